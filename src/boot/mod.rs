@@ -30,6 +30,7 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 pub use error::BootError;
+pub use qemu::find_emulator;
 pub use request::{BootLimits, BootRequest};
 
 use crate::{

@@ -195,6 +195,20 @@ async fn has_sandbox(program: &OsString) -> bool {
     asked.is_ok_and(|status| status.success())
 }
 
+/// The emulator of an architecture that this machine has.
+pub async fn find_emulator(arch: Architecture) -> Result<&'static str, BootError> {
+    let (names, package) = candidates(arch);
+    for name in names {
+        let mut command = Command::new(name);
+        command.arg("-version").kill_on_drop(true);
+        let asked = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().await;
+        if asked.is_ok_and(|status| status.success()) {
+            return Ok(name);
+        }
+    }
+    Err(BootError::NoEmulator { program: names.first().copied().unwrap_or_default().to_owned(), package })
+}
+
 /// `no_timer_check`: on a busy machine the emulated timer's interrupts may come too late for the kernel's test of them, which
 /// then panics. Under KVM kernels leave that test out by themselves.
 /// `panic=-1` restarts at once, which ends the machine. `quiet` keeps the boot fast; init undoes it.

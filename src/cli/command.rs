@@ -8,6 +8,7 @@ use super::{
     bundle::BundleCommand,
     check::CheckArgs,
     collect::CollectArgs,
+    doctor::DoctorArgs,
     gc::GcArgs,
     headers::HeadersCommand,
     logs::LogsArgs,
@@ -20,6 +21,7 @@ use super::{
     run::RunArgs,
     schema::SchemaArgs,
     verify::VerifyArgs,
+    why::WhyArgs,
 };
 
 /// Builds, checks, publishes and rolls out driver-container images for the kernels of a Kubernetes fleet.
@@ -73,10 +75,14 @@ pub enum Command {
     Run(RunArgs),
     /// Show the matrix of images and kernels
     Status(StatusArgs),
+    /// Say why a node gets its images, or why an image stands for a kernel as it does, from labels to image fields
+    Why(WhyArgs),
     /// Put back what was there before farrier's rewrites
     Rollback(RollbackArgs),
     /// Remove published images for kernels that no node has any more; without --delete only say which
     Gc(GcArgs),
+    /// Look at this machine, the registry and the cluster for what farrier would lack there, and say what to do about it
+    Doctor(DoctorArgs),
     /// Print the JSON Schema of a definition
     Schema(SchemaArgs),
     /// Print shell completions
@@ -92,6 +98,8 @@ impl Command {
         match self {
             Self::Plan(args) => Some(&args.plan.cluster.cluster),
             Self::Status(args) => Some(&args.plan.cluster.cluster),
+            Self::Why(args) => Some(&args.plan.cluster.cluster),
+            Self::Doctor(args) => args.cluster.as_deref(),
             Self::Prebuild(args) => args.cluster.as_deref(),
             Self::Preflight(args) => Some(&args.cluster.cluster),
             Self::Run(args) => Some(&args.cluster.cluster),

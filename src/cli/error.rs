@@ -79,6 +79,11 @@ impl CliError {
         self.exit
     }
 
+    /// The error in one line, and what to do.
+    pub fn explained(&self) -> (String, String) {
+        (error_chain(self.error.as_ref()), self.hint.clone().unwrap_or_default())
+    }
+
     /// The error as people read it: what failed, its causes, details, and what to do.
     pub fn render(&self) -> String {
         let error: &(dyn Error + 'static) = self.error.as_ref();

@@ -6,6 +6,7 @@ mod bundle;
 mod check;
 mod collect;
 mod command;
+mod doctor;
 mod env_vars;
 mod error;
 mod gc;
@@ -25,6 +26,7 @@ mod session;
 mod settings;
 mod stop;
 mod verify;
+mod why;
 
 use std::process::ExitCode;
 
@@ -85,6 +87,7 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit, CliError> {
         match command {
             Command::Plan(args) => plan::plan(&session, args).await,
             Command::Status(args) => plan::status(&session, args).await,
+            Command::Why(args) => why::why(&session, args).await,
             Command::Render(args) => render::render(&session, args).await,
             Command::Headers(command) => headers::headers(&session, command).await,
             Command::Collect(args) => collect::collect(&session, args).await,
@@ -93,6 +96,7 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit, CliError> {
             Command::Prebuild(args) => Box::pin(prebuild::prebuild(&session, args)).await,
             Command::Preflight(args) => preflight::preflight(&session, args).await,
             Command::Mirror(args) => mirror::mirror(&session, args).await,
+            Command::Doctor(args) => doctor::doctor(&session, args).await,
             Command::Check(args) => check::check(&session, args).await,
             Command::Verify(args) => verify::verify(&session, args).await,
             Command::Bundle(command) => bundle::bundle(&session, command).await,

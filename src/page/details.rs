@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     facts::Facts,
-    fleet::{Fleet, Link, Listed, ago, cell_link, log_link, node_link, nodes, subject},
+    fleet::{Fleet, Link, Listed, ago, cell_link, class_of, log_link, node_link, nodes, subject},
     history::record_state,
     log::{Excerpt, Log},
     report::Report,
@@ -14,8 +14,8 @@ use super::{
 use crate::{
     image::ImageName,
     plan::{
-        Change, FieldRecord, MayBoot, Outcome, Phase, PlannedNode, PlannedRollout, RolloutDecision,
-        StatusEntry, why_not,
+        Change, FieldRecord, MayBoot, Phase, PlannedNode, PlannedRollout, RolloutDecision, StatusEntry,
+        decided, why_not,
     },
 };
 
@@ -71,7 +71,7 @@ impl Fleet<'_> {
             Some(Err(why)) => (None, Some(why)),
             report => (report.and_then(Result::ok), None),
         };
-        let (reason, hint) = self.reason_and_hint(entry);
+        let (reason, hint) = entry.reason_and_hint();
         let row = &entry.row;
         let mut facts = Vec::new();
         if let Some(since) = self.age(entry) {
@@ -95,11 +95,11 @@ impl Fleet<'_> {
         let links = calling.flat_map(|group| &group.nodes).map(|name| node_link(name)).collect();
         CellPage {
             state: row.phase.as_str(),
-            class: self.class(entry),
+            class: class_of(entry),
             reason,
             hint,
             facts,
-            inputs: self.inputs(entry),
+            inputs: inputs(entry),
             excerpt: log.and_then(|log| log.excerpt).filter(|excerpt| !excerpt.lines.is_empty()),
             whole_log: has_log.then(|| log_link(entry)),
             report,
@@ -107,26 +107,6 @@ impl Fleet<'_> {
             waits: row.phase != Phase::Published,
             nodes: Listed::of(links, NAMED),
         }
-    }
-
-    fn inputs(&self, entry: &StatusEntry<'_>) -> Vec<Fact> {
-        let Some(cell) = self.outcome(entry).and_then(Outcome::cell) else {
-            return entry.row.needs.iter().map(|need| fact("Waits for", need)).collect();
-        };
-        let mut inputs = vec![
-            fact("Input hash", cell.input_hash),
-            fact("Driver version", &cell.version),
-            fact("Kernel family", &cell.family),
-            fact("Toolchain", &cell.toolchain),
-        ];
-        inputs.extend(cell.fetched.headers.as_ref().map(|headers| fact("Headers", headers)));
-        let sources = cell.fetched.sources.iter();
-        inputs.extend(sources.map(|(name, identity)| fact("Source", format!("{name}: {identity}"))));
-        inputs.extend(cell.patches.iter().map(|patch| fact("Patch", &patch.name)));
-        inputs.extend(cell.needs.iter().map(|need| fact("Compiled against", need)));
-        inputs.extend(cell.fetched.base.as_ref().map(|base| fact("Runtime base", base)));
-        inputs.extend(cell.further.iter().map(|tag| fact("Further tag", tag)));
-        inputs
     }
 
     /// The page of a node, if there is one of this name.
@@ -155,8 +135,8 @@ impl Fleet<'_> {
             subject: subject(entry),
             link: cell_link(entry.image, entry.target),
             state: entry.row.phase.as_str(),
-            class: self.class(entry),
-            reason: self.reason_and_hint(entry).0,
+            class: class_of(entry),
+            reason: entry.reason_and_hint().0,
         });
         Some(NodePage {
             may_boot: planned.filter(|planned| planned.next.is_some()).map(may_boot),
@@ -164,6 +144,27 @@ impl Fleet<'_> {
             images: images.collect(),
         })
     }
+}
+
+/// What an image is built from.
+fn inputs(entry: &StatusEntry<'_>) -> Vec<Fact> {
+    let Some(cell) = entry.outcome.cell() else {
+        return entry.row.needs.iter().map(|need| fact("Waits for", need)).collect();
+    };
+    let mut inputs = vec![
+        fact("Input hash", cell.input_hash),
+        fact("Driver version", &cell.version),
+        fact("Kernel family", &cell.family),
+        fact("Toolchain", &cell.toolchain),
+    ];
+    inputs.extend(cell.fetched.headers.as_ref().map(|headers| fact("Headers", headers)));
+    let sources = cell.fetched.sources.iter();
+    inputs.extend(sources.map(|(name, identity)| fact("Source", format!("{name}: {identity}"))));
+    inputs.extend(cell.patches.iter().map(|patch| fact("Patch", &patch.name)));
+    inputs.extend(cell.needs.iter().map(|need| fact("Compiled against", need)));
+    inputs.extend(cell.fetched.base.as_ref().map(|base| fact("Runtime base", base)));
+    inputs.extend(cell.further.iter().map(|tag| fact("Further tag", tag)));
+    inputs
 }
 
 /// A node.
@@ -276,16 +277,15 @@ pub struct FieldView {
 impl RolloutsPage {
     pub fn of(facts: &Facts) -> Self {
         let view = |rollout: &PlannedRollout| {
-            let (state, class, why) = match &rollout.decision {
-                RolloutDecision::Rewrite { from, to } => ("to rewrite", "run", format!("{from} -> {to}")),
-                RolloutDecision::Steps { now } => ("under way", "run", now.join("; ")),
-                RolloutDecision::Pending { on } => ("waiting", "wait", format!("after {on} is published")),
-                RolloutDecision::AlreadySet { image } => ("set", "ok", image.to_string()),
-                RolloutDecision::Settled { how } => ("settled", "ok", how.clone()),
-                RolloutDecision::Hold(why) => {
-                    ("on hold", if why.is_failure() { "bad" } else { "warn" }, why.to_string())
-                }
+            let (state, class) = match &rollout.decision {
+                RolloutDecision::Rewrite { .. } => ("to rewrite", "run"),
+                RolloutDecision::Steps { .. } => ("under way", "run"),
+                RolloutDecision::Pending { .. } => ("waiting", "wait"),
+                RolloutDecision::AlreadySet { .. } => ("set", "ok"),
+                RolloutDecision::Settled { .. } => ("settled", "ok"),
+                RolloutDecision::Hold(why) => ("on hold", if why.is_failure() { "bad" } else { "warn" }),
             };
+            let (_, why) = decided(&rollout.decision);
             let mut said = vec![fact("Strategy", <&str>::from(rollout.target.strategy))];
             let changes = rollout.changes.iter().map(Change::object);
             said.extend(changes.map(|object| fact("Is changed", object)));

@@ -44,11 +44,8 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
             write(&node_link(name).link, page?)?;
         }
     }
-    let reports = fleet
-        .entries
-        .iter()
-        .map(|entry| (entry, fleet.outcome(entry)))
-        .map(|(entry, outcome)| async move { (entry, report_of(parts, outcome).await) });
+    let reports =
+        fleet.entries.iter().map(|entry| async move { (entry, report_of(parts, Some(entry.outcome)).await) });
     let mut reports = stream::iter(reports).buffered(AT_ONCE);
     while let Some((entry, report)) = reports.next().await {
         let log = Log::find(&parts.cache, entry);

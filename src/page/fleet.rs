@@ -166,29 +166,14 @@ impl<'a> Fleet<'a> {
         self.entries.get(*self.places.get(&(image, target))?)
     }
 
-    /// What is planned for a cell.
-    pub fn outcome(&self, entry: &StatusEntry<'_>) -> Option<&'a Outcome> {
-        let place = self.places.get(&(entry.image, entry.target))?;
-        self.facts.plan.cells.get(*place).map(|planned| &planned.outcome)
-    }
-
     fn link(&self, image: &ImageName, target: &KernelTarget) -> Option<String> {
         self.entry(image, target).map(|entry| cell_link(entry.image, entry.target))
     }
 
-    /// The colour and the shape of a cell.
-    pub fn class(&self, entry: &StatusEntry<'_>) -> &'static str {
-        match (self.outcome(entry), entry.row.phase) {
-            (Some(Outcome::UpToDate { denied: true, .. }), _) => "bad",
-            (Some(Outcome::Skipped { why }), _) if why.is_finding() => "off",
-            (_, phase) => class_of(phase, entry.row.verdict),
-        }
-    }
-
     /// How long a cell stands so, where that is known.
     pub fn age(&self, entry: &StatusEntry<'_>) -> Option<Timestamp> {
-        let failed = match self.outcome(entry) {
-            Some(Outcome::HeldBack { at, .. }) => Some(*at),
+        let failed = match entry.outcome {
+            Outcome::HeldBack { at, .. } => Some(*at),
             _ => entry.activity.and_then(|activity| activity.since),
         };
         failed.or_else(|| self.since.get(&(entry.image.clone(), entry.target.clone())).copied())
@@ -217,7 +202,7 @@ impl<'a> Fleet<'a> {
         }
         let count = |(phase, count): (Phase, usize)| StateCount {
             state: phase.as_str(),
-            class: class_of(phase, Some(Verdict::Loads)),
+            class: class_of_phase(phase, Some(Verdict::Loads)),
             count,
             chosen: filter.state == phase.as_str(),
         };
@@ -229,11 +214,11 @@ impl<'a> Fleet<'a> {
         let mut problems: Vec<Problem> = Vec::new();
         let mut places: HashMap<(&ImageName, Phase, String), usize> = HashMap::new();
         for entry in &self.entries {
-            let class = self.class(entry);
+            let class = class_of(entry);
             if !matches!(class, "bad" | "warn") {
                 continue;
             }
-            let (reason, hint) = self.reason_and_hint(entry);
+            let (reason, hint) = entry.reason_and_hint();
             let key = (entry.image, entry.row.phase, reason.clone());
             if let Some(known) = places.get(&key).and_then(|place| problems.get_mut(*place)) {
                 known.more += 1;
@@ -271,34 +256,6 @@ impl<'a> Fleet<'a> {
         problems
     }
 
-    /// Why a cell stands so, and what to do.
-    pub fn reason_and_hint(&self, entry: &StatusEntry<'_>) -> (String, String) {
-        let row = &entry.row;
-        match (self.outcome(entry), row.phase) {
-            (Some(Outcome::Conflict { reference, remedy, .. }), _) => {
-                (format!("{reference} holds an image of other inputs"), (*remedy).to_owned())
-            }
-            (Some(Outcome::UpToDate { denied: true, .. }), _) => (
-                "it is not known whether its modules load, which its definition does not accept".to_owned(),
-                "see its check report for what would settle it, or say check.unknown: allow".to_owned(),
-            ),
-            (_, Phase::Failed) => (
-                row.reason.clone(),
-                format!(
-                    "it is built again when an input changes; `farrier logs {} {}` prints the whole output",
-                    entry.image, entry.target.release
-                ),
-            ),
-            (_, Phase::Retrying) => {
-                let next = entry.activity.and_then(|activity| activity.next_retry);
-                let next = next.map(|at| format!("it is tried again at {at:.0}")).unwrap_or_default();
-                (row.reason.clone(), next)
-            }
-            (_, Phase::Unknown) => (row.reason.clone(), "see that the registry answers".to_owned()),
-            _ => (row.reason.clone(), String::new()),
-        }
-    }
-
     /// Nodes that would lack an image: first those that announced another kernel, then those that run a kernel whose image is
     /// not there. Its cost does not depend on the number of nodes.
     fn at_risk(&self) -> Vec<Risk> {
@@ -320,7 +277,7 @@ impl<'a> Fleet<'a> {
                 .calls
                 .iter()
                 .filter_map(|image| self.entry(image, &group.target))
-                .filter(|entry| entry.row.phase != Phase::Published && self.class(entry) != "off")
+                .filter(|entry| entry.row.phase != Phase::Published && class_of(entry) != "off")
                 .map(|entry| Lacking {
                     image: entry.image.to_string(),
                     link: Some(cell_link(entry.image, entry.target)),
@@ -393,7 +350,7 @@ impl<'a> Fleet<'a> {
         ];
         CellView {
             state: row.phase.as_str(),
-            class: self.class(entry),
+            class: class_of(entry),
             link: Some(cell_link(entry.image, entry.target)),
             note: note.into_iter().flatten().collect::<Vec<_>>().join(" · "),
         }
@@ -406,7 +363,16 @@ fn risk(kernel: &KernelTarget, announced: bool, lacking: Vec<Lacking>, names: &N
     Risk { kernel: kernel.to_string(), announced, lacking, nodes, more, count: names.count }
 }
 
-fn class_of(phase: Phase, verdict: Option<Verdict>) -> &'static str {
+/// The colour and the shape of a cell.
+pub fn class_of(entry: &StatusEntry<'_>) -> &'static str {
+    match entry.outcome {
+        Outcome::UpToDate { denied: true, .. } => "bad",
+        Outcome::Skipped { why } if why.is_finding() => "off",
+        _ => class_of_phase(entry.row.phase, entry.row.verdict),
+    }
+}
+
+fn class_of_phase(phase: Phase, verdict: Option<Verdict>) -> &'static str {
     match phase {
         Phase::Published if verdict == Some(Verdict::Loads) => "ok",
         Phase::Published => "part",

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::fleet::{Fleet, ago, cell_link, subject};
+use super::fleet::{Fleet, ago, cell_link, class_of, subject};
 use crate::{
     image::ImageName,
     kernel::KernelTarget,
@@ -53,7 +53,7 @@ impl History {
                     subject: subject(entry),
                     link: cell_link(entry.image, entry.target),
                     state: phase.as_str(),
-                    class: fleet.class(entry),
+                    class: class_of(entry),
                     ago: String::new(),
                 });
             }
@@ -69,7 +69,7 @@ impl History {
 
 /// What was seen, and the failures and rewrites that have a time: the newest first.
 pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
-    let failed = fleet.entries.iter().filter_map(|entry| match fleet.outcome(entry)? {
+    let failed = fleet.entries.iter().filter_map(|entry| match entry.outcome {
         Outcome::HeldBack { at, .. } => Some(Change {
             at: *at,
             subject: subject(entry),

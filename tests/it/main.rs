@@ -20,6 +20,7 @@ mod dkms;
 mod dockerfiles;
 mod e2e_script;
 mod engine;
+mod explain;
 mod failures;
 mod families;
 mod fetch;

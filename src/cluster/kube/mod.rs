@@ -19,6 +19,7 @@ mod forms;
 mod live;
 mod object;
 mod pods;
+mod rights;
 mod stats;
 mod store;
 mod target;

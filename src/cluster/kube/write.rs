@@ -34,7 +34,8 @@ const ECHO: Duration = Duration::from_secs(1);
 /// How often a write is made anew because a status was written at the same time.
 const RACES: u32 = 4;
 
-const PATCHED: &[&str] = &["get", "list", "watch", "patch"];
+pub(super) const PATCHED: &[&str] = &["get", "list", "watch", "patch"];
+pub(super) const DAEMON_SET_VERBS: &[&str] = &["get", "list", "watch", "create", "patch", "delete"];
 
 /// An object that is written to.
 struct Written {
@@ -186,12 +187,11 @@ impl KubeCluster {
         check_names([namespace, name])?;
         self.check_namespace(namespace)?;
         let resource = Target::DaemonSets.resource();
-        let verbs = &["get", "list", "watch", "create", "patch", "delete"];
         Ok(Written {
             target: Target::DaemonSets,
             key: (namespace.to_owned(), name.to_owned()),
             api: Api::namespaced_with(self.client(), namespace, &resource),
-            right: self.right(verb, &resource, Some(namespace), verbs),
+            right: self.right(verb, &resource, Some(namespace), DAEMON_SET_VERBS),
         })
     }
 
@@ -204,7 +204,7 @@ impl KubeCluster {
         Err(ApiError::Unwritable(format!("farrier writes in {writable}, and not in {namespace}")))
     }
 
-    fn right(
+    pub(super) fn right(
         &self,
         verb: &'static str,
         resource: &ApiResource,

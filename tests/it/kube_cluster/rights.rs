@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::support::logs::Logs;
+use farrier::image::RolloutSpec;
 
 #[tokio::test]
 async fn a_kind_that_is_forbidden_is_named_with_its_rule_and_the_rest_goes_on() {
@@ -48,6 +49,41 @@ async fn a_forbidden_write_names_its_rule() {
     let told = format!("{error}\n{}", error.hint().unwrap_or_default());
     assert!(told.contains("patch") && told.contains("daemonsets"), "{told}");
     assert_eq!(api.count(&patches()), 1, "asking again does not help");
+}
+
+#[tokio::test]
+async fn the_rights_of_rollouts_are_asked_for_beforehand() {
+    let api = cluster();
+    let kube = connect(&api).await;
+    let rollout = |spec| serde_json::from_value::<RolloutSpec>(spec).unwrap();
+    let daemon_set = |namespace: &str| {
+        rollout(
+            json!({"strategy": "image", "namespace": namespace, "daemonSet": "driver", "container": "main"}),
+        )
+    };
+    let rollouts = [
+        daemon_set("gpu"),
+        daemon_set("gpu"),
+        daemon_set("net"),
+        rollout(
+            json!({"strategy": "custom-resource", "resource": "ClusterPolicy", "name": "cluster-policy"}),
+        ),
+    ];
+    assert!(kube.missing_rights(&rollouts).await.unwrap().is_empty());
+    api.deny("patch", "daemonsets.apps");
+    api.deny("patch", "nodes");
+    let missing = kube.missing_rights(&rollouts).await.unwrap();
+    let told: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    let told: Vec<&str> = told.iter().map(|text| text.split(" (as").next().unwrap()).collect();
+    assert_eq!(
+        told,
+        [
+            "roll out: farrier may not patch nodes",
+            "roll out: farrier may not patch daemonsets.apps in namespace gpu",
+            "roll out: farrier may not patch daemonsets.apps in namespace net",
+        ]
+    );
+    assert!(missing[1].hint().unwrap().contains("Role in namespace gpu"));
 }
 
 /// A restarted API server answers before it knows who may do what.

@@ -46,6 +46,7 @@ mod table;
 #[allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 pub mod testing;
 mod union;
+mod why;
 mod write_namespaces;
 
 pub use activity::{Activity, BuildActivity, Stage};
@@ -103,6 +104,9 @@ pub use snapshot::{
 pub use status::{StatusEntry, StatusRow, status, status_entries};
 #[cfg(test)]
 pub(crate) use table::layout::{table, text};
-pub use table::{Table, counts, left_alone, readiness_table, status_table, summary, tables, why_not};
+pub use table::{
+    Table, counts, decided, left_alone, readiness_table, status_table, summary, tables, why_not,
+};
 pub use union::{PlannedUnion, UnionMember, images_in_use};
+pub use why::{Explain, Explanation, Link};
 pub use write_namespaces::{WriteNamespaces, WriteNamespacesError};

@@ -49,12 +49,44 @@ pub struct StatusEntry<'a> {
     pub image: &'a ImageName,
     /// The kernel target.
     pub target: &'a KernelTarget,
+    /// What was decided.
+    pub outcome: &'a Outcome,
     /// Its inputs; `None` where nothing can be built.
     pub input_hash: Option<InputHash>,
     /// What the loop knows of its builds.
     pub activity: Option<&'a BuildActivity>,
     /// The row.
     pub row: StatusRow,
+}
+
+impl StatusEntry<'_> {
+    /// Why it stands so, and what to do; each empty where there is nothing to say.
+    pub fn reason_and_hint(&self) -> (String, String) {
+        let Self { row, .. } = self;
+        match (self.outcome, row.phase) {
+            (Outcome::Conflict { reference, remedy, .. }, _) => {
+                (format!("{reference} holds an image of other inputs"), (*remedy).to_owned())
+            }
+            (Outcome::UpToDate { denied: true, .. }, _) => (
+                "it is not known whether its modules load, which its definition does not accept".to_owned(),
+                "see its check report for what would settle it, or say check.unknown: allow".to_owned(),
+            ),
+            (_, Phase::Failed) => (
+                row.reason.clone(),
+                format!(
+                    "it is built again when an input changes; `farrier logs {} {}` prints the whole output",
+                    self.image, self.target.release
+                ),
+            ),
+            (_, Phase::Retrying) => {
+                let next = self.activity.and_then(|activity| activity.next_retry);
+                let next = next.map(|at| format!("it is tried again at {at:.0}")).unwrap_or_default();
+                (row.reason.clone(), next)
+            }
+            (_, Phase::Unknown) => (row.reason.clone(), "see that the registry answers".to_owned()),
+            _ => (row.reason.clone(), String::new()),
+        }
+    }
 }
 
 /// The matrix, in the order of [`status_entries`], as far as registry and cluster tell.
@@ -124,7 +156,7 @@ fn entry<'a>(planned: &'a PlannedCell, activity: &'a Activity) -> StatusEntry<'a
         needs,
         announced_by: announced_by.iter().map(ToString::to_string).collect(),
     };
-    StatusEntry { image, target, input_hash: cell.map(|cell| cell.input_hash), activity, row }
+    StatusEntry { image, target, outcome, input_hash: cell.map(|cell| cell.input_hash), activity, row }
 }
 
 /// What an image that is not published waits for.

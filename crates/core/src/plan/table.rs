@@ -157,17 +157,22 @@ fn actions(outcome: &Outcome) -> Vec<(&'static str, String)> {
 
 fn rollouts(plan: &Plan) -> Table {
     let row = |rollout: &PlannedRollout| {
-        let (action, why) = match &rollout.decision {
-            RolloutDecision::Rewrite { from, to } => ("rewrite", format!("{from} -> {to}")),
-            RolloutDecision::Pending { on } => ("rewrite later", format!("after {on} is published")),
-            RolloutDecision::AlreadySet { image } => ("already set", image.to_string()),
-            RolloutDecision::Steps { now } => ("change", now.join("\n")),
-            RolloutDecision::Settled { how } => ("settled", how.clone()),
-            RolloutDecision::Hold(why) => ("hold", why.to_string()),
-        };
+        let (action, why) = decided(&rollout.decision);
         vec![rollout.image.to_string(), rollout.target.to_string(), action.to_owned(), why]
     };
     table(&["IMAGE", "ROLLOUT", "ACTION", "WHY"], plan.rollouts.iter().map(row))
+}
+
+/// What becomes of a rollout target, and why.
+pub fn decided(decision: &RolloutDecision) -> (&'static str, String) {
+    match decision {
+        RolloutDecision::Rewrite { from, to } => ("rewrite", format!("{from} -> {to}")),
+        RolloutDecision::Pending { on } => ("rewrite later", format!("after {on} is published")),
+        RolloutDecision::AlreadySet { image } => ("already set", image.to_string()),
+        RolloutDecision::Steps { now } => ("change", now.join("\n")),
+        RolloutDecision::Settled { how } => ("settled", how.clone()),
+        RolloutDecision::Hold(why) => ("hold", why.to_string()),
+    }
 }
 
 /// Who asks for it, where that is not only nodes that run the kernel.

@@ -190,7 +190,11 @@ impl Faults {
             Some(subresource) => format!("{}/{subresource}", record.resource),
             None => record.resource.clone(),
         };
-        [record.verb, "*"].iter().any(|verb| self.denied.contains(&((*verb).to_owned(), resource.clone())))
+        self.denies(record.verb, &resource)
+    }
+
+    pub fn denies(&self, verb: &str, resource: &str) -> bool {
+        [verb, "*"].iter().any(|verb| self.denied.contains(&((*verb).to_owned(), resource.to_owned())))
     }
 
     pub fn user(&self) -> &str {

@@ -154,7 +154,7 @@ fn answer(
     record: &Record,
     parameters: &BTreeMap<String, String>,
 ) -> Reply {
-    let Some(place) = place else { return Reply::Answer(outside(state, path, &record.method)) };
+    let Some(place) = place else { return Reply::Answer(outside(state, path, record)) };
     if state.faults.is_denied(record) {
         let asked = Asked {
             namespace: &place.namespace,
@@ -173,7 +173,8 @@ fn answer(
 }
 
 /// Discovery, and paths that are not served.
-fn outside(state: &State, path: &[&str], method: &str) -> Answer {
+fn outside(state: &State, path: &[&str], record: &Record) -> Answer {
+    let method = record.method.as_str();
     match path {
         ["healthz" | "livez" | "readyz", ..] => return Answer::bytes(200, Bytes::from_static(b"ok")),
         ["apis", "authentication.k8s.io", "v1", "selfsubjectreviews"] if method == "POST" => {
@@ -184,6 +185,17 @@ fn outside(state: &State, path: &[&str], method: &str) -> Answer {
                     "status": {"userInfo": {"username": state.faults.user(), "groups": ["system:authenticated"]}},
                 }),
             );
+        }
+        ["apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews"] if method == "POST" => {
+            let asked = &record.body["spec"]["resourceAttributes"];
+            let word = |key: &str| asked[key].as_str().unwrap_or_default();
+            let resource = [word("resource"), word("group")].join(".");
+            let allowed = !state.faults.denies(word("verb"), resource.trim_end_matches('.'));
+            let review = json!({
+                "kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {},
+                "spec": record.body["spec"], "status": {"allowed": allowed},
+            });
+            return Answer::json(201, &review);
         }
         ["openapi", "v3", group @ ..] if method == "GET" => {
             if let Some(found) = kinds::openapi(&state.kinds, group) {

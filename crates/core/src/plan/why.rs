@@ -1,0 +1,251 @@
+//! Pure: why a node, or an image for a kernel, stands as it does: the chain from labels to the image field, in sentences.
+
+use serde::Serialize;
+
+use super::{
+    Activity, Cell, ClusterSnapshot, KERNEL_LABEL, MayBoot, NodeFacts, Plan, PlannedCell, StatusEntry,
+    node_target, status_entries,
+    table::{decided, why_not},
+    tells_hardware,
+};
+use crate::{
+    image::{Definitions, DriverImage, ImageName},
+    kernel::{KernelRelease, KernelTarget},
+};
+
+/// Nodes that are named before the rest is only counted.
+const NAMED: usize = 5;
+
+/// One link of the chain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Link {
+    /// What it is about: `kernel`, `image mofed`, `DaemonSet kube-system/mofed, container main`.
+    pub about: String,
+    /// What holds, and why.
+    pub says: String,
+    /// What can be done about it; empty where nothing has to be.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub hint: String,
+}
+
+/// The chain of one node, or of one image for one kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Explanation {
+    /// Such as `node worker-1`, `mofed for 6.1.0-47-amd64 (debian 12, amd64)`.
+    pub subject: String,
+    /// From the first cause to what follows of it.
+    pub chain: Vec<Link>,
+}
+
+/// What explanations are made from.
+#[derive(Clone, Copy, Debug)]
+pub struct Explain<'a> {
+    /// The cluster that the plan was made for.
+    pub snapshot: &'a ClusterSnapshot,
+    /// The definitions that it was made from.
+    pub definitions: &'a Definitions,
+    /// The plan.
+    pub plan: &'a Plan,
+}
+
+impl Explain<'_> {
+    /// Why a node runs what it runs, and gets which images. `None` where there is no such node.
+    pub fn node(&self, name: &str) -> Option<Explanation> {
+        let node = self.snapshot.nodes.iter().find(|node| node.name == name)?;
+        let target = node_target(node);
+        let mut chain = vec![link(
+            "kernel",
+            match &target {
+                Ok(target) => {
+                    format!("it runs {target}: status.nodeInfo says so, and the label {KERNEL_LABEL} agrees")
+                }
+                Err(why) => format!("the node is left alone: {why}"),
+            },
+        )];
+        for image in self.definitions.images.values() {
+            let about = format!("image {}", image.metadata.name);
+            match (called_for(node, image), &target) {
+                (Err(why), _) => chain.push(Link { about, ..why }),
+                (Ok(why), Ok(target)) => {
+                    chain.push(link(about, why));
+                    chain.extend(self.outcome(&image.metadata.name, target));
+                }
+                (Ok(why), Err(_)) => chain.push(link(about, format!("{why}; for which kernel is not known"))),
+            }
+        }
+        chain.extend(self.next_kernel(name));
+        Some(Explanation { subject: format!("node {name}"), chain })
+    }
+
+    /// Why an image is there, or not, for the kernels of a release: one explanation for each platform that has it.
+    pub fn image(&self, image: &DriverImage, release: &KernelRelease) -> Vec<Explanation> {
+        let name = &image.metadata.name;
+        let called = |cell: &&PlannedCell| cell.image == *name && cell.target.release == *release;
+        let cells: Vec<&PlannedCell> = self.plan.cells.iter().filter(called).collect();
+        if cells.is_empty() {
+            let subject = format!("{name} for {release}");
+            return vec![Explanation { subject, chain: self.not_called_for(image, release) }];
+        }
+        let explain = |cell: &PlannedCell| {
+            let mut chain = self.callers(image, cell);
+            chain.extend(cell.outcome.cell().map(|cell| inputs(cell)));
+            chain.extend(self.outcome(name, &cell.target));
+            Explanation { subject: format!("{name} for {}", cell.target), chain }
+        };
+        cells.into_iter().map(explain).collect()
+    }
+
+    /// Who calls for the image.
+    fn callers(&self, image: &DriverImage, cell: &PlannedCell) -> Vec<Link> {
+        let running = self.running(|target| *target == cell.target);
+        let (calling, others): (Vec<_>, Vec<_>) =
+            running.into_iter().map(|node| (node, called_for(node, image))).partition(|(_, why)| why.is_ok());
+        let mut links = Vec::new();
+        if let Some((_, Ok(why))) = calling.first() {
+            let names = some_of(calling.iter().map(|(node, _)| node.name.as_str()));
+            links.push(link("nodes", format!("{names}: {why}")));
+        }
+        if let Some((_, Err(why))) = others.first() {
+            let names = some_of(others.iter().map(|(node, _)| node.name.as_str()));
+            links.push(Link {
+                about: "other nodes".to_owned(),
+                says: format!("{names}: {}", why.says),
+                ..why.clone()
+            });
+        }
+        let announced = cell.announced_by.iter();
+        links.extend(announced.map(|by| link("announcement", format!("{by} announces the kernel"))));
+        links
+    }
+
+    /// Why nothing calls for the image.
+    fn not_called_for(&self, image: &DriverImage, release: &KernelRelease) -> Vec<Link> {
+        let running = self.running(|target| target.release == *release);
+        if running.is_empty() {
+            return vec![Link {
+                hint: format!(
+                    "`farrier prebuild --kernel {release}` builds for a kernel before a node has it"
+                ),
+                ..link("kernel", format!("no node runs {release}, and none announces it"))
+            }];
+        }
+        let refused = running.into_iter().filter_map(|node| Some((node, called_for(node, image).err()?)));
+        let links = refused.map(|(node, why)| Link { about: format!("node {}", node.name), ..why });
+        links.take(NAMED).collect()
+    }
+
+    fn running(&self, wanted: impl Fn(&KernelTarget) -> bool) -> Vec<&NodeFacts> {
+        let runs = |node: &&NodeFacts| node_target(node).is_ok_and(|target| wanted(&target));
+        self.snapshot.nodes.iter().filter(runs).collect()
+    }
+
+    /// How the image stands for a kernel, and what becomes of it.
+    fn outcome(&self, image: &ImageName, target: &KernelTarget) -> Vec<Link> {
+        let nothing = Activity::new();
+        let entries = status_entries(self.plan, &nothing);
+        let Some(entry) = entries.iter().find(|entry| entry.image == image && entry.target == target) else {
+            return Vec::new();
+        };
+        let mut links = vec![state(entry)];
+        let rollouts = self.plan.rollouts.iter().filter(|rollout| rollout.image == *image);
+        links.extend(rollouts.map(|rollout| {
+            let (action, why) = decided(&rollout.decision);
+            link(rollout.target.to_string(), format!("{action}: {why}"))
+        }));
+        if links.len() == 1 {
+            links.push(link(
+                "rollout",
+                "the definition names none: the image is published, and no field is rewritten",
+            ));
+        }
+        links
+    }
+
+    fn next_kernel(&self, name: &str) -> Vec<Link> {
+        let planned = self.plan.nodes.iter().filter(|planned| planned.node == name);
+        let next = planned.filter_map(|planned| {
+            let next = planned.next.as_deref()?;
+            let may = match planned.may_boot {
+                MayBoot::Ready => "every image that it will need is published".to_owned(),
+                MayBoot::NoDriver => "no driver image is called for".to_owned(),
+                MayBoot::Wait | MayBoot::Unknown => why_not(next),
+            };
+            let answer = if planned.may_boot.is_free() { "may boot" } else { "should not boot yet" };
+            Some(link("next kernel", format!("the node {answer} {}: {may}", next.kernel)))
+        });
+        let unused = self.plan.unused_announcements.iter().filter(|unused| unused.node == name);
+        let unused =
+            unused.map(|unused| link("next kernel", format!("its announcement is not used: {}", unused.why)));
+        next.chain(unused).collect()
+    }
+}
+
+fn link(about: impl Into<String>, says: impl Into<String>) -> Link {
+    Link { about: about.into(), says: says.into(), hint: String::new() }
+}
+
+/// Do the node's labels call for the image? Why, or why not.
+fn called_for(node: &NodeFacts, image: &DriverImage) -> Result<String, Link> {
+    let nodes = &image.spec.nodes;
+    let missing = nodes
+        .match_labels
+        .iter()
+        .find(|(key, value)| node.labels.get(key.as_str()).is_none_or(|found| **value != found.as_str()));
+    if let Some((key, value)) = missing {
+        let found = node.labels.get(key.as_str());
+        let found =
+            found.map_or("there is no such label".to_owned(), |found| format!("its value is {found:?}"));
+        let says = format!("not called for: the definition wants the label {key}={value}, and {found}");
+        let hint = if tells_hardware(key.as_str()) && !node.hardware_labelled {
+            "no label tells the node's hardware: see that Node Feature Discovery runs on it"
+        } else {
+            ""
+        };
+        return Err(Link { hint: hint.to_owned(), ..link("", says) });
+    }
+    if let Some((key, value)) = nodes.own_driver(&node.labels) {
+        let says =
+            format!("not called for: the label {key}={value} says that the node has a driver of its own");
+        return Err(link("", says));
+    }
+    let labels: Vec<String> =
+        nodes.match_labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    Ok(if labels.is_empty() {
+        "called for: the definition is for every node".to_owned()
+    } else {
+        format!("called for by {}", labels.join(", "))
+    })
+}
+
+/// What an image is built from.
+fn inputs(cell: &Cell) -> Link {
+    let mut says = vec![
+        format!("version {}, family {}, toolchain {}", cell.version, cell.family, cell.toolchain),
+        format!("input hash {}, tag {}", cell.input_hash.short(), cell.reference),
+    ];
+    says.extend(cell.patches.iter().map(|patch| format!("patched with {}", patch.name)));
+    says.extend(cell.needs.iter().map(|need| format!("compiled against {need}")));
+    link("inputs", says.join("\n"))
+}
+
+/// How a cell stands.
+fn state(entry: &StatusEntry<'_>) -> Link {
+    let row = &entry.row;
+    let (mut reason, hint) = entry.reason_and_hint();
+    if let (true, Some(digest)) = (reason.is_empty(), &row.digest) {
+        let verdict = row.verdict.map(|verdict| format!(", whose modules were checked: {verdict}"));
+        reason = format!("{}@{digest}{}", row.reference, verdict.unwrap_or_default());
+    }
+    Link { hint, ..link("state", format!("{}: {reason}", row.phase.as_str())) }
+}
+
+/// `n1, n2 and 3 more`.
+fn some_of<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
+    let more = names.len().saturating_sub(NAMED);
+    let first = names.take(NAMED).collect::<Vec<_>>().join(", ");
+    if more == 0 { first } else { format!("{first} and {more} more") }
+}
+
+#[cfg(test)]
+#[path = "why_tests.rs"]
+mod tests;

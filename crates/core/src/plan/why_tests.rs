@@ -1,0 +1,125 @@
+use super::*;
+use crate::{
+    image::checked::LabelKey,
+    kmod::Verdict,
+    plan::{
+        NEXT_KERNEL_ANNOTATION,
+        fixtures::{K47, K48, World, name},
+    },
+};
+
+fn text(explanations: &[Explanation]) -> String {
+    let lines = |explanation: &Explanation| {
+        let links = explanation.chain.iter().map(|Link { about, says, hint }| {
+            let hint = if hint.is_empty() { String::new() } else { format!(" -> {hint}") };
+            format!("{about}: {says}{hint}\n")
+        });
+        format!("{}\n{}", explanation.subject, links.collect::<String>())
+    };
+    explanations.iter().map(lines).collect()
+}
+
+fn of_node(world: &World, node: &str) -> String {
+    let plan = world.plan();
+    let explain = Explain { snapshot: &world.snapshot, definitions: &world.definitions, plan: &plan };
+    text(explain.node(node).as_slice())
+}
+
+fn of_image(world: &World, image: &str, release: &str) -> String {
+    let plan = world.plan();
+    let explain = Explain { snapshot: &world.snapshot, definitions: &world.definitions, plan: &plan };
+    text(&explain.image(&world.definitions.images[&name(image)], &release.parse().unwrap()))
+}
+
+#[test]
+fn a_node_is_followed_from_its_labels_to_the_field_and_to_its_next_kernel() {
+    let mut world = World::new(&[K47, K48]);
+    insta::assert_snapshot!(of_node(&world, "n0"), @"
+    node n0
+    kernel: it runs 6.1.0-47-amd64 (debian 12, amd64): status.nodeInfo says so, and the label feature.node.kubernetes.io/kernel-version.full agrees
+    image mft: called for by pci=yes
+    state: missing: not in the registry
+    DaemonSet kube-system/mft, container driver: hold: its nodes run different kernels: 6.1.0-47-amd64 (debian 12, amd64) on 1, 6.1.0-48-amd64 (debian 12, amd64) on 1
+    ");
+    world.publish(Verdict::Loads);
+    let announced = (NEXT_KERNEL_ANNOTATION.to_owned(), K48.to_owned());
+    world.snapshot.nodes[0].annotations.extend([announced]);
+    insta::assert_snapshot!(of_node(&world, "n0"), @"
+    node n0
+    kernel: it runs 6.1.0-47-amd64 (debian 12, amd64): status.nodeInfo says so, and the label feature.node.kubernetes.io/kernel-version.full agrees
+    image mft: called for by pci=yes
+    state: published: registry.test/drivers/mft:4.33.0-6.1.0-47-amd64-debian12-amd64@sha256:3f15b18253659ce51feab35bd6a6a5b2f8fde0e40e5bb8874adb038e18732ee4, whose modules were checked: loads
+    DaemonSet kube-system/mft, container driver: hold: its nodes run different kernels: 6.1.0-47-amd64 (debian 12, amd64) on 1, 6.1.0-48-amd64 (debian 12, amd64) on 1
+    next kernel: the node may boot 6.1.0-48-amd64 (debian 12, amd64): every image that it will need is published
+    ");
+    assert_eq!(of_node(&world, "n7"), "");
+}
+
+#[test]
+fn what_a_node_does_not_call_for_names_the_label() {
+    let mut world = World::new(&[K47; 2]);
+    let pci: LabelKey = "feature.node.kubernetes.io/pci-15b3.present".parse().unwrap();
+    let image = world.definitions.images.get_mut(&name("mft")).unwrap();
+    image.spec.nodes.match_labels = [(pci.clone(), "true".parse().unwrap())].into();
+    world.snapshot.nodes[0].hardware_labelled = false;
+    world.snapshot.nodes[1].labels.insert(pci.to_string(), "no\u{1b}[31m".to_owned());
+    insta::assert_snapshot!(of_node(&world, "n0"), @"
+    node n0
+    kernel: it runs 6.1.0-47-amd64 (debian 12, amd64): status.nodeInfo says so, and the label feature.node.kubernetes.io/kernel-version.full agrees
+    image mft: not called for: the definition wants the label feature.node.kubernetes.io/pci-15b3.present=true, and there is no such label -> no label tells the node's hardware: see that Node Feature Discovery runs on it
+    ");
+    insta::assert_snapshot!(of_image(&world, "mft", K47), @r#"
+    mft for 6.1.0-47-amd64
+    node n0: not called for: the definition wants the label feature.node.kubernetes.io/pci-15b3.present=true, and there is no such label -> no label tells the node's hardware: see that Node Feature Discovery runs on it
+    node n1: not called for: the definition wants the label feature.node.kubernetes.io/pci-15b3.present=true, and its value is "no\u{1b}[31m"
+    "#);
+
+    let image = world.definitions.images.get_mut(&name("mft")).unwrap();
+    image.spec.nodes.match_labels.clear();
+    image.spec.nodes.unless_labels = serde_json::from_value(serde_json::json!({"pci": ["yes"]})).unwrap();
+    insta::assert_snapshot!(of_node(&world, "n1"), @"
+    node n1
+    kernel: it runs 6.1.0-47-amd64 (debian 12, amd64): status.nodeInfo says so, and the label feature.node.kubernetes.io/kernel-version.full agrees
+    image mft: not called for: the label pci=yes says that the node has a driver of its own
+    ");
+    world.snapshot.nodes[1].labels.remove(KERNEL_LABEL);
+    insta::assert_snapshot!(of_node(&world, "n1"), @"
+    node n1
+    kernel: the node is left alone: label feature.node.kubernetes.io/kernel-version.full is missing
+    image mft: not called for: the label pci=yes says that the node has a driver of its own
+    ");
+}
+
+#[test]
+fn an_image_is_followed_from_who_calls_for_it_through_its_inputs() {
+    let mut world = World::chain(&[K47; 7]);
+    world.snapshot.nodes[6].labels.remove("pci");
+    world.announce(K48);
+    insta::assert_snapshot!(of_image(&world, "peer", K47), @"
+    peer for 6.1.0-47-amd64 (debian 12, amd64)
+    nodes: n0, n1, n2, n3, n4 and 1 more: called for by pci=yes
+    other nodes: n6: not called for: the definition wants the label pci=yes, and there is no such label
+    state: waiting: waits for mofed, gpu
+    DaemonSet kube-system/peer, container driver: hold: no image for 6.1.0-47-amd64 (debian 12, amd64): it waits for mofed, gpu
+    ");
+    insta::assert_snapshot!(of_image(&world, "mft", K48), @"
+    mft for 6.1.0-48-amd64 (debian 12, amd64)
+    announcement: configuration next announces the kernel
+    inputs: version 4.33.0, family debian-12, toolchain toolchain-1
+    input hash c8885134e810, tag registry.test/drivers/mft:4.33.0-6.1.0-48-amd64-debian12-amd64
+    state: missing: not in the registry
+    DaemonSet kube-system/mft, container driver: rewrite later: after registry.test/drivers/mft:4.33.0-6.1.0-47-amd64-debian12-amd64 is published
+    ");
+    world.resolved.images.insert(name("mft"), Err("404 for driver.tgz".to_owned()));
+    insta::assert_snapshot!(of_image(&world, "mft", K47), @"
+    mft for 6.1.0-47-amd64 (debian 12, amd64)
+    nodes: n0, n1, n2, n3, n4 and 1 more: called for by pci=yes
+    other nodes: n6: not called for: the definition wants the label pci=yes, and there is no such label
+    state: skipped: 404 for driver.tgz
+    DaemonSet kube-system/mft, container driver: hold: no image for 6.1.0-47-amd64 (debian 12, amd64): 404 for driver.tgz
+    ");
+    insta::assert_snapshot!(of_image(&world, "mft", "5.10.0-1-amd64"), @"
+    mft for 5.10.0-1-amd64
+    kernel: no node runs 5.10.0-1-amd64, and none announces it -> `farrier prebuild --kernel 5.10.0-1-amd64` builds for a kernel before a node has it
+    ");
+}

@@ -1,0 +1,255 @@
+//! `farrier doctor`: what is missing on this machine, at the registry and in the cluster, and what to do about each.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+use clap::Args;
+use serde::Serialize;
+
+use super::{
+    CliError, Exit,
+    args::EngineArg,
+    env_vars as vars, output,
+    session::{Connection, Session},
+    settings::parse,
+};
+use crate::{
+    boot,
+    controller::Planned,
+    engine::Engine,
+    image::{Digest, ImageName},
+    kernel::Architecture,
+    parts::{Parts, TargetError},
+    plan::{Interest, Outcome, WriteNamespaces},
+    registry::{RegistryLocation, free_space},
+};
+
+/// Free bytes of the cache's disk below which builds of large drivers may fail: a GPU driver's tree with its objects, twice.
+const ROOM: u64 = 10 << 30;
+
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    #[command(flatten)]
+    pub engine: EngineArg,
+    /// Also look at where images are published: host[:port]/path, or oci:PATH for a layout directory
+    #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
+    pub registry: Option<String>,
+    /// Also look at a cluster, and plan for it: kube or kube:CONTEXT, or dir:PATH
+    #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true, requires = "registry")]
+    pub cluster: Option<String>,
+    /// Namespaces in which DaemonSets are to be written, as `farrier run` has it
+    #[arg(long, env = vars::FARRIER_WRITE_NAMESPACES, value_name = "NAMESPACES", hide_env_values = true)]
+    pub write_namespaces: Option<WriteNamespaces>,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+struct Finding {
+    /// What was looked at.
+    check: &'static str,
+    /// Is nothing missing?
+    ok: bool,
+    /// What was found.
+    says: String,
+    /// What to do; empty where nothing is known to help, or nothing has to be done.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    hint: String,
+}
+
+/// What was found so far, and how the command ends with it.
+struct Visit {
+    findings: Vec<Finding>,
+    exit: Exit,
+}
+
+/// Looks, says what it found, and changes nothing.
+pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit, CliError> {
+    let DoctorArgs { engine, registry, cluster, write_namespaces } = args;
+    let mut visit = Visit { findings: Vec::new(), exit: Exit::Done };
+    match session.parts(registry.as_deref(), engine.engine) {
+        Err(error) => visit.note("definitions", Err(error)),
+        Ok(parts) => {
+            visit.machine(session, &parts).await;
+            if registry.is_some() {
+                visit.registry(&parts).await;
+            }
+            if let Some(cluster) = cluster {
+                let interest = Interest::of(&parts.definitions);
+                match session.connect(&cluster, write_namespaces.unwrap_or_default(), interest).await {
+                    Err(error) => visit.note("cluster", Err(error)),
+                    Ok(connection) => visit.cluster(&parts, &connection).await,
+                }
+            }
+        }
+    }
+    session.show(&visit.findings, |findings| text(findings))?;
+    Ok(visit.exit)
+}
+
+impl Visit {
+    fn note(&mut self, check: &'static str, found: Result<String, CliError>) {
+        let (ok, (says, hint)) = match found {
+            Ok(says) => (true, (says, String::new())),
+            Err(error) => {
+                self.exit = self.exit.max(error.exit());
+                (false, error.explained())
+            }
+        };
+        self.findings.push(Finding { check, ok, says, hint });
+    }
+
+    /// Something is missing that no error stands for.
+    fn missing(&mut self, check: &'static str, says: String, hint: &str) {
+        self.exit = self.exit.max(Exit::Failed);
+        self.findings.push(Finding { check, ok: false, says, hint: hint.to_owned() });
+    }
+
+    async fn machine(&mut self, session: &Session, parts: &Parts) {
+        let definitions = &parts.definitions;
+        let (images, families) = (definitions.images.len(), definitions.families.len());
+        self.note("definitions", Ok(format!("driver images: {images}, kernel families: {families}")));
+        self.room(parts.cache.root());
+        let engine = parts.engine.get().await.map_err(|error| TargetError::from(error).into());
+        self.note(
+            "engine",
+            engine.map(|engine| match engine {
+                Engine::Sandbox(_) => "sandbox: namespaces of this machine".to_owned(),
+                Engine::Docker(engine) => engine.describe().to_owned(),
+            }),
+        );
+        let entrypoint = boot::find_entrypoint(session.global.entrypoint.as_deref());
+        self.note(
+            "driver-entrypoint",
+            entrypoint.map(|path| path.display().to_string()).map_err(CliError::from),
+        );
+        let booted: Vec<&str> = definitions
+            .images
+            .iter()
+            .filter(|(_, image)| image.spec.check.boot)
+            .map(|(name, _)| name.as_str())
+            .collect();
+        if !booted.is_empty() {
+            let arch: Result<Architecture, CliError> = parse("architecture", std::env::consts::ARCH);
+            let found = match arch {
+                Ok(arch) => boot::find_emulator(arch).await.map_err(CliError::from),
+                Err(error) => Err(error),
+            };
+            self.note("boot checks", found.map(|name| format!("{name}, for {}", booted.join(", "))));
+        }
+    }
+
+    fn room(&mut self, cache: &Path) {
+        let place = cache.display();
+        match free_space(cache) {
+            Err(error) => self.note("cache", Err(error.into())),
+            Ok(free) if free < ROOM => self.missing(
+                "cache",
+                format!("{place} has {} GiB left", free >> 30),
+                "name a directory on a larger disk with --cache-dir: a large driver's build takes several GiB",
+            ),
+            Ok(free) => self.note("cache", Ok(format!("{place}, {} GiB free", free >> 30))),
+        }
+    }
+
+    /// May images be read and pushed? An upload is begun and not gone on with; registries drop it in time.
+    async fn registry(&mut self, parts: &Parts) {
+        let name = parts.definitions.images.keys().next().map_or("farrier", ImageName::as_str);
+        let repository = match parts.location.repository(name) {
+            Ok(repository) => repository,
+            Err(error) => return self.note("registry", Err(CliError::usage(error.to_string()))),
+        };
+        let tags = parts.registry.tags(&repository).await;
+        let reads = tags.is_ok();
+        self.note(
+            "registry",
+            tags.map(|tags| format!("{} may be read; tags of {name}: {}", parts.location, tags.len()))
+                .map_err(CliError::from),
+        );
+        if reads && matches!(parts.location, RegistryLocation::Remote { .. }) {
+            let none = Digest::of(b"farrier doctor");
+            let begun = parts.registry.mount_blob(&repository, &none, &repository).await;
+            self.note(
+                "push",
+                begun.map(|_| format!("{} may be pushed to", parts.location)).map_err(CliError::from),
+            );
+        }
+    }
+
+    async fn cluster(&mut self, parts: &Parts, connection: &Connection) {
+        let Connection { cluster, kube } = connection;
+        let planned = match parts.plan(cluster.as_ref()).await {
+            Ok(planned) => planned,
+            Err(error) => return self.note("cluster", Err(error.into())),
+        };
+        let Planned { plan, snapshot, .. } = &planned;
+        self.note("cluster", Ok(format!("{}: {} nodes", cluster.describe(), snapshot.nodes.len())));
+        for why in snapshot.unseen.values() {
+            self.missing("cluster", why.clone(), "");
+        }
+        if let Some(kube) = kube {
+            let rollouts = parts.definitions.images.values().flat_map(|image| &image.spec.rollout);
+            match kube.missing_rights(rollouts).await {
+                Err(error) => self.note("rights", Err(error.into())),
+                Ok(missing) if missing.is_empty() => {
+                    self.note("rights", Ok("what the rollouts write may be written".to_owned()));
+                }
+                Ok(missing) => missing.into_iter().for_each(|error| self.note("rights", Err(error.into()))),
+            }
+        }
+        let mut left: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+        for node in &plan.left_alone {
+            left.entry(node.why.to_string()).or_default().push(&node.node);
+        }
+        for (why, nodes) in left {
+            let says = format!("{} left alone, {} among them: {why}", nodes.len(), nodes[0]);
+            self.missing(
+                "nodes",
+                says,
+                "see that Node Feature Discovery runs on them; farrier why node/NAME",
+            );
+        }
+        let mut skipped: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for cell in &plan.cells {
+            if let Outcome::Skipped { why } = &cell.outcome
+                && !why.is_finding()
+            {
+                skipped.entry(why.to_string()).or_default().insert(cell.subject());
+            }
+        }
+        let none = skipped.is_empty() && !planned.unreachable;
+        for (why, cells) in skipped {
+            let first = cells.first().map_or("", String::as_str);
+            self.missing(
+                "inputs",
+                match cells.len() {
+                    1 => format!("{first}: {why}"),
+                    more => format!("{first} and {} more: {why}", more - 1),
+                },
+                "",
+            );
+        }
+        if planned.unreachable {
+            self.exit = self.exit.max(Exit::Unreachable);
+            self.missing(
+                "inputs",
+                "something outside was out of reach".to_owned(),
+                "`farrier plan` names it",
+            );
+        }
+        if none {
+            self.note("inputs", Ok("found for every image that a node calls for".to_owned()));
+        }
+    }
+}
+
+fn text(findings: &[Finding]) -> String {
+    let row = |Finding { check, ok, says, hint }: &Finding| {
+        let hint = (!hint.is_empty()).then(|| format!("-> {hint}"));
+        let lines = says.lines().map(output::printable).chain(hint);
+        let result = if *ok { "ok" } else { "missing" };
+        [(*check).to_owned(), result.to_owned(), lines.collect::<Vec<_>>().join("\n")]
+    };
+    output::table(["CHECK", "RESULT", "FOUND"], findings.iter().map(row))
+}

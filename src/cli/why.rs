@@ -1,0 +1,86 @@
+//! `farrier why`: the chain of reasons from labels to image fields, in sentences.
+
+use clap::Args;
+
+use super::{CliError, Exit, output, plan::PlanArgs, session::Session, settings::parse};
+use crate::{
+    controller::Planned,
+    image::{Definitions, DriverImage, ImageName},
+    kernel::KernelRelease,
+    plan::{Explain, Explanation, Link},
+};
+
+#[derive(Debug, Args)]
+pub struct WhyArgs {
+    /// node/NAME, or a driver image's name
+    pub subject: String,
+    /// With an image: kernel release, exactly as `uname -r` prints it
+    pub kernel: Option<String>,
+    #[command(flatten)]
+    pub plan: PlanArgs,
+}
+
+/// What is asked about.
+enum Subject<'a> {
+    Node(&'a str),
+    Image(&'a DriverImage, KernelRelease),
+}
+
+/// Asks, answers, and changes nothing.
+pub async fn why(session: &Session, args: WhyArgs) -> Result<Exit, CliError> {
+    let WhyArgs { subject, kernel, plan } = args;
+    let (parts, cluster) = session.of_cluster(&plan.registry, &plan.cluster).await?;
+    let subject = Subject::of(&subject, kernel.as_deref(), &parts.definitions)?;
+    let Planned { plan, snapshot, unreachable, .. } = parts.plan(cluster.as_ref()).await?;
+    let explain = Explain { snapshot: &snapshot, definitions: &parts.definitions, plan: &plan };
+    let explanations = match subject {
+        Subject::Node(name) => vec![explain.node(name).ok_or_else(|| {
+            CliError::hinted(
+                format!("{} has no node {name:?}", cluster.describe()),
+                "`kubectl get nodes` lists those of a cluster",
+            )
+        })?],
+        Subject::Image(image, release) => explain.image(image, &release),
+    };
+    session.show(&explanations, |explanations| text(explanations))?;
+    Ok(if unreachable { Exit::Unreachable } else { Exit::Done })
+}
+
+impl<'a> Subject<'a> {
+    fn of(subject: &'a str, kernel: Option<&str>, definitions: &'a Definitions) -> Result<Self, CliError> {
+        match (subject.strip_prefix("node/"), kernel) {
+            (Some(name), None) => Ok(Self::Node(name)),
+            (Some(_), Some(_)) => {
+                Err(CliError::usage("of a node no kernel is named: node/NAME alone".to_owned()))
+            }
+            (None, None) => Err(CliError::hinted(
+                format!("{subject:?} is no node/NAME, and an image is asked about with a kernel"),
+                "farrier why node/NAME, or farrier why IMAGE KERNEL",
+            )),
+            (None, Some(kernel)) => {
+                let name: ImageName = parse("image", subject)?;
+                let image = definitions.images.get(&name).ok_or_else(|| {
+                    let known: Vec<&str> = definitions.images.keys().map(ImageName::as_str).collect();
+                    CliError::hinted(
+                        format!("there is no image {name}"),
+                        format!("the definitions have {}", known.join(", ")),
+                    )
+                })?;
+                Ok(Self::Image(image, parse("kernel", kernel)?))
+            }
+        }
+    }
+}
+
+/// Each chain as a table below its subject.
+fn text(explanations: &[Explanation]) -> String {
+    let chain = |explanation: &Explanation| {
+        let rows = explanation.chain.iter().map(|Link { about, says, hint }| {
+            let hint = (!hint.is_empty()).then(|| format!("-> {hint}"));
+            let lines = says.lines().map(output::printable).chain(hint);
+            [output::printable(about), lines.collect::<Vec<_>>().join("\n")]
+        });
+        format!("{}\n\n{}", output::printable(&explanation.subject), output::table(["ABOUT", "WHY"], rows))
+    };
+    explanations.iter().map(chain).collect::<Vec<_>>().join("\n")
+}

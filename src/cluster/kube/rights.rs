@@ -1,0 +1,78 @@
+//! Adapter: asks the API server beforehand whether farrier may write what its rollouts write.
+
+use k8s_openapi::api::{
+    authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
+    core::v1::Node,
+};
+use kube::{
+    Api,
+    api::{ApiResource, PostParams},
+};
+
+use super::{
+    super::error::{ApiError, ClusterError, MissingRight, Scope},
+    live::KubeCluster,
+    target::Target,
+    write::{DAEMON_SET_VERBS, PATCHED},
+};
+use crate::image::{RolloutSpec, Strategy};
+
+impl KubeCluster {
+    /// The rights to write that these rollouts need and farrier does not have, and that to mark nodes. Every authenticated
+    /// user may ask this of itself; nothing is written.
+    pub async fn missing_rights<'a>(
+        &self,
+        rollouts: impl IntoIterator<Item = &'a RolloutSpec>,
+    ) -> Result<Vec<ClusterError>, ClusterError> {
+        let mut needed = vec![self.right("patch", &ApiResource::erase::<Node>(&()), None, PATCHED)];
+        for rollout in rollouts {
+            let right = match (rollout.strategy(), rollout.daemon_set(), rollout) {
+                (Strategy::File, ..) => continue,
+                (_, Some(found), _) => {
+                    let resource = Target::DaemonSets.resource();
+                    self.right("patch", &resource, Some(&found.namespace), DAEMON_SET_VERBS)
+                }
+                (_, None, RolloutSpec::CustomResource { resource, .. }) => {
+                    self.right("patch", &Target::Resources(*resource).resource(), None, PATCHED)
+                }
+                _ => continue,
+            };
+            if !needed.contains(&right) {
+                needed.push(right);
+            }
+        }
+        let mut missing = Vec::new();
+        for right in needed {
+            if !self.has(&right).await? {
+                let (action, error) = ("roll out".to_owned(), ApiError::Forbidden(Box::new(right)));
+                missing.push(ClusterError::Api { action, error });
+            }
+        }
+        Ok(missing)
+    }
+
+    async fn has(&self, right: &MissingRight) -> Result<bool, ClusterError> {
+        let namespace = match &right.scope {
+            Scope::Namespace(namespace) => Some(namespace.clone()),
+            Scope::Cluster | Scope::AllNamespaces => None,
+        };
+        let question = SelfSubjectAccessReview {
+            spec: SelfSubjectAccessReviewSpec {
+                resource_attributes: Some(ResourceAttributes {
+                    namespace,
+                    verb: Some(right.verb.to_owned()),
+                    group: Some(right.group.clone()),
+                    resource: Some(right.resource.clone()),
+                    ..ResourceAttributes::default()
+                }),
+                ..SelfSubjectAccessReviewSpec::default()
+            },
+            ..SelfSubjectAccessReview::default()
+        };
+        let api: Api<SelfSubjectAccessReview> = Api::all(self.client());
+        let params = PostParams::default();
+        let asked = self.caller.call(right, || api.create(&params, &question)).await;
+        let failed = |error| ClusterError::Api { action: "ask which rights farrier has".to_owned(), error };
+        Ok(asked.map_err(failed)?.status.is_some_and(|status| status.allowed))
+    }
+}

@@ -1,0 +1,78 @@
+//! `farrier why` and `farrier doctor`: the whole program's words.
+
+use crate::support::{
+    registry_process::Wants,
+    site::{Run, Site},
+};
+
+const KERNEL: &str = "6.1.0-901-amd64";
+
+/// A table with its columns one blank apart: their width depends on paths and digests.
+fn narrow(text: &str) -> String {
+    text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") + "\n").collect()
+}
+
+#[test]
+fn a_node_and_an_image_are_explained_from_labels_to_fields() {
+    let site = Site::new();
+    site.stand_in_kernels();
+    site.canary(KERNEL);
+    let before = site.manifests();
+    let node = site.farrier(&["why", "node/edge-2"]).exits(0);
+    insta::assert_snapshot!(narrow(&site.neutral(&node.stdout)), @"
+    node edge-2
+
+    ABOUT WHY
+    kernel it runs 6.1.0-901-amd64 (debian 12, amd64): status.nodeInfo says so, and the label feature.node.kubernetes.io/kernel-version.full agrees
+    image broken not called for: the definition wants the label test.farrier.dev/broken=true, and there is no such label
+    image hello called for by test.farrier.dev/hello=true
+    state missing: not in the registry
+    DaemonSet drivers/hello, container driver rewrite later: after REGISTRY/drivers/hello:1.0-6.1.0-901-amd64-debian12-amd64 is published
+    ");
+    let links = site.farrier(&["why", "hello", KERNEL, "-o", "json"]).exits(0).json();
+    let about = |link: &serde_json::Value| link["about"].as_str().unwrap().to_owned();
+    let about: Vec<String> = links[0]["chain"].as_array().unwrap().iter().map(about).collect();
+    assert_eq!(about[..3], ["nodes", "inputs", "state"]);
+    site.farrier(&["why", "hello", "6.1.0-902-amd64"]).exits(0).line("no node runs 6.1.0-902-amd64");
+    site.farrier(&["why", "node/nowhere"]).exits(2).line("has no node \"nowhere\"");
+    site.farrier(&["why", "absent", KERNEL]).exits(2).line("the definitions have");
+    site.farrier(&["why", "hello"]).exits(2).line("farrier why node/NAME, or farrier why IMAGE KERNEL");
+    assert_eq!(site.manifests(), before);
+}
+
+#[test]
+fn what_is_missing_is_named_with_what_to_do() {
+    let site = Site::new();
+    site.stand_in_kernels();
+    site.canary(KERNEL);
+    let run = site.farrier(&["doctor"]).exits(0);
+    for check in
+        ["definitions", "cache", "engine", "driver-entrypoint", "registry", "push", "cluster", "inputs"]
+    {
+        let found = narrow(run.line(check));
+        assert!(found.starts_with(&format!("{check} ok ")), "{run}");
+    }
+    // Nothing was pushed, and nothing written.
+    assert_eq!(site.tags("hello"), [""; 0]);
+
+    site.canary("6.1.0-999-amd64");
+    let run = site.farrier(&["doctor"]).exits(1);
+    assert!(narrow(run.line("no headers for 6.1.0-999-amd64")).starts_with("inputs missing "), "{run}");
+
+    // The sandbox's answer, and a daemon's.
+    let mut command = site.command(&["doctor", "--engine", "docker", "-o", "json"]);
+    command.env("DOCKER_HOST", "unix:///nowhere/docker.sock").env_remove("FARRIER_CLUSTER");
+    let found = Run::of(command.spawn().unwrap()).exits(3).json();
+    let engine = found.as_array().unwrap().iter().find(|found| found["check"] == "engine").unwrap();
+    assert!(engine["says"].as_str().unwrap().contains("/nowhere/docker.sock"), "{engine}");
+    assert!(engine["hint"].as_str().unwrap().contains("systemctl start docker"), "{engine}");
+}
+
+#[test]
+fn a_registry_that_wants_a_password_is_no_registry_yet() {
+    let site = Site::with_registry(Wants { password: true, ..Wants::default() });
+    let run = site.farrier(&["doctor"]).exits(1);
+    assert!(narrow(run.line("registry")).starts_with("registry missing "), "{run}");
+    run.line("-> docker login");
+    assert!(!run.stdout.contains("\npush"), "{run}");
+}
