@@ -1,5 +1,7 @@
 //! The commands, as clap parses them.
 
+use std::path::PathBuf;
+
 use clap::{Parser, Subcommand};
 
 use super::{
@@ -9,6 +11,7 @@ use super::{
     check::CheckArgs,
     collect::CollectArgs,
     doctor::DoctorArgs,
+    explain::ExplainArgs,
     gc::GcArgs,
     headers::HeadersCommand,
     logs::LogsArgs,
@@ -83,12 +86,20 @@ pub enum Command {
     Gc(GcArgs),
     /// Look at this machine, the registry and the cluster for what farrier would lack there, and say what to do about it
     Doctor(DoctorArgs),
+    /// Say what a field of a definition is for: farrier explain driver-image.spec.runtime
+    Explain(ExplainArgs),
     /// Print the JSON Schema of a definition
     Schema(SchemaArgs),
     /// Print shell completions
     Completions {
         /// The shell
         shell: clap_complete::Shell,
+    },
+    /// Write a man page for each command into a directory
+    Man {
+        /// The directory, such as /usr/local/share/man/man1
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
     },
 }
 

@@ -9,6 +9,7 @@ mod command;
 mod doctor;
 mod env_vars;
 mod error;
+mod explain;
 mod gc;
 mod headers;
 mod logs;
@@ -103,11 +104,17 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit, CliError> {
             Command::Run(args) => run::run(&session, args).await,
             Command::Rollback(args) => rollback::rollback(&session, args).await,
             Command::Gc(args) => gc::gc(&session, args).await,
+            Command::Explain(args) => explain::explain(&args),
             Command::Schema(args) => schema::schema(args.kind),
             Command::Completions { shell } => {
                 let mut script = Vec::new();
                 clap_complete::generate(shell, &mut Cli::command(), "farrier", &mut script);
                 output::result(&String::from_utf8_lossy(&script))?;
+                Ok(Exit::Done)
+            }
+            Command::Man { directory } => {
+                fs_err::create_dir_all(&directory)?;
+                clap_mangen::generate_to(Cli::command(), directory)?;
                 Ok(Exit::Done)
             }
         }

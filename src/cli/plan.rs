@@ -1,6 +1,6 @@
 //! `farrier plan` and `farrier status`: what would be done, and how the matrix stands.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
@@ -43,7 +43,15 @@ pub struct StatusArgs {
     /// Also write the page that `farrier run` serves, as files of this directory that need no server
     #[arg(long, value_name = "DIR")]
     pub html: Option<PathBuf>,
+    /// Go on, and print it again when the cluster changes and every ten seconds, as far as it is another one
+    #[arg(long, conflicts_with = "html")]
+    pub watch: bool,
 }
+
+/// How often `--watch` looks again, whatever changes: a registry tells nothing by itself.
+const WATCH: Duration = Duration::from_secs(10);
+/// And how long it waits at least: what changes comes in swarms.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Forms of a list of builds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -97,8 +105,11 @@ pub async fn show(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Re
 
 /// `farrier status`.
 pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit, CliError> {
-    let StatusArgs { plan: PlanArgs { registry, cluster }, html } = args;
+    let StatusArgs { plan: PlanArgs { registry, cluster }, html, watch } = args;
     let (parts, cluster) = session.of_cluster(&registry, &cluster).await?;
+    if watch {
+        return watch_status(session, &parts, cluster.as_ref()).await;
+    }
     let Planned { plan, snapshot, unreachable, .. } = parts.plan(cluster.as_ref()).await?;
     session.show(&plan::status(&plan), |rows| output::status(rows, &plan))?;
     if let Some(directory) = html {
@@ -107,4 +118,32 @@ pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit, CliErro
         output::message(&format!("the page is {}", directory.join("index.html").display()));
     }
     Ok(if unreachable { Exit::Unreachable } else { Exit::Done })
+}
+
+/// Prints the matrix whenever it is another one, until it is stopped. What cannot be planned now is told, and tried again.
+async fn watch_status(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Result<Exit, CliError> {
+    let mut shown = None;
+    loop {
+        match parts.plan(cluster).await {
+            Ok(Planned { plan, .. }) => {
+                let rows = plan::status(&plan);
+                if shown.as_ref() != Some(&rows) {
+                    output::clear()?;
+                    session.show(&rows, |rows| output::status(rows, &plan))?;
+                    shown = Some(rows);
+                }
+            }
+            Err(error) => {
+                let error = CliError::from(error);
+                output::message(&error.render());
+                if error.exit() != Exit::Unreachable {
+                    return Ok(error.exit());
+                }
+            }
+        }
+        tokio::select! {
+            () = async { cluster.changed().await; tokio::time::sleep(PAUSE).await } => {}
+            () = tokio::time::sleep(WATCH) => {}
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! `farrier schema`: the JSON Schema of a definition, or of the check report; the definition of DriverBuild.
 
 use clap::{Args, ValueEnum};
+use serde_json::Value;
 
 use super::{CliError, Exit, args::OutputForm, output};
 use crate::{definitions, status};
@@ -31,14 +32,21 @@ pub enum SchemaKind {
 
 /// Prints the schema of one kind.
 pub fn schema(kind: SchemaKind) -> Result<Exit, CliError> {
-    let schema = match kind {
-        SchemaKind::Crd => return Ok(output::result(&status::crd_yaml()?).map(|()| Exit::Done)?),
+    match of(kind) {
+        Some(schema) => output::show(OutputForm::Json, &schema, |_| String::new())?,
+        None => output::result(&status::crd_yaml()?)?,
+    }
+    Ok(Exit::Done)
+}
+
+/// The schema of one kind; `None` for the definition of DriverBuild, which is YAML.
+pub fn of(kind: SchemaKind) -> Option<Value> {
+    Some(match kind {
+        SchemaKind::Crd => return None,
         SchemaKind::DriverImage => definitions::schema::driver_image(),
         SchemaKind::KernelFamily => definitions::schema::kernel_family(),
         SchemaKind::AnnouncedKernels => definitions::schema::announced_kernels(),
         SchemaKind::Site => definitions::schema::site(),
         SchemaKind::CheckReport => definitions::schema::check_report(),
-    };
-    output::show(OutputForm::Json, &schema, |_| String::new())?;
-    Ok(Exit::Done)
+    })
 }

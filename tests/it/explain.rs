@@ -2,7 +2,7 @@
 
 use crate::support::{
     registry_process::Wants,
-    site::{Run, Site},
+    site::{Run, Site, wait_until},
 };
 
 const KERNEL: &str = "6.1.0-901-amd64";
@@ -75,4 +75,40 @@ fn a_registry_that_wants_a_password_is_no_registry_yet() {
     assert!(narrow(run.line("registry")).starts_with("registry missing "), "{run}");
     run.line("-> docker login");
     assert!(!run.stdout.contains("\npush"), "{run}");
+}
+
+/// What a user sees of the matrix while it changes, and that the command ends at a signal.
+#[test]
+fn the_matrix_is_printed_again_when_it_is_another_one() {
+    let site = Site::new();
+    site.stand_in_kernels();
+    site.canary(KERNEL);
+    let out = std::fs::File::create(site.path("out")).unwrap();
+    let mut command = site.command(&["status", "--watch"]);
+    let mut child = command.stdout(out).spawn().unwrap();
+    let printed = || std::fs::read_to_string(site.path("out")).unwrap();
+    wait_until("the first matrix", || printed().contains("6.1.0-901-amd64 (debian 12"));
+    site.canary("6.1.0-902-amd64");
+    wait_until("the second matrix", || printed().contains("6.1.0-902-amd64 (debian 12"));
+    assert_eq!(printed().matches("PHASE").count(), 2, "{}", printed());
+    let sent =
+        std::process::Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn fields_and_commands_have_pages() {
+    let site = Site::new();
+    site.farrier(&["explain", "driver-image.spec.nodes"])
+        .exits(0)
+        .line("matchLabels <object, {} when absent>");
+    site.farrier(&["explain", "driver-image.spec.node"]).exits(2).line("there is no field \"node\"");
+    site.farrier(&["explain", "pod.spec"]).exits(2).line("begins with no kind");
+    let pages = site.path("man1");
+    site.farrier(&["man", pages.to_str().unwrap()]).exits(0);
+    for page in ["farrier.1", "farrier-why.1", "farrier-headers-import.1"] {
+        let text = std::fs::read_to_string(pages.join(page)).unwrap();
+        assert!(text.contains(".SH NAME") && text.contains(".SH SYNOPSIS"), "{page}: {text}");
+    }
 }

@@ -49,6 +49,11 @@ pub fn part(text: &str) -> Result<(), OutputError> {
     }
 }
 
+/// Empties a terminal, for what is printed again and again.
+pub fn clear() -> Result<(), OutputError> {
+    if io::stdout().is_terminal() { part("\x1b[H\x1b[2J") } else { Ok(()) }
+}
+
 /// Writes a message to standard error. There is nowhere to report a failure of that.
 pub fn message(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
