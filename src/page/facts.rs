@@ -42,6 +42,8 @@ pub struct Facts {
     pub configuration_error: Option<String>,
     /// When.
     pub now: Timestamp,
+    /// Is there a server that reads addresses, and tells of newer passes?
+    pub served: bool,
 }
 
 /// A node.

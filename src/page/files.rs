@@ -57,10 +57,10 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
     let states = fleet.entries.iter().map(|entry| entry.row.phase.as_str());
     for state in states.collect::<std::collections::BTreeSet<_>>() {
         let filter = Filter { state: state.to_owned(), ..Filter::default() };
-        write(&format!("state-{state}.html"), html::fleet_page(&fleet, filter, &[], false)?)?;
+        write(&format!("state-{state}.html"), html::fleet_page(&fleet, filter, &[])?)?;
     }
     // Last: who sees it finds what it leads to.
-    write("index.html", html::fleet_page(&fleet, Filter::default(), &[], false)?)?;
+    write("index.html", html::fleet_page(&fleet, Filter::default(), &[])?)?;
     Ok(())
 }
 

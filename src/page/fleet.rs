@@ -180,7 +180,7 @@ impl<'a> Fleet<'a> {
     }
 
     /// The whole first view.
-    pub fn page(&self, filter: Filter, seen: &[Change], served: bool) -> FleetPage {
+    pub fn page(&self, filter: Filter, seen: &[Change]) -> FleetPage {
         let at_risk = self.at_risk();
         FleetPage {
             configuration_error: self.facts.configuration_error.clone(),
@@ -191,7 +191,7 @@ impl<'a> Fleet<'a> {
             at_risk: Listed::of(at_risk, LISTED),
             matrix: self.matrix(&filter),
             filter,
-            served,
+            served: self.facts.served,
         }
     }
 

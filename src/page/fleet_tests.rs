@@ -20,7 +20,7 @@ pub(in crate::page) fn facts_of(fleet: &testing::Fleet) -> Facts {
 }
 
 fn page_of(facts: &Facts) -> FleetPage {
-    Fleet::new(facts, &BTreeMap::new()).page(Filter::default(), &[], true)
+    Fleet::new(facts, &BTreeMap::new()).page(Filter::default(), &[])
 }
 
 /// A fleet of `kernels` x `images` cells. Of ten images one failed, each in its own way, and one is to be built.
@@ -76,6 +76,7 @@ pub(in crate::page) fn large(kernels: usize, images: usize, nodes: usize) -> Fac
         facts.groups.push(group);
     }
     facts.plan = Arc::new(Plan { cells, ..Plan::default() });
+    facts.served = true;
     facts.now = Timestamp::UNIX_EPOCH + jiff::SignedDuration::from_hours(3);
     facts
 }
@@ -153,7 +154,7 @@ fn a_filter_leaves_what_it_asks_for() {
     let fleet = Fleet::new(&facts, &none);
     let matrix = |image: &str, kernel: &str, state: &str| {
         let [image, kernel, state] = [image, kernel, state].map(str::to_owned);
-        fleet.page(Filter { image, kernel, state }, &[], true).matrix
+        fleet.page(Filter { image, kernel, state }, &[]).matrix
     };
     let count = |matrix: &Matrix| -> usize {
         matrix.groups.iter().flat_map(|group| &group.rows).map(|row| row.cells.iter().flatten().count()).sum()

@@ -3,7 +3,6 @@
 use std::sync::LazyLock;
 
 use handlebars::{Handlebars, html_escape};
-use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::json;
 
@@ -15,6 +14,8 @@ use super::{
 };
 use crate::plan::StatusEntry;
 
+/// What brings newer passes into a page that is open.
+pub const SCRIPT: &str = include_str!("html/page.js");
 /// The style sheet.
 pub const STYLE: &str = include_str!("html/style.css");
 
@@ -69,7 +70,7 @@ fn html(
     template: Template,
     title: &str,
     root: &str,
-    now: Timestamp,
+    facts: &Facts,
     model: &impl Serialize,
 ) -> Result<String, HtmlError> {
     let engine = ENGINE.as_ref().map_err(|error| HtmlError(error.clone()))?;
@@ -79,8 +80,9 @@ fn html(
     let mut model = serde_json::to_value(model).map_err(|error| HtmlError(error.to_string()))?;
     (model["root"], model["title"]) = (root.into(), title.into());
     let body = render(template.name(), &model)?;
-    let now = format!("{now:.0}");
-    render(Template::Frame.name(), &json!({"title": title, "root": root, "now": now, "body": body}))
+    let (now, served) = (format!("{:.0}", facts.now), facts.served);
+    let frame = json!({"title": title, "root": root, "now": now, "served": served, "body": body});
+    render(Template::Frame.name(), &frame)
 }
 
 /// Without what steers a terminal or a reader's eye: control characters, and marks that turn the direction of text.
@@ -93,35 +95,30 @@ fn visible(text: &str) -> String {
 }
 
 /// The first view.
-pub fn fleet_page(
-    fleet: &Fleet<'_>,
-    filter: Filter,
-    seen: &[Change],
-    served: bool,
-) -> Result<String, HtmlError> {
+pub fn fleet_page(fleet: &Fleet<'_>, filter: Filter, seen: &[Change]) -> Result<String, HtmlError> {
     let title = if filter.state.is_empty() { "Fleet".to_owned() } else { format!("Fleet: {}", filter.state) };
-    html(Template::Fleet, &title, "", fleet.facts.now, &fleet.page(filter, seen, served))
+    html(Template::Fleet, &title, "", fleet.facts, &fleet.page(filter, seen))
 }
 
 /// The page of a cell.
 pub fn cell_page(fleet: &Fleet<'_>, entry: &StatusEntry<'_>, found: Found) -> Result<String, HtmlError> {
-    html(Template::Cell, &subject(entry), "../", fleet.facts.now, &fleet.cell_page(entry, found))
+    html(Template::Cell, &subject(entry), "../", fleet.facts, &fleet.cell_page(entry, found))
 }
 
 /// The page of a node, if there is one of this name.
 pub fn node_page(fleet: &Fleet<'_>, name: &str) -> Option<Result<String, HtmlError>> {
     let page = fleet.node_page(name)?;
-    Some(html(Template::Node, name, "../", fleet.facts.now, &page))
+    Some(html(Template::Node, name, "../", fleet.facts, &page))
 }
 
 /// All nodes.
 pub fn nodes_page(facts: &Facts) -> Result<String, HtmlError> {
-    html(Template::Nodes, "Nodes", "", facts.now, &NodesPage::of(facts))
+    html(Template::Nodes, "Nodes", "", facts, &NodesPage::of(facts))
 }
 
 /// All rollouts.
 pub fn rollouts_page(facts: &Facts) -> Result<String, HtmlError> {
-    html(Template::Rollouts, "Rollouts", "", facts.now, &RolloutsPage::of(facts))
+    html(Template::Rollouts, "Rollouts", "", facts, &RolloutsPage::of(facts))
 }
 
 #[cfg(test)]

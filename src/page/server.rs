@@ -3,8 +3,9 @@
 
 use std::{
     collections::BTreeMap,
+    convert::Infallible,
     path::PathBuf,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -13,10 +14,13 @@ use axum::{
     body::Body,
     extract::State,
     http::{HeaderValue, StatusCode, Uri, header},
-    response::{IntoResponse, Response},
+    response::{
+        IntoResponse, Response,
+        sse::{Event, KeepAlive, Sse},
+    },
     routing::get,
 };
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::io::ReaderStream;
 
 use super::{
@@ -24,7 +28,7 @@ use super::{
     facts::Facts,
     fleet::{Filter, Fleet, cell_link, log_link, node_link},
     history::History,
-    html::{self, HtmlError, STYLE},
+    html::{self, HtmlError, SCRIPT, STYLE},
     log::Log,
     report::{Report, report_of},
 };
@@ -37,9 +41,12 @@ use crate::{
 };
 
 const HTML: &str = "text/html; charset=utf-8";
-/// What a browser may do with a page: show it, with our style sheet, and send its form back. No script, no frame, no other host.
-const POLICY: &str =
-    "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+/// What a browser may do with a page: show it, with our style sheet and our script, which asks this host alone, and send its form
+/// back. No script in a page, no frame, no other host.
+const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; \
+                      base-uri 'none'; frame-ancestors 'none'";
+/// Viewers that are told of newer passes. Further ones reload by hand.
+const VIEWERS: usize = 200;
 /// How long a page waits for a check report.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Check reports that are kept.
@@ -48,11 +55,12 @@ const REPORTS: usize = 100;
 /// Pages of the newest pass.
 pub struct PageServer {
     parts: Parts,
-    shown: Mutex<Option<Arc<Shown>>>,
+    shown: watch::Sender<Option<Arc<Shown>>>,
     /// Reports of digests: what a digest names does not change.
     reports: tokio::sync::Mutex<BTreeMap<Digest, Report>>,
     /// One page is made at a time, so that viewers take no more than one processor from builds.
     turn: Semaphore,
+    viewers: Arc<Semaphore>,
 }
 
 /// What is shown between two passes.
@@ -80,35 +88,36 @@ impl StatusSink for PageServer {
             activity: activity.clone(),
             failed_rewrites: failed.collect(),
             configuration_error: configuration_error.clone(),
+            served: true,
             ..Facts::of(Arc::clone(plan), snapshot, definitions, *now)
         };
         let mut history = self.shown().map(|shown| shown.history.clone()).unwrap_or_default();
         history.note(&Fleet::new(&facts, &BTreeMap::new()));
         let shown = Arc::new(Shown { facts, history, index: OnceLock::new() });
-        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = Some(shown);
+        self.shown.send_replace(Some(shown));
     }
 }
 
 impl PageServer {
     /// Shows nothing until the first pass.
     pub fn new(parts: Parts) -> Arc<Self> {
-        let (shown, reports) = (Mutex::default(), tokio::sync::Mutex::default());
-        Arc::new(Self { parts, shown, reports, turn: Semaphore::new(1) })
+        let (shown, reports) = (watch::Sender::default(), tokio::sync::Mutex::default());
+        let viewers = Arc::new(Semaphore::new(VIEWERS));
+        Arc::new(Self { parts, shown, reports, turn: Semaphore::new(1), viewers })
     }
 
     /// The routes.
     pub fn router(self: &Arc<Self>) -> Router {
-        let mut router = Router::new();
-        for path in
-            ["/", "/index.html", "/nodes.html", "/rollouts.html", "/style.css", "/c/{page}", "/n/{page}"]
-        {
+        let mut router = Router::new().route("/events", get(events));
+        let (files, pages) = (["/style.css", "/page.js"], ["/index.html", "/nodes.html", "/rollouts.html"]);
+        for path in files.into_iter().chain(pages).chain(["/", "/c/{page}", "/n/{page}"]) {
             router = router.route(path, get(answer));
         }
         router.with_state(Arc::clone(self))
     }
 
     fn shown(&self) -> Option<Arc<Shown>> {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shown.borrow().clone()
     }
 
     /// The report of a cell's image, fetched once.
@@ -162,16 +171,17 @@ impl Shown {
         let fleet = || Fleet::new(facts, &history.since);
         let page = match path {
             "style.css" => return Ok(Answer::Page("text/css; charset=utf-8", STYLE.to_owned())),
+            "page.js" => return Ok(Answer::Page("text/javascript; charset=utf-8", SCRIPT.to_owned())),
             "nodes.html" => html::nodes_page(facts)?,
             "rollouts.html" => html::rollouts_page(facts)?,
             "" | "index.html" => {
                 let filter = filter(query);
                 if filter != Filter::default() {
-                    html::fleet_page(&fleet(), filter, &history.changes, true)?
+                    html::fleet_page(&fleet(), filter, &history.changes)?
                 } else if let Some(made) = index.get() {
                     made.clone()
                 } else {
-                    let made = html::fleet_page(&fleet(), filter, &history.changes, true)?;
+                    let made = html::fleet_page(&fleet(), filter, &history.changes)?;
                     index.get_or_init(|| made).clone()
                 }
             }
@@ -236,6 +246,18 @@ async fn answer(State(page): State<Arc<PageServer>>, uri: Uri) -> Response {
         headers.insert(name, HeaderValue::from_static(value));
     }
     response
+}
+
+/// One event for each pass from now on.
+async fn events(State(page): State<Arc<PageServer>>) -> Response {
+    let Ok(viewer) = Arc::clone(&page.viewers).try_acquire_owned() else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "too many viewers\n").into_response();
+    };
+    let passes = futures::stream::unfold((page.shown.subscribe(), viewer), |(mut shown, viewer)| async {
+        shown.changed().await.ok()?;
+        Some((Ok::<_, Infallible>(Event::default().data("pass")), (shown, viewer)))
+    });
+    Sse::new(passes).keep_alive(KeepAlive::default()).into_response()
 }
 
 async fn log(path: PathBuf) -> Response {

@@ -95,8 +95,34 @@ async fn the_page_of_the_newest_pass_is_served_and_only_read() {
         [ask(address, "GET", "/nodes.html").await.0, ask(address, "GET", "/rollouts.html").await.0],
         [200; 2]
     );
+    assert!(first.contains("<script src=\"page.js\" data-events=\"events\" defer></script>"), "{first}");
+    assert!(ask(address, "GET", "/page.js").await.1.contains("content-type: text/javascript"));
+
+    // Who looks is told of a newer pass, as often as there is one.
+    let mut viewer = tokio::net::TcpStream::connect(address).await.unwrap();
+    viewer.write_all(b"GET /events HTTP/1.1\r\nhost: farrier\r\n\r\n").await.unwrap();
+    let mut told = Vec::new();
+    for passes in 0..3 {
+        while String::from_utf8_lossy(&told).matches("data: pass").count() < passes || told.is_empty() {
+            assert!(viewer.read_buf(&mut told).await.unwrap() > 0, "the server hung up");
+        }
+        page.pass(&view(&fleet)).await;
+    }
     cancel.cancel();
     task.await.unwrap();
+}
+
+#[tokio::test]
+async fn viewers_are_counted_and_come_and_go() {
+    let page = PageServer::new(Bench::new(&serde_json::json!({})).parts.clone());
+    let open = async || events(State(Arc::clone(&page))).await;
+    let mut viewers = Vec::new();
+    for _ in 0..VIEWERS {
+        viewers.push(open().await);
+    }
+    assert_eq!(open().await.status(), StatusCode::SERVICE_UNAVAILABLE);
+    viewers.pop();
+    assert_eq!(open().await.status(), StatusCode::OK);
 }
 
 #[tokio::test]
@@ -118,7 +144,10 @@ async fn files_are_the_same_page_and_replace_those_of_an_earlier_run() {
         assert!(index.contains(&format!("href=\"{link}\"")), "{link}: {index}");
         assert!(at(link).exists(), "{link}");
     }
-    assert!(!index.contains("<form"), "files read no address");
+    assert!(
+        !index.contains("<form") && !index.contains("<script"),
+        "files read no address, and are told nothing"
+    );
     assert!(read(&cell).contains(&format!("href=\"../{}\"", node_link("n0").link)));
     assert!(at(&node_link("n0").link).exists());
 }
