@@ -120,7 +120,8 @@ pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit, CliErro
     Ok(if unreachable { Exit::Unreachable } else { Exit::Done })
 }
 
-/// Prints the matrix whenever it is another one, until it is stopped. What cannot be planned now is told, and tried again.
+/// Prints the matrix whenever it is another one, until it is stopped. What cannot be planned any more is told, and tried again:
+/// a manifest may be half written.
 async fn watch_status(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Result<Exit, CliError> {
     let mut shown = None;
     loop {
@@ -133,13 +134,8 @@ async fn watch_status(session: &Session, parts: &Parts, cluster: &dyn Cluster) -
                     shown = Some(rows);
                 }
             }
-            Err(error) => {
-                let error = CliError::from(error);
-                output::message(&error.render());
-                if error.exit() != Exit::Unreachable {
-                    return Ok(error.exit());
-                }
-            }
+            Err(error) if shown.is_none() => return Err(error.into()),
+            Err(error) => output::message(&CliError::from(error).render()),
         }
         tokio::select! {
             () = async { cluster.changed().await; tokio::time::sleep(PAUSE).await } => {}

@@ -1,6 +1,8 @@
 //! Registries and layouts with the real parts: Debian's docker-registry, skopeo, the Docker engine; and a
 //! scripted server for answers that no real registry gives on request.
 
+mod at_once;
+
 use std::{
     collections::BTreeMap,
     fs,
@@ -137,52 +139,6 @@ async fn pushed_images_are_what_skopeo_sees_and_are_sent_once() {
     let out = directory.path().join("fetched");
     registry.fetch_blob(&repository, &image.config_digest, u64::MAX, &out).await.unwrap();
     assert_eq!(fs::read(&out).unwrap(), image.config);
-}
-
-/// docker-registry 2.8 writes its links in place. Without another try, one of some thirty pushes fails.
-#[tokio::test]
-async fn two_that_push_the_same_at_once_both_get_through() {
-    let server = RegistryProcess::start(Wants::default());
-    let directory = tempfile::tempdir().unwrap();
-    let repository = &repository(&server.host, "drivers/same");
-    let [one, other] = [(); 2].map(|()| Retrying::new(plain(), CancellationToken::new()));
-    let (_, layer) = layer(directory.path(), "same");
-    let file = &directory.path().join("same");
-    for round in 0..150 {
-        let labels = BTreeMap::from([("round".to_owned(), round.to_string())]);
-        let image = &labelled(None, std::slice::from_ref(&layer), &labels);
-        let push = async |registry: &Retrying| {
-            registry.push_blob(repository, &layer.digest, file).await?;
-            registry.push_bytes(repository, &image.config).await?;
-            let by_digest = Version::Digest(image.digest.clone());
-            for version in [by_digest, tag(&round.to_string())] {
-                registry
-                    .push_manifest(repository, &version, media_type::OCI_MANIFEST, &image.manifest)
-                    .await?;
-            }
-            Ok::<_, RegistryError>(())
-        };
-        let (first, second) = tokio::join!(push(&one), push(&other));
-        first.and(second).unwrap();
-    }
-}
-
-/// The code is one for what passes, and for what the registry never had: that is tried as often as every other fault.
-#[tokio::test]
-async fn a_registry_that_misses_what_a_manifest_names_is_asked_again() {
-    let missed = r#"{"errors":[{"code":"DIGEST_INVALID","message":"provided digest did not match uploaded content"},
-        {"code":"MANIFEST_BLOB_UNKNOWN","message":"blob unknown to registry"}]}"#;
-    let invalid = r#"{"errors":[{"code":"MANIFEST_INVALID","message":"no schema"}]}"#;
-    let fake = FakeHttp::start(vec![answer(400, missed), answer(201, ""), answer(400, invalid)]).await;
-    let repository = repository(&fake.host, "drivers/x");
-    let registry = Retrying::new(plain(), CancellationToken::new());
-    let image = assembled(None, &[]);
-    let version = &tag("1");
-    let put = || registry.push_manifest(&repository, version, media_type::OCI_MANIFEST, &image.manifest);
-    assert_eq!(put().await.unwrap(), image.digest);
-    let error = put().await.unwrap_err();
-    assert!(error.to_string().ends_with("400, MANIFEST_INVALID: no schema"), "{error}");
-    assert_eq!(fake.requests().len(), 3);
 }
 
 #[tokio::test]
@@ -504,33 +460,6 @@ async fn a_token_that_is_refused_is_renewed_once() {
     let error = plain().tags(&repository(&fake.host, "x")).await.unwrap_err();
     assert!(matches!(error, RegistryError::Denied { .. }), "{error:?}");
     assert_eq!(fake.requests().len(), 3);
-}
-
-#[tokio::test]
-async fn upload_locations_of_every_form() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("blob");
-    fs::write(&file, "content").unwrap();
-    let digest = Digest::of(b"content");
-    let encoded = digest.to_string().replace(':', "%3A");
-    for (location, target) in [
-        ("/v2/x/up/1", format!("/v2/x/up/1?digest={encoded}")),
-        ("/v2/x/up/1?state=a%2Fb", format!("/v2/x/up/1?state=a%2Fb&digest={encoded}")),
-        ("http://HOST/v2/x/up/1?_state=z", format!("/v2/x/up/1?_state=z&digest={encoded}")),
-        ("up/1", format!("/v2/x/blobs/uploads/up/1?digest={encoded}")),
-    ] {
-        let fake = FakeHttp::start_with(|host| {
-            let location = location.replace("HOST", host);
-            vec![answer(404, ""), answer(202, "").header("Location", location), answer(201, "")]
-        })
-        .await;
-        let sent = plain().push_blob(&repository(&fake.host, "x"), &digest, &file).await.unwrap();
-        assert_eq!(sent, Upload::Sent(7));
-        let put = &fake.requests()[2];
-        assert_eq!((put.method.as_str(), &put.target), ("PUT", &target));
-        assert_eq!(put.body, b"content");
-        assert_eq!(put.header("content-length"), Some("7"));
-    }
 }
 
 #[tokio::test]

@@ -212,3 +212,31 @@ async fn a_blob_is_cut_off_at_its_stated_size() {
         "{error:?}"
     );
 }
+
+#[tokio::test]
+async fn upload_locations_of_every_form() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("blob");
+    fs::write(&file, "content").unwrap();
+    let digest = Digest::of(b"content");
+    let encoded = digest.to_string().replace(':', "%3A");
+    for (location, target) in [
+        ("/v2/x/up/1", format!("/v2/x/up/1?digest={encoded}")),
+        ("/v2/x/up/1?state=a%2Fb", format!("/v2/x/up/1?state=a%2Fb&digest={encoded}")),
+        ("http://HOST/v2/x/up/1?_state=z", format!("/v2/x/up/1?_state=z&digest={encoded}")),
+        ("up/1", format!("/v2/x/blobs/uploads/up/1?digest={encoded}")),
+    ] {
+        let fake = FakeHttp::start_with(|host| {
+            let location = location.replace("HOST", host);
+            vec![answer(404, ""), answer(202, "").header("Location", location), answer(201, "")]
+        })
+        .await;
+        let place = format!("{}/x", fake.host).parse().unwrap();
+        let sent = registry().push_blob(&place, &digest, &file).await.unwrap();
+        assert_eq!(sent, Upload::Sent(7));
+        let put = &fake.requests()[2];
+        assert_eq!((put.method.as_str(), &put.target), ("PUT", &target));
+        assert_eq!(put.body, b"content");
+        assert_eq!(put.header("content-length"), Some("7"));
+    }
+}

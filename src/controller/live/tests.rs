@@ -494,8 +494,7 @@ async fn a_burst_is_a_few_passes() {
         tokio::time::sleep(Duration::from_millis(2)).await;
         live.fleet.change(|state| state.node(&format!("n{n}"), K10));
     }
-    live.fleet.until(|state| !state.changed).await;
-    let looks = live.fleet.state().looks - before;
+    let looks = live.fleet.until(|state| !state.changed).await.looks - before;
     assert!(looks <= 5, "{looks}");
     live.stop().await;
 }

@@ -1,6 +1,8 @@
 //! Adapter: what refers to a manifest, at a registry: listed by the registry itself (distribution-spec 1.1), or
 //! by the tag that clients keep where it does not ("Referrers Tag Schema").
 
+use std::time::{Duration, Instant};
+
 use reqwest::{Method, header::ACCEPT};
 
 use super::{
@@ -14,6 +16,36 @@ use crate::{
     AnyManifest, Descriptor, Digest, ImageIndex, ImageManifest, Repository, Version, media_type,
     referrers_tag,
 };
+
+/// How long what was added is put back when it is gone: as long as one image is published. Later it may have been deleted.
+const REMEMBERED: Duration = Duration::from_mins(1);
+
+/// What was added to one list just now.
+pub(super) struct Added {
+    repository: Repository,
+    subject: Digest,
+    referrers: Vec<Descriptor>,
+    last: Instant,
+}
+
+impl Added {
+    /// One entry more of the list that was added to last, or the first one of another.
+    fn with(before: Option<Self>, repository: &Repository, subject: &Digest, referrer: &Descriptor) -> Self {
+        let same = |added: &Self| {
+            added.repository == *repository && added.subject == *subject && added.last.elapsed() < REMEMBERED
+        };
+        let mut referrers = before.filter(same).map(|added| added.referrers).unwrap_or_default();
+        referrers.retain(|known| known.digest != referrer.digest);
+        referrers.push(referrer.clone());
+        Self { repository: repository.clone(), subject: subject.clone(), referrers, last: Instant::now() }
+    }
+
+    fn missing_in(&self, index: &ImageIndex) -> Vec<Descriptor> {
+        let is_listed =
+            |added: &&Descriptor| index.manifests.iter().any(|known| known.digest == added.digest);
+        self.referrers.iter().filter(|added| !is_listed(added)).cloned().collect()
+    }
+}
 
 impl RemoteRegistry {
     /// Puts a manifest with a subject; where the registry does not list it, adds it to the subject's tag.
@@ -34,10 +66,11 @@ impl RemoteRegistry {
         Ok(digest)
     }
 
-    /// Reads the list, adds to it and writes it, then reads it again until the new entry is in it. Writers of this
-    /// process wait for each other. The protocol has no way to make those of others wait: one that read the list
-    /// before this one wrote it can still write it without the entry, after this one has looked. Farriers that
-    /// build the same image do no harm then, because they add the same report.
+    /// Reads the list, adds to it and writes it, then reads it again until the new entry is in it, with those that were added just
+    /// before. Writers of this process wait for each other. The protocol has no way to make those of others wait: one that read
+    /// the list before this one wrote it can still write it without the entry, after this one has looked; and while
+    /// docker-registry 2.8 writes a list, it may have none for whoever asks. Farriers that build the same image add the same
+    /// documents, so that the last of them lists all.
     async fn add_to_tag(
         &self,
         repository: &Repository,
@@ -46,20 +79,21 @@ impl RemoteRegistry {
     ) -> Result<()> {
         let Some(tag) = referrers_tag(subject) else { return Ok(()) };
         let version = Version::Tag(tag);
-        let is_listed =
-            |index: &ImageIndex| index.manifests.iter().any(|known| known.digest == referrer.digest);
-        let _listing = self.listing.lock().await;
+        let mut listing = self.listing.lock().await;
+        let added = Added::with(listing.take(), repository, subject, referrer);
+        let added = listing.insert(added);
         for attempt in 0..MAX_TRIES {
             pause_before(attempt).await;
             let mut index = self.listed_by_tag(repository, subject).await?;
-            if is_listed(&index) {
+            let missing = added.missing_in(&index);
+            if missing.is_empty() {
                 return Ok(());
             }
-            index.manifests.push(referrer.clone());
+            index.manifests.extend(missing);
             let bytes =
                 index.to_bytes().map_err(|error| unusable(repository, &version, &error.to_string()))?;
             self.put_manifest(repository, &version, media_type::OCI_INDEX, &bytes).await?;
-            if is_listed(&self.listed_by_tag(repository, subject).await?) {
+            if added.missing_in(&self.listed_by_tag(repository, subject).await?).is_empty() {
                 return Ok(());
             }
         }

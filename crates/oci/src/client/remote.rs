@@ -15,6 +15,7 @@ use super::{
     error::{RegistryError, Result},
     http::{Http, Payload, body, header, unexpected},
     mirrored::Places,
+    referrers::Added,
     registry::{Access, BlobContent, BlobStream, Registry, StoredManifest, Upload},
     stream::{digest_of, save},
     transport::{RemoteName, next_chunk},
@@ -35,8 +36,8 @@ const TAGS_PAGE: usize = 1000;
 pub struct RemoteRegistry {
     description: String,
     pub(super) http: Http,
-    /// Held while a list of referrers is read and written back.
-    pub(super) listing: tokio::sync::Mutex<()>,
+    /// Held while a list of referrers is read and written back: what was added last.
+    pub(super) listing: tokio::sync::Mutex<Option<Added>>,
     places: Places,
 }
 
@@ -47,7 +48,7 @@ impl RemoteRegistry {
         Self {
             description,
             http: Http::new(Arc::clone(&access)),
-            listing: tokio::sync::Mutex::new(()),
+            listing: tokio::sync::Mutex::default(),
             places: Places { access, published: None },
         }
     }
