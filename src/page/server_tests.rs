@@ -98,7 +98,7 @@ async fn the_page_of_the_newest_pass_is_served_and_only_read() {
     assert!(first.contains("<script src=\"page.js\" data-events=\"events\" defer></script>"), "{first}");
     assert!(ask(address, "GET", "/page.js").await.1.contains("content-type: text/javascript"));
 
-    // Who looks is told of a newer pass, as often as there is one.
+    // A viewer gets one event for each pass.
     let mut viewer = tokio::net::TcpStream::connect(address).await.unwrap();
     viewer.write_all(b"GET /events HTTP/1.1\r\nhost: farrier\r\n\r\n").await.unwrap();
     let mut told = Vec::new();
