@@ -7,6 +7,7 @@ use crate::{
     controller::Planned,
     image::{Definitions, DriverImage, ImageName},
     kernel::KernelRelease,
+    parts::TargetError,
     plan::{Explain, Explanation, Link},
 };
 
@@ -59,13 +60,8 @@ impl<'a> Subject<'a> {
             )),
             (None, Some(kernel)) => {
                 let name: ImageName = parse("image", subject)?;
-                let image = definitions.images.get(&name).ok_or_else(|| {
-                    let known: Vec<&str> = definitions.images.keys().map(ImageName::as_str).collect();
-                    CliError::hinted(
-                        format!("there is no image {name}"),
-                        format!("the definitions have {}", known.join(", ")),
-                    )
-                })?;
+                let image = definitions.images.get(&name);
+                let image = image.ok_or_else(|| TargetError::no_image(&name, definitions.images.keys()))?;
                 Ok(Self::Image(image, parse("kernel", kernel)?))
             }
         }

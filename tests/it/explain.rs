@@ -35,7 +35,9 @@ fn a_node_and_an_image_are_explained_from_labels_to_fields() {
     assert_eq!(about[..3], ["nodes", "inputs", "state"]);
     site.farrier(&["why", "hello", "6.1.0-902-amd64"]).exits(0).line("no node runs 6.1.0-902-amd64");
     site.farrier(&["why", "node/nowhere"]).exits(2).line("has no node \"nowhere\"");
-    site.farrier(&["why", "absent", KERNEL]).exits(2).line("the definitions have");
+    site.farrier(&["why", "absent", KERNEL])
+        .exits(2)
+        .line("no driver image is named absent; there is broken, hello");
     site.farrier(&["why", "hello"]).exits(2).line("farrier why node/NAME, or farrier why IMAGE KERNEL");
     assert_eq!(site.manifests(), before);
 }
