@@ -180,6 +180,7 @@ impl Bench {
         });
         fs::remove_dir_all(self.site.definitions()).unwrap();
         self.site.define("images/driver.yaml", &image.to_string());
+        self.site.stand_in_kernels();
     }
 
     fn node(&self, number: usize) -> Value {

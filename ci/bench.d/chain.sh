@@ -136,7 +136,7 @@ chain_toolchain() {
     "$farrier" build longer --kernel "$1" --os debian --os-version 12 --engine docker --definitions "$state/chain/definitions" \
         --registry "$registry" --push --force >> "$state/bench.log" 2>&1 || die "the driver does not build in Docker on $1"
     base="$("$farrier" render longer --kernel "$1" --os debian --os-version 12 --definitions "$state/chain/definitions" |
-        awk '/^FROM/ { print $2; exit }')"
+        awk '/^FROM/ && !found++ { print $2 }')"
     docker image inspect "$base" > /dev/null || die "the engine has no $base"
     echo "$base"
 }

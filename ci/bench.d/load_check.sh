@@ -24,7 +24,7 @@ check_rows() {
     tree="$state/kernel-image/lib/modules/$kernel/kernel"
     # What OFED replaces: RDMA, the network cards, NVMe and NFS over them.
     find "$tree/drivers/infiniband" "$tree/drivers/net/ethernet/mellanox" "$tree/drivers/nvme" "$tree/net/sunrpc" \
-        -name '*.ko*' | head -n 38 | xargs cp -t "$state/rdma"
+        -name '*.ko*' | sort | sed -n 1,38p | xargs cp -t "$state/rdma"
     [ "$(find "$state/rdma" -name '*.ko*' | wc -l)" = 38 ] || die "$kernel has fewer than 38 modules that OFED replaces"
 
     for set in unstripped rdma; do
