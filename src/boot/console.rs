@@ -2,15 +2,14 @@
 
 use std::collections::VecDeque;
 
+use driver_entrypoint::report::is_death;
+
 /// Lines that are kept.
 const LINES: usize = 400;
 /// Bytes of one that are kept.
 const LINE: usize = 512;
 /// Lines that are shown.
 const SHOWN: usize = 30;
-/// What the kernel says first when it dies, in any of its architectures.
-const DEATH: [&str; 6] =
-    ["BUG: ", "Oops", "Kernel panic", "Unable to handle", "general protection fault", "kernel BUG at"];
 
 /// The end of what was written to a console.
 #[derive(Debug, Default)]
@@ -53,8 +52,7 @@ impl Console {
 
     /// The lines from where the kernel says that it dies; the last ones when it did not say so.
     pub(super) fn last_words(&self) -> Vec<String> {
-        let dies = |line: &String| DEATH.iter().any(|sign| line.contains(sign));
-        match self.lines.iter().position(dies) {
+        match self.lines.iter().position(|line| is_death(line)) {
             Some(from) => self.lines.iter().skip(from).take(SHOWN).cloned().collect(),
             None => self.last_lines(),
         }

@@ -122,8 +122,8 @@ async fn with_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -
         cancel: parts.cancel.clone(),
     };
     match engine.build_image(&build, &cell.base_name).await {
-        Err(EngineError::Step { message }) => Err(match lacking_compiler(job, headers, &log) {
-            Some(lacking) => lacking,
+        Err(EngineError::Step { message }) => Err(match missing_compiler(job, headers, &log) {
+            Some(error) => error,
             None => EngineError::Step { message }.into(),
         }),
         other => Ok(other?),
@@ -131,7 +131,7 @@ async fn with_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -
 }
 
 /// The toolchain lacks the compiler that the kernel was built with, if that is what the probe has found.
-pub(super) fn lacking_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLog) -> Option<TargetError> {
+pub(super) fn missing_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLog) -> Option<TargetError> {
     let (wanted, offered) = headers.compiler.zip(log.offered())?;
     let family = &job.family.metadata.name;
     let message = format!(

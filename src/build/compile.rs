@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    base::{InPlaceBase, PreparedBase, ProbeLog, lacking_compiler},
+    base::{InPlaceBase, PreparedBase, ProbeLog, missing_compiler},
     job::{Against, Job, Payload, ensure_planned},
     logs::log_path,
 };
@@ -73,8 +73,8 @@ pub(super) async fn compile(
     let canary = match within(image.spec.build.deadline, &build.cancel, run).await {
         Some(Ok(refused)) => refused,
         Some(Err(EngineError::Step { message })) => {
-            return Err(match lacking_compiler(job, &against.headers, &probe) {
-                Some(lacking) => lacking,
+            return Err(match missing_compiler(job, &against.headers, &probe) {
+                Some(error) => error,
                 None => failed(&log, &message, &log_path).into(),
             });
         }

@@ -54,8 +54,8 @@ pub async fn build(parts: &Parts, cell: &Cell, options: BuildOptions) -> Result<
     let checked = if let Some(checked) = reused {
         checked
     } else {
-        if let Some(lacking) = lacks_compiler(job.family, against.headers.compiler) {
-            return Err(TargetError::finding(FindingKind::Compile, lacking, None));
+        if let Some(detail) = lacks_compiler(job.family, against.headers.compiler) {
+            return Err(TargetError::finding(FindingKind::Compile, detail, None));
         }
         let base = base::prepare(&job, &against.headers).await?;
         let payload = compile::compile(&job, &base, &against).await?;

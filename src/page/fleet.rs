@@ -9,10 +9,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
-use super::{
-    facts::{Facts, Names},
-    history::{Change, changes},
-};
+use super::facts::{Facts, Names};
 use crate::{
     image::ImageName,
     kernel::{KernelTarget, order_of},
@@ -47,6 +44,19 @@ pub struct FleetPage {
     pub filter: Filter,
     /// Is there a server that reads the address?
     pub served: bool,
+}
+
+/// Something that changed.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Change {
+    #[serde(skip)]
+    pub at: Timestamp,
+    pub subject: String,
+    pub link: String,
+    pub state: &'static str,
+    pub class: &'static str,
+    /// As [`ago`] has it; filled in when it is shown.
+    pub ago: String,
 }
 
 /// How many cells stand so.
@@ -90,7 +100,7 @@ pub struct Problem {
 pub struct Risk {
     pub kernel: String,
     pub announced: bool,
-    pub lacking: Vec<Lacking>,
+    pub missing: Vec<MissingImage>,
     pub nodes: Vec<Link>,
     pub more: usize,
     pub count: usize,
@@ -98,7 +108,7 @@ pub struct Risk {
 
 /// An image that is not there.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Lacking {
+pub struct MissingImage {
     pub image: String,
     pub link: Option<String>,
     pub why: String,
@@ -179,13 +189,13 @@ impl<'a> Fleet<'a> {
         failed.or_else(|| self.since.get(&(entry.image.clone(), entry.target.clone())).copied())
     }
 
-    /// The whole first view.
-    pub fn page(&self, filter: Filter, seen: &[Change]) -> FleetPage {
+    /// The whole first view; `changed` is what it says of the time before.
+    pub fn page(&self, filter: Filter, changed: Vec<Change>) -> FleetPage {
         let at_risk = self.at_risk();
         FleetPage {
             configuration_error: self.facts.configuration_error.clone(),
             counts: self.counts(&filter),
-            changed: changes(self, seen),
+            changed,
             wrong: Listed::of(self.wrong(), LISTED),
             at_risk_nodes: at_risk.iter().map(|risk| risk.count).sum(),
             at_risk: Listed::of(at_risk, LISTED),
@@ -260,31 +270,32 @@ impl<'a> Fleet<'a> {
     /// not there. Its cost does not depend on the number of nodes.
     fn at_risk(&self) -> Vec<Risk> {
         let announced = self.facts.unready.iter().map(|(next, names)| {
-            let lacking = next.needs.iter().filter_map(|needed| match &needed.state {
+            let missing = next.needs.iter().filter_map(|needed| match &needed.state {
                 Readiness::Ready { .. } => None,
-                Readiness::Missing { message } | Readiness::Unknown { message } => Some(Lacking {
+                Readiness::Missing { message } | Readiness::Unknown { message } => Some(MissingImage {
                     image: needed.image.to_string(),
                     link: self.link(&needed.image, &next.kernel),
                     why: message.clone(),
                 }),
             });
             let doubt = next.doubt.as_ref();
-            let doubt = doubt.map(|why| Lacking { image: String::new(), link: None, why: why.to_string() });
-            risk(&next.kernel, true, lacking.chain(doubt).collect(), names)
+            let doubt =
+                doubt.map(|why| MissingImage { image: String::new(), link: None, why: why.to_string() });
+            risk(&next.kernel, true, missing.chain(doubt).collect(), names)
         });
         let running = self.facts.groups.iter().filter_map(|group| {
-            let lacking: Vec<Lacking> = group
+            let missing: Vec<MissingImage> = group
                 .calls
                 .iter()
                 .filter_map(|image| self.entry(image, &group.target))
                 .filter(|entry| entry.row.phase != Phase::Published && class_of(entry) != "off")
-                .map(|entry| Lacking {
+                .map(|entry| MissingImage {
                     image: entry.image.to_string(),
                     link: Some(cell_link(entry.image, entry.target)),
                     why: said(entry),
                 })
                 .collect();
-            (!lacking.is_empty()).then(|| risk(&group.target, false, lacking, &Names::of(&group.nodes)))
+            (!missing.is_empty()).then(|| risk(&group.target, false, missing, &Names::of(&group.nodes)))
         });
         announced.chain(running).collect()
     }
@@ -357,10 +368,10 @@ impl<'a> Fleet<'a> {
     }
 }
 
-fn risk(kernel: &KernelTarget, announced: bool, lacking: Vec<Lacking>, names: &Names) -> Risk {
+fn risk(kernel: &KernelTarget, announced: bool, missing: Vec<MissingImage>, names: &Names) -> Risk {
     let nodes: Vec<Link> = names.first.iter().map(|name| node_link(name)).collect();
     let more = names.count - nodes.len();
-    Risk { kernel: kernel.to_string(), announced, lacking, nodes, more, count: names.count }
+    Risk { kernel: kernel.to_string(), announced, missing, nodes, more, count: names.count }
 }
 
 /// The colour and the shape of a cell.

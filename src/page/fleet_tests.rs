@@ -20,7 +20,7 @@ pub(in crate::page) fn facts_of(fleet: &testing::Fleet) -> Facts {
 }
 
 fn page_of(facts: &Facts) -> FleetPage {
-    Fleet::new(facts, &BTreeMap::new()).page(Filter::default(), &[])
+    Fleet::new(facts, &BTreeMap::new()).page(Filter::default(), Vec::new())
 }
 
 /// A fleet of `kernels` x `images` cells. Of ten images one failed, each in its own way, and one is to be built.
@@ -62,7 +62,7 @@ pub(in crate::page) fn large(kernels: usize, images: usize, nodes: usize) -> Fac
                     published: published(&cell),
                     cell,
                     denied: false,
-                    lacking: Vec::new(),
+                    missing_tags: Vec::new(),
                 },
             };
             cells.push(PlannedCell {
@@ -123,7 +123,7 @@ fn nodes_that_lack_an_image_are_at_risk_whether_they_run_the_kernel_or_announce_
     let [risk] = page.at_risk.items.as_slice() else { panic!("{:?}", page.at_risk) };
     assert!(risk.announced && risk.kernel.starts_with(K48), "{risk:?}");
     assert_eq!((risk.count, risk.nodes[0].name.as_str(), risk.more), (1, "n1", 0));
-    assert_eq!(risk.lacking[0].why, "it is still to be built");
+    assert_eq!(risk.missing[0].why, "it is still to be built");
 
     fleet.lose();
     let page = page_of(&facts_of(&fleet));
@@ -154,7 +154,7 @@ fn a_filter_leaves_what_it_asks_for() {
     let fleet = Fleet::new(&facts, &none);
     let matrix = |image: &str, kernel: &str, state: &str| {
         let [image, kernel, state] = [image, kernel, state].map(str::to_owned);
-        fleet.page(Filter { image, kernel, state }, &[]).matrix
+        fleet.page(Filter { image, kernel, state }, Vec::new()).matrix
     };
     let count = |matrix: &Matrix| -> usize {
         matrix.groups.iter().flat_map(|group| &group.rows).map(|row| row.cells.iter().flatten().count()).sum()

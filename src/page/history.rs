@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use serde::Serialize;
 
-use super::fleet::{Fleet, ago, cell_link, class_of, subject};
+use super::fleet::{Change, Fleet, ago, cell_link, class_of, subject};
 use crate::{
     image::ImageName,
     kernel::KernelTarget,
@@ -14,19 +13,6 @@ use crate::{
 
 /// Changes that are kept and shown.
 const KEPT: usize = 10;
-
-/// Something that changed.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Change {
-    #[serde(skip)]
-    pub at: Timestamp,
-    pub subject: String,
-    pub link: String,
-    pub state: &'static str,
-    pub class: &'static str,
-    /// As [`ago`] has it; filled in when it is shown.
-    pub ago: String,
-}
 
 /// What a loop has seen since it began.
 #[derive(Clone, Debug, Default)]

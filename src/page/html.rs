@@ -10,7 +10,7 @@ use super::{
     details::{Found, NodesPage, RolloutsPage},
     facts::Facts,
     fleet::{Filter, Fleet, subject},
-    history::Change,
+    history::changes,
 };
 use crate::plan::StatusEntry;
 
@@ -97,7 +97,7 @@ fn visible(text: &str) -> String {
 /// The first view.
 pub fn fleet_page(fleet: &Fleet<'_>, filter: Filter, seen: &[Change]) -> Result<String, HtmlError> {
     let title = if filter.state.is_empty() { "Fleet".to_owned() } else { format!("Fleet: {}", filter.state) };
-    html(Template::Fleet, &title, "", fleet.facts, &fleet.page(filter, seen))
+    html(Template::Fleet, &title, "", fleet.facts, &fleet.page(filter, changes(fleet, seen)))
 }
 
 /// The page of a cell.

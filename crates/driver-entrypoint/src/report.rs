@@ -13,10 +13,19 @@ pub const VERSION: &str = "1";
 /// Bytes of the longest line that is written, and that need be read.
 pub const MAX_LINE: usize = 128 << 10;
 
-/// Kernel messages that one record carries at most; the last ones are kept.
+/// Kernel messages that one record carries at most.
 const MAX_MESSAGES: usize = 64;
 /// Bytes of one kernel message at most.
 const MAX_MESSAGE: usize = 512;
+
+/// What the kernel says first when it dies, in any of its architectures.
+const DEATH: [&str; 6] =
+    ["BUG: ", "Oops", "Kernel panic", "Unable to handle", "general protection fault", "kernel BUG at"];
+
+/// Does the kernel say with it that it dies? What comes after is the trace, which has no fixed length.
+pub fn is_death(message: &str) -> bool {
+    DEATH.iter().any(|sign| message.contains(sign))
+}
 
 /// The secret of one virtual machine: 128 random bits.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -141,11 +150,11 @@ impl Record {
             Self::Loaded { step, ended, initialised, oops, read_back, messages } => {
                 let ReadBack { listed, state, source_version, taint } = read_back;
                 out.add("loaded").add(&step.to_string()).ended(*ended).flag(*initialised).flag(*oops);
-                out.flag(*listed).add(state).add(source_version).add(taint).messages(messages)
+                out.flag(*listed).add(state).add(source_version).add(taint).messages(messages, *oops)
             }
             Self::Unloading { step } => out.add("unloading").add(&step.to_string()),
             Self::Unloaded { step, ended, oops, messages } => {
-                out.add("unloaded").add(&step.to_string()).ended(*ended).flag(*oops).messages(messages)
+                out.add("unloaded").add(&step.to_string()).ended(*ended).flag(*oops).messages(messages, *oops)
             }
             Self::Failed { message } => out.add("fault").add(message),
             Self::End { records } => out.add("end").add(&records.to_string()),
@@ -223,9 +232,11 @@ impl Fields {
         }
     }
 
-    fn messages(&mut self, messages: &[String]) -> &mut Self {
+    /// After an oops those from where the kernel says it, otherwise the last ones.
+    fn messages(&mut self, messages: &[String], oops: bool) -> &mut Self {
         let last = messages.len().saturating_sub(MAX_MESSAGES);
-        for message in messages.iter().skip(last) {
+        let death = messages.iter().position(|message| oops && is_death(message));
+        for message in messages.iter().skip(death.map_or(last, |death| death.min(last))).take(MAX_MESSAGES) {
             self.add(message);
         }
         self
@@ -337,6 +348,20 @@ mod tests {
             panic!("{line}");
         };
         assert_eq!((messages.len(), messages[0].len()), (MAX_MESSAGES, MAX_MESSAGE));
+    }
+
+    #[test]
+    fn a_long_trace_does_not_push_out_how_it_began() {
+        let trace = (0..3 * MAX_MESSAGES).map(|frame| format!(" ? frame {frame}"));
+        let death = "BUG: kernel NULL pointer dereference, address: 0".to_owned();
+        let messages = ["m: hello".to_owned(), death.clone()].into_iter().chain(trace).collect();
+        let record = Record::Unloaded { step: 0, ended: Ended::Killed(9), oops: true, messages };
+        let line = record.line(&KEY, 0);
+        let Some((_, Record::Unloaded { messages, .. })) = Record::parse(line.trim_end().as_bytes(), &KEY)
+        else {
+            panic!("{line}");
+        };
+        assert_eq!((messages.len(), &messages[0]), (MAX_MESSAGES, &death));
     }
 
     #[test]

@@ -284,11 +284,11 @@ impl Live {
     async fn complete(&mut self, plan: &Plan) -> Vec<TargetReport> {
         let mut reports = Vec::new();
         for planned in &plan.cells {
-            let Outcome::UpToDate { cell, published, lacking, .. } = &planned.outcome else { continue };
-            if lacking.is_empty() {
+            let Outcome::UpToDate { cell, published, missing_tags, .. } = &planned.outcome else { continue };
+            if missing_tags.is_empty() {
                 continue;
             }
-            let report = self.parts.in_use().add_tags(cell, &published.digest, lacking).await;
+            let report = self.parts.in_use().add_tags(cell, &published.digest, missing_tags).await;
             self.memory.forget(cell.references());
             reports.push(self.logged(report));
         }

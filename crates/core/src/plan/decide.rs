@@ -56,10 +56,15 @@ pub(super) fn decide(
     }
 
     if let Some(published) = cell.references().filter_map(found).find(is_ours) {
-        let is_lacking = |reference: &&ImageReference| !found(reference).is_some_and(|p| is_ours(&p));
-        let lacking = cell.references().filter(is_lacking).cloned().collect();
+        let is_missing = |reference: &&ImageReference| !found(reference).is_some_and(|p| is_ours(&p));
+        let missing_tags = cell.references().filter(is_missing).cloned().collect();
         let denied = published.verdict == Some(Verdict::Unknown) && spec.check.unknown == UnknownPolicy::Deny;
-        return Outcome::UpToDate { cell: Arc::clone(cell), published: published.clone(), denied, lacking };
+        return Outcome::UpToDate {
+            cell: Arc::clone(cell),
+            published: published.clone(),
+            denied,
+            missing_tags,
+        };
     }
 
     if let Some(detail) = &cell.refused {

@@ -1,4 +1,4 @@
-//! Pure: what a cell is compiled against: found as published, waited for, or lacking.
+//! Pure: what a cell is compiled against: found as published, waited for, or missing.
 
 use super::{
     Cell, CellInputs, CellNeed, NeedReason, Outcome, PlannedCell, SkipReason,

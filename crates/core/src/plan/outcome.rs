@@ -63,7 +63,7 @@ pub enum Outcome {
         denied: bool,
         /// Further names that do not lead to it yet.
         #[serde(skip)]
-        lacking: Vec<ImageReference>,
+        missing_tags: Vec<ImageReference>,
     },
     /// A tag holds something else than these inputs give (guarantee 3).
     Conflict {

@@ -67,7 +67,7 @@ impl Plan {
         // What waits for others waits for builds, or for a registry that does not answer.
         let is_idle = |cell: &PlannedCell| match &cell.outcome {
             Outcome::Build { .. } => false,
-            Outcome::UpToDate { lacking, .. } => lacking.is_empty(),
+            Outcome::UpToDate { missing_tags, .. } => missing_tags.is_empty(),
             _ => true,
         };
         self.cells.iter().all(is_idle)
@@ -217,9 +217,9 @@ struct Tags<'a> {
 
 impl<'a> Tags<'a> {
     fn of(planned: &'a PlannedCell) -> Option<Self> {
-        let Outcome::UpToDate { cell, published, lacking, .. } = &planned.outcome else { return None };
-        let tags = Self { cell, digest: &published.digest, references: lacking };
-        (!lacking.is_empty()).then_some(tags)
+        let Outcome::UpToDate { cell, published, missing_tags, .. } = &planned.outcome else { return None };
+        let tags = Self { cell, digest: &published.digest, references: missing_tags };
+        (!missing_tags.is_empty()).then_some(tags)
     }
 }
 

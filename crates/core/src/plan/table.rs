@@ -49,14 +49,14 @@ pub fn summary(plan: &Plan) -> String {
 pub fn counts(plan: &Plan) -> String {
     let Plan { cells, signatures, left_alone, own_drivers, unions, unused_announcements, rollouts, nodes } =
         plan;
-    let is_lacking = |cell: &&PlannedCell| matches!(&cell.outcome, Outcome::UpToDate { lacking, .. } if !lacking.is_empty());
+    let misses_tags = |cell: &&PlannedCell| matches!(&cell.outcome, Outcome::UpToDate { missing_tags, .. } if !missing_tags.is_empty());
     let count =
         |wanted: fn(&RolloutDecision) -> bool| rollouts.iter().filter(|r| wanted(&r.decision)).count();
     let parts = [
         (plan.count(Phase::Missing), "to build"),
         (plan.count(Phase::Waiting), "to build after those"),
         (unions.len(), "to put together"),
-        (cells.iter().filter(is_lacking).count(), "to tag"),
+        (cells.iter().filter(misses_tags).count(), "to tag"),
         (signatures.len(), "to sign"),
         (plan.count(Phase::Published), "up to date"),
         (plan.count(Phase::Conflict), "in conflict"),
@@ -130,13 +130,13 @@ fn actions(outcome: &Outcome) -> Vec<(&'static str, String)> {
                 if *may_reuse { "; an image for another kernel is reused if the check allows" } else { "" };
             ("build", format!("{why}{reuse}"))
         }
-        Outcome::UpToDate { published, denied, lacking, .. } => {
+        Outcome::UpToDate { published, denied, missing_tags, .. } => {
             let digest = &published.digest;
             let verdict = published.verdict.map_or("no check report", Verdict::as_str);
             let denied = if *denied { ", not accepted: check.unknown is deny" } else { "" };
             let mut actions = vec![("up to date", format!("{digest} ({verdict}{denied})"))];
-            if !lacking.is_empty() {
-                let names: Vec<_> = lacking.iter().map(ToString::to_string).collect();
+            if !missing_tags.is_empty() {
+                let names: Vec<_> = missing_tags.iter().map(ToString::to_string).collect();
                 actions.push(("tag", format!("{digest} also as {}", names.join(", "))));
             }
             return actions;

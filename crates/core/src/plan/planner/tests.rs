@@ -170,8 +170,8 @@ fn further_names_are_added_to_what_is_there() {
     world.image("mft").spec.tags.push("latest-{{arch}}".to_owned());
     let plan = world.plan();
     assert_eq!((plan.count(Phase::Missing), plan.count(Phase::Published)), (0, 1));
-    let Outcome::UpToDate { lacking, .. } = &plan.cells[0].outcome else { panic!("{plan:?}") };
-    let names: Vec<_> = lacking.iter().map(ToString::to_string).collect();
+    let Outcome::UpToDate { missing_tags, .. } = &plan.cells[0].outcome else { panic!("{plan:?}") };
+    let names: Vec<_> = missing_tags.iter().map(ToString::to_string).collect();
     assert_eq!(names, ["registry.test/drivers/mft:latest-amd64"]);
 }
 
