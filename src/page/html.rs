@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{
     details::{Found, NodesPage, RolloutsPage},
     facts::Facts,
-    fleet::{Filter, Fleet, subject},
+    fleet::{Change, Filter, Fleet, subject},
     history::changes,
 };
 use crate::plan::StatusEntry;
