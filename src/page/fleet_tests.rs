@@ -5,7 +5,7 @@ use crate::{
     page::{
         details::{NodesPage, RolloutsPage},
         facts::{NodeFact, NodeGroup},
-        history::History,
+        history::{History, changes},
     },
     plan::{Cell, Plan, PlannedCell, Published, testing},
 };
@@ -20,7 +20,9 @@ pub(in crate::page) fn facts_of(fleet: &testing::Fleet) -> Facts {
 }
 
 fn page_of(facts: &Facts) -> FleetPage {
-    Fleet::new(facts, &BTreeMap::new()).page(Filter::default(), Vec::new())
+    let since = BTreeMap::new();
+    let fleet = Fleet::new(facts, &since);
+    fleet.page(Filter::default(), changes(&fleet, &[]))
 }
 
 /// A fleet of `kernels` x `images` cells. Of ten images one failed, each in its own way, and one is to be built.
