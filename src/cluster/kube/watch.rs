@@ -33,8 +33,8 @@ use super::{
     target::{Target, Trouble, WatchScope},
 };
 
-/// Objects of one page of a list. With 20 KiB of status each, a page of nodes is 2 MB of text.
-const PAGE: u32 = 100;
+/// Objects of one page of a list. With 20 KiB of status each, a page of nodes is 1 MB of text.
+const PAGE: u32 = 50;
 
 /// Verbs that reading takes.
 pub(super) const READ: &[&str] = &["get", "list", "watch"];
