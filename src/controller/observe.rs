@@ -1,16 +1,19 @@
 //! Adapter: what the planner asks, and what was found out before.
 
+use std::{collections::BTreeMap, time::Duration};
+
 use futures::{StreamExt, stream};
+use tokio::time::Instant;
 
 use crate::{
     build::known_failures,
     error_chain,
-    image::ImageReference,
+    image::{GitPlace, ImageReference},
     images::look_up_signatures,
     inputs::Lookup,
     kernel::{KernelTarget, match_family},
     parts::{AT_ONCE, Parts, TargetError},
-    plan::{Cell, HeaderState, Observed, Questions, Resolved, SignatureState, Unverified},
+    plan::{Cell, HeaderState, ManifestFacts, Observed, Questions, Resolved, SignatureState, Unverified},
     resolve::with_hint,
 };
 
@@ -22,12 +25,17 @@ pub struct Memory {
     pub(super) observed: Observed,
     /// Was the registry out of reach?
     pub(super) unreachable: bool,
+    /// What stood in Git repositories, and when they were asked.
+    pub(super) repositories: BTreeMap<GitPlace, (Instant, Result<ManifestFacts, String>)>,
 }
+
+/// A Git repository is asked again after this long: it cannot tell that it changed.
+const REPOSITORIES_ASKED: Duration = Duration::from_secs(30);
 
 impl Memory {
     /// Forgets what could not be found out, so that it is tried again.
     pub fn forget_faults(&mut self) {
-        let Self { resolved, observed, unreachable } = self;
+        let Self { resolved, observed, unreachable, repositories: _ } = self;
         let Resolved {
             images,
             toolchains,
@@ -67,6 +75,17 @@ impl Memory {
         }
     }
 
+    /// When a Git repository is to be asked again.
+    pub(super) fn repositories_due(&self) -> Option<Instant> {
+        self.repositories.values().map(|(asked, _)| *asked + REPOSITORIES_ASKED).min()
+    }
+
+    /// What was read of a Git repository a moment ago.
+    pub(super) fn repository(&self, place: &GitPlace) -> Option<&Result<ManifestFacts, String>> {
+        let (asked, found) = self.repositories.get(place)?;
+        (asked.elapsed() < REPOSITORIES_ASKED).then_some(found)
+    }
+
     /// Forgets what the registry said about these names.
     pub fn forget<'a>(&mut self, references: impl IntoIterator<Item = &'a ImageReference>) {
         for reference in references {
@@ -81,7 +100,7 @@ impl Parts {
     /// Finds out what the planner asks.
     pub(super) async fn answer(&self, questions: Questions, memory: &mut Memory) -> Result<(), TargetError> {
         let Questions { images, signatures, failures, headers } = questions;
-        let Memory { resolved: _, observed, unreachable } = memory;
+        let Memory { resolved: _, observed, unreachable, repositories: _ } = memory;
         observed.failures.extend(known_failures(&self.cache, failures)?);
         let found = stream::iter(images)
             .map(|reference| async move {

@@ -1,22 +1,29 @@
 //! Adapter: the steps of a pass over a cluster: plan, build, publish, roll out.
 
-use std::{collections::BTreeSet, path::Path, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    time::Duration,
+};
+
+use tokio::time::Instant;
 
 use super::{Memory, TargetReport, apply::prove};
 use crate::{
     build::{self, BuildOptions, Built, add_needs},
     cluster::{Cluster, Directory},
-    error_chain,
-    image::{DriverImage, RolloutSpec, Version},
+    error_chain, git,
+    image::{DriverImage, GitPlace, Version},
     images::{LastRecord, StoredImage, contents, look_at_root_fs, publish_union, record_kernels},
     kernel::KernelTarget,
     kmod::{CheckReport, Verdict},
     parts::{Parts, TargetError, image_location},
     plan::{
-        self, Announcements, Cell, CellInputs, Claims, ClusterSnapshot, Manifests, Plan, PlanInputs,
-        PlannedRollout, PlannedSignature, PlannedUnion, images_in_use, kernels_to_note, node_target,
+        self, Announcements, Cell, CellInputs, Change, Claims, ClusterSnapshot, ManifestFacts, ManifestPlace,
+        Manifests, Plan, PlanInputs, PlannedRollout, PlannedSignature, PlannedUnion, RolloutTarget,
+        git_commit, images_in_use, kernels_to_note, node_target,
     },
-    resolve::{resolve_more, tracked},
+    resolve::{resolve_more, tracked, with_hint},
 };
 
 /// A plan with what it was made from.
@@ -94,13 +101,13 @@ impl Parts {
         add_needs(&self.definitions, &mut called_for);
         resolve_more(self, &called_for, &targets, &mut memory.resolved).await;
         look_at_root_fs(self, &called_for, &targets, &mut memory.resolved).await;
-        let manifests = self.manifests().await;
+        let manifests = self.manifests(memory).await;
         // Another process may have built meanwhile, and tags that are in use may have been moved.
         memory.observed.failures.clear();
         contents(self, &images_in_use(&snapshot, &self.definitions), &mut memory.observed.contents).await;
         let (location, now) = (image_location(&self.location), jiff::Timestamp::now());
         let plan = loop {
-            let Memory { resolved, observed, unreachable: _ } = &*memory;
+            let Memory { resolved, observed, .. } = &*memory;
             let cells = CellInputs {
                 definitions: &self.definitions,
                 resolved,
@@ -231,38 +238,72 @@ impl Parts {
             }
             prove(self, change).await?;
             self.may_write()?;
-            match &rollout.target.path {
-                Some(path) => Directory::open(&self.definitions.root.join(path))?.apply(change).await?,
+            match &rollout.target.place {
+                Some(ManifestPlace::Local { path }) => {
+                    Directory::open(&self.definitions.root.join(path))?.apply(change).await?;
+                }
+                Some(ManifestPlace::Git(place)) => self.commit(place, rollout, change).await?,
                 None => cluster.apply(change).await?,
             }
         }
         Ok(())
     }
 
-    /// The DaemonSets in the directories that `file` rollouts name.
-    async fn manifests(&self) -> Manifests {
-        let paths: BTreeSet<&Path> = self
-            .definitions
-            .images
-            .values()
-            .flat_map(|image| &image.spec.rollout)
-            .filter_map(|rollout| match rollout {
-                RolloutSpec::File { path, .. } => Some(&**path),
-                _ => None,
-            })
-            .collect();
+    /// Makes a change in a Git repository.
+    async fn commit(
+        &self,
+        place: &GitPlace,
+        rollout: &PlannedRollout,
+        change: &Change,
+    ) -> Result<(), TargetError> {
+        let image = self.definitions.images.get(&rollout.image);
+        let mut specs = image.into_iter().flat_map(|image| &image.spec.rollout);
+        let spec = specs.find(|spec| RolloutTarget::of(spec) == rollout.target);
+        let commit = spec.and_then(|spec| git_commit(spec, rollout, change));
+        let commit = commit.ok_or_else(|| TargetError::definition_gone(&rollout.target.to_string()))?;
+        git::write(self, place, change, &commit).await
+    }
+
+    /// What stands at the places that `file` and `git` rollouts name.
+    async fn manifests(&self, memory: &mut Memory) -> Manifests {
+        let mut places: BTreeMap<ManifestPlace, Vec<&str>> = BTreeMap::new();
+        for spec in self.definitions.images.values().flat_map(|image| &image.spec.rollout) {
+            if let Some(place) = ManifestPlace::of(spec) {
+                places.entry(place).or_default().extend(spec.proposals());
+            }
+        }
         let mut manifests = Manifests::new();
-        for path in paths {
-            let read = match Directory::open(&self.definitions.root.join(path)) {
-                Ok(directory) => directory.snapshot().await,
-                Err(error) => Err(error),
+        for (place, proposals) in places {
+            let facts = match &place {
+                ManifestPlace::Local { path } => self.read_manifests(path).await,
+                ManifestPlace::Git(git) => self.read_repository(git, &proposals, memory).await,
             };
-            manifests.insert(
-                path.to_path_buf(),
-                read.map(|snapshot| snapshot.daemon_sets).map_err(|error| error_chain(&error)),
-            );
+            manifests.insert(place, facts);
         }
         manifests
+    }
+
+    async fn read_repository(
+        &self,
+        place: &GitPlace,
+        proposals: &[&str],
+        memory: &mut Memory,
+    ) -> Result<ManifestFacts, String> {
+        if let Some(found) = memory.repository(place) {
+            return found.clone();
+        }
+        let found = git::read(self, place, proposals).await.map_err(|error| with_hint(&error));
+        memory.repositories.insert(place.clone(), (Instant::now(), found.clone()));
+        found
+    }
+
+    async fn read_manifests(&self, path: &Path) -> Result<ManifestFacts, String> {
+        let read = match Directory::open(&self.definitions.root.join(path)) {
+            Ok(directory) => directory.snapshot().await,
+            Err(error) => Err(error),
+        };
+        let daemon_sets = read.map_err(|error| error_chain(&error))?.daemon_sets;
+        Ok(ManifestFacts { daemon_sets, ..ManifestFacts::default() })
     }
 }
 

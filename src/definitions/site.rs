@@ -40,7 +40,16 @@ pub(super) fn network(report: &mut Report<'_>, site: &SiteSpec) {
     }
     for (index, host) in site.hosts.iter().enumerate() {
         let at = index.to_string();
-        let Host { host: name, ca_file, client_certificate, client_key, plain_http, login: _ } = host;
+        let Host {
+            host: name,
+            ca_file,
+            client_certificate,
+            client_key,
+            plain_http,
+            login: _,
+            ssh_key: _,
+            known_hosts: _,
+        } = host;
         if site.hosts[..index].iter().any(|earlier| earlier.host == *name) {
             report.wrong(&["spec", "hosts", &at, "host"], format!("there is a host {name} already"));
         }

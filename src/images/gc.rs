@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::kernel_record::{add_to_kernel_record, day, kernel_record};
 use crate::{
     cluster::{Cluster, Directory},
-    error_chain,
+    error_chain, git,
     image::{Digest, ImageName, Repository, RolloutSpec, Tag, Version},
     oci::{ImageManifest, subject_of_tag},
     parts::{AT_ONCE, Parts, TargetError},
@@ -199,9 +199,15 @@ async fn look_at_uses(
     let announced = Announcements::of(&parts.definitions, &snapshot, tracked(parts, &snapshot).await);
     let mut mentioned = cluster.mentions(candidates).await?;
     for spec in parts.definitions.images.values().flat_map(|image| &image.spec.rollout) {
-        if let RolloutSpec::File { path, .. } = spec {
-            let directory = Directory::open(&parts.definitions.root.join(path))?;
-            mentioned.extend(directory.mentions(candidates).await?);
+        match spec {
+            RolloutSpec::File { path, .. } => {
+                let directory = Directory::open(&parts.definitions.root.join(path))?;
+                mentioned.extend(directory.mentions(candidates).await?);
+            }
+            RolloutSpec::Git { place, .. } => {
+                mentioned.extend(git::mentions(parts, place, candidates).await?);
+            }
+            _ => {}
         }
     }
     let unseen: Vec<String> = snapshot.unseen.iter().map(|(what, why)| format!("{what}: {why}")).collect();

@@ -334,6 +334,16 @@ fn program_hint(message: &str) -> Option<&'static str> {
             "the mirror was not updated for long, or the clock is wrong; of a mirror that is frozen on purpose, write \
              `[check-valid-until=no]` into its line in /etc/apt/sources.list.d",
         )
+    } else if message.contains("could not read Username") || message.contains("Authentication failed") {
+        Some("name who logs in to the Git server: `login` of the host in site.yaml")
+    } else if message.contains("Host key verification failed") {
+        Some(
+            "put the SSH key of the Git server into the file that `knownHosts` of the host in site.yaml names",
+        )
+    } else if message.contains("Permission denied (publickey") {
+        Some("name the key that the Git server knows: `sshKey` of the host in site.yaml")
+    } else if message.contains("[remote rejected]") {
+        Some("let farrier push to the branch, or set `proposals` in the rollout, for pull requests")
     } else {
         None
     }

@@ -15,7 +15,7 @@ mod header_tree;
 pub mod host_tree;
 pub mod kernel_image;
 mod kernel_packages;
-mod process;
+pub(crate) mod process;
 pub mod root_fs;
 mod root_fs_layer;
 pub mod rpm;

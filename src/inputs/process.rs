@@ -26,14 +26,14 @@ pub(super) struct Running {
 }
 
 /// What a program left.
-pub(super) struct Output {
-    pub(super) status: ExitStatus,
-    pub(super) stdout: String,
-    pub(super) stderr: String,
+pub(crate) struct Output {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 /// A command with a known search path and language, and nothing to read.
-pub(super) fn command(program: &'static str) -> Command {
+pub(crate) fn command(program: &'static str) -> Command {
     let mut command = Command::new(program);
     command.env("PATH", PATH).env("LC_ALL", "C.UTF-8").env("DEBIAN_FRONTEND", "noninteractive");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -41,7 +41,7 @@ pub(super) fn command(program: &'static str) -> Command {
 }
 
 /// Lets a command see no proxies of the environment: its configuration says all that there is to say.
-pub(super) fn without_proxies(command: &mut Command) {
+pub(crate) fn without_proxies(command: &mut Command) {
     for name in ["http_proxy", "https_proxy", "all_proxy", "no_proxy"] {
         command.env_remove(name).env_remove(name.to_ascii_uppercase());
     }
@@ -62,7 +62,7 @@ pub(super) fn start(
 }
 
 /// Runs a command to its end, whatever its exit status.
-pub(super) async fn output(command: Command, program: &'static str) -> Result<Output, FetchError> {
+pub(crate) async fn output(command: Command, program: &'static str) -> Result<Output, FetchError> {
     let mut running = start(command, program, Duration::ZERO)?;
     let failed = |source| FetchError::Start { program, source };
     let (out, err) = (running.child.stdout.take(), running.child.stderr.take());
@@ -72,7 +72,7 @@ pub(super) async fn output(command: Command, program: &'static str) -> Result<Ou
 }
 
 /// The same, where a failure is an error: `action` says what the program was to do.
-pub(super) async fn run(
+pub(crate) async fn run(
     command: Command,
     program: &'static str,
     action: impl FnOnce() -> String,
@@ -109,7 +109,7 @@ impl Drop for Running {
 }
 
 /// A program that ended with a failure, by what it wrote to its standard error.
-pub(super) fn failure(action: String, stderr: &str) -> FetchError {
+pub(crate) fn failure(action: String, stderr: &str) -> FetchError {
     FetchError::Program { action, message: last_words(stderr), transient: may_pass(stderr) }
 }
 

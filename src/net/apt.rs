@@ -92,7 +92,16 @@ impl Net {
     /// apt takes one CA file for a host, in place of the system's certificates. Its manual has these options as
     /// `CAInfo::<host>`; what it reads is `<host>::CAInfo`.
     fn certificates(&self, entry: &Host, name: &str, options: &mut Vec<String>) -> Result<(), NetError> {
-        let Host { host, ca_file, client_certificate, client_key, plain_http: _, login: _ } = entry;
+        let Host {
+            host,
+            ca_file,
+            client_certificate,
+            client_key,
+            plain_http: _,
+            login: _,
+            ssh_key: _,
+            known_hosts: _,
+        } = entry;
         let key = match client_key {
             Some(SecretSource::File(file)) => Some(file),
             Some(SecretSource::Secret(_)) => {

@@ -62,17 +62,19 @@ impl Net {
     async fn client(&self, url: &Url, asker: &Asker<'_>) -> Result<&Client, NetError> {
         let host = HostPort::of_url(url).ok_or_else(|| refused("an address without a host"))?;
         self.permit(&host, asker)?;
-        if let Some((proxy, true)) = self.proxy(url)
-            && let Some(proxy) = proxy.host()
-        {
-            let what = format!("{asker}, through the environment's proxy,");
-            self.permit(&proxy, &Asker::of(&what))?;
-        }
+        self.permit_proxy(url, asker)?;
         let inner = &self.0;
         let special = self.special(&host);
         let make = || self.make(special, rustls::DEFAULT_VERSIONS);
         let cell = special.and_then(|(at, _)| inner.clients.hosts.get(at)).unwrap_or(&inner.clients.general);
         cell.get_or_try_init(make).await
+    }
+
+    /// May the environment's proxy be asked, if it is the way to this address?
+    pub(super) fn permit_proxy(&self, url: &Url, asker: &Asker<'_>) -> Result<(), NetError> {
+        let Some(proxy) = self.proxy(url).filter(|(_, environment)| *environment) else { return Ok(()) };
+        let what = format!("{asker}, through the environment's proxy,");
+        proxy.0.host().map_or(Ok(()), |host| self.permit(&host, &Asker::of(&what)))
     }
 
     /// The site's word on a host's certificates, if there is one.
@@ -123,13 +125,7 @@ impl Net {
         if request.headers().contains_key(AUTHORIZATION) {
             return Ok(());
         }
-        if url.scheme() != "https" && !self.allows_plain(&host) {
-            return Err(NetError::Options {
-                what: format!("site.yaml, host {host}: login"),
-                reason: "the password would go over plain http; ask for it by https, or allow plainHttp"
-                    .to_owned(),
-            });
-        }
+        self.may_log_in(url, &host)?;
         let password = self.password(login, &host.to_string()).await?;
         let url = request.url_mut();
         // They cannot fail for an address that has a host.
@@ -138,7 +134,19 @@ impl Net {
         Ok(())
     }
 
-    async fn password(&self, login: &Login, to: &str) -> Result<Zeroizing<String>, NetError> {
+    /// May a password go to this address?
+    pub(super) fn may_log_in(&self, url: &Url, host: &HostPort) -> Result<(), NetError> {
+        if url.scheme() == "https" || self.allows_plain(host) {
+            return Ok(());
+        }
+        Err(NetError::Options {
+            what: format!("site.yaml, host {host}: login"),
+            reason: "the password would go over plain http; ask for it by https, or allow plainHttp"
+                .to_owned(),
+        })
+    }
+
+    pub(super) async fn password(&self, login: &Login, to: &str) -> Result<Zeroizing<String>, NetError> {
         let what = format!("log in to {to} as {}", login.user);
         let secret = Box::pin(self.0.secrets.read(&login.password)).await;
         let text = secret.and_then(|secret| Ok(Zeroizing::new(secret.text("the password")?.to_owned())));

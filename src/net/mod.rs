@@ -1,12 +1,13 @@
 //! Adapter: the network: who may be asked, how, and with which secrets.
 //!
 //! All HTTP of farrier's own goes through [`Net::execute`], which is where `--offline` is enforced: before the first
-//! request and before each redirect. Programs that reach the network by themselves (apt, mmdebstrap, engines) are asked
+//! request and before each redirect. Programs that reach the network by themselves (apt, mmdebstrap, git, engines) are asked
 //! for with [`Net::permit`] before they start. The API server is `--cluster`'s, and reached as the kubeconfig says.
 
 mod apt;
 mod client;
 mod error;
+mod git;
 mod secrets;
 mod tls;
 
@@ -23,6 +24,7 @@ use url::Url;
 
 pub use apt::AptReach;
 pub use error::{NetError, connection_hint};
+pub use git::{GitReach, git_reach};
 pub use secrets::{Secret, SecretError, SecretReader};
 
 use crate::{

@@ -97,3 +97,42 @@ async fn offline_the_environments_proxy_counts_as_a_host() {
     let reach = net.apt_reach([]).await.unwrap();
     assert!(reach.without_environment);
 }
+
+#[tokio::test]
+async fn git_is_told_how_its_host_is_reached() {
+    let told = async |site: &str, offline: bool, address: &str| {
+        let reach = git_reach(&net(site, offline), &address.parse().unwrap()).await;
+        reach.map(|GitReach { settings, ssh_key, known_hosts }| {
+            assert!(ssh_key.is_none());
+            let settings: Vec<String> =
+                settings.iter().map(|(name, value)| format!("{name}={}", value.as_str())).collect();
+            (settings.join(" "), known_hosts)
+        })
+    };
+    let reached = async |site, address| told(site, false, address).await.unwrap();
+    let directly = "http.followRedirects=false http.proxy=";
+    assert_eq!(reached(SITE, "file:///srv/clusters.git").await, (String::new(), None));
+    assert_eq!(reached(SITE, "https://git.example/x").await, (directly.to_owned(), None));
+    let through = format!("{directly}http://proxy.example:3128/");
+    assert_eq!(reached(SITE, "http://git.example/x").await, (through, None));
+
+    // Files of certificates would have to be there.
+    let site =
+        r#"{"hosts": [{"host": "git.example", "knownHosts": "known", "clientKey": {"file": "/k.pem"}}]}"#;
+    let settings = format!("{directly} http.sslKey=/k.pem");
+    assert_eq!(reached(site, "https://git.example/x").await, (settings, None));
+    let known = Some("/definitions/known".into());
+    assert_eq!(reached(site, "ssh://git@git.example/x").await, (String::new(), known));
+    assert_eq!(reached("{}", "ssh://git@git.example/x").await, (String::new(), None));
+
+    for (address, host) in
+        [("https://git.example/x", "git.example:443"), ("ssh://git.example/x", "git.example:22")]
+    {
+        let error = told("{}", true, address).await.unwrap_err().to_string();
+        assert_eq!(error, format!("git for {host} needs {host}, which --offline forbids: nothing names it"));
+    }
+    let login =
+        r#"{"hosts": [{"host": "git.example", "login": {"user": "me", "password": {"file": "/none"}}}]}"#;
+    let error = told(login, false, "http://git.example/x").await.unwrap_err().to_string();
+    assert!(error.contains("over plain http"), "{error}");
+}

@@ -153,7 +153,7 @@ impl Facts {
             RolloutObject::Resource { resource, name } => format!("{resource} {name}"),
             RolloutObject::Nothing {} => return None,
         };
-        self.records.get(&object).filter(|_| target.path.is_none())
+        self.records.get(&object).filter(|_| target.place.is_none())
     }
 }
 

@@ -77,8 +77,14 @@ fn label(outcome: impl Into<&'static str>) -> (&'static str, &'static str) {
 }
 
 /// The strategies that write.
-const WRITTEN: &[Strategy] =
-    &[Strategy::Image, Strategy::PerKernel, Strategy::Union, Strategy::CustomResource, Strategy::File];
+const WRITTEN: &[Strategy] = &[
+    Strategy::Image,
+    Strategy::PerKernel,
+    Strategy::Union,
+    Strategy::CustomResource,
+    Strategy::File,
+    Strategy::Git,
+];
 
 fn strategy_label(strategy: Strategy) -> (&'static str, &'static str) {
     ("strategy", strategy.as_str())

@@ -280,7 +280,7 @@ fn of_nodes(before: &EventHistory, now: &EventHistory, found: &mut BTreeSet<Stat
 
 /// The object of a cluster that a rollout is about; files and tags have no events.
 fn target(rollout: &PlannedRollout) -> Option<Regarding> {
-    match (&rollout.target.path, &rollout.target.object) {
+    match (&rollout.target.place, &rollout.target.object) {
         (Some(_), _) | (None, RolloutObject::Nothing {}) => None,
         (None, RolloutObject::DaemonSet(found)) => Some(Regarding::DaemonSet {
             namespace: found.namespace.to_string(),

@@ -5,6 +5,7 @@
 
 mod admission;
 mod air_gap;
+mod argocd;
 mod boot;
 mod bundle;
 mod chain;
@@ -26,6 +27,7 @@ mod families;
 mod fetch;
 mod fleet;
 mod gc;
+mod git;
 mod gpudirect;
 mod headers_import;
 mod install_page;

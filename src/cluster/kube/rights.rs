@@ -27,7 +27,7 @@ impl KubeCluster {
         let mut needed = vec![self.right("patch", &ApiResource::erase::<Node>(&()), None, PATCHED)];
         for rollout in rollouts {
             let right = match (rollout.strategy(), rollout.daemon_set(), rollout) {
-                (Strategy::File, ..) => continue,
+                (Strategy::File | Strategy::Git, ..) => continue,
                 (_, Some(found), _) => {
                     let resource = Target::DaemonSets.resource();
                     self.right("patch", &resource, Some(&found.namespace), DAEMON_SET_VERBS)

@@ -203,6 +203,9 @@ impl Live {
         self.context.metrics.pass(outcome, began.elapsed());
         let now = Instant::now();
         self.wake.by(self.remembered_since.max(began) + self.context.resync);
+        if let Some(due) = self.memory.repositories_due() {
+            self.wake.by(due);
+        }
         self.faulted = match outcome {
             PassOutcomeLabel::Done => 0,
             PassOutcomeLabel::Unreachable | PassOutcomeLabel::Failed => self.faulted.saturating_add(1),

@@ -10,7 +10,9 @@ use crate::{
     controller::{Planned, RolloutReport, broken_chains::BrokenChains},
     error_chain,
     parts::TargetError,
-    plan::{Change, ClusterSnapshot, HoldReason, PlannedRollout, RolloutDecision, RolloutTarget},
+    plan::{
+        Change, ClusterSnapshot, HoldReason, ManifestPlace, PlannedRollout, RolloutDecision, RolloutTarget,
+    },
     runtime::RewriteOutcomeLabel,
 };
 
@@ -60,6 +62,12 @@ impl Live {
             }
             let error = self.parts.roll_out(self.context.cluster.as_ref(), rollout).await.err();
             self.context.health.beat();
+            if let Some(ManifestPlace::Git(place)) = &rollout.target.place
+                && !rollout.changes.is_empty()
+            {
+                self.memory.repositories.remove(place);
+                self.wake.changed(Instant::now());
+            }
             if let Some(TargetError::Cluster(error)) = &error
                 && let Some(detail) = error.disruption()
             {

@@ -188,6 +188,17 @@ texts! {
     /// A download. Definitions are handed on: a password stands where secrets are.
     Download: r"^https?://[^\s\x00-\x1f/?#@]+([/?#][^\s\x00-\x1f]*)?$",
         "a download's address: `http://` or `https://`, without a password (site.yaml says in `hosts` where that is: `login`)";
+    /// A Git repository.
+    GitAddress: r"^(https?://[^\s\x00-\x1f/?#@]+|ssh://([A-Za-z0-9._][A-Za-z0-9._-]*@)?[A-Za-z0-9\[][^\s\x00-\x1f/?#@]*|file://)/[^\s\x00-\x1f?#]+$",
+        "a Git repository's address: `https://host/path`, `ssh://user@host/path` or `file:///path`, without a password (site.yaml says in `hosts` where that is: `login`, `sshKey`)";
+    /// A Git branch, or what the names of some begin with.
+    GitBranch: r"^[A-Za-z0-9_]([A-Za-z0-9._/-]{0,198}[A-Za-z0-9_/-])?$",
+        "a branch: up to 200 letters, digits and `._/-`, starting with a letter or digit",
+        |text: &str| !text.contains("..") && !text.contains("//") && !text.contains("/.") && !text.contains(".lock");
+    /// A file or directory of a Git repository.
+    RepositoryPath: r"^[^/:*?\[\\\x00-\x1f\x7f][^:*?\[\\\x00-\x1f\x7f]*$",
+        "a path inside the repository (no `/` at its start, no `.`, `..` or empty component, none of `:*?[\\`)",
+        |text: &str| stays_inside(text);
     /// A sha256 as sha256sum prints it.
     Sha256: "^[0-9A-Fa-f]{64}$", "a sha256: 64 hexadecimal digits";
     /// A path inside a tree that farrier unpacked; the last component may hold one `*`.

@@ -23,7 +23,7 @@ pub use kernel_choice::KernelVars;
 pub use minimal::MinimalSpec;
 pub use need::Need;
 pub use oci::{Digest, ImageReference, ReferenceError, Repository, Tag, Version, mirror_name};
-pub use rollout::{DaemonSetContainer, OperatorResource, RolloutSpec, Strategy, Watch};
+pub use rollout::{DaemonSetContainer, GitPlace, OperatorResource, RolloutSpec, Strategy, Watch};
 pub use source::{AptSource, PatchSpec, SourceOrigin, SourceSpec};
 pub use tag::{TagError, TagInputs, needs_in, render_tags};
 pub use version::VersionSpec;

@@ -6,8 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::definition::{
-    Period,
-    checked::{DnsLabel, DnsName, LocalPath},
+    NotA, Period,
+    checked::{DnsLabel, DnsName, GitAddress, GitBranch, LocalPath, OneLine, RepositoryPath},
 };
 
 /// One thing whose image field is rewritten.
@@ -75,6 +75,40 @@ pub enum RolloutSpec {
         #[serde(flatten)]
         target: DaemonSetContainer,
     },
+    /// A DaemonSet in a Git repository, from which Argo CD or Flux takes it over into the cluster.
+    Git {
+        /// Where it stands.
+        #[serde(flatten)]
+        place: GitPlace,
+        /// The container whose image is set.
+        #[serde(flatten)]
+        target: DaemonSetContainer,
+        /// The commit's subject, in which `{image}`, `{daemonSet}`, `{container}`, `{from}` and `{to}` stand for what they say.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        message: Option<OneLine>,
+        /// What the names of branches begin with that are pushed in the place of `branch`, one for each change, for a pull request.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        proposals: Option<GitBranch>,
+    },
+}
+
+/// Manifests in a Git repository.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, JsonSchema)]
+pub struct GitPlace {
+    /// The repository.
+    pub repository: GitAddress,
+    /// The branch that the cluster follows.
+    pub branch: GitBranch,
+    /// The file or directory in it; without it, the whole repository.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<RepositoryPath>,
+}
+
+impl fmt::Display for GitPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, branch {}", self.repository, self.branch)?;
+        self.path.as_ref().map_or(Ok(()), |path| write!(f, ", {path}"))
+    }
 }
 
 /// A container of a DaemonSet.
@@ -203,8 +237,17 @@ impl RolloutSpec {
             Self::Image { target, .. }
             | Self::PerKernel { target, .. }
             | Self::Union { target, .. }
-            | Self::File { target, .. } => Some(target),
+            | Self::File { target, .. }
+            | Self::Git { target, .. } => Some(target),
             Self::PublishOnly { .. } | Self::CustomResource { .. } => None,
+        }
+    }
+
+    /// What the names of branches begin with that are pushed for pull requests.
+    pub fn proposals(&self) -> Option<&str> {
+        match self {
+            Self::Git { proposals, .. } => proposals.as_deref(),
+            _ => None,
         }
     }
 
@@ -214,7 +257,9 @@ impl RolloutSpec {
             Self::Image { watch, .. } | Self::PerKernel { watch, .. } | Self::Union { watch, .. } => {
                 Some(*watch)
             }
-            Self::PublishOnly { .. } | Self::CustomResource { .. } | Self::File { .. } => None,
+            Self::PublishOnly { .. } | Self::CustomResource { .. } | Self::File { .. } | Self::Git { .. } => {
+                None
+            }
         }
     }
 
@@ -227,6 +272,7 @@ impl RolloutSpec {
             Self::PublishOnly { .. } => Strategy::PublishOnly,
             Self::CustomResource { .. } => Strategy::CustomResource,
             Self::File { .. } => Strategy::File,
+            Self::Git { .. } => Strategy::Git,
         }
     }
 }
@@ -240,6 +286,10 @@ struct RolloutForm {
     daemon_set: Option<DnsName>,
     container: Option<DnsLabel>,
     path: Option<LocalPath>,
+    repository: Option<GitAddress>,
+    branch: Option<GitBranch>,
+    message: Option<OneLine>,
+    proposals: Option<GitBranch>,
     deadline: Option<Period>,
     stable_for: Option<Period>,
     retire_after: Option<Period>,
@@ -267,6 +317,8 @@ pub enum Strategy {
     CustomResource,
     /// One image in a directory of manifests.
     File,
+    /// One image in a Git repository.
+    Git,
 }
 
 impl Strategy {
@@ -286,6 +338,16 @@ impl Strategy {
             Self::PublishOnly => &["resource"],
             Self::CustomResource => &["resource", "name"],
             Self::File => &["path", "namespace", "daemonSet", "container"],
+            Self::Git => &[
+                "repository",
+                "branch",
+                "path",
+                "namespace",
+                "daemonSet",
+                "container",
+                "message",
+                "proposals",
+            ],
         }
     }
 }
@@ -300,6 +362,10 @@ impl TryFrom<RolloutForm> for RolloutSpec {
             daemon_set,
             container,
             path,
+            repository,
+            branch,
+            message,
+            proposals,
             deadline,
             stable_for,
             retire_after,
@@ -312,6 +378,10 @@ impl TryFrom<RolloutForm> for RolloutSpec {
             ("daemonSet", daemon_set.is_some()),
             ("container", container.is_some()),
             ("path", path.is_some()),
+            ("repository", repository.is_some()),
+            ("branch", branch.is_some()),
+            ("message", message.is_some()),
+            ("proposals", proposals.is_some()),
             ("deadline", deadline.is_some()),
             ("stableFor", stable_for.is_some()),
             ("retireAfter", retire_after.is_some()),
@@ -351,6 +421,18 @@ impl TryFrom<RolloutForm> for RolloutSpec {
                 name: name.ok_or_else(|| needed("name"))?,
             },
             Strategy::File => Self::File { path: path.ok_or_else(|| needed("path"))?, target: target()? },
+            Strategy::Git => {
+                let place = GitPlace {
+                    repository: repository.ok_or_else(|| needed("repository"))?,
+                    branch: branch.ok_or_else(|| needed("branch"))?,
+                    path: path.map(|path| in_repository(&path)).transpose()?,
+                };
+                Self::Git { place, target: target()?, message, proposals }
+            }
         })
     }
+}
+
+fn in_repository(path: &LocalPath) -> Result<RepositoryPath, String> {
+    path.to_string_lossy().parse().map_err(|error: NotA| error.to_string())
 }

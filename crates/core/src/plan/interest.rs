@@ -54,7 +54,8 @@ impl Interest {
                     RolloutSpec::Image { .. }
                     | RolloutSpec::PerKernel { .. }
                     | RolloutSpec::Union { .. }
-                    | RolloutSpec::File { .. } => {}
+                    | RolloutSpec::File { .. }
+                    | RolloutSpec::Git { .. } => {}
                 }
             }
         }

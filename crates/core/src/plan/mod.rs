@@ -89,17 +89,17 @@ pub use planner::{Plan, plan};
 pub use readiness::{Doubt, MayBoot, Needed, Next, PlannedNode, Readiness};
 pub use reasons::{BuildReason, HoldReason};
 pub use rollout::{
-    Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, FieldRecord, ImageChange, NodeChange,
-    PlannedRollout, PodRestart, Record, RecordState, ResourceChange, RollbackOutcome, RollbackStep,
-    RolloutDecision, RolloutObject, RolloutTarget, handover_label, per_kernel_originals, rollback,
-    rollback_per_kernel,
+    Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, FieldRecord, GitCommit, ImageChange,
+    ManifestPlace, NodeChange, PlannedRollout, PodRestart, Record, RecordState, ResourceChange,
+    RollbackOutcome, RollbackStep, RolloutDecision, RolloutObject, RolloutTarget, git_commit, handover_label,
+    per_kernel_originals, rollback, rollback_per_kernel,
 };
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
 pub use signatures::{PlannedSignature, asks_for_signatures};
 pub use skip_reason::{NeedReason, SkipReason};
 pub use snapshot::{
-    ClusterSnapshot, Container, DaemonSetFacts, LiveDaemonSet, Manifests, NodeFacts, ObjectVersion, Owner,
-    PodCount, PodFacts, ResourceFacts, Seen, UpdateStrategy,
+    ClusterSnapshot, Container, DaemonSetFacts, LiveDaemonSet, ManifestFacts, Manifests, NodeFacts,
+    ObjectVersion, Owner, PodCount, PodFacts, ResourceFacts, Seen, UpdateStrategy,
 };
 pub use status::{StatusEntry, StatusRow, status, status_entries};
 #[cfg(test)]

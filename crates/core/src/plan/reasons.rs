@@ -287,6 +287,18 @@ pub enum HoldReason {
     /// A person took the rollout back.
     #[error("it was rolled back; remove its annotation farrier.dev/per-kernel to have it rolled out again")]
     CopiesRolledBack,
+    /// Its Git repository has the image, and the cluster does not have it yet.
+    #[error("the repository has the image, and the cluster has not taken it over yet: {found}")]
+    NotSynced {
+        /// What the cluster has.
+        found: String,
+    },
+    /// A branch with the change waits for its pull request.
+    #[error("branch {branch} has the change and waits to be merged")]
+    Proposed {
+        /// The branch.
+        branch: String,
+    },
     /// Another image of its chain cannot be rolled out, and they go out together or not at all.
     #[error("its chain goes out together, and {image} is on hold: {why}")]
     Chain {
@@ -317,6 +329,8 @@ impl HoldReason {
                 | Self::TooOften
                 | Self::Disruption { .. }
                 | Self::NotPullable
+                | Self::NotSynced { .. }
+                | Self::Proposed { .. }
         )
     }
 

@@ -8,6 +8,7 @@ mod context;
 mod copy;
 mod daemon_set;
 mod field;
+mod git;
 mod handover;
 mod image;
 mod operator;
@@ -31,11 +32,12 @@ pub use change::{
     ResourceChange,
 };
 pub(super) use copy::copy_times;
+pub use git::{GitCommit, git_commit};
 pub use handover::handover_label;
 pub(super) use operator::switches;
 pub use record::{FieldRecord, Record, RecordState};
 pub use rollback::{RollbackOutcome, RollbackStep, rollback};
-pub use target::{RolloutObject, RolloutTarget};
+pub use target::{ManifestPlace, RolloutObject, RolloutTarget};
 pub(super) use union::left_kernels;
 pub(super) use watch::Limits;
 
@@ -70,7 +72,8 @@ pub(super) fn rollouts(
             claims.entry(field).or_default().push(image);
         }
     }
-    let labels = inputs.snapshot.daemon_sets.iter().chain(inputs.manifests.values().flatten().flatten());
+    let manifests = inputs.manifests.values().flatten();
+    let labels = inputs.snapshot.daemon_sets.iter().chain(manifests.flat_map(|found| &found.daemon_sets));
     let labels = labels.flat_map(DaemonSetFacts::label_keys).chain(resource::label_keys(inputs));
     let groups = group_nodes(&inputs.snapshot.nodes, labels);
     let in_complete_chains = Cells { withheld: Some(&chain_states.incomplete), ..cells };
@@ -179,6 +182,7 @@ fn decide(
             image::decide(context, target).map(|decided| with_restarts(context, target, decided))
         }
         RolloutSpec::File { .. } => image::decide(context, target),
+        RolloutSpec::Git { .. } => git::decide(context, target),
         RolloutSpec::PerKernel { .. } => per_kernel::decide(context, target),
         RolloutSpec::Union { .. } => return union::decide(context, target),
         RolloutSpec::PublishOnly { resource } => publish_only::decide(context, *resource),
@@ -189,7 +193,7 @@ fn decide(
 
 /// The namespace of a live DaemonSet, where this farrier does not write in it.
 fn elsewhere(context: &Context<'_>) -> Option<String> {
-    if matches!(context.spec, RolloutSpec::File { .. }) {
+    if ManifestPlace::of(context.spec).is_some() {
         return None;
     }
     let namespace = context.spec.daemon_set()?.namespace.to_string();

@@ -1,9 +1,8 @@
 //! Pure: what was observed in a cluster, raw and untrusted.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fmt,
-    path::PathBuf,
     sync::Arc,
 };
 
@@ -11,8 +10,8 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use super::{
-    Distrust, NO_DRIVER_FOR, NodeAffinity, READY_FOR, RolloutObject, RolloutTarget, WriteNamespaces,
-    labels::HANDOVER_LABELS,
+    Distrust, ManifestPlace, NO_DRIVER_FOR, NodeAffinity, READY_FOR, RolloutObject, RolloutTarget,
+    WriteNamespaces, labels::HANDOVER_LABELS,
 };
 use crate::image::{DaemonSetContainer, DriverImage, OperatorResource, Strategy};
 
@@ -221,9 +220,17 @@ pub struct ClusterSnapshot {
     pub writable: WriteNamespaces,
 }
 
-/// DaemonSets of the directories that `file` rollouts name, by the path in the definition; or why a
-/// directory could not be read.
-pub type Manifests = BTreeMap<PathBuf, Result<Vec<DaemonSetFacts>, String>>;
+/// What stands at a place of manifests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ManifestFacts {
+    /// Its DaemonSets.
+    pub daemon_sets: Vec<DaemonSetFacts>,
+    /// Branches of its Git repository with changes that wait for a pull request.
+    pub proposals: BTreeSet<String>,
+}
+
+/// What stands at the places that `file` and `git` rollouts name; or why one could not be read.
+pub type Manifests = BTreeMap<ManifestPlace, Result<ManifestFacts, String>>;
 
 /// Labels that farrier gives to nodes while it rolls out.
 fn is_written_here(label: &str) -> bool {

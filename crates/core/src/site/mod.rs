@@ -1,6 +1,7 @@
 //! Pure: the site (`site.yaml` in the definitions directory): which hosts may be asked and how, who signs, what must
 //! be signed.
 
+mod commits;
 mod host;
 mod kernel_limits;
 mod mirrors;
@@ -15,6 +16,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use commits::GitCommits;
 pub use host::{HostPolicy, HostPort, NoProxy, ProxyUrl};
 pub use kernel_limits::KernelLimits;
 pub use mirrors::{Images, MirrorRule, Prefix, image_candidates, url_candidates};
@@ -62,9 +64,11 @@ impl SiteSpec {
             policy: _,
             kernel_limits: _,
             storage: _,
+            git,
         } = self;
         let mut sources: Vec<&SecretSource> =
-            hosts.iter().filter_map(|host| host.client_key.as_ref()).collect();
+            hosts.iter().flat_map(|host| [&host.client_key, &host.ssh_key]).flatten().collect();
+        sources.extend(git.iter().filter_map(|git| git.signing_key.as_ref()));
         let logins = hosts.iter().map(|host| &host.login).chain(proxy.iter().map(|proxy| &proxy.login));
         sources.extend(logins.flatten().map(|login| &login.password));
         let mut files = Vec::new();
@@ -125,6 +129,9 @@ pub struct SiteSpec {
     /// How much is kept on a disk.
     #[serde(default, skip_serializing_if = "Storage::is_default")]
     pub storage: Storage,
+    /// Who commits to Git repositories.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub git: Option<GitCommits>,
 }
 
 impl SiteSpec {
@@ -140,6 +147,7 @@ impl SiteSpec {
             policy: _,
             kernel_limits: _,
             storage: _,
+            git: _,
         } = self;
         (mirrors, proxy.as_ref(), hosts, credentials)
     }

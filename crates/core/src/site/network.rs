@@ -74,9 +74,15 @@ pub struct Host {
     /// May it be talked to without TLS?
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub plain_http: bool,
-    /// Who asks it for downloads. Registries have `credentials`, and apt has its own `/etc/apt/auth.conf`.
+    /// Who asks it for downloads and Git repositories. Registries have `credentials`, and apt has its own `/etc/apt/auth.conf`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub login: Option<Login>,
+    /// The private key, in OpenSSH's form, with which its Git repositories are reached by SSH.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ssh_key: Option<SecretSource>,
+    /// Its SSH keys, as `known_hosts` has them; relative to the definitions directory. Without it the user's own file counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub known_hosts: Option<LocalPath>,
 }
 
 /// Where credentials for registries stand: exactly one field.

@@ -1,9 +1,9 @@
 //! Pure: the DaemonSet that a target names, where farrier may change it.
 
-use super::{Context, DaemonSetFacts, HoldReason, PlanInputs, RolloutObject, RolloutTarget};
+use super::{Context, DaemonSetFacts, HoldReason, ManifestPlace, PlanInputs, RolloutObject, RolloutTarget};
 use crate::{
     image::{DaemonSetContainer, OperatorResource},
-    plan::{Container, LiveDaemonSet, Owner, Seen},
+    plan::{Container, LiveDaemonSet, ManifestFacts, Owner, Seen},
 };
 
 /// A container of a DaemonSet.
@@ -53,18 +53,12 @@ fn find_daemon_set<'a>(
     target: &RolloutTarget,
     wanted: &DaemonSetContainer,
 ) -> Result<&'a DaemonSetFacts, HoldReason> {
-    if let (None, Some(detail)) = (&target.path, inputs.snapshot.unseen.get(&Seen::DaemonSets)) {
+    if let (None, Some(detail)) = (&target.place, inputs.snapshot.unseen.get(&Seen::DaemonSets)) {
         return Err(HoldReason::Unseen { what: Seen::DaemonSets, detail: detail.clone() });
     }
-    let candidates = match &target.path {
+    let candidates = match &target.place {
         None => &inputs.snapshot.daemon_sets,
-        Some(path) => match inputs.manifests.get(path) {
-            Some(Ok(daemon_sets)) => daemon_sets,
-            Some(Err(detail)) => return Err(HoldReason::Unreadable { detail: detail.clone() }),
-            None => {
-                return Err(HoldReason::Unreadable { detail: format!("{} was not read", path.display()) });
-            }
-        },
+        Some(place) => &manifests(inputs, place)?.daemon_sets,
     };
     let mut named = candidates.iter().filter(|found| found.is_named(wanted));
     match (named.next(), named.count()) {
@@ -72,6 +66,16 @@ fn find_daemon_set<'a>(
         (Some(found), 0) => Ok(found),
         (Some(_), more) => Err(HoldReason::Ambiguous { count: more + 1 }),
     }
+}
+
+/// What was read at a place.
+pub(super) fn manifests<'a>(
+    inputs: &PlanInputs<'a>,
+    place: &ManifestPlace,
+) -> Result<&'a ManifestFacts, HoldReason> {
+    let unreadable = |detail| HoldReason::Unreadable { detail };
+    let read = inputs.manifests.get(place).ok_or_else(|| unreadable(format!("{place} was not read")))?;
+    read.as_ref().map_err(|detail| unreadable(detail.clone()))
 }
 
 /// What to do instead of writing the DaemonSet that an operator writes.

@@ -1,4 +1,4 @@
-//! Pure: the strategies `image` and `file`: one image for a DaemonSet whose nodes share one kernel.
+//! Pure: the strategies `image`, `file` and `git`: one image for a DaemonSet whose nodes share one kernel.
 
 use std::collections::BTreeMap;
 

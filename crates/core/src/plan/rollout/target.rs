@@ -1,13 +1,10 @@
 //! Pure: what is rewritten, named.
 
-use std::{
-    fmt,
-    path::{Path, PathBuf},
-};
+use std::{fmt, path::PathBuf};
 
 use serde::Serialize;
 
-use crate::image::{DaemonSetContainer, OperatorResource, RolloutSpec, Strategy};
+use crate::image::{DaemonSetContainer, GitPlace, OperatorResource, RolloutSpec, Strategy};
 
 /// The object that a rollout is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -26,15 +23,52 @@ pub enum RolloutObject {
     Nothing {},
 }
 
+/// Manifests that stand outside of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(untagged)]
+pub enum ManifestPlace {
+    /// A directory or file of this machine.
+    Local {
+        /// As the definition names it.
+        path: PathBuf,
+    },
+    /// A Git repository.
+    Git(GitPlace),
+}
+
+impl ManifestPlace {
+    /// The place that a definition names, if it names one.
+    pub fn of(spec: &RolloutSpec) -> Option<Self> {
+        match spec {
+            RolloutSpec::File { path, .. } => Some(Self::Local { path: path.to_path_buf() }),
+            RolloutSpec::Git { place, .. } => Some(Self::Git(place.clone())),
+            RolloutSpec::Image { .. }
+            | RolloutSpec::PerKernel { .. }
+            | RolloutSpec::Union { .. }
+            | RolloutSpec::PublishOnly { .. }
+            | RolloutSpec::CustomResource { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for ManifestPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local { path } => path.display().fmt(f),
+            Self::Git(place) => place.fmt(f),
+        }
+    }
+}
+
 /// One rollout target.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutTarget {
     /// How it is rewritten.
     pub strategy: Strategy,
-    /// The directory or file, as the definition names it; for `file`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub path: Option<PathBuf>,
+    /// Where its manifest stands; for `file` and `git`.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub place: Option<ManifestPlace>,
     /// What is rewritten.
     #[serde(flatten)]
     pub object: RolloutObject,
@@ -43,10 +77,6 @@ pub struct RolloutTarget {
 impl RolloutTarget {
     /// The target that a definition names.
     pub fn of(spec: &RolloutSpec) -> Self {
-        let path = match spec {
-            RolloutSpec::File { path, .. } => Some(path.to_path_buf()),
-            _ => None,
-        };
         let object = match (spec.daemon_set(), spec) {
             (Some(found), _) => RolloutObject::DaemonSet(found.clone()),
             (None, RolloutSpec::CustomResource { resource, name }) => {
@@ -54,19 +84,19 @@ impl RolloutTarget {
             }
             (None, _) => RolloutObject::Nothing {},
         };
-        Self { strategy: spec.strategy(), path, object }
+        Self { strategy: spec.strategy(), place: ManifestPlace::of(spec), object }
     }
 
     /// What only one rollout may write, whatever its strategy.
-    pub fn field(&self) -> Option<(Option<&Path>, &RolloutObject)> {
-        (self.object != RolloutObject::Nothing {}).then_some((self.path.as_deref(), &self.object))
+    pub fn field(&self) -> Option<(Option<&ManifestPlace>, &RolloutObject)> {
+        (self.object != RolloutObject::Nothing {}).then_some((self.place.as_ref(), &self.object))
     }
 }
 
 impl fmt::Display for RolloutTarget {
-    /// `DaemonSet kube-system/driver, container main`, then the directory.
+    /// `DaemonSet kube-system/driver, container main`, then where its manifest stands.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { strategy: _, path, object } = self;
+        let Self { strategy: _, place, object } = self;
         match object {
             RolloutObject::DaemonSet(DaemonSetContainer { namespace, daemon_set, container }) => {
                 write!(f, "DaemonSet {namespace}/{daemon_set}, container {container}")?;
@@ -74,6 +104,6 @@ impl fmt::Display for RolloutTarget {
             RolloutObject::Resource { resource, name } => write!(f, "{resource} {name}")?,
             RolloutObject::Nothing {} => f.write_str("published tags")?,
         }
-        path.as_ref().map_or(Ok(()), |path| write!(f, ", in {}", path.display()))
+        place.as_ref().map_or(Ok(()), |place| write!(f, ", in {place}"))
     }
 }

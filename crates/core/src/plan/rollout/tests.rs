@@ -14,7 +14,7 @@ use super::{
 use crate::{
     image::{DaemonSetContainer, Version},
     kmod::Verdict,
-    plan::{NodeAffinity, NodeFacts, Owner, Published},
+    plan::{ManifestFacts, NodeAffinity, NodeFacts, Owner, Published},
 };
 
 /// The one rollout's reason to hold, after a change to a world in which it would be rewritten.
@@ -140,7 +140,7 @@ fn file_rollouts_look_into_their_own_directory() {
     let mut world = World::new(&[K47]);
     world.publish(Verdict::Loads);
     world.snapshot.daemon_sets.clear();
-    let path = std::path::PathBuf::from("../gitops");
+    let place = ManifestPlace::Local { path: "../gitops".into() };
     world.image("mft").spec.rollout = vec![RolloutSpec::File {
         path: "../gitops".parse().unwrap(),
         target: DaemonSetContainer {
@@ -151,9 +151,10 @@ fn file_rollouts_look_into_their_own_directory() {
     }];
     let decision = |world: &World| world.plan().rollouts.swap_remove(0).decision;
     assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::Unreadable { .. })));
-    world.manifests.insert(path.clone(), Ok(vec![daemon_set("mft")]));
+    let facts = ManifestFacts { daemon_sets: vec![daemon_set("mft")], ..ManifestFacts::default() };
+    world.manifests.insert(place.clone(), Ok(facts));
     assert!(matches!(decision(&world), RolloutDecision::Rewrite { .. }));
-    world.manifests.insert(path, Err("a.yaml:1:2: no".to_owned()));
+    world.manifests.insert(place, Err("a.yaml:1:2: no".to_owned()));
     assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::Unreadable { .. })));
 }
 

@@ -1,0 +1,116 @@
+use super::*;
+use crate::{
+    image::{DaemonSetContainer, GitPlace},
+    kmod::Verdict,
+    plan::{
+        ManifestFacts,
+        fixtures::{K47, World, daemon_set},
+    },
+};
+
+fn place() -> GitPlace {
+    GitPlace {
+        repository: "ssh://git@git.test/clusters".parse().unwrap(),
+        branch: "main".parse().unwrap(),
+        path: Some("prod/drivers".parse().unwrap()),
+    }
+}
+
+/// One DaemonSet in a repository, whose nodes are there and whose image is published.
+fn world(message: Option<&str>, proposals: Option<&str>) -> World {
+    let mut world = World::new(&[K47]);
+    world.publish(Verdict::Loads);
+    world.image("mft").spec.rollout = vec![RolloutSpec::Git {
+        place: place(),
+        target: DaemonSetContainer {
+            namespace: "kube-system".parse().unwrap(),
+            daemon_set: "mft".parse().unwrap(),
+            container: "driver".parse().unwrap(),
+        },
+        message: message.map(|text| text.parse().unwrap()),
+        proposals: proposals.map(|text| text.parse().unwrap()),
+    }];
+    let facts = ManifestFacts { daemon_sets: vec![daemon_set("mft")], ..ManifestFacts::default() };
+    world.manifests.insert(ManifestPlace::Git(place()), Ok(facts));
+    world
+}
+
+fn planned(world: &World) -> PlannedRollout {
+    world.plan().rollouts.swap_remove(0)
+}
+
+fn repository(world: &mut World) -> &mut ManifestFacts {
+    world.manifests.get_mut(&ManifestPlace::Git(place())).unwrap().as_mut().unwrap()
+}
+
+/// The commit that is planned, with the image that it sets.
+fn to_commit(world: &mut World) -> (GitCommit, String) {
+    let rollout = planned(world);
+    let RolloutDecision::Rewrite { to, .. } = &rollout.decision else { panic!("{rollout:?}") };
+    let spec = world.image("mft").spec.rollout[0].clone();
+    (git_commit(&spec, &rollout, &rollout.changes[0]).unwrap(), to.to_string())
+}
+
+fn held(world: &World) -> String {
+    match planned(world).decision {
+        RolloutDecision::Hold(why) => why.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_cluster_is_watched_until_it_has_what_was_committed() {
+    let mut world = world(None, None);
+    let (GitCommit { branch, message }, to) = to_commit(&mut world);
+    assert_eq!(branch, "main");
+    let subject = "DaemonSet kube-system/mft: mft for container driver";
+    assert_eq!(message, format!("{subject}\n\nfrom registry.test/old:1\nto {to}\n"));
+
+    repository(&mut world).daemon_sets[0].containers[0].image.clone_from(&to);
+    let waits =
+        "the repository has the image, and the cluster has not taken it over yet: it has registry.test/old:1";
+    assert_eq!(held(&world), waits);
+    world.snapshot.daemon_sets[0].containers[0].name = "other".to_owned();
+    assert!(held(&world).ends_with("its DaemonSet has no such container"));
+    let taken_over = world.snapshot.daemon_sets.pop().unwrap();
+    assert!(held(&world).ends_with("it has no such DaemonSet"));
+
+    world.snapshot.daemon_sets.push(taken_over);
+    let container = &mut world.snapshot.daemon_sets[0].containers[0];
+    (container.name, container.image) = ("driver".to_owned(), to.clone());
+    let settled = planned(&world);
+    assert!(matches!(settled.decision, RolloutDecision::AlreadySet { .. }) && settled.changes.is_empty());
+
+    // A cluster that cannot be seen may have anything; a directory of manifests has no DaemonSets that follow a repository.
+    world.snapshot.unseen.insert(Seen::DaemonSets, "forbidden".to_owned());
+    assert!(held(&world).contains("forbidden"));
+    world.snapshot.unseen.clear();
+    world.snapshot.daemon_sets.clear();
+    world.snapshot.read_only_nodes = true;
+    assert!(matches!(planned(&world).decision, RolloutDecision::AlreadySet { .. }));
+}
+
+#[test]
+fn a_change_is_proposed_once() {
+    let mut world = world(Some("{image} {to}: {daemonSet}, {container}, {what} {"), Some("farrier/"));
+    let (GitCommit { branch, message }, to) = to_commit(&mut world);
+    let digest = to.split_once("sha256:").unwrap().1;
+    assert_eq!(branch, format!("farrier/kube-system-mft-driver-{}", &digest[..12]));
+    assert_eq!(message.lines().next().unwrap(), format!("mft {to}: kube-system/mft, driver, {{what}} {{"));
+
+    repository(&mut world).proposals.insert("farrier/kube-system-mft-driver-000000000000".to_owned());
+    assert!(matches!(planned(&world).decision, RolloutDecision::Rewrite { .. }));
+    repository(&mut world).proposals.insert(branch.clone());
+    assert_eq!(held(&world), format!("branch {branch} has the change and waits to be merged"));
+    assert!(planned(&world).changes.is_empty());
+}
+
+#[test]
+fn a_repository_that_cannot_be_read_is_said() {
+    let mut world = world(None, None);
+    world.manifests.insert(ManifestPlace::Git(place()), Err("fetch: no route".to_owned()));
+    assert_eq!(held(&world), "manifests cannot be read: fetch: no route");
+    // DaemonSets of the cluster do not stand in for it.
+    world.manifests.clear();
+    assert!(held(&world).contains("was not read"));
+}

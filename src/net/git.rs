@@ -1,0 +1,94 @@
+//! Adapter: what the git program needs to reach a repository, which it does by itself.
+
+use std::path::PathBuf;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use url::Url;
+use zeroize::Zeroizing;
+
+use super::{Asker, Net, NetError, Secret};
+use crate::site::{Host, HostPort, SecretSource};
+
+/// How one repository is reached.
+#[derive(Default)]
+pub struct GitReach {
+    /// Settings of git. Passwords are among them: they belong into its environment, which no other user can read.
+    pub settings: Vec<(&'static str, Zeroizing<String>)>,
+    /// For SSH: the private key.
+    pub ssh_key: Option<Secret>,
+    /// For SSH: the file of hosts' keys.
+    pub known_hosts: Option<PathBuf>,
+}
+
+/// What git needs for a repository (`https://`, `http://`, `ssh://` or `file://`), if farrier may ask its host.
+pub async fn git_reach(net: &Net, repository: &Url) -> Result<GitReach, NetError> {
+    let Some(host) = host_of(repository) else { return Ok(GitReach::default()) };
+    let what = format!("git for {host}");
+    net.permit(&host, &Asker::of(&what))?;
+    let entry = net.host_entry(&host).map(|(_, entry)| entry);
+    if repository.scheme() == "ssh" {
+        let ssh_key = match entry.and_then(|entry| entry.ssh_key.as_ref()) {
+            Some(key) => {
+                Some(net.secrets().read(key).await.map_err(|source| NetError::Secret { what, source })?)
+            }
+            None => None,
+        };
+        let known_hosts = entry.and_then(|entry| entry.known_hosts.as_ref());
+        let known_hosts = known_hosts.map(|file| net.0.root.join(file));
+        return Ok(GitReach { settings: Vec::new(), ssh_key, known_hosts });
+    }
+    net.permit_proxy(repository, &Asker::of(&what))?;
+    // Elsewhere a password would go along.
+    let mut settings = vec![("http.followRedirects", "false".to_owned().into())];
+    let proxy = net.proxies().await?.for_url(repository).map(|proxy| proxy.as_url().to_string());
+    settings.push(("http.proxy", proxy.unwrap_or_default().into()));
+    if let Some(entry) = entry {
+        certificates(net, entry, &mut settings)?;
+        if let Some(login) = &entry.login {
+            net.may_log_in(repository, &host)?;
+            let password = net.password(login, &host.to_string()).await?;
+            let pair = Zeroizing::new(format!("{}:{}", login.user, password.as_str()));
+            let header = format!("Authorization: Basic {}", STANDARD.encode(pair.as_bytes()));
+            settings.push(("http.extraHeader", header.into()));
+        }
+    }
+    Ok(GitReach { settings, ssh_key: None, known_hosts: None })
+}
+
+fn host_of(repository: &Url) -> Option<HostPort> {
+    let host = HostPort::of_url(repository)?;
+    match (repository.scheme(), host.port()) {
+        ("file", _) => None,
+        ("ssh", None) => format!("{host}:22").parse().ok(),
+        _ => Some(host),
+    }
+}
+
+/// As apt, git takes one file of authorities in place of the system's, and a key from a file.
+fn certificates(
+    net: &Net,
+    entry: &Host,
+    settings: &mut Vec<(&'static str, Zeroizing<String>)>,
+) -> Result<(), NetError> {
+    let key = match &entry.client_key {
+        Some(SecretSource::Secret(_)) => {
+            return Err(NetError::Options {
+                what: format!("site.yaml, host {}: clientKey", entry.host),
+                reason: "git takes keys from files only: mount the Secret, and name the file".to_owned(),
+            });
+        }
+        Some(SecretSource::File(file)) => Some(file),
+        None => None,
+    };
+    let files = [
+        ("http.sslCAInfo", entry.ca_file.as_ref()),
+        ("http.sslCert", entry.client_certificate.as_ref()),
+        ("http.sslKey", key),
+    ];
+    for (setting, file) in files {
+        if let Some(file) = file {
+            settings.push((setting, net.0.root.join(file).display().to_string().into()));
+        }
+    }
+    Ok(())
+}
