@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, ColorChoice, ValueEnum};
 
 use super::env_vars as vars;
 use crate::{
@@ -45,6 +45,9 @@ pub struct Global {
     /// Form of the result
     #[arg(short, long, global = true, value_enum, default_value_t = OutputForm::Table)]
     pub output: OutputForm,
+    /// Colours; auto: on a terminal, unless NO_COLOR or CLICOLOR_FORCE is set
+    #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto, value_name = "WHEN")]
+    pub color: ColorChoice,
     /// More log lines (-v: debug, -vv: trace)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
@@ -66,9 +69,11 @@ impl Global {
 /// Form of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OutputForm {
-    /// For people.
+    /// For people; on a terminal rows fit and digests are short
     Table,
-    /// For programs.
+    /// The same with whole digests, in rows of any length
+    Wide,
+    /// For programs
     Json,
 }
 

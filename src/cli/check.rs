@@ -95,10 +95,7 @@ pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit, CliError>
     if context.args.boot {
         report = boot::boot(context, &mut kernel, &checked, report).await?;
     }
-    session.show(&report, |report| {
-        let plain = report.to_string();
-        if output::has_colours() { output::check::coloured(&plain) } else { plain }
-    })?;
+    session.show(&report, ToString::to_string)?;
     if report.verdict == Verdict::Unknown
         && let Some(hint) = &kernel.hint
     {

@@ -49,6 +49,7 @@ pub fn main() -> ExitCode {
             return if error.use_stderr() { Exit::Wrong.into() } else { Exit::Done.into() };
         }
     };
+    output::look::set(&cli.global);
     start_logs(&cli.global);
     // A provider can be installed once in a process; a second call would report the first one.
     let _ = rustls::crypto::ring::default_provider().install_default();

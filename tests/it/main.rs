@@ -52,6 +52,7 @@ mod signing;
 mod site;
 mod status_objects;
 mod support;
+mod terminal;
 mod toolchain;
 mod truth_table;
 mod upload;

@@ -1,9 +1,9 @@
 //! What commands print: results to standard output, messages and progress to standard error. Every table stands here.
 
 pub mod bundle;
-pub mod check;
 pub mod gc;
 pub mod headers;
+pub mod look;
 mod pass;
 mod plan;
 pub mod preflight;
@@ -13,14 +13,14 @@ pub mod verify;
 
 use std::io::{self, IsTerminal, Write};
 
-use comfy_table::{Row, Table, presets::NOTHING};
+use comfy_table::{Cell, ContentArrangement, Row, Table, presets::NOTHING};
 use serde::Serialize;
 
 pub use pass::pass;
 pub use plan::{plan, status};
 pub use progress::{Bar, Progress};
 
-use super::{args::OutputForm, env_vars, error::OutputError};
+use super::{args::OutputForm, error::OutputError};
 
 /// Prints a result in the form that was asked for.
 pub fn show<T: Serialize + ?Sized>(
@@ -29,7 +29,7 @@ pub fn show<T: Serialize + ?Sized>(
     text: impl FnOnce(&T) -> String,
 ) -> Result<(), OutputError> {
     result(&match form {
-        OutputForm::Table => text(value),
+        OutputForm::Table | OutputForm::Wide => look::painted(text(value)),
         OutputForm::Json => serde_json::to_string_pretty(value).map_err(io::Error::from)?,
     })
 }
@@ -59,11 +59,6 @@ pub fn message(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// Colours on a terminal, unless the environment says otherwise.
-pub fn has_colours() -> bool {
-    env_vars::colours().unwrap_or_else(|| io::stdout().is_terminal())
-}
-
 /// A table without borders. A cell may have several lines.
 pub fn table<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
     lines(header, rows, (0, 2))
@@ -82,8 +77,21 @@ fn lines(
     rows: impl IntoIterator<Item = impl Into<Row>>,
     padding: (u16, u16),
 ) -> String {
+    laid_out(header.into(), rows.into_iter().map(Into::into).collect(), padding, look::width())
+}
+
+/// Columns; in a given width cells are wrapped and digests are short.
+fn laid_out(header: Row, rows: Vec<Row>, padding: (u16, u16), width: Option<u16>) -> String {
     let mut table = Table::new();
-    table.load_style(NOTHING).set_header(header).add_rows(rows);
+    table.load_style(NOTHING).set_header(header);
+    match width {
+        None => table.add_rows(rows),
+        Some(width) => {
+            let short = |cell: &Cell| look::with_short_digests(&cell.content());
+            let rows = rows.iter().map(|row| Row::from(row.cell_iter().map(short)));
+            table.add_rows(rows).set_content_arrangement(ContentArrangement::Dynamic).set_width(width)
+        }
+    };
     for column in table.column_iter_mut() {
         column.set_padding(padding);
     }
@@ -93,4 +101,27 @@ fn lines(
 /// Names, labels and annotations come from outside: a terminal must not take them for commands.
 pub fn printable(text: &str) -> String {
     text.replace(char::is_control, "\u{fffd}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_fits_its_width() {
+        let row = || {
+            Row::from(["driver".to_owned(), format!("r.example/drivers/driver@sha256:{}", "0a".repeat(32))])
+        };
+        let text = |width| laid_out(["IMAGE", "REFERENCE"].into(), vec![row()], (0, 2), width);
+        assert!(
+            text(None).lines().nth(1).unwrap().ends_with(&"0a".repeat(32)),
+            "whole where nothing asks for a width"
+        );
+        assert_eq!(
+            text(Some(80)),
+            "IMAGE   REFERENCE\ndriver  r.example/drivers/driver@sha256:0a0a0a0a0a0a\n"
+        );
+        let narrow = text(Some(40));
+        assert!(narrow.lines().count() > 2 && narrow.lines().all(|line| line.len() <= 40), "{narrow}");
+    }
 }

@@ -1,6 +1,6 @@
 //! Pure: the instructions of a Dockerfile, and which of them an engine would fetch something for.
 
-use super::words::{self, BLANKS, Lexer, Quotes};
+use super::lexer::{self, BLANKS, Lexer, Quotes};
 
 /// An instruction, its lines joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,10 +162,10 @@ impl Document {
     fn all_of(instruction: &str, escape: char) -> Vec<Self> {
         let (mut word, mut rest) = first_word(instruction);
         if word.eq_ignore_ascii_case("onbuild") {
-            (word, rest) = first_word(words::options(rest, escape).1);
+            (word, rest) = first_word(lexer::options(rest, escape).1);
         }
         let known = ["run", "copy", "add"].iter().any(|known| word.eq_ignore_ascii_case(known));
-        if !known || !instruction.contains("<<") || words::json_list(words::options(rest, escape).1).is_some()
+        if !known || !instruction.contains("<<") || lexer::json_list(lexer::options(rest, escape).1).is_some()
         {
             return Vec::new();
         }

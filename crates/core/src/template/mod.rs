@@ -1,9 +1,9 @@
 //! Pure: Dockerfile templates, rendered strictly; what is in the Dockerfiles.
 
 mod dockerfile;
+mod lexer;
 pub mod steps;
 mod strict;
-mod words;
 
 use std::collections::BTreeMap;
 

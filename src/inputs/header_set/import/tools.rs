@@ -66,9 +66,9 @@ fn missing(root: &Path, place: &Path, tool: &str) -> FetchError {
 
 /// The first link on the way to a file that leads to what is not there, and what it says.
 fn broken_link(root: &Path, file: &Path) -> Option<(PathBuf, PathBuf)> {
-    let mut way: Vec<&Path> = file.ancestors().filter(|path| !path.as_os_str().is_empty()).collect();
-    way.reverse();
-    way.into_iter().find_map(|path| {
+    let mut parents: Vec<&Path> = file.ancestors().filter(|path| !path.as_os_str().is_empty()).collect();
+    parents.reverse();
+    parents.into_iter().find_map(|path| {
         let says = fs::read_link(root.join(path)).ok()?;
         matches!(resolve(root, path), Ok(None)).then(|| (path.to_owned(), says))
     })

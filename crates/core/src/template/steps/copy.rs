@@ -5,7 +5,7 @@ use runner::plan::{Action, Source};
 use super::{
     super::{
         dockerfile::Document,
-        words::{self, BLANKS, Lexer, Quotes},
+        lexer::{self, BLANKS, Lexer, Quotes},
     },
     Line, Reader, Refusal, clean, mistake, unsupported,
 };
@@ -14,7 +14,7 @@ impl Reader {
     /// `COPY`, its options and words.
     pub(super) fn copy(&mut self, line: Line<'_>, options: Vec<String>, rest: &str) -> Result<(), Refusal> {
         let mode = self.copy_options(line.number, options)?;
-        let list = match words::json_list(rest) {
+        let list = match lexer::json_list(rest) {
             Some(Ok(list)) => list,
             Some(Err(())) => return mistake("COPY: the list holds more than texts"),
             None => rest.split(BLANKS).filter(|word| !word.is_empty()).map(str::to_owned).collect(),

@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 
 use super::{
     dockerfile::{Instruction, directives, escape_character, same_to_all},
-    words::{self, Lexer},
+    lexer::{self, Lexer},
 };
 pub use refusal::StepsError;
 use refusal::{Refusal, mistake, number, unsupported};
@@ -184,7 +184,7 @@ struct Reader {
 impl Reader {
     fn read(&mut self, line: Line<'_>) -> Result<(), Refusal> {
         let (word, rest) = line.instruction.split();
-        let (options, rest) = words::options(rest, self.escape);
+        let (options, rest) = lexer::options(rest, self.escape);
         let word = word.to_ascii_uppercase();
         if let Some(option) = options
             .first()
@@ -207,7 +207,7 @@ impl Reader {
                     self.step(line, Action::Directory { path: self.workdir.clone() })?;
                 }
             }
-            "SHELL" => match words::json_list(rest) {
+            "SHELL" => match lexer::json_list(rest) {
                 Some(Ok(shell)) if !shell.is_empty() => self.shell = shell,
                 _ => return mistake("SHELL wants a list of texts, as [\"/bin/bash\", \"-c\"]"),
             },

@@ -1,6 +1,6 @@
 //! Why a Dockerfile, or one of its lines, has no steps.
 
-use super::super::words::WordError;
+use super::super::lexer::WordError;
 
 /// Why a Dockerfile has no steps. Whoever shows it says whose Dockerfile it is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -3,7 +3,7 @@
 use runner::plan::{Action, Run};
 
 use super::{
-    super::{dockerfile::Document, words},
+    super::{dockerfile::Document, lexer},
     Line, Reader, Refusal, mistake, unsupported,
 };
 
@@ -25,7 +25,7 @@ impl Reader {
         }
         let mut run =
             Run { env: self.variables.environment(), workdir: self.workdir.clone(), ..Run::default() };
-        match words::json_list(rest) {
+        match lexer::json_list(rest) {
             Some(Ok(argv)) => run.argv = argv,
             Some(Err(())) => return mistake("RUN: the list holds more than texts"),
             None => {

@@ -1,7 +1,7 @@
 //! The stage `modules` of a Dockerfile, and what stands before its first instruction.
 
 use super::{
-    super::words::{self, Lexer},
+    super::lexer::{self, Lexer},
     Base, Instruction, Refusal, StepsError, mistake, number, unsupported,
     variables::Variables,
 };
@@ -52,8 +52,8 @@ pub(super) fn stage<'a>(
 }
 
 fn words(from: &Instruction, escape: char) -> (Vec<String>, Vec<&str>) {
-    let (options, rest) = words::options(from.split().1, escape);
-    (options, rest.split(words::BLANKS).filter(|word| !word.is_empty()).collect())
+    let (options, rest) = lexer::options(from.split().1, escape);
+    (options, rest.split(lexer::BLANKS).filter(|word| !word.is_empty()).collect())
 }
 
 /// The name that a `FROM` gives to its stage.

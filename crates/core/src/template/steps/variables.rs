@@ -1,7 +1,7 @@
 //! `ARG` and `ENV`.
 
 use super::{
-    super::words::{BLANKS, Lexer, quoted_words},
+    super::lexer::{BLANKS, Lexer, quoted_words},
     Refusal, mistake, unsupported,
 };
 

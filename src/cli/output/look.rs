@@ -1,0 +1,139 @@
+//! How results look on a terminal: colours for words that say how things stand, rows that fit, short digests. Elsewhere they are
+//! plain and whole, for programs.
+
+use std::{
+    io::{self, IsTerminal as _},
+    sync::{LazyLock, OnceLock},
+};
+
+use clap::ColorChoice;
+use regex::{Captures, Regex};
+use rustix::termios::tcgetwinsize;
+
+use crate::cli::{
+    args::{Global, OutputForm},
+    env_vars,
+};
+
+const RED: &str = "\u{1b}[31m";
+const YELLOW: &str = "\u{1b}[33m";
+const GREEN: &str = "\u{1b}[32m";
+const CYAN: &str = "\u{1b}[36m";
+const DIM: &str = "\u{1b}[2m";
+const RESET: &str = "\u{1b}[0m";
+
+/// What gets a colour: words before reasons, a report's verdict, what to do, and words that stand alone in their column. The
+/// last ones are looked for twice: what ends one column begins the next.
+const PAINTED: [&str; 5] = [
+    r"(?m)(^|  )(refused:|unknown:|warning[:,])()",
+    r"(?m)(\A.*: )(loads|unknown|refused)($)",
+    r"(?m)(^|  )(help: .*)($)",
+    COLUMN,
+    COLUMN,
+];
+/// Columns stand two blanks apart.
+const COLUMN: &str = r"(?m)(  )(loads|published|up to date|already set|settled|ready|ok|good|passed|refused|failed|conflict|held back|missing|unknown|hold|wait|waiting|retrying|skip|skipped|warning|build|building|queued|rewrite|rewrite later|change)(  |$)";
+
+/// The width of tables; without one, rows are as long as they are and digests whole.
+static WIDTH: OnceLock<Option<u16>> = OnceLock::new();
+static COLOURS: OnceLock<bool> = OnceLock::new();
+
+/// Takes the look from the command line, the environment and the terminal, once.
+pub fn set(global: &Global) {
+    let is_terminal = io::stdout().is_terminal();
+    let colours = match global.color {
+        ColorChoice::Always => true,
+        ColorChoice::Never => false,
+        ColorChoice::Auto => env_vars::colours().unwrap_or(is_terminal),
+    };
+    let fits = is_terminal && global.output == OutputForm::Table;
+    // A terminal that does not know its width says 0.
+    let columns = || tcgetwinsize(io::stdout()).ok().map(|size| size.ws_col).filter(|columns| *columns > 0);
+    // Set before anything is printed; a second call would find the first one's.
+    let _ = (COLOURS.set(colours), WIDTH.set(fits.then(columns).flatten()));
+}
+
+/// How wide tables are.
+pub fn width() -> Option<u16> {
+    WIDTH.get().copied().flatten()
+}
+
+/// The text of a result, with colours where they are wanted.
+pub fn painted(text: String) -> String {
+    if COLOURS.get().copied().unwrap_or_default() { coloured(&text) } else { text }
+}
+
+/// The text with colours, and not a letter changed.
+fn coloured(text: &str) -> String {
+    PAINTED.into_iter().filter_map(|pattern| Regex::new(pattern).ok()).fold(
+        text.to_owned(),
+        |text, pattern| {
+            let paint = |found: &Captures<'_>| {
+                let colour = match &found[2] {
+                    "loads" | "published" | "up to date" | "already set" | "settled" | "ready" | "ok"
+                    | "good" | "passed" => GREEN,
+                    "refused" | "refused:" | "failed" | "conflict" | "held back" | "missing" => RED,
+                    "build" | "building" | "queued" | "rewrite" | "rewrite later" | "change" => CYAN,
+                    help if help.starts_with("help: ") => DIM,
+                    _ => YELLOW,
+                };
+                format!("{}{colour}{}{RESET}{}", &found[1], &found[2], &found[3])
+            };
+            pattern.replace_all(&text, paint).into_owned()
+        },
+    )
+}
+
+/// Each digest by its first twelve digits.
+pub fn with_short_digests(text: &str) -> String {
+    static DIGEST: LazyLock<Option<Regex>> =
+        LazyLock::new(|| Regex::new("(sha256:[0-9a-f]{12})[0-9a-f]{52}").ok());
+    DIGEST.as_ref().map_or_else(|| text.to_owned(), |digest| digest.replace_all(text, "$1").into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REPORT: &str = "\
+payload on 6.1.0-9-amd64 (amd64): refused
+MODULE      VERDICT  REASON
+nvidia      refused  refused: disagrees about version of symbol ib_free: found 0x00000004, wanted 0x00000005
+                       help: rebuild it against the exposed headers of mofed
+nvidia_uvm  loads
+warning, 2 modules: the module is not signed
+  help: sign it
+load order: nvidia, nvidia_uvm
+";
+
+    #[test]
+    fn colours_change_no_letter() {
+        let coloured = coloured(REPORT);
+        let mut bare = coloured.clone();
+        for code in [RED, YELLOW, GREEN, DIM, RESET] {
+            bare = bare.replace(code, "");
+        }
+        assert_eq!(bare, REPORT);
+        assert!(coloured.starts_with("payload on 6.1.0-9-amd64 (amd64): \u{1b}[31mrefused\u{1b}[0m\n"));
+        assert!(coloured.contains("\nnvidia_uvm  \u{1b}[32mloads\u{1b}[0m"), "{coloured}");
+        assert!(coloured.contains("\u{1b}[31mrefused:\u{1b}[0m disagrees"), "{coloured}");
+        assert!(coloured.contains("\u{1b}[33mwarning,\u{1b}[0m 2 modules"), "{coloured}");
+        assert!(coloured.contains("\u{1b}[2m"), "{coloured}");
+    }
+
+    #[test]
+    fn a_word_that_stands_alone_in_its_column_is_painted() {
+        let status =
+            "IMAGE   KERNEL  PHASE      CHECK\nfailed  6.1.0   published  loads\nmissing images: 2\n";
+        let painted = "IMAGE   KERNEL  PHASE      CHECK\n\
+                       failed  6.1.0   \u{1b}[32mpublished\u{1b}[0m  \u{1b}[32mloads\u{1b}[0m\nmissing images: 2\n";
+        assert_eq!(coloured(status), painted, "neither a name nor a sentence");
+    }
+
+    #[test]
+    fn digests_get_short() {
+        let digits = "0123456789abcdef".repeat(4);
+        let text = format!("r.example/x@sha256:{digits} and sha256:0123");
+        assert_eq!(with_short_digests(&text), "r.example/x@sha256:0123456789ab and sha256:0123");
+    }
+}
