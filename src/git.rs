@@ -59,8 +59,8 @@ pub(crate) async fn mentions(
     Ok(repository.check_out().await?.mentions(images).await?)
 }
 
-/// Makes a change by a commit on top of what the branch holds at that moment, and pushes it; never by force. The same change,
-/// made by another writer meanwhile, is left as it is.
+/// Commits a change on top of what the branch holds at that moment, and pushes the commit, never by force. If another writer
+/// has made the same change, there is nothing to do.
 pub(crate) async fn write(
     parts: &Parts,
     place: &GitPlace,
