@@ -2,4 +2,5 @@
 //! talk about them.
 
 pub mod plan;
+pub mod pod;
 pub mod wire;

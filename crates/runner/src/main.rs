@@ -1,10 +1,11 @@
 //! `farrier-runner`: runs the steps of a build where farrier put their root file system. `sandbox` makes namespaces of its own
-//! for that; farrier starts it, and talks to it as [`runner::wire`] says.
+//! for that; farrier starts it, and talks to it as [`runner::wire`] says. `pod` runs them in a container that is there for them.
 
 mod canary;
 mod copy;
 mod filter;
 mod glob;
+mod in_pod;
 mod messages;
 mod payload;
 mod root;
@@ -12,10 +13,16 @@ mod sandbox;
 mod steps;
 mod watch;
 
-use std::process::ExitCode;
+use std::{io, process::ExitCode};
 
 use messages::Messages;
 use runner::wire::{Message, Outcome};
+
+fn told(ended: io::Result<()>) -> ExitCode {
+    let Err(error) = ended else { return ExitCode::SUCCESS };
+    let _ = rustix::io::write(rustix::stdio::stderr(), format!("farrier-runner: {error}\n").as_bytes());
+    ExitCode::FAILURE
+}
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -23,6 +30,8 @@ fn main() -> ExitCode {
     let messages = Messages::default();
     let outcome = match words.as_slice() {
         ["sandbox"] => sandbox::enter(&messages),
+        ["pod"] => return told(in_pod::run()),
+        ["follow", place] => return told(in_pod::follow(place)),
         ["init", scratch, lowers @ ..] => sandbox::init(&messages, scratch, lowers).map(Some),
         _ => {
             let _ = rustix::io::write(

@@ -1,10 +1,11 @@
-//! Messages to farrier, on standard output.
+//! Messages to farrier: on standard output, or kept until they are fetched.
 
 use std::{
     error::Error as _,
     fs::File,
-    io::{self, Read},
-    sync::{Mutex, MutexGuard, PoisonError},
+    io::{self, Read, Write as _},
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use runner::wire::{Message, write_frame};
@@ -12,20 +13,69 @@ use rustix::io::dup;
 
 /// The way to farrier. Messages of several threads do not mix.
 #[derive(Default)]
-pub struct Messages(Mutex<Option<File>>);
+pub struct Messages {
+    out: Mutex<Out>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct Out {
+    file: Option<File>,
+    is_kept: bool,
+    written: Written,
+}
+
+/// What was sent so far.
+#[derive(Clone, Copy, Default)]
+pub struct Written {
+    /// Bytes of whole frames.
+    pub length: u64,
+    /// Was the last message sent?
+    pub is_whole: bool,
+}
 
 impl Messages {
-    /// Sends one.
-    pub fn send(&self, message: &Message) -> io::Result<()> {
-        let mut out = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        write_frame(Self::file(&mut out)?, &message.encode())
+    /// Those that are kept in a file. What steps print goes to standard output, too, for people.
+    pub fn kept(file: File) -> Self {
+        let out = Out { file: Some(file), is_kept: true, ..Out::default() };
+        Self { out: Mutex::new(out), more: Condvar::new() }
     }
 
-    fn file<'a>(out: &'a mut MutexGuard<'_, Option<File>>) -> io::Result<&'a mut File> {
-        if out.is_none() {
-            **out = Some(File::from(dup(rustix::stdio::stdout())?));
+    /// Sends one.
+    pub fn send(&self, message: &Message) -> io::Result<()> {
+        let mut out = self.lock();
+        let frame = message.encode();
+        write_frame(out.file()?, &frame)?;
+        out.written.length += 4 + frame.len() as u64;
+        out.written.is_whole = matches!(message, Message::End(_));
+        if out.is_kept
+            && let Message::Output(text) = message
+        {
+            // Whoever reads it may have gone.
+            let _ = File::from(dup(rustix::stdio::stdout())?).write_all(text);
         }
-        out.as_mut().ok_or_else(|| io::ErrorKind::BrokenPipe.into())
+        self.more.notify_all();
+        Ok(())
+    }
+
+    /// Waits until more than `length` bytes, or the last message, were sent, or the time is over.
+    pub fn wait_for_more(&self, length: u64, most: Duration) -> Written {
+        let is_all = |out: &mut Out| out.written.length <= length && !out.written.is_whole;
+        let waited = self.more.wait_timeout_while(self.lock(), most, is_all);
+        waited.unwrap_or_else(PoisonError::into_inner).0.written
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Out> {
+        self.out.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Out {
+    fn file(&mut self) -> io::Result<&mut File> {
+        if self.file.is_none() {
+            self.file = Some(File::from(dup(rustix::stdio::stdout())?));
+        }
+        self.file.as_mut().ok_or_else(|| io::ErrorKind::BrokenPipe.into())
     }
 }
 

@@ -90,6 +90,7 @@ pub fn init(messages: &Messages, scratch: &str, lowers: &[&str]) -> io::Result<O
     // Open still when there is no path to it any more.
     let (context, disk) = (File::open(&context)?, File::open(scratch)?);
     root::change(scratch, lowers)?;
+    give_up_capabilities()?;
     confine(plan.limits.processes)?;
     messages.send(&Message::Canary(canary::look()?))?;
     let context = Path::new("/proc/self/fd").join(context.as_raw_fd().to_string());
@@ -99,11 +100,8 @@ pub fn init(messages: &Messages, scratch: &str, lowers: &[&str]) -> io::Result<O
     }
 }
 
-/// Gives up what process 1 could do that a step must not; what it starts inherits that.
-fn confine(processes: Option<u64>) -> io::Result<()> {
-    let limit = |resource, value| setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) });
-    limit(Resource::Core, 0)?;
-    limit(Resource::Nproc, processes.unwrap_or(PROCESSES))?;
+/// Gives up the capabilities of a new user namespace's process 1, for good.
+fn give_up_capabilities() -> io::Result<()> {
     set_capabilities_secure_bits(
         CapabilitiesSecureBits::NO_ROOT
             | CapabilitiesSecureBits::NO_ROOT_LOCKED
@@ -118,7 +116,14 @@ fn confine(processes: Option<u64>) -> io::Result<()> {
         let _ = remove_capability_from_bounding_set(capability);
     }
     let none = CapabilitySet::empty();
-    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+    Ok(set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?)
+}
+
+/// Gives up what process 1 could do without a capability that a step must not; what it starts inherits that.
+pub fn confine(processes: Option<u64>) -> io::Result<()> {
+    let limit = |resource, value| setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) });
+    limit(Resource::Core, 0)?;
+    limit(Resource::Nproc, processes.unwrap_or(PROCESSES))?;
     // Steps have the same user: what process 1 has open is not for them.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     filter::install()

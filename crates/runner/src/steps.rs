@@ -97,9 +97,15 @@ fn command(messages: &Messages, run: &Run) -> io::Result<Result<(), String>> {
     Ok(if status.success() { Ok(()) } else { Err(ended(status)) })
 }
 
-/// Ends all processes but this one, which is process 1, and waits for them.
+/// Ends all processes but this one, which is process 1, and waits for them. Where a step left none, none is ended: in a pod farrier's
+/// own processes are among all.
 fn end_all() {
     loop {
+        match wait(WaitOptions::NOHANG) {
+            Ok(Some(_)) | Err(Errno::INTR) => continue,
+            Ok(None) => {}
+            Err(_) => return,
+        }
         // Process group 1 is the kernel's word for all.
         let _ = kill_process_group(Pid::INIT, Signal::KILL);
         match wait(WaitOptions::empty()) {
