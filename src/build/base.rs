@@ -14,12 +14,12 @@ use crate::{
     blocking::blocking,
     cache::LockMode,
     engine::{
-        BuildJob, BuildLog, ContextEntry, Credentials, DockerEngine, Engine, EngineError, LOCAL_PREFIX,
-        Sandbox,
+        BuildJob, BuildLog, ContextEntry, Credentials, DockerEngine, Engine, EngineError, Kubernetes,
+        LOCAL_PREFIX, Sandbox,
     },
     error_chain,
     image::{ImageReference, Output, Repository},
-    images::{root_fs_layer, toolchain_tree},
+    images::{BaseImage, root_fs_layer, toolchain_tree},
     inputs::{HeaderSet, PackageRoot, find_build},
     kernel::{Compiler, CompilerKind, Toolchain},
     net::Asker,
@@ -36,25 +36,38 @@ const PROBE_MARK: &str = "farrier: toolchain offers ";
 pub(super) enum PreparedBase {
     /// An image of the daemon, under the name that the cell's Dockerfile starts from.
     Image(Arc<DockerEngine>),
-    /// Trees in the cache.
-    InPlace(InPlaceBase),
+    /// Trees in the cache, for a sandbox.
+    InPlace(Arc<Sandbox>, InPlaceBase),
+    /// The same, for a pod.
+    InCluster(Arc<Kubernetes>, InPlaceBase),
 }
 
 /// Trees, and what is done over them.
 pub(super) struct InPlaceBase {
-    pub(super) sandbox: Arc<Sandbox>,
     /// The steps of the `modules` stage; the first looks for the compiler.
     pub(super) steps: Vec<Step>,
-    /// The uppermost first.
-    pub(super) lowers: Vec<PathBuf>,
+    /// The uppermost first: headers and toolchain.
+    pub(super) lowers: [PathBuf; 2],
+    /// The image that the toolchain is.
+    pub(super) toolchain: BaseImage,
 }
 
 /// Prepares the cell's base: toolchain plus header set.
 pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<PreparedBase, TargetError> {
     let engines = &job.parts.engine;
     let docker = match (job.image.spec.output, engines.get().await) {
-        (Output::Payload, Ok(Engine::Sandbox(sandbox))) => match in_place(job, headers, sandbox).await? {
-            Ok(base) => return Ok(PreparedBase::InPlace(base)),
+        (Output::Payload, Ok(Engine::Kubernetes(cluster))) => {
+            let base = in_place(job, headers).await?.map_err(|refused| refused_template(job, &refused))?;
+            return Ok(PreparedBase::InCluster(cluster, base));
+        }
+        (Output::Payload, Ok(Engine::Sandbox(sandbox))) => match in_place(job, headers).await? {
+            Ok(base) => {
+                // One at a time: two would walk the same tree.
+                let _lock = job.parts.cache.lock("trees", "owner", LockMode::Exclusive).await?;
+                let (owner, trees) = (sandbox.owner(), base.lowers.clone());
+                blocking(move || trees.iter().try_for_each(|tree| owner.own(tree))).await?;
+                return Ok(PreparedBase::InPlace(sandbox, base));
+            }
             // What a daemon can do is done by one, if there is one.
             Err(refused @ StepsError::Unsupported { .. }) if engines.may_be_another() => {
                 engines.docker().await.map_err(|_| refused_template(job, &refused))?
@@ -73,25 +86,19 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
 async fn in_place(
     job: &Job<'_>,
     headers: &HeaderSet,
-    sandbox: Arc<Sandbox>,
 ) -> Result<Result<InPlaceBase, StepsError>, TargetError> {
     let Job { parts, cell, toolchain, .. } = job;
     job.stage(Stage::Toolchain);
-    let (toolchain, image) = toolchain_tree(parts, toolchain, cell).await?;
-    let recipe = match steps::read(&cell.dockerfile, &Base::of(&cell.base_name, &image.config)) {
+    let (tree, toolchain) = toolchain_tree(parts, toolchain, cell).await?;
+    let recipe = match steps::read(&cell.dockerfile, &Base::of(&cell.base_name, &toolchain.image.config)) {
         Ok(recipe) => recipe,
         Err(error) => return Ok(Err(error)),
     };
     recipe.notes.iter().for_each(|note| job.note(&note.to_string()));
-    // One at a time: two would walk the same tree.
-    let _lock = parts.cache.lock("trees", "owner", LockMode::Exclusive).await?;
-    let lowers = vec![headers.root.clone(), toolchain];
-    let (owner, trees) = (sandbox.owner(), lowers.clone());
-    blocking(move || trees.iter().try_for_each(|tree| owner.own(tree))).await?;
     let mut steps = recipe.steps;
     let first = [headers.compiler.map(probe_step), btf_source(job, headers).map(without_btf_step)];
     steps.splice(0..0, first.into_iter().flatten());
-    Ok(Ok(InPlaceBase { sandbox, steps, lowers }))
+    Ok(Ok(InPlaceBase { steps, lowers: [headers.root.clone(), tree], toolchain }))
 }
 
 fn refused_template(job: &Job<'_>, refused: &StepsError) -> TargetError {

@@ -10,13 +10,14 @@ use std::{
 };
 
 use runner::plan::{Limits, Plan};
-use tokio::time::timeout;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     base::{InPlaceBase, PreparedBase, ProbeLog, missing_compiler},
     job::{Against, Job, Payload, ensure_planned},
     logs::log_path,
+    pod,
 };
 use crate::{
     blocking::blocking,
@@ -37,7 +38,6 @@ pub(super) async fn compile(
     let work = parts.cache.scratch()?;
     let (mut context, sources) = context(job, work.path()).await?;
     context.extend(against.needed.context.iter().cloned());
-    job.stage(Stage::Compile);
     let log_path = log_path(&parts.cache, cell)?;
     let (reporter, subject) = (Arc::clone(&parts.reporter), cell.subject());
     let probe = Arc::new(ProbeLog::default());
@@ -56,30 +56,44 @@ pub(super) async fn compile(
     };
     let (tree, archive) = (work.path().join("payload"), work.path().join("image.tar"));
     fs_err::create_dir(&tree)?;
+    // The deadline is that of steps: a build may wait for a place in a cluster.
+    let begun = CancellationToken::new();
+    if !matches!(base, PreparedBase::InCluster(..)) {
+        job.stage(Stage::Compile);
+        begun.cancel();
+    }
     let run = async {
         match (base, image.spec.output) {
-            (PreparedBase::InPlace(base), _) => {
-                let (sandbox, scratch) = (&base.sandbox, work.path().join("sandbox"));
-                sandbox.compile(in_place(base, build.clone(), scratch, limits(image.spec.build)), &tree).await
+            (PreparedBase::InPlace(sandbox, base), _) => {
+                let scratch = work.path().join("sandbox");
+                let build = in_place(base, build.clone(), scratch, limits(image.spec.build));
+                Ok(sandbox.compile(build, &tree).await?)
+            }
+            (PreparedBase::InCluster(cluster, base), _) => {
+                Box::pin(pod::compile(job, (cluster, base), build.clone(), &begun, &tree)).await
             }
             (PreparedBase::Image(engine), Output::Payload) => {
-                engine.build_payload(&build, &tree).await.map(|()| Vec::new())
+                engine.build_payload(&build, &tree).await?;
+                Ok(Vec::new())
             }
             (PreparedBase::Image(engine), Output::Image) => {
-                engine.build_archive(&build, &archive).await.map(|()| Vec::new())
+                engine.build_archive(&build, &archive).await?;
+                Ok(Vec::new())
             }
         }
     };
-    let canary = match within(image.spec.build.deadline, &build.cancel, run).await {
+    let canary = match within(image.spec.build.deadline, &begun, &build.cancel, run).await {
         Some(Ok(refused)) => refused,
-        Some(Err(EngineError::Step { message })) => {
+        Some(Err(TargetError::Engine(EngineError::Step { message }))) => {
             return Err(match missing_compiler(job, &against.headers, &probe) {
                 Some(error) => error,
                 None => failed(&log, &message, &log_path).into(),
             });
         }
-        Some(Err(EngineError::Limit { message })) => return Err(over_limit(&log, &message, &log_path).into()),
-        Some(Err(other)) => return Err(other.into()),
+        Some(Err(TargetError::Engine(EngineError::Limit { message }))) => {
+            return Err(over_limit(&log, &message, &log_path).into());
+        }
+        Some(Err(other)) => return Err(other),
         None => return Err(too_long(&log, image.spec.build.deadline, &log_path).into()),
     };
     let made = match image.spec.output {
@@ -111,17 +125,17 @@ pub(super) async fn compile(
 const LEAST_MEMORY: u64 = 4 << 30;
 
 /// What a build may use. What it says of its memory is when it may start beside others, and so an estimate.
-fn limits(spec: BuildSpec) -> Limits {
+pub(super) fn limits(spec: BuildSpec) -> Limits {
     let memory = spec.memory.bytes().saturating_mul(2).max(LEAST_MEMORY);
     Limits { memory: Some(memory), ..Limits::default() }
 }
 
 fn in_place(base: &InPlaceBase, job: BuildJob, scratch: PathBuf, limits: Limits) -> InPlace {
     let BuildJob { id: _, dockerfile: _, context, log, cancel } = job;
-    let InPlaceBase { sandbox: _, steps, lowers } = base;
+    let InPlaceBase { steps, lowers, toolchain: _ } = base;
     InPlace {
         plan: Plan { steps: steps.clone(), limits },
-        lowers: lowers.clone(),
+        lowers: lowers.to_vec(),
         context,
         scratch,
         log,
@@ -130,17 +144,25 @@ fn in_place(base: &InPlaceBase, job: BuildJob, scratch: PathBuf, limits: Limits)
 }
 
 /// What the engine's run comes to; `None` where it was stopped because it took longer than it may.
+/// The time counts from when it has begun.
 async fn within<T>(
     deadline: Period,
+    begun: &CancellationToken,
     cancel: &CancellationToken,
-    run: impl Future<Output = Result<T, EngineError>>,
-) -> Option<Result<T, EngineError>> {
+    run: impl Future<Output = Result<T, TargetError>>,
+) -> Option<Result<T, TargetError>> {
     let mut run = pin!(run);
-    if let Ok(outcome) = timeout(deadline.duration(), run.as_mut()).await {
-        return Some(outcome);
+    let late = async {
+        begun.cancelled().await;
+        sleep(deadline.duration()).await;
+    };
+    tokio::select! {
+        biased;
+        outcome = run.as_mut() => return Some(outcome),
+        () = late => {}
     }
     cancel.cancel();
-    Some(run.await).filter(|outcome| !matches!(outcome, Err(EngineError::Cancelled)))
+    Some(run.await).filter(|outcome| !matches!(outcome, Err(TargetError::Cancelled)))
 }
 
 /// A step of the Dockerfile failed.
@@ -236,41 +258,43 @@ fn job_id(job: &Job<'_>) -> String {
 mod tests {
     use std::time::Duration;
 
-    use tokio::time::sleep;
-
     use super::*;
 
     /// An engine's run that ends by itself after some seconds, or when it is stopped.
-    async fn run(seconds: u64, cancel: &CancellationToken) -> Result<u64, EngineError> {
+    async fn run(seconds: u64, cancel: &CancellationToken) -> Result<u64, TargetError> {
         tokio::select! {
             () = sleep(Duration::from_secs(seconds)) => Ok(seconds),
-            () = cancel.cancelled() => Err(EngineError::Cancelled),
+            () = cancel.cancelled() => Err(TargetError::Cancelled),
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_run_is_stopped_at_its_deadline() {
         let deadline = Period::seconds(60);
-        let in_time = CancellationToken::new();
-        assert!(matches!(within(deadline, &in_time, run(59, &in_time)).await, Some(Ok(59))));
+        let (in_time, begun) = (CancellationToken::new(), CancellationToken::new());
+        begun.cancel();
+        assert!(matches!(within(deadline, &begun, &in_time, run(59, &in_time)).await, Some(Ok(59))));
         assert!(!in_time.is_cancelled());
         let late = CancellationToken::new();
-        assert!(within(deadline, &late, run(61, &late)).await.is_none());
+        assert!(within(deadline, &begun, &late, run(61, &late)).await.is_none());
         // Whoever stops farrier stops the run, which is then not late.
         let stopped = CancellationToken::new();
         let stop = async {
             sleep(Duration::from_secs(5)).await;
             stopped.cancel();
         };
-        let (outcome, ()) = tokio::join!(within(deadline, &stopped, run(61, &stopped)), stop);
-        assert!(matches!(outcome, Some(Err(EngineError::Cancelled))));
+        let (outcome, ()) = tokio::join!(within(deadline, &begun, &stopped, run(61, &stopped)), stop);
+        assert!(matches!(outcome, Some(Err(TargetError::Cancelled))));
         // It came to its end while it was being stopped.
         let ends = CancellationToken::new();
-        let outcome = within(deadline, &ends, async {
+        let outcome = within(deadline, &begun, &ends, async {
             sleep(Duration::from_secs(61)).await;
             Ok(())
         });
         assert!(matches!(outcome.await, Some(Ok(()))));
+        // What waits for a place has not begun.
+        let (waits, begun) = (CancellationToken::new(), CancellationToken::new());
+        assert!(matches!(within(deadline, &begun, &waits, run(600, &waits)).await, Some(Ok(600))));
     }
 }
 

@@ -13,6 +13,7 @@ mod kept;
 mod logs;
 mod needs;
 mod pipeline;
+mod pod;
 mod publish;
 mod reuse;
 mod sign;

@@ -276,7 +276,7 @@ async fn taken_for(bench: &Bench, root: &PackageRoot, cell: &Cell) -> Result<Dig
     match root {
         PackageRoot::RuntimeBase(spec) => {
             let base = runtime_base(parts, &RuntimeBase::Bootstrap(spec.clone()), cell).await?;
-            Ok(base.image.layers[0].digest.clone())
+            Ok(base.image.image.layers[0].digest.clone())
         }
         PackageRoot::Toolchain(spec) => {
             let in_place = images::toolchain_tree(parts, &Toolchain::Bootstrap(spec.clone()), cell).await;
@@ -286,7 +286,7 @@ async fn taken_for(bench: &Bench, root: &PackageRoot, cell: &Cell) -> Result<Dig
             let (digest, layer) = layer?;
             let layer = fs::read(layer).unwrap();
             assert_eq!(digest, Digest::of(&layer));
-            assert_eq!(image.layers[0].digest, Digest::of(&layer));
+            assert_eq!(image.image.layers[0].digest, Digest::of(&layer));
             assert_eq!(layer_of(&fs::read(tree.join(COMPILER)).unwrap()).0, layer);
             Ok(Digest::of(&layer))
         }

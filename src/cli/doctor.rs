@@ -117,6 +117,7 @@ impl Visit {
             engine.map(|engine| match engine {
                 Engine::Sandbox(_) => "sandbox: namespaces of this machine".to_owned(),
                 Engine::Docker(engine) => engine.describe().to_owned(),
+                Engine::Kubernetes(_) => "kubernetes: Jobs in the cluster".to_owned(),
             }),
         );
         let entrypoint = boot::find_entrypoint(session.global.entrypoint.as_deref());

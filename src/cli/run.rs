@@ -47,7 +47,7 @@ pub async fn run(session: &Session, args: RunArgs) -> Result<Exit, CliError> {
         ));
     }
     let mut parts = session.publisher(&args.registry, args.engine.engine)?;
-    parts.limits = session::limits(&args.limits);
+    parts.limits = session::limits(&args.limits, args.engine.engine, &parts.definitions.site.builds);
     let interest = Interest::of(&parts.definitions);
     let connection = session.connect(cluster, args.cluster.writable(), interest).await?;
     let cluster = Arc::clone(&connection.cluster);
@@ -63,7 +63,7 @@ pub async fn run(session: &Session, args: RunArgs) -> Result<Exit, CliError> {
 }
 
 async fn once(session: &Session, parts: Parts, cluster: Arc<dyn Cluster>) -> Result<Exit, CliError> {
-    let report = run_once(parts, cluster).await?;
+    let report = Box::pin(run_once(parts, cluster)).await?;
     session.show(&report, output::pass)?;
     Ok(match (report.unreachable, report.failed()) {
         (true, _) => Exit::Unreachable,

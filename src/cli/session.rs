@@ -20,6 +20,7 @@ use crate::{
     plan::{Budget, Interest, WriteNamespaces},
     registry::{self, RegistryLocation, RegistryOptions, RemoteRegistry, Retrying},
     signing::ModuleSigner,
+    site::Builds,
 };
 
 /// The directory in the cache for what boot checks remember of this machine.
@@ -137,6 +138,7 @@ impl Session {
         let engine_env = EngineEnv {
             notes: Some(cache.root().join(ENGINE_NOTES)),
             scratch: Some(cache.root().join(SANDBOX_TRIALS)),
+            kube: self.global.kube.clone(),
             ..env_vars::engine_env()
         };
         let module_signer = match &definitions.site.module_signing {
@@ -179,12 +181,15 @@ impl Session {
     }
 }
 
-/// How much is built at once: what the arguments say, else what the machine has.
-pub fn limits(args: &LimitArgs) -> BuildLimits {
+/// How much is built at once: what the arguments say, else what the machine has. A cluster finds room for its builds itself.
+pub fn limits(args: &LimitArgs, engine: EngineChoice, builds: &Builds) -> BuildLimits {
     let LimitArgs { parallel_builds, build_cpus, build_memory } = args;
-    let Budget { cpus, memory } = machine::budget();
+    let (Budget { cpus, memory }, at_once) = match engine {
+        EngineChoice::Kubernetes => (Budget::UNLIMITED, builds.at_once.get().into()),
+        _ => (machine::budget(), usize::MAX),
+    };
     BuildLimits {
-        at_once: parallel_builds.map_or(usize::MAX, usize::from),
+        at_once: parallel_builds.map_or(at_once, usize::from),
         budget: Budget { cpus: build_cpus.unwrap_or(cpus), memory: build_memory.unwrap_or(memory) },
     }
 }

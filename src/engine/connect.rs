@@ -2,7 +2,8 @@
 
 use std::{fmt::Write as _, path::PathBuf, sync::Arc};
 
-use super::{DockerEngine, Engine, EngineError, Sandbox};
+use super::{DockerEngine, Engine, EngineError, Kubernetes, Sandbox, sandbox::find_runner};
+use crate::cluster::KubeOptions;
 
 /// Where Docker listens unless told otherwise.
 const DOCKER_SOCKET: &str = "unix:///var/run/docker.sock";
@@ -21,6 +22,8 @@ pub enum EngineChoice {
     Docker,
     /// The same API on Podman's socket.
     Podman,
+    /// Jobs of the cluster that `--kubeconfig`, `KUBECONFIG` or the pod's service account names.
+    Kubernetes,
 }
 
 /// What the environment says about engines, and the cache has for them; read elsewhere.
@@ -32,8 +35,10 @@ pub struct EngineEnv {
     pub runtime_dir: Option<PathBuf>,
     /// Where it is noted what runs may have left in a daemon, so that the next one removes it; `None` where nothing is built.
     pub notes: Option<PathBuf>,
-    /// `FARRIER_RUNNER`: the runner of sandboxes; `None`: the one beside farrier.
+    /// `FARRIER_RUNNER`: the runner of sandboxes and pods; `None`: the one beside farrier.
     pub runner: Option<PathBuf>,
+    /// Which cluster runs builds.
+    pub kube: KubeOptions,
     /// Where a sandbox is tried out: a directory on the file system on which builds write.
     pub scratch: Option<PathBuf>,
 }
@@ -47,7 +52,17 @@ pub async fn connect(choice: EngineChoice, env: &EngineEnv) -> Result<Engine, En
             Err(answer) => tried.note("sandbox", &answer),
         }
     }
+    if choice == EngineChoice::Kubernetes {
+        match kubernetes(env).await {
+            Ok(engine) => return Ok(Engine::Kubernetes(Arc::new(engine))),
+            Err(answer) => tried.note("kubernetes", &answer),
+        }
+    }
     connect_daemon(choice, env, tried).await.map(|engine| Engine::Docker(Arc::new(engine)))
+}
+
+async fn kubernetes(env: &EngineEnv) -> Result<Kubernetes, String> {
+    Kubernetes::connect(find_runner(env.runner.as_deref())?, &env.kube).await
 }
 
 /// Connects to the chosen daemon, or to the first that answers: for what only a daemon does.
@@ -92,7 +107,7 @@ fn sockets(choice: EngineChoice, env: &EngineEnv) -> Vec<(&'static str, String)>
     };
     match choice {
         EngineChoice::Auto => std::iter::once(docker()).chain(podman()).collect(),
-        EngineChoice::Sandbox => Vec::new(),
+        EngineChoice::Sandbox | EngineChoice::Kubernetes => Vec::new(),
         EngineChoice::Docker => vec![docker()],
         EngineChoice::Podman => podman().collect(),
     }

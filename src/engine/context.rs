@@ -29,7 +29,7 @@ const IGNORED: &str = ".dockerignore";
 
 /// Writes the context as tar, while walking it: names in order, owner root, times and modes as they are. A builder gets the
 /// Dockerfile with it; what runs steps has read that.
-pub(super) fn write_tar(
+pub fn write_tar(
     dockerfile: Option<&str>,
     entries: &[ContextEntry],
     out: &mut impl Write,

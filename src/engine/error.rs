@@ -57,6 +57,16 @@ pub enum EngineError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The pod of a build ended without a result, or cannot be.
+    #[error("{message}")]
+    Pod {
+        /// The cluster's words.
+        message: String,
+        /// What to do about it.
+        hint: String,
+        /// May another try end otherwise?
+        may_pass: bool,
+    },
     /// What the build left cannot be unpacked.
     #[error("payload refused")]
     Payload(#[from] crate::archive::UnpackError),
@@ -71,7 +81,7 @@ pub enum EngineError {
 impl EngineError {
     /// May the same call succeed when tried again soon?
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Engine { .. })
+        matches!(self, Self::Engine { .. } | Self::Pod { may_pass: true, .. })
     }
 
     /// What to do about it.
@@ -92,7 +102,8 @@ impl EngineError {
             Self::DiskFull { engine: EngineKind::Docker, .. } => {
                 Some("make room below Docker's data directory: `docker system df` shows what takes it".to_owned())
             }
-            Self::DiskFull { engine: EngineKind::Sandbox, .. } => Some(FULL_DISK.to_owned()),
+            Self::DiskFull { .. } => Some(FULL_DISK.to_owned()),
+            Self::Pod { hint, .. } => Some(hint.clone()),
             Self::Limit { .. } => {
                 Some("raise build.memory in the definition if the build needs more".to_owned())
             }
@@ -100,6 +111,7 @@ impl EngineError {
             Self::Engine { engine: EngineKind::Docker, .. } => {
                 Some("see the engine's own log; farrier tries again by itself".to_owned())
             }
+            Self::Engine { engine: EngineKind::Kubernetes, .. } => Some("farrier tries again by itself".to_owned()),
             Self::Engine { engine: EngineKind::Sandbox, .. } => {
                 Some("farrier tries again by itself; if it fails again, choose another engine with --engine".to_owned())
             }

@@ -8,6 +8,8 @@ mod docker;
 mod dockerfile;
 mod error;
 mod file_log;
+mod hearing;
+mod kubernetes;
 mod lines;
 mod sandbox;
 
@@ -16,10 +18,12 @@ use std::{fmt, path::PathBuf, sync::Arc, time::SystemTime};
 use tokio_util::sync::CancellationToken;
 
 pub use connect::{EngineChoice, EngineEnv, connect, connect_docker};
+pub use context::write_tar;
 pub use diagnosis::{Diagnoser, Diagnosis};
 pub use docker::DockerEngine;
 pub use error::EngineError;
 pub use file_log::FileLog;
+pub use kubernetes::{InCluster, JobSpec, Kubernetes, Phase, USER, environment};
 pub use sandbox::{InPlace, Owner, Sandbox};
 
 /// How the names of kept images begin.
@@ -33,6 +37,8 @@ pub enum EngineKind {
     Sandbox,
     /// Docker's API, on Docker's or Podman's socket.
     Docker,
+    /// Jobs of a cluster.
+    Kubernetes,
 }
 
 /// What compiles.
@@ -42,6 +48,8 @@ pub enum Engine {
     Sandbox(Arc<Sandbox>),
     /// A daemon that runs whole Dockerfiles.
     Docker(Arc<DockerEngine>),
+    /// In place: steps run in a pod whose image is made of such trees.
+    Kubernetes(Arc<Kubernetes>),
 }
 
 /// One thing in the build context.

@@ -303,7 +303,7 @@ pub(crate) async fn toolchain_tree(
     parts: &Parts,
     toolchain: &Toolchain,
     cell: &Cell,
-) -> Result<(PathBuf, Base), TargetError> {
+) -> Result<(PathBuf, BaseImage), TargetError> {
     let arch = cell.target.arch;
     let reference = match toolchain {
         Toolchain::Bootstrap(spec) => {
@@ -317,7 +317,7 @@ pub(crate) async fn toolchain_tree(
     let files = layer_files(parts, &base).await?;
     let layers = base.image.layers.iter().map(|layer| layer.digest.clone()).zip(files).collect();
     let tree = parts.fetcher.root_fs().tree(layers, format!("toolchain {reference}")).await?;
-    Ok((tree, base.image))
+    Ok((tree, base))
 }
 
 /// A base's layers as files in the cache, the lowest first.

@@ -60,6 +60,11 @@ impl Entrypoint {
         Err(PayloadError::Unfit { path: self.path.clone(), why })
     }
 
+    /// The program.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// The layer and its bytes: the same for every image and kernel.
     pub fn layer(&self) -> Result<(Layer, Vec<u8>), PayloadError> {
         let mut writer = LayerWriter::new(Vec::new(), MTIME);

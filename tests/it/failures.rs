@@ -239,8 +239,10 @@ fn a_disk_that_is_full_in_the_middle_of_a_layer() {
     warm.run_once().exits(0);
     let site = Site::in_docker();
     let template = fs::read_to_string("templates/kbuild.Dockerfile.hbs").unwrap();
-    let grown = template
-        .replace("    rm -rf /build\n", "    rm -rf /build; head -c 3M /dev/urandom > /out/firmware\n");
+    let grown = template.replace(
+        "    find /build -mindepth 1 -delete\n",
+        "    find /build -mindepth 1 -delete; head -c 3M /dev/urandom > /out/firmware\n",
+    );
     assert_ne!(template, grown);
     site.define("templates/kbuild.Dockerfile.hbs", &grown);
     site.canary(&kernel);

@@ -11,19 +11,22 @@ use crate::support::{
 };
 
 /// A template whose compile waits, when the source has this file, for a container that is watched from outside.
-const SLOW: &str = "rm -rf /build; sleep 120\n";
+const SLOW: &str = "find /build -mindepth 1 -delete; sleep 120\n";
 
 /// A site whose canary's image takes two minutes to compile.
 fn slow_site(kernel: &str) -> Site {
     let site = Site::in_docker();
     let template = fs::read_to_string("templates/kbuild.Dockerfile.hbs").unwrap();
-    site.define("templates/kbuild.Dockerfile.hbs", &template.replace("rm -rf /build\n", SLOW));
+    site.define(
+        "templates/kbuild.Dockerfile.hbs",
+        &template.replace("find /build -mindepth 1 -delete\n", SLOW),
+    );
     site.canary(kernel);
     site
 }
 
 fn make_quick(site: &Site) {
-    site.edit("templates/kbuild.Dockerfile.hbs", SLOW, "rm -rf /build\n");
+    site.edit("templates/kbuild.Dockerfile.hbs", SLOW, "find /build -mindepth 1 -delete\n");
 }
 
 fn signal(pid: u32, name: &str) {

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use owner::Owner;
 
-use super::{BuildLog, ContextEntry, EngineError, EngineKind, lines::LineSplitter};
+use super::{BuildLog, ContextEntry, EngineError, EngineKind, hearing::Hearing};
 use crate::cache::remove_tree;
 
 /// The runner's name, beside farrier's own program.
@@ -55,14 +55,7 @@ impl Sandbox {
     /// Finds the runner, and sees that this machine lets it make a sandbox below `scratch`. The error says in words what is
     /// in the way.
     pub(super) async fn connect(runner: Option<&Path>, scratch: Option<&Path>) -> Result<Self, String> {
-        let runner = match runner {
-            Some(runner) => runner.to_owned(),
-            None => beside().ok_or("farrier's own program cannot be found")?,
-        };
-        if !runner.is_file() {
-            return Err(format!("there is no {}", runner.display()));
-        }
-        let sandbox = Self { runner, owner: Owner::of_this_process() };
+        let sandbox = Self { runner: find_runner(runner)?, owner: Owner::of_this_process() };
         sandbox.try_out(scratch).await.map_err(|error| match error {
             EngineError::Engine { source, .. } => blame(&source.to_string()),
             error => error.to_string(),
@@ -120,16 +113,14 @@ impl Sandbox {
         let place = wire::Sandbox { lowers: texts(&lowers)?, scratch: text(&scratch)? };
         let (stdin, stdout) = pipes(&mut child)?;
         let id = child.id().ok_or_else(|| fault("start", io::ErrorKind::NotFound))?;
-        let talk = talk::Talk {
-            owner: self.owner,
-            runner: id,
-            place,
-            plan: &plan,
-            context,
-            log: log.as_ref(),
-            cancel: &cancel,
+        let hearing =
+            Hearing { engine: EngineKind::Sandbox, plan: &plan, log: log.as_ref(), cancel: &cancel };
+        let outcome = async {
+            let inputs = (&plan, context.as_slice());
+            let mut talk = talk::Talk::begin((self.owner, id), &place, inputs, (stdin, stdout)).await?;
+            hearing.run(&mut talk, dest).await
         };
-        let outcome = talk.run(stdin, stdout, dest).await;
+        let outcome = outcome.await;
         end(&mut child, id).await;
         outcome
     }
@@ -154,6 +145,15 @@ impl BuildLog for Silent {
     fn line(&self, line: &str) {
         tracing::debug!(line, "sandbox");
     }
+}
+
+/// The given runner, or the one beside farrier.
+pub(super) fn find_runner(given: Option<&Path>) -> Result<PathBuf, String> {
+    let runner = match given {
+        Some(runner) => runner.to_owned(),
+        None => beside().ok_or("farrier's own program cannot be found")?,
+    };
+    if runner.is_file() { Ok(runner) } else { Err(format!("there is no {}", runner.display())) }
 }
 
 fn beside() -> Option<PathBuf> {

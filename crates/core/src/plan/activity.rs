@@ -23,6 +23,8 @@ pub enum Stage {
     Toolchain,
     /// Joining toolchain and headers in the engine.
     Base,
+    /// Waiting until the cluster has room for the build.
+    Waiting,
     /// Compiling.
     Compile,
     /// Looking whether an image for another kernel fits.
@@ -49,6 +51,7 @@ impl fmt::Display for Stage {
             Self::Needs => "fetching needed headers",
             Self::Toolchain => "preparing the toolchain",
             Self::Base => "putting headers into the toolchain image",
+            Self::Waiting => "waiting for the cluster to run the build",
             Self::Compile => "compiling",
             Self::Reuse => "looking for an image to reuse",
             Self::Check => "checking",

@@ -12,6 +12,10 @@ pub struct Budget {
 }
 
 impl Budget {
+    /// As much as there are builds.
+    pub const UNLIMITED: Self =
+        Self { cpus: Cpus::from_thousandths(u64::MAX), memory: Memory::from_bytes(u64::MAX) };
+
     /// May a build start beside those that run? One alone always may: a build that the whole machine is too small for
     /// is slow, and would otherwise never be made.
     pub fn admits<'a>(&self, running: impl IntoIterator<Item = &'a BuildSpec>, next: &BuildSpec) -> bool {

@@ -164,6 +164,7 @@ fn underway(activity: &BuildActivity, reason: String) -> (Phase, String) {
     let BuildActivity { stage, next_retry, error, .. } = activity;
     match (stage, error) {
         (Some(Stage::Queued), _) => (Phase::Queued, reason),
+        (Some(stage @ Stage::Waiting), _) => (Phase::Queued, stage.to_string()),
         (Some(stage), _) => (Phase::Building, stage.to_string()),
         (None, Some(error)) if next_retry.is_some() => (Phase::Retrying, error.clone()),
         (None, Some(error)) => (Phase::Failed, error.clone()),

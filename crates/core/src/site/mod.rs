@@ -1,6 +1,7 @@
 //! Pure: the site (`site.yaml` in the definitions directory): which hosts may be asked and how, who signs, what must
 //! be signed.
 
+mod builds;
 mod commits;
 mod host;
 mod kernel_limits;
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use builds::{Builds, PodAdditions};
 pub use commits::GitCommits;
 pub use host::{HostPolicy, HostPort, NoProxy, ProxyUrl};
 pub use kernel_limits::KernelLimits;
@@ -64,6 +66,7 @@ impl SiteSpec {
             policy: _,
             kernel_limits: _,
             storage: _,
+            builds: _,
             git,
         } = self;
         let mut sources: Vec<&SecretSource> =
@@ -129,6 +132,9 @@ pub struct SiteSpec {
     /// How much is kept on a disk.
     #[serde(default, skip_serializing_if = "Storage::is_default")]
     pub storage: Storage,
+    /// How builds run in a cluster.
+    #[serde(default, skip_serializing_if = "Builds::is_default")]
+    pub builds: Builds,
     /// Who commits to Git repositories.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub git: Option<GitCommits>,
@@ -147,6 +153,7 @@ impl SiteSpec {
             policy: _,
             kernel_limits: _,
             storage: _,
+            builds: _,
             git: _,
         } = self;
         (mirrors, proxy.as_ref(), hosts, credentials)

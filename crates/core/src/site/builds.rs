@@ -1,0 +1,129 @@
+//! Pure: how builds run in a cluster (`--engine kubernetes`).
+
+use std::{collections::BTreeMap, num::NonZeroU16};
+
+use schemars::{JsonSchema, Schema, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+use serde_json::{Map, Value};
+
+use crate::definition::checked::{DnsLabel, LabelKey, LabelValue};
+
+/// How builds run in a cluster: each is a Job in a namespace that holds nothing else.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Builds {
+    /// The namespace of the Jobs; `farrier-builds` where nothing is said. The right to look into their pods holds for all of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<DnsLabel>,
+    /// Jobs at a time. What the cluster has no room for waits there.
+    pub at_once: NonZeroU16,
+    /// Labels of Jobs and pods, such as Kueue's `kueue.x-k8s.io/queue-name`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<LabelKey, LabelValue>,
+    /// Jobs are made suspended: someone else, such as Kueue, lets them start.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub suspend: bool,
+    /// What is added to the specification of pods: where they may run.
+    #[serde(skip_serializing_if = "PodAdditions::is_empty")]
+    pub pod: PodAdditions,
+}
+
+impl Default for Builds {
+    fn default() -> Self {
+        Self {
+            namespace: None,
+            at_once: NonZeroU16::new(20).unwrap_or(NonZeroU16::MIN),
+            labels: BTreeMap::new(),
+            suspend: false,
+            pod: PodAdditions::default(),
+        }
+    }
+}
+
+impl Builds {
+    /// The namespace of the Jobs.
+    pub fn namespace(&self) -> &str {
+        self.namespace.as_deref().unwrap_or("farrier-builds")
+    }
+
+    /// Do they say nothing but the defaults?
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Fields of a pod's specification that decide where and when it runs. None of them gives it more rights.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct PodAdditions(Map<String, Value>);
+
+/// Those that are known.
+const ADDITIONS: [&str; 8] = [
+    "affinity",
+    "imagePullSecrets",
+    "nodeSelector",
+    "priorityClassName",
+    "runtimeClassName",
+    "schedulerName",
+    "tolerations",
+    "topologySpreadConstraints",
+];
+
+impl PodAdditions {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The fields, in Kubernetes' own form.
+    pub fn fields(&self) -> &Map<String, Value> {
+        &self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for PodAdditions {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let fields = Map::deserialize(deserializer)?;
+        match fields.keys().find(|key| !ADDITIONS.contains(&key.as_str())) {
+            None => Ok(Self(fields)),
+            Some(key) => {
+                let known = ADDITIONS.join(", ");
+                Err(D::Error::custom(format!(
+                    "{key:?} cannot be set for the pods of builds; these can: {known}"
+                )))
+            }
+        }
+    }
+}
+
+impl JsonSchema for PodAdditions {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "PodAdditions".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> Schema {
+        let properties: Map<String, Value> =
+            ADDITIONS.map(|name| (name.to_owned(), true.into())).into_iter().collect();
+        json_schema!({
+            "type": "object", "additionalProperties": false, "properties": properties,
+            "description": "Fields of a pod's specification, in Kubernetes' own form, that decide where and when it runs.",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_gets_no_rights_by_additions() {
+        let read = |text: &str| serde_json::from_str::<Builds>(text);
+        let builds = read(r#"{"pod": {"nodeSelector": {"pool": "builds"}}, "atOnce": 50}"#).unwrap();
+        assert_eq!(builds.pod.fields()["nodeSelector"]["pool"], "builds");
+        assert_eq!((builds.at_once.get(), builds.namespace()), (50, "farrier-builds"));
+        assert!(!builds.is_default() && read("{}").unwrap().is_default());
+        for field in ["hostNetwork", "serviceAccountName", "volumes", "containers", "securityContext"] {
+            let refused = read(&format!(r#"{{"pod": {{"{field}": true}}}}"#)).unwrap_err().to_string();
+            assert!(refused.contains(field) && refused.contains("nodeSelector"), "{refused}");
+        }
+        assert!(read(r#"{"atOnce": 0}"#).is_err());
+    }
+}

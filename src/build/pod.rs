@@ -1,0 +1,296 @@
+//! Adapter: the compile stage in a cluster: the root file system of a build becomes an image, and its pod compiles.
+//!
+//! Toolchain, headers and each part of the build context are a layer each, which builds that have it in common share, in the
+//! registry and on nodes. The layer over them is this build's: the runner, the plan, and whose the directories are.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Seek as _, Write},
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use fs_err::{self as fs, File};
+use runner::{
+    plan::{Action, Plan},
+    pod::{CONTEXT, PLAN, RUNNER},
+};
+use tar::{Builder, EntryType, Header};
+use tokio_util::sync::CancellationToken;
+use walkdir::WalkDir;
+
+use super::{base::InPlaceBase, compile::limits, job::Job};
+use crate::{
+    blocking::blocking,
+    cache::Scratch,
+    engine::{
+        BuildJob, ContextEntry, EngineError, InCluster, JobSpec, Kubernetes, Phase, USER, environment,
+        write_tar,
+    },
+    error_chain,
+    image::{ImageReference, Tag, Version},
+    images::{BaseImage, layer_files},
+    kernel::KernelLabel,
+    oci::{self, Assembly, Layer, media_type},
+    parts::{FindingKind, Stage, TargetError},
+    payload::Entrypoint,
+    registry::RegistryLocation,
+};
+
+/// Where these images are, below the registry's prefix.
+const REPOSITORY: &str = "builds";
+/// They are pulled a few times at most: how long compressing takes counts more than a few bytes.
+const GZIP_LEVEL: u32 = 1;
+/// Directories that every build writes to.
+const WRITTEN: [&str; 2] = ["out", "tmp"];
+
+/// Runs the build in a pod and unpacks what it left into `tree`. `begun` is cancelled when the pod runs.
+pub(super) async fn compile(
+    job: &Job<'_>,
+    (cluster, base): (&Kubernetes, &InPlaceBase),
+    build: BuildJob,
+    begun: &CancellationToken,
+    tree: &Path,
+) -> Result<Vec<String>, TargetError> {
+    let Job { parts, cell, image, .. } = job;
+    let spec = image.spec.build;
+    let mut plan = Plan { steps: base.steps.clone(), limits: limits(spec) };
+    for step in &mut plan.steps {
+        if let Action::Run(run) = &mut step.action {
+            run.env.push(environment(spec));
+        }
+    }
+    job.stage(Stage::Base);
+    let reference = publish(job, cluster, base, &build.context, &plan).await?;
+    job.stage(Stage::Waiting);
+    let (reporter, subject, log) = (Arc::clone(&parts.reporter), cell.subject(), Arc::clone(&build.log));
+    let phases = |phase: Phase<'_>| match phase {
+        Phase::Waiting(why) => log.line(&format!("The build waits for the cluster: {why}")),
+        Phase::Running => {
+            if !begun.is_cancelled() {
+                reporter.stage(&subject, Stage::Compile);
+                begun.cancel();
+            }
+        }
+    };
+    let limits = plan.limits;
+    let in_cluster = InCluster {
+        job: JobSpec {
+            builds: &parts.definitions.site.builds,
+            instance: &parts.instance,
+            driver: &cell.image,
+            kernel: KernelLabel::of(&cell.target.release),
+            arch: cell.target.arch,
+            hash: cell.input_hash,
+            image: &reference,
+            build: spec,
+            limits,
+        },
+        plan,
+        log: Arc::clone(&build.log),
+        phases: &phases,
+        cancel: build.cancel.clone(),
+        // Where another replica leads after this one, it takes the Job over.
+        leave: if parts.fence.is_some() { parts.cancel.clone() } else { CancellationToken::new() },
+    };
+    let outcome = Box::pin(cluster.compile(in_cluster, tree)).await;
+    if !matches!(outcome, Err(EngineError::Cancelled)) {
+        remove(job, &reference).await;
+    }
+    Ok(outcome?)
+}
+
+/// Publishes the image, and gives it by digest.
+async fn publish(
+    job: &Job<'_>,
+    cluster: &Kubernetes,
+    base: &InPlaceBase,
+    context: &[ContextEntry],
+    plan: &Plan,
+) -> Result<ImageReference, TargetError> {
+    let Job { parts, cell, .. } = job;
+    let RegistryLocation::Remote { .. } = parts.location else {
+        let message = "builds in a cluster need a registry that its nodes can pull from";
+        let hint = "name one with --registry, and with `farrier build` --push";
+        return Err(TargetError::finding(FindingKind::Usage, message.to_owned(), Some(hint.to_owned())));
+    };
+    let runner = cluster.runner(cell.target.arch);
+    let runner = blocking(move || Entrypoint::read(&runner)).await?;
+    runner.runs_on(cell.target.arch)?;
+    let (work, [headers, toolchain]) = (parts.cache.scratch()?, base.lowers.clone());
+    let (entries, plan) = (context.to_vec(), plan.clone());
+    let (layers, work) = blocking(move || {
+        write_layers([&headers, &toolchain], &entries, &plan, runner.bytes(), &work)
+            .map(|layers| (layers, work))
+    })
+    .await?;
+    let own: Vec<Layer> = layers.iter().map(|(layer, _)| layer.clone()).collect();
+    let image = oci::assemble(&Assembly {
+        base: Some(&base.toolchain.image),
+        entrypoint_layer: None,
+        layers: &own,
+        entrypoint: &[RUNNER.to_owned(), "pod".to_owned()],
+        env: &BTreeMap::new(),
+        labels: &BTreeMap::new(),
+        annotations: &BTreeMap::new(),
+        architecture: cell.target.arch.as_str(),
+    })?;
+    parts.may_write()?;
+    let (repository, registry) = (parts.location.repository(REPOSITORY)?, &parts.registry);
+    let BaseImage { image: toolchain, repository: from, .. } = &base.toolchain;
+    for (layer, file) in toolchain.layers.iter().zip(layer_files(parts, &base.toolchain).await?) {
+        let is_there = registry.has_blob(&repository, &layer.digest).await?
+            || (parts.location.holds(from) && registry.mount_blob(&repository, &layer.digest, from).await?);
+        if !is_there {
+            registry.push_blob(&repository, &layer.digest, &file).await?;
+        }
+    }
+    for (layer, file) in &layers {
+        registry.push_blob(&repository, &layer.digest, file).await?;
+    }
+    drop(work);
+    registry.push_bytes(&repository, &image.config).await?;
+    // A tag keeps it from being collected, and tells people whose it is.
+    let tag: Tag = format!("{}-{}", cell.image, cell.input_hash.short()).parse()?;
+    registry
+        .push_manifest(&repository, &Version::Tag(tag), media_type::OCI_MANIFEST, &image.manifest)
+        .await?;
+    Ok(ImageReference { repository, version: Version::Digest(image.digest) })
+}
+
+/// Takes the image away, where the registry deletes at all: its layers are of use to others.
+async fn remove(job: &Job<'_>, ImageReference { repository, version }: &ImageReference) {
+    if let Version::Digest(digest) = version
+        && let Err(error) = job.parts.registry.delete_manifest(repository, digest).await
+    {
+        tracing::debug!(%repository, %digest, error = %error_chain(&error), "the image of a build stays");
+    }
+}
+
+/// The layers over the toolchain, the lowest first. Blocks.
+fn write_layers(
+    lowers: [&PathBuf; 2],
+    context: &[ContextEntry],
+    plan: &Plan,
+    runner: &[u8],
+    work: &Scratch,
+) -> Result<Vec<(Layer, PathBuf)>, EngineError> {
+    let mut layers = Vec::new();
+    let mut layer = |write: &dyn Fn(&mut io::BufWriter<File>) -> Result<(), EngineError>| {
+        let place = work.path().join(format!("layer-{}", layers.len()));
+        let tar =
+            File::options().read(true).write(true).create_new(true).open(work.path().join("layer.tar"))?;
+        let mut out = io::BufWriter::with_capacity(256 << 10, tar);
+        write(&mut out)?;
+        let mut tar = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+        tar.rewind()?;
+        let made = oci::compress_at(GZIP_LEVEL, tar, File::create(&place)?)?;
+        fs::remove_file(work.path().join("layer.tar"))?;
+        layers.push((made, place));
+        Ok::<_, EngineError>(())
+    };
+    let [headers, _] = lowers;
+    let mut tops = Vec::new();
+    for top in fs::read_dir(headers)? {
+        let top = top?;
+        tops.push(ContextEntry { dest: top.file_name().to_string_lossy().into_owned(), from: top.path() });
+    }
+    tops.sort_by(|a, b| a.dest.cmp(&b.dest));
+    layer(&|out| write_tar(None, &tops, out))?;
+    let below = CONTEXT.trim_start_matches('/');
+    for ContextEntry { dest, from } in context {
+        let entry = ContextEntry { dest: format!("{below}/{dest}"), from: from.clone() };
+        layer(&|out| write_tar(None, std::slice::from_ref(&entry), out))?;
+    }
+    layer(&|out| Ok(write_own(lowers, plan, runner, out)?))?;
+    Ok(layers)
+}
+
+/// The uppermost layer: all directories that are there, and those that the plan names, are the build's user's, so that its steps
+/// write where root would; but not into `/` itself, whose owner no layer sets.
+fn write_own(lowers: [&PathBuf; 2], plan: &Plan, runner: &[u8], out: impl Write) -> io::Result<()> {
+    let mut directories: BTreeMap<PathBuf, (u32, i64)> = BTreeMap::new();
+    for lower in lowers {
+        for entry in WalkDir::new(lower).min_depth(1) {
+            let entry = entry?;
+            if entry.file_type().is_dir() {
+                let metadata = entry.metadata()?;
+                let place = entry.path().strip_prefix(lower).map_err(io::Error::other)?.to_owned();
+                directories.entry(place).or_insert((metadata.mode() & 0o1777, metadata.mtime()));
+            }
+        }
+    }
+    let named = plan.steps.iter().filter_map(|step| match &step.action {
+        Action::Directory { path } => Some(path.as_str()),
+        Action::Copy { dest, .. } => Some(dest.trim_end_matches('/')),
+        Action::Run(_) => None,
+    });
+    // What is copied may be a file: the directory around it is there then.
+    let tops =
+        named.filter_map(|path| path.trim_start_matches('/').split('/').next()).filter(|top| !top.is_empty());
+    for top in tops.chain(WRITTEN) {
+        let is_there = lowers.iter().any(|lower| lower.join(top).symlink_metadata().is_ok());
+        if !is_there {
+            directories.insert(top.into(), (0o755, 0));
+        }
+    }
+    let mut tar = Builder::new(out);
+    for (place, (mode, time)) in directories {
+        let mut header = header(EntryType::Directory, mode, USER);
+        header.set_mtime(u64::try_from(time).unwrap_or_default());
+        tar.append_data(&mut header, place.join(""), io::empty())?;
+    }
+    for (place, mode, bytes) in [(PLAN, 0o444, plan.encode().as_slice()), (RUNNER, 0o555, runner)] {
+        let mut header = header(EntryType::Regular, mode, 0);
+        header.set_size(bytes.len() as u64);
+        tar.append_data(&mut header, place.trim_start_matches('/'), bytes)?;
+    }
+    tar.into_inner()?.flush()
+}
+
+fn header(kind: EntryType, mode: u32, owner: u32) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_mode(mode);
+    header.set_uid(owner.into());
+    header.set_gid(owner.into());
+    header.set_mtime(0);
+    header.set_size(0);
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use runner::plan::Step;
+
+    use super::*;
+
+    #[test]
+    fn the_build_owns_the_directories_and_nothing_of_the_runner() {
+        let dir = tempfile::tempdir().unwrap();
+        let [headers, toolchain] = ["headers", "toolchain"].map(|name| dir.path().join(name));
+        fs::create_dir_all(headers.join("usr/src/linux")).unwrap();
+        fs::create_dir_all(toolchain.join("usr/bin")).unwrap();
+        fs::create_dir_all(toolchain.join("tmp")).unwrap();
+        fs::write(toolchain.join("usr/bin/make"), "").unwrap();
+        fs_err::os::unix::fs::symlink("usr/bin", toolchain.join("bin")).unwrap();
+        let copy = Action::Copy { sources: vec![], dest: "/build/".to_owned(), mode: None };
+        let step = |action| Step { line: 1, text: String::new(), action };
+        let work = Action::Directory { path: "/bin/work".to_owned() };
+        let plan = Plan { steps: vec![step(copy), step(work)], ..Plan::default() };
+        let mut bytes = Vec::new();
+        write_own([&headers, &toolchain], &plan, b"runner", &mut bytes).unwrap();
+        let mut archive = tar::Archive::new(&bytes[..]);
+        let entries = archive.entries().unwrap().map(|entry| {
+            let entry = entry.unwrap();
+            let (path, header) = (entry.path().unwrap().display().to_string(), entry.header());
+            format!("{path} {} {:o}", header.uid().unwrap(), header.mode().unwrap() & 0o111)
+        });
+        let entries: Vec<_> = entries.collect();
+        let owned = ["build/", "out/", "tmp/", "usr/", "usr/bin/", "usr/src/", "usr/src/linux/"];
+        let owned = owned.map(|name| format!("{name} {USER} 111"));
+        let runners = [".farrier/plan 0 0".to_owned(), ".farrier/runner 0 111".to_owned()];
+        assert_eq!(entries, [owned.as_slice(), &runners].concat());
+    }
+}

@@ -1,0 +1,155 @@
+//! Adapter: what the runner of a build in place says, from its first message to its last: output, payload, outcome.
+
+use std::{io, path::Path};
+
+use bytes::Bytes;
+use futures::{SinkExt as _, channel::mpsc};
+use runner::{
+    plan::Plan,
+    wire::{self, Message, Outcome},
+};
+use sha2::{Digest as _, Sha256};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio_util::sync::CancellationToken;
+
+use super::{BuildLog, EngineError, EngineKind, bridge::unpack_out, lines::LineSplitter};
+
+/// Messages of the payload that are under way.
+const UNDER_WAY: usize = 8;
+
+/// Where a runner's messages come from.
+pub(super) trait Source {
+    /// The next one. After an error there is none.
+    async fn next(&mut self) -> Result<Message, EngineError>;
+}
+
+/// One build, whose runner is heard.
+pub(super) struct Hearing<'a> {
+    pub(super) engine: EngineKind,
+    pub(super) plan: &'a Plan,
+    pub(super) log: &'a dyn BuildLog,
+    pub(super) cancel: &'a CancellationToken,
+}
+
+/// Takes a payload; ends its stream where it was cut, or is not wanted any more.
+type Payload = mpsc::Sender<Result<Bytes, io::Error>>;
+
+impl Hearing<'_> {
+    /// Hears the runner to its last word, and unpacks its payload into `dest`. Gives what its canary was refused.
+    pub(super) async fn run(
+        &self,
+        source: &mut impl Source,
+        dest: &Path,
+    ) -> Result<Vec<String>, EngineError> {
+        let (to, payload) = mpsc::channel(UNDER_WAY);
+        // A payload is whole when the runner has said so: anything else ends its unpacking.
+        let stop = self.cancel.child_token();
+        let listen = async {
+            let ended = tokio::select! {
+                biased;
+                () = stop.cancelled() => Err(EngineError::Cancelled),
+                ended = self.listen(source, to) => ended,
+            };
+            if ended.is_err() {
+                stop.cancel();
+            }
+            ended
+        };
+        match tokio::join!(listen, unpack_out(payload, dest, &stop, EngineError::Io)) {
+            // It was refused while it came.
+            (Err(EngineError::Cancelled), Err(refused)) if !self.cancel.is_cancelled() => Err(refused),
+            (ended, unpacked) => ended.and_then(|refused| unpacked.map(|()| refused)),
+        }
+    }
+
+    async fn listen(
+        &self,
+        source: &mut impl Source,
+        mut payload: Payload,
+    ) -> Result<Vec<String>, EngineError> {
+        let mut splitter = LineSplitter::default();
+        let (mut size, mut hash) = (0, Sha256::new());
+        let mut refused = Vec::new();
+        loop {
+            match source.next().await? {
+                Message::Unshared => return Err(self.fault("run a build", damaged())),
+                Message::Canary(what) => refused = what,
+                Message::Step(step) => {
+                    splitter.finish(|line| self.log.line(line));
+                    let steps = self.plan.steps.len();
+                    self.log.line(&format!("Step {}/{steps} : {}", u64::from(step) + 1, self.text(step)));
+                }
+                Message::Output(bytes) => splitter.feed(&bytes, |line| self.log.line(line)),
+                Message::Payload(bytes) => {
+                    size += bytes.len() as u64;
+                    hash.update(&bytes);
+                    payload.send(Ok(bytes.into())).await.map_err(|_| EngineError::Cancelled)?;
+                }
+                Message::End(outcome) => {
+                    splitter.finish(|line| self.log.line(line));
+                    let received = Outcome::Done { size, sha256: hash.finalize().into() };
+                    self.judge(outcome, &received)?;
+                    let without_canary = || self.fault("run a build", io::Error::other("it had no canary"));
+                    return Some(refused).filter(|refused| !refused.is_empty()).ok_or_else(without_canary);
+                }
+            }
+        }
+    }
+
+    fn judge(&self, outcome: Outcome, received: &Outcome) -> Result<(), EngineError> {
+        match outcome {
+            Outcome::Done { .. } if outcome == *received => Ok(()),
+            Outcome::Done { .. } => Err(self.fault("hand out the payload", damaged())),
+            Outcome::Failed { step, why } => {
+                Err(EngineError::Step { message: format!("{}: {why}", shortened(self.text(step))) })
+            }
+            Outcome::Limit { step, why } => {
+                Err(EngineError::Limit { message: format!("{}: {why}", shortened(self.text(step))) })
+            }
+            Outcome::Broken { why } => Err(self.fault("run a build", io::Error::other(why))),
+        }
+    }
+
+    fn fault(&self, action: &str, source: io::Error) -> EngineError {
+        EngineError::engine(self.engine, action, source)
+    }
+
+    fn text(&self, step: u32) -> &str {
+        let step = usize::try_from(step).ok().and_then(|step| self.plan.steps.get(step));
+        step.map_or("a step", |step| &step.text)
+    }
+}
+
+/// A step's beginning: the log has all of it, and a template's may be a script of a hundred lines.
+fn shortened(text: &str) -> String {
+    const CHARS: usize = 80;
+    match text.char_indices().nth(CHARS) {
+        Some((end, _)) => format!("{} ...", text[..end].trim_end()),
+        None => text.to_owned(),
+    }
+}
+
+/// Reads one frame.
+pub(super) async fn read_frame(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
+    let mut length = [0; 4];
+    from.read_exact(&mut length).await?;
+    let mut bytes = vec![0; wire::checked_length(length)?];
+    from.read_exact(&mut bytes).await?;
+    Ok(bytes)
+}
+
+fn damaged() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "what came is not what was sent")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shortened;
+
+    #[test]
+    fn a_long_step_is_told_by_its_beginning() {
+        assert_eq!(shortened("RUN make"), "RUN make");
+        assert_eq!(shortened(&"é".repeat(80)), "é".repeat(80));
+        assert_eq!(shortened(&format!("RUN {}", "x".repeat(100))), format!("RUN {} ...", "x".repeat(76)));
+    }
+}

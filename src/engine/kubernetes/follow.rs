@@ -1,0 +1,127 @@
+//! Adapter: the messages of a build in a pod, through the API server. Whatever cuts the line, it goes on where it was.
+
+use std::{io, time::Duration};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api,
+    api::{AttachParams, AttachedProcess},
+    client::UpgradeConnectionError,
+};
+use runner::{
+    pod::{BEAT, RUNNER},
+    wire::Message,
+};
+use tokio::{
+    io::BufReader,
+    time::{sleep, timeout},
+};
+
+use super::{Kubernetes, fault, job::CONTAINER, wait::Wait};
+use crate::{
+    cluster::kube::causes,
+    engine::{
+        EngineError,
+        hearing::{Source, read_frame},
+    },
+};
+
+/// A line on which nothing comes for so long is dead: the runner has its beat.
+const SILENCE: Duration = Duration::from_secs(6 * BEAT.as_secs());
+/// Between two tries to reach the runner: the first, and the longest.
+const PAUSES: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(10)];
+/// Bytes that are taken of a line at once.
+const BUFFER: usize = 256 << 10;
+
+type Line = BufReader<Box<dyn tokio::io::AsyncRead + Unpin + Send>>;
+
+/// Follows one build.
+pub(super) struct Follower<'a> {
+    pods: Api<Pod>,
+    wait: Wait<'a>,
+    /// The pod, once it runs.
+    pod: Option<String>,
+    line: Option<(AttachedProcess, Line)>,
+    /// Bytes of whole frames that were read.
+    place: u64,
+    pause: Duration,
+}
+
+/// Why a line gives nothing.
+enum Cut {
+    /// It was cut, or not made: it can be made again.
+    Line(io::Error),
+    /// farrier may not.
+    Refused(EngineError),
+}
+
+impl From<io::Error> for Cut {
+    fn from(error: io::Error) -> Self {
+        Self::Line(error)
+    }
+}
+
+impl<'a> Follower<'a> {
+    pub(super) fn new(engine: &Kubernetes, namespace: &str, wait: Wait<'a>) -> Self {
+        let pods = Api::namespaced(engine.client.clone(), namespace);
+        Self { pods, wait, pod: None, line: None, place: 0, pause: PAUSES[0] }
+    }
+
+    /// The next frame, or why the line gives none.
+    async fn read(&mut self) -> Result<Vec<u8>, Cut> {
+        if self.line.is_none() {
+            let name = self.pod.as_deref().unwrap_or_default();
+            let params =
+                AttachParams::default().container(CONTAINER).stderr(false).max_stdout_buf_size(BUFFER);
+            let command = [RUNNER.to_owned(), "follow".to_owned(), self.place.to_string()];
+            let follow = self.pods.exec(name, command, &params);
+            let opened = timeout(SILENCE, follow).await.map_err(io::Error::from)?;
+            let mut process = opened.map_err(|error| refusal(&error))?;
+            let output = process.stdout().ok_or_else(|| io::Error::from(io::ErrorKind::BrokenPipe))?;
+            self.line = Some((process, BufReader::with_capacity(BUFFER, Box::new(output))));
+        }
+        let (_, line) = self.line.as_mut().ok_or_else(|| io::Error::from(io::ErrorKind::BrokenPipe))?;
+        Ok(timeout(SILENCE, read_frame(line)).await.map_err(io::Error::from)??)
+    }
+}
+
+impl Source for Follower<'_> {
+    async fn next(&mut self) -> Result<Message, EngineError> {
+        loop {
+            if self.pod.is_none() {
+                self.pod = Some(self.wait.until_running().await?);
+            }
+            match self.read().await {
+                Ok(frame) if frame.is_empty() => {}
+                Ok(frame) => {
+                    self.place += 4 + frame.len() as u64;
+                    self.pause = PAUSES[0];
+                    return Message::decode(&frame).map_err(|error| fault("read what a build says", error));
+                }
+                Err(Cut::Refused(error)) => return Err(error),
+                Err(Cut::Line(error)) => {
+                    tracing::debug!(pod = self.pod, place = self.place, %error, "the line to a build was cut");
+                    // The pod may be gone; where it is not, it is asked again.
+                    (self.line, self.pod) = (None, None);
+                    sleep(self.pause).await;
+                    self.pause = (2 * self.pause).min(PAUSES[1]);
+                }
+            }
+        }
+    }
+}
+
+fn refusal(error: &kube::Error) -> Cut {
+    let is_forbidden = matches!(
+        error,
+        kube::Error::UpgradeConnection(UpgradeConnectionError::ProtocolSwitch(status)) if matches!(status.as_u16(), 401 | 403)
+    );
+    if is_forbidden {
+        return Cut::Refused(EngineError::Pod {
+            message: "the cluster does not let farrier look into the pod of a build (pods/exec)".to_owned(),
+            hint: "the Role in the namespace of builds, which deploy/ has, must allow `get` and `create` of pods/exec".to_owned(),
+            may_pass: false,
+        });
+    }
+    Cut::Line(io::Error::other(causes(error)))
+}

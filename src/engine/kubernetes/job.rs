@@ -1,0 +1,169 @@
+//! Pure: the Job of a build.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use k8s_openapi::api::batch::v1::Job;
+use runner::{plan::Limits, pod};
+use serde_json::{Value, json};
+
+use crate::{
+    image::{BuildSpec, ImageName, ImageReference, InputHash},
+    kernel::{Architecture, KernelLabel},
+    plan::Instance,
+    site::Builds,
+};
+
+/// The user of steps: one that owns nothing on a node (distroless images call it `nonroot`).
+pub const USER: u32 = 65532;
+/// Memory of the runner itself, in bytes.
+const RUNNER_MEMORY: u64 = 256 << 20;
+/// The container's name.
+pub const CONTAINER: &str = "build";
+/// Written files, and what the pod prints.
+const DISK: &str = "32Gi";
+/// From the kubelet's first look at a pod to its first step: pulling the image.
+const START: Duration = Duration::from_mins(30);
+/// How long a Job that farrier did not delete stays, for people.
+const STAYS: Duration = Duration::from_hours(1);
+
+/// What a Job is made of.
+pub struct JobSpec<'a> {
+    /// How the site has builds run.
+    pub builds: &'a Builds,
+    /// Whose it is.
+    pub instance: &'a Instance,
+    /// What is built.
+    pub driver: &'a ImageName,
+    /// `None`: nothing of the release can be a label.
+    pub kernel: Option<KernelLabel>,
+    /// Of its node.
+    pub arch: Architecture,
+    /// Of everything that is built from: the Job's name has it.
+    pub hash: InputHash,
+    /// The root file system, by digest.
+    pub image: &'a ImageReference,
+    /// What it takes.
+    pub build: BuildSpec,
+    /// What it may use.
+    pub limits: Limits,
+}
+
+/// The name of the Job for these inputs: whoever builds them finds it.
+pub fn name(driver: &ImageName, hash: InputHash) -> String {
+    // A pod's name, and so a label of it, gets six characters more; a Job's name has at most 63.
+    let driver: String = driver.chars().take(40).collect();
+    format!("{}-{}", driver.trim_end_matches('-'), hash.short())
+}
+
+/// Processors that a build may keep busy, in whole ones.
+fn processors(build: BuildSpec) -> u64 {
+    build.cpus.thousandths().div_ceil(1000).max(1)
+}
+
+/// What steps get beside what the Dockerfile sets: nproc(1) reads it, and would count the node's processors otherwise.
+pub fn environment(build: BuildSpec) -> (String, String) {
+    ("OMP_NUM_THREADS".to_owned(), processors(build).to_string())
+}
+
+/// The Job: one pod, one try, no rights. `Pod Security Standards: restricted` is what it keeps to.
+pub fn manifest(spec: &JobSpec<'_>) -> Result<Job, serde_json::Error> {
+    let JobSpec { builds, instance, driver, kernel, arch, hash, image, build, limits } = spec;
+    let mut labels: BTreeMap<&str, &str> =
+        builds.labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    let instance = instance.to_string();
+    labels.extend([
+        ("app.kubernetes.io/name", "farrier-build"),
+        ("app.kubernetes.io/managed-by", "farrier"),
+        ("farrier.dev/instance", &instance),
+        ("farrier.dev/image", driver.as_str()),
+    ]);
+    labels.extend(kernel.as_ref().map(|kernel| ("farrier.dev/kernel", kernel.as_str())));
+    let deadline = build.deadline.duration() + START + pod::HOLD;
+    // A little more, so that the runner is there to say what was too much.
+    let memory = limits.memory.unwrap_or(build.memory.bytes()) + RUNNER_MEMORY;
+    let mut pod = builds.pod.fields().clone();
+    let own = json!({
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": deadline.as_secs(),
+        "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": false,
+        "enableServiceLinks": false,
+        "securityContext": {
+            "runAsNonRoot": true, "runAsUser": USER, "runAsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [{
+            "name": CONTAINER,
+            "image": image.to_string(),
+            "command": [pod::RUNNER, "pod"],
+            "securityContext": {
+                "allowPrivilegeEscalation": false,
+                "capabilities": {"drop": ["ALL"]},
+            },
+            "resources": {
+                "requests": {
+                    "cpu": build.cpus.to_string(), "memory": build.memory.to_string(), "ephemeral-storage": "1Gi",
+                },
+                "limits": {
+                    "cpu": processors(*build).to_string(), "memory": memory.to_string(), "ephemeral-storage": DISK,
+                },
+            },
+        }],
+    });
+    if let Value::Object(own) = own {
+        pod.extend(own);
+    }
+    let selector = pod.entry("nodeSelector").or_insert_with(|| json!({}));
+    selector["kubernetes.io/arch"] = json!(arch.as_str());
+    selector["kubernetes.io/os"] = json!("linux");
+    pod.entry("topologySpreadConstraints").or_insert_with(|| {
+        json!([{
+            "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": {"app.kubernetes.io/name": "farrier-build"}},
+        }])
+    });
+    serde_json::from_value(json!({
+        "apiVersion": "batch/v1", "kind": "Job",
+        "metadata": {"name": name(driver, *hash), "namespace": builds.namespace(), "labels": &labels},
+        "spec": {
+            "backoffLimit": 0,
+            "suspend": builds.suspend,
+            "ttlSecondsAfterFinished": STAYS.as_secs(),
+            "template": {"metadata": {"labels": &labels}, "spec": pod},
+        },
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_has_no_rights_and_says_what_it_needs() {
+        let builds: Builds = serde_json::from_value(json!({
+            "labels": {"kueue.x-k8s.io/queue-name": "builds"}, "suspend": true,
+            "pod": {"nodeSelector": {"pool": "builds"}, "priorityClassName": "low"},
+        }))
+        .unwrap();
+        let hash = "ab".repeat(32).parse().unwrap();
+        let digest = format!("registry.example/drivers/builds@sha256:{}", "0".repeat(64));
+        let job = manifest(&JobSpec {
+            builds: &builds,
+            instance: &Instance::default(),
+            driver: &"mofed".parse().unwrap(),
+            kernel: "6.1.0-56-amd64".parse().ok(),
+            arch: Architecture::Amd64,
+            hash,
+            image: &digest.parse().unwrap(),
+            build: serde_json::from_value(json!({"cpus": "1500m", "memory": "2Gi"})).unwrap(),
+            limits: Limits { memory: Some(4 << 30), ..Limits::default() },
+        });
+        insta::assert_snapshot!(serde_json::to_string_pretty(&job.unwrap()).unwrap());
+    }
+
+    #[test]
+    fn names_are_names_of_jobs_and_short_enough_for_their_pods() {
+        let name = name(&"a".repeat(63).parse().unwrap(), "cd".repeat(32).parse().unwrap());
+        assert_eq!(name, format!("{}-cdcdcdcdcdcd", "a".repeat(40)));
+    }
+}

@@ -1,0 +1,116 @@
+//! Adapter: waits until the pod of a build runs, and says what it waits for.
+
+use std::{pin::pin, time::Duration};
+
+use futures::StreamExt as _;
+use k8s_openapi::api::{
+    batch::v1::Job,
+    core::v1::{Event, Pod},
+};
+use kube::{
+    Api, ResourceExt as _,
+    api::ListParams,
+    runtime::{WatchStreamExt as _, watcher},
+};
+
+use super::{
+    Kubernetes, Phase, Started,
+    pod::{Standing, deleted, standing, without_pod},
+};
+use crate::engine::EngineError;
+
+/// How often it is looked whether the Job is still there, and what stands in its way where it has no pod.
+const LOOKS: Duration = Duration::from_secs(3);
+
+/// Waits for one Job's pod.
+pub(super) struct Wait<'a> {
+    jobs: Api<Job>,
+    pods: Api<Pod>,
+    events: Api<Event>,
+    job: Started,
+    phases: &'a (dyn Fn(Phase) + Send + Sync),
+    /// What was told last.
+    told: Option<String>,
+}
+
+impl<'a> Wait<'a> {
+    pub(super) fn new(
+        engine: &Kubernetes,
+        namespace: &str,
+        job: Started,
+        phases: &'a (dyn Fn(Phase) + Send + Sync),
+    ) -> Self {
+        let client = || engine.client.clone();
+        Self {
+            jobs: Api::namespaced(client(), namespace),
+            pods: Api::namespaced(client(), namespace),
+            events: Api::namespaced(client(), namespace),
+            job,
+            phases,
+            told: None,
+        }
+    }
+
+    /// The name of the pod that runs.
+    pub(super) async fn until_running(&mut self) -> Result<String, EngineError> {
+        // By its uid: pods of one before it may not have gone yet.
+        let label = format!("batch.kubernetes.io/controller-uid={}", self.job.uid);
+        let of_job = watcher::Config::default().labels(&label);
+        let mut pods = pin!(watcher(self.pods.clone(), of_job).default_backoff().applied_objects());
+        let mut has_pod = false;
+        loop {
+            let look = tokio::time::sleep(LOOKS);
+            let (name, standing) = tokio::select! {
+                pod = pods.next() => match pod {
+                    Some(Ok(pod)) => {
+                        has_pod = true;
+                        (pod.name_any(), standing(&pod))
+                    }
+                    // A watch begins anew by itself.
+                    Some(Err(error)) => {
+                        tracing::debug!(job = self.job.name, %error, "pods of a build cannot be watched");
+                        continue;
+                    }
+                    None => continue,
+                },
+                () = look => match self.look(has_pod).await {
+                    Some(standing) => (String::new(), standing),
+                    None => continue,
+                },
+            };
+            match standing {
+                Standing::Running => {
+                    (self.phases)(Phase::Running);
+                    return Ok(name);
+                }
+                Standing::Ended(error) => return Err(error),
+                Standing::Waiting(why) => self.tell(why),
+            }
+        }
+    }
+
+    /// Where the build stands, if its pods do not tell.
+    async fn look(&self, has_pod: bool) -> Option<Standing> {
+        let Started { name, uid } = &self.job;
+        match self.jobs.get_opt(name).await {
+            Ok(found) if found.as_ref().and_then(|job| job.metadata.uid.as_ref()) != Some(uid) => {
+                return Some(deleted(name));
+            }
+            // Without an answer nothing is known.
+            Ok(_) if !has_pod => {}
+            Ok(_) | Err(_) => return None,
+        }
+        let about = format!("involvedObject.kind=Job,involvedObject.name={name}");
+        let events = self.events.list(&ListParams::default().fields(&about)).await.ok()?;
+        let of_job = |event: &Event| event.involved_object.uid.as_ref().is_none_or(|about| about == uid);
+        let events: Vec<Event> = events.items.into_iter().filter(of_job).collect();
+        Some(without_pod(name, &events))
+    }
+
+    fn tell(&mut self, why: String) {
+        if self.told.as_ref() != Some(&why) {
+            (self.phases)(Phase::Waiting(&why));
+            self.told = Some(why);
+        }
+    }
+}
