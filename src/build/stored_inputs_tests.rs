@@ -276,7 +276,7 @@ async fn taken_for(bench: &Bench, root: &PackageRoot, cell: &Cell) -> Result<Dig
     match root {
         PackageRoot::RuntimeBase(spec) => {
             let base = runtime_base(parts, &RuntimeBase::Bootstrap(spec.clone()), cell).await?;
-            Ok(base.image.image.layers[0].digest.clone())
+            Ok(base.image.layers[0].digest.clone())
         }
         PackageRoot::Toolchain(spec) => {
             let in_place = images::toolchain_tree(parts, &Toolchain::Bootstrap(spec.clone()), cell).await;

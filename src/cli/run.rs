@@ -63,7 +63,7 @@ pub async fn run(session: &Session, args: RunArgs) -> Result<Exit, CliError> {
 }
 
 async fn once(session: &Session, parts: Parts, cluster: Arc<dyn Cluster>) -> Result<Exit, CliError> {
-    let report = Box::pin(run_once(parts, cluster)).await?;
+    let report = run_once(parts, cluster).await?;
     session.show(&report, output::pass)?;
     Ok(match (report.unreachable, report.failed()) {
         (true, _) => Exit::Unreachable,

@@ -26,6 +26,7 @@ const USR_MERGED: &str = "farrier.dev/usr-merged";
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The image below a payload.
+#[derive(Debug)]
 pub(crate) struct BaseImage {
     /// Configuration and layers.
     pub(crate) image: Base,

@@ -61,7 +61,7 @@ async fn a_toolchain_image_becomes_one_tree() {
     let (tree, image) = tree_of(&bench, &reference).await.unwrap();
     assert_eq!(fs_err::read_to_string(tree.join("usr/bin/cc")).unwrap(), "new");
     assert!(!tree.join("usr/bin/ld").exists() && tree.starts_with(bench.root().join("cache/trees")));
-    assert_eq!(image.config["config"]["Env"], json!(["PATH=/opt/bin"]));
+    assert_eq!(image.image.config["config"]["Env"], json!(["PATH=/opt/bin"]));
     // The same layers of another image are the same tree; it is not made again.
     fs_err::write(tree.join("mark"), "").unwrap();
     let same = publish_image(&bench, "other", &[lower, upper]).await;

@@ -178,6 +178,7 @@ impl Bench {
                 };
                 sandbox.compile(build, &dest).await?;
             }
+            Engine::Kubernetes(_) => panic!("these tests have no cluster"),
         }
         Ok(dest)
     }

@@ -34,7 +34,7 @@ pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<PassRep
         health: Arc::new(Health::new()),
     };
     let (cancel, queue) = (parts.cancel.clone(), Queue::once(parts.limits));
-    Live::with_queue(parts, context, queue).until_idle(&cancel).await
+    Box::pin(Live::with_queue(parts, context, queue).until_idle(&cancel)).await
 }
 
 impl Live {

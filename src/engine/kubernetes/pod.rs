@@ -10,6 +10,8 @@ use crate::engine::EngineError;
 pub enum Standing {
     /// It is not running yet; why, in the cluster's words.
     Waiting(String),
+    /// Its node does not get the image; it tries again.
+    WithoutImage(String),
     /// The runner can be asked.
     Running,
     /// It ended by itself, or was ended.
@@ -109,6 +111,7 @@ fn waiting(name: &str, status: &PodStatus) -> Standing {
         "InvalidImageName" | "ErrImageNeverPull" | "CreateContainerConfigError" => {
             ended(End::Final, name, Some(reason), Some(message))
         }
+        "ErrImagePull" | "ImagePullBackOff" => Standing::WithoutImage(message.to_owned()),
         "ContainerCreating" => Standing::Waiting("its node pulls the image".to_owned()),
         _ => Standing::Waiting(format!("{reason}: {message}")),
     }
@@ -162,10 +165,11 @@ mod tests {
 
     use super::*;
 
-    fn told(status: Value) -> String {
+    fn told(status: &Value) -> String {
         let pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "status": status})).unwrap();
         match standing(&pod) {
             Standing::Waiting(why) => format!("waits: {why}"),
+            Standing::WithoutImage(why) => format!("has no image: {why}"),
             Standing::Running => "runs".to_owned(),
             Standing::Ended(error) => {
                 format!("{}: {error}", if error.is_transient() { "again" } else { "never again" })
@@ -173,7 +177,7 @@ mod tests {
         }
     }
 
-    fn state(phase: &str, state: Value) -> Value {
+    fn state(phase: &str, state: &Value) -> Value {
         json!({"phase": phase, "containerStatuses": [{
             "name": "build", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state,
         }]})
@@ -191,8 +195,8 @@ mod tests {
             "message": "Taint manager: deleting due to NoExecute taint",
         }]});
         let late = json!({"phase": "Failed", "reason": "DeadlineExceeded"});
-        let pull = state("Pending", json!({"waiting": {"reason": "ErrImagePull", "message": "not found"}}));
-        let creating = state("Pending", json!({"waiting": {"reason": "ContainerCreating"}}));
+        let pull = state("Pending", &json!({"waiting": {"reason": "ErrImagePull", "message": "not found"}}));
+        let creating = state("Pending", &json!({"waiting": {"reason": "ContainerCreating"}}));
         let memory = json!({"terminated": {"reason": "OOMKilled", "exitCode": 137}});
         let code = json!({"terminated": {"reason": "Error", "exitCode": 1}});
         let start =
@@ -202,16 +206,16 @@ mod tests {
             unschedulable,
             creating,
             pull,
-            state("Running", json!({"running": {}})),
+            state("Running", &json!({"running": {}})),
             evicted,
             lost,
             late,
-            state("Failed", memory.clone()),
-            state("Running", memory),
-            state("Failed", code),
-            state("Failed", start),
+            state("Failed", &memory),
+            state("Running", &memory),
+            state("Failed", &code),
+            state("Failed", &start),
         ];
-        insta::assert_snapshot!(all.map(told).join("\n"));
+        insta::assert_snapshot!(all.each_ref().map(told).join("\n"));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use kube::{
     api::ListParams,
     runtime::{WatchStreamExt as _, watcher},
 };
+use tokio::time::Instant;
 
 use super::{
     Kubernetes, Phase, Started,
@@ -21,6 +22,9 @@ use crate::engine::EngineError;
 
 /// How often it is looked whether the Job is still there, and what stands in its way where it has no pod.
 const LOOKS: Duration = Duration::from_secs(3);
+
+/// How long a node may try to get an image: the registry, or the way to it, may be down.
+const PULLS: Duration = Duration::from_mins(5);
 
 /// Waits for one Job's pod.
 pub(super) struct Wait<'a> {
@@ -58,6 +62,7 @@ impl<'a> Wait<'a> {
         let of_job = watcher::Config::default().labels(&label);
         let mut pods = pin!(watcher(self.pods.clone(), of_job).default_backoff().applied_objects());
         let mut has_pod = false;
+        let mut without_image: Option<(String, Instant)> = None;
         loop {
             let look = tokio::time::sleep(LOOKS);
             let (name, standing) = tokio::select! {
@@ -75,8 +80,20 @@ impl<'a> Wait<'a> {
                 },
                 () = look => match self.look(has_pod).await {
                     Some(standing) => (String::new(), standing),
-                    None => continue,
+                    None => match &without_image {
+                        Some((why, since)) if since.elapsed() > PULLS => {
+                            (String::new(), Standing::Ended(unpulled(&self.job.name, why)))
+                        }
+                        _ => continue,
+                    },
                 },
+            };
+            without_image = match &standing {
+                Standing::WithoutImage(why) => {
+                    let since = without_image.map_or_else(Instant::now, |(_, since)| since);
+                    Some((why.clone(), since))
+                }
+                _ => None,
             };
             match standing {
                 Standing::Running => {
@@ -85,6 +102,7 @@ impl<'a> Wait<'a> {
                 }
                 Standing::Ended(error) => return Err(error),
                 Standing::Waiting(why) => self.tell(why),
+                Standing::WithoutImage(why) => self.tell(format!("its node cannot pull the image: {why}")),
             }
         }
     }
@@ -112,5 +130,15 @@ impl<'a> Wait<'a> {
             (self.phases)(Phase::Waiting(&why));
             self.told = Some(why);
         }
+    }
+}
+
+fn unpulled(job: &str, why: &str) -> EngineError {
+    EngineError::Pod {
+        message: format!("the node of Job {job} cannot pull the build's image: {why}"),
+        hint: "nodes must reach and trust the registry that --registry names; where it asks for a password, spec.builds.pod.imagePullSecrets \
+               in site.yaml names a Secret of the namespace of builds"
+            .to_owned(),
+        may_pass: true,
     }
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, num::NonZeroU16};
 
 use schemars::{JsonSchema, Schema, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::definition::checked::{DnsLabel, LabelKey, LabelValue};
 
@@ -100,8 +100,9 @@ impl JsonSchema for PodAdditions {
     }
 
     fn json_schema(_: &mut schemars::SchemaGenerator) -> Schema {
-        let properties: Map<String, Value> =
-            ADDITIONS.map(|name| (name.to_owned(), true.into())).into_iter().collect();
+        let property =
+            |name: &str| (name.to_owned(), json!({"description": format!("A pod's `spec.{name}`.")}));
+        let properties: Map<String, Value> = ADDITIONS.map(property).into_iter().collect();
         json_schema!({
             "type": "object", "additionalProperties": false, "properties": properties,
             "description": "Fields of a pod's specification, in Kubernetes' own form, that decide where and when it runs.",
