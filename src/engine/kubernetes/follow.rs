@@ -17,7 +17,11 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Kubernetes, fault, job::CONTAINER, wait::Wait};
+use super::{
+    Kubernetes, fault,
+    job::CONTAINER,
+    wait::{Wait, missing_right},
+};
 use crate::{
     cluster::kube::causes,
     engine::{
@@ -117,11 +121,7 @@ fn refusal(error: &kube::Error) -> Cut {
         kube::Error::UpgradeConnection(UpgradeConnectionError::ProtocolSwitch(status)) if matches!(status.as_u16(), 401 | 403)
     );
     if is_forbidden {
-        return Cut::Refused(EngineError::Pod {
-            message: "the cluster does not let farrier look into the pod of a build (pods/exec)".to_owned(),
-            hint: "the Role in the namespace of builds, which deploy/ has, must allow `get` and `create` of pods/exec".to_owned(),
-            may_pass: false,
-        });
+        return Cut::Refused(missing_right("`get` and `create` of pods/exec"));
     }
     Cut::Line(io::Error::other(causes(error)))
 }

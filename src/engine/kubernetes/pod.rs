@@ -65,7 +65,9 @@ pub fn standing(pod: &Pod) -> Standing {
 /// What stands in the way of a Job that has no pod, by its Events. What asks for room waits; what is refused is refused again.
 pub fn without_pod(job: &str, events: &[Event]) -> Standing {
     let refusal = events.iter().rev().find(|event| event.reason.as_deref() == Some("FailedCreate"));
+    // Before it stands the name of a pod, another one each time.
     let message = refusal.and_then(|event| event.message.as_deref());
+    let message = message.map(|message| message.split_once("is forbidden: ").map_or(message, |(_, why)| why));
     match message {
         None => Standing::Waiting("its Job has no pod yet".to_owned()),
         Some(message) if message.contains("exceeded quota") => Standing::Waiting(message.to_owned()),
@@ -79,9 +81,9 @@ pub fn without_pod(job: &str, events: &[Event]) -> Standing {
     }
 }
 
-/// Someone has taken the Job away.
-pub fn deleted(job: &str) -> Standing {
-    ended(End::Passing, job, None, Some("its Job was deleted"))
+/// Someone has taken it away.
+pub fn gone(job: &str, what: &str) -> Standing {
+    ended(End::Passing, &format!("of Job {job}"), None, Some(what))
 }
 
 fn condition<'a>(status: &'a PodStatus, kind: &str) -> Option<&'a PodCondition> {
@@ -231,11 +233,14 @@ mod tests {
         let policy =
             "Error creating: pods \"j-x\" is forbidden: ValidatingAdmissionPolicy 'ours' denied request: no";
         assert!(matches!(without_pod("j", &[]), Standing::Waiting(_)));
-        assert!(matches!(without_pod("j", &[event(quota)]), Standing::Waiting(why) if why == quota));
+        assert!(matches!(without_pod("j", &[event(quota)]), Standing::Waiting(why) if quota.ends_with(&why)));
         let Standing::Ended(error) = without_pod("j", &[event(quota), event(policy)]) else {
             panic!("it waits")
         };
-        assert_eq!(error.to_string(), format!("the cluster refuses pods of Job j: {policy}"));
+        assert_eq!(
+            error.to_string(),
+            "the cluster refuses pods of Job j: ValidatingAdmissionPolicy 'ours' denied request: no"
+        );
         assert!(!error.is_transient() && error.hint().is_some());
     }
 }

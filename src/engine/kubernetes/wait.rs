@@ -15,8 +15,8 @@ use kube::{
 use tokio::time::Instant;
 
 use super::{
-    Kubernetes, Phase, Started,
-    pod::{Standing, deleted, standing, without_pod},
+    Kubernetes, Phase, Started, is_over,
+    pod::{Standing, gone, standing, without_pod},
 };
 use crate::engine::EngineError;
 
@@ -71,6 +71,9 @@ impl<'a> Wait<'a> {
                         has_pod = true;
                         (pod.name_any(), standing(&pod))
                     }
+                    Some(Err(watcher::Error::InitialListFailed(kube::Error::Api(status)))) if status.code == 403 => {
+                        (String::new(), Standing::Ended(missing_right(&status.message)))
+                    }
                     // A watch begins anew by itself.
                     Some(Err(error)) => {
                         tracing::debug!(job = self.job.name, %error, "pods of a build cannot be watched");
@@ -112,8 +115,9 @@ impl<'a> Wait<'a> {
         let Started { name, uid } = &self.job;
         match self.jobs.get_opt(name).await {
             Ok(found) if found.as_ref().and_then(|job| job.metadata.uid.as_ref()) != Some(uid) => {
-                return Some(deleted(name));
+                return Some(gone(name, "its Job was deleted"));
             }
+            Ok(Some(found)) if !has_pod && is_over(&found) => return Some(gone(name, "it was deleted")),
             // Without an answer nothing is known.
             Ok(_) if !has_pod => {}
             Ok(_) | Err(_) => return None,
@@ -130,6 +134,15 @@ impl<'a> Wait<'a> {
             (self.phases)(Phase::Waiting(&why));
             self.told = Some(why);
         }
+    }
+}
+
+/// farrier may not do something in the namespace of builds.
+pub(super) fn missing_right(what: &str) -> EngineError {
+    EngineError::Pod {
+        message: format!("the cluster does not let farrier see to the pod of a build: {what}"),
+        hint: "deploy/ has the Role for the namespace of builds".to_owned(),
+        may_pass: false,
     }
 }
 
