@@ -50,6 +50,8 @@ pub(super) struct InPlaceBase {
     pub(super) lowers: [PathBuf; 2],
     /// The image that the toolchain is.
     pub(super) toolchain: BaseImage,
+    /// The entry of the headers in the cache.
+    pub(super) headers: String,
 }
 
 /// Prepares the cell's base: toolchain plus header set.
@@ -98,7 +100,12 @@ async fn in_place(
     let mut steps = recipe.steps;
     let first = [headers.compiler.map(probe_step), btf_source(job, headers).map(without_btf_step)];
     steps.splice(0..0, first.into_iter().flatten());
-    Ok(Ok(InPlaceBase { steps, lowers: [headers.root.clone(), tree], toolchain }))
+    Ok(Ok(InPlaceBase {
+        steps,
+        lowers: [headers.root.clone(), tree],
+        toolchain,
+        headers: headers.key.clone(),
+    }))
 }
 
 fn refused_template(job: &Job<'_>, refused: &StepsError) -> TargetError {

@@ -132,7 +132,7 @@ pub(super) fn limits(spec: BuildSpec) -> Limits {
 
 fn in_place(base: &InPlaceBase, job: BuildJob, scratch: PathBuf, limits: Limits) -> InPlace {
     let BuildJob { id: _, dockerfile: _, context, log, cancel } = job;
-    let InPlaceBase { steps, lowers, toolchain: _ } = base;
+    let InPlaceBase { steps, lowers, toolchain: _, headers: _ } = base;
     InPlace {
         plan: Plan { steps: steps.clone(), limits },
         lowers: lowers.to_vec(),

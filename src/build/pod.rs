@@ -5,7 +5,7 @@
 
 use std::{
     collections::BTreeMap,
-    io::{self, Seek as _, Write},
+    io::{self, Write},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
@@ -23,7 +23,6 @@ use walkdir::WalkDir;
 use super::{base::InPlaceBase, compile::limits, job::Job};
 use crate::{
     blocking::blocking,
-    cache::Scratch,
     engine::{
         BuildJob, ContextEntry, EngineError, InCluster, JobSpec, Kubernetes, Phase, USER, environment,
         write_tar,
@@ -31,6 +30,7 @@ use crate::{
     error_chain,
     image::{ImageReference, Tag, Version},
     images::{BaseImage, layer_files},
+    inputs::{RootFs, root_fs_layer},
     kernel::KernelLabel,
     oci::{self, Assembly, Layer, media_type},
     parts::{FindingKind, Stage, TargetError},
@@ -42,6 +42,8 @@ use crate::{
 const REPOSITORY: &str = "builds";
 /// They are pulled a few times at most: how long compressing takes counts more than a few bytes.
 const GZIP_LEVEL: u32 = 1;
+/// The kind of the cache's entries that are headers as layers.
+const HEADER_LAYERS: &str = "header-layers";
 /// Directories that every build writes to.
 const WRITTEN: [&str; 2] = ["out", "tmp"];
 
@@ -118,13 +120,15 @@ async fn publish(
     let runner = cluster.runner(cell.target.arch);
     let runner = blocking(move || Entrypoint::read(&runner)).await?;
     runner.runs_on(cell.target.arch)?;
-    let (work, [headers, toolchain]) = (parts.cache.scratch()?, base.lowers.clone());
-    let (entries, plan) = (context.to_vec(), plan.clone());
-    let (layers, work) = blocking(move || {
-        write_layers([&headers, &toolchain], &entries, &plan, runner.bytes(), &work)
-            .map(|layers| (layers, work))
-    })
-    .await?;
+    let headers = headers_layer(job, base).await?;
+    let (work, lowers, entries, plan) =
+        (parts.cache.scratch()?, base.lowers.clone(), context.to_vec(), plan.clone());
+    let write = move || {
+        let layers = write_layers(&lowers, &entries, &plan, runner.bytes(), work.path())?;
+        Ok::<_, EngineError>((layers, work))
+    };
+    let (mut layers, work) = blocking(write).await?;
+    layers.insert(0, headers);
     let own: Vec<Layer> = layers.iter().map(|(layer, _)| layer.clone()).collect();
     let image = oci::assemble(&Assembly {
         base: Some(&base.toolchain.image),
@@ -168,48 +172,67 @@ async fn remove(job: &Job<'_>, ImageReference { repository, version }: &ImageRef
     }
 }
 
-/// The layers over the toolchain, the lowest first. Blocks.
+/// The headers as a layer: made once for a kernel.
+async fn headers_layer(job: &Job<'_>, base: &InPlaceBase) -> Result<(Layer, PathBuf), TargetError> {
+    let (cache, [headers, _]) = (&job.parts.cache, base.lowers.clone());
+    let make = |entry: PathBuf| {
+        blocking(move || {
+            let mut tops = Vec::new();
+            for top in fs::read_dir(&headers)? {
+                let top = top?;
+                tops.push(ContextEntry {
+                    dest: top.file_name().to_string_lossy().into_owned(),
+                    from: top.path(),
+                });
+            }
+            tops.sort_by(|a, b| a.dest.cmp(&b.dest));
+            let layer = write_layer(&entry.join(root_fs_layer::FILE), |out| write_tar(None, &tops, out))?;
+            root_fs_layer::record(&entry, &layer.digest, &layer.diff_id, layer.size)?;
+            Ok::<_, TargetError>(())
+        })
+    };
+    let entry = cache.get_or_make(HEADER_LAYERS, &base.headers, make).await?;
+    let RootFs { layer, digest, diff_id, size, arch: _ } = root_fs_layer::read(&entry, job.cell.target.arch)?;
+    Ok((Layer { digest, diff_id, size, media_type: media_type::OCI_LAYER_GZIP }, layer))
+}
+
+/// The layers over toolchain and headers, the lowest first. Blocks.
 fn write_layers(
-    lowers: [&PathBuf; 2],
+    lowers: &[PathBuf; 2],
     context: &[ContextEntry],
     plan: &Plan,
     runner: &[u8],
-    work: &Scratch,
+    work: &Path,
 ) -> Result<Vec<(Layer, PathBuf)>, EngineError> {
-    let mut layers = Vec::new();
-    let mut layer = |write: &dyn Fn(&mut io::BufWriter<File>) -> Result<(), EngineError>| {
-        let place = work.path().join(format!("layer-{}", layers.len()));
-        let tar =
-            File::options().read(true).write(true).create_new(true).open(work.path().join("layer.tar"))?;
-        let mut out = io::BufWriter::with_capacity(256 << 10, tar);
-        write(&mut out)?;
-        let mut tar = out.into_inner().map_err(io::IntoInnerError::into_error)?;
-        tar.rewind()?;
-        let made = oci::compress_at(GZIP_LEVEL, tar, File::create(&place)?)?;
-        fs::remove_file(work.path().join("layer.tar"))?;
-        layers.push((made, place));
-        Ok::<_, EngineError>(())
-    };
-    let [headers, _] = lowers;
-    let mut tops = Vec::new();
-    for top in fs::read_dir(headers)? {
-        let top = top?;
-        tops.push(ContextEntry { dest: top.file_name().to_string_lossy().into_owned(), from: top.path() });
-    }
-    tops.sort_by(|a, b| a.dest.cmp(&b.dest));
-    layer(&|out| write_tar(None, &tops, out))?;
     let below = CONTEXT.trim_start_matches('/');
-    for ContextEntry { dest, from } in context {
+    let mut layers = Vec::new();
+    for (number, ContextEntry { dest, from }) in context.iter().enumerate() {
         let entry = ContextEntry { dest: format!("{below}/{dest}"), from: from.clone() };
-        layer(&|out| write_tar(None, std::slice::from_ref(&entry), out))?;
+        let place = work.join(format!("context-{number}"));
+        layers.push((write_layer(&place, |out| write_tar(None, &[entry], out))?, place));
     }
-    layer(&|out| Ok(write_own(lowers, plan, runner, out)?))?;
+    let place = work.join("own");
+    layers.push((write_layer(&place, |out| Ok(write_own(lowers, plan, runner, out)?))?, place));
     Ok(layers)
+}
+
+/// Compresses what `write` writes, a tar archive, into the file.
+fn write_layer(
+    place: &Path,
+    write: impl FnOnce(&mut io::BufWriter<File>) -> Result<(), EngineError>,
+) -> Result<Layer, EngineError> {
+    let tar = place.with_extension("tar");
+    let mut out = io::BufWriter::with_capacity(256 << 10, File::create_new(&tar)?);
+    write(&mut out)?;
+    out.flush()?;
+    let layer = oci::compress_at(GZIP_LEVEL, File::open(&tar)?, File::create_new(place)?)?;
+    fs::remove_file(&tar)?;
+    Ok(layer)
 }
 
 /// The uppermost layer: all directories that are there, and those that the plan names, are the build's user's, so that its steps
 /// write where root would; but not into `/` itself, whose owner no layer sets.
-fn write_own(lowers: [&PathBuf; 2], plan: &Plan, runner: &[u8], out: impl Write) -> io::Result<()> {
+fn write_own(lowers: &[PathBuf; 2], plan: &Plan, runner: &[u8], out: impl Write) -> io::Result<()> {
     let mut directories: BTreeMap<PathBuf, (u32, i64)> = BTreeMap::new();
     for lower in lowers {
         for entry in WalkDir::new(lower).min_depth(1) {
@@ -280,7 +303,7 @@ mod tests {
         let work = Action::Directory { path: "/bin/work".to_owned() };
         let plan = Plan { steps: vec![step(copy), step(work)], ..Plan::default() };
         let mut bytes = Vec::new();
-        write_own([&headers, &toolchain], &plan, b"runner", &mut bytes).unwrap();
+        write_own(&[headers, toolchain], &plan, b"runner", &mut bytes).unwrap();
         let mut archive = tar::Archive::new(&bytes[..]);
         let entries = archive.entries().unwrap().map(|entry| {
             let entry = entry.unwrap();

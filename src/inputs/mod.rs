@@ -17,7 +17,7 @@ pub mod kernel_image;
 mod kernel_packages;
 pub(crate) mod process;
 pub mod root_fs;
-mod root_fs_layer;
+pub(crate) mod root_fs_layer;
 pub mod rpm;
 pub mod source;
 pub mod stored;
