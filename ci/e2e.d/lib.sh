@@ -230,6 +230,25 @@ YAML
     KUBECONFIG="$here/kubeconfig" kubectl config set-context --current --user farrier --namespace "$ns" > /dev/null
 }
 
+# The namespace of builds with farrier's rights in it, as deploy/kustomize has them.
+install_builds() {
+    local relative
+    mkdir -p "$here/kustomize/builds"
+    relative="$(realpath --relative-to "$(realpath "$here/kustomize/builds")" "$root/deploy/kustomize")"
+    cat > "$here/kustomize/builds/kustomization.yaml" <<YAML
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+namespace: $builds
+labels: [{pairs: {$run_label: $run}}]
+resources: [$relative/builds]
+patches:
+  - target: {kind: RoleBinding}
+    patch: |-
+      - {op: replace, path: /subjects/0, value: {kind: ServiceAccount, name: $account, namespace: $ns}}
+YAML
+    k apply --server-side -k "$here/kustomize/builds" > /dev/null
+}
+
 # The driver's tag pattern, and another one for scenarios that need it.
 tagged="$(sed -n 's/^  tags: \["\(.*\)"\]$/\1/p' "$root/images/$driver.yaml")"
 also_tagged=''

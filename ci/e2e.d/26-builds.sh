@@ -1,0 +1,82 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# Engine kubernetes: builds are Jobs on a real kubelet, in a namespace labelled `restricted`. Four drivers at once; farrier killed and
+# replaced while they compile; pods deleted; a quota; a build that takes too much memory; one that looks for ways out.
+
+[ -n "$real_node" ] || { say "builds: left out, because it needs a kubelet (--real-node)"; return 0; }
+builds="$ns-builds"
+# shellcheck disable=SC2034 # start_farrier takes it
+engine=kubernetes
+mkdir -p "$here/definitions/templates"
+cp "$root"/ci/e2e.d/builds/*.hbs "$here/definitions/templates/"
+cat > "$here/definitions/site.yaml" <<YAML
+apiVersion: farrier.dev/v1alpha1
+kind: Site
+metadata: {name: e2e}
+spec:
+  builds: {namespace: $builds, atOnce: 8, labels: {$run_label: $run}}
+YAML
+install_builds
+
+# build_definition NAME SECONDS [THEN [MEMORY]]: the driver, whose steps first take so long, and then do something more.
+build_definition() {
+    sed -e '/^  rollout:/,$d' -e "s|^metadata: .*|metadata: {name: $1}|" -e "s|^  nodes: .*|  nodes: {matchLabels: {$mark-$1: \"true\"}}|" \
+        -e "s|^  template: .*|  template: slow|" -e "s|^  vars: .*|  vars: {seconds: \"$2\", then: \"${3:-true}\"}|" \
+        "$root/images/$driver.yaml" > "$here/definitions/images/$1.yaml"
+    echo "  build: {cpus: 250m, memory: ${4:-256Mi}}" >> "$here/definitions/images/$1.yaml"
+}
+
+wants() { k label node "$run-$scenario-n1" --overwrite "${@/%/=true}" > /dev/null; }
+jobs() { k get jobs -n "$builds" -o json | jq -e ".items | length $1" > /dev/null; }
+running() { k get pods -n "$builds" -o json | jq -e "[.items[] | select(.status.phase == \"Running\")] | length == $1" > /dev/null; }
+published() {
+    local name
+    for name; do skopeo list-tags --tls-verify=false "docker://$registry/$scenario/$name" > /dev/null 2>&1 || return 1; done
+}
+says() { k get driverbuilds -n "$ns" -o json | jq -e --arg words "$1" '.items | any(tostring | test($words))' > /dev/null; }
+
+registry="$registry/$scenario"
+add_node n1 "$kernel_a"
+for name in one two three four; do build_definition "$name" 40; done
+wants "$mark-one" "$mark-two" "$mark-three" "$mark-four"
+start_farrier first --interval 5
+expect 120 "four drivers compile at once, each in a pod" running 4
+pods() { k get pods -n "$builds" -o json | jq -cS '[.items[].metadata.uid] | sort'; }
+before="$(pods)"
+kill -KILL "$(cat "$here/farrier-first.pid")"
+start_farrier second --interval 5
+expect 30 "farrier was killed: another one leads" leads second
+expect 5 "and the same pods compile" [ "$(pods)" = "$before" ]
+expect 120 "all four are published" published one two three four
+expect 20 "their Jobs are gone" jobs '== 0'
+grep -q 'takes over a build that runs' "$here/farrier-second.log" || expect 0 "the second took the Jobs over" false
+
+build_definition deleted 20
+wants "$mark-deleted"
+expect 60 "one more compiles" running 1
+k delete pods -n "$builds" --all --now > /dev/null
+expect 20 "its pod was deleted: that is told" says 'ended without a result'
+expect 120 "and it is built again" published deleted
+
+k create quota full -n "$builds" --hard=limits.memory=1Gi > /dev/null
+build_definition quota 1
+wants "$mark-quota"
+expect 60 "a quota makes a build wait, in words" says 'exceeded quota'
+k delete quota full -n "$builds" > /dev/null
+expect 120 "with room it is built" published quota
+
+build_definition greedy 1 'head -c 5G /dev/zero | tail | cat > /dev/null'
+wants "$mark-greedy"
+expect 120 "a build that takes too much memory is told which and how much" says 'MiB of memory, and may use|OOMKilled'
+
+build_definition hostile 1
+sed -i -e 's/^  template: .*/  template: hostile/' -e 's/^  vars: .*/  vars: {}/' "$here/definitions/images/hostile.yaml"
+wants "$mark-hostile"
+expect 120 "a build that looks for ways out finds none, and is built" published hostile
+newest_image() { echo "$registry/$1:$(skopeo list-tags --tls-verify=false "docker://$registry/$1" | jq -r '.Tags[]' | grep -v '^sha256-' | tail -n 1)"; }
+
+# The same inputs give the same image in a sandbox.
+as_is=(--kernel "$kernel_a" --os debian --os-version 12 --definitions "$here/definitions" --registry "$registry")
+in_cluster="$(skopeo inspect --tls-verify=false --format '{{.Digest}}' "docker://$(newest_image one)")"
+in_sandbox="$("$farrier" build one "${as_is[@]}" --cache-dir "$here/cache-sandbox" --engine sandbox --push --force -o json | jq -r .digest)"
+[ "$in_cluster" = "$in_sandbox" ] || expect 0 "the digest is that of a sandbox: $in_cluster, $in_sandbox" false
