@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::SystemTime,
 };
 
 use runner::plan::{Limits, Plan};
@@ -242,6 +243,8 @@ async fn context(job: &Job<'_>, work: &Path) -> Result<(Vec<ContextEntry>, Vec<S
         ensure_planned(Digest::of(&bytes).hex() == patch.sha256, format!("patch {}", patch.name))?;
         let from = work.join(&patch.name);
         fs_err::tokio::write(&from, bytes).await?;
+        // A time that does not depend on the machine: layers for pods hold it.
+        fs_err::File::options().write(true).open(&from)?.set_modified(SystemTime::UNIX_EPOCH)?;
         context.push(ContextEntry { dest: format!("patches/{}", patch.name), from });
     }
     Ok((context, origins))

@@ -84,7 +84,6 @@ pub(super) async fn compile(
             driver: &cell.image,
             kernel: KernelLabel::of(&cell.target.release),
             arch: cell.target.arch,
-            hash: cell.input_hash,
             image: &reference,
             build: spec,
             limits,
@@ -233,14 +232,13 @@ fn write_layer(
 /// The uppermost layer: all directories that are there, and those that the plan names, are the build's user's, so that its steps
 /// write where root would; but not into `/` itself, whose owner no layer sets.
 fn write_own(lowers: &[PathBuf; 2], plan: &Plan, runner: &[u8], out: impl Write) -> io::Result<()> {
-    let mut directories: BTreeMap<PathBuf, (u32, i64)> = BTreeMap::new();
+    let mut directories: BTreeMap<PathBuf, u32> = BTreeMap::new();
     for lower in lowers {
         for entry in WalkDir::new(lower).min_depth(1) {
             let entry = entry?;
             if entry.file_type().is_dir() {
-                let metadata = entry.metadata()?;
                 let place = entry.path().strip_prefix(lower).map_err(io::Error::other)?.to_owned();
-                directories.entry(place).or_insert((metadata.mode() & 0o1777, metadata.mtime()));
+                directories.entry(place).or_insert(entry.metadata()?.mode() & 0o1777);
             }
         }
     }
@@ -255,13 +253,12 @@ fn write_own(lowers: &[PathBuf; 2], plan: &Plan, runner: &[u8], out: impl Write)
     for top in tops.chain(WRITTEN) {
         let is_there = lowers.iter().any(|lower| lower.join(top).symlink_metadata().is_ok());
         if !is_there {
-            directories.insert(top.into(), (0o755, 0));
+            directories.insert(top.into(), 0o755);
         }
     }
     let mut tar = Builder::new(out);
-    for (place, (mode, time)) in directories {
+    for (place, mode) in directories {
         let mut header = header(EntryType::Directory, mode, USER);
-        header.set_mtime(u64::try_from(time).unwrap_or_default());
         tar.append_data(&mut header, place.join(""), io::empty())?;
     }
     for (place, mode, bytes) in [(PLAN, 0o444, plan.encode().as_slice()), (RUNNER, 0o555, runner)] {

@@ -185,7 +185,9 @@ impl Session {
 pub fn limits(args: &LimitArgs, engine: EngineChoice, builds: &Builds) -> BuildLimits {
     let LimitArgs { parallel_builds, build_cpus, build_memory } = args;
     let (Budget { cpus, memory }, at_once) = match engine {
-        EngineChoice::Kubernetes => (Budget::UNLIMITED, builds.at_once.get().into()),
+        EngineChoice::Kubernetes => {
+            (Budget::UNLIMITED, usize::try_from(builds.at_once.get()).unwrap_or(usize::MAX))
+        }
         _ => (machine::budget(), usize::MAX),
     };
     BuildLimits {

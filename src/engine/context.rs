@@ -27,7 +27,8 @@ struct Found {
 /// What a builder takes out of the context before it copies from there: both files are for it alone.
 const IGNORED: &str = ".dockerignore";
 
-/// Writes the context as tar, while walking it: names in order, owner root, times and modes as they are. A builder gets the
+/// Writes the context as tar, while walking it: names in order, owner root, modes as they are, and so are the
+/// times of files; those of directories and links, which are of the machine that unpacked them, are the epoch. A builder gets the
 /// Dockerfile with it; what runs steps has read that.
 pub fn write_tar(
     dockerfile: Option<&str>,
@@ -58,6 +59,9 @@ fn append(tar: &mut Builder<impl Write>, found: &Found) -> io::Result<()> {
     header.set_metadata_in_mode(metadata, HeaderMode::Complete);
     header.set_uid(0);
     header.set_gid(0);
+    if !metadata.is_file() {
+        header.set_mtime(0);
+    }
     if metadata.is_symlink() {
         header.set_size(0);
         header.set_entry_type(EntryType::Symlink);

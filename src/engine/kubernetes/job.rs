@@ -7,7 +7,7 @@ use runner::{plan::Limits, pod};
 use serde_json::{Value, json};
 
 use crate::{
-    image::{BuildSpec, ImageName, ImageReference, InputHash},
+    image::{BuildSpec, ImageName, ImageReference, Version},
     kernel::{Architecture, KernelLabel},
     plan::Instance,
     site::Builds,
@@ -38,8 +38,6 @@ pub struct JobSpec<'a> {
     pub kernel: Option<KernelLabel>,
     /// Of its node.
     pub arch: Architecture,
-    /// Of everything that is built from: the Job's name has it.
-    pub hash: InputHash,
     /// The root file system, by digest.
     pub image: &'a ImageReference,
     /// What it takes.
@@ -48,11 +46,17 @@ pub struct JobSpec<'a> {
     pub limits: Limits,
 }
 
-/// The name of the Job for these inputs: whoever builds them finds it.
-pub fn name(driver: &ImageName, hash: InputHash) -> String {
+/// The image that a Job's pod has.
+pub fn image(job: &Job) -> Option<&str> {
+    job.spec.as_ref()?.template.spec.as_ref()?.containers.first()?.image.as_deref()
+}
+
+/// The name of the Job for a root file system: whoever builds the same finds it.
+pub fn name(driver: &ImageName, image: &ImageReference) -> String {
     // A pod's name, and so a label of it, gets six characters more; a Job's name has at most 63.
     let driver: String = driver.chars().take(40).collect();
-    format!("{}-{}", driver.trim_end_matches('-'), hash.short())
+    let Version::Digest(digest) = &image.version else { return driver };
+    format!("{}-{}", driver.trim_end_matches('-'), &digest.hex()[..12])
 }
 
 /// Processors that a build may keep busy, in whole ones.
@@ -67,7 +71,7 @@ pub fn environment(build: BuildSpec) -> (String, String) {
 
 /// The Job: one pod, one try, no rights. `Pod Security Standards: restricted` is what it keeps to.
 pub fn manifest(spec: &JobSpec<'_>) -> Result<Job, serde_json::Error> {
-    let JobSpec { builds, instance, driver, kernel, arch, hash, image, build, limits } = spec;
+    let JobSpec { builds, instance, driver, kernel, arch, image, build, limits } = spec;
     let mut labels: BTreeMap<&str, &str> =
         builds.labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
     let instance = instance.to_string();
@@ -124,7 +128,7 @@ pub fn manifest(spec: &JobSpec<'_>) -> Result<Job, serde_json::Error> {
     });
     serde_json::from_value(json!({
         "apiVersion": "batch/v1", "kind": "Job",
-        "metadata": {"name": name(driver, *hash), "namespace": builds.namespace(), "labels": &labels},
+        "metadata": {"name": name(driver, image), "namespace": builds.namespace(), "labels": &labels},
         "spec": {
             "backoffLimit": 0,
             "suspend": builds.suspend,
@@ -145,7 +149,6 @@ mod tests {
             "pod": {"nodeSelector": {"pool": "builds"}, "priorityClassName": "low"},
         }))
         .unwrap();
-        let hash = "ab".repeat(32).parse().unwrap();
         let digest = format!("registry.example/drivers/builds@sha256:{}", "0".repeat(64));
         let job = manifest(&JobSpec {
             builds: &builds,
@@ -153,7 +156,6 @@ mod tests {
             driver: &"mofed".parse().unwrap(),
             kernel: "6.1.0-56-amd64".parse().ok(),
             arch: Architecture::Amd64,
-            hash,
             image: &digest.parse().unwrap(),
             build: serde_json::from_value(json!({"cpus": "1500m", "memory": "2Gi"})).unwrap(),
             limits: Limits { memory: Some(4 << 30), ..Limits::default() },
@@ -163,7 +165,8 @@ mod tests {
 
     #[test]
     fn names_are_names_of_jobs_and_short_enough_for_their_pods() {
-        let name = name(&"a".repeat(63).parse().unwrap(), "cd".repeat(32).parse().unwrap());
+        let image = format!("registry.example/builds@sha256:{}", "cd".repeat(32)).parse().unwrap();
+        let name = name(&"a".repeat(63).parse().unwrap(), &image);
         assert_eq!(name, format!("{}-cdcdcdcdcdcd", "a".repeat(40)));
     }
 }

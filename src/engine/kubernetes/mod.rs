@@ -109,7 +109,7 @@ impl Kubernetes {
         let InCluster { job, plan, log, phases, cancel, leave } = build;
         let namespace = job.builds.namespace();
         let jobs: Api<Job> = Api::namespaced(self.client.clone(), namespace);
-        let name = job::name(job.driver, job.hash);
+        let name = job::name(job.driver, job.image);
         let started = cancel.run_until_cancelled(Box::pin(self.start(&jobs, &name, &job))).await;
         let started = started.unwrap_or(Err(EngineError::Cancelled))?;
         let wait = Wait::new(self, namespace, started, phases);
@@ -131,7 +131,8 @@ impl Kubernetes {
             let (action, error) = match jobs.create(&PostParams::default(), &manifest).await {
                 Ok(made) => return Ok(Started::of(&made)),
                 Err(kube::Error::Api(status)) if status.code == 409 => match jobs.get_opt(name).await {
-                    Ok(Some(found)) if is_over(&found) => {
+                    // What a name says does not count: only the same root file system compiles the same.
+                    Ok(Some(found)) if is_over(&found) || job::image(&found) != job::image(&manifest) => {
                         delete(jobs, name).await;
                         continue;
                     }

@@ -1,6 +1,6 @@
 //! Pure: how builds run in a cluster (`--engine kubernetes`).
 
-use std::{collections::BTreeMap, num::NonZeroU16};
+use std::{collections::BTreeMap, num::NonZeroU32};
 
 use schemars::{JsonSchema, Schema, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
@@ -16,7 +16,7 @@ pub struct Builds {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<DnsLabel>,
     /// Jobs at a time. What the cluster has no room for waits there.
-    pub at_once: NonZeroU16,
+    pub at_once: NonZeroU32,
     /// Labels of Jobs and pods, such as Kueue's `kueue.x-k8s.io/queue-name`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<LabelKey, LabelValue>,
@@ -32,7 +32,7 @@ impl Default for Builds {
     fn default() -> Self {
         Self {
             namespace: None,
-            at_once: NonZeroU16::new(20).unwrap_or(NonZeroU16::MIN),
+            at_once: NonZeroU32::new(20).unwrap_or(NonZeroU32::MIN),
             labels: BTreeMap::new(),
             suspend: false,
             pod: PodAdditions::default(),

@@ -1,0 +1,71 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154 # ci/bench's variables
+# The rows of builds in a cluster: with --kubeconfig, on a node whose container runtime reaches registries on this machine's
+# loopback. Sourced by ci/bench.
+#
+# "Overhead": from the stage in which the pod's image is made to the check, less what the build's step took; the node has the image's
+# layers but the uppermost. "50 Jobs": their steps sleep for 20 s, and a quota has room for 25 pods; the ideal is twice 20 s.
+
+cluster_rows() {
+    local kernel run place="$state/sandbox" builds="farrier-bench-$$-builds" seconds
+    export KUBECONFIG="$kubeconfig"
+    need_kubectl
+    kernel="$(debian_kernels bookworm-security 1)"
+    sandbox_definitions
+    mkdir -p "$place/builds"
+    cat > "$place/builds/kustomization.yaml" <<YAML
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+namespace: $builds
+resources: [$(realpath --relative-to "$(realpath "$place/builds")" "$root/deploy/kustomize/builds")]
+YAML
+    kubectl apply --server-side -k "$place/builds" >> "$state/bench.log"
+    kubectl patch resourcequota farrier-builds -n "$builds" --type merge -p '{"spec": {"hard": {"pods": "25"}}}' >> "$state/bench.log"
+    cat > "$place/definitions/site.yaml" <<YAML
+apiVersion: farrier.dev/v1alpha1
+kind: Site
+metadata: {name: bench}
+spec: {builds: {namespace: $builds, atOnce: 50}}
+YAML
+    say "the module for builds that do next to nothing, on $kernel"
+    clocked sandbox clock "$kernel" warm
+    bring_module "$kernel"
+    for ((run = 0; run <= 20; run++)); do
+        clocked kubernetes brought "$kernel" warm
+        # The first one brings toolchain and headers to the node.
+        if [ "$run" = 0 ]; then continue; fi
+        awk '/putting headers into/ { before = $1 } $NF == "checking" { after = $1 }
+             $2 == "STEPS-BEGIN" { begin = $3 } $2 == "STEPS-END" { end = $3 }
+             END { printf "%.3f\n", after - before - (end - begin) }' "$place/lines" | tee -a "$state/times/overhead" >&2
+    done
+    row "overhead of a build in a cluster, p95 of 20" "$(sort -n "$state/times/overhead" | sed -n 19p)" 10 s
+
+    say "50 builds of 20 s in a cluster with room for 25"
+    rm "$place/definitions/images"/*.yaml
+    cp ci/e2e.d/builds/slow.Dockerfile.hbs "$place/definitions/templates/"
+    for ((run = 1; run <= 50; run++)); do
+        sed -e "s/{name: mstflint}/{name: sleeper-$run}/" -e 's/template: kbuild/template: slow/' -e '/^  rollout:/,$d' \
+            -e 's/^  vars: .*/  vars: {seconds: "20", then: "true"}/' images/mstflint.yaml > "$place/definitions/images/sleeper-$run.yaml"
+        echo '  build: {cpus: 10m, memory: 64Mi}' >> "$place/definitions/images/sleeper-$run.yaml"
+    done
+    mkdir -p "$place/cluster"
+    cat > "$place/cluster/node.yaml" <<YAML
+apiVersion: v1
+kind: Node
+metadata:
+  name: n1
+  labels:
+    feature.node.kubernetes.io/pci-15b3.present: "true"
+    feature.node.kubernetes.io/kernel-version.full: $kernel
+    feature.node.kubernetes.io/system-os_release.ID: debian
+    feature.node.kubernetes.io/system-os_release.VERSION_ID: "12"
+    kubernetes.io/arch: amd64
+status: {nodeInfo: {kernelVersion: $kernel, architecture: amd64, osImage: Debian GNU/Linux 12 (bookworm), containerRuntimeVersion: containerd://2}}
+YAML
+    timed sleepers "$farrier" run --once --cluster "dir:$place/cluster" --engine kubernetes --definitions "$place/definitions" \
+        --registry "$registry" --cache-dir "$place/warm"
+    seconds="$(median sleepers)"
+    row "50 builds of 20 s, room for 25 / ideal" "$(awk -v s="$seconds" 'BEGIN { print s / 40 }')" 1.25 x
+    kubectl delete namespace "$builds" --wait=false >> "$state/bench.log"
+    rm -rf "$place"
+}
