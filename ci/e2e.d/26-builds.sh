@@ -40,14 +40,14 @@ add_node n1 "$kernel_a"
 for name in one two three four; do build_definition "$name" 40; done
 wants "$mark-one" "$mark-two" "$mark-three" "$mark-four"
 start_farrier first --interval 5
-expect 120 "four drivers compile at once, each in a pod" running 4
+expect 300 "four drivers compile at once, each in a pod" running 4
 pods() { k get pods -n "$builds" -o json | jq -cS '[.items[].metadata.uid] | sort'; }
 before="$(pods)"
 kill -KILL "$(cat "$here/farrier-first.pid")"
 start_farrier second --interval 5
 expect 30 "farrier was killed: another one leads" leads second
 expect 5 "and the same pods compile" [ "$(pods)" = "$before" ]
-expect 120 "all four are published" published one two three four
+expect 300 "all four are published" published one two three four
 expect 20 "their Jobs are gone" jobs '== 0'
 grep -q 'takes over a build that runs' "$here/farrier-second.log" || expect 0 "the second took the Jobs over" false
 
@@ -56,23 +56,23 @@ wants "$mark-deleted"
 expect 60 "one more compiles" running 1
 k delete pods -n "$builds" --all --now > /dev/null
 expect 20 "its pod was deleted: that is told" says 'ended without a result'
-expect 120 "and it is built again" published deleted
+expect 300 "and it is built again" published deleted
 
 k create quota full -n "$builds" --hard=limits.memory=1Gi > /dev/null
 build_definition quota 1
 wants "$mark-quota"
 expect 60 "a quota makes a build wait, in words" says 'exceeded quota'
 k delete quota full -n "$builds" > /dev/null
-expect 120 "with room it is built" published quota
+expect 300 "with room it is built" published quota
 
 build_definition greedy 1 'head -c 5G /dev/zero | tail | cat > /dev/null'
 wants "$mark-greedy"
-expect 120 "a build that takes too much memory is told which and how much" says 'MiB of memory, and may use|OOMKilled'
+expect 300 "a build that takes too much memory is told which and how much" says 'MiB of memory, and may use|OOMKilled'
 
 build_definition hostile 1
 sed -i -e 's/^  template: .*/  template: hostile/' -e 's/^  vars: .*/  vars: {}/' "$here/definitions/images/hostile.yaml"
 wants "$mark-hostile"
-expect 120 "a build that looks for ways out finds none, and is built" published hostile
+expect 300 "a build that looks for ways out finds none, and is built" published hostile
 newest_image() { echo "$registry/$1:$(skopeo list-tags --tls-verify=false "docker://$registry/$1" | jq -r '.Tags[]' | grep -v '^sha256-' | tail -n 1)"; }
 
 # The same inputs give the same image in a sandbox.

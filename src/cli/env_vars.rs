@@ -13,7 +13,7 @@ use crate::{
 pub const FARRIER_DEFINITIONS: &str = "FARRIER_DEFINITIONS";
 /// `--registry`: where images are published, `host[:port]/path` or `oci:PATH`.
 pub const FARRIER_REGISTRY: &str = "FARRIER_REGISTRY";
-/// `--engine`: `auto`, `sandbox`, `docker` or `podman`.
+/// `--engine`: `auto`, `sandbox`, `docker`, `podman` or `kubernetes`.
 pub const FARRIER_ENGINE: &str = "FARRIER_ENGINE";
 /// `--cluster`: `kube`, `kube:CONTEXT` or `dir:PATH`. For a live cluster kube's client reads `KUBECONFIG` (files,
 /// separated by colons; else `~/.kube/config`), and in a pod `KUBERNETES_SERVICE_HOST` and `KUBERNETES_SERVICE_PORT`;
