@@ -31,7 +31,7 @@ jobs() { k get jobs -n "$builds" -o json | jq -e ".items | length $1" > /dev/nul
 running() { k get pods -n "$builds" -o json | jq -e "[.items[] | select(.status.phase == \"Running\")] | length == $1" > /dev/null; }
 published() {
     local name
-    for name; do skopeo list-tags --tls-verify=false "docker://$registry/$scenario/$name" > /dev/null 2>&1 || return 1; done
+    for name; do skopeo list-tags --tls-verify=false "docker://$registry/$name" > /dev/null 2>&1 || return 1; done
 }
 says() { k get driverbuilds -n "$ns" -o json | jq -e --arg words "$1" '.items | any(tostring | test($words))' > /dev/null; }
 
