@@ -79,6 +79,8 @@ fn a_run_that_is_killed() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!((site.image().as_str(), site.tags("hello").len()), (FIRST_IMAGE, 0));
+    // It was noted before it began: killed again and again, it would not be begun again at once.
+    assert_eq!(entries(&site.cache().join("attempts")).len(), 1);
     // The engine ends a build whose client is gone, in its own time.
     wait_until("the engine to stop the step", || !docker::runs_container_of(child.id()));
 
@@ -86,6 +88,7 @@ fn a_run_that_is_killed() {
     site.run_once().exits(0).line("rewrote");
     assert_eq!(docker::left_by(child.id()), [""; 0]);
     assert_eq!(entries(&site.cache().join("work")), [""; 0]);
+    assert_eq!(entries(&site.cache().join("attempts")), [""; 0]);
 }
 
 /// Killed between publishing and rolling out, as far as the next run can see: the image is not built again.
