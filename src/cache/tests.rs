@@ -203,31 +203,33 @@ async fn nothing_goes_while_it_is_taken_into_use() {
             remover.make_room(&quotas(1, 1)).unwrap();
         }
     });
+    let made = Arc::new(AtomicUsize::new(0));
     let users = (0..3).map(|_| {
-        let root = cache.root().to_owned();
+        let (root, made) = (cache.root().to_owned(), Arc::clone(&made));
         tokio::spawn(async move {
-            let mut made = 0;
-            for _ in 0..200 {
+            for round in 0..20_000 {
+                // Until it was removed in between, which may take a while on a busy machine.
+                if round >= 200 && made.load(Ordering::SeqCst) > 1 {
+                    break;
+                }
                 let user = Cache::open(root.clone()).unwrap();
                 let fill = |directory: PathBuf| {
-                    made += 1;
+                    made.fetch_add(1, Ordering::SeqCst);
                     async move { Ok(fs::write(directory.join("file"), "x")?) }
                 };
                 let place = user.get_or_make::<_, _, CacheError>("kind", "key", fill).await.unwrap();
                 tokio::task::yield_now().await;
                 assert_eq!(fs::read(place.join("file")).unwrap(), b"x");
             }
-            made
         })
     });
     let users: Vec<_> = users.collect();
-    let mut made = 0;
     for user in users {
-        made += user.await.unwrap();
+        user.await.unwrap();
     }
     stop.store(true, Ordering::SeqCst);
     removing.join().unwrap();
-    assert!(made > 1, "it was removed in between");
+    assert!(made.load(Ordering::SeqCst) > 1, "it was removed in between");
 }
 
 #[tokio::test]

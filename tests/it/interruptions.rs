@@ -82,6 +82,8 @@ fn a_run_that_is_killed() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!((site.image().as_str(), site.tags("hello").len()), (FIRST_IMAGE, 0));
+    // It was noted before it began: killed again and again, it would not be begun again at once.
+    assert_eq!(entries(&site.cache().join("attempts")).len(), 1);
     // The engine ends a build whose client is gone, in its own time.
     wait_until("the engine to stop the step", || !docker::runs_container_of(child.id()));
 

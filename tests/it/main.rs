@@ -47,6 +47,7 @@ mod rollback;
 mod rpm;
 mod sandbox;
 mod schema;
+mod security_page;
 mod signatures;
 mod signing;
 mod site;

@@ -44,7 +44,9 @@ fn tree(work: &Path) -> std::path::PathBuf {
     }
     let busybox = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).exists());
     fs::copy(busybox.expect("busybox-static is installed"), tree.join("bin/busybox")).unwrap();
-    for applet in ["sh", "cat", "mkdir", "sleep", "dd", "env", "ls", "chmod", "seq", "tail", "head"] {
+    for applet in
+        ["sh", "cat", "mkdir", "sleep", "dd", "env", "ls", "chmod", "seq", "tail", "head", "find", "readlink"]
+    {
         std::os::unix::fs::symlink("busybox", tree.join("bin").join(applet)).unwrap();
     }
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/escape.c");
@@ -86,8 +88,8 @@ async fn in_sandbox(
     (lines, outcome)
 }
 
-/// What must not be found, as long as this lives: files in farrier's home, in its cache and beside its temporary files, an
-/// abstract socket, and a port on loopback.
+/// What must not be found, as long as this lives: files in farrier's home, in its cache, beside its temporary files and where
+/// everyone may read, an abstract socket, and a port on loopback.
 struct Canaries {
     secrets: Vec<tempfile::NamedTempFile>,
     name: String,
@@ -109,7 +111,7 @@ impl Canaries {
         let name = format!("farrier-canary-{}", work.file_name().unwrap().display());
         let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).unwrap();
         Self {
-            secrets: [home.as_path(), &cache, work].map(secret).into(),
+            secrets: [home.as_path(), &cache, work, &std::env::temp_dir()].map(secret).into(),
             name,
             _abstract: std::os::unix::net::UnixListener::bind_addr(&address).unwrap(),
             tcp: std::net::TcpListener::bind("127.0.0.1:0").unwrap(),
@@ -125,6 +127,9 @@ impl Canaries {
     }
 }
 
+/// Each is a border of its own, behind the filter of system calls.
+const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hostile_step_gets_at_nothing() {
     let work = tempfile::tempdir().unwrap();
@@ -133,8 +138,10 @@ async fn a_hostile_step_gets_at_nothing() {
     let steps = vec![
         run("env; ls /proc/self/fd; cat /proc/self/status"),
         run(&canaries.attack()),
+        run("find / -name '.farrier-canary-*' 2> /dev/null; true"),
+        run(&NAMESPACES.map(|name| format!("readlink /proc/self/ns/{name}")).join("; ")),
         // The attack on process 1 did not end it, and a process that is left behind is gone in the next step.
-        run("sleep 1000 & echo left $!"),
+        run("sleep 1000 > /dev/null 2>&1 & echo left $!"),
         run("mkdir /out && for process in /proc/[0-9]*; do cat $process/cmdline | head -c 100; echo; done"),
     ];
     let (lines, outcome) = in_sandbox(work.path(), steps, Limits::default(), Vec::new()).await;
@@ -151,7 +158,16 @@ async fn a_hostile_step_gets_at_nothing() {
     {
         assert!(attempts.contains(&expected), "{expected} was not tried: {lines:#?}");
     }
-    assert!(attempts.len() >= 3 * 40, "{}", attempts.len());
+    assert!(attempts.len() >= canaries.secrets.len() * 40, "{}", attempts.len());
+    // No file of the machine's is below any of its directories, and no namespace is the machine's.
+    let found: Vec<_> =
+        lines.iter().filter(|line| line.starts_with('/') && line.contains(".farrier-canary-")).collect();
+    assert_eq!(found, [""; 0]);
+    for name in NAMESPACES {
+        let ours = fs::read_link(format!("/proc/self/ns/{name}")).unwrap().display().to_string();
+        let theirs = lines.iter().find(|line| line.starts_with(&format!("{name}:["))).unwrap();
+        assert_ne!(*theirs, ours);
+    }
     // Its environment is the plan's, and it has no capability.
     let mut variables: Vec<_> = lines
         .iter()

@@ -216,6 +216,33 @@ async fn the_definitions_directory_may_be_the_one_that_the_import_makes() {
     assert!(directory.path().join("definitions/driver.ko").exists());
 }
 
+/// What a site's farrier would run of them has farrier's rights: a program that signs, a template.
+#[tokio::test]
+async fn definitions_that_bring_commands_are_taken_at_a_word_only() {
+    let site = "apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {name: s}\nspec:\n  imageSigning:\n    \
+                key: {command: [/bin/sh, -c, id]}\n    publicKey: p.pem\n";
+    for (path, content) in [("site.yaml", site), ("templates/x.Dockerfile.hbs", "FROM a\nRUN id\n")] {
+        let (from, to) = (Site::start(), Site::start());
+        let directory = tempfile::tempdir().unwrap();
+        let digest = from.publish_files("definitions", "latest", &[(path, content.as_bytes())]).await;
+        let file = directory.path().join("site.bundle");
+        let definitions = super::content(ContentKind::Definitions, "definitions", "latest", &digest);
+        from.export(&[definitions], &file, None).await.unwrap();
+        let place = directory.path().join("definitions");
+        let registry = to.location.to_string();
+        let words = [file.to_str().unwrap(), "--definitions-to", place.to_str().unwrap(), "--registry"];
+        let import = |more: &[&str]| farrier(&[&IMPORT, &words[..], &[&*registry], more].concat());
+        let output = import(&[]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(&format!("--- {path}")) && said.contains("then give --accept"), "{said}");
+        assert!(!place.join(path).exists() && to.manifest("definitions", "latest").await.is_none());
+        let output = import(&["--accept"]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(fs::read_to_string(place.join(path)).unwrap(), content);
+    }
+}
+
 /// A key pair in PEM form: `name` and `name.pub`.
 fn key(directory: &Path, name: &str) -> PathBuf {
     let openssl = |words: &[&str]| {

@@ -56,12 +56,18 @@ impl Site {
 
     /// An image of these files, one layer each, under a tag.
     async fn publish(&self, name: &str, tag: &str, layers: &[&[u8]]) -> Digest {
+        let files: Vec<(&str, &[u8])> = layers.iter().map(|content| ("driver.ko", *content)).collect();
+        self.publish_files(name, tag, &files).await
+    }
+
+    /// The same for files of any names.
+    async fn publish_files(&self, name: &str, tag: &str, files: &[(&str, &[u8])]) -> Digest {
         let repository = self.location.repository(name).unwrap();
         let mut made = Vec::new();
-        for content in layers {
+        for (path, content) in files {
             let mut writer = LayerWriter::new(Vec::new(), 0);
             let kind = EntryKind::File { size: content.len() as u64, content: &mut &content[..] };
-            writer.entry(Path::new("driver.ko"), 0o644, kind).unwrap();
+            writer.entry(Path::new(path), 0o644, kind).unwrap();
             let (layer, blob) = writer.finish().unwrap();
             self.registry.push_bytes(&repository, &blob).await.unwrap();
             made.push(layer);

@@ -162,7 +162,16 @@ async fn what_is_no_header_set_of_the_kernel_is_not_stored() {
     sent.bench.tree(other);
     sent.bench.write(&format!("{other}/include/generated/utsrelease.h"), "#define UTS_RELEASE \"5.10.0\"\n");
     sent.bench.link("/usr/src/linux-headers-5.10.0", "other/lib/modules/5.10.0/build");
-    for tree in ["evil", "other"] {
+    // One that lies where the kernel's would, and is of another.
+    let disguised = format!("disguised/usr/src/linux-headers-{RELEASE}");
+    sent.bench.tree(&disguised);
+    sent.bench
+        .write(&format!("{disguised}/include/generated/utsrelease.h"), "#define UTS_RELEASE \"5.10.0\"\n");
+    sent.bench.link(
+        &format!("/usr/src/linux-headers-{RELEASE}"),
+        &format!("disguised/lib/modules/{RELEASE}/build"),
+    );
+    for tree in ["evil", "other", "disguised"] {
         let mut packed = pack().await;
         let (file, archive) = (packed.file(), sent.bench.tar(&[], &format!("{tree}.tar"), tree));
         fs::copy(&archive, &file).unwrap();

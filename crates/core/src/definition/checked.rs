@@ -351,6 +351,15 @@ mod tests {
             }
         }
         assert!(accepts::<Mirror>("file:///srv/debian"));
+        for (address, is_good) in [
+            ("https://g.example/x", true),
+            ("https://me:secret@g.example/x", false),
+            ("https://token@g.example/x", false),
+            ("ssh://git@g.example/x", true),
+            ("ssh://git:secret@g.example/x", false),
+        ] {
+            assert_eq!(accepts::<GitAddress>(address), is_good, "{address}");
+        }
         assert!(!accepts::<DnsName>("a..b"));
         assert!(!accepts::<ModuleName>("nvidia.ko"));
         assert!(!accepts::<LabelValue>("a b"));

@@ -183,6 +183,21 @@ fn a_node_that_is_not_believed_holds_no_union() {
     assert_eq!(held(&world), [K47.to_owned()].into());
 }
 
+/// What it ran as long as it was believed goes as if nobody ran it any more.
+#[test]
+fn a_kernel_that_is_not_believed_any_more_is_dropped_after_its_grace_time() {
+    let mut world = world(&[K47, K48], UpdateStrategy::RollingUpdate);
+    publish_union(&mut world);
+    apply(&mut world);
+    assert_eq!(held(&world).len(), 2);
+    world.snapshot.nodes[1].distrust.kernel = Some(PassedLimit::Distinct { most: 1 });
+    apply(&mut world);
+    world.now += jiff::SignedDuration::from_hours(25);
+    publish_union(&mut world);
+    apply(&mut world);
+    assert_eq!(held(&world), [K47.to_owned()].into());
+}
+
 #[test]
 fn an_announced_kernel_is_in_the_image_before_a_node_runs_it() {
     let mut world = world(&[K47], UpdateStrategy::OnDelete);

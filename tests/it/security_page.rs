@@ -1,0 +1,44 @@
+//! docs/security.md: each claim names its test, and there is a test of that name.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use walkdir::WalkDir;
+
+/// What stands in the sources as the name of a function or a module, and the names of their files and directories.
+fn names() -> BTreeSet<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut names = BTreeSet::new();
+    for part in ["src", "crates", "tests/it"] {
+        for entry in WalkDir::new(root.join(part)).into_iter().map(Result::unwrap) {
+            names.extend(entry.path().file_stem().map(|name| name.to_string_lossy().into_owned()));
+            if entry.path().extension().is_none_or(|end| end != "rs") {
+                continue;
+            }
+            for line in fs::read_to_string(entry.path()).unwrap().lines() {
+                let words: Vec<&str> = line.split([' ', '(', ';']).collect();
+                let pairs = words.windows(2).filter(|pair| ["fn", "mod"].contains(&pair[0]));
+                names.extend(pairs.map(|pair| pair[1].to_owned()));
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn each_test_that_the_page_names_exists() {
+    let names = names();
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/security.md")).unwrap();
+    let is_test = |text: &&str| {
+        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:.".contains(c);
+        text.chars().all(plain) && (text.contains("::") || text.matches('_').count() > 2)
+    };
+    // Every second piece stands between two ticks.
+    let claimed: Vec<&str> = page.split('`').skip(1).step_by(2).filter(is_test).collect();
+    assert!(claimed.len() > 80, "{claimed:?}");
+    let exists = |part: &str| match part.strip_suffix("...") {
+        Some(beginning) => names.iter().any(|name| name.starts_with(beginning)),
+        None => names.contains(part),
+    };
+    let missing: Vec<_> = claimed.iter().filter(|name| !name.split("::").all(exists)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
