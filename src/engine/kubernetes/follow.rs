@@ -2,6 +2,7 @@
 
 use std::{io, time::Duration};
 
+use futures::{FutureExt as _, future::BoxFuture};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api,
@@ -13,7 +14,7 @@ use runner::{
     wire::Message,
 };
 use tokio::{
-    io::BufReader,
+    io::{AsyncRead, BufReader},
     time::{sleep, timeout},
 };
 
@@ -37,7 +38,13 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(1
 /// Bytes that are taken of a line at once.
 const BUFFER: usize = 256 << 10;
 
-type Line = BufReader<Box<dyn tokio::io::AsyncRead + Unpin + Send>>;
+/// What a process in the pod prints.
+struct Line {
+    output: BufReader<Box<dyn AsyncRead + Unpin + Send>>,
+    /// It has ended, or the connection has: kube's reader does not tell.
+    end: BoxFuture<'static, ()>,
+    _process: AttachedProcess,
+}
 
 /// Follows one build.
 pub(super) struct Follower<'a> {
@@ -45,7 +52,7 @@ pub(super) struct Follower<'a> {
     wait: Wait<'a>,
     /// The pod, once it runs.
     pod: Option<String>,
-    line: Option<(AttachedProcess, Line)>,
+    line: Option<Line>,
     /// Bytes of whole frames that were read.
     place: u64,
     pause: Duration,
@@ -82,10 +89,19 @@ impl<'a> Follower<'a> {
             let opened = timeout(SILENCE, follow).await.map_err(io::Error::from)?;
             let mut process = opened.map_err(|error| refusal(&error))?;
             let output = process.stdout().ok_or_else(|| io::Error::from(io::ErrorKind::BrokenPipe))?;
-            self.line = Some((process, BufReader::with_capacity(BUFFER, Box::new(output))));
+            let status = process.take_status().ok_or_else(|| io::Error::from(io::ErrorKind::BrokenPipe))?;
+            self.line = Some(Line {
+                output: BufReader::with_capacity(BUFFER, Box::new(output)),
+                end: status.map(drop).boxed(),
+                _process: process,
+            });
         }
-        let (_, line) = self.line.as_mut().ok_or_else(|| io::Error::from(io::ErrorKind::BrokenPipe))?;
-        Ok(timeout(SILENCE, read_frame(line)).await.map_err(io::Error::from)??)
+        let Some(Line { output, end, .. }) = &mut self.line else { return Err(cut()) };
+        tokio::select! {
+            biased;
+            frame = timeout(SILENCE, read_frame(output)) => Ok(frame.map_err(io::Error::from)??),
+            () = end => Err(cut()),
+        }
     }
 }
 
@@ -113,6 +129,10 @@ impl Source for Follower<'_> {
             }
         }
     }
+}
+
+fn cut() -> Cut {
+    Cut::Line(io::ErrorKind::ConnectionAborted.into())
 }
 
 fn refusal(error: &kube::Error) -> Cut {
