@@ -94,6 +94,75 @@ refused "another registry in it" "repositories of its own registry" patch "$plur
 refused "another version of the vendor's" "repositories of its own registry" patch "$plural" "$resource" '{"spec":{"ofedDriver":{"version":"24"}}}'
 allowed "its driver" patch "$plural" "$resource" "{\"spec\":{\"ofedDriver\":{\"repository\":\"$registry\",\"image\":\"$driver\",\"version\":\"1\",\"forcePrecompiled\":true}}}"
 
+# build [FILTER]: the Job of a build, as farrier makes it and a filter of jq changes it.
+build="$registry/builds@sha256:$(printf '0%.0s' {1..64})"
+build() {
+    jq -n --arg image "$build" '{apiVersion: "batch/v1", kind: "Job",
+        metadata: {name: "made", labels: {"app.kubernetes.io/name": "farrier-build", "app.kubernetes.io/managed-by": "farrier"}},
+        spec: {backoffLimit: 0, suspend: true, ttlSecondsAfterFinished: 3600, template: {
+            metadata: {labels: {"app.kubernetes.io/name": "farrier-build"}},
+            spec: {restartPolicy: "Never", activeDeadlineSeconds: 9900, terminationGracePeriodSeconds: 0,
+                automountServiceAccountToken: false, enableServiceLinks: false, nodeSelector: {"kubernetes.io/arch": "amd64"},
+                priorityClassName: "any", runtimeClassName: "any", schedulerName: "any",
+                imagePullSecrets: [{name: "any"}], tolerations: [{operator: "Exists"}],
+                topologySpreadConstraints: [{maxSkew: 1, topologyKey: "kubernetes.io/hostname", whenUnsatisfiable: "ScheduleAnyway"}],
+                securityContext: {runAsNonRoot: true, runAsUser: 65532, runAsGroup: 65532, seccompProfile: {type: "RuntimeDefault"}},
+                containers: [{name: "build", image: $image, command: ["/.farrier/runner", "pod"],
+                    securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: ["ALL"]}},
+                    resources: {requests: {cpu: "1", memory: "1Gi"}, limits: {cpu: "1", memory: "2Gi"}}}]}}}}
+        | .spec.template.spec |= ('"${1:-.}"')' | as_account create -n "$builds" -f -
+}
+wait=30 refused "a build with another image" "one of the builds of farrier's registry" build ".containers[0].image = \"$image_a\""
+refused "a build's image by its tag" "by digest" build ".containers[0].image = \"$registry/builds:any\""
+allowed "a build" build
+while read -r what words filter; do refused "a build with ${what//_/ }" "${words//_/ }" build "$filter"; done <<'TEXT'
+the_host's_files has_no_volume .volumes = [{name: "host", hostPath: {path: "/"}}]
+a_Secret has_no_volume .volumes = [{name: "key", secret: {secretName: "key"}}]
+the_host's_network nothing_of_its_node's .hostNetwork = true
+the_host's_processes nothing_of_its_node's .hostPID = true
+a_priority_of_the_system's displaces_nothing .priorityClassName = "system-node-critical"
+a_node's_name nothing_of_its_node's .nodeName = "node1"
+another_account nothing_of_its_node's .serviceAccountName = "farrier"
+an_initial_container no_initial_container .initContainers = [.containers[0] + {name: "first"}]
+a_second_container_of_another_registry one_of_the_builds .containers += [{name: "more", image: "evil.example/root:1"}]
+a_Secret_in_a_variable no_variables .containers[0].env = [{name: "KEY", valueFrom: {secretKeyRef: {name: "key", key: "key"}}}]
+a_token no_token .automountServiceAccountToken = true
+a_token_by_default no_token del(.automountServiceAccountToken)
+root user_is_not_root .securityContext.runAsUser = 0
+any_user user_is_not_root del(.securityContext.runAsUser)
+another_user_of_its_container no_capability .containers[0].securityContext.runAsUser = 0
+a_container's_defaults no_capability del(.containers[0].securityContext)
+all_system_calls_of_its_container no_capability .containers[0].securityContext.seccompProfile.type = "Unconfined"
+a_capability no_capability .containers[0].securityContext.capabilities.add = ["SYS_ADMIN"]
+set-id_programs no_capability del(.containers[0].securityContext.allowPrivilegeEscalation)
+all_system_calls seccomp_profile .securityContext.seccompProfile.type = "Unconfined"
+TEXT
+k create -n "$builds" -f - > /dev/null <<YAML
+apiVersion: batch/v1
+kind: Job
+metadata: {name: others}
+spec:
+  suspend: true
+  template: {spec: {restartPolicy: Never, containers: [{name: any, image: "$vendor"}]}}
+YAML
+refused "the end of another's Job" "no Jobs but its builds" as_account delete job others -n "$builds"
+builds="$ns" refused "a build elsewhere" "cannot create" build
+refused "a pod without a Job" "cannot create" as_account run alone --image "$build" -n "$builds"
+k create -n "$builds" -f - > /dev/null <<YAML
+apiVersion: v1
+kind: Pod
+metadata: {name: others}
+spec:
+  automountServiceAccountToken: false
+  securityContext: {runAsNonRoot: true, runAsUser: 65532, seccompProfile: {type: RuntimeDefault}}
+  containers: [{name: build, image: "$vendor", securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}}]
+YAML
+refused "a pod that is not restricted, whoever makes it" "violates PodSecurity" k run alone --image "$vendor" -n "$builds" --dry-run=server
+# Without a dry run, which exec does not have. The pod has no node: what is allowed ends there.
+exec_as_account() { kubectl --kubeconfig "$here/kubeconfig" exec others -n "$builds" -- "$@"; }
+wait=30 refused "a shell in a pod" "nothing in a pod but the runner's follow" exec_as_account sh -c id
+refused "output of a build, by nothing but the pod" "does not have a host assigned" exec_as_account /.farrier/runner follow 0
+
 # Namespaces that were not named: RBAC ends there.
 k create -f - > /dev/null <<YAML
 apiVersion: apps/v1

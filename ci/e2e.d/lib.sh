@@ -2,7 +2,7 @@
 # shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e and the scenarios
 # What the scenarios of ci/e2e have in hand. Sourced by ci/e2e.
 #
-# A scenario finds: $ns, farrier's namespace; $drivers, the DaemonSets'; $mark, the label that its nodes have;
+# A scenario finds: $ns, farrier's namespace; $drivers, the DaemonSets'; $builds, that of builds; $mark, the label that its nodes have;
 # $kernel_a and $kernel_b, whose images are $image_a and $image_b. It ends with the first thing that does not come
 # about in time.
 
@@ -163,7 +163,7 @@ unpack_headers() {
 play_scenario() {
     set -euo pipefail
     here="$state/$scenario"
-    ns="farrier-$run-$scenario" drivers="farrier-$run-$scenario-drivers"
+    ns="farrier-$run-$scenario" drivers="farrier-$run-$scenario-drivers" builds="farrier-$run-$scenario-builds"
     mark="e2e.farrier.dev/$run-$scenario"
     mkdir -p "$here/definitions/images"
     find_images
@@ -183,25 +183,32 @@ scenario_over() {
     k delete nodes -l "e2e.farrier.dev/$run-$scenario" --wait=false > /dev/null 2>&1 || true
 }
 
-# All of deploy/kustomize/base under names of this scenario, without pods: farrier runs here, as that ServiceAccount, which may
-# write in the namespace of the drivers.
-install_farrier() {
-    local relative
-    account="farrier-$run-$scenario"
-    mkdir -p "$here/kustomize/drivers"
-    relative="$(realpath --relative-to "$(realpath "$here/kustomize")" "$root/deploy/kustomize")"
-    cat > "$here/kustomize/drivers/kustomization.yaml" <<YAML
+# part DIRECTORY NAMESPACE: what deploy/kustomize has for that namespace, under names of this scenario, and for its account.
+part() {
+    mkdir -p "$here/kustomize/$1"
+    cat > "$here/kustomize/$1/kustomization.yaml" <<YAML
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
-namespace: $drivers
+namespace: $2
 nameSuffix: -$run-$scenario
 labels: [{pairs: {$run_label: $run}}]
-resources: [../$relative/rollout]
+resources: [../$relative/$1]
 patches:
   - target: {kind: RoleBinding}
     patch: |-
       - {op: replace, path: /subjects/0, value: {kind: ServiceAccount, name: $account, namespace: $ns}}
 YAML
+    echo ---
+    kubectl kustomize "$here/kustomize/$1"
+}
+
+# All of deploy/kustomize/base under names of this scenario, without pods: farrier runs here, as that ServiceAccount, which may
+# write in the namespace of the drivers, and have builds in that of builds.
+install_farrier() {
+    local relative
+    account="farrier-$run-$scenario"
+    mkdir -p "$here/kustomize"
+    relative="$(realpath --relative-to "$(realpath "$here/kustomize")" "$root/deploy/kustomize")"
     cat > "$here/kustomize/kustomization.yaml" <<YAML
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
@@ -217,7 +224,7 @@ patches:
       - {op: replace, path: /spec/variables/0/expression, value: "['$registry/']"}
 YAML
     # The CRD is there, and was not changed for this scenario.
-    { kubectl kustomize "$here/kustomize" && echo --- && kubectl kustomize "$here/kustomize/drivers"; } > "$here/objects.yaml"
+    { kubectl kustomize "$here/kustomize" && part rollout "$drivers" && part builds "$builds"; } > "$here/objects.yaml"
     awk 'BEGIN { RS = "---\n"; ORS = "---\n" } !/kind: CustomResourceDefinition/' "$here/objects.yaml" |
         k apply --server-side -f - > /dev/null
     k config view --raw --minify --flatten > "$here/kubeconfig"

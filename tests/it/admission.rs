@@ -33,7 +33,7 @@ fn text(value: &Value) -> &str {
 fn each_policy_is_bound_and_denies_and_is_about_farrier_alone() {
     let (bindings, policies): (Vec<Value>, Vec<Value>) =
         documents().into_iter().partition(|found| found["kind"] == "ValidatingAdmissionPolicyBinding");
-    assert_eq!((policies.len(), bindings.len()), (3, 3));
+    assert_eq!((policies.len(), bindings.len()), (5, 5));
     for policy in &policies {
         let spec = &policy["spec"];
         assert_eq!(spec["failurePolicy"], "Fail");
@@ -72,7 +72,7 @@ fn the_policies_name_what_farrier_writes() {
     for key in [COPY_OF_LABEL, RECORD_ANNOTATION] {
         assert!(daemon_sets.contains(&format!("'{key}'")), "{key}");
     }
-    for name in ["farrier-nodes", "farrier-daemonsets", "farrier-resources"] {
+    for name in ["farrier-nodes", "farrier-daemonsets", "farrier-resources", "farrier-jobs"] {
         let rules = policy(name)["spec"]["matchConstraints"]["resourceRules"].clone();
         for rule in rules.as_array().unwrap() {
             let operations = rule["operations"].as_array().unwrap();
@@ -82,4 +82,79 @@ fn the_policies_name_what_farrier_writes() {
             );
         }
     }
+}
+
+/// The Job that a unit test of the engine has made.
+fn build() -> Value {
+    let name = "farrier__engine__kubernetes__job__tests__a_job_has_no_rights_and_says_what_it_needs.snap";
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/engine/kubernetes/snapshots");
+    let snapshot = fs::read_to_string(directory.join(name)).unwrap();
+    serde_json::from_str(snapshot.splitn(3, "---\n").nth(2).unwrap()).unwrap()
+}
+
+/// The words in quotes of a variable's list.
+fn list(policy: &Value, variable: &str) -> Vec<String> {
+    let variables = policy["spec"]["variables"].as_array().unwrap();
+    let found = variables.iter().find(|found| found["name"] == variable).unwrap();
+    let words = text(&found["expression"]).split('\'').skip(1).step_by(2);
+    words.map(str::to_owned).collect()
+}
+
+#[test]
+fn the_fields_of_a_builds_pod_are_those_that_farrier_and_sites_set() {
+    let (policy, job) = (policy("farrier-jobs"), build());
+    let pod = job["spec"]["template"]["spec"].as_object().unwrap();
+    let container = pod["containers"][0].as_object().unwrap();
+    let (in_pods, in_containers) = (list(&policy, "podFields"), list(&policy, "containerFields"));
+    for (fields, allowed) in [(pod, &in_pods), (container, &in_containers)] {
+        for field in fields.keys() {
+            assert!(allowed.contains(field), "{field}");
+        }
+    }
+    let schema = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("schema/site.json")).unwrap();
+    let schema: Value = serde_json::from_str(&schema).unwrap();
+    let additions = schema["$defs"]["PodAdditions"]["properties"].as_object().unwrap();
+    // And nothing that gives a pod more than it has.
+    let servers = ["dnsPolicy"];
+    for field in &in_pods {
+        let known =
+            additions.contains_key(field) || pod.contains_key(field) || servers.contains(&field.as_str());
+        assert!(known, "{field}");
+    }
+    for field in additions.keys() {
+        assert!(in_pods.contains(field), "{field}");
+    }
+    let labels = job["metadata"]["labels"].as_object().unwrap();
+    let validations = policy["spec"]["validations"].to_string();
+    assert!(
+        validations.contains(
+            &format!("'app.kubernetes.io/name'].orValue('') == {}", labels["app.kubernetes.io/name"])
+                .replace('"', "'")
+        )
+    );
+}
+
+#[test]
+fn farrier_may_run_the_runner_in_pods_and_nothing_else() {
+    let validations = policy("farrier-exec")["spec"]["validations"].to_string();
+    let job = build();
+    let runner = text(&job["spec"]["template"]["spec"]["containers"][0]["command"][0]);
+    assert!(validations.contains(&format!("command[0] == '{runner}'")), "{validations}");
+}
+
+/// What engine `kubernetes` calls in the namespace of builds, and nothing beside it.
+#[test]
+fn the_rights_in_the_namespace_of_builds_are_those_that_the_engine_uses() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize/builds");
+    let rbac = fs::read_to_string(directory.join("rbac.yaml")).unwrap();
+    let role: Value = serde_saphyr::from_str(rbac.split("\n---\n").next().unwrap()).unwrap();
+    let line_of = |rule: &Value| format!("{}/{} {}", rule["apiGroups"], rule["resources"], rule["verbs"]);
+    let rules: Vec<String> = role["rules"].as_array().unwrap().iter().map(line_of).collect();
+    let wanted = [
+        r#"["batch"]/["jobs"] ["get","create","delete"]"#,
+        r#"[""]/["pods"] ["get","list","watch"]"#,
+        r#"[""]/["pods/exec"] ["get","create"]"#,
+        r#"[""]/["events"] ["list"]"#,
+    ];
+    assert_eq!(rules, wanted);
 }

@@ -60,11 +60,12 @@ fn the_page_on_deployment_makes_the_objects_that_it_says_and_deletes_them() {
 /// A node on which both replicas have just found room has none for a third one.
 #[test]
 fn replicas_are_replaced_one_after_the_other_and_ask_for_little() {
-    for overlay in ["docker", "podman", "sandbox"] {
+    for overlay in ["kubernetes", "docker", "podman", "sandbox"] {
         let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize/overlays").join(overlay);
         let made = done(Command::new("kubectl").arg("kustomize").arg(place));
         assert!(made.contains("replicas: 2\n") && made.contains("maxSurge: 0\n"), "{overlay}: {made}");
-        let requests = made.split("requests:").nth(1).unwrap();
+        let deployment = made.split("\nkind: Deployment\n").nth(1).unwrap();
+        let requests = deployment.split("requests:").nth(1).unwrap();
         let cpu = requests.split("cpu: ").nth(1).and_then(|rest| rest.lines().next()).unwrap();
         let millis: u32 = cpu.strip_suffix('m').and_then(|millis| millis.parse().ok()).unwrap_or(1000);
         assert!(millis <= 250, "{overlay} asks for {cpu}");

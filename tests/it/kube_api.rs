@@ -455,3 +455,71 @@ async fn large_nodes_are_listed_in_pages() {
     .await
     .unwrap();
 }
+
+#[tokio::test]
+async fn events_are_found_by_what_they_are_about() {
+    let api = FakeApi::start();
+    for (about, reason) in [("build", "FailedCreate"), ("other", "FailedCreate"), ("build", "Completed")] {
+        let object =
+            json!({"kind": "Job", "name": about, "namespace": "builds", "uid": format!("u-{about}")});
+        let metadata = json!({"name": format!("{about}.{}", reason.to_lowercase()), "namespace": "builds"});
+        api.create(json!({
+            "apiVersion": "v1", "kind": "Event", "metadata": metadata, "involvedObject": object, "reason": reason,
+        }));
+        api.create(json!({
+            "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": metadata, "regarding": object,
+            "reason": reason,
+        }));
+    }
+    let list = async |path: &str, selector: &str| -> Result<usize, String> {
+        let selector = selector.replace('=', "%3D");
+        let path = format!("/{path}/namespaces/builds/events?fieldSelector={selector}");
+        match api.client().request::<Value>(http_get(&path)).await {
+            Ok(list) => Ok(list["items"].as_array().unwrap().len()),
+            Err(kube::Error::Api(status)) => Err(status.message.clone()),
+            Err(fault) => panic!("{fault}"),
+        }
+    };
+    assert_eq!(list("api/v1", "involvedObject.name=build").await, Ok(2));
+    assert_eq!(list("api/v1", "involvedObject.uid=u-build,reason=FailedCreate").await, Ok(1));
+    assert_eq!(list("apis/events.k8s.io/v1", "regarding.name=build").await, Ok(2));
+    let refused = Err("field label not supported: involvedObject.name".to_owned());
+    assert_eq!(list("apis/events.k8s.io/v1", "involvedObject.name=build").await, refused);
+}
+
+#[tokio::test]
+async fn the_template_of_a_job_stays_but_for_its_place_while_it_is_suspended() {
+    let api = FakeApi::start();
+    let kind = GroupVersionKind::gvk("batch", "v1", "Job");
+    let jobs: Api<DynamicObject> =
+        Api::namespaced_with(api.client(), "default", &ApiResource::from_gvk(&kind));
+    let apply = async |suspend: bool, pod: Value| {
+        let spec = json!({"suspend": suspend, "template": {"spec": pod}});
+        let job =
+            json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "build"}, "spec": spec});
+        match jobs.patch("build", &PatchParams::apply("farrier").force(), &Patch::Apply(job)).await {
+            Ok(job) => Ok(serde_json::to_value(job).unwrap()),
+            Err(kube::Error::Api(status)) => Err(status.message.clone()),
+            Err(fault) => panic!("{fault}"),
+        }
+    };
+    let pod = |image: &str, policy: &str| json!({"restartPolicy": policy, "containers": [{"name": "build", "image": image}]});
+    let told = apply(true, pod("a:1", "Always")).await.unwrap_err();
+    assert!(
+        told.ends_with("restartPolicy: Required value: valid values: \"OnFailure\", \"Never\""),
+        "{told}"
+    );
+    let made = apply(true, pod("a:1", "Never")).await.unwrap();
+    let uid = &made["metadata"]["uid"];
+    assert_eq!(made["spec"]["selector"]["matchLabels"]["batch.kubernetes.io/controller-uid"], *uid);
+    assert_eq!(made["spec"]["template"]["metadata"]["labels"]["job-name"], "build");
+    assert_eq!(made["spec"]["podReplacementPolicy"], "TerminatingOrFailed");
+    let mut placed = pod("a:1", "Never");
+    placed["nodeSelector"] = json!({"pool": "builds"});
+    apply(false, placed.clone()).await.unwrap();
+    placed["nodeSelector"] = json!({"pool": "others"});
+    for pod in [placed, pod("a:2", "Never")] {
+        let told = apply(false, pod).await.unwrap_err();
+        assert!(told.ends_with("field is immutable"), "{told}");
+    }
+}

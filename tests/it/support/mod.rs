@@ -20,6 +20,7 @@ pub mod published;
 pub mod registry_process;
 pub mod rpm_repository;
 pub mod site;
+pub mod tiny_image;
 pub mod tls_archive;
 pub mod tunnels;
 pub mod virtual_machine;

@@ -25,6 +25,11 @@ farrier{{ with .Values.instance }}-{{ . }}{{ end }}
 {{- join "," .Values.rbac.writeNamespaces }}
 {{- end }}
 
+{{/* Does the pod keep to Pod Security `restricted`? The other engines are root, or need something of the node's. */}}
+{{- define "farrier.restricted" -}}
+{{- if has .Values.engine (list "kubernetes" "none") }}true{{ end }}
+{{- end }}
+
 {{/* Settings of the engine: its name for farrier, socket, requests and limits. */}}
 {{- define "farrier.engine" -}}
 {{- if eq .Values.engine "sandbox" }}
@@ -34,6 +39,9 @@ capabilities: [CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETFCAP, SETGID, SETUID, SYS
 {{- else if eq .Values.engine "none" }}
 name: auto
 resources: {requests: {cpu: 50m, memory: 128Mi}, limits: {memory: 512Mi}}
+{{- else if eq .Values.engine "kubernetes" }}
+name: kubernetes
+resources: {requests: {cpu: 250m, memory: 256Mi}, limits: {memory: 4Gi}}
 {{- else }}
 name: {{ .Values.engine }}
 socket: {{ eq .Values.engine "docker" | ternary "/var/run/docker.sock" "/run/podman/podman.sock" }}

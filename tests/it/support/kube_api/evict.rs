@@ -23,6 +23,9 @@ impl State {
         if pod.value()["status"]["phase"] != "Pending" {
             self.budgets_allow(&pod)?;
         }
+        if self.has_kubelet(&pod) {
+            self.mark_disrupted(&pod, "EvictionByEvictionAPI", "Eviction API: evicting");
+        }
         self.delete(target, options).map(|_| ())
     }
 

@@ -147,8 +147,14 @@ struct Planned {
 impl Faults {
     /// For the next `times` requests, or until it is taken back. The number returned takes it back.
     pub fn plan(&mut self, requests: Requests, fault: Fault, times: Option<usize>) -> u64 {
+        let id = self.number();
+        self.planned.push(Planned { id, requests, fault, left: times });
+        id
+    }
+
+    /// A number that no other order has.
+    pub fn number(&mut self) -> u64 {
         self.next += 1;
-        self.planned.push(Planned { id: self.next, requests, fault, left: times });
         self.next
     }
 

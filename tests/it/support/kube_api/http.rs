@@ -13,7 +13,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::{Shared, answer::Answer, routes, watch::Watch};
+use super::{Shared, answer::Answer, exec::Exec, routes, watch::Watch};
 
 /// A request as it came.
 #[derive(Clone, Debug)]
@@ -39,6 +39,8 @@ impl Request {
 pub enum Reply {
     Answer(Answer),
     Watch(Box<Watch>),
+    /// The connection is another protocol's from now on.
+    Exec(Box<Exec>),
     /// The connection ends.
     Drop,
 }
@@ -91,6 +93,11 @@ async fn connection(stream: TcpStream, shared: Arc<Shared>) {
         let sent = match routes::reply(&shared, &request).await {
             Reply::Drop => return,
             Reply::Answer(answer) => write(&mut writer, &answer).await,
+            Reply::Exec(exec) => {
+                // A client that waits for the answer has sent nothing more.
+                let stream = reader.into_inner().reunite(writer.into_inner()).unwrap();
+                return exec.serve(stream).await;
+            }
             Reply::Watch(watch) => stream_watch(&mut reader, &mut writer, *watch).await,
         };
         if sent.is_err() {

@@ -33,12 +33,12 @@ impl Kind {
             namespaced,
             status: matches!(
                 kind,
-                "Node" | "Pod" | "Namespace" | "DaemonSet" | "Deployment" | "PodDisruptionBudget"
+                "Node" | "Pod" | "Namespace" | "DaemonSet" | "Deployment" | "Job" | "PodDisruptionBudget"
             ) || kind == "CustomResourceDefinition",
             custom: false,
             generation: matches!(
                 kind,
-                "DaemonSet" | "Deployment" | "PodDisruptionBudget" | "CustomResourceDefinition"
+                "DaemonSet" | "Deployment" | "Job" | "PodDisruptionBudget" | "CustomResourceDefinition"
             ),
             short: Vec::new(),
         }
@@ -137,6 +137,10 @@ impl Kind {
                     },
                 });
             }
+            "Job" => {
+                object["spec"] = json!({"template": {"metadata": {}, "spec": {"containers": null}}});
+                object["status"] = json!({});
+            }
             "Pod" => {
                 object["spec"] = json!({"containers": null});
                 object["status"] = json!({});
@@ -162,9 +166,11 @@ impl Kind {
 pub fn built_in() -> Vec<Arc<Kind>> {
     [
         ("", "namespaces", "Namespace", false),
+        ("", "limitranges", "LimitRange", true),
         ("", "nodes", "Node", false),
         ("", "pods", "Pod", true),
         ("", "events", "Event", true),
+        ("", "resourcequotas", "ResourceQuota", true),
         ("", "configmaps", "ConfigMap", true),
         ("", "secrets", "Secret", true),
         ("", "serviceaccounts", "ServiceAccount", true),
@@ -178,6 +184,7 @@ pub fn built_in() -> Vec<Arc<Kind>> {
         ),
         ("apps", "daemonsets", "DaemonSet", true),
         ("apps", "deployments", "Deployment", true),
+        ("batch", "jobs", "Job", true),
         ("coordination.k8s.io", "leases", "Lease", true),
         ("events.k8s.io", "events", "Event", true),
         ("networking.k8s.io", "networkpolicies", "NetworkPolicy", true),
@@ -210,6 +217,10 @@ fn resources_of(kind: &Kind) -> Vec<Value> {
         found.push(json!({
             "name": "pods/eviction", "singularName": "", "namespaced": true, "group": "policy",
             "version": "v1", "kind": "Eviction", "verbs": ["create"],
+        }));
+        found.push(json!({
+            "name": "pods/exec", "singularName": "", "namespaced": true, "kind": "PodExecOptions",
+            "verbs": ["create", "get"],
         }));
     }
     found

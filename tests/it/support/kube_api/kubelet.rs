@@ -127,7 +127,7 @@ impl Clock {
 }
 
 /// As the API has it: whole seconds.
-fn text(time: Timestamp) -> String {
+pub fn text(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 

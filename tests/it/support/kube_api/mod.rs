@@ -2,21 +2,31 @@
 //! that farrier uses, and what goes wrong with it, on command.
 //!
 //! Its answers were compared with those of a real server of the same version. Where it is simpler: no strategic merge
-//! patch, no JSON patch, no finalizers, pods end at once, later pages of a list show the present, and custom
-//! resources are not checked against their schemas.
+//! patch, no JSON patch, no finalizers, pods of DaemonSets end at once, later pages of a list show the present, and
+//! custom resources are not checked against their schemas.
+//!
+//! Pods of DaemonSets are what a test says of them. Those of Jobs run, as containers in the Docker engine.
 
 mod answer;
+pub mod cluster;
+mod containers;
 mod daemon_sets;
+mod events;
 mod evict;
+mod exec;
 mod faults;
 mod fields;
 mod http;
+mod jobs;
 mod kinds;
 pub mod kubelet;
 mod managed;
+mod node;
 pub mod objects;
 mod protobuf;
+mod restricted;
 mod routes;
+mod scheduler;
 mod schema;
 mod selectors;
 mod store;
@@ -39,6 +49,7 @@ pub use faults::{Fault, Record, Requests};
 pub use kinds::Kind;
 pub use kubelet::{Fate, Start};
 
+use cluster::Cluster;
 use daemon_sets::Kubelets;
 use managed::Author;
 use store::State;
@@ -86,6 +97,7 @@ pub struct FakeApi {
     shared: Arc<Shared>,
     address: SocketAddr,
     commands: mpsc::UnboundedSender<http::Command>,
+    cluster: Mutex<Option<Cluster>>,
 }
 
 impl FakeApi {
@@ -112,7 +124,7 @@ impl FakeApi {
                 http::serve(listener, served, received, address).await;
             });
         });
-        Self { shared, address: address.recv().unwrap(), commands }
+        Self { shared, address: address.recv().unwrap(), commands, cluster: Mutex::default() }
     }
 
     /// `http://127.0.0.1:<port>`.
@@ -321,8 +333,12 @@ impl FakeApi {
     }
 
     pub fn take_back(&self, fault: u64) {
-        self.state().faults.take_back(fault);
-        self.shared.announce();
+        self.change(|state| {
+            state.faults.take_back(fault);
+            if let Some(jobs) = &mut state.jobs {
+                jobs.take_back(fault);
+            }
+        });
     }
 
     pub fn clear_faults(&self) {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::{
     Shared,
     answer::{Answer, Asked, Failure},
+    exec::Exec,
     faults::{Fault, Record},
     http::{Reply, Request},
     kinds::{self, Kind},
@@ -126,7 +127,7 @@ pub async fn reply(shared: &Arc<Shared>, request: &Request) -> Reply {
         } else if matches!(fault, Some((_, Fault::Drop))) {
             Reply::Drop
         } else {
-            answer(shared, &mut state, &path, place.as_ref(), &record, &parameters)
+            answer(shared, &mut state, (request, &path), place.as_ref(), &record, &parameters)
         };
         if record.is_write() && state.kubelets.as_ref().is_some_and(|kubelets| kubelets.automatic) {
             state.settle();
@@ -135,6 +136,7 @@ pub async fn reply(shared: &Arc<Shared>, request: &Request) -> Reply {
         let status = match &reply {
             Reply::Answer(answer) => answer.status,
             Reply::Watch(_) => 200,
+            Reply::Exec(_) => 101,
             Reply::Drop => 0,
         };
         if let Some(record) = state.faults.log.get_mut(number) {
@@ -149,7 +151,7 @@ pub async fn reply(shared: &Arc<Shared>, request: &Request) -> Reply {
 fn answer(
     shared: &Arc<Shared>,
     state: &mut State,
-    path: &[&str],
+    (request, path): (&Request, &[&str]),
     place: Option<&Place>,
     record: &Record,
     parameters: &BTreeMap<String, String>,
@@ -163,6 +165,11 @@ fn answer(
         };
         let failure = Failure::forbidden(state.faults.user(), record.verb, &place.kind, &asked);
         return Reply::Answer(failure.answer());
+    }
+    if (place.kind.resource().as_str(), place.subresource.as_deref()) == ("pods", Some("exec")) {
+        let pod = (&*place.kind, place.namespace.as_str(), place.name.as_str());
+        let exec = Exec::open(shared, state, pod, request);
+        return exec.map_or_else(Reply::Answer, |exec| Reply::Exec(Box::new(exec)));
     }
     let done = match record.verb {
         "watch" => watch(shared, state, place, parameters),
@@ -225,7 +232,7 @@ fn selector(place: &Place, parameters: &BTreeMap<String, String>) -> Result<Sele
     if !place.name.is_empty() {
         fields = format!("metadata.name={}", place.name);
     }
-    Selector::parse(of("labelSelector"), &fields).map_err(Failure::bad_request)
+    Selector::parse(&place.kind, of("labelSelector"), &fields).map_err(Failure::bad_request)
 }
 
 fn list(state: &State, place: &Place, parameters: &BTreeMap<String, String>) -> Result<Answer, Failure> {
@@ -374,7 +381,8 @@ fn patch(
 fn delete(state: &mut State, target: Target<'_>, options: &Value) -> Result<Answer, Failure> {
     let Target { kind, name, .. } = target;
     let gone = state.delete(target, options)?;
-    if kind.kind == "Pod" {
+    let stays = state.get(kind, target.namespace, name).is_some_and(|object| object.uid == gone.uid);
+    if kind.kind == "Pod" || (kind.kind == "Job" && stays) {
         return Ok(Answer::bytes(200, gone.bytes.clone()));
     }
     let mut details = json!({"name": name, "kind": kind.plural, "uid": gone.uid});

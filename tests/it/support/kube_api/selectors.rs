@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::kinds::Kind;
+
 type Labels = BTreeMap<String, String>;
 
 /// One requirement of a label selector.
@@ -36,13 +38,34 @@ pub struct Selector {
 /// What selectors look at.
 pub trait Selectable {
     fn labels(&self) -> &Labels;
-    /// `metadata.name`, `metadata.namespace`, `spec.nodeName`.
+    /// What [`is_selectable`] names.
     fn field(&self, name: &str) -> Option<&str>;
+}
+
+/// Can objects of this kind be selected by this field?
+fn is_selectable(kind: &Kind, field: &str) -> bool {
+    const OBJECT: [&str; 7] =
+        ["kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath"];
+    let of_object = |prefix: &str| field.strip_prefix(prefix).is_some_and(|field| OBJECT.contains(&field));
+    if matches!(field, "metadata.name" | "metadata.namespace") {
+        return true;
+    }
+    match (kind.group.as_str(), kind.kind.as_str()) {
+        ("", "Event") => {
+            of_object("involvedObject.")
+                || matches!(field, "reason" | "reportingComponent" | "source" | "type")
+        }
+        ("events.k8s.io", "Event") => {
+            of_object("regarding.") || matches!(field, "reason" | "reportingController" | "type")
+        }
+        ("", "Pod") => matches!(field, "spec.nodeName" | "spec.restartPolicy" | "status.phase"),
+        _ => false,
+    }
 }
 
 impl Selector {
     /// `Err` with the server's words.
-    pub fn parse(labels: &str, fields: &str) -> Result<Self, String> {
+    pub fn parse(kind: &Kind, labels: &str, fields: &str) -> Result<Self, String> {
         let mut selector = Self::default();
         for term in split_outside_parentheses(labels) {
             selector.labels.push(requirement(term.trim())?);
@@ -55,7 +78,7 @@ impl Selector {
             } else {
                 return Err(format!("invalid field selector: {term}"));
             };
-            if !matches!(name, "metadata.name" | "metadata.namespace" | "spec.nodeName") {
+            if !is_selectable(kind, name) {
                 return Err(format!("field label not supported: {name}"));
             }
             selector.fields.push((name.to_owned(), value.to_owned(), equal));

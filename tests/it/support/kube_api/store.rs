@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::{
     daemon_sets::Kubelets,
     faults::Faults,
+    jobs::{self, Jobs},
     kinds::{self, Kind},
     selectors::Selectable,
 };
@@ -27,6 +28,8 @@ pub struct Object {
     pub revision: u64,
     pub labels: BTreeMap<String, String>,
     pub node_name: String,
+    /// Further fields that a field selector may name.
+    fields: BTreeMap<String, String>,
     pub bytes: Bytes,
 }
 
@@ -42,6 +45,7 @@ impl Object {
             revision,
             labels: labels.map(|(key, value)| (key.clone(), text(value))).collect(),
             node_name: text(&value["spec"]["nodeName"]),
+            fields: fields(value),
             bytes: Bytes::from(value.to_string()),
         }
     }
@@ -61,9 +65,33 @@ impl Selectable for Object {
             "metadata.name" => Some(&self.name),
             "metadata.namespace" => Some(&self.namespace),
             "spec.nodeName" => Some(&self.node_name),
-            _ => None,
+            _ => Some(self.fields.get(name).map_or("", String::as_str)),
         }
     }
+}
+
+/// What field selectors may name of Pods and Events.
+fn fields(object: &Value) -> BTreeMap<String, String> {
+    let wanted: &[&str] = match object["kind"].as_str() {
+        Some("Pod") => &["/spec/restartPolicy", "/status/phase"],
+        Some("Event") => &["/reason", "/type", "/reportingComponent", "/reportingController"],
+        _ => return BTreeMap::new(),
+    };
+    let mut found = BTreeMap::new();
+    for pointer in wanted {
+        if let Some(text) = object.pointer(pointer).and_then(Value::as_str) {
+            found.insert(pointer[1..].replace('/', "."), text.to_owned());
+        }
+    }
+    if let Some(source) = object["source"]["component"].as_str() {
+        found.insert("source".to_owned(), source.to_owned());
+    }
+    for about in ["involvedObject", "regarding"] {
+        for (name, value) in object[about].as_object().into_iter().flatten() {
+            found.insert(format!("{about}.{name}"), value.as_str().unwrap_or_default().to_owned());
+        }
+    }
+    found
 }
 
 /// One change of one object. The last state of a deleted object has the deletion's resource version.
@@ -93,6 +121,8 @@ pub struct State {
     history: BTreeMap<String, VecDeque<Event>>,
     pub faults: Faults,
     pub kubelets: Option<Kubelets>,
+    /// Once a test runs Jobs.
+    pub jobs: Option<Jobs>,
     next_uid: u64,
 }
 
@@ -108,6 +138,7 @@ impl State {
             history: BTreeMap::new(),
             faults: Faults::default(),
             kubelets: None,
+            jobs: None,
             next_uid: 0,
         };
         let namespaces = Arc::clone(&state.kinds[0]);
@@ -180,6 +211,9 @@ impl State {
         object["metadata"]["creationTimestamp"] = json!(now);
         if kind.generation {
             object["metadata"]["generation"] = json!(1);
+        }
+        if kind.kind == "Job" {
+            jobs::select_by_uid(&mut object);
         }
         self.put(kind, None, object)
     }

@@ -9,10 +9,21 @@ use super::{
 
 /// Fills in what the server fills in.
 pub fn set_defaults(kind: &Kind, object: &mut Value) {
-    if kind.kind != "DaemonSet" {
+    if !matches!(kind.kind.as_str(), "DaemonSet" | "Job") {
         return;
     }
     let spec = &mut object["spec"];
+    if kind.kind == "Job" {
+        default(spec, "backoffLimit", &json!(6));
+        default(spec, "completionMode", &json!("NonIndexed"));
+        default(spec, "completions", &json!(1));
+        default(spec, "manualSelector", &json!(false));
+        default(spec, "parallelism", &json!(1));
+        default(spec, "podReplacementPolicy", &json!("TerminatingOrFailed"));
+        default(spec, "suspend", &json!(false));
+        set_pod_defaults(&mut spec["template"]["spec"]);
+        return;
+    }
     default(spec, "revisionHistoryLimit", &json!(10));
     default(spec, "updateStrategy", &json!({"type": "RollingUpdate"}));
     if spec["updateStrategy"]["type"] == "RollingUpdate" {
@@ -21,10 +32,14 @@ pub fn set_defaults(kind: &Kind, object: &mut Value) {
         default(&mut spec["updateStrategy"]["rollingUpdate"], "maxSurge", &json!(0));
     }
     let Some(pod) = spec.get_mut("template").and_then(|template| template.get_mut("spec")) else { return };
+    default(pod, "restartPolicy", &json!("Always"));
+    set_pod_defaults(pod);
+}
+
+fn set_pod_defaults(pod: &mut Value) {
     if !pod.is_object() {
         return;
     }
-    default(pod, "restartPolicy", &json!("Always"));
     default(pod, "terminationGracePeriodSeconds", &json!(30));
     default(pod, "dnsPolicy", &json!("ClusterFirst"));
     default(pod, "securityContext", &json!({}));
@@ -68,8 +83,10 @@ pub fn validate(kind: &Kind, name: &str, old: Option<&Value>, new: &Value) -> Re
         let why = format!("Invalid value: {}: field is immutable", metadata["uid"]);
         problems.push(Problem("metadata.uid".to_owned(), "FieldValueInvalid", why));
     }
-    if kind.kind == "DaemonSet" {
-        daemon_set(old, &new["spec"], &mut problems);
+    match kind.kind.as_str() {
+        "DaemonSet" => daemon_set(old, &new["spec"], &mut problems),
+        "Job" => job(old, &new["spec"], &mut problems),
+        _ => {}
     }
     if problems.is_empty() { Ok(()) } else { Err(Failure::invalid(kind, name, &problems)) }
 }
@@ -97,7 +114,40 @@ fn daemon_set(old: Option<&Value>, spec: &Value, problems: &mut Vec<Problem>) {
     if selector.is_null() || wanted.into_iter().flatten().any(|(key, value)| given.get(key) != Some(value)) {
         invalid("spec.template.metadata.labels", given, "`selector` does not match template `labels`");
     }
-    labels("spec.template.labels", given, problems);
+    pod_template(template, problems);
+}
+
+/// The template of a Job cannot be changed; where it may run can, as long as the Job is suspended.
+fn job(old: Option<&Value>, spec: &Value, problems: &mut Vec<Problem>) {
+    let template = &spec["template"];
+    let differs = |old: &Value| {
+        let suspended = old["suspend"] == true;
+        fixed(&old["template"], suspended) != fixed(template, suspended)
+    };
+    if old.is_some_and(|old| differs(&old["spec"])) {
+        let why = format!("Invalid value: {template}: field is immutable");
+        problems.push(Problem("spec.template".to_owned(), "FieldValueInvalid", why));
+    }
+    if !matches!(template["spec"]["restartPolicy"].as_str(), Some("Never" | "OnFailure")) {
+        let why = "Required value: valid values: \"OnFailure\", \"Never\"".to_owned();
+        problems.push(Problem("spec.template.spec.restartPolicy".to_owned(), "FieldValueRequired", why));
+    }
+    pod_template(template, problems);
+}
+
+fn fixed(template: &Value, suspended: bool) -> Value {
+    let mut template = template.clone();
+    if suspended {
+        template["metadata"] = Value::Null;
+        for field in ["nodeSelector", "affinity", "tolerations", "schedulingGates"] {
+            template["spec"][field] = Value::Null;
+        }
+    }
+    template
+}
+
+fn pod_template(template: &Value, problems: &mut Vec<Problem>) {
+    labels("spec.template.labels", &template["metadata"]["labels"], problems);
     labels("spec.template.spec.nodeSelector", &template["spec"]["nodeSelector"], problems);
     if template["spec"]["containers"].as_array().is_none_or(Vec::is_empty) {
         required("spec.template.spec.containers", problems);

@@ -175,9 +175,20 @@ impl State {
         if kind.kind == "CustomResourceDefinition" {
             self.uninstall(name);
         }
+        if kind.kind == "Pod" && self.has_kubelet(&old) {
+            self.terminate(&old, options["gracePeriodSeconds"].as_u64());
+            return Ok(self.get(kind, target.namespace, name).unwrap_or(old));
+        }
+        if kind.kind == "Job" && options["propagationPolicy"] == "Foreground" && self.jobs.is_some() {
+            let mut job = old.value();
+            job["metadata"]["deletionTimestamp"] = json!(super::kubelet::text(jiff::Timestamp::now()));
+            job["metadata"]["deletionGracePeriodSeconds"] = json!(0);
+            job["metadata"]["finalizers"] = json!(["foregroundDeletion"]);
+            return Ok(self.replace(kind, &old, job));
+        }
         let orphan = options["propagationPolicy"] == "Orphan";
         self.remove(kind, &old);
-        if kind.kind == "DaemonSet" && !orphan {
+        if matches!(kind.kind.as_str(), "DaemonSet" | "Job") && !orphan {
             self.remove_dependents(&old.uid);
         }
         Ok(old)
@@ -193,7 +204,7 @@ impl State {
         };
         let owned: Vec<Arc<Object>> = self.list(&pods, "").filter(owned).cloned().collect();
         for pod in owned {
-            self.remove(&pods, &pod);
+            self.terminate(&pod, None);
         }
     }
 }

@@ -1,0 +1,155 @@
+//! Engine `kubernetes`, whole: the real program against the API server of the tests, whose pods are real containers, with a real
+//! registry, packages and compilers.
+
+use std::{
+    fs,
+    process::{Child, Command},
+};
+
+use serde_json::{Value, json};
+
+use crate::support::{
+    kernels,
+    kube_api::FakeApi,
+    site::{Run, Site, wait_until},
+};
+
+/// The namespace of builds.
+const BUILDS: &str = "farrier-builds";
+
+/// A site, and a cluster that runs its builds.
+struct Bench {
+    site: Site,
+    api: FakeApi,
+    kernel: String,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let (site, api, kernel) = (Site::new(), FakeApi::start(), kernels::newest().newer);
+        site.canary(&kernel);
+        api.create(json!({
+            "apiVersion": "v1", "kind": "Namespace",
+            "metadata": {"name": BUILDS, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}},
+        }));
+        api.run_jobs();
+        api.kubeconfig(&site.path(""));
+        Self { site, api, kernel }
+    }
+
+    fn command(&self, engine: &str, args: &[&str]) -> Command {
+        let image = ["build", "hello", "--kernel", &self.kernel, "--os", "debian", "--os-version", "12"];
+        let how = ["--arch", "amd64", "--engine", engine, "--push"];
+        let mut command = self.site.command(&[&image[..], &how, args].concat());
+        command.env("KUBECONFIG", self.site.path("kubeconfig")).env("FARRIER_LOG", "farrier=info");
+        command
+    }
+
+    fn start(&self, engine: &str, args: &[&str]) -> Child {
+        self.command(engine, args).spawn().unwrap()
+    }
+
+    fn build(&self, engine: &str, args: &[&str]) -> Run {
+        self.site.finish(self.start(engine, args))
+    }
+
+    /// The log of the newest build.
+    fn log(&self) -> String {
+        let logs = fs::read_dir(self.site.cache().join("logs")).into_iter().flatten();
+        logs.map(|log| fs::read_to_string(log.unwrap().path()).unwrap()).collect()
+    }
+
+    /// Pods whose containers run, by their uid.
+    fn running(&self) -> Vec<String> {
+        let runs = |pod: &Value| pod["status"]["phase"] == "Running";
+        let uid = |pod: Value| pod["metadata"]["uid"].as_str().unwrap().to_owned();
+        self.api.list("pods").into_iter().filter(runs).map(uid).collect()
+    }
+
+    /// No Job and no container is left.
+    fn assert_all_gone(&self) {
+        assert_eq!(self.api.list("jobs.batch"), [Value::Null; 0]);
+        wait_until("the containers are gone", || self.api.containers().is_empty());
+    }
+
+    /// Has the build wait, so that something can happen to it.
+    fn slow(&self) {
+        let template = fs::read_to_string("templates/kbuild.Dockerfile.hbs").unwrap();
+        let slow = template.replace("RUN set -eu; \\\n", "RUN set -eu; sleep 20; \\\n");
+        assert_ne!(template, slow);
+        self.site.define("templates/kbuild.Dockerfile.hbs", &slow);
+    }
+}
+
+#[test]
+fn a_pod_makes_what_a_sandbox_makes_over_whatever_lines() {
+    let bench = Bench::new();
+    // In the log, at a frame's beginning, in the payload.
+    bench.api.cut_execs(&[3, 700, 5000]);
+    let in_cluster = bench.build("kubernetes", &["-o", "json"]).exits(0).json();
+    assert_eq!(bench.api.cuts_left(), 0);
+    bench.assert_all_gone();
+    let log = bench.log();
+    for once in ["Step 2/", "MODPOST"] {
+        assert_eq!(log.matches(once).count(), 1, "{once}: {log}");
+    }
+    let in_sandbox = bench.build("sandbox", &["--force", "-o", "json"]).exits(0).json();
+    assert_eq!(in_cluster["digest"], in_sandbox["digest"]);
+}
+
+#[test]
+fn a_build_waits_for_room_and_says_so() {
+    let bench = Bench::new();
+    let quota = bench.api.limit_pods("builds", 0);
+    let build = bench.start("kubernetes", &[]);
+    wait_until("the quota is told", || {
+        bench.log().contains("The build waits for the cluster: exceeded quota: builds")
+    });
+    let place = bench.api.unschedulable("0/3 nodes are available: 3 Insufficient memory.");
+    bench.api.take_back(quota);
+    wait_until("that there is no node is told", || bench.log().contains("0/3 nodes are available"));
+    bench.api.take_back(place);
+    bench.site.finish(build).exits(0);
+    bench.assert_all_gone();
+}
+
+#[test]
+fn a_pod_that_may_not_be_is_told_in_the_policys_words() {
+    let bench = Bench::new();
+    bench.api.refuse_pods(
+        "ValidatingAdmissionPolicy 'ours' with binding 'ours' denied request: no builds on Fridays",
+    );
+    let run = bench.build("kubernetes", &[]).exits(1);
+    run.line("no builds on Fridays");
+    run.line("hint: the namespace of builds must admit pods");
+    bench.assert_all_gone();
+}
+
+#[test]
+fn another_farrier_takes_a_running_build_over() {
+    let bench = Bench::new();
+    bench.slow();
+    let mut first = bench.start("kubernetes", &[]);
+    wait_until("the pod runs", || bench.log().contains("Step 3/"));
+    let pods = bench.running();
+    first.kill().unwrap();
+    first.wait().unwrap();
+    // With another cache: that one is on another machine.
+    let cache = bench.site.path("another-cache");
+    let second = bench.command("kubernetes", &[]).env("FARRIER_CACHE_DIR", &cache).spawn().unwrap();
+    let second = Run::of(second).exits(0);
+    second.line("takes over a build that runs");
+    assert_eq!(pods.len(), 1);
+    bench.assert_all_gone();
+}
+
+#[test]
+fn a_build_that_is_stopped_leaves_no_job() {
+    let bench = Bench::new();
+    bench.slow();
+    let build = bench.start("kubernetes", &[]);
+    wait_until("the pod runs", || bench.log().contains("Step 3/"));
+    Command::new("kill").args(["-s", "INT", &build.id().to_string()]).status().unwrap();
+    bench.site.finish(build).exits(130);
+    bench.assert_all_gone();
+}
