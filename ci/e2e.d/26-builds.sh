@@ -35,7 +35,6 @@ published() {
 }
 says() { k get driverbuilds -n "$ns" -o json | jq -e --arg words "$1" '.items | any(tostring | test($words))' > /dev/null; }
 
-registry="$registry/$scenario"
 add_node n1 "$kernel_a"
 for name in one two three four; do build_definition "$name" 40; done
 wants "$mark-one" "$mark-two" "$mark-three" "$mark-four"
