@@ -91,6 +91,7 @@ refused "the end of a DaemonSet" "no DaemonSets but its copies" as_account delet
 refused "another field of an operator's resource" "nothing of an operator's resource but" patch "$plural" "$resource" '{"spec":{"nodeSelector":null}}'
 refused "another field of its driver" "nothing of an operator's resource but" patch "$plural" "$resource" '{"spec":{"ofedDriver":{"startupProbe":null}}}'
 refused "another registry in it" "repositories of its own registry" patch "$plural" "$resource" '{"spec":{"ofedDriver":{"repository":"evil.example"}}}'
+refused "an annotation of others on it" "only annotations below farrier.dev/" patch "$plural" "$resource" '{"metadata":{"annotations":{"x.example/y":"1"}}}'
 refused "another version of the vendor's" "repositories of its own registry" patch "$plural" "$resource" '{"spec":{"ofedDriver":{"version":"24"}}}'
 allowed "its driver" patch "$plural" "$resource" "{\"spec\":{\"ofedDriver\":{\"repository\":\"$registry\",\"image\":\"$driver\",\"version\":\"1\",\"forcePrecompiled\":true}}}"
 
@@ -174,6 +175,9 @@ spec:
     metadata: {labels: {app: elsewhere}}
     spec: {nodeSelector: {$mark: none}, containers: [{name: driver, image: "$vendor"}]}
 YAML
+# What RBAC gives nobody is not even asked of the policies.
+refused "the end of a node" "cannot delete" as_account delete node "$node"
+refused "the end of an operator's resource" "cannot delete" as_account delete "$plural.$group" "$resource"
 refused "a DaemonSet of another namespace" "cannot patch" as_account patch ds elsewhere -n "$ns" --type merge -p "$(container "$image_a")"
 
 # Others are not bound by it, and without the policies RBAC alone lets all of it pass.
