@@ -64,7 +64,7 @@ expect 60 "a quota makes a build wait, in words" says 'exceeded quota'
 k delete quota full -n "$builds" > /dev/null
 expect 300 "with room it is built" published quota
 
-build_definition greedy 1 'dd if=/dev/zero of=/dev/null bs=5G count=1'
+build_definition greedy 1 'dd if=/dev/zero of=/dev/null bs=5G count=1 iflag=fullblock'
 wants "$mark-greedy"
 expect 300 "a build that takes too much memory is told which and how much" says 'MiB of memory, and may use|OOMKilled'
 
