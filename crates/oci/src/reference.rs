@@ -159,6 +159,11 @@ impl Digest {
         self.0.strip_prefix("sha256:").unwrap_or(&self.0)
     }
 
+    /// The first 12 of them, for tags and people.
+    pub fn short(&self) -> &str {
+        self.hex().get(..12).unwrap_or_default()
+    }
+
     /// The digest of some bytes.
     pub fn of(bytes: &[u8]) -> Self {
         use sha2::Digest as _;

@@ -5,13 +5,12 @@
 
 use std::{
     borrow::Borrow,
-    fmt,
-    ops::Deref,
     path::{Path, PathBuf},
     str::FromStr,
     sync::LazyLock,
 };
 
+use derive_more::{AsRef, Debug, Deref, Display, Into};
 use oci::ImageReference;
 use regex::Regex;
 use schemars::json_schema;
@@ -25,8 +24,10 @@ macro_rules! texts {
     ($($(#[doc = $doc:literal])* $name:ident $(($shown:ident))?: $pattern:literal, $what:literal $(, $also:expr)?;)*) => {
         $(
             $(#[doc = $doc])*
-            #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-            pub struct $name(String);
+            #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, AsRef, Debug, Deref, Display, Into)]
+            #[as_ref(str)]
+            #[debug("{_0:?}")]
+            pub struct $name(#[deref(forward)] String);
 
             impl $name {
                 /// A regular expression over the whole text, in the dialect that JSON Schema and Rust share.
@@ -53,47 +54,15 @@ macro_rules! texts {
 
             text_form!(read $name, texts!(@inline $($shown)?), texts!(@schema $pattern, concat!($($doc),*).trim(), $($shown)?));
 
-            impl Deref for $name {
-                type Target = str;
-
-                fn deref(&self) -> &str {
-                    &self.0
-                }
-            }
-
             impl Borrow<str> for $name {
                 fn borrow(&self) -> &str {
                     &self.0
                 }
             }
 
-            impl AsRef<str> for $name {
-                fn as_ref(&self) -> &str {
-                    &self.0
-                }
-            }
-
-            impl From<$name> for String {
-                fn from(text: $name) -> Self {
-                    text.0
-                }
-            }
-
             impl PartialEq<&str> for $name {
                 fn eq(&self, other: &&str) -> bool {
                     self.0 == *other
-                }
-            }
-
-            impl fmt::Debug for $name {
-                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                    fmt::Debug::fmt(&self.0, f)
-                }
-            }
-
-            impl fmt::Display for $name {
-                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                    f.write_str(&self.0)
                 }
             }
         )*
@@ -269,14 +238,10 @@ pub fn fits(pattern: &str, name: &str) -> bool {
 }
 
 /// A file on this machine, absolute or relative to the definitions directory.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct LocalPath(PathBuf);
-
-impl fmt::Debug for LocalPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
-    }
-}
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, AsRef, Debug, Deref)]
+#[as_ref(Path)]
+#[debug("{_0:?}")]
+pub struct LocalPath(#[deref(forward)] PathBuf);
 
 text_form!(read LocalPath, true, json_schema!({"type": "string"}));
 
@@ -288,20 +253,6 @@ impl FromStr for LocalPath {
             return Err(NotA::new(text, "a path"));
         }
         Ok(Self(text.into()))
-    }
-}
-
-impl Deref for LocalPath {
-    type Target = Path;
-
-    fn deref(&self) -> &Path {
-        &self.0
-    }
-}
-
-impl AsRef<Path> for LocalPath {
-    fn as_ref(&self) -> &Path {
-        &self.0
     }
 }
 

@@ -1,7 +1,8 @@
 //! Pure: the forms of values in definitions: parsed texts, lists, and texts in the place of a mapping.
 
-use std::{borrow::Cow, fmt, marker::PhantomData, ops::Deref};
+use std::{borrow::Cow, fmt, marker::PhantomData};
 
+use derive_more::{Deref, IntoIterator};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{
     Deserialize, Deserializer, Serialize,
@@ -87,30 +88,13 @@ macro_rules! text_form {
 pub(crate) use text_form;
 
 /// A list with at least one item.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct NonEmpty<T>(Vec<T>);
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deref, IntoIterator)]
+pub struct NonEmpty<T>(#[into_iterator(ref)] Vec<T>);
 
 impl<T> NonEmpty<T> {
     /// The list, unless it is empty.
     pub fn new(list: Vec<T>) -> Option<Self> {
         (!list.is_empty()).then_some(Self(list))
-    }
-}
-
-impl<T> Deref for NonEmpty<T> {
-    type Target = Vec<T>;
-
-    fn deref(&self) -> &Vec<T> {
-        &self.0
-    }
-}
-
-impl<'a, T> IntoIterator for &'a NonEmpty<T> {
-    type Item = &'a T;
-    type IntoIter = std::slice::Iter<'a, T>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.0.iter()
     }
 }
 

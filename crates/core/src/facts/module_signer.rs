@@ -1,11 +1,12 @@
 //! Pure: who signed an image's modules, as its annotations say it.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
 use crate::{definition::NotA, image::Digest, site::Signed};
 
 /// Who signed an image's modules.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
+#[display("{signed} {key_id} {certificate}")]
 pub struct ModuleSignerFact {
     /// What became of those that were signed already.
     pub signed: Signed,
@@ -13,13 +14,6 @@ pub struct ModuleSignerFact {
     pub key_id: String,
     /// sha256 over the certificate.
     pub certificate: Digest,
-}
-
-impl fmt::Display for ModuleSignerFact {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { signed, key_id, certificate } = self;
-        write!(f, "{signed} {key_id} {certificate}")
-    }
 }
 
 impl FromStr for ModuleSignerFact {

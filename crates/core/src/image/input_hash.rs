@@ -1,13 +1,15 @@
 //! Pure: the input hash, over everything that can change the payload or the image.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
 use sha2::Digest as _;
 
 use crate::definition::{NotA, text_form};
 
 /// sha256 over everything that can change the payload or the image.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Debug, derive_more::Display)]
+#[debug("{self}")]
+#[display("{}", hex::encode(_0))]
 pub struct InputHash([u8; 32]);
 
 /// Collects named inputs; names and values are length-prefixed, so that no two lists run together.
@@ -55,19 +57,7 @@ impl FromStr for InputHash {
     }
 }
 
-impl fmt::Display for InputHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&hex::encode(self.0))
-    }
-}
-
 text_form!(write InputHash);
-
-impl fmt::Debug for InputHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
 
 #[cfg(test)]
 mod tests {

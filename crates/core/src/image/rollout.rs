@@ -4,6 +4,7 @@ use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::{Display, IntoStaticStr};
 
 use crate::definition::{
     NotA, Period,
@@ -125,7 +126,21 @@ pub struct DaemonSetContainer {
 
 /// A kind of resource from which an operator makes a driver DaemonSet (contracts: Network Operator
 /// `mellanox.com/v1alpha1`, GPU Operator `nvidia.com/v1` and `nvidia.com/v1alpha1`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    Display,
+    IntoStaticStr,
+)]
 pub enum OperatorResource {
     /// `mellanox.com/v1alpha1`, `spec.ofedDriver`.
     NicClusterPolicy,
@@ -135,6 +150,7 @@ pub enum OperatorResource {
     ClusterPolicy,
     /// `nvidia.com/v1alpha1`, fields in `spec` itself, with a `nodeSelector`.
     #[serde(rename = "NVIDIADriver")]
+    #[strum(serialize = "NVIDIADriver")]
     NvidiaDriver,
 }
 
@@ -150,12 +166,7 @@ impl OperatorResource {
 
     /// The API's `kind`.
     pub fn kind(self) -> &'static str {
-        match self {
-            Self::NicClusterPolicy => "NicClusterPolicy",
-            Self::NicNodePolicy => "NicNodePolicy",
-            Self::ClusterPolicy => "ClusterPolicy",
-            Self::NvidiaDriver => "NVIDIADriver",
-        }
+        self.into()
     }
 
     /// The API group.
@@ -196,12 +207,6 @@ impl OperatorResource {
             Self::ClusterPolicy => &["driver"],
             Self::NvidiaDriver => &[],
         }
-    }
-}
-
-impl fmt::Display for OperatorResource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.kind())
     }
 }
 
@@ -299,9 +304,7 @@ struct RolloutForm {
 }
 
 /// How a target is rewritten.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, strum::IntoStaticStr,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum Strategy {

@@ -1,9 +1,9 @@
 //! Pure: the compiler that a kernel was built with, from its configuration.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
 /// Which compiler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display, strum::EnumString)]
 #[strum(serialize_all = "lowercase")]
 pub enum CompilerKind {
     /// GNU C.
@@ -13,7 +13,8 @@ pub enum CompilerKind {
 }
 
 /// A compiler by kind and major version, as `CONFIG_CC_VERSION_TEXT` names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
+#[display("{kind} {major}")]
 pub struct Compiler {
     /// Which compiler.
     pub kind: CompilerKind,
@@ -30,12 +31,7 @@ impl Compiler {
     /// By its name and major version, `gcc-12` or, as it is displayed, `gcc 12`.
     pub fn named(name: &str) -> Option<Self> {
         let (kind, major) = name.split_once(['-', ' '])?;
-        let kind = match kind {
-            "gcc" => CompilerKind::Gcc,
-            "clang" => CompilerKind::Clang,
-            _ => return None,
-        };
-        Some(Self { kind, major: major.parse().ok()? })
+        Some(Self { kind: kind.parse().ok()?, major: major.parse().ok()? })
     }
 }
 
@@ -91,13 +87,6 @@ fn after_parentheses(text: &str) -> &str {
 fn major(version: &str) -> Option<u32> {
     let end = version.find(|c: char| !c.is_ascii_digit()).unwrap_or(version.len());
     version[..end].parse().ok()
-}
-
-impl fmt::Display for Compiler {
-    /// `gcc 12`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.kind, self.major)
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! Pure: kernel families (`kernels/*.yaml`): which targets they match and where headers come from.
 
-use std::fmt;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Unexpected};
 
@@ -174,9 +172,10 @@ impl FamilyMatch {
 const COMPILED_LIMIT: usize = 1 << 20;
 
 /// A regular expression over a whole text (anchored at both ends), compiled when the definition is read.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, derive_more::Display)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String")]
+#[display("{text}")]
 pub struct Pattern {
     text: String,
     compiled: regex::Regex,
@@ -192,12 +191,6 @@ impl Pattern {
     pub fn is_found_in(&self, text: &str) -> bool {
         // It compiled with more around it.
         compile(&self.text).is_ok_and(|part| part.is_match(text))
-    }
-}
-
-impl fmt::Display for Pattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
     }
 }
 

@@ -1,7 +1,5 @@
 //! Pure: kernels told apart by what their headers say, for what distributions take over into kernels of older numbers.
 
-use std::fmt;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -9,8 +7,9 @@ use super::Pattern;
 use crate::definition::checked::HeaderFile;
 
 /// A header of the kernel that says something.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, derive_more::Display)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[display("{header} matches {matches}")]
 pub struct HeaderText {
     /// The header, in the kernel's build tree: `include/linux/pci.h`. One that is not there says nothing.
     pub header: HeaderFile,
@@ -23,12 +22,6 @@ impl HeaderText {
     /// Does this text of the header match?
     pub fn is_in(&self, text: &str) -> bool {
         self.matches.is_found_in(&with_declarations_joined(text))
-    }
-}
-
-impl fmt::Display for HeaderText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} matches {}", self.header, self.matches)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Pure: one kernel target, the unit that images are built for.
 
-use std::{borrow::Cow, fmt};
+use std::borrow::Cow;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -8,8 +8,21 @@ use serde::{Deserialize, Serialize};
 use super::{Architecture, KernelRelease, OsId, OsVersion};
 
 /// What a node runs, or is about to: the unit that images are built for.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    derive_more::Display,
+)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[display("{release} ({os} {os_version}, {arch})")]
 pub struct KernelTarget {
     /// Operating system id (`ID` of os-release).
     pub os: OsId,
@@ -41,14 +54,6 @@ impl KernelTarget {
         let Some((_, version)) = of_rhel else { return Cow::Borrowed(os_version.as_str()) };
         let end = version.find(|c: char| !c.is_ascii_digit() && c != '_').unwrap_or(version.len());
         Cow::Owned(version.get(..end).unwrap_or_default().replace('_', "."))
-    }
-}
-
-impl fmt::Display for KernelTarget {
-    /// `6.1.0-47-amd64 (debian 12, amd64)`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { os, os_version, release, arch } = self;
-        write!(f, "{release} ({os} {os_version}, {arch})")
     }
 }
 

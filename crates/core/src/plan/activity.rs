@@ -1,66 +1,59 @@
 //! Pure: what the loop knows about builds beside what registry and cluster say.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
 
 use crate::{image::ImageName, kernel::KernelTarget};
 
 /// What a build does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum Stage {
     /// Waiting for room.
     Queued,
     /// Beginning.
+    #[strum(to_string = "starting")]
     Starting,
     /// Fetching the kernel's headers.
+    #[strum(to_string = "fetching headers")]
     Headers,
     /// Fetching the driver's sources.
+    #[strum(to_string = "fetching sources")]
     Sources,
     /// Fetching what needed images expose.
+    #[strum(to_string = "fetching needed headers")]
     Needs,
     /// Getting or making the toolchain.
+    #[strum(to_string = "preparing the toolchain")]
     Toolchain,
     /// Joining toolchain and headers in the engine.
+    #[strum(to_string = "putting headers into the toolchain image")]
     Base,
     /// Waiting until the cluster has room for the build.
+    #[strum(to_string = "waiting for the cluster to run the build")]
     Waiting,
     /// Compiling.
+    #[strum(to_string = "compiling")]
     Compile,
     /// Looking whether an image for another kernel fits.
+    #[strum(to_string = "looking for an image to reuse")]
     Reuse,
     /// Checking the modules against the kernel.
+    #[strum(to_string = "checking")]
     Check,
     /// Signing the modules.
+    #[strum(to_string = "signing the modules")]
     Sign,
     /// Booting the kernel and loading the modules.
+    #[strum(to_string = "booting the kernel to load the modules")]
     Boot,
     /// Writing the image.
+    #[strum(to_string = "assembling the image")]
     Assemble,
     /// Pushing the image.
+    #[strum(to_string = "publishing")]
     Publish,
-}
-
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Queued => "queued",
-            Self::Starting => "starting",
-            Self::Headers => "fetching headers",
-            Self::Sources => "fetching sources",
-            Self::Needs => "fetching needed headers",
-            Self::Toolchain => "preparing the toolchain",
-            Self::Base => "putting headers into the toolchain image",
-            Self::Waiting => "waiting for the cluster to run the build",
-            Self::Compile => "compiling",
-            Self::Reuse => "looking for an image to reuse",
-            Self::Check => "checking",
-            Self::Sign => "signing the modules",
-            Self::Boot => "booting the kernel to load the modules",
-            Self::Assemble => "assembling the image",
-            Self::Publish => "publishing",
-        })
-    }
 }
 
 /// Where the builds of one image for one kernel stand.

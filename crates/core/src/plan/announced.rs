@@ -1,9 +1,6 @@
 //! Pure: kernels that images are made for before a node runs them, and who asks for them.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -23,36 +20,29 @@ use crate::{
 const MOST_BY_NODES: usize = 32;
 
 /// Who announces a kernel.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, derive_more::Display)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "by")]
 pub enum AnnouncedBy {
     /// A list in the definitions.
+    #[display("configuration {name}")]
     Configuration {
         /// The list's name.
         name: String,
     },
     /// A kernel family whose suites are tracked: it is the newest there.
+    #[display("tracked family {family}")]
     Tracked {
         /// The family.
         family: String,
     },
     /// Nodes, by annotation.
+    #[display("node {node}{}", and_more(*count))]
     Nodes {
         /// The first of them.
         node: String,
         /// How many there are.
         count: usize,
     },
-}
-
-impl fmt::Display for AnnouncedBy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Configuration { name } => write!(f, "configuration {name}"),
-            Self::Tracked { family } => write!(f, "tracked family {family}"),
-            Self::Nodes { node, count } => write!(f, "node {node}{}", and_more(*count)),
-        }
-    }
 }
 
 /// What may announce a kernel, apart from its release.

@@ -1,6 +1,6 @@
 //! Pure: one driver image for one kernel target: its names, Dockerfile and input hash.
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 
@@ -34,14 +34,14 @@ pub struct SignedWith {
 impl SignedWith {
     /// The first digits of the fingerprint, for tags and people.
     pub fn short(&self) -> &str {
-        let hex = self.certificate.hex();
-        hex.get(..12).unwrap_or(hex)
+        self.certificate.short()
     }
 }
 
 /// Exposed headers that a cell is compiled against.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, derive_more::Display)]
 #[serde(rename_all = "camelCase")]
+#[display("{name}@sha256:{}", exposed.short())]
 pub struct CellNeed {
     /// Its directory under `needs/`.
     pub name: ImageName,
@@ -51,14 +51,6 @@ pub struct CellNeed {
     pub exposed: Digest,
     /// The image that exposes it, by digest; `None` for a tree that the user brings.
     pub image: Option<ImageReference>,
-}
-
-impl fmt::Display for CellNeed {
-    /// `mofed@sha256:0123456789ab`: what is exposed, by the digits that people compare.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let digest = self.exposed.hex();
-        write!(f, "{}@sha256:{}", self.name, digest.get(..12).unwrap_or(digest))
-    }
 }
 
 /// A patch that applies to the cell's kernel.

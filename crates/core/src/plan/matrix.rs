@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt,
     sync::Arc,
 };
 
@@ -48,8 +47,9 @@ pub struct LeftAlone {
 }
 
 /// Nodes that an image would be for, and that have a driver of their own: a label says so.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, derive_more::Display)]
 #[serde(rename_all = "camelCase")]
+#[display("has its own driver: label {label}={value}")]
 pub struct OwnDriver {
     /// The image.
     pub image: ImageName,
@@ -61,12 +61,6 @@ pub struct OwnDriver {
     pub value: String,
     /// The nodes.
     pub nodes: Vec<String>,
-}
-
-impl fmt::Display for OwnDriver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "has its own driver: label {}={}", self.label, self.value)
-    }
 }
 
 /// Which image each kernel target calls for. Images that nothing calls for have no cells.

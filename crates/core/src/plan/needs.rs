@@ -139,6 +139,6 @@ fn tree(
     let exposed = looked_up(&inputs.resolved.trees, &key, "its tree was not looked up")
         .map_err(|detail| NeedReason::Tree { detail })?;
     // What a host has says no version.
-    let version = exposed.hex().chars().take(12).collect();
+    let version = exposed.short().to_owned();
     Ok(CellNeed { name: need.clone(), version, exposed: exposed.clone(), image: None })
 }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
-    fmt,
     sync::Arc,
 };
 
@@ -177,28 +176,20 @@ pub struct ResourceFacts {
 }
 
 /// What farrier may be unable to see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, strum::Display)]
 #[serde(rename_all = "kebab-case")]
 pub enum Seen {
     /// Nodes; without them there is no plan.
+    #[strum(to_string = "nodes")]
     Nodes,
     /// DaemonSets.
     DaemonSets,
     /// Pods.
+    #[strum(to_string = "pods")]
     Pods,
     /// The operators' resources.
+    #[strum(to_string = "operators' resources")]
     Resources,
-}
-
-impl fmt::Display for Seen {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Nodes => "nodes",
-            Self::DaemonSets => "DaemonSets",
-            Self::Pods => "pods",
-            Self::Resources => "operators' resources",
-        })
-    }
 }
 
 /// Everything that a plan needs to know about a cluster.

@@ -1,16 +1,18 @@
 //! Pure: in which namespaces farrier may write.
 
-use std::{collections::BTreeSet, fmt, str::FromStr};
+use std::{collections::BTreeSet, str::FromStr};
 
 use crate::definition::checked::DnsLabel;
 
 /// The namespaces whose DaemonSets are rewritten and whose pods are restarted.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, derive_more::Display)]
 pub enum WriteNamespaces {
     /// All of them. Written `*`; and what a directory of manifests has, where files and not rights decide.
     #[default]
+    #[display("*")]
     All,
     /// These and no others. Written with commas between them.
+    #[display("{}", _0.iter().map(String::as_str).collect::<Vec<_>>().join(","))]
     Named(BTreeSet<String>),
 }
 
@@ -40,17 +42,6 @@ impl FromStr for WriteNamespaces {
                     Err(_) => Err(WriteNamespacesError::Name(name.trim().chars().take(80).collect())),
                 };
                 names.split(',').map(name).collect::<Result<_, _>>().map(Self::Named)
-            }
-        }
-    }
-}
-
-impl fmt::Display for WriteNamespaces {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::All => f.write_str("*"),
-            Self::Named(names) => {
-                f.write_str(&names.iter().map(String::as_str).collect::<Vec<_>>().join(","))
             }
         }
     }

@@ -1,7 +1,5 @@
 //! Pure: public keys: ECDSA over P-256 and P-384, and RSA. Images are checked with those that `cosign` has too.
 
-use std::fmt;
-
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kmod::SignatureHash;
 use p256::ecdsa::signature::hazmat::PrehashVerifier as _;
@@ -60,27 +58,20 @@ impl KeyError {
 }
 
 /// What a key signs with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
 pub enum KeyAlgorithm {
     /// RSA with PKCS#1 v1.5 padding.
+    #[display("RSA-{bits}")]
     Rsa {
         /// Of the modulus.
         bits: usize,
     },
     /// ECDSA on NIST's P-256.
+    #[display("ECDSA P-256")]
     P256,
     /// ECDSA on NIST's P-384.
+    #[display("ECDSA P-384")]
     P384,
-}
-
-impl fmt::Display for KeyAlgorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Rsa { bits } => write!(f, "RSA-{bits}"),
-            Self::P256 => f.write_str("ECDSA P-256"),
-            Self::P384 => f.write_str("ECDSA P-384"),
-        }
-    }
 }
 
 /// A public key.

@@ -12,7 +12,8 @@ use crate::{
 use super::Package;
 
 /// What a material was needed for. The order is that of the documents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Role {
     /// Compiled.
     Source,
@@ -21,14 +22,17 @@ pub enum Role {
     /// The rendered Dockerfile: what the build did.
     Recipe,
     /// The kernel's headers that it was compiled against.
+    #[strum(serialize = "kernel-headers")]
     Headers,
     /// What compiled it.
     Toolchain,
     /// Exposed headers of another driver that it was compiled against.
+    #[strum(serialize = "exposed-headers")]
     Need,
     /// The certificate whose key signed the modules.
     ModuleCertificate,
     /// What the payload lies on.
+    #[strum(serialize = "runtime-base")]
     Base,
     /// `driver-entrypoint`.
     Entrypoint,
@@ -41,19 +45,7 @@ pub enum Role {
 impl Role {
     /// The word in the documents.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Source => "source",
-            Self::Patch => "patch",
-            Self::Recipe => "recipe",
-            Self::Headers => "kernel-headers",
-            Self::Toolchain => "toolchain",
-            Self::Need => "exposed-headers",
-            Self::ModuleCertificate => "module-certificate",
-            Self::Base => "runtime-base",
-            Self::Entrypoint => "entrypoint",
-            Self::ReusedImage => "reused-image",
-            Self::Member => "member",
-        }
+        self.into()
     }
 
     /// Is it in the image, rather than only used to make it?

@@ -104,18 +104,11 @@ impl FoundSignatures {
 }
 
 /// An accepted key, with the names that it was given.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
+#[display("{} (sha256:{})", names.join(" = "), key.fingerprint().short())]
 pub struct NamedKey {
     names: Vec<String>,
     key: PublicKey,
-}
-
-impl fmt::Display for NamedKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fingerprint = self.key.fingerprint();
-        let short = fingerprint.hex().get(..12).unwrap_or_default();
-        write!(f, "{} (sha256:{short})", self.names.join(" = "))
-    }
 }
 
 /// There are not as many different keys as must sign.

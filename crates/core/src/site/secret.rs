@@ -1,15 +1,14 @@
 //! Pure: where a secret is read from. What is secret itself never stands in a definition.
 
-use std::fmt;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::definition::checked::{DnsLabel, DnsName, LocalPath};
 
 /// A Kubernetes Secret.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, derive_more::Display)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[display("{namespace}/{name}")]
 pub struct SecretName {
     /// Its namespace.
     #[schemars(with = "String")]
@@ -17,13 +16,6 @@ pub struct SecretName {
     /// Its name.
     #[schemars(with = "String")]
     pub name: DnsName,
-}
-
-impl fmt::Display for SecretName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { namespace, name } = self;
-        write!(f, "{namespace}/{name}")
-    }
 }
 
 /// One entry of a Kubernetes Secret.

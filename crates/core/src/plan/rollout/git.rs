@@ -108,7 +108,7 @@ fn filled<'a>(text: &str, value: &dyn Fn(&str) -> Option<&'a str>) -> String {
 /// The first 12 digits of the digest that an image is set by.
 fn digest_of(image: &str) -> String {
     match image.parse().map(|image: ImageReference| image.version) {
-        Ok(Version::Digest(digest)) => digest.hex().chars().take(12).collect(),
+        Ok(Version::Digest(digest)) => digest.short().to_owned(),
         _ => String::new(),
     }
 }

@@ -24,10 +24,11 @@ pub enum RolloutObject {
 }
 
 /// Manifests that stand outside of the cluster.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, derive_more::Display)]
 #[serde(untagged)]
 pub enum ManifestPlace {
     /// A directory or file of this machine.
+    #[display("{}", path.display())]
     Local {
         /// As the definition names it.
         path: PathBuf,
@@ -47,15 +48,6 @@ impl ManifestPlace {
             | RolloutSpec::Union { .. }
             | RolloutSpec::PublishOnly { .. }
             | RolloutSpec::CustomResource { .. } => None,
-        }
-    }
-}
-
-impl fmt::Display for ManifestPlace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Local { path } => path.display().fmt(f),
-            Self::Git(place) => place.fmt(f),
         }
     }
 }

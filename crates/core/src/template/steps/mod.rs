@@ -11,8 +11,6 @@ mod stage;
 mod tests;
 mod variables;
 
-use std::fmt;
-
 use runner::plan::{Action, Step};
 use serde_json::{Map, Value};
 
@@ -80,18 +78,13 @@ pub struct Recipe {
 }
 
 /// Something about a line.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
+#[display("line {line}: {text}")]
 pub struct Note {
     /// From 1.
     pub line: u32,
     /// What.
     pub text: String,
-}
-
-impl fmt::Display for Note {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {}: {}", self.line, self.text)
-    }
 }
 
 /// Reads the steps of the stage `modules`. There are no build arguments: `ARG` has its default.
