@@ -4,7 +4,6 @@ use std::{cmp::Ordering, fmt, str::FromStr};
 
 use schemars::json_schema;
 use semver::{Comparator, VersionReq};
-use serde::{Serialize, Serializer};
 
 use super::{KernelTarget, OsId, debian_version, rpm_version};
 use crate::definition::{NotA, text_form};
@@ -186,13 +185,7 @@ impl fmt::Display for KernelRange {
     }
 }
 
-impl Serialize for KernelRange {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-text_form!(read KernelRange, true, json_schema!({"type": "string"}));
+text_form!(KernelRange, true, json_schema!({"type": "string"}));
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,6 @@
 //! Pure: what a pipeline elsewhere has to build, in the forms that its tools take.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -62,19 +62,11 @@ pub fn ci_matrix(plan: &Plan, form: MatrixForm) -> String {
     let builds = builds.map(|planned| CiBuild::new(&planned.image, &planned.target));
     let builds: BTreeSet<CiBuild> = builds.filter(|build| !needed.contains(build)).collect();
     match form {
-        MatrixForm::Github => github(&builds),
+        MatrixForm::Github => json(&map("include", &builds)),
         MatrixForm::Gitlab => gitlab(&builds),
         MatrixForm::Tekton => json(&builds.iter().map(CiBuild::words).collect::<Vec<_>>()),
         MatrixForm::Lines => builds.iter().map(|build| build.words() + "\n").collect(),
     }
-}
-
-fn github(builds: &BTreeSet<CiBuild>) -> String {
-    #[derive(Serialize)]
-    struct Matrix<'a> {
-        include: &'a BTreeSet<CiBuild>,
-    }
-    json(&Matrix { include: builds })
 }
 
 /// An empty matrix, and a pipeline without jobs, are errors to GitLab: with nothing to build there is a job that does
@@ -90,30 +82,19 @@ fn gitlab(builds: &BTreeSet<CiBuild>) -> String {
         os_version: &'a str,
         arch: &'a str,
     }
-    #[derive(Serialize)]
-    struct Parallel<'a> {
-        matrix: Vec<Variables<'a>>,
-    }
-    #[derive(Serialize)]
-    #[serde(rename_all = "lowercase")]
-    enum Job<'a> {
-        Parallel(Parallel<'a>),
-        Script([&'a str; 1]),
-    }
-    #[derive(Serialize)]
-    struct Child<'a> {
-        build: Job<'a>,
-    }
     fn variables(build: &CiBuild) -> Variables<'_> {
         let CiBuild { image, kernel, os, os_version, arch } = build;
         Variables { image: image.as_str(), kernel, os, os_version, arch }
     }
-    let build = if builds.is_empty() {
-        Job::Script(["echo nothing to build"])
-    } else {
-        Job::Parallel(Parallel { matrix: builds.iter().map(variables).collect() })
-    };
-    json(&Child { build })
+    if builds.is_empty() {
+        return json(&map("build", map("script", ["echo nothing to build"])));
+    }
+    let rows: Vec<_> = builds.iter().map(variables).collect();
+    json(&map("build", map("parallel", map("matrix", rows))))
+}
+
+fn map<T>(key: &str, value: T) -> BTreeMap<&str, T> {
+    [(key, value)].into()
 }
 
 /// Strings and lists: there is nothing in it that JSON cannot hold.

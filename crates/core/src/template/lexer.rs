@@ -12,15 +12,15 @@ pub(super) const LONGEST: usize = 1 << 20;
 
 /// Why a text has no words.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum WordError {
+pub(super) enum Refusal {
     /// A mistake, for every builder.
     Mistake(String),
     /// Some builders can do it.
     Unsupported(String),
 }
 
-fn mistake<T>(reason: &str) -> Result<T, WordError> {
-    Err(WordError::Mistake(reason.to_owned()))
+pub(super) fn mistake<T>(reason: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal::Mistake(reason.into()))
 }
 
 /// What quotes are.
@@ -56,12 +56,12 @@ impl<'a> Lexer<'a> {
     }
 
     /// The text, expanded.
-    pub(super) fn text(self, text: &str) -> Result<String, WordError> {
+    pub(super) fn text(self, text: &str) -> Result<String, Refusal> {
         Reading::of(self, text).until(None, self.raw_escapes, 0).map(|(text, _)| text)
     }
 
     /// Its words.
-    pub(super) fn words(self, text: &str) -> Result<Vec<String>, WordError> {
+    pub(super) fn words(self, text: &str) -> Result<Vec<String>, Refusal> {
         Reading::of(self, text).until(None, self.raw_escapes, 0).map(|(_, words)| words)
     }
 }
@@ -85,7 +85,7 @@ impl<'a> Reading<'a> {
         stop: Option<char>,
         raw_escapes: bool,
         depth: usize,
-    ) -> Result<(String, Vec<String>), WordError> {
+    ) -> Result<(String, Vec<String>), Refusal> {
         if depth > DEPTH {
             return mistake("variables are nested too deep");
         }
@@ -95,7 +95,7 @@ impl<'a> Reading<'a> {
         read
     }
 
-    fn read_until(&mut self, stop: Option<char>, depth: usize) -> Result<(String, Vec<String>), WordError> {
+    fn read_until(&mut self, stop: Option<char>, depth: usize) -> Result<(String, Vec<String>), Refusal> {
         let quotes = self.lexer.quotes;
         let mut text = String::new();
         let mut words = Vec::new();
@@ -176,7 +176,7 @@ impl<'a> Reading<'a> {
         text
     }
 
-    fn single_quoted(&mut self) -> Result<String, WordError> {
+    fn single_quoted(&mut self) -> Result<String, Refusal> {
         self.rest.next();
         let mut text = self.kept("'");
         loop {
@@ -188,7 +188,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    fn double_quoted(&mut self, depth: usize) -> Result<String, WordError> {
+    fn double_quoted(&mut self, depth: usize) -> Result<String, Refusal> {
         self.rest.next();
         let mut text = self.kept("\"");
         loop {
@@ -226,7 +226,7 @@ impl<'a> Reading<'a> {
     }
 
     /// `$x`, `${x}`, `${x:-y}`.
-    fn variable(&mut self, depth: usize) -> Result<String, WordError> {
+    fn variable(&mut self, depth: usize) -> Result<String, Refusal> {
         self.rest.next();
         if self.rest.next_if_eq(&'{').is_none() {
             let name = self.name();
@@ -257,7 +257,7 @@ impl<'a> Reading<'a> {
                 let (new, _) = self.until(Some('}'), true, depth + 1)?;
                 self.unsupported(&format!("${{{name}/{all}{pattern}/{new}}}"))
             }
-            _ => mistake(&format!("`${{{name}` is followed by nothing that builders know")),
+            _ => mistake(format!("`${{{name}` is followed by nothing that builders know")),
         }
     }
 
@@ -267,7 +267,7 @@ impl<'a> Reading<'a> {
         colon: bool,
         operator: char,
         depth: usize,
-    ) -> Result<String, WordError> {
+    ) -> Result<String, Refusal> {
         let (word, _) = self.until(Some('}'), false, depth + 1)?;
         let Some(values) = self.lexer.variables else {
             return Ok(format!("${{{name}{}{operator}{word}}}", if colon { ":" } else { "" }));
@@ -277,16 +277,16 @@ impl<'a> Reading<'a> {
             ('-', value) => Ok(value.unwrap_or(word)),
             ('+', value) => Ok(value.map(|_| word).unwrap_or_default()),
             (_, Some(value)) => Ok(value),
-            (_, None) if word.is_empty() => mistake(&format!("{name} has no value")),
-            (_, None) => mistake(&format!("{name}: {word}")),
+            (_, None) if word.is_empty() => mistake(format!("{name} has no value")),
+            (_, None) => mistake(format!("{name}: {word}")),
         }
     }
 
     /// Replacements, which the classic builder does not know.
-    fn unsupported(&self, text: &str) -> Result<String, WordError> {
+    fn unsupported(&self, text: &str) -> Result<String, Refusal> {
         match self.lexer.variables {
             None => Ok(text.to_owned()),
-            Some(_) => Err(WordError::Unsupported(format!("{text} replaces parts of a value"))),
+            Some(_) => Err(Refusal::Unsupported(format!("{text} replaces parts of a value"))),
         }
     }
 
@@ -398,8 +398,8 @@ mod tests {
 
     fn expand(text: &str) -> Result<String, String> {
         Lexer::expanding('\\', &value).text(text).map_err(|error| match error {
-            WordError::Mistake(reason) => reason,
-            WordError::Unsupported(reason) => format!("unsupported: {reason}"),
+            Refusal::Mistake(reason) => reason,
+            Refusal::Unsupported(reason) => format!("unsupported: {reason}"),
         })
     }
 

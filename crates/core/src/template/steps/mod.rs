@@ -238,7 +238,7 @@ impl Reader {
 
     fn expand(&self, text: &str) -> Result<String, Refusal> {
         let value = |name: &str| self.variables.get(name);
-        Ok(Lexer::expanding(self.escape, &value).text(text)?)
+        Lexer::expanding(self.escape, &value).text(text)
     }
 }
 

@@ -1,33 +1,17 @@
 //! Why a Dockerfile, or one of its lines, has no steps.
 
-use super::super::lexer::WordError;
+pub(super) use super::super::lexer::{Refusal, mistake};
 
 /// Why a Dockerfile has no steps. Whoever shows it says whose Dockerfile it is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum StepsError {
     /// It is not Docker's form, whatever the engine.
     #[error("line {line}: {reason}")]
-    Mistake {
-        /// From 1.
-        line: u32,
-        /// What is wrong.
-        reason: String,
-    },
+    Mistake { line: u32, reason: String },
     /// A build in place does not do it.
     #[error("line {line}: {reason}; use engine docker")]
-    Unsupported {
-        /// From 1.
-        line: u32,
-        /// What is not done, and what to write instead.
-        reason: String,
-    },
-}
-
-/// Why an instruction is not read; its line is known to the caller.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
-    Mistake(String),
-    Unsupported(String),
+    Unsupported { line: u32, reason: String },
 }
 
 impl Refusal {
@@ -37,19 +21,6 @@ impl Refusal {
             Self::Unsupported(reason) => StepsError::Unsupported { line, reason },
         }
     }
-}
-
-impl From<WordError> for Refusal {
-    fn from(error: WordError) -> Self {
-        match error {
-            WordError::Mistake(reason) => Self::Mistake(reason),
-            WordError::Unsupported(reason) => Self::Unsupported(reason),
-        }
-    }
-}
-
-pub(super) fn mistake<T>(reason: impl Into<String>) -> Result<T, Refusal> {
-    Err(Refusal::Mistake(reason.into()))
 }
 
 pub(super) fn unsupported<T>(reason: impl Into<String>) -> Result<T, Refusal> {

@@ -131,7 +131,7 @@ impl Variables {
 
     fn expand(&self, text: &str, escape: char) -> Result<String, Refusal> {
         let value = |name: &str| self.get(name);
-        Ok(Lexer::expanding(escape, &value).text(text)?)
+        Lexer::expanding(escape, &value).text(text)
     }
 
     fn check_size(&self) -> Result<(), Refusal> {
