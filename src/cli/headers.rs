@@ -9,16 +9,16 @@ use super::{
     CliError, Exit,
     args::TargetArgs,
     env_vars as vars,
-    output::{
-        self,
-        headers::{HeadersReport, ListedSet},
-    },
+    output::{self, headers::HeadersReport},
     session::Session,
     settings::{self, Settings, parse},
 };
 use crate::{
     collected::{self, Answer, Key},
-    inputs::{FetchError, HeaderImport, HeaderLookup, ImportSource, ImportedHeaders, Outcome, PackedHeaders},
+    inputs::{
+        FetchError, HeaderImport, HeaderLookup, ImportSource, ImportedHeaders, ListedHeaders, Outcome,
+        PackedHeaders,
+    },
     kernel::{Architecture, KernelFamily, KernelRelease, KernelTarget, match_family},
     kmod::{KernelFacts, SymbolTable},
     parts::TargetError,
@@ -100,7 +100,7 @@ pub async fn headers(session: &Session, command: HeadersCommand) -> Result<Exit,
                     return Err(TargetError::headers_missing(&looked_for, hint).into());
                 }
             };
-            session.show(&[ListedSet::from(found.as_ref())], |sets| output::headers::list(sets))?;
+            session.show(&[ListedHeaders::from(found.as_ref())], |sets| output::headers::list(sets))?;
         }
         HeadersCommand::Import(args) => {
             let HeadersImportArgs { sources, kernel, arch, store, replace } = args;
@@ -118,8 +118,7 @@ pub async fn headers(session: &Session, command: HeadersCommand) -> Result<Exit,
             let Settings { fetcher, .. } = session.settings_with_store(store.registry.as_deref())?;
             let cached = fetcher.headers().in_cache().await?;
             let stored = fetcher.headers().list_store().await?;
-            let cached = cached.iter().map(ListedSet::from);
-            let sets: Vec<ListedSet> = cached.chain(stored.into_iter().map(ListedSet::from)).collect();
+            let sets: Vec<_> = cached.iter().map(ListedHeaders::from).chain(stored).collect();
             session.show(&sets[..], output::headers::list)?;
         }
     }

@@ -82,9 +82,7 @@ fn asked(args: &PreflightArgs, snapshot: &ClusterSnapshot) -> Result<Vec<String>
     };
     let found: Vec<String> = snapshot.nodes.iter().filter(wanted).map(|node| node.name.clone()).collect();
     if found.is_empty() {
-        return Err(CliError::usage(
-            "no node of the cluster is one of those that are asked about".to_owned(),
-        ));
+        return Err(CliError::usage("no node of the cluster is one of those that are asked about"));
     }
     Ok(found)
 }

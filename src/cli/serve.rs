@@ -128,9 +128,7 @@ fn leadership(
 ) -> Result<(watch::Receiver<bool>, Option<LeaseTask>), CliError> {
     let Some(kube) = kube else {
         if args.leader_elect == Some(true) {
-            return Err(CliError::usage(
-                "--leader-elect: there are leases only with --cluster kube".to_owned(),
-            ));
+            return Err(CliError::usage("--leader-elect: there are leases only with --cluster kube"));
         }
         return Ok((watch::channel(true).1, None));
     };

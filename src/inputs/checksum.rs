@@ -1,38 +1,35 @@
 //! Pure: checksums of files, in the algorithms that repositories of packages use.
 
-use std::fmt;
-
+use derive_more::Display;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256, Sha512};
+use sha2::{Digest as _, Sha256, Sha512, digest::DynDigest};
 
-/// The checksum of a file.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+/// The checksum of a file, displayed as `sha256:...`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, Display)]
+#[display("{algorithm}:{hex}")]
 pub struct Checksum {
     algorithm: Algorithm,
     hex: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    strum::Display,
+    strum::EnumString,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 enum Algorithm {
     Sha256,
     Sha512,
-}
-
-impl Algorithm {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Sha256 => "sha256",
-            Self::Sha512 => "sha512",
-        }
-    }
-
-    const fn digits(self) -> usize {
-        match self {
-            Self::Sha256 => 64,
-            Self::Sha512 => 128,
-        }
-    }
 }
 
 impl Checksum {
@@ -43,10 +40,9 @@ impl Checksum {
 
     /// One that says which algorithm it is of (`sha256`, `sha512`); `None` for any other, and for one that has not its form.
     pub fn parse(algorithm: &str, hex: &str) -> Option<Self> {
-        let known = [Algorithm::Sha256, Algorithm::Sha512];
-        let algorithm = known.into_iter().find(|known| known.name() == algorithm)?;
-        let fits = hex.len() == algorithm.digits() && hex.bytes().all(|byte| byte.is_ascii_hexdigit());
-        fits.then(|| Self { algorithm, hex: hex.to_ascii_lowercase() })
+        let checksum = Self { algorithm: algorithm.parse().ok()?, hex: hex.to_ascii_lowercase() };
+        let digits = 2 * checksum.hasher().state.output_size();
+        (hex.len() == digits && hex.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(checksum)
     }
 
     /// Lower-case hexadecimal digits.
@@ -56,45 +52,30 @@ impl Checksum {
 
     /// What computes it.
     pub fn hasher(&self) -> Hasher {
-        match self.algorithm {
-            Algorithm::Sha256 => Hasher::Sha256(Sha256::new()),
-            Algorithm::Sha512 => Hasher::Sha512(Box::new(Sha512::new())),
-        }
-    }
-}
-
-/// As `sha256:...`.
-impl fmt::Display for Checksum {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.algorithm.name(), self.hex)
+        let algorithm = self.algorithm;
+        let state: Box<dyn DynDigest + Send> = match algorithm {
+            Algorithm::Sha256 => Box::new(Sha256::new()),
+            Algorithm::Sha512 => Box::new(Sha512::new()),
+        };
+        Hasher { algorithm, state }
     }
 }
 
 /// A checksum that is being computed.
-pub enum Hasher {
-    Sha256(Sha256),
-    Sha512(Box<Sha512>),
+pub struct Hasher {
+    algorithm: Algorithm,
+    state: Box<dyn DynDigest + Send>,
 }
 
 impl Hasher {
     /// Goes on with these bytes.
     pub fn update(&mut self, bytes: &[u8]) {
-        match self {
-            Self::Sha256(hasher) => hasher.update(bytes),
-            Self::Sha512(hasher) => hasher.update(bytes),
-        }
+        self.state.update(bytes);
     }
 
     /// The checksum.
     pub fn finish(self) -> Checksum {
-        match self {
-            Self::Sha256(hasher) => {
-                Checksum { algorithm: Algorithm::Sha256, hex: hex::encode(hasher.finalize()) }
-            }
-            Self::Sha512(hasher) => {
-                Checksum { algorithm: Algorithm::Sha512, hex: hex::encode(hasher.finalize()) }
-            }
-        }
+        Checksum { algorithm: self.algorithm, hex: hex::encode(self.state.finalize()) }
     }
 }
 

@@ -67,6 +67,16 @@ pub enum Lookup<T> {
     },
 }
 
+impl<T> Lookup<T> {
+    /// The same of what is made of what was found.
+    pub(crate) fn map<U>(self, make: impl FnOnce(T) -> U) -> Lookup<U> {
+        match self {
+            Self::Found(found) => Lookup::Found(make(found)),
+            Self::Missing { looked_for, hint } => Lookup::Missing { looked_for, hint },
+        }
+    }
+}
+
 /// How a [`Fetcher`] works.
 #[derive(Clone, Debug)]
 pub struct FetchOptions {

@@ -174,8 +174,7 @@ fn release(
             releases.join(", ")
         ))),
         _ => Err(CliError::usage(
-            "which kernel? Give --kernel RELEASE (as `uname -r` prints it there), or --host for this machine's"
-                .to_owned(),
+            "which kernel? Give --kernel RELEASE (as `uname -r` prints it there), or --host for this machine's",
         )),
     }
 }

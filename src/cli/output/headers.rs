@@ -3,57 +3,7 @@
 use serde::Serialize;
 
 use super::indented_table;
-use crate::{
-    inputs::{HeaderSet, ListedHeaders, Outcome},
-    kmod::SymbolTable,
-};
-
-/// One header set, for `-o json`.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ListedSet {
-    release: String,
-    arch: String,
-    compiler: Option<String>,
-    exported_symbols: Option<usize>,
-    /// `cache` or `registry`.
-    place: &'static str,
-    path: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    digest: Option<String>,
-    origin: Vec<String>,
-}
-
-impl From<&HeaderSet> for ListedSet {
-    fn from(headers: &HeaderSet) -> Self {
-        Self {
-            release: headers.facts.release.to_string(),
-            arch: headers.facts.arch.to_string(),
-            compiler: headers.compiler.map(|compiler| compiler.to_string()),
-            exported_symbols: headers.facts.symbols.as_ref().map(SymbolTable::len),
-            place: "cache",
-            path: headers.root.display().to_string(),
-            digest: None,
-            origin: headers.origin.clone(),
-        }
-    }
-}
-
-impl From<ListedHeaders> for ListedSet {
-    fn from(headers: ListedHeaders) -> Self {
-        let ListedHeaders { release, arch, compiler, exported_symbols, reference, digest, origin } = headers;
-        Self {
-            release,
-            arch,
-            compiler,
-            exported_symbols,
-            place: "registry",
-            path: reference,
-            digest: Some(digest.to_string()),
-            origin,
-        }
-    }
-}
+use crate::inputs::{ListedHeaders, Outcome};
 
 /// What became of an import, for `-o json`.
 #[derive(Serialize)]
@@ -75,13 +25,12 @@ pub struct HeadersReport {
 }
 
 /// A table of header sets.
-pub fn list(sets: &[ListedSet]) -> String {
+pub fn list(sets: &[ListedHeaders]) -> String {
     let rows = sets.iter().map(|set| {
-        let ListedSet { release, arch, compiler, exported_symbols, place: _, path, digest: _, origin: _ } =
-            set;
+        let ListedHeaders { release, arch, compiler, exported_symbols, reference, .. } = set;
         let compiler = compiler.as_deref().unwrap_or("unknown").to_owned();
         let symbols = exported_symbols.map_or_else(|| "none".to_owned(), |count| count.to_string());
-        [release.clone(), arch.clone(), compiler, symbols, path.clone()]
+        [release.clone(), arch.clone(), compiler, symbols, reference.clone()]
     });
     indented_table(["KERNEL", "ARCH", "COMPILER", "SYMBOLS", "PLACE"], rows)
 }

@@ -113,22 +113,22 @@ impl Headers<'_> {
         target: &KernelTarget,
     ) -> Result<HeaderLookup, FetchError> {
         let KernelTarget { release, arch, .. } = target;
-        let (lookup, identity) = match source {
+        let what = || format!("headers of {release} ({arch})");
+        let lookup = match source {
             HeaderSource::Apt(apt) => {
-                let what = || format!("headers of {release} ({arch})");
-                (self.0.unless_kept(self.in_packages(apt, target).await, what, CARRY)?, None)
+                let found = self.in_packages(apt, target).await;
+                self.0.unless_kept(found, what, CARRY)?.map(|found| (found, None))
             }
             HeaderSource::Rpm(rpm) => {
-                let what = || format!("headers of {release} ({arch})");
-                (self.0.unless_kept(self.in_rpms(rpm, root, target).await, what, CARRY)?, None)
+                let found = self.in_rpms(rpm, root, target).await;
+                self.0.unless_kept(found, what, CARRY)?.map(|found| (found, None))
             }
-            HeaderSource::Tarball(tarball) => match self.in_tarball(tarball, root, target).await? {
-                Lookup::Found((found, digest)) => (Lookup::Found(found), Some(digest)),
-                Lookup::Missing { looked_for, hint } => (Lookup::Missing { looked_for, hint }, None),
-            },
+            HeaderSource::Tarball(tarball) => {
+                self.in_tarball(tarball, root, target).await?.map(|(found, digest)| (found, Some(digest)))
+            }
         };
         match lookup {
-            Lookup::Found(found) => self.load(found, identity, target).await,
+            Lookup::Found((found, identity)) => self.load(found, identity, target).await,
             Lookup::Missing { looked_for, hint } => {
                 Ok(Lookup::Missing { looked_for, hint: or_import(&hint, release) })
             }
@@ -264,10 +264,7 @@ impl Headers<'_> {
                 }
             }
         }
-        Ok(match self.find_here(source, root, target).await? {
-            Lookup::Found(set) => Lookup::Found(set.compiler),
-            Lookup::Missing { looked_for, hint } => Lookup::Missing { looked_for, hint },
-        })
+        Ok(self.find_here(source, root, target).await?.map(|set| set.compiler))
     }
 
     /// For each of the texts: is it in the kernel's headers?

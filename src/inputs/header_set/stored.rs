@@ -22,7 +22,7 @@ use crate::{
         stored::{Input, StoredUnder},
     },
     kernel::{Architecture, Compiler, HeaderSource, KernelRelease, KernelTarget},
-    kmod::KernelFacts,
+    kmod::{KernelFacts, SymbolTable},
     oci::{Hashing, LayerReader, annotations},
     store::{InputKind, StoreError, StoredInput, header_tag},
 };
@@ -159,8 +159,9 @@ pub(super) fn place_of(stored: &StoredInput, tag: &Tag) -> String {
     format!("{}:{tag}", stored.repository)
 }
 
-/// A header set in the store, as its notes say.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A header set of the cache, or of the store as its notes say.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ListedHeaders {
     /// Kernel release.
     pub release: String,
@@ -170,12 +171,31 @@ pub struct ListedHeaders {
     pub compiler: Option<String>,
     /// Symbols in `Module.symvers`; `None` without one.
     pub exported_symbols: Option<usize>,
-    /// Repository and tag.
+    /// `cache` or `registry`.
+    pub place: &'static str,
+    /// The tree, or repository and tag.
+    #[serde(rename = "path")]
     pub reference: String,
     /// The manifest's digest.
-    pub digest: Digest,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub digest: Option<Digest>,
     /// Where it came from.
     pub origin: Vec<String>,
+}
+
+impl From<&HeaderSet> for ListedHeaders {
+    fn from(headers: &HeaderSet) -> Self {
+        Self {
+            release: headers.facts.release.to_string(),
+            arch: headers.facts.arch.to_string(),
+            compiler: headers.compiler.map(|compiler| compiler.to_string()),
+            exported_symbols: headers.facts.symbols.as_ref().map(SymbolTable::len),
+            place: "cache",
+            reference: headers.root.display().to_string(),
+            digest: None,
+            origin: headers.origin.clone(),
+        }
+    }
 }
 
 impl Headers<'_> {
@@ -201,8 +221,9 @@ impl Headers<'_> {
                 arch: note(annotations::ARCHITECTURE).unwrap_or_else(|| "unknown".to_owned()),
                 compiler: note(annotations::COMPILER),
                 exported_symbols: note(annotations::EXPORTED_SYMBOLS).and_then(|count| count.parse().ok()),
+                place: "registry",
                 reference: place_of(&stored, &tag),
-                digest: stored.digest.clone(),
+                digest: Some(stored.digest.clone()),
                 origin: parts(&note(annotations::HEADERS).unwrap_or_default()),
             });
         }
@@ -302,12 +323,9 @@ impl Headers<'_> {
         target: &KernelTarget,
     ) -> Result<HeaderLookup, FetchError> {
         self.keep_tree(imported, |directory| self.fetch_tree(imported, target, directory)).await?;
-        let set = match self.load(imported.found(), imported.identity.clone(), target).await? {
-            Lookup::Found(set) => set,
-            missing @ Lookup::Missing { .. } => return Ok(missing),
-        };
-        let content = imported.content.parse().ok();
-        Ok(Lookup::Found(Box::new(HeaderSet { content, unverified: imported.unverified(), ..*set })))
+        let (content, unverified) = (imported.content.parse().ok(), imported.unverified());
+        let found = self.load(imported.found(), imported.identity.clone(), target).await?;
+        Ok(found.map(|set| Box::new(HeaderSet { content, unverified, ..*set })))
     }
 
     async fn fetch_tree(
