@@ -24,6 +24,8 @@ mod kmsg;
 mod lock;
 #[path = "../../crates/driver-entrypoint/src/log.rs"]
 mod log;
+#[path = "../../crates/driver-entrypoint/src/module_file.rs"]
+mod module_file;
 #[path = "../../crates/driver-entrypoint/src/modules/mod.rs"]
 mod modules;
 #[path = "../../crates/driver-entrypoint/src/mounts.rs"]
@@ -39,12 +41,8 @@ mod taken_out;
 
 use std::{fs, io, path::Path, sync::OnceLock};
 
-use modules::{
-    file::{Compression, ModuleFile, ModuleInfo, Origin},
-    index::Index,
-    loaded::Loaded,
-    parameters::Parameters,
-};
+use module_file::{Compression, ModuleFile, ModuleInfo, Origin};
+use modules::{index::Index, loaded::Loaded, parameters::Parameters};
 use node::{Node, Paths};
 use personality::{mofed::sriov, nvidia::parameters};
 

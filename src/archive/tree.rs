@@ -21,10 +21,10 @@ pub enum Manner {
     /// An archive of its own: a way through a symbolic link is refused, and a directory stays one.
     #[default]
     Alone,
-    /// A package over those before it: ways lead through links, as `dpkg` has it, and a directory that is a link already
+    /// A package over those before it: paths lead through links, as `dpkg` has it, and a directory that is a link already
     /// stays one.
     Package,
-    /// A layer of an image over those below it (OCI image spec, `layer.md`): ways lead through links, any entry replaces
+    /// A layer of an image over those below it (OCI image spec, `layer.md`): paths lead through links, any entry replaces
     /// any other, whiteouts delete, and devices are left out.
     Layer,
 }
@@ -36,7 +36,7 @@ pub(super) struct Tree<'a> {
     manner: Manner,
     /// Where the directories of entries' names are, both relative, without links in it. Forgotten when a link or a
     /// directory goes.
-    ways: HashMap<PathBuf, PathBuf>,
+    real_paths: HashMap<PathBuf, PathBuf>,
     /// What a layer has written, with all that is above it.
     written: HashSet<PathBuf>,
     buffer: Vec<u8>,
@@ -44,8 +44,8 @@ pub(super) struct Tree<'a> {
 
 impl<'a> Tree<'a> {
     pub(super) fn new(root: &'a Path, depth: usize, manner: Manner) -> Self {
-        let (ways, written) = (HashMap::new(), HashSet::new());
-        Self { root, depth, manner, ways, written, buffer: vec![0; 64 << 10] }
+        let (real_paths, written) = (HashMap::new(), HashSet::new());
+        Self { root, depth, manner, real_paths, written, buffer: vec![0; 64 << 10] }
     }
 
     /// How the entries are meant.
@@ -109,7 +109,7 @@ impl<'a> Tree<'a> {
     pub(super) fn hard_link(&mut self, name: &OsStr, target: &OsStr) -> Result<(), UnpackError> {
         let lossy = |name: &OsStr| name.to_string_lossy().into_owned();
         let target = self.relative(target)?.ok_or_else(|| UnpackError::Outside(lossy(name)))?;
-        let existing = self.root.join(self.way(&target, name, false)?);
+        let existing = self.root.join(self.real_path(&target, name, false)?);
         let metadata = fs::symlink_metadata(&existing)?;
         // The call follows no link: in a layer, it is the link itself that gets a second name.
         if !(metadata.is_file() || self.manner == Manner::Layer && metadata.is_symlink()) {
@@ -171,7 +171,7 @@ impl<'a> Tree<'a> {
     fn place(&mut self, name: &OsStr) -> Result<PathBuf, UnpackError> {
         let path =
             self.relative(name)?.ok_or_else(|| UnpackError::Outside(name.to_string_lossy().into_owned()))?;
-        let real = self.way(&path, name, true)?;
+        let real = self.real_path(&path, name, true)?;
         let place = self.root.join(&real);
         if self.manner == Manner::Layer {
             for above in real.ancestors() {
@@ -184,7 +184,7 @@ impl<'a> Tree<'a> {
     }
 
     /// The path with its parent's links followed; the parents are made if they are to be.
-    fn way(&mut self, path: &Path, name: &OsStr, make: bool) -> Result<PathBuf, UnpackError> {
+    fn real_path(&mut self, path: &Path, name: &OsStr, make: bool) -> Result<PathBuf, UnpackError> {
         let parent = path.parent().unwrap_or(Path::new(""));
         let parent = if make { self.enter(parent, name)? } else { self.follow(parent, name, false)? };
         Ok(parent.join(path.file_name().unwrap_or_default()))
@@ -195,11 +195,11 @@ impl<'a> Tree<'a> {
         if path.as_os_str().is_empty() {
             return Ok(PathBuf::new());
         }
-        if let Some(real) = self.ways.get(path) {
+        if let Some(real) = self.real_paths.get(path) {
             return Ok(real.clone());
         }
         let real = self.follow(path, name, true)?;
-        self.ways.insert(path.to_owned(), real.clone());
+        self.real_paths.insert(path.to_owned(), real.clone());
         Ok(real)
     }
 
@@ -256,7 +256,7 @@ impl<'a> Tree<'a> {
                     self.remove(path)?;
                 } else {
                     fs::remove_file(path)?;
-                    self.ways.clear();
+                    self.real_paths.clear();
                 }
                 make()
             }
@@ -273,7 +273,7 @@ impl<'a> Tree<'a> {
         if metadata.is_file() {
             return fs::remove_file(path);
         }
-        self.ways.clear();
+        self.real_paths.clear();
         if metadata.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
     }
 

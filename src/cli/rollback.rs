@@ -3,9 +3,15 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use clap::Args;
-use serde::Serialize;
 
-use super::{CliError, Exit, env_vars as vars, output, session::Session};
+use super::{
+    CliError, Exit, env_vars as vars,
+    output::{
+        self,
+        rollback::{Looked, Rolled},
+    },
+    session::Session,
+};
 use crate::{
     cluster::{Cluster, ClusterError},
     error_chain,
@@ -32,20 +38,6 @@ pub struct RollbackArgs {
 const TRIES: usize = 3;
 /// How long farrier waits for the newer state of such an object.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// One object's step, and how it went.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Rolled {
-    #[serde(flatten)]
-    pub step: RollbackStep,
-    /// Is, or was, anything written?
-    #[serde(skip)]
-    pub written: bool,
-    /// Why the change was not made.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub failed: Option<String>,
-}
 
 /// Takes back what is selected, or everything.
 pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit, CliError> {
@@ -82,15 +74,6 @@ pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit, Cli
     // What was asked for by its name was found; of everything, a part may be missing.
     let missed = looked.unseen && args.objects.is_empty();
     Ok(if missed || rolled.iter().any(failed) { Exit::Failed } else { Exit::Done })
-}
-
-/// Where was looked, and for what.
-pub struct Looked<'a> {
-    pub place: String,
-    /// Empty where everything counts.
-    pub objects: &'a [String],
-    /// Was there something that cannot be read?
-    pub unseen: bool,
 }
 
 async fn take_back(

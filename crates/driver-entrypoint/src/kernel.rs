@@ -20,7 +20,7 @@ use rustix::{
 use crate::{
     error::LoadRefusal,
     kmsg::KernelLog,
-    modules::file::{Compression, ModuleFile},
+    module_file::{Compression, ModuleFile},
 };
 
 /// `MODULE_INIT_COMPRESSED_FILE` (`include/uapi/linux/module.h`, from Linux 5.17 on).

@@ -14,6 +14,7 @@ mod kernel;
 mod kmsg;
 mod lock;
 mod log;
+mod module_file;
 mod modules;
 mod mounts;
 mod node;

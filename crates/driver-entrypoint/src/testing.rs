@@ -18,10 +18,8 @@ use crate::{
     error::LoadRefusal,
     kernel::Kernel,
     log::Log,
-    modules::{
-        file::{ModuleFile, Origin},
-        loaded::Loaded,
-    },
+    module_file::{ModuleFile, Origin},
+    modules::loaded::Loaded,
     node::{Node, Paths},
     signals::Ending,
 };

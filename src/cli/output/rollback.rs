@@ -1,11 +1,35 @@
 //! What `farrier rollback` did, as people read it.
 
+use serde::Serialize;
+
 use super::{indented_table, printable};
 use crate::{
-    cli::rollback::{Looked, Rolled},
     image::OperatorResource,
     plan::{PER_KERNEL_ANNOTATION, RECORD_ANNOTATION, RollbackOutcome, RollbackStep},
 };
+
+/// One object's step, and how it went.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Rolled {
+    #[serde(flatten)]
+    pub step: RollbackStep,
+    /// Is, or was, anything written?
+    #[serde(skip)]
+    pub written: bool,
+    /// Why the change was not made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+}
+
+/// Where was looked, and for what.
+pub struct Looked<'a> {
+    pub place: String,
+    /// Empty where everything counts.
+    pub objects: &'a [String],
+    /// Was there something that cannot be read?
+    pub unseen: bool,
+}
 
 /// A table of fields, and how to go on.
 pub fn text(rolled: &[Rolled], dry_run: bool, looked: &Looked<'_>) -> String {

@@ -5,6 +5,8 @@ use std::{
     time::Duration,
 };
 
+use ::oci::client::retry_delay;
+
 use super::{
     super::{
         error::{ApiError, MissingRight},
@@ -13,7 +15,6 @@ use super::{
     errors::{Verdict, judge},
     stats::KubeStats,
 };
-use crate::registry::retry_delay;
 
 /// How long one try may take. A write is small; the API server's own webhooks have ten seconds each.
 const TRY: Duration = Duration::from_secs(15);

@@ -4,6 +4,7 @@ mod apt;
 pub mod checked;
 mod form;
 mod period;
+mod quantity;
 mod rpm;
 
 pub use apt::{AptPackages, AptSuites, BootstrapSpec};
@@ -11,6 +12,7 @@ use checked::ImageName;
 pub(crate) use form::text_form;
 pub use form::{NonEmpty, NotA, TextOr, text_or, without_logins};
 pub use period::Period;
+pub use quantity::{Cpus, Memory};
 pub use rpm::{FurtherRpmPackages, RpmArchive, RpmPackages, RpmRepository, RpmSigned};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

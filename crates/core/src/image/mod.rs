@@ -12,7 +12,7 @@ mod source;
 mod tag;
 mod version;
 
-pub use build::{BuildSpec, Cpus, Memory};
+pub use build::BuildSpec;
 pub use chain::{Chains, connected, cycle};
 pub use definition::{
     CheckSpec, Definitions, DriverImage, DriverImageSpec, NodeSelector, OnConflict, Output, Reuse,
@@ -29,6 +29,6 @@ pub use tag::{TagError, TagInputs, needs_in, render_tags};
 pub use version::VersionSpec;
 
 pub use crate::definition::{
-    ApiVersion, Metadata, Period,
+    ApiVersion, Cpus, Memory, Metadata, Period,
     checked::{self, ImageName},
 };

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::image::Memory;
+use crate::definition::Memory;
 
 /// How much farrier keeps on a disk. What was not used for longest goes first; what a running build uses never goes, also
 /// where that is more.

@@ -8,11 +8,12 @@ use std::{
 
 use walkdir::{DirEntry, WalkDir};
 
-use super::{
-    file::{ModuleFile, Origin},
-    kernel_name,
+use crate::{
+    error::Error,
+    files::if_there,
+    module_file::{ModuleFile, Origin, kernel_name},
+    node::Node,
 };
-use crate::{error::Error, files::if_there, node::Node};
 
 /// The modules of some trees. The first tree that has a name wins.
 #[derive(Debug, Default)]

@@ -4,14 +4,12 @@ use std::collections::BTreeSet;
 
 use rustix::io::Errno;
 
-use super::{
-    file::{ModuleFile, Origin, REBUILD},
-    index::Index,
-    kernel_name,
-    loaded::Loaded,
-    parameters::Parameters,
+use super::{index::Index, loaded::Loaded, parameters::Parameters};
+use crate::{
+    error::Error,
+    module_file::{ModuleFile, Origin, REBUILD, kernel_name},
+    node::Node,
 };
-use crate::{error::Error, node::Node};
 
 /// What there is to load from, and with.
 pub(crate) struct Loader<'a> {

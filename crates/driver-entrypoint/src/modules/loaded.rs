@@ -5,11 +5,12 @@ use std::{
     fs,
 };
 
-use super::{
-    file::{ModuleInfo, identity},
-    kernel_name,
+use crate::{
+    error::Error,
+    files,
+    module_file::{ModuleInfo, identity, kernel_name},
+    node::Paths,
 };
-use crate::{error::Error, files, node::Paths};
 
 /// A loaded module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use super::{file::SoftDependencies, kernel_name};
 use crate::{
     files::{entries, text},
+    module_file::{SoftDependencies, kernel_name},
     node::Paths,
 };
 

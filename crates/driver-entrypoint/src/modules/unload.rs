@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::{kernel_name, loaded::Loaded, users};
-use crate::{error::Error, node::Node};
+use super::{loaded::Loaded, users};
+use crate::{error::Error, module_file::kernel_name, node::Node};
 
 /// How often a module that is in use is tried again. References of a device that is just going away, or of a
 /// work queue, are given back after moments.

@@ -2,9 +2,10 @@
 
 use std::{fs, path::Path};
 
-use super::{kernel_name, loaded::Loaded};
+use super::loaded::Loaded;
 use crate::{
     files::{entries, text},
+    module_file::kernel_name,
     node::Paths,
 };
 

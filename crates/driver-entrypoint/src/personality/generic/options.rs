@@ -4,7 +4,8 @@ use std::fmt;
 
 use crate::{
     files,
-    modules::{is_module_name, kernel_name},
+    module_file::kernel_name,
+    modules::is_module_name,
     node::{Paths, is_plain_path},
 };
 

@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use super::settings::Settings;
 use crate::{
     error::Error,
-    modules::{file::Origin, index::Index, kernel_name, load::Loader, loaded::Loaded, unload},
+    module_file::{Origin, kernel_name},
+    modules::{index::Index, load::Loader, loaded::Loaded, unload},
     node::Node,
 };
 

@@ -6,7 +6,8 @@ use rustix::io::Errno;
 
 use crate::{
     error::Error,
-    modules::{file::Origin, index::Index, load::Loader, loaded::Loaded, unload},
+    module_file::Origin,
+    modules::{index::Index, load::Loader, loaded::Loaded, unload},
     node::Node,
 };
 

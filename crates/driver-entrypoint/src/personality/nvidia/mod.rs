@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use crate::{
     error::Error,
-    modules::{file::Origin, index::Index, loaded::Loaded},
+    module_file::Origin,
+    modules::{index::Index, loaded::Loaded},
     node::Node,
     personality,
 };

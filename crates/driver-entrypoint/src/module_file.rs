@@ -8,14 +8,18 @@ use std::{
 
 use object::{Endianness, Object, ObjectSection, read::elf::ElfFile64};
 
-use super::kernel_name;
 use crate::error::Error;
 
 /// Bytes that a module has at most, decompressed: what claims to have more is no module.
 const MAX_SIZE: u64 = 1 << 30;
 
 /// What to do about an image whose modules cannot be loaded by anybody.
-pub(super) const REBUILD: &str = "rebuild the image; farrier check names what is wrong with its modules";
+pub(crate) const REBUILD: &str = "rebuild the image; farrier check names what is wrong with its modules";
+
+/// A module's name as the kernel knows it: `nvidia-uvm` is `nvidia_uvm`.
+pub(crate) fn kernel_name(name: &str) -> String {
+    name.trim().replace('-', "_")
+}
 
 /// How a module's file is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,7 +169,7 @@ impl ModuleInfo {
 }
 
 /// See [`ModuleInfo::identity`].
-pub(super) fn identity(source_version: &str, build_id: &[u8]) -> Option<String> {
+pub(crate) fn identity(source_version: &str, build_id: &[u8]) -> Option<String> {
     match (source_version, build_id) {
         ("", []) => None,
         ("", build_id) => Some(hex::encode(build_id)),
