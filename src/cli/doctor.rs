@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     boot,
+    cluster::ClusterError,
     controller::Planned,
     engine::Engine,
     image::{Digest, ImageName},
@@ -178,6 +179,14 @@ impl Visit {
         }
     }
 
+    fn rights(&mut self, missing: Result<Vec<ClusterError>, ClusterError>, none: String) {
+        match missing {
+            Err(error) => self.note("rights", Err(error.into())),
+            Ok(missing) if missing.is_empty() => self.note("rights", Ok(none)),
+            Ok(missing) => missing.into_iter().for_each(|error| self.note("rights", Err(error.into()))),
+        }
+    }
+
     async fn cluster(&mut self, parts: &Parts, connection: &Connection) {
         let Connection { cluster, kube } = connection;
         let planned = match parts.plan(cluster.as_ref()).await {
@@ -191,12 +200,11 @@ impl Visit {
         }
         if let Some(kube) = kube {
             let rollouts = parts.definitions.images.values().flat_map(|image| &image.spec.rollout);
-            match kube.missing_rights(rollouts).await {
-                Err(error) => self.note("rights", Err(error.into())),
-                Ok(missing) if missing.is_empty() => {
-                    self.note("rights", Ok("what the rollouts write may be written".to_owned()));
-                }
-                Ok(missing) => missing.into_iter().for_each(|error| self.note("rights", Err(error.into()))),
+            self.rights(kube.missing_rights(rollouts).await, "what the rollouts write may be written".to_owned());
+            if let Ok(Engine::Kubernetes(_)) = parts.engine.get().await {
+                let namespace = parts.definitions.site.builds.namespace();
+                let missing = kube.missing_build_rights(namespace).await;
+                self.rights(missing, format!("builds may run in namespace {namespace}"));
             }
         }
         let mut left: BTreeMap<String, Vec<&str>> = BTreeMap::new();

@@ -2,7 +2,8 @@
 
 use k8s_openapi::api::{
     authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
-    core::v1::Node,
+    batch::v1::Job,
+    core::v1::{Event, Node, Pod},
 };
 use kube::{
     Api,
@@ -17,7 +18,34 @@ use super::{
 };
 use crate::image::{RolloutSpec, Strategy};
 
+/// What builds do in their namespace, as `deploy/` grants it: resources with their verbs.
+fn of_builds() -> [(ApiResource, &'static [&'static str]); 4] {
+    let pods = ApiResource::erase::<Pod>(&());
+    let exec = ApiResource { plural: "pods/exec".to_owned(), ..pods.clone() };
+    [
+        (ApiResource::erase::<Job>(&()), &["get", "create", "delete"]),
+        (pods, &["get", "list", "watch"]),
+        (exec, &["get", "create"]),
+        (ApiResource::erase::<Event>(&()), &["list"]),
+    ]
+}
+
 impl KubeCluster {
+    /// The rights that builds as Jobs of this namespace need and farrier does not have: of each resource the first.
+    pub async fn missing_build_rights(&self, namespace: &str) -> Result<Vec<ClusterError>, ClusterError> {
+        let mut missing = Vec::new();
+        for (resource, verbs) in of_builds() {
+            for verb in verbs {
+                let right = self.right(verb, &resource, Some(namespace), verbs);
+                if !self.has(&right).await? {
+                    missing.push(lacking("build in the cluster", right));
+                    break;
+                }
+            }
+        }
+        Ok(missing)
+    }
+
     /// The rights to write that these rollouts need and farrier does not have, and that to mark nodes. Every authenticated
     /// user may ask this of itself; nothing is written.
     pub async fn missing_rights<'a>(
@@ -44,8 +72,7 @@ impl KubeCluster {
         let mut missing = Vec::new();
         for right in needed {
             if !self.has(&right).await? {
-                let (action, error) = ("roll out".to_owned(), ApiError::Forbidden(Box::new(right)));
-                missing.push(ClusterError::Api { action, error });
+                missing.push(lacking("roll out", right));
             }
         }
         Ok(missing)
@@ -56,13 +83,15 @@ impl KubeCluster {
             Scope::Namespace(namespace) => Some(namespace.clone()),
             Scope::Cluster | Scope::AllNamespaces => None,
         };
+        let (resource, subresource) = right.resource.split_once('/').unzip();
         let question = SelfSubjectAccessReview {
             spec: SelfSubjectAccessReviewSpec {
                 resource_attributes: Some(ResourceAttributes {
                     namespace,
                     verb: Some(right.verb.to_owned()),
                     group: Some(right.group.clone()),
-                    resource: Some(right.resource.clone()),
+                    resource: Some(resource.unwrap_or(&right.resource).to_owned()),
+                    subresource: subresource.map(str::to_owned),
                     ..ResourceAttributes::default()
                 }),
                 ..SelfSubjectAccessReviewSpec::default()
@@ -75,4 +104,8 @@ impl KubeCluster {
         let failed = |error| ClusterError::Api { action: "ask which rights farrier has".to_owned(), error };
         Ok(asked.map_err(failed)?.status.is_some_and(|status| status.allowed))
     }
+}
+
+fn lacking(action: &str, right: MissingRight) -> ClusterError {
+    ClusterError::Api { action: action.to_owned(), error: ApiError::Forbidden(Box::new(right)) }
 }

@@ -86,6 +86,27 @@ async fn the_rights_of_rollouts_are_asked_for_beforehand() {
     assert!(missing[1].hint().unwrap().contains("Role in namespace gpu"));
 }
 
+#[tokio::test]
+async fn the_rights_of_builds_in_the_cluster_are_asked_for_beforehand() {
+    let api = cluster();
+    let kube = connect(&api).await;
+    assert!(kube.missing_build_rights("farrier-builds").await.unwrap().is_empty());
+    api.deny("create", "pods/exec");
+    api.deny("delete", "jobs.batch");
+    let missing = kube.missing_build_rights("farrier-builds").await.unwrap();
+    let told: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    let told: Vec<&str> = told.iter().map(|text| text.split(" (as").next().unwrap()).collect();
+    assert_eq!(
+        told,
+        [
+            "build in the cluster: farrier may not delete jobs.batch in namespace farrier-builds",
+            "build in the cluster: farrier may not create pods/exec in namespace farrier-builds",
+        ]
+    );
+    let hint = missing[1].hint().unwrap();
+    assert!(hint.contains("resources [pods/exec], verbs [get, create]"), "{hint}");
+}
+
 /// A restarted API server answers before it knows who may do what.
 #[tokio::test]
 async fn refusals_of_a_server_that_has_just_come_back_are_no_missing_rights() {

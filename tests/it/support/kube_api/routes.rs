@@ -196,7 +196,8 @@ fn outside(state: &State, path: &[&str], record: &Record) -> Answer {
         ["apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews"] if method == "POST" => {
             let asked = &record.body["spec"]["resourceAttributes"];
             let word = |key: &str| asked[key].as_str().unwrap_or_default();
-            let resource = [word("resource"), word("group")].join(".");
+            let resource = [word("resource"), word("subresource")].join("/");
+            let resource = [resource.trim_end_matches('/'), word("group")].join(".");
             let allowed = !state.faults.denies(word("verb"), resource.trim_end_matches('.'));
             let review = json!({
                 "kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {},
