@@ -1,16 +1,18 @@
 #!/usr/bin/python3
 """Looks at pages in Chromium as people do: in both themes and three widths, with the keyboard, with axe.
 
-usage: look.py AXE PICTURES NAME=ADDRESS...
+usage: look.py AXE PICTURES FROM TO NAME=ADDRESS...
 
-AXE is axe-core's script. A picture of each page in each theme goes to the directory PICTURES. The first page whose name
-begins with `large` is timed. Exit code 1 when something was found.
+AXE is axe-core's script. A picture of each page in each theme and width goes to the directory PICTURES. Pages whose name begins
+with `large` have one width, and those that are served are timed. When FROM is renamed to TO, a page named `nodes` that is open
+tells of one node more that is left alone. Exit code 1 when something was found.
 """
 
 import base64
 import os
 import pathlib
 import sys
+import time
 
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
@@ -71,10 +73,11 @@ def browser():
 
 class Look:
     def __init__(self, driver, axe, pictures):
-        self.driver, self.axe, self.pictures, self.found = driver, axe, pictures, []
+        self.driver, self.axe, self.pictures, self.found = driver, axe, pictures, {}
 
     def note(self, where, faults):
-        self.found += [f"{where}: {fault}" for fault in faults]
+        for fault in faults:
+            self.found.setdefault(fault, []).append(where)
 
     def window(self, width, theme, height=None):
         size = {"width": width, "height": height or WIDTHS[width], "deviceScaleFactor": 1, "mobile": False}
@@ -93,9 +96,9 @@ class Look:
         height = min(self.driver.execute_script("return document.documentElement.scrollHeight"), TALLEST)
         width = self.driver.execute_script("return innerWidth")
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-        asked = {"format": "webp", "quality": 60, "clip": clip, "captureBeyondViewport": True}
+        asked = {"format": "png", "clip": clip, "captureBeyondViewport": True}
         taken = self.driver.execute_cdp_cmd("Page.captureScreenshot", asked)
-        (self.pictures / f"{name}.webp").write_bytes(base64.b64decode(taken["data"]))
+        (self.pictures / f"{name}.png").write_bytes(base64.b64decode(taken["data"]))
 
     def keyboard(self, name):
         """Tab reaches all there is, and what it reaches is seen; the first stop leads past the head."""
@@ -139,9 +142,21 @@ class Look:
             driver.get(address)
             self.keyboard(name)
         said = driver.get_log("browser")
-        self.note(name, [entry["message"] for entry in said if served and "favicon" not in entry["message"]])
+        self.note(name, [entry["message"] for entry in said if served])
 
-    def time(self, name, address):
+    def live(self, address, old, new):
+        """A page that is open follows the cluster, without being loaded anew."""
+        self.window(1280, "light")
+        self.driver.get(address)
+        self.driver.execute_script("window.isOpen = true")
+        os.rename(old, new)
+        shown, deadline = "return window.isOpen && document.body.textContent.includes('left alone 2 nodes')", time.monotonic() + 120
+        while not self.driver.execute_script(shown):
+            if time.monotonic() > deadline:
+                return self.note("nodes, open", ["does not tell of the new node"])
+            time.sleep(0.2)
+
+    def figures(self, name, address):
         """Figures of a page, without a verdict: a busy machine is no fault of the page's."""
         times = []
         self.window(1280, "light")
@@ -155,7 +170,7 @@ class Look:
               f"{first:.0f} ms, its last after {last:.0f} ms; first paint after {paint:.0f} ms (medians of 5)")
 
 
-def main(axe, pictures, *pages):
+def main(axe, pictures, old, new, *pages):
     pictures = pathlib.Path(pictures)
     pictures.mkdir(parents=True, exist_ok=True)
     driver = browser()
@@ -164,12 +179,14 @@ def main(axe, pictures, *pages):
         look = Look(driver, pathlib.Path(axe).read_text(encoding="utf-8"), pictures)
         for name, address in (page.split("=", 1) for page in pages):
             look.page(name, address)
+            if name == "nodes":
+                look.live(address, old, new)
             if name.startswith("large") and address.startswith("http:"):
-                look.time(name, address)
+                look.figures(name, address)
     finally:
         driver.quit()
-    for fault in look.found:
-        print(fault, file=sys.stderr)
+    for fault, places in look.found.items():
+        print(f"{fault}\n    {'; '.join(places[:4])}{f'; and {len(places) - 4} more' if len(places) > 4 else ''}", file=sys.stderr)
     sys.exit(1 if look.found else 0)
 
 

@@ -401,7 +401,8 @@ fn text(value: &serde_json::Value) -> String {
 
 fn field(name: &str, record: &FieldRecord) -> FieldView {
     let FieldRecord { set, replaced, at, state, changed_back, why } = record;
-    let times = (*changed_back > 0).then(|| format!("changed back {changed_back} times"));
+    let times = (*changed_back > 0)
+        .then(|| format!("changed back {changed_back} time{}", if *changed_back == 1 { "" } else { "s" }));
     let (state, class) = record_state(*state);
     FieldView {
         field: name.to_owned(),

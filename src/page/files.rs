@@ -10,7 +10,7 @@ use super::{
     facts::Facts,
     fleet::{Filter, Fleet, cell_link, log_link, node_link},
     history::History,
-    html::{self, HtmlError, STYLE},
+    html::{self, HtmlError, ICON, STYLE},
     image::Images,
     log::Log,
 };
@@ -37,6 +37,7 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
     }
     let write = |name: &str, text: String| fs::write(directory.join(name), text);
     write("style.css", STYLE.to_owned())?;
+    write("icon.svg", ICON.to_owned())?;
     write("nodes.html", html::nodes_page(facts)?)?;
     write("rollouts.html", html::rollouts_page(facts)?)?;
     for name in facts.nodes.keys() {

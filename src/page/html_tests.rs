@@ -40,7 +40,7 @@ fn hostile_pages() -> Vec<(String, String)> {
         let node = fleet.node(index);
         (node.name, node.os_image) = (format!("{HOSTILE}{index}"), HOSTILE.to_owned());
     }
-    fleet.node(0).os_image = "W".repeat(500);
+    fleet.node(1).os_image = "W".repeat(500);
     let mut facts = facts_of(&fleet);
     let hold = |mut planned: crate::plan::PlannedCell| {
         let Some(cell) = planned.outcome.cell().cloned() else { return planned };
@@ -133,6 +133,7 @@ fn pages_for_a_browser_are_written_as_files() {
     }
     for set in ["hostile", "large"] {
         fs_err::write(directory.join(set).join("style.css"), STYLE).unwrap();
+        fs_err::write(directory.join(set).join("icon.svg"), ICON).unwrap();
     }
     let read = |place: &str| fs_err::read_to_string(directory.join(place)).unwrap();
     assert!(pages.iter().all(|(place, text)| read(place) == *text));
@@ -184,7 +185,7 @@ fn pages_are_for_screen_readers_and_keyboards() {
         "<a class=\"skip\" href=\"#main\">",
         "<main id=\"main\"",
         "<nav aria-label=\"Pages\">",
-        "role=\"region\" aria-labelledby=\"matrix\" tabindex=\"0\"",
+        "role=\"group\" aria-labelledby=\"matrix\" tabindex=\"0\"",
         "<th scope=\"col\">driver-1",
         "<th scope=\"row\">6.1.0-0-generic",
         "<th scope=\"rowgroup\"",

@@ -143,10 +143,18 @@ async fn look_at(parts: &Parts, reference: &ImageReference) -> Result<Image, Tar
         size: layers.iter().fold(0, |sum, layer| layer.size.saturating_add(sum)),
         signature: Some(image.standing().await?),
         // A document in another form than this farrier's is not shown.
-        report: report.and_then(|bytes| serde_json::from_slice(&bytes).ok()),
+        report: report.and_then(|bytes| read_report(&bytes)),
         parts: bill.and_then(|bytes| Some(parts_of(&serde_json::from_slice(&bytes).ok()?))),
         provenance: statement.map(|statement| built(&statement.predicate)),
     })
+}
+
+fn read_report(bytes: &[u8]) -> Option<Report> {
+    #[derive(Deserialize)]
+    struct Document {
+        report: Report,
+    }
+    serde_json::from_slice::<Document>(bytes).ok().map(|document| document.report)
 }
 
 fn built(predicate: &Value) -> String {
@@ -154,4 +162,58 @@ fn built(predicate: &Value) -> String {
     let farrier = predicate["runDetails"]["builder"]["version"]["farrier"].as_str();
     let farrier: String = farrier.unwrap_or("of no version").chars().take(40).collect();
     format!("SLSA v1: farrier {farrier}, {inputs} inputs")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        kernel::Architecture,
+        kmod::{BootOutcome, BootReport, CheckReport, ModuleBoot, Verdict},
+        oci::CheckReportDocument,
+    };
+
+    #[test]
+    fn the_report_that_a_build_stores_is_the_one_that_is_shown() {
+        let refused = BootOutcome::Refused {
+            error: "ENOEXEC".to_owned(),
+            messages: vec!["disagrees about version of symbol module_layout".to_owned()],
+        };
+        let report = CheckReport {
+            kernel: "6.1.0-56-amd64".to_owned(),
+            architecture: Architecture::Amd64,
+            verdict: Verdict::Refused,
+            findings: Vec::new(),
+            modules: Vec::new(),
+            load_order: Vec::new(),
+            boot: Some(BootReport {
+                kernel: "6.1.0-56-amd64".to_owned(),
+                accelerator: "kvm".to_owned(),
+                milliseconds: 1,
+                modules: vec![ModuleBoot {
+                    path: "mft.ko".to_owned(),
+                    name: "mft".to_owned(),
+                    outcome: refused,
+                }],
+            }),
+        };
+        let stored = CheckReportDocument { report: &report, reused_from: None }.to_bytes().unwrap();
+        let shown = read_report(&stored).unwrap();
+        assert_eq!(shown.verdict, "refused");
+        let boot = shown.boot.unwrap();
+        let BootedModule { name, outcome, error, messages } = &boot.modules[0];
+        assert_eq!((name.as_str(), outcome.as_str(), error.as_deref()), ("mft", "refused", Some("ENOEXEC")));
+        assert_eq!(messages, &["disagrees about version of symbol module_layout"]);
+        assert!(read_report(b"{}").is_none() && read_report(b"[").is_none());
+    }
+
+    #[test]
+    fn how_an_image_was_built_in_a_line() {
+        let predicate = serde_json::json!({
+            "buildDefinition": {"resolvedDependencies": [{}, {}]},
+            "runDetails": {"builder": {"version": {"farrier": "1".repeat(500)}}},
+        });
+        assert_eq!(built(&predicate), format!("SLSA v1: farrier {}, 2 inputs", "1".repeat(40)));
+        assert_eq!(built(&Value::Null), "SLSA v1: farrier of no version, 0 inputs");
+    }
 }

@@ -29,7 +29,7 @@ use super::{
     facts::Facts,
     fleet::{Filter, Fleet, cell_link, log_link, node_link},
     history::History,
-    html::{self, HtmlError, SCRIPT, STYLE},
+    html::{self, HtmlError, ICON, SCRIPT, STYLE},
     image::Images,
     log::Log,
 };
@@ -43,7 +43,7 @@ use crate::{
 const HTML: &str = "text/html; charset=utf-8";
 /// What a browser may do with a page: show it, with our style sheet and our script, which asks this host alone, and send its form
 /// back. No script in a page, no frame, no other host.
-const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; \
+const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; \
                       base-uri 'none'; frame-ancestors 'none'";
 /// Viewers that are told of newer passes. Further ones reload by hand.
 const VIEWERS: usize = 200;
@@ -106,7 +106,8 @@ impl PageServer {
     /// The routes.
     pub fn router(self: &Arc<Self>) -> Router {
         let mut router = Router::new().route("/events", get(events));
-        let (files, pages) = (["/style.css", "/page.js"], ["/index.html", "/nodes.html", "/rollouts.html"]);
+        let (files, pages) =
+            (["/style.css", "/icon.svg", "/page.js"], ["/index.html", "/nodes.html", "/rollouts.html"]);
         for path in files.into_iter().chain(pages).chain(["/", "/c/{page}", "/n/{page}"]) {
             router = router.route(path, get(answer));
         }
@@ -152,6 +153,7 @@ impl Shown {
         let fleet = || Fleet::new(facts, &history.since);
         let page = match path {
             "style.css" => return Ok(Answer::Page("text/css; charset=utf-8", STYLE.to_owned())),
+            "icon.svg" => return Ok(Answer::Page("image/svg+xml", ICON.to_owned())),
             "page.js" => return Ok(Answer::Page("text/javascript; charset=utf-8", SCRIPT.to_owned())),
             "nodes.html" => html::nodes_page(facts)?,
             "rollouts.html" => html::rollouts_page(facts)?,
