@@ -23,6 +23,7 @@ use super::{
     rollback::RollbackArgs,
     run::RunArgs,
     schema::SchemaArgs,
+    ui::UiArgs,
     verify::VerifyArgs,
     why::WhyArgs,
 };
@@ -78,6 +79,8 @@ pub enum Command {
     Run(RunArgs),
     /// Show the matrix of images and kernels
     Status(StatusArgs),
+    /// Open the page of the fleet in a browser: what is wrong, which nodes are at risk, images by kernels
+    Ui(UiArgs),
     /// Say why a node gets its images, or why an image stands for a kernel as it does, from labels to image fields
     Why(WhyArgs),
     /// Put back what was there before farrier's rewrites
@@ -109,6 +112,7 @@ impl Command {
         match self {
             Self::Plan(args) => Some(&args.plan.cluster.cluster),
             Self::Status(args) => Some(&args.plan.cluster.cluster),
+            Self::Ui(args) => Some(&args.plan.cluster.cluster),
             Self::Why(args) => Some(&args.plan.cluster.cluster),
             Self::Doctor(args) => args.cluster.as_deref(),
             Self::Prebuild(args) => args.cluster.as_deref(),

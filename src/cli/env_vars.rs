@@ -114,6 +114,13 @@ pub fn in_pod() -> bool {
     env::var_os("KUBERNETES_SERVICE_HOST").is_some_and(|value| !value.is_empty())
 }
 
+/// Can a browser be shown? Desktops set `$WAYLAND_DISPLAY` or `$DISPLAY`.
+pub fn has_display() -> bool {
+    ["WAYLAND_DISPLAY", "DISPLAY"]
+        .into_iter()
+        .any(|name| env::var_os(name).is_some_and(|value| !value.is_empty()))
+}
+
 /// This machine's name: `$HOSTNAME`, which in a pod is the pod's name, else the kernel's.
 pub fn host_name() -> String {
     let named = env::var("HOSTNAME").ok();

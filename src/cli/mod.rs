@@ -26,6 +26,7 @@ mod serve;
 mod session;
 mod settings;
 mod stop;
+mod ui;
 mod verify;
 mod why;
 
@@ -89,6 +90,7 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit, CliError> {
         match command {
             Command::Plan(args) => plan::plan(&session, args).await,
             Command::Status(args) => plan::status(&session, args).await,
+            Command::Ui(args) => ui::ui(&session, args).await,
             Command::Why(args) => why::why(&session, args).await,
             Command::Render(args) => render::render(&session, args).await,
             Command::Headers(command) => headers::headers(&session, command).await,

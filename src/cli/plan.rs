@@ -137,9 +137,14 @@ async fn watch_status(session: &Session, parts: &Parts, cluster: &dyn Cluster) -
             Err(error) if shown.is_none() => return Err(error.into()),
             Err(error) => output::message(&CliError::from(error).render()),
         }
-        tokio::select! {
-            () = async { cluster.changed().await; tokio::time::sleep(PAUSE).await } => {}
-            () = tokio::time::sleep(WATCH) => {}
-        }
+        until_due(cluster).await;
+    }
+}
+
+/// Waits until it is to be looked again.
+pub async fn until_due(cluster: &dyn Cluster) {
+    tokio::select! {
+        () = async { cluster.changed().await; tokio::time::sleep(PAUSE).await } => {}
+        () = tokio::time::sleep(WATCH) => {}
     }
 }

@@ -15,7 +15,7 @@ mod union;
 mod verify;
 
 pub(crate) use contents::contents;
-pub(crate) use documents::{CHECK_REPORT, Claim, Documents};
+pub(crate) use documents::{BILL, CHECK_REPORT, Claim, Documents, PROVENANCE};
 pub use gc::{GcImage, GcOptions, GcReport, GcState, Leftover, StoredKind, gc};
 pub use kernel_record::REPOSITORY as KERNEL_RECORD;
 pub(crate) use kernel_record::{LastRecord, record_kernels};

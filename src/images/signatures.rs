@@ -37,7 +37,7 @@ type Read<T> = Result<T, String>;
 
 impl StoredImage<'_> {
     /// What the site's keys say of it.
-    pub(super) async fn standing(self) -> Result<Standing, TargetError> {
+    pub(crate) async fn standing(self) -> Result<Standing, TargetError> {
         if !has_keys(self.parts) {
             return Ok(Standing::NoKeys);
         }

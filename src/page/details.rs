@@ -1,26 +1,34 @@
 //! Pure: the pages of one cell and one node, and those of all nodes and all rollouts.
 
-use std::fmt::Display;
+use std::{fmt::Display, sync::Arc};
 
+use indicatif::HumanBytes;
 use serde::Serialize;
 
 use super::{
     facts::Facts,
     fleet::{Fleet, Link, Listed, ago, cell_link, class_of, log_link, node_link, nodes, subject},
     history::record_state,
+    image::{Image, Report},
     log::{Excerpt, Log},
-    report::Report,
+    materials::{Before, Difference, Part, as_planned, differences, planned_parts},
 };
 use crate::{
-    image::ImageName,
+    image::{Digest, ImageName},
     plan::{
-        Change, FieldRecord, MayBoot, Phase, PlannedNode, PlannedRollout, RolloutDecision, StatusEntry,
-        decided, why_not,
+        Change, FieldRecord, MayBoot, Outcome, Phase, PlannedNode, PlannedRollout, RolloutDecision,
+        StatusEntry, decided, why_not,
     },
+    store::Standing,
 };
 
 /// Nodes that a cell's page names.
 const NAMED: usize = 200;
+/// Differing inputs, and components of an image, that it shows.
+const DIFFERENCES: usize = 50;
+const PARTS: usize = 300;
+/// Fields in which it was put that it names.
+const REPLACED: usize = 10;
 
 /// A name and what is said of it.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -45,32 +53,54 @@ pub struct CellPage {
     pub excerpt: Option<Excerpt>,
     /// The whole log, where there is one.
     pub whole_log: Option<String>,
+    pub signature: Option<Answer>,
     pub report: Option<Report>,
-    /// Why the report is not shown.
+    /// Why there is none, or nothing of the image.
     pub no_report: Option<String>,
+    pub parts: Option<Listed<Part>>,
+    pub before: Option<Compared>,
     /// Do the nodes wait for it?
     pub waits: bool,
     pub nodes: Listed<Link>,
 }
+
+/// What a cell's image is compared with.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Compared {
+    pub name: String,
+    pub image: String,
+    pub link: Option<String>,
+    pub differences: Listed<Difference>,
+    /// Why nothing can be said.
+    pub why_not: Option<String>,
+}
+
+/// What the registry has of an image, or why it cannot be shown.
+pub type FoundImage = Result<Arc<Image>, String>;
 
 /// What is shown beside the plan: it is on disk and in the registry.
 #[derive(Debug, Default)]
 pub struct Found {
     /// The log.
     pub log: Option<Log>,
-    /// The check report, or why it cannot be shown.
-    pub report: Option<Result<Report, String>>,
+    /// The published image.
+    pub image: Option<FoundImage>,
+    /// The image before.
+    pub before: Option<(Before, FoundImage)>,
 }
 
 impl Fleet<'_> {
     /// The page of a cell.
     pub fn cell_page(&self, entry: &StatusEntry<'_>, found: Found) -> CellPage {
-        let Found { log, report } = found;
+        let Found { log, image, before } = found;
         let has_log = log.is_some();
-        let (report, no_report) = match report {
+        let (image, no_image) = match image {
             Some(Err(why)) => (None, Some(why)),
-            report => (report.and_then(Result::ok), None),
+            image => (image.and_then(Result::ok), None),
         };
+        let report = image.as_ref().and_then(|image| image.report.clone());
+        let no_report = image.as_ref().filter(|_| report.is_none());
+        let no_report = no_report.map(|_| "there is none beside the image".to_owned());
         let (reason, hint) = entry.reason_and_hint();
         let row = &entry.row;
         let mut facts = Vec::new();
@@ -80,6 +110,12 @@ impl Fleet<'_> {
         facts.extend(row.verdict.map(|verdict| fact("Check", verdict)));
         facts.extend((!row.reference.is_empty()).then(|| fact("Image", &row.reference)));
         facts.extend(row.digest.as_ref().map(|digest| fact("Published digest", digest)));
+        if let Outcome::UpToDate { published, .. } = entry.outcome {
+            facts.extend(self.replaced(&published.digest));
+        }
+        facts.extend(image.as_ref().map(|image| fact("Size", HumanBytes(image.size))));
+        let provenance = image.as_ref().and_then(|image| image.provenance.as_ref());
+        facts.extend(provenance.map(|built| fact("Provenance", built)));
         if let Some(activity) = entry.activity {
             facts.extend((activity.attempts > 0).then(|| fact("Attempts", activity.attempts)));
             facts
@@ -102,11 +138,26 @@ impl Fleet<'_> {
             inputs: inputs(entry),
             excerpt: log.and_then(|log| log.excerpt).filter(|excerpt| !excerpt.lines.is_empty()),
             whole_log: has_log.then(|| log_link(entry)),
+            signature: image.as_ref().and_then(|image| image.signature.as_ref()).map(signature),
             report,
-            no_report,
+            no_report: no_report.or(no_image),
+            parts: image.as_ref().and_then(|image| Some(Listed::of(image.parts.clone()?, PARTS))),
+            before: before.and_then(|before| compared(entry, image.as_deref(), before)),
             waits: row.phase != Phase::Published,
             nodes: Listed::of(links, NAMED),
         }
+    }
+
+    /// What was there before an image was rolled out: what a rollback puts back.
+    fn replaced(&self, digest: &Digest) -> impl Iterator<Item = Fact> {
+        let records =
+            self.facts.records.iter().filter_map(|(object, record)| Some((object, record.as_ref().ok()?)));
+        let fields = records
+            .flat_map(|(object, record)| record.0.iter().map(move |(field, record)| (object, field, record)));
+        let of_image = fields.filter(|(_, _, record)| text(&record.set).contains(digest.as_str()));
+        of_image.take(REPLACED).map(|(object, field, record)| {
+            fact("Took the place of", format!("{} ({object}, {field})", text(&record.replaced)))
+        })
     }
 
     /// The page of a node, if there is one of this name.
@@ -144,6 +195,43 @@ impl Fleet<'_> {
             images: images.collect(),
         })
     }
+}
+
+fn signature(standing: &Standing) -> Answer {
+    let (word, class, why) = match standing {
+        Standing::Signed => ("signed", "ok", "with a key of this site"),
+        Standing::NoKeys => ("not looked at", "off", "site.yaml names no key"),
+        Standing::Refused(why) => ("not signed", "bad", why.as_str()),
+    };
+    Answer { word, class, why: why.to_owned() }
+}
+
+/// What an image was made of, beside what the one before was: by their bills; else by what the plan knows.
+fn compared(
+    entry: &StatusEntry<'_>,
+    image: Option<&Image>,
+    (before, found): (Before, FoundImage),
+) -> Option<Compared> {
+    let planned = planned_parts(entry.outcome.cell()?);
+    let Before { image: reference, cell } = before;
+    let (name, link) = match &cell {
+        Some(cell) => {
+            (format!("{} for {}", cell.image, cell.target), Some(cell_link(&cell.image, &cell.target)))
+        }
+        None => ("the image that has its name".to_owned(), None),
+    };
+    let then = found.as_ref().ok().and_then(|found| found.parts.clone());
+    let planned_then = || cell.as_ref().and_then(|cell| cell.outcome.cell()).map(|cell| planned_parts(cell));
+    let pair = match (then, image.and_then(|image| image.parts.clone())) {
+        (Some(then), Some(now)) => Some((then, now)),
+        (Some(then), None) => Some((as_planned(&then), planned)),
+        (None, _) => planned_then().map(|then| (then, planned)),
+    };
+    let why_not =
+        pair.is_none().then(|| found.err().unwrap_or_else(|| "it has no bill of materials".to_owned()));
+    let differing = pair.map(|(then, now)| differences(&then, &now, cell.is_none())).unwrap_or_default();
+    let differences = Listed::of(differing, DIFFERENCES);
+    Some(Compared { name, image: reference.to_string(), link, differences, why_not })
 }
 
 /// What an image is built from.
@@ -306,10 +394,15 @@ impl RolloutsPage {
     }
 }
 
+/// A value of a field, as people write it.
+fn text(value: &serde_json::Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
 fn field(name: &str, record: &FieldRecord) -> FieldView {
     let FieldRecord { set, replaced, at, state, changed_back, why } = record;
-    let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    let times = (*changed_back > 0).then(|| format!("changed back {changed_back} times"));
+    let times = (*changed_back > 0)
+        .then(|| format!("changed back {changed_back} time{}", if *changed_back == 1 { "" } else { "s" }));
     let (state, class) = record_state(*state);
     FieldView {
         field: name.to_owned(),

@@ -10,9 +10,9 @@ use super::{
     facts::Facts,
     fleet::{Filter, Fleet, cell_link, log_link, node_link},
     history::History,
-    html::{self, HtmlError, STYLE},
+    html::{self, HtmlError, ICON, STYLE},
+    image::Images,
     log::Log,
-    report::report_of,
 };
 use crate::parts::{AT_ONCE, Parts};
 
@@ -37,6 +37,7 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
     }
     let write = |name: &str, text: String| fs::write(directory.join(name), text);
     write("style.css", STYLE.to_owned())?;
+    write("icon.svg", ICON.to_owned())?;
     write("nodes.html", html::nodes_page(facts)?)?;
     write("rollouts.html", html::rollouts_page(facts)?)?;
     for name in facts.nodes.keys() {
@@ -44,15 +45,20 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
             write(&node_link(name).link, page?)?;
         }
     }
-    let reports =
-        fleet.entries.iter().map(|entry| async move { (entry, report_of(parts, Some(entry.outcome)).await) });
-    let mut reports = stream::iter(reports).buffered(AT_ONCE);
-    while let Some((entry, report)) = reports.next().await {
+    let images = &Images::of(parts.clone());
+    // There is an entry for each cell, in the same order.
+    let cells = fleet.entries.iter().zip(&facts.plan.cells);
+    let found = cells.map(|(entry, cell)| async move { (entry, images.of_cell(&facts.plan, cell).await) });
+    let mut found = stream::iter(found).buffered(AT_ONCE);
+    while let Some((entry, found)) = found.next().await {
         let log = Log::find(&parts.cache, entry);
         if let Some(Log { path, .. }) = &log {
             fs::copy(path, directory.join(log_link(entry)))?;
         }
-        write(&cell_link(entry.image, entry.target), html::cell_page(&fleet, entry, Found { log, report })?)?;
+        write(
+            &cell_link(entry.image, entry.target),
+            html::cell_page(&fleet, entry, Found { log, ..found })?,
+        )?;
     }
     let states = fleet.entries.iter().map(|entry| entry.row.phase.as_str());
     for state in states.collect::<std::collections::BTreeSet<_>>() {

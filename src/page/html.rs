@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use handlebars::{Handlebars, html_escape};
+use handlebars::{Context, Handlebars, Helper, HelperResult, Output, RenderContext, html_escape};
 use serde::Serialize;
 use serde_json::json;
 
@@ -16,6 +16,8 @@ use crate::plan::StatusEntry;
 
 /// What brings newer passes into a page that is open.
 pub const SCRIPT: &str = include_str!("html/page.js");
+/// The icon.
+pub const ICON: &str = include_str!("html/icon.svg");
 /// The style sheet.
 pub const STYLE: &str = include_str!("html/style.css");
 
@@ -52,6 +54,7 @@ impl Template {
 static ENGINE: LazyLock<Result<Handlebars<'static>, String>> = LazyLock::new(|| {
     let mut engine = Handlebars::new();
     engine.register_escape_fn(|text| html_escape(&visible(text)));
+    engine.register_helper("words", Box::new(words));
     for template in <Template as strum::VariantArray>::VARIANTS {
         engine
             .register_template_string(template.name(), template.text())
@@ -80,9 +83,27 @@ fn html(
     let mut model = serde_json::to_value(model).map_err(|error| HtmlError(error.to_string()))?;
     (model["root"], model["title"]) = (root.into(), title.into());
     let body = render(template.name(), &model)?;
-    let (now, served) = (format!("{:.0}", facts.now), facts.served);
-    let frame = json!({"title": title, "root": root, "now": now, "served": served, "body": body});
+    let (now, as_of) = (format!("{:.0}", facts.now), facts.now.strftime("%Y-%m-%d %H:%M:%S UTC").to_string());
+    let frame = json!({
+        "title": title, "root": root, "now": now, "as_of": as_of, "served": facts.served, "page": template.name(), "body": body,
+    });
     render(Template::Frame.name(), &frame)
+}
+
+/// Text in which commands stand between backticks.
+fn words(
+    helper: &Helper<'_>,
+    _: &Handlebars<'_>,
+    _: &Context,
+    _: &mut RenderContext<'_, '_>,
+    out: &mut dyn Output,
+) -> HelperResult {
+    let text = helper.param(0).and_then(|text| text.value().as_str()).unwrap_or_default();
+    for (place, part) in text.split('`').enumerate() {
+        let (open, close) = if place % 2 == 1 { ("<code>", "</code>") } else { ("", "") };
+        out.write(&format!("{open}{}{close}", html_escape(&visible(part))))?;
+    }
+    Ok(())
 }
 
 /// Without what steers a terminal or a reader's eye: control characters, and marks that turn the direction of text.

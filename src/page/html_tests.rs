@@ -4,11 +4,16 @@ use super::*;
 use crate::{
     page::{
         facts::Names,
-        fleet::tests::{K47, K48, facts_of, large},
+        fleet::{
+            cell_link, node_link,
+            tests::{K47, K48, facts_of, large},
+        },
+        image::{Finding, Image, Module, Report},
         log::{Excerpt, Line, Log},
-        report::{Finding, Module, Report},
+        materials::{Before, Part},
     },
     plan::{FieldRecord, Outcome, Plan, Record, testing},
+    store::Standing,
 };
 
 /// What a page must not hold: a tag, a control character, a mark that turns the direction of text.
@@ -27,14 +32,15 @@ fn the_first_view_of_a_thousand_cells_is_small_and_nodes_add_nothing() {
     assert!(many <= few + 10_000 && many <= 110_000, "{many} bytes, with few nodes {few}");
 }
 
-#[test]
-fn nothing_from_outside_is_taken_for_a_tag_or_steers_the_reader() {
+/// All pages, of a fleet in which all that comes from outside is hostile, by where they are.
+fn hostile_pages() -> Vec<(String, String)> {
     let mut fleet = testing::Fleet::new(&[K47, K47]);
     fleet.announce(1, K48);
     for index in [0, 1] {
         let node = fleet.node(index);
         (node.name, node.os_image) = (format!("{HOSTILE}{index}"), HOSTILE.to_owned());
     }
+    fleet.node(1).os_image = "W".repeat(500);
     let mut facts = facts_of(&fleet);
     let hold = |mut planned: crate::plan::PlannedCell| {
         let Some(cell) = planned.outcome.cell().cloned() else { return planned };
@@ -67,26 +73,71 @@ fn nothing_from_outside_is_taken_for_a_tag_or_steers_the_reader() {
         Report { verdict: HOSTILE.to_owned(), findings: vec![finding], modules: vec![module], boot: None };
     let line = Line { number: 1, text: HOSTILE.to_owned(), is_error: true };
     let excerpt = Excerpt { error: Some(HOSTILE.to_owned()), lines: vec![line] };
-    let found =
-        Found { log: Some(Log { path: "log".into(), excerpt: Some(excerpt) }), report: Some(Ok(report)) };
+    let part = |version: &str| Part {
+        role: HOSTILE.to_owned(),
+        name: HOSTILE.to_owned(),
+        version: version.to_owned(),
+        digest: "W".repeat(200),
+    };
+    let image = Image {
+        size: u64::MAX,
+        signature: Some(Standing::Refused(HOSTILE.to_owned())),
+        report: Some(report),
+        parts: Some(vec![part("1")]),
+        provenance: Some(HOSTILE.to_owned()),
+    };
+    let before = Image { parts: Some(vec![part("2")]), ..Image::default() };
+    let reference = facts.plan.cells[0].outcome.cell().unwrap().reference.clone();
+    let before = Some((Before { image: reference, cell: None }, Ok(Arc::new(before))));
+    let log = Some(Log { path: "log".into(), excerpt: Some(excerpt) });
+    let found = Found { log, image: Some(Ok(Arc::new(image))), before };
+    let fault = Found { image: Some(Err(HOSTILE.to_owned())), ..Found::default() };
     let filter = Filter { image: HOSTILE.to_owned(), kernel: HOSTILE.to_owned(), state: HOSTILE.to_owned() };
-    let pages = [
-        whole(&facts),
-        fleet_page(&fleet, filter, &[]).unwrap(),
-        cell_page(&fleet, &fleet.entries[0], found).unwrap(),
-        cell_page(&fleet, &fleet.entries[0], Found { log: None, report: Some(Err(HOSTILE.to_owned())) })
-            .unwrap(),
-        node_page(&fleet, &format!("{HOSTILE}1")).unwrap().unwrap(),
-        nodes_page(&facts).unwrap(),
-        rollouts_page(&facts).unwrap(),
-    ];
-    for page in pages {
+    let cells: Vec<String> = fleet.entries.iter().map(|entry| cell_link(entry.image, entry.target)).collect();
+    let named = format!("{HOSTILE}1");
+    vec![
+        ("index.html".to_owned(), whole(&facts)),
+        ("filtered.html".to_owned(), fleet_page(&fleet, filter, &[]).unwrap()),
+        (cells[0].clone(), cell_page(&fleet, &fleet.entries[0], found).unwrap()),
+        (cells[1].clone(), cell_page(&fleet, &fleet.entries[1], fault).unwrap()),
+        (node_link(&named).link, node_page(&fleet, &named).unwrap().unwrap()),
+        ("nodes.html".to_owned(), nodes_page(&facts).unwrap()),
+        ("rollouts.html".to_owned(), rollouts_page(&facts).unwrap()),
+    ]
+}
+
+#[test]
+fn nothing_from_outside_is_taken_for_a_tag_or_steers_the_reader() {
+    for (_, page) in hostile_pages() {
         assert!(
             page.contains("&gt;&lt;script&gt;alert(1)&lt;/script&gt;\u{fffd}[2J\u{fffd}gnp\u{fffd}"),
             "{page}"
         );
         assert!(!page.contains("<script") && !page.contains(['\u{1b}', '\u{202e}', '\u{0}']), "{page}");
     }
+}
+
+/// `ci/page` names the directory, and looks at what is then in it.
+#[test]
+fn pages_for_a_browser_are_written_as_files() {
+    let own = tempfile::tempdir().unwrap();
+    let directory = std::env::var_os("FARRIER_PAGES").map_or_else(|| own.path().to_owned(), Into::into);
+    let large = Facts { served: false, ..large(100, 10, 10_000) };
+    let pages = hostile_pages().into_iter().map(|(place, page)| (format!("hostile/{place}"), page));
+    let pages: Vec<(String, String)> =
+        pages.chain([("large/index.html".to_owned(), whole(&large))]).collect();
+    for (place, text) in &pages {
+        let file = directory.join(place);
+        fs_err::create_dir_all(file.parent().unwrap()).unwrap();
+        fs_err::write(file, text).unwrap();
+    }
+    for set in ["hostile", "large"] {
+        fs_err::write(directory.join(set).join("style.css"), STYLE).unwrap();
+        fs_err::write(directory.join(set).join("icon.svg"), ICON).unwrap();
+    }
+    let read = |place: &str| fs_err::read_to_string(directory.join(place)).unwrap();
+    assert!(pages.iter().all(|(place, text)| read(place) == *text));
+    assert_eq!(read("large/index.html").matches("<td class=").count(), 1000);
 }
 
 #[test]
@@ -99,8 +150,24 @@ fn a_cell_shows_the_error_its_report_and_its_inputs() {
     let excerpt = Excerpt { error: Some("a.c:1:2: bad".to_owned()), lines };
     let module = Module { name: "mft".to_owned(), verdict: "loads".to_owned(), findings: Vec::new() };
     let report = Report { verdict: "loads".to_owned(), modules: vec![module], ..Report::default() };
-    let found =
-        Found { log: Some(Log { path: "log".into(), excerpt: Some(excerpt) }), report: Some(Ok(report)) };
+    let part = |version: &str| Part {
+        role: "source".to_owned(),
+        name: "mft".to_owned(),
+        version: version.to_owned(),
+        digest: "0123456789abcdef".to_owned(),
+    };
+    let image = Image {
+        size: 16330,
+        signature: Some(Standing::Signed),
+        report: Some(report),
+        parts: Some(vec![part("4.33")]),
+        provenance: Some("SLSA v1: farrier 0.1.0, 4 inputs".to_owned()),
+    };
+    let before = Image { parts: Some(vec![part("4.32")]), ..Image::default() };
+    let reference = facts.plan.cells[0].outcome.cell().unwrap().reference.clone();
+    let before = Some((Before { image: reference, cell: None }, Ok(Arc::new(before))));
+    let log = Some(Log { path: "log".into(), excerpt: Some(excerpt) });
+    let found = Found { log, image: Some(Ok(Arc::new(image))), before };
     let page = cell_page(&fleet, &fleet.entries[0], found).unwrap();
     insta::assert_snapshot!(page);
 }
@@ -118,7 +185,7 @@ fn pages_are_for_screen_readers_and_keyboards() {
         "<a class=\"skip\" href=\"#main\">",
         "<main id=\"main\"",
         "<nav aria-label=\"Pages\">",
-        "role=\"region\" aria-labelledby=\"matrix\" tabindex=\"0\"",
+        "role=\"group\" aria-labelledby=\"matrix\" tabindex=\"0\"",
         "<th scope=\"col\">driver-1",
         "<th scope=\"row\">6.1.0-0-generic",
         "<th scope=\"rowgroup\"",

@@ -1,6 +1,6 @@
 //! The fleet on one page: how every image stands for every kernel, what is wrong, which nodes are at risk.
 //!
-//! `facts` keeps what pages show; `fleet`, `details` and `history` are pure and make models of it; `html` writes
+//! `facts` keeps what pages show; `fleet`, `details`, `materials` and `history` are pure and make models of it; `html` writes
 //! those as HTML. [`write_files`] and [`PageServer`] are the adapters: a directory, and routes of farrier's HTTP server.
 
 mod details;
@@ -9,8 +9,9 @@ mod files;
 mod fleet;
 mod history;
 mod html;
+mod image;
 mod log;
-mod report;
+mod materials;
 mod server;
 
 pub use facts::Facts;

@@ -12,8 +12,9 @@ use std::{
 use axum::{
     Router,
     body::Body,
-    extract::State,
+    extract::{Request, State},
     http::{HeaderValue, StatusCode, Uri, header},
+    middleware::{Next, from_fn},
     response::{
         IntoResponse, Response,
         sse::{Event, KeepAlive, Sse},
@@ -28,36 +29,32 @@ use super::{
     facts::Facts,
     fleet::{Filter, Fleet, cell_link, log_link, node_link},
     history::History,
-    html::{self, HtmlError, SCRIPT, STYLE},
+    html::{self, HtmlError, ICON, SCRIPT, STYLE},
+    image::Images,
     log::Log,
-    report::{Report, report_of},
 };
 use crate::{
     controller::live::{PassView, StatusSink},
     error_chain,
-    image::Digest,
     parts::Parts,
-    plan::{Outcome, StatusEntry},
+    plan::{PlannedCell, StatusEntry},
 };
 
 const HTML: &str = "text/html; charset=utf-8";
 /// What a browser may do with a page: show it, with our style sheet and our script, which asks this host alone, and send its form
 /// back. No script in a page, no frame, no other host.
-const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; \
+const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; \
                       base-uri 'none'; frame-ancestors 'none'";
 /// Viewers that are told of newer passes. Further ones reload by hand.
 const VIEWERS: usize = 200;
-/// How long a page waits for a check report.
+/// How long a page waits for what the registry has of an image.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Check reports that are kept.
-const REPORTS: usize = 100;
 
 /// Pages of the newest pass.
 pub struct PageServer {
     parts: Parts,
     shown: watch::Sender<Option<Arc<Shown>>>,
-    /// Reports of digests: what a digest names does not change.
-    reports: tokio::sync::Mutex<BTreeMap<Digest, Report>>,
+    images: Images,
     /// One page is made at a time, so that viewers take no more than one processor from builds.
     turn: Semaphore,
     viewers: Arc<Semaphore>,
@@ -101,76 +98,62 @@ impl StatusSink for PageServer {
 impl PageServer {
     /// Shows nothing until the first pass.
     pub fn new(parts: Parts) -> Arc<Self> {
-        let (shown, reports) = (watch::Sender::default(), tokio::sync::Mutex::default());
+        let (shown, images) = (watch::Sender::default(), Images::of(parts.clone()));
         let viewers = Arc::new(Semaphore::new(VIEWERS));
-        Arc::new(Self { parts, shown, reports, turn: Semaphore::new(1), viewers })
+        Arc::new(Self { parts, shown, images, turn: Semaphore::new(1), viewers })
     }
 
     /// The routes.
     pub fn router(self: &Arc<Self>) -> Router {
         let mut router = Router::new().route("/events", get(events));
-        let (files, pages) = (["/style.css", "/page.js"], ["/index.html", "/nodes.html", "/rollouts.html"]);
+        let (files, pages) =
+            (["/style.css", "/icon.svg", "/page.js"], ["/index.html", "/nodes.html", "/rollouts.html"]);
         for path in files.into_iter().chain(pages).chain(["/", "/c/{page}", "/n/{page}"]) {
             router = router.route(path, get(answer));
         }
         router.with_state(Arc::clone(self))
     }
 
+    /// The same for who has this machine alone: a page from elsewhere whose name leads to the loopback device reads nothing.
+    pub fn local_router(self: &Arc<Self>) -> Router {
+        self.router().layer(from_fn(named_as_here))
+    }
+
     fn shown(&self) -> Option<Arc<Shown>> {
         self.shown.borrow().clone()
     }
 
-    /// The report of a cell's image, fetched once.
-    async fn report(&self, outcome: Option<&Outcome>) -> Option<Result<Report, String>> {
-        let Some(Outcome::UpToDate { published, .. }) = outcome else { return None };
-        let mut reports = self.reports.lock().await;
-        if let Some(known) = reports.get(&published.digest) {
-            return Some(Ok(known.clone()));
-        }
-        let report = report_of(&self.parts, outcome).await;
-        if let Some(Ok(report)) = &report {
-            if reports.len() >= REPORTS {
-                reports.clear();
-            }
-            reports.insert(published.digest.clone(), report.clone());
-        }
-        report
-    }
-
     async fn find(self: Arc<Self>, shown: Arc<Shown>, uri: Uri) -> Result<Answer, HtmlError> {
         let path = uri.path().trim_start_matches('/').to_owned();
-        let outcome = if path.starts_with("c/") { shown.outcome(&path) } else { None };
-        let asked = tokio::time::timeout(PATIENCE, self.report(outcome.as_ref())).await;
-        let report = asked.unwrap_or_else(|_| Some(Err("the registry did not answer in time".to_owned())));
+        let found = match shown.cell(&path) {
+            None => Found::default(),
+            Some(cell) => {
+                let asked = tokio::time::timeout(PATIENCE, self.images.of_cell(&shown.facts.plan, cell));
+                let late = || Some(Err("the registry did not answer in time".to_owned()));
+                asked.await.unwrap_or_else(|_| Found { image: late(), ..Found::default() })
+            }
+        };
         let _turn = self.turn.acquire().await;
         let page = Arc::clone(&self);
-        let make = move || shown.answer(&path, uri.query().unwrap_or_default(), report, &page.parts);
+        let make = move || shown.answer(&path, uri.query().unwrap_or_default(), found, &page.parts);
         // The task is not cancelled; a panic in it has been told.
         tokio::task::spawn_blocking(make).await.unwrap_or(Ok(Answer::Nothing))
     }
 }
 
 impl Shown {
-    /// What is planned for the cell of a page.
-    fn outcome(&self, path: &str) -> Option<Outcome> {
-        let cells = &self.facts.plan.cells;
-        cells
-            .iter()
-            .find(|cell| cell_link(&cell.image, &cell.target) == path)
-            .map(|cell| cell.outcome.clone())
+    /// The cell of a page.
+    fn cell(&self, path: &str) -> Option<&PlannedCell> {
+        let mut cells = self.facts.plan.cells.iter().filter(|_| path.starts_with("c/"));
+        cells.find(|cell| cell_link(&cell.image, &cell.target) == path)
     }
 
-    fn answer(
-        &self,
-        path: &str,
-        query: &str,
-        report: Option<Result<Report, String>>,
-        parts: &Parts,
-    ) -> Result<Answer, HtmlError> {
+    fn answer(&self, path: &str, query: &str, found: Found, parts: &Parts) -> Result<Answer, HtmlError> {
         let Self { facts, history, index } = self;
         let fleet = || Fleet::new(facts, &history.since);
         let page = match path {
             "style.css" => return Ok(Answer::Page("text/css; charset=utf-8", STYLE.to_owned())),
+            "icon.svg" => return Ok(Answer::Page("image/svg+xml", ICON.to_owned())),
             "page.js" => return Ok(Answer::Page("text/javascript; charset=utf-8", SCRIPT.to_owned())),
             "nodes.html" => html::nodes_page(facts)?,
             "rollouts.html" => html::rollouts_page(facts)?,
@@ -202,11 +185,20 @@ impl Shown {
                 if log_link(entry) == cell {
                     return Ok(log.map_or(Answer::Nothing, |log| Answer::Log(log.path)));
                 }
-                html::cell_page(&fleet, entry, Found { log, report })?
+                html::cell_page(&fleet, entry, Found { log, ..found })?
             }
         };
         Ok(Answer::Page(HTML, page))
     }
+}
+
+async fn named_as_here(request: Request, next: Next) -> Response {
+    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    if matches!(name, "127.0.0.1" | "localhost") {
+        return next.run(request).await;
+    }
+    (StatusCode::MISDIRECTED_REQUEST, "this page is for this machine alone\n").into_response()
 }
 
 /// What the address asks for.

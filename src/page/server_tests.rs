@@ -113,6 +113,23 @@ async fn the_page_of_the_newest_pass_is_served_and_only_read() {
 }
 
 #[tokio::test]
+async fn a_name_from_elsewhere_that_leads_to_this_machine_reads_nothing() {
+    let page = PageServer::new(Bench::new(&serde_json::json!({})).parts.clone());
+    page.pass(&view(&Small::new(&[K47]))).await;
+    for (host, status) in [
+        ("127.0.0.1:81", 200),
+        ("localhost:81", 200),
+        ("farrier.attacker.test:81", 421),
+        ("127.0.0.1.test", 421),
+        ("", 421),
+    ] {
+        let request = Request::builder().uri("/").header("host", host).body(Body::empty()).unwrap();
+        let answer = tower::Service::call(&mut page.local_router(), request).await.unwrap();
+        assert_eq!(answer.status().as_u16(), status, "{host}");
+    }
+}
+
+#[tokio::test]
 async fn viewers_are_counted_and_come_and_go() {
     let page = PageServer::new(Bench::new(&serde_json::json!({})).parts.clone());
     let open = async || events(State(Arc::clone(&page))).await;

@@ -1,0 +1,194 @@
+#!/usr/bin/python3
+"""Looks at pages in Chromium as people do: in both themes and three widths, with the keyboard, with axe.
+
+usage: look.py AXE PICTURES FROM TO NAME=ADDRESS...
+
+AXE is axe-core's script. A picture of each page in each theme and width goes to the directory PICTURES. Pages whose name begins
+with `large` have one width, and those that are served are timed. When FROM is renamed to TO, a page named `nodes` that is open
+tells of one node more that is left alone. Exit code 1 when something was found.
+"""
+
+import base64
+import os
+import pathlib
+import sys
+import time
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+WIDTHS = {360: 740, 1280: 900, 3840: 2160}
+# A picture of a longer page ends here.
+TALLEST = 2000
+
+# What is wider than the window, with what it says; what scrolls by itself is no part of that.
+SPILLS = """
+if (document.scrollingElement.scrollWidth <= innerWidth) return [];
+return [...document.querySelectorAll("body *")].filter((one) => one.getBoundingClientRect().right > innerWidth + 1
+    && !one.parentElement.closest(".scroll, pre")).map((one) => `${one.tagName} ${one.textContent.slice(0, 60)}`).slice(0, 3);
+"""
+# What the keyboard must reach.
+STOPS = """
+window.stops = [...document.querySelectorAll("a[href], button, input:not([type=hidden]), summary, [tabindex='0']")]
+    .filter((one) => one.checkVisibility());
+return stops.length;
+"""
+# Where it is: its place among those, and what would keep people from seeing that.
+STOP = """
+const one = document.activeElement, box = one.getBoundingClientRect(), style = getComputedStyle(one);
+const [x, y] = [(Math.max(box.left, 0) + Math.min(box.right, innerWidth)) / 2, (Math.max(box.top, 0) + Math.min(box.bottom, innerHeight)) / 2];
+// An inline box of two lines is not where its middle is.
+const boxes = [...one.getClientRects()], over = [document.elementFromPoint(x, y), boxes.length > 1
+    ? document.elementFromPoint(boxes[0].left + boxes[0].width / 2, boxes[0].top + boxes[0].height / 2) : null];
+const faults = [];
+if (style.outlineStyle === "none") faults.push("has no outline");
+if (!over.some((top) => top && (one.contains(top) || top.contains(one)))) faults.push("is covered or outside the window");
+return [stops.indexOf(one), one.outerHTML.slice(0, 120), faults.join(", ")];
+"""
+AXE = """
+const done = arguments[0];
+axe.run(document, {preload: false}).then(({violations}) => done(violations.map(({id, help, nodes}) =>
+    `${id}: ${help}: ` + nodes.slice(0, 3).map((node) => node.target.join(" ") + " " + (node.any[0]?.message ?? "")).join("; "))),
+    (error) => done([`axe ended: ${error}`]));
+"""
+FIGURES = """
+const [page] = performance.getEntriesByType("navigation"), paint = performance.getEntriesByName("first-contentful-paint")[0];
+const bytes = performance.getEntriesByType("resource").reduce((sum, one) => sum + one.transferSize, page.transferSize);
+return [page.responseStart - page.requestStart, page.responseEnd - page.requestStart, paint?.startTime ?? NaN, page.transferSize, bytes];
+"""
+
+
+def browser():
+    options = webdriver.ChromeOptions()
+    options.binary_location = "/usr/bin/chromium"
+    # A name that is looked up is a request to another host.
+    arguments = ["--headless=new", "--hide-scrollbars", "--no-proxy-server", "--lang=en", "--disable-gpu",
+                 "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
+                 "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+    for argument in arguments + (["--no-sandbox"] if os.getuid() == 0 else []):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return webdriver.Chrome(service=Service("/usr/bin/chromedriver"), options=options)
+
+
+class Look:
+    def __init__(self, driver, axe, pictures):
+        self.driver, self.axe, self.pictures, self.found = driver, axe, pictures, {}
+
+    def note(self, where, faults):
+        for fault in faults:
+            self.found.setdefault(fault, []).append(where)
+
+    def window(self, width, theme, height=None):
+        size = {"width": width, "height": height or WIDTHS[width], "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        features = [{"name": "prefers-color-scheme", "value": theme}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def key(self, name, code):
+        for kind in ["rawKeyDown", "char", "keyUp"] if name == "Enter" else ["rawKeyDown", "keyUp"]:
+            event = {"type": kind, "key": name, "code": name, "windowsVirtualKeyCode": code}
+            if kind == "char":
+                event["text"] = "\r"
+            self.driver.execute_cdp_cmd("Input.dispatchKeyEvent", event)
+
+    def picture(self, name):
+        height = min(self.driver.execute_script("return document.documentElement.scrollHeight"), TALLEST)
+        width = self.driver.execute_script("return innerWidth")
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        asked = {"format": "png", "clip": clip, "captureBeyondViewport": True}
+        taken = self.driver.execute_cdp_cmd("Page.captureScreenshot", asked)
+        (self.pictures / f"{name}.png").write_bytes(base64.b64decode(taken["data"]))
+
+    def keyboard(self, name):
+        """Tab reaches all there is, and what it reaches is seen; the first stop leads past the head."""
+        driver = self.driver
+        wanted = driver.execute_script(STOPS)
+        reached = set()
+        for press in range(wanted + 2):
+            self.key("Tab", 9)
+            place, what, fault = driver.execute_script(STOP)
+            if place < 0:
+                break
+            reached.add(place)
+            if fault:
+                self.note(f"{name}, keyboard", [f"{what} {fault}"])
+        missed = [driver.execute_script("return stops[arguments[0]].outerHTML.slice(0, 120)", place)
+                  for place in sorted(set(range(wanted)) - reached)]
+        self.note(f"{name}, keyboard", [f"{what} is not reached" for what in missed])
+        driver.get(driver.current_url.split("#")[0])
+        self.key("Tab", 9)
+        self.key("Enter", 13)
+        if driver.execute_script("return document.activeElement.id") != "main":
+            self.note(f"{name}, keyboard", ["the first link does not lead to the content"])
+
+    def page(self, name, address):
+        driver, served = self.driver, address.startswith("http:")
+        is_large = name.startswith("large")
+        for theme in ["light", "dark"]:
+            for width in [1280] if is_large else WIDTHS:
+                where = f"{name}, {theme}, {width} px"
+                self.window(width, theme)
+                driver.get(address)
+                # The head of a table that scrolls is no part of what follows.
+                self.note(where, [f"wider than the window: {what}" for what in driver.execute_script(SPILLS)])
+                self.picture(f"{name}-{theme}-{width}")
+                if width < 3840:
+                    driver.execute_script("document.querySelectorAll('details').forEach((one) => one.open = true)")
+                    driver.execute_script(self.axe)
+                    self.note(where, driver.execute_async_script(AXE))
+        if not is_large:
+            self.window(1280, "light")
+            driver.get(address)
+            self.keyboard(name)
+        said = driver.get_log("browser")
+        self.note(name, [entry["message"] for entry in said if served])
+
+    def live(self, address, old, new):
+        """A page that is open follows the cluster, without being loaded anew."""
+        self.window(1280, "light")
+        self.driver.get(address)
+        self.driver.execute_script("window.isOpen = true")
+        os.rename(old, new)
+        shown, deadline = "return window.isOpen && document.body.textContent.includes('left alone 2 nodes')", time.monotonic() + 120
+        while not self.driver.execute_script(shown):
+            if time.monotonic() > deadline:
+                return self.note("nodes, open", ["does not tell of the new node"])
+            time.sleep(0.2)
+
+    def figures(self, name, address):
+        """Figures of a page, without a verdict: a busy machine is no fault of the page's."""
+        times = []
+        self.window(1280, "light")
+        for _ in range(5):
+            self.driver.get("about:blank")
+            self.driver.get(address)
+            self.driver.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 200))")
+            times.append(self.driver.execute_script(FIGURES))
+        first, last, paint, page, whole = (sorted(column)[2] for column in zip(*times))
+        print(f"{name}: {page:.0f} bytes over the wire, {whole:.0f} with style and script; the server's first byte after "
+              f"{first:.0f} ms, its last after {last:.0f} ms; first paint after {paint:.0f} ms (medians of 5)")
+
+
+def main(axe, pictures, old, new, *pages):
+    pictures = pathlib.Path(pictures)
+    pictures.mkdir(parents=True, exist_ok=True)
+    driver = browser()
+    try:
+        driver.set_script_timeout(120)
+        look = Look(driver, pathlib.Path(axe).read_text(encoding="utf-8"), pictures)
+        for name, address in (page.split("=", 1) for page in pages):
+            look.page(name, address)
+            if name == "nodes":
+                look.live(address, old, new)
+            if name.startswith("large") and address.startswith("http:"):
+                look.figures(name, address)
+    finally:
+        driver.quit()
+    for fault, places in look.found.items():
+        print(f"{fault}\n    {'; '.join(places[:4])}{f'; and {len(places) - 4} more' if len(places) > 4 else ''}", file=sys.stderr)
+    sys.exit(1 if look.found else 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

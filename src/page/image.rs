@@ -1,0 +1,219 @@
+//! Adapter: published images, as the registry has them and what is beside them.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{
+    details::{Found, FoundImage},
+    materials::{Before, Part, image_of, parts_of},
+};
+use crate::{
+    error_chain,
+    image::ImageReference,
+    images::{BILL, CHECK_REPORT, PROVENANCE, StoredImage},
+    oci::ImageManifest,
+    parts::{Parts, TargetError},
+    plan::{Plan, PlannedCell},
+    provenance::{Statement, is_about},
+    store::Standing,
+};
+
+/// Images that are kept, and how long: what a digest names does not change, but documents and signatures come later, too.
+const KEPT: usize = 100;
+const FRESH: Duration = Duration::from_mins(5);
+
+/// What a page shows of a published image.
+#[derive(Clone, Debug, Default)]
+pub struct Image {
+    /// Bytes of its layers, compressed.
+    pub size: u64,
+    pub signature: Option<Standing>,
+    pub report: Option<Report>,
+    /// What its bill of materials has, where there is one.
+    pub parts: Option<Vec<Part>>,
+    /// How it was built, in a line.
+    pub provenance: Option<String>,
+}
+
+/// What a page shows of a check report.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Report {
+    pub verdict: String,
+    pub findings: Vec<Finding>,
+    pub modules: Vec<Module>,
+    pub boot: Option<Boot>,
+}
+
+/// One module.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Module {
+    pub name: String,
+    pub verdict: String,
+    pub findings: Vec<Finding>,
+}
+
+/// One reason.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Finding {
+    pub rule: String,
+    pub verdict: String,
+    pub message: String,
+    pub found: Option<String>,
+    pub wanted: Option<String>,
+    pub remedy: String,
+}
+
+/// What a boot of the kernel showed.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Boot {
+    pub kernel: String,
+    pub modules: Vec<BootedModule>,
+}
+
+/// One module, with the kernel's own words.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BootedModule {
+    pub name: String,
+    pub outcome: String,
+    pub error: Option<String>,
+    pub messages: Vec<String>,
+}
+
+/// Images, each looked at once in a while.
+pub struct Images {
+    parts: Parts,
+    kept: Mutex<BTreeMap<ImageReference, (Instant, Arc<Image>)>>,
+}
+
+impl Images {
+    pub fn of(parts: Parts) -> Self {
+        Self { parts, kept: Mutex::default() }
+    }
+
+    /// What there is of a cell's image, and of the one before.
+    pub async fn of_cell(&self, plan: &Plan, planned: &PlannedCell) -> Found {
+        let image = async { Some(self.find(&image_of(&planned.outcome)?).await) };
+        let before = async {
+            let before = Before::of(plan, planned)?;
+            let found = self.find(&before.image).await;
+            Some((before, found))
+        };
+        let (image, before) = futures::join!(image, before);
+        Found { log: None, image, before }
+    }
+
+    /// What there is of an image, or why it cannot be shown.
+    async fn find(&self, reference: &ImageReference) -> FoundImage {
+        let kept = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = kept().get(reference).filter(|(since, _)| since.elapsed() < FRESH).cloned();
+        if let Some((_, image)) = known {
+            return Ok(image);
+        }
+        let found = look_at(&self.parts, reference).await;
+        let image = Arc::new(found.map_err(|error| error_chain(&error))?);
+        let mut kept = kept();
+        if kept.len() >= KEPT {
+            kept.clear();
+        }
+        kept.insert(reference.clone(), (Instant::now(), Arc::clone(&image)));
+        Ok(image)
+    }
+}
+
+async fn look_at(parts: &Parts, reference: &ImageReference) -> Result<Image, TargetError> {
+    let stored = parts.existing_manifest(reference).await?;
+    let layers = ImageManifest::parse(&stored.bytes)?.layers;
+    let image = StoredImage { parts, repository: &reference.repository, digest: &stored.digest };
+    let (report, bill) = (image.find_document(&CHECK_REPORT).await?, image.find_document(&BILL).await?);
+    let statement = image.find_document(&PROVENANCE).await?;
+    let statement = statement.and_then(|bytes| Statement::parse(&bytes).ok());
+    let statement = statement.filter(|statement| is_about(statement, &stored.digest));
+    Ok(Image {
+        size: layers.iter().fold(0, |sum, layer| layer.size.saturating_add(sum)),
+        signature: Some(image.standing().await?),
+        // A document in another form than this farrier's is not shown.
+        report: report.and_then(|bytes| read_report(&bytes)),
+        parts: bill.and_then(|bytes| Some(parts_of(&serde_json::from_slice(&bytes).ok()?))),
+        provenance: statement.map(|statement| built(&statement.predicate)),
+    })
+}
+
+fn read_report(bytes: &[u8]) -> Option<Report> {
+    #[derive(Deserialize)]
+    struct Document {
+        report: Report,
+    }
+    serde_json::from_slice::<Document>(bytes).ok().map(|document| document.report)
+}
+
+fn built(predicate: &Value) -> String {
+    let inputs = predicate["buildDefinition"]["resolvedDependencies"].as_array().map_or(0, Vec::len);
+    let farrier = predicate["runDetails"]["builder"]["version"]["farrier"].as_str();
+    let farrier: String = farrier.unwrap_or("of no version").chars().take(40).collect();
+    format!("SLSA v1: farrier {farrier}, {inputs} inputs")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        kernel::Architecture,
+        kmod::{BootOutcome, BootReport, CheckReport, ModuleBoot, Verdict},
+        oci::CheckReportDocument,
+    };
+
+    #[test]
+    fn the_report_that_a_build_stores_is_the_one_that_is_shown() {
+        let refused = BootOutcome::Refused {
+            error: "ENOEXEC".to_owned(),
+            messages: vec!["disagrees about version of symbol module_layout".to_owned()],
+        };
+        let report = CheckReport {
+            kernel: "6.1.0-56-amd64".to_owned(),
+            architecture: Architecture::Amd64,
+            verdict: Verdict::Refused,
+            findings: Vec::new(),
+            modules: Vec::new(),
+            load_order: Vec::new(),
+            boot: Some(BootReport {
+                kernel: "6.1.0-56-amd64".to_owned(),
+                accelerator: "kvm".to_owned(),
+                milliseconds: 1,
+                modules: vec![ModuleBoot {
+                    path: "mft.ko".to_owned(),
+                    name: "mft".to_owned(),
+                    outcome: refused,
+                }],
+            }),
+        };
+        let stored = CheckReportDocument { report: &report, reused_from: None }.to_bytes().unwrap();
+        let shown = read_report(&stored).unwrap();
+        assert_eq!(shown.verdict, "refused");
+        let boot = shown.boot.unwrap();
+        let BootedModule { name, outcome, error, messages } = &boot.modules[0];
+        assert_eq!((name.as_str(), outcome.as_str(), error.as_deref()), ("mft", "refused", Some("ENOEXEC")));
+        assert_eq!(messages, &["disagrees about version of symbol module_layout"]);
+        assert!(read_report(b"{}").is_none() && read_report(b"[").is_none());
+    }
+
+    #[test]
+    fn how_an_image_was_built_in_a_line() {
+        let predicate = serde_json::json!({
+            "buildDefinition": {"resolvedDependencies": [{}, {}]},
+            "runDetails": {"builder": {"version": {"farrier": "1".repeat(500)}}},
+        });
+        assert_eq!(built(&predicate), format!("SLSA v1: farrier {}, 2 inputs", "1".repeat(40)));
+        assert_eq!(built(&Value::Null), "SLSA v1: farrier of no version, 0 inputs");
+    }
+}

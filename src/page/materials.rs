@@ -1,0 +1,178 @@
+//! Pure: what images were made of, and what differs from the image before.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::{
+    image::{Digest, ImageReference, Version},
+    kernel::{KernelTarget, order_of},
+    plan::{BuildReason, Cell, FetchedInputs, Outcome, Plan, PlannedCell},
+    provenance::{Material, Role},
+};
+
+/// Components of a bill that are read, and characters of each text. A toolchain has some two hundred packages.
+const MOST: usize = 2000;
+const SHOWN: usize = 200;
+/// A component's role, where it is a module of the payload.
+const MODULE: &str = "module";
+/// What a plan knows of an image that is not built: its headers and its toolchain are known when they are fetched.
+const PLANNED: [Role; 4] = [Role::Source, Role::Patch, Role::Need, Role::Recipe];
+
+/// Something that an image holds, or was made with.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Part {
+    pub role: String,
+    pub name: String,
+    pub version: String,
+    pub digest: String,
+}
+
+impl Part {
+    /// What it is compared by. Names of header packages hold their kernel's release.
+    fn key(&self) -> (&str, String) {
+        let is_headers = self.role == Role::Headers.as_str();
+        (&self.role, self.name.replace(|c: char| is_headers && c.is_ascii_digit(), ""))
+    }
+
+    fn said(&self) -> String {
+        let digest = self.digest.get(..12).unwrap_or_default();
+        let said = [&self.name, self.version.as_str(), digest];
+        said.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(" ")
+    }
+}
+
+impl From<Material> for Part {
+    fn from(material: Material) -> Self {
+        let Material { role, name, version, digest, uri: _, packages: _ } = material;
+        let digest = digest.map(|digest| digest.hex().to_owned()).unwrap_or_default();
+        Self { role: role.as_str().to_owned(), name, version: version.unwrap_or_default(), digest }
+    }
+}
+
+/// The components of a bill of materials.
+pub fn parts_of(bill: &Value) -> Vec<Part> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().chars().take(SHOWN).collect::<String>();
+    let components = bill["components"].as_array().into_iter().flatten().take(MOST);
+    components
+        .map(|component| {
+            let mut properties = component["properties"].as_array().into_iter().flatten();
+            let role = properties.find(|property| property["name"] == "farrier:role");
+            Part {
+                role: role.map(|role| text(&role["value"])).unwrap_or_default(),
+                name: text(&component["name"]),
+                version: text(&component["version"]),
+                digest: text(&component["hashes"][0]["content"]),
+            }
+        })
+        .collect()
+}
+
+/// What a plan knows of an image that is not built.
+pub fn planned_parts(cell: &Cell) -> Vec<Part> {
+    let FetchedInputs { sources, .. } = &cell.fetched;
+    let sources = sources.iter().map(|(name, identity)| {
+        let material = Material::of_origin(Role::Source, identity, name);
+        Material { version: material.version.or_else(|| Some(cell.version.clone())), ..material }
+    });
+    let patches = cell.patches.iter().map(|patch| Material {
+        digest: format!("sha256:{}", patch.sha256).parse().ok(),
+        ..Material::new(Role::Patch, &patch.name)
+    });
+    let needs = cell.needs.iter().map(|need| Material {
+        version: Some(need.version.clone()),
+        digest: Some(need.exposed.clone()),
+        ..Material::new(Role::Need, need.name.as_str())
+    });
+    let recipe = Material {
+        digest: Some(Digest::of(cell.dockerfile.as_bytes())),
+        ..Material::new(Role::Recipe, "Dockerfile")
+    };
+    sources.chain(patches).chain(needs).chain([recipe]).map(Part::from).collect()
+}
+
+/// The image that a cell's image is compared with.
+#[derive(Clone, Debug)]
+pub struct Before {
+    pub image: ImageReference,
+    /// Whose it is, where it is for another kernel.
+    pub cell: Option<PlannedCell>,
+}
+
+impl Before {
+    /// What other inputs left under the cell's own name; else the image of the nearest older kernel of the same platform, else
+    /// that of the nearest newer one.
+    pub fn of(plan: &Plan, planned: &PlannedCell) -> Option<Self> {
+        if let Outcome::Conflict { cell, .. }
+        | Outcome::Build { cell, why: BuildReason::Overwrite { .. }, .. } = &planned.outcome
+        {
+            return Some(Self { image: cell.reference.clone(), cell: None });
+        }
+        let KernelTarget { os, os_version, release: _, arch } = &planned.target;
+        let order = order_of(os);
+        let others = plan.cells.iter().filter(|other| {
+            let KernelTarget { os: theirs, os_version: version, release: _, arch: other_arch } =
+                &other.target;
+            other.image == planned.image
+                && (theirs, version, other_arch) == (os, os_version, arch)
+                && matches!(other.outcome, Outcome::UpToDate { .. })
+        });
+        let compare =
+            |a: &PlannedCell, b: &PlannedCell| order(a.target.release.as_str(), b.target.release.as_str());
+        let before =
+            others.clone().filter(|other| compare(other, planned).is_lt()).max_by(|a, b| compare(a, b));
+        let newer = || others.filter(|other| compare(other, planned).is_gt()).min_by(|a, b| compare(a, b));
+        let nearest = before.or_else(newer)?;
+        Some(Self { image: image_of(&nearest.outcome)?, cell: Some(nearest.clone()) })
+    }
+}
+
+/// The published image of a cell, by digest.
+pub fn image_of(outcome: &Outcome) -> Option<ImageReference> {
+    let Outcome::UpToDate { cell, published, .. } = outcome else { return None };
+    let version = Version::Digest(published.digest.clone());
+    Some(ImageReference { repository: cell.reference.repository.clone(), version })
+}
+
+/// An input that is not the same.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Difference {
+    pub what: String,
+    pub before: String,
+    pub now: String,
+}
+
+/// What differs. A Dockerfile and the files of modules differ with the kernel: then they say nothing.
+pub fn differences(before: &[Part], now: &[Part], same_kernel: bool) -> Vec<Difference> {
+    let mut both: BTreeMap<(&str, String), [Option<Part>; 2]> = BTreeMap::new();
+    for (place, parts) in [before, now].into_iter().enumerate() {
+        let says = |part: &&Part| same_kernel || part.role != Role::Recipe.as_str();
+        for part in parts.iter().filter(says) {
+            let mut kept = part.clone();
+            if part.role == MODULE && !same_kernel {
+                kept.digest.clear();
+            }
+            both.entry(part.key()).or_default()[place] = Some(kept);
+        }
+    }
+    let differing = both.into_iter().filter(|(_, [before, now])| before != now);
+    let said = |part: &Option<Part>| part.as_ref().map_or_else(|| "–".to_owned(), Part::said);
+    differing
+        .map(|((what, _), [before, now])| Difference {
+            what: what.to_owned(),
+            before: said(&before),
+            now: said(&now),
+        })
+        .collect()
+}
+
+/// Those that a plan knows, too.
+pub fn as_planned(parts: &[Part]) -> Vec<Part> {
+    let known = |part: &&Part| PLANNED.iter().any(|role| part.role == role.as_str());
+    parts.iter().filter(known).cloned().collect()
+}
+
+#[cfg(test)]
+#[path = "materials_tests.rs"]
+mod tests;
