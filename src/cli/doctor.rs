@@ -200,7 +200,10 @@ impl Visit {
         }
         if let Some(kube) = kube {
             let rollouts = parts.definitions.images.values().flat_map(|image| &image.spec.rollout);
-            self.rights(kube.missing_rights(rollouts).await, "what the rollouts write may be written".to_owned());
+            self.rights(
+                kube.missing_rights(rollouts).await,
+                "what the rollouts write may be written".to_owned(),
+            );
             if let Ok(Engine::Kubernetes(_)) = parts.engine.get().await {
                 let namespace = parts.definitions.site.builds.namespace();
                 let missing = kube.missing_build_rights(namespace).await;
