@@ -4,14 +4,23 @@ pub(super) use super::super::lexer::{Refusal, mistake};
 
 /// Why a Dockerfile has no steps. Whoever shows it says whose Dockerfile it is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum StepsError {
     /// It is not Docker's form, whatever the engine.
     #[error("line {line}: {reason}")]
-    Mistake { line: u32, reason: String },
+    Mistake {
+        /// From 1.
+        line: u32,
+        /// What is wrong.
+        reason: String,
+    },
     /// A build in place does not do it.
     #[error("line {line}: {reason}; use engine docker")]
-    Unsupported { line: u32, reason: String },
+    Unsupported {
+        /// From 1.
+        line: u32,
+        /// What is not done, and what to write instead.
+        reason: String,
+    },
 }
 
 impl Refusal {
