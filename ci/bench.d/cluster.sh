@@ -41,7 +41,7 @@ YAML
     row "overhead of a build in a cluster, p95 of 20" "$(sort -n "$state/times/overhead" | sed -n 19p)" 10 s
 
     say "50 builds of 20 s in a cluster with room for 25"
-    # Of the first node, less what runs there. A quota would measure the Job controller, which asks again ever more rarely.
+    # What the first node can give, in thousandths of a processor. A quota would measure the Job controller, which asks again ever more rarely.
     room="$(kubectl get nodes -o json | jq '.items[0].status.allocatable.cpu | if endswith("m") then rtrimstr("m") | tonumber else tonumber * 1000 end')"
     # The module is brought, not compiled: 25 compilers at once would measure the processors.
     sed 's/^RUN /RUN sleep 20; /' "$place/definitions/templates/brought.Dockerfile.hbs" > "$place/definitions/templates/sleeper.Dockerfile.hbs"
