@@ -130,7 +130,6 @@ class Look:
                 where = f"{name}, {theme}, {width} px"
                 self.window(width, theme)
                 driver.get(address)
-                # The head of a table that scrolls is no part of what follows.
                 self.note(where, [f"wider than the window: {what}" for what in driver.execute_script(SPILLS)])
                 self.picture(f"{name}-{theme}-{width}")
                 if width < 3840:

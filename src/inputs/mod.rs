@@ -68,7 +68,7 @@ pub enum Lookup<T> {
 }
 
 impl<T> Lookup<T> {
-    /// The same of what is made of what was found.
+    /// Makes another thing of what was found; what is missing stays missing.
     pub(crate) fn map<U>(self, make: impl FnOnce(T) -> U) -> Lookup<U> {
         match self {
             Self::Found(found) => Lookup::Found(make(found)),

@@ -13,7 +13,6 @@ pub enum Stage {
     /// Waiting for room.
     Queued,
     /// Beginning.
-    #[strum(to_string = "starting")]
     Starting,
     /// Fetching the kernel's headers.
     #[strum(to_string = "fetching headers")]
