@@ -109,3 +109,25 @@ impl KubeCluster {
 fn lacking(action: &str, right: MissingRight) -> ClusterError {
     ClusterError::Api { action: action.to_owned(), error: ApiError::Forbidden(Box::new(right)) }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    /// What is asked for is what `deploy/` grants, no more and no less.
+    #[test]
+    fn builds_ask_for_the_rights_that_are_deployed() {
+        let deployed = include_str!("../../../deploy/kustomize/builds/rbac.yaml");
+        let role = deployed.split("\n---\n").next().unwrap();
+        let role: Value = serde_saphyr::from_str(role).unwrap();
+        let granted = role["rules"].as_array().unwrap().iter();
+        let granted: Vec<Value> = granted
+            .map(|rule| serde_json::json!([rule["apiGroups"][0], rule["resources"][0], rule["verbs"]]))
+            .collect();
+        let asked =
+            of_builds().map(|(resource, verbs)| serde_json::json!([resource.group, resource.plural, verbs]));
+        assert_eq!(granted, asked);
+    }
+}
