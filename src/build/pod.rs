@@ -23,6 +23,7 @@ use walkdir::WalkDir;
 use super::{base::InPlaceBase, compile::limits, job::Job};
 use crate::{
     blocking::blocking,
+    cache::LockMode,
     engine::{
         BuildJob, ContextEntry, EngineError, InCluster, JobSpec, Kubernetes, Phase, USER, environment,
         write_tar,
@@ -44,6 +45,8 @@ const REPOSITORY: &str = "builds";
 const GZIP_LEVEL: u32 = 1;
 /// The kind of the cache's entries that are headers as layers.
 const HEADER_LAYERS: &str = "header-layers";
+/// The kind of the cache's locks under which a layer is sent.
+const PUSHES: &str = "pushes";
 /// Directories that every build writes to.
 const WRITTEN: [&str; 2] = ["out", "tmp"];
 
@@ -129,33 +132,44 @@ async fn publish(
     let (mut layers, work) = blocking(write).await?;
     layers.insert(0, headers);
     let own: Vec<Layer> = layers.iter().map(|(layer, _)| layer.clone()).collect();
+    // A tag keeps it from being collected, and tells people whose it is.
+    let tag: Tag = format!("{}-{}", cell.image, cell.declared_hash.short()).parse()?;
+    // Another cell's build may have the same root file system, and the first one that ends takes its image away. Whichever farrier builds
+    // this cell has the same label, so that the other one's Job is found.
+    let labels = BTreeMap::from([("farrier.dev/build".to_owned(), tag.to_string())]);
     let image = oci::assemble(&Assembly {
         base: Some(&base.toolchain.image),
         entrypoint_layer: None,
         layers: &own,
         entrypoint: &[RUNNER.to_owned(), "pod".to_owned()],
         env: &BTreeMap::new(),
-        labels: &BTreeMap::new(),
+        labels: &labels,
         annotations: &BTreeMap::new(),
         architecture: cell.target.arch.as_str(),
     })?;
     parts.may_write()?;
     let (repository, registry) = (parts.location.repository(REPOSITORY)?, &parts.registry);
     let BaseImage { image: toolchain, repository: from, .. } = &base.toolchain;
-    for (layer, file) in toolchain.layers.iter().zip(layer_files(parts, &base.toolchain).await?) {
-        let is_there = registry.has_blob(&repository, &layer.digest).await?
-            || (parts.location.holds(from) && registry.mount_blob(&repository, &layer.digest, from).await?);
-        if !is_there {
-            registry.push_blob(&repository, &layer.digest, &file).await?;
+    let from = Some(from).filter(|from| parts.location.holds(from));
+    let below = toolchain.layers.iter().zip(layer_files(parts, &base.toolchain).await?);
+    let below = below.map(|(layer, file)| (&layer.digest, file, from));
+    let own = layers.iter().map(|(layer, file)| (&layer.digest, file.clone(), None));
+    for (digest, file, from) in below.chain(own) {
+        if registry.has_blob(&repository, digest).await? {
+            continue;
         }
-    }
-    for (layer, file) in &layers {
-        registry.push_blob(&repository, &layer.digest, file).await?;
+        // Builds that begin together have most layers in common: one sends each, the others find it there.
+        let _sole = parts.cache.lock(PUSHES, digest.hex(), LockMode::Exclusive).await?;
+        let is_there = match from {
+            Some(from) => registry.mount_blob(&repository, digest, from).await?,
+            None => false,
+        };
+        if !is_there {
+            registry.push_blob(&repository, digest, &file).await?;
+        }
     }
     drop(work);
     registry.push_bytes(&repository, &image.config).await?;
-    // A tag keeps it from being collected, and tells people whose it is.
-    let tag: Tag = format!("{}-{}", cell.image, cell.input_hash.short()).parse()?;
     registry
         .push_manifest(&repository, &Version::Tag(tag), media_type::OCI_MANIFEST, &image.manifest)
         .await?;

@@ -2,6 +2,7 @@
 //! registry, packages and compilers.
 
 use std::{
+    collections::BTreeSet,
     fs,
     process::{Child, Command},
 };
@@ -38,7 +39,11 @@ impl Bench {
     }
 
     fn command(&self, engine: &str, args: &[&str]) -> Command {
-        let image = ["build", "hello", "--kernel", &self.kernel, "--os", "debian", "--os-version", "12"];
+        self.command_for("hello", engine, args)
+    }
+
+    fn command_for(&self, image: &str, engine: &str, args: &[&str]) -> Command {
+        let image = ["build", image, "--kernel", &self.kernel, "--os", "debian", "--os-version", "12"];
         let how = ["--arch", "amd64", "--engine", engine, "--push"];
         let mut command = self.site.command(&[&image[..], &how, args].concat());
         command.env("KUBECONFIG", self.site.path("kubeconfig")).env("FARRIER_LOG", "farrier=info");
@@ -151,5 +156,26 @@ fn a_build_that_is_stopped_leaves_no_job() {
     wait_until("the pod runs", || bench.log().contains("Step 3/"));
     Command::new("kill").args(["-s", "INT", &build.id().to_string()]).status().unwrap();
     bench.site.finish(build).exits(130);
+    bench.assert_all_gone();
+}
+
+/// The first one that ends takes its image away, and the other's node may not have pulled it yet.
+#[test]
+fn builds_in_equal_root_file_systems_have_images_of_their_own() {
+    let bench = Bench::new();
+    let hello = fs::read_to_string(bench.site.definitions().join("images/hello.yaml")).unwrap();
+    bench.site.define("images/twin.yaml", &hello.replace("{name: hello}", "{name: twin}"));
+    let place = bench.api.unschedulable("0/1 nodes are available: 1 Insufficient memory.");
+    let builds = ["hello", "twin"].map(|image| bench.command_for(image, "kubernetes", &[]).spawn().unwrap());
+    wait_until("both have a Job", || bench.api.list("jobs.batch").len() == 2);
+    let images = bench.api.list("jobs.batch").into_iter().map(|job| {
+        let image = &job["spec"]["template"]["spec"]["containers"][0]["image"];
+        image.as_str().unwrap().to_owned()
+    });
+    assert_eq!(images.collect::<BTreeSet<_>>().len(), 2);
+    bench.api.take_back(place);
+    for build in builds {
+        bench.site.finish(build).exits(0);
+    }
     bench.assert_all_gone();
 }
