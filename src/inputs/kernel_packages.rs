@@ -66,8 +66,10 @@ trait Archive: Sync {
 /// does not change in what it means, and the input hash should not change with the day.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Found {
+    /// Nothing, like `arch`, in the records of farriers that did not list their header sets.
+    #[serde(default)]
     pub release: String,
-    pub arch: Architecture,
+    pub arch: Option<Architecture>,
     /// Of the cache's entry.
     pub key: String,
     pub origin: Vec<String>,
@@ -77,7 +79,7 @@ impl Found {
     /// What is made of this content for a kernel.
     pub fn new(format: &str, target: &KernelTarget, content: &[String], origin: Vec<String>) -> Self {
         let key = key(format, target, content.iter());
-        Self { release: target.release.to_string(), arch: target.arch, key, origin }
+        Self { release: target.release.to_string(), arch: Some(target.arch), key, origin }
     }
 }
 
@@ -294,5 +296,20 @@ impl Archive for Repositories {
 
     async fn update(&self) -> Result<bool, FetchError> {
         self.renew().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_older_farrier_found_counts() {
+        let found: Found = serde_json::from_str(r#"{"key": "1f", "origin": ["linux-image=6.1"]}"#).unwrap();
+        assert_eq!(
+            (found.key.as_str(), found.origin.as_slice()),
+            ("1f", &["linux-image=6.1".to_owned()][..])
+        );
+        assert_eq!((found.release.as_str(), found.arch), ("", None), "it is not listed by its release");
     }
 }

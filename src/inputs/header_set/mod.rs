@@ -174,10 +174,10 @@ impl Headers<'_> {
         stoppable(move |_| {
             let mut sets = Vec::new();
             for found in cache.records::<Found>(KIND)? {
-                let Ok(release) = found.release.parse() else { continue };
+                let (Ok(release), Some(arch)) = (found.release.parse(), found.arch) else { continue };
                 // Looked at, and not used.
                 let root = cache.place(KIND, &found.key)?.join(TREE);
-                if let Ok((facts, compiler)) = read_header_set(&root, &release, found.arch) {
+                if let Ok((facts, compiler)) = read_header_set(&root, &release, arch) {
                     let Found { key, origin, .. } = found;
                     let (identity, content, unverified) = (None, None, None);
                     sets.push(HeaderSet {

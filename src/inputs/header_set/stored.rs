@@ -122,7 +122,7 @@ impl Imported {
     /// Its entry in the cache.
     pub(super) fn found(&self) -> Found {
         let key = digest::of_parts([FORMAT, &self.release, self.arch.as_str(), &self.content]);
-        Found { release: self.release.clone(), arch: self.arch, key, origin: self.origin.clone() }
+        Found { release: self.release.clone(), arch: Some(self.arch), key, origin: self.origin.clone() }
     }
 }
 
