@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use runner::plan::{Action, Run, Step};
+use runner::plan::{Action, Limits, Plan, Run, Step};
 
 use super::{job::Job, kept};
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
         LOCAL_PREFIX, Sandbox,
     },
     error_chain,
-    image::{ImageReference, Output, Repository},
+    image::{BuildSpec, ImageReference, Output, Repository},
     images::{BaseImage, root_fs_layer, toolchain_tree},
     inputs::{HeaderSet, PackageRoot, find_build},
     kernel::{Compiler, CompilerKind, Toolchain},
@@ -31,6 +31,8 @@ use crate::{
 
 /// What the probe of a toolchain prints before the compilers that it found.
 const PROBE_MARK: &str = "farrier: toolchain offers ";
+/// Memory that any build may use, in bytes.
+pub(super) const LEAST_MEMORY: u64 = 4 << 30;
 
 /// What a compile starts from.
 pub(super) enum PreparedBase {
@@ -52,6 +54,15 @@ pub(super) struct InPlaceBase {
     pub(super) toolchain: BaseImage,
     /// The entry of the headers in the cache.
     pub(super) headers: String,
+}
+
+impl InPlaceBase {
+    /// The steps, and what they may use. What a definition says of its memory is when a build may start beside others, and so
+    /// an estimate.
+    pub(super) fn plan(&self, spec: BuildSpec) -> Plan {
+        let memory = spec.memory.bytes().saturating_mul(2).max(LEAST_MEMORY);
+        Plan { steps: self.steps.clone(), limits: Limits { memory: Some(memory), ..Limits::default() } }
+    }
 }
 
 /// Prepares the cell's base: toolchain plus header set.

@@ -10,12 +10,11 @@ use std::{
     time::SystemTime,
 };
 
-use runner::plan::{Limits, Plan};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    base::{InPlaceBase, PreparedBase, ProbeLog, missing_compiler},
+    base::{InPlaceBase, LEAST_MEMORY, PreparedBase, ProbeLog, missing_compiler},
     job::{Against, Job, Payload, ensure_planned},
     logs::log_path,
     pod,
@@ -67,7 +66,7 @@ pub(super) async fn compile(
         match (base, image.spec.output) {
             (PreparedBase::InPlace(sandbox, base), _) => {
                 let scratch = work.path().join("sandbox");
-                let build = in_place(base, build.clone(), scratch, limits(image.spec.build));
+                let build = in_place(base, build.clone(), scratch, image.spec.build);
                 Ok(sandbox.compile(build, &tree).await?)
             }
             (PreparedBase::InCluster(cluster, base), _) => {
@@ -122,26 +121,9 @@ pub(super) async fn compile(
     Ok(payload)
 }
 
-/// Memory that any build may use, in bytes.
-const LEAST_MEMORY: u64 = 4 << 30;
-
-/// What a build may use. What it says of its memory is when it may start beside others, and so an estimate.
-pub(super) fn limits(spec: BuildSpec) -> Limits {
-    let memory = spec.memory.bytes().saturating_mul(2).max(LEAST_MEMORY);
-    Limits { memory: Some(memory), ..Limits::default() }
-}
-
-fn in_place(base: &InPlaceBase, job: BuildJob, scratch: PathBuf, limits: Limits) -> InPlace {
+fn in_place(base: &InPlaceBase, job: BuildJob, scratch: PathBuf, spec: BuildSpec) -> InPlace {
     let BuildJob { id: _, dockerfile: _, context, log, cancel } = job;
-    let InPlaceBase { steps, lowers, toolchain: _, headers: _ } = base;
-    InPlace {
-        plan: Plan { steps: steps.clone(), limits },
-        lowers: lowers.to_vec(),
-        context,
-        scratch,
-        log,
-        cancel,
-    }
+    InPlace { plan: base.plan(spec), lowers: base.lowers.to_vec(), context, scratch, log, cancel }
 }
 
 /// What the engine's run comes to; `None` where it was stopped because it took longer than it may.

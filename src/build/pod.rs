@@ -20,7 +20,7 @@ use tar::{Builder, EntryType, Header};
 use tokio_util::sync::CancellationToken;
 use walkdir::WalkDir;
 
-use super::{base::InPlaceBase, compile::limits, job::Job};
+use super::{base::InPlaceBase, job::Job};
 use crate::{
     blocking::blocking,
     engine::{
@@ -57,7 +57,7 @@ pub(super) async fn compile(
 ) -> Result<Vec<String>, TargetError> {
     let Job { parts, cell, image, .. } = job;
     let spec = image.spec.build;
-    let mut plan = Plan { steps: base.steps.clone(), limits: limits(spec) };
+    let mut plan = base.plan(spec);
     for step in &mut plan.steps {
         if let Action::Run(run) = &mut step.action {
             run.env.push(environment(spec));

@@ -4,7 +4,7 @@ use std::{error::Error, io, path::PathBuf};
 
 use ::oci::client::{ConnectionProblem, connection_problem};
 
-use super::{header_tree::TreeError, rpm::metadata::MetadataError};
+use super::header_tree::TreeError;
 use crate::{
     archive::UnpackError,
     cache::{CacheError, FULL_DISK, is_full_disk},
@@ -203,6 +203,17 @@ impl From<walkdir::Error> for FetchError {
     fn from(error: walkdir::Error) -> Self {
         Self::Io(error.into())
     }
+}
+
+/// Why metadata cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum MetadataError {
+    /// No XML.
+    #[error("it is no XML in UTF-8: {0}")]
+    Xml(String),
+    /// XML of another form, or more than any repository has.
+    #[error("{0}")]
+    Form(String),
 }
 
 impl FetchError {

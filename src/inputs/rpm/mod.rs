@@ -13,7 +13,7 @@ use std::{
 
 use fs_err::{self as fs, File};
 use keys::Keys;
-use metadata::{MetadataError, Part, Repomd};
+use metadata::{Part, Repomd};
 use package::{RpmPackage, basearch};
 use serde::{Deserialize, Serialize};
 use url::Url;
@@ -23,6 +23,7 @@ use super::{
     apt::Packages,
     digest,
     download::{fetch_from, transfer},
+    error::MetadataError,
 };
 use crate::{
     archive,
