@@ -23,7 +23,7 @@ use crate::{
     inputs::{HeaderSet, PackageRoot, find_build},
     kernel::{Compiler, CompilerKind, Toolchain},
     net::Asker,
-    parts::{FindingKind, Parts, Stage, TargetError},
+    parts::{FindingKind, Parts, Result, Stage, TargetError},
     registry,
     site::HostPort,
     template::steps::{self, Base, StepsError},
@@ -66,7 +66,7 @@ impl InPlaceBase {
 }
 
 /// Prepares the cell's base: toolchain plus header set.
-pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<PreparedBase, TargetError> {
+pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<PreparedBase> {
     let engines = &job.parts.engine;
     let docker = match (job.image.spec.output, engines.get().await) {
         (Output::Payload, Ok(Engine::Kubernetes(cluster))) => {
@@ -96,10 +96,7 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
 }
 
 /// The trees, and the steps over them, unless the Dockerfile asks for what is not done in place.
-async fn in_place(
-    job: &Job<'_>,
-    headers: &HeaderSet,
-) -> Result<Result<InPlaceBase, StepsError>, TargetError> {
+async fn in_place(job: &Job<'_>, headers: &HeaderSet) -> Result<Result<InPlaceBase, StepsError>> {
     let Job { parts, cell, toolchain, .. } = job;
     job.stage(Stage::Toolchain);
     let (tree, toolchain) = toolchain_tree(parts, toolchain, cell).await?;
@@ -125,7 +122,7 @@ fn refused_template(job: &Job<'_>, refused: &StepsError) -> TargetError {
 }
 
 /// Makes sure that the engine has the image that the cell's Dockerfile starts from.
-async fn with_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -> Result<(), TargetError> {
+async fn with_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -> Result<()> {
     let Job { parts, cell, toolchain, .. } = job;
     // Builds run side by side, and one base serves many of them.
     let key = cell.base_name.rsplit(':').next().unwrap_or_default();
@@ -147,9 +144,9 @@ async fn with_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -
         cancel: parts.cancel.clone(),
     };
     match engine.build_image(&build, &cell.base_name).await {
-        Err(EngineError::Step { message }) => Err(match missing_compiler(job, headers, &log) {
+        Err(EngineError::Step(message)) => Err(match missing_compiler(job, headers, &log) {
             Some(error) => error,
-            None => EngineError::Step { message }.into(),
+            None => EngineError::Step(message).into(),
         }),
         other => Ok(other?),
     }
@@ -169,11 +166,7 @@ pub(super) fn missing_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLo
 }
 
 /// Makes sure that the engine has the toolchain, and says under which name.
-async fn ensure_toolchain(
-    job: &Job<'_>,
-    engine: &DockerEngine,
-    toolchain: &Toolchain,
-) -> Result<String, TargetError> {
+async fn ensure_toolchain(job: &Job<'_>, engine: &DockerEngine, toolchain: &Toolchain) -> Result<String> {
     let parts = job.parts;
     let root = match toolchain {
         Toolchain::Image(_) => {
@@ -211,7 +204,7 @@ async fn ensure_toolchain(
 
 /// Makes sure that the engine has an image, from a mirror or its own place, and says under which name. The engine
 /// goes to the network by itself, so that its hosts are looked at before.
-async fn pull(parts: &Parts, engine: &DockerEngine, image: &ImageReference) -> Result<String, TargetError> {
+async fn pull(parts: &Parts, engine: &DockerEngine, image: &ImageReference) -> Result<String> {
     let net = parts.fetcher.net();
     let places = net.image_candidates(&image.repository);
     let named = |place: &Repository| {
@@ -237,12 +230,7 @@ async fn pull(parts: &Parts, engine: &DockerEngine, image: &ImageReference) -> R
     outcome
 }
 
-async fn pull_from(
-    parts: &Parts,
-    engine: &DockerEngine,
-    place: &Repository,
-    name: &str,
-) -> Result<(), TargetError> {
+async fn pull_from(parts: &Parts, engine: &DockerEngine, place: &Repository, name: &str) -> Result<()> {
     if let Some(host) = HostPort::of_registry(&place.normalised().0) {
         let what = format!("pull of toolchain image {name}");
         parts.fetcher.net().permit(&host, &Asker::of(&what)).map_err(registry::not_sent)?;

@@ -24,16 +24,12 @@ use crate::{
     definitions::read_patch,
     engine::{BuildJob, BuildLog, ContextEntry, EngineError, FileLog, InPlace},
     image::{BuildSpec, Digest, Output, Period},
-    parts::{Finding, FindingKind, Stage, TargetError},
+    parts::{Finding, FindingKind, Result, Stage, TargetError},
     payload,
 };
 
 /// Runs the engine and collects what it left.
-pub(super) async fn compile(
-    job: &Job<'_>,
-    base: &PreparedBase,
-    against: &Against,
-) -> Result<Payload, TargetError> {
+pub(super) async fn compile(job: &Job<'_>, base: &PreparedBase, against: &Against) -> Result<Payload> {
     let Job { parts, cell, image, .. } = job;
     let work = parts.cache.scratch()?;
     let (mut context, sources) = context(job, work.path()).await?;
@@ -84,13 +80,13 @@ pub(super) async fn compile(
     };
     let canary = match within(image.spec.build.deadline, &begun, &build.cancel, run).await {
         Some(Ok(refused)) => refused,
-        Some(Err(TargetError::Engine(EngineError::Step { message }))) => {
+        Some(Err(TargetError::Engine(EngineError::Step(message)))) => {
             return Err(match missing_compiler(job, &against.headers, &probe) {
                 Some(error) => error,
                 None => failed(&log, &message, &log_path).into(),
             });
         }
-        Some(Err(TargetError::Engine(EngineError::Limit { message }))) => {
+        Some(Err(TargetError::Engine(EngineError::Limit(message)))) => {
             return Err(over_limit(&log, &message, &log_path).into());
         }
         Some(Err(other)) => return Err(other),
@@ -132,8 +128,8 @@ async fn within<T>(
     deadline: Period,
     begun: &CancellationToken,
     cancel: &CancellationToken,
-    run: impl Future<Output = Result<T, TargetError>>,
-) -> Option<Result<T, TargetError>> {
+    run: impl Future<Output = Result<T>>,
+) -> Option<Result<T>> {
     let mut run = pin!(run);
     let late = async {
         begun.cancelled().await;
@@ -192,7 +188,7 @@ fn too_long(log: &FileLog, deadline: Period, log_path: &Path) -> Finding {
 }
 
 /// Finds what the payload exposes and settles its links.
-async fn expose(job: &Job<'_>, payload: &Payload) -> Result<Option<Digest>, TargetError> {
+async fn expose(job: &Job<'_>, payload: &Payload) -> Result<Option<Digest>> {
     let exposes = job.image.spec.exposes.clone();
     if exposes.is_empty() || payload.image.is_some() {
         return Ok(None);
@@ -206,7 +202,7 @@ async fn expose(job: &Job<'_>, payload: &Payload) -> Result<Option<Digest>, Targ
 }
 
 /// The build context, sources and the patches that apply, and what the sources are.
-async fn context(job: &Job<'_>, work: &Path) -> Result<(Vec<ContextEntry>, Vec<String>), TargetError> {
+async fn context(job: &Job<'_>, work: &Path) -> Result<(Vec<ContextEntry>, Vec<String>)> {
     let Job { parts, cell, image, .. } = job;
     let root = &parts.definitions.root;
     let (mut context, mut origins) = (Vec::new(), Vec::new());
