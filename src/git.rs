@@ -23,7 +23,7 @@ use crate::{
     image::GitPlace,
     inputs::{FetchError, process},
     net::{GitReach, Secret, git_reach},
-    parts::{Parts, TargetError},
+    parts::{Parts, Result},
     plan::{Candidates, Change, GitCommit, ManifestFacts},
 };
 
@@ -37,11 +37,7 @@ const TIME: Duration = Duration::from_mins(2);
 const TRIES: u32 = 5;
 
 /// What stands at a place, and which branches have a name that begins with one of `proposals`.
-pub(crate) async fn read(
-    parts: &Parts,
-    place: &GitPlace,
-    proposals: &[&str],
-) -> Result<ManifestFacts, TargetError> {
+pub(crate) async fn read(parts: &Parts, place: &GitPlace, proposals: &[&str]) -> Result<ManifestFacts> {
     let repository = Repository::open(parts, place).await?;
     repository.fetch().await?;
     let daemon_sets = repository.check_out().await?.snapshot().await?.daemon_sets;
@@ -53,7 +49,7 @@ pub(crate) async fn mentions(
     parts: &Parts,
     place: &GitPlace,
     images: &Candidates,
-) -> Result<BTreeSet<String>, TargetError> {
+) -> Result<BTreeSet<String>> {
     let repository = Repository::open(parts, place).await?;
     repository.fetch().await?;
     Ok(repository.check_out().await?.mentions(images).await?)
@@ -66,7 +62,7 @@ pub(crate) async fn write(
     place: &GitPlace,
     change: &Change,
     commit: &GitCommit,
-) -> Result<(), TargetError> {
+) -> Result<()> {
     let repository = Repository::open(parts, place).await?;
     for _ in 0..TRIES {
         let tip = repository.fetch().await?;
@@ -95,7 +91,7 @@ struct Repository<'a> {
 }
 
 impl<'a> Repository<'a> {
-    async fn open(parts: &'a Parts, place: &'a GitPlace) -> Result<Self, TargetError> {
+    async fn open(parts: &'a Parts, place: &'a GitPlace) -> Result<Self> {
         let address: &str = &place.repository;
         let url = Url::parse(address).map_err(|error| FetchError::Program {
             action: format!("use {address} as a repository's address"),
@@ -120,7 +116,7 @@ impl<'a> Repository<'a> {
     }
 
     /// The branch's newest commit, which is here afterwards.
-    async fn fetch(&self) -> Result<String, TargetError> {
+    async fn fetch(&self) -> Result<String> {
         let branch = format!("+refs/heads/{}:refs/farrier/tip", self.place.branch);
         let arguments = ["fetch", "--quiet", "--depth=1", "--no-tags", "--no-write-fetch-head", "--"];
         let arguments: Vec<&str> = arguments.into_iter().chain([&*self.place.repository, &branch]).collect();
@@ -129,7 +125,7 @@ impl<'a> Repository<'a> {
     }
 
     /// What the rollout names of the commit that was fetched last.
-    async fn check_out(&self) -> Result<Directory, TargetError> {
+    async fn check_out(&self) -> Result<Directory> {
         let tree = self.tree();
         if tree.exists() {
             fs::remove_dir_all(&tree)?;
@@ -142,7 +138,7 @@ impl<'a> Repository<'a> {
     }
 
     /// A commit of the working tree on top of `tip`; `None` where there is nothing to commit.
-    async fn commit(&self, tip: &str, message: &str) -> Result<Option<String>, TargetError> {
+    async fn commit(&self, tip: &str, message: &str) -> Result<Option<String>> {
         self.run(&["add", "--update", "--", self.path()], "commit").await?;
         let tree = self.run(&["write-tree"], "commit").await?;
         let before = self.run(&["rev-parse", &format!("{tip}^{{tree}}")], "commit").await?;
@@ -156,7 +152,7 @@ impl<'a> Repository<'a> {
             let secret = self.parts.fetcher.net().secrets().read(source).await;
             let secret = secret.map_err(|source| {
                 let what = format!("sign a commit to {}", self.place.repository);
-                FetchError::from(crate::net::NetError::Secret { what, source })
+                FetchError::from(crate::net::NetError::Secret(what, source))
             })?;
             write_key(&key, &secret)?;
             arguments.insert(1, "-S");
@@ -166,7 +162,7 @@ impl<'a> Repository<'a> {
     }
 
     /// `false`: the branch has moved.
-    async fn push(&self, commit: &str, branch: &str) -> Result<bool, TargetError> {
+    async fn push(&self, commit: &str, branch: &str) -> Result<bool> {
         let to = format!("{commit}:refs/heads/{branch}");
         let command = self.command(&["push", "--porcelain", "--", &self.place.repository, &to]);
         let output = self.limited(process::output(command, "git"), "push").await?;
@@ -184,7 +180,7 @@ impl<'a> Repository<'a> {
         Err(process::failure(self.action("push"), &format!("{}\n{reason}", output.stderr)).into())
     }
 
-    async fn branches(&self, prefixes: &[&str]) -> Result<BTreeSet<String>, TargetError> {
+    async fn branches(&self, prefixes: &[&str]) -> Result<BTreeSet<String>> {
         if prefixes.is_empty() {
             return Ok(BTreeSet::new());
         }
@@ -212,7 +208,7 @@ impl<'a> Repository<'a> {
         format!("{what} {}", self.place)
     }
 
-    async fn run(&self, arguments: &[&str], what: &str) -> Result<String, TargetError> {
+    async fn run(&self, arguments: &[&str], what: &str) -> Result<String> {
         let run = process::run(self.command(arguments), "git", || self.action(what));
         Ok(self.limited(run, what).await?.stdout)
     }
@@ -249,7 +245,7 @@ impl<'a> Repository<'a> {
 }
 
 /// The environment of git: nothing of this machine's configuration, no questions, and what reaches the repository.
-fn environment(reach: &GitReach, scratch: &Path) -> Result<Vec<(String, Zeroizing<String>)>, TargetError> {
+fn environment(reach: &GitReach, scratch: &Path) -> Result<Vec<(String, Zeroizing<String>)>> {
     let GitReach { settings, ssh_key, known_hosts } = reach;
     let mut environment: Vec<(String, Zeroizing<String>)> = [
         ("GIT_CONFIG_NOSYSTEM", "1"),
@@ -282,7 +278,7 @@ fn environment(reach: &GitReach, scratch: &Path) -> Result<Vec<(String, Zeroizin
 }
 
 /// For this user alone: OpenSSH uses no other keys.
-fn write_key(file: &Path, key: &Secret) -> Result<(), TargetError> {
+fn write_key(file: &Path, key: &Secret) -> Result<()> {
     let write = || {
         fs::write(file, "")?;
         fs::set_permissions(file, std::fs::Permissions::from_mode(0o600))?;

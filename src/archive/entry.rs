@@ -8,7 +8,7 @@ use std::{
 
 use tar::EntryType;
 
-use super::UnpackError;
+use super::{Result, UnpackError};
 
 /// Longest extension read: several times the longest path (4,096 bytes) in every record.
 const LIMIT: u64 = 1 << 20;
@@ -31,7 +31,7 @@ pub(super) struct Names {
 
 impl Extensions {
     /// Takes in an extension entry; `false` for any other, which is left unread.
-    pub(super) fn absorb(&mut self, entry: &mut tar::Entry<'_, impl Read>) -> Result<bool, UnpackError> {
+    pub(super) fn absorb(&mut self, entry: &mut tar::Entry<'_, impl Read>) -> Result<bool> {
         match entry.header().entry_type() {
             EntryType::GNULongName => self.path = Some(text(entry)?),
             EntryType::GNULongLink => self.link = Some(text(entry)?),
@@ -77,7 +77,7 @@ impl Extensions {
     }
 
     /// The names of the entry that the extensions belong to.
-    pub(super) fn names(self, entry: &tar::Entry<'_, impl Read>) -> Result<Names, UnpackError> {
+    pub(super) fn names(self, entry: &tar::Entry<'_, impl Read>) -> Result<Names> {
         let path = OsString::from_vec(self.path.unwrap_or_else(|| entry.path_bytes().into_owned()));
         let lossy = || path.to_string_lossy().into_owned();
         if self.sparse {
@@ -95,7 +95,7 @@ impl Extensions {
     }
 }
 
-fn data(entry: &mut tar::Entry<'_, impl Read>) -> Result<Vec<u8>, UnpackError> {
+fn data(entry: &mut tar::Entry<'_, impl Read>) -> Result<Vec<u8>> {
     let size = entry.size();
     if size > LIMIT {
         return Err(UnpackError::Limit(format!("{LIMIT} bytes in the name of one entry")));
@@ -106,7 +106,7 @@ fn data(entry: &mut tar::Entry<'_, impl Read>) -> Result<Vec<u8>, UnpackError> {
 }
 
 /// A name that ends at the first zero byte.
-fn text(entry: &mut tar::Entry<'_, impl Read>) -> Result<Vec<u8>, UnpackError> {
+fn text(entry: &mut tar::Entry<'_, impl Read>) -> Result<Vec<u8>> {
     let mut name = data(entry)?;
     if let Some(end) = name.iter().position(|b| *b == 0) {
         name.truncate(end);

@@ -44,6 +44,9 @@ impl Default for Limits {
     }
 }
 
+/// What unpacking comes to.
+pub type Result<T, E = UnpackError> = std::result::Result<T, E>;
+
 /// Why an archive was not unpacked.
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
@@ -84,14 +87,8 @@ pub enum UnpackError {
     #[error("archive cannot be unpacked: {0}")]
     Unsupported(&'static str),
     /// The program that unwraps it cannot be run.
-    #[error("start {program}")]
-    Start {
-        /// Its name.
-        program: &'static str,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
+    #[error("start {0}")]
+    Start(&'static str, #[source] io::Error),
     /// The archive cannot be opened, or a file of it cannot be written.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -170,17 +167,17 @@ impl Format {
 /// and symbolic links; modes kept without set-id bits, times kept, owners not kept. A symbolic link may
 /// point anywhere, but nothing is ever written through one. What was written before an error stays: give
 /// it a directory that is thrown away then.
-pub fn unpack_tar(reader: impl Read, dest: &Path, limits: &Limits) -> Result<(), UnpackError> {
+pub fn unpack_tar(reader: impl Read, dest: &Path, limits: &Limits) -> Result<()> {
     unpack_stream(reader, dest, &Options { limits: *limits, ..Options::default() })
 }
 
 /// The same as the options say.
-pub fn unpack_stream(reader: impl Read, dest: &Path, options: &Options<'_>) -> Result<(), UnpackError> {
+pub fn unpack_stream(reader: impl Read, dest: &Path, options: &Options<'_>) -> Result<()> {
     unpack_counted(reader, dest, options).map(drop)
 }
 
 /// The same; what is left of the limits.
-fn unpack_counted(reader: impl Read, dest: &Path, options: &Options<'_>) -> Result<Limits, UnpackError> {
+fn unpack_counted(reader: impl Read, dest: &Path, options: &Options<'_>) -> Result<Limits> {
     let Options { limits, wanted, manner, stop: _ } = options;
     let mut archive = tar::Archive::new(Counted { inner: reader, bytes: 0 });
     let mut tree = Tree::new(dest, limits.depth, *manner);
@@ -233,11 +230,7 @@ fn unpack_counted(reader: impl Read, dest: &Path, options: &Options<'_>) -> Resu
     Ok(Limits { entries: limits.entries - entries, bytes: limits.bytes - bytes, ..*limits })
 }
 
-fn unpack_entry(
-    tree: &mut Tree<'_>,
-    names: &Names,
-    entry: &mut tar::Entry<'_, impl Read>,
-) -> Result<(), UnpackError> {
+fn unpack_entry(tree: &mut Tree<'_>, names: &Names, entry: &mut tar::Entry<'_, impl Read>) -> Result<()> {
     let mode = entry.header().mode().map_err(UnpackError::Damaged)?;
     if tree.manner() == Manner::Layer
         && let Some(whiteout) = Path::new(&names.path).file_name().and_then(Whiteout::of)
@@ -267,7 +260,7 @@ fn unpack_entry(
 }
 
 /// As [`unpack_tar`], for a file in one of the known [formats](Format) (told by its first bytes).
-pub fn unpack_file(archive: &Path, dest: &Path, options: &Options<'_>) -> Result<(), UnpackError> {
+pub fn unpack_file(archive: &Path, dest: &Path, options: &Options<'_>) -> Result<()> {
     let file = || File::open(archive).map(|inner| Stoppable { inner, stop: options.stop });
     match Format::of(archive)? {
         Some(Format::Deb) => {
@@ -293,14 +286,14 @@ pub fn unpack_file(archive: &Path, dest: &Path, options: &Options<'_>) -> Result
 }
 
 /// As [`unpack_file`], for an image's layer (plain, gzip or Zstandard).
-pub fn unpack_layer(layer: &Path, dest: &Path, options: &Options<'_>) -> Result<(), UnpackError> {
+pub fn unpack_layer(layer: &Path, dest: &Path, options: &Options<'_>) -> Result<()> {
     let tar = LayerReader::new(File::open(layer)?).map_err(UnpackError::Damaged)?;
     unpack_stream(tar, dest, options)
 }
 
 /// The root file system that an image's layers make, the lowest first, within one budget. Everything becomes the caller's; set-id
 /// bits and devices are left out.
-pub fn unpack_image(layers: &[PathBuf], dest: &Path, options: &Options<'_>) -> Result<(), UnpackError> {
+pub fn unpack_image(layers: &[PathBuf], dest: &Path, options: &Options<'_>) -> Result<()> {
     let mut options = Options { manner: Manner::Layer, ..*options };
     for layer in layers {
         let file = Stoppable { inner: File::open(layer)?, stop: options.stop };
@@ -311,24 +304,19 @@ pub fn unpack_image(layers: &[PathBuf], dest: &Path, options: &Options<'_>) -> R
 }
 
 /// A tar, compressed or not.
-fn unpack_compressed(
-    format: Format,
-    file: impl Read,
-    dest: &Path,
-    options: &Options<'_>,
-) -> Result<(), UnpackError> {
+fn unpack_compressed(format: Format, file: impl Read, dest: &Path, options: &Options<'_>) -> Result<()> {
     unpack_stream(decoder(format, file)?, dest, options)
 }
 
 /// What is in a file, whether it is compressed (gzip, xz, Zstandard) or not.
-pub fn decompressed<'a>(path: &Path, stop: &'a AtomicBool) -> Result<Box<dyn BufRead + 'a>, UnpackError> {
+pub fn decompressed<'a>(path: &Path, stop: &'a AtomicBool) -> Result<Box<dyn BufRead + 'a>> {
     let file = Stoppable { inner: File::open(path)?, stop };
     let format = Format::of(path)?.filter(|format| [Format::Gzip, Format::Xz, Format::Zstd].contains(format));
     let decoder = decoder(format.unwrap_or(Format::Tar), file)?;
     Ok(Box::new(BufReader::with_capacity(64 << 10, decoder)))
 }
 
-fn decoder<'a>(format: Format, file: impl Read + 'a) -> Result<Box<dyn Read + 'a>, UnpackError> {
+fn decoder<'a>(format: Format, file: impl Read + 'a) -> Result<Box<dyn Read + 'a>> {
     let file = BufReader::with_capacity(128 << 10, file);
     Ok(match format {
         Format::Tar => Box::new(file),
@@ -347,11 +335,7 @@ fn decoder<'a>(format: Format, file: impl Read + 'a) -> Result<Box<dyn Read + 'a
 }
 
 /// The tar behind a shell script, once its size and sums are what the script says.
-fn unpack_makeself(
-    mut file: Stoppable<'_, File>,
-    dest: &Path,
-    options: &Options<'_>,
-) -> Result<(), UnpackError> {
+fn unpack_makeself(mut file: Stoppable<'_, File>, dest: &Path, options: &Options<'_>) -> Result<()> {
     let mut start = Vec::new();
     file.by_ref().take(makeself::LONGEST as u64).read_to_end(&mut start).map_err(UnpackError::Damaged)?;
     let header = makeself::Header::parse(&start).map_err(|error| match error {
@@ -395,8 +379,8 @@ fn unpack_output(
     program: &'static str,
     dest: &Path,
     options: &Options<'_>,
-) -> Result<(), UnpackError> {
-    let failed = |source| UnpackError::Start { program, source };
+) -> Result<()> {
+    let failed = |source| UnpackError::Start(program, source);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(failed)?;
     let result = match child.stdout.take() {

@@ -12,7 +12,7 @@ use std::{
 
 use fs_err::{self as fs, File};
 
-use super::{UnpackError, links};
+use super::{Result, UnpackError, links};
 use crate::oci::Whiteout;
 
 /// What an archive's entries mean for what stands there before them.
@@ -53,7 +53,7 @@ impl<'a> Tree<'a> {
         self.manner
     }
 
-    pub(super) fn directory(&mut self, name: &OsStr, mode: u32) -> Result<(), UnpackError> {
+    pub(super) fn directory(&mut self, name: &OsStr, mode: u32) -> Result<()> {
         let Some(path) = self.relative(name)? else {
             return Ok(());
         };
@@ -78,7 +78,7 @@ impl<'a> Tree<'a> {
         modified: u64,
         content: &mut impl Read,
         size: u64,
-    ) -> Result<(), UnpackError> {
+    ) -> Result<()> {
         let path = self.place(name)?;
         // `create_new` follows no link.
         let mut file = self.instead(&path, || File::create_new(&path))?;
@@ -101,12 +101,12 @@ impl<'a> Tree<'a> {
         Ok(file.set_modified(SystemTime::UNIX_EPOCH + modified)?)
     }
 
-    pub(super) fn symlink(&mut self, name: &OsStr, target: &OsStr) -> Result<(), UnpackError> {
+    pub(super) fn symlink(&mut self, name: &OsStr, target: &OsStr) -> Result<()> {
         let path = self.place(name)?;
         Ok(self.instead(&path, || fs::os::unix::fs::symlink(target, &path))?)
     }
 
-    pub(super) fn hard_link(&mut self, name: &OsStr, target: &OsStr) -> Result<(), UnpackError> {
+    pub(super) fn hard_link(&mut self, name: &OsStr, target: &OsStr) -> Result<()> {
         let lossy = |name: &OsStr| name.to_string_lossy().into_owned();
         let target = self.relative(target)?.ok_or_else(|| UnpackError::Outside(lossy(name)))?;
         let existing = self.root.join(self.real_path(&target, name, false)?);
@@ -123,7 +123,7 @@ impl<'a> Tree<'a> {
     }
 
     /// Takes away what a whiteout of a layer names, or all that lower layers have in its directory.
-    pub(super) fn white_out(&mut self, name: &OsStr, whiteout: Whiteout<'_>) -> Result<(), UnpackError> {
+    pub(super) fn white_out(&mut self, name: &OsStr, whiteout: Whiteout<'_>) -> Result<()> {
         let directory = self.place(name)?.parent().map(Path::to_owned).unwrap_or_default();
         Ok(match whiteout {
             Whiteout::Of(name) => self.hide(&directory.join(name)),
@@ -132,7 +132,7 @@ impl<'a> Tree<'a> {
     }
 
     /// Takes away what an entry that is left out would replace.
-    pub(super) fn leave_out(&mut self, name: &OsStr) -> Result<(), UnpackError> {
+    pub(super) fn leave_out(&mut self, name: &OsStr) -> Result<()> {
         let place = self.place(name)?;
         Ok(self.remove(&place)?)
     }
@@ -143,7 +143,7 @@ impl<'a> Tree<'a> {
     }
 
     /// The name as a relative path of plain components; `None` for the root itself.
-    fn relative(&self, name: &OsStr) -> Result<Option<PathBuf>, UnpackError> {
+    fn relative(&self, name: &OsStr) -> Result<Option<PathBuf>> {
         let outside = || UnpackError::Outside(name.to_string_lossy().into_owned());
         let mut path = PathBuf::new();
         let mut depth = 0;
@@ -168,7 +168,7 @@ impl<'a> Tree<'a> {
     }
 
     /// Where a new file or link goes, with its parents made.
-    fn place(&mut self, name: &OsStr) -> Result<PathBuf, UnpackError> {
+    fn place(&mut self, name: &OsStr) -> Result<PathBuf> {
         let path =
             self.relative(name)?.ok_or_else(|| UnpackError::Outside(name.to_string_lossy().into_owned()))?;
         let real = self.real_path(&path, name, true)?;
@@ -184,14 +184,14 @@ impl<'a> Tree<'a> {
     }
 
     /// The path with its parent's links followed; the parents are made if they are to be.
-    fn real_path(&mut self, path: &Path, name: &OsStr, make: bool) -> Result<PathBuf, UnpackError> {
+    fn real_path(&mut self, path: &Path, name: &OsStr, make: bool) -> Result<PathBuf> {
         let parent = path.parent().unwrap_or(Path::new(""));
         let parent = if make { self.enter(parent, name)? } else { self.follow(parent, name, false)? };
         Ok(parent.join(path.file_name().unwrap_or_default()))
     }
 
     /// Makes the directory and those above it, and says where it is.
-    fn enter(&mut self, path: &Path, name: &OsStr) -> Result<PathBuf, UnpackError> {
+    fn enter(&mut self, path: &Path, name: &OsStr) -> Result<PathBuf> {
         if path.as_os_str().is_empty() {
             return Ok(PathBuf::new());
         }
@@ -204,7 +204,7 @@ impl<'a> Tree<'a> {
     }
 
     /// Goes down a path of directories, inside the root whatever links say. What is not there is made, if it is to be.
-    fn follow(&mut self, path: &Path, name: &OsStr, make: bool) -> Result<PathBuf, UnpackError> {
+    fn follow(&mut self, path: &Path, name: &OsStr, make: bool) -> Result<PathBuf> {
         let (mut real, mut links) = (PathBuf::new(), 0);
         let mut waiting = links::components(path);
         while let Some(part) = waiting.pop() {

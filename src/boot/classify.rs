@@ -4,7 +4,7 @@ use driver_entrypoint::report::{Ended, ReadBack, Record};
 use nix::errno::Errno;
 
 use super::{
-    BootError,
+    BootError, Result,
     console::{Console, is_trace},
     protocol::Transcript,
     qemu::{Ending, Run},
@@ -13,7 +13,7 @@ use super::{
 use crate::kmod::BootOutcome;
 
 /// An outcome for each step. The kernel must have been heard.
-pub(super) fn classify(steps: &[PlannedStep], run: &Run) -> Result<Vec<BootOutcome>, BootError> {
+pub(super) fn classify(steps: &[PlannedStep], run: &Run) -> Result<Vec<BootOutcome>> {
     let names: Vec<(&str, bool)> =
         steps.iter().map(|step| (step.name.as_str(), step.payload.is_some())).collect();
     outcomes(&names, &run.transcript, run.ending, &run.console)
@@ -25,7 +25,7 @@ fn outcomes(
     transcript: &Transcript,
     ending: Ending,
     console: &Console,
-) -> Result<Vec<BootOutcome>, BootError> {
+) -> Result<Vec<BootOutcome>> {
     if !transcript.complete() {
         return Err(BootError::Incomplete);
     }
@@ -34,9 +34,9 @@ fn outcomes(
     let mut failed_dependencies = Vec::new();
     for record in transcript.records() {
         match record {
-            Record::Hello { .. } | Record::End { .. } => {}
-            Record::Failed { message } => return Err(BootError::Init(message.clone())),
-            Record::Loading { step } | Record::Unloading { step } => story.begin(*step),
+            Record::Hello { .. } | Record::End(_) => {}
+            Record::Failed(message) => return Err(BootError::Init(message.clone())),
+            Record::Loading(step) | Record::Unloading(step) => story.begin(*step),
             Record::Loaded { step, ended, initialised, oops, read_back, messages } => {
                 let outcome =
                     loaded(*ended, *initialised, *oops, read_back, &shown(&failed_dependencies, messages));
@@ -179,8 +179,7 @@ mod tests {
     #[test]
     fn answers_of_the_loader_and_of_the_module_are_told_apart() {
         let answer = |number, initialised| {
-            let records =
-                [tried(0, Ended::Error(number), initialised, &["m: x"]), Record::End { records: 2 }];
+            let records = [tried(0, Ended::Error(number), initialised, &["m: x"]), Record::End(2)];
             outcomes(&[("m", true)], &transcript(&records), Ending::Exited, &console("")).unwrap().remove(0)
         };
         let messages = || vec!["m: x".to_owned()];
@@ -205,8 +204,7 @@ mod tests {
 
     #[test]
     fn what_was_under_way_crashed_or_hung() {
-        let records =
-            [Record::Loading { step: 0 }, tried(0, Ended::Done, true, &[]), Record::Loading { step: 1 }];
+        let records = [Record::Loading(0), tried(0, Ended::Done, true, &[]), Record::Loading(1)];
         let steps = [("a", true), ("b", true), ("c", true)];
         let console = console("x\nKernel panic - not syncing: m\n");
         let messages = || vec!["Kernel panic - not syncing: m".to_owned()];
@@ -219,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_crash_between_steps_is_that_of_the_step_before() {
-        let records = [Record::Loading { step: 0 }, tried(0, Ended::Done, true, &[])];
+        let records = [Record::Loading(0), tried(0, Ended::Done, true, &[])];
         let found =
             outcomes(&[("a", true), ("b", true)], &transcript(&records), Ending::Exited, &console(""))
                 .unwrap();
@@ -234,7 +232,7 @@ mod tests {
             oops: true,
             messages: vec!["BUG: x".into()],
         };
-        let records = [tried(0, Ended::Done, true, &[]), oops, Record::End { records: 3 }];
+        let records = [tried(0, Ended::Done, true, &[]), oops, Record::End(3)];
         let found = outcomes(&[("a", true)], &transcript(&records), Ending::Exited, &console("")).unwrap();
         assert_eq!(found, [BootOutcome::Crashed { messages: vec!["BUG: x".into()] }]);
     }
@@ -244,7 +242,7 @@ mod tests {
         let records = [
             tried(0, Ended::Error(2), true, &["calling  x"]),
             tried(1, Ended::Error(2), false, &["m: Unknown symbol y (err -2)"]),
-            Record::End { records: 3 },
+            Record::End(3),
         ];
         let steps = [("libcrc32c", false), ("m", true)];
         let found = outcomes(&steps, &transcript(&records), Ending::Exited, &console("")).unwrap();
@@ -256,7 +254,7 @@ mod tests {
     #[test]
     fn a_report_with_a_gap_proves_nothing() {
         let mut transcript = transcript(&[]);
-        transcript.push(Record::End { records: 5 }.line(&KEY, 5).as_bytes());
+        transcript.push(Record::End(5).line(&KEY, 5).as_bytes());
         let error = outcomes(&[], &transcript, Ending::Exited, &console("")).unwrap_err();
         assert!(matches!(error, BootError::Incomplete));
     }

@@ -4,6 +4,9 @@ use std::{io, path::PathBuf};
 
 use crate::payload::PayloadError;
 
+/// What a boot check comes to.
+pub type Result<T, E = BootError> = std::result::Result<T, E>;
+
 /// A boot check that came to no result. What becomes of a module is none: see
 /// [`BootOutcome`](crate::kmod::BootOutcome).
 #[derive(Debug, thiserror::Error)]
@@ -20,14 +23,8 @@ pub enum BootError {
         package: &'static str,
     },
     /// QEMU cannot be started.
-    #[error("start {program}")]
-    Start {
-        /// Its name or path.
-        program: String,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
+    #[error("start {0}")]
+    Start(String, #[source] io::Error),
     /// QEMU's output cannot be read.
     #[error("read what the virtual machine says")]
     Read(#[source] io::Error),
@@ -37,14 +34,9 @@ pub enum BootError {
     /// A module that cannot be read.
     #[error("read a module for the virtual machine")]
     Payload(#[from] PayloadError),
-    /// A module that cannot be decompressed.
-    #[error("read module {path} for the virtual machine: {reason}")]
-    Module {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
+    /// A module that cannot be decompressed, and why.
+    #[error("read module {0} for the virtual machine: {1}")]
+    Module(PathBuf, String),
     /// The modules do not fit.
     #[error("give the virtual machine {needed} MiB of memory: the limit is {limit} MiB")]
     Memory {
@@ -53,14 +45,9 @@ pub enum BootError {
         /// MiB.
         limit: u64,
     },
-    /// The kernel did not come as far as its init process.
-    #[error("boot kernel {release}: its init process did not report; last lines: {}", last.join(" | "))]
-    NotStarted {
-        /// The kernel.
-        release: String,
-        /// What the console, or QEMU, said last.
-        last: Vec<String>,
-    },
+    /// The kernel did not come as far as its init process: its release, and what the console, or QEMU, said last.
+    #[error("boot kernel {0}: its init process did not report; last lines: {last}", last = .1.join(" | "))]
+    NotStarted(String, Vec<String>),
     /// The image is of another kernel.
     #[error("boot kernel {wanted}: the image says that it is {found}")]
     OtherKernel {
@@ -89,14 +76,14 @@ impl BootError {
                 "build it with `cargo build --profile entrypoint` in crates/driver-entrypoint/, and put it beside farrier \
                  or name it with --entrypoint"
             }
-            Self::Start { .. } => "look at the program's permissions",
+            Self::Start(..) => "look at the program's permissions",
             Self::Read(_) | Self::Cancelled => "start the check again",
             Self::Io(_) | Self::Payload(_) => "look at the file, its permissions and its disk",
-            Self::Module { .. } => "check the payload without the boot, which says more",
+            Self::Module(..) => "check the payload without the boot, which says more",
             Self::Memory { .. } => {
                 "allow more memory, or strip the modules' debug information (strip --strip-debug)"
             }
-            Self::NotStarted { .. } => {
+            Self::NotStarted(..) => {
                 "see that the image is a kernel of this architecture, with an initramfs and serial ports \
                  (CONFIG_BLK_DEV_INITRD, CONFIG_SERIAL_8250_CONSOLE); on a slow machine allow more time"
             }

@@ -10,7 +10,7 @@ use std::{
 
 use object::read::ReadCache;
 
-use super::BootError;
+use super::{BootError, Result};
 use crate::{
     kmod::{Module, module_name},
     payload::{self, is_module_file},
@@ -25,7 +25,7 @@ pub(super) struct InTreeModules {
 impl InTreeModules {
     /// Those below a kernel's module directory. What lies in `kernel/` comes with the kernel and goes before what
     /// was added to it.
-    pub(super) fn find(directory: &Path) -> Result<Self, BootError> {
+    pub(super) fn find(directory: &Path) -> Result<Self> {
         let mut files = BTreeMap::new();
         for entry in walkdir::WalkDir::new(directory).sort_by_file_name() {
             let entry = entry.map_err(io::Error::from)?;
@@ -53,7 +53,7 @@ impl InTreeModules {
     }
 
     /// What a module must find loaded: `depends`, and what `modprobe` loads before it (`softdep` with `pre:`).
-    pub(super) fn needs(&self, file: &Path) -> Result<Vec<String>, BootError> {
+    pub(super) fn needs(&self, file: &Path) -> Result<Vec<String>> {
         let Some(module) = parse(file)? else { return Ok(Vec::new()) };
         let mut names = needs(&module);
         for wish in module.fields("softdep").flat_map(before) {
@@ -67,7 +67,7 @@ impl InTreeModules {
     }
 
     /// Modules that offer a cryptographic algorithm, which `softdep` names by it (`libcrc32c` wishes `crc32c`).
-    fn algorithms(&self, algorithm: &str) -> Result<Vec<String>, BootError> {
+    fn algorithms(&self, algorithm: &str) -> Result<Vec<String>> {
         let mut names = Vec::new();
         let cryptographic = |path: &Path| path.components().any(|part| part.as_os_str() == "crypto");
         for (name, file) in self.files.iter().filter(|(_, file)| cryptographic(file)) {
@@ -81,7 +81,7 @@ impl InTreeModules {
 }
 
 /// `None` for a file that is no module: it cannot be loaded, and the kernel says so where it matters.
-fn parse(file: &Path) -> Result<Option<Module>, BootError> {
+fn parse(file: &Path) -> Result<Option<Module>> {
     Ok(Module::parse(&ReadCache::new(open(file)?)).ok())
 }
 
@@ -92,8 +92,8 @@ pub(super) fn needs(module: &Module) -> Vec<String> {
 }
 
 /// Opens a module file, decompressed.
-pub(super) fn open(path: &Path) -> Result<File, BootError> {
-    let reason = |reason: &str| BootError::Module { path: path.to_owned(), reason: reason.to_owned() };
+pub(super) fn open(path: &Path) -> Result<File> {
+    let reason = |reason: &str| BootError::Module(path.to_owned(), reason.to_owned());
     match payload::open_module(path)? {
         Some(Ok(file)) => Ok(file),
         Some(Err(error)) => Err(reason(&error.to_string())),

@@ -29,7 +29,7 @@ use fs_err::File;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-pub use error::BootError;
+pub use error::{BootError, Result};
 pub use qemu::find_emulator;
 pub use request::{BootLimits, BootRequest};
 
@@ -45,7 +45,7 @@ use steps::PlannedStep;
 pub const ENTRYPOINT: &str = "driver-entrypoint";
 
 /// The static binary: the given one, else the one beside farrier's own program.
-pub fn find_entrypoint(given: Option<&Path>) -> Result<PathBuf, BootError> {
+pub fn find_entrypoint(given: Option<&Path>) -> Result<PathBuf> {
     let beside = || Some(env::current_exe().ok()?.parent()?.join(ENTRYPOINT));
     let path = given.map(Path::to_owned).or_else(beside).unwrap_or_else(|| PathBuf::from(ENTRYPOINT));
     if path.is_file() { Ok(path) } else { Err(BootError::NoEntrypoint(path)) }
@@ -53,14 +53,14 @@ pub fn find_entrypoint(given: Option<&Path>) -> Result<PathBuf, BootError> {
 
 /// Boots the kernel, loads the modules and says what became of each. When it returns, with whatever result, or
 /// is dropped, no process and no file is left.
-pub async fn boot_check(request: &BootRequest, cancel: &CancellationToken) -> Result<BootReport, BootError> {
+pub async fn boot_check(request: &BootRequest, cancel: &CancellationToken) -> Result<BootReport> {
     tokio::select! {
         () = cancel.cancelled() => Err(BootError::Cancelled),
         report = uncancelled(request) => report,
     }
 }
 
-async fn uncancelled(request: &BootRequest) -> Result<BootReport, BootError> {
+async fn uncancelled(request: &BootRequest) -> Result<BootReport> {
     let preparation = request.clone();
     let prepared = blocking(move || prepare(&preparation)).await?;
     let machine = Machine {
@@ -78,11 +78,11 @@ async fn uncancelled(request: &BootRequest) -> Result<BootReport, BootError> {
 }
 
 /// With KVM where it works, else in software.
-async fn start(machine: &Machine<'_>, memory: Option<&Path>) -> Result<(Accelerator, Run), BootError> {
+async fn start(machine: &Machine<'_>, memory: Option<&Path>) -> Result<(Accelerator, Run)> {
     if kvm::may_work(machine.kernel.arch, memory) {
         match machine.run(Accelerator::Kvm).await {
             Ok(run) if run.transcript.kernel().is_some() => return Ok((Accelerator::Kvm, run)),
-            Err(error @ (BootError::NoEmulator { .. } | BootError::Start { .. })) => return Err(error),
+            Err(error @ (BootError::NoEmulator { .. } | BootError::Start(..))) => return Err(error),
             Ok(_) | Err(_) => kvm::remember_that_it_fails(memory),
         }
     }
@@ -95,10 +95,10 @@ fn report(
     accelerator: Accelerator,
     run: &Run,
     elapsed: Duration,
-) -> Result<BootReport, BootError> {
+) -> Result<BootReport> {
     let wanted = &request.kernel.release;
     let Some(kernel) = run.transcript.kernel() else {
-        return Err(BootError::NotStarted { release: wanted.to_string(), last: run.console.last_lines() });
+        return Err(BootError::NotStarted(wanted.to_string(), run.console.last_lines()));
     };
     if kernel != wanted.as_str() {
         return Err(BootError::OtherKernel { wanted: wanted.to_string(), found: kernel.to_owned() });
@@ -131,7 +131,7 @@ struct Prepared {
     key: Key,
 }
 
-fn prepare(request: &BootRequest) -> Result<Prepared, BootError> {
+fn prepare(request: &BootRequest) -> Result<Prepared> {
     let steps = steps::plan(request)?;
     let place = request.directory.clone().unwrap_or_else(env::temp_dir);
     let dir = tempfile::Builder::new().prefix("farrier-boot-").tempdir_in(&place)?;
@@ -150,7 +150,7 @@ fn key() -> io::Result<Key> {
 
 /// MiB for a kernel, and for an initramfs that is there twice while it is unpacked and a third time when its
 /// modules are loaded.
-fn memory(initramfs: u64, limit: u32) -> Result<u32, BootError> {
+fn memory(initramfs: u64, limit: u32) -> Result<u32> {
     /// Debian's kernel with all its drivers boots in less than half of it.
     const KERNEL: u64 = 384;
     let needed = KERNEL + 3 * (initramfs >> 20);
@@ -160,12 +160,7 @@ fn memory(initramfs: u64, limit: u32) -> Result<u32, BootError> {
         .ok_or(BootError::Memory { needed, limit: u64::from(limit) })
 }
 
-fn write_initramfs(
-    request: &BootRequest,
-    steps: &[PlannedStep],
-    key: Key,
-    out: impl Write,
-) -> Result<(), BootError> {
+fn write_initramfs(request: &BootRequest, steps: &[PlannedStep], key: Key, out: impl Write) -> Result<()> {
     let mut initramfs = Initramfs::new(out);
     for directory in ["dev", "proc", "sys", "farrier", "modules"] {
         initramfs.directory(directory)?;

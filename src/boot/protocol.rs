@@ -74,7 +74,7 @@ impl Transcript {
 
     /// Was the last record heard?
     pub fn ended(&self) -> bool {
-        matches!(self.records.last(), Some(Record::End { .. }))
+        matches!(self.records.last(), Some(Record::End(_)))
     }
 
     /// Was every record heard, from the first to the last one so far?
@@ -96,7 +96,7 @@ mod tests {
     }
 
     fn end(number: u64) -> String {
-        Record::End { records: number }.line(&KEY, number)
+        Record::End(number).line(&KEY, number)
     }
 
     fn parse(bytes: &[u8], key: Key) -> Transcript {
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn repetitions_and_other_keys_do_not_count() {
-        let forged = Record::End { records: 1 }.line(&Key([8; 16]), 1);
+        let forged = Record::End(1).line(&Key([8; 16]), 1);
         let text = format!("{}{}{}", hello(0), hello(0), forged);
         let transcript = parse(text.as_bytes(), KEY);
         assert_eq!(transcript.records().len(), 1);

@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{BootError, BootLimits, console::Console, protocol::Transcript};
+use super::{BootError, BootLimits, Result, console::Console, protocol::Transcript};
 use crate::{inputs::KernelImage, kernel::Architecture};
 
 /// With KVM a kernel is at its init process in a second. Where a guest hangs instead, as it does on some nested
@@ -73,7 +73,7 @@ pub(super) struct Machine<'a> {
 
 impl Machine<'_> {
     /// Runs it to its end.
-    pub(super) async fn run(&self, accelerator: Accelerator) -> Result<Run, BootError> {
+    pub(super) async fn run(&self, accelerator: Accelerator) -> Result<Run> {
         let mut child = self.start(accelerator).await?;
         let run = Run {
             transcript: Transcript::new(self.key),
@@ -86,12 +86,7 @@ impl Machine<'_> {
         run
     }
 
-    async fn listen(
-        &self,
-        child: &mut Child,
-        mut run: Run,
-        accelerator: Accelerator,
-    ) -> Result<Run, BootError> {
+    async fn listen(&self, child: &mut Child, mut run: Run, accelerator: Accelerator) -> Result<Run> {
         let (mut report, mut console) = (child.stdout.take(), child.stderr.take());
         let (mut said, mut shown) = (vec![0; 32 << 10], vec![0; 32 << 10]);
         let begun = Instant::now();
@@ -131,7 +126,7 @@ impl Machine<'_> {
         Ok(run)
     }
 
-    async fn start(&self, accelerator: Accelerator) -> Result<Child, BootError> {
+    async fn start(&self, accelerator: Accelerator) -> Result<Child> {
         let (names, package) = candidates(self.kernel.arch);
         let given = self.emulator.map(|path| path.as_os_str().to_owned());
         let programs: Vec<OsString> =
@@ -148,7 +143,7 @@ impl Machine<'_> {
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(source) => {
-                    return Err(BootError::Start { program: program.to_string_lossy().into_owned(), source });
+                    return Err(BootError::Start(program.to_string_lossy().into_owned(), source));
                 }
             }
         }
@@ -196,7 +191,7 @@ async fn has_sandbox(program: &OsString) -> bool {
 }
 
 /// The emulator of an architecture that this machine has.
-pub async fn find_emulator(arch: Architecture) -> Result<&'static str, BootError> {
+pub async fn find_emulator(arch: Architecture) -> Result<&'static str> {
     let (names, package) = candidates(arch);
     for name in names {
         let mut command = Command::new(name);

@@ -10,7 +10,7 @@ use driver_entrypoint::work::Step;
 use object::read::ReadCache;
 
 use super::{
-    BootError, BootRequest,
+    BootRequest, Result,
     in_tree::{InTreeModules, needs, open},
 };
 use crate::kmod::{Module, module_name};
@@ -42,7 +42,7 @@ impl PlannedStep {
 }
 
 /// The steps, in order.
-pub(super) fn plan(request: &BootRequest) -> Result<Vec<PlannedStep>, BootError> {
+pub(super) fn plan(request: &BootRequest) -> Result<Vec<PlannedStep>> {
     let mut in_tree = match &request.kernel.modules {
         Some(directory) => InTreeModules::find(directory)?,
         None => InTreeModules::default(),
@@ -88,7 +88,7 @@ impl Plan<'_> {
         needs: &[String],
         source: &Path,
         modules: &[PayloadEntry],
-    ) -> Result<(), BootError> {
+    ) -> Result<()> {
         if self.steps.iter().any(|step| step.payload == Some(index)) {
             return Ok(());
         }
@@ -102,7 +102,7 @@ impl Plan<'_> {
 
     /// The order of the payload's modules is the caller's; one of the kernel's own comes before the first that
     /// needs it. One that needs a module of the payload comes after that: it was or will be given its turn.
-    fn need(&mut self, name: &str, modules: &[PayloadEntry]) -> Result<(), BootError> {
+    fn need(&mut self, name: &str, modules: &[PayloadEntry]) -> Result<()> {
         if !self.seen.insert(name.to_owned()) {
             return Ok(());
         }
@@ -127,7 +127,7 @@ impl Plan<'_> {
     }
 }
 
-fn read(path: &Path) -> Result<(String, Vec<String>), BootError> {
+fn read(path: &Path) -> Result<(String, Vec<String>)> {
     let file = open(path)?;
     // What farrier cannot read the kernel refuses, and that is what it is asked for.
     Ok(match Module::parse(&ReadCache::new(file)) {

@@ -14,7 +14,7 @@ use crate::{
         self, Artifact, Assembled, Assembly, CheckReportDocument, Descriptor, ImageFacts, ImageManifest,
         Layer, annotations, media_type,
     },
-    parts::{Stage, TargetError},
+    parts::{Result, Stage},
     payload,
     plan::Cell,
 };
@@ -32,7 +32,7 @@ pub(super) struct Image {
 }
 
 /// Puts the payload on its base.
-pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<Image, TargetError> {
+pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<Image> {
     job.stage(Stage::Assemble);
     let Job { parts, cell, image, .. } = job;
     let CheckedPayload { payload, headers, header_content: _, report } = checked;
@@ -112,7 +112,7 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
 
 /// An image that the engine made, in the form that bases have: its configuration and layers are kept,
 /// annotations are added.
-fn engine_made(made: &payload::ArchiveImage, cell: &Cell) -> Result<BaseImage, TargetError> {
+fn engine_made(made: &payload::ArchiveImage, cell: &Cell) -> Result<BaseImage> {
     let layers = made.layers.iter().map(|(_, layer)| layer.descriptor()).collect();
     let manifest = ImageManifest::new(Descriptor::of(media_type::OCI_CONFIG, &made.config), layers);
     let image = oci::Base::parse(&manifest.to_bytes()?, &made.config, cell.target.arch.as_str())?;

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use runner::plan::{Action, Run, Step};
+use runner::plan::{Action, Limits, Plan, Run, Step};
 
 use super::{job::Job, kept};
 use crate::{
@@ -18,12 +18,12 @@ use crate::{
         LOCAL_PREFIX, Sandbox,
     },
     error_chain,
-    image::{ImageReference, Output, Repository},
+    image::{BuildSpec, ImageReference, Output, Repository},
     images::{BaseImage, root_fs_layer, toolchain_tree},
     inputs::{HeaderSet, PackageRoot, find_build},
     kernel::{Compiler, CompilerKind, Toolchain},
     net::Asker,
-    parts::{FindingKind, Parts, Stage, TargetError},
+    parts::{FindingKind, Parts, Result, Stage, TargetError},
     registry,
     site::HostPort,
     template::steps::{self, Base, StepsError},
@@ -31,6 +31,8 @@ use crate::{
 
 /// What the probe of a toolchain prints before the compilers that it found.
 const PROBE_MARK: &str = "farrier: toolchain offers ";
+/// Memory that any build may use, in bytes.
+pub(super) const LEAST_MEMORY: u64 = 4 << 30;
 
 /// What a compile starts from.
 pub(super) enum PreparedBase {
@@ -54,8 +56,17 @@ pub(super) struct InPlaceBase {
     pub(super) headers: String,
 }
 
+impl InPlaceBase {
+    /// The steps, and what they may use. What a definition says of its memory is when a build may start beside others, and so
+    /// an estimate.
+    pub(super) fn plan(&self, spec: BuildSpec) -> Plan {
+        let memory = spec.memory.bytes().saturating_mul(2).max(LEAST_MEMORY);
+        Plan { steps: self.steps.clone(), limits: Limits { memory: Some(memory), ..Limits::default() } }
+    }
+}
+
 /// Prepares the cell's base: toolchain plus header set.
-pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<PreparedBase, TargetError> {
+pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<PreparedBase> {
     let engines = &job.parts.engine;
     let docker = match (job.image.spec.output, engines.get().await) {
         (Output::Payload, Ok(Engine::Kubernetes(cluster))) => {
@@ -85,10 +96,7 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
 }
 
 /// The trees, and the steps over them, unless the Dockerfile asks for what is not done in place.
-async fn in_place(
-    job: &Job<'_>,
-    headers: &HeaderSet,
-) -> Result<Result<InPlaceBase, StepsError>, TargetError> {
+async fn in_place(job: &Job<'_>, headers: &HeaderSet) -> Result<Result<InPlaceBase, StepsError>> {
     let Job { parts, cell, toolchain, .. } = job;
     job.stage(Stage::Toolchain);
     let (tree, toolchain) = toolchain_tree(parts, toolchain, cell).await?;
@@ -114,7 +122,7 @@ fn refused_template(job: &Job<'_>, refused: &StepsError) -> TargetError {
 }
 
 /// Makes sure that the engine has the image that the cell's Dockerfile starts from.
-async fn with_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -> Result<(), TargetError> {
+async fn with_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -> Result<()> {
     let Job { parts, cell, toolchain, .. } = job;
     // Builds run side by side, and one base serves many of them.
     let key = cell.base_name.rsplit(':').next().unwrap_or_default();
@@ -136,9 +144,9 @@ async fn with_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -
         cancel: parts.cancel.clone(),
     };
     match engine.build_image(&build, &cell.base_name).await {
-        Err(EngineError::Step { message }) => Err(match missing_compiler(job, headers, &log) {
+        Err(EngineError::Step(message)) => Err(match missing_compiler(job, headers, &log) {
             Some(error) => error,
-            None => EngineError::Step { message }.into(),
+            None => EngineError::Step(message).into(),
         }),
         other => Ok(other?),
     }
@@ -158,11 +166,7 @@ pub(super) fn missing_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLo
 }
 
 /// Makes sure that the engine has the toolchain, and says under which name.
-async fn ensure_toolchain(
-    job: &Job<'_>,
-    engine: &DockerEngine,
-    toolchain: &Toolchain,
-) -> Result<String, TargetError> {
+async fn ensure_toolchain(job: &Job<'_>, engine: &DockerEngine, toolchain: &Toolchain) -> Result<String> {
     let parts = job.parts;
     let root = match toolchain {
         Toolchain::Image(_) => {
@@ -200,7 +204,7 @@ async fn ensure_toolchain(
 
 /// Makes sure that the engine has an image, from a mirror or its own place, and says under which name. The engine
 /// goes to the network by itself, so that its hosts are looked at before.
-async fn pull(parts: &Parts, engine: &DockerEngine, image: &ImageReference) -> Result<String, TargetError> {
+async fn pull(parts: &Parts, engine: &DockerEngine, image: &ImageReference) -> Result<String> {
     let net = parts.fetcher.net();
     let places = net.image_candidates(&image.repository);
     let named = |place: &Repository| {
@@ -226,12 +230,7 @@ async fn pull(parts: &Parts, engine: &DockerEngine, image: &ImageReference) -> R
     outcome
 }
 
-async fn pull_from(
-    parts: &Parts,
-    engine: &DockerEngine,
-    place: &Repository,
-    name: &str,
-) -> Result<(), TargetError> {
+async fn pull_from(parts: &Parts, engine: &DockerEngine, place: &Repository, name: &str) -> Result<()> {
     if let Some(host) = HostPort::of_registry(&place.normalised().0) {
         let what = format!("pull of toolchain image {name}");
         parts.fetcher.net().permit(&host, &Asker::of(&what)).map_err(registry::not_sent)?;

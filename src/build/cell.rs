@@ -6,14 +6,14 @@ use crate::{
     image::{Chains, Definitions, DriverImage, ImageName},
     images::look_at_root_fs,
     kernel::KernelTarget,
-    parts::{Parts, TargetError, image_location},
+    parts::{Parts, Result, TargetError, image_location},
     plan::{self, Cell, CellInputs, Resolved},
     resolve::resolve,
     template::Templates,
 };
 
 /// The cell of one image for one kernel. What it is compiled against must be published.
-pub async fn cell(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Result<Cell, TargetError> {
+pub async fn cell(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Result<Cell> {
     let images = in_build_order(&parts.definitions, find(&parts.definitions, name)?);
     let resolved = resolved(parts, &images, target).await;
     let location = image_location(parts.needs_from.as_ref().map_or(&parts.location, |from| &from.location));
@@ -34,7 +34,7 @@ pub async fn cell(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Res
                 }
             }
             Err(reason) if image.metadata.name == *name => {
-                return Err(TargetError::Skipped { subject: subject(), reason });
+                return Err(TargetError::Skipped(subject(), reason));
             }
             // The image that is compiled against it says so.
             Err(_) => {}
@@ -44,11 +44,7 @@ pub async fn cell(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Res
 }
 
 /// The Dockerfile of one image for one kernel; nothing need be published for that.
-pub async fn dockerfile(
-    parts: &Parts,
-    name: &ImageName,
-    target: &KernelTarget,
-) -> Result<String, TargetError> {
+pub async fn dockerfile(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Result<String> {
     let image = find(&parts.definitions, name)?;
     let resolved = resolved(parts, &[image], target).await;
     let (location, published) = (image_location(&parts.location), BTreeMap::new());
@@ -59,7 +55,7 @@ pub async fn dockerfile(
         location: &location,
     };
     plan::dockerfile_for(&inputs, image, target)
-        .map_err(|reason| TargetError::Skipped { subject: format!("{name} for {target}"), reason })
+        .map_err(|reason| TargetError::Skipped(format!("{name} for {target}"), reason))
 }
 
 async fn resolved(parts: &Parts, images: &[&DriverImage], target: &KernelTarget) -> Resolved {
@@ -69,10 +65,7 @@ async fn resolved(parts: &Parts, images: &[&DriverImage], target: &KernelTarget)
     resolved
 }
 
-pub(super) fn find<'a>(
-    definitions: &'a Definitions,
-    name: &ImageName,
-) -> Result<&'a DriverImage, TargetError> {
+pub(super) fn find<'a>(definitions: &'a Definitions, name: &ImageName) -> Result<&'a DriverImage> {
     definitions.images.get(name).ok_or_else(|| TargetError::no_image(name, definitions.images.keys()))
 }
 

@@ -13,12 +13,12 @@ use crate::{
     inputs::KernelImageLookup,
     kmod::{self, BeyondHeaders, BootReport, CheckReport, CheckRequest, KernelFacts, Verdict},
     oci::ModuleSignerFact,
-    parts::{BootCheck, Finding, FindingKind, Stage, TargetError},
+    parts::{BootCheck, Finding, FindingKind, Result, Stage, TargetError},
     payload,
 };
 
 /// Finds out before the work that the check which the definition asks for cannot be made.
-pub(super) fn can_check(job: &Job<'_>) -> Result<(), TargetError> {
+pub(super) fn can_check(job: &Job<'_>) -> Result<()> {
     if job.image.spec.check.boot && job.parts.boot_checker.is_none() {
         let name = &job.image.metadata.name;
         return Err(TargetError::unmet(
@@ -38,7 +38,7 @@ pub(super) async fn check(
     against: &Against,
     payload: Payload,
     previous: Option<&ModuleSignerFact>,
-) -> Result<CheckedPayload, TargetError> {
+) -> Result<CheckedPayload> {
     job.stage(Stage::Check);
     let signing = sign::signing(job, &against.headers, previous).await?;
     let report = static_check(job, against, signing.as_ref(), &payload.tree).await?;
@@ -75,7 +75,7 @@ pub(super) async fn static_check(
     against: &Against,
     signing: Option<&Signing>,
     tree: &Path,
-) -> Result<CheckReport, TargetError> {
+) -> Result<CheckReport> {
     let tree = tree.to_owned();
     let mut modules = blocking(move || payload::read_modules(&tree)).await?;
     let future_key = signing.map(|signing| signing.anticipate(&mut modules));
@@ -99,7 +99,7 @@ pub(super) async fn static_check(
 }
 
 /// What the kernel's own image says, where the family names one.
-async fn facts_of_image(job: &Job<'_>) -> Result<Option<BeyondHeaders>, TargetError> {
+async fn facts_of_image(job: &Job<'_>) -> Result<Option<BeyondHeaders>> {
     let Job { parts, cell, family, .. } = job;
     if family.spec.kernel_image.is_none() {
         return Ok(None);
@@ -117,7 +117,7 @@ pub(super) async fn boot(
     against: &Against,
     tree: &Path,
     report: CheckReport,
-) -> Result<CheckReport, TargetError> {
+) -> Result<CheckReport> {
     let Some(checker) = job.parts.boot_checker.as_ref().filter(|_| job.image.spec.check.boot) else {
         return Ok(report);
     };
@@ -140,7 +140,7 @@ pub(super) async fn boot(
 }
 
 /// May a payload with this report be published?
-fn accept(report: &CheckReport, unknown: UnknownPolicy) -> Result<(), TargetError> {
+fn accept(report: &CheckReport, unknown: UnknownPolicy) -> Result<()> {
     let boot_failure = report.boot.as_ref().and_then(BootReport::failure);
     let (kind, message, hint) = match (report.verdict, boot_failure) {
         (Verdict::Loads, _) => return Ok(()),

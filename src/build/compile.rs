@@ -10,12 +10,11 @@ use std::{
     time::SystemTime,
 };
 
-use runner::plan::{Limits, Plan};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    base::{InPlaceBase, PreparedBase, ProbeLog, missing_compiler},
+    base::{InPlaceBase, LEAST_MEMORY, PreparedBase, ProbeLog, missing_compiler},
     job::{Against, Job, Payload, ensure_planned},
     logs::log_path,
     pod,
@@ -25,16 +24,12 @@ use crate::{
     definitions::read_patch,
     engine::{BuildJob, BuildLog, ContextEntry, EngineError, FileLog, InPlace},
     image::{BuildSpec, Digest, Output, Period},
-    parts::{Finding, FindingKind, Stage, TargetError},
+    parts::{Finding, FindingKind, Result, Stage, TargetError},
     payload,
 };
 
 /// Runs the engine and collects what it left.
-pub(super) async fn compile(
-    job: &Job<'_>,
-    base: &PreparedBase,
-    against: &Against,
-) -> Result<Payload, TargetError> {
+pub(super) async fn compile(job: &Job<'_>, base: &PreparedBase, against: &Against) -> Result<Payload> {
     let Job { parts, cell, image, .. } = job;
     let work = parts.cache.scratch()?;
     let (mut context, sources) = context(job, work.path()).await?;
@@ -67,7 +62,7 @@ pub(super) async fn compile(
         match (base, image.spec.output) {
             (PreparedBase::InPlace(sandbox, base), _) => {
                 let scratch = work.path().join("sandbox");
-                let build = in_place(base, build.clone(), scratch, limits(image.spec.build));
+                let build = in_place(base, build.clone(), scratch, image.spec.build);
                 Ok(sandbox.compile(build, &tree).await?)
             }
             (PreparedBase::InCluster(cluster, base), _) => {
@@ -85,13 +80,13 @@ pub(super) async fn compile(
     };
     let canary = match within(image.spec.build.deadline, &begun, &build.cancel, run).await {
         Some(Ok(refused)) => refused,
-        Some(Err(TargetError::Engine(EngineError::Step { message }))) => {
+        Some(Err(TargetError::Engine(EngineError::Step(message)))) => {
             return Err(match missing_compiler(job, &against.headers, &probe) {
                 Some(error) => error,
                 None => failed(&log, &message, &log_path).into(),
             });
         }
-        Some(Err(TargetError::Engine(EngineError::Limit { message }))) => {
+        Some(Err(TargetError::Engine(EngineError::Limit(message)))) => {
             return Err(over_limit(&log, &message, &log_path).into());
         }
         Some(Err(other)) => return Err(other),
@@ -122,26 +117,9 @@ pub(super) async fn compile(
     Ok(payload)
 }
 
-/// Memory that any build may use, in bytes.
-const LEAST_MEMORY: u64 = 4 << 30;
-
-/// What a build may use. What it says of its memory is when it may start beside others, and so an estimate.
-pub(super) fn limits(spec: BuildSpec) -> Limits {
-    let memory = spec.memory.bytes().saturating_mul(2).max(LEAST_MEMORY);
-    Limits { memory: Some(memory), ..Limits::default() }
-}
-
-fn in_place(base: &InPlaceBase, job: BuildJob, scratch: PathBuf, limits: Limits) -> InPlace {
+fn in_place(base: &InPlaceBase, job: BuildJob, scratch: PathBuf, spec: BuildSpec) -> InPlace {
     let BuildJob { id: _, dockerfile: _, context, log, cancel } = job;
-    let InPlaceBase { steps, lowers, toolchain: _, headers: _ } = base;
-    InPlace {
-        plan: Plan { steps: steps.clone(), limits },
-        lowers: lowers.to_vec(),
-        context,
-        scratch,
-        log,
-        cancel,
-    }
+    InPlace { plan: base.plan(spec), lowers: base.lowers.to_vec(), context, scratch, log, cancel }
 }
 
 /// What the engine's run comes to; `None` where it was stopped because it took longer than it may.
@@ -150,8 +128,8 @@ async fn within<T>(
     deadline: Period,
     begun: &CancellationToken,
     cancel: &CancellationToken,
-    run: impl Future<Output = Result<T, TargetError>>,
-) -> Option<Result<T, TargetError>> {
+    run: impl Future<Output = Result<T>>,
+) -> Option<Result<T>> {
     let mut run = pin!(run);
     let late = async {
         begun.cancelled().await;
@@ -210,7 +188,7 @@ fn too_long(log: &FileLog, deadline: Period, log_path: &Path) -> Finding {
 }
 
 /// Finds what the payload exposes and settles its links.
-async fn expose(job: &Job<'_>, payload: &Payload) -> Result<Option<Digest>, TargetError> {
+async fn expose(job: &Job<'_>, payload: &Payload) -> Result<Option<Digest>> {
     let exposes = job.image.spec.exposes.clone();
     if exposes.is_empty() || payload.image.is_some() {
         return Ok(None);
@@ -224,7 +202,7 @@ async fn expose(job: &Job<'_>, payload: &Payload) -> Result<Option<Digest>, Targ
 }
 
 /// The build context, sources and the patches that apply, and what the sources are.
-async fn context(job: &Job<'_>, work: &Path) -> Result<(Vec<ContextEntry>, Vec<String>), TargetError> {
+async fn context(job: &Job<'_>, work: &Path) -> Result<(Vec<ContextEntry>, Vec<String>)> {
     let Job { parts, cell, image, .. } = job;
     let root = &parts.definitions.root;
     let (mut context, mut origins) = (Vec::new(), Vec::new());

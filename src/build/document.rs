@@ -21,7 +21,7 @@ use crate::{
     kernel::{Architecture, Toolchain},
     kmod::CheckReport,
     oci::Hashing,
-    parts::{Parts, TargetError},
+    parts::{Parts, Result, TargetError},
     plan::{BUILD_FORMAT, FetchedInputs},
     provenance::{Material, ModuleFile, Package, PackageReader, Provenance, Role, Subject},
 };
@@ -30,11 +30,7 @@ use crate::{
 const PACKAGES: &str = "packages";
 
 /// Writes the documents of an image.
-pub(super) async fn document(
-    job: &Job<'_>,
-    checked: &CheckedPayload,
-    made: &Image,
-) -> Result<Documents, TargetError> {
+pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, made: &Image) -> Result<Documents> {
     let Job { parts, cell, image, .. } = job;
     let CheckedPayload { payload, headers, header_content, report } = checked;
     let mut materials = sources(job).await?;
@@ -110,7 +106,7 @@ fn module_certificate(job: &Job<'_>, report: &CheckReport) -> Option<Material> {
 }
 
 /// Sources and the patches that apply.
-async fn sources(job: &Job<'_>) -> Result<Vec<Material>, TargetError> {
+async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
     let Job { parts, cell, image, .. } = job;
     let root = &parts.definitions.root;
     let mut materials = Vec::new();
@@ -134,7 +130,7 @@ async fn sources(job: &Job<'_>) -> Result<Vec<Material>, TargetError> {
     Ok(materials)
 }
 
-async fn toolchain(job: &Job<'_>) -> Result<Material, TargetError> {
+async fn toolchain(job: &Job<'_>) -> Result<Material> {
     let cell = job.cell;
     let spec = match &job.toolchain {
         Toolchain::Image(_) => {
@@ -169,7 +165,7 @@ async fn toolchain_packages(
     parts: &Parts,
     arch: Architecture,
     root: &PackageRoot,
-) -> Result<Option<(Digest, Vec<Package>)>, TargetError> {
+) -> Result<Option<(Digest, Vec<Package>)>> {
     let mut reference = root_fs_reference(parts, root, arch)?;
     let found = parts.registry.manifest(&reference.repository, &reference.version).await?;
     if let Some(stored) = found {
@@ -184,7 +180,7 @@ async fn toolchain_packages(
     Ok(Some((made.digest, packages)))
 }
 
-async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> Result<Material, TargetError> {
+async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> Result<Material> {
     let parts = job.parts;
     let digest = Some(base.image.digest.clone());
     Ok(match spec {
@@ -217,7 +213,7 @@ async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> R
 }
 
 /// The packages of an image.
-async fn packages_of(parts: &Parts, base: &BaseImage) -> Result<Vec<Package>, TargetError> {
+async fn packages_of(parts: &Parts, base: &BaseImage) -> Result<Vec<Package>> {
     let mut key = Sha256::new();
     for layer in &base.image.layers {
         key.update(layer.digest.as_str());
@@ -233,7 +229,7 @@ async fn packages_of(parts: &Parts, base: &BaseImage) -> Result<Vec<Package>, Ta
 }
 
 /// The same from the layers' files, read once for each cache.
-async fn packages_in(parts: &Parts, key: &str, layers: Vec<PathBuf>) -> Result<Vec<Package>, TargetError> {
+async fn packages_in(parts: &Parts, key: &str, layers: Vec<PathBuf>) -> Result<Vec<Package>> {
     if let Some(known) = parts.cache.read_record(PACKAGES, key)? {
         return Ok(known);
     }
@@ -250,7 +246,7 @@ async fn packages_in(parts: &Parts, key: &str, layers: Vec<PathBuf>) -> Result<V
 }
 
 /// The payload's modules with the digests of their files.
-fn modules(tree: &Path, report: &CheckReport) -> Result<Vec<ModuleFile>, TargetError> {
+fn modules(tree: &Path, report: &CheckReport) -> Result<Vec<ModuleFile>> {
     let by_path: BTreeMap<&str, _> =
         report.modules.iter().map(|module| (module.path.as_str(), module)).collect();
     let mut files = Vec::new();

@@ -9,7 +9,7 @@ use crate::{
     cache::{Cache, CacheError},
     error_chain,
     image::InputHash,
-    parts::{Parts, TargetError},
+    parts::{Parts, Result},
     plan::{Cell, Failure},
     run_notes::{Note, Notes},
 };
@@ -21,7 +21,7 @@ pub(crate) async fn attempt(
     parts: &Parts,
     cell: &Cell,
     options: BuildOptions,
-) -> Result<Result<Built, TargetError>, CacheError> {
+) -> Result<Result<Built>, CacheError> {
     // What it takes out of the cache is its own, and free again when it ends.
     let parts = &parts.in_use();
     parts.make_room().await;
@@ -84,11 +84,7 @@ pub(crate) fn known_failures(
 }
 
 /// Remembers a permanent failure, forgets it after a success.
-pub(super) fn record_outcome(
-    parts: &Parts,
-    cell: &Cell,
-    outcome: &Result<Built, TargetError>,
-) -> Result<(), CacheError> {
+pub(super) fn record_outcome(parts: &Parts, cell: &Cell, outcome: &Result<Built>) -> Result<(), CacheError> {
     let key = cell.input_hash.to_string();
     match outcome {
         Ok(_) => parts.cache.remove_record(KIND, &key),

@@ -3,13 +3,13 @@
 use super::job::{Job, ensure_planned};
 use crate::{
     inputs::{HeaderLookup, HeaderSet},
-    parts::{Stage, TargetError},
+    parts::{Result, Stage, TargetError},
     plan::FetchedInputs,
 };
 
 /// Fetches the header set, as far as the cache lacks it: the one that the build was planned with. Others may have been
 /// imported since.
-pub(super) async fn fetch(job: &Job<'_>) -> Result<HeaderSet, TargetError> {
+pub(super) async fn fetch(job: &Job<'_>) -> Result<HeaderSet> {
     job.stage(Stage::Headers);
     let (parts, source) = (job.parts, &job.family.spec.headers);
     let look = || parts.fetcher.headers().find(source, &parts.definitions.root, &job.cell.target);

@@ -10,7 +10,7 @@ use crate::{
     kernel::{KernelFamily, Toolchain},
     kmod::{CheckReport, NeededTable},
     oci::ReusedFrom,
-    parts::{FindingKind, Parts, Stage, TargetError},
+    parts::{FindingKind, Parts, Result, Stage, TargetError},
     payload::ArchiveImage,
     plan::Cell,
 };
@@ -27,7 +27,7 @@ pub(super) struct Job<'a> {
 
 impl<'a> Job<'a> {
     /// Finds the cell's definitions.
-    pub(super) fn of(parts: &'a Parts, cell: &'a Cell) -> Result<Self, TargetError> {
+    pub(super) fn of(parts: &'a Parts, cell: &'a Cell) -> Result<Self> {
         let image = parts.definitions.images.get(&cell.image);
         let family = parts.definitions.families.iter().find(|family| family.metadata.name == cell.family);
         let (image, family) =
@@ -56,8 +56,8 @@ impl<'a> Job<'a> {
 }
 
 /// What is published is what its input hash says: an input that was fetched must be the one that was planned.
-pub(super) fn ensure_planned(is_same: bool, what: impl Into<String>) -> Result<(), TargetError> {
-    if is_same { Ok(()) } else { Err(TargetError::Outdated { what: what.into() }) }
+pub(super) fn ensure_planned(is_same: bool, what: impl Into<String>) -> Result<()> {
+    if is_same { Ok(()) } else { Err(TargetError::Outdated(what.into())) }
 }
 
 /// What a cell is compiled against, checked against and loaded after.

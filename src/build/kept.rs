@@ -6,7 +6,7 @@ use crate::{
     cache::{CacheError, Entry, LockMode, surplus},
     engine::{DockerEngine, KeptImage, LOCAL_PREFIX},
     error_chain,
-    parts::{Parts, TargetError},
+    parts::{Parts, Result},
 };
 
 /// Removes what is above the site's quota. That it cannot costs room, and no build.
@@ -16,7 +16,7 @@ pub(super) async fn make_room(parts: &Parts, engine: &DockerEngine) {
     }
 }
 
-async fn remove_surplus(parts: &Parts, engine: &DockerEngine) -> Result<(), TargetError> {
+async fn remove_surplus(parts: &Parts, engine: &DockerEngine) -> Result<()> {
     let most = parts.definitions.site.storage.engine_images.bytes();
     let entry = |image: &KeptImage| entry(image, |kind, key| parts.cache.last_use(kind, key));
     let images: Vec<Entry> = engine.kept().await?.iter().filter_map(entry).collect();

@@ -19,7 +19,7 @@ use crate::{
     inputs::{HostTree, HostTreeLookup},
     kmod::{NeededTable, SymbolTable},
     oci::{ImageFacts, ImageManifest},
-    parts::{Parts, Stage, TargetError},
+    parts::{Parts, Result, Stage, TargetError},
     payload,
 };
 
@@ -54,7 +54,7 @@ fn vanished(image: &ImageReference) -> TargetError {
 }
 
 /// Fetches what the cell needs, as far as the cache lacks it.
-pub(super) async fn fetch(job: &Job<'_>) -> Result<Needed, TargetError> {
+pub(super) async fn fetch(job: &Job<'_>) -> Result<Needed> {
     let mut needed = Needed::default();
     if job.cell.needs.is_empty() {
         return Ok(needed);
@@ -83,7 +83,7 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<Needed, TargetError> {
 }
 
 /// Adds the cell's trees to its build context and their symbols to what it is checked against.
-async fn add_host_trees(job: &Job<'_>, needed: &mut Needed) -> Result<(), TargetError> {
+async fn add_host_trees(job: &Job<'_>, needed: &mut Needed) -> Result<()> {
     let Job { parts, cell, .. } = job;
     for need in &job.image.spec.needs {
         let Need::Tree { name, tree } = need else { continue };
@@ -109,7 +109,7 @@ async fn add_host_trees(job: &Job<'_>, needed: &mut Needed) -> Result<(), Target
 }
 
 /// The images that the cell is compiled against, then those that these need, nearest first.
-async fn needed_images(job: &Job<'_>) -> Result<Vec<NeededImage>, TargetError> {
+async fn needed_images(job: &Job<'_>) -> Result<Vec<NeededImage>> {
     let needs = &job.cell.needs;
     let mut images: Vec<NeededImage> = needs
         .iter()
@@ -134,7 +134,7 @@ async fn needed_images(job: &Job<'_>) -> Result<Vec<NeededImage>, TargetError> {
 }
 
 /// An image that a needed image needs. That one was built, so it was published before.
-async fn published_need(job: &Job<'_>, name: &ImageName) -> Result<NeededImage, TargetError> {
+async fn published_need(job: &Job<'_>, name: &ImageName) -> Result<NeededImage> {
     let needed = cell(job.parts, name, &job.cell.target).await?;
     let mut image = needed.reference.clone();
     let found = job.parts.look_up(&image).await?;
@@ -146,12 +146,12 @@ async fn published_need(job: &Job<'_>, name: &ImageName) -> Result<NeededImage, 
 }
 
 /// The exposed trees of a published image, at their natural paths below one directory.
-async fn exposed_tree(parts: &Parts, image: &NeededImage) -> Result<PathBuf, TargetError> {
+async fn exposed_tree(parts: &Parts, image: &NeededImage) -> Result<PathBuf> {
     let key = image.exposed.hex();
     parts.cache.get_or_make(EXPOSED, key, |place| fetch_exposed(parts, image, place)).await
 }
 
-async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> Result<(), TargetError> {
+async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> Result<()> {
     let NeededImage { name, image, exposed, compiled_against: _ } = needed;
     let lacks = |why: String| lacks(&image.to_string(), &why);
     let definition =
@@ -182,19 +182,14 @@ async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> R
 }
 
 /// The modules of a needed image for the cell's kernel.
-async fn modules_of(job: &Job<'_>, needed: &NeededImage) -> Result<PathBuf, TargetError> {
+async fn modules_of(job: &Job<'_>, needed: &NeededImage) -> Result<PathBuf> {
     let Version::Digest(digest) = &needed.image.version else { return Err(vanished(&needed.image)) };
     let release = job.cell.target.release.as_str();
     let fetch = |place| fetch_modules(job.parts, &needed.image, release, place);
     job.parts.cache.get_or_make(MODULES, digest.hex(), fetch).await
 }
 
-async fn fetch_modules(
-    parts: &Parts,
-    image: &ImageReference,
-    release: &str,
-    place: PathBuf,
-) -> Result<(), TargetError> {
+async fn fetch_modules(parts: &Parts, image: &ImageReference, release: &str, place: PathBuf) -> Result<()> {
     let manifest = needed_manifest(parts, image).await?;
     let work = parts.cache.scratch()?;
     let blob = work.path().join("layer");
@@ -204,7 +199,7 @@ async fn fetch_modules(
     unpacked.map_err(|error| lacks(&image.to_string(), &error_chain(&error)))
 }
 
-async fn needed_manifest(parts: &Parts, image: &ImageReference) -> Result<ImageManifest, TargetError> {
+async fn needed_manifest(parts: &Parts, image: &ImageReference) -> Result<ImageManifest> {
     let ImageReference { repository, version } = image;
     let stored = parts.registry_of_needs(repository).manifest(repository, version).await?;
     Ok(ImageManifest::parse(&stored.ok_or_else(|| vanished(image))?.bytes)?)
@@ -215,24 +210,20 @@ async fn fetch_payload(
     image: &ImageReference,
     manifest: &ImageManifest,
     to: &Path,
-) -> Result<(), TargetError> {
+) -> Result<()> {
     let repository = &image.repository;
     let layer = manifest.payload_layer().ok_or_else(|| lacks(&image.to_string(), "it has no layers"))?;
     Ok(parts.registry_of_needs(repository).fetch_blob(repository, &layer.digest, layer.size, to).await?)
 }
 
 /// The symbol tables of an exposed tree.
-async fn read_tables(needed: &NeededImage, tree: &Path) -> Result<Vec<NeededTable>, TargetError> {
+async fn read_tables(needed: &NeededImage, tree: &Path) -> Result<Vec<NeededTable>> {
     let (name, image, tree) = (needed.name.to_string(), needed.image.to_string(), tree.to_owned());
     blocking(move || parse_tables(&name, &image, payload::read_symbol_tables(&tree)?)).await
 }
 
 /// Reads the symbol tables of one need; `from` names where they come from in errors.
-fn parse_tables(
-    need: &str,
-    from: &str,
-    texts: Vec<(PathBuf, String)>,
-) -> Result<Vec<NeededTable>, TargetError> {
+fn parse_tables(need: &str, from: &str, texts: Vec<(PathBuf, String)>) -> Result<Vec<NeededTable>> {
     let read = |(path, text): (PathBuf, String)| match SymbolTable::parse(&text) {
         Ok(symbols) => Ok(NeededTable { image: need.to_owned(), symbols }),
         Err(error) => Err(lacks(from, &format!("its /{} is no symbol table: {error}", path.display()))),

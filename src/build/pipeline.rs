@@ -11,7 +11,7 @@ use crate::{
     kernel::lacks_compiler,
     kmod::CheckReport,
     oci::ReusedFrom,
-    parts::{FindingKind, Parts, TargetError},
+    parts::{FindingKind, Parts, Result, TargetError},
     plan::Cell,
 };
 
@@ -38,7 +38,7 @@ pub struct Built {
 }
 
 /// Builds one cell, or takes over a published payload.
-pub async fn build(parts: &Parts, cell: &Cell, options: BuildOptions) -> Result<Built, TargetError> {
+pub async fn build(parts: &Parts, cell: &Cell, options: BuildOptions) -> Result<Built> {
     let job = Job::of(parts, cell)?;
     // What would stop the build at its end is found before the work.
     check::can_check(&job)?;

@@ -20,7 +20,7 @@ use tar::{Builder, EntryType, Header};
 use tokio_util::sync::CancellationToken;
 use walkdir::WalkDir;
 
-use super::{base::InPlaceBase, compile::limits, job::Job};
+use super::{base::InPlaceBase, job::Job};
 use crate::{
     blocking::blocking,
     cache::LockMode,
@@ -34,7 +34,7 @@ use crate::{
     inputs::{RootFs, root_fs_layer},
     kernel::KernelLabel,
     oci::{self, Assembly, Layer, media_type},
-    parts::{FindingKind, Stage, TargetError},
+    parts::{FindingKind, Result, Stage, TargetError},
     payload::Entrypoint,
     registry::RegistryLocation,
 };
@@ -57,10 +57,10 @@ pub(super) async fn compile(
     build: BuildJob,
     begun: &CancellationToken,
     tree: &Path,
-) -> Result<Vec<String>, TargetError> {
+) -> Result<Vec<String>> {
     let Job { parts, cell, image, .. } = job;
     let spec = image.spec.build;
-    let mut plan = Plan { steps: base.steps.clone(), limits: limits(spec) };
+    let mut plan = base.plan(spec);
     for step in &mut plan.steps {
         if let Action::Run(run) = &mut step.action {
             run.env.push(environment(spec));
@@ -112,7 +112,7 @@ async fn publish(
     base: &InPlaceBase,
     context: &[ContextEntry],
     plan: &Plan,
-) -> Result<ImageReference, TargetError> {
+) -> Result<ImageReference> {
     let Job { parts, cell, .. } = job;
     let RegistryLocation::Remote { .. } = parts.location else {
         let message = "builds in a cluster need a registry that its nodes can pull from";
@@ -186,7 +186,7 @@ async fn remove(job: &Job<'_>, ImageReference { repository, version }: &ImageRef
 }
 
 /// The headers as a layer: made once for a kernel.
-async fn headers_layer(job: &Job<'_>, base: &InPlaceBase) -> Result<(Layer, PathBuf), TargetError> {
+async fn headers_layer(job: &Job<'_>, base: &InPlaceBase) -> Result<(Layer, PathBuf)> {
     let (cache, [headers, _]) = (&job.parts.cache, base.lowers.clone());
     let make = |entry: PathBuf| {
         blocking(move || {
@@ -257,7 +257,7 @@ fn write_own(lowers: &[PathBuf; 2], plan: &Plan, runner: &[u8], out: impl Write)
         }
     }
     let named = plan.steps.iter().filter_map(|step| match &step.action {
-        Action::Directory { path } => Some(path.as_str()),
+        Action::Directory(path) => Some(path.as_str()),
         Action::Copy { dest, .. } => Some(dest.trim_end_matches('/')),
         Action::Run(_) => None,
     });
@@ -311,7 +311,7 @@ mod tests {
         fs_err::os::unix::fs::symlink("usr/bin", toolchain.join("bin")).unwrap();
         let copy = Action::Copy { sources: vec![], dest: "/build/".to_owned(), mode: None };
         let step = |action| Step { line: 1, text: String::new(), action };
-        let work = Action::Directory { path: "/bin/work".to_owned() };
+        let work = Action::Directory("/bin/work".to_owned());
         let plan = Plan { steps: vec![step(copy), step(work)], ..Plan::default() };
         let mut bytes = Vec::new();
         write_own(&[headers, toolchain], &plan, b"runner", &mut bytes).unwrap();

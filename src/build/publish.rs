@@ -10,20 +10,20 @@ use crate::{
     image::{Digest, ImageReference, Repository, Version},
     images::{BaseImage, Documents, StoredImage},
     oci::{Descriptor, media_type},
-    parts::{Parts, Stage, TargetError},
+    parts::{Parts, Result, Stage, TargetError},
     plan::Cell,
 };
 
 /// Publishes as soon as this process may write: a leader that cannot reach the API server for a while loses no build.
 /// Nothing is published whose inputs have changed meanwhile. Returns the bytes sent.
-pub(super) async fn publish(job: &Job<'_>, image: &Image, documents: &Documents) -> Result<u64, TargetError> {
+pub(super) async fn publish(job: &Job<'_>, image: &Image, documents: &Documents) -> Result<u64> {
     job.stage(Stage::Publish);
     loop {
         job.parts.until_writable().await?;
         ensure_current(job).await?;
         match push(job, image, documents).await {
             // What the registry has by now is not sent again.
-            Err(TargetError::Fenced { .. }) => {}
+            Err(TargetError::Fenced(_)) => {}
             outcome => return outcome,
         }
     }
@@ -31,7 +31,7 @@ pub(super) async fn publish(job: &Job<'_>, image: &Image, documents: &Documents)
 
 /// Would the build be planned now as it was? If not, the next plan would find other inputs under its tags. Where that cannot
 /// be found out, nothing speaks against what was built.
-async fn ensure_current(job: &Job<'_>) -> Result<(), TargetError> {
+async fn ensure_current(job: &Job<'_>) -> Result<()> {
     match cell(job.parts, &job.cell.image, &job.cell.target).await {
         Ok(now) => now.changed_since(job.cell).map_or(Ok(()), |what| ensure_planned(false, what)),
         Err(TargetError::Cancelled) => Err(TargetError::Cancelled),
@@ -45,7 +45,7 @@ async fn ensure_current(job: &Job<'_>) -> Result<(), TargetError> {
 
 /// Pushes what the registry lacks, then the manifest by its digest, the documents that refer to it, the signatures,
 /// and the manifest under every tag: no tag is ever there without its report.
-async fn push(job: &Job<'_>, image: &Image, documents: &Documents) -> Result<u64, TargetError> {
+async fn push(job: &Job<'_>, image: &Image, documents: &Documents) -> Result<u64> {
     let (parts, registry) = (job.parts, &job.parts.registry);
     parts.may_write()?;
     let repository = &job.cell.reference.repository;
@@ -74,7 +74,7 @@ async fn push(job: &Job<'_>, image: &Image, documents: &Documents) -> Result<u64
 }
 
 /// Puts the manifest under one tag, unless the tag has got other content meanwhile (guarantee 3).
-async fn push_tag(job: &Job<'_>, reference: &ImageReference, manifest: &[u8]) -> Result<(), TargetError> {
+async fn push_tag(job: &Job<'_>, reference: &ImageReference, manifest: &[u8]) -> Result<()> {
     if !job.overwrites()
         && let Some(found) = job.parts.look_up(reference).await?
     {
@@ -96,7 +96,7 @@ pub(crate) async fn add_tags(
     cell: &Cell,
     digest: &Digest,
     references: &[ImageReference],
-) -> Result<(), TargetError> {
+) -> Result<()> {
     let repository = &cell.reference.repository;
     let version = Version::Digest(digest.clone());
     let stored = parts.existing_manifest(&ImageReference { repository: repository.clone(), version }).await?;
@@ -114,7 +114,7 @@ async fn push_base_layer(
     repository: &Repository,
     base: &BaseImage,
     layer: &Descriptor,
-) -> Result<u64, TargetError> {
+) -> Result<u64> {
     let registry = &parts.registry;
     if registry.has_blob(repository, &layer.digest).await?
         || registry.mount_blob(repository, &layer.digest, &base.repository).await?

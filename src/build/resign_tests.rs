@@ -129,7 +129,7 @@ async fn signing_switched_on_takes_the_unsigned_payload() {
     bench.parts.module_signer = None;
     bench.lose(&unsigned.reference);
     let error = bench.build(K9).await.unwrap_err();
-    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable { .. })), "{error}");
+    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
 }
 
 /// Whoever may write to the registry can give a payload any annotations. No engine answers, so nothing else is published.
@@ -157,7 +157,7 @@ async fn payloads_that_a_stranger_published_are_neither_signed_nor_reused() {
         for release in [K9, K10] {
             bench.heard();
             let error = bench.build(release).await.unwrap_err();
-            assert!(matches!(error, TargetError::Engine(EngineError::Unavailable { .. })), "{error}");
+            assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
             let (heard, refused) = (bench.heard(), format!("{theirs} is not taken over: "));
             assert!(heard.iter().any(|note| note.contains(&refused)), "{heard:?}");
         }
@@ -194,7 +194,7 @@ async fn what_one_of_two_signers_signed_is_not_reused() {
     bench.sign_images_with(&site);
     bench.heard();
     let error = bench.build(K10).await.unwrap_err();
-    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable { .. })), "{error}");
+    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
     let heard = bench.heard().join("\n");
     assert!(heard.contains("1 of 2 keys that must sign have: release.pub (sha256:"), "{heard}");
     assert!(heard.contains("missing: site.pub (sha256:"), "{heard}");
@@ -216,7 +216,7 @@ async fn without_keys_for_images_no_published_payload_is_signed() {
     bench.parts.definitions.site.image_signing = None;
     sign_with(&mut bench, &second, Signed::Keep);
     let error = bench.build(K9).await.unwrap_err();
-    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable { .. })), "{error}");
+    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
 }
 
 #[tokio::test]
@@ -260,7 +260,7 @@ async fn signatures_that_were_replaced_cannot_be_had_again() {
     sign_with(&mut bench, &key, Signed::Keep);
     assert_ne!(bench.cell(K9).await.input_hash, replaced.input_hash);
     let error = bench.build(K9).await.unwrap_err();
-    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable { .. })), "{error}");
+    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
 }
 
 #[tokio::test]

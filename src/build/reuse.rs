@@ -19,7 +19,7 @@ use crate::{
     kernel::KernelRelease,
     kmod::{BootReport, Verdict},
     oci::{ImageFacts, ImageManifest, ReusedFrom, annotations},
-    parts::{AT_ONCE, Stage, TargetError},
+    parts::{AT_ONCE, Result, Stage, TargetError},
     payload::{self, PayloadError},
     plan::reuse::{by_numbers, may_lend, may_resign, tags_to_resign, tags_to_try},
 };
@@ -43,7 +43,7 @@ type Borrowed = Result<CheckedPayload, String>;
 
 /// A checked payload of an image that is published. That there is none is noted and no error; nor is a registry that
 /// does not answer, because a build needs none.
-pub(super) async fn find(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload>, TargetError> {
+pub(super) async fn find(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload>> {
     match resign(job, against).await? {
         Some(checked) => Ok(Some(checked)),
         None => reuse(job, against).await,
@@ -51,7 +51,7 @@ pub(super) async fn find(job: &Job<'_>, against: &Against) -> Result<Option<Chec
 }
 
 /// The cell's own payload as it is published with other signatures or none, with the right ones.
-async fn resign(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload>, TargetError> {
+async fn resign(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload>> {
     if job.cell.unsigned_hash.is_none() {
         return Ok(None);
     }
@@ -85,7 +85,7 @@ async fn resign(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayloa
 }
 
 /// The first published image that has the payload.
-async fn find_to_resign(job: &Job<'_>) -> Result<Option<Lender>, TargetError> {
+async fn find_to_resign(job: &Job<'_>) -> Result<Option<Lender>> {
     let tags = job.parts.registry.tags(&job.cell.reference.repository).await?;
     for tag in tags_to_resign(job.cell, tags, MAX_RESIGN_LOOKUPS) {
         if let Some(lender) = look_up(job, tag).await?
@@ -99,7 +99,7 @@ async fn find_to_resign(job: &Job<'_>) -> Result<Option<Lender>, TargetError> {
 }
 
 /// A checked payload of another kernel, where the definition allows that and there is one.
-async fn reuse(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload>, TargetError> {
+async fn reuse(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload>> {
     let spec = &job.image.spec;
     // What is exposed was made for one kernel, its configuration included.
     if spec.reuse == Reuse::Never || spec.output == Output::Image || !spec.exposes.is_empty() {
@@ -119,7 +119,7 @@ async fn reuse(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload
 
 /// Tries one after the other, the newest kernel's first, each payload once. Who signed an image is looked up when its turn
 /// comes. The reason is that of the newest.
-async fn try_lenders(job: &Job<'_>, against: &Against) -> Result<Borrowed, TargetError> {
+async fn try_lenders(job: &Job<'_>, against: &Against) -> Result<Borrowed> {
     let (mut first, mut tried) = (None, BTreeSet::new());
     for (kernel, lender) in lenders(job).await? {
         // Only what is trusted is taken at its word which payload it has.
@@ -142,7 +142,7 @@ async fn try_lenders(job: &Job<'_>, against: &Against) -> Result<Borrowed, Targe
 }
 
 /// Published images that may lend, the newest kernel first.
-async fn lenders(job: &Job<'_>) -> Result<Vec<(KernelRelease, Lender)>, TargetError> {
+async fn lenders(job: &Job<'_>) -> Result<Vec<(KernelRelease, Lender)>> {
     let tags = job.parts.registry.tags(&job.cell.reference.repository).await?;
     let found = stream::iter(tags_to_try(job.cell, tags, MAX_LOOKUPS))
         .map(|tag| look_up(job, tag))
@@ -168,7 +168,7 @@ async fn borrow(
     against: &Against,
     kernel: &KernelRelease,
     lender: &Lender,
-) -> Result<Borrowed, TargetError> {
+) -> Result<Borrowed> {
     let (from, to) = (kernel.clone(), job.cell.target.release.clone());
     let kernel = || kernel.clone();
     let unpacked = lender.unpack(job, move |tree| payload::move_to_kernel(tree, &from, &to)).await?;
@@ -197,7 +197,7 @@ async fn borrow(
 }
 
 /// An image of farrier's under a tag of the cell's repository.
-async fn look_up(job: &Job<'_>, tag: Tag) -> Result<Option<Lender>, TargetError> {
+async fn look_up(job: &Job<'_>, tag: Tag) -> Result<Option<Lender>> {
     let found = job.parts.registry.manifest(&job.cell.reference.repository, &Version::Tag(tag)).await?;
     Ok(found.and_then(|stored| {
         let manifest = ImageManifest::parse(&stored.bytes).ok()?;
@@ -213,7 +213,7 @@ impl Lender {
     }
 
     /// May its payload be taken, and signed? What the image says of itself is no reason.
-    async fn is_trusted(&self, job: &Job<'_>) -> Result<bool, TargetError> {
+    async fn is_trusted(&self, job: &Job<'_>) -> Result<bool> {
         let (repository, digest) = (&job.cell.reference.repository, &self.digest);
         let trusted = StoredImage { parts: job.parts, repository, digest }.trusted().await?;
         if let Err(why) = &trusted {
@@ -227,7 +227,7 @@ impl Lender {
         &self,
         job: &Job<'_>,
         then: impl FnOnce(&std::path::Path) -> Result<(), PayloadError> + Send + 'static,
-    ) -> Result<Option<Result<Scratch, PayloadError>>, TargetError> {
+    ) -> Result<Option<Result<Scratch, PayloadError>>> {
         let Some(layer) = self.manifest.payload_layer() else { return Ok(None) };
         let work = job.parts.cache.scratch()?;
         let (blob, tree) = (work.path().join("published"), work.path().join("payload"));

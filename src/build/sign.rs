@@ -9,7 +9,7 @@ use crate::{
     inputs::HeaderSet,
     kmod::{self, PayloadModule, Signature, SignatureHash, SigningRule},
     oci::ModuleSignerFact,
-    parts::{Stage, TargetError},
+    parts::{Result, Stage, TargetError},
     payload,
     plan::SignedWith,
     signing::{ModuleSigner, Signer},
@@ -33,7 +33,7 @@ pub(super) fn module_signer(job: &Job<'_>) -> Option<ModuleSignerFact> {
 }
 
 /// Finds out before the work that the modules cannot be signed, and notes why they are not signed, or a warning.
-pub(super) async fn can_sign(job: &Job<'_>, headers: &HeaderSet) -> Result<(), TargetError> {
+pub(super) async fn can_sign(job: &Job<'_>, headers: &HeaderSet) -> Result<()> {
     let Some(modules) = &job.parts.module_signer else { return Ok(()) };
     let signed = signing(job, headers, None).await?.is_some();
     if job.image.spec.output == Output::Image {
@@ -54,7 +54,7 @@ pub(super) async fn signing(
     job: &Job<'_>,
     headers: &HeaderSet,
     previous: Option<&ModuleSignerFact>,
-) -> Result<Option<Signing>, TargetError> {
+) -> Result<Option<Signing>> {
     let Some(modules) = &job.parts.module_signer else { return Ok(None) };
     if job.image.spec.output == Output::Image {
         return Ok(None);
@@ -75,7 +75,7 @@ pub(super) async fn signing(
 }
 
 /// Signs a payload's modules in place.
-pub(super) async fn sign(job: &Job<'_>, signing: Option<Signing>, tree: &Path) -> Result<(), TargetError> {
+pub(super) async fn sign(job: &Job<'_>, signing: Option<Signing>, tree: &Path) -> Result<()> {
     let Some(Signing { modules, signer, hash, rule }) = signing else { return Ok(()) };
     job.stage(Stage::Sign);
     let tree = tree.to_owned();

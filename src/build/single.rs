@@ -10,7 +10,7 @@ use crate::{
     images::StoredImage,
     kernel::KernelTarget,
     kmod::Verdict,
-    parts::{Parts, TargetError},
+    parts::{Parts, Result, TargetError},
     plan::Cell,
 };
 
@@ -35,7 +35,7 @@ pub async fn build_one(
     target: &KernelTarget,
     push: bool,
     force: bool,
-) -> Result<BuildOutcome, TargetError> {
+) -> Result<BuildOutcome> {
     let image = find(&parts.definitions, name)?;
     for need in in_build_order(&parts.definitions, image) {
         if push && need.metadata.name != *name {
@@ -56,7 +56,7 @@ async fn build_alone(
     target: &KernelTarget,
     push: bool,
     force: bool,
-) -> Result<BuildOutcome, TargetError> {
+) -> Result<BuildOutcome> {
     let name = &image.metadata.name;
     let cell = cell(parts, name, target).await?;
     // A conflict is found before the compiler runs, forced or not.
@@ -89,11 +89,7 @@ async fn build_alone(
 
 /// The digest under the cell's first tag when it has the cell's inputs; other inputs are a conflict (guarantee 3).
 /// So is a verdict that the definition does not accept.
-async fn published_already(
-    parts: &Parts,
-    cell: &Cell,
-    image: &DriverImage,
-) -> Result<Option<Digest>, TargetError> {
+async fn published_already(parts: &Parts, cell: &Cell, image: &DriverImage) -> Result<Option<Digest>> {
     let mut digest = None;
     for reference in cell.references() {
         let Some(found) = parts.look_up(reference).await? else { return Ok(None) };

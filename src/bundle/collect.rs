@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    BundleError, Content,
+    BundleError, Content, Result,
     index::{Blob, BundleIndex, FORMAT, Listed},
     since::Since,
 };
@@ -53,11 +53,7 @@ struct Collector {
 }
 
 /// Looks everything up. `from` says where the contents come from, `since` what the site has already.
-pub async fn collect(
-    wanted: &[Wanted],
-    from: &str,
-    since: Option<&Since>,
-) -> Result<Collection, BundleError> {
+pub async fn collect(wanted: &[Wanted], from: &str, since: Option<&Since>) -> Result<Collection> {
     let mut collector = Collector::default();
     let mut contents = BTreeMap::new();
     for one in wanted {
@@ -90,7 +86,7 @@ pub async fn collect(
 }
 
 impl Collector {
-    async fn content(&mut self, wanted: &Wanted) -> Result<Listed, BundleError> {
+    async fn content(&mut self, wanted: &Wanted) -> Result<Listed> {
         let Wanted { content, .. } = wanted;
         let mut sizes = BTreeMap::new();
         let mut waiting = vec![(content.digest.clone(), 0)];
@@ -124,7 +120,7 @@ impl Collector {
     }
 
     /// Fetches a manifest, unless it is here, and notes what it names.
-    async fn manifest(&mut self, wanted: &Wanted, digest: &Digest) -> Result<(), BundleError> {
+    async fn manifest(&mut self, wanted: &Wanted, digest: &Digest) -> Result<()> {
         let Wanted { content, repository, registry } = wanted;
         let reference = || format!("{repository}@{digest}");
         if !self.manifests.contains_key(digest) {
@@ -132,7 +128,7 @@ impl Collector {
             let stored = registry.manifest(repository, &version).await?;
             let stored = stored.ok_or_else(|| BundleError::Absent(reference()))?;
             let parsed = AnyManifest::parse(&stored.bytes)
-                .map_err(|source| BundleError::Manifest { reference: reference(), source })?;
+                .map_err(|source| BundleError::Manifest(reference(), source))?;
             self.note(digest, stored.bytes.len() as u64, Some(&stored.media_type), content);
             self.manifests.insert(digest.clone(), stored);
             self.parsed.insert(digest.clone(), parsed);

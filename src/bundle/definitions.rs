@@ -8,7 +8,7 @@ use std::{
 use fs_err as fs;
 use walkdir::WalkDir;
 
-use super::{BundleError, ContentKind, Verified, collect::blobs_of, review::review};
+use super::{BundleError, ContentKind, Result, Verified, collect::blobs_of, review::review};
 use crate::{
     archive::{Limits, unpack_tar},
     oci::LayerReader,
@@ -26,7 +26,7 @@ pub fn write_definitions(
     to: &Path,
     overwrite: bool,
     accept: bool,
-) -> Result<Option<usize>, BundleError> {
+) -> Result<Option<usize>> {
     let index = verified.bundle.index();
     // The newest export's are the last ones, where there are several.
     let found = index.contents.iter().rfind(|listed| listed.content.kind == ContentKind::Definitions);
@@ -48,7 +48,7 @@ pub fn write_definitions(
 }
 
 /// Moves the files to their place; none of them where one would replace another content.
-fn place(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<usize, BundleError> {
+fn place(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<usize> {
     let mut files: Vec<PathBuf> = Vec::new();
     for entry in WalkDir::new(from).sort_by_file_name() {
         let entry = entry.map_err(io::Error::from)?;
@@ -68,11 +68,11 @@ fn place(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<usize,
         }
     }
     if !differ.is_empty() {
-        return Err(BundleError::Differs { dir: to.to_owned(), files: differ });
+        return Err(BundleError::Differs(to.to_owned(), differ));
     }
     let diff = if accept { String::new() } else { review(from, to, &new)? };
     if !diff.is_empty() {
-        return Err(BundleError::NotAccepted { dir: to.to_owned(), diff });
+        return Err(BundleError::NotAccepted(to.to_owned(), diff));
     }
     for file in &new {
         let place = to.join(file);

@@ -11,17 +11,15 @@ use crate::{
     registry::{self, RegistryError},
 };
 
+/// What work on a bundle comes to.
+pub type Result<T, E = BundleError> = std::result::Result<T, E>;
+
 /// Why a bundle was not written, read or taken over.
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {
-    /// A file that is no bundle.
-    #[error("{path} is no bundle: {reason}")]
-    NotABundle {
-        /// The file.
-        path: PathBuf,
-        /// What it has or lacks.
-        reason: String,
-    },
+    /// A file that is no bundle: what it has or lacks.
+    #[error("{0} is no bundle: {1}")]
+    NotABundle(PathBuf, String),
     /// A bundle that is not whole, not as it was written, or in a form of later farriers.
     #[error("{path} {message}")]
     Unusable {
@@ -61,50 +59,24 @@ pub enum BundleError {
     /// Another farrier writes the same bundle.
     #[error("another farrier writes {0}")]
     Busy(PathBuf),
-    /// A previous bundle's index that cannot be read.
-    #[error("read the index of the previous bundle in {path}: {reason}")]
-    Since {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
-    /// Files that definitions from the bundle would replace.
-    #[error("definitions: {} in {dir} differ from those in the bundle", files.join(", "))]
-    Differs {
-        /// The directory.
-        dir: PathBuf,
-        /// The files.
-        files: Vec<String>,
-    },
+    /// A previous bundle's index that cannot be read: the file, and what is wrong.
+    #[error("read the index of the previous bundle in {0}: {1}")]
+    Since(PathBuf, String),
+    /// Files of a directory that definitions from the bundle would replace.
+    #[error("definitions: {files} in {0} differ from those in the bundle", files = .1.join(", "))]
+    Differs(PathBuf, Vec<String>),
     /// Definitions that would run something new here, and what that is.
-    #[error("the bundle's definitions bring commands or templates to {dir}:\n{diff}")]
-    NotAccepted {
-        /// The directory.
-        dir: PathBuf,
-        /// What is new, by file.
-        diff: String,
-    },
-    /// A bundle that none of the given keys signed.
-    #[error("{path} is not signed: {why}")]
-    Unsigned {
-        /// The file.
-        path: PathBuf,
-        /// Why no signature counts.
-        why: String,
-    },
+    #[error("the bundle's definitions bring commands or templates to {0}:\n{1}")]
+    NotAccepted(PathBuf, String),
+    /// A bundle that none of the given keys signed: the file, and why.
+    #[error("{0} is not signed: {1}")]
+    Unsigned(PathBuf, String),
     /// Definitions that cannot be unpacked.
     #[error("unpack the definitions")]
     Unpack(#[from] crate::archive::UnpackError),
     /// A manifest.
-    #[error("{reference} is not what it should be")]
-    Manifest {
-        /// Which.
-        reference: String,
-        /// Why.
-        #[source]
-        source: ImageError,
-    },
+    #[error("{0} is not what it should be")]
+    Manifest(String, #[source] ImageError),
     /// A file of this machine.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -137,7 +109,7 @@ impl BundleError {
     /// What to do about it, where that is clear.
     pub fn hint(&self) -> Option<String> {
         let text = match self {
-            Self::NotABundle { .. } => "name a file that `farrier bundle export` has written",
+            Self::NotABundle(..) => "name a file that `farrier bundle export` has written",
             Self::Unusable { hint, .. } => hint,
             Self::BaseMissing { .. } => "import that bundle first, or export again without --since",
             Self::Absent(_) => {
@@ -148,14 +120,14 @@ impl BundleError {
             }
             Self::Exists(_) => "remove it, or write to another file with --to",
             Self::Busy(_) => "wait for it, or write to another file with --to",
-            Self::Since { .. } => "name a bundle, or what `farrier bundle inspect -o json` printed of it",
-            Self::Differs { .. } => {
+            Self::Since(..) => "name a bundle, or what `farrier bundle inspect -o json` printed of it",
+            Self::Differs(..) => {
                 "name an empty directory and compare, or pass --overwrite to take those of the bundle"
             }
-            Self::NotAccepted { .. } => {
+            Self::NotAccepted(..) => {
                 "what they run has farrier's rights: read it, then give --accept; nothing was written or pushed"
             }
-            Self::Unsigned { .. } => {
+            Self::Unsigned(..) => {
                 "bring the bundle's .sig file and give the public key of the site that exported it with --key (its \
                  imageSigning); --insecure-no-signature takes the bundle over unsigned; nothing was pushed"
             }
@@ -163,13 +135,13 @@ impl BundleError {
                 "free some space and run the same command again: it goes on after what is whole"
             }
             Self::Registry(error) => return registry::hint(error),
-            Self::Io(_) | Self::Manifest { .. } | Self::Unpack(_) => return None,
+            Self::Io(_) | Self::Manifest(..) | Self::Unpack(_) => return None,
         };
         Some(text.to_owned())
     }
 
     /// Is an argument at fault, rather than what it leads to?
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::Exists(_) | Self::Since { .. } | Self::NotABundle { .. })
+        matches!(self, Self::Exists(_) | Self::Since(..) | Self::NotABundle(..))
     }
 }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures::TryStreamExt as _;
 use tokio::sync::mpsc;
 
-use super::{BundleError, Collection, Meter, Phase, write::Writer};
+use super::{BundleError, Collection, Meter, Phase, Result, write::Writer};
 use crate::{
     blocking::blocking,
     image::Digest,
@@ -31,11 +31,7 @@ pub struct Exported {
 type Message = Result<Option<Bytes>, RegistryError>;
 
 /// Writes the bundle to `to`, by way of `<to>.partial`, which an interrupted run leaves and the next one goes on with.
-pub async fn export(
-    collection: Collection,
-    to: &Path,
-    meter: Arc<dyn Meter>,
-) -> Result<Exported, BundleError> {
+pub async fn export(collection: Collection, to: &Path, meter: Arc<dyn Meter>) -> Result<Exported> {
     let collection = Arc::new(collection);
     let (path, index) = (to.to_owned(), Arc::clone(&collection));
     let of_writer = Arc::clone(&meter);
@@ -62,7 +58,7 @@ async fn fetch(
     kept: usize,
     to: &mpsc::Sender<Message>,
     meter: &dyn Meter,
-) -> Result<(), BundleError> {
+) -> Result<()> {
     for blob in collection.index.carried().skip(kept) {
         let opened = match (collection.manifests.get(&blob.digest), collection.sources.get(&blob.digest)) {
             (Some(bytes), _) => {
@@ -90,7 +86,7 @@ fn write(
     mut writer: Writer,
     collection: &Collection,
     mut from: mpsc::Receiver<Message>,
-) -> Result<(u64, Digest), BundleError> {
+) -> Result<(u64, Digest)> {
     let stopped = || io::Error::new(io::ErrorKind::Interrupted, "fetching the bundle's blobs stopped");
     for blob in collection.index.carried().skip(writer.kept()) {
         writer.blob(blob, || Ok(from.blocking_recv().ok_or_else(stopped)??))?;

@@ -9,7 +9,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use serde::Serialize;
 
 use super::{
-    BundleError, Content, Meter, Phase, Verified,
+    BundleError, Content, Meter, Phase, Result, Verified,
     collect::{blobs_of, children},
     index::Blob,
     referrers::repository,
@@ -80,11 +80,7 @@ struct Wanted<'a> {
 }
 
 /// Takes the bundle over. It can be repeated at any time: what is there is not sent again.
-pub async fn import(
-    verified: &Verified,
-    target: &Target,
-    meter: &dyn Meter,
-) -> Result<Imported, BundleError> {
+pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> Result<Imported> {
     let index = verified.bundle.index();
     let mut contents = Vec::new();
     for listed in &index.contents {
@@ -150,12 +146,12 @@ fn manifests_of<'a>(verified: &'a Verified, digest: &'a Digest) -> Vec<&'a Diges
 }
 
 impl Target {
-    fn repository(&self, name: &str) -> Result<Repository, BundleError> {
+    fn repository(&self, name: &str) -> Result<Repository> {
         repository(&self.location, name)
     }
 
     /// Is there anything to do about it? What is under its tag already is whole: registries see to that.
-    async fn state(&self, content: &Content) -> Result<Taken, BundleError> {
+    async fn state(&self, content: &Content) -> Result<Taken> {
         let Content { repository, tag, digest, .. } = content;
         // Whether a referrer is listed is asked where it is pushed.
         let Some(tag) = tag else { return Ok(Taken::Pushed) };
@@ -169,7 +165,7 @@ impl Target {
     }
 
     /// What the bundle leaves to its base must be here.
-    async fn check_base(&self, verified: &Verified, blobs: &[Wanted<'_>]) -> Result<(), BundleError> {
+    async fn check_base(&self, verified: &Verified, blobs: &[Wanted<'_>]) -> Result<()> {
         let mut missing = Vec::new();
         for Wanted { blob, repositories } in blobs.iter().filter(|wanted| !wanted.blob.is_carried()) {
             let places = repositories.iter().copied().chain(blob.base.iter().map(String::as_str));
@@ -194,7 +190,7 @@ impl Target {
         &self,
         digest: &Digest,
         places: impl Iterator<Item = &'a str>,
-    ) -> Result<Option<Repository>, BundleError> {
+    ) -> Result<Option<Repository>> {
         for place in places {
             let repository = self.repository(place)?;
             if self.registry.has_blob(&repository, digest).await? {
@@ -205,12 +201,7 @@ impl Target {
     }
 
     /// Sees to it that every repository has the blob; gives the bytes that were sent for that.
-    async fn push_blob(
-        &self,
-        verified: &Verified,
-        wanted: &Wanted<'_>,
-        meter: &dyn Meter,
-    ) -> Result<u64, BundleError> {
+    async fn push_blob(&self, verified: &Verified, wanted: &Wanted<'_>, meter: &dyn Meter) -> Result<u64> {
         let Wanted { blob, repositories } = wanted;
         let places = repositories.iter().copied().chain(blob.base.iter().map(String::as_str));
         let mut holder = self.find(&blob.digest, places).await?;
@@ -252,7 +243,7 @@ impl Target {
         size: u64,
         from: &Repository,
         to: &Repository,
-    ) -> Result<Upload, BundleError> {
+    ) -> Result<Upload> {
         let directory = tempfile::tempdir()?;
         let file = directory.path().join("blob");
         self.registry.fetch_blob(from, digest, size, &file).await?;
@@ -260,7 +251,7 @@ impl Target {
     }
 
     /// Pushes the manifests, the tag last.
-    async fn push_content(&self, verified: &Verified, content: &Content) -> Result<(), BundleError> {
+    async fn push_content(&self, verified: &Verified, content: &Content) -> Result<()> {
         let Content { kind: _, repository, tag, digest } = content;
         let repository = self.repository(repository)?;
         for each in manifests_of(verified, digest) {
@@ -289,7 +280,7 @@ impl Target {
         version: &Version,
         media_type: &str,
         bytes: &[u8],
-    ) -> Result<(), BundleError> {
+    ) -> Result<()> {
         Ok(self.registry.push_manifest(repository, version, media_type, bytes).await.map(drop)?)
     }
 }

@@ -96,7 +96,7 @@ impl Blob {
 impl BundleIndex {
     /// Its bytes; the same for equal indexes.
     pub fn to_bytes(&self) -> Result<Vec<u8>, ImageError> {
-        serde_json::to_vec(self).map_err(|source| ImageError::Json { what: "bundle index", source })
+        serde_json::to_vec(self).map_err(|source| ImageError::Json("bundle index", source))
     }
 
     /// The blobs that are in the bundle, in the order of the file.

@@ -10,7 +10,7 @@ use fs_err::{File, os::unix::fs::FileExt as _};
 use sha2::Digest as _;
 
 use super::{
-    BundleError,
+    BundleError, Result,
     entry::{self, UNIT, blob_name},
     frame::FrameReader,
     index::{Blob, BundleIndex, FORMAT, INDEX_NAME, MAX_INDEX},
@@ -39,11 +39,11 @@ pub struct Bundle {
 
 impl Bundle {
     /// Opens a bundle: reads its head and its end.
-    pub fn open(path: &Path) -> Result<Self, BundleError> {
+    pub fn open(path: &Path) -> Result<Self> {
         let file = Arc::new(File::open(path)?);
         let metadata = file.metadata()?;
         if !metadata.is_file() {
-            return Err(BundleError::NotABundle { path: path.to_owned(), reason: "not a file".to_owned() });
+            return Err(BundleError::NotABundle(path.to_owned(), "not a file".to_owned()));
         }
         let length = metadata.len();
         let index_bytes = index_bytes(path, &file, length)?;
@@ -108,7 +108,7 @@ impl Bundle {
     }
 
     /// The first entries are those of the index, in the frames that the end names.
-    fn check_head(&self, index_bytes: &[u8]) -> Result<(), BundleError> {
+    fn check_head(&self, index_bytes: &[u8]) -> Result<()> {
         let head = self.index.head().map_err(|error| self.damaged(0, "its index", &error.to_string()))?;
         for (frame, (name, content)) in head.iter().enumerate() {
             if *name == INDEX_NAME && content != index_bytes {
@@ -122,7 +122,7 @@ impl Bundle {
     }
 
     /// Is the frame what it must be, and nothing more?
-    pub(super) fn compare(&self, frame: usize, what: &str, wanted: &[u8]) -> Result<(), BundleError> {
+    pub(super) fn compare(&self, frame: usize, what: &str, wanted: &[u8]) -> Result<()> {
         let section = self.section(frame);
         let length = section.len();
         let read = || -> io::Result<bool> {
@@ -156,8 +156,8 @@ impl Bundle {
 }
 
 /// Bytes of farrier's own index, found by its name among the first entries, so that later formats can be told.
-fn index_bytes(path: &Path, file: &Arc<File>, length: u64) -> Result<Vec<u8>, BundleError> {
-    let not = |reason: &str| BundleError::NotABundle { path: path.to_owned(), reason: reason.to_owned() };
+fn index_bytes(path: &Path, file: &Arc<File>, length: u64) -> Result<Vec<u8>> {
+    let not = |reason: &str| BundleError::NotABundle(path.to_owned(), reason.to_owned());
     let mut magic = [0; 4];
     if length < 4 || file.read_exact_at(&mut magic, 0).is_err() || magic != ZSTD {
         return Err(not("it is not compressed with zstd"));
@@ -189,7 +189,7 @@ fn index_bytes(path: &Path, file: &Arc<File>, length: u64) -> Result<Vec<u8>, Bu
     Err(not(&format!("{INDEX_NAME} is not among its first entries")))
 }
 
-fn check_version(path: &Path, index: &[u8]) -> Result<(), BundleError> {
+fn check_version(path: &Path, index: &[u8]) -> Result<()> {
     #[derive(serde::Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Version {
@@ -201,7 +201,7 @@ fn check_version(path: &Path, index: &[u8]) -> Result<(), BundleError> {
     let Version { format_version, made_by } = match serde_json::from_slice(index) {
         Ok(version) => version,
         Err(error) => {
-            return Err(BundleError::NotABundle { path, reason: format!("{INDEX_NAME}: {error}") });
+            return Err(BundleError::NotABundle(path, format!("{INDEX_NAME}: {error}")));
         }
     };
     if format_version <= u64::from(FORMAT) {

@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{BundleError, Content, ContentKind};
+use super::{Content, ContentKind, Result};
 use crate::{
     image::{ReferenceError, Repository, Tag, Version},
     registry::{Registry, RegistryError, RegistryLocation},
 };
 
 /// A repository below the registry's prefix.
-pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repository, BundleError> {
+pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repository> {
     let wrong = |error: ReferenceError| {
-        RegistryError::Options { what: format!("repository {name}"), reason: error.to_string() }.into()
+        RegistryError::Options(format!("repository {name}"), error.to_string()).into()
     };
     location.repository(name).map_err(wrong)
 }
@@ -22,7 +22,7 @@ pub async fn with_referrers(
     contents: Vec<Content>,
     location: &RegistryLocation,
     registry: &dyn Registry,
-) -> Result<BTreeSet<Content>, BundleError> {
+) -> Result<BTreeSet<Content>> {
     let mut all = BTreeSet::new();
     let mut waiting = contents;
     let mut tags: BTreeMap<Repository, Vec<Tag>> = BTreeMap::new();

@@ -7,14 +7,14 @@ use std::{
 
 use fs_err as fs;
 
-use super::BundleError;
+use super::{BundleError, Result};
 use crate::{definitions, site::KeySource};
 
 /// Where templates are, in a definitions directory.
 const TEMPLATES: &str = "templates";
 
 /// What of the new files has to be looked at, as differences from the files at `to`; empty where there is nothing.
-pub(super) fn review(from: &Path, to: &Path, new: &[PathBuf]) -> Result<String, BundleError> {
+pub(super) fn review(from: &Path, to: &Path, new: &[PathBuf]) -> Result<String> {
     let mut said = String::new();
     let known = commands(to).unwrap_or_default();
     let brought = commands(from);

@@ -9,7 +9,7 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use fs_err as fs;
 
-use super::{Bundle, BundleError};
+use super::{Bundle, BundleError, Result};
 use crate::provenance::PublicKey;
 
 /// Longer than any signature in base64.
@@ -24,23 +24,23 @@ fn signature_file(bundle: &Path) -> PathBuf {
 
 impl Bundle {
     /// What is signed of it.
-    pub fn signed_bytes(&self) -> Result<Vec<u8>, BundleError> {
+    pub fn signed_bytes(&self) -> Result<Vec<u8>> {
         self.index()
             .to_bytes()
-            .map_err(|source| BundleError::Manifest { reference: "the bundle's index".to_owned(), source })
+            .map_err(|source| BundleError::Manifest("the bundle's index".to_owned(), source))
     }
 
     /// Writes the signature beside the bundle.
-    pub fn write_signature(&self, signature: &[u8]) -> Result<PathBuf, BundleError> {
+    pub fn write_signature(&self, signature: &[u8]) -> Result<PathBuf> {
         let path = signature_file(self.path());
         fs::write(&path, STANDARD.encode(signature) + "\n")?;
         Ok(path)
     }
 
     /// Fails where none of the keys signed it.
-    pub fn must_be_signed(&self, keys: &[PublicKey]) -> Result<(), BundleError> {
+    pub fn must_be_signed(&self, keys: &[PublicKey]) -> Result<()> {
         let path = signature_file(self.path());
-        let refused = |why: String| BundleError::Unsigned { path: self.path().to_owned(), why };
+        let refused = |why: String| BundleError::Unsigned(self.path().to_owned(), why);
         let mut text = String::new();
         let read = fs::File::open(&path).map(|file| file.take(MAX_SIGNATURE).read_to_string(&mut text));
         if let Err(error) | Ok(Err(error)) = read {

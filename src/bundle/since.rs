@@ -23,7 +23,7 @@ pub struct Since {
 impl Since {
     /// Reads a bundle's head, or its index.
     pub fn read(path: &Path) -> Result<Self, BundleError> {
-        let refuse = |reason: String| BundleError::Since { path: path.to_owned(), reason };
+        let refuse = |reason: String| BundleError::Since(path.to_owned(), reason);
         let mut file = fs::File::open(path).map_err(|error| refuse(error.to_string()))?;
         let mut start = [0];
         let count = file.read(&mut start).map_err(|error| refuse(error.to_string()))?;

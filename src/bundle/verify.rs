@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    BundleError, Meter, Phase,
+    BundleError, Meter, Phase, Result,
     collect::{blobs_of, children},
     entry,
     index::Blob,
@@ -43,7 +43,7 @@ impl Verified {
 
 impl Bundle {
     /// Reads everything, on several processors. The first thing that is wrong is the error.
-    pub fn verify(self, meter: &dyn Meter) -> Result<Verified, BundleError> {
+    pub fn verify(self, meter: &dyn Meter) -> Result<Verified> {
         let blobs: Vec<&Blob> = self.index().carried().collect();
         meter.begin(Phase::Verify, blobs.iter().map(|blob| blob.size).sum());
         let next = AtomicUsize::new(0);
@@ -88,10 +88,7 @@ impl Bundle {
         BundleError::inconsistent(&self.path, reason)
     }
 
-    fn parse(
-        &self,
-        manifests: &BTreeMap<Digest, Vec<u8>>,
-    ) -> Result<BTreeMap<Digest, Manifest>, BundleError> {
+    fn parse(&self, manifests: &BTreeMap<Digest, Vec<u8>>) -> Result<BTreeMap<Digest, Manifest>> {
         let mut parsed = BTreeMap::new();
         for blob in &self.index().blobs {
             let (Some(media_type), Some(bytes)) = (&blob.manifest, manifests.get(&blob.digest)) else {
@@ -113,7 +110,7 @@ impl Bundle {
     }
 
     /// What manifests name is in the bundle, or in its base, for the same repositories.
-    fn check_references(&self, manifests: &BTreeMap<Digest, Manifest>) -> Result<(), BundleError> {
+    fn check_references(&self, manifests: &BTreeMap<Digest, Manifest>) -> Result<()> {
         let known: BTreeMap<&Digest, &Blob> =
             self.index().blobs.iter().map(|blob| (&blob.digest, blob)).collect();
         for (digest, manifest) in manifests {
@@ -137,12 +134,7 @@ impl Bundle {
     }
 
     /// Reads a blob's frame and compares its digest. Returns the content of a manifest.
-    fn read_frame(
-        &self,
-        frame: usize,
-        blob: &Blob,
-        meter: &dyn Meter,
-    ) -> Result<Option<Vec<u8>>, BundleError> {
+    fn read_frame(&self, frame: usize, blob: &Blob, meter: &dyn Meter) -> Result<Option<Vec<u8>>> {
         let is_manifest = blob.manifest.is_some();
         let mut bytes = Vec::new();
         let section = self.section(frame);

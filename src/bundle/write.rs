@@ -12,7 +12,7 @@ use fs_err::{self as fs, File, OpenOptions, os::unix::fs::FileExt as _};
 use sha2::Digest as _;
 
 use super::{
-    BundleError, Meter, Phase,
+    BundleError, Meter, Phase, Result,
     entry::{self, blob_name},
     frame::{FrameWriter, Packing, write_frame},
     index::{Blob, BundleIndex},
@@ -37,7 +37,7 @@ pub(super) struct Writer {
 
 impl Writer {
     /// Opens `FILE.partial`, keeps the whole frames that an earlier run left there, and drops the rest.
-    pub(super) fn open(to: &Path, index: &BundleIndex, meter: &dyn Meter) -> Result<Self, BundleError> {
+    pub(super) fn open(to: &Path, index: &BundleIndex, meter: &dyn Meter) -> Result<Self> {
         if to.exists() {
             return Err(BundleError::Exists(to.to_owned()));
         }
@@ -50,8 +50,7 @@ impl Writer {
             Err(TryLockError::WouldBlock) => return Err(BundleError::Busy(partial)),
             Err(TryLockError::Error(error)) => return Err(error.into()),
         }
-        let manifest =
-            |source: ImageError| BundleError::Manifest { reference: "the bundle's index".to_owned(), source };
+        let manifest = |source: ImageError| BundleError::Manifest("the bundle's index".to_owned(), source);
         let bytes = index.to_bytes().map_err(manifest)?;
         let mut head = Vec::new();
         let mut frames = Vec::new();
@@ -87,8 +86,8 @@ impl Writer {
     pub(super) fn blob(
         &mut self,
         blob: &Blob,
-        mut next: impl FnMut() -> Result<Option<Bytes>, BundleError>,
-    ) -> Result<(), BundleError> {
+        mut next: impl FnMut() -> Result<Option<Bytes>>,
+    ) -> Result<()> {
         let mut content = Content { blob, hash: sha2::Sha256::new(), count: 0 };
         let mut start = Vec::new();
         let mut more = true;
@@ -110,7 +109,7 @@ impl Writer {
     }
 
     /// Ends the archive, and puts the file in its place. Returns its length and the index's digest.
-    pub(super) fn finish(mut self) -> Result<(u64, Digest), BundleError> {
+    pub(super) fn finish(mut self) -> Result<(u64, Digest)> {
         let mut end = Vec::new();
         write_frame(&mut end, &entry::END)?;
         self.frames.push(end.len() as u64);
@@ -134,9 +133,9 @@ impl Content<'_> {
     /// Takes the next portion; `false` after the last one.
     fn take(
         &mut self,
-        next: &mut impl FnMut() -> Result<Option<Bytes>, BundleError>,
+        next: &mut impl FnMut() -> Result<Option<Bytes>>,
         mut to: impl FnMut(&[u8]),
-    ) -> Result<bool, BundleError> {
+    ) -> Result<bool> {
         let Some(chunk) = next()? else { return Ok(false) };
         self.hash.update(&chunk);
         self.count += chunk.len() as u64;
@@ -148,7 +147,7 @@ impl Content<'_> {
     }
 
     /// Is it the blob?
-    fn check(&self) -> Result<(), BundleError> {
+    fn check(&self) -> Result<()> {
         let Self { blob, hash, count } = self;
         let found = Digest::from_sha256(&hash.clone().finalize().into());
         if found == blob.digest && *count == blob.size {

@@ -4,7 +4,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
-    CliError, Exit,
+    Exit, Result,
     args::{EngineArg, TargetArgs},
     env_vars as vars,
     session::Session,
@@ -62,7 +62,7 @@ struct Reused {
 }
 
 /// Builds and checks the image and, where asked, publishes it.
-pub async fn build(session: &Session, args: BuildArgs) -> Result<Exit, CliError> {
+pub async fn build(session: &Session, args: BuildArgs) -> Result<Exit> {
     let target = settings::target_of(&args.target)?;
     let name = settings::parse("image", &args.image)?;
     let (location, engine) = (args.registry.as_deref(), args.engine.engine);

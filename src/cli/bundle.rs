@@ -10,7 +10,7 @@ use std::{
 use clap::{Args, Subcommand};
 
 use super::{
-    CliError, Exit,
+    CliError, Exit, Result,
     args::{Global, RegistryArg},
     mirror::CarryArgs,
     output::{
@@ -101,7 +101,7 @@ pub struct BundleInspectArgs {
 
 /// `farrier bundle export`, `import` and `inspect`. When it is interrupted, what is written or pushed so far is whole,
 /// and the next run goes on behind it.
-pub async fn bundle(session: &Session, command: BundleCommand) -> Result<Exit, CliError> {
+pub async fn bundle(session: &Session, command: BundleCommand) -> Result<Exit> {
     match command {
         BundleCommand::Export(args) => export(session, &args).await,
         BundleCommand::Import(args) => import(session, &args).await,
@@ -109,7 +109,7 @@ pub async fn bundle(session: &Session, command: BundleCommand) -> Result<Exit, C
     }
 }
 
-async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit, CliError> {
+async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     if args.to.exists() {
         return Err(BundleError::Exists(args.to.clone()).into());
     }
@@ -152,7 +152,7 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit, CliE
 }
 
 /// farrier's own image, wherever it is.
-async fn farrier_image(global: &Global, reference: &str) -> Result<Wanted, CliError> {
+async fn farrier_image(global: &Global, reference: &str) -> Result<Wanted> {
     let reference: ImageReference = settings::parse("--farrier-image", reference)?;
     let ImageReference { repository, version } = &reference;
     let Some(host) = repository.host() else {
@@ -169,7 +169,7 @@ async fn farrier_image(global: &Global, reference: &str) -> Result<Wanted, CliEr
     Ok(Wanted { content, repository: repository.clone(), registry })
 }
 
-async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit, CliError> {
+async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
     let BundleImportArgs { file, key, insecure_no_signature: _, registry, definitions_to, overwrite, accept } =
         args;
     let options = registry_options(&session.global, definitions_to.as_deref())?;
@@ -211,7 +211,7 @@ async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit, CliE
 
 /// How the registry is reached. Where the definitions directory is the one that the import is to make, only the built-in
 /// definitions can say it.
-fn registry_options(global: &Global, definitions_to: Option<&Path>) -> Result<RegistryOptions, CliError> {
+fn registry_options(global: &Global, definitions_to: Option<&Path>) -> Result<RegistryOptions> {
     let is_to = |path: &Path| match (definitions_to.map(std::path::absolute), std::path::absolute(path)) {
         (Some(Ok(to)), Ok(path)) => to == path,
         _ => false,
@@ -220,7 +220,7 @@ fn registry_options(global: &Global, definitions_to: Option<&Path>) -> Result<Re
     Settings::registry_options(global, definitions)
 }
 
-async fn inspect(session: &Session, args: &BundleInspectArgs) -> Result<Exit, CliError> {
+async fn inspect(session: &Session, args: &BundleInspectArgs) -> Result<Exit> {
     let BundleInspectArgs { file, verify: all, key } = args;
     let bundle = if *all {
         verify(file, key, Arc::new(Bar::new())).await?.bundle().clone()
@@ -235,7 +235,7 @@ async fn inspect(session: &Session, args: &BundleInspectArgs) -> Result<Exit, Cl
 }
 
 /// Opens a bundle that one of the keys signed, where there are some.
-async fn open(file: &Path, keys: &[PathBuf]) -> Result<Bundle, CliError> {
+async fn open(file: &Path, keys: &[PathBuf]) -> Result<Bundle> {
     let (path, keys) = (file.to_owned(), images::read_keys(keys).await?);
     let open = move || {
         let bundle = Bundle::open(&path)?;
@@ -247,7 +247,7 @@ async fn open(file: &Path, keys: &[PathBuf]) -> Result<Bundle, CliError> {
     Ok(blocking(open).await?)
 }
 
-async fn verify(file: &Path, keys: &[PathBuf], meter: Arc<Bar>) -> Result<Verified, CliError> {
+async fn verify(file: &Path, keys: &[PathBuf], meter: Arc<Bar>) -> Result<Verified> {
     let bundle = open(file, keys).await?;
     Ok(blocking(move || bundle.verify(meter.as_ref())).await?)
 }

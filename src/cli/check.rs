@@ -10,7 +10,8 @@ use std::{cell::OnceCell, path::PathBuf};
 use clap::Args;
 
 use super::{
-    CliError, Exit, args::PlatformArgs, env_vars as vars, output, session::Session, settings::Settings,
+    CliError, Exit, Result, args::PlatformArgs, env_vars as vars, output, session::Session,
+    settings::Settings,
 };
 use crate::{
     build::check_with_image,
@@ -71,7 +72,7 @@ struct Context<'a> {
 }
 
 impl Context<'_> {
-    fn settings(&self) -> Result<&Settings, CliError> {
+    fn settings(&self) -> Result<&Settings> {
         if let Some(settings) = self.settings.get() {
             return Ok(settings);
         }
@@ -81,7 +82,7 @@ impl Context<'_> {
 }
 
 /// Checks the modules and prints the report. A refused module is exit code 1.
-pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit, CliError> {
+pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit> {
     let context = &Context { session, args: &args, settings: OnceCell::new() };
     let mut subjects = Vec::new();
     for word in &context.args.subjects {
@@ -109,7 +110,7 @@ pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit, CliError>
 }
 
 /// The kernel that the checked images are for, when all that say so agree.
-fn suggested(subjects: &[Subject]) -> Result<Option<KernelRelease>, CliError> {
+fn suggested(subjects: &[Subject]) -> Result<Option<KernelRelease>> {
     let mut found: Option<&KernelRelease> = None;
     for release in subjects.iter().filter_map(Subject::kernel) {
         match found {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
-use super::{CliError, Exit, output, session::Session, settings};
+use super::{Exit, Result, output, session::Session, settings};
 use crate::inputs::{self, Collected, Collection};
 
 #[derive(Debug, Args)]
@@ -36,7 +36,7 @@ struct CollectReport {
 }
 
 /// Writes the archive.
-pub async fn collect(session: &Session, args: CollectArgs) -> Result<Exit, CliError> {
+pub async fn collect(session: &Session, args: CollectArgs) -> Result<Exit> {
     let CollectArgs { paths, root, kernel, to } = args;
     let release = settings::parse("kernel release", &kernel)?;
     let Collected { digest, size, symvers, left_out } =

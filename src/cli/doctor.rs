@@ -9,7 +9,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
-    CliError, Exit,
+    CliError, Exit, Result,
     args::EngineArg,
     env_vars as vars, output,
     session::{Connection, Session},
@@ -66,7 +66,7 @@ struct Visit {
 }
 
 /// Looks, says what it found, and changes nothing.
-pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit, CliError> {
+pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
     let DoctorArgs { engine, registry, cluster, write_namespaces } = args;
     let mut visit = Visit { findings: Vec::new(), exit: Exit::Done };
     match session.parts(registry.as_deref(), engine.engine) {
@@ -90,7 +90,7 @@ pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit, CliErro
 }
 
 impl Visit {
-    fn note(&mut self, check: &'static str, found: Result<String, CliError>) {
+    fn note(&mut self, check: &'static str, found: Result<String>) {
         let (ok, (says, hint)) = match found {
             Ok(says) => (true, (says, String::new())),
             Err(error) => {
@@ -133,7 +133,7 @@ impl Visit {
             .map(|(name, _)| name.as_str())
             .collect();
         if !booted.is_empty() {
-            let arch: Result<Architecture, CliError> = parse("architecture", std::env::consts::ARCH);
+            let arch: Result<Architecture> = parse("architecture", std::env::consts::ARCH);
             let found = match arch {
                 Ok(arch) => boot::find_emulator(arch).await.map_err(CliError::from),
                 Err(error) => Err(error),

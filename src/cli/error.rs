@@ -49,6 +49,9 @@ impl From<Exit> for ExitCode {
     }
 }
 
+/// What a command comes to.
+pub type Result<T, E = CliError> = std::result::Result<T, E>;
+
 /// What ends a command early.
 #[derive(Debug)]
 pub struct CliError {
@@ -160,17 +163,17 @@ endings! {
     // The emulator and its init are outside systems.
     BootError: |error| match error {
         BootError::Cancelled => Exit::Interrupted,
-        BootError::NoEmulator { .. } | BootError::NoEntrypoint(_) | BootError::Start { .. } => Exit::Unreachable,
+        BootError::NoEmulator { .. } | BootError::NoEntrypoint(_) | BootError::Start(..) => Exit::Unreachable,
         _ => Exit::Failed,
     }, |error| Some(error.hint());
     // Only a check asks an engine directly.
     EngineError: |error| match error {
         EngineError::Cancelled => Exit::Interrupted,
-        EngineError::Unavailable { .. } => Exit::Unreachable,
+        EngineError::Unavailable(_) => Exit::Unreachable,
         error if error.is_transient() => Exit::Unreachable,
         _ => Exit::Failed,
     }, |error| match error {
-        EngineError::Unavailable { .. } => Some(
+        EngineError::Unavailable(_) => Some(
             "start the Docker daemon (`systemctl start docker`) or Podman's socket, and see that you may use it; or name \
              the image with its registry, without `docker:`"
                 .to_owned(),

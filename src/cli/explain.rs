@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum as _};
 use serde_json::{Map, Value};
 
 use super::{
-    CliError, Exit, output,
+    CliError, Exit, Result, output,
     schema::{self, SchemaKind},
 };
 
@@ -17,7 +17,7 @@ pub struct ExplainArgs {
 }
 
 /// Prints what the schema says of a field.
-pub fn explain(args: &ExplainArgs) -> Result<Exit, CliError> {
+pub fn explain(args: &ExplainArgs) -> Result<Exit> {
     let mut path = args.field.split('.');
     let kind = path.next().unwrap_or_default();
     let schema = SchemaKind::from_str(kind, false).ok().and_then(schema::of);

@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::{
-    CliError, Exit,
+    Exit, Result,
     args::{ClusterArg, RegistryArg},
     output,
     session::Session,
@@ -32,7 +32,7 @@ pub struct GcArgs {
 }
 
 /// Says what would go, or deletes it.
-pub async fn gc(session: &Session, args: GcArgs) -> Result<Exit, CliError> {
+pub async fn gc(session: &Session, args: GcArgs) -> Result<Exit> {
     let GcArgs { registry, cluster, keep_days, image, delete } = args;
     let further = image.iter().map(|name| parse("--image", name)).collect::<Result<_, _>>()?;
     let (parts, cluster) = session.of_cluster(&registry, &cluster).await?;

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use url::Url;
 
 use super::{
-    CliError, Exit,
+    CliError, Exit, Result,
     args::TargetArgs,
     env_vars as vars,
     output::{self, headers::HeadersReport},
@@ -91,7 +91,7 @@ pub struct HeadersCollectArgs {
 }
 
 /// `farrier headers ...`.
-pub async fn headers(session: &Session, command: HeadersCommand) -> Result<Exit, CliError> {
+pub async fn headers(session: &Session, command: HeadersCommand) -> Result<Exit> {
     match command {
         HeadersCommand::Fetch(args) => {
             let found = match find(&session.settings()?, &settings::target_of(&args)?).await? {
@@ -126,7 +126,7 @@ pub async fn headers(session: &Session, command: HeadersCommand) -> Result<Exit,
 }
 
 /// Nothing is read from the node when the store has the headers already.
-async fn collect(session: &Session, args: HeadersCollectArgs) -> Result<(), CliError> {
+async fn collect(session: &Session, args: HeadersCollectArgs) -> Result<()> {
     let HeadersCollectArgs { root, kernel, to, key_file, store } = args;
     let release: KernelRelease = if let Some(kernel) = kernel {
         parse("--kernel", &kernel)?
@@ -172,7 +172,7 @@ async fn send(
     arch: Architecture,
     to: &Url,
     key: &Key,
-) -> Result<(), CliError> {
+) -> Result<()> {
     let Settings { fetcher, .. } = session.settings()?;
     let packed = fetcher.headers().pack(root, release, arch).await?;
     let Answer { outcome, content, reference } = collected::send(fetcher.net(), to, key, &packed).await?;
@@ -193,11 +193,7 @@ async fn send(
     session.show(&report, output::headers::report)
 }
 
-async fn import_headers(
-    session: &Session,
-    settings: &Settings,
-    import: HeaderImport,
-) -> Result<(), CliError> {
+async fn import_headers(session: &Session, settings: &Settings, import: HeaderImport) -> Result<()> {
     let imported = settings.fetcher.headers().import(import).await?;
     let ImportedHeaders { outcome, headers, content, size, stored } = &imported;
     let KernelFacts { release, arch, symbols, .. } = &headers.facts;
@@ -234,13 +230,13 @@ fn reference(
 }
 
 /// The kernel's header set, as a build would find it.
-pub async fn find(settings: &Settings, target: &KernelTarget) -> Result<HeaderLookup, CliError> {
+pub async fn find(settings: &Settings, target: &KernelTarget) -> Result<HeaderLookup> {
     let family = family(settings, target)?;
     Ok(settings.fetcher.headers().find(&family.spec.headers, &settings.definitions.root, target).await?)
 }
 
 /// The kernel's family, without which it is not known where anything of the kernel comes from.
-pub fn family<'a>(settings: &'a Settings, target: &KernelTarget) -> Result<&'a KernelFamily, CliError> {
+pub fn family<'a>(settings: &'a Settings, target: &KernelTarget) -> Result<&'a KernelFamily> {
     match_family(&settings.definitions.families, target).ok_or_else(|| {
         CliError::usage(format!(
             "no kernel family matches {target}; add one to kernels/ of the definitions directory"

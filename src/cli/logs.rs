@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::{
-    CliError, Exit, output,
+    CliError, Exit, Result, output,
     session::Session,
     settings::{open_cache, parse},
 };
@@ -29,7 +29,7 @@ pub struct LogsArgs {
 }
 
 /// Prints the log, with `--follow` for as long as it is written.
-pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit, CliError> {
+pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
     let LogsArgs { image, kernel, follow } = args;
     let cache = open_cache(&session.global)?;
     let path = newest_log(&cache, &parse("image", &image)?, &parse("kernel", &kernel)?)?;

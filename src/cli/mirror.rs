@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::{
-    CliError, Exit,
+    Exit, Result,
     args::{PlatformArgs, RegistryArg},
     output,
     session::Session,
@@ -38,7 +38,7 @@ pub struct MirrorArgs {
 }
 
 /// Fills the store of the registry.
-pub async fn mirror(session: &Session, args: MirrorArgs) -> Result<Exit, CliError> {
+pub async fn mirror(session: &Session, args: MirrorArgs) -> Result<Exit> {
     let parts = session.publisher(&args.registry, EngineChoice::Auto)?;
     let selection = selection(&args.carry, &parts)?;
     let reports = mirror_inputs(&parts, &selection, &mut tell).await;
@@ -56,7 +56,7 @@ pub async fn mirror(session: &Session, args: MirrorArgs) -> Result<Exit, CliErro
 }
 
 /// The images and kernels of the arguments.
-pub fn selection(args: &CarryArgs, parts: &Parts) -> Result<Selection, CliError> {
+pub fn selection(args: &CarryArgs, parts: &Parts) -> Result<Selection> {
     let CarryArgs { kernel, platform, image } = args;
     let kernels = kernel.iter().map(|kernel| settings::target(kernel, platform)).collect::<Result<_, _>>()?;
     let mut images = settings::images(image, &parts.definitions)?;

@@ -36,7 +36,7 @@ use clap::{CommandFactory, Parser};
 
 use args::{Global, LogForm};
 use command::{Cli, Command};
-pub use error::{CliError, Exit};
+pub use error::{CliError, Exit, Result};
 use session::Session;
 use stop::Stop;
 
@@ -75,7 +75,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit, CliError> {
+async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit> {
     let Cli { mut global, command } = cli;
     if let Some(options) = command.cluster().and_then(session::kube_options) {
         global.kube = options;

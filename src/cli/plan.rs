@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 
 use super::{
-    CliError, Exit,
+    CliError, Exit, Result,
     args::{ClusterArg, RegistryArg},
     output,
     session::Session,
@@ -78,7 +78,7 @@ impl From<MatrixForm> for plan::MatrixForm {
 }
 
 /// `farrier plan`.
-pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit, CliError> {
+pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit> {
     let PlanCommandArgs { plan: PlanArgs { registry, cluster }, matrix } = args;
     let (parts, cluster) = session.of_cluster(&registry, &cluster).await?;
     let Some(form) = matrix else { return show(session, &parts, cluster.as_ref()).await };
@@ -97,14 +97,14 @@ pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit, CliE
 }
 
 /// Prints the plan; the same for `plan` and `run --dry-run`.
-pub async fn show(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Result<Exit, CliError> {
+pub async fn show(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Result<Exit> {
     let planned = parts.plan(cluster).await?;
     session.show(&planned.plan, output::plan)?;
     Ok(if planned.unreachable { Exit::Unreachable } else { Exit::Done })
 }
 
 /// `farrier status`.
-pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit, CliError> {
+pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit> {
     let StatusArgs { plan: PlanArgs { registry, cluster }, html, watch } = args;
     let (parts, cluster) = session.of_cluster(&registry, &cluster).await?;
     if watch {
@@ -122,7 +122,7 @@ pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit, CliErro
 
 /// Prints the matrix whenever it is another one, until it is stopped. What cannot be planned any more is told, and tried again:
 /// a manifest may be half written.
-async fn watch_status(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Result<Exit, CliError> {
+async fn watch_status(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Result<Exit> {
     let mut shown = None;
     loop {
         match parts.plan(cluster).await {

@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
-    CliError, Exit,
+    CliError, Exit, Result,
     args::{EngineArg, RegistryArg, TargetArgs},
     build, env_vars as vars, output,
     session::Session,
@@ -57,7 +57,7 @@ struct Row {
 }
 
 /// Builds and publishes, one image after the other; one that fails does not stop the others.
-pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit, CliError> {
+pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit> {
     let target = settings::target_of(&args.target)?;
     let parts = session.publisher(&args.registry, args.engine.engine)?;
     let images = images(session, &args, &parts, &target).await?;
@@ -77,7 +77,7 @@ pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit, Cli
                 row.verdict = outcome.built.map(|built| built.report.verdict.as_str());
             }
             // Images are not all meant for all kernels; one that was asked for by name is missed.
-            Err(TargetError::Skipped { reason, .. }) if reason.is_finding() && args.image.is_empty() => {
+            Err(TargetError::Skipped(_, reason)) if reason.is_finding() && args.image.is_empty() => {
                 row.outcome = "skipped";
                 row.message = Some(reason.to_string());
             }
@@ -106,7 +106,7 @@ async fn images(
     args: &PrebuildArgs,
     parts: &Parts,
     target: &KernelTarget,
-) -> Result<BTreeSet<ImageName>, CliError> {
+) -> Result<BTreeSet<ImageName>> {
     let definitions = &parts.definitions;
     let named = settings::images(&args.image, definitions)?;
     if !named.is_empty() {

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use clap::Args;
 
 use super::{
-    CliError, Exit,
+    CliError, Exit, Result,
     args::{ClusterArg, RegistryArg},
     output::preflight::{self, Answer, Asked},
     session::Session,
@@ -45,7 +45,7 @@ pub struct PreflightArgs {
 }
 
 /// Asks, answers, and changes nothing.
-pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit, CliError> {
+pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit> {
     let kernel: KernelRelease = settings::parse("--kernel", &args.kernel)?;
     let (parts, cluster) = session.of_cluster(&args.registry, &args.cluster).await?;
     let snapshot = cluster.snapshot().await?;
@@ -62,7 +62,7 @@ pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit, C
 }
 
 /// The names of the nodes that the arguments mean.
-fn asked(args: &PreflightArgs, snapshot: &ClusterSnapshot) -> Result<Vec<String>, CliError> {
+fn asked(args: &PreflightArgs, snapshot: &ClusterSnapshot) -> Result<Vec<String>> {
     for name in &args.node {
         if !snapshot.nodes.iter().any(|node| node.name == *name) {
             return Err(CliError::usage(format!("--node: the cluster has no node {name:?}")));

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{CliError, Exit, args::TargetArgs, output, session::Session, settings};
+use super::{Exit, Result, args::TargetArgs, output, session::Session, settings};
 use crate::build;
 use crate::engine::EngineChoice;
 
@@ -15,7 +15,7 @@ pub struct RenderArgs {
 }
 
 /// Prints the Dockerfile.
-pub async fn render(session: &Session, args: RenderArgs) -> Result<Exit, CliError> {
+pub async fn render(session: &Session, args: RenderArgs) -> Result<Exit> {
     let target = settings::target_of(&args.target)?;
     let name = settings::parse("image", &args.image)?;
     let parts = session.parts(None, EngineChoice::Auto)?;

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use clap::Args;
 
 use super::{
-    CliError, Exit, env_vars as vars,
+    CliError, Exit, Result, env_vars as vars,
     output::{
         self,
         rollback::{Looked, Rolled},
@@ -40,7 +40,7 @@ const TRIES: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Takes back what is selected, or everything.
-pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit, CliError> {
+pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit> {
     if args.cluster.starts_with("dir:") {
         return Err(CliError::usage(format!(
             "--cluster {}: farrier keeps no record in a directory of manifests; its history is version control \
@@ -80,7 +80,7 @@ async fn take_back(
     cluster: &dyn Cluster,
     originals: &BTreeSet<(String, String)>,
     args: &RollbackArgs,
-) -> Result<Vec<Rolled>, CliError> {
+) -> Result<Vec<Rolled>> {
     let mut selected = args.objects.clone();
     let mut taken = take_back_copies(cluster, originals, args).await?;
     for tries_left in (0..TRIES).rev() {
@@ -119,7 +119,7 @@ async fn take_back_copies(
     cluster: &dyn Cluster,
     originals: &BTreeSet<(String, String)>,
     args: &RollbackArgs,
-) -> Result<Vec<Rolled>, CliError> {
+) -> Result<Vec<Rolled>> {
     let mut all = Vec::new();
     for (namespace, name) in originals {
         let object = format!("{namespace}/{name}");
@@ -182,7 +182,7 @@ async fn apply_all(cluster: &dyn Cluster, changes: &[Change]) -> Result<(), Clus
     Ok(())
 }
 
-async fn steps(cluster: &dyn Cluster, selected: &[String]) -> Result<Vec<RollbackStep>, CliError> {
+async fn steps(cluster: &dyn Cluster, selected: &[String]) -> Result<Vec<RollbackStep>> {
     let snapshot = cluster.snapshot().await?;
     plan::rollback(&snapshot, selected).map_err(|unknown| {
         CliError::usage(format!(

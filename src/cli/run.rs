@@ -5,7 +5,7 @@ use std::sync::Arc;
 use clap::Args;
 
 use super::{
-    CliError, Exit,
+    CliError, Exit, Result,
     args::{ClusterArg, EngineArg, LimitArgs, RegistryArg},
     output, plan,
     serve::{self, ServiceArgs},
@@ -37,7 +37,7 @@ pub struct RunArgs {
 }
 
 /// Runs one pass, or the loop until a signal comes.
-pub async fn run(session: &Session, args: RunArgs) -> Result<Exit, CliError> {
+pub async fn run(session: &Session, args: RunArgs) -> Result<Exit> {
     let ClusterArg { cluster, write_namespaces } = &args.cluster;
     if kube_options(cluster).is_some() && write_namespaces.is_none() {
         return Err(CliError::usage(
@@ -62,7 +62,7 @@ pub async fn run(session: &Session, args: RunArgs) -> Result<Exit, CliError> {
     if session.stop.cancel.is_cancelled() { Ok(Exit::Interrupted) } else { outcome }
 }
 
-async fn once(session: &Session, parts: Parts, cluster: Arc<dyn Cluster>) -> Result<Exit, CliError> {
+async fn once(session: &Session, parts: Parts, cluster: Arc<dyn Cluster>) -> Result<Exit> {
     let report = run_once(parts, cluster).await?;
     session.show(&report, output::pass)?;
     Ok(match (report.unreachable, report.failed()) {

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use serde_json::Value;
 
-use super::{CliError, Exit, args::OutputForm, output};
+use super::{Exit, Result, args::OutputForm, output};
 use crate::{definitions, status};
 
 #[derive(Debug, Args)]
@@ -31,7 +31,7 @@ pub enum SchemaKind {
 }
 
 /// Prints the schema of one kind.
-pub fn schema(kind: SchemaKind) -> Result<Exit, CliError> {
+pub fn schema(kind: SchemaKind) -> Result<Exit> {
     match of(kind) {
         Some(schema) => output::show(OutputForm::Json, &schema, |_| String::new())?,
         None => output::result(&status::crd_yaml()?)?,

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    CliError, Exit, env_vars as vars,
+    CliError, Exit, Result, env_vars as vars,
     session::{Connection, Session},
     settings::parse,
 };
@@ -66,7 +66,7 @@ pub async fn serve(
     interval: Option<u64>,
     mut parts: Parts,
     connection: Connection,
-) -> Result<Exit, CliError> {
+) -> Result<Exit> {
     let Connection { cluster, kube } = connection;
     let (metrics, health) = (Arc::new(Metrics::new()), Arc::new(Health::new()));
     let (around, mut page) = (CancellationToken::new(), None);
@@ -125,7 +125,7 @@ fn leadership(
     parts: &mut Parts,
     kube: Option<&KubeCluster>,
     identity: &str,
-) -> Result<(watch::Receiver<bool>, Option<LeaseTask>), CliError> {
+) -> Result<(watch::Receiver<bool>, Option<LeaseTask>)> {
     let Some(kube) = kube else {
         if args.leader_elect == Some(true) {
             return Err(CliError::usage("--leader-elect: there are leases only with --cluster kube"));
@@ -156,7 +156,7 @@ fn identity() -> String {
 }
 
 /// `--listen`, or what a pod needs.
-fn listen(args: &ServiceArgs, kube: bool) -> Result<Option<SocketAddr>, CliError> {
+fn listen(args: &ServiceArgs, kube: bool) -> Result<Option<SocketAddr>> {
     match args.listen.as_deref() {
         None => Ok((kube && vars::in_pod()).then_some(LISTEN_IN_POD)),
         Some("off") => Ok(None),

@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc};
 use serde::Serialize;
 
 use super::{
-    CliError,
+    CliError, Result,
     args::{ClusterArg, Global, LimitArgs, RegistryArg},
     env_vars,
     output::{self, Progress},
@@ -46,21 +46,17 @@ pub struct Connection {
 
 impl Session {
     /// Prints a result in the form that was asked for.
-    pub fn show<T: Serialize + ?Sized>(
-        &self,
-        value: &T,
-        text: impl FnOnce(&T) -> String,
-    ) -> Result<(), CliError> {
+    pub fn show<T: Serialize + ?Sized>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
         Ok(output::show(self.global.output, value, text)?)
     }
 
     /// The definitions, the cache and the ways to the network.
-    pub fn settings(&self) -> Result<Settings, CliError> {
+    pub fn settings(&self) -> Result<Settings> {
         Settings::resolve(&self.global)
     }
 
     /// The same with the stored inputs of the registry that `--registry` names, where it is given.
-    pub fn settings_with_store(&self, location: Option<&str>) -> Result<Settings, CliError> {
+    pub fn settings_with_store(&self, location: Option<&str>) -> Result<Settings> {
         if location.is_none() {
             return self.settings();
         }
@@ -76,7 +72,7 @@ impl Session {
         &self,
         registry: &RegistryArg,
         cluster: &ClusterArg,
-    ) -> Result<(Parts, Arc<dyn Cluster>), CliError> {
+    ) -> Result<(Parts, Arc<dyn Cluster>)> {
         let parts = self.publisher(registry, EngineChoice::Auto)?;
         let interest = Interest::of(&parts.definitions);
         let Connection { cluster, kube: _ } =
@@ -90,7 +86,7 @@ impl Session {
         cluster: &str,
         writable: WriteNamespaces,
         interest: Interest,
-    ) -> Result<Connection, CliError> {
+    ) -> Result<Connection> {
         if let Some(options) = kube_options(cluster) {
             let options = KubeOptions { instance: self.global.instance(), writable, ..options };
             let kube = KubeCluster::connect(options, interest, self.stop.cancel.clone()).await?;
@@ -103,13 +99,13 @@ impl Session {
     }
 
     /// Parts that publish to a registry.
-    pub fn publisher(&self, registry: &RegistryArg, engine: EngineChoice) -> Result<Parts, CliError> {
+    pub fn publisher(&self, registry: &RegistryArg, engine: EngineChoice) -> Result<Parts> {
         self.parts(Some(&registry.registry), engine)
     }
 
     /// Parts that publish nothing, and look needed images and stored inputs up in a registry, where one is
     /// given.
-    pub fn reader(&self, needs_from: Option<&str>, engine: EngineChoice) -> Result<Parts, CliError> {
+    pub fn reader(&self, needs_from: Option<&str>, engine: EngineChoice) -> Result<Parts> {
         let mut parts = self.parts(None, engine)?;
         if let Some(location) = needs_from {
             let options =
@@ -126,7 +122,7 @@ impl Session {
 
     /// Parts that publish to `location`; without one, to a layout directory in the cache, so that nothing
     /// outside is touched.
-    pub fn parts(&self, location: Option<&str>, engine: EngineChoice) -> Result<Parts, CliError> {
+    pub fn parts(&self, location: Option<&str>, engine: EngineChoice) -> Result<Parts> {
         let Settings { definitions, cache, fetcher, registry: options } = self.settings()?;
         let location = match location {
             Some(location) => parse("--registry", location)?,

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    CliError,
+    CliError, Result,
     args::{Global, PlatformArgs, TargetArgs},
     env_vars,
 };
@@ -39,7 +39,7 @@ pub struct Settings {
 
 impl Settings {
     /// Reads the definitions and opens the cache.
-    pub fn resolve(global: &Global) -> Result<Self, CliError> {
+    pub fn resolve(global: &Global) -> Result<Self> {
         let directory = global.definitions.as_deref().map(existing_directory).transpose()?;
         let definitions = definitions::load(directory.as_deref())?;
         let cache = open_cache(global)?;
@@ -51,32 +51,26 @@ impl Settings {
     }
 
     /// How registries are reached as the definitions of a directory say, or the built-in ones alone.
-    pub fn registry_options(
-        global: &Global,
-        definitions: Option<&Path>,
-    ) -> Result<RegistryOptions, CliError> {
+    pub fn registry_options(global: &Global, definitions: Option<&Path>) -> Result<RegistryOptions> {
         let directory = definitions.map(existing_directory).transpose()?;
         reach(global, &definitions::load(directory.as_deref())?)
     }
 }
 
 /// The cache directory that `--cache-dir` names, or the default one.
-pub fn open_cache(global: &Global) -> Result<Cache, CliError> {
+pub fn open_cache(global: &Global) -> Result<Cache> {
     Ok(Cache::open(global.cache_dir.clone().unwrap_or_else(env_vars::default_cache_dir))?)
 }
 
 /// The registry or layout directory that `--registry` names.
-pub fn connect(
-    text: &str,
-    options: &RegistryOptions,
-) -> Result<(RegistryLocation, Arc<dyn Registry>), CliError> {
+pub fn connect(text: &str, options: &RegistryOptions) -> Result<(RegistryLocation, Arc<dyn Registry>)> {
     let location: RegistryLocation = parse("--registry", text)?;
     let registry = registry::connect(&location, options);
     Ok((location, registry))
 }
 
 /// How hosts are reached here, and with which credentials.
-fn reach(global: &Global, definitions: &Definitions) -> Result<RegistryOptions, CliError> {
+fn reach(global: &Global, definitions: &Definitions) -> Result<RegistryOptions> {
     let net = Net::new(NetOptions {
         site: definitions.site.clone(),
         root: definitions.root.clone(),
@@ -91,7 +85,7 @@ fn reach(global: &Global, definitions: &Definitions) -> Result<RegistryOptions, 
     Ok(RegistryOptions { credentials, net })
 }
 
-fn existing_directory(path: &Path) -> Result<PathBuf, CliError> {
+fn existing_directory(path: &Path) -> Result<PathBuf> {
     match path.canonicalize() {
         Ok(path) if path.is_dir() => Ok(path),
         Ok(path) => Err(CliError::usage(format!("definitions {}: not a directory", path.display()))),
@@ -100,12 +94,12 @@ fn existing_directory(path: &Path) -> Result<PathBuf, CliError> {
 }
 
 /// The kernel target of the arguments; the operating system and architecture default to this machine's.
-pub fn target_of(args: &TargetArgs) -> Result<KernelTarget, CliError> {
+pub fn target_of(args: &TargetArgs) -> Result<KernelTarget> {
     target(&args.kernel, &args.platform)
 }
 
 /// The same, for one of several kernels.
-pub fn target(kernel: &str, platform: &PlatformArgs) -> Result<KernelTarget, CliError> {
+pub fn target(kernel: &str, platform: &PlatformArgs) -> Result<KernelTarget> {
     let host = if platform.os.is_none() || platform.os_version.is_none() { host_os() } else { (None, None) };
     let os = platform.os.clone().or(host.0).ok_or_else(|| {
         CliError::usage("no --os given, and this machine's os-release has no ID".to_owned())
@@ -122,12 +116,12 @@ pub fn target(kernel: &str, platform: &PlatformArgs) -> Result<KernelTarget, Cli
 }
 
 /// The architecture of the arguments; it defaults to this machine's.
-pub fn architecture(platform: &PlatformArgs) -> Result<Architecture, CliError> {
+pub fn architecture(platform: &PlatformArgs) -> Result<Architecture> {
     parse("--arch", platform.arch.as_deref().unwrap_or(std::env::consts::ARCH))
 }
 
 /// Parses an argument's value; the message names the argument.
-pub fn parse<T>(argument: &str, text: &str) -> Result<T, CliError>
+pub fn parse<T>(argument: &str, text: &str) -> Result<T>
 where
     T: FromStr,
     T::Err: std::fmt::Display,
@@ -136,7 +130,7 @@ where
 }
 
 /// The driver images that `--image` names; all must be defined.
-pub fn images(names: &[String], definitions: &Definitions) -> Result<BTreeSet<ImageName>, CliError> {
+pub fn images(names: &[String], definitions: &Definitions) -> Result<BTreeSet<ImageName>> {
     let known = |name: &String| {
         let name: ImageName = parse("--image", name)?;
         if definitions.images.contains_key(&name) {

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde_json::json;
 
 use super::{
-    CliError, Exit, env_vars, output,
+    CliError, Exit, Result, env_vars, output,
     plan::{PlanArgs, until_due},
     session::Session,
 };
@@ -31,7 +31,7 @@ pub struct UiArgs {
 }
 
 /// Serves the page until it is stopped. It changes nothing: what is shown is what a plan finds.
-pub async fn ui(session: &Session, args: UiArgs) -> Result<Exit, CliError> {
+pub async fn ui(session: &Session, args: UiArgs) -> Result<Exit> {
     let UiArgs { plan: PlanArgs { registry, cluster }, no_browser } = args;
     let (parts, cluster) = session.of_cluster(&registry, &cluster).await?;
     let page = PageServer::new(parts.clone());
@@ -64,7 +64,7 @@ pub async fn ui(session: &Session, args: UiArgs) -> Result<Exit, CliError> {
 }
 
 /// Answers on a free port of the loopback device; gives the address.
-async fn serve(session: &Session, page: &Arc<PageServer>) -> Result<String, CliError> {
+async fn serve(session: &Session, page: &Arc<PageServer>) -> Result<String> {
     let (health, metrics) = (Arc::new(Health::new()), Arc::new(Metrics::new()));
     let anywhere = (Ipv4Addr::LOCALHOST, 0).into();
     let server = HttpServer::bind(anywhere, health, metrics, page.local_router()).await?;

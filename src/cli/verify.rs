@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::{CliError, Exit, env_vars as vars, output, session::Session, settings};
+use super::{CliError, Exit, Result, env_vars as vars, output, session::Session, settings};
 use crate::{engine::EngineChoice, image::ImageReference, images};
 
 #[derive(Debug, Args)]
@@ -31,7 +31,7 @@ pub struct VerifyArgs {
 }
 
 /// Checks the image and prints a line for each check.
-pub async fn verify(session: &Session, args: VerifyArgs) -> Result<Exit, CliError> {
+pub async fn verify(session: &Session, args: VerifyArgs) -> Result<Exit> {
     let (layout, name) = place(&args.image)?;
     let location = layout.as_deref().or(args.registry.as_deref());
     let parts = session.parts(location, EngineChoice::Auto)?;
@@ -54,7 +54,7 @@ pub async fn verify(session: &Session, args: VerifyArgs) -> Result<Exit, CliErro
 }
 
 /// The layout directory of `oci:PATH:NAME`, and the image's name.
-fn place(word: &str) -> Result<(Option<String>, &str), CliError> {
+fn place(word: &str) -> Result<(Option<String>, &str)> {
     let Some(rest) = word.strip_prefix("oci:") else { return Ok((None, word)) };
     let ends = rest.match_indices(':').map(|(at, _)| at);
     let split = ends.filter_map(|at| Some((rest.get(..at)?, rest.get(at + 1..)?)));

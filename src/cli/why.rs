@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{CliError, Exit, output, plan::PlanArgs, session::Session, settings::parse};
+use super::{CliError, Exit, Result, output, plan::PlanArgs, session::Session, settings::parse};
 use crate::{
     controller::Planned,
     image::{Definitions, DriverImage, ImageName},
@@ -28,7 +28,7 @@ enum Subject<'a> {
 }
 
 /// Asks, answers, and changes nothing.
-pub async fn why(session: &Session, args: WhyArgs) -> Result<Exit, CliError> {
+pub async fn why(session: &Session, args: WhyArgs) -> Result<Exit> {
     let WhyArgs { subject, kernel, plan } = args;
     let (parts, cluster) = session.of_cluster(&plan.registry, &plan.cluster).await?;
     let subject = Subject::of(&subject, kernel.as_deref(), &parts.definitions)?;
@@ -48,7 +48,7 @@ pub async fn why(session: &Session, args: WhyArgs) -> Result<Exit, CliError> {
 }
 
 impl<'a> Subject<'a> {
-    fn of(subject: &'a str, kernel: Option<&str>, definitions: &'a Definitions) -> Result<Self, CliError> {
+    fn of(subject: &'a str, kernel: Option<&str>, definitions: &'a Definitions) -> Result<Self> {
         match (subject.strip_prefix("node/"), kernel) {
             (Some(name), None) => Ok(Self::Node(name)),
             (Some(_), Some(_)) => {

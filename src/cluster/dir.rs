@@ -133,7 +133,7 @@ impl Directory {
                 files.insert(path);
             }
         }
-        let too_large = |reason: String| Err(ClusterError::TooLarge { path: self.root.clone(), reason });
+        let too_large = |reason: String| Err(ClusterError::TooLarge(self.root.clone(), reason));
         if files.len() > FILES {
             return too_large(format!("more than {FILES} files"));
         }
@@ -211,7 +211,7 @@ fn read_text(path: &Path) -> Result<String, ClusterError> {
     File::open(path)?.take(FILE_BYTES + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > FILE_BYTES {
         let reason = format!("more than {FILE_BYTES} bytes");
-        return Err(ClusterError::TooLarge { path: path.to_path_buf(), reason });
+        return Err(ClusterError::TooLarge(path.to_path_buf(), reason));
     }
     String::from_utf8(bytes).map_err(|error| {
         let valid = String::from_utf8_lossy(&error.as_bytes()[..error.utf8_error().valid_up_to()]);

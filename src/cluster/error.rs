@@ -20,14 +20,9 @@ pub enum ClusterError {
         /// What is wrong.
         reason: String,
     },
-    /// More than farrier reads.
-    #[error("read manifests in {path}: {reason}")]
-    TooLarge {
-        /// The file or directory.
-        path: PathBuf,
-        /// Which bound.
-        reason: String,
-    },
+    /// More than farrier reads: the file or directory, and which bound.
+    #[error("read manifests in {0}: {1}")]
+    TooLarge(PathBuf, String),
     /// The field of a manifest is not what the plan saw. The next pass plans anew.
     #[error("set image of {object}: it holds {found:?}, and {expected:?} was planned for")]
     Conflict {

@@ -27,38 +27,23 @@ pub enum SendError {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// farrier cannot be reached.
-    #[error("send headers to {to}")]
-    Net {
-        /// Where.
-        to: Url,
-        /// Why not.
-        source: NetError,
-    },
-    /// farrier gave no answer that can be used.
-    #[error("send headers to {to}: {why}")]
-    Answer {
-        /// Where.
-        to: Url,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// farrier does not take it.
-    #[error("farrier does not take the headers ({status}): {why}")]
-    Refused {
-        /// The HTTP status.
-        status: u16,
-        /// In its own words.
-        why: String,
-    },
+    #[error("send headers to {0}")]
+    Net(Url, #[source] NetError),
+    /// farrier gave no answer that can be used: its address, and why.
+    #[error("send headers to {0}: {1}")]
+    Answer(Url, String),
+    /// farrier does not take it: the HTTP status, and why, in its own words.
+    #[error("farrier does not take the headers ({0}): {1}")]
+    Refused(u16, String),
 }
 
 impl SendError {
     /// Can it be better soon?
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Net { source, .. } => source.is_transient(),
-            Self::Answer { .. } => true,
-            Self::Refused { status, .. } => matches!(status, 408 | 429 | 500..),
+            Self::Net(_, source) => source.is_transient(),
+            Self::Answer(..) => true,
+            Self::Refused(status, _) => matches!(status, 408 | 429 | 500..),
             Self::Io(_) => false,
         }
     }
@@ -86,7 +71,7 @@ pub async fn send(net: &Net, farrier: &Url, key: &Key, packed: &PackedHeaders) -
 
 async fn once(net: &Net, to: &Url, key: &Key, packed: &PackedHeaders) -> Result<Answer, SendError> {
     let parcel = Parcel::of_packed(packed);
-    let unusable = |why: String| SendError::Answer { to: to.clone(), why };
+    let unusable = |why: String| SendError::Answer(to.clone(), why);
     let mut request = Net::request(Method::POST, to.clone());
     for (name, value) in [
         (KERNEL, parcel.release.to_string()),
@@ -102,12 +87,12 @@ async fn once(net: &Net, to: &Url, key: &Key, packed: &PackedHeaders) -> Result<
     let file = File::open(&packed.file()).await?;
     *request.body_mut() = Some(Body::wrap_stream(ReaderStream::new(file.into_parts().0)));
     let answer = net.execute(request, &Asker::of("send headers")).await;
-    let answer = answer.map_err(|source| SendError::Net { to: to.clone(), source })?;
+    let answer = answer.map_err(|source| SendError::Net(to.clone(), source))?;
     let status = answer.status();
     let body = answer.bytes().await.map_err(|error| unusable(error.without_url().to_string()))?;
     if status == StatusCode::OK {
         return serde_json::from_slice(&body).map_err(|error| unusable(error.to_string()));
     }
     let why = String::from_utf8_lossy(&body).chars().take(WORDS).collect();
-    Err(SendError::Refused { status: status.as_u16(), why })
+    Err(SendError::Refused(status.as_u16(), why))
 }

@@ -8,14 +8,14 @@ use tokio::time::Instant;
 use crate::{
     cluster::Cluster,
     error_chain,
-    parts::{AT_ONCE, FindingKind, Parts, TargetError},
+    parts::{AT_ONCE, FindingKind, Parts, Result, TargetError},
     plan::{Change, DueMarks, Marks, PlannedNode},
 };
 
 /// Guarantee 1 once more, directly before a write: each image that the change points at is in the registry, by digest.
 /// That its check passed for the kernel of every node that the change reaches was decided from the same digest, and
 /// what a digest names cannot change.
-pub(super) async fn prove(parts: &Parts, change: &Change) -> Result<(), TargetError> {
+pub(super) async fn prove(parts: &Parts, change: &Change) -> Result<()> {
     for reference in change.proof() {
         if parts.registry.manifest(&reference.repository, &reference.version).await?.is_none() {
             let message = format!("{reference} is not in the registry any more");

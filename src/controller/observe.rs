@@ -12,7 +12,7 @@ use crate::{
     images::look_up_signatures,
     inputs::Lookup,
     kernel::{KernelTarget, match_family},
-    parts::{AT_ONCE, Parts, TargetError},
+    parts::{AT_ONCE, Parts, Result},
     plan::{Cell, HeaderState, ManifestFacts, Observed, Questions, Resolved, SignatureState, Unverified},
     resolve::with_hint,
 };
@@ -98,7 +98,7 @@ impl Memory {
 
 impl Parts {
     /// Finds out what the planner asks.
-    pub(super) async fn answer(&self, questions: Questions, memory: &mut Memory) -> Result<(), TargetError> {
+    pub(super) async fn answer(&self, questions: Questions, memory: &mut Memory) -> Result<()> {
         let Questions { images, signatures, failures, headers } = questions;
         let Memory { resolved: _, observed, unreachable, repositories: _ } = memory;
         observed.failures.extend(known_failures(&self.cache, failures)?);

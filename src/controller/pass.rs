@@ -17,7 +17,7 @@ use crate::{
     images::{LastRecord, StoredImage, contents, look_at_root_fs, publish_union, record_kernels},
     kernel::KernelTarget,
     kmod::{CheckReport, Verdict},
-    parts::{Parts, TargetError, image_location},
+    parts::{Parts, Result, TargetError, image_location},
     plan::{
         self, Announcements, Cell, CellInputs, Change, Claims, ClusterSnapshot, ManifestFacts, ManifestPlace,
         Manifests, Plan, PlanInputs, PlannedRollout, PlannedSignature, PlannedUnion, RolloutTarget,
@@ -61,8 +61,8 @@ pub(super) enum BuildFault {
 impl BuildFault {
     fn of(error: &TargetError) -> Self {
         match error {
-            TargetError::Cancelled | TargetError::Fenced { .. } => Self::Stopped,
-            TargetError::Outdated { .. } => Self::Outdated,
+            TargetError::Cancelled | TargetError::Fenced(_) => Self::Stopped,
+            TargetError::Outdated(_) => Self::Outdated,
             error if error.is_permanent() => Self::Permanent,
             error if error.is_unreachable() => Self::Unreachable,
             _ => Self::Passing,
@@ -72,18 +72,14 @@ impl BuildFault {
 
 impl Parts {
     /// Observes and plans; touches nothing.
-    pub async fn plan(&self, cluster: &dyn Cluster) -> Result<Planned, TargetError> {
+    pub async fn plan(&self, cluster: &dyn Cluster) -> Result<Planned> {
         let mut snapshot = cluster.snapshot().await?;
         Claims::default().judge(&mut snapshot, &self.definitions, Duration::ZERO);
         self.plan_for(snapshot, &mut Memory::default()).await
     }
 
     /// Plans for a snapshot, and looks up what memory lacks.
-    pub(super) async fn plan_for(
-        &self,
-        snapshot: ClusterSnapshot,
-        memory: &mut Memory,
-    ) -> Result<Planned, TargetError> {
+    pub(super) async fn plan_for(&self, snapshot: ClusterSnapshot, memory: &mut Memory) -> Result<Planned> {
         let tracked = tracked(self, &snapshot).await;
         let announced = Announcements::of(&self.definitions, &snapshot, tracked);
         let targets: BTreeSet<KernelTarget> = snapshot
@@ -133,7 +129,7 @@ impl Parts {
     }
 
     /// Builds one cell and records the outcome.
-    pub(super) async fn build_planned(&self, cell: &Cell) -> Result<BuildEnd, TargetError> {
+    pub(super) async fn build_planned(&self, cell: &Cell) -> Result<BuildEnd> {
         let subject = cell.subject();
         match build::attempt(self, cell, BuildOptions { push: true, compile: false }).await? {
             Ok(built) => Ok(BuildEnd { report: self.published_report(cell, built), fault: None }),
@@ -227,11 +223,7 @@ impl Parts {
     }
 
     /// Makes a rollout's changes, in their order; stops between two of them on cancellation.
-    pub(super) async fn roll_out(
-        &self,
-        cluster: &dyn Cluster,
-        rollout: &PlannedRollout,
-    ) -> Result<(), TargetError> {
+    pub(super) async fn roll_out(&self, cluster: &dyn Cluster, rollout: &PlannedRollout) -> Result<()> {
         for change in &rollout.changes {
             if self.cancel.is_cancelled() {
                 return Err(TargetError::Cancelled);
@@ -250,12 +242,7 @@ impl Parts {
     }
 
     /// Makes a change in a Git repository.
-    async fn commit(
-        &self,
-        place: &GitPlace,
-        rollout: &PlannedRollout,
-        change: &Change,
-    ) -> Result<(), TargetError> {
+    async fn commit(&self, place: &GitPlace, rollout: &PlannedRollout, change: &Change) -> Result<()> {
         let image = self.definitions.images.get(&rollout.image);
         let mut specs = image.into_iter().flat_map(|image| &image.spec.rollout);
         let spec = specs.find(|spec| RolloutTarget::of(spec) == rollout.target);

@@ -21,7 +21,7 @@ use tokio_util::{
     sync::CancellationToken,
 };
 
-use super::EngineError;
+use super::{EngineError, Result};
 use crate::archive::{self, Limits, UnpackError};
 
 /// Bytes that are handed over at once.
@@ -59,7 +59,7 @@ pub(super) async fn unpack_out<E>(
     dest: &Path,
     cancel: &CancellationToken,
     failed: impl FnOnce(E) -> EngineError,
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let (mut to, from) = tokio::io::duplex(UNDER_WAY);
     let beside = tempfile::Builder::new().prefix(".unpack-").tempdir_in(directory_of(dest))?;
     let place = beside.path().to_owned();
@@ -93,7 +93,7 @@ pub(super) async fn unpack_out<E>(
     let out = beside.path().join("out");
     match out.symlink_metadata() {
         Ok(metadata) if metadata.is_dir() => Ok(fs_err::rename(&out, dest)?),
-        Ok(_) => Err(EngineError::Step { message: "the modules stage's /out is not a directory".to_owned() }),
+        Ok(_) => Err(EngineError::Step("the modules stage's /out is not a directory".to_owned())),
         Err(_) => Err(EngineError::no_out()),
     }
 }
@@ -104,7 +104,7 @@ pub(super) async fn save<E>(
     dest: &Path,
     cancel: &CancellationToken,
     failed: impl FnOnce(E) -> EngineError,
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let temporary = NamedTempFile::new_in(directory_of(dest))?;
     let mut file = File::from_std(temporary.reopen()?);
     let named = |error: io::Error| io::Error::new(error.kind(), format!("write {}: {error}", dest.display()));

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, path::PathBuf, sync::Arc};
 
-use super::{DockerEngine, Engine, EngineError, Kubernetes, Sandbox, sandbox::find_runner};
+use super::{DockerEngine, Engine, EngineError, Kubernetes, Result, Sandbox, sandbox::find_runner};
 use crate::cluster::KubeOptions;
 
 /// Where Docker listens unless told otherwise.
@@ -44,7 +44,7 @@ pub struct EngineEnv {
 }
 
 /// Connects to the chosen engine, or to the first that works.
-pub async fn connect(choice: EngineChoice, env: &EngineEnv) -> Result<Engine, EngineError> {
+pub async fn connect(choice: EngineChoice, env: &EngineEnv) -> Result<Engine> {
     let mut tried = Tried::default();
     if matches!(choice, EngineChoice::Auto | EngineChoice::Sandbox) {
         match Sandbox::connect(env.runner.as_deref(), env.scratch.as_deref()).await {
@@ -66,22 +66,18 @@ async fn kubernetes(env: &EngineEnv) -> Result<Kubernetes, String> {
 }
 
 /// Connects to the chosen daemon, or to the first that answers: for what only a daemon does.
-pub async fn connect_docker(choice: EngineChoice, env: &EngineEnv) -> Result<DockerEngine, EngineError> {
+pub async fn connect_docker(choice: EngineChoice, env: &EngineEnv) -> Result<DockerEngine> {
     connect_daemon(choice, env, Tried::default()).await
 }
 
-async fn connect_daemon(
-    choice: EngineChoice,
-    env: &EngineEnv,
-    mut tried: Tried,
-) -> Result<DockerEngine, EngineError> {
+async fn connect_daemon(choice: EngineChoice, env: &EngineEnv, mut tried: Tried) -> Result<DockerEngine> {
     for (name, address) in sockets(choice, env) {
         match DockerEngine::connect(&address, env.notes.as_deref()).await {
             Ok(engine) => return Ok(engine),
             Err(answer) => tried.note(&format!("{name} at {address}"), &answer),
         }
     }
-    Err(EngineError::Unavailable { tried: tried.0 })
+    Err(EngineError::Unavailable(tried.0))
 }
 
 /// Each engine that was tried, with its answer.

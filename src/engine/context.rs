@@ -10,7 +10,7 @@ use fs_err as fs;
 use tar::{Builder, EntryType, Header, HeaderMode};
 use walkdir::WalkDir;
 
-use super::{ContextEntry, EngineError};
+use super::{ContextEntry, Result};
 
 /// The Dockerfile's own name in the context, which no entry of ours bears.
 pub(super) const DOCKERFILE: &str = ".farrier.Dockerfile";
@@ -30,11 +30,7 @@ const IGNORED: &str = ".dockerignore";
 /// Writes the context as tar, while walking it: names in order, owner root, modes as they are, and so are the
 /// times of files; those of directories and links, which are of the machine that unpacked them, are the epoch. A builder gets the
 /// Dockerfile with it; what runs steps has read that.
-pub fn write_tar(
-    dockerfile: Option<&str>,
-    entries: &[ContextEntry],
-    out: &mut impl Write,
-) -> Result<(), EngineError> {
+pub fn write_tar(dockerfile: Option<&str>, entries: &[ContextEntry], out: &mut impl Write) -> Result<()> {
     let mut tar = Builder::new(out);
     let ignored = format!("{DOCKERFILE}\n{IGNORED}\n");
     let own = dockerfile.map(|text| [(DOCKERFILE, text), (IGNORED, ignored.as_str())]);
@@ -83,7 +79,7 @@ fn append(tar: &mut Builder<impl Write>, found: &Found) -> io::Result<()> {
 }
 
 /// Visits an entry and all below it, directories before their content, names in order.
-fn walk(entry: &ContextEntry, mut visit: impl FnMut(&Found) -> io::Result<()>) -> Result<(), EngineError> {
+fn walk(entry: &ContextEntry, mut visit: impl FnMut(&Found) -> io::Result<()>) -> Result<()> {
     let dest = checked(&entry.dest)?;
     for item in WalkDir::new(&entry.from).sort_by_file_name() {
         let item = item.map_err(io::Error::from)?;
@@ -109,7 +105,7 @@ fn walk(entry: &ContextEntry, mut visit: impl FnMut(&Found) -> io::Result<()>) -
 }
 
 /// The place of an entry, which must be relative and stay inside the context.
-fn checked(dest: &str) -> Result<&Path, EngineError> {
+fn checked(dest: &str) -> Result<&Path> {
     let path = Path::new(dest);
     let inside = path.components().all(|part| matches!(part, Component::Normal(_)));
     if dest.is_empty() || [DOCKERFILE, IGNORED].contains(&dest) || !inside {

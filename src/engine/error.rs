@@ -5,27 +5,22 @@ use std::{error::Error, io};
 use super::EngineKind;
 use crate::cache::FULL_DISK;
 
+/// What an engine's work comes to.
+pub type Result<T, E = EngineError> = std::result::Result<T, E>;
+
 /// What went wrong in an engine.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// No engine answers, or the named one does not.
-    #[error("no build engine: {tried}")]
-    Unavailable {
-        /// Each one tried, with its answer.
-        tried: String,
-    },
-    /// A step of the Dockerfile exited with a failure, or the Dockerfile cannot be run. Permanent.
-    #[error("build step failed: {message}")]
-    Step {
-        /// The engine's words, with the step and its exit code.
-        message: String,
-    },
-    /// A step went over a limit. Permanent.
-    #[error("build step stopped: {message}")]
-    Limit {
-        /// The step, and which limit.
-        message: String,
-    },
+    /// No engine answers, or the named one does not: each one tried, with its answer.
+    #[error("no build engine: {0}")]
+    Unavailable(String),
+    /// A step of the Dockerfile exited with a failure, or the Dockerfile cannot be run: the engine's words, with the step and its exit
+    /// code. Permanent.
+    #[error("build step failed: {0}")]
+    Step(String),
+    /// A step went over a limit: which step, and which limit. Permanent.
+    #[error("build step stopped: {0}")]
+    Limit(String),
     /// The engine's disk is full. Permanent until there is room.
     #[error("{engine} has no space left to {action}: {message}")]
     DiskFull {
@@ -87,16 +82,16 @@ impl EngineError {
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::Unavailable { tried } if tried.contains("ermission denied") => Some(
+            Self::Unavailable(tried) if tried.contains("ermission denied") => Some(
                 "run farrier as root or as a member of the group that owns the socket, or choose another engine with --engine"
                     .to_owned(),
             ),
-            Self::Unavailable { .. } => Some(
+            Self::Unavailable(_) => Some(
                 "make what the sandbox lacks possible, or start the Docker daemon (`systemctl start docker`) or Podman's socket; \
                  --engine chooses one of them"
                     .to_owned(),
             ),
-            Self::Step { message } if message.contains("exit code 137") => {
+            Self::Step(message) if message.contains("exit code 137") => {
                 Some("the step was killed: most likely the machine ran out of memory".to_owned())
             }
             Self::DiskFull { engine: EngineKind::Docker, .. } => {
@@ -104,7 +99,7 @@ impl EngineError {
             }
             Self::DiskFull { .. } => Some(FULL_DISK.to_owned()),
             Self::Pod { hint, .. } => Some(hint.clone()),
-            Self::Limit { .. } => {
+            Self::Limit(_) => {
                 Some("raise build.memory in the definition if the build needs more".to_owned())
             }
             Self::Pull { .. } => Some("check the image's name and the registry's credentials".to_owned()),
@@ -115,13 +110,13 @@ impl EngineError {
             Self::Engine { engine: EngineKind::Sandbox, .. } => {
                 Some("farrier tries again by itself; if it fails again, choose another engine with --engine".to_owned())
             }
-            Self::Step { .. } | Self::Payload(_) | Self::Io(_) | Self::Cancelled => None,
+            Self::Step(_) | Self::Payload(_) | Self::Io(_) | Self::Cancelled => None,
         }
     }
 
     /// The `modules` stage ran, but there is no directory `/out` in it.
     pub(super) fn no_out() -> Self {
-        Self::Step { message: "the modules stage left no /out".to_owned() }
+        Self::Step("the modules stage left no /out".to_owned())
     }
 
     pub(super) fn engine(
@@ -137,7 +132,7 @@ impl EngineError {
         if is_disk_full(&message) {
             Self::DiskFull { engine, action: "build".to_owned(), message }
         } else {
-            Self::Step { message }
+            Self::Step(message)
         }
     }
 
@@ -186,12 +181,12 @@ mod tests {
         assert!(matches!(full, EngineError::DiskFull { .. }));
         assert!(full.hint().is_some_and(|hint| hint.contains("make room")));
         let step = EngineError::from_build(EngineKind::Docker, "RUN make: exit code 2".into());
-        assert!(matches!(step, EngineError::Step { .. }));
+        assert!(matches!(step, EngineError::Step(_)));
     }
 
     #[test]
     fn a_killed_step_hints_at_memory() {
-        let step = EngineError::Step { message: "RUN make: exit code 137".into() };
+        let step = EngineError::Step("RUN make: exit code 137".into());
         assert!(step.hint().is_some_and(|hint| hint.contains("memory")));
     }
 
@@ -205,9 +200,9 @@ mod tests {
 
     #[test]
     fn unavailable_says_what_to_do() {
-        let denied = EngineError::Unavailable { tried: "docker: Permission denied (os error 13)".into() };
+        let denied = EngineError::Unavailable("docker: Permission denied (os error 13)".into());
         assert!(denied.hint().is_some_and(|hint| hint.contains("group")));
-        let absent = EngineError::Unavailable { tried: "docker: no socket".into() };
+        let absent = EngineError::Unavailable("docker: no socket".into());
         assert!(absent.hint().is_some_and(|hint| hint.contains("--engine")));
     }
 }

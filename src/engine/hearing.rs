@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio_util::sync::CancellationToken;
 
-use super::{BuildLog, EngineError, EngineKind, bridge::unpack_out, lines::LineSplitter};
+use super::{BuildLog, EngineError, EngineKind, Result, bridge::unpack_out, lines::LineSplitter};
 
 /// Messages of the payload that are under way.
 const UNDER_WAY: usize = 8;
@@ -20,7 +20,7 @@ const UNDER_WAY: usize = 8;
 /// Where a runner's messages come from.
 pub(super) trait Source {
     /// The next one. After an error there is none.
-    async fn next(&mut self) -> Result<Message, EngineError>;
+    async fn next(&mut self) -> Result<Message>;
 }
 
 /// One build, whose runner is heard.
@@ -36,11 +36,7 @@ type Payload = mpsc::Sender<Result<Bytes, io::Error>>;
 
 impl Hearing<'_> {
     /// Hears the runner to its last word, and unpacks its payload into `dest`. Gives what its canary was refused.
-    pub(super) async fn run(
-        &self,
-        source: &mut impl Source,
-        dest: &Path,
-    ) -> Result<Vec<String>, EngineError> {
+    pub(super) async fn run(&self, source: &mut impl Source, dest: &Path) -> Result<Vec<String>> {
         let (to, payload) = mpsc::channel(UNDER_WAY);
         // A payload is whole when the runner has said so: anything else ends its unpacking.
         let stop = self.cancel.child_token();
@@ -62,11 +58,7 @@ impl Hearing<'_> {
         }
     }
 
-    async fn listen(
-        &self,
-        source: &mut impl Source,
-        mut payload: Payload,
-    ) -> Result<Vec<String>, EngineError> {
+    async fn listen(&self, source: &mut impl Source, mut payload: Payload) -> Result<Vec<String>> {
         let mut splitter = LineSplitter::default();
         let (mut size, mut hash) = (0, Sha256::new());
         let mut refused = Vec::new();
@@ -96,17 +88,17 @@ impl Hearing<'_> {
         }
     }
 
-    fn judge(&self, outcome: Outcome, received: &Outcome) -> Result<(), EngineError> {
+    fn judge(&self, outcome: Outcome, received: &Outcome) -> Result<()> {
         match outcome {
             Outcome::Done { .. } if outcome == *received => Ok(()),
             Outcome::Done { .. } => Err(self.fault("hand out the payload", damaged())),
             Outcome::Failed { step, why } => {
-                Err(EngineError::Step { message: format!("{}: {why}", shortened(self.text(step))) })
+                Err(EngineError::Step(format!("{}: {why}", shortened(self.text(step)))))
             }
             Outcome::Limit { step, why } => {
-                Err(EngineError::Limit { message: format!("{}: {why}", shortened(self.text(step))) })
+                Err(EngineError::Limit(format!("{}: {why}", shortened(self.text(step)))))
             }
-            Outcome::Broken { why } => Err(self.fault("run a build", io::Error::other(why))),
+            Outcome::Broken(why) => Err(self.fault("run a build", io::Error::other(why))),
         }
     }
 

@@ -21,7 +21,7 @@ pub use connect::{EngineChoice, EngineEnv, connect, connect_docker};
 pub use context::write_tar;
 pub use diagnosis::{Diagnoser, Diagnosis};
 pub use docker::DockerEngine;
-pub use error::EngineError;
+pub use error::{EngineError, Result};
 pub use file_log::FileLog;
 pub use kubernetes::{InCluster, JobSpec, Kubernetes, Phase, USER, environment};
 pub use sandbox::{InPlace, Owner, Sandbox};

@@ -4,7 +4,7 @@ use crate::{
     error_chain,
     image::{Digest, ImageReference, Repository, Tag, Version},
     oci::{AnyManifest, Descriptor, media_type},
-    parts::{Parts, TargetError},
+    parts::{Parts, Result, TargetError},
     provenance,
     registry::Registry,
 };
@@ -22,7 +22,7 @@ pub(crate) struct ImageCopy {
 
 /// Copies an image with all of its platforms, unless that was done, and what is said and signed about it, which may have come
 /// later.
-pub(crate) async fn copy_image(parts: &Parts, text: &str) -> Result<ImageCopy, TargetError> {
+pub(crate) async fn copy_image(parts: &Parts, text: &str) -> Result<ImageCopy> {
     let wanted: ImageReference = text.parse()?;
     let pinned = parts.resolve_reference(text).await?;
     let Version::Digest(digest) = &pinned.version else {
@@ -51,7 +51,7 @@ async fn copy_what_refers_to(
     from: &Repository,
     image: &Digest,
     place: &Repository,
-) -> Result<(), TargetError> {
+) -> Result<()> {
     let source = parts.registry_of(from);
     let listed = match source.referrers(from, image, None).await {
         Ok(listed) => listed,
@@ -93,7 +93,7 @@ async fn copy_manifest(
     from: &ImageReference,
     place: &Repository,
     version: &Version,
-) -> Result<(), TargetError> {
+) -> Result<()> {
     let repository = &from.repository;
     let found = parts.existing_manifest(from).await?;
     match AnyManifest::parse(&found.bytes)? {
@@ -120,7 +120,7 @@ async fn copy_blob(
     from: &Repository,
     place: &Repository,
     blob: &Descriptor,
-) -> Result<(), TargetError> {
+) -> Result<()> {
     let Descriptor { media_type, digest, size, .. } = blob;
     // Layers that may not be distributed have an address of their own, and no registry holds them.
     let is_layer = media_type.contains(".layer.") || media_type.contains(".rootfs.");
@@ -140,7 +140,7 @@ async fn copy_blob(
 
 /// The tag of a copy: the original's, and for one that goes by its digest a tag of its own, so that no registry deletes it
 /// as unused.
-pub(crate) fn copy_tag(reference: &ImageReference) -> Result<Tag, TargetError> {
+pub(crate) fn copy_tag(reference: &ImageReference) -> Result<Tag> {
     match &reference.version {
         Version::Tag(tag) => Ok(tag.clone()),
         Version::Digest(digest) => Ok(format!("digest-{}", digest.hex()).parse()?),

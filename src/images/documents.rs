@@ -7,7 +7,7 @@ use super::signatures::StoredImage;
 use crate::{
     image::{Digest, Version},
     oci::{Artifact, Descriptor, ImageError, ImageManifest, annotations, media_type},
-    parts::TargetError,
+    parts::Result,
     provenance::{self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, Provenance, SLSA_PREDICATE, Subject},
 };
 
@@ -49,7 +49,7 @@ pub(crate) struct Claim {
 
 impl Claim {
     /// The claim that a check report is.
-    pub(crate) fn of_report(content: &[u8]) -> Result<Self, TargetError> {
+    pub(crate) fn of_report(content: &[u8]) -> Result<Self> {
         let predicate = parse_json(CHECK_REPORT.name, content)?;
         Ok(Self { predicate_type: CHECK_REPORT_PREDICATE, predicate })
     }
@@ -65,7 +65,7 @@ pub(crate) struct Documents {
 
 impl Documents {
     /// Writes both.
-    pub(crate) fn of(provenance: &Provenance, manifest: &[u8]) -> Result<Self, TargetError> {
+    pub(crate) fn of(provenance: &Provenance, manifest: &[u8]) -> Result<Self> {
         let Subject { name, digest, .. } = &provenance.subject;
         let (bill, slsa) = (provenance::bill(provenance), provenance::slsa(provenance));
         let statement = provenance::statement(name, digest, SLSA_PREDICATE, &slsa);
@@ -82,13 +82,13 @@ impl Documents {
     }
 }
 
-pub(super) fn parse_json(what: &'static str, content: &[u8]) -> Result<Value, TargetError> {
-    Ok(serde_json::from_slice(content).map_err(|source| ImageError::Json { what, source })?)
+pub(super) fn parse_json(what: &'static str, content: &[u8]) -> Result<Value> {
+    Ok(serde_json::from_slice(content).map_err(|source| ImageError::Json(what, source))?)
 }
 
 impl StoredImage<'_> {
     /// Pushes a document about the image, with what it names. Returns the bytes sent.
-    pub(crate) async fn push_document(self, artifact: &Artifact) -> Result<u64, TargetError> {
+    pub(crate) async fn push_document(self, artifact: &Artifact) -> Result<u64> {
         let registry = &self.parts.registry;
         let mut sent = 0;
         for bytes in [artifact.config, &artifact.content] {
@@ -100,7 +100,7 @@ impl StoredImage<'_> {
 
     /// The document of one kind about an image; `None` where there is none beside it. Of several, the one that was
     /// stored last, as far as the registry tells.
-    pub(crate) async fn find_document(self, kind: &DocumentKind) -> Result<Option<Vec<u8>>, TargetError> {
+    pub(crate) async fn find_document(self, kind: &DocumentKind) -> Result<Option<Vec<u8>>> {
         let Self { parts, repository, digest } = self;
         let registry = parts.registry_of(repository);
         for referrer in registry.referrers(repository, digest, Some(kind.media_type)).await?.into_iter().rev()
@@ -113,11 +113,7 @@ impl StoredImage<'_> {
     }
 
     /// `None` for a list's entry that is gone, or that is about something else: lists are kept by clients.
-    async fn read_document(
-        self,
-        digest: &Digest,
-        kind: &DocumentKind,
-    ) -> Result<Option<Vec<u8>>, TargetError> {
+    async fn read_document(self, digest: &Digest, kind: &DocumentKind) -> Result<Option<Vec<u8>>> {
         let Self { parts, repository, digest: subject } = self;
         let version = Version::Digest(digest.clone());
         let Some(stored) = parts.registry_of(repository).manifest(repository, &version).await? else {

@@ -12,7 +12,7 @@ use crate::{
     error_chain, git,
     image::{Digest, ImageName, Repository, RolloutSpec, Tag, Version},
     oci::{ImageManifest, subject_of_tag},
-    parts::{AT_ONCE, Parts, TargetError},
+    parts::{AT_ONCE, Parts, Result, TargetError},
     plan::{
         Announcements, Candidates, GcInputs, GcPlan, GoingImage, HeldImage, KernelRecord, LiveKernels,
         gc_plan,
@@ -151,7 +151,7 @@ struct Uses {
 }
 
 /// Says what may go, and deletes it where that is asked for. Interrupted, it goes on when it is run again.
-pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Result<GcReport, TargetError> {
+pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Result<GcReport> {
     let today = day(Timestamp::now());
     let holdings = list_holdings(parts, options).await?;
     let candidates = Candidates::of(&holdings.images);
@@ -190,11 +190,7 @@ pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Re
     Ok(report)
 }
 
-async fn look_at_uses(
-    parts: &Parts,
-    cluster: &dyn Cluster,
-    candidates: &Candidates,
-) -> Result<Uses, TargetError> {
+async fn look_at_uses(parts: &Parts, cluster: &dyn Cluster, candidates: &Candidates) -> Result<Uses> {
     let snapshot = cluster.snapshot().await?;
     let announced = Announcements::of(&parts.definitions, &snapshot, tracked(parts, &snapshot).await);
     let mut mentioned = cluster.mentions(candidates).await?;
@@ -219,7 +215,7 @@ async fn look_at_uses(
 }
 
 /// Every image of the definitions' repositories.
-async fn list_holdings(parts: &Parts, options: &GcOptions) -> Result<Holdings, TargetError> {
+async fn list_holdings(parts: &Parts, options: &GcOptions) -> Result<Holdings> {
     let names: BTreeSet<&ImageName> = parts.definitions.images.keys().chain(&options.further).collect();
     let mut holdings = Holdings::default();
     for name in names {
@@ -258,17 +254,14 @@ async fn manifest_of(
     parts: &Parts,
     repository: &Repository,
     tag: Tag,
-) -> Result<Option<(Tag, Digest, Vec<u8>)>, TargetError> {
+) -> Result<Option<(Tag, Digest, Vec<u8>)>> {
     let version = Version::Tag(tag.clone());
     let stored = parts.registry.manifest(repository, &version).await?;
     Ok(stored.map(|stored| (tag, stored.digest, stored.bytes)))
 }
 
 /// What is about images that are not there. An image without a tag is: it is published before its tags.
-async fn find_leftovers(
-    parts: &Parts,
-    holdings: &Holdings,
-) -> Result<BTreeSet<(Repository, Digest)>, TargetError> {
+async fn find_leftovers(parts: &Parts, holdings: &Holdings) -> Result<BTreeSet<(Repository, Digest)>> {
     let mut leftovers = BTreeSet::new();
     for (repository, subject) in holdings.about.keys() {
         if holdings.is_tagged(repository, subject) {
@@ -288,7 +281,7 @@ async fn report_of(
     options: &GcOptions,
     holdings: &Holdings,
     plan: GcPlan,
-) -> Result<GcReport, TargetError> {
+) -> Result<GcReport> {
     let mut stored = Vec::new();
     for kind in InputKind::ALL {
         stored.extend(count_stored(parts, kind).await?);
@@ -315,7 +308,7 @@ async fn report_of(
 }
 
 /// How much of one kind the store keeps; `None` where it has none.
-async fn count_stored(parts: &Parts, kind: InputKind) -> Result<Option<StoredKind>, TargetError> {
+async fn count_stored(parts: &Parts, kind: InputKind) -> Result<Option<StoredKind>> {
     let repository = parts.location.repository(kind.repository())?;
     let tags = parts.registry.tags(&repository).await?;
     let mut layers: BTreeMap<Digest, u64> = BTreeMap::new();
@@ -331,7 +324,7 @@ async fn count_stored(parts: &Parts, kind: InputKind) -> Result<Option<StoredKin
 }
 
 /// Deletes what the report says would go, one after the other, and stops where the registry allows nothing.
-async fn delete_all(parts: &Parts, holdings: &Holdings, report: &mut GcReport) -> Result<(), TargetError> {
+async fn delete_all(parts: &Parts, holdings: &Holdings, report: &mut GcReport) -> Result<()> {
     let mut stopped = None;
     let leftovers = report
         .leftovers
@@ -366,7 +359,7 @@ async fn delete(
     repository: &Repository,
     digest: &Digest,
     is_image: bool,
-) -> Result<(), TargetError> {
+) -> Result<()> {
     let referrers = parts.registry.referrers(repository, digest, None).await?;
     if is_image {
         delete_one(parts, repository, digest).await?;
@@ -386,7 +379,7 @@ async fn delete(
 }
 
 /// What is not there (any more) is as good as deleted.
-async fn delete_one(parts: &Parts, repository: &Repository, digest: &Digest) -> Result<(), TargetError> {
+async fn delete_one(parts: &Parts, repository: &Repository, digest: &Digest) -> Result<()> {
     parts.may_write()?;
     parts.registry.delete_manifest(repository, digest).await?;
     Ok(())
@@ -407,13 +400,13 @@ impl GcReport {
 }
 
 /// A registry that deletes nothing, or nothing for this user, does not do so for the next image either.
-fn state_of(outcome: Result<(), TargetError>, stopped: &mut Option<TargetError>) -> GcState {
+fn state_of(outcome: Result<()>, stopped: &mut Option<TargetError>) -> GcState {
     let Err(error) = outcome else { return GcState::Deleted };
     let state = GcState::Failed { error: error_chain(&error) };
     let for_all = matches!(
         error,
         TargetError::Cancelled
-            | TargetError::Fenced { .. }
+            | TargetError::Fenced(_)
             | TargetError::Registry(RegistryError::NoDeletion { .. } | RegistryError::Denied { .. })
     );
     if for_all {

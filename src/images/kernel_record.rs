@@ -15,7 +15,7 @@ use crate::{
     error_chain,
     image::{Repository, Version},
     oci::{self, Descriptor, ImageManifest, annotations, media_type},
-    parts::{Parts, TargetError},
+    parts::{Parts, Result, TargetError},
     plan::{KernelKey, KernelRecord},
     registry::{MAX_TRIES, RegistryError, pause_before},
 };
@@ -59,7 +59,7 @@ pub(crate) async fn record_kernels(parts: &Parts, kernels: BTreeSet<KernelKey>, 
 }
 
 /// What the registry remembers; nothing where it has no record.
-pub(crate) async fn kernel_record(parts: &Parts) -> Result<KernelRecord, TargetError> {
+pub(crate) async fn kernel_record(parts: &Parts) -> Result<KernelRecord> {
     let (repository, version) = place_of_record(parts)?;
     let stored = parts.registry.manifest(&repository, &version).await?;
     let Some(stored) = stored else { return Ok(KernelRecord::default()) };
@@ -80,7 +80,7 @@ pub(crate) async fn kernel_record(parts: &Parts) -> Result<KernelRecord, TargetE
 
 /// Writes what is not in the record yet, then reads it again until it is: the protocol has no way to make others
 /// wait that write at the same time.
-pub(crate) async fn add_to_kernel_record(parts: &Parts, news: &KernelRecord) -> Result<(), TargetError> {
+pub(crate) async fn add_to_kernel_record(parts: &Parts, news: &KernelRecord) -> Result<()> {
     let (repository, version) = place_of_record(parts)?;
     for attempt in 0..=MAX_TRIES {
         pause_before(attempt).await;
@@ -101,12 +101,12 @@ pub(crate) async fn add_to_kernel_record(parts: &Parts, news: &KernelRecord) -> 
     }))
 }
 
-fn place_of_record(parts: &Parts) -> Result<(Repository, Version), TargetError> {
+fn place_of_record(parts: &Parts) -> Result<(Repository, Version)> {
     let repository = parts.location.repository(REPOSITORY)?;
     Ok((repository, Version::Tag(TAG.parse()?)))
 }
 
-fn manifest(record: &KernelRecord) -> Result<Vec<u8>, TargetError> {
+fn manifest(record: &KernelRecord) -> Result<Vec<u8>> {
     let empty = || Descriptor::of(media_type::OCI_EMPTY, oci::EMPTY);
     let notes = [
         (annotations::CREATED, oci::CREATED.to_owned()),

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     blocking::blocking,
-    parts::{FindingKind, Parts, TargetError},
+    parts::{FindingKind, Parts, Result, TargetError},
     provenance::{PublicKey, RequiredSigners},
     signing::{self, SignatureHash, Signer},
     site::ImageSigning,
@@ -21,7 +21,7 @@ pub(super) struct ImageSigner {
 
 impl ImageSigner {
     /// The site's; `None` where the site signs no images.
-    pub(super) async fn load(parts: &Parts) -> Result<Option<Self>, TargetError> {
+    pub(super) async fn load(parts: &Parts) -> Result<Option<Self>> {
         let Some(signing) = &parts.definitions.site.image_signing else { return Ok(None) };
         let ImageSigning { key, passphrase, public_key, .. } = signing;
         let path = public_key.as_ref().map(|path| parts.definitions.root.join(path));
@@ -37,24 +37,20 @@ impl ImageSigner {
     }
 
     /// Not on the asynchronous threads: a program may be asked.
-    pub(super) async fn sign(&self, content: Vec<u8>) -> Result<Vec<u8>, TargetError> {
+    pub(super) async fn sign(&self, content: Vec<u8>) -> Result<Vec<u8>> {
         let signer = Arc::clone(&self.signer);
         Ok(blocking(move || signer.sign(SignatureHash::Sha256, &content)).await?)
     }
 }
 
 /// Fails where images are to be signed and cannot be: better before a compilation than after it.
-pub(crate) async fn can_sign_images(parts: &Parts) -> Result<(), TargetError> {
+pub(crate) async fn can_sign_images(parts: &Parts) -> Result<()> {
     ImageSigner::load(parts).await.map(drop)
 }
 
 /// The keys that an image is verified with: so many of those that are named, else what the policy asks for, else the site's
 /// own.
-pub async fn verification_keys(
-    parts: &Parts,
-    named: &[PathBuf],
-    at_least: usize,
-) -> Result<RequiredSigners, TargetError> {
+pub async fn verification_keys(parts: &Parts, named: &[PathBuf], at_least: usize) -> Result<RequiredSigners> {
     if !named.is_empty() {
         let named = named.iter().map(|path| (path.display().to_string(), path.clone()));
         return signers("--key", named.collect(), at_least).await;
@@ -77,7 +73,7 @@ pub async fn verification_keys(
 
 /// The public half of the site's own key. Where a file has it, the key itself is not needed: it stays on the side
 /// of an air gap where images are signed.
-pub(super) async fn own_key(parts: &Parts) -> Result<Option<RequiredSigners>, TargetError> {
+pub(super) async fn own_key(parts: &Parts) -> Result<Option<RequiredSigners>> {
     let Some(signing) = &parts.definitions.site.image_signing else { return Ok(None) };
     let public = match &signing.public_key {
         Some(path) => Some(read_key(&parts.definitions.root.join(path)).await?),
@@ -93,7 +89,7 @@ pub(super) fn has_keys(parts: &Parts) -> bool {
 }
 
 /// The keys that must have signed (`policy.requireSigned`); `None` where none must.
-pub(super) async fn required_signers(parts: &Parts) -> Result<Option<RequiredSigners>, TargetError> {
+pub(super) async fn required_signers(parts: &Parts) -> Result<Option<RequiredSigners>> {
     let wanted = &parts.definitions.site.policy.require_signed;
     if wanted.is_empty() {
         return Ok(None);
@@ -104,13 +100,13 @@ pub(super) async fn required_signers(parts: &Parts) -> Result<Option<RequiredSig
 }
 
 /// Signs bytes that are no image with the site's key; `None` where the site signs no images.
-pub async fn sign_bytes(parts: &Parts, content: Vec<u8>) -> Result<Option<Vec<u8>>, TargetError> {
+pub async fn sign_bytes(parts: &Parts, content: Vec<u8>) -> Result<Option<Vec<u8>>> {
     let Some(signer) = ImageSigner::load(parts).await? else { return Ok(None) };
     signer.sign(content).await.map(Some)
 }
 
 /// Reads public keys in PEM form.
-pub async fn read_keys(paths: &[PathBuf]) -> Result<Vec<PublicKey>, TargetError> {
+pub async fn read_keys(paths: &[PathBuf]) -> Result<Vec<PublicKey>> {
     let mut keys = Vec::new();
     for path in paths {
         keys.push(read_key(path).await?);
@@ -118,11 +114,7 @@ pub async fn read_keys(paths: &[PathBuf]) -> Result<Vec<PublicKey>, TargetError>
     Ok(keys)
 }
 
-async fn signers(
-    what: &str,
-    named: Vec<(String, PathBuf)>,
-    at_least: usize,
-) -> Result<RequiredSigners, TargetError> {
+async fn signers(what: &str, named: Vec<(String, PathBuf)>, at_least: usize) -> Result<RequiredSigners> {
     let mut keys = Vec::new();
     for (name, path) in named {
         keys.push((name, read_key(&path).await?));
@@ -134,7 +126,7 @@ async fn signers(
 }
 
 /// Reads a public key in PEM form.
-async fn read_key(path: &Path) -> Result<PublicKey, TargetError> {
+async fn read_key(path: &Path) -> Result<PublicKey> {
     let text = fs_err::tokio::read_to_string(path).await?;
     PublicKey::from_pem(&text).map_err(|source| TargetError::image_key(&path.display().to_string(), source))
 }

@@ -15,7 +15,7 @@ use crate::{
     image::{ImageName, ImageReference, MinimalSpec, RuntimeBase, SourceSpec, Version},
     inputs::{self, FetchError, Lookup, PackageRoot, StoredUnder},
     kernel::{Architecture, HeaderSource, KernelTarget, Toolchain},
-    parts::{Parts, TargetError},
+    parts::{Parts, Result, TargetError},
     plan::Resolved,
     resolve::resolve,
     store::{self, InputKind, StoredInput},
@@ -176,7 +176,7 @@ fn inputs_of<'a>(needed: &Needed<'a>, resolved: &Resolved) -> (Vec<Input<'a>>, V
     (inputs, missing)
 }
 
-async fn mirror_input(parts: &Parts, input: &Input<'_>) -> Result<MirroredInput, TargetError> {
+async fn mirror_input(parts: &Parts, input: &Input<'_>) -> Result<MirroredInput> {
     parts.may_write()?;
     let root = &parts.definitions.root;
     let keep = "put into the store";
@@ -228,7 +228,7 @@ async fn keep_own_definitions(parts: &Parts) -> Option<MirrorReport> {
 }
 
 /// A part as it stands in the registry; nothing where it does not.
-async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>, TargetError> {
+async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>> {
     let (kind, tag) = match input {
         Input::Source(spec) => (InputKind::Source, inputs::source_tag(spec)?),
         Input::Minimal(spec, arch) => (InputKind::RootFs, inputs::minimal_tag(spec, *arch)?),
@@ -265,11 +265,7 @@ async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>, Ta
     Ok(found)
 }
 
-async fn further_tag(
-    parts: &Parts,
-    kind: InputKind,
-    content: &Content,
-) -> Result<Option<Content>, TargetError> {
+async fn further_tag(parts: &Parts, kind: InputKind, content: &Content) -> Result<Option<Content>> {
     let (Some(store), Some(tag)) = (parts.fetcher.store(), &content.tag) else { return Ok(None) };
     let stored = store.find(kind, tag).await.map_err(FetchError::from)?;
     let Some(tag) = stored.and_then(|stored| inputs::content_tag(&stored)) else {
@@ -279,16 +275,12 @@ async fn further_tag(
 }
 
 /// What stands under a tag of a repository below the prefix; nothing where nothing does.
-async fn named(parts: &Parts, kind: ContentKind, name: &str, tag: &str) -> Result<Vec<Content>, TargetError> {
+async fn named(parts: &Parts, kind: ContentKind, name: &str, tag: &str) -> Result<Vec<Content>> {
     let repository = parts.location.repository(name)?;
     at(parts, kind, &ImageReference { repository, version: Version::Tag(tag.parse()?) }).await
 }
 
-async fn at(
-    parts: &Parts,
-    kind: ContentKind,
-    reference: &ImageReference,
-) -> Result<Vec<Content>, TargetError> {
+async fn at(parts: &Parts, kind: ContentKind, reference: &ImageReference) -> Result<Vec<Content>> {
     let ImageReference { repository, version } = reference;
     let found = parts.registry.manifest(repository, version).await?;
     let tag = match version {

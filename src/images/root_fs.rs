@@ -12,7 +12,7 @@ use crate::{
     inputs::PackageRoot,
     kernel::{Architecture, Toolchain},
     oci::{self, AnyManifest, Assembly, Base, ImageManifest, Layer, annotations, media_type},
-    parts::{Parts, TargetError},
+    parts::{Parts, Result, TargetError},
     payload,
     plan::{Cell, FetchedInputs},
     store::Standing,
@@ -44,16 +44,12 @@ pub(super) enum RootFsSpec<'a> {
 }
 
 /// The repository's name and the tag under which a root file system is published.
-pub(crate) fn root_fs_tag(key: &str) -> Result<(&'static str, Tag), TargetError> {
+pub(crate) fn root_fs_tag(key: &str) -> Result<(&'static str, Tag)> {
     Ok((ROOT_FS, key[..32].parse()?))
 }
 
 /// The runtime base of a cell's definition.
-pub(crate) async fn runtime_base(
-    parts: &Parts,
-    base: &RuntimeBase,
-    cell: &Cell,
-) -> Result<BaseImage, TargetError> {
+pub(crate) async fn runtime_base(parts: &Parts, base: &RuntimeBase, cell: &Cell) -> Result<BaseImage> {
     let arch = cell.target.arch;
     let reference = match base {
         RuntimeBase::Need(name) => {
@@ -82,7 +78,7 @@ pub(crate) async fn root_fs_layer(
     parts: &Parts,
     root: &PackageRoot,
     cell: &Cell,
-) -> Result<(Digest, PathBuf), TargetError> {
+) -> Result<(Digest, PathBuf)> {
     let reference = planned(parts, RootFsSpec::Packages(root), cell, FetchedInputs::TOOLCHAIN).await?;
     let base = base_image(parts, &reference, cell.target.arch).await?;
     let layer = base.image.layers.first().ok_or_else(|| TargetError::no_such_image(&reference))?;
@@ -94,17 +90,17 @@ pub(crate) fn root_fs_reference(
     parts: &Parts,
     root: &PackageRoot,
     arch: Architecture,
-) -> Result<ImageReference, TargetError> {
+) -> Result<ImageReference> {
     reference_of_key(parts, &root.key(arch))
 }
 
-fn reference_of_key(parts: &Parts, key: &str) -> Result<ImageReference, TargetError> {
+fn reference_of_key(parts: &Parts, key: &str) -> Result<ImageReference> {
     let (name, tag) = root_fs_tag(key)?;
     Ok(ImageReference { repository: parts.location.repository(name)?, version: Version::Tag(tag) })
 }
 
 /// Over everything in its specification, and in the package that it is made from.
-async fn key_of(parts: &Parts, spec: RootFsSpec<'_>, arch: Architecture) -> Result<String, TargetError> {
+async fn key_of(parts: &Parts, spec: RootFsSpec<'_>, arch: Architecture) -> Result<String> {
     match spec {
         RootFsSpec::Packages(root) => Ok(root.key(arch)),
         RootFsSpec::Minimal(spec) => {
@@ -130,7 +126,7 @@ pub(super) async fn unverified_root_fs(
     parts: &Parts,
     spec: RootFsSpec<'_>,
     arch: Architecture,
-) -> Result<Option<Digest>, TargetError> {
+) -> Result<Option<Digest>> {
     let key = key_of(parts, spec, arch).await?;
     if let Some(found) = published(parts, &key, arch).await? {
         return Ok(found.unverified);
@@ -143,7 +139,7 @@ pub(super) async fn unverified_root_fs(
 }
 
 /// The image that a root file system is published as.
-async fn published(parts: &Parts, key: &str, arch: Architecture) -> Result<Option<Published>, TargetError> {
+async fn published(parts: &Parts, key: &str, arch: Architecture) -> Result<Option<Published>> {
     let ImageReference { repository, version } = reference_of_key(parts, key)?;
     let Some(found) = parts.registry.manifest(&repository, &version).await? else { return Ok(None) };
     let stored = StoredImage { parts, repository: &repository, digest: &found.digest };
@@ -176,7 +172,7 @@ async fn content(
     repository: &Repository,
     manifest: &[u8],
     arch: Architecture,
-) -> Result<Digest, TargetError> {
+) -> Result<Digest> {
     let config = &ImageManifest::parse(manifest)?.config;
     let config = fs_err::tokio::read(parts.blob_file(repository, config).await?).await?;
     let image = Base::parse(manifest, &config, arch.as_str())?;
@@ -194,7 +190,7 @@ async fn planned(
     spec: RootFsSpec<'_>,
     cell: &Cell,
     input: &'static str,
-) -> Result<ImageReference, TargetError> {
+) -> Result<ImageReference> {
     let arch = cell.target.arch;
     let key = key_of(parts, spec, arch).await?;
     let found = match published(parts, &key, arch).await? {
@@ -202,17 +198,12 @@ async fn planned(
         None => publish(parts, spec, arch, &key).await?,
     };
     if found.unverified.as_ref() != cell.fetched.unverified.get(input) {
-        return Err(TargetError::Outdated { what: format!("the {input} in the registry") });
+        return Err(TargetError::Outdated(format!("the {input} in the registry")));
     }
     Ok(found.reference)
 }
 
-async fn publish(
-    parts: &Parts,
-    spec: RootFsSpec<'_>,
-    arch: Architecture,
-    key: &str,
-) -> Result<Published, TargetError> {
+async fn publish(parts: &Parts, spec: RootFsSpec<'_>, arch: Architecture, key: &str) -> Result<Published> {
     let action = "make root file system";
     let (made, title) = match spec {
         RootFsSpec::Packages(root) => {
@@ -267,7 +258,7 @@ pub(crate) async fn base_image(
     parts: &Parts,
     reference: &ImageReference,
     arch: Architecture,
-) -> Result<BaseImage, TargetError> {
+) -> Result<BaseImage> {
     let (mut base, annotations) = read_image(parts, reference, arch).await?;
     base.usr_merged = if let Some(value) = annotations.get(USR_MERGED) {
         value == "true"
@@ -283,7 +274,7 @@ async fn read_image(
     parts: &Parts,
     reference: &ImageReference,
     arch: Architecture,
-) -> Result<(BaseImage, BTreeMap<String, String>), TargetError> {
+) -> Result<(BaseImage, BTreeMap<String, String>)> {
     let repository = &reference.repository;
     let mut stored = parts.existing_manifest(reference).await?;
     if let AnyManifest::Index(index) = AnyManifest::parse(&stored.bytes)? {
@@ -304,7 +295,7 @@ pub(crate) async fn toolchain_tree(
     parts: &Parts,
     toolchain: &Toolchain,
     cell: &Cell,
-) -> Result<(PathBuf, BaseImage), TargetError> {
+) -> Result<(PathBuf, BaseImage)> {
     let arch = cell.target.arch;
     let reference = match toolchain {
         Toolchain::Bootstrap(spec) => {
@@ -322,7 +313,7 @@ pub(crate) async fn toolchain_tree(
 }
 
 /// A base's layers as files in the cache, the lowest first.
-pub(crate) async fn layer_files(parts: &Parts, base: &BaseImage) -> Result<Vec<PathBuf>, TargetError> {
+pub(crate) async fn layer_files(parts: &Parts, base: &BaseImage) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for layer in &base.image.layers {
         files.push(parts.blob_file(&base.repository, layer).await?);

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     image::{ImageReference, Tag, Version},
     oci::{Descriptor, ImageError, media_type},
-    parts::TargetError,
+    parts::{Result, TargetError},
     provenance::{self, Envelope, SIGNED_PREDICATE, Statement},
     registry::{MAX_TRIES, pause_before},
     site::Existing,
@@ -19,7 +19,7 @@ use crate::{
 impl StoredImage<'_> {
     /// Signs the claims about the image, then the image itself, where the site signs: each in the forms of `cosign` 2 and 3.
     /// What is signed already by the same key is not signed again. Returns the bytes sent.
-    pub(crate) async fn sign(self, name: &str, claims: &[Claim]) -> Result<u64, TargetError> {
+    pub(crate) async fn sign(self, name: &str, claims: &[Claim]) -> Result<u64> {
         let Self { parts, repository, digest } = self;
         let Some(signer) = ImageSigner::load(parts).await? else { return Ok(0) };
         let mut sent = self.attest(&signer, name, claims).await?;
@@ -35,7 +35,7 @@ impl StoredImage<'_> {
     }
 
     /// Signs statements: the claims, under the tag and in bundles, and in a bundle that the image is signed.
-    async fn attest(self, signer: &ImageSigner, name: &str, claims: &[Claim]) -> Result<u64, TargetError> {
+    async fn attest(self, signer: &ImageSigner, name: &str, claims: &[Claim]) -> Result<u64> {
         let Self { parts, repository, digest } = self;
         let reference =
             ImageReference { repository: repository.clone(), version: Version::Digest(digest.clone()) };
@@ -58,9 +58,8 @@ impl StoredImage<'_> {
             }
             let payload = provenance::statement(name, digest, predicate_type, predicate);
             let signature = signer.sign(provenance::pre_authentication(&payload)).await?;
-            let envelope = Envelope::write(&payload, &signature).map_err(|error| ImageError::Unusable {
-                what: "attestation",
-                reason: format!("of {repository}@{digest}: {error}"),
+            let envelope = Envelope::write(&payload, &signature).map_err(|error| {
+                ImageError::Unusable("attestation", format!("of {repository}@{digest}: {error}"))
             })?;
             if !is_bundled {
                 let bundle = provenance::bundle(&subject, &envelope, &signer.public, predicate_type)?;
@@ -80,7 +79,7 @@ impl StoredImage<'_> {
 
     /// Adds layers to a tag's manifest, and looks whether they are in it: the protocol has no way to make other
     /// writers wait, and one that read the tag before may write it without them.
-    async fn add_layers(self, tag: Option<Tag>, layers: &[Descriptor]) -> Result<u64, TargetError> {
+    async fn add_layers(self, tag: Option<Tag>, layers: &[Descriptor]) -> Result<u64> {
         let Self { parts, repository, .. } = self;
         let Some(tag) = tag else { return Ok(0) };
         let version = Version::Tag(tag.clone());
@@ -104,7 +103,7 @@ impl StoredImage<'_> {
     }
 
     /// Signs the published image and the documents beside it.
-    pub(crate) async fn sign_published(self, name: &str) -> Result<(), TargetError> {
+    pub(crate) async fn sign_published(self, name: &str) -> Result<()> {
         self.parts.may_write()?;
         let mut claims = Vec::new();
         for kind in [&CHECK_REPORT, &BILL, &PROVENANCE] {
@@ -119,7 +118,7 @@ impl StoredImage<'_> {
     }
 
     /// Signs an image that was there already, where the site signs and it is not signed yet.
-    pub(crate) async fn ensure_signed(self, name: &str) -> Result<(), TargetError> {
+    pub(crate) async fn ensure_signed(self, name: &str) -> Result<()> {
         let Some(signing) = &self.parts.definitions.site.image_signing else { return Ok(()) };
         let Some(own) = own_key(self.parts).await? else { return Ok(()) };
         if signing.existing == Existing::Leave || self.must_be_signed(&own).await.is_ok() {

@@ -10,7 +10,7 @@ use crate::{
     error_chain,
     image::{Digest, ImageReference, Repository, Tag, Version},
     oci::{Descriptor, ImageManifest},
-    parts::{AT_ONCE, Parts, TargetError},
+    parts::{AT_ONCE, Parts, Result, TargetError},
     plan::SignatureState,
     provenance::{
         self, DSSE, Envelope, FoundSignatures, ImageSignature, PublicKey, RequiredSigners, SIGNED_PREDICATE,
@@ -37,7 +37,7 @@ type Read<T> = Result<T, String>;
 
 impl StoredImage<'_> {
     /// What the site's keys say of it.
-    pub(crate) async fn standing(self) -> Result<Standing, TargetError> {
+    pub(crate) async fn standing(self) -> Result<Standing> {
         if !has_keys(self.parts) {
             return Ok(Standing::NoKeys);
         }
@@ -50,13 +50,13 @@ impl StoredImage<'_> {
     }
 
     /// The manifest of a tag with signatures or attestations; `None` for other content too, which is replaced.
-    pub(super) async fn manifest_under(self, tag: &Tag) -> Result<Option<ImageManifest>, TargetError> {
+    pub(super) async fn manifest_under(self, tag: &Tag) -> Result<Option<ImageManifest>> {
         let version = Version::Tag(tag.clone());
         let stored = self.parts.registry_of(self.repository).manifest(self.repository, &version).await?;
         Ok(stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok()))
     }
 
-    async fn read(self, layer: &Descriptor, what: &str) -> Result<Read<Vec<u8>>, TargetError> {
+    async fn read(self, layer: &Descriptor, what: &str) -> Result<Read<Vec<u8>>> {
         let Self { parts, repository, digest } = self;
         match parts.small_blob(repository, layer, what).await {
             Ok(bytes) => Ok(Ok(bytes)),
@@ -73,7 +73,7 @@ impl StoredImage<'_> {
         self,
         tag: Option<Tag>,
         (media_type, what): (&str, &str),
-    ) -> Result<Vec<(Descriptor, Read<Vec<u8>>)>, TargetError> {
+    ) -> Result<Vec<(Descriptor, Read<Vec<u8>>)>> {
         let mut found = Vec::new();
         let Some(tag) = tag else { return Ok(found) };
         let Some(manifest) = self.manifest_under(&tag).await? else { return Ok(found) };
@@ -86,7 +86,7 @@ impl StoredImage<'_> {
     }
 
     /// The signatures under the tag.
-    async fn tagged_signatures(self) -> Result<Vec<Read<ImageSignature>>, TargetError> {
+    async fn tagged_signatures(self) -> Result<Vec<Read<ImageSignature>>> {
         let layers =
             self.layers_under(provenance::signature_tag(self.digest), (SIMPLE_SIGNING, "signed payload"));
         let signature = |(layer, read): (Descriptor, Read<Vec<u8>>)| {
@@ -97,7 +97,7 @@ impl StoredImage<'_> {
     }
 
     /// The signed statements in bundles; those that claim this, where that is given and the list tells.
-    async fn bundled(self, predicate_type: Option<&str>) -> Result<Vec<Read<Envelope>>, TargetError> {
+    async fn bundled(self, predicate_type: Option<&str>) -> Result<Vec<Read<Envelope>>> {
         let Self { parts, repository, digest } = self;
         let registry = parts.registry_of(repository);
         let mut found = Vec::new();
@@ -120,7 +120,7 @@ impl StoredImage<'_> {
     }
 
     /// Does this key's signature stand under the tag?
-    pub(super) async fn is_tagged_by(self, key: &PublicKey) -> Result<bool, TargetError> {
+    pub(super) async fn is_tagged_by(self, key: &PublicKey) -> Result<bool> {
         let found = self.tagged_signatures().await?;
         Ok(found.iter().flatten().any(|signature| signature.is_by(self.digest, key)))
     }
@@ -130,7 +130,7 @@ impl StoredImage<'_> {
         self,
         keys: &[&PublicKey],
         enough: &(dyn Fn(&FoundSignatures) -> bool + Sync),
-    ) -> Result<FoundSignatures, TargetError> {
+    ) -> Result<FoundSignatures> {
         let mut found = FoundSignatures::default();
         let take = |found: &mut FoundSignatures, all: Vec<Read<ImageSignature>>| {
             for signature in all {
@@ -149,7 +149,7 @@ impl StoredImage<'_> {
     }
 
     /// Statements about the image under the tag that one of the keys signed.
-    pub(super) async fn tagged_statements(self, keys: &[&PublicKey]) -> Result<Vec<Statement>, TargetError> {
+    pub(super) async fn tagged_statements(self, keys: &[&PublicKey]) -> Result<Vec<Statement>> {
         let tag = provenance::attestation_tag(self.digest);
         let layers = self.layers_under(tag, (DSSE, "attestation")).await?;
         let envelopes = layers.iter().filter_map(|(_, bytes)| Envelope::parse(bytes.as_ref().ok()?).ok());
@@ -157,7 +157,7 @@ impl StoredImage<'_> {
     }
 
     /// The same for those in bundles.
-    pub(super) async fn bundled_statements(self, keys: &[&PublicKey]) -> Result<Vec<Statement>, TargetError> {
+    pub(super) async fn bundled_statements(self, keys: &[&PublicKey]) -> Result<Vec<Statement>> {
         let envelopes = self.bundled(None).await?;
         Ok(self.signed_statements(envelopes.into_iter().flatten(), keys))
     }
@@ -208,7 +208,7 @@ impl StoredImage<'_> {
     }
 
     /// May something be made from the image ([`Trust`])? Why not, as a value.
-    pub(crate) async fn trusted(self) -> Result<Result<(), String>, TargetError> {
+    pub(crate) async fn trusted(self) -> Result<Result<(), String>> {
         let (own, required) = (own_key(self.parts).await?, required_signers(self.parts).await?);
         let signs_modules = self.parts.module_signer.is_some();
         let trust = Trust { own: own.as_ref(), required: required.as_ref(), signs_modules };
@@ -216,7 +216,7 @@ impl StoredImage<'_> {
     }
 
     /// The same, for what cannot be made without it; `what` names it.
-    pub(crate) async fn ensure_trusted(self, what: &str) -> Result<(), TargetError> {
+    pub(crate) async fn ensure_trusted(self, what: &str) -> Result<()> {
         let Self { repository, digest, .. } = self;
         self.trusted().await?.map_err(|why| {
             TargetError::unmet(
@@ -227,7 +227,7 @@ impl StoredImage<'_> {
         })
     }
 
-    pub(super) fn remember_signature(self, key: &PublicKey) -> Result<(), TargetError> {
+    pub(super) fn remember_signature(self, key: &PublicKey) -> Result<()> {
         Ok(self.parts.cache.write_record(SIGNED, &self.record_key(key), &true)?)
     }
 

@@ -7,13 +7,13 @@ use super::{documents::Documents, signatures::StoredImage};
 use crate::{
     image::{ImageReference, Repository, Version},
     oci::{self, Assembled, ImageError, ImageManifest, MAX_MANIFEST, UnionNotes, UnionPart, media_type},
-    parts::{AT_ONCE, Parts, TargetError},
+    parts::{AT_ONCE, Parts, Result, TargetError},
     plan::{BUILD_FORMAT, PlannedUnion, Published, UnionMember},
     provenance::{Material, Provenance, Role, Subject},
 };
 
 /// Makes sure that a union image is in the registry: the manifest under its digest first, then under its tag.
-pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Published, TargetError> {
+pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Published> {
     if let Some(found) = parts.look_up(&union.reference).await? {
         return if found.input_hash == Some(union.input_hash) {
             Ok(found)
@@ -54,7 +54,7 @@ pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Publis
 }
 
 /// The documents of an image for several kernels: its members have those with the details.
-fn documents(union: &PlannedUnion, made: &Assembled) -> Result<Documents, TargetError> {
+fn documents(union: &PlannedUnion, made: &Assembled) -> Result<Documents> {
     let members = union.members.iter().map(|member| Material {
         version: Some(member.kernel.to_string()),
         digest: Some(member.digest.clone()),
@@ -79,11 +79,7 @@ fn documents(union: &PlannedUnion, made: &Assembled) -> Result<Documents, Target
 }
 
 /// A member's manifest and configuration.
-async fn union_part(
-    parts: &Parts,
-    repository: &Repository,
-    member: &UnionMember,
-) -> Result<UnionPart, TargetError> {
+async fn union_part(parts: &Parts, repository: &Repository, member: &UnionMember) -> Result<UnionPart> {
     let UnionMember { kernel, digest } = member;
     let image = StoredImage { parts, repository, digest };
     image.ensure_trusted(&format!("the image for kernel {kernel},")).await?;
@@ -92,7 +88,7 @@ async fn union_part(
     let wanted = ImageManifest::parse(&stored.bytes)?.config;
     if wanted.size > MAX_MANIFEST as u64 {
         let bytes = usize::try_from(wanted.size).unwrap_or(usize::MAX);
-        return Err(ImageError::TooLarge { what: "image configuration", bytes }.into());
+        return Err(ImageError::TooLarge("image configuration", bytes).into());
     }
     let config = parts.small_blob(repository, &wanted, "configuration").await?;
     Ok(UnionPart { kernel: kernel.clone(), digest: digest.clone(), manifest: stored.bytes, config })

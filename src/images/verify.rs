@@ -15,7 +15,7 @@ use crate::{
     image::{Digest, ImageReference, Repository, UnknownPolicy},
     kmod::Verdict,
     oci::{Descriptor, ImageFacts, ImageManifest},
-    parts::{Parts, TargetError},
+    parts::{Parts, Result, TargetError},
     provenance::{self, PublicKey, RequiredSigners, Statement},
 };
 
@@ -164,7 +164,7 @@ pub async fn verify(
     reference: &ImageReference,
     signers: Option<&RequiredSigners>,
     deep: bool,
-) -> Result<VerifyReport, TargetError> {
+) -> Result<VerifyReport> {
     let mut checks = Checks::default();
     checks.not_looked_at.extend(signers.is_none().then_some(NO_KEY));
     checks.not_looked_at.extend((!deep).then_some(NO_CONTENT));
@@ -221,7 +221,7 @@ async fn check_blobs(
     repository: &Repository,
     manifest: &ImageManifest,
     deep: bool,
-) -> Result<Outcome, TargetError> {
+) -> Result<Outcome> {
     let registry = parts.registry_of(repository);
     let blobs: Vec<&Descriptor> = std::iter::once(&manifest.config).chain(&manifest.layers).collect();
     let mut wrong = Vec::new();
@@ -264,11 +264,7 @@ fn check_annotations(manifest: &ImageManifest) -> (ImageFacts, Outcome) {
     (facts, outcome)
 }
 
-async fn check_signature(
-    parts: &Parts,
-    subject: &Subject<'_>,
-    checks: &mut Checks,
-) -> Result<(), TargetError> {
+async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Checks) -> Result<()> {
     let Subject { repository, digest, signers, .. } = subject;
     let Some(signers) = signers else {
         let (result, message) = (CheckResult::Skipped, "not looked at".to_owned());
@@ -300,7 +296,7 @@ async fn read_document(
     subject: &Subject<'_>,
     about: &Digest,
     kind: &DocumentKind,
-) -> Result<Result<Option<Vec<u8>>, Finding>, TargetError> {
+) -> Result<Result<Option<Vec<u8>>, Finding>> {
     match (StoredImage { parts, repository: subject.repository, digest: about }).find_document(kind).await {
         Ok(found) => Ok(Ok(found)),
         Err(error @ (TargetError::Registry(_) | TargetError::Image(_))) if !error.is_unreachable() => {
@@ -316,7 +312,7 @@ async fn check_document(
     subject: &Subject<'_>,
     kind: &DocumentKind,
     fits: fn(&Value, &Subject<'_>) -> Outcome,
-) -> Result<Outcome, TargetError> {
+) -> Result<Outcome> {
     let found = read_document(parts, subject, &subject.digest, kind).await?;
     Ok(found.and_then(|found| match found {
         Some(found) => judge_document(subject, kind, &found, fits),
@@ -354,7 +350,7 @@ fn judge_document(
 }
 
 /// An image for several kernels has the check reports of its members.
-async fn check_members(parts: &Parts, subject: &Subject<'_>) -> Result<Outcome, TargetError> {
+async fn check_members(parts: &Parts, subject: &Subject<'_>) -> Result<Outcome> {
     let (mut wrong, mut unknown) = (Vec::new(), Vec::new());
     let mut hint = BUILD_AGAIN;
     for (kernel, digest) in &subject.facts.members {

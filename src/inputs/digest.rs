@@ -15,7 +15,7 @@ use fs_err::{self as fs, File};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::{FetchError, files};
+use super::{FetchError, Result, files};
 use crate::{cache::Cache, image::InputHasher};
 
 /// Hash over texts in order, each with its length: 64 hexadecimal digits.
@@ -28,7 +28,7 @@ pub(super) fn of_parts<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
 }
 
 /// sha256 of a file.
-pub(super) fn of_file(path: &Path, stop: &AtomicBool) -> Result<String, FetchError> {
+pub(super) fn of_file(path: &Path, stop: &AtomicBool) -> Result<String> {
     let mut file = File::open(path)?;
     let mut hasher = Sha256::new();
     let mut buffer = vec![0; 256 << 10];
@@ -43,7 +43,7 @@ pub(super) fn of_file(path: &Path, stop: &AtomicBool) -> Result<String, FetchErr
 
 /// sha256 over a tree: names, kinds, permissions, link targets and contents, in name order. Times and
 /// owners do not count.
-pub(super) fn of_tree(root: &Path, stop: &AtomicBool) -> Result<String, FetchError> {
+pub(super) fn of_tree(root: &Path, stop: &AtomicBool) -> Result<String> {
     let mut hasher = InputHasher::new("tree-1");
     for entry in walk(root) {
         let (path, metadata) = entry?;
@@ -74,9 +74,9 @@ pub(super) struct Known {
 }
 
 /// The digest of a file or tree, from a record while sizes, times and inodes are what they were.
-pub(super) fn remembered(cache: &Cache, path: &Path, stop: &AtomicBool) -> Result<Known, FetchError> {
+pub(super) fn remembered(cache: &Cache, path: &Path, stop: &AtomicBool) -> Result<Known> {
     let path = fs::canonicalize(path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => FetchError::Absent { path: path.to_owned() },
+        io::ErrorKind::NotFound => FetchError::Absent(path.to_owned()),
         _ => error.into(),
     })?;
     let key = of_parts([&*path.to_string_lossy()]);
@@ -95,7 +95,7 @@ pub(super) fn remembered(cache: &Cache, path: &Path, stop: &AtomicBool) -> Resul
     Ok(known)
 }
 
-fn stamp_of_tree(root: &Path) -> Result<String, FetchError> {
+fn stamp_of_tree(root: &Path) -> Result<String> {
     let mut hasher = InputHasher::new("stamp-1");
     for entry in walk(root) {
         let (path, metadata) = entry?;
@@ -118,7 +118,7 @@ pub(super) fn stamp_of(metadata: &Metadata) -> String {
     )
 }
 
-fn walk(root: &Path) -> impl Iterator<Item = Result<(PathBuf, Metadata), FetchError>> {
+fn walk(root: &Path) -> impl Iterator<Item = Result<(PathBuf, Metadata)>> {
     walkdir::WalkDir::new(root).min_depth(1).sort_by_file_name().into_iter().map(|entry| {
         let entry = entry?;
         let metadata = entry.metadata()?;

@@ -7,7 +7,7 @@ use reqwest::Method;
 use tokio::{io::AsyncWriteExt, time::timeout};
 use url::Url;
 
-use super::{FetchError, Fetcher, checksum::Checksum, files};
+use super::{FetchError, Fetcher, Result, checksum::Checksum, files};
 use crate::{
     error_chain,
     image::checked::Download,
@@ -22,12 +22,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The file at an address, or at a mirror of it, in the cache under its sha256 (64 lower-case hexadecimal digits).
 /// `what` names in messages what is fetched.
-pub(super) async fn download(
-    fetcher: &Fetcher,
-    what: &str,
-    url: &Download,
-    sha256: &str,
-) -> Result<PathBuf, FetchError> {
+pub(super) async fn download(fetcher: &Fetcher, what: &str, url: &Download, sha256: &str) -> Result<PathBuf> {
     let (places, checksum) = (fetcher.net.url_candidates(&parse(url)?), Checksum::sha256(sha256));
     fetch(fetcher, what, &name_of(url)?, &places, &checksum).await
 }
@@ -38,7 +33,7 @@ pub(super) async fn fetch_from(
     what: &str,
     places: &[Url],
     checksum: &Checksum,
-) -> Result<PathBuf, FetchError> {
+) -> Result<PathBuf> {
     let name = places.first().map_or_else(|| "download".to_owned(), plain_name);
     fetch(fetcher, what, &name, places, checksum).await
 }
@@ -49,7 +44,7 @@ async fn fetch(
     name: &str,
     places: &[Url],
     checksum: &Checksum,
-) -> Result<PathBuf, FetchError> {
+) -> Result<PathBuf> {
     let make = |dir: PathBuf| any_of(&fetcher.net, what, places, checksum, dir.join(name));
     let place = fetcher.cache.get_or_make("downloads", checksum.hex(), make).await?;
     // Another address may have given the same content another name.
@@ -58,7 +53,7 @@ async fn fetch(
 }
 
 /// What a downloaded file is called. It matters for a file that is no archive: the source is then a tree of that one file.
-pub(super) fn name_of(url: &Download) -> Result<String, FetchError> {
+pub(super) fn name_of(url: &Download) -> Result<String> {
     Ok(plain_name(&parse(url)?))
 }
 
@@ -70,13 +65,7 @@ fn plain_name(url: &Url) -> String {
 }
 
 /// From the first place that has it.
-async fn any_of(
-    net: &Net,
-    what: &str,
-    places: &[Url],
-    wanted: &Checksum,
-    path: PathBuf,
-) -> Result<(), FetchError> {
+async fn any_of(net: &Net, what: &str, places: &[Url], wanted: &Checksum, path: PathBuf) -> Result<()> {
     let mut outcome = Ok(());
     for place in places {
         outcome = transfer(net, what, place, Some(wanted), MOST, path.clone()).await.map(drop);
@@ -101,28 +90,27 @@ pub(super) async fn transfer(
     wanted: Option<&Checksum>,
     most: u64,
     path: PathBuf,
-) -> Result<Checksum, FetchError> {
+) -> Result<Checksum> {
     let shown = url.to_string();
-    let broken = |source: reqwest::Error| FetchError::Transfer {
-        url: shown.clone(),
-        source: Box::new(source.without_url()),
-    };
-    let silent = |_| FetchError::Transfer {
-        url: shown.clone(),
-        source: Box::new(io::Error::new(
-            io::ErrorKind::TimedOut,
-            format!("nothing moved for {} seconds", IDLE_TIMEOUT.as_secs()),
-        )),
+    let broken = |source: reqwest::Error| FetchError::Transfer(shown.clone(), Box::new(source.without_url()));
+    let silent = |_| {
+        FetchError::Transfer(
+            shown.clone(),
+            Box::new(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("nothing moved for {} seconds", IDLE_TIMEOUT.as_secs()),
+            )),
+        )
     };
     let request = Net::request(Method::GET, url.clone());
     let asker = Asker::of(what);
     let answer = timeout(IDLE_TIMEOUT, net.execute(request, &asker)).await.map_err(silent)?;
     let mut response = answer.map_err(|error| match error {
-        NetError::Http { host: _, source } => broken(source),
+        NetError::Http(_, source) => broken(source),
         other => FetchError::Net(other),
     })?;
     if !response.status().is_success() {
-        return Err(FetchError::Status { url: shown, status: response.status().as_u16() });
+        return Err(FetchError::Status(shown, response.status().as_u16()));
     }
     let announced = response.content_length();
     let mut room = Room::for_download(path.parent().unwrap_or(&path), announced, most)?;
@@ -163,7 +151,7 @@ pub(super) async fn transfer(
     }
 }
 
-fn parse(text: &Download) -> Result<Url, FetchError> {
+fn parse(text: &Download) -> Result<Url> {
     Url::parse(text).map_err(|_| FetchError::value("the address of a source", text, "it is not an address"))
 }
 

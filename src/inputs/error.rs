@@ -4,7 +4,7 @@ use std::{error::Error, io, path::PathBuf};
 
 use ::oci::client::{ConnectionProblem, connection_problem};
 
-use super::{header_tree::TreeError, rpm::metadata::MetadataError};
+use super::header_tree::TreeError;
 use crate::{
     archive::UnpackError,
     cache::{CacheError, FULL_DISK, is_full_disk},
@@ -14,6 +14,9 @@ use crate::{
     store::StoreError,
 };
 
+/// What fetching comes to.
+pub type Result<T, E = FetchError> = std::result::Result<T, E>;
+
 /// A fault while fetching. "There are no such headers" is none: see [`Lookup`](super::Lookup).
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
@@ -21,23 +24,11 @@ pub enum FetchError {
     #[error(transparent)]
     Cache(#[from] CacheError),
     /// An archive that cannot be unpacked.
-    #[error("unpack {what}")]
-    Unpack {
-        /// The archive.
-        what: String,
-        /// Why.
-        #[source]
-        source: UnpackError,
-    },
+    #[error("unpack {0}")]
+    Unpack(String, #[source] UnpackError),
     /// A program that cannot be started.
-    #[error("start {program}")]
-    Start {
-        /// Which one.
-        program: &'static str,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
+    #[error("start {0}")]
+    Start(&'static str, #[source] io::Error),
     /// A program that failed.
     #[error("{action}: {message}")]
     Program {
@@ -49,11 +40,8 @@ pub enum FetchError {
         transient: bool,
     },
     /// The host's apt configuration has no entry to derive a suite's address from.
-    #[error("find an apt source for suite {suite}: the host has no entry for it")]
-    NoAptSource {
-        /// The suite.
-        suite: String,
-    },
+    #[error("find an apt source for suite {0}: the host has no entry for it")]
+    NoAptSource(String),
     /// A definition's value that has no place in an apt source, a package name or a path.
     #[error("use {value:?} as {what}: {why}")]
     Value {
@@ -64,14 +52,9 @@ pub enum FetchError {
         /// What is wrong.
         why: &'static str,
     },
-    /// A package that no suite has.
-    #[error("find package {package} in {suites}")]
-    NoPackage {
-        /// Its name, with its version where one was asked for.
-        package: String,
-        /// Where it was looked for.
-        suites: String,
-    },
+    /// A package that no suite has: its name, with its version where one was asked for, and the suites.
+    #[error("find package {0} in {1}")]
+    NoPackage(String, String),
     /// A digest that differs.
     #[error("verify {what}: its checksum is {found}, wanted {wanted}")]
     Checksum {
@@ -93,14 +76,8 @@ pub enum FetchError {
         said: String,
     },
     /// Metadata of a repository that cannot be read.
-    #[error("read the repository metadata {url}")]
-    Metadata {
-        /// Its address.
-        url: String,
-        /// What is wrong.
-        #[source]
-        source: MetadataError,
-    },
+    #[error("read the repository metadata {0}")]
+    Metadata(String, #[source] MetadataError),
     /// A download that ended too early.
     #[error("download {url}: {got} bytes arrived, {wanted} were announced")]
     Truncated {
@@ -111,36 +88,18 @@ pub enum FetchError {
         /// Bytes.
         wanted: u64,
     },
-    /// A server's refusal.
-    #[error("download {url}: the server answers {status}")]
-    Status {
-        /// The address.
-        url: String,
-        /// The HTTP status.
-        status: u16,
-    },
+    /// A server's refusal: the address, and the HTTP status.
+    #[error("download {0}: the server answers {1}")]
+    Status(String, u16),
     /// A download that failed.
-    #[error("download {url}")]
-    Transfer {
-        /// The address.
-        url: String,
-        /// Why.
-        #[source]
-        source: Box<dyn Error + Send + Sync>,
-    },
+    #[error("download {0}")]
+    Transfer(String, #[source] Box<dyn Error + Send + Sync>),
     /// A host that may not be asked, or cannot be asked as the site says.
     #[error(transparent)]
     Net(#[from] NetError),
-    /// A tree that is not laid out as the definition says.
-    #[error("find {wanted} in {what}: {found}")]
-    Layout {
-        /// What was looked for.
-        wanted: String,
-        /// The source.
-        what: String,
-        /// What is there.
-        found: String,
-    },
+    /// A tree that is not laid out as the definition says: what was looked for, in what, and what is there.
+    #[error("find {0}")]
+    Layout(String),
     /// An unpacked tree that is not the kernel's header set.
     #[error("read the header set")]
     Tree(#[from] TreeError),
@@ -153,11 +112,8 @@ pub enum FetchError {
         hint: String,
     },
     /// A file that the command or a definition names, and that is not there.
-    #[error("find {}: there is no such file or directory", path.display())]
-    Absent {
-        /// The file.
-        path: PathBuf,
-    },
+    #[error("find {}: there is no such file or directory", .0.display())]
+    Absent(PathBuf),
     /// The store in the registry.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -205,6 +161,17 @@ impl From<walkdir::Error> for FetchError {
     }
 }
 
+/// Why metadata cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum MetadataError {
+    /// No XML.
+    #[error("it is no XML in UTF-8: {0}")]
+    Xml(String),
+    /// XML of another form, or more than any repository has.
+    #[error("{0}")]
+    Form(String),
+}
+
 impl FetchError {
     /// A value of a definition that cannot be used.
     pub(super) fn value(what: &'static str, value: &str, why: &'static str) -> Self {
@@ -221,11 +188,11 @@ impl FetchError {
         match self {
             Self::Program { transient, .. } => *transient,
             Self::Truncated { .. } => true,
-            Self::Transfer { source, .. } => connection_problem(source.as_ref()) == ConnectionProblem::Broken,
+            Self::Transfer(_, source) => connection_problem(source.as_ref()) == ConnectionProblem::Broken,
             Self::Net(error) => error.is_transient(),
             Self::NotKept { source, .. } => source.is_transient(),
             Self::Store(error) => error.is_transient(),
-            Self::Status { status, .. } => *status >= 500 || matches!(status, 408 | 425 | 429),
+            Self::Status(_, status) => *status >= 500 || matches!(status, 408 | 425 | 429),
             _ => false,
         }
     }
@@ -235,7 +202,7 @@ impl FetchError {
         match self {
             Self::Net(NetError::Offline { .. }) | Self::Unusable { .. } | Self::Tree(_) => true,
             // The archive is not what it should be; the others are of this machine.
-            Self::Unpack { source, .. } => !matches!(source, UnpackError::Io(_) | UnpackError::Start { .. }),
+            Self::Unpack(_, source) => !matches!(source, UnpackError::Io(_) | UnpackError::Start(..)),
             _ => false,
         }
     }
@@ -245,13 +212,13 @@ impl FetchError {
         matches!(
             self,
             Self::Net(_)
-                | Self::NoAptSource { .. }
-                | Self::NoPackage { .. }
+                | Self::NoAptSource(_)
+                | Self::NoPackage(..)
                 | Self::Program { .. }
-                | Self::Transfer { .. }
-                | Self::Status { .. }
+                | Self::Transfer(..)
+                | Self::Status(..)
                 | Self::Truncated { .. }
-                | Self::Metadata { .. }
+                | Self::Metadata(..)
         )
     }
 
@@ -261,12 +228,12 @@ impl FetchError {
             return Some(FULL_DISK.to_owned());
         }
         let text = match self {
-            Self::Start { program, source } if source.kind() == io::ErrorKind::NotFound => {
+            Self::Start(program, source) if source.kind() == io::ErrorKind::NotFound => {
                 return Some(format!("install {program}, or put it in the search path"));
             }
             Self::Tree(error) => error.remedy(),
             Self::Net(error) => return error.hint(),
-            Self::Transfer { source, .. } => {
+            Self::Transfer(_, source) => {
                 return connection_hint(connection_problem(source.as_ref()), "the server");
             }
             Self::Store(error) => return error.hint(),
@@ -274,22 +241,22 @@ impl FetchError {
             Self::Unusable { hint, .. } | Self::StoredHeaders { hint, .. } => hint,
             Self::NotKept { hint, .. } => hint,
             Self::NoStore => "name one with --registry",
-            Self::NoAptSource { .. } => "set `mirror` and `signedBy` beside `suites`",
-            Self::NoPackage { .. } => "check the package's name, the suites and the components",
+            Self::NoAptSource(_) => "set `mirror` and `signedBy` beside `suites`",
+            Self::NoPackage(..) => "check the package's name, the suites and the components",
             Self::Signature { .. } => {
                 "nothing of it was used: look where it came from; where the distribution has a new key, add it to that file"
             }
-            Self::Metadata { .. } => "the mirror is damaged, or this is no RPM repository: check the address",
+            Self::Metadata(..) => "the mirror is damaged, or this is no RPM repository: check the address",
             Self::Checksum { .. } => {
                 "the file is damaged or was replaced: fetch it again, or correct the sha256 if it is the right one"
             }
-            Self::Absent { .. } => {
+            Self::Absent(_) => {
                 "put it there, or name another place in the definition; a relative path starts in the definitions \
                  directory"
             }
-            Self::Status { status: 401 | 403, .. } => "the server wants credentials or refuses this client",
-            Self::Status { status: 404 | 410, .. } => "check the address",
-            Self::Unpack { source, .. } => return unpack_hint(source).map(str::to_owned),
+            Self::Status(_, 401 | 403) => "the server wants credentials or refuses this client",
+            Self::Status(_, 404 | 410) => "check the address",
+            Self::Unpack(_, source) => return unpack_hint(source).map(str::to_owned),
             Self::Truncated { .. } => {
                 "the server, or a proxy before it, ends the transfer early: run farrier again, or bring the file as a `path` source"
             }
@@ -302,10 +269,8 @@ impl FetchError {
 
 fn unpack_hint(error: &UnpackError) -> Option<&'static str> {
     Some(match error {
-        UnpackError::Start { program: "bsdtar", .. } => {
-            "install libarchive-tools, whose bsdtar reads RPM packages"
-        }
-        UnpackError::Start { .. } => "install it, or put it in the search path",
+        UnpackError::Start("bsdtar", _) => "install libarchive-tools, whose bsdtar reads RPM packages",
+        UnpackError::Start(..) => "install it, or put it in the search path",
         UnpackError::Outside(_) | UnpackError::ThroughLink(_) => {
             "no honest archive has such entries: look where it came from; nothing of it was used"
         }

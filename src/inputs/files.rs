@@ -11,10 +11,10 @@ use std::{
 
 use fs_err::{self as fs, File, os::unix::fs::symlink};
 
-use super::FetchError;
+use super::{FetchError, Result};
 
 /// Copies files, directories and links (as links), with modes and times.
-pub(super) fn copy_tree(from: &Path, to: &Path, stop: &AtomicBool) -> Result<(), FetchError> {
+pub(super) fn copy_tree(from: &Path, to: &Path, stop: &AtomicBool) -> Result<()> {
     for entry in walkdir::WalkDir::new(from) {
         let entry = entry?;
         go_on(stop)?;
@@ -42,25 +42,22 @@ pub(super) fn copy_tree(from: &Path, to: &Path, stop: &AtomicBool) -> Result<(),
 }
 
 /// Copies one file with its mode and time.
-pub(super) fn copy_file(from: &Path, to: &Path) -> Result<(), FetchError> {
+pub(super) fn copy_file(from: &Path, to: &Path) -> Result<()> {
     fs::copy(from, to)?;
     // Opened for reading: a file's owner may set its times, whatever its mode is.
     Ok(File::open(to)?.set_modified(fs::metadata(from)?.modified()?)?)
 }
 
 /// Makes a directory, and those above it, with a mode that no umask decides.
-pub(super) fn make_directory(path: &Path) -> Result<(), FetchError> {
+pub(super) fn make_directory(path: &Path) -> Result<()> {
     fs::create_dir_all(path)?;
     Ok(fs::set_permissions(path, Permissions::from_mode(0o755))?)
 }
 
 /// A device, a socket or a FIFO in a tree.
 pub(super) fn special(tree: &Path, path: &Path) -> FetchError {
-    FetchError::Layout {
-        wanted: "only files, directories and links".to_owned(),
-        what: tree.display().to_string(),
-        found: format!("{} is something else", path.display()),
-    }
+    let (tree, path) = (tree.display(), path.display());
+    FetchError::Layout(format!("only files, directories and links in {tree}: {path} is something else"))
 }
 
 /// Is a directory there, and not a link to one?
@@ -79,7 +76,7 @@ pub(super) fn name_of(path: &Path) -> String {
 }
 
 /// The names in a directory, sorted.
-pub(super) fn names_in(dir: &Path) -> Result<Vec<OsString>, FetchError> {
+pub(super) fn names_in(dir: &Path) -> Result<Vec<OsString>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(dir)? {
         names.push(entry?.file_name());
@@ -101,7 +98,7 @@ pub(super) fn read_start(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>>
 }
 
 /// Goes on, unless the work is to be cut short.
-pub(super) fn go_on(stop: &AtomicBool) -> Result<(), FetchError> {
+pub(super) fn go_on(stop: &AtomicBool) -> Result<()> {
     if stop.load(Ordering::Relaxed) { Err(FetchError::Interrupted) } else { Ok(()) }
 }
 

@@ -22,20 +22,12 @@ const MAX_FILE: u64 = 64 << 20;
 pub enum TreeError {
     /// There is no build directory for this release.
     #[error(
-        "the tree has no build directory of {release}: neither lib/modules/{release}/build nor usr/lib/modules/{release}/build"
+        "the tree has no build directory of {0}: neither lib/modules/{0}/build nor usr/lib/modules/{0}/build"
     )]
-    NoBuild {
-        /// The release.
-        release: KernelRelease,
-    },
-    /// The build directory does not say which release it is for, or how its kernel was configured.
-    #[error("{build} holds neither {files}")]
-    Unprepared {
-        /// The build directory.
-        build: PathBuf,
-        /// What it would say that in.
-        files: &'static str,
-    },
+    NoBuild(KernelRelease),
+    /// The build directory does not say which release it is for, or how its kernel was configured: it holds neither of these files.
+    #[error("{0} holds neither {1}")]
+    Unprepared(PathBuf, &'static str),
     /// The build directory is of another kernel.
     #[error("{build} is the build directory of {found:?}, not of {wanted}")]
     Release {
@@ -46,14 +38,9 @@ pub enum TreeError {
         /// What was asked for.
         wanted: KernelRelease,
     },
-    /// The configuration is for another processor.
-    #[error("{build} is configured for another processor than {wanted}")]
-    Architecture {
-        /// The build directory.
-        build: PathBuf,
-        /// What was asked for.
-        wanted: Architecture,
-    },
+    /// The configuration of the build directory is for another processor than the wanted one.
+    #[error("{0} is configured for another processor than {1}")]
+    Architecture(PathBuf, Architecture),
     /// The kernel's configuration or symbol table is damaged, or the compiler is an unknown one.
     #[error("read {what} in {build}")]
     Damaged {
@@ -74,10 +61,10 @@ impl TreeError {
     /// What to do about it.
     pub fn remedy(&self) -> &'static str {
         match self {
-            Self::NoBuild { .. } | Self::Release { .. } | Self::Architecture { .. } => {
+            Self::NoBuild(_) | Self::Release { .. } | Self::Architecture(..) => {
                 "give the header set of exactly this kernel and architecture"
             }
-            Self::Unprepared { .. } => "give a build tree on which `make modules_prepare` was run",
+            Self::Unprepared(..) => "give a build tree on which `make modules_prepare` was run",
             Self::Damaged { .. } => {
                 "fetch the header set again; if the file is as its maker left it, report it"
             }
@@ -101,10 +88,8 @@ pub fn read_header_set(
     check_release(&build, release, header.as_deref(), plain.as_deref())?;
     let text = match read("include/config/auto.conf")? {
         Some(text) => text,
-        None => read(".config")?.ok_or_else(|| TreeError::Unprepared {
-            build: build.clone(),
-            files: "include/config/auto.conf nor .config",
-        })?,
+        None => read(".config")?
+            .ok_or_else(|| TreeError::Unprepared(build.clone(), "include/config/auto.conf nor .config"))?,
     };
     let config = KernelConfig::parse(&text).map_err(damaged("the configuration", &build))?;
     let wanted = match arch {
@@ -112,7 +97,7 @@ pub fn read_header_set(
         Architecture::Arm64 => "ARM64",
     };
     if !config.is_set(wanted) {
-        return Err(TreeError::Architecture { build, wanted: arch });
+        return Err(TreeError::Architecture(build, arch));
     }
     let symbols = read("Module.symvers")?
         .map(|text| SymbolTable::parse(&text))
@@ -142,7 +127,7 @@ pub fn find_build(root: &Path, release: &KernelRelease) -> Result<PathBuf, TreeE
             return Ok(found);
         }
     }
-    Err(TreeError::NoBuild { release: release.clone() })
+    Err(TreeError::NoBuild(release.clone()))
 }
 
 /// The text of a header in the build tree of `release`, or in its source tree, where distributions keep what their flavours
@@ -172,10 +157,10 @@ fn check_release(
         Some(line.trim().trim_matches('"').to_owned())
     });
     let found = defined.or_else(|| release.map(|text| text.trim().to_owned())).ok_or_else(|| {
-        TreeError::Unprepared {
-            build: build.to_owned(),
-            files: "include/generated/utsrelease.h nor include/config/kernel.release",
-        }
+        TreeError::Unprepared(
+            build.to_owned(),
+            "include/generated/utsrelease.h nor include/config/kernel.release",
+        )
     })?;
     if found == wanted.as_str() {
         Ok(())
@@ -297,7 +282,7 @@ mod tests {
         tree.write("usr/src/h/Module.symvers", "<html>\n");
         assert!(matches!(tree.read(), Err(TreeError::Damaged { what: "Module.symvers", .. })));
         tree.write("usr/src/h/include/config/auto.conf", "CONFIG_ARM64=y\n");
-        assert!(matches!(tree.read(), Err(TreeError::Architecture { .. })));
+        assert!(matches!(tree.read(), Err(TreeError::Architecture(..))));
         tree.write("usr/src/h/include/config/auto.conf", "nothing");
         assert!(matches!(tree.read(), Err(TreeError::Damaged { what: "the configuration", .. })));
         tree.remove("usr/src/h/include/config/auto.conf");
@@ -310,7 +295,7 @@ mod tests {
         let release = "include/generated/utsrelease.h nor include/config/kernel.release";
         assert_eq!(tree.read().unwrap_err().to_string(), format!("usr/src/h holds neither {release}"));
         tree.remove(&format!("lib/modules/{RELEASE}/build"));
-        assert!(matches!(tree.read(), Err(TreeError::NoBuild { .. })));
+        assert!(matches!(tree.read(), Err(TreeError::NoBuild(_))));
     }
 
     #[test]
@@ -319,10 +304,10 @@ mod tests {
         fs::write(outside.path().join("secret"), "CONFIG_X86_64=y\n").unwrap();
         let tree = Tree::debian();
         tree.link(&format!("{}/secret", outside.path().display()), "usr/src/h/include/config/auto.conf");
-        assert!(matches!(tree.read(), Err(TreeError::Unprepared { files, .. }) if files.contains(".config")));
+        assert!(matches!(tree.read(), Err(TreeError::Unprepared(_, files)) if files.contains(".config")));
         let climb = "../".repeat(64) + outside.path().strip_prefix("/").unwrap().to_str().unwrap();
         tree.link(&climb, &format!("lib/modules/{RELEASE}/build"));
-        assert!(matches!(tree.read(), Err(TreeError::NoBuild { .. })));
+        assert!(matches!(tree.read(), Err(TreeError::NoBuild(_))));
     }
 
     #[test]

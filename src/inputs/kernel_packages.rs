@@ -6,7 +6,7 @@ use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    FetchError, Fetcher, Lookup, TREE,
+    FetchError, Fetcher, Lookup, Result, TREE,
     apt::{self, AptArchive, Packages, control::PackageRecord},
     digest,
     rpm::{self, Listed, Repositories, package::names_for},
@@ -20,6 +20,8 @@ use crate::{
 
 /// What is looked for.
 pub(super) struct Search<'a> {
+    pub fetcher: &'a Fetcher,
+    pub target: &'a KernelTarget,
     /// The kind of the cache's entries and records.
     pub kind: &'static str,
     /// Changes when the same packages are laid out differently.
@@ -46,28 +48,26 @@ trait Archive: Sync {
     /// The packages of one kernel, with what they need if that is wanted.
     fn search(
         &self,
-        groups: &[Vec<String>],
-        target: &KernelTarget,
+        search: &Search<'_>,
         with_dependencies: bool,
-    ) -> impl Future<Output = Result<Packages<Self::Package>, FetchError>> + Send;
+    ) -> impl Future<Output = Result<Packages<Self::Package>>> + Send;
 
     fn identity(package: &Self::Package) -> String;
 
-    fn fetch(
-        &self,
-        packages: &[Self::Package],
-    ) -> impl Future<Output = Result<Vec<PathBuf>, FetchError>> + Send;
+    fn fetch(&self, packages: &[Self::Package]) -> impl Future<Output = Result<Vec<PathBuf>>> + Send;
 
     /// Reads the lists again unless they are new; did it?
-    fn update(&self) -> impl Future<Output = Result<bool, FetchError>> + Send;
+    fn update(&self) -> impl Future<Output = Result<bool>> + Send;
 }
 
 /// Remembers what a search came to. It holds for as long as the tree is in the cache: what belongs to a kernel release
 /// does not change in what it means, and the input hash should not change with the day.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Found {
+    /// Nothing, like `arch`, in the records of farriers that did not list their header sets.
+    #[serde(default)]
     pub release: String,
-    pub arch: Architecture,
+    pub arch: Option<Architecture>,
     /// Of the cache's entry.
     pub key: String,
     pub origin: Vec<String>,
@@ -77,7 +77,7 @@ impl Found {
     /// What is made of this content for a kernel.
     pub fn new(format: &str, target: &KernelTarget, content: &[String], origin: Vec<String>) -> Self {
         let key = key(format, target, content.iter());
-        Self { release: target.release.to_string(), arch: target.arch, key, origin }
+        Self { release: target.release.to_string(), arch: Some(target.arch), key, origin }
     }
 }
 
@@ -88,96 +88,79 @@ fn key<'a>(format: &'a str, target: &'a KernelTarget, parts: impl Iterator<Item 
 
 impl Search<'_> {
     /// What an earlier search came to, while its tree is in the cache.
-    pub fn known(&self, fetcher: &Fetcher, target: &KernelTarget) -> Result<Option<Found>, FetchError> {
-        let Some(found) = fetcher.cache.read_record::<Found>(self.kind, &self.key(target))? else {
-            return Ok(None);
-        };
-        Ok(fetcher.cache.get(self.kind, &found.key)?.map(|_| found))
+    pub fn known(&self) -> Result<Option<Found>> {
+        let cache = &self.fetcher.cache;
+        let Some(found) = cache.read_record::<Found>(self.kind, &self.key())? else { return Ok(None) };
+        Ok(cache.get(self.kind, &found.key)?.map(|_| found))
     }
 
     /// Does the archive have the packages? Nothing is fetched but its lists.
-    pub async fn is_there<T: Default>(
-        &self,
-        fetcher: &Fetcher,
-        target: &KernelTarget,
-    ) -> Result<Lookup<T>, FetchError> {
+    pub async fn is_there<T: Default>(&self) -> Result<Lookup<T>> {
+        let Self { fetcher, target, .. } = *self;
         match &self.from {
             Place::Apt(suites, _) => {
                 let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
-                Box::pin(self.is_in(&archive, target)).await
+                Box::pin(self.is_in(&archive)).await
             }
             Place::Rpm(archive, root, groups) => {
                 match Repositories::open(fetcher, archive, root, target, groups)? {
-                    Ok(archive) => Box::pin(self.is_in(&archive, target)).await,
+                    Ok(archive) => Box::pin(self.is_in(&archive)).await,
                     Err(lacking) => Ok(self.lookup(lacking)),
                 }
             }
         }
     }
 
-    async fn is_in<T: Default>(
-        &self,
-        archive: &impl Archive,
-        target: &KernelTarget,
-    ) -> Result<Lookup<T>, FetchError> {
-        Ok(match Box::pin(archive.search(&self.names(target), target, false)).await? {
+    async fn is_in<T: Default>(&self, archive: &impl Archive) -> Result<Lookup<T>> {
+        Ok(match Box::pin(archive.search(self, false)).await? {
             Packages::Found(_) => Lookup::Found(T::default()),
-            Packages::Missing(names) => self.missing(target, &names),
+            Packages::Missing(names) => self.missing(&names),
         })
     }
 
     /// The packages' tree, from the cache or from the archive. `finish` is given the unpacked tree before it becomes an
     /// entry.
-    pub async fn run<F>(
+    pub async fn run(
         &self,
-        fetcher: &Fetcher,
-        target: &KernelTarget,
-        finish: F,
-    ) -> Result<Lookup<Found>, FetchError>
-    where
-        F: FnOnce(&Path) -> Result<(), FetchError> + Send + 'static,
-    {
-        if let Some(found) = self.known(fetcher, target)? {
+        finish: impl FnOnce(&Path) -> Result<()> + Send + 'static,
+    ) -> Result<Lookup<Found>> {
+        let Self { fetcher, target, .. } = *self;
+        if let Some(found) = self.known()? {
             return Ok(Lookup::Found(found));
         }
         let found = match &self.from {
             Place::Apt(suites, _) => {
                 let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
-                Box::pin(self.take(&archive, fetcher, target, finish)).await?
+                Box::pin(self.take(&archive, finish)).await?
             }
             Place::Rpm(archive, root, groups) => {
                 match Repositories::open(fetcher, archive, root, target, groups)? {
-                    Ok(archive) => Box::pin(self.take(&archive, fetcher, target, finish)).await?,
+                    Ok(archive) => Box::pin(self.take(&archive, finish)).await?,
                     Err(lacking) => self.lookup(lacking),
                 }
             }
         };
         if let Lookup::Found(found) = &found {
-            fetcher.cache.write_record(self.kind, &self.key(target), found)?;
+            fetcher.cache.write_record(self.kind, &self.key(), found)?;
         }
         Ok(found)
     }
 
     /// The packages' tree from an archive, unless the cache has one of the same packages.
-    async fn take<A: Archive, F>(
+    async fn take<A: Archive>(
         &self,
         archive: &A,
-        fetcher: &Fetcher,
-        target: &KernelTarget,
-        finish: F,
-    ) -> Result<Lookup<Found>, FetchError>
-    where
-        F: FnOnce(&Path) -> Result<(), FetchError> + Send + 'static,
-    {
-        let groups = self.names(target);
+        finish: impl FnOnce(&Path) -> Result<()> + Send + 'static,
+    ) -> Result<Lookup<Found>> {
+        let cache = &self.fetcher.cache;
         loop {
-            let packages = match Box::pin(archive.search(&groups, target, self.with_dependencies)).await? {
+            let packages = match Box::pin(archive.search(self, self.with_dependencies)).await? {
                 Packages::Found(packages) => packages,
-                Packages::Missing(names) => return Ok(self.missing(target, &names)),
+                Packages::Missing(names) => return Ok(self.missing(&names)),
             };
             let origin: Vec<String> = packages.iter().map(A::identity).collect();
-            let found = Found::new(self.format, target, &origin.clone(), origin);
-            if fetcher.cache.get(self.kind, &found.key)?.is_some() {
+            let found = Found::new(self.format, self.target, &origin.clone(), origin);
+            if cache.get(self.kind, &found.key)?.is_some() {
                 return Ok(Lookup::Found(found));
             }
             let files = match Box::pin(archive.fetch(&packages)).await {
@@ -201,20 +184,17 @@ impl Search<'_> {
                     finish(&root)
                 })
             };
-            fetcher.cache.get_or_make(self.kind, &found.key, make).await?;
+            cache.get_or_make(self.kind, &found.key, make).await?;
             return Ok(Lookup::Found(found));
         }
     }
 
     /// The finding that packages are not there.
-    pub fn missing<T>(&self, target: &KernelTarget, names: &str) -> Lookup<T> {
+    pub fn missing<T>(&self, names: &str) -> Lookup<T> {
+        let arch = self.target.arch;
         self.lookup(match &self.from {
-            Place::Apt(suites, _) => {
-                format!("package {names} ({}) in {}", target.arch, suites.suites.join(", "))
-            }
-            Place::Rpm(..) => {
-                format!("package {names} ({}) for this kernel in the repositories", target.arch)
-            }
+            Place::Apt(suites, _) => format!("package {names} ({arch}) in {}", suites.suites.join(", ")),
+            Place::Rpm(..) => format!("package {names} ({arch}) for this kernel in the repositories"),
         })
     }
 
@@ -223,50 +203,44 @@ impl Search<'_> {
     }
 
     /// The packages' names.
-    pub fn names(&self, target: &KernelTarget) -> Vec<Vec<String>> {
+    pub fn names(&self) -> Vec<Vec<String>> {
+        let of_release = |name: &String| with_release(name, self.target);
+        let release = self.target.release.as_str();
         match &self.from {
             Place::Apt(_, groups) => {
-                let names =
-                    |group: &Vec<String>| group.iter().map(|name| with_release(name, target)).collect();
-                groups.iter().map(names).collect()
+                groups.iter().map(|group| group.iter().map(of_release).collect()).collect()
             }
-            Place::Rpm(_, _, groups) => {
-                groups.iter().map(|group| names_for(group, target.release.as_str())).collect()
-            }
+            Place::Rpm(_, _, groups) => groups.iter().map(|group| names_for(group, release)).collect(),
         }
     }
 
-    fn key(&self, target: &KernelTarget) -> String {
+    fn key(&self) -> String {
         let parts = match &self.from {
             Place::Apt(suites, _) => apt::key_parts(suites),
-            Place::Rpm(archive, ..) => rpm::key_parts(archive, target),
+            Place::Rpm(archive, ..) => rpm::key_parts(archive, self.target),
         };
-        let groups: Vec<String> = self.names(target).iter().map(|group| group.join(" | ")).collect();
-        key(self.format, target, groups.iter().chain(&parts))
+        let groups: Vec<String> = self.names().iter().map(|group| group.join(" | ")).collect();
+        key(self.format, self.target, groups.iter().chain(&parts))
     }
 }
 
 impl Archive for AptArchive {
     type Package = PackageRecord;
 
-    async fn search(
-        &self,
-        groups: &[Vec<String>],
-        _: &KernelTarget,
-        with_dependencies: bool,
-    ) -> Result<Packages, FetchError> {
-        if with_dependencies { self.closure(groups).await } else { self.choose(groups, None).await }
+    async fn search(&self, search: &Search<'_>, with_dependencies: bool) -> Result<Packages> {
+        let groups = search.names();
+        if with_dependencies { self.closure(&groups).await } else { self.choose(&groups, None).await }
     }
 
     fn identity(package: &PackageRecord) -> String {
         package.identity()
     }
 
-    async fn fetch(&self, packages: &[PackageRecord]) -> Result<Vec<PathBuf>, FetchError> {
+    async fn fetch(&self, packages: &[PackageRecord]) -> Result<Vec<PathBuf>> {
         self.download(packages).await
     }
 
-    async fn update(&self) -> Result<bool, FetchError> {
+    async fn update(&self) -> Result<bool> {
         self.renew().await
     }
 }
@@ -275,24 +249,34 @@ impl Archive for Repositories {
     type Package = Listed;
 
     // Those of a kernel's packages that belong together are named one by one.
-    async fn search(
-        &self,
-        groups: &[Vec<String>],
-        target: &KernelTarget,
-        _: bool,
-    ) -> Result<Packages<Listed>, FetchError> {
-        self.choose(groups, &target.release).await
+    async fn search(&self, search: &Search<'_>, _: bool) -> Result<Packages<Listed>> {
+        self.choose(&search.names(), &search.target.release).await
     }
 
     fn identity(listed: &Listed) -> String {
         listed.package.identity()
     }
 
-    async fn fetch(&self, packages: &[Listed]) -> Result<Vec<PathBuf>, FetchError> {
+    async fn fetch(&self, packages: &[Listed]) -> Result<Vec<PathBuf>> {
         self.download(packages).await
     }
 
-    async fn update(&self) -> Result<bool, FetchError> {
+    async fn update(&self) -> Result<bool> {
         self.renew().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_older_farrier_found_counts() {
+        let found: Found = serde_json::from_str(r#"{"key": "1f", "origin": ["linux-image=6.1"]}"#).unwrap();
+        assert_eq!(
+            (found.key.as_str(), found.origin.as_slice()),
+            ("1f", &["linux-image=6.1".to_owned()][..])
+        );
+        assert_eq!((found.release.as_str(), found.arch), ("", None), "it is not listed by its release");
     }
 }

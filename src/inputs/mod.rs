@@ -28,7 +28,7 @@ use std::{
     time::Duration,
 };
 
-pub use error::FetchError;
+pub use error::{FetchError, Result};
 pub use header_set::{
     HeaderIdentity, HeaderLookup, HeaderSet, Headers, ListedHeaders,
     import::{HeaderImport, ImportSource, ImportedHeaders, Outcome, PackedHeaders},
@@ -155,7 +155,7 @@ impl Fetcher {
     ///
     /// # Errors
     /// The cache directory cannot be written.
-    pub fn scratch(&self) -> Result<Scratch, FetchError> {
+    pub fn scratch(&self) -> Result<Scratch> {
         Ok(self.cache.scratch()?)
     }
 
@@ -177,10 +177,10 @@ impl Fetcher {
     /// With `--offline`, an error of the network becomes one that names what was never kept.
     fn unless_kept<T>(
         &self,
-        outcome: Result<T, FetchError>,
+        outcome: Result<T>,
         what: impl FnOnce() -> String,
         hint: &'static str,
-    ) -> Result<T, FetchError> {
+    ) -> Result<T> {
         outcome.map_err(|error| {
             if self.is_offline() && self.store.is_some() && error.is_upstream() {
                 FetchError::NotKept { what: what(), hint, source: Box::new(error) }
@@ -191,7 +191,7 @@ impl Fetcher {
     }
 
     /// The digest of a file or tree that the user keeps.
-    async fn digest_of(&self, path: &Path) -> Result<digest::Known, FetchError> {
+    async fn digest_of(&self, path: &Path) -> Result<digest::Known> {
         let (cache, path) = (self.cache.clone(), path.to_owned());
         stoppable(move |stop| digest::remembered(&cache, &path, stop)).await
     }
@@ -209,9 +209,9 @@ const YOUNG: Duration = Duration::from_mins(3);
 const TREE: &str = "tree";
 
 /// Unpacks an archive; `what` names it in errors.
-fn unpack(stop: &AtomicBool, archive: &Path, dest: &Path, what: &str) -> Result<(), FetchError> {
+fn unpack(stop: &AtomicBool, archive: &Path, dest: &Path, what: &str) -> Result<()> {
     archive::unpack_file(archive, dest, &Options { stop, ..Options::default() })
-        .map_err(|source| FetchError::Unpack { what: what.to_owned(), source })
+        .map_err(|source| FetchError::Unpack(what.to_owned(), source))
 }
 
 /// `{{release}}` is the one variable that names of a kernel's packages and files have. The release is a

@@ -12,7 +12,7 @@ use tokio::{
     process::{Child, Command},
 };
 
-use super::FetchError;
+use super::{FetchError, Result};
 use crate::cache::says_full_disk;
 
 /// Where the programs of a Debian system are. Fixed: as root, `dpkg` needs the `sbin` directories, which
@@ -48,23 +48,19 @@ pub(crate) fn without_proxies(command: &mut Command) {
 }
 
 /// Starts a command. When it is dropped while running, it has `grace` to clean up after a SIGTERM.
-pub(super) fn start(
-    mut command: Command,
-    program: &'static str,
-    grace: Duration,
-) -> Result<Running, FetchError> {
+pub(super) fn start(mut command: Command, program: &'static str, grace: Duration) -> Result<Running> {
     let child = command
         .process_group(0)
         .kill_on_drop(true)
         .spawn()
-        .map_err(|source| FetchError::Start { program, source })?;
+        .map_err(|source| FetchError::Start(program, source))?;
     Ok(Running { child, grace })
 }
 
 /// Runs a command to its end, whatever its exit status.
-pub(crate) async fn output(command: Command, program: &'static str) -> Result<Output, FetchError> {
+pub(crate) async fn output(command: Command, program: &'static str) -> Result<Output> {
     let mut running = start(command, program, Duration::ZERO)?;
-    let failed = |source| FetchError::Start { program, source };
+    let failed = |source| FetchError::Start(program, source);
     let (out, err) = (running.child.stdout.take(), running.child.stderr.take());
     let (stdout, stderr) = tokio::try_join!(read_text(out), read_text(err)).map_err(failed)?;
     let status = running.child.wait().await.map_err(failed)?;
@@ -76,7 +72,7 @@ pub(crate) async fn run(
     command: Command,
     program: &'static str,
     action: impl FnOnce() -> String,
-) -> Result<Output, FetchError> {
+) -> Result<Output> {
     let output = output(command, program).await?;
     if output.status.success() { Ok(output) } else { Err(failure(action(), &output.stderr)) }
 }

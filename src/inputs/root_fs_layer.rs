@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     image::Digest,
-    inputs::FetchError,
+    inputs::Result,
     kernel::Architecture,
     oci::annotations,
     store::{StoreError, StoredInput},
@@ -44,7 +44,7 @@ struct Record {
 }
 
 /// The root file system in a finished entry.
-pub fn read(entry: &Path, arch: Architecture) -> Result<RootFs, FetchError> {
+pub fn read(entry: &Path, arch: Architecture) -> Result<RootFs> {
     let path = entry.join(RECORD);
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged", path.display()));
     let Record { digest, diff_id, size } =
@@ -55,17 +55,19 @@ pub fn read(entry: &Path, arch: Architecture) -> Result<RootFs, FetchError> {
 }
 
 /// Records what the layer in an entry is.
-pub fn record(entry: &Path, digest: &Digest, diff_id: &Digest, size: u64) -> Result<(), FetchError> {
+pub fn record(entry: &Path, digest: &Digest, diff_id: &Digest, size: u64) -> Result<()> {
     let [digest, diff_id] = [digest, diff_id].map(|digest| digest.hex().to_owned());
     let text = serde_json::to_vec(&Record { digest, diff_id, size }).map_err(io::Error::from)?;
     Ok(fs::write(entry.join(RECORD), text)?)
 }
 
 /// The same for a layer that came from the store.
-pub fn record_stored(entry: &Path, stored: &StoredInput) -> Result<(), FetchError> {
-    let wrong = || StoreError::NotAnArtifact {
-        reference: format!("{}@{}", stored.repository, stored.digest),
-        reason: format!("its {} is no digest", annotations::DIFF_ID),
+pub fn record_stored(entry: &Path, stored: &StoredInput) -> Result<()> {
+    let wrong = || {
+        StoreError::NotAnArtifact(
+            format!("{}@{}", stored.repository, stored.digest),
+            format!("its {} is no digest", annotations::DIFF_ID),
+        )
     };
     let diff_id = stored.note(annotations::DIFF_ID)?.parse().map_err(|_| wrong())?;
     record(entry, &stored.layer.digest, &diff_id, stored.layer.size)

@@ -10,7 +10,7 @@ use std::{
 use fs_err as fs;
 
 use super::{
-    CARRY, FetchError, Fetcher, TREE,
+    CARRY, FetchError, Fetcher, Result, TREE,
     apt::{
         package::{self, Package, native},
         version,
@@ -66,7 +66,7 @@ enum Content {
 
 impl Sources<'_> {
     /// What the source is at this moment. Downloads no source.
-    pub async fn identity(self, spec: &SourceSpec, root: &Path) -> Result<SourceIdentity, FetchError> {
+    pub async fn identity(self, spec: &SourceSpec, root: &Path) -> Result<SourceIdentity> {
         if let Some(stored) = self.in_place_of(spec, root).await? {
             let identity = stored_identity(spec, &stored)?;
             let version = stored.annotations.get(annotations::VERSION).cloned();
@@ -81,7 +81,7 @@ impl Sources<'_> {
     }
 
     /// Fetches and unpacks the source.
-    pub async fn fetch(self, spec: &SourceSpec, root: &Path) -> Result<FetchedSource, FetchError> {
+    pub async fn fetch(self, spec: &SourceSpec, root: &Path) -> Result<FetchedSource> {
         let (Self(fetcher), SourceSpec { name: _, from, unpack, subdir }) = (self, spec);
         if let Some(stored) = self.in_place_of(spec, root).await? {
             let origin = stored_identity(spec, &stored)?;
@@ -115,7 +115,7 @@ impl Sources<'_> {
     }
 
     /// Puts the source into the store, unless it is there.
-    pub async fn keep(self, spec: &SourceSpec, root: &Path) -> Result<StoredUnder, FetchError> {
+    pub async fn keep(self, spec: &SourceSpec, root: &Path) -> Result<StoredUnder> {
         let SourceIdentity { identity, version } = self.identity(spec, root).await?;
         let input = Input {
             kind: InputKind::Source,
@@ -144,7 +144,7 @@ impl Sources<'_> {
 
     /// What the store has in place of a source that is not asked about upstream: one that the site lacks, one whose
     /// content is fixed, and with `--offline` any.
-    async fn in_place_of(self, spec: &SourceSpec, root: &Path) -> Result<Option<StoredInput>, FetchError> {
+    async fn in_place_of(self, spec: &SourceSpec, root: &Path) -> Result<Option<StoredInput>> {
         let (kind, tag) = (InputKind::Source, source_tag(spec)?);
         match &spec.from {
             SourceOrigin::Path { path, .. } if !root.join(path).exists() => self.0.stored(kind, &tag).await,
@@ -157,7 +157,7 @@ impl Sources<'_> {
     }
 
     /// The source as its publisher made it: the file or directory whose digest is in its identity.
-    async fn original(self, spec: &SourceSpec, content: Content) -> Result<PathBuf, FetchError> {
+    async fn original(self, spec: &SourceSpec, content: Content) -> Result<PathBuf> {
         match content {
             Content::Package(found) => {
                 let SourceOrigin::Apt(source) = &spec.from else { return Err(FetchError::Interrupted) };
@@ -173,7 +173,7 @@ impl Sources<'_> {
     }
 
     /// Makes the source's tree in `dir`.
-    async fn lay_out(self, spec: &SourceSpec, original: PathBuf, dir: PathBuf) -> Result<(), FetchError> {
+    async fn lay_out(self, spec: &SourceSpec, original: PathBuf, dir: PathBuf) -> Result<()> {
         let (inner, subdir) = (spec.unpack.clone(), spec.subdir.clone());
         stoppable(move |stop| lay_out(stop, &original, &dir, inner.as_ref(), subdir.as_ref())).await
     }
@@ -186,7 +186,7 @@ impl Sources<'_> {
         stored: &StoredInput,
         identity: &str,
         dir: PathBuf,
-    ) -> Result<(), FetchError> {
+    ) -> Result<()> {
         let wanted = OriginalDigest::in_identity(identity);
         let other = |found: &str| stored.is_not(&format!("it holds {found}, and {identity} is wanted"));
         let work = self.0.cache.scratch()?;
@@ -214,7 +214,7 @@ impl Sources<'_> {
         self.lay_out(spec, original, dir).await
     }
 
-    async fn content(self, from: &SourceOrigin, root: &Path) -> Result<Content, FetchError> {
+    async fn content(self, from: &SourceOrigin, root: &Path) -> Result<Content> {
         match from {
             SourceOrigin::Apt(source) => Ok(Content::Package(package::find(self.0, source, native()).await?)),
             SourceOrigin::Url { url, sha256 } => {
@@ -264,7 +264,7 @@ impl<'a> OriginalDigest<'a> {
 }
 
 /// What a source's file is called: its name is part of a tree of one file.
-fn file_name(from: &SourceOrigin) -> Result<String, FetchError> {
+fn file_name(from: &SourceOrigin) -> Result<String> {
     let name = match from {
         SourceOrigin::Url { url, .. } => return name_of(url),
         SourceOrigin::Path { path, .. } => path.file_name().and_then(OsStr::to_str),
@@ -295,7 +295,7 @@ fn parts_of(spec: &SourceSpec) -> String {
 }
 
 /// What a stored source says that it is. It cannot be other than the definition wants it.
-fn stored_identity(spec: &SourceSpec, stored: &StoredInput) -> Result<String, FetchError> {
+fn stored_identity(spec: &SourceSpec, stored: &StoredInput) -> Result<String> {
     let identity = stored.note(annotations::IDENTITY)?;
     let original = identity.strip_suffix(&parts_of(spec));
     let is_it = original.is_some_and(|original| match &spec.from {
@@ -324,7 +324,7 @@ fn lay_out(
     dir: &Path,
     inner: Option<&InnerPattern>,
     subdir: Option<&InnerPattern>,
-) -> Result<(), FetchError> {
+) -> Result<()> {
     let raw = dir.join("raw");
     let base = if from.is_dir() {
         from.to_owned()
@@ -357,7 +357,7 @@ fn lay_out(
 }
 
 /// The directory that `subdir` names: a relative path whose last component may hold one `*`.
-fn pick(base: &Path, subdir: Option<&InnerPattern>) -> Result<PathBuf, FetchError> {
+fn pick(base: &Path, subdir: Option<&InnerPattern>) -> Result<PathBuf> {
     match subdir {
         None => Ok(base.to_owned()),
         Some(subdir) => only_match(base, subdir, "directory", Path::is_dir),
@@ -365,12 +365,7 @@ fn pick(base: &Path, subdir: Option<&InnerPattern>) -> Result<PathBuf, FetchErro
 }
 
 /// What a relative path names, whose last component may hold one `*`.
-fn only_match(
-    base: &Path,
-    path: &InnerPattern,
-    kind: &str,
-    is_kind: fn(&Path) -> bool,
-) -> Result<PathBuf, FetchError> {
+fn only_match(base: &Path, path: &InnerPattern, kind: &str, is_kind: fn(&Path) -> bool) -> Result<PathBuf> {
     let pattern = Path::new(path.as_str());
     let parent = base.join(pattern.parent().unwrap_or(Path::new("")));
     let last = pattern.file_name().and_then(OsStr::to_str).unwrap_or_default();
@@ -384,20 +379,15 @@ fn only_match(
     match (found.next(), found.next()) {
         (Some(only), None) => Ok(only),
         (None, _) => Err(absent(path, &parent)?),
-        (Some(_), Some(_)) => Err(FetchError::Layout {
-            wanted: format!("one {kind} {path:?}"),
-            what: "the source".to_owned(),
-            found: format!("several match among {}", listing(&names)),
-        }),
+        (Some(_), Some(_)) => {
+            let among = listing(&names);
+            Err(FetchError::Layout(format!("one {kind} {path:?} in the source: several match among {among}")))
+        }
     }
 }
 
-fn absent(wanted: &str, dir: &Path) -> Result<FetchError, FetchError> {
-    Ok(FetchError::Layout {
-        wanted: format!("{wanted:?}"),
-        what: "the source".to_owned(),
-        found: format!("there is {}", listing(&names_in(dir)?)),
-    })
+fn absent(wanted: &str, dir: &Path) -> Result<FetchError> {
+    Ok(FetchError::Layout(format!("{wanted:?} in the source: there is {}", listing(&names_in(dir)?))))
 }
 
 /// Whether a path, its links followed, is inside the directory.

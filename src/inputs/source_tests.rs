@@ -194,7 +194,7 @@ async fn a_truncated_archive_leaves_nothing() {
     let bytes = fs::read(scene.root().join("d.tar")).unwrap();
     scene.write("d.tar", &bytes[..3000]);
     let error = scene.source(r#""from": {"path": {"path": "d.tar"}}"#).await.unwrap_err();
-    assert!(matches!(error, FetchError::Unpack { .. }));
+    assert!(matches!(error, FetchError::Unpack(..)));
     assert!(error.hint().unwrap().contains("incomplete"));
     assert_eq!(names_in(&scene.dir.path().join("cache/sources")).unwrap(), Vec::<OsString>::new());
 }

@@ -11,7 +11,7 @@ use std::{
 
 use fs_err as fs;
 
-use super::{FetchError, Fetcher, TREE, apt, digest, root_fs_layer, unpack};
+use super::{FetchError, Fetcher, Result, TREE, apt, digest, root_fs_layer, unpack};
 use crate::{
     blocking::stoppable,
     cache::Scratch,
@@ -77,7 +77,7 @@ impl Packed {
     }
 
     /// A publisher's file, as it is: it is verified by the digest that its users know.
-    pub(super) fn original(file: PathBuf, sha256: &str, size: u64) -> Result<Self, FetchError> {
+    pub(super) fn original(file: PathBuf, sha256: &str, size: u64) -> Result<Self> {
         let digest: Digest = format!("sha256:{sha256}")
             .parse()
             .map_err(|_| FetchError::value("the digest of a source", sha256, "it is no sha256"))?;
@@ -98,7 +98,7 @@ impl Fetcher {
         &self,
         root: &Path,
         secrets: Vec<PathBuf>,
-    ) -> Result<(StoredUnder, Vec<PathBuf>), FetchError> {
+    ) -> Result<(StoredUnder, Vec<PathBuf>)> {
         let scratch = self.cache.scratch()?;
         let file = scratch.path().join(LAYER);
         let (from, to) = (root.to_owned(), file.clone());
@@ -118,8 +118,8 @@ impl Fetcher {
     pub(super) async fn keep(
         &self,
         input: Input,
-        content: impl Future<Output = Result<Packed, FetchError>>,
-    ) -> Result<StoredUnder, FetchError> {
+        content: impl Future<Output = Result<Packed>>,
+    ) -> Result<StoredUnder> {
         match self.kept(&input).await? {
             Some(stored) => self.name(input, stored, false).await,
             None => self.put(input, content.await?).await,
@@ -127,7 +127,7 @@ impl Fetcher {
     }
 
     /// What the store has of an input, and can keep.
-    pub(super) async fn kept(&self, input: &Input) -> Result<Option<StoredInput>, FetchError> {
+    pub(super) async fn kept(&self, input: &Input) -> Result<Option<StoredInput>> {
         let store = self.required_store()?;
         let Some(stored) = store.find(input.kind, &input.tag).await? else { return Ok(None) };
         Ok(match store.standing(&stored).await? {
@@ -138,7 +138,7 @@ impl Fetcher {
     }
 
     /// The same for content that the store lacks. It takes the place of what no key of the site signed.
-    pub(super) async fn put(&self, input: Input, content: Packed) -> Result<StoredUnder, FetchError> {
+    pub(super) async fn put(&self, input: Input, content: Packed) -> Result<StoredUnder> {
         let Packed { file, layer, notes: annotations, scratch: _scratch } = content;
         let layer = layer.descriptor();
         let (kind, tag) = (input.kind, &input.tag);
@@ -153,12 +153,7 @@ impl Fetcher {
     }
 
     /// Gives what is stored the tag that is made from a definition.
-    pub(super) async fn name(
-        &self,
-        input: Input,
-        stored: StoredInput,
-        new: bool,
-    ) -> Result<StoredUnder, FetchError> {
+    pub(super) async fn name(&self, input: Input, stored: StoredInput, new: bool) -> Result<StoredUnder> {
         let Input { kind: _, what, tag, declared } = input;
         if let Some(declared) = &declared {
             self.required_store()?.name(&stored, declared).await?;
@@ -168,15 +163,10 @@ impl Fetcher {
 
     /// A root file system in the cache: what was made here, else from the store, else made by `make`. What came from the
     /// store is kept apart by its content, because only what was made here has no need of a signature.
-    pub(super) async fn obtain_root_fs<F, M>(
-        &self,
-        place: &str,
-        key: &str,
-        make: F,
-    ) -> Result<PathBuf, FetchError>
+    pub(super) async fn obtain_root_fs<F, M>(&self, place: &str, key: &str, make: F) -> Result<PathBuf>
     where
         F: FnOnce(PathBuf) -> M,
-        M: Future<Output = Result<(), FetchError>>,
+        M: Future<Output = Result<()>>,
     {
         if let Some(made) = self.cache.get(place, key)? {
             return Ok(made);
@@ -197,7 +187,7 @@ impl Fetcher {
     }
 
     /// What the store has to build with: where the site has keys, what one of them signed.
-    pub(super) async fn stored(&self, kind: InputKind, tag: &Tag) -> Result<Option<StoredInput>, FetchError> {
+    pub(super) async fn stored(&self, kind: InputKind, tag: &Tag) -> Result<Option<StoredInput>> {
         match &self.store {
             Some(store) => Ok(store.take(kind, tag).await?),
             None => Ok(None),
@@ -205,13 +195,9 @@ impl Fetcher {
     }
 
     /// The same for what an archive has, too: that is asked where it may be and no key signed what the store has.
-    pub(super) async fn stored_package(
-        &self,
-        kind: InputKind,
-        tag: &Tag,
-    ) -> Result<Option<StoredInput>, FetchError> {
+    pub(super) async fn stored_package(&self, kind: InputKind, tag: &Tag) -> Result<Option<StoredInput>> {
         match self.stored(kind, tag).await {
-            Err(FetchError::Store(error @ StoreError::Untrusted { .. })) if !self.is_offline() => {
+            Err(FetchError::Store(error @ StoreError::Untrusted(..))) if !self.is_offline() => {
                 tracing::warn!(%error, "the archive is asked instead");
                 Ok(None)
             }
@@ -220,20 +206,15 @@ impl Fetcher {
     }
 
     /// Makes `dir/tree` from an artifact.
-    pub(super) async fn take_tree(&self, stored: &StoredInput, dir: PathBuf) -> Result<(), FetchError> {
+    pub(super) async fn take_tree(&self, stored: &StoredInput, dir: PathBuf) -> Result<()> {
         let what = format!("{}@{}", stored.repository, stored.digest);
         self.take_layer(stored, dir, move |stop, layer, tree| unpack(stop, layer, tree, &what)).await
     }
 
     /// Makes `dir/tree` from an artifact by `unpack`, which is given its layer and the empty directory.
-    pub(super) async fn take_layer<F>(
-        &self,
-        stored: &StoredInput,
-        dir: PathBuf,
-        unpack: F,
-    ) -> Result<(), FetchError>
+    pub(super) async fn take_layer<F>(&self, stored: &StoredInput, dir: PathBuf, unpack: F) -> Result<()>
     where
-        F: FnOnce(&AtomicBool, &Path, &Path) -> Result<(), FetchError> + Send + 'static,
+        F: FnOnce(&AtomicBool, &Path, &Path) -> Result<()> + Send + 'static,
     {
         let (layer, tree) = (dir.join(LAYER), dir.join(TREE));
         self.required_store()?.fetch(stored, &layer).await?;
@@ -246,7 +227,7 @@ impl Fetcher {
     }
 
     /// A tree as a layer.
-    pub(super) async fn pack(&self, tree: PathBuf) -> Result<Packed, FetchError> {
+    pub(super) async fn pack(&self, tree: PathBuf) -> Result<Packed> {
         let scratch = self.cache.scratch()?;
         let file = scratch.path().join(LAYER);
         let to = file.clone();
@@ -259,7 +240,7 @@ impl Fetcher {
         Ok(Packed { file, layer, notes: BTreeMap::new(), scratch: Some(scratch) })
     }
 
-    pub(super) fn required_store(&self) -> Result<&Store, FetchError> {
+    pub(super) fn required_store(&self) -> Result<&Store> {
         self.store.as_ref().ok_or(FetchError::NoStore)
     }
 }
@@ -280,7 +261,7 @@ pub fn content_tag(stored: &StoredInput) -> Option<Tag> {
 }
 
 /// The tag under which a definition's source is found: the same wherever these lines stand in a definition.
-pub fn source_tag(spec: &SourceSpec) -> Result<Tag, FetchError> {
+pub fn source_tag(spec: &SourceSpec) -> Result<Tag> {
     let SourceSpec { name: _, from, unpack, subdir } = spec;
     let mut parts = match from {
         SourceOrigin::Path { path, sha256 } => vec![
@@ -299,7 +280,7 @@ pub fn source_tag(spec: &SourceSpec) -> Result<Tag, FetchError> {
 }
 
 /// The tag under which a definition's minimal base is found.
-pub fn minimal_tag(spec: &MinimalSpec, arch: Architecture) -> Result<Tag, FetchError> {
+pub fn minimal_tag(spec: &MinimalSpec, arch: Architecture) -> Result<Tag> {
     let mut parts = apt_parts(&spec.source());
     parts.push(arch.to_string());
     declared_tag("minimal", &parts)
@@ -311,7 +292,7 @@ fn apt_parts(source: &AptSource) -> Vec<String> {
     head.into_iter().chain(apt::key_parts(&source.apt_suites())).collect()
 }
 
-fn declared_tag(kind: &str, parts: &[String]) -> Result<Tag, FetchError> {
+fn declared_tag(kind: &str, parts: &[String]) -> Result<Tag> {
     let parts = [FORMAT, kind].into_iter().chain(parts.iter().map(String::as_str));
     Ok(store::key_tag(&format!("declared-{}", digest::of_parts(parts)))?)
 }

@@ -105,10 +105,10 @@ impl Net {
         let key = match client_key {
             Some(SecretSource::File(file)) => Some(file),
             Some(SecretSource::Secret(_)) => {
-                return Err(NetError::Options {
-                    what: format!("site.yaml, host {host}: clientKey"),
-                    reason: "apt takes keys from files only: mount the Secret, and name the file".to_owned(),
-                });
+                return Err(NetError::Options(
+                    format!("site.yaml, host {host}: clientKey"),
+                    "apt takes keys from files only: mount the Secret, and name the file".to_owned(),
+                ));
             }
             None => None,
         };
@@ -126,10 +126,10 @@ impl Net {
 
 fn line(name: &str, value: &str) -> Result<String, NetError> {
     if value.contains(['"', '\\', ';']) || value.contains(char::is_control) {
-        return Err(NetError::Options {
-            what: format!("apt's option {name}"),
-            reason: "its value holds a character that cannot be quoted there".to_owned(),
-        });
+        return Err(NetError::Options(
+            format!("apt's option {name}"),
+            "its value holds a character that cannot be quoted there".to_owned(),
+        ));
     }
     Ok(format!("{name} \"{value}\";"))
 }

@@ -41,7 +41,7 @@ impl Net {
                 Ok(response) => response,
                 Err(error) => {
                     let source = self.refusal(&url, &error).await.unwrap_or(error).without_url();
-                    return Err(NetError::Http { host: host.unwrap_or_default(), source });
+                    return Err(NetError::Http(host.unwrap_or_default(), source));
                 }
             };
             let (Some(to), Some(again)) = (target(&response)?, again) else { return Ok(response) };
@@ -93,15 +93,17 @@ impl Net {
             Some((host, key)) => {
                 let read = self.0.secrets.read(key).await;
                 let what = format!("show the client certificate for {host}");
-                Some(read.map_err(|source| NetError::Secret { what, source })?)
+                Some(read.map_err(|source| NetError::Secret(what, source))?)
             }
             None => None,
         };
         let proxy = self.proxies().await?;
         let host = special.map(|(at, _)| at);
-        make(&self.0, host, key, proxy, versions).await.map_err(|reason| NetError::Options {
-            what: entry.map_or_else(|| "TLS".to_owned(), |entry| format!("site.yaml, host {}", entry.host)),
-            reason,
+        make(&self.0, host, key, proxy, versions).await.map_err(|reason| {
+            NetError::Options(
+                entry.map_or_else(|| "TLS".to_owned(), |entry| format!("site.yaml, host {}", entry.host)),
+                reason,
+            )
         })
     }
 
@@ -139,18 +141,17 @@ impl Net {
         if url.scheme() == "https" || self.allows_plain(host) {
             return Ok(());
         }
-        Err(NetError::Options {
-            what: format!("site.yaml, host {host}: login"),
-            reason: "the password would go over plain http; ask for it by https, or allow plainHttp"
-                .to_owned(),
-        })
+        Err(NetError::Options(
+            format!("site.yaml, host {host}: login"),
+            "the password would go over plain http; ask for it by https, or allow plainHttp".to_owned(),
+        ))
     }
 
     pub(super) async fn password(&self, login: &Login, to: &str) -> Result<Zeroizing<String>, NetError> {
         let what = format!("log in to {to} as {}", login.user);
         let secret = Box::pin(self.0.secrets.read(&login.password)).await;
         let text = secret.and_then(|secret| Ok(Zeroizing::new(secret.text("the password")?.to_owned())));
-        text.map_err(|source| NetError::Secret { what, source })
+        text.map_err(|source| NetError::Secret(what, source))
     }
 
     /// Does the server refuse our certificate, or the lack of one? With TLS 1.3 it says so after the handshake only, and
@@ -184,7 +185,7 @@ fn bare(client: &Client, request: &mut Request) -> Result<(), NetError> {
 }
 
 fn refused(reason: &str) -> NetError {
-    NetError::Redirect { reason: reason.to_owned() }
+    NetError::Redirect(reason.to_owned())
 }
 
 async fn make(

@@ -15,47 +15,27 @@ pub enum NetError {
         /// `host[:port]`.
         host: String,
     },
-    /// A certificate, key or proxy that cannot be used. Permanent.
-    #[error("{what}: {reason}")]
-    Options {
-        /// Which.
-        what: String,
-        /// Why.
-        reason: String,
-    },
-    /// A client certificate's key, or a password.
-    #[error("{what}")]
-    Secret {
-        /// What for: `show the client certificate for r.example`.
-        what: String,
-        /// Why not.
-        #[source]
-        source: SecretError,
-    },
+    /// A certificate, key or proxy that cannot be used: which, and why. Permanent.
+    #[error("{0}: {1}")]
+    Options(String, String),
+    /// A client certificate's key, or a password: what for, and why not.
+    #[error("{0}")]
+    Secret(String, #[source] SecretError),
     /// An answer that leads nowhere. Permanent.
-    #[error("redirect not followed: {reason}")]
-    Redirect {
-        /// Why.
-        reason: String,
-    },
+    #[error("redirect not followed: {0}")]
+    Redirect(String),
     /// No connection, or it broke. The address is not in it: it may hold what grants access.
-    #[error("reach {host}")]
-    Http {
-        /// The host.
-        host: String,
-        /// Why not.
-        #[source]
-        source: reqwest::Error,
-    },
+    #[error("reach {0}")]
+    Http(String, #[source] reqwest::Error),
 }
 
 impl NetError {
     /// May the same request succeed later, without any change?
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Http { source, .. } => connection_problem(source) == ConnectionProblem::Broken,
-            Self::Secret { source, .. } => source.is_transient(),
-            Self::Offline { .. } | Self::Options { .. } | Self::Redirect { .. } => false,
+            Self::Http(_, source) => connection_problem(source) == ConnectionProblem::Broken,
+            Self::Secret(_, source) => source.is_transient(),
+            Self::Offline { .. } | Self::Options(..) | Self::Redirect(_) => false,
         }
     }
 
@@ -66,9 +46,9 @@ impl NetError {
                 "if farrier may ask it, add `- host: {host}` to `hosts` in site.yaml; else let `mirrors` there lead to a \
                  host of the site"
             )),
-            Self::Secret { source, .. } => source.hint(),
-            Self::Http { host, source } => connection_hint(connection_problem(source), host),
-            Self::Options { .. } | Self::Redirect { .. } => None,
+            Self::Secret(_, source) => source.hint(),
+            Self::Http(host, source) => connection_hint(connection_problem(source), host),
+            Self::Options(..) | Self::Redirect(_) => None,
         }
     }
 }

@@ -29,7 +29,7 @@ pub async fn git_reach(net: &Net, repository: &Url) -> Result<GitReach, NetError
     if repository.scheme() == "ssh" {
         let ssh_key = match entry.and_then(|entry| entry.ssh_key.as_ref()) {
             Some(key) => {
-                Some(net.secrets().read(key).await.map_err(|source| NetError::Secret { what, source })?)
+                Some(net.secrets().read(key).await.map_err(|source| NetError::Secret(what, source))?)
             }
             None => None,
         };
@@ -72,10 +72,10 @@ fn certificates(
 ) -> Result<(), NetError> {
     let key = match &entry.client_key {
         Some(SecretSource::Secret(_)) => {
-            return Err(NetError::Options {
-                what: format!("site.yaml, host {}: clientKey", entry.host),
-                reason: "git takes keys from files only: mount the Secret, and name the file".to_owned(),
-            });
+            return Err(NetError::Options(
+                format!("site.yaml, host {}: clientKey", entry.host),
+                "git takes keys from files only: mount the Secret, and name the file".to_owned(),
+            ));
         }
         Some(SecretSource::File(file)) => Some(file),
         None => None,

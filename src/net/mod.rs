@@ -113,9 +113,8 @@ impl Net {
         }
         let mut plain = Vec::new();
         for text in &insecure {
-            let host = text.parse().map_err(|error: site::NotA| NetError::Options {
-                what: "--insecure-registry".to_owned(),
-                reason: error.to_string(),
+            let host = text.parse().map_err(|error: site::NotA| {
+                NetError::Options("--insecure-registry".to_owned(), error.to_string())
             })?;
             plain.push(host);
         }

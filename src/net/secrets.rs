@@ -36,31 +36,14 @@ pub struct Secret(Zeroizing<Vec<u8>>);
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
     /// A file.
-    #[error("read secret file {path}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// No cluster to read it from.
-    #[error("reach the cluster that holds Secret {secret}")]
-    Cluster {
-        /// `namespace/name`.
-        secret: String,
-        /// Why not.
-        #[source]
-        source: Box<ClusterError>,
-    },
-    /// The cluster's answer.
-    #[error("read Secret {secret}: {}", words(error))]
-    Api {
-        /// `namespace/name`.
-        secret: String,
-        /// The answer.
-        error: Box<kube::Error>,
-    },
+    #[error("read secret file {0}")]
+    File(PathBuf, #[source] io::Error),
+    /// No cluster to read it (`namespace/name`) from.
+    #[error("reach the cluster that holds Secret {0}")]
+    Cluster(String, #[source] Box<ClusterError>),
+    /// The cluster's answer when a Secret (`namespace/name`) was asked for.
+    #[error("read Secret {0}: {words}", words = words(.1))]
+    Api(String, Box<kube::Error>),
     /// A Secret without the key.
     #[error("read Secret {secret}: it has no key {key:?}; it has {known}")]
     NoKey {
@@ -72,34 +55,31 @@ pub enum SecretError {
         known: String,
     },
     /// A password or passphrase that is no text.
-    #[error("read {what}: it is no text")]
-    NotText {
-        /// Which secret.
-        what: String,
-    },
+    #[error("read {0}: it is no text")]
+    NotText(String),
 }
 
 impl SecretError {
     /// May it be there later, without any change?
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Cluster { source, .. } => source.is_unreachable(),
-            Self::Api { error, .. } => match error.as_ref() {
+            Self::Cluster(_, source) => source.is_unreachable(),
+            Self::Api(_, error) => match error.as_ref() {
                 kube::Error::Api(status) => status.code >= 500 || status.code == 429,
                 _ => true,
             },
-            Self::File { .. } | Self::NoKey { .. } | Self::NotText { .. } => false,
+            Self::File(..) | Self::NoKey { .. } | Self::NotText(_) => false,
         }
     }
 
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::File { path, source } if source.kind() == io::ErrorKind::NotFound => Some(format!(
+            Self::File(path, source) if source.kind() == io::ErrorKind::NotFound => Some(format!(
                 "put it at {}, or name another place in site.yaml; a relative path starts in the definitions directory",
                 path.display()
             )),
-            Self::Api { secret, error } => match error.as_ref() {
+            Self::Api(secret, error) => match error.as_ref() {
                 kube::Error::Api(status) if status.code == 404 => {
                     Some(format!("create Secret {secret}, or correct its name in site.yaml"))
                 }
@@ -108,8 +88,8 @@ impl SecretError {
                 )),
                 _ => None,
             },
-            Self::Cluster { source, .. } => source.hint(),
-            Self::File { .. } | Self::NoKey { .. } | Self::NotText { .. } => None,
+            Self::Cluster(_, source) => source.hint(),
+            Self::File(..) | Self::NoKey { .. } | Self::NotText(_) => None,
         }
     }
 }
@@ -140,7 +120,7 @@ impl SecretReader {
     /// Reads a file; a relative path starts in the definitions directory.
     pub async fn read_file(&self, path: &Path) -> Result<Secret, SecretError> {
         let path = self.root.join(path);
-        let failed = |source| SecretError::File { path: path.clone(), source };
+        let failed = |source| SecretError::File(path.clone(), source);
         let size = tokio::fs::metadata(&path).await.map_err(failed)?.len();
         if size > MAX_SECRET {
             return Err(failed(io::Error::new(
@@ -171,14 +151,12 @@ impl SecretReader {
         let connect = || async {
             client(&self.options)
                 .await
-                .map_err(|source| SecretError::Cluster { secret: name.to_string(), source: Box::new(source) })
+                .map_err(|source| SecretError::Cluster(name.to_string(), Box::new(source)))
         };
         let client = self.client.get_or_try_init(connect).await?;
         let api: Api<KubeSecret> = Api::namespaced(client.clone(), &name.namespace);
-        let found = api
-            .get(&name.name)
-            .await
-            .map_err(|error| SecretError::Api { secret: name.to_string(), error: Box::new(error) })?;
+        let found =
+            api.get(&name.name).await.map_err(|error| SecretError::Api(name.to_string(), Box::new(error)))?;
         Ok(found
             .data
             .unwrap_or_default()
@@ -196,8 +174,7 @@ impl Secret {
 
     /// A password or passphrase: without the end of the line that editors leave. `what` names it in the error.
     pub fn text(&self, what: &str) -> Result<&str, SecretError> {
-        let text =
-            std::str::from_utf8(&self.0).map_err(|_| SecretError::NotText { what: what.to_owned() })?;
+        let text = std::str::from_utf8(&self.0).map_err(|_| SecretError::NotText(what.to_owned()))?;
         Ok(text.strip_suffix('\n').map_or(text, |line| line.strip_suffix('\r').unwrap_or(line)))
     }
 }

@@ -97,7 +97,7 @@ fn system_roots() -> RootCertStore {
 }
 
 fn certificates(what: &str, file: &Path) -> Result<Vec<CertificateDer<'static>>, NetError> {
-    let refused = |reason: String| NetError::Options { what: format!("{what} {}", file.display()), reason };
+    let refused = |reason: String| NetError::Options(format!("{what} {}", file.display()), reason);
     let pem = std::fs::read(file).map_err(|error| refused(error.to_string()))?;
     let mut found = Vec::new();
     for certificate in CertificateDer::pem_slice_iter(&pem) {

@@ -1,6 +1,6 @@
 //! Pure: the pages of one cell and one node, and those of all nodes and all rollouts.
 
-use std::{fmt::Display, sync::Arc};
+use std::fmt::Display;
 
 use indicatif::HumanBytes;
 use serde::Serialize;
@@ -9,8 +9,8 @@ use super::{
     facts::Facts,
     fleet::{Fleet, Link, Listed, ago, cell_link, class_of, log_link, node_link, nodes, subject},
     history::record_state,
-    image::{Image, Report},
-    log::{Excerpt, Log},
+    image::{Found, FoundImage, Image, Report},
+    log::Excerpt,
     materials::{Before, Difference, Part, as_planned, differences, planned_parts},
 };
 use crate::{
@@ -73,20 +73,6 @@ pub struct Compared {
     pub differences: Listed<Difference>,
     /// Why nothing can be said.
     pub why_not: Option<String>,
-}
-
-/// What the registry has of an image, or why it cannot be shown.
-pub type FoundImage = Result<Arc<Image>, String>;
-
-/// What is shown beside the plan: it is on disk and in the registry.
-#[derive(Debug, Default)]
-pub struct Found {
-    /// The log.
-    pub log: Option<Log>,
-    /// The published image.
-    pub image: Option<FoundImage>,
-    /// The image before.
-    pub before: Option<(Before, FoundImage)>,
 }
 
 impl Fleet<'_> {

@@ -6,12 +6,11 @@ use fs_err as fs;
 use futures::{StreamExt as _, stream};
 
 use super::{
-    details::Found,
     facts::Facts,
     fleet::{Filter, Fleet, cell_link, log_link, node_link},
     history::History,
     html::{self, HtmlError, ICON, STYLE},
-    image::Images,
+    image::{Found, Images},
     log::Log,
 };
 use crate::parts::{AT_ONCE, Parts};

@@ -7,10 +7,11 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{
-    details::{Found, NodesPage, RolloutsPage},
+    details::{NodesPage, RolloutsPage},
     facts::Facts,
     fleet::{Change, Filter, Fleet, subject},
     history::changes,
+    image::Found,
 };
 use crate::plan::StatusEntry;
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    details::{Found, FoundImage},
+    log::Log,
     materials::{Before, Part, image_of, parts_of},
 };
 use crate::{
@@ -27,6 +27,20 @@ use crate::{
 /// Images that are kept, and how long: what a digest names does not change, but documents and signatures come later, too.
 const KEPT: usize = 100;
 const FRESH: Duration = Duration::from_mins(5);
+
+/// What the registry has of an image, or why it cannot be shown.
+pub type FoundImage = Result<Arc<Image>, String>;
+
+/// What is shown beside the plan: it is on disk and in the registry.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The log.
+    pub log: Option<Log>,
+    /// The published image.
+    pub image: Option<FoundImage>,
+    /// The image before.
+    pub before: Option<(Before, FoundImage)>,
+}
 
 /// What a page shows of a published image.
 #[derive(Clone, Debug, Default)]

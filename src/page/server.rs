@@ -25,12 +25,11 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::io::ReaderStream;
 
 use super::{
-    details::Found,
     facts::Facts,
     fleet::{Filter, Fleet, cell_link, log_link, node_link},
     history::History,
     html::{self, HtmlError, ICON, SCRIPT, STYLE},
-    image::Images,
+    image::{Found, Images},
     log::Log,
 };
 use crate::{

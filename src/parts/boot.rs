@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    error::{FindingKind, TargetError},
+    error::{FindingKind, Result, TargetError},
     retry::with_retry,
 };
 use crate::{
@@ -35,7 +35,7 @@ pub struct BootCheck<'a> {
 pub trait BootChecker: Send + Sync {
     /// What became of the modules. That the kernel refuses one is in the report, and no error; that its image is
     /// missing, or that no virtual machine can be started, is one.
-    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport, TargetError>;
+    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport>;
 }
 
 /// Boots kernels with QEMU.
@@ -55,7 +55,7 @@ pub struct QemuBoot {
 
 #[async_trait::async_trait]
 impl BootChecker for QemuBoot {
-    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport, TargetError> {
+    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport> {
         let &BootCheck { target, family, payload, ref modules, needed } = check;
         // First what costs nothing to find out.
         let entrypoint = boot::find_entrypoint(self.entrypoint.as_deref())?;

@@ -51,20 +51,18 @@ pub struct Finding {
     pub hint: Option<String>,
 }
 
+/// What work on one image comes to.
+pub type Result<T, E = TargetError> = std::result::Result<T, E>;
+
 /// Why one image was not built or published for one kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
     /// The image, its definition or what it is made from.
     #[error(transparent)]
     Finding(#[from] Finding),
-    /// There is nothing to build for this kernel.
-    #[error("{subject}: {reason}")]
-    Skipped {
-        /// `<image> for <target>`.
-        subject: String,
-        /// Why.
-        reason: SkipReason,
-    },
+    /// There is nothing to build of this subject (`<image> for <target>`), and why.
+    #[error("{0}: {1}")]
+    Skipped(String, SkipReason),
     /// An image that another is compiled against cannot be built.
     #[error("{image} is compiled against {need}, which cannot be built: {}", error_chain(error.as_ref()))]
     Need {
@@ -109,17 +107,11 @@ pub enum TargetError {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// An input is another one than that which the build was planned with.
-    #[error("{what} changed after the build was planned")]
-    Outdated {
-        /// Which input, for people.
-        what: String,
-    },
-    /// Another farrier may be the writer by now.
-    #[error("not written: {why}")]
-    Fenced {
-        /// Why this one may not write.
-        why: String,
-    },
+    #[error("{0} changed after the build was planned")]
+    Outdated(String),
+    /// Another farrier may be the writer by now: why this one may not write.
+    #[error("not written: {0}")]
+    Fenced(String),
     /// Ctrl-C, SIGTERM.
     #[error("interrupted")]
     Cancelled,
@@ -226,7 +218,7 @@ impl TargetError {
     pub fn is_unreachable(&self) -> bool {
         match self {
             Self::Registry(error) => error.is_unreachable(),
-            Self::Engine(EngineError::Unavailable { .. }) => true,
+            Self::Engine(EngineError::Unavailable(_)) => true,
             Self::Fetch(error) => error.is_transient(),
             Self::Cluster(error) => error.is_unreachable(),
             Self::Need { error, .. } => error.is_unreachable(),
@@ -249,7 +241,7 @@ impl TargetError {
             Self::Need { error, .. } => error.is_usage(),
             Self::Finding(finding) => finding.kind == FindingKind::Usage,
             Self::Cluster(error) => !error.is_unreachable(),
-            Self::Reference(_) | Self::Skipped { .. } | Self::Signing(_) => true,
+            Self::Reference(_) | Self::Skipped(..) | Self::Signing(_) => true,
             _ => false,
         }
     }
@@ -265,11 +257,11 @@ impl TargetError {
     fn own_hint(&self) -> Option<String> {
         match self {
             Self::Finding(finding) => finding.hint.clone(),
-            Self::Skipped {
-                reason: SkipReason::Need { need, why: NeedReason::NotPublished { .. } }, ..
-            } => Some(format!(
-                "build {need} with --push first, or build with --push: then what is needed is built before"
-            )),
+            Self::Skipped(_, SkipReason::Need { need, why: NeedReason::NotPublished { .. } }) => {
+                Some(format!(
+                    "build {need} with --push first, or build with --push: then what is needed is built before"
+                ))
+            }
             Self::Cluster(error) => error.hint(),
             Self::Boot(error) => Some(error.hint()),
             Self::Signing(error) => error.hint(),
@@ -278,7 +270,7 @@ impl TargetError {
             Self::Registry(error) => registry::hint(error),
             Self::Payload(error) => error.hint(),
             Self::Need { error, .. } => error.hint(),
-            Self::Outdated { .. } => Some(
+            Self::Outdated(_) => Some(
                 "run again: it is planned with what is there now; a running loop does so by itself"
                     .to_owned(),
             ),

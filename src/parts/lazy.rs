@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use tokio::sync::OnceCell;
 
-use super::error::TargetError;
+use super::error::{Result, TargetError};
 use crate::{
     blocking::blocking,
     boot,
@@ -65,7 +65,7 @@ impl LazyEntrypoint {
     }
 
     /// The binary, read now if it was not.
-    pub(crate) async fn binary(&self) -> Result<&Arc<Entrypoint>, TargetError> {
+    pub(crate) async fn binary(&self) -> Result<&Arc<Entrypoint>> {
         let read = || async {
             let path = boot::find_entrypoint(self.given.as_deref())?;
             Ok::<_, TargetError>(Arc::new(blocking(move || Entrypoint::read(&path)).await?))
@@ -74,7 +74,7 @@ impl LazyEntrypoint {
     }
 
     /// Writes the layer for an image of the architecture.
-    pub(crate) async fn write_layer(&self, arch: Architecture, out: PathBuf) -> Result<Layer, TargetError> {
+    pub(crate) async fn write_layer(&self, arch: Architecture, out: PathBuf) -> Result<Layer> {
         let binary = self.binary().await?;
         binary.runs_on(arch)?;
         let binary = Arc::clone(binary);

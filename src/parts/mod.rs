@@ -8,7 +8,7 @@ mod retry;
 mod shared;
 
 pub use boot::{BootCheck, BootChecker, QemuBoot};
-pub use error::{Finding, FindingKind, TargetError};
+pub use error::{Finding, FindingKind, Result, TargetError};
 pub use lazy::{LazyEngine, LazyEntrypoint};
 pub use report::{Reporter, Stage};
 pub(crate) use shared::{AT_ONCE, image_location};

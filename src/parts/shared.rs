@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     boot::BootChecker,
-    error::TargetError,
+    error::{Result, TargetError},
     lazy::{LazyEngine, LazyEntrypoint},
     report::Reporter,
     retry::with_retry,
@@ -116,15 +116,15 @@ impl Parts {
     }
 
     /// Fails where this process may not write (any more). Asked before each write to a registry or cluster.
-    pub(crate) fn may_write(&self) -> Result<(), TargetError> {
+    pub(crate) fn may_write(&self) -> Result<()> {
         match self.fence.as_ref().and_then(|fence| fence.closed()) {
-            Some(why) => Err(TargetError::Fenced { why }),
+            Some(why) => Err(TargetError::Fenced(why)),
             None => Ok(()),
         }
     }
 
     /// Waits until this process may write, or is to stop.
-    pub(crate) async fn until_writable(&self) -> Result<(), TargetError> {
+    pub(crate) async fn until_writable(&self) -> Result<()> {
         while let Err(fenced) = self.may_write() {
             tracing::debug!(%fenced, "waits to publish");
             let wait = tokio::time::sleep(FENCE_LOOKS);
@@ -134,7 +134,7 @@ impl Parts {
     }
 
     /// Runs `action` until it succeeds, fails for good, or the retry policy gives up. Registries retry by themselves.
-    pub(crate) async fn retry<T, E, F>(&self, what: &str, action: impl FnMut() -> F) -> Result<T, TargetError>
+    pub(crate) async fn retry<T, E, F>(&self, what: &str, action: impl FnMut() -> F) -> Result<T>
     where
         F: Future<Output = Result<T, E>>,
         E: Into<TargetError>,
@@ -157,24 +157,18 @@ impl Parts {
     }
 
     /// The manifest that a reference names, in the registry that holds it.
-    pub(crate) async fn manifest(
-        &self,
-        reference: &ImageReference,
-    ) -> Result<Option<StoredManifest>, TargetError> {
+    pub(crate) async fn manifest(&self, reference: &ImageReference) -> Result<Option<StoredManifest>> {
         let ImageReference { repository, version } = reference;
         Ok(self.registry_of(repository).manifest(repository, version).await?)
     }
 
     /// The same for one that must be there.
-    pub(crate) async fn existing_manifest(
-        &self,
-        reference: &ImageReference,
-    ) -> Result<StoredManifest, TargetError> {
+    pub(crate) async fn existing_manifest(&self, reference: &ImageReference) -> Result<StoredManifest> {
         self.manifest(reference).await?.ok_or_else(|| TargetError::no_such_image(reference))
     }
 
     /// What the registry holds of an image that farrier published, or of a needed one.
-    pub(crate) async fn look_up(&self, reference: &ImageReference) -> Result<Option<Published>, TargetError> {
+    pub(crate) async fn look_up(&self, reference: &ImageReference) -> Result<Option<Published>> {
         let ImageReference { repository, version } = reference;
         let manifest = self.registry_of_needs(repository).manifest(repository, version).await?;
         Ok(manifest.map(|manifest| {
@@ -192,10 +186,7 @@ impl Parts {
     }
 
     /// Where the copy of an image stands, or would; `None` for what lies below the registry's prefix itself.
-    pub(crate) fn place_of_copy(
-        &self,
-        reference: &ImageReference,
-    ) -> Result<Option<Repository>, TargetError> {
+    pub(crate) fn place_of_copy(&self, reference: &ImageReference) -> Result<Option<Repository>> {
         let location = match &self.needs_from {
             // It holds images to compile against; nothing else is read from it.
             Some(NeedsFrom { location: RegistryLocation::Layout(_), .. }) => return Ok(None),
@@ -209,14 +200,14 @@ impl Parts {
     }
 
     /// The digest of an image's copy, where there is a copy.
-    async fn copy_of(&self, reference: &ImageReference) -> Result<Option<(Repository, Digest)>, TargetError> {
+    async fn copy_of(&self, reference: &ImageReference) -> Result<Option<(Repository, Digest)>> {
         let Some(place) = self.place_of_copy(reference)? else { return Ok(None) };
         let found = self.registry_of_needs(&place).manifest(&place, &reference.version).await?;
         Ok(found.map(|found| (place, found.digest)))
     }
 
     /// Where an image is fetched from: its copy, if the registry has one, since one digest has one content.
-    pub(crate) async fn nearest(&self, reference: ImageReference) -> Result<ImageReference, TargetError> {
+    pub(crate) async fn nearest(&self, reference: ImageReference) -> Result<ImageReference> {
         Ok(match self.copy_of(&reference).await? {
             Some((repository, digest)) => ImageReference { repository, version: Version::Digest(digest) },
             None => reference,
@@ -224,7 +215,7 @@ impl Parts {
     }
 
     /// A reference of a definition with its tag replaced by the digest it has now.
-    pub(crate) async fn resolve_reference(&self, text: &str) -> Result<ImageReference, TargetError> {
+    pub(crate) async fn resolve_reference(&self, text: &str) -> Result<ImageReference> {
         let reference: ImageReference = text.parse()?;
         if matches!(reference.version, Version::Digest(_)) {
             return Ok(reference);
@@ -241,11 +232,7 @@ impl Parts {
     }
 
     /// A blob as a file in the cache, fetched when it is not there.
-    pub(crate) async fn blob_file(
-        &self,
-        repository: &Repository,
-        blob: &Descriptor,
-    ) -> Result<PathBuf, TargetError> {
+    pub(crate) async fn blob_file(&self, repository: &Repository, blob: &Descriptor) -> Result<PathBuf> {
         let registry = self.registry_of(repository);
         let fetch = |to: PathBuf| async move {
             Ok(registry.fetch_blob(repository, &blob.digest, blob.size, &to).await?)
@@ -259,7 +246,7 @@ impl Parts {
         repository: &Repository,
         blob: &Descriptor,
         what: &str,
-    ) -> Result<Vec<u8>, TargetError> {
+    ) -> Result<Vec<u8>> {
         let registry = self.registry_of(repository);
         if blob.size > MAX_DOCUMENT {
             return Err(TargetError::Registry(RegistryError::Protocol {

@@ -9,7 +9,11 @@ use std::{
 use fs_err::{self as fs, File};
 use tar::EntryType;
 
-use super::{error::PayloadError, layer::is_link_into_usr, modules::is_module_file};
+use super::{
+    error::{PayloadError, Result},
+    layer::is_link_into_usr,
+    modules::is_module_file,
+};
 use crate::oci::{
     Layer, LayerReader, Whiteout, compress,
     docker_archive::{ImageArchive, part},
@@ -32,7 +36,7 @@ pub struct ArchiveImage {
 ///
 /// Compressed layers are compressed again, so that the same image gives the same digests whichever
 /// engine saved it.
-pub fn import_docker_archive(archive: &Path, work_dir: &Path) -> Result<ArchiveImage, PayloadError> {
+pub fn import_docker_archive(archive: &Path, work_dir: &Path) -> Result<ArchiveImage> {
     let mut file = File::open(archive)?;
     let image = ImageArchive::open(BufReader::new(&file))?;
     let mut layers = Vec::new();
@@ -54,7 +58,7 @@ pub fn import_docker_archive(archive: &Path, work_dir: &Path) -> Result<ArchiveI
 
 /// Writes the modules (`*.ko`, also compressed) under any `lib/modules/` of an image archive into `dest`, as
 /// the stacked layers leave them; `usr/lib/modules` becomes `lib/modules`. Returns how many. Blocks.
-pub fn extract_modules(archive: &Path, dest: &Path) -> Result<usize, PayloadError> {
+pub fn extract_modules(archive: &Path, dest: &Path) -> Result<usize> {
     apply_layers(&ImageLayers::Archive(archive.to_owned()), dest, &|path| {
         let is_module = has_module_name(path) && below(path, ["lib", "modules"]).is_some();
         if is_module { Keep::Content } else { Keep::Nothing }
@@ -84,11 +88,7 @@ pub(super) enum Keep {
 }
 
 /// Puts what `keep` wants of all layers into `dest`, the lowest first.
-pub(super) fn apply_layers(
-    layers: &ImageLayers,
-    dest: &Path,
-    keep: &dyn Fn(&Path) -> Keep,
-) -> Result<(), PayloadError> {
+pub(super) fn apply_layers(layers: &ImageLayers, dest: &Path, keep: &dyn Fn(&Path) -> Keep) -> Result<()> {
     let mut left = MAX_MODULE_BYTES;
     match layers {
         ImageLayers::Files(files) => {
@@ -109,12 +109,7 @@ pub(super) fn apply_layers(
 
 /// Puts what `keep` wants of a layer over what lower layers left in `dest`. Only directories and regular files are
 /// ever made below `dest`, so no path leads out of it.
-fn apply_layer(
-    tar: impl io::Read,
-    dest: &Path,
-    left: &mut u64,
-    keep: &dyn Fn(&Path) -> Keep,
-) -> Result<(), PayloadError> {
+fn apply_layer(tar: impl io::Read, dest: &Path, left: &mut u64, keep: &dyn Fn(&Path) -> Keep) -> Result<()> {
     let mut written = HashSet::new();
     let mut tar = tar::Archive::new(tar);
     for entry in tar.entries()? {
@@ -182,7 +177,7 @@ fn apply_layer(
 }
 
 /// Removes the files of lower layers below a directory.
-fn clear(directory: &Path, keep: &HashSet<PathBuf>) -> Result<(), PayloadError> {
+fn clear(directory: &Path, keep: &HashSet<PathBuf>) -> Result<()> {
     for found in walkdir::WalkDir::new(directory).into_iter().filter_map(Result::ok) {
         if found.file_type().is_file() && !keep.contains(found.path()) {
             remove(found.path())?;
@@ -211,7 +206,7 @@ pub(super) fn below(path: &Path, directory: [&str; 2]) -> Option<PathBuf> {
 }
 
 /// Makes the directories above a file; a file of a lower layer in their way is replaced, as a runtime would.
-fn make_parents(dest: &Path, file: &Path) -> Result<(), PayloadError> {
+fn make_parents(dest: &Path, file: &Path) -> Result<()> {
     let inner = file.parent().and_then(|parent| parent.strip_prefix(dest).ok());
     let mut place = dest.to_owned();
     for name in inner.unwrap_or(Path::new("")) {
@@ -224,7 +219,7 @@ fn make_parents(dest: &Path, file: &Path) -> Result<(), PayloadError> {
     Ok(())
 }
 
-fn remove(place: &Path) -> Result<(), PayloadError> {
+fn remove(place: &Path) -> Result<()> {
     let gone = if place.is_dir() { fs::remove_dir_all(place) } else { fs::remove_file(place) };
     match gone {
         Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {

@@ -11,7 +11,7 @@ use object::{
     read::elf::{FileHeader as _, ProgramHeader as _},
 };
 
-use super::error::PayloadError;
+use super::error::{PayloadError, Result};
 use crate::{
     image::Digest,
     kernel::Architecture,
@@ -39,9 +39,9 @@ pub struct Entrypoint {
 
 impl Entrypoint {
     /// Reads the binary and sees that it runs without anything beside it. Blocks.
-    pub fn read(path: &Path) -> Result<Self, PayloadError> {
-        let failed = |source| PayloadError::Entrypoint { path: path.to_owned(), source };
-        let unfit = |why: &str| PayloadError::Unfit { path: path.to_owned(), why: why.to_owned() };
+    pub fn read(path: &Path) -> Result<Self> {
+        let failed = |source| PayloadError::Entrypoint(path.to_owned(), source);
+        let unfit = |why: &str| PayloadError::Unfit(path.to_owned(), why.to_owned());
         let mut bytes = Vec::new();
         File::open(path).map_err(failed)?.take(LIMIT + 1).read_to_end(&mut bytes).map_err(failed)?;
         if bytes.len() as u64 > LIMIT {
@@ -52,12 +52,12 @@ impl Entrypoint {
     }
 
     /// Fails where an image is for other machines.
-    pub fn runs_on(&self, wanted: Architecture) -> Result<(), PayloadError> {
+    pub fn runs_on(&self, wanted: Architecture) -> Result<()> {
         if self.arch == wanted {
             return Ok(());
         }
         let why = format!("it is for {}, the image for {wanted}", self.arch);
-        Err(PayloadError::Unfit { path: self.path.clone(), why })
+        Err(PayloadError::Unfit(self.path.clone(), why))
     }
 
     /// The program.
@@ -66,7 +66,7 @@ impl Entrypoint {
     }
 
     /// The layer and its bytes: the same for every image and kernel.
-    pub fn layer(&self) -> Result<(Layer, Vec<u8>), PayloadError> {
+    pub fn layer(&self) -> Result<(Layer, Vec<u8>)> {
         let mut writer = LayerWriter::new(Vec::new(), MTIME);
         for directory in ["usr", "usr/bin"] {
             writer.entry(Path::new(directory), 0o755, EntryKind::Directory)?;
@@ -75,7 +75,7 @@ impl Entrypoint {
         let kind = EntryKind::File { size: content.len() as u64, content: &mut content };
         writer.entry(Path::new(BINARY), 0o755, kind)?;
         let target = Path::new(LINK.1);
-        writer.entry(Path::new(LINK.0), 0o777, EntryKind::Symlink { target })?;
+        writer.entry(Path::new(LINK.0), 0o777, EntryKind::Symlink(target))?;
         Ok(writer.finish()?)
     }
 }

@@ -9,17 +9,15 @@ use crate::{
     signing::SigningError,
 };
 
+/// What work on a payload comes to.
+pub type Result<T, E = PayloadError> = std::result::Result<T, E>;
+
 /// Why a payload cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PayloadError {
-    /// An exposed path that is not there.
-    #[error("the payload has no {}, which the definition exposes; {nearby}", .missing.join(", "))]
-    Missing {
-        /// The paths, as the definition has them.
-        missing: Vec<String>,
-        /// What is there instead.
-        nearby: String,
-    },
+    /// Exposed paths that are not there, and what is near the first.
+    #[error("the payload has no {missing}, which the definition exposes; {1}", missing = .0.join(", "))]
+    Missing(Vec<String>, String),
     /// An exposed link that cannot be followed where the tree is used.
     #[error("exposed link {} -> {}: {why}", .link.display(), .target.display())]
     Link {
@@ -68,13 +66,8 @@ pub enum PayloadError {
     #[error("it holds {} already", .0.display())]
     Occupied(PathBuf),
     /// Something else than the module directory of a published payload depends on the kernel.
-    #[error("its {} names kernel {kernel}", .path.display())]
-    Named {
-        /// The file, directory or link.
-        path: PathBuf,
-        /// The kernel that it was built for.
-        kernel: KernelRelease,
-    },
+    #[error("its {0} names kernel {1}")]
+    Named(PathBuf, KernelRelease),
     /// An engine's image archive.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
@@ -92,31 +85,14 @@ pub enum PayloadError {
     #[error("modules of the image archive have more than {0} bytes")]
     TooLarge(u64),
     /// `driver-entrypoint` cannot be read, or is not there.
-    #[error("read driver-entrypoint at {path}")]
-    Entrypoint {
-        /// The file.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// `driver-entrypoint` is no program that could run in an image.
-    #[error("use {path} as driver-entrypoint: {why}")]
-    Unfit {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
+    #[error("read driver-entrypoint at {0}")]
+    Entrypoint(PathBuf, #[source] io::Error),
+    /// `driver-entrypoint` is no program that could run in an image: the file, and why.
+    #[error("use {0} as driver-entrypoint: {1}")]
+    Unfit(PathBuf, String),
     /// A module cannot be signed.
-    #[error("sign module {}", .path.display())]
-    Signing {
-        /// Relative to the payload.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: SigningError,
-    },
+    #[error("sign module {}", .0.display())]
+    Signing(PathBuf, #[source] SigningError),
     /// A directory of this machine.
     #[error(transparent)]
     Walk(#[from] walkdir::Error),
@@ -129,17 +105,17 @@ impl PayloadError {
     /// What to do about it, where that is clear.
     pub fn hint(&self) -> Option<String> {
         let text = match self {
-            Self::Missing { .. } => {
+            Self::Missing(..) => {
                 "let the template install the tree below /out, or correct `exposes` in the definition"
             }
             Self::Link { .. } => "let the template link to a place inside the payload, or copy the target",
             Self::Merged(_) => "let the template install it below /out/usr instead",
             Self::Conflict { .. } | Self::HidesBase(_) => "let the template install below /out/usr instead",
-            Self::Entrypoint { .. } | Self::Unfit { .. } => {
+            Self::Entrypoint(..) | Self::Unfit(..) => {
                 "build it for the image's architecture with `cargo build --profile entrypoint` in \
                  crates/driver-entrypoint/, and put it beside farrier or name it with --entrypoint"
             }
-            Self::Signing { source, .. } => return source.hint(),
+            Self::Signing(_, source) => return source.hint(),
             _ => return None,
         };
         Some(text.to_owned())
@@ -147,6 +123,6 @@ impl PayloadError {
 
     /// Would the same build give the same error?
     pub fn is_permanent(&self) -> bool {
-        matches!(self, Self::Missing { .. } | Self::Link { .. } | Self::Merged(_) | Self::ExposedKind(_))
+        matches!(self, Self::Missing(..) | Self::Link { .. } | Self::Merged(_) | Self::ExposedKind(_))
     }
 }

@@ -10,7 +10,7 @@ use fs_err::{self as fs, os::unix::fs::symlink};
 use walkdir::WalkDir;
 
 use super::{
-    error::PayloadError,
+    error::{PayloadError, Result},
     layer::{self, MERGED},
 };
 use crate::{
@@ -48,7 +48,7 @@ impl Exposed {
 /// Finds what is exposed (absolute paths whose last component may hold one `*`) in a payload directory, makes
 /// absolute links in it relative, because they would lead elsewhere behind a bind mount and in another build, and
 /// says what it is. Blocks.
-pub fn expose(payload: &Path, exposes: &[impl AsRef<str>]) -> Result<Exposed, PayloadError> {
+pub fn expose(payload: &Path, exposes: &[impl AsRef<str>]) -> Result<Exposed> {
     let paths = find(payload, exposes)?;
     for path in &paths {
         each_entry(payload, path, |path, metadata| {
@@ -59,7 +59,7 @@ pub fn expose(payload: &Path, exposes: &[impl AsRef<str>]) -> Result<Exposed, Pa
 }
 
 /// The same for a tree that was exposed before; nothing in it is changed. Blocks.
-pub fn read_exposed(tree: &Path, exposes: &[impl AsRef<str>]) -> Result<Exposed, PayloadError> {
+pub fn read_exposed(tree: &Path, exposes: &[impl AsRef<str>]) -> Result<Exposed> {
     exposed_of(tree, find(tree, exposes)?)
 }
 
@@ -84,7 +84,7 @@ pub fn unpack_modules(layer: &Path, release: &str, dest: &Path) -> Result<(), Un
 }
 
 /// The symbol tables in an exposed tree, with their text. Blocks.
-pub fn read_symbol_tables(tree: &Path) -> Result<Vec<(PathBuf, String)>, PayloadError> {
+pub fn read_symbol_tables(tree: &Path) -> Result<Vec<(PathBuf, String)>> {
     let mut tables = Vec::new();
     each_entry(tree, Path::new(""), |path, metadata| {
         if metadata.is_file() && is_symbol_table(path) {
@@ -117,7 +117,7 @@ fn is_at_or_below(path: &Path, exposed: &str) -> bool {
 }
 
 /// The exposed paths that are there, relative to the payload.
-fn find(payload: &Path, exposes: &[impl AsRef<str>]) -> Result<Vec<PathBuf>, PayloadError> {
+fn find(payload: &Path, exposes: &[impl AsRef<str>]) -> Result<Vec<PathBuf>> {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for exposed in exposes.iter().map(AsRef::as_ref) {
         let pattern = Path::new(exposed.trim_start_matches('/'));
@@ -137,7 +137,7 @@ fn find(payload: &Path, exposes: &[impl AsRef<str>]) -> Result<Vec<PathBuf>, Pay
     }
     if let Some(first) = missing.first() {
         let nearby = nearby(payload, Path::new(first.trim_start_matches('/')))?;
-        return Err(PayloadError::Missing { missing, nearby });
+        return Err(PayloadError::Missing(missing, nearby));
     }
     found.sort();
     found.dedup_by(|path, before| path.starts_with(before));
@@ -157,7 +157,7 @@ pub(super) fn deepest_directory(payload: &Path, path: &Path) -> PathBuf {
     deepest
 }
 
-fn names_in(payload: &Path, directory: &Path) -> Result<Vec<String>, PayloadError> {
+fn names_in(payload: &Path, directory: &Path) -> Result<Vec<String>> {
     let place = payload.join(directory);
     let listing = fs::read_dir(&place)?;
     let mut names = Vec::new();
@@ -170,7 +170,7 @@ fn names_in(payload: &Path, directory: &Path) -> Result<Vec<String>, PayloadErro
 }
 
 /// For people: what the payload has where something is missing.
-fn nearby(payload: &Path, missing: &Path) -> Result<String, PayloadError> {
+fn nearby(payload: &Path, missing: &Path) -> Result<String> {
     let directory = deepest_directory(payload, missing.parent().unwrap_or(Path::new("")));
     let names = names_in(payload, &directory)?;
     let some = names.iter().take(NEARBY).map(String::as_str).collect::<Vec<_>>().join(", ");
@@ -183,7 +183,7 @@ fn nearby(payload: &Path, missing: &Path) -> Result<String, PayloadError> {
 }
 
 /// Makes an absolute link relative; refuses one that leads nowhere in another place.
-fn settle_link(payload: &Path, link: &Path, exposed: &[PathBuf]) -> Result<(), PayloadError> {
+fn settle_link(payload: &Path, link: &Path, exposed: &[PathBuf]) -> Result<()> {
     let place = payload.join(link);
     let target = fs::read_link(&place)?;
     let refuse = |why| PayloadError::Link { link: Path::new("/").join(link), target: target.clone(), why };
@@ -204,7 +204,7 @@ fn settle_link(payload: &Path, link: &Path, exposed: &[PathBuf]) -> Result<(), P
     Ok(())
 }
 
-fn exposed_of(tree: &Path, paths: Vec<PathBuf>) -> Result<Exposed, PayloadError> {
+fn exposed_of(tree: &Path, paths: Vec<PathBuf>) -> Result<Exposed> {
     let (mut entries, mut tables) = (layer::Tree::new(), Vec::new());
     for path in &paths {
         each_entry(tree, path, |path, metadata| {
@@ -228,11 +228,7 @@ fn exposed_of(tree: &Path, paths: Vec<PathBuf>) -> Result<Exposed, PayloadError>
 }
 
 /// Visits an entry and all below it.
-fn each_entry(
-    tree: &Path,
-    path: &Path,
-    mut visit: impl FnMut(&Path, &Metadata) -> Result<(), PayloadError>,
-) -> Result<(), PayloadError> {
+fn each_entry(tree: &Path, path: &Path, mut visit: impl FnMut(&Path, &Metadata) -> Result<()>) -> Result<()> {
     for found in
         WalkDir::new(tree.join(path)).follow_links(false).follow_root_links(false).sort_by_file_name()
     {

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, path::Path};
 
 use super::{
     archive_image::{ImageLayers, Keep, apply_layers, below, has_module_name},
-    error::PayloadError,
+    error::Result,
 };
 use crate::kernel::KernelRelease;
 
@@ -20,11 +20,7 @@ pub struct ImageTree {
 /// Writes the modules of `release` into `dest`, at their places in the image, as the stacked layers leave them;
 /// `usr/lib/modules` becomes `lib/modules`. Without a release, only what there is is found out. `lib/modules` may lie
 /// anywhere in the image, as driver containers have it. Blocks.
-pub fn unpack_image(
-    layers: &ImageLayers,
-    dest: &Path,
-    release: Option<&KernelRelease>,
-) -> Result<ImageTree, PayloadError> {
+pub fn unpack_image(layers: &ImageLayers, dest: &Path, release: Option<&KernelRelease>) -> Result<ImageTree> {
     let keep = |path: &Path| {
         if let Some(inner) = below(path, ["lib", "modules"]).filter(|_| has_module_name(path)) {
             let wanted = release.is_some_and(|release| inner.starts_with(release.as_str()));
@@ -36,7 +32,7 @@ pub fn unpack_image(
     list(dest)
 }
 
-fn list(dest: &Path) -> Result<ImageTree, PayloadError> {
+fn list(dest: &Path) -> Result<ImageTree> {
     let (mut releases, mut firmware) = (BTreeSet::new(), BTreeSet::new());
     for entry in walkdir::WalkDir::new(dest) {
         let entry = entry?;

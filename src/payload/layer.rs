@@ -13,7 +13,7 @@ use fs_err::{self as fs, File};
 use tempfile::NamedTempFile;
 use walkdir::WalkDir;
 
-use super::error::PayloadError;
+use super::error::{PayloadError, Result};
 use crate::{
     image::Digest,
     oci::{EntryKind, Layer, LayerError, LayerReader, LayerWriter, TopLevel, TreeDigester, top_level_entry},
@@ -47,18 +47,16 @@ enum Kind {
         source: PathBuf,
         size: u64,
     },
-    Symlink {
-        target: PathBuf,
-    },
+    Symlink(PathBuf),
 }
 
 impl Entry {
     /// What lies at a place of this machine: a directory, a symbolic link or a file.
-    pub(super) fn of(place: &Path, metadata: &Metadata) -> Result<Self, PayloadError> {
+    pub(super) fn of(place: &Path, metadata: &Metadata) -> Result<Self> {
         let kind = if metadata.is_dir() {
             Kind::Directory
         } else if metadata.is_symlink() {
-            Kind::Symlink { target: fs::read_link(place)? }
+            Kind::Symlink(fs::read_link(place)?)
         } else {
             Kind::File { source: place.to_owned(), size: metadata.len() }
         };
@@ -71,11 +69,7 @@ pub(super) type Tree = BTreeMap<PathBuf, Entry>;
 
 /// Writes the payload directory as a layer into `out`, which appears whole or not at all. Blocks; memory is
 /// a few hundred bytes for each entry.
-pub fn write_payload_layer(
-    payload: &Path,
-    usr_merged_base: bool,
-    out: &Path,
-) -> Result<PayloadLayer, PayloadError> {
+pub fn write_payload_layer(payload: &Path, usr_merged_base: bool, out: &Path) -> Result<PayloadLayer> {
     let tree = walk(payload)?;
     let moved = usr_merged_base && tree.keys().any(|path| is_merged(path));
     if !moved {
@@ -88,7 +82,7 @@ pub fn write_payload_layer(
     Ok(PayloadLayer { layer, payload_digest })
 }
 
-pub(super) fn walk(payload: &Path) -> Result<Tree, PayloadError> {
+pub(super) fn walk(payload: &Path) -> Result<Tree> {
     let mut tree = Tree::new();
     for found in WalkDir::new(payload).min_depth(1).follow_links(false) {
         let found = found?;
@@ -111,7 +105,7 @@ fn is_merged(path: &Path) -> bool {
 ///
 /// On a usr-merged base these names are symbolic links. A layer that has a real `lib` directory replaces
 /// the link, and with it everything that the base keeps in `usr/lib`, its dynamic loader first.
-fn usr_merge(tree: Tree) -> Result<Tree, PayloadError> {
+fn usr_merge(tree: Tree) -> Result<Tree> {
     let usr = Path::new("usr");
     let mut merged = Tree::new();
     let mut origins: BTreeMap<PathBuf, PathBuf> = BTreeMap::new();
@@ -121,11 +115,11 @@ fn usr_merge(tree: Tree) -> Result<Tree, PayloadError> {
                 match &entry.kind {
                     Kind::Directory => {}
                     // The payload was merged like the base: the base has this link already.
-                    Kind::Symlink { target } if is_link_into_usr(&path, target) => continue,
+                    Kind::Symlink(target) if is_link_into_usr(&path, target) => continue,
                     _ => return Err(PayloadError::HidesBase(path)),
                 }
             }
-            if let Kind::Symlink { target } = &mut entry.kind {
+            if let Kind::Symlink(target) = &mut entry.kind {
                 *target = one_level_deeper(&path, target);
             }
             usr.join(&path)
@@ -186,21 +180,21 @@ fn one_level_deeper(link: &Path, target: &Path) -> PathBuf {
 fn each_entry(
     tree: &Tree,
     mut write: impl FnMut(&Path, u32, EntryKind<'_>) -> Result<(), LayerError>,
-) -> Result<(), PayloadError> {
+) -> Result<()> {
     for (path, entry) in tree {
         match &entry.kind {
             Kind::File { source, size } => {
                 let mut file = File::open(source)?;
                 write(path, entry.mode, EntryKind::File { size: *size, content: &mut file })?;
             }
-            Kind::Symlink { target } => write(path, entry.mode, EntryKind::Symlink { target })?,
+            Kind::Symlink(target) => write(path, entry.mode, EntryKind::Symlink(target))?,
             Kind::Directory => write(path, entry.mode, EntryKind::Directory)?,
         }
     }
     Ok(())
 }
 
-pub(super) fn digest(tree: &Tree) -> Result<Digest, PayloadError> {
+pub(super) fn digest(tree: &Tree) -> Result<Digest> {
     let mut digester = TreeDigester::new(MTIME);
     each_entry(tree, |path, mode, kind| digester.entry(path, mode, kind))?;
     Ok(digester.finish()?)
@@ -208,11 +202,11 @@ pub(super) fn digest(tree: &Tree) -> Result<Digest, PayloadError> {
 
 /// Writes a whole root file system as a layer into `out`, as it lies there, with one modification time (seconds since 1970) and
 /// a gzip level of its own. Hard links become files. Blocks.
-pub fn write_tree_layer(root: &Path, mtime: u64, level: u32, out: &Path) -> Result<Layer, PayloadError> {
+pub fn write_tree_layer(root: &Path, mtime: u64, level: u32, out: &Path) -> Result<Layer> {
     write_entries(&walk(root)?, |file| LayerWriter::at(file, mtime, level), out)
 }
 
-fn write_layer(tree: &Tree, out: &Path) -> Result<Layer, PayloadError> {
+fn write_layer(tree: &Tree, out: &Path) -> Result<Layer> {
     write_entries(tree, |file| LayerWriter::new(file, MTIME), out)
 }
 
@@ -220,7 +214,7 @@ fn write_entries(
     tree: &Tree,
     start: impl FnOnce(Buffered) -> LayerWriter<Buffered>,
     out: &Path,
-) -> Result<Layer, PayloadError> {
+) -> Result<Layer> {
     let directory = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let file = tempfile::Builder::new().prefix(&prefix_of(out)).tempfile_in(directory)?;
     let mut writer = start(BufWriter::with_capacity(256 << 10, file));
@@ -239,7 +233,7 @@ fn prefix_of(out: &Path) -> OsString {
 }
 
 /// Does the image made of these layer files (the lowest first) have `lib` as a link into `usr`? Blocks.
-pub fn is_usr_merged(layers: &[PathBuf]) -> Result<bool, PayloadError> {
+pub fn is_usr_merged(layers: &[PathBuf]) -> Result<bool> {
     let name = "lib";
     // From the top: the first layer that mentions the name decides, and big base layers are rarely read.
     for path in layers.iter().rev() {

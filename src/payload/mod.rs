@@ -14,7 +14,7 @@ pub use archive_image::{ArchiveImage, ImageLayers, extract_modules, import_docke
 pub use entrypoint::Entrypoint;
 #[cfg(test)]
 pub use entrypoint::elf_program;
-pub use error::PayloadError;
+pub use error::{PayloadError, Result};
 pub use exposed::{Exposed, expose, read_exposed, read_symbol_tables, unpack_exposed, unpack_modules};
 pub use image_tree::{ImageTree, unpack_image};
 pub use layer::{PayloadLayer, is_usr_merged, write_payload_layer, write_tree_layer};

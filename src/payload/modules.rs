@@ -9,7 +9,7 @@ use std::{
 use liblzma::stream::{CONCATENATED, Stream};
 use object::read::ReadCache;
 
-use super::error::PayloadError;
+use super::error::Result;
 use crate::kmod::{Module, ModuleError, PayloadModule};
 
 /// Bytes of one module after decompression; the largest known one has 185 MB with its debug information.
@@ -36,18 +36,18 @@ impl Compression {
 
 /// All modules (`*.ko`, plain or compressed with gzip, xz or zstd) below a directory, ordered by path. Symbolic
 /// links are not followed. A file that is no module is a value, because the check reports it.
-pub fn read_modules(payload: &Path) -> Result<Vec<PayloadModule>, PayloadError> {
+pub fn read_modules(payload: &Path) -> Result<Vec<PayloadModule>> {
     let read = |(file, compression): (PathBuf, _)| {
         let path = file.strip_prefix(payload).unwrap_or(&file).to_string_lossy().into_owned();
         Ok(PayloadModule { path, module: parse_file(&file, compression)? })
     };
-    let mut modules = files(payload)?.into_iter().map(read).collect::<Result<Vec<_>, PayloadError>>()?;
+    let mut modules = files(payload)?.into_iter().map(read).collect::<Result<Vec<_>>>()?;
     modules.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(modules)
 }
 
 /// The module files below a directory, and how they are compressed.
-pub(super) fn files(payload: &Path) -> Result<Vec<(PathBuf, Compression)>, PayloadError> {
+pub(super) fn files(payload: &Path) -> Result<Vec<(PathBuf, Compression)>> {
     let mut files = Vec::new();
     for entry in walkdir::WalkDir::new(payload).follow_links(false).follow_root_links(true) {
         let entry = entry?;
@@ -60,7 +60,7 @@ pub(super) fn files(payload: &Path) -> Result<Vec<(PathBuf, Compression)>, Paylo
 }
 
 /// One module file; `None` when its name is not that of a module.
-pub fn read_module(path: &Path) -> Result<Option<PayloadModule>, PayloadError> {
+pub fn read_module(path: &Path) -> Result<Option<PayloadModule>> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let Some(compression) = Compression::of(&name) else { return Ok(None) };
     Ok(Some(PayloadModule {
@@ -71,7 +71,7 @@ pub fn read_module(path: &Path) -> Result<Option<PayloadModule>, PayloadError> {
 
 /// Opens a module file, decompressed into a file without a name where it must be; `None` when its name is not that
 /// of a module.
-pub fn open_module(path: &Path) -> Result<Option<Result<File, ModuleError>>, PayloadError> {
+pub fn open_module(path: &Path) -> Result<Option<Result<File, ModuleError>>> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     Compression::of(&name).map(|compression| open_plain(path, compression)).transpose()
 }
@@ -81,14 +81,11 @@ pub fn is_module_file(name: &str) -> bool {
     Compression::of(name).is_some()
 }
 
-fn parse_file(path: &Path, compression: Compression) -> Result<Result<Module, ModuleError>, PayloadError> {
+fn parse_file(path: &Path, compression: Compression) -> Result<Result<Module, ModuleError>> {
     Ok(open_plain(path, compression)?.and_then(|file| Module::parse(&ReadCache::new(file))))
 }
 
-pub(super) fn open_plain(
-    path: &Path,
-    compression: Compression,
-) -> Result<Result<File, ModuleError>, PayloadError> {
+pub(super) fn open_plain(path: &Path, compression: Compression) -> Result<Result<File, ModuleError>> {
     let file = fs_err::File::open(path)?;
     let mut reader: Box<dyn Read> = match compression {
         Compression::None => return Ok(Ok(file.into_parts().0)),

@@ -10,7 +10,7 @@ use regex::bytes::Regex;
 use walkdir::WalkDir;
 
 use super::{
-    error::PayloadError,
+    error::{PayloadError, Result},
     exposed::deepest_directory,
     layer::{digest, walk},
     modules::is_module_file,
@@ -27,7 +27,7 @@ const MODULES: [&str; 2] = ["lib/modules", "usr/lib/modules"];
 const CHUNK: usize = 1 << 20;
 
 /// Unpacks a payload layer into an empty directory, so that packing it again gives the same layer. Blocks.
-pub fn unpack_layer(layer: &Path, tree: &Path) -> Result<(), PayloadError> {
+pub fn unpack_layer(layer: &Path, tree: &Path) -> Result<()> {
     unpack_file(layer, tree, &Options::default())?;
     let mut tar = Hashing::new(LayerReader::new(File::open(layer)?)?);
     io::copy(&mut tar, &mut io::sink())?;
@@ -37,7 +37,7 @@ pub fn unpack_layer(layer: &Path, tree: &Path) -> Result<(), PayloadError> {
 
 /// Renames the module directory, after a look at everything else: a payload that names its kernel anywhere but in
 /// its modules is not this kernel's by a change of name. Blocks.
-pub fn move_to_kernel(tree: &Path, from: &KernelRelease, to: &KernelRelease) -> Result<(), PayloadError> {
+pub fn move_to_kernel(tree: &Path, from: &KernelRelease, to: &KernelRelease) -> Result<()> {
     let directories: Vec<PathBuf> = MODULES
         .iter()
         .map(|above| Path::new(above).join(from.as_str()))
@@ -48,7 +48,7 @@ pub fn move_to_kernel(tree: &Path, from: &KernelRelease, to: &KernelRelease) -> 
         return Err(PayloadError::NoModules(from.clone()));
     }
     if let Some(path) = first_that_names(tree, &directories, from)? {
-        return Err(PayloadError::Named { path, kernel: from.clone() });
+        return Err(PayloadError::Named(path, from.clone()));
     }
     for directory in directories {
         let place = directory.with_file_name(to.as_str());
@@ -62,11 +62,7 @@ pub fn move_to_kernel(tree: &Path, from: &KernelRelease, to: &KernelRelease) -> 
 
 /// The first entry, relative to the tree, whose name, target or content holds the kernel's release; the module
 /// directories themselves and the modules' content do not count.
-fn first_that_names(
-    tree: &Path,
-    directories: &[PathBuf],
-    kernel: &KernelRelease,
-) -> Result<Option<PathBuf>, PayloadError> {
+fn first_that_names(tree: &Path, directories: &[PathBuf], kernel: &KernelRelease) -> Result<Option<PathBuf>> {
     // An escaped literal is a regular expression; what cannot be searched for is not known to be absent.
     let Ok(pattern) = Regex::new(&regex::escape(kernel.as_str())) else { return Ok(Some(PathBuf::new())) };
     let names = |path: &Path| pattern.is_match(path.as_os_str().as_encoded_bytes());
@@ -90,7 +86,7 @@ fn first_that_names(
 }
 
 /// Does the file hold the pattern, which matches texts of one length?
-fn holds(path: &Path, pattern: &Regex, length: usize) -> Result<bool, PayloadError> {
+fn holds(path: &Path, pattern: &Regex, length: usize) -> Result<bool> {
     let mut file = File::open(path)?;
     let mut buffer = Vec::with_capacity(CHUNK + length);
     loop {
@@ -207,7 +203,7 @@ mod tests {
             let tree = payload();
             change(tree.path());
             let error = moved(tree.path()).unwrap_err();
-            let PayloadError::Named { path, .. } = &error else { panic!("{error}") };
+            let PayloadError::Named(path, _) = &error else { panic!("{error}") };
             assert!(path.display().to_string().contains(what), "{error}");
             assert!(tree.path().join("lib/modules").join(A).is_dir(), "nothing was moved");
         }

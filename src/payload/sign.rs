@@ -10,7 +10,7 @@ use fs_err as fs;
 use liblzma::stream::{Check, Filters, LzmaOptions, Stream};
 
 use super::{
-    error::PayloadError,
+    error::{PayloadError, Result},
     modules::{Compression, files, open_plain},
 };
 use crate::{
@@ -41,7 +41,7 @@ pub struct ModuleSigning<'a> {
 /// Signs all modules (`*.ko`, plain or compressed) below a directory, in place, each whole or not at all. Compressed ones
 /// are compressed again, always in the same way. What is no module stays as it is. Returns how many were signed. Blocks; memory is twice the
 /// largest module.
-pub fn sign_modules(payload: &Path, signing: &ModuleSigning<'_>) -> Result<usize, PayloadError> {
+pub fn sign_modules(payload: &Path, signing: &ModuleSigning<'_>) -> Result<usize> {
     let mut signed = 0;
     for (path, compression) in files(payload)? {
         if sign_file(payload, &path, compression, signing)? {
@@ -56,7 +56,7 @@ fn sign_file(
     path: &Path,
     compression: Compression,
     signing: &ModuleSigning<'_>,
-) -> Result<bool, PayloadError> {
+) -> Result<bool> {
     // The check has refused what does not decompress.
     let Ok(mut file) = open_plain(path, compression)? else { return Ok(false) };
     let mut module = Vec::new();
@@ -66,9 +66,8 @@ fn sign_file(
         return Ok(false);
     }
     let trailer = signing.certificate.trailer(signing.signer, signing.hash, bare);
-    let trailer = trailer.map_err(|source| PayloadError::Signing {
-        path: path.strip_prefix(payload).unwrap_or(path).to_owned(),
-        source,
+    let trailer = trailer.map_err(|source| {
+        PayloadError::Signing(path.strip_prefix(payload).unwrap_or(path).to_owned(), source)
     })?;
     let length = bare.len();
     module.truncate(length);

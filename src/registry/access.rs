@@ -51,10 +51,10 @@ impl Access for RegistryOptions {
     ) -> Result<reqwest::Response, RegistryError> {
         let sent = self.net.execute(request, &Asker { what: action, sent_by }).await;
         sent.map_err(|error| match error {
-            NetError::Http { host: _, source } => RegistryError::unreachable(host, action, source),
-            NetError::Options { what, reason } => RegistryError::Options { what, reason },
-            error @ NetError::Redirect { .. } => RegistryError::protocol(host, action, error.to_string()),
-            error @ (NetError::Offline { .. } | NetError::Secret { .. }) => not_sent(error),
+            NetError::Http(_, source) => RegistryError::unreachable(host, action, source),
+            NetError::Options(what, reason) => RegistryError::Options(what, reason),
+            error @ NetError::Redirect(_) => RegistryError::protocol(host, action, error.to_string()),
+            error @ (NetError::Offline { .. } | NetError::Secret(..)) => not_sent(error),
         })
     }
 

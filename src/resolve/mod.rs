@@ -14,7 +14,7 @@ use crate::{
     image::{Digest, DriverImage, Need, Output, RuntimeBase, VersionSpec, checked::HeadersPath},
     inputs::{HeaderIdentity, HostTreeLookup, Lookup, bootstrap_key},
     kernel::{Architecture, HeaderText, KernelTarget, Toolchain, match_family},
-    parts::{AT_ONCE, FindingKind, Parts, TargetError},
+    parts::{AT_ONCE, FindingKind, Parts, Result, TargetError},
     plan::{EntrypointBinary, Resolved, ResolvedImage, SignedWith, TreeKey, Unverified, toolchain_key},
 };
 
@@ -126,7 +126,7 @@ async fn resolve_header_texts(
     }
 }
 
-async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedImage, TargetError> {
+async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedImage> {
     let root = &parts.definitions.root;
     let spec = &image.spec;
     let mut sources = BTreeMap::new();
@@ -175,7 +175,7 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
     Ok(ResolvedImage { version, sources, patches, base_identity, entrypoint, signed_with })
 }
 
-async fn toolchain_identity(parts: &Parts, toolchain: &Toolchain) -> Result<String, TargetError> {
+async fn toolchain_identity(parts: &Parts, toolchain: &Toolchain) -> Result<String> {
     match toolchain {
         // The specification alone: the architecture is hashed with the target.
         Toolchain::Bootstrap(spec) => Ok(bootstrap_key(spec, Architecture::Amd64)),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     error_chain,
-    inputs::FetchError,
+    inputs::Result,
     kernel::{FurtherRpmPackages, KernelFamily, KernelRelease, KernelTrack, TrackedSuites, order_of},
     parts::Parts,
     plan::{ClusterSnapshot, Platform, TrackedKernel, called_for, newest, rpm_flavour},
@@ -45,7 +45,7 @@ async fn of_suites(
     family: &KernelFamily,
     suites: &TrackedSuites,
     platform: &Platform,
-) -> Result<Vec<TrackedKernel>, FetchError> {
+) -> Result<Vec<TrackedKernel>> {
     let headers = parts.fetcher.headers();
     let releases = headers.releases(&family.spec.headers, suites, platform.arch).await?;
     let newest = |flavour| newest_of(parts, family, platform, flavour, &releases);
@@ -58,7 +58,7 @@ async fn of_repositories(
     family: &KernelFamily,
     packages: &FurtherRpmPackages,
     platform: &Platform,
-) -> Result<Vec<TrackedKernel>, FetchError> {
+) -> Result<Vec<TrackedKernel>> {
     // Repositories are of a platform, and of no kernel.
     let Ok(any) = "any".parse() else { return Ok(Vec::new()) };
     let (headers, root) = (parts.fetcher.headers(), &parts.definitions.root);

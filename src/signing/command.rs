@@ -10,7 +10,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::SigningError;
+use super::{Result, SigningError};
 use crate::kmod::SignatureHash;
 
 /// How long a program may take for one signature. A security module answers within seconds, or waits for an operator.
@@ -36,13 +36,13 @@ impl SigningCommand {
     }
 
     /// Runs it: the raw digest goes to its standard input, and what it prints is the signature. Blocks.
-    pub(super) fn run(&self, hash: SignatureHash, digest: &[u8]) -> Result<Vec<u8>, SigningError> {
+    pub(super) fn run(&self, hash: SignatureHash, digest: &[u8]) -> Result<Vec<u8>> {
         use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
         let failed = |outcome: String| {
             let message = format!("the signing command {} {outcome}", self.program);
             SigningError::key(message, "run it by hand: it gets the digest on its standard input")
         };
-        let start = |source| SigningError::Start { command: self.program.clone(), source };
+        let start = |source| SigningError::Start(self.program.clone(), source);
         let arguments = self.arguments.iter().map(|argument| argument.replace("{{hash}}", hash.as_str()));
         let mut child = Command::new(&self.program)
             .args(arguments)

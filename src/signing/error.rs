@@ -4,6 +4,9 @@ use std::{fmt::Display, io, path::PathBuf};
 
 use crate::{kmod::CertificateError, net::SecretError};
 
+/// What signing comes to.
+pub type Result<T, E = SigningError> = std::result::Result<T, E>;
+
 /// Why nothing can be signed. No message holds any part of a key or a passphrase.
 #[derive(Debug, thiserror::Error)]
 pub enum SigningError {
@@ -30,14 +33,8 @@ pub enum SigningError {
         source: SecretError,
     },
     /// A file that holds no certificate.
-    #[error("read the certificate {}", .path.display())]
-    Certificate {
-        /// Where.
-        path: PathBuf,
-        /// What is wrong.
-        #[source]
-        source: CertificateError,
-    },
+    #[error("read the certificate {}", .0.display())]
+    Certificate(PathBuf, #[source] CertificateError),
     /// Not a pair.
     #[error("the private key of {from} does not belong to {}", .public.display())]
     Mismatch {
@@ -47,14 +44,8 @@ pub enum SigningError {
         public: PathBuf,
     },
     /// A command that cannot be run.
-    #[error("start the signing command {command}")]
-    Start {
-        /// The program.
-        command: String,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
+    #[error("start the signing command {0}")]
+    Start(String, #[source] io::Error),
     /// A key, or a command, that does not sign.
     #[error("{message}")]
     Key {
@@ -90,13 +81,13 @@ impl SigningError {
                 return Some(format!("see that {} is there, and that farrier may read it", path.display()));
             }
             Self::Secret { source, .. } => return source.hint(),
-            Self::Certificate { .. } => {
+            Self::Certificate(..) => {
                 "name an X.509 certificate, PEM or DER, as the kernel's certs/signing_key.x509 is"
             }
             Self::Mismatch { .. } => {
                 "compare `openssl pkey -pubout` of the key with `openssl x509 -pubkey -noout` of the certificate"
             }
-            Self::Start { .. } => "see that the program is installed where farrier runs",
+            Self::Start(..) => "see that the program is installed where farrier runs",
             Self::Key { hint, .. } => hint,
         };
         (!hint.is_empty()).then(|| hint.to_owned())

@@ -3,7 +3,7 @@
 use pkcs8::{DecodePrivateKey as _, EncodePublicKey as _, EncryptedPrivateKeyInfoRef, spki};
 use ring::signature::{KeyPair as _, RsaKeyPair};
 
-use super::{Key, Signer, SigningCommand, SigningError, pem, public_key::usable};
+use super::{Key, Result, Signer, SigningCommand, SigningError, pem, public_key::usable};
 use crate::{
     net::SecretReader,
     provenance::{KeyError, PublicKey},
@@ -17,7 +17,7 @@ impl Signer {
         passphrase: Option<&SecretSource>,
         public: Option<&PublicKey>,
         secrets: &SecretReader,
-    ) -> Result<Self, SigningError> {
+    ) -> Result<Self> {
         let read =
             |what, source| move |error| SigningError::Secret { what, from: shown(source), source: error };
         let source = match source {
@@ -45,7 +45,7 @@ impl Signer {
     }
 
     /// Reads a private key in PEM form; `from` says for messages where it comes from.
-    pub fn from_pem(text: &[u8], passphrase: Option<&[u8]>, from: &str) -> Result<Self, SigningError> {
+    pub fn from_pem(text: &[u8], passphrase: Option<&[u8]>, from: &str) -> Result<Self> {
         let none = || {
             let hint = "name the file with the private key; a certificate alone signs nothing, and DER becomes PEM with \
                         `openssl pkey -inform DER`";
@@ -89,7 +89,7 @@ impl Signer {
     }
 }
 
-fn pkcs8(der: &[u8], from: &str) -> Result<Signer, SigningError> {
+fn pkcs8(der: &[u8], from: &str) -> Result<Signer> {
     let info = pkcs8::PrivateKeyInfoRef::try_from(der);
     let info = info.map_err(|_| SigningError::form(from, "it is no PKCS#8"))?;
     match info.algorithm.oid.to_string().as_str() {
@@ -110,23 +110,23 @@ fn another_curve(from: &str) -> SigningError {
     SigningError::kind(from, why)
 }
 
-fn rsa(key: Result<RsaKeyPair, ring::error::KeyRejected>, from: &str) -> Result<Signer, SigningError> {
+fn rsa(key: Result<RsaKeyPair, ring::error::KeyRejected>, from: &str) -> Result<Signer> {
     let key = key.map_err(|error| SigningError::kind(from, format!("the RSA key is refused ({error})")))?;
     let public = usable(PublicKey::of_rsa(key.public_key().as_ref()), from)?;
     Ok(Signer { key: Key::Rsa(Box::new(key)), public, from: from.to_owned() })
 }
 
-fn on_p256(key: &p256::ecdsa::SigningKey, from: &str) -> Result<Signer, SigningError> {
+fn on_p256(key: &p256::ecdsa::SigningKey, from: &str) -> Result<Signer> {
     let public = of_info(key.verifying_key().to_public_key_der(), from)?;
     Ok(Signer { key: Key::P256(Box::new(key.clone())), public, from: from.to_owned() })
 }
 
-fn on_p384(key: &p384::ecdsa::SigningKey, from: &str) -> Result<Signer, SigningError> {
+fn on_p384(key: &p384::ecdsa::SigningKey, from: &str) -> Result<Signer> {
     let public = of_info(key.verifying_key().to_public_key_der(), from)?;
     Ok(Signer { key: Key::P384(Box::new(key.clone())), public, from: from.to_owned() })
 }
 
-fn of_info(info: spki::Result<pkcs8::Document>, from: &str) -> Result<PublicKey, SigningError> {
+fn of_info(info: spki::Result<pkcs8::Document>, from: &str) -> Result<PublicKey> {
     let key = info.map_err(|_| KeyError::Damaged).and_then(|info| PublicKey::any_from_info(info.as_bytes()));
     usable(key, from)
 }

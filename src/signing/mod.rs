@@ -23,7 +23,7 @@ use ring::{
 
 use self::command::SigningCommand;
 pub use self::{
-    error::SigningError,
+    error::{Result, SigningError},
     modules::ModuleSigner,
     public_key::{read_certificate, read_public_key},
 };
@@ -63,7 +63,7 @@ impl Signer {
 
     /// Signs the content: RSA with PKCS#1 v1.5 padding, or ECDSA as DER (`ECDSA-Sig-Value`). The same content gets the same
     /// signature again, unless a program signs. Blocks, with a program up to a minute.
-    pub fn sign(&self, hash: SignatureHash, content: &[u8]) -> Result<Vec<u8>, SigningError> {
+    pub fn sign(&self, hash: SignatureHash, content: &[u8]) -> Result<Vec<u8>> {
         let refused =
             || SigningError::key(format!("sign with the key of {}: the library refused", self.from), "");
         match &self.key {
@@ -92,12 +92,7 @@ impl Signer {
     }
 
     /// A program may sign with another key, or something else: what it wrote is verified.
-    fn ask(
-        &self,
-        command: &SigningCommand,
-        hash: SignatureHash,
-        content: &[u8],
-    ) -> Result<Vec<u8>, SigningError> {
+    fn ask(&self, command: &SigningCommand, hash: SignatureHash, content: &[u8]) -> Result<Vec<u8>> {
         let written = command.run(hash, &hash.digest(content))?;
         if self.public.verify(hash, content, &written) {
             return Ok(written);
@@ -117,7 +112,7 @@ impl Signer {
     }
 
     /// Refuses a key that does not belong to a public one; `path` is where that stands.
-    pub fn must_match(&self, public: &PublicKey, path: &Path) -> Result<(), SigningError> {
+    pub fn must_match(&self, public: &PublicKey, path: &Path) -> Result<()> {
         if self.public == *public {
             return Ok(());
         }

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use tokio::sync::OnceCell;
 
 use super::{
-    Signer, SigningError,
+    Result, Signer,
     public_key::{read_certificate, usable},
 };
 use crate::{
@@ -33,7 +33,7 @@ pub struct ModuleSigner {
 
 impl ModuleSigner {
     /// Reads the certificate. Relative paths start at `root`. Blocks.
-    pub fn open(spec: &ModuleSigning, root: &Path, secrets: SecretReader) -> Result<Self, SigningError> {
+    pub fn open(spec: &ModuleSigning, root: &Path, secrets: SecretReader) -> Result<Self> {
         let path = root.join(&spec.certificate);
         let certificate = read_certificate(&path)?;
         let public = PublicKey::any_from_info(&certificate.public_key);
@@ -59,7 +59,7 @@ impl ModuleSigner {
     /// What kind of key it is.
     pub fn kind(&self) -> ModuleKey {
         match self.public.algorithm() {
-            KeyAlgorithm::Rsa { .. } => ModuleKey::Rsa,
+            KeyAlgorithm::Rsa(_) => ModuleKey::Rsa,
             KeyAlgorithm::P256 | KeyAlgorithm::P384 => ModuleKey::Ecdsa,
         }
     }
@@ -81,7 +81,7 @@ impl ModuleSigner {
     }
 
     /// The key, loaded now if it was not.
-    pub async fn load(&self) -> Result<Arc<Signer>, SigningError> {
+    pub async fn load(&self) -> Result<Arc<Signer>> {
         let load = || async {
             let ModuleSigning { key, passphrase, certificate: _, signed: _ } = &self.spec;
             let signer = Signer::load(key, passphrase.as_ref(), Some(&self.public), &self.secrets).await?;
@@ -92,12 +92,7 @@ impl ModuleSigner {
     }
 
     /// What is to follow a module's bytes; `signer` is what [`Self::load`] gave. Blocks.
-    pub fn trailer(
-        &self,
-        signer: &Signer,
-        hash: SignatureHash,
-        module: &[u8],
-    ) -> Result<Vec<u8>, SigningError> {
+    pub fn trailer(&self, signer: &Signer, hash: SignatureHash, module: &[u8]) -> Result<Vec<u8>> {
         let signature = signer.sign(hash, module)?;
         Ok(kmod::trailer(&self.certificate, self.kind(), hash, &signature))
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{SigningError, pem};
+use super::{Result, SigningError, pem};
 use crate::{
     kmod::{Certificate, CertificateError},
     provenance::{KeyAlgorithm, KeyError, PublicKey},
@@ -12,10 +12,10 @@ use crate::{
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=4096;
 
 /// A public key whose private half can sign; `from` says for messages where it comes from.
-pub(super) fn usable(key: Result<PublicKey, KeyError>, from: &str) -> Result<PublicKey, SigningError> {
+pub(super) fn usable(key: Result<PublicKey, KeyError>, from: &str) -> Result<PublicKey> {
     let key = key.map_err(|error| SigningError::kind(from, error))?;
     match key.algorithm() {
-        KeyAlgorithm::Rsa { bits } if !RSA_BITS.contains(&bits) => {
+        KeyAlgorithm::Rsa(bits) if !RSA_BITS.contains(&bits) => {
             Err(SigningError::kind(from, format!("it is an RSA key of {bits} bits")))
         }
         _ => Ok(key),
@@ -23,7 +23,7 @@ pub(super) fn usable(key: Result<PublicKey, KeyError>, from: &str) -> Result<Pub
 }
 
 /// Reads a file with a public key in PEM form. Blocks.
-pub fn read_public_key(path: &Path) -> Result<PublicKey, SigningError> {
+pub fn read_public_key(path: &Path) -> Result<PublicKey> {
     let what = "the public key";
     let read = |source| SigningError::Read { what, path: path.to_owned(), source };
     let text = std::fs::read_to_string(path).map_err(read)?;
@@ -31,11 +31,11 @@ pub fn read_public_key(path: &Path) -> Result<PublicKey, SigningError> {
 }
 
 /// Reads a certificate file, PEM or DER; of a PEM file with several the first counts. Blocks.
-pub fn read_certificate(path: &Path) -> Result<Certificate, SigningError> {
+pub fn read_certificate(path: &Path) -> Result<Certificate> {
     let what = "the certificate";
     let bytes =
         std::fs::read(path).map_err(|source| SigningError::Read { what, path: path.to_owned(), source })?;
-    let unreadable = |source| SigningError::Certificate { path: path.to_owned(), source };
+    let unreadable = |source| SigningError::Certificate(path.to_owned(), source);
     let text = std::str::from_utf8(&bytes).ok().filter(|text| text.contains("-----BEGIN "));
     let Some(text) = text else { return Certificate::parse(&bytes).map_err(unreadable) };
     let block = pem::blocks(text).into_iter().find(|block| block.label == "CERTIFICATE");

@@ -50,7 +50,7 @@ pub fn pack_definitions(dir: &Path, secrets: &[PathBuf], to: &Path) -> Result<Pa
             writer.entry(&path, 0o755, EntryKind::Directory)?;
         } else if metadata.is_symlink() {
             let target = fs::read_link(&full)?;
-            let kind = EntryKind::Symlink { target: &target };
+            let kind = EntryKind::Symlink(&target);
             writer.entry(&path, 0o777, kind)?;
         } else if metadata.is_file() {
             let mut content = File::open(&full)?;

@@ -10,30 +10,15 @@ use crate::{
 /// Why the store did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The tag holds something else.
-    #[error("{reference} is taken: it holds {holds}")]
-    Taken {
-        /// Repository and tag.
-        reference: String,
-        /// What it holds.
-        holds: Digest,
-    },
-    /// What stands there is not what farrier keeps there.
-    #[error("{reference} is not what it should be: {reason}")]
-    NotAnArtifact {
-        /// Repository and tag.
-        reference: String,
-        /// What is wrong.
-        reason: String,
-    },
-    /// What stands there is not signed with a key of this site.
-    #[error("{reference} in the store is not signed with a key of this site: {why}")]
-    Untrusted {
-        /// Repository, tag and digest.
-        reference: String,
-        /// Why it does not count.
-        why: String,
-    },
+    /// The tag holds something else: its digest.
+    #[error("{0} is taken: it holds {1}")]
+    Taken(String, Digest),
+    /// What stands under the reference is not what farrier keeps there, and why.
+    #[error("{0} is not what it should be: {1}")]
+    NotAnArtifact(String, String),
+    /// What stands under the reference is not signed with a key of this site, and why.
+    #[error("{0} in the store is not signed with a key of this site: {1}")]
+    Untrusted(String, String),
     /// Keys that cannot be read, or a signature that cannot be made or looked up.
     #[error(transparent)]
     Trust(#[from] TrustFault),
@@ -70,13 +55,13 @@ impl StoreError {
     /// What to do about it, where that is clear.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::Taken { reference, .. } => Some(format!(
+            Self::Taken(reference, _) => Some(format!(
                 "a published tag never changes: delete {reference} in the registry if the new content is right"
             )),
-            Self::NotAnArtifact { reference, .. } => {
+            Self::NotAnArtifact(reference, _) => {
                 Some(format!("delete {reference} in the registry, or use another prefix with --registry"))
             }
-            Self::Untrusted { .. } => Some(
+            Self::Untrusted(..) => Some(
                 "store it again where its source is, with the key of imageSigning: `farrier mirror` does that, or `farrier \
                  headers import --replace`; if another team stored it, name its key in policy.requireSigned"
                     .to_owned(),

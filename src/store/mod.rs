@@ -98,7 +98,7 @@ impl StoredInput {
     /// That it is not what it stands for.
     pub fn is_not(&self, reason: &str) -> StoreError {
         let reference = format!("{}@{}", self.repository, self.digest);
-        StoreError::NotAnArtifact { reference, reason: reason.to_owned() }
+        StoreError::NotAnArtifact(reference, reason.to_owned())
     }
 }
 
@@ -147,7 +147,7 @@ impl Store {
             Standing::NoKeys => Ok(Some(found)),
             Standing::Refused(why) => {
                 let reference = format!("{}:{tag} ({})", found.repository, found.digest);
-                Err(StoreError::Untrusted { reference, why })
+                Err(StoreError::Untrusted(reference, why))
             }
         }
     }
@@ -166,10 +166,8 @@ impl Store {
         let Some(found) = self.registry.manifest(&repository, &Version::Tag(tag.clone())).await? else {
             return Ok(None);
         };
-        let wrong = |reason: &str| StoreError::NotAnArtifact {
-            reference: format!("{repository}:{tag}"),
-            reason: reason.to_owned(),
-        };
+        let wrong =
+            |reason: &str| StoreError::NotAnArtifact(format!("{repository}:{tag}"), reason.to_owned());
         let manifest = ImageManifest::parse(&found.bytes).map_err(|error| wrong(&error.to_string()))?;
         if manifest.artifact_type.as_deref() != Some(kind.media_type()) {
             return Err(wrong(&format!("its artifactType is not {}", kind.media_type())));
@@ -199,7 +197,7 @@ impl Store {
             }
             if !replace {
                 let reference = format!("{repository}:{tag}");
-                return Err(StoreError::Taken { reference, holds: found.digest });
+                return Err(StoreError::Taken(reference, found.digest));
             }
         }
         self.registry.push_blob(&repository, &layer.digest, file).await?;
@@ -226,9 +224,8 @@ impl Store {
         if named.is_some_and(|named| named.digest == *digest) {
             return Ok(false);
         }
-        let gone = || StoreError::NotAnArtifact {
-            reference: format!("{repository}@{digest}"),
-            reason: "it is not there any more".to_owned(),
+        let gone = || {
+            StoreError::NotAnArtifact(format!("{repository}@{digest}"), "it is not there any more".to_owned())
         };
         let by_digest = Version::Digest(digest.clone());
         let found = self.registry.manifest(repository, &by_digest).await?.ok_or_else(gone)?;

@@ -184,7 +184,7 @@ async fn what_is_no_kernel_does_not_start() {
     let mut request = request(&release, &fixture_modules(&release), &["farrier_good.ko"]);
     request.kernel.vmlinuz = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
     let error = boot_check(&request, &CancellationToken::new()).await.unwrap_err();
-    assert!(matches!(&error, BootError::NotStarted { last, .. } if !last.is_empty()), "{error:?}");
+    assert!(matches!(&error, BootError::NotStarted(_, last) if !last.is_empty()), "{error:?}");
     assert!(error.to_string().starts_with(&format!("boot kernel {release}: ")), "{error}");
 }
 

@@ -2,7 +2,7 @@
 //! and an API server; images are published beforehand.
 use crate::support::{
     kube_api::{
-        Fault, Requests,
+        ApiFailure, Requests,
         objects::{daemon_set, node},
     },
     live::{DRIVER, Live, NAMESPACE, OLD_IMAGE},
@@ -53,7 +53,7 @@ fn chain() -> Live {
 /// Every write to the driver's DaemonSet is refused.
 fn refuse_the_driver(live: &Live) -> u64 {
     let path = format!("/daemonsets/{DRIVER}");
-    live.api.fail_always(Requests::writes().resource("daemonsets.apps").path(&path), Fault::Forbidden)
+    live.api.fail_always(Requests::writes().resource("daemonsets.apps").path(&path), ApiFailure::Forbidden)
 }
 
 #[test]

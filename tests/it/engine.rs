@@ -262,7 +262,7 @@ async fn failed_step(choice: EngineChoice) {
     let mut job = bench.modules("RUN echo 'a.c:1:2: error: bad thing' >&2; exit 17");
     job.log = Arc::clone(&log) as Arc<dyn BuildLog>;
     let error = bench.payload(&job).await.unwrap_err();
-    let EngineError::Step { message } = &error else { panic!("{error:?}") };
+    let EngineError::Step(message) = &error else { panic!("{error:?}") };
     assert!(message.starts_with("RUN echo") && message.ends_with("exit code 17"), "{message}");
     assert!(!error.is_transient());
     let (diagnosis, tail) = log.finish();
@@ -365,7 +365,7 @@ async fn archive_is_readable(choice: EngineChoice) {
 async fn unknown_instruction(choice: EngineChoice) {
     let bench = Bench::new(choice, "syntax").await;
     let error = bench.payload(&bench.modules("RNU true")).await.unwrap_err();
-    assert!(matches!(&error, EngineError::Step { message } if message.contains("RNU")), "{error:?}");
+    assert!(matches!(&error, EngineError::Step(message) if message.contains("RNU")), "{error:?}");
 }
 
 async fn refused_pull(choice: EngineChoice) {

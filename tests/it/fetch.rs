@@ -246,7 +246,7 @@ async fn header_set_from_a_tarball() {
     let whole = fs::read(dir.path().join("headers-6.1.192-acme+.tar.xz")).unwrap();
     fs::write(dir.path().join("cut.tar.xz"), &whole[..whole.len() / 2]).unwrap();
     let error = look("cut.tar.xz", release).await.unwrap_err();
-    assert!(matches!(error, FetchError::Unpack { .. }), "{error}");
+    assert!(matches!(error, FetchError::Unpack(..)), "{error}");
     assert!(!names(&cache, "headers").iter().any(|name| name.starts_with('.')), "nothing half-made");
 }
 
@@ -346,7 +346,7 @@ async fn a_server_that_is_not_there() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     downloads.address = format!("http://127.0.0.1:{port}");
     let error = downloads.get("/module.c", &"0".repeat(64)).await.unwrap_err();
-    assert!(matches!(error, FetchError::Transfer { .. }) && error.is_transient(), "{error}");
+    assert!(matches!(error, FetchError::Transfer(..)) && error.is_transient(), "{error}");
 }
 
 /// The probes' commands in the minimal base, and every tool that it names.

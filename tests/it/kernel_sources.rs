@@ -57,7 +57,7 @@ async fn kernel(release: &str) -> Kernel {
         HeaderLookup::Missing { looked_for, hint } => panic!("no {looked_for}: {hint}"),
     };
     let again = fetcher.kernel_images().find_here(family, &root, &target).await.unwrap();
-    assert_eq!(again.as_ref(), Some(&image), "what was fetched is at hand");
+    assert_eq!(again.as_ref(), Some(&image), "what was fetched is in the cache");
     Kernel { target, image, headers, fetcher }
 }
 

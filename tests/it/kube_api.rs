@@ -1,8 +1,10 @@
 //! The fake API server does what the real one does: every expectation here was seen at a real server, too.
 
+mod pods;
+
 use std::time::Duration;
 
-use crate::support::kube_api::{FakeApi, Fate, Fault, Kind, Requests, objects};
+use crate::support::kube_api::{ApiFailure, FakeApi, Fate, Kind, Requests, objects};
 use kube::{
     Api, Client,
     api::{DynamicObject, Patch, PatchParams},
@@ -276,10 +278,10 @@ async fn a_watch_from_a_forgotten_version_is_expired_and_bookmarks_keep_up() {
 async fn faults_come_as_often_as_ordered_and_the_log_tells_them() {
     let api = with_daemon_set();
     let get = async || daemon_sets(&api.client()).get("ofed").await;
-    api.fail(Requests::verb("get").resource("daemonsets.apps"), Fault::Internal, 1);
+    api.fail(Requests::verb("get").resource("daemonsets.apps"), ApiFailure::Internal, 1);
     assert!(matches!(get().await, Err(kube::Error::Api(status)) if status.code == 500));
     get().await.unwrap();
-    api.fail(Requests::verb("get"), Fault::Drop, 1);
+    api.fail(Requests::verb("get"), ApiFailure::Drop, 1);
     assert!(!matches!(get().await, Ok(_) | Err(kube::Error::Api(_))), "no answer at all");
     api.set_user("somebody");
     api.deny("get", "daemonsets.apps");
@@ -295,7 +297,7 @@ async fn faults_come_as_often_as_ordered_and_the_log_tells_them() {
 #[tokio::test]
 async fn a_write_whose_answer_is_lost_was_made() {
     let api = with_daemon_set();
-    api.fail(Requests::writes(), Fault::LoseAnswer, 1);
+    api.fail(Requests::writes(), ApiFailure::LoseAnswer, 1);
     let params = PatchParams::apply("farrier");
     let object = config(json!({"name": "ofed", "annotations": {"a": "1"}}), Value::Null);
     daemon_sets(&api.client()).patch("ofed", &params, &Patch::Apply(object)).await.unwrap_err();
@@ -306,7 +308,7 @@ async fn a_write_whose_answer_is_lost_was_made() {
 #[tokio::test]
 async fn a_hanging_request_is_answered_when_it_is_let_go() {
     let api = with_daemon_set();
-    let fault = api.fail_always(Requests::verb("get"), Fault::Hang);
+    let fault = api.fail_always(Requests::verb("get"), ApiFailure::Hang);
     let client = api.client();
     let asked = tokio::spawn(async move { daemon_sets(&client).get("ofed").await });
     api.until("the request has come", |api| api.count(&Requests::verb("get")) == 1).await;
@@ -345,82 +347,6 @@ async fn operators_kinds_come_and_go() {
     assert_eq!(list["items"][0]["kind"], "NicClusterPolicy", "items of custom kinds say their kind");
     api.uninstall("nicclusterpolicies.mellanox.com");
     client.request::<Value>(http_get(path)).await.unwrap_err();
-}
-
-#[tokio::test]
-async fn a_rolling_update_stops_at_a_pod_that_does_not_get_ready() {
-    let api = with_daemon_set();
-    for name in ["a", "b", "c"] {
-        api.create(objects::node(name, "6.1.0-1-amd64"));
-    }
-    api.run_daemon_sets(true, |start| {
-        if start.images[0].ends_with(":1") {
-            Fate::Ready
-        } else {
-            Fate::NotReady("CrashLoopBackOff".to_owned(), "modprobe failed".to_owned())
-        }
-    });
-    let status = || api.get("daemonsets.apps", "drivers", "ofed").unwrap()["status"].clone();
-    assert_eq!(status()["numberReady"], 3);
-    let image = json!({"containers": [{"name": "driver", "image": "example.test/ofed:2"}]});
-    apply(&api, true, config(json!({"name": "ofed"}), image)).await.unwrap();
-    assert_eq!((&status()["numberReady"], &status()["updatedNumberScheduled"]), (&json!(2), &json!(1)));
-    let pods = api.list("pods");
-    let waiting = |pod: &&Value| pod["status"]["containerStatuses"][0]["state"]["waiting"].is_object();
-    let failed: Vec<&Value> = pods.iter().filter(waiting).collect();
-    assert_eq!(failed.len(), 1);
-    assert_eq!(failed[0]["status"]["containerStatuses"][0]["state"]["waiting"]["message"], "modprobe failed");
-}
-
-#[tokio::test]
-async fn anti_affinity_leaves_a_pod_unbound_until_its_neighbour_is_gone() {
-    let api = FakeApi::start();
-    api.create(objects::node("a", "6.1.0-1-amd64"));
-    api.run_daemon_sets(true, |_| Fate::Ready);
-    api.create(objects::daemon_set("drivers", "old", "example.test/ofed:1"));
-    let mut new = objects::daemon_set("drivers", "new", "example.test/ofed:2");
-    new["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"] = json!({
-        "requiredDuringSchedulingIgnoredDuringExecution": [
-            {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "old"}}},
-        ],
-    });
-    api.create(new);
-    let node_of = |app: &str| {
-        let pods = api.list("pods");
-        let pod = pods.iter().find(|pod| pod["metadata"]["labels"]["app"] == app).unwrap();
-        pod["spec"]["nodeName"].as_str().map(str::to_owned)
-    };
-    assert_eq!(node_of("old").as_deref(), Some("a"));
-    assert_eq!(node_of("new"), None);
-    api.delete("daemonsets.apps", "drivers", "old");
-    assert_eq!(node_of("new").as_deref(), Some("a"));
-}
-
-#[tokio::test]
-async fn an_eviction_asks_the_budgets() {
-    let api = with_daemon_set();
-    api.create(objects::node("a", "6.1.0-1-amd64"));
-    api.run_daemon_sets(true, |_| Fate::Ready);
-    api.create(objects::budget("drivers", "keep", "ofed", 1));
-    let pod = api.list("pods").remove(0)["metadata"].take();
-    // Not by kube's client, which tries a 429 again for minutes.
-    let url =
-        format!("{}/api/v1/namespaces/drivers/pods/{}/eviction", api.url(), pod["name"].as_str().unwrap());
-    let evict = async || {
-        let eviction =
-            json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod["name"]}});
-        let request = reqwest::Client::new().post(&url).body(eviction.to_string());
-        let answer = request.send().await.unwrap();
-        (answer.status().as_u16(), serde_json::from_slice::<Value>(&answer.bytes().await.unwrap()).unwrap())
-    };
-    let (code, refused) = evict().await;
-    assert_eq!(code, 429);
-    assert_eq!(refused["message"], "Cannot evict pod as it would violate the pod's disruption budget.");
-    let why = "The disruption budget keep needs 1 healthy pods and has 1 currently";
-    assert_eq!(refused["details"]["causes"][0]["message"], why);
-    api.delete("poddisruptionbudgets.policy", "drivers", "keep");
-    assert_eq!(evict().await.0, 201);
-    assert_ne!(api.list("pods")[0]["metadata"]["uid"], pod["uid"], "its DaemonSet has made another");
 }
 
 #[tokio::test]

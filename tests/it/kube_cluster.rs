@@ -4,7 +4,7 @@ mod rights;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use crate::support::kube_api::{FakeApi, Fate, Fault, Kind, Requests, objects};
+use crate::support::kube_api::{ApiFailure, FakeApi, Fate, Kind, Requests, objects};
 use farrier::{
     cluster::{ApiError, Cluster as _, ClusterError, Fence, KubeCluster, KubeOptions},
     image::OperatorResource,
@@ -140,7 +140,7 @@ async fn the_api_server_goes_away_and_comes_back() {
     api.go_away();
     api.set_kernel("a", "6.1.0-2-amd64");
     let meanwhile = kube.snapshot().await.unwrap();
-    assert_eq!(kernel_of(&meanwhile, "a"), "6.1.0-1-amd64", "what was known is still at hand");
+    assert_eq!(kernel_of(&meanwhile, "a"), "6.1.0-1-amd64", "what was known is still there");
     api.come_back();
     until(&kube, "the change is seen", |snapshot| kernel_of(snapshot, "a") == "6.1.0-2-amd64").await;
     assert_eq!(
@@ -155,9 +155,9 @@ async fn a_write_waits_for_the_server_to_come_back() {
     let api = cluster();
     let kube = connect(&api).await;
     let snapshot = watched(&api, &kube).await;
-    api.fail(patches(), Fault::Drop, 1);
-    api.fail(patches(), Fault::Unavailable, 1);
-    api.fail(patches(), Fault::Internal, 1);
+    api.fail(patches(), ApiFailure::Drop, 1);
+    api.fail(patches(), ApiFailure::Unavailable, 1);
+    api.fail(patches(), ApiFailure::Internal, 1);
     kube.apply(&rewrite(&snapshot)).await.unwrap();
     assert_eq!(image_in(&api), NEW);
     assert_eq!(api.count(&patches()), 4);
@@ -181,11 +181,11 @@ async fn a_write_to_a_server_that_stays_away_is_a_transient_fault() {
 #[tokio::test]
 async fn a_busy_server_is_asked_again_after_its_retry_after() {
     let api = cluster();
-    api.fail(Requests::verb("list").resource("nodes"), Fault::TooManyRequests(1), 1);
+    api.fail(Requests::verb("list").resource("nodes"), ApiFailure::TooManyRequests(1), 1);
     let kube = connect(&api).await;
     let snapshot = watched(&api, &kube).await;
     assert_eq!(snapshot.nodes.len(), 2);
-    api.fail(patches(), Fault::TooManyRequests(1), 1);
+    api.fail(patches(), ApiFailure::TooManyRequests(1), 1);
     kube.apply(&rewrite(&snapshot)).await.unwrap();
     assert_eq!(api.count(&patches()), 2);
 }
@@ -211,7 +211,7 @@ async fn after_410_everything_is_listed_again_and_nothing_is_missed() {
 async fn a_list_whose_token_expires_begins_anew() {
     let api = cluster();
     api.load((0..600).map(|number| objects::node(&format!("n{number:03}"), "6.1.0-1-amd64")));
-    api.fail(Requests::verb("list").resource("nodes").query("continue="), Fault::Gone, 1);
+    api.fail(Requests::verb("list").resource("nodes").query("continue="), ApiFailure::Gone, 1);
     let kube = connect(&api).await;
     let snapshot = until(&kube, "all nodes", |snapshot| snapshot.nodes.len() == 602).await;
     let names: std::collections::BTreeSet<&str> =
@@ -223,8 +223,8 @@ async fn a_list_whose_token_expires_begins_anew() {
 async fn errors_of_lists_and_watches_pass() {
     let api = cluster();
     for resource in ["nodes", "daemonsets.apps", "pods"] {
-        api.fail(Requests::verb("list").resource(resource), Fault::Internal, 1);
-        api.fail(Requests::verb("watch").resource(resource), Fault::Drop, 1);
+        api.fail(Requests::verb("list").resource(resource), ApiFailure::Internal, 1);
+        api.fail(Requests::verb("watch").resource(resource), ApiFailure::Drop, 1);
     }
     let kube = connect(&api).await;
     watched(&api, &kube).await;
@@ -284,7 +284,7 @@ async fn a_write_whose_answer_is_lost_is_made_once() {
     let api = cluster();
     let kube = connect(&api).await;
     let snapshot = watched(&api, &kube).await;
-    api.fail(patches(), Fault::LoseAnswer, 1);
+    api.fail(patches(), ApiFailure::LoseAnswer, 1);
     // Tried again it is no news, or somebody else's for all that can be told: the next plan sees it.
     if let Err(error) = kube.apply(&rewrite(&snapshot)).await {
         assert!(error.is_conflict(), "{error}");

@@ -2,7 +2,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::{
-    kube_api::{FakeApi, Fault, Kind, Requests, objects},
+    kube_api::{ApiFailure, FakeApi, Kind, Requests, objects},
     live::Live,
     logs::Logs,
 };
@@ -127,8 +127,8 @@ async fn a_server_that_comes_back_without_its_rights_is_one_line() {
     until(&leadership, true).await;
     let logs = Logs::start();
     let leases = Requests::any().resource("leases.coordination.k8s.io");
-    api.fail(leases.clone(), Fault::Drop, 1);
-    api.fail(leases.clone(), Fault::Forbidden, 4);
+    api.fail(leases.clone(), ApiFailure::Drop, 1);
+    api.fail(leases.clone(), ApiFailure::Forbidden, 4);
     let before = api.count(&leases);
     while api.count(&leases) < before + 8 {
         tokio::time::sleep(TIMING.retry).await;
@@ -167,7 +167,7 @@ async fn a_leader_that_is_cut_off_closes_its_fence_before_anybody_may_take_over(
     let (leadership, task) = candidate(&api, "a");
     until(&leadership, true).await;
     let cut = Instant::now();
-    let fault = api.fail_always(Requests::any().resource("leases.coordination.k8s.io"), Fault::Hang);
+    let fault = api.fail_always(Requests::any().resource("leases.coordination.k8s.io"), ApiFailure::Hang);
     let mut watch = leadership.watch();
     let turns = async |watch: &mut tokio::sync::watch::Receiver<bool>| {
         tokio::time::timeout(Duration::from_secs(30), watch.changed()).await.expect("it is told").unwrap();
@@ -192,7 +192,7 @@ async fn a_leader_that_was_cut_off_gives_way_to_the_one_that_took_over() {
     let (first, first_task) = candidate(&api, "a");
     until(&first, true).await;
     // The other one's record, written while nobody else could.
-    let fault = api.fail_always(Requests::any().resource("leases.coordination.k8s.io"), Fault::Hang);
+    let fault = api.fail_always(Requests::any().resource("leases.coordination.k8s.io"), ApiFailure::Hang);
     let taken = serde_json::json!({"spec": {"holderIdentity": "b"}});
     api.patch_as("b", "leases.coordination.k8s.io", "farrier", "farrier", &taken);
     api.take_back(fault);
@@ -204,8 +204,8 @@ async fn a_leader_that_was_cut_off_gives_way_to_the_one_that_took_over() {
 #[tokio::test]
 async fn a_lease_that_may_not_be_written_is_never_led_by() {
     let api = cluster();
-    let forbidden =
-        api.fail_always(Requests::verb("create").resource("leases.coordination.k8s.io"), Fault::Forbidden);
+    let forbidden = api
+        .fail_always(Requests::verb("create").resource("leases.coordination.k8s.io"), ApiFailure::Forbidden);
     let (leadership, task) = candidate(&api, "a");
     let asked = Requests::verb("create").resource("leases.coordination.k8s.io");
     let wait = async {

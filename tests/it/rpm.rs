@@ -279,7 +279,7 @@ async fn what_is_not_signed_or_not_the_same_is_refused() {
 
     fs::write(world.served("os/repodata/repomd.xml"), "<html>Hello").unwrap();
     let error = world.find(&source, ROCKY).await.unwrap_err();
-    assert!(matches!(error, FetchError::Metadata { .. }), "{}", error_chain(&error));
+    assert!(matches!(error, FetchError::Metadata(..)), "{}", error_chain(&error));
 }
 
 /// The repository has moved on since it was asked.

@@ -7,7 +7,7 @@ use std::{
 
 use crate::support::{
     kernels,
-    kube_api::{FakeApi, Fault, Requests},
+    kube_api::{ApiFailure, FakeApi, Requests},
     site::Site,
 };
 use farrier::{
@@ -344,7 +344,7 @@ async fn secrets_of_a_cluster() {
     assert_eq!(error.to_string(), "read Secret farrier/key: it has no key \"absent\"; it has other, tls.key");
     let error = reader.read(&source("absent", "key")).await.unwrap_err();
     assert!(error.hint().unwrap().starts_with("create Secret farrier/absent"), "{error}");
-    api.fail(Requests::verb("get").resource("secrets"), Fault::Forbidden, 1);
+    api.fail(Requests::verb("get").resource("secrets"), ApiFailure::Forbidden, 1);
     let error = reader.read(&source("key", "tls.key")).await.unwrap_err();
     assert!(error.hint().unwrap().contains("allow farrier to `get` Secret farrier/key"), "{error}");
     assert!(!error.is_transient());

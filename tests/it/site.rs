@@ -98,7 +98,7 @@ async fn certificates_on_both_sides() {
                           "clientKey": {"file": key}});
         let net = net(json!({"hosts": [host]}), ours.directory.path(), false);
         let error = registry(&net).tags(&place).await.unwrap_err();
-        assert!(matches!(error, RegistryError::Options { .. }) && !error.is_transient(), "{error:?}");
+        assert!(matches!(error, RegistryError::Options(..)) && !error.is_transient(), "{error:?}");
         assert!(
             error.to_string().starts_with(&format!("site.yaml, host {}: client", server.host)),
             "{error}"

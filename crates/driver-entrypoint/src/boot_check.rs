@@ -54,9 +54,9 @@ fn run() -> Result<(), Error> {
     report.send(&Record::Hello { version: VERSION.to_owned(), kernel })?;
     let worked = steps(&work, &mut report);
     if let Err(error) = &worked {
-        report.send(&Record::Failed { message: error.to_string() })?;
+        report.send(&Record::Failed(error.to_string()))?;
     }
-    report.send(&Record::End { records: report.number })?;
+    report.send(&Record::End(report.number))?;
     worked
 }
 
@@ -90,7 +90,7 @@ struct Machine {
 impl Machine {
     /// Is the module in the kernel afterwards?
     fn load(&mut self, number: usize, step: &Step, report: &mut Report) -> Result<bool, Error> {
-        report.send(&Record::Loading { step: number })?;
+        report.send(&Record::Loading(number))?;
         self.log.read();
         let ended = in_a_process(&[isolated::LOAD, &step.path, &step.parameters])?;
         let messages = self.log.read();
@@ -105,7 +105,7 @@ impl Machine {
     /// Last in, first out.
     fn unload_all(&mut self, loaded: &mut Vec<(usize, &Step)>, report: &mut Report) -> Result<(), Error> {
         while let Some((number, step)) = loaded.pop().filter(|_| !self.oopsed) {
-            report.send(&Record::Unloading { step: number })?;
+            report.send(&Record::Unloading(number))?;
             self.log.read();
             let ended = in_a_process(&[isolated::UNLOAD, &step.name])?;
             let messages = self.log.read();

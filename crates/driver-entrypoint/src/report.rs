@@ -72,11 +72,8 @@ pub enum Record {
         /// The kernel's release.
         kernel: String,
     },
-    /// The step's module is about to be loaded.
-    Loading {
-        /// The step.
-        step: usize,
-    },
+    /// The module of this step is about to be loaded.
+    Loading(usize),
     /// The step's module was tried.
     Loaded {
         /// The step.
@@ -92,11 +89,8 @@ pub enum Record {
         /// What the kernel logged meanwhile, oldest first.
         messages: Vec<String>,
     },
-    /// The step's module is about to be unloaded.
-    Unloading {
-        /// The step.
-        step: usize,
-    },
+    /// The module of this step is about to be unloaded.
+    Unloading(usize),
     /// The unloading of the step's module was tried.
     Unloaded {
         /// The step.
@@ -108,16 +102,10 @@ pub enum Record {
         /// What the kernel logged meanwhile, oldest first.
         messages: Vec<String>,
     },
-    /// Init itself could not do its work.
-    Failed {
-        /// What failed.
-        message: String,
-    },
-    /// The last record.
-    End {
-        /// How many records came before.
-        records: u64,
-    },
+    /// Init itself could not do its work, and why.
+    Failed(String),
+    /// The last record, and how many came before it.
+    End(u64),
 }
 
 impl Record {
@@ -146,18 +134,18 @@ impl Record {
         let mut out = Fields::default();
         match self {
             Self::Hello { version, kernel } => out.add("hello").add(version).add(kernel),
-            Self::Loading { step } => out.add("loading").add(&step.to_string()),
+            Self::Loading(step) => out.add("loading").add(&step.to_string()),
             Self::Loaded { step, ended, initialised, oops, read_back, messages } => {
                 let ReadBack { listed, state, source_version, taint } = read_back;
                 out.add("loaded").add(&step.to_string()).ended(*ended).flag(*initialised).flag(*oops);
                 out.flag(*listed).add(state).add(source_version).add(taint).messages(messages, *oops)
             }
-            Self::Unloading { step } => out.add("unloading").add(&step.to_string()),
+            Self::Unloading(step) => out.add("unloading").add(&step.to_string()),
             Self::Unloaded { step, ended, oops, messages } => {
                 out.add("unloaded").add(&step.to_string()).ended(*ended).flag(*oops).messages(messages, *oops)
             }
-            Self::Failed { message } => out.add("fault").add(message),
-            Self::End { records } => out.add("end").add(&records.to_string()),
+            Self::Failed(message) => out.add("fault").add(message),
+            Self::End(records) => out.add("end").add(&records.to_string()),
         };
         out.0
     }
@@ -169,7 +157,7 @@ impl Record {
         let mut next = || fields.next();
         let record = match next()?.as_str() {
             "hello" => Self::Hello { version: next()?, kernel: next()? },
-            "loading" => Self::Loading { step: next()?.parse().ok()? },
+            "loading" => Self::Loading(next()?.parse().ok()?),
             "loaded" => Self::Loaded {
                 step: next()?.parse().ok()?,
                 ended: Ended::parse(&next()?)?,
@@ -183,15 +171,15 @@ impl Record {
                 },
                 messages: fields.by_ref().collect(),
             },
-            "unloading" => Self::Unloading { step: next()?.parse().ok()? },
+            "unloading" => Self::Unloading(next()?.parse().ok()?),
             "unloaded" => Self::Unloaded {
                 step: next()?.parse().ok()?,
                 ended: Ended::parse(&next()?)?,
                 oops: next()? == "1",
                 messages: fields.by_ref().collect(),
             },
-            "fault" => Self::Failed { message: next()? },
-            "end" => Self::End { records: next()?.parse().ok()? },
+            "fault" => Self::Failed(next()?),
+            "end" => Self::End(next()?.parse().ok()?),
             _ => return None,
         };
         fields.next().is_none().then_some(record)
@@ -281,7 +269,7 @@ mod tests {
         };
         vec![
             Record::Hello { version: VERSION.into(), kernel: "6.1.0-56-amd64".into() },
-            Record::Loading { step: 0 },
+            Record::Loading(0),
             Record::Loaded {
                 step: 0,
                 ended: Ended::Done,
@@ -298,10 +286,10 @@ mod tests {
                 read_back: ReadBack::default(),
                 messages: vec![],
             },
-            Record::Unloading { step: 0 },
+            Record::Unloading(0),
             Record::Unloaded { step: 0, ended: Ended::Killed(9), oops: true, messages },
-            Record::Failed { message: "mount /proc".into() },
-            Record::End { records: 7 },
+            Record::Failed("mount /proc".into()),
+            Record::End(7),
         ]
     }
 
@@ -319,7 +307,7 @@ mod tests {
     #[test]
     fn the_code_is_that_of_another_program() {
         assert_eq!(
-            Record::End { records: 3 }.line(&KEY, 7),
+            Record::End(3).line(&KEY, 7),
             "7 656e64003300 a547045a2c7f654f7066c791f73aab7beca2f839592a68d29480ce8b1ef2b446\n"
         );
     }

@@ -12,14 +12,9 @@ pub struct KernelConfig {
 /// Why a text is not a kernel configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// A line that is neither an option, a comment nor empty.
-    #[error("line {line} of the kernel configuration is no option: {text:?}")]
-    Line {
-        /// From 1.
-        line: usize,
-        /// Its start.
-        text: String,
-    },
+    /// A line that is neither an option, a comment nor empty: its number and text.
+    #[error("line {0} of the kernel configuration is no option: {1:?}")]
+    Line(usize, String),
     /// Not one option in it.
     #[error("the kernel configuration sets no option")]
     Empty,
@@ -39,7 +34,7 @@ impl KernelConfig {
             }
             let option = line.strip_prefix("CONFIG_").and_then(|rest| rest.split_once('='));
             let Some((name, value)) = option.filter(|(name, _)| is_option_name(name)) else {
-                return Err(ConfigError::Line { line: index + 1, text: line.chars().take(80).collect() });
+                return Err(ConfigError::Line(index + 1, line.chars().take(80).collect()));
             };
             options.insert(name.into(), unquote(value).into());
         }

@@ -41,13 +41,10 @@ pub enum ModuleKey {
 pub enum CannotVerify {
     /// Neither the digest that its own modules are signed with is one that keys of today's sign with, nor is another built in.
     #[error(
-        "the kernel's modules are signed with {hash}, with which farrier does not sign, and its configuration builds \
+        "the kernel's modules are signed with {0}, with which farrier does not sign, and its configuration builds \
          neither SHA-256 nor SHA-512 in"
     )]
-    Hash {
-        /// `CONFIG_MODULE_SIG_HASH`.
-        hash: String,
-    },
+    Hash(String),
     /// It cannot verify ECDSA.
     #[error(
         "the key is an ECDSA one, and the kernel has no CONFIG_CRYPTO_ECDSA=y (there is none before Linux 5.13)"
@@ -88,7 +85,7 @@ impl SignatureHash {
             (false, true) => Some(Self::Sha512),
             (false, false) => None,
         };
-        let hash = own.or_else(built_in).ok_or_else(|| CannotVerify::Hash { hash: hash.to_owned() })?;
+        let hash = own.or_else(built_in).ok_or_else(|| CannotVerify::Hash(hash.to_owned()))?;
         Ok(Some(hash))
     }
 
@@ -197,7 +194,7 @@ mod tests {
         }
         for hash in ["sha1", "sha224", "sha3-256", "sha3-512"] {
             let old = format!("CONFIG_MODULE_SIG=y\nCONFIG_MODULE_SIG_HASH=\"{hash}\"\n");
-            assert_eq!(rsa(&old), Err(CannotVerify::Hash { hash: hash.to_owned() }));
+            assert_eq!(rsa(&old), Err(CannotVerify::Hash(hash.to_owned())));
             let with = |more: &str| rsa(&format!("{old}{more}"));
             assert_eq!(with("CONFIG_CRYPTO_SHA512=y\n"), Ok(Some(SignatureHash::Sha512)));
             assert_eq!(with("CONFIG_CRYPTO_SHA256=y\n"), Ok(Some(SignatureHash::Sha256)));

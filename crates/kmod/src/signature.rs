@@ -26,11 +26,8 @@ const MAX_MESSAGE: u64 = 256 << 10;
 pub enum Signature {
     /// Nothing: the module is not signed.
     None,
-    /// The marker is there, and bytes follow it: to the kernel the module is not signed.
-    Buried {
-        /// How many bytes follow.
-        after: u64,
-    },
+    /// The marker is there, and so many bytes follow it: to the kernel the module is not signed.
+    Buried(u64),
     /// A record or message that the kernel answers with `EBADMSG`, whether or not it enforces signatures.
     Malformed(&'static str),
     /// Of another kind than PKCS#7, by its number: `ENOPKG`.
@@ -94,7 +91,7 @@ fn buried<'d, R: ReadRef<'d>>(data: R, length: u64) -> Signature {
     let size = length.min(TAIL);
     let Ok(tail) = data.read_bytes_at(length - size, size) else { return Signature::None };
     match tail.windows(MARKER.len()).rposition(|window| window == MARKER) {
-        Some(at) => Signature::Buried { after: (tail.len() - at - MARKER.len()) as u64 },
+        Some(at) => Signature::Buried((tail.len() - at - MARKER.len()) as u64),
         None => Signature::None,
     }
 }

@@ -52,14 +52,9 @@ pub struct ExportedSymbol<'a> {
 /// Why a text is not a symbol table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SymbolTableError {
-    /// A line without the table's columns.
-    #[error("line {line} of the symbol table {reason}")]
-    Line {
-        /// From 1.
-        line: usize,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
+    /// A line without the table's columns: its number, and what it lacks.
+    #[error("line {0} of the symbol table {1}")]
+    Line(usize, &'static str),
     /// More than any kernel exports.
     #[error("the symbol table has more than {MAX_ROWS} lines, {MAX_EXPORTERS} exporters or 4 GiB of names")]
     Size,
@@ -87,8 +82,7 @@ impl SymbolTable {
             if line.is_empty() {
                 continue;
             }
-            let symbol =
-                columns(line).map_err(|reason| SymbolTableError::Line { line: index + 1, reason })?;
+            let symbol = columns(line).map_err(|reason| SymbolTableError::Line(index + 1, reason))?;
             let start = u32::try_from(table.names.len()).map_err(|_| SymbolTableError::Size)?;
             let length = u16::try_from(symbol.name.len()).map_err(|_| SymbolTableError::Size)?;
             if table.rows.len() == MAX_ROWS {

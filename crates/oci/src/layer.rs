@@ -48,11 +48,8 @@ pub enum EntryKind<'a> {
         /// The content.
         content: &'a mut dyn Read,
     },
-    /// A symbolic link; the target is kept as it is.
-    Symlink {
-        /// Where it points.
-        target: &'a Path,
-    },
+    /// A symbolic link to this target, which is kept as it is.
+    Symlink(&'a Path),
 }
 
 /// Why a layer cannot be written.
@@ -78,14 +75,8 @@ pub enum LayerError {
         found: u64,
     },
     /// Reading the content or writing the layer failed.
-    #[error("write layer entry {path:?}")]
-    Entry {
-        /// Which one.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
+    #[error("write layer entry {0:?}")]
+    Entry(PathBuf, #[source] io::Error),
     /// Writing the layer's end failed.
     #[error("finish layer")]
     Finish(#[source] io::Error),
@@ -148,7 +139,7 @@ impl<W: Write> TreeWriter<W> {
     /// each once; owners become root.
     pub fn entry(&mut self, path: &Path, mode: u32, kind: EntryKind<'_>) -> Result<(), LayerError> {
         self.check_path(path)?;
-        let failed = |source| LayerError::Entry { path: path.to_owned(), source };
+        let failed = |source| LayerError::Entry(path.to_owned(), source);
 
         let mut header = Header::new_gnu();
         header.set_mtime(self.mtime);
@@ -177,7 +168,7 @@ impl<W: Write> TreeWriter<W> {
                     }
                 }
             }
-            EntryKind::Symlink { target } => {
+            EntryKind::Symlink(target) => {
                 header.set_entry_type(EntryType::Symlink);
                 header.set_mode(0o777);
                 self.tar.append_link(&mut header, path, target).map_err(failed)?;
@@ -438,7 +429,7 @@ mod tests {
         let mut writer = LayerWriter::new(Vec::new(), 42);
         let kind = EntryKind::File { size: 1, content: &mut &b"x"[..] };
         writer.entry(Path::new(&long), 0o6755, kind).unwrap();
-        let kind = EntryKind::Symlink { target: Path::new(&target) };
+        let kind = EntryKind::Symlink(Path::new(&target));
         writer.entry(Path::new("link"), 0o777, kind).unwrap();
         let (_, bytes) = writer.finish().unwrap();
 

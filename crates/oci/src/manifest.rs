@@ -18,37 +18,21 @@ const MAX_LAYERS: usize = 500;
 /// Why something is not an image that farrier can use.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// Larger than [`MAX_MANIFEST`].
-    #[error("{what} has {bytes} bytes, at most {MAX_MANIFEST} are read")]
-    TooLarge {
-        /// What.
-        what: &'static str,
-        /// Its size.
-        bytes: usize,
-    },
+    /// Larger than [`MAX_MANIFEST`]: what, and its bytes.
+    #[error("{0} has {1} bytes, at most {MAX_MANIFEST} are read")]
+    TooLarge(&'static str, usize),
     /// Not the JSON that it should be.
-    #[error("{what} is not valid")]
-    Json {
-        /// What.
-        what: &'static str,
-        /// Where and why.
-        #[source]
-        source: serde_json::Error,
-    },
-    /// JSON that contradicts itself or asks for what farrier cannot do.
-    #[error("{what}: {reason}")]
-    Unusable {
-        /// What.
-        what: &'static str,
-        /// Why.
-        reason: String,
-    },
+    #[error("{0} is not valid")]
+    Json(&'static str, #[source] serde_json::Error),
+    /// JSON that contradicts itself or asks for what farrier cannot do: what, and why.
+    #[error("{0}: {1}")]
+    Unusable(&'static str, String),
 }
 
 impl ImageError {
     /// Bytes that are an image of no use here.
     pub fn unusable(what: &'static str, reason: impl Into<String>) -> Self {
-        Self::Unusable { what, reason: reason.into() }
+        Self::Unusable(what, reason.into())
     }
 }
 
@@ -279,14 +263,14 @@ fn check_version(what: &'static str, version: u32) -> Result<(), ImageError> {
 
 pub(super) fn read<'a, T: Deserialize<'a>>(what: &'static str, bytes: &'a [u8]) -> Result<T, ImageError> {
     if bytes.len() > MAX_MANIFEST {
-        return Err(ImageError::TooLarge { what, bytes: bytes.len() });
+        return Err(ImageError::TooLarge(what, bytes.len()));
     }
-    serde_json::from_slice(bytes).map_err(|source| ImageError::Json { what, source })
+    serde_json::from_slice(bytes).map_err(|source| ImageError::Json(what, source))
 }
 
 /// JSON, as it is published.
 pub fn write(what: &'static str, value: &impl Serialize) -> Result<Vec<u8>, ImageError> {
-    serde_json::to_vec(value).map_err(|source| ImageError::Json { what, source })
+    serde_json::to_vec(value).map_err(|source| ImageError::Json(what, source))
 }
 
 /// Go writes an empty map as `null`.
@@ -350,7 +334,7 @@ mod tests {
             typed(media_type::OCI_MANIFEST, &index),
         ] {
             let text = String::from_utf8_lossy(&both);
-            assert!(matches!(AnyManifest::parse(&both), Err(ImageError::Unusable { .. })), "{text}");
+            assert!(matches!(AnyManifest::parse(&both), Err(ImageError::Unusable(..))), "{text}");
             assert!(ImageManifest::parse(&both).is_err() && ImageIndex::parse(&both).is_err(), "{text}");
         }
         assert!(ImageManifest::parse(&typed(media_type::OCI_MANIFEST, &image)).is_ok());
@@ -361,11 +345,8 @@ mod tests {
 
     #[test]
     fn hostile_manifests() {
-        assert!(matches!(AnyManifest::parse(b"<html>"), Err(ImageError::Json { .. })));
-        assert!(matches!(
-            AnyManifest::parse(&vec![b' '; MAX_MANIFEST + 1]),
-            Err(ImageError::TooLarge { .. })
-        ));
+        assert!(matches!(AnyManifest::parse(b"<html>"), Err(ImageError::Json(..))));
+        assert!(matches!(AnyManifest::parse(&vec![b' '; MAX_MANIFEST + 1]), Err(ImageError::TooLarge(..))));
         let deep = "[".repeat(100_000);
         assert!(AnyManifest::parse(deep.as_bytes()).is_err());
         let digest = r#"{"schemaVersion":2,"config":{"mediaType":"x","digest":"sha256:../../etc","size":1},"layers":[]}"#;

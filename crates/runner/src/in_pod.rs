@@ -57,7 +57,7 @@ pub fn run() -> io::Result<()> {
             thread::spawn(move || hand_out(&messages, &kept, stream));
         }
     });
-    let outcome = build(&messages).unwrap_or_else(|error| Outcome::Broken { why: error.to_string() });
+    let outcome = build(&messages).unwrap_or_else(|error| Outcome::Broken(error.to_string()));
     messages.send(&Message::End(outcome))?;
     thread::sleep(HOLD);
     Err(io::Error::other("the result was not fetched in time"))

@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     let last = match outcome {
         Ok(Some(outcome)) => messages.send(&Message::End(outcome)),
         Ok(None) => Ok(()),
-        Err(error) => messages.send(&Message::End(Outcome::Broken { why: error.to_string() })),
+        Err(error) => messages.send(&Message::End(Outcome::Broken(error.to_string()))),
     };
     // Whoever is gone hears nothing.
     if last.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -34,11 +34,8 @@ pub struct Step {
 /// What a step does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// `WORKDIR`: makes a directory, and those above it.
-    Directory {
-        /// Absolute.
-        path: String,
-    },
+    /// `WORKDIR`: makes a directory (an absolute path), and those above it.
+    Directory(String),
     /// `COPY`, out of the build context or out of here-documents.
     Copy {
         /// What is copied.

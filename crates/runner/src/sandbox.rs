@@ -74,7 +74,7 @@ pub fn enter(messages: &Messages) -> io::Result<Option<Outcome>> {
     if ended.success() {
         return Ok(None);
     }
-    Ok(Some(Outcome::Broken { why: format!("the sandbox's first process ended: {ended}") }))
+    Ok(Some(Outcome::Broken(format!("the sandbox's first process ended: {ended}"))))
 }
 
 /// The second process: process 1 of the sandbox.

@@ -32,7 +32,7 @@ pub fn run(messages: &Messages, plan: &Plan, context: &Path, disk: &File) -> io:
     for (place, step) in (0..).zip(&plan.steps) {
         messages.send(&Message::Step(place))?;
         let done = match &step.action {
-            Action::Directory { path } => fs::create_dir_all(path).map_err(|error| error.to_string()),
+            Action::Directory(path) => fs::create_dir_all(path).map_err(|error| error.to_string()),
             Action::Copy { sources, dest, mode } => {
                 copy::copy(context, sources, dest, *mode).map_err(|error| error.to_string())
             }

@@ -61,11 +61,8 @@ pub enum Outcome {
         /// Which, and by how much.
         why: String,
     },
-    /// There is no sandbox here, or it broke: no fault of the build.
-    Broken {
-        /// What was tried, and what the kernel said.
-        why: String,
-    },
+    /// There is no sandbox here, or it broke: what was tried, and what the kernel said. It is no fault of the build.
+    Broken(String),
 }
 
 /// Writes a frame.
@@ -167,7 +164,7 @@ impl Message {
             }
             Self::End(Outcome::Failed { step, why }) => out.ended(b'f', *step, why),
             Self::End(Outcome::Limit { step, why }) => out.ended(b'x', *step, why),
-            Self::End(Outcome::Broken { why }) => {
+            Self::End(Outcome::Broken(why)) => {
                 out.tag(b'b');
                 out.text(why);
             }
@@ -191,7 +188,7 @@ impl Message {
                 }),
                 b'f' => Self::End(Outcome::Failed { step: from.small()?, why: from.text()? }),
                 b'x' => Self::End(Outcome::Limit { step: from.small()?, why: from.text()? }),
-                b'b' => Self::End(Outcome::Broken { why: from.text()? }),
+                b'b' => Self::End(Outcome::Broken(from.text()?)),
                 _ => return Err(damaged()),
             })
         })
@@ -238,7 +235,7 @@ impl Writer {
 
     fn action(&mut self, action: &Action) {
         match action {
-            Action::Directory { path } => {
+            Action::Directory(path) => {
                 self.tag(b'd');
                 self.text(path);
             }
@@ -324,7 +321,7 @@ impl Reader<'_> {
 
     fn action(&mut self) -> io::Result<Action> {
         Ok(match self.tag()? {
-            b'd' => Action::Directory { path: self.text()? },
+            b'd' => Action::Directory(self.text()?),
             b'c' => Action::Copy {
                 sources: self.list(|from| match from.tag()? {
                     b'c' => Ok(Source::Context(from.text()?)),
@@ -353,7 +350,7 @@ mod tests {
         let step = |action| Step { line: 3, text: "X é".to_owned(), action };
         Plan {
             steps: vec![
-                step(Action::Directory { path: "/build".to_owned() }),
+                step(Action::Directory("/build".to_owned())),
                 step(Action::Copy {
                     sources: vec![
                         Source::Context("sources/*".to_owned()),
@@ -384,7 +381,7 @@ mod tests {
             Message::End(Outcome::Done { size: 9, sha256: [7; 32] }),
             Message::End(Outcome::Failed { step: 1, why: why() }),
             Message::End(Outcome::Limit { step: 2, why: why() }),
-            Message::End(Outcome::Broken { why: why() }),
+            Message::End(Outcome::Broken(why())),
         ]
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::BundleExportArgs;
 use crate::{
     bundle::{BundleError, Content, ContentKind, contents::in_order, needed},
-    cli::{CliError, mirror::selection, output, settings},
+    cli::{CliError, Result, mirror::selection, output, settings},
     image::{ImageName, ImageReference, Repository, Version},
     images::{MissingInput, Selection, find_inputs},
     kernel::KernelTarget,
@@ -15,10 +15,7 @@ use crate::{
 };
 
 /// What a site must get; `None` where something is missing, after a message that names it.
-pub(super) async fn contents(
-    parts: &Parts,
-    args: &BundleExportArgs,
-) -> Result<Option<Vec<Content>>, CliError> {
+pub(super) async fn contents(parts: &Parts, args: &BundleExportArgs) -> Result<Option<Vec<Content>>> {
     let mut found = Vec::new();
     for reference in &args.reference {
         found.push(referred(parts, reference).await?);
@@ -54,15 +51,12 @@ fn tell(MissingInput { what, error, hint, unreachable: _ }: &MissingInput) {
 }
 
 /// A repository below the registry's prefix.
-pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repository, CliError> {
+pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repository> {
     location.repository(name).map_err(|error| CliError::usage(error.to_string()))
 }
 
 /// The images, and those that they need, as far as they are published for the kernels, and what is not.
-async fn published(
-    parts: &Parts,
-    selection: &Selection,
-) -> Result<(Vec<Content>, Vec<MissingInput>), CliError> {
+async fn published(parts: &Parts, selection: &Selection) -> Result<(Vec<Content>, Vec<MissingInput>)> {
     let Selection { images, kernels } = selection;
     let needed = needed(&parts.definitions, images, kernels);
     let (mut found, mut missing) = (Vec::new(), Vec::new());
@@ -94,7 +88,7 @@ async fn published_image(
     parts: &Parts,
     image: &ImageName,
     kernels: &BTreeSet<KernelTarget>,
-) -> Result<Vec<(ImageFacts, Content)>, CliError> {
+) -> Result<Vec<(ImageFacts, Content)>> {
     let repository = repository(&parts.location, image.as_str())?;
     let mut found = Vec::new();
     for tag in parts.registry.tags(&repository).await? {
@@ -119,7 +113,7 @@ async fn published_image(
 }
 
 /// What stands under a name below the registry's prefix.
-async fn referred(parts: &Parts, text: &str) -> Result<Content, CliError> {
+async fn referred(parts: &Parts, text: &str) -> Result<Content> {
     let ImageReference { repository: name, version } = settings::parse("--reference", text)?;
     let place = repository(&parts.location, name.as_str())?;
     let found = parts.registry.manifest(&place, &version).await?;

@@ -8,7 +8,7 @@ use super::Context;
 use crate::{
     cache::BLOBS,
     cli::{
-        CliError, env_vars,
+        CliError, Result, env_vars,
         settings::{self, Settings},
     },
     engine::{self, EngineChoice},
@@ -47,7 +47,7 @@ pub(super) struct OpenImage {
 
 impl OpenImage {
     /// Opens `oci:PATH[:TAG|@DIGEST]`, `docker:REF` or a registry's `host/repository:tag`.
-    pub async fn open(context: &Context<'_>, word: &str) -> Result<Self, CliError> {
+    pub async fn open(context: &Context<'_>, word: &str) -> Result<Self> {
         let arch = settings::architecture(&context.args.platform)?;
         let image = if let Some(place) = word.strip_prefix("oci:") {
             layout(word, place, arch)
@@ -71,7 +71,7 @@ impl OpenImage {
         image.with_its_only_kernel()
     }
 
-    fn with_its_only_kernel(mut self) -> Result<Self, CliError> {
+    fn with_its_only_kernel(mut self) -> Result<Self> {
         let (_, ImageTree { releases, .. }) = self.unpack(None)?;
         if let [only] = &releases[..] {
             self.kernel = only.parse().ok();
@@ -87,7 +87,7 @@ impl OpenImage {
     }
 
     /// Its modules for a kernel.
-    pub fn read(&self, release: &KernelRelease) -> Result<Checked, CliError> {
+    pub fn read(&self, release: &KernelRelease) -> Result<Checked> {
         let (dest, ImageTree { releases, firmware }) = self.unpack(Some(release))?;
         if !releases.iter().any(|found| found == release.as_str()) {
             let has = match &releases[..] {
@@ -104,7 +104,7 @@ impl OpenImage {
         Ok(Checked { modules, files, unpacked: vec![dest], firmware: Some(firmware) })
     }
 
-    fn unpack(&self, release: Option<&KernelRelease>) -> Result<(TempDir, ImageTree), CliError> {
+    fn unpack(&self, release: Option<&KernelRelease>) -> Result<(TempDir, ImageTree)> {
         let of_image = |error: CliError| error.of_image(&self.name);
         let dest = tempfile::tempdir().map_err(|error| of_image(error.into()))?;
         let tree = payload::unpack_image(&self.layers, dest.path(), release);
@@ -128,7 +128,7 @@ fn annotated(manifest: &ImageManifest) -> Option<KernelRelease> {
 }
 
 /// An image of a layout directory, whoever wrote it.
-fn layout(word: &str, place: &str, arch: Architecture) -> Result<OpenImage, CliError> {
+fn layout(word: &str, place: &str, arch: Architecture) -> Result<OpenImage> {
     let (root, wanted) = split_place(place);
     if !root.join("index.json").is_file() {
         let message = format!("{} is no image layout: it has no index.json", root.display());
@@ -180,7 +180,7 @@ fn split_place(place: &str) -> (PathBuf, Option<&str>) {
 }
 
 /// The manifest that is meant: by digest, by its name, by the tag at its name's end, or the only one.
-fn choose<'i>(index: &'i ImageIndex, wanted: Option<&str>) -> Result<&'i Descriptor, CliError> {
+fn choose<'i>(index: &'i ImageIndex, wanted: Option<&str>) -> Result<&'i Descriptor> {
     let name = |descriptor: &'i Descriptor| {
         descriptor.annotations.get(annotations::REF_NAME).map_or("", String::as_str)
     };
@@ -209,7 +209,7 @@ fn choose<'i>(index: &'i ImageIndex, wanted: Option<&str>) -> Result<&'i Descrip
 }
 
 /// An image of the local engine, as `docker save` gives it.
-async fn in_engine(context: &Context<'_>, word: &str, name: &str) -> Result<OpenImage, CliError> {
+async fn in_engine(context: &Context<'_>, word: &str, name: &str) -> Result<OpenImage> {
     let env = env_vars::engine_env();
     // Podman's socket speaks the same language.
     let engine = match engine::connect_docker(EngineChoice::Docker, &env).await {
@@ -238,7 +238,7 @@ async fn in_registry(
     settings: &Settings,
     reference: ImageReference,
     arch: Architecture,
-) -> Result<OpenImage, CliError> {
+) -> Result<OpenImage> {
     let remote = RemoteRegistry::new("registries".to_owned(), &settings.registry);
     let manifest = manifest(&remote, &reference, arch).await?;
     let (repository, remote) = (&reference.repository, &remote);
@@ -262,7 +262,7 @@ async fn manifest(
     registry: &RemoteRegistry,
     ImageReference { repository, version }: &ImageReference,
     arch: Architecture,
-) -> Result<ImageManifest, CliError> {
+) -> Result<ImageManifest> {
     let missing = || CliError::hinted("the registry does not have it", "check the name and the tag");
     let stored = registry.manifest(repository, version).await?.ok_or_else(missing)?;
     match AnyManifest::parse(&stored.bytes)? {

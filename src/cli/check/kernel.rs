@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use super::Context;
 use crate::{
-    cli::{CliError, headers, settings},
+    cli::{CliError, Result, headers, settings},
     inputs::{HeaderLookup, KernelImage, KernelImageLookup, read_header_set, read_host},
     kernel::{Architecture, KernelFamily, KernelRelease, KernelTarget, match_family},
     kmod::{BeyondHeaders, KernelFacts},
@@ -24,7 +24,7 @@ pub(super) struct Kernel {
 
 impl Kernel {
     /// Finds the kernel of the arguments; `suggested` is what the checked images are for.
-    pub async fn find(context: &Context<'_>, suggested: Option<&KernelRelease>) -> Result<Self, CliError> {
+    pub async fn find(context: &Context<'_>, suggested: Option<&KernelRelease>) -> Result<Self> {
         let args = context.args;
         let arch = settings::architecture(&args.platform)?;
         if args.host {
@@ -62,7 +62,7 @@ impl Kernel {
     }
 
     /// Fetches the kernel's image when the arguments allow that, and says what it tells.
-    pub async fn take_image(&mut self, context: &Context<'_>) -> Result<Option<BeyondHeaders>, CliError> {
+    pub async fn take_image(&mut self, context: &Context<'_>) -> Result<Option<BeyondHeaders>> {
         let Some(target) = self.target.clone().filter(|_| context.args.fetch_kernel_image) else {
             return Ok(None);
         };
@@ -71,7 +71,7 @@ impl Kernel {
     }
 
     /// The image to boot: the one that was read, else this machine's, else what the family says.
-    pub async fn bootable(&mut self, context: &Context<'_>) -> Result<KernelImage, CliError> {
+    pub async fn bootable(&mut self, context: &Context<'_>) -> Result<KernelImage> {
         if let Some(image) = &self.image {
             return Ok(image.clone());
         }
@@ -84,7 +84,7 @@ impl Kernel {
         self.image.clone().ok_or_else(|| CliError::usage(format!("--boot: {NO_IMAGE_TO_BOOT}")))
     }
 
-    async fn fetch_image(&mut self, context: &Context<'_>, target: &KernelTarget) -> Result<(), CliError> {
+    async fn fetch_image(&mut self, context: &Context<'_>, target: &KernelTarget) -> Result<()> {
         let settings = context.settings()?;
         let family = headers::family(settings, target)?;
         match settings.fetcher.kernel_images().find(family, &settings.definitions.root, target).await? {
@@ -94,7 +94,7 @@ impl Kernel {
     }
 
     /// Uses the image that the family names if it is here; else says how it could be had.
-    async fn take_cached_image(&mut self, context: &Context<'_>) -> Result<(), CliError> {
+    async fn take_cached_image(&mut self, context: &Context<'_>) -> Result<()> {
         let Some(target) = self.target.clone() else { return Ok(()) };
         // With --headers no definitions are needed: broken ones must not stand in the way.
         let settings = match context.settings() {
@@ -115,7 +115,7 @@ impl Kernel {
         Ok(())
     }
 
-    async fn learn(&mut self, context: &Context<'_>, image: KernelImage) -> Result<(), CliError> {
+    async fn learn(&mut self, context: &Context<'_>, image: KernelImage) -> Result<()> {
         self.facts.beyond_headers = context.settings()?.fetcher.kernel_images().facts(&image).await?;
         self.hint = None;
         self.target = None;
@@ -139,11 +139,7 @@ fn missing(what: &str, looked_for: &str, hint: String) -> CliError {
     CliError::hinted(format!("find the {what} of the kernel: there is no {looked_for}"), hint)
 }
 
-async fn given_image(
-    context: &Context<'_>,
-    path: &Path,
-    arch: Architecture,
-) -> Result<KernelImage, CliError> {
+async fn given_image(context: &Context<'_>, path: &Path, arch: Architecture) -> Result<KernelImage> {
     if !path.is_file() {
         return Err(CliError::usage(format!("--kernel-image {}: there is no such file", path.display())));
     }
@@ -157,7 +153,7 @@ fn release(
     context: &Context<'_>,
     image: Option<&KernelImage>,
     suggested: Option<&KernelRelease>,
-) -> Result<String, CliError> {
+) -> Result<String> {
     let args = context.args;
     if let Some(release) = &args.kernel {
         return Ok(release.clone());

@@ -11,7 +11,7 @@ use super::{
     image::{Checked, OpenImage, places},
 };
 use crate::{
-    cli::CliError,
+    cli::{CliError, Result},
     kernel::KernelRelease,
     kmod::{NeededTable, SymbolTable},
     payload,
@@ -30,7 +30,7 @@ pub(super) enum Subject {
 
 impl Subject {
     /// A word that exists as a path is a path; everything else names an image.
-    pub async fn open(context: &Context<'_>, word: &str) -> Result<Self, CliError> {
+    pub async fn open(context: &Context<'_>, word: &str) -> Result<Self> {
         let path = Path::new(word);
         if path.exists() {
             return Ok(Self::Path(path.to_owned()));
@@ -46,7 +46,7 @@ impl Subject {
         }
     }
 
-    fn read(&self, release: &KernelRelease) -> Result<Checked, CliError> {
+    fn read(&self, release: &KernelRelease) -> Result<Checked> {
         let path = match self {
             Self::Path(path) => path,
             Self::Image(image) => return image.read(release),
@@ -68,7 +68,7 @@ impl Subject {
 }
 
 /// Reads all of them for one kernel.
-pub(super) fn read(subjects: &[Subject], release: &KernelRelease) -> Result<Checked, CliError> {
+pub(super) fn read(subjects: &[Subject], release: &KernelRelease) -> Result<Checked> {
     let mut all = Checked { firmware: Some(Vec::new()), ..Checked::default() };
     for subject in subjects {
         let Checked { modules, files, unpacked, firmware } = subject.read(release)?;
@@ -81,7 +81,7 @@ pub(super) fn read(subjects: &[Subject], release: &KernelRelease) -> Result<Chec
 }
 
 /// The symbol tables of `--needs`.
-pub(super) fn needs(paths: &[PathBuf]) -> Result<Vec<NeededTable>, CliError> {
+pub(super) fn needs(paths: &[PathBuf]) -> Result<Vec<NeededTable>> {
     let mut tables = Vec::new();
     for path in paths {
         for file in table_files(path)? {
@@ -96,7 +96,7 @@ pub(super) fn needs(paths: &[PathBuf]) -> Result<Vec<NeededTable>, CliError> {
 }
 
 /// The file itself, or every `Module.symvers` below the directory, in path order.
-fn table_files(path: &Path) -> Result<Vec<PathBuf>, CliError> {
+fn table_files(path: &Path) -> Result<Vec<PathBuf>> {
     let wrong = |reason: &str| CliError::usage(format!("--needs {}: {reason}", path.display()));
     let metadata = fs::metadata(path).map_err(|error| wrong(&error.to_string()))?;
     if !metadata.is_dir() {

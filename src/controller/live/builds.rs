@@ -24,7 +24,7 @@ use crate::{
         pass::{BuildEnd, BuildFault},
     },
     error_chain,
-    parts::{Parts, TargetError},
+    parts::{Parts, Result},
     plan::{Activity, Cell, Phase, Plan},
     runtime::{BuildOutcomeLabel, Metrics},
 };
@@ -48,7 +48,7 @@ fn without_outcome(attempts: u32) -> String {
 pub(super) struct Builds {
     queue: Queue,
     activity: SharedActivity,
-    tasks: JoinSet<Result<BuildEnd, TargetError>>,
+    tasks: JoinSet<Result<BuildEnd>>,
     started: HashMap<Id, (Arc<Cell>, Instant)>,
     /// Ends the whole loop's builds.
     cancel: CancellationToken,
@@ -60,7 +60,7 @@ pub(super) struct Builds {
 pub(super) struct EndedBuild {
     pub(super) cell: Arc<Cell>,
     /// How it ended; `None` where it panicked.
-    pub(super) end: Option<Result<BuildEnd, TargetError>>,
+    pub(super) end: Option<Result<BuildEnd>>,
     took: Duration,
 }
 

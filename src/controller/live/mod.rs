@@ -38,7 +38,7 @@ use crate::{
     cluster::Cluster,
     error_chain,
     images::LastRecord,
-    parts::{Parts, TargetError},
+    parts::{Parts, Result},
     plan::{Claims, ClusterSnapshot, Interest, Outcome, Pace, Plan, RolloutTarget, retry},
     runtime::{Configuration, Health, Metrics, PassOutcomeLabel},
 };
@@ -218,7 +218,7 @@ impl Live {
         }
     }
 
-    async fn pass_once(&mut self, cancel: &CancellationToken) -> Result<PassOutcomeLabel, TargetError> {
+    async fn pass_once(&mut self, cancel: &CancellationToken) -> Result<PassOutcomeLabel> {
         let Some(mut planned) = self.plan(cancel).await? else { return Ok(PassOutcomeLabel::Done) };
         let deadline =
             crate::plan::next_deadline(&self.parts.definitions, &planned.snapshot, Timestamp::now());
@@ -252,7 +252,7 @@ impl Live {
     }
 
     /// Observes and plans, with all that could not be found out before asked for again; `None` when the loop is to end.
-    async fn plan(&mut self, cancel: &CancellationToken) -> Result<Option<Planned>, TargetError> {
+    async fn plan(&mut self, cancel: &CancellationToken) -> Result<Option<Planned>> {
         self.memory.forget_faults();
         let Some(snapshot) = self.snapshot(cancel).await? else { return Ok(None) };
         self.context.health.set_ready();
@@ -264,7 +264,7 @@ impl Live {
 
     /// The cluster as it is, with what is not believed of it; `None` when the loop is to end. A cluster that is away for
     /// minutes is waited for: that is no hang, and a restart would not help.
-    async fn snapshot(&mut self, cancel: &CancellationToken) -> Result<Option<ClusterSnapshot>, TargetError> {
+    async fn snapshot(&mut self, cancel: &CancellationToken) -> Result<Option<ClusterSnapshot>> {
         let mut observed = self.context.cluster.snapshot();
         let mut snapshot = loop {
             tokio::select! {

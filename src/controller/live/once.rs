@@ -14,14 +14,14 @@ use crate::{
     cluster::Cluster,
     controller::{PassReport, Planned, RolloutReport, TargetReport, pass::BuildFault},
     image::Chains,
-    parts::{Parts, TargetError},
+    parts::{Parts, Result},
     runtime::{Configuration, Health, Metrics},
 };
 
 /// One run until nothing is left to do. Each cell is built at most once; a target's failure does not stop the others.
 /// Rollouts come last, decided anew from what the registry then holds and the nodes then run (guarantee 1): a build may
 /// have taken an hour.
-pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<PassReport, TargetError> {
+pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<PassReport> {
     let definitions = Arc::new(parts.definitions.clone());
     let context = LiveContext {
         resync: Duration::from_hours(1),
@@ -39,7 +39,7 @@ pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<PassRep
 
 impl Live {
     /// Does what there is to do, and reports it.
-    async fn until_idle(mut self, cancel: &CancellationToken) -> Result<PassReport, TargetError> {
+    async fn until_idle(mut self, cancel: &CancellationToken) -> Result<PassReport> {
         let mut report = PassReport::default();
         let Some(mut planned) = self.plan(cancel).await? else { return Ok(report) };
         report.targets = self.complete(&planned.plan).await;
@@ -76,7 +76,7 @@ impl Live {
         before: Planned,
         cancel: &CancellationToken,
         report: &mut PassReport,
-    ) -> Result<Planned, TargetError> {
+    ) -> Result<Planned> {
         report.unreachable |= before.unreachable;
         Ok(self.plan(cancel).await?.unwrap_or(before))
     }
@@ -88,7 +88,7 @@ impl Live {
         planned: &mut Planned,
         cancel: &CancellationToken,
         report: &mut PassReport,
-    ) -> Result<(), TargetError> {
+    ) -> Result<()> {
         let chains = Chains::of(&self.parts.definitions.images);
         let mut fault = None;
         self.builds.update(&planned.plan, &self.parts);

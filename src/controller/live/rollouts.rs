@@ -9,7 +9,7 @@ use super::Live;
 use crate::{
     controller::{Planned, RolloutReport, broken_chains::BrokenChains},
     error_chain,
-    parts::TargetError,
+    parts::{Result, TargetError},
     plan::{
         Change, ClusterSnapshot, HoldReason, ManifestPlace, PlannedRollout, RolloutDecision, RolloutTarget,
     },
@@ -26,7 +26,7 @@ impl Live {
         &mut self,
         planned: &mut Planned,
         cancel: &CancellationToken,
-    ) -> Result<Vec<RolloutReport>, TargetError> {
+    ) -> Result<Vec<RolloutReport>> {
         let mut reports = Vec::with_capacity(planned.plan.rollouts.len());
         let mut broken = BrokenChains::of(&self.parts.definitions);
         let seen = &planned.snapshot;
@@ -119,7 +119,7 @@ impl Live {
         planned: &ClusterSnapshot,
         target: &RolloutTarget,
         cancel: &CancellationToken,
-    ) -> Result<bool, TargetError> {
+    ) -> Result<bool> {
         let Some(now) = self.snapshot(cancel).await? else { return Ok(false) };
         if now != *planned {
             self.wake.changed(Instant::now());

@@ -132,7 +132,7 @@ async fn what_is_left_in_an_engine_that_died_goes_when_it_is_back() {
         (back.dies, back.is_dead) = (false, false);
     }
 
-    assert!(matches!(build(&engine).await, EngineError::Step { .. }));
+    assert!(matches!(build(&engine).await, EngineError::Step(_)));
     assert_eq!(left(&daemon), [""; 0]);
     assert_eq!(daemon.lock().unwrap().images.len(), 2, "what has got a name is for others");
 }

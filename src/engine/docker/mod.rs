@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::output::Output;
 use super::{
-    BuildJob, Credentials, EngineError, EngineKind, bridge,
+    BuildJob, Credentials, EngineError, EngineKind, Result, bridge,
     context::{self, DOCKERFILE},
     dockerfile,
 };
@@ -116,7 +116,7 @@ impl DockerEngine {
     }
 
     /// Begins a run, after it has removed what dead ones have left: their engine is here (again).
-    async fn begin(&self, id: &str) -> Result<Run, EngineError> {
+    async fn begin(&self, id: &str) -> Result<Run> {
         let mut run = Run::new(id);
         if let Some(notes) = &self.notes {
             for (nonce, note) in notes.dead() {
@@ -134,7 +134,7 @@ impl DockerEngine {
         job: &BuildJob,
         target: &str,
         labels: &[(&str, &str)],
-    ) -> Result<String, EngineError> {
+    ) -> Result<String> {
         let mut labels = labels.to_vec();
         labels.extend([(BUILD_LABEL, run.id.as_str()), (RUN_LABEL, run.nonce.as_str())]);
         let text = dockerfile::label_stages(&job.dockerfile, &labels);
@@ -201,7 +201,7 @@ impl DockerEngine {
         }
     }
 
-    async fn payload(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<(), EngineError> {
+    async fn payload(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<()> {
         let image = self.build(run, job, "modules", &[]).await?;
         // Never started: a container is the only way to an image's files.
         let body = ContainerCreateBody {
@@ -225,12 +225,12 @@ impl DockerEngine {
         .await
     }
 
-    async fn archive(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<(), EngineError> {
+    async fn archive(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<()> {
         let image = self.build(run, job, "", &[]).await?;
         bridge::save(self.streaming.export_image(&image), dest, &job.cancel, fault("export the image")).await
     }
 
-    async fn named(&self, run: &Run, job: &BuildJob, name: &str) -> Result<(), EngineError> {
+    async fn named(&self, run: &Run, job: &BuildJob, name: &str) -> Result<()> {
         let image = self.build(run, job, "", &[(CACHE_LABEL, "base")]).await?;
         let (repo, tag) = split_tag(name);
         let options =
@@ -258,7 +258,7 @@ impl DockerEngine {
     }
 
     /// Is there a local image of this name?
-    pub async fn has_image(&self, name: &str) -> Result<bool, EngineError> {
+    pub async fn has_image(&self, name: &str) -> Result<bool> {
         match self.client.inspect_image(name).await {
             Ok(_) => Ok(true),
             Err(Error::DockerResponseServerError { status_code: 404, .. }) => Ok(false),
@@ -267,12 +267,7 @@ impl DockerEngine {
     }
 
     /// Writes a local image to `dest` as a `docker save` archive; `false` when there is none of this name.
-    pub async fn export_image(
-        &self,
-        name: &str,
-        dest: &Path,
-        cancel: &CancellationToken,
-    ) -> Result<bool, EngineError> {
+    pub async fn export_image(&self, name: &str, dest: &Path, cancel: &CancellationToken) -> Result<bool> {
         // By its id: a name without a tag would stand for every tag that there is.
         let id = match self.client.inspect_image(name).await {
             Ok(image) => image.id.unwrap_or_else(|| name.to_owned()),
@@ -284,7 +279,7 @@ impl DockerEngine {
     }
 
     /// Fetches an image from its registry into the engine.
-    pub async fn pull(&self, reference: &str, credentials: Option<&Credentials>) -> Result<(), EngineError> {
+    pub async fn pull(&self, reference: &str, credentials: Option<&Credentials>) -> Result<()> {
         // Without a tag the daemon would fetch every tag there is.
         let from = match split_tag(reference) {
             (_, Some(_)) => reference.to_owned(),
@@ -305,7 +300,7 @@ impl DockerEngine {
     }
 
     /// Runs the Dockerfile and keeps its final image under a local name, labelled `farrier.dev/cache=base`.
-    pub async fn build_image(&self, job: &BuildJob, name: &str) -> Result<(), EngineError> {
+    pub async fn build_image(&self, job: &BuildJob, name: &str) -> Result<()> {
         let run = self.begin(&job.id).await?;
         let named = self.named(&run, job, name).await;
         self.clean(run).await;
@@ -314,7 +309,7 @@ impl DockerEngine {
 
     /// Runs the Dockerfile's `modules` stage, unpacks its `/out` into `dest` (an empty directory) and leaves nothing in the
     /// engine.
-    pub async fn build_payload(&self, job: &BuildJob, dest: &Path) -> Result<(), EngineError> {
+    pub async fn build_payload(&self, job: &BuildJob, dest: &Path) -> Result<()> {
         let run = self.begin(&job.id).await?;
         let result = self.payload(&run, job, dest).await;
         self.clean(run).await;
@@ -323,7 +318,7 @@ impl DockerEngine {
 
     /// Runs the whole Dockerfile, writes its final image to `dest` as a `docker save` archive and leaves nothing in the
     /// engine.
-    pub async fn build_archive(&self, job: &BuildJob, dest: &Path) -> Result<(), EngineError> {
+    pub async fn build_archive(&self, job: &BuildJob, dest: &Path) -> Result<()> {
         let run = self.begin(&job.id).await?;
         let result = self.archive(&run, job, dest).await;
         self.clean(run).await;

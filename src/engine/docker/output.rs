@@ -2,7 +2,7 @@
 
 use bollard::{errors::Error, models::BuildInfo};
 
-use super::super::{BuildLog, EngineError, EngineKind, lines::LineSplitter};
+use super::super::{BuildLog, EngineError, EngineKind, Result, lines::LineSplitter};
 use crate::error_chain;
 
 /// Reads a build's answer: hands lines on, remembers the step under way and the image that came out.
@@ -45,7 +45,7 @@ impl<'a> Output<'a> {
     }
 
     /// The image, once the answer has come to its end.
-    pub(super) fn image(mut self) -> Result<String, EngineError> {
+    pub(super) fn image(mut self) -> Result<String> {
         self.flush();
         self.image.ok_or_else(|| {
             EngineError::engine(EngineKind::Docker, "build", "the daemon hung up before the build ended")
@@ -183,7 +183,7 @@ mod tests {
             status_code: 400,
             message: "dockerfile parse error line 1: unknown instruction: FRMO".into(),
         });
-        assert!(matches!(bad, EngineError::Step { .. }));
+        assert!(matches!(bad, EngineError::Step(_)));
         let down = run(&Lines::default(), &[])
             .failure(Error::DockerResponseServerError { status_code: 503, message: "busy".into() });
         assert!(down.is_transient());

@@ -14,7 +14,7 @@ use bollard::{
     },
 };
 
-use super::{CACHE_LABEL, DockerEngine, EngineError, RUN_LABEL, Run, fault};
+use super::{CACHE_LABEL, DockerEngine, EngineError, RUN_LABEL, Result, Run, fault};
 use crate::engine::{KeptImage, LOCAL_PREFIX};
 
 /// Times that the daemon is asked before something that stays is reported: a builder that was cut off
@@ -41,7 +41,7 @@ impl Removal {
 
 impl DockerEngine {
     /// Removes the run's containers and images, but for one that has a name: that is kept for others.
-    pub(super) async fn sweep(&self, run: &Run) -> Result<(), EngineError> {
+    pub(super) async fn sweep(&self, run: &Run) -> Result<()> {
         let quiet_rounds = if run.unobserved.load(Ordering::Relaxed) { QUIET_ROUNDS } else { 1 };
         let mut quiet = 0;
         for _ in 0..ROUNDS {
@@ -58,7 +58,7 @@ impl DockerEngine {
     }
 
     /// Removes the run's containers, running or not.
-    pub(super) async fn remove_containers(&self, run: &Run) -> Result<Removal, EngineError> {
+    pub(super) async fn remove_containers(&self, run: &Run) -> Result<Removal> {
         let options = ListContainersOptions {
             all: true,
             filters: Some(by_label(run)),
@@ -76,7 +76,7 @@ impl DockerEngine {
     }
 
     /// The images that are kept, whoever made them.
-    pub async fn kept(&self) -> Result<Vec<KeptImage>, EngineError> {
+    pub async fn kept(&self) -> Result<Vec<KeptImage>> {
         let filters = HashMap::from([("label".to_owned(), vec![format!("{CACHE_LABEL}=base")])]);
         let options =
             ListImagesOptions { filters: Some(filters), shared_size: true, ..ListImagesOptions::default() };
@@ -85,14 +85,14 @@ impl DockerEngine {
     }
 
     /// Removes a kept image. The daemon refuses where a container runs on it.
-    pub async fn remove(&self, name: &str) -> Result<(), EngineError> {
+    pub async fn remove(&self, name: &str) -> Result<()> {
         let options = RemoveImageOptions { force: false, noprune: false, platforms: None };
         is_gone(self.client.remove_image(name, Some(options), None).await, "remove an image").map(drop)
     }
 
     /// Removes the run's images, children first, and never a parent that is not the run's own. An
     /// intermediate image cannot go while the image made from it stays.
-    async fn remove_images(&self, run: &Run) -> Result<Removal, EngineError> {
+    async fn remove_images(&self, run: &Run) -> Result<Removal> {
         let options =
             ListImagesOptions { all: true, filters: Some(by_label(run)), ..ListImagesOptions::default() };
         let images = self.client.list_images(Some(options)).await.map_err(fault("list images"))?;
@@ -110,7 +110,7 @@ fn by_label(run: &Run) -> HashMap<String, Vec<String>> {
 }
 
 /// Is it gone: removed now, or by another process before? 409: in use, or its removal is under way.
-fn is_gone<T>(removed: Result<T, Error>, action: &'static str) -> Result<bool, EngineError> {
+fn is_gone<T>(removed: Result<T, Error>, action: &'static str) -> Result<bool> {
     match removed {
         Ok(_) | Err(Error::DockerResponseServerError { status_code: 404, .. }) => Ok(true),
         Err(Error::DockerResponseServerError { status_code: 409 | 500, .. }) => Ok(false),

@@ -26,7 +26,7 @@ use super::{
 use crate::{
     cluster::kube::causes,
     engine::{
-        EngineError,
+        EngineError, Result,
         hearing::{Source, read_frame},
     },
 };
@@ -106,7 +106,7 @@ impl<'a> Follower<'a> {
 }
 
 impl Source for Follower<'_> {
-    async fn next(&mut self) -> Result<Message, EngineError> {
+    async fn next(&mut self) -> Result<Message> {
         loop {
             if self.pod.is_none() {
                 self.pod = Some(self.wait.until_running().await?);

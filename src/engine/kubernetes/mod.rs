@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 pub use job::{JobSpec, USER, environment};
 
 use self::{follow::Follower, wait::Wait};
-use super::{BuildLog, EngineError, EngineKind, hearing::Hearing};
+use super::{BuildLog, EngineError, EngineKind, Result, hearing::Hearing};
 use crate::{
     cluster::{
         KubeOptions,
@@ -105,7 +105,7 @@ impl Kubernetes {
 
     /// Runs the build, unpacks `/out` into `dest`, an empty directory, and deletes the Job. Gives what the pod's process 1 was
     /// refused, as a step would be, before the first of them.
-    pub async fn compile(&self, build: InCluster<'_>, dest: &Path) -> Result<Vec<String>, EngineError> {
+    pub async fn compile(&self, build: InCluster<'_>, dest: &Path) -> Result<Vec<String>> {
         let InCluster { job, plan, log, phases, cancel, leave } = build;
         let namespace = job.builds.namespace();
         let jobs: Api<Job> = Api::namespaced(self.client.clone(), namespace);
@@ -125,7 +125,7 @@ impl Kubernetes {
 
     /// Makes the Job, or finds the one that is there: of another farrier, or of this one before it was restarted. One that has
     /// ended has no result any more.
-    async fn start(&self, jobs: &Api<Job>, name: &str, spec: &JobSpec<'_>) -> Result<Started, EngineError> {
+    async fn start(&self, jobs: &Api<Job>, name: &str, spec: &JobSpec<'_>) -> Result<Started> {
         let manifest = job::manifest(spec).map_err(|error| fault("write a Job", error))?;
         for attempt in 1..=TRIES {
             let (action, error) = match jobs.create(&PostParams::default(), &manifest).await {

@@ -122,9 +122,9 @@ fn waiting(name: &str, status: &PodStatus) -> Standing {
 fn finished(name: &str, status: &PodStatus) -> Standing {
     let reason = status.reason.as_deref();
     match (reason, container(status)) {
-        (Some("DeadlineExceeded"), _) => Standing::Ended(EngineError::Limit {
-            message: format!("pod {name} did not end within its deadline"),
-        }),
+        (Some("DeadlineExceeded"), _) => {
+            Standing::Ended(EngineError::Limit(format!("pod {name} did not end within its deadline")))
+        }
         (Some(reason), _) if DISRUPTIONS.contains(&reason) => {
             ended(End::Passing, name, Some(reason), status.message.as_deref())
         }
@@ -135,9 +135,9 @@ fn finished(name: &str, status: &PodStatus) -> Standing {
 
 fn of_container(name: &str, end: &ContainerStateTerminated) -> Standing {
     match end.reason.as_deref() {
-        Some("OOMKilled") => Standing::Ended(EngineError::Limit {
-            message: format!("pod {name} used more memory than it may (OOMKilled)"),
-        }),
+        Some("OOMKilled") => Standing::Ended(EngineError::Limit(format!(
+            "pod {name} used more memory than it may (OOMKilled)"
+        ))),
         // Another architecture's runner, or none.
         Some(reason @ ("ContainerCannotRun" | "StartError")) => {
             ended(End::Final, name, Some(reason), end.message.as_deref())

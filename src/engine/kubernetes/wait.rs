@@ -18,7 +18,7 @@ use super::{
     Kubernetes, Phase, Started, is_over,
     pod::{Standing, gone, standing, without_pod},
 };
-use crate::engine::EngineError;
+use crate::engine::{EngineError, Result};
 
 /// How often it is looked whether the Job is still there, and what stands in its way where it has no pod.
 const LOOKS: Duration = Duration::from_secs(3);
@@ -56,7 +56,7 @@ impl<'a> Wait<'a> {
     }
 
     /// The name of the pod that runs.
-    pub(super) async fn until_running(&mut self) -> Result<String, EngineError> {
+    pub(super) async fn until_running(&mut self) -> Result<String> {
         // By its uid: pods of one before it may not have gone yet.
         let label = format!("batch.kubernetes.io/controller-uid={}", self.job.uid);
         let of_job = watcher::Config::default().labels(&label);

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use owner::Owner;
 
-use super::{BuildLog, ContextEntry, EngineError, EngineKind, hearing::Hearing};
+use super::{BuildLog, ContextEntry, EngineError, EngineKind, Result, hearing::Hearing};
 use crate::cache::remove_tree;
 
 /// The runner's name, beside farrier's own program.
@@ -69,7 +69,7 @@ impl Sandbox {
     }
 
     /// A build without a step.
-    async fn try_out(&self, scratch: Option<&Path>) -> Result<(), EngineError> {
+    async fn try_out(&self, scratch: Option<&Path>) -> Result<()> {
         let place = scratch.map_or_else(env::temp_dir, Path::to_owned);
         fs::create_dir_all(&place)?;
         let place = tempfile::Builder::new().prefix(".sandbox-").tempdir_in(place)?;
@@ -90,14 +90,14 @@ impl Sandbox {
         remove_tree(&place.keep())?;
         match outcome {
             // It has no /out.
-            Err(EngineError::Step { .. }) => Ok(()),
+            Err(EngineError::Step(_)) => Ok(()),
             other => other.map(drop),
         }
     }
 
     /// Runs the steps, unpacks `/out` into `dest`, an empty directory, and leaves no process. Gives what process 1 was refused,
     /// as a step would be, before the first of them.
-    pub async fn compile(&self, build: InPlace, dest: &Path) -> Result<Vec<String>, EngineError> {
+    pub async fn compile(&self, build: InPlace, dest: &Path) -> Result<Vec<String>> {
         let InPlace { plan, lowers, context, scratch, log, cancel } = build;
         fs::create_dir(&scratch)?;
         self.owner.own(&scratch)?;
@@ -181,17 +181,15 @@ fn blame(words: &str) -> String {
     format!("{words}{remedy}")
 }
 
-fn pipes(
-    child: &mut Child,
-) -> Result<(tokio::process::ChildStdin, tokio::process::ChildStdout), EngineError> {
+fn pipes(child: &mut Child) -> Result<(tokio::process::ChildStdin, tokio::process::ChildStdout)> {
     child.stdin.take().zip(child.stdout.take()).ok_or_else(|| fault("start", io::ErrorKind::BrokenPipe))
 }
 
-fn texts(paths: &[PathBuf]) -> Result<Vec<String>, EngineError> {
+fn texts(paths: &[PathBuf]) -> Result<Vec<String>> {
     paths.iter().map(|path| text(path)).collect()
 }
 
-fn text(path: &Path) -> Result<String, EngineError> {
+fn text(path: &Path) -> Result<String> {
     let unreadable = || {
         let reason = format!("{} is no UTF-8", path.display());
         EngineError::Io(io::Error::new(io::ErrorKind::InvalidInput, reason))

@@ -14,7 +14,7 @@ use tokio::{
 
 use super::{Owner, fault};
 use crate::engine::{
-    ContextEntry, EngineError,
+    ContextEntry, EngineError, Result,
     bridge::stream_from_writer,
     context,
     hearing::{Source, read_frame},
@@ -38,7 +38,7 @@ impl<'a> Talk<'a> {
         place: &wire::Sandbox,
         (plan, context): (&'a Plan, &'a [ContextEntry]),
         (mut stdin, stdout): (ChildStdin, ChildStdout),
-    ) -> Result<Self, EngineError> {
+    ) -> Result<Self> {
         write_frame(&mut stdin, &place.encode()).await.map_err(silent)?;
         let stdout = BufReader::with_capacity(256 << 10, stdout);
         Ok(Self { owner, runner, plan, context, stdin: Some(stdin), stdout })
@@ -53,7 +53,7 @@ impl<'a> Talk<'a> {
     }
 
     /// The plan and the context. A runner that has ended by itself says why: that it reads no more is no news.
-    async fn hand_in(&self, mut stdin: ChildStdin) -> Result<(), EngineError> {
+    async fn hand_in(&self, mut stdin: ChildStdin) -> Result<()> {
         let entries = self.context.to_vec();
         let (context, writer) = stream_from_writer(move |out| context::write_tar(None, &entries, out));
         let mut context = Box::pin(context);
@@ -76,7 +76,7 @@ impl<'a> Talk<'a> {
 }
 
 impl Source for Talk<'_> {
-    async fn next(&mut self) -> Result<Message, EngineError> {
+    async fn next(&mut self) -> Result<Message> {
         loop {
             let frame = read_frame(&mut self.stdout).await;
             let message = frame.and_then(|frame| Message::decode(&frame)).map_err(silent)?;

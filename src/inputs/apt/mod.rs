@@ -20,7 +20,7 @@ use sources::SourceEntry;
 use tokio::process::Command;
 use url::Url;
 
-use super::{FetchError, Fetcher, YOUNG, digest, process};
+use super::{FetchError, Fetcher, Result, YOUNG, digest, process};
 use crate::{
     blocking::stoppable,
     cache::{Cache, LockMode},
@@ -57,7 +57,7 @@ pub enum Packages<P = PackageRecord> {
 impl AptArchive {
     /// The archive for these suites, with the host's apt configuration behind the defaults, reached as the fetcher's
     /// network says. Nothing is fetched yet; lists that are too old will be when they are needed.
-    pub async fn open(fetcher: &Fetcher, wanted: &AptSuites, arch: Architecture) -> Result<Self, FetchError> {
+    pub async fn open(fetcher: &Fetcher, wanted: &AptSuites, arch: Architecture) -> Result<Self> {
         let (cache, net, apt_dir) = (&fetcher.cache, &fetcher.net, &fetcher.options.apt_dir);
         let entries = entries(net, apt_dir, wanted)?;
         let sources = sources::render(&entries);
@@ -97,7 +97,7 @@ impl AptArchive {
     }
 
     /// The names of the packages that begin with `prefix`.
-    pub async fn names(&self, prefix: &str) -> Result<Vec<String>, FetchError> {
+    pub async fn names(&self, prefix: &str) -> Result<Vec<String>> {
         self.update(self.refresh).await?;
         let _lock = self.cache.lock(KIND, &self.key, LockMode::Shared).await?;
         let mut command = self.command("apt-cache");
@@ -109,22 +109,14 @@ impl AptArchive {
 
     /// One package of each group, in the groups' order: the newest version of the first name that a suite has, or exactly
     /// the version asked for. Lists that are not quite new are fetched again before a group has none.
-    pub async fn choose(
-        &self,
-        groups: &[Vec<String>],
-        version: Option<&str>,
-    ) -> Result<Packages, FetchError> {
+    pub async fn choose(&self, groups: &[Vec<String>], version: Option<&str>) -> Result<Packages> {
         self.update(self.refresh).await?;
         let chosen = self.choose_now(groups, version).await?;
         let again = matches!(chosen, Packages::Missing(_)) && self.renew().await?;
         if again { self.choose_now(groups, version).await } else { Ok(chosen) }
     }
 
-    async fn choose_now(
-        &self,
-        groups: &[Vec<String>],
-        version: Option<&str>,
-    ) -> Result<Packages, FetchError> {
+    async fn choose_now(&self, groups: &[Vec<String>], version: Option<&str>) -> Result<Packages> {
         let known = self.show(groups.iter().flatten().map(String::as_str).collect()).await?;
         let mut chosen = Vec::with_capacity(groups.len());
         for group in groups {
@@ -143,7 +135,7 @@ impl AptArchive {
 
     /// As [`Self::choose`], with those that they need, recursively, and that come from the same source package; in name
     /// order.
-    pub async fn closure(&self, groups: &[Vec<String>]) -> Result<Packages, FetchError> {
+    pub async fn closure(&self, groups: &[Vec<String>]) -> Result<Packages> {
         let mut level = match self.choose(groups, None).await? {
             Packages::Found(packages) => packages,
             missing @ Packages::Missing(_) => return Ok(missing),
@@ -162,7 +154,7 @@ impl AptArchive {
     }
 
     /// Every version of the packages in the lists.
-    async fn show(&self, names: BTreeSet<&str>) -> Result<Vec<PackageRecord>, FetchError> {
+    async fn show(&self, names: BTreeSet<&str>) -> Result<Vec<PackageRecord>> {
         // apt takes a name that it does not know for a pattern; one that no package can have is no question.
         let names: BTreeSet<&str> = names.into_iter().filter(|name| control::is_package_name(name)).collect();
         if names.is_empty() {
@@ -181,12 +173,12 @@ impl AptArchive {
     }
 
     /// Fetches the lists again unless they are quite new; whether they are others than before.
-    pub async fn renew(&self) -> Result<bool, FetchError> {
+    pub async fn renew(&self) -> Result<bool> {
         self.update(YOUNG).await
     }
 
     /// Fetches the lists unless they are younger than `max_age`; whether it did.
-    async fn update(&self, max_age: Duration) -> Result<bool, FetchError> {
+    async fn update(&self, max_age: Duration) -> Result<bool> {
         let stamp = self.dir.join("updated");
         if is_younger(&stamp, max_age) {
             return Ok(false);
@@ -214,7 +206,7 @@ impl AptArchive {
 
     /// The packages' files, each in the cache under its sha256, which is verified. Those that are not there are fetched
     /// together.
-    pub async fn download(&self, packages: &[PackageRecord]) -> Result<Vec<PathBuf>, FetchError> {
+    pub async fn download(&self, packages: &[PackageRecord]) -> Result<Vec<PathBuf>> {
         let mut missing = Vec::new();
         for package in packages {
             if self.cache.get(DEBS, &package.sha256)?.is_none() {
@@ -239,7 +231,7 @@ impl AptArchive {
     }
 
     /// Fetches the packages' files, and gives each its sha256 as its name.
-    async fn download_into(&self, dir: &Path, packages: &[&PackageRecord]) -> Result<(), FetchError> {
+    async fn download_into(&self, dir: &Path, packages: &[&PackageRecord]) -> Result<()> {
         self.permit()?;
         let lock = self.cache.lock(KIND, &self.key, LockMode::Shared).await?;
         let names = packages.iter().map(|PackageRecord { name, version, .. }| format!("{name}={version}"));
@@ -277,7 +269,7 @@ impl AptArchive {
     }
 
     /// May apt-get ask the archive's hosts? What is in the lists already needs no leave.
-    fn permit(&self) -> Result<(), FetchError> {
+    fn permit(&self) -> Result<()> {
         let suites = format!("suite {}", self.suites);
         Ok(self.net.permit_archives(self.uris.iter().map(String::as_str), &suites)?)
     }
@@ -299,7 +291,7 @@ const DEB: &str = "package.deb";
 
 /// The source entries for the suites, from the host's own, with the first of a site's mirrors in the place of what it
 /// stands for: apt would want all of several addresses.
-pub(super) fn entries(net: &Net, apt_dir: &Path, wanted: &AptSuites) -> Result<Vec<SourceEntry>, FetchError> {
+pub(super) fn entries(net: &Net, apt_dir: &Path, wanted: &AptSuites) -> Result<Vec<SourceEntry>> {
     let mut entries = sources::select(&host_entries(apt_dir)?, wanted)?;
     for uri in entries.iter_mut().flat_map(|entry| &mut entry.uris) {
         let Ok(url) = Url::parse(uri) else { continue };
@@ -324,7 +316,7 @@ pub(super) fn key_parts(suites: &AptSuites) -> Vec<String> {
 }
 
 /// The host's source entries: `sources.list`, then `sources.list.d` in name order, as apt reads them.
-fn host_entries(apt_dir: &Path) -> Result<Vec<SourceEntry>, FetchError> {
+fn host_entries(apt_dir: &Path) -> Result<Vec<SourceEntry>> {
     let mut files = vec![apt_dir.join("sources.list")];
     if let Ok(parts) = fs::read_dir(apt_dir.join("sources.list.d")) {
         let mut parts: Vec<PathBuf> = parts.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -349,7 +341,7 @@ fn host_entries(apt_dir: &Path) -> Result<Vec<SourceEntry>, FetchError> {
 
 /// A configuration read after the host's own, whose proxies, credentials and keys keep applying, while
 /// its sources, pins, state and hooks do not.
-fn config(dir: &Path, apt_dir: &Path, arch: Architecture) -> Result<String, FetchError> {
+fn config(dir: &Path, apt_dir: &Path, arch: Architecture) -> Result<String> {
     let quotable = |path: &Path| match path.to_str() {
         Some(text) if !text.contains(['"', '\\']) && !text.contains(char::is_control) => Ok(text.to_owned()),
         _ => Err(FetchError::value(
@@ -374,7 +366,7 @@ fn is_younger(stamp: &Path, max_age: Duration) -> bool {
 }
 
 /// What `apt-get download` left: `<name>_<version>_<architecture>.deb`, no name having an underscore.
-fn files_by_package(dir: &Path) -> Result<BTreeMap<String, PathBuf>, FetchError> {
+fn files_by_package(dir: &Path) -> Result<BTreeMap<String, PathBuf>> {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(dir)? {
         let entry = entry?;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{AptArchive, Packages, control::PackageRecord, key_parts};
 use crate::{
     image::AptSource,
-    inputs::{CARRY, FetchError, Fetcher, digest},
+    inputs::{CARRY, FetchError, Fetcher, Result, digest},
     kernel::Architecture,
 };
 
@@ -37,7 +37,7 @@ impl Package {
 }
 
 /// The package, from a record while that is fresh.
-pub async fn find(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> Result<Package, FetchError> {
+pub async fn find(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> Result<Package> {
     let version = source.version.as_deref();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     if let Some(known) = known(fetcher, source, arch)? {
@@ -57,16 +57,12 @@ pub async fn find(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> 
 }
 
 /// What a search came to last, however long ago.
-pub fn known(
-    fetcher: &Fetcher,
-    source: &AptSource,
-    arch: Architecture,
-) -> Result<Option<Package>, FetchError> {
+pub fn known(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> Result<Option<Package>> {
     Ok(fetcher.cache.read_record(KIND, &key(source, arch))?)
 }
 
 /// Is the store asked before the archive which package this is?
-pub fn asks_store(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> Result<bool, FetchError> {
+pub fn asks_store(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> Result<bool> {
     let is_fixed = source.version.is_some();
     let is_known = is_fixed && known(fetcher, source, arch)?.is_some();
     Ok((fetcher.is_offline() || is_fixed) && !is_known)
@@ -83,7 +79,7 @@ pub async fn file(
     source: &AptSource,
     package: &Package,
     arch: Architecture,
-) -> Result<PathBuf, FetchError> {
+) -> Result<PathBuf> {
     let download = async {
         let (archive, found) = look_up(fetcher, source, Some(&package.version), arch).await?;
         archive.download(&[found]).await
@@ -97,7 +93,7 @@ async fn look_up(
     source: &AptSource,
     version: Option<&str>,
     arch: Architecture,
-) -> Result<(AptArchive, PackageRecord), FetchError> {
+) -> Result<(AptArchive, PackageRecord)> {
     let (package, suites) = (source.package.to_string(), source.apt_suites());
     let archive = AptArchive::open(fetcher, &suites, arch).await?;
     if let Packages::Found(mut found) = archive.choose(&[vec![package.clone()]], version).await?
@@ -105,10 +101,10 @@ async fn look_up(
     {
         return Ok((archive, found));
     }
-    Err(FetchError::NoPackage {
-        package: version.map_or_else(|| package.clone(), |version| format!("{package}={version}")),
-        suites: suites.suites.join(", "),
-    })
+    Err(FetchError::NoPackage(
+        version.map_or_else(|| package.clone(), |version| format!("{package}={version}")),
+        suites.suites.join(", "),
+    ))
 }
 
 /// Where a search's result is recorded.

@@ -4,7 +4,11 @@ use std::collections::BTreeMap;
 
 use deb822_fast::{Deb822, Paragraph};
 
-use crate::{image::checked::texts, inputs::FetchError, kernel::AptSuites};
+use crate::{
+    image::checked::texts,
+    inputs::{FetchError, Result},
+    kernel::AptSuites,
+};
 
 /// One archive with its suites, as `sources.list(5)` has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -113,7 +117,7 @@ fn deb822(paragraph: &Paragraph) -> Option<SourceEntry> {
 
 /// The entries for what is wanted. With a mirror: that mirror. Else, for each suite: the host's own entry
 /// for it, or the host's entry for its distribution's main archive with the suite replaced.
-pub fn select(host: &[SourceEntry], wanted: &AptSuites) -> Result<Vec<SourceEntry>, FetchError> {
+pub fn select(host: &[SourceEntry], wanted: &AptSuites) -> Result<Vec<SourceEntry>> {
     let AptSuites { suites, components, mirror, signed_by } = wanted;
     let mut selected: Vec<SourceEntry> = Vec::new();
     for suite in suites {
@@ -124,7 +128,7 @@ pub fn select(host: &[SourceEntry], wanted: &AptSuites) -> Result<Vec<SourceEntr
                 signed_by: main_archive(host, "").map(|entry| entry.signed_by.clone()).unwrap_or_default(),
                 ..SourceEntry::default()
             },
-            None => from_host().ok_or_else(|| FetchError::NoAptSource { suite: suite.to_string() })?.clone(),
+            None => from_host().ok_or_else(|| FetchError::NoAptSource(suite.to_string()))?.clone(),
         };
         let components = if components.is_empty() { vec!["main".to_owned()] } else { texts(components) };
         let signed_by = match signed_by {
@@ -195,7 +199,7 @@ fn rank(entry: &SourceEntry) -> Option<u8> {
 }
 
 /// Definitions and the host's files are text: nothing in them may end a line or a field.
-fn check(entries: &[SourceEntry]) -> Result<(), FetchError> {
+fn check(entries: &[SourceEntry]) -> Result<()> {
     let reject = |what, value: &str, why| Err(FetchError::value(what, value, why));
     for entry in entries {
         for uri in &entry.uris {

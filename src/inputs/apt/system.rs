@@ -4,7 +4,7 @@ use super::{AptArchive, KIND, control::PackageRecord};
 use crate::{
     cache::LockMode,
     image::checked::PackageToInstall,
-    inputs::{FetchError, process},
+    inputs::{FetchError, Result, process},
 };
 
 /// apt's own word for the packages that Debian policy calls essential (3.8), whichever they are in a suite.
@@ -12,7 +12,7 @@ const ESSENTIAL: &str = "?essential";
 
 impl AptArchive {
     /// The essential packages, these, and what all of them need, without what is only recommended; in name order.
-    pub async fn system(&self, include: &[PackageToInstall]) -> Result<Vec<PackageRecord>, FetchError> {
+    pub async fn system(&self, include: &[PackageToInstall]) -> Result<Vec<PackageRecord>> {
         self.update(self.refresh).await?;
         let packages = match self.resolve(include).await {
             // It may have come since.
@@ -22,16 +22,15 @@ impl AptArchive {
         let known = self.show(packages.iter().map(|(name, _)| name.as_str()).collect()).await?;
         let record = |(name, version): &(String, String)| {
             let found = known.iter().find(|known| known.name == *name && known.version == *version);
-            found.cloned().ok_or_else(|| FetchError::NoPackage {
-                package: format!("{name}={version}"),
-                suites: self.suites.clone(),
-            })
+            found
+                .cloned()
+                .ok_or_else(|| FetchError::NoPackage(format!("{name}={version}"), self.suites.clone()))
         };
         packages.iter().map(record).collect()
     }
 
     /// Names and versions, in name order. The state says that nothing is installed: what apt would install is all there is.
-    async fn resolve(&self, include: &[PackageToInstall]) -> Result<Vec<(String, String)>, FetchError> {
+    async fn resolve(&self, include: &[PackageToInstall]) -> Result<Vec<(String, String)>> {
         let _lock = self.cache.lock(KIND, &self.key, LockMode::Shared).await?;
         let mut command = self.command("apt-get");
         // apt counts itself among the essential packages, also in the package cache that it keeps.

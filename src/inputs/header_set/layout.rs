@@ -14,7 +14,7 @@ use fs_err::{self as fs, os::unix::fs::symlink};
 
 use crate::{
     inputs::{
-        FetchError,
+        FetchError, Result,
         files::{exists, is_directory, listing, names_in},
     },
     kernel::KernelRelease,
@@ -33,12 +33,7 @@ pub(super) enum Form {
 }
 
 /// Makes `tree` from what was unpacked in `raw`, which is used up. `what` names it in errors.
-pub(super) fn arrange(
-    raw: &Path,
-    tree: &Path,
-    release: &KernelRelease,
-    what: &str,
-) -> Result<(), FetchError> {
+pub(super) fn arrange(raw: &Path, tree: &Path, release: &KernelRelease, what: &str) -> Result<()> {
     let (found, form) = recognise(raw, what)?;
     match form {
         Form::Rooted => {
@@ -57,7 +52,7 @@ pub(super) fn arrange(
 }
 
 /// What a tree is, and where it starts: at `raw` or in one directory below it.
-pub(super) fn recognise(raw: &Path, what: &str) -> Result<(PathBuf, Form), FetchError> {
+pub(super) fn recognise(raw: &Path, what: &str) -> Result<(PathBuf, Form)> {
     let has = |dir: &Path, paths: &[&str]| paths.iter().all(|path| is_directory(&dir.join(path)));
     let form = |dir: &Path| {
         let roots: [&[&str]; 3] =
@@ -76,17 +71,15 @@ pub(super) fn recognise(raw: &Path, what: &str) -> Result<(PathBuf, Form), Fetch
     let candidates: Vec<_> = below.filter_map(|path| form(&path).map(|form| (path, form))).collect();
     match <[_; 1]>::try_from(candidates) {
         Ok([only]) => Ok(only),
-        Err(_) => Err(FetchError::Layout {
-            wanted: "one kernel build tree (Makefile and include/) or one root (usr/src/ or lib/modules/)"
-                .to_owned(),
-            what: what.to_owned(),
-            found: listing(&names),
-        }),
+        Err(_) => Err(FetchError::Layout(format!(
+            "one kernel build tree (Makefile and include/) or one root (usr/src/ or lib/modules/) in {what}: {}",
+            listing(&names)
+        ))),
     }
 }
 
 /// Moves what lies in `lib` and its like to `usr/lib`.
-pub(super) fn merge_usr(tree: &Path) -> Result<(), FetchError> {
+pub(super) fn merge_usr(tree: &Path) -> Result<()> {
     for name in MERGED {
         let path = tree.join(name);
         match fs::symlink_metadata(&path) {
@@ -102,7 +95,7 @@ pub(super) fn merge_usr(tree: &Path) -> Result<(), FetchError> {
     Ok(())
 }
 
-fn merge(tree: &Path, dir: &Path) -> Result<(), FetchError> {
+fn merge(tree: &Path, dir: &Path) -> Result<()> {
     let (from, to) = (tree.join(dir), tree.join("usr").join(dir));
     if !exists(&to) {
         fs::create_dir(&to)?;
@@ -156,7 +149,7 @@ fn moved_target(dir: &Path, target: &Path) -> PathBuf {
 }
 
 /// Makes sure of `usr/lib/modules/<release>/build`, when there is a build tree it can point to.
-pub(super) fn link_build(tree: &Path, release: &KernelRelease) -> Result<(), FetchError> {
+pub(super) fn link_build(tree: &Path, release: &KernelRelease) -> Result<()> {
     let modules = make_dirs(tree, &format!("usr/lib/modules/{release}"))?;
     let build = modules.join("build");
     if !exists(&build)
@@ -183,7 +176,7 @@ pub(super) fn usual_places(release: &KernelRelease) -> [String; 5] {
 }
 
 /// Makes directories below `tree`, none of which may be a link out of it.
-fn make_dirs(tree: &Path, path: &str) -> Result<PathBuf, FetchError> {
+fn make_dirs(tree: &Path, path: &str) -> Result<PathBuf> {
     let mut full = tree.to_owned();
     for part in Path::new(path) {
         full.push(part);
@@ -197,7 +190,7 @@ fn make_dirs(tree: &Path, path: &str) -> Result<PathBuf, FetchError> {
 }
 
 /// Absolute links to where the build tree was made become relative ones within it.
-fn relink(build: &Path) -> Result<(), FetchError> {
+fn relink(build: &Path) -> Result<()> {
     for entry in walkdir::WalkDir::new(build).min_depth(1) {
         let entry = entry?;
         let path = entry.path();

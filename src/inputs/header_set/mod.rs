@@ -10,7 +10,7 @@ use fs_err as fs;
 pub use stored::ListedHeaders;
 
 use super::{
-    CARRY, FetchError, Fetcher, Lookup, TREE,
+    CARRY, FetchError, Fetcher, Lookup, Result, TREE,
     apt::{AptArchive, control},
     files::{copy_tree, name_of},
     header_tree::{read_header, read_header_set},
@@ -79,14 +79,14 @@ pub type HeaderLookup = Lookup<Box<HeaderSet>>;
 #[derive(Clone, Copy)]
 pub struct Headers<'a>(pub(super) &'a Fetcher);
 
-impl Headers<'_> {
+impl<'a> Headers<'a> {
     /// Looks for the target's headers: imported ones first, else from the family's own source.
     pub async fn find(
         self,
         source: &HeaderSource,
         root: &Path,
         target: &KernelTarget,
-    ) -> Result<HeaderLookup, FetchError> {
+    ) -> Result<HeaderLookup> {
         match self.imported(target).await? {
             Some(imported) => self.load_imported(&imported, target).await,
             None => self.find_in(source, root, target).await,
@@ -99,7 +99,7 @@ impl Headers<'_> {
         source: &HeaderSource,
         root: &Path,
         target: &KernelTarget,
-    ) -> Result<HeaderLookup, FetchError> {
+    ) -> Result<HeaderLookup> {
         match self.imported_here(&target.release, target.arch)? {
             Some(imported) => self.load_imported(&imported, target).await,
             None => self.find_in(source, root, target).await,
@@ -111,7 +111,7 @@ impl Headers<'_> {
         source: &HeaderSource,
         root: &Path,
         target: &KernelTarget,
-    ) -> Result<HeaderLookup, FetchError> {
+    ) -> Result<HeaderLookup> {
         let KernelTarget { release, arch, .. } = target;
         let what = || format!("headers of {release} ({arch})");
         let lookup = match source {
@@ -143,9 +143,9 @@ impl Headers<'_> {
         source: &HeaderSource,
         root: &Path,
         target: &KernelTarget,
-    ) -> Result<HeaderIdentity, FetchError> {
+    ) -> Result<HeaderIdentity> {
         let imported = match self.imported(target).await {
-            Err(FetchError::Store(refused @ StoreError::Untrusted { .. })) => {
+            Err(FetchError::Store(refused @ StoreError::Untrusted(..))) => {
                 return self.refused(target, &refused).await;
             }
             found => found?,
@@ -169,15 +169,15 @@ impl Headers<'_> {
     }
 
     /// The header sets in the cache, by release. One that cannot be read any more is left out.
-    pub async fn in_cache(self) -> Result<Vec<HeaderSet>, FetchError> {
+    pub async fn in_cache(self) -> Result<Vec<HeaderSet>> {
         let cache = self.0.cache.clone();
         stoppable(move |_| {
             let mut sets = Vec::new();
             for found in cache.records::<Found>(KIND)? {
-                let Ok(release) = found.release.parse() else { continue };
+                let (Ok(release), Some(arch)) = (found.release.parse(), found.arch) else { continue };
                 // Looked at, and not used.
                 let root = cache.place(KIND, &found.key)?.join(TREE);
-                if let Ok((facts, compiler)) = read_header_set(&root, &release, found.arch) {
+                if let Ok((facts, compiler)) = read_header_set(&root, &release, arch) {
                     let Found { key, origin, .. } = found;
                     let (identity, content, unverified) = (None, None, None);
                     sets.push(HeaderSet {
@@ -206,7 +206,7 @@ impl Headers<'_> {
         headers: &HeaderSource,
         tracked: &TrackedSuites,
         arch: Architecture,
-    ) -> Result<Vec<KernelRelease>, FetchError> {
+    ) -> Result<Vec<KernelRelease>> {
         let known = match headers {
             HeaderSource::Apt(apt) => apt.apt_suites(),
             HeaderSource::Rpm(_) | HeaderSource::Tarball(_) => AptSuites::default(),
@@ -224,7 +224,7 @@ impl Headers<'_> {
         tracked: &FurtherRpmPackages,
         root: &Path,
         platform: &KernelTarget,
-    ) -> Result<Result<Vec<Vec<KernelRelease>>, String>, FetchError> {
+    ) -> Result<Result<Vec<Vec<KernelRelease>>, String>> {
         let Some(archive) = tracked.archive(headers.rpm_archive()) else {
             return Ok(Err("repositories in the family".to_owned()));
         };
@@ -241,7 +241,7 @@ impl Headers<'_> {
         source: &HeaderSource,
         root: &Path,
         target: &KernelTarget,
-    ) -> Result<Lookup<Option<Compiler>>, FetchError> {
+    ) -> Result<Lookup<Option<Compiler>>> {
         if let Some(stored) = self.in_store(&target.release, target.arch).await? {
             return Ok(Lookup::Found(stored::compiler_of(&stored)));
         }
@@ -251,16 +251,16 @@ impl Headers<'_> {
                 HeaderSource::Rpm(_) | HeaderSource::Tarball(_) => AptSuites::default(),
             };
             let search = match source {
-                HeaderSource::Apt(apt) => Some(search(apt, &suites)),
-                HeaderSource::Rpm(rpm) => Some(rpm_search(rpm, root)),
+                HeaderSource::Apt(apt) => Some(self.search(apt, &suites, target)),
+                HeaderSource::Rpm(rpm) => Some(self.rpm_search(rpm, root, target)),
                 HeaderSource::Tarball(_) => None,
             };
             if let Some(search) = search {
-                if let Some(missing) = unnameable(&search, target) {
+                if let Some(missing) = unnameable(&search) {
                     return Ok(missing);
                 }
-                if search.known(self.0, target)?.is_none() {
-                    return search.is_there(self.0, target).await;
+                if search.known()?.is_none() {
+                    return search.is_there().await;
                 }
             }
         }
@@ -274,7 +274,7 @@ impl Headers<'_> {
         root: &Path,
         target: &KernelTarget,
         texts: &[HeaderText],
-    ) -> Result<Lookup<Vec<bool>>, FetchError> {
+    ) -> Result<Lookup<Vec<bool>>> {
         let set = match self.find(source, root, target).await? {
             Lookup::Found(set) => set,
             Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
@@ -290,10 +290,35 @@ impl Headers<'_> {
         Ok(Lookup::Found(stoppable(move |_| look()).await?))
     }
 
-    async fn in_packages(self, apt: &AptHeaders, target: &KernelTarget) -> Result<Lookup<Found>, FetchError> {
+    fn search(self, apt: &AptHeaders, from: &'a AptSuites, target: &'a KernelTarget) -> Search<'a> {
+        Search {
+            fetcher: self.0,
+            target,
+            kind: KIND,
+            format: FORMAT,
+            from: Place::Apt(from, apt.packages.iter().map(|name| vec![name.to_string()]).collect()),
+            with_dependencies: true,
+            hint: "add the suite that has it to the family's `suites`, or bring the headers as a tarball",
+        }
+    }
+
+    fn rpm_search(self, rpm: &'a RpmPackages, root: &'a Path, target: &'a KernelTarget) -> Search<'a> {
+        Search {
+            fetcher: self.0,
+            target,
+            kind: KIND,
+            format: FORMAT,
+            from: Place::Rpm(&rpm.from, root, &rpm.packages),
+            with_dependencies: false,
+            hint: "put the distribution's keys there, name mirrors of its repositories in site.yaml (`mirrors`), or add the repository \
+                   that has it to the family",
+        }
+    }
+
+    async fn in_packages(self, apt: &AptHeaders, target: &KernelTarget) -> Result<Lookup<Found>> {
         let from = apt.apt_suites();
-        let search = search(apt, &from);
-        if let Some(missing) = unnameable(&search, target) {
+        let search = self.search(apt, &from, target);
+        if let Some(missing) = unnameable(&search) {
             return Ok(missing);
         }
         let wanted = target.clone();
@@ -301,15 +326,10 @@ impl Headers<'_> {
             layout::merge_usr(root)?;
             verify(root, &wanted)
         };
-        search.run(self.0, target, finish).await
+        search.run(finish).await
     }
 
-    async fn in_rpms(
-        self,
-        rpm: &RpmPackages,
-        root: &Path,
-        target: &KernelTarget,
-    ) -> Result<Lookup<Found>, FetchError> {
+    async fn in_rpms(self, rpm: &RpmPackages, root: &Path, target: &KernelTarget) -> Result<Lookup<Found>> {
         let wanted = target.clone();
         let finish = move |root: &Path| {
             layout::merge_usr(root)?;
@@ -317,7 +337,7 @@ impl Headers<'_> {
             layout::link_build(root, &wanted.release)?;
             verify(root, &wanted)
         };
-        rpm_search(rpm, root).run(self.0, target, finish).await
+        self.rpm_search(rpm, root, target).run(finish).await
     }
 
     /// With its digest.
@@ -326,7 +346,7 @@ impl Headers<'_> {
         tarball: &TarballHeaders,
         root: &Path,
         target: &KernelTarget,
-    ) -> Result<Lookup<(Found, String)>, FetchError> {
+    ) -> Result<Lookup<(Found, String)>> {
         let path = root.join(with_release(&tarball.path, target));
         if !path.exists() {
             return Ok(Lookup::Missing { looked_for: path.display().to_string(), hint: bring(target) });
@@ -363,7 +383,7 @@ impl Headers<'_> {
         found: Found,
         identity: Option<String>,
         target: &KernelTarget,
-    ) -> Result<HeaderLookup, FetchError> {
+    ) -> Result<HeaderLookup> {
         let Found { release: _, arch: _, key, origin } = found;
         let root = self.0.cache.place(KIND, &key)?.join(TREE);
         let (place, KernelTarget { release, arch, .. }) = (root.clone(), target.clone());
@@ -374,36 +394,15 @@ impl Headers<'_> {
     }
 }
 
-fn search<'a>(apt: &AptHeaders, from: &'a AptSuites) -> Search<'a> {
-    Search {
-        kind: KIND,
-        format: FORMAT,
-        from: Place::Apt(from, apt.packages.iter().map(|name| vec![name.to_string()]).collect()),
-        with_dependencies: true,
-        hint: "add the suite that has it to the family's `suites`, or bring the headers as a tarball",
-    }
-}
-
-fn rpm_search<'a>(rpm: &'a RpmPackages, root: &'a Path) -> Search<'a> {
-    Search {
-        kind: KIND,
-        format: FORMAT,
-        from: Place::Rpm(&rpm.from, root, &rpm.packages),
-        with_dependencies: false,
-        hint: "put the distribution's keys there, name mirrors of its repositories in site.yaml (`mirrors`), or add the repository \
-               that has it to the family",
-    }
-}
-
 /// The finding that no package can have a name with this release in it. RPM's names have none.
-fn unnameable<T>(search: &Search<'_>, target: &KernelTarget) -> Option<Lookup<T>> {
+fn unnameable<T>(search: &Search<'_>) -> Option<Lookup<T>> {
     let names = match search.from {
-        Place::Apt(..) => search.names(target),
+        Place::Apt(..) => search.names(),
         Place::Rpm(..) => return None,
     };
     let name = names.iter().flatten().find(|name| !control::is_package_name(name))?;
     let hint = "no package can have this name: bring the headers as a tarball, for a family of their own";
-    Some(match search.missing(target, name) {
+    Some(match search.missing(name) {
         Lookup::Missing { looked_for, hint: _ } => Lookup::Missing { looked_for, hint: hint.to_owned() },
         found @ Lookup::Found(_) => found,
     })
@@ -423,7 +422,7 @@ fn or_import(hint: &str, release: &KernelRelease) -> String {
 }
 
 /// Only what is the target's header set becomes an entry.
-fn verify(root: &Path, target: &KernelTarget) -> Result<(), FetchError> {
+fn verify(root: &Path, target: &KernelTarget) -> Result<()> {
     read_header_set(root, &target.release, target.arch)?;
     Ok(())
 }

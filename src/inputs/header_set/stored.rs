@@ -17,7 +17,7 @@ use crate::{
     error_chain,
     image::{Digest, Tag},
     inputs::{
-        FetchError, Lookup, TREE, digest,
+        FetchError, Lookup, Result, TREE, digest,
         kernel_packages::Found,
         stored::{Input, StoredUnder},
     },
@@ -62,7 +62,7 @@ impl Imported {
         stored: &StoredInput,
         release: &KernelRelease,
         arch: Architecture,
-    ) -> Result<Self, FetchError> {
+    ) -> Result<Self> {
         let note = |key: &str| stored.annotations.get(key).map(String::as_str);
         let wrong = |key: &str| {
             let value = note(key).unwrap_or_default().chars().take(80).filter(|c| !c.is_control());
@@ -122,7 +122,7 @@ impl Imported {
     /// Its entry in the cache.
     pub(super) fn found(&self) -> Found {
         let key = digest::of_parts([FORMAT, &self.release, self.arch.as_str(), &self.content]);
-        Found { release: self.release.clone(), arch: self.arch, key, origin: self.origin.clone() }
+        Found { release: self.release.clone(), arch: Some(self.arch), key, origin: self.origin.clone() }
     }
 }
 
@@ -200,16 +200,12 @@ impl From<&HeaderSet> for ListedHeaders {
 
 impl Headers<'_> {
     /// What the store has for a kernel.
-    pub async fn in_store(
-        self,
-        release: &KernelRelease,
-        arch: Architecture,
-    ) -> Result<Option<StoredInput>, FetchError> {
+    pub async fn in_store(self, release: &KernelRelease, arch: Architecture) -> Result<Option<StoredInput>> {
         self.0.stored(InputKind::Headers, &header_tag(release, arch)?).await
     }
 
     /// All that the store has, by tag.
-    pub async fn list_store(self) -> Result<Vec<ListedHeaders>, FetchError> {
+    pub async fn list_store(self) -> Result<Vec<ListedHeaders>> {
         let Some(store) = self.0.store() else { return Ok(Vec::new()) };
         let mut listed = Vec::new();
         for tag in store.tags(InputKind::Headers).await? {
@@ -237,7 +233,7 @@ impl Headers<'_> {
         source: &HeaderSource,
         root: &Path,
         target: &KernelTarget,
-    ) -> Result<Lookup<StoredUnder>, FetchError> {
+    ) -> Result<Lookup<StoredUnder>> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
         let (tag, what) = (header_tag(release, *arch)?, title_of(release.as_str(), *arch));
         let input = Input { kind: InputKind::Headers, what, tag, declared: None };
@@ -263,11 +259,7 @@ impl Headers<'_> {
     }
 
     /// A set that does not count: images that were made with it, as they say, stay what they are.
-    pub(super) async fn refused(
-        self,
-        target: &KernelTarget,
-        error: &StoreError,
-    ) -> Result<HeaderIdentity, FetchError> {
+    pub(super) async fn refused(self, target: &KernelTarget, error: &StoreError) -> Result<HeaderIdentity> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
         let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
         let refused = Some(format!("{}{hint}", error_chain(error)));
@@ -279,7 +271,7 @@ impl Headers<'_> {
 
     /// The set that was imported for this kernel, if any: what the store has comes first, so that all who publish
     /// to one registry build with the same headers.
-    pub(super) async fn imported(self, target: &KernelTarget) -> Result<Option<Imported>, FetchError> {
+    pub(super) async fn imported(self, target: &KernelTarget) -> Result<Option<Imported>> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
         match self.in_store(release, *arch).await? {
             Some(stored) => Imported::of_stored(&stored, release, *arch).map(Some),
@@ -292,23 +284,23 @@ impl Headers<'_> {
         self,
         release: &KernelRelease,
         arch: Architecture,
-    ) -> Result<Option<Imported>, FetchError> {
+    ) -> Result<Option<Imported>> {
         let key = local_key(release.as_str(), arch);
         let Some(found) = self.0.cache.read_record::<Imported>(IMPORTED, &key)? else { return Ok(None) };
         Ok(self.0.cache.get(KIND, &found.found().key)?.map(|_| found))
     }
 
     /// Notes an imported set, so that look-ups on this machine find it.
-    pub(super) fn remember(self, imported: &Imported) -> Result<(), FetchError> {
+    pub(super) fn remember(self, imported: &Imported) -> Result<()> {
         let Imported { release, arch, .. } = imported;
         Ok(self.0.cache.write_record(IMPORTED, &local_key(release, *arch), imported)?)
     }
 
     /// The set's tree in the cache, made by `make` if it is not there.
-    pub(super) async fn keep_tree<F, M>(self, imported: &Imported, make: F) -> Result<PathBuf, FetchError>
+    pub(super) async fn keep_tree<F, M>(self, imported: &Imported, make: F) -> Result<PathBuf>
     where
         F: FnOnce(PathBuf) -> M,
-        M: Future<Output = Result<(), FetchError>>,
+        M: Future<Output = Result<()>>,
     {
         let found = imported.found();
         let place = self.0.cache.get_or_make(KIND, &found.key, make).await?;
@@ -321,19 +313,14 @@ impl Headers<'_> {
         self,
         imported: &Imported,
         target: &KernelTarget,
-    ) -> Result<HeaderLookup, FetchError> {
+    ) -> Result<HeaderLookup> {
         self.keep_tree(imported, |directory| self.fetch_tree(imported, target, directory)).await?;
         let (content, unverified) = (imported.content.parse().ok(), imported.unverified());
         let found = self.load(imported.found(), imported.identity.clone(), target).await?;
         Ok(found.map(|set| Box::new(HeaderSet { content, unverified, ..*set })))
     }
 
-    async fn fetch_tree(
-        self,
-        imported: &Imported,
-        target: &KernelTarget,
-        directory: PathBuf,
-    ) -> Result<(), FetchError> {
+    async fn fetch_tree(self, imported: &Imported, target: &KernelTarget, directory: PathBuf) -> Result<()> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
         let stored = self.in_store(release, *arch).await?.filter(|stored| {
             let there = Imported::of_stored(stored, release, *arch);
@@ -359,17 +346,11 @@ impl Headers<'_> {
 }
 
 /// Unpacks a layer whose notes say what is in it: by that the set is known from now on.
-fn unpack_content(
-    layer: &Path,
-    root: &Path,
-    content: &str,
-    what: &str,
-    stop: &AtomicBool,
-) -> Result<(), FetchError> {
+fn unpack_content(layer: &Path, root: &Path, content: &str, what: &str, stop: &AtomicBool) -> Result<()> {
     let inner = Stoppable { inner: LayerReader::new(File::open(layer)?)?, stop };
     let mut tar = Hashing::new(inner);
     archive::unpack_tar(&mut tar, root, &LIMITS)
-        .map_err(|source| FetchError::Unpack { what: what.to_owned(), source })?;
+        .map_err(|source| FetchError::Unpack(what.to_owned(), source))?;
     let (_, found, _) = tar.into_parts();
     if found.as_str() == content {
         return Ok(());

@@ -14,7 +14,7 @@ use crate::{
     blocking::stoppable,
     image::Digest,
     inputs::{
-        FetchError,
+        FetchError, Result,
         files::{copy_file, exists, go_on, make_directory},
     },
     kernel::KernelRelease,
@@ -50,7 +50,7 @@ pub struct Collected {
 /// # Errors
 /// A path is not there or leads elsewhere, there is no `Module.symvers`, or what there is was built for another
 /// kernel.
-pub async fn collect(collection: Collection, out: PathBuf) -> Result<Collected, FetchError> {
+pub async fn collect(collection: Collection, out: PathBuf) -> Result<Collected> {
     stoppable(move |stop| {
         let directory = out.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let stage = tempfile::Builder::new().prefix(".farrier-collect.").tempdir_in(directory)?;
@@ -63,7 +63,7 @@ pub async fn collect(collection: Collection, out: PathBuf) -> Result<Collected, 
 }
 
 /// Copies everything that was named to below `stage`.
-fn stage_all(collection: &Collection, stage: &Path, stop: &AtomicBool) -> Result<Vec<PathBuf>, FetchError> {
+fn stage_all(collection: &Collection, stage: &Path, stop: &AtomicBool) -> Result<Vec<PathBuf>> {
     let Collection { root, release: _, paths } = collection;
     let named = paths.iter().map(|path| plain(path)).collect::<Result<BTreeSet<PathBuf>, _>>()?;
     let mut left_out = Vec::new();
@@ -105,7 +105,7 @@ fn stage_all(collection: &Collection, stage: &Path, stop: &AtomicBool) -> Result
 }
 
 /// A path on the host, relative to its root.
-fn plain(path: &Path) -> Result<PathBuf, FetchError> {
+fn plain(path: &Path) -> Result<PathBuf> {
     let inner = path.strip_prefix("/").unwrap_or(path);
     let is_plain = inner.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     if is_plain && inner.file_name().is_some() {
@@ -123,11 +123,7 @@ fn on_host(path: &Path) -> String {
 
 /// The relative target of a link, straight to what it means; `None` where it leads nowhere, or in a circle. Chains go
 /// through `/etc/alternatives`, which is not collected.
-fn relative_target(
-    root: &Path,
-    named: &BTreeSet<PathBuf>,
-    link: &Path,
-) -> Result<Option<PathBuf>, FetchError> {
+fn relative_target(root: &Path, named: &BTreeSet<PathBuf>, link: &Path) -> Result<Option<PathBuf>> {
     // As if the root were `/`: a link of the host must not lead into the pod that collects.
     let Ok(Some(target)) = links::resolve(root, link) else { return Ok(None) };
     if !named.iter().any(|named| target.starts_with(named)) {

@@ -11,7 +11,7 @@ use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    FetchError, Fetcher, Lookup, TREE, digest,
+    FetchError, Fetcher, Lookup, Result, TREE, digest,
     files::{copy_tree, name_of, read_start},
     unpack, with_release,
 };
@@ -66,7 +66,7 @@ impl Fetcher {
         tree: &HeadersPath,
         root: &Path,
         target: &KernelTarget,
-    ) -> Result<HostTreeLookup, FetchError> {
+    ) -> Result<HostTreeLookup> {
         let path = root.join(with_release(tree, target));
         if !path.exists() {
             let (looked_for, release) = (path.display().to_string(), &target.release);
@@ -107,24 +107,22 @@ impl Fetcher {
 }
 
 /// Puts the user's tree into a directory that is not there yet.
-fn bring(stop: &AtomicBool, from: &Path, tree: &Path) -> Result<(), FetchError> {
+fn bring(stop: &AtomicBool, from: &Path, tree: &Path) -> Result<()> {
     if from.is_dir() {
         return copy_tree(from, tree, stop);
     }
     let what = from.display().to_string();
     if Format::of(from)?.is_none() {
-        return Err(FetchError::Layout {
-            wanted: "a directory or an archive of exposed headers".to_owned(),
-            what,
-            found: "its first bytes are those of no archive that farrier knows".to_owned(),
-        });
+        return Err(FetchError::Layout(format!(
+            "a directory or an archive of exposed headers in {what}: its first bytes are those of no archive that farrier knows"
+        )));
     }
     fs::create_dir(tree)?;
     unpack(stop, from, tree, &what)
 }
 
 /// Only exposed headers for the kernel pass; gives their symbol tables. `what` names the tree in errors.
-fn verify(tree: &Path, release: &KernelRelease, what: &str) -> Result<Vec<PathBuf>, FetchError> {
+fn verify(tree: &Path, release: &KernelRelease, what: &str) -> Result<Vec<PathBuf>> {
     let mut symvers = Vec::new();
     let mut kernels: Vec<String> = Vec::new();
     for entry in walkdir::WalkDir::new(tree).min_depth(1).sort_by_file_name() {
@@ -177,7 +175,7 @@ fn kernel_in(symvers: &Path) -> Option<String> {
 }
 
 /// What `#define UTS_RELEASE "..."` says.
-fn utsrelease(path: &Path) -> Result<Option<String>, FetchError> {
+fn utsrelease(path: &Path) -> Result<Option<String>> {
     let text = read_start(path, MAX_UTSRELEASE)?.unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let said = text.split_once("UTS_RELEASE").and_then(|(_, rest)| rest.split('"').nth(1));
@@ -185,7 +183,7 @@ fn utsrelease(path: &Path) -> Result<Option<String>, FetchError> {
 }
 
 /// A link must be relative and stay in the tree: any other would lead elsewhere in the build.
-fn check_link(tree: &Path, link: &Path, what: &str) -> Result<(), FetchError> {
+fn check_link(tree: &Path, link: &Path, what: &str) -> Result<()> {
     let target = fs::read_link(tree.join(link))?;
     if links::stays_below(Path::new(""), link, &target) {
         return Ok(());

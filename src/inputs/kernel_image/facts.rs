@@ -14,7 +14,7 @@ use crate::{
     blocking::stoppable,
     cache::Cache,
     error_chain,
-    inputs::{FetchError, digest, files::read_start},
+    inputs::{FetchError, Result, digest, files::read_start},
     kernel::KernelRelease,
     kmod::{self, BeyondHeaders, Btf, FactSource, InTree, Known, Vmlinux, VmlinuzError, exported_names},
     payload,
@@ -39,13 +39,13 @@ struct ImageFacts {
 impl KernelImage {
     /// What the image tells about its kernel beyond the header set. Decompresses it into a temporary file, and reads
     /// one of the kernel's own modules. Blocks. [`KernelImages::facts`] does so once for each image.
-    pub fn facts(&self) -> Result<BeyondHeaders, FetchError> {
+    pub fn facts(&self) -> Result<BeyondHeaders> {
         let image = read_image(&self.vmlinuz)?;
         self.is_of_its_release(&image)?;
         Ok(combine(image.beyond_headers, self.companions()?))
     }
 
-    fn is_of_its_release(&self, image: &ImageFacts) -> Result<(), FetchError> {
+    fn is_of_its_release(&self, image: &ImageFacts) -> Result<()> {
         match &image.release {
             Some(found) if found != self.release.as_str() => {
                 let (path, wanted) = (self.vmlinuz.display(), &self.release);
@@ -66,7 +66,7 @@ impl KernelImage {
         self.system_map.iter().cloned().chain(in_modules.filter(|path| path.exists())).collect()
     }
 
-    fn companions(&self) -> Result<BeyondHeaders, FetchError> {
+    fn companions(&self) -> Result<BeyondHeaders> {
         let Self { release: _, arch: _, vmlinuz: _, system_map, modules, origin: _ } = self;
         let mut facts = BeyondHeaders::default();
         if let Some(path) = system_map {
@@ -94,7 +94,7 @@ fn identity<'p>(what: &str, files: impl IntoIterator<Item = &'p PathBuf>) -> io:
 
 impl KernelImages<'_> {
     /// The facts of a kernel image, from the cache after the first time.
-    pub async fn facts(self, image: &KernelImage) -> Result<BeyondHeaders, FetchError> {
+    pub async fn facts(self, image: &KernelImage) -> Result<BeyondHeaders> {
         let (cache, image) = (self.0.cache.clone(), image.clone());
         stoppable(move |_| {
             let known = image_facts(&cache, &image.vmlinuz)?;
@@ -107,14 +107,14 @@ impl KernelImages<'_> {
     }
 
     /// The release that a kernel image says it is; `None` for one that does not say.
-    pub(super) async fn release_of(self, vmlinuz: &Path) -> Result<Option<KernelRelease>, FetchError> {
+    pub(super) async fn release_of(self, vmlinuz: &Path) -> Result<Option<KernelRelease>> {
         let (cache, path) = (self.0.cache.clone(), vmlinuz.to_owned());
         let known = stoppable(move |_| image_facts(&cache, &path)).await?;
         Ok(known.release.and_then(|release| release.parse().ok()))
     }
 }
 
-fn image_facts(cache: &Cache, vmlinuz: &PathBuf) -> Result<ImageFacts, FetchError> {
+fn image_facts(cache: &Cache, vmlinuz: &PathBuf) -> Result<ImageFacts> {
     remembered(cache, &identity("image", [vmlinuz])?, || read_image(vmlinuz))
 }
 
@@ -122,8 +122,8 @@ fn image_facts(cache: &Cache, vmlinuz: &PathBuf) -> Result<ImageFacts, FetchErro
 fn remembered<T: Serialize + DeserializeOwned>(
     cache: &Cache,
     key: &str,
-    read: impl FnOnce() -> Result<T, FetchError>,
-) -> Result<T, FetchError> {
+    read: impl FnOnce() -> Result<T>,
+) -> Result<T> {
     if let Some(known) = cache.read_record(KIND, key)? {
         return Ok(known);
     }
@@ -132,7 +132,7 @@ fn remembered<T: Serialize + DeserializeOwned>(
     Ok(facts)
 }
 
-fn read_image(path: &Path) -> Result<ImageFacts, FetchError> {
+fn read_image(path: &Path) -> Result<ImageFacts> {
     let wrong = |source: VmlinuzError| unfit(&format!("read {}", path.display()), &source, source.remedy());
     let mut file = File::open(path).map_err(|source| wrong(source.into()))?.into_file();
     let payload = kmod::locate(&mut file).map_err(wrong)?;
@@ -182,7 +182,7 @@ pub(super) fn add_btf(facts: &mut BeyondHeaders, btf: &Btf<'_>, source: &FactSou
 
 /// Takes in what a kernel's own module directory tells: its index files, or the files themselves where a package leaves
 /// the index to its installation, and one module. Blocks.
-pub(super) fn add_modules(facts: &mut BeyondHeaders, directory: &Path) -> Result<(), FetchError> {
+pub(super) fn add_modules(facts: &mut BeyondHeaders, directory: &Path) -> Result<()> {
     let mut index = InTree::default();
     for name in ["modules.dep", "modules.order"] {
         if let Some(text) = read_index(&directory.join(name))? {

@@ -8,7 +8,7 @@ use super::{KernelImage, KernelImageLookup, KernelImages};
 use crate::{
     image::checked::{HeadersPath, PackageAlternatives},
     inputs::{
-        FetchError, Lookup, TREE,
+        FetchError, Lookup, Result, TREE,
         files::{is_directory, name_of},
         kernel_packages::{Place, Search},
         with_release,
@@ -40,7 +40,7 @@ impl KernelImages<'_> {
         family: &KernelFamily,
         root: &Path,
         target: &KernelTarget,
-    ) -> Result<KernelImageLookup, FetchError> {
+    ) -> Result<KernelImageLookup> {
         self.look_for(family, root, target, Reach::Archive).await
     }
 
@@ -50,7 +50,7 @@ impl KernelImages<'_> {
         family: &KernelFamily,
         root: &Path,
         target: &KernelTarget,
-    ) -> Result<Option<KernelImage>, FetchError> {
+    ) -> Result<Option<KernelImage>> {
         match self.look_for(family, root, target, Reach::Here).await? {
             Lookup::Found(image) => Ok(Some(*image)),
             Lookup::Missing { .. } => Ok(None),
@@ -63,7 +63,7 @@ impl KernelImages<'_> {
         root: &Path,
         target: &KernelTarget,
         reach: Reach,
-    ) -> Result<KernelImageLookup, FetchError> {
+    ) -> Result<KernelImageLookup> {
         match &family.spec.kernel_image {
             Some(KernelImageSource::Apt(apt)) => {
                 let from = apt.apt_suites();
@@ -88,35 +88,30 @@ impl KernelImages<'_> {
         from: Place<'_>,
         target: &KernelTarget,
         reach: Reach,
-    ) -> Result<KernelImageLookup, FetchError> {
+    ) -> Result<KernelImageLookup> {
         let what = || format!("kernel image of {} ({})", target.release, target.arch);
         self.0.unless_kept(self.search(from, target, reach).await, what, BRING)
     }
 
-    async fn search(
-        self,
-        from: Place<'_>,
-        target: &KernelTarget,
-        reach: Reach,
-    ) -> Result<KernelImageLookup, FetchError> {
+    async fn search(self, from: Place<'_>, target: &KernelTarget, reach: Reach) -> Result<KernelImageLookup> {
         let hint = "add the suite or repository that has it to the family's kernelImage, or give --kernel-image PATH";
-        let search = Search { kind: KIND, format: FORMAT, from, with_dependencies: false, hint };
-        let wanted: Vec<String> = search.names(target).iter().map(|group| group.join(" or ")).collect();
+        let fetcher = self.0;
+        let search =
+            Search { fetcher, target, kind: KIND, format: FORMAT, from, with_dependencies: false, hint };
+        let wanted: Vec<String> = search.names().iter().map(|group| group.join(" or ")).collect();
         let wanted = wanted.join(", ");
         let lookup = if reach == Reach::Here {
-            search.known(self.0, target)?.map_or_else(|| search.missing(target, &wanted), Lookup::Found)
+            search.known()?.map_or_else(|| search.missing(&wanted), Lookup::Found)
         } else {
             let (kernel, what) = (target.clone(), wanted.clone());
             let finish = move |root: &Path| {
                 prune(root)?;
                 let KernelTarget { release, arch, .. } = &kernel;
-                KernelImage::below(root, release, *arch).map(drop).ok_or_else(|| FetchError::Layout {
-                    wanted: format!("boot/vmlinuz-{release}"),
-                    what,
-                    found: "no such file".to_owned(),
+                KernelImage::below(root, release, *arch).map(drop).ok_or_else(|| {
+                    FetchError::Layout(format!("boot/vmlinuz-{release} in {what}: no such file"))
                 })
             };
-            search.run(self.0, target, finish).await?
+            search.run(finish).await?
         };
         let found = match lookup {
             Lookup::Found(found) => found,
@@ -124,7 +119,7 @@ impl KernelImages<'_> {
         };
         let root = self.0.cache.place(KIND, &found.key)?.join(TREE);
         let image = KernelImage::below(&root, &target.release, target.arch);
-        let Some(image) = image else { return Ok(search.missing(target, &wanted)) };
+        let Some(image) = image else { return Ok(search.missing(&wanted)) };
         Ok(Lookup::Found(Box::new(KernelImage { origin: found.origin, ..image })))
     }
 
@@ -134,14 +129,15 @@ impl KernelImages<'_> {
         vmlinuz: &Path,
         release: Option<&KernelRelease>,
         arch: Architecture,
-    ) -> Result<KernelImage, FetchError> {
+    ) -> Result<KernelImage> {
         let release = if let Some(release) = release {
             release.clone()
         } else {
-            self.release_of(vmlinuz).await?.ok_or_else(|| FetchError::Layout {
-                wanted: "the kernel's release".to_owned(),
-                what: vmlinuz.display().to_string(),
-                found: "it holds no `Linux version`; say it with --kernel".to_owned(),
+            self.release_of(vmlinuz).await?.ok_or_else(|| {
+                let place = vmlinuz.display();
+                FetchError::Layout(format!(
+                    "the kernel's release in {place}: it holds no `Linux version`; say it with --kernel"
+                ))
             })?
         };
         let origin = vec![vmlinuz.display().to_string()];
@@ -184,7 +180,7 @@ fn file_image(file: &KernelImageFile, root: &Path, target: &KernelTarget) -> Ker
 }
 
 /// Leaves only what is read or booted: the image, its map and configuration, and the modules.
-fn prune(root: &Path) -> Result<(), FetchError> {
+fn prune(root: &Path) -> Result<()> {
     let is_boot =
         |name: &str| ["vmlinuz", "System.map", "config"].iter().any(|start| name.starts_with(start));
     keep(root, &|name| matches!(name, "boot" | "lib" | "usr"))?;
@@ -194,7 +190,7 @@ fn prune(root: &Path) -> Result<(), FetchError> {
     keep(&root.join("usr/lib"), &|name| name == "modules")
 }
 
-fn keep(directory: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<(), FetchError> {
+fn keep(directory: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<()> {
     if !is_directory(directory) {
         return Ok(());
     }

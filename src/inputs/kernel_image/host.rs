@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     inputs::{
-        FetchError,
+        FetchError, Result,
         header_tree::{TreeError, read_header_set},
     },
     kernel::{Architecture, KernelRelease, ReleaseError},
@@ -30,7 +30,7 @@ const HINT: &str = "name the kernel with --kernel instead of --host";
 
 /// The kernel that the machine whose files lie below `root` (`/`, but for tests) runs: from its build tree where that
 /// is installed, else from the configuration that it was built with, and from what it says itself. Blocks.
-pub fn read_host(root: &Path, arch: Architecture) -> Result<KernelFacts, FetchError> {
+pub fn read_host(root: &Path, arch: Architecture) -> Result<KernelFacts> {
     let path = root.join("proc/sys/kernel/osrelease");
     let release = read(&path)?.unwrap_or_default();
     let release: KernelRelease =
@@ -39,7 +39,7 @@ pub fn read_host(root: &Path, arch: Architecture) -> Result<KernelFacts, FetchEr
         })?;
     let mut facts = match read_header_set(root, &release, arch) {
         Ok((facts, _)) => facts,
-        Err(TreeError::NoBuild { .. }) => {
+        Err(TreeError::NoBuild(_)) => {
             let config = config(root, &release)?;
             KernelFacts { release, arch, config, symbols: None, beyond_headers: BeyondHeaders::default() }
         }
@@ -51,7 +51,7 @@ pub fn read_host(root: &Path, arch: Architecture) -> Result<KernelFacts, FetchEr
 
 impl KernelImage {
     /// The image and modules of the kernel that the machine whose files lie below `root` runs.
-    pub fn of_host(root: &Path, release: &KernelRelease, arch: Architecture) -> Result<Self, FetchError> {
+    pub fn of_host(root: &Path, release: &KernelRelease, arch: Architecture) -> Result<Self> {
         Self::below(root, release, arch).ok_or_else(|| {
             let places = Self::places(root, release);
             let looked_for: Vec<String> = places.iter().map(|path| path.display().to_string()).collect();
@@ -65,7 +65,7 @@ impl KernelImage {
     }
 }
 
-fn beyond_headers(root: &Path, release: &KernelRelease) -> Result<BeyondHeaders, FetchError> {
+fn beyond_headers(root: &Path, release: &KernelRelease) -> Result<BeyondHeaders> {
     let host = FactSource::Host;
     let mut facts = BeyondHeaders::default();
     let modules = ["lib/modules", "usr/lib/modules"].map(|dir| root.join(dir).join(release.as_str()));
@@ -98,7 +98,7 @@ fn exports(root: &Path, release: &KernelRelease) -> io::Result<Option<Known<BTre
     Ok(None)
 }
 
-fn config(root: &Path, release: &KernelRelease) -> Result<KernelConfig, FetchError> {
+fn config(root: &Path, release: &KernelRelease) -> Result<KernelConfig> {
     let places = [
         "proc/config.gz".to_owned(),
         format!("boot/config-{release}"),

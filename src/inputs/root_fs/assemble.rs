@@ -12,7 +12,7 @@ use super::{LEVEL, MTIME, effects, excluded::is_left_out};
 use crate::{
     archive::{self, Manner, Options},
     blocking::stoppable,
-    inputs::{FetchError, Fetcher, TREE, apt::AptArchive, root_fs_layer as layer},
+    inputs::{FetchError, Fetcher, Result, TREE, apt::AptArchive, root_fs_layer as layer},
     kernel::{AptSuites, Architecture, BootstrapSpec},
     payload,
 };
@@ -27,7 +27,7 @@ pub(super) async fn assemble(
     suites: AptSuites,
     arch: Architecture,
     dir: PathBuf,
-) -> Result<(), FetchError> {
+) -> Result<()> {
     let archive = AptArchive::open(fetcher, &suites, arch).await?;
     let packages = archive.system(&spec.include).await?;
     let files = archive.download(&packages).await?;
@@ -35,20 +35,20 @@ pub(super) async fn assemble(
 }
 
 /// Makes the layer of these packages' files.
-fn write(stop: &AtomicBool, packages: &[PathBuf], entry: &Path) -> Result<(), FetchError> {
+fn write(stop: &AtomicBool, packages: &[PathBuf], entry: &Path) -> Result<()> {
     let tree = entry.join(TREE);
     fs::create_dir(&tree)?;
     let wanted = |path: &Path| !is_left_out(path);
     let options = Options { wanted: &wanted, manner: Manner::Package, stop, ..Options::default() };
     let add = |tar: Vec<u8>, what: &str| {
         archive::unpack_stream(&tar[..], &tree, &options)
-            .map_err(|source| FetchError::Unpack { what: what.to_owned(), source })
+            .map_err(|source| FetchError::Unpack(what.to_owned(), source))
     };
     add(effects::before()?, "the directories of a root file system")?;
     let mut status = String::new();
     for package in packages {
         archive::unpack_file(package, &tree, &options)
-            .map_err(|source| FetchError::Unpack { what: package.display().to_string(), source })?;
+            .map_err(|source| FetchError::Unpack(package.display().to_string(), source))?;
         status.push_str(&installed(package)?);
     }
     let mut last = effects::Entries::new();
@@ -61,13 +61,13 @@ fn write(stop: &AtomicBool, packages: &[PathBuf], entry: &Path) -> Result<(), Fe
 }
 
 /// A package's paragraph in dpkg's list.
-fn installed(package: &Path) -> Result<String, FetchError> {
+fn installed(package: &Path) -> Result<String> {
     let program = "dpkg-deb";
     let output = Command::new(program)
         .arg("--field")
         .arg(package)
         .output()
-        .map_err(|source| FetchError::Start { program, source })?;
+        .map_err(|source| FetchError::Start(program, source))?;
     if !output.status.success() {
         let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         let action = format!("read what package {} is", package.display());

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     archive::Stoppable,
     blocking::stoppable,
-    inputs::{FetchError, Fetcher, apt, process, root_fs_layer as layer},
+    inputs::{FetchError, Fetcher, Result, apt, process, root_fs_layer as layer},
     kernel::{AptSuites, Architecture, BootstrapSpec},
     oci,
 };
@@ -30,7 +30,7 @@ pub(super) async fn mmdebstrap(
     suites: AptSuites,
     arch: Architecture,
     dir: PathBuf,
-) -> Result<(), FetchError> {
+) -> Result<()> {
     let (suite, include) = (&spec.suite, &spec.include);
     let net = &fetcher.net;
     let entries = apt::entries(net, &fetcher.options.apt_dir, &suites)?;
@@ -60,7 +60,7 @@ pub(super) async fn mmdebstrap(
     // mmdebstrap turns into when it is not root.
     command.arg(suite.as_str()).arg("-").arg("-").stdin(std::process::Stdio::piped());
     let mut running = process::start(command, "mmdebstrap", GRACE)?;
-    let failed = |source| FetchError::Start { program: "mmdebstrap", source };
+    let failed = |source| FetchError::Start("mmdebstrap", source);
     let (stdin, stdout, stderr) =
         (running.child.stdin.take(), running.child.stdout.take(), running.child.stderr.take());
     if let Some(mut stdin) = stdin {
@@ -96,7 +96,7 @@ fn failure(action: String, words: &str) -> FetchError {
 
 /// The host's apt options that decide how archives are reached: mmdebstrap itself leaves them out. They
 /// are removed from the result.
-async fn host_options() -> Result<Vec<String>, FetchError> {
+async fn host_options() -> Result<Vec<String>> {
     let mut command = process::command("apt-config");
     command.args(["dump", "--format", "%F \"%v\";%n", "Acquire"]);
     let output = process::output(command, "apt-config").await?;
@@ -116,7 +116,7 @@ fn is_reach_option(line: &str) -> bool {
 }
 
 /// Compresses a tar into the entry.
-fn compress(tar: impl io::Read, entry: &Path, stop: &AtomicBool) -> Result<(), FetchError> {
+fn compress(tar: impl io::Read, entry: &Path, stop: &AtomicBool) -> Result<()> {
     let file = fs_err::File::create(entry.join(layer::FILE))?;
     let made = oci::compress_at(
         LEVEL,

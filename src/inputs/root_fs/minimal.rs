@@ -14,7 +14,7 @@ use crate::{
     blocking::stoppable,
     image::MinimalSpec,
     inputs::{
-        FetchError, StoredUnder,
+        FetchError, Result, StoredUnder,
         apt::package::{self, Package, native},
         digest, minimal_tag,
         root_fs_layer::{self as layer, RootFs},
@@ -64,13 +64,13 @@ enum Entry {
 impl RootFileSystems<'_> {
     /// What the base is at this moment, for an input hash: the package of this machine's architecture, which has
     /// the same version on the others.
-    pub async fn minimal_identity(self, spec: &MinimalSpec) -> Result<String, FetchError> {
+    pub async fn minimal_identity(self, spec: &MinimalSpec) -> Result<String> {
         self.minimal_key(spec, native()).await
     }
 
     /// A hash over everything that decides what the base of an architecture holds: 64 hexadecimal digits. Where the
     /// archive cannot be asked, what it said last counts: a base does not spoil.
-    pub async fn minimal_key(self, spec: &MinimalSpec, arch: Architecture) -> Result<String, FetchError> {
+    pub async fn minimal_key(self, spec: &MinimalSpec, arch: Architecture) -> Result<String> {
         if let Some(key) = self.stored_note(spec, arch, annotations::IDENTITY).await? {
             return Ok(key);
         }
@@ -80,7 +80,7 @@ impl RootFileSystems<'_> {
     }
 
     /// The package that the base of an architecture is made from, as `name=version sha256:...`.
-    pub async fn minimal_package(self, spec: &MinimalSpec, arch: Architecture) -> Result<String, FetchError> {
+    pub async fn minimal_package(self, spec: &MinimalSpec, arch: Architecture) -> Result<String> {
         match self.stored_note(spec, arch, annotations::PACKAGES).await? {
             Some(package) => Ok(package),
             None => Ok(self.busybox(spec, arch).await?.identity()),
@@ -88,7 +88,7 @@ impl RootFileSystems<'_> {
     }
 
     /// Makes the base, or finds it made.
-    pub async fn minimal(self, spec: &MinimalSpec, arch: Architecture) -> Result<RootFs, FetchError> {
+    pub async fn minimal(self, spec: &MinimalSpec, arch: Architecture) -> Result<RootFs> {
         let key = self.minimal_key(spec, arch).await?;
         let make = |dir: PathBuf| async move {
             let package = self.busybox(spec, arch).await?;
@@ -99,11 +99,7 @@ impl RootFileSystems<'_> {
     }
 
     /// Puts the base into the store, unless it is there.
-    pub async fn keep_minimal(
-        self,
-        spec: &MinimalSpec,
-        arch: Architecture,
-    ) -> Result<StoredUnder, FetchError> {
+    pub async fn keep_minimal(self, spec: &MinimalSpec, arch: Architecture) -> Result<StoredUnder> {
         let key = self.minimal_key(spec, arch).await?;
         let what = format!("minimal base of {} ({arch})", spec.package);
         let root_fs =
@@ -112,12 +108,7 @@ impl RootFileSystems<'_> {
     }
 
     /// What the store notes of a base that is not asked about upstream.
-    async fn stored_note(
-        self,
-        spec: &MinimalSpec,
-        arch: Architecture,
-        key: &str,
-    ) -> Result<Option<String>, FetchError> {
+    async fn stored_note(self, spec: &MinimalSpec, arch: Architecture, key: &str) -> Result<Option<String>> {
         if !package::asks_store(self.0, &spec.source(), arch)? {
             return Ok(None);
         }
@@ -130,7 +121,7 @@ impl RootFileSystems<'_> {
         Ok(Some(stored.note(key)?.to_owned()))
     }
 
-    async fn busybox(self, spec: &MinimalSpec, arch: Architecture) -> Result<Package, FetchError> {
+    async fn busybox(self, spec: &MinimalSpec, arch: Architecture) -> Result<Package> {
         let source = spec.source();
         match package::find(self.0, &source, arch).await {
             Err(error) if error.is_transient() => {
@@ -146,15 +137,13 @@ impl RootFileSystems<'_> {
 }
 
 /// Makes the layer in `dir` from the package's file.
-fn write(stop: &AtomicBool, package: &Path, dir: &Path) -> Result<(), FetchError> {
+fn write(stop: &AtomicBool, package: &Path, dir: &Path) -> Result<()> {
     let raw = dir.join("raw");
     fs::create_dir(&raw)?;
     unpack(stop, package, &raw, &package.display().to_string())?;
     let is_file = |path: &Path| fs::symlink_metadata(raw.join(path)).is_ok_and(|metadata| metadata.is_file());
-    let busybox = BUSYBOX.iter().find(|path| is_file(Path::new(path))).ok_or_else(|| FetchError::Layout {
-        wanted: "bin/busybox".to_owned(),
-        what: package.display().to_string(),
-        found: "the package has none".to_owned(),
+    let busybox = BUSYBOX.iter().find(|path| is_file(Path::new(path))).ok_or_else(|| {
+        FetchError::Layout(format!("bin/busybox in {}: the package has none", package.display()))
     })?;
     let mut entries: BTreeMap<PathBuf, Entry> = BTreeMap::new();
     let mode = |path| match path {
@@ -180,9 +169,7 @@ fn write(stop: &AtomicBool, package: &Path, dir: &Path) -> Result<(), FetchError
     for (path, entry) in &entries {
         match entry {
             Entry::Directory(mode) => writer.entry(path, *mode, EntryKind::Directory),
-            Entry::Link(target) => {
-                writer.entry(path, 0o777, EntryKind::Symlink { target: Path::new(target) })
-            }
+            Entry::Link(target) => writer.entry(path, 0o777, EntryKind::Symlink(Path::new(target))),
             Entry::File(bytes, mode) => {
                 let mut content = bytes.as_slice();
                 let kind = EntryKind::File { size: content.len() as u64, content: &mut content };

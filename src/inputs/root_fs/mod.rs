@@ -14,7 +14,7 @@ use std::{fs::Permissions, os::unix::fs::PermissionsExt as _, path::PathBuf};
 use fs_err as fs;
 
 use super::{
-    FetchError, Fetcher, TREE, digest,
+    FetchError, Fetcher, Result, TREE, digest,
     root_fs_layer::{self as layer, RootFs},
     stored::{Input, Packed, StoredUnder},
 };
@@ -46,7 +46,7 @@ impl RootFileSystems<'_> {
     /// A root file system as a tree that a sandbox can have below its own files: layers in files, the lowest first, each with
     /// its digest, which has been verified. It is unpacked once for each content, belongs to the user who runs farrier, and is
     /// never written to; `what` names it in errors.
-    pub async fn tree(self, layers: Vec<(Digest, PathBuf)>, what: String) -> Result<PathBuf, FetchError> {
+    pub async fn tree(self, layers: Vec<(Digest, PathBuf)>, what: String) -> Result<PathBuf> {
         let digests = layers.iter().map(|(digest, _)| digest.as_str());
         let key = digest::of_parts(std::iter::once(TREE_FORMAT).chain(digests));
         let make = |dir: PathBuf| {
@@ -57,14 +57,14 @@ impl RootFileSystems<'_> {
                 fs::set_permissions(&tree, Permissions::from_mode(0o755))?;
                 let layers: Vec<PathBuf> = layers.into_iter().map(|(_, file)| file).collect();
                 archive::unpack_image(&layers, &tree, &Options { stop, ..Options::default() })
-                    .map_err(|source| FetchError::Unpack { what, source })
+                    .map_err(|source| FetchError::Unpack(what, source))
             })
         };
         Ok(self.0.cache.get_or_make(TREES, &key, make).await?.join(TREE))
     }
 
     /// The one that was made on this machine, if it is still in the cache. One that came from the store is another one.
-    pub fn made_here(self, key: &str, arch: Architecture) -> Result<Option<RootFs>, FetchError> {
+    pub fn made_here(self, key: &str, arch: Architecture) -> Result<Option<RootFs>> {
         for kind in [packages::PLACE, minimal::PLACE] {
             if let Some(place) = self.0.cache.get(kind, key)? {
                 return layer::read(&place, arch).map(Some);
@@ -74,7 +74,7 @@ impl RootFileSystems<'_> {
     }
 
     /// The one that the store has to build with, by its key.
-    pub async fn in_store(self, key: &str) -> Result<Option<StoredInput>, FetchError> {
+    pub async fn in_store(self, key: &str) -> Result<Option<StoredInput>> {
         self.0.stored(InputKind::RootFs, &key_tag(key)?).await
     }
 
@@ -84,8 +84,8 @@ impl RootFileSystems<'_> {
         what: String,
         key: &str,
         declared: Option<Tag>,
-        root_fs: impl Future<Output = Result<(RootFs, String), FetchError>>,
-    ) -> Result<StoredUnder, FetchError> {
+        root_fs: impl Future<Output = Result<(RootFs, String)>>,
+    ) -> Result<StoredUnder> {
         let input = Input { kind: InputKind::RootFs, what: what.clone(), tag: key_tag(key)?, declared };
         let content = async {
             let (RootFs { layer: file, digest, diff_id, size, arch }, packages) = root_fs.await?;

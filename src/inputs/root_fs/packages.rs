@@ -6,7 +6,7 @@ use super::{RootFileSystems, assemble::assemble, bootstrap::mmdebstrap};
 use crate::{
     image::checked::{Component, PackageToInstall, Suite},
     inputs::{
-        CARRY, FetchError, StoredUnder, digest,
+        CARRY, FetchError, Result, StoredUnder, digest,
         root_fs_layer::{self as layer, RootFs},
     },
     kernel::{AptSuites, Architecture, BootstrapSpec},
@@ -73,7 +73,7 @@ fn key(format: &str, spec: &BootstrapSpec, arch: Architecture) -> String {
 
 impl RootFileSystems<'_> {
     /// Makes the root file system, or finds it made.
-    pub async fn bootstrap(self, root: &PackageRoot, arch: Architecture) -> Result<RootFs, FetchError> {
+    pub async fn bootstrap(self, root: &PackageRoot, arch: Architecture) -> Result<RootFs> {
         let make = |dir: PathBuf| async move {
             let what = || format!("root file system of {} ({arch})", root.spec().suite);
             self.0.unless_kept(self.make(root, arch, dir).await, what, CARRY)
@@ -83,18 +83,14 @@ impl RootFileSystems<'_> {
     }
 
     /// Puts the root file system into the store, unless it is there.
-    pub async fn keep_bootstrap(
-        self,
-        root: &PackageRoot,
-        arch: Architecture,
-    ) -> Result<StoredUnder, FetchError> {
+    pub async fn keep_bootstrap(self, root: &PackageRoot, arch: Architecture) -> Result<StoredUnder> {
         let spec = root.spec();
         let what = format!("root file system of {} ({arch})", spec.suite);
         let root_fs = async { Ok((self.bootstrap(root, arch).await?, spec.include.join(" "))) };
         Box::pin(self.keep(what, &root.key(arch), None, root_fs)).await
     }
 
-    async fn make(self, root: &PackageRoot, arch: Architecture, dir: PathBuf) -> Result<(), FetchError> {
+    async fn make(self, root: &PackageRoot, arch: Architecture, dir: PathBuf) -> Result<()> {
         let BootstrapSpec { suite, extra_suites, components, include, mirror, signed_by } = root.spec();
         for name in include {
             if name.parse::<PackageToInstall>().is_err() || name.contains("{{") {

@@ -7,7 +7,7 @@ use fs_err as fs;
 
 use crate::{
     cache::Scratch,
-    inputs::{FetchError, process},
+    inputs::{FetchError, Result, process},
 };
 
 const BEGIN: &str = "-----BEGIN PGP PUBLIC KEY BLOCK-----";
@@ -23,7 +23,7 @@ pub struct Keys {
 
 impl Keys {
     /// Reads a file of keys; `None` where there is none.
-    pub fn read(file: &Path) -> Result<Option<Self>, FetchError> {
+    pub fn read(file: &Path) -> Result<Option<Self>> {
         if !file.exists() {
             return Ok(None);
         }
@@ -43,7 +43,7 @@ impl Keys {
         file: &Path,
         signature: &Path,
         what: &str,
-    ) -> Result<(), FetchError> {
+    ) -> Result<()> {
         let keyring = scratch.path().join("keyring.gpg");
         fs::write(&keyring, &self.binary)?;
         let mut command = process::command("gpgv");
@@ -59,7 +59,7 @@ impl Keys {
     }
 
     /// Is each of the packages signed with one of the keys, and what it was when it was signed?
-    pub async fn verify_packages(&self, scratch: &Scratch, files: &[PathBuf]) -> Result<(), FetchError> {
+    pub async fn verify_packages(&self, scratch: &Scratch, files: &[PathBuf]) -> Result<()> {
         let database = scratch.path().join("rpmdb");
         let rpmkeys = || {
             let mut command = process::command("rpmkeys");

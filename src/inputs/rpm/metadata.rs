@@ -15,7 +15,10 @@ use quick_xml::{
 };
 
 use super::package::{RpmPackage, basearch, release_in};
-use crate::{inputs::checksum::Checksum, kernel::Architecture};
+use crate::{
+    inputs::{checksum::Checksum, error::MetadataError},
+    kernel::Architecture,
+};
 
 /// Bytes of one tag, and of one text.
 const LONGEST: usize = 1 << 20;
@@ -28,17 +31,6 @@ const MOST_RELEASES: usize = 64;
 const LONGEST_TEXT: usize = 1024;
 /// Mirrors that are tried.
 const MOST_MIRRORS: usize = 50;
-
-/// Why metadata cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub enum MetadataError {
-    /// No XML.
-    #[error("it is no XML in UTF-8: {0}")]
-    Xml(String),
-    /// XML of another form, or more than any repository has.
-    #[error("{0}")]
-    Form(String),
-}
 
 impl From<quick_xml::Error> for MetadataError {
     fn from(error: quick_xml::Error) -> Self {

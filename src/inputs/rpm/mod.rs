@@ -13,16 +13,17 @@ use std::{
 
 use fs_err::{self as fs, File};
 use keys::Keys;
-use metadata::{MetadataError, Part, Repomd};
+use metadata::{Part, Repomd};
 use package::{RpmPackage, basearch};
 use serde::{Deserialize, Serialize};
 use url::Url;
 
 use super::{
-    FetchError, Fetcher, YOUNG,
+    FetchError, Fetcher, Result, YOUNG,
     apt::Packages,
     digest,
     download::{fetch_from, transfer},
+    error::MetadataError,
 };
 use crate::{
     archive,
@@ -88,7 +89,7 @@ impl Repositories {
         root: &Path,
         target: &KernelTarget,
         groups: &[RpmAlternatives],
-    ) -> Result<Result<Self, String>, FetchError> {
+    ) -> Result<Result<Self, String>> {
         let file = root.join(&archive.signed_by);
         let Some(keys) = Keys::read(&file)? else {
             return Ok(Err(format!("file {} with the keys of the distribution", file.display())));
@@ -120,11 +121,7 @@ impl Repositories {
     }
 
     /// One package of each group for a kernel; the listings are asked for again before a group has none.
-    pub async fn choose(
-        &self,
-        groups: &[Vec<String>],
-        release: &KernelRelease,
-    ) -> Result<Packages<Listed>, FetchError> {
+    pub async fn choose(&self, groups: &[Vec<String>], release: &KernelRelease) -> Result<Packages<Listed>> {
         let chosen = self.choose_now(groups, release, self.fetcher.options.refresh).await?;
         let again = matches!(chosen, Packages::Missing(_)) && self.renew().await?;
         if again { self.choose_now(groups, release, YOUNG).await } else { Ok(chosen) }
@@ -135,7 +132,7 @@ impl Repositories {
         groups: &[Vec<String>],
         release: &KernelRelease,
         max_age: Duration,
-    ) -> Result<Packages<Listed>, FetchError> {
+    ) -> Result<Packages<Listed>> {
         let (mut known, mut absent, mut fault) = (Vec::new(), self.absent.clone(), None);
         for place in &self.places {
             let listing = match self.listing(place, max_age).await {
@@ -172,7 +169,7 @@ impl Repositories {
     }
 
     /// The kernels of each repository, in no order.
-    pub async fn releases(&self) -> Result<Vec<Vec<KernelRelease>>, FetchError> {
+    pub async fn releases(&self) -> Result<Vec<Vec<KernelRelease>>> {
         let (mut found, mut fault) = (Vec::new(), None);
         for place in &self.places {
             let listing = match self.listing(place, self.fetcher.options.refresh).await {
@@ -189,7 +186,7 @@ impl Repositories {
     }
 
     /// Asks again unless that was done quite recently; whether anything was asked.
-    pub async fn renew(&self) -> Result<bool, FetchError> {
+    pub async fn renew(&self) -> Result<bool> {
         let mut asked = false;
         for place in &self.places {
             // What cannot be read is told where it is missing.
@@ -199,7 +196,7 @@ impl Repositories {
     }
 
     /// The packages' files, verified: by checksum, and by signature where packages are signed.
-    pub async fn download(&self, packages: &[Listed]) -> Result<Vec<PathBuf>, FetchError> {
+    pub async fn download(&self, packages: &[Listed]) -> Result<Vec<PathBuf>> {
         let mut files = Vec::with_capacity(packages.len());
         for Listed { package, places } in packages {
             let what = format!("package {}-{}", package.name, package.version);
@@ -216,7 +213,7 @@ impl Repositories {
     }
 
     /// What a repository has, not older than `max_age`; and whether it was asked for that.
-    async fn listing(&self, place: &Place, max_age: Duration) -> Result<(Listing, bool), FetchError> {
+    async fn listing(&self, place: &Place, max_age: Duration) -> Result<(Listing, bool)> {
         let (kind, urls) = match place {
             Place::At(urls) => ("at", urls),
             Place::Listed(urls) => ("listed", urls),
@@ -250,7 +247,7 @@ impl Repositories {
     }
 
     /// The addresses in a list of mirrors.
-    async fn mirrors(&self, lists: &[Url]) -> Result<Vec<Url>, FetchError> {
+    async fn mirrors(&self, lists: &[Url]) -> Result<Vec<Url>> {
         let scratch = self.fetcher.cache.scratch()?;
         let mut outcome = Ok(Vec::new());
         for list in lists {
@@ -273,7 +270,7 @@ impl Repositories {
     }
 
     /// From the first place that answers. A repository that no place has is a finding.
-    async fn ask(&self, places: &[Url], known: Option<Listing>) -> Result<Listing, FetchError> {
+    async fn ask(&self, places: &[Url], known: Option<Listing>) -> Result<Listing> {
         let mut fault = None;
         for place in places {
             match self.read(place, known.as_ref()).await {
@@ -284,7 +281,7 @@ impl Repositories {
                         ..listing
                     });
                 }
-                Err(FetchError::Status { status: 404 | 410, .. }) => {}
+                Err(FetchError::Status(_, 404 | 410)) => {}
                 Err(error) => {
                     tracing::debug!(repository = %place, error = %crate::error_chain(&error), "the repository cannot be read");
                     // Of several, the first is the place that is meant.
@@ -295,7 +292,7 @@ impl Repositories {
         fault.map_or_else(|| Ok(Listing::absent(places)), Err)
     }
 
-    async fn read(&self, place: &Url, known: Option<&Listing>) -> Result<Listing, FetchError> {
+    async fn read(&self, place: &Url, known: Option<&Listing>) -> Result<Listing> {
         let (scratch, net) = (self.fetcher.cache.scratch()?, &self.fetcher.net);
         let (index, url) = (scratch.path().join("repomd.xml"), below(place, "repodata/repomd.xml")?);
         let what = format!("the metadata of {place}");
@@ -305,7 +302,7 @@ impl Repositories {
                 (scratch.path().join("repomd.xml.asc"), below(place, "repodata/repomd.xml.asc")?);
             let got = transfer(net, &what, &url, None, MOST_INDEX, signature.clone()).await;
             got.map_err(|error| match error {
-                FetchError::Status { url, status: 404 | 410 } => FetchError::unusable(
+                FetchError::Status(url, 404 | 410) => FetchError::unusable(
                     format!("verify {what}: there is no signature {url}"),
                     "where the packages are signed, the family may say `signed: packages`",
                 ),
@@ -326,7 +323,7 @@ impl Repositories {
     }
 
     /// The packages of these names; of those that do not say which kernel they are for, their files are looked at.
-    async fn packages(&self, place: &Url, repomd: &Repomd) -> Result<Vec<RpmPackage>, FetchError> {
+    async fn packages(&self, place: &Url, repomd: &Repomd) -> Result<Vec<RpmPackage>> {
         let (names, arch) = (self.names.clone(), self.arch);
         let wanted = move |name: &str| names.iter().any(|pattern| fits(pattern, name));
         let read = move |from: &mut dyn BufRead| metadata::primary(from, arch, &wanted);
@@ -352,13 +349,13 @@ impl Repositories {
         place: &Url,
         part: &Part,
         read: impl FnOnce(&mut dyn BufRead) -> Result<T, MetadataError> + Send + 'static,
-    ) -> Result<T, FetchError> {
+    ) -> Result<T> {
         let url = below(place, &part.location)?;
         let what = format!("the metadata of {place}");
         let file = fetch_from(&self.fetcher, &what, std::slice::from_ref(&url), &part.checksum).await?;
         stoppable(move |stop| {
             let opened = archive::decompressed(&file, stop);
-            let mut from = opened.map_err(|source| FetchError::Unpack { what, source })?;
+            let mut from = opened.map_err(|source| FetchError::Unpack(what, source))?;
             read(&mut *from).map_err(|source| unreadable(&url, source))
         })
         .await
@@ -396,11 +393,11 @@ fn now() -> u64 {
 }
 
 fn unreadable(url: &Url, source: MetadataError) -> FetchError {
-    FetchError::Metadata { url: url.to_string(), source }
+    FetchError::Metadata(url.to_string(), source)
 }
 
 /// An address; one of a directory ends in `/`, so that what is below it can be joined.
-fn directory(text: &str, is_directory: bool) -> Result<Url, FetchError> {
+fn directory(text: &str, is_directory: bool) -> Result<Url> {
     let wrong = || FetchError::value("the address of an RPM repository", text, "it is not an address");
     let mut url = Url::parse(text).map_err(|_| wrong())?;
     if is_directory && !url.path().ends_with('/') {
@@ -410,7 +407,7 @@ fn directory(text: &str, is_directory: bool) -> Result<Url, FetchError> {
 }
 
 /// What a repository names lies below it, and nowhere else.
-fn below(place: &Url, location: &str) -> Result<Url, FetchError> {
+fn below(place: &Url, location: &str) -> Result<Url> {
     let url = place.join(location).ok().filter(|url| {
         url.origin() == place.origin() && url.path().starts_with(place.path()) && url.path() != place.path()
     });

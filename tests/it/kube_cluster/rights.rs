@@ -116,9 +116,9 @@ async fn refusals_of_a_server_that_has_just_come_back_are_no_missing_rights() {
     let logs = Logs::start();
     api.go_away();
     for resource in ["nodes", "daemonsets.apps", "pods"] {
-        api.fail(Requests::verb("watch").resource(resource), Fault::Forbidden, 2);
+        api.fail(Requests::verb("watch").resource(resource), ApiFailure::Forbidden, 2);
     }
-    api.fail(patches(), Fault::Forbidden, 1);
+    api.fail(patches(), ApiFailure::Forbidden, 1);
     let change = rewrite(&snapshot);
     let back = async {
         tokio::time::sleep(Duration::from_secs(1)).await;

@@ -20,7 +20,7 @@ pub async fn push(host: &str, path: &str) -> String {
     for applet in
         ["cat", "dd", "false", "head", "id", "ip", "ls", "sh", "sha256sum", "sleep", "tail", "test", "true"]
     {
-        let link = EntryKind::Symlink { target: Path::new("busybox") };
+        let link = EntryKind::Symlink(Path::new("busybox"));
         writer.entry(&Path::new("bin").join(applet), 0o777, link).unwrap();
     }
     for name in ["tmp", "work"] {

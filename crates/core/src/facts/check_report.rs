@@ -36,8 +36,8 @@ impl CheckReportDocument<'_> {
             #[serde(skip_serializing_if = "Option::is_none")]
             reused_from: Option<&'a ReusedFrom>,
         }
-        let mut report = serde_json::to_value(self.report)
-            .map_err(|source| ImageError::Json { what: "check report", source })?;
+        let mut report =
+            serde_json::to_value(self.report).map_err(|source| ImageError::Json("check report", source))?;
         if let Some(boot) = report.get_mut("boot").and_then(Value::as_object_mut) {
             boot.remove("milliseconds");
         }

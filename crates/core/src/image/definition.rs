@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, path::PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
-use super::{BuildSpec, KernelVars, MinimalSpec, Need, PatchSpec, RolloutSpec, SourceSpec, VersionSpec, tag};
+use super::{
+    BuildSpec, KernelVars, MinimalSpec, Need, PatchSpec, RolloutSpec, SourceSpec, VersionSpec,
+    kernel_choice::Choice, tag,
+};
 use crate::{
     definition::{
         ApiVersion, BootstrapSpec, Metadata, NonEmpty,
@@ -14,7 +17,7 @@ use crate::{
             PackageToInstall, Reference, TemplateName, VariableName, texts,
         },
     },
-    kernel::{AnnouncedKernels, KernelFamily, KernelRange, KernelTarget, Pattern, Toolchain},
+    kernel::{AnnouncedKernels, HeaderText, KernelFamily, KernelRange, KernelTarget, Pattern, Toolchain},
     site::SiteSpec,
     template::TemplateContext,
 };
@@ -160,6 +163,60 @@ impl DriverImageSpec {
         let first = self.runtime.entrypoint.first();
         self.output == Output::Payload
             && first.is_some_and(|name| DRIVER_ENTRYPOINTS.contains(&name.as_str()))
+    }
+
+    /// The kernels that the image is for, if this one is not among them.
+    pub fn range_without(&self, target: &KernelTarget) -> Option<String> {
+        let range = self.kernels.as_ref().filter(|range| !range.holds(target));
+        let release = self.release.as_ref().filter(|pattern| !pattern.is_match(target.release.as_str()));
+        range
+            .map(ToString::to_string)
+            .or_else(|| release.map(|pattern| format!("whose release matches {pattern}")))
+    }
+
+    /// The places in `patches` of those that apply to a kernel. Entries with the same path are one patch: it applies where
+    /// one of them does.
+    pub fn patches_for<E>(
+        &self,
+        target: &KernelTarget,
+        mut says: impl FnMut(&HeaderText) -> Result<bool, E>,
+    ) -> Result<Vec<usize>, E> {
+        let mut chosen: Vec<usize> = Vec::new();
+        for (index, PatchSpec { path, kernels, release, when }) in self.patches.iter().enumerate() {
+            let is_there = |index: &usize| self.patches.get(*index).is_some_and(|patch| patch.path == *path);
+            if !chosen.iter().any(is_there) && (Choice { kernels, release, when }).holds(target, &mut says)? {
+                chosen.push(index);
+            }
+        }
+        Ok(chosen)
+    }
+
+    /// The variables that are set for a kernel beside `vars`, or in their place.
+    pub fn vars_for<E>(
+        &self,
+        target: &KernelTarget,
+        mut says: impl FnMut(&HeaderText) -> Result<bool, E>,
+    ) -> Result<BTreeMap<String, String>, E> {
+        let mut vars = BTreeMap::new();
+        for KernelVars { kernels, release, when, set } in &self.kernel_vars {
+            if (Choice { kernels, release, when }).holds(target, &mut says)? {
+                vars.extend(set.iter().map(|(name, value)| (name.to_string(), value.to_string())));
+            }
+        }
+        Ok(vars)
+    }
+
+    /// What must be known of a kernel's headers before its patches and variables are.
+    pub fn asked_of_headers(&self, target: &KernelTarget) -> Vec<HeaderText> {
+        let mut asked = Vec::new();
+        if self.range_without(target).is_none() {
+            let mut note = |text: &HeaderText| {
+                asked.push(text.clone());
+                Ok::<_, std::convert::Infallible>(false)
+            };
+            let (Ok(_), Ok(_)) = (self.patches_for(target, &mut note), self.vars_for(target, &mut note));
+        }
+        asked
     }
 }
 

@@ -54,7 +54,7 @@ impl Claims {
                 continue;
             };
             node.distrust.kernel = Some(if counts.contains_key(kernel) {
-                PassedLimit::Distinct { most: distinct.get() }
+                PassedLimit::Distinct(distinct.get())
             } else {
                 PassedLimit::PerNode { most, within }
             });

@@ -13,11 +13,8 @@ pub enum PassedLimit {
         /// In which time.
         within: Period,
     },
-    /// The fleet runs too many, and others go before this one.
-    Distinct {
-        /// How many it may run.
-        most: u32,
-    },
+    /// The fleet runs more than this many, and others go before this one.
+    Distinct(u32),
 }
 
 /// What is not believed of a node.

@@ -42,6 +42,7 @@ mod skip_reason;
 mod snapshot;
 mod status;
 mod table;
+mod target;
 #[cfg(any(test, feature = "testing"))]
 #[allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 pub mod testing;
@@ -90,9 +91,9 @@ pub use readiness::{Doubt, MayBoot, Needed, Next, PlannedNode, Readiness};
 pub use reasons::{BuildReason, HoldReason};
 pub use rollout::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, FieldRecord, GitCommit, ImageChange,
-    ManifestPlace, NodeChange, PlannedRollout, PodRestart, Record, RecordState, ResourceChange,
-    RollbackOutcome, RollbackStep, RolloutDecision, RolloutObject, RolloutTarget, git_commit, handover_label,
-    per_kernel_originals, rollback, rollback_per_kernel,
+    NodeChange, PlannedRollout, PodRestart, Record, RecordState, ResourceChange, RollbackOutcome,
+    RollbackStep, RolloutDecision, git_commit, handover_label, per_kernel_originals, rollback,
+    rollback_per_kernel,
 };
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
 pub use signatures::{PlannedSignature, asks_for_signatures};
@@ -107,6 +108,7 @@ pub(crate) use table::layout::{table, text};
 pub use table::{
     Table, counts, decided, left_alone, readiness_table, status_table, summary, tables, why_not,
 };
+pub use target::{ManifestPlace, RolloutObject, RolloutTarget};
 pub use union::{PlannedUnion, UnionMember, images_in_use};
 pub use why::{Explain, Explanation, Link};
 pub use write_namespaces::{WriteNamespaces, WriteNamespacesError};

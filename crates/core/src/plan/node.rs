@@ -82,7 +82,7 @@ impl From<PassedLimit> for NodeReason {
     fn from(passed: PassedLimit) -> Self {
         match passed {
             PassedLimit::PerNode { most, within } => Self::TooManyNamed { most, within },
-            PassedLimit::Distinct { most } => Self::TooManyKernels { most },
+            PassedLimit::Distinct(most) => Self::TooManyKernels { most },
         }
     }
 }
@@ -166,7 +166,7 @@ pub(super) fn group_nodes<'a>(
         key.push(twice.then_some("twice"));
         key.push(node.distrust.kernel.map(|passed| match passed {
             PassedLimit::PerNode { .. } => "named too many",
-            PassedLimit::Distinct { .. } => "one too many",
+            PassedLimit::Distinct(_) => "one too many",
         }));
         key.extend(labels.iter().map(|label| node.labels.get(*label).map(String::as_str)));
         let place = places.get(&key).copied().unwrap_or_else(|| {

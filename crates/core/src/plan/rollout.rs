@@ -19,7 +19,6 @@ mod record;
 mod resource;
 mod restart;
 mod rollback;
-mod target;
 mod union;
 mod watch;
 
@@ -37,12 +36,12 @@ pub use handover::handover_label;
 pub(super) use operator::switches;
 pub use record::{FieldRecord, Record, RecordState};
 pub use rollback::{RollbackOutcome, RollbackStep, rollback};
-pub use target::{ManifestPlace, RolloutObject, RolloutTarget};
 pub(super) use union::left_kernels;
 pub(super) use watch::Limits;
 
 use super::{
-    ClusterSnapshot, DaemonSetFacts, HoldReason, PER_KERNEL_ANNOTATION, PlanInputs, PlannedUnion,
+    ClusterSnapshot, DaemonSetFacts, HoldReason, ManifestPlace, PER_KERNEL_ANNOTATION, PlanInputs,
+    PlannedUnion, RolloutObject, RolloutTarget,
     chain_state::ChainStates,
     node::{NodeGroup, group_nodes},
     outcome::Cells,

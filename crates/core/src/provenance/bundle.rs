@@ -31,8 +31,8 @@ pub fn bundle(
     key: &PublicKey,
     predicate_type: &str,
 ) -> Result<Artifact, ImageError> {
-    let envelope: Value = serde_json::from_slice(envelope)
-        .map_err(|source| ImageError::Json { what: "signed statement", source })?;
+    let envelope: Value =
+        serde_json::from_slice(envelope).map_err(|source| ImageError::Json("signed statement", source))?;
     let hint = hex::decode(key.fingerprint().hex()).unwrap_or_default();
     let content = json!({
         "mediaType": SIGSTORE_BUNDLE,

@@ -60,12 +60,9 @@ impl KeyError {
 /// What a key signs with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
 pub enum KeyAlgorithm {
-    /// RSA with PKCS#1 v1.5 padding.
-    #[display("RSA-{bits}")]
-    Rsa {
-        /// Of the modulus.
-        bits: usize,
-    },
+    /// RSA with PKCS#1 v1.5 padding, and a modulus of so many bits.
+    #[display("RSA-{_0}")]
+    Rsa(usize),
     /// ECDSA on NIST's P-256.
     #[display("ECDSA P-256")]
     P256,
@@ -112,7 +109,7 @@ impl PublicKey {
         let key = parsed.subject_public_key.as_bytes().ok_or(KeyError::Damaged)?;
         let curve = || parsed.algorithm.parameters_oid().ok();
         let algorithm = match parsed.algorithm.oid {
-            id if id == RSA => KeyAlgorithm::Rsa { bits: modulus_bits(key).ok_or(KeyError::Damaged)? },
+            id if id == RSA => KeyAlgorithm::Rsa(modulus_bits(key).ok_or(KeyError::Damaged)?),
             id if id == EC && curve() == Some(P256) => KeyAlgorithm::P256,
             id if id == EC && curve() == Some(P384) => KeyAlgorithm::P384,
             _ => return Err(KeyError::Unknown),
@@ -130,7 +127,7 @@ impl PublicKey {
 
     fn for_images(self) -> Result<Self, KeyError> {
         match self.algorithm {
-            KeyAlgorithm::Rsa { .. } | KeyAlgorithm::P256 => Ok(self),
+            KeyAlgorithm::Rsa(_) | KeyAlgorithm::P256 => Ok(self),
             KeyAlgorithm::P384 => Err(KeyError::Kind),
         }
     }
@@ -166,7 +163,7 @@ impl PublicKey {
     /// Is it the signature of the content by this key (ECDSA in ASN.1 form, RSA by PKCS#1 v1.5)?
     pub fn verify(&self, hash: SignatureHash, content: &[u8], signature: &[u8]) -> bool {
         match self.algorithm {
-            KeyAlgorithm::Rsa { .. } => {
+            KeyAlgorithm::Rsa(_) => {
                 let algorithm = match hash {
                     SignatureHash::Sha256 => &RSA_PKCS1_2048_8192_SHA256,
                     SignatureHash::Sha384 => &RSA_PKCS1_2048_8192_SHA384,
@@ -194,7 +191,7 @@ impl PublicKey {
     /// A signature whose two numbers stand side by side, as PKCS#11 makes it, in the form that is verified.
     pub fn verifiable(&self, signature: &[u8]) -> Option<Vec<u8>> {
         Some(match self.algorithm {
-            KeyAlgorithm::Rsa { .. } => return None,
+            KeyAlgorithm::Rsa(_) => return None,
             KeyAlgorithm::P256 => {
                 p256::ecdsa::Signature::from_slice(signature).ok()?.to_der().as_bytes().to_vec()
             }

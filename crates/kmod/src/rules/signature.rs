@@ -23,7 +23,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         // Hardly a driver is signed when it is built. The taint that it brings is among the report's taints.
         Signature::None if verdict == Verdict::Loads => return,
         Signature::None => finding(verdict, format!("the module is not signed: {because}"), sign),
-        Signature::Buried { after } => finding(
+        Signature::Buried(after) => finding(
             verdict,
             format!("the file ends in bytes after the signature ({after}), so to the kernel the module is not signed: {because}"),
             "sign it again, and let nothing be appended afterwards",

@@ -91,14 +91,9 @@ pub enum RegistryError {
     /// A file of this machine.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Options that cannot be used, such as a CA file without certificates. Permanent.
-    #[error("{what}: {reason}")]
-    Options {
-        /// Which option.
-        what: String,
-        /// What is wrong with it.
-        reason: String,
-    },
+    /// Options that cannot be used, such as a CA file without certificates: which, and why. Permanent.
+    #[error("{0}: {1}")]
+    Options(String, String),
     /// [`super::Access`] sent nothing: a host that may not be asked, a client certificate that cannot be shown.
     #[error("{source}")]
     NotSent {
@@ -139,7 +134,7 @@ impl RegistryError {
             | Self::Protocol { .. }
             | Self::NoDeletion { .. }
             | Self::Io(_)
-            | Self::Options { .. }
+            | Self::Options(..)
             | Self::Cancelled => false,
         }
     }

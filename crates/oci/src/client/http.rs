@@ -136,9 +136,8 @@ impl Http {
         loop {
             let mut request = Request::new(call.method.clone(), call.url.clone());
             for (key, value) in &call.headers {
-                let value = HeaderValue::from_str(value).map_err(|error| RegistryError::Options {
-                    what: format!("header {key} to {action}"),
-                    reason: error.to_string(),
+                let value = HeaderValue::from_str(value).map_err(|error| {
+                    RegistryError::Options(format!("header {key} to {action}"), error.to_string())
                 })?;
                 request.headers_mut().append(key, value);
             }

@@ -142,9 +142,8 @@ impl Transport {
 }
 
 fn address(name: &RemoteName, text: &str) -> Result<Url> {
-    Url::parse(text).map_err(|error| RegistryError::Options {
-        what: format!("repository {}/{}", name.host, name.path),
-        reason: error.to_string(),
+    Url::parse(text).map_err(|error| {
+        RegistryError::Options(format!("repository {}/{}", name.host, name.path), error.to_string())
     })
 }
 

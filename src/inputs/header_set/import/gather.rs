@@ -12,7 +12,7 @@ use fs_err as fs;
 use super::{LIMITS, selection, stage::Tree, survey::Survey};
 use crate::{
     archive::links::{self, stays_below},
-    inputs::{FetchError, files::go_on, header_set::layout::part_inside},
+    inputs::{FetchError, Result, files::go_on, header_set::layout::part_inside},
     kernel::{Architecture, KernelRelease},
 };
 
@@ -33,7 +33,7 @@ pub(super) fn gather(
     release: &KernelRelease,
     arch: Architecture,
     stop: &AtomicBool,
-) -> Result<Entries, FetchError> {
+) -> Result<Entries> {
     let mut gatherer = Gatherer { entries: Entries::new(), bytes: 0, seen: 0, stop };
     let build = merged_place(&survey.build.path);
     let modules = PathBuf::from(format!("usr/lib/modules/{release}"));
@@ -74,7 +74,7 @@ struct Found {
 
 impl Gatherer<'_> {
     /// Trees that lie where packages put them stay there: their Makefiles name each other by these places.
-    fn packaged(&mut self, survey: &Survey) -> Result<(), FetchError> {
+    fn packaged(&mut self, survey: &Survey) -> Result<()> {
         let mut waiting: VecDeque<PathBuf> =
             std::iter::once(&survey.build).chain(&survey.source).map(|tree| tree.path.clone()).collect();
         let (mut taken, mut links) = (BTreeSet::new(), Vec::new());
@@ -108,7 +108,7 @@ impl Gatherer<'_> {
     }
 
     /// Source tree and build directory become one tree, in which nothing names where they were.
-    fn joined(&mut self, survey: &Survey, dest: &Path, arch: Architecture) -> Result<(), FetchError> {
+    fn joined(&mut self, survey: &Survey, dest: &Path, arch: Architecture) -> Result<()> {
         let Survey { build, source, is_whole } = survey;
         let mut links = Vec::new();
         let trees: Vec<&Tree> = source.iter().chain(std::iter::once(build)).collect();
@@ -156,7 +156,7 @@ impl Gatherer<'_> {
         is_whole: bool,
         wanted: &dyn Fn(&Path) -> bool,
         place: &dyn Fn(&Path) -> PathBuf,
-    ) -> Result<Vec<Found>, FetchError> {
+    ) -> Result<Vec<Found>> {
         let top = tree.place();
         let mut found = Vec::new();
         let walk = walkdir::WalkDir::new(&top).min_depth(1).into_iter();
@@ -203,7 +203,7 @@ impl Gatherer<'_> {
         Ok(found)
     }
 
-    fn count(&mut self, top: &Path, depth: usize) -> Result<(), FetchError> {
+    fn count(&mut self, top: &Path, depth: usize) -> Result<()> {
         self.seen += 1;
         if self.seen > LIMITS.entries {
             return Err(too_large(top, &format!("{} files and directories", LIMITS.entries)));

@@ -28,7 +28,7 @@ use crate::{
     blocking::stoppable,
     cache::Scratch,
     image::Digest,
-    inputs::{FetchError, TREE, header_tree},
+    inputs::{FetchError, Result, TREE, header_tree},
     kernel::{Architecture, Compiler, KernelRelease},
     kmod::KernelFacts,
     oci::Layer,
@@ -122,7 +122,7 @@ impl Headers<'_> {
     ///
     /// # Errors
     /// A source cannot be read, is not the header set of this kernel, or others are there already. Nothing is left then.
-    pub async fn import(self, import: HeaderImport) -> Result<ImportedHeaders, FetchError> {
+    pub async fn import(self, import: HeaderImport) -> Result<ImportedHeaders> {
         let HeaderImport { sources, release, arch, replace } = import;
         let work = self.0.cache.scratch()?;
         let (directory, wanted) = (work.path().to_owned(), release.clone());
@@ -169,7 +169,7 @@ impl Headers<'_> {
         root: PathBuf,
         release: KernelRelease,
         arch: Architecture,
-    ) -> Result<PackedHeaders, FetchError> {
+    ) -> Result<PackedHeaders> {
         let work = self.0.cache.scratch()?;
         let (directory, wanted) = (work.path().to_owned(), release.clone());
         let Prepared { facts, compiler, layer, origin: _ } =
@@ -187,7 +187,7 @@ impl Headers<'_> {
         file: &Path,
         annotations: BTreeMap<String, String>,
         replace: bool,
-    ) -> Result<(Outcome, StoredInput), FetchError> {
+    ) -> Result<(Outcome, StoredInput)> {
         let store = self.0.store().ok_or(FetchError::NoStore)?;
         let tag = header_tag(release, imported.arch)?;
         let found = store.find(InputKind::Headers, &tag).await?;
@@ -215,9 +215,7 @@ impl Headers<'_> {
             (Outcome::Known, Some(found), None) => Ok((outcome, found)),
             // The very same is signed now; what only says that it is the same is not.
             (Outcome::Known, _, Some(why)) => match store.put(&item).await {
-                Err(StoreError::Taken { reference, .. }) => {
-                    Err(StoreError::Untrusted { reference, why }.into())
-                }
+                Err(StoreError::Taken(reference, _)) => Err(StoreError::Untrusted(reference, why).into()),
                 stored => Ok((outcome, stored?)),
             },
             _ => Ok((outcome, store.put(&item).await?)),
@@ -231,7 +229,7 @@ fn outcome(
     there: Option<&Imported>,
     place: impl FnOnce() -> String,
     replace: bool,
-) -> Result<Outcome, FetchError> {
+) -> Result<Outcome> {
     let Imported { release, arch, content, .. } = imported;
     match there {
         None => Ok(Outcome::New),
@@ -262,7 +260,7 @@ fn prepare(
     arch: Architecture,
     directory: &Path,
     stop: &AtomicBool,
-) -> Result<Prepared, FetchError> {
+) -> Result<Prepared> {
     let staged = stage::stage(sources, directory, stop)?;
     let survey = survey::survey(&staged, release)?;
     let entries = gather::gather(&survey, release, arch, stop)?;

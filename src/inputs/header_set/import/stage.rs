@@ -12,7 +12,7 @@ use super::{ImportSource, LIMITS, selection};
 use crate::{
     archive::{self, Format, Options},
     inputs::{
-        FetchError, digest,
+        FetchError, Result, digest,
         files::{is_directory, name_of, names_in},
         header_set::layout::{self, Form},
     },
@@ -48,11 +48,7 @@ pub(super) struct Staged {
 }
 
 /// Unpacks what is packed below `directory`, which is ours.
-pub(super) fn stage(
-    sources: &[ImportSource],
-    directory: &Path,
-    stop: &AtomicBool,
-) -> Result<Staged, FetchError> {
+pub(super) fn stage(sources: &[ImportSource], directory: &Path, stop: &AtomicBool) -> Result<Staged> {
     let mut staged = Staged::default();
     let (mut roots, mut names) = (Vec::new(), Vec::new());
     for (index, source) in sources.iter().enumerate() {
@@ -94,7 +90,7 @@ pub(super) fn stage(
     Ok(staged)
 }
 
-fn existing(path: &Path) -> Result<PathBuf, FetchError> {
+fn existing(path: &Path) -> Result<PathBuf> {
     fs::canonicalize(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => FetchError::unusable(
             format!("import {}: there is no such file or directory", path.display()),
@@ -104,19 +100,14 @@ fn existing(path: &Path) -> Result<PathBuf, FetchError> {
     })
 }
 
-fn on_this_machine(path: &Path) -> Result<Tree, FetchError> {
+fn on_this_machine(path: &Path) -> Result<Tree> {
     let path = existing(path)?;
     let path = path.strip_prefix("/").unwrap_or(&path).to_owned();
     Ok(Tree { root: PathBuf::from("/"), path, is_ours: false })
 }
 
 /// Unpacks an archive; the kernel tree that it is, or `None` for one rooted at `/`, whose `raw` then starts there.
-fn unpack(
-    archive: &Path,
-    raw: &Path,
-    source: &ImportSource,
-    stop: &AtomicBool,
-) -> Result<Option<Tree>, FetchError> {
+fn unpack(archive: &Path, raw: &Path, source: &ImportSource, stop: &AtomicBool) -> Result<Option<Tree>> {
     let what = source.to_string();
     fs::create_dir(raw)?;
     let wanted = |path: &Path| !selection::is_product(path);
@@ -125,7 +116,7 @@ fn unpack(
         raw,
         &Options { limits: LIMITS, wanted: &wanted, stop, ..Options::default() },
     )
-    .map_err(|source| FetchError::Unpack { what: what.clone(), source })?;
+    .map_err(|source| FetchError::Unpack(what.clone(), source))?;
     if matches!(Format::of(archive)?, Some(Format::Deb | Format::Rpm)) {
         return Ok(None);
     }
@@ -147,7 +138,7 @@ fn unpack(
 }
 
 /// Packages are parts of one system; a directory is a whole one.
-fn one_root(mut roots: Vec<Tree>, names: &[String]) -> Result<Option<Tree>, FetchError> {
+fn one_root(mut roots: Vec<Tree>, names: &[String]) -> Result<Option<Tree>> {
     if roots.len() > 1 && roots.iter().any(|root| !root.is_ours) {
         return Err(ambiguous(&names.join(", "), "a file system of its own"));
     }
@@ -170,7 +161,7 @@ pub(super) fn ambiguous(sources: &str, what: &str) -> FetchError {
 }
 
 /// Moves what is in `from` to `to`; of two files with one name the later stays.
-fn merge(from: &Path, to: &Path) -> Result<(), FetchError> {
+fn merge(from: &Path, to: &Path) -> Result<()> {
     for name in names_in(from)? {
         let (old, new) = (from.join(&name), to.join(&name));
         if is_directory(&old) && is_directory(&new) {

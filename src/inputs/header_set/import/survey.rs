@@ -8,7 +8,7 @@ use super::stage::{Staged, Tree, ambiguous};
 use crate::{
     archive::links::resolve,
     inputs::{
-        FetchError,
+        FetchError, Result,
         files::read_start,
         header_set::layout::usual_places,
         header_tree::{self, TreeError},
@@ -31,7 +31,7 @@ pub(super) struct Survey {
 const MAX_STUB: u64 = 16 << 10;
 
 /// Looks for the release's build directory.
-pub(super) fn survey(staged: &Staged, release: &KernelRelease) -> Result<Survey, FetchError> {
+pub(super) fn survey(staged: &Staged, release: &KernelRelease) -> Result<Survey> {
     let build = find_build(staged, release)?;
     let source = find_source(staged, &build)?;
     let top = source.as_ref().unwrap_or(&build);
@@ -47,7 +47,7 @@ fn is_configured(tree: &Tree) -> bool {
         .any(|file| tree.place().join(file).is_file())
 }
 
-fn find_build(staged: &Staged, release: &KernelRelease) -> Result<Tree, FetchError> {
+fn find_build(staged: &Staged, release: &KernelRelease) -> Result<Tree> {
     let configured: Vec<&Tree> = staged.trees.iter().filter(|tree| is_configured(tree)).collect();
     let in_root = staged.rooted.as_ref().map(|root| rooted_build(root, release)).transpose()?.flatten();
     let mut found: Vec<Tree> = configured.into_iter().cloned().chain(in_root).collect();
@@ -75,11 +75,11 @@ fn find_build(staged: &Staged, release: &KernelRelease) -> Result<Tree, FetchErr
 }
 
 /// What `lib/modules/<release>/build` leads to, else where distributions put it.
-fn rooted_build(rooted: &Tree, release: &KernelRelease) -> Result<Option<Tree>, FetchError> {
+fn rooted_build(rooted: &Tree, release: &KernelRelease) -> Result<Option<Tree>> {
     let root = &rooted.root;
     match header_tree::find_build(root, release) {
         Ok(path) => return Ok(Some(Tree { path, ..rooted.clone() })),
-        Err(TreeError::NoBuild { .. }) => {}
+        Err(TreeError::NoBuild(_)) => {}
         Err(error) => return Err(error.into()),
     }
     for place in usual_places(release) {
@@ -101,7 +101,7 @@ fn build_link(rooted: &Tree, release: &KernelRelease) -> Option<(String, String)
 }
 
 /// A separate build directory has a Makefile that includes the source tree's.
-fn find_source(staged: &Staged, build: &Tree) -> Result<Option<Tree>, FetchError> {
+fn find_source(staged: &Staged, build: &Tree) -> Result<Option<Tree>> {
     let Some(named) = included(&build.place().join("Makefile"))? else { return Ok(None) };
     let path = if named.is_absolute() { named.clone() } else { build.path.join(&named) };
     let exists = |tree: &Tree| tree.place().join("Makefile").is_file() && tree.place() != build.place();
@@ -128,7 +128,7 @@ fn find_source(staged: &Staged, build: &Tree) -> Result<Option<Tree>, FetchError
 
 /// The source tree that a build directory's Makefile names: by `include <tree>/Makefile` (since Linux 4.20, and
 /// Debian's), or by `MAKEARGS := -C <tree>` (before).
-fn included(makefile: &Path) -> Result<Option<PathBuf>, FetchError> {
+fn included(makefile: &Path) -> Result<Option<PathBuf>> {
     let text = read_start(makefile, MAX_STUB)?;
     Ok(text.and_then(|text| named_tree(&String::from_utf8_lossy(&text))))
 }

@@ -7,18 +7,18 @@ use std::{
 
 use fs_err::{self as fs, File};
 
-use crate::{archive::links::resolve, inputs::FetchError, kernel::Architecture, kmod::KernelConfig};
+use crate::{
+    archive::links::resolve,
+    inputs::{FetchError, Result},
+    kernel::Architecture,
+    kmod::KernelConfig,
+};
 
 /// `EM_X86_64` and `EM_AARCH64` of the ELF specification.
 const MACHINES: [(u16, Architecture); 2] = [(62, Architecture::Amd64), (183, Architecture::Arm64)];
 
 /// Refuses a set whose programs are missing or for another architecture than the kernel's, on which modules are built.
-pub(super) fn check(
-    root: &Path,
-    build: &Path,
-    config: &KernelConfig,
-    arch: Architecture,
-) -> Result<(), FetchError> {
+pub(super) fn check(root: &Path, build: &Path, config: &KernelConfig, arch: Architecture) -> Result<()> {
     let set = |names: &[&str]| names.iter().any(|name| config.is_set(name));
     let wanted = [
         ("scripts/basic/fixdep", true),
@@ -75,7 +75,7 @@ fn broken_link(root: &Path, file: &Path) -> Option<(PathBuf, PathBuf)> {
 }
 
 /// What a file is, unless it is a program for this architecture.
-fn other_than(path: &Path, arch: Architecture) -> Result<Option<String>, FetchError> {
+fn other_than(path: &Path, arch: Architecture) -> Result<Option<String>> {
     let mut head = Vec::with_capacity(20);
     File::open(path)?.take(20).read_to_end(&mut head)?;
     // Class 2 is 64 bits, data 1 little-endian.

@@ -14,7 +14,7 @@ use fs_err::{self as fs, File, os::unix::fs::symlink};
 use super::gather::{Entries, Entry};
 use crate::{
     inputs::{
-        FetchError,
+        Result,
         files::{go_on, make_directory},
     },
     oci::{EntryKind, Layer, LayerWriter},
@@ -26,12 +26,7 @@ const PORTION: usize = 64 << 10;
 const MTIME: u64 = 0;
 
 /// Writes the set below `tree` and as a layer into the file `to`.
-pub(super) fn write(
-    entries: &Entries,
-    tree: &Path,
-    to: &Path,
-    stop: &AtomicBool,
-) -> Result<Layer, FetchError> {
+pub(super) fn write(entries: &Entries, tree: &Path, to: &Path, stop: &AtomicBool) -> Result<Layer> {
     make_directory(tree)?;
     let out = BufWriter::with_capacity(256 << 10, File::create_new(to)?);
     let mut layer = LayerWriter::artifact(out, MTIME)?;
@@ -45,7 +40,7 @@ pub(super) fn write(
             }
             Entry::Link { target } => {
                 symlink(target, &place)?;
-                layer.entry(path, 0o777, EntryKind::Symlink { target })?;
+                layer.entry(path, 0o777, EntryKind::Symlink(target))?;
             }
             Entry::File { from, is_ours, is_executable, size } => {
                 let mode = if *is_executable { 0o755 } else { 0o644 };

@@ -8,7 +8,7 @@ use tokio::{sync::watch, task::JoinSet};
 use super::{
     FakeApi, Shared,
     containers::Engine,
-    events::Told,
+    events::EventText,
     jobs::{Blow, Jobs, Refusal},
     node::Kubelet,
 };
@@ -152,7 +152,7 @@ impl FakeApi {
                         "Preempted by pod 00000000-0000-4000-8000-ffffffffffff on node {}",
                         object.node_name
                     );
-                    let told = Told { by: "default-scheduler", reason: "Preempted", message: &by };
+                    let told = EventText { by: "default-scheduler", reason: "Preempted", message: &by };
                     state.tell("Pod", &object.value(), told);
                     return state.terminate(&object, None);
                 }

@@ -6,7 +6,7 @@ use super::store::State;
 
 /// One thing to tell.
 #[derive(Clone, Copy, Debug)]
-pub struct Told<'a> {
+pub struct EventText<'a> {
     /// `job-controller`, `default-scheduler`, `kubelet`.
     pub by: &'a str,
     pub reason: &'a str,
@@ -15,15 +15,15 @@ pub struct Told<'a> {
 
 impl State {
     /// Each call makes an Event; a real recorder counts repeated ones up.
-    pub fn tell(&mut self, kind: &str, about: &Value, told: Told<'_>) {
+    pub fn tell(&mut self, kind: &str, about: &Value, told: EventText<'_>) {
         self.record("Normal", kind, about, told);
     }
 
-    pub fn warn(&mut self, kind: &str, about: &Value, told: Told<'_>) {
+    pub fn warn(&mut self, kind: &str, about: &Value, told: EventText<'_>) {
         self.record("Warning", kind, about, told);
     }
 
-    fn record(&mut self, weight: &str, kind: &str, about: &Value, told: Told<'_>) {
+    fn record(&mut self, weight: &str, kind: &str, about: &Value, told: EventText<'_>) {
         let metadata = &about["metadata"];
         let now = super::kubelet::text(jiff::Timestamp::now());
         let (name, namespace) = (metadata["name"].as_str().unwrap_or_default(), &metadata["namespace"]);

@@ -11,7 +11,7 @@ use super::{
 
 /// What becomes of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum ApiFailure {
     /// 500.
     Internal,
     /// 503.
@@ -140,13 +140,13 @@ pub struct Faults {
 struct Planned {
     id: u64,
     requests: Requests,
-    fault: Fault,
+    fault: ApiFailure,
     left: Option<usize>,
 }
 
 impl Faults {
     /// For the next `times` requests, or until it is taken back. The number returned takes it back.
-    pub fn plan(&mut self, requests: Requests, fault: Fault, times: Option<usize>) -> u64 {
+    pub fn plan(&mut self, requests: Requests, fault: ApiFailure, times: Option<usize>) -> u64 {
         let id = self.number();
         self.planned.push(Planned { id, requests, fault, left: times });
         id
@@ -171,14 +171,14 @@ impl Faults {
     }
 
     /// The fault of this request, which is used up by it.
-    pub fn next_for(&mut self, record: &Record) -> Option<(u64, Fault)> {
+    pub fn next_for(&mut self, record: &Record) -> Option<(u64, ApiFailure)> {
         let spent = |planned: &Planned| planned.left == Some(0);
         let fits = |planned: &&mut Planned| !spent(planned) && planned.requests.matches(record);
         let planned = self.planned.iter_mut().find(fits)?;
         let found = (planned.id, planned.fault);
         planned.left = planned.left.map(|left| left - 1);
         // A hanging request looks whether its fault is still there.
-        self.planned.retain(|planned| !spent(planned) || planned.fault == Fault::Hang);
+        self.planned.retain(|planned| !spent(planned) || planned.fault == ApiFailure::Hang);
         Some(found)
     }
 
@@ -208,7 +208,7 @@ impl Faults {
     }
 }
 
-impl Fault {
+impl ApiFailure {
     /// The answer, where the fault is one.
     pub fn answer(self, user: &str, kind: Option<&Arc<Kind>>, record: &Record) -> Option<Answer> {
         let asked = Asked {

@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::{
-    events::Told,
+    events::EventText,
     kubelet::text,
     restricted, scheduler,
     store::{Object, State},
@@ -188,7 +188,7 @@ impl State {
             };
             if !reason.is_empty() {
                 condition(&mut job["status"], "FailureTarget", "True", reason, message, now);
-                self.warn("Job", &job, Told { by: "job-controller", reason, message });
+                self.warn("Job", &job, EventText { by: "job-controller", reason, message });
             }
         }
         let failing = holds(&job, "FailureTarget");
@@ -202,7 +202,8 @@ impl State {
                     }
                     self.terminate(pod, None);
                     let message = format!("Deleted pod: {}", pod.name);
-                    let told = Told { by: "job-controller", reason: "SuccessfulDelete", message: &message };
+                    let told =
+                        EventText { by: "job-controller", reason: "SuccessfulDelete", message: &message };
                     self.tell("Job", &job, told);
                 }
             }
@@ -285,7 +286,7 @@ impl State {
         condition(&mut job["status"], end, "True", &word("reason"), &word("message"), now);
         if end == "Complete" {
             job["status"]["completionTime"] = json!(text(now));
-            let told = Told { by: "job-controller", reason: "Completed", message: "Job completed" };
+            let told = EventText { by: "job-controller", reason: "Completed", message: "Job completed" };
             self.tell("Job", &job, told);
         }
         self.replace(&kind, &object, job);
@@ -300,7 +301,11 @@ impl State {
         let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
         if let Some(why) = self.refusal(&pod) {
             let message = format!("Error creating: pods \"{name}\" is forbidden: {why}");
-            self.warn("Job", job, Told { by: "job-controller", reason: "FailedCreate", message: &message });
+            self.warn(
+                "Job",
+                job,
+                EventText { by: "job-controller", reason: "FailedCreate", message: &message },
+            );
             let known = self.jobs.as_mut().unwrap().known.entry(object.uid.clone()).or_default();
             let pause = SignedDuration::from_secs(1_i64 << known.refused.min(6));
             (known.refused, known.again) = (known.refused + 1, Some(now + pause));
@@ -312,7 +317,11 @@ impl State {
         known.pods.insert(made.uid.clone(), None);
         (known.refused, known.again) = (0, None);
         let message = format!("Created pod: {name}");
-        self.tell("Job", job, Told { by: "job-controller", reason: "SuccessfulCreate", message: &message });
+        self.tell(
+            "Job",
+            job,
+            EventText { by: "job-controller", reason: "SuccessfulCreate", message: &message },
+        );
     }
 
     /// What admission says against a pod.

@@ -45,7 +45,7 @@ use std::{
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::mpsc};
 
-pub use faults::{Fault, Record, Requests};
+pub use faults::{ApiFailure, Record, Requests};
 pub use kinds::Kind;
 pub use kubelet::{Fate, Start};
 
@@ -323,12 +323,12 @@ impl FakeApi {
     // What goes wrong.
 
     /// For the next `times` requests of this sort. The number returned takes it back.
-    pub fn fail(&self, requests: Requests, fault: Fault, times: usize) -> u64 {
+    pub fn fail(&self, requests: Requests, fault: ApiFailure, times: usize) -> u64 {
         self.state().faults.plan(requests, fault, Some(times))
     }
 
     /// For all requests of this sort, until it is taken back.
-    pub fn fail_always(&self, requests: Requests, fault: Fault) -> u64 {
+    pub fn fail_always(&self, requests: Requests, fault: ApiFailure) -> u64 {
         self.state().faults.plan(requests, fault, None)
     }
 

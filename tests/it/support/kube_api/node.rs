@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::{
     Shared,
     containers::{End, Engine, security_of},
-    events::Told,
+    events::EventText,
     jobs::{Blow, has_ended},
     kubelet::text,
     scheduler::{container_status, set_condition, waiting},
@@ -345,13 +345,13 @@ impl Kubelet {
     }
 
     fn tell(&self, reason: &str, message: &str) {
-        let told = Told { by: "kubelet", reason, message };
+        let told = EventText { by: "kubelet", reason, message };
         self.shared.state.lock().unwrap().tell("Pod", &self.pod, told);
         self.shared.announce();
     }
 
     fn warn(&self, reason: &str, message: &str) {
-        let told = Told { by: "kubelet", reason, message };
+        let told = EventText { by: "kubelet", reason, message };
         self.shared.state.lock().unwrap().warn("Pod", &self.pod, told);
         self.shared.announce();
     }

@@ -9,7 +9,7 @@ use super::{
     Shared,
     answer::{Answer, Asked, Failure},
     exec::Exec,
-    faults::{Fault, Record},
+    faults::{ApiFailure, Record},
     http::{Reply, Request},
     kinds::{self, Kind},
     managed::Author,
@@ -111,7 +111,7 @@ pub async fn reply(shared: &Arc<Shared>, request: &Request) -> Reply {
         (record, number, fault)
     };
     shared.announce();
-    if let Some((id, Fault::Hang)) = fault {
+    if let Some((id, ApiFailure::Hang)) = fault {
         let mut changed = shared.changed.subscribe();
         while shared.state.lock().unwrap().faults.is_planned(id) {
             let _ = changed.changed().await;
@@ -124,7 +124,7 @@ pub async fn reply(shared: &Arc<Shared>, request: &Request) -> Reply {
         let ordered = fault.and_then(|(_, fault)| fault.answer(state.faults.user(), kind, &record));
         let reply = if let Some(answer) = ordered {
             Reply::Answer(answer)
-        } else if matches!(fault, Some((_, Fault::Drop))) {
+        } else if matches!(fault, Some((_, ApiFailure::Drop))) {
             Reply::Drop
         } else {
             answer(shared, &mut state, (request, &path), place.as_ref(), &record, &parameters)
@@ -132,7 +132,7 @@ pub async fn reply(shared: &Arc<Shared>, request: &Request) -> Reply {
         if record.is_write() && state.kubelets.as_ref().is_some_and(|kubelets| kubelets.automatic) {
             state.settle();
         }
-        let reply = if matches!(fault, Some((_, Fault::LoseAnswer))) { Reply::Drop } else { reply };
+        let reply = if matches!(fault, Some((_, ApiFailure::LoseAnswer))) { Reply::Drop } else { reply };
         let status = match &reply {
             Reply::Answer(answer) => answer.status,
             Reply::Watch(_) => 200,

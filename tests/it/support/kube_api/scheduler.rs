@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::{
-    events::Told,
+    events::EventText,
     jobs::has_ended,
     kubelet::text,
     selectors,
@@ -103,7 +103,7 @@ impl State {
                 let message = format!("Successfully assigned {}/{} to {node}", object.namespace, object.name);
                 pod["spec"]["nodeName"] = json!(node);
                 set_condition(&mut pod, "PodScheduled", true, "", "");
-                let told = Told { by: "default-scheduler", reason: "Scheduled", message: &message };
+                let told = EventText { by: "default-scheduler", reason: "Scheduled", message: &message };
                 self.tell("Pod", &pod, told);
             }
             Err(why) => {
@@ -112,7 +112,7 @@ impl State {
                 if pod == before {
                     return;
                 }
-                let told = Told { by: "default-scheduler", reason: "FailedScheduling", message: &why };
+                let told = EventText { by: "default-scheduler", reason: "FailedScheduling", message: &why };
                 self.warn("Pod", &pod, told);
             }
         }

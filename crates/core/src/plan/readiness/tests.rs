@@ -167,7 +167,7 @@ fn no_node_boots_a_kernel_that_no_family_knows() {
     let mut world = world();
     let node = &mut world.snapshot.nodes[0];
     node.labels.remove("pci");
-    node.labels.insert(super::super::OS_ID_LABEL.to_owned(), "unheard-of".to_owned());
+    node.labels.insert(super::super::OS_ID_LABEL.to_owned(), "unknown-os".to_owned());
     let plan = world.plan();
     assert_eq!((answer(&plan), change(&plan)), ((false, MayBoot::Wait), None));
     let next = plan.nodes[0].next.as_ref().unwrap();

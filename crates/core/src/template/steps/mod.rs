@@ -197,7 +197,7 @@ impl Reader {
                 }
                 self.workdir = clean(&self.workdir, &path);
                 if self.workdir != "/" {
-                    self.step(line, Action::Directory { path: self.workdir.clone() })?;
+                    self.step(line, Action::Directory(self.workdir.clone()))?;
                 }
             }
             "SHELL" => match lexer::json_list(rest) {
@@ -246,7 +246,7 @@ impl Reader {
 fn size(action: &Action) -> usize {
     use runner::plan::{Run, Source};
     match action {
-        Action::Directory { path } => path.len(),
+        Action::Directory(path) => path.len(),
         Action::Copy { sources, dest, mode: _ } => {
             let size = |source: &Source| match source {
                 Source::Context(pattern) => pattern.len(),

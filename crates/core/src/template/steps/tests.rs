@@ -20,7 +20,7 @@ fn shown(recipe: Result<Recipe, StepsError>) -> String {
     };
     let steps = recipe.steps.iter().map(|step| {
         let action = match &step.action {
-            Action::Directory { path } => format!("directory {path:?}"),
+            Action::Directory(path) => format!("directory {path:?}"),
             Action::Copy { sources, dest, mode } => {
                 let mode = mode.map(|mode| format!(" mode {mode:o}")).unwrap_or_default();
                 let sources = sources.iter().map(|source| match source {

@@ -33,7 +33,7 @@ pub(crate) fn main(
     let settings = Settings::from(variable);
     Ok(personality::run(|node, signals| match &command {
         Command::Init => init::run(node, &settings, signals),
-        Command::Update { kernel } => update(node, kernel.as_deref()),
+        Command::Update(kernel) => update(node, kernel.as_deref()),
         Command::ReloadPeermem => {
             let host_ofed = settings.host_ofed;
             let peer_memory =

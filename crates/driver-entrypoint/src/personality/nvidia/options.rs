@@ -20,11 +20,8 @@ options of init and update that other images know are accepted and have no effec
 pub(crate) enum Command {
     /// Load the driver, keep it, unload it.
     Init,
-    /// Look whether the image has modules for a kernel: this one, or else the running one.
-    Update {
-        /// `-k`: a checked release.
-        kernel: Option<String>,
-    },
+    /// Look whether the image has modules for a kernel: this one (`-k`, a checked release), or else the running one.
+    Update(Option<String>),
     /// Keep nvidia-peermem loaded.
     ReloadPeermem,
     /// One look at nvidia-peermem.
@@ -44,7 +41,7 @@ impl Command {
                     Some(release) if !is_release(&release) => {
                         Err(format!("{release:?} is no kernel release"))
                     }
-                    kernel => Ok(Self::Update { kernel }),
+                    kernel => Ok(Self::Update(kernel)),
                 }
             }
             "reload_nvidia_peermem" => options(command, rest, &[]).map(|_| Self::ReloadPeermem),
@@ -120,13 +117,10 @@ mod tests {
         assert_eq!(parse("init --accept-license -m 4"), Ok(Command::Init));
         assert_eq!(parse("init -a --max-threads=4"), Ok(Command::Init));
         assert_eq!(parse("load"), Ok(Command::Init));
-        assert_eq!(parse("update"), Ok(Command::Update { kernel: None }));
+        assert_eq!(parse("update"), Ok(Command::Update(None)));
         let kernel = Some("6.1.0-47-amd64".to_owned());
-        assert_eq!(
-            parse("update -k 6.1.0-47-amd64 -t builtin"),
-            Ok(Command::Update { kernel: kernel.clone() })
-        );
-        assert_eq!(parse("update --kernel=6.1.0-47-amd64"), Ok(Command::Update { kernel }));
+        assert_eq!(parse("update -k 6.1.0-47-amd64 -t builtin"), Ok(Command::Update(kernel.clone())));
+        assert_eq!(parse("update --kernel=6.1.0-47-amd64"), Ok(Command::Update(kernel)));
         assert_eq!(parse("reload_nvidia_peermem"), Ok(Command::ReloadPeermem));
         assert_eq!(parse("probe_nvidia_peermem"), Ok(Command::ProbePeermem));
     }

@@ -58,7 +58,7 @@ fn a_node_that_is_not_believed_holds_nobody() {
     cluster.publish();
     settled(&mut cluster);
     cluster.set_kernel("n2", K48);
-    cluster.world.snapshot.nodes[2].distrust.kernel = Some(PassedLimit::Distinct { most: 1 });
+    cluster.world.snapshot.nodes[2].distrust.kernel = Some(PassedLimit::Distinct(1));
     cluster.set_kernel("n3", K47);
     cluster.settle();
     settled(&mut cluster);

@@ -177,7 +177,7 @@ fn kernels_that_left_never_make_the_image_too_large() {
 #[test]
 fn a_node_that_is_not_believed_holds_no_union() {
     let mut world = world(&[K47, K48], UpdateStrategy::RollingUpdate);
-    world.snapshot.nodes[1].distrust.kernel = Some(PassedLimit::Distinct { most: 1 });
+    world.snapshot.nodes[1].distrust.kernel = Some(PassedLimit::Distinct(1));
     publish_union(&mut world);
     apply(&mut world);
     assert_eq!(held(&world), [K47.to_owned()].into());
@@ -190,7 +190,7 @@ fn a_kernel_that_is_not_believed_any_more_is_dropped_after_its_grace_time() {
     publish_union(&mut world);
     apply(&mut world);
     assert_eq!(held(&world).len(), 2);
-    world.snapshot.nodes[1].distrust.kernel = Some(PassedLimit::Distinct { most: 1 });
+    world.snapshot.nodes[1].distrust.kernel = Some(PassedLimit::Distinct(1));
     apply(&mut world);
     world.now += jiff::SignedDuration::from_hours(25);
     publish_union(&mut world);
