@@ -18,6 +18,7 @@ pub mod definitions;
 pub mod engine;
 mod git;
 pub mod images;
+mod init;
 pub mod inputs;
 pub mod machine;
 pub mod net;

@@ -215,7 +215,7 @@ impl Node {
 
 /// Would a YAML reader take the plain scalar for a null, a boolean or a number? YAML 1.1's booleans are
 /// among them, since that is what Kubernetes' tools read.
-fn is_other_type(text: &str) -> bool {
+pub(crate) fn is_other_type(text: &str) -> bool {
     let word = text.to_ascii_lowercase();
     if matches!(word.as_str(), "" | "~" | "null" | "true" | "false" | "yes" | "no" | "on" | "off" | "y" | "n")
     {

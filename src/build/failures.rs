@@ -55,6 +55,11 @@ impl Attempts {
     /// An attempt had an outcome: with it, those before count no more.
     fn end(&self, inputs: InputHash, note: Note) {
         note.forget();
+        self.forget(inputs);
+    }
+
+    /// Those before count no more.
+    fn forget(&self, inputs: InputHash) {
         let same = |(run, _): &(String, Note)| inputs_of(run) == Some(inputs);
         self.0.dead().into_iter().filter(same).for_each(|(_, note)| note.forget());
     }
@@ -81,6 +86,12 @@ pub(crate) fn known_failures(
 ) -> Result<BTreeMap<InputHash, Option<Failure>>, CacheError> {
     let look_up = |hash: InputHash| Ok((hash, cache.read_record(KIND, &hash.to_string())?));
     hashes.into_iter().map(look_up).collect()
+}
+
+/// Forgets the failure with these inputs, and the attempts that had no outcome.
+pub(crate) fn forget_failure(cache: &Cache, inputs: InputHash) -> Result<(), CacheError> {
+    Attempts::in_cache(cache).forget(inputs);
+    cache.remove_record(KIND, &inputs.to_string())
 }
 
 /// Remembers a permanent failure, forgets it after a success.

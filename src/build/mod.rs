@@ -24,7 +24,7 @@ pub(crate) mod testing;
 pub(crate) use cell::add_needs;
 pub use cell::{cell, dockerfile};
 pub use check::check_with_image;
-pub(crate) use failures::{Attempts, attempt, known_failures};
+pub(crate) use failures::{Attempts, attempt, forget_failure, known_failures};
 pub(crate) use logs::{LogReader, newest_log};
 pub use pipeline::{BuildOptions, Built, build};
 pub(crate) use publish::add_tags;

@@ -14,12 +14,14 @@ use super::{
     explain::ExplainArgs,
     gc::GcArgs,
     headers::HeadersCommand,
+    init::InitArgs,
     logs::LogsArgs,
     mirror::MirrorArgs,
     plan::{PlanCommandArgs, StatusArgs},
     prebuild::PrebuildArgs,
     preflight::PreflightArgs,
     render::RenderArgs,
+    retry::RetryArgs,
     rollback::RollbackArgs,
     run::RunArgs,
     schema::SchemaArgs,
@@ -45,6 +47,8 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Make a definitions directory from what the cluster and other tools' files say, with comments for newcomers
+    Init(InitArgs),
     /// Show what would be built and rolled out, and why
     Plan(PlanCommandArgs),
     /// Print the Dockerfile of one image for one kernel
@@ -58,6 +62,8 @@ pub enum Command {
     Build(BuildArgs),
     /// Print what was printed in the newest build of one image for one kernel, also while it runs
     Logs(LogsArgs),
+    /// Build again what failed, though no input has changed
+    Retry(RetryArgs),
     /// Build and publish images for a kernel before a node runs it
     Prebuild(PrebuildArgs),
     /// May nodes boot a kernel? Exits with 0 when every image that they will need is published, else with 1
@@ -114,7 +120,9 @@ impl Command {
             Self::Status(args) => Some(&args.plan.cluster.cluster),
             Self::Ui(args) => Some(&args.plan.cluster.cluster),
             Self::Why(args) => Some(&args.plan.cluster.cluster),
+            Self::Retry(args) => Some(&args.plan.cluster.cluster),
             Self::Doctor(args) => args.cluster.as_deref(),
+            Self::Init(args) => args.cluster.as_deref(),
             Self::Prebuild(args) => args.cluster.as_deref(),
             Self::Preflight(args) => Some(&args.cluster.cluster),
             Self::Run(args) => Some(&args.cluster.cluster),

@@ -12,13 +12,16 @@ mod error;
 mod explain;
 mod gc;
 mod headers;
+mod init;
 mod logs;
 mod mirror;
 mod output;
 mod plan;
+mod plugin;
 mod prebuild;
 mod preflight;
 mod render;
+mod retry;
 mod rollback;
 mod run;
 mod schema;
@@ -32,7 +35,7 @@ mod why;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::FromArgMatches as _;
 
 use args::{Global, LogForm};
 use command::{Cli, Command};
@@ -42,7 +45,11 @@ use stop::Stop;
 
 /// Parses the command line, runs the command and gives the exit code.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    if let Err(error) = plugin::become_kubectl() {
+        return ended(Err(error));
+    }
+    let parsed = plugin::command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version go to standard output with code 0, mistakes to standard error with 2.
@@ -61,11 +68,14 @@ pub fn main() -> ExitCode {
             return Exit::Failed.into();
         }
     };
-    let outcome = runtime.block_on(async {
+    ended(runtime.block_on(async {
         let stop = Stop::default();
         stop.on_signals(cli.global.log_format);
         Box::pin(dispatch(cli, stop)).await
-    });
+    }))
+}
+
+fn ended(outcome: Result<Exit, CliError>) -> ExitCode {
     match outcome {
         Ok(exit) => exit.into(),
         Err(error) => {
@@ -99,7 +109,9 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit> {
             Command::Logs(args) => logs::logs(&session, args).await,
             Command::Prebuild(args) => Box::pin(prebuild::prebuild(&session, args)).await,
             Command::Preflight(args) => preflight::preflight(&session, args).await,
+            Command::Retry(args) => retry::retry(&session, args).await,
             Command::Mirror(args) => mirror::mirror(&session, args).await,
+            Command::Init(args) => init::init(&session, args).await,
             Command::Doctor(args) => doctor::doctor(&session, args).await,
             Command::Check(args) => check::check(&session, args).await,
             Command::Verify(args) => verify::verify(&session, args).await,
@@ -111,13 +123,13 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit> {
             Command::Schema(args) => schema::schema(args.kind),
             Command::Completions { shell } => {
                 let mut script = Vec::new();
-                clap_complete::generate(shell, &mut Cli::command(), "farrier", &mut script);
+                clap_complete::generate(shell, &mut plugin::command(), "farrier", &mut script);
                 output::result(&String::from_utf8_lossy(&script))?;
                 Ok(Exit::Done)
             }
             Command::Man { directory } => {
                 fs_err::create_dir_all(&directory)?;
-                clap_mangen::generate_to(Cli::command(), directory)?;
+                clap_mangen::generate_to(plugin::command(), directory)?;
                 Ok(Exit::Done)
             }
         }

@@ -172,6 +172,11 @@ impl Cluster for Directory {
         .await
     }
 
+    async fn manifests(&self) -> Result<Vec<String>, ClusterError> {
+        let this = self.clone();
+        blocking(move || this.files()?.iter().map(|path| read_text(path)).collect()).await
+    }
+
     async fn apply(&self, change: &Change) -> Result<(), ClusterError> {
         let Change::DaemonSet(change) = change else {
             return Err(ClusterError::Refused {

@@ -36,6 +36,12 @@ pub(super) fn read(text: &str) -> Result<Manifest, YamlError> {
     Ok(manifest)
 }
 
+/// The nodes and DaemonSets of a text.
+pub(crate) fn nodes_and_daemon_sets(text: &str) -> Result<(Vec<NodeFacts>, Vec<DaemonSetFacts>), YamlError> {
+    let Manifest { nodes, daemon_sets } = read(text)?;
+    Ok((nodes, daemon_sets.into_iter().map(|found| found.facts).collect()))
+}
+
 /// Documents that are no Kubernetes object (values files, an empty document) are passed over.
 fn object(place: &Node, kind_of_items: Option<&str>, manifest: &mut Manifest) -> Result<(), YamlError> {
     // An untyped list item has the kind that its list is named after.

@@ -30,6 +30,12 @@ pub trait Cluster: Send + Sync {
         Ok(mentioned)
     }
 
+    /// Manifests of nodes, DaemonSets and what else says how drivers are installed (KMM's Modules, the operators' resources), each
+    /// text with some; of nodes no more than what they run, and their labels.
+    async fn manifests(&self) -> Result<Vec<String>, ClusterError> {
+        Ok(Vec::new())
+    }
+
     /// Returns when something that a plan depends on may have changed since the last snapshot was taken. A
     /// source that cannot tell never returns.
     async fn changed(&self) {

@@ -134,6 +134,11 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
     if errors.is_empty() { Ok(definitions) } else { Err(DefinitionErrors(errors)) }
 }
 
+/// The file of an image that comes with farrier.
+pub fn shipped_image(name: &str) -> Option<&'static str> {
+    builtin::IMAGES.get_file(format!("{name}.yaml"))?.contents_utf8()
+}
+
 /// A patch of the definitions: the directory's, else the one that comes with farrier.
 pub async fn read_patch(definitions: &Definitions, path: &Path) -> io::Result<Vec<u8>> {
     match (fs_err::tokio::read(definitions.root.join(path)).await, definitions.patches.get(path)) {

@@ -11,8 +11,9 @@ use std::{
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Pod};
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject, ListParams},
+    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, TypeMeta},
 };
+use serde_json::json;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
@@ -24,9 +25,13 @@ use super::{
     connect::{Connection, KubeOptions, connect, who_am_i},
     stats::KubeStats,
     store::{Readiness, Store},
+    target::Target,
     watch::{READ, Shared, supervise},
 };
-use crate::plan::{Candidates, Change, ClusterSnapshot, Interest};
+use crate::{
+    image::OperatorResource,
+    plan::{Candidates, Change, ClusterSnapshot, Interest},
+};
 
 /// Objects that are asked for at once to see which images they name: a pod has some 10 KiB.
 const PAGE: u32 = 250;
@@ -96,12 +101,11 @@ impl KubeCluster {
         &self.shared.stats
     }
 
-    /// Reads all objects of a kind, page by page, and keeps nothing but what they mention.
-    async fn add_mentions(
+    /// Reads all objects of a kind, page by page.
+    async fn each_of(
         &self,
         resource: &ApiResource,
-        images: &Candidates,
-        mentioned: &mut BTreeSet<String>,
+        mut take: impl FnMut(DynamicObject) -> serde_json::Result<()>,
     ) -> Result<(), ApiError> {
         let right = self.shared.right("list", resource, Scope::AllNamespaces, READ);
         let api: Api<DynamicObject> = Api::all_with(self.client(), resource);
@@ -109,8 +113,7 @@ impl KubeCluster {
         loop {
             let list = self.caller.call(&right, || api.list(&page)).await?;
             for item in list.items {
-                let text = serde_json::to_string(&item).map_err(|e| ApiError::Rejected(e.to_string()))?;
-                images.mentioned_in(&text, mentioned);
+                take(item).map_err(|e| ApiError::Rejected(e.to_string()))?;
             }
             match list.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => page = page.continue_token(&token),
@@ -157,13 +160,50 @@ impl Cluster for KubeCluster {
         let mut mentioned = BTreeSet::new();
         images.mentioned_in_snapshot(&self.snapshot().await?, &mut mentioned);
         for resource in [ApiResource::erase::<DaemonSet>(&()), ApiResource::erase::<Pod>(&())] {
-            self.add_mentions(&resource, images, &mut mentioned).await.map_err(|error| {
+            // Nothing is kept of them but what they mention.
+            let take = |item| {
+                images.mentioned_in(&serde_json::to_string(&item)?, &mut mentioned);
+                Ok(())
+            };
+            self.each_of(&resource, take).await.map_err(|error| {
                 let what = &resource.plural;
                 let action = format!("list {what} in all namespaces, to see which images they name");
                 ClusterError::Api { action, error }
             })?;
         }
         Ok(mentioned)
+    }
+
+    async fn manifests(&self) -> Result<Vec<String>, ClusterError> {
+        let operators = OperatorResource::ALL.map(|kind| Target::Resources(kind).resource());
+        let module = GroupVersionKind::gvk("kmm.sigs.x-k8s.io", "v1beta1", "Module");
+        let module = ApiResource::from_gvk_with_plural(&module, "modules");
+        let kinds = [Target::Nodes.resource(), Target::DaemonSets.resource()];
+        let mut texts = Vec::new();
+        for resource in kinds.into_iter().chain(operators).chain([module]) {
+            let take = |mut item: DynamicObject| {
+                // The items of a list do not say what they are.
+                item.types =
+                    Some(TypeMeta { api_version: resource.api_version.clone(), kind: resource.kind.clone() });
+                item.metadata.managed_fields = None;
+                if let Some(status) = item.data.get_mut("status") {
+                    *status = json!({"nodeInfo": status.get("nodeInfo")});
+                }
+                texts.push(serde_json::to_string(&item)?);
+                Ok(())
+            };
+            match self.each_of(&resource, take).await {
+                Err(ApiError::Gone) if !resource.group.is_empty() => {}
+                Err(error @ ApiError::Forbidden(_)) if resource.kind != "Node" => {
+                    tracing::warn!(error = %error, "what is there is not seen");
+                }
+                outcome => outcome.map_err(|error| ClusterError::Api {
+                    action: format!("list {}", resource.plural),
+                    error,
+                })?,
+            }
+        }
+        Ok(texts)
     }
 
     async fn apply(&self, change: &Change) -> Result<(), ClusterError> {

@@ -185,7 +185,7 @@ impl Outcome {
     }
 
     /// Why there will be no image; empty where there will be one.
-    pub(super) fn why_not(&self) -> String {
+    pub fn why_not(&self) -> String {
         match self {
             Self::Build { .. } | Self::UpToDate { .. } => String::new(),
             Self::Conflict { reference, .. } => format!("{reference} holds an image of other inputs"),

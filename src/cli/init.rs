@@ -1,0 +1,299 @@
+//! `farrier init`: a definitions directory that works, from what the cluster and other tools' files say.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    io::{self, IsTerminal as _, Read as _, Write as _},
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use fs_err as fs;
+use serde::Serialize;
+use tokio::sync::oneshot;
+use walkdir::{DirEntry, WalkDir};
+
+use super::{
+    CliError, Exit, env_vars as vars, output,
+    session::{Session, kube_options},
+    settings,
+};
+use crate::{
+    cluster::nodes_and_daemon_sets,
+    definitions,
+    image::{Definitions, DriverImage},
+    init::{Context, Draft, Drafted, MAX_FORM, Remark, source},
+    plan::{Interest, NodeFacts, WriteNamespaces},
+    registry::RegistryLocation,
+};
+
+/// Files of a source tree that are looked at to find out how it is built, and how deep they stand.
+const MOST_FILES: usize = 20_000;
+const DEPTH: usize = 5;
+
+/// What to call where nobody can be asked.
+const WITHOUT_QUESTIONS: &str = "farrier init DIR --cluster CLUSTER --registry LOCATION, and --driver IMAGE or --from FILE --source SOURCE";
+
+#[derive(Debug, Args)]
+pub struct InitArgs {
+    /// The directory that is made; what stands there stays as it is
+    #[arg(value_name = "DIR", default_value = "definitions")]
+    pub directory: PathBuf,
+    /// The cluster that is looked at: kube or kube:CONTEXT, or dir:PATH
+    #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
+    pub cluster: Option<String>,
+    /// Where images are to be published: host[:port]/path, or oci:PATH for a layout directory
+    #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
+    pub registry: Option<String>,
+    /// A driver image that comes with farrier, such as mofed or nvidia-gpu (repeatable)
+    #[arg(long, value_name = "IMAGE")]
+    pub driver: Vec<String>,
+    /// What describes a driver elsewhere (repeatable): a KMM Module, a configuration of driverkit, a dkms.conf beside its
+    /// sources, an operator's resource [default, without --driver: those of the cluster]
+    #[arg(long, value_name = "FILE")]
+    pub from: Vec<PathBuf>,
+    /// Where the sources of such a driver are: a directory, an archive, URL#sha256=HEX or apt:PACKAGE@SUITE; with NAME= in
+    /// front where there are several drivers
+    #[arg(long, value_name = "[NAME=]SOURCE")]
+    pub source: Vec<String>,
+}
+
+/// What was made.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Report {
+    written: Vec<PathBuf>,
+    /// There already, and not touched.
+    kept: Vec<PathBuf>,
+    remarks: Vec<Remark>,
+    /// What is to be done by hand.
+    by_hand: Vec<String>,
+    /// Commands to go on with.
+    next: Vec<String>,
+}
+
+/// Looks, asks, and writes what is not there.
+pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
+    let InitArgs { directory, cluster, registry, driver, from, source } = args;
+    let question = "which cluster: kube, kube:CONTEXT, or dir:PATH for a directory of manifests";
+    let cluster = answer(cluster, "--cluster", question).await?;
+    let connection = session.connect(&cluster, WriteNamespaces::default(), Interest::default()).await?;
+    let manifests = connection.cluster.manifests().await?;
+    let mut context = Context { live: connection.kube.is_some(), ..Context::default() };
+    let unreadable = |reason: String| CliError::usage(format!("a manifest of {cluster}: {reason}"));
+    for text in &manifests {
+        let (nodes, daemon_sets) = nodes_and_daemon_sets(text).map_err(|error| unreadable(error.message))?;
+        context.nodes.extend(nodes);
+        context.daemon_sets.extend(daemon_sets);
+    }
+    let question = "where are images published: host[:port]/path, or oci:PATH";
+    context.registry = answer(registry, "--registry", question).await?;
+    settings::parse::<RegistryLocation>("--registry", &context.registry)?;
+    let mut drafted = Drafted::default();
+    for path in &from {
+        read(&mut drafted, path, &context)?;
+    }
+    let mut is_any = !from.is_empty();
+    for text in manifests.iter().filter(|_| from.is_empty() && driver.is_empty()) {
+        is_any |= drafted.read(text, Path::new(""), &context).map_err(unreadable)?;
+    }
+    for name in drivers(driver, is_any, &context.nodes).await? {
+        drafted.add_shipped(&name, &context).map_err(CliError::usage)?;
+    }
+    find_sources(&mut drafted.drafts, &source).await?;
+    let files = drafted.files().map_err(CliError::usage)?;
+    // As `--definitions` would, before any of it is where somebody could take it for whole.
+    let staged = tempfile::tempdir()?;
+    write(staged.path(), &files)?;
+    let definitions = definitions::load(Some(staged.path()))?;
+    let (written, kept) = write(&directory, &files)?;
+    let Drafted { remarks, by_hand, .. } = drafted;
+    let next = next(&directory, &cluster, &context.registry, &definitions);
+    session.show(&Report { written, kept, remarks, by_hand, next }, text)?;
+    Ok(Exit::Done)
+}
+
+/// What was given; else what somebody answers at a terminal.
+async fn answer(given: Option<String>, option: &str, question: &str) -> Result<String, CliError> {
+    if let Some(given) = given {
+        return Ok(given);
+    }
+    if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+        let message = format!("{option} is missing, and there is no terminal to ask at: {question}");
+        return Err(CliError::hinted(message, WITHOUT_QUESTIONS));
+    }
+    loop {
+        write!(io::stderr(), "{}? ", output::printable(question))?;
+        let (sender, answer) = oneshot::channel();
+        // A thread of its own, which nobody waits for when the command is interrupted.
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            sender.send(io::stdin().read_line(&mut line).map(|read| (read > 0).then_some(line)))
+        });
+        let line = answer.await.ok().transpose()?.flatten();
+        let line = line.ok_or_else(|| CliError::usage(format!("{option}: the input has ended")))?;
+        if !line.trim().is_empty() {
+            return Ok(line.trim().to_owned());
+        }
+    }
+}
+
+/// Takes what a file says of drivers.
+fn read(drafted: &mut Drafted, path: &Path, context: &Context) -> Result<(), CliError> {
+    let wrong = |reason: String| CliError::usage(format!("--from {}: {reason}", path.display()));
+    let text = text_of(path).map_err(|error| wrong(error.to_string()))?;
+    if !drafted.read(&text, &fs::canonicalize(path)?, context).map_err(wrong)? {
+        let known = "a Module of KMM, a configuration of driverkit, a dkms.conf, a resource from which an operator installs a driver";
+        return Err(wrong(format!("it holds none of {known}")));
+    }
+    Ok(())
+}
+
+/// The text of a file that has no more than forms have.
+fn text_of(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    if fs::File::open(path)?.take(MAX_FORM + 1).read_to_string(&mut text)? as u64 > MAX_FORM {
+        return Err(io::Error::other(format!("more than {MAX_FORM} bytes")));
+    }
+    Ok(text)
+}
+
+/// The drivers that come with farrier and are wanted; it asks where there is not any other.
+async fn drivers(given: Vec<String>, is_any: bool, nodes: &[NodeFacts]) -> Result<Vec<String>, CliError> {
+    let shipped = definitions::load(None)?;
+    let mut wanted = given;
+    if !is_any && wanted.is_empty() {
+        let names = |is_one: &dyn Fn(&DriverImage) -> bool| {
+            let images = shipped.images.values().filter(|image| is_one(image));
+            images.map(|image| image.metadata.name.as_str()).collect::<Vec<_>>().join(", ")
+        };
+        let question = format!(
+            "which drivers of {}, with commas between them (nodes have the labels of: {}); or --from FILE, which describes another",
+            names(&|_| true),
+            names(&|image| nodes.iter().any(|node| image.spec.nodes.matches(&node.labels))),
+        );
+        let answer = answer(None, "--driver", &question).await?;
+        wanted.extend(answer.split(',').map(|name| name.trim().to_owned()));
+    }
+    settings::images(&wanted, &shipped)?;
+    Ok(wanted)
+}
+
+/// Asks for the sources of each driver that has none.
+async fn find_sources(drafts: &mut [Draft], given: &[String]) -> Result<(), CliError> {
+    let wanting = drafts.iter().filter(|draft| draft.from.is_none()).count();
+    if given.len() > wanting {
+        let message = format!("--source: {} are given, and {wanting} drivers ask for one", given.len());
+        return Err(CliError::usage(message));
+    }
+    for draft in drafts.iter_mut().filter(|draft| draft.from.is_none()) {
+        let Draft { name, hint, .. } = &*draft;
+        let own = given.iter().find_map(|text| text.strip_prefix(name.as_str())?.strip_prefix('='));
+        let only = given.first().filter(|_| wanting == 1).map(String::as_str);
+        let question = format!(
+            "where are the sources of {name} ({hint}): a directory, an archive, URL#sha256=HEX or apt:PACKAGE@SUITE"
+        );
+        let answer = answer(own.or(only).map(str::to_owned), "--source", &question).await?;
+        let wrong = |reason: String| CliError::usage(format!("--source {answer}: {reason}"));
+        let mut from = source(&answer).map_err(wrong)?;
+        let mut found = answer.starts_with("apt:").then(|| ("dkms", ".".to_owned()));
+        if from.get("path").is_some() {
+            let top = fs::canonicalize(&answer).map_err(|error| wrong(error.to_string()))?;
+            found = how_built(&top);
+            from = source(&top.display().to_string()).map_err(wrong)?;
+        }
+        draft.from = Some(from);
+        if let Some((template, directory)) = found.filter(|_| draft.template == "kbuild") {
+            draft.template = template;
+            draft.vars.insert("directory", directory);
+        }
+    }
+    Ok(())
+}
+
+/// The template that fits to a source tree, and where its file stands there, as far as it can be seen from here.
+fn how_built(top: &Path) -> Option<(&'static str, String)> {
+    let files = WalkDir::new(top).max_depth(DEPTH).sort_by_file_name().into_iter().take(MOST_FILES);
+    let files: Vec<PathBuf> = files.flatten().map(DirEntry::into_path).collect();
+    let find = |template: &'static str, names: [&str; 2], word: &str| {
+        let is_one = |path: &&PathBuf| {
+            names.iter().any(|name| path.ends_with(name))
+                && text_of(path).is_ok_and(|text| text.contains(word))
+        };
+        let directory = files.iter().find(is_one)?.parent()?.strip_prefix(top).ok()?.to_str()?;
+        Some((template, if directory.is_empty() { "." } else { directory }.to_owned()))
+    };
+    let dkms = find("dkms", ["dkms.conf"; 2], "PACKAGE_NAME");
+    dkms.or_else(|| find("kbuild", ["Kbuild", "Makefile"], "obj-m"))
+}
+
+/// Writes the files that are not there, and gives those that were, too.
+fn write(
+    directory: &Path,
+    files: &BTreeMap<String, String>,
+) -> Result<(Vec<PathBuf>, Vec<PathBuf>), CliError> {
+    let (mut written, mut kept) = (Vec::new(), Vec::new());
+    for (path, text) in files {
+        let path = directory.join(path);
+        fs::create_dir_all(path.parent().unwrap_or(directory))?;
+        match fs::File::create_new(&path) {
+            Ok(mut file) => {
+                file.write_all(text.as_bytes())?;
+                written.push(path);
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => kept.push(path),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok((written, kept))
+}
+
+/// How to go on.
+fn next(directory: &Path, cluster: &str, registry: &str, definitions: &Definitions) -> Vec<String> {
+    let is_bare = |c: char| c.is_ascii_alphanumeric() || "_-./:@".contains(c);
+    let word = |text: &str| {
+        if text.chars().all(is_bare) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
+    };
+    let place = format!(
+        "--cluster {} --definitions {} --registry {}",
+        word(cluster),
+        word(&directory.display().to_string()),
+        word(registry)
+    );
+    let mut run = format!("farrier run --once {place}");
+    if kube_options(cluster).is_some() {
+        let rollouts = definitions.images.values().flat_map(|image| &image.spec.rollout);
+        let namespaces: BTreeSet<&str> =
+            rollouts.filter_map(|rollout| Some(rollout.daemon_set()?.namespace.as_str())).collect();
+        let namespaces = Vec::from_iter(namespaces).join(",");
+        let _ = write!(
+            run,
+            " --write-namespaces {}",
+            if namespaces.is_empty() { "drivers" } else { &namespaces }
+        );
+    }
+    vec![format!("farrier plan {place}"), format!("farrier doctor {place}"), run]
+}
+
+fn text(report: &Report) -> String {
+    let Report { written, kept, remarks, by_hand, next } = report;
+    let mut text = String::new();
+    for (what, paths) in [("wrote", written), ("kept", kept)] {
+        for path in paths {
+            let _ = writeln!(text, "{what}  {}", output::printable(&path.display().to_string()));
+        }
+    }
+    for origin in remarks.iter().map(|remark| &remark.origin).collect::<BTreeSet<_>>() {
+        let own = remarks.iter().filter(|remark| remark.origin == *origin);
+        let rows = own.map(|Remark { origin: _, field, becomes, says }| {
+            [output::printable(field), becomes.unwrap_or("-").to_owned(), (*says).to_owned()]
+        });
+        let heading = format!("FIELD OF {}", output::printable(origin));
+        let _ = write!(text, "\n{}", output::table([heading.as_str(), "BECOMES", "BECAUSE"], rows));
+    }
+    text.push_str("\nnext:\n");
+    for line in next.iter().chain(by_hand) {
+        let _ = writeln!(text, "  {}", output::printable(line));
+    }
+    text
+}

@@ -1,0 +1,100 @@
+//! `kubectl farrier`: this program by the name under which kubectl finds it. A live cluster is meant where none is named; what
+//! needs the registry and the definitions, and names none, is asked of the farrier that leads there, in its pod.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    io::{self, IsTerminal as _},
+    os::unix::process::CommandExt as _,
+    path::Path,
+    process,
+};
+
+use clap::{
+    Command, CommandFactory as _,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
+
+use super::{CliError, command::Cli, env_vars as vars, session::kube_options};
+
+/// Was the program called by kubectl, which makes a space of the first `-`?
+fn is_called() -> bool {
+    let name = env::args_os().next();
+    name.as_deref().map(Path::new).and_then(Path::file_stem) == Some(OsStr::new("kubectl-farrier"))
+}
+
+/// The commands; as a plug-in with their defaults.
+pub fn command() -> Command {
+    if !is_called() {
+        return Cli::command();
+    }
+    Cli::command().bin_name("kubectl farrier").display_name("kubectl farrier").mut_subcommands(|command| {
+        let has_cluster = command.get_arguments().any(|argument| argument.get_id() == "cluster");
+        // It can do without.
+        if !has_cluster || command.get_name() == "doctor" {
+            return command;
+        }
+        command.mut_arg("cluster", |argument| argument.required(false).default_value("kube"))
+    })
+}
+
+/// Becomes kubectl for a command that is for the farrier in the cluster, in the pod of the one that leads: such are those that need
+/// a registry and name none, and `logs`. It returns where the command is for this machine.
+pub fn become_kubectl() -> Result<(), CliError> {
+    if !is_called() {
+        return Ok(());
+    }
+    let mut words: Vec<OsString> = env::args_os().collect();
+    let cluster = take(&mut words, "--cluster").or_else(|| env::var(vars::FARRIER_CLUSTER).ok());
+    let namespace = take(&mut words, "--namespace").or_else(|| take(&mut words, "-n"));
+    let instance = take(&mut words, "--instance").or_else(|| env::var(vars::FARRIER_INSTANCE).ok());
+    let is_for_cluster = match command().try_get_matches_from(&words) {
+        // A log is where the build ran.
+        Ok(matches) => matches.subcommand_matches("logs").is_some_and(|logs| !logs.contains_id("cache_dir")),
+        Err(error) => error.kind() == ErrorKind::MissingRequiredArgument && lacks_registry_alone(&error),
+    };
+    let options = kube_options(cluster.as_deref().unwrap_or("kube")).filter(|_| is_for_cluster);
+    let Some(options) = options else { return Ok(()) };
+    let kubectl = || {
+        let mut kubectl = process::Command::new("kubectl");
+        kubectl.args(options.context.iter().flat_map(|context| ["--context", context]));
+        kubectl.args(["--namespace", namespace.as_deref().unwrap_or("farrier")]);
+        kubectl
+    };
+    let unfit = |error| CliError::usage(format!("run kubectl, which asks farrier in its pod: {error}"));
+    let lease = instance.map_or_else(|| "farrier".to_owned(), |instance| format!("farrier-{instance}"));
+    let get = ["get", "lease", &lease, "--output", "jsonpath={.spec.holderIdentity}"];
+    // kubectl says itself what fails.
+    let found = kubectl().args(get).stderr(process::Stdio::inherit()).output().map_err(unfit)?;
+    // The pod's name, and a number.
+    let holder = String::from_utf8_lossy(&found.stdout);
+    let (pod, _) = holder.rsplit_once('_').ok_or_else(|| {
+        CliError::hinted(
+            "no farrier leads there",
+            "-n NAMESPACE says where farrier is, else `farrier`; with --registry and --definitions the command runs here",
+        )
+    })?;
+    let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
+    let terminal: &[&str] = if is_terminal { &["--stdin", "--tty"] } else { &[] };
+    let mut exec = kubectl();
+    exec.arg("exec").args(terminal).args([pod, "--container", "farrier", "--", "farrier"]).args(&words[1..]);
+    Err(unfit(exec.exec()))
+}
+
+fn lacks_registry_alone(error: &clap::Error) -> bool {
+    let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else { return false };
+    missing.iter().all(|argument| argument.starts_with("--registry"))
+}
+
+/// Takes an option with its value out of a command line.
+fn take(arguments: &mut Vec<OsString>, option: &str) -> Option<String> {
+    let is_it =
+        |text: &str| text.strip_prefix(option).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));
+    let at = arguments.iter().position(|argument| argument.to_str().is_some_and(is_it))?;
+    let found = arguments.remove(at).into_string().ok()?;
+    match found.split_once('=') {
+        Some((_, value)) => Some(value.to_owned()),
+        None if at < arguments.len() => arguments.remove(at).into_string().ok(),
+        None => None,
+    }
+}

@@ -1,0 +1,91 @@
+//! Pure: a `dkms.conf`. It is a piece of bash, which is not run here: assignments are read, and what they do not say by themselves
+//! is left to the template, which runs it in the build.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    sync::LazyLock,
+};
+
+use regex::{Captures, Regex};
+
+use super::{Context, Drafted, fields, name_for, source};
+use crate::kernel::KernelRange;
+
+/// A directive, its index, and its value.
+static ASSIGNMENT: LazyLock<Option<Regex>> =
+    LazyLock::new(|| Regex::new(r"^\s*(?:export\s+)?([A-Za-z_]{1,80})(?:\[(\d{1,3})\])?=(.*)$").ok());
+static VARIABLE: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\$\{?([A-Za-z_]+)\}?").ok());
+
+/// Values of directives by name and index; nothing where bash would have to make them.
+type Values = BTreeMap<(String, usize), Option<String>>;
+
+/// Is the text a `dkms.conf`?
+pub fn is_conf(text: &str) -> bool {
+    text.lines().any(|line| line.starts_with("PACKAGE_NAME="))
+}
+
+/// The definition of a `dkms.conf`, beside which its sources stand.
+pub fn draft(drafted: &mut Drafted, conf: &str, directory: &Path, context: &Context) {
+    let values = values(conf);
+    let value = |name: &str| values.get(&(name.to_owned(), 0)).cloned().flatten();
+    let package = value("PACKAGE_NAME");
+    let name = name_for(package.as_deref().unwrap_or_default());
+    let origin = format!("dkms.conf {name}");
+    let mut draft = context.draft(&origin, name);
+    draft.template = "dkms";
+    draft.from = source(&directory.display().to_string()).ok();
+    draft.version = value("PACKAGE_VERSION").unwrap_or(draft.version);
+    for ((_, index), built) in values.iter().filter(|((name, _), _)| name == "BUILT_MODULE_NAME") {
+        let placed = values.get(&("DEST_MODULE_NAME".to_owned(), *index)).unwrap_or(built);
+        draft.modules.extend(placed.clone());
+    }
+    if draft.modules.is_empty() {
+        // As dkms has it.
+        draft.modules.extend(package);
+    }
+    let bounds = [(">=", "BUILD_EXCLUSIVE_KERNEL_MIN"), ("<=", "BUILD_EXCLUSIVE_KERNEL_MAX")];
+    let bounds = bounds.iter().filter_map(|(sign, name)| Some(format!("{sign}{}", value(name)?)));
+    let bounds = bounds.collect::<Vec<_>>().join(", ");
+    let is_range = bounds.parse::<KernelRange>().is_ok();
+    draft.kernels = Some(bounds).filter(|_| is_range);
+    let names: BTreeSet<String> = values.keys().map(|(name, _)| name.clone()).collect();
+    let mut remarks = fields::remarks(&origin, "", names, include_str!("forms/dkms.txt"));
+    for remark in remarks.iter_mut().filter(|remark| remark.says.is_empty()) {
+        let is_made = values.iter().any(|((name, _), value)| *name == remark.field && value.is_none());
+        if is_made || remark.becomes == Some("kernels") && !is_range {
+            remark.becomes = None;
+            remark.says = "it is nothing that can be taken over as it is written: look at the definition";
+        }
+    }
+    drafted.remarks.extend(remarks);
+    drafted.drafts.push(draft);
+}
+
+fn values(conf: &str) -> Values {
+    let mut values = Values::new();
+    for line in conf.lines() {
+        let Some(found) = ASSIGNMENT.as_ref().and_then(|pattern| pattern.captures(line)) else { continue };
+        let index = found.get(2).map_or(Ok(0), |index| index.as_str().parse()).unwrap_or_default();
+        let value = word(found[3].trim(), &values);
+        values.insert((found[1].to_owned(), index), value);
+    }
+    values
+}
+
+/// The value of a word, with the variables that are known by then.
+fn word(text: &str, values: &Values) -> Option<String> {
+    let quote = text.chars().next().filter(|c| matches!(c, '"' | '\''));
+    let text = match quote {
+        Some(quote) => text[1..].split_once(quote)?.0,
+        None => text.split_whitespace().next().unwrap_or_default(),
+    };
+    if quote == Some('\'') {
+        return Some(text.to_owned());
+    }
+    let known = |found: &Captures<'_>| values.get(&(found[1].to_owned(), 0)).cloned().flatten();
+    let replaced = VARIABLE
+        .as_ref()?
+        .replace_all(text, |found: &Captures<'_>| known(found).unwrap_or_else(|| "$".to_owned()));
+    (!replaced.contains(['$', '`', '\\'])).then(|| replaced.into_owned())
+}

@@ -1,0 +1,149 @@
+//! Pure: what a site has already, forms of other tools and a cluster, as a definitions directory; and what became of each field.
+
+mod dkms;
+mod draft;
+mod driverkit;
+mod fields;
+mod kmm;
+mod operators;
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde_json::Value;
+
+use draft::rollout_text;
+pub use draft::{Draft, source};
+pub use fields::Remark;
+use fields::{at, text_at};
+
+use crate::{
+    definitions::shipped_image,
+    image::OperatorResource,
+    plan::{DaemonSetFacts, NodeFacts},
+    yaml::{self, Node, YamlError},
+};
+
+/// Bytes of a form that are read; those that are known have a few KiB.
+pub const MAX_FORM: u64 = 1 << 20;
+/// Values in one form, aliases followed.
+const MAX_VALUES: usize = 20_000;
+
+/// What definitions are made with.
+#[derive(Debug, Default)]
+pub struct Context {
+    /// Where images are published.
+    pub registry: String,
+    /// The cluster's nodes.
+    pub nodes: Vec<NodeFacts>,
+    /// The cluster's DaemonSets.
+    pub daemon_sets: Vec<DaemonSetFacts>,
+    /// Are resources rewritten there? Not in a directory of manifests.
+    pub live: bool,
+}
+
+/// What forms came to.
+#[derive(Debug, Default)]
+pub struct Drafted {
+    /// Definitions that are written anew.
+    pub drafts: Vec<Draft>,
+    /// Texts of other files, by their paths below the directory.
+    files: BTreeMap<String, String>,
+    /// What became of the forms' fields.
+    pub remarks: Vec<Remark>,
+    /// What is to be done by hand, and when.
+    pub by_hand: Vec<String>,
+}
+
+impl Drafted {
+    /// Takes what a file says of drivers: a `dkms.conf` by its assignments, everything else is YAML. Is there anything? Other
+    /// documents are passed over.
+    pub fn read(&mut self, text: &str, path: &Path, context: &Context) -> Result<bool, String> {
+        if dkms::is_conf(text) {
+            dkms::draft(self, text, path.parent().unwrap_or(path), context);
+            return Ok(true);
+        }
+        let placed = |YamlError { at, message }| format!("line {}, column {}: {message}", at.line, at.column);
+        let mut is_any = false;
+        for document in yaml::documents(text).map_err(placed)? {
+            // What `kubectl get -o yaml` prints of several objects.
+            let items = at(&document, "items").as_ref().and_then(Node::items).map(Iterator::collect);
+            for object in items.unwrap_or_else(|| vec![document]) {
+                is_any |= self.read_object(&object, context)?;
+            }
+        }
+        Ok(is_any)
+    }
+
+    fn read_object(&mut self, object: &Node, context: &Context) -> Result<bool, String> {
+        let version = text_at(object, "apiVersion").unwrap_or_default();
+        let group = version.split('/').next().unwrap_or_default();
+        let kind = text_at(object, "kind").unwrap_or_default();
+        let is = |known: &OperatorResource| (known.group(), known.kind()) == (group, kind.as_str());
+        let resource = OperatorResource::ALL.into_iter().find(is);
+        let is_module = (group, kind.as_str()) == ("kmm.sigs.x-k8s.io", "Module");
+        if resource.is_none() && !is_module && !driverkit::is_configuration(object) {
+            return Ok(false);
+        }
+        // Aliases can make much of little, and a form is walked through whole.
+        if object.size() > MAX_VALUES {
+            let line = object.at.line;
+            return Err(format!("line {line}: more than {MAX_VALUES} values, aliases followed"));
+        }
+        match resource {
+            Some(resource) => return operators::draft(self, resource, object, context),
+            None if is_module => kmm::draft(self, object, context),
+            None => driverkit::draft(self, object, context),
+        }
+        Ok(true)
+    }
+
+    /// The definition of an image that comes with farrier, and those of the images that it needs.
+    pub fn add_shipped(&mut self, name: &str, context: &Context) -> Result<(), String> {
+        self.add_image(name, shipped_image(name).unwrap_or_default(), context.rollout(name).as_ref(), context)
+    }
+
+    /// A definition with another rollout, and those of the images that it needs.
+    fn add_image(
+        &mut self,
+        name: &str,
+        text: &str,
+        rollout: Option<&Value>,
+        context: &Context,
+    ) -> Result<(), String> {
+        let needs = text.lines().find_map(|line| line.strip_prefix("  needs: [")?.strip_suffix(']'));
+        for need in needs.into_iter().flat_map(|needs| needs.split(", ")) {
+            // An operator's resource says more of it.
+            if !self.files.contains_key(&format!("images/{need}.yaml")) {
+                self.add_shipped(need, context)?;
+            }
+        }
+        // The last field of each.
+        let body = text.split("  rollout:\n").next().unwrap_or_default().to_owned();
+        self.files.insert(format!("images/{name}.yaml"), body + &rollout_text(rollout)?);
+        Ok(())
+    }
+
+    /// The texts of all files, by their paths below the directory.
+    pub fn files(&self) -> Result<BTreeMap<String, String>, String> {
+        let mut files = self.files.clone();
+        files.insert("site.yaml".to_owned(), include_str!("forms/site.yaml").to_owned());
+        for draft in &self.drafts {
+            if files.insert(format!("images/{}.yaml", draft.name), draft.text()?).is_some() {
+                let hint = "name them by --from, each for a directory of its own";
+                return Err(format!("two drivers would be the image {}: {hint}", draft.name));
+            }
+        }
+        Ok(files)
+    }
+}
+
+/// A name for an image, out of any text.
+fn name_for(text: &str) -> String {
+    let letters = text.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
+    let name: String = letters.skip_while(|c| *c == '-').take(63).collect();
+    let name = name.trim_end_matches('-');
+    if name.is_empty() { "driver".to_owned() } else { name.to_owned() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,274 @@
+//! `farrier init`: from what a site has to a first image, with the real program.
+use std::{ffi::OsStr, fs, path::Path, process::Command};
+
+use regex::Regex;
+use serde_json::json;
+
+use crate::support::{
+    kernels,
+    kube_api::{Kind, objects},
+    live::Live,
+    site::{Run, Site, read_all},
+};
+
+/// What somebody has who runs KMM: its Module, and the sources that its Dockerfile clones.
+fn module(site: &Site) -> String {
+    let sources = site.path("acme/kernel");
+    fs::create_dir_all(&sources).unwrap();
+    fs::write(sources.join("Kbuild"), "obj-m := acme.o\n").unwrap();
+    fs::copy(site.definitions().join("sources/hello/farrier_hello.c"), sources.join("acme.c")).unwrap();
+    let text = format!(
+        "apiVersion: kmm.sigs.x-k8s.io/v1beta1\n\
+         kind: Module\n\
+         metadata: {{name: acme, namespace: kmm}}\n\
+         spec:\n  \
+         selector: {{pool: canary}}\n  \
+         moduleLoader:\n    \
+         container:\n      \
+         modprobe: {{moduleName: acme}}\n      \
+         kernelMappings:\n        \
+         - regexp: '^.+$'\n          \
+         containerImage: {}/acme:${{KERNEL_FULL_VERSION}}\n          \
+         build: {{dockerfileConfigMap: {{name: acme-dockerfile}}}}\n",
+        site.location
+    );
+    fs::write(site.path("module.yaml"), text).unwrap();
+    site.path("module.yaml").display().to_string()
+}
+
+/// The commands and results that the README shows of it, for this site and kernel; what differs from run to run is left out.
+fn readme(site: &Site, kernel: &str) -> Vec<(String, String)> {
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    let section = text.split("## From a KMM Module").nth(1).expect("the README has this section");
+    let transcript = section.split("```\n").nth(1).expect("the section has a transcript");
+    let here =
+        transcript.replace("127.0.0.1:20731/drivers", &site.location).replace("6.1.0-56-amd64", kernel);
+    let parts = here.split("$ farrier ").skip(1).map(|part| part.split_once('\n').unwrap());
+    parts.map(|(command, result)| (command.to_owned(), lasting(result))).collect()
+}
+
+/// Without digests and sizes.
+fn lasting(text: &str) -> String {
+    let digest = Regex::new(r"sha256:[0-9a-f]+(\.\.\.)?").unwrap();
+    let size = Regex::new(r"\d+ bytes").unwrap();
+    size.replace_all(&digest.replace_all(text, "sha256:"), "bytes").into_owned()
+}
+
+/// `farrier` as a newcomer calls it: nothing stands in the environment but the cache.
+fn newcomer<S: AsRef<OsStr>>(site: &Site, args: &[S]) -> Run {
+    let mut command = site.command(args);
+    for name in ["FARRIER_DEFINITIONS", "FARRIER_REGISTRY", "FARRIER_CLUSTER"] {
+        command.env_remove(name);
+    }
+    site.finish(command.env("FARRIER_ENGINE", "sandbox").current_dir(site.path("")).spawn().unwrap())
+}
+
+/// The words of the command that `farrier init` prints as the next one.
+fn printed<'a>(run: &'a Run, command: &str) -> Vec<&'a str> {
+    let line = run.line(&format!("  farrier {command} "));
+    line.split_whitespace().skip(1).collect()
+}
+
+/// As the README shows it, and with the commands that `farrier init` prints.
+#[test]
+fn a_newcomer_with_a_module_gets_to_the_first_image() {
+    let (site, kernel) = (Site::new(), kernels::newest().newer);
+    site.canary(&kernel);
+    fs::remove_file(site.cluster().join("daemonset.yaml")).unwrap();
+    module(&site);
+    // Those of the other tests: a newcomer has none.
+    fs::remove_dir_all(site.definitions()).unwrap();
+    let [(init, made), (run, built)]: [_; 2] = readme(&site, &kernel).try_into().unwrap();
+    let words = |command: &str| command.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let init = newcomer(&site, &words(&init)).exits(0);
+    assert_eq!(lasting(&init.stdout), made);
+    let text = fs::read_to_string(site.path("definitions/images/acme.yaml")).unwrap();
+    assert!(text.contains("vars: {directory: kernel, makeArgs: \"\"}"), "found in the sources: {text}");
+
+    newcomer(&site, &printed(&init, "plan")).exits(0).line("1 to build");
+    newcomer(&site, &printed(&init, "doctor")).exits(0);
+    assert_eq!(printed(&init, "run").join(" "), run);
+    assert_eq!(lasting(&newcomer(&site, &words(&run)).exits(0).stdout), built);
+    assert_eq!(site.tags("acme"), [kernel.as_str()], "what KMM looks for");
+    assert_eq!(site.inspect(&format!("acme:{kernel}"))["Os"], "linux");
+    newcomer(&site, &printed(&init, "run")).exits(0).line("nothing to do");
+}
+
+#[test]
+fn without_a_terminal_it_says_what_is_missing_and_ends() {
+    let site = Site::new();
+    let run = newcomer(&site, &["init"]).exits(2);
+    run.line("error: --cluster is missing, and there is no terminal to ask at: which cluster: kube");
+    run.line("hint: farrier init DIR --cluster CLUSTER --registry LOCATION");
+    site.canary("6.1.0-901-amd64");
+    newcomer(&site, &["init", "--cluster", "dir:cluster"]).exits(2).line("--registry is missing");
+    let refused = |more: &[&str]| {
+        let given = ["init", "--cluster", "dir:cluster", "--registry", "oci:layout"];
+        newcomer(&site, &[&given, more].concat()).exits(2)
+    };
+    refused(&[]).line("--driver is missing");
+    module(&site);
+    refused(&["--from", "module.yaml"]).line("where are the sources of acme (what its Dockerfile fetches)");
+    refused(&["--from", "module.yaml", "--source", "nowhere"]).line("error: --source nowhere: ");
+    refused(&["--driver", "mstflint", "--source", "acme"]).line("1 are given, and 0 drivers ask for one");
+    refused(&["--driver", "nonesuch"]).line("nonesuch");
+    fs::write(site.path("huge.yaml"), "a: b\n".repeat(300_000)).unwrap();
+    refused(&["--from", "huge.yaml"]).line("more than 1048576 bytes");
+    refused(&["--from", "cluster/edge-2.yaml"]).line("it holds none of a Module of KMM");
+    assert!(!site.path("definitions/site.yaml").exists());
+}
+
+/// A name that no label may have: nothing is written, not even what is right.
+#[test]
+fn what_cannot_be_read_back_is_not_written() {
+    let site = Site::new();
+    site.canary("6.1.0-901-amd64");
+    let path = module(&site);
+    let text = fs::read_to_string(&path).unwrap().replace("pool: canary", "'x y': canary");
+    fs::write(&path, text).unwrap();
+    let args = [
+        "init",
+        "mine",
+        "--cluster",
+        "dir:cluster",
+        "--registry",
+        "oci:x",
+        "--from",
+        "module.yaml",
+        "--source",
+        "acme",
+    ];
+    newcomer(&site, &args).exits(2).line("a label key");
+    assert!(!site.path("mine").exists());
+}
+
+#[test]
+fn what_is_there_stays_as_it_is() {
+    let site = Site::new();
+    site.canary("6.1.0-901-amd64");
+    fs::create_dir_all(site.path("mine/images")).unwrap();
+    fs::write(site.path("mine/images/mstflint.yaml"), "mine\n").unwrap();
+    fs::write(site.path("elsewhere.yaml"), "elsewhere\n").unwrap();
+    std::os::unix::fs::symlink("../elsewhere.yaml", site.path("mine/site.yaml")).unwrap();
+    let args = [
+        "init",
+        "mine",
+        "--cluster",
+        "dir:cluster",
+        "--registry",
+        "oci:layout",
+        "--driver",
+        "mstflint",
+        "-o",
+        "json",
+    ];
+    let report = newcomer(&site, &args).exits(0).json();
+    assert_eq!(report["kept"], json!(["mine/images/mstflint.yaml", "mine/site.yaml"]));
+    assert_eq!(report["written"], json!([]));
+    assert_eq!(fs::read_to_string(site.path("mine/images/mstflint.yaml")).unwrap(), "mine\n");
+    assert_eq!(fs::read_to_string(site.path("elsewhere.yaml")).unwrap(), "elsewhere\n");
+}
+
+/// Each driver that comes with farrier, alone in a directory, is one that can be planned for.
+#[test]
+fn drivers_that_come_with_farrier() {
+    let site = Site::new();
+    site.stand_in_kernels();
+    site.canary("6.1.0-901-amd64");
+    for (driver, files) in [("nvidia-peermem", 3), ("mstflint", 1), ("nv-peer-mem", 3)] {
+        let place = format!("own-{driver}");
+        let args =
+            ["init", &place, "--cluster", "dir:cluster", "--registry", "oci:layout", "--driver", driver];
+        newcomer(&site, &args).exits(0);
+        assert_eq!(read_all(&site.path(&place).join("images")).len(), files, "{driver}");
+        let plan = ["plan", "--definitions", &place, "--cluster", "dir:cluster", "--registry", "oci:layout"];
+        newcomer(&site, &plan).exits(0);
+    }
+}
+
+/// A person at a terminal is asked, and takes what the cluster suggests.
+#[test]
+fn at_a_terminal_it_asks() {
+    let site = Site::new();
+    site.canary("6.1.0-901-amd64");
+    let farrier = env!("CARGO_BIN_EXE_farrier");
+    let mut script = Command::new("script");
+    script.args(["--quiet", "--return", "--command", &format!("{farrier} init mine"), "/dev/null"]);
+    script
+        .current_dir(site.path(""))
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped());
+    for name in ["FARRIER_DEFINITIONS", "FARRIER_REGISTRY", "FARRIER_CLUSTER"] {
+        script.env_remove(name);
+    }
+    let mut child = script.spawn().expect("run script (Debian package bsdutils)");
+    let mut stdin = child.stdin.take().unwrap();
+    std::io::Write::write_all(&mut stdin, b"dir:cluster\n\noci:layout\n\ngeneric, mstflint\n").unwrap();
+    let run = Run::of(child).exits(0);
+    drop(stdin);
+    run.line("which cluster");
+    run.line("which drivers of generic, mofed,");
+    let files: Vec<String> = read_all(&site.path("mine")).into_keys().collect();
+    assert_eq!(files.len(), 3, "{files:?}");
+}
+
+/// What a cluster runs already is what is defined, without a word about it.
+#[test]
+fn a_live_cluster_says_which_drivers_it_has() {
+    let live =
+        Live::new([objects::node("n0", "6.1.0-901-amd64"), objects::node("n1", "6.1.0-902-amd64")], "image");
+    live.api.install(Kind::nic_cluster_policy());
+    let module =
+        Kind { namespaced: true, ..Kind::custom("kmm.sigs.x-k8s.io", "v1beta1", "modules", "Module") };
+    live.api.install(module);
+    let spec = json!({"ofedDriver": {"image": "doca-driver", "repository": "registry.example/drivers", "version": "25.07-0.9.7.0-0"}});
+    live.api.create(objects::resource(
+        "mellanox.com/v1alpha1",
+        "NicClusterPolicy",
+        "nic-cluster-policy",
+        &spec,
+    ));
+    live.api.create(json!({
+        "apiVersion": "kmm.sigs.x-k8s.io/v1beta1", "kind": "Module", "metadata": {"name": "driver", "namespace": "kmm"},
+        "spec": {"selector": {}, "moduleLoader": {"container": {
+            "modprobe": {"moduleName": "farrier_hello"}, "kernelMappings": [{"literal": "6.1.0-901-amd64"}],
+        }}},
+    }));
+    let init = |more: &[&str]| {
+        let place = live.site.path("mine").display().to_string();
+        let mut command = live.command(&[&["init", &place, "-o", "json"], more].concat());
+        Run::of(command.spawn().unwrap())
+    };
+    init(&[]).exits(2).line("where are the sources of driver");
+    let source = live.site.definitions().join("sources/hello").display().to_string();
+    let report = init(&["--source", &source]).exits(0).json();
+    let text = |name: &str| fs::read_to_string(live.site.path("mine/images").join(name)).unwrap();
+    let mofed = text("mofed.yaml");
+    assert!(
+        mofed.contains("version: \"25.07-0.9.7.0-0\"")
+            && mofed.contains("MLNX_OFED_SRC-debian-25.07-0.9.7.0.tgz"),
+        "{mofed}"
+    );
+    assert!(
+        mofed.contains("{strategy: custom-resource, resource: NicClusterPolicy, name: nic-cluster-policy}"),
+        "{mofed}"
+    );
+    assert!(
+        text("driver.yaml").contains("release: \"6\\\\.1\\\\.0\\\\-901\\\\-amd64\""),
+        "{}",
+        text("driver.yaml")
+    );
+    let next = report["next"].to_string();
+    assert!(next.contains(" --write-namespaces drivers"), "{next}");
+
+    // The DaemonSet runs the image of this name, on nodes with two kernels.
+    live.api.create(objects::daemon_set("other", "mstflint", "registry.example/mstflint:1"));
+    let place = live.site.path("second").display().to_string();
+    let run = Run::of(live.command(&["init", &place, "--driver", "mstflint"]).spawn().unwrap()).exits(0);
+    run.line("--write-namespaces other");
+    let text = fs::read_to_string(live.site.path("second/images/mstflint.yaml")).unwrap();
+    assert!(
+        text.contains("{strategy: per-kernel, namespace: other, daemonSet: mstflint, container: driver}"),
+        "{text}"
+    );
+}

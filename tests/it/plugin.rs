@@ -1,0 +1,180 @@
+//! `kubectl farrier`, with the real kubectl, and what krew installs it from.
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::Path,
+    process::{Command, Output},
+};
+
+use serde_json::json;
+
+use crate::support::{
+    kube_api::{Requests, objects::node},
+    live::Live,
+};
+
+const KERNEL: &str = "6.1.0-901-amd64";
+
+/// `kubectl farrier` with these words, beside the program in a directory of PATH.
+fn kubectl(live: &Live, words: &str) -> Command {
+    let place = live.site.path("bin");
+    if !place.exists() {
+        fs::create_dir(&place).unwrap();
+        symlink(env!("CARGO_BIN_EXE_farrier"), place.join("kubectl-farrier")).unwrap();
+    }
+    let farrier = live.command(&[]);
+    let mut bash = Command::new("bash");
+    let script = format!(
+        "set -euo pipefail; state={}; . ci/lib.sh; need_kubectl 2> /dev/null; PATH={}:$PATH; cd {}; exec kubectl {words}",
+        live.site.path("state").display(),
+        place.display(),
+        live.site.path("").display(),
+    );
+    bash.args(["-c", &script]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    for (name, value) in farrier.get_envs() {
+        match value {
+            Some(value) => bash.env(name, value),
+            None => bash.env_remove(name),
+        };
+    }
+    bash.env_remove("FARRIER_CLUSTER");
+    bash
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[output.stdout.as_slice(), &output.stderr].concat()).into_owned()
+}
+
+#[track_caller]
+fn done(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    said(&output)
+}
+
+#[test]
+fn kubectl_finds_it_and_means_the_live_cluster() {
+    let live = Live::new([node("n0", KERNEL)], "image");
+    assert!(done(&mut kubectl(&live, "plugin list")).contains("kubectl-farrier"));
+    let help = done(&mut kubectl(&live, "farrier why --help"));
+    assert!(help.contains("Usage: kubectl farrier why [OPTIONS]"), "{help}");
+    let node = done(&mut kubectl(&live, "farrier why node/n0"));
+    assert!(node.contains("called for by feature.node.kubernetes.io/pci-15b3.present=true"), "{node}");
+    assert!(
+        done(&mut kubectl(&live, &format!("farrier why driver {KERNEL}"))).contains("not in the registry")
+    );
+    live.publish();
+    assert!(done(&mut kubectl(&live, "farrier status")).contains("published"));
+    let ready = done(&mut kubectl(&live, &format!("farrier preflight --kernel {KERNEL}")));
+    assert!(ready.contains("n0: ready for"), "{ready}");
+    let output = kubectl(&live, "farrier stats").output().unwrap();
+    assert!(
+        !output.status.success() && said(&output).contains("Usage: kubectl farrier"),
+        "{}",
+        said(&output)
+    );
+}
+
+/// A failure is kept in the cache of the farrier that built.
+#[test]
+fn a_build_that_failed_is_tried_again() {
+    let live = Live::new([node("n0", KERNEL)], "image");
+    let plan = live.plan();
+    let hash = plan["builds"][0]["cell"]["inputHash"].as_str().unwrap().to_owned();
+    let record = live.site.cache().join("records/failures").join(format!("{hash}.json"));
+    fs::create_dir_all(record.parent().unwrap()).unwrap();
+    let failure = json!({"at": "2026-01-01T00:00:00Z", "message": "error: no such thing", "permanent": true});
+    fs::write(&record, failure.to_string()).unwrap();
+    assert!(done(&mut kubectl(&live, "farrier status")).contains("failed"));
+    let again = done(&mut kubectl(&live, &format!("farrier retry driver {KERNEL}")));
+    assert!(again.contains("BUILT AGAIN") && again.contains("error: no such thing"), "{again}");
+    assert!(!record.exists());
+    assert!(done(&mut kubectl(&live, "farrier status")).contains("missing"));
+    for image in ["driver", "nonesuch"] {
+        let output = kubectl(&live, &format!("farrier retry {image} {KERNEL}")).output().unwrap();
+        let why = format!("no build of {image} for {KERNEL} has failed");
+        assert!(output.status.code() == Some(2) && said(&output).contains(&why), "{}", said(&output));
+    }
+}
+
+/// Who names no registry asks the farrier that leads: what it has built and what failed there is known to nobody else.
+#[test]
+fn what_names_no_registry_is_asked_of_the_leaders_pod() {
+    let live = Live::new([node("n0", KERNEL)], "image");
+    let without = |words: &str| {
+        let mut command = kubectl(&live, words);
+        command.env_remove("FARRIER_REGISTRY").env_remove("FARRIER_CACHE_DIR").output().unwrap()
+    };
+    let nobody = without("farrier status");
+    assert_eq!(nobody.status.code(), Some(2));
+    assert!(said(&nobody).contains("no farrier leads there"), "{}", said(&nobody));
+
+    live.api.create(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "platform"}}));
+    live.api.create(json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": "farrier", "namespace": "platform"}, "spec": {"holderIdentity": "farrier-7d-abc_01"},
+    }));
+    live.api.create(json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "farrier-7d-abc", "namespace": "platform"},
+        "spec": {"nodeName": "n0", "containers": [{"name": "farrier", "image": "farrier"}]},
+    }));
+    for (words, asked) in [
+        ("farrier status -n platform", "command=farrier&command=status&"),
+        (
+            "farrier -n platform logs driver 6.1 --follow",
+            "command=farrier&command=logs&command=driver&command=6.1&command=--follow&",
+        ),
+        (
+            "farrier why node/n0 --cluster kube --namespace=platform",
+            "command=farrier&command=why&command=node%2Fn0&",
+        ),
+    ] {
+        let output = without(words);
+        let exec = Requests::any().path("/namespaces/platform/pods/farrier-7d-abc/exec").query(asked);
+        assert!(live.api.count(&exec) > 0, "{words}: {}\n{:?}", said(&output), live.api.requests().last());
+        assert_ne!(output.status.code(), Some(0), "there is no kubelet");
+    }
+    // What is wrong anyway is said here, and so is what needs no cluster.
+    let wrong = without("farrier why");
+    assert!(said(&wrong).contains("Usage: kubectl farrier why"), "{}", said(&wrong));
+    assert!(said(&without("farrier explain site.spec")).contains("site.spec"));
+}
+
+#[test]
+fn krew_gets_an_archive_and_a_manifest_that_agree() {
+    let live = Live::new([], "image");
+    // The tests' own build, with stand-ins for the programs beside it.
+    let binaries = live.site.path("binaries");
+    fs::create_dir(&binaries).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_farrier"), binaries.join("farrier")).unwrap();
+    for name in ["driver-entrypoint", "farrier-runner"] {
+        symlink("farrier", binaries.join(name)).unwrap();
+    }
+    let krew = |out: &Path| {
+        let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("ci/krew"));
+        command.args(["--url", "https://downloads.example/v1/", "--out"]).arg(out);
+        done(command.env("FARRIER_BINARY", binaries.join("farrier")));
+    };
+    let (out, again) = (live.site.path("krew"), live.site.path("again"));
+    krew(&out);
+    krew(&again);
+    let manifest = fs::read_to_string(out.join("farrier.yaml")).unwrap();
+    assert_eq!(manifest, fs::read_to_string(again.join("farrier.yaml")).unwrap(), "the same archive");
+    let value = |key: &str| {
+        let found = manifest.lines().find_map(|row| row.trim().strip_prefix(key));
+        found.unwrap_or_else(|| panic!("no {key} in {manifest}")).trim().to_owned()
+    };
+    let version = done(Command::new(env!("CARGO_BIN_EXE_farrier")).arg("--version"));
+    assert_eq!(format!("farrier {}\n", value("version: v")), version);
+    let archive = value("uri: https://downloads.example/v1/");
+    let sum = done(Command::new("sha256sum").arg(out.join(&archive)));
+    assert!(sum.starts_with(&value("sha256:")), "{sum} {manifest}");
+
+    // As krew does it: unpacked, and a link by the plug-in's name.
+    let store = live.site.path("bin");
+    fs::create_dir(&store).unwrap();
+    done(Command::new("tar").arg("-xzf").arg(out.join(&archive)).arg("-C").arg(&store));
+    assert!(store.join("LICENSE").exists() && value("bin:") == "kubectl-farrier");
+    let help = done(&mut kubectl(&live, "farrier --help"));
+    assert!(help.contains("Usage: kubectl farrier [OPTIONS] <COMMAND>"), "{help}");
+}
