@@ -34,14 +34,24 @@ pub(crate) mod yaml;
 #[path = "../../src/cluster/edit.rs"]
 mod edit;
 
-/// What `sources` refuses with, and what `metadata` says of files.
+/// What `sources` and `metadata` refuse with, and what `metadata` says of files.
 mod inputs {
     pub(crate) use super::checksum;
 
+    pub type Result<T, E = FetchError> = std::result::Result<T, E>;
+
     #[derive(Debug)]
     pub enum FetchError {
-        NoAptSource { suite: String },
+        NoAptSource(String),
         Value,
+    }
+
+    pub mod error {
+        #[derive(Debug)]
+        pub enum MetadataError {
+            Xml(String),
+            Form(String),
+        }
     }
 
     impl FetchError {

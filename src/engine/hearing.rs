@@ -136,7 +136,55 @@ fn damaged() -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use super::shortened;
+    use std::vec;
+
+    use super::*;
+
+    impl BuildLog for () {
+        fn line(&self, _: &str) {}
+    }
+
+    impl Source for vec::IntoIter<Message> {
+        async fn next(&mut self) -> Result<Message> {
+            Iterator::next(self).ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof).into())
+        }
+    }
+
+    /// What is heard of one that hands `payload` out, with an end, or without.
+    async fn heard(payload: &[u8], end: Option<Outcome>) -> (Result<Vec<String>>, usize) {
+        let dest = tempfile::tempdir().unwrap();
+        let mut messages =
+            vec![Message::Canary(vec!["a disk".to_owned()]), Message::Payload(payload.to_vec())];
+        messages.extend(end.map(Message::End));
+        let (plan, cancel) = (Plan::default(), CancellationToken::new());
+        let hearing = Hearing { engine: EngineKind::Kubernetes, plan: &plan, log: &(), cancel: &cancel };
+        let heard = hearing.run(&mut messages.into_iter(), dest.path()).await;
+        (heard, dest.path().read_dir().unwrap().count())
+    }
+
+    #[tokio::test]
+    async fn what_is_not_of_the_stated_digest_and_length_is_refused_whole() {
+        let mut archive = tar::Builder::new(Vec::new());
+        archive.append_dir("out", "/").unwrap();
+        let mut header = tar::Header::new_gnu();
+        header.set_size(3);
+        header.set_mode(0o644);
+        archive.append_data(&mut header, "out/a.ko", &b"ELF"[..]).unwrap();
+        let payload = archive.into_inner().unwrap();
+        let (size, sha256) = (payload.len() as u64, Sha256::digest(&payload).into());
+        let (whole, entries) = heard(&payload, Some(Outcome::Done { size, sha256 })).await;
+        assert_eq!((whole.unwrap(), entries), (vec!["a disk".to_owned()], 1));
+        for lie in [
+            Outcome::Done { size, sha256: [0; 32] },
+            Outcome::Done { size: size + 1, sha256 },
+            Outcome::Broken("it was".to_owned()),
+        ] {
+            let (refused, entries) = heard(&payload, Some(lie)).await;
+            assert_eq!((refused.is_err(), entries), (true, 0));
+        }
+        let (cut, entries) = heard(&payload, None).await;
+        assert_eq!((cut.is_err(), entries), (true, 0));
+    }
 
     #[test]
     fn a_long_step_is_told_by_its_beginning() {

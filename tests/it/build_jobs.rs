@@ -7,12 +7,13 @@ use std::{
     process::{Child, Command},
 };
 
+use flate2::read::GzDecoder;
 use serde_json::{Value, json};
 
 use crate::support::{
     kernels,
     kube_api::FakeApi,
-    site::{Run, Site, wait_until},
+    site::{Run, Site, skopeo, wait_until},
 };
 
 /// The namespace of builds.
@@ -77,12 +78,17 @@ impl Bench {
         wait_until("the containers are gone", || self.api.containers().is_empty());
     }
 
+    /// Has the build do something else.
+    fn template(&self, from: &str, to: &str) {
+        let template = fs::read_to_string("templates/kbuild.Dockerfile.hbs").unwrap();
+        let changed = template.replace(from, to);
+        assert_ne!(template, changed);
+        self.site.define("templates/kbuild.Dockerfile.hbs", &changed);
+    }
+
     /// Has the build wait, so that something can happen to it.
     fn slow(&self) {
-        let template = fs::read_to_string("templates/kbuild.Dockerfile.hbs").unwrap();
-        let slow = template.replace("RUN set -eu; \\\n", "RUN set -eu; sleep 20; \\\n");
-        assert_ne!(template, slow);
-        self.site.define("templates/kbuild.Dockerfile.hbs", &slow);
+        self.template("RUN set -eu;", "RUN set -eu; sleep 20;");
     }
 }
 
@@ -100,6 +106,34 @@ fn a_pod_makes_what_a_sandbox_makes_over_whatever_lines() {
     }
     let in_sandbox = bench.build("sandbox", &["--force", "-o", "json"]).exits(0).json();
     assert_eq!(in_cluster["digest"], in_sandbox["digest"]);
+}
+
+#[test]
+fn half_a_gigabyte_survives_three_cuts() {
+    const SIZE: u64 = 500_000_000;
+    let bench = Bench::new();
+    bench.template("depmod -b /out", &format!("yes | head -c {SIZE} > /out/large; depmod -b /out"));
+    bench.api.cut_execs(&[100_000_000, 200_000_000, 150_000_000]);
+    bench.build("kubernetes", &[]).exits(0);
+    assert_eq!(bench.api.cuts_left(), 0);
+    bench.assert_all_gone();
+    let copy = bench.site.path("copy");
+    let image = format!("docker://{}/hello:{}", bench.site.location, bench.site.tags("hello")[0]);
+    assert!(
+        skopeo(&["copy", "--src-tls-verify=false", &image, &format!("dir:{}", copy.display())])
+            .status
+            .success()
+    );
+    let sizes = fs::read_dir(copy).unwrap().filter_map(|layer| {
+        let mut layer = tar::Archive::new(GzDecoder::new(fs::File::open(layer.unwrap().path()).ok()?));
+        let large = layer
+            .entries()
+            .ok()?
+            .flatten()
+            .find(|entry| entry.path().is_ok_and(|path| path.ends_with("large")));
+        large.map(|entry| entry.size())
+    });
+    assert_eq!(sizes.collect::<Vec<_>>(), [SIZE]);
 }
 
 #[test]
