@@ -62,8 +62,6 @@ impl Memory {
         observed.signatures.retain(|_, state| *state == SignatureState { ours: true, refused: None });
         observed.headers.retain(|_, state| matches!(state, HeaderState::There(_)));
         observed.unreachable.clear();
-        // Somebody may want it tried again (`farrier retry`).
-        observed.failures.retain(|_, failure| failure.is_none());
         (*unreachable, *unresolved) = (false, false);
     }
 

@@ -98,7 +98,7 @@ impl Parts {
         resolve_more(self, &called_for, &targets, &mut memory.resolved).await;
         look_at_root_fs(self, &called_for, &targets, &mut memory.resolved).await;
         let manifests = self.manifests(memory).await;
-        // Another process may have built meanwhile, and tags that are in use may have been moved.
+        // Another process may have built meanwhile, or forgotten a failure (`farrier retry`), and tags that are in use may have been moved.
         memory.observed.failures.clear();
         contents(self, &images_in_use(&snapshot, &self.definitions), &mut memory.observed.contents).await;
         let (location, now) = (image_location(&self.location), jiff::Timestamp::now());
