@@ -31,7 +31,7 @@ use crate::{
 const MOST_FILES: usize = 20_000;
 const DEPTH: usize = 5;
 
-/// What to call where nobody can be asked.
+/// The command line that asks no question.
 const WITHOUT_QUESTIONS: &str = "farrier init DIR --cluster CLUSTER --registry LOCATION, and --driver IMAGE or --from FILE --source SOURCE";
 
 #[derive(Debug, Args)]
@@ -102,7 +102,7 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
     }
     find_sources(&mut drafted.drafts, &source).await?;
     let files = drafted.files().map_err(CliError::usage)?;
-    // As `--definitions` would, before any of it is where somebody could take it for whole.
+    // They are read as `--definitions` reads them, before any of them is in its place.
     let staged = tempfile::tempdir()?;
     write(staged.path(), &files)?;
     let definitions = definitions::load(Some(staged.path()))?;
@@ -113,7 +113,7 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
     Ok(Exit::Done)
 }
 
-/// What was given; else what somebody answers at a terminal.
+/// The given value; else the answer at a terminal.
 async fn answer(given: Option<String>, option: &str, question: &str) -> Result<String, CliError> {
     if let Some(given) = given {
         return Ok(given);
@@ -125,7 +125,7 @@ async fn answer(given: Option<String>, option: &str, question: &str) -> Result<S
     loop {
         write!(io::stderr(), "{}? ", output::printable(question))?;
         let (sender, answer) = oneshot::channel();
-        // A thread of its own, which nobody waits for when the command is interrupted.
+        // The read is in a thread of its own: an interrupted command does not wait for it.
         std::thread::spawn(move || {
             let mut line = String::new();
             sender.send(io::stdin().read_line(&mut line).map(|read| (read > 0).then_some(line)))

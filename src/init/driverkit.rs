@@ -14,7 +14,7 @@ pub fn is_configuration(document: &Node) -> bool {
     has("kernelrelease") && (has("target") || has("driverversion"))
 }
 
-/// The definition for all kernels of what the configuration compiles for one.
+/// The definition of the configured module, for all kernels.
 pub fn draft(drafted: &mut Drafted, options: &Node, context: &Context) {
     let option = |name: &str, otherwise: &str| text_at(options, name).unwrap_or_else(|| otherwise.to_owned());
     let (module, version) = (option("moduledrivername", "falco"), option("driverversion", "master"));
