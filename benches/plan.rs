@@ -105,7 +105,7 @@ impl Fleet {
             },
             location: ImageLocation { prefix: "registry.test/drivers".to_owned(), pullable: true },
             snapshot: ClusterSnapshot {
-                nodes: (0..NODES).map(node).collect(),
+                nodes: (0..NODES).map(|number| node(number).into()).collect(),
                 daemon_sets: (0..IMAGES).map(daemon_set).collect(),
                 ..ClusterSnapshot::default()
             },

@@ -17,7 +17,7 @@ use crate::{
     kernel::KernelRelease,
     plan::{
         Change, ClusterSnapshot, MayBoot, NEXT_KERNEL_ANNOTATION, Next, NodeFacts, Plan, PlannedNode,
-        Platform,
+        Platform, Shared,
     },
 };
 
@@ -68,7 +68,7 @@ fn asked(args: &PreflightArgs, snapshot: &ClusterSnapshot) -> Result<Vec<String>
             return Err(CliError::usage(format!("--node: the cluster has no node {name:?}")));
         }
     }
-    let wanted = |node: &&NodeFacts| {
+    let wanted = |node: &&Shared<NodeFacts>| {
         let platform = Platform::of(node);
         let is = |given: &Option<String>, has: fn(&Platform) -> String| match (given, &platform) {
             (None, _) => true,

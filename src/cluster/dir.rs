@@ -55,7 +55,7 @@ impl Directory {
         let mut snapshot = ClusterSnapshot { read_only_nodes: true, ..ClusterSnapshot::default() };
         for path in self.files()? {
             let Manifest { nodes, daemon_sets } = parse(&path, &read_text(&path)?)?;
-            snapshot.nodes.extend(nodes);
+            snapshot.nodes.extend(nodes.into_iter().map(Into::into));
             snapshot.daemon_sets.extend(daemon_sets.into_iter().map(|found| found.facts));
         }
         Ok(snapshot)

@@ -54,13 +54,14 @@ impl State {
             (OS_VERSION_LABEL, "12"),
             (ARCH_LABEL, "amd64"),
         ];
-        self.snapshot.nodes.push(NodeFacts {
+        let node = NodeFacts {
             name: name.to_owned(),
             labels: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
             kernel_version: release.to_owned(),
             architecture: "amd64".to_owned(),
             ..NodeFacts::default()
-        });
+        };
+        self.snapshot.nodes.push(node.into());
     }
 
     pub(crate) fn daemon_set(&mut self, name: &str, kernel: &str) {

@@ -48,7 +48,7 @@ pub(super) fn node(node: NodeObject) -> Object {
         unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or_default(),
         distrust: Distrust::default(),
     };
-    Object { version, facts: Facts::Node(Box::new(facts)) }
+    Object { version, facts: Facts::Node(facts.into()) }
 }
 
 /// A DaemonSet's facts; `Err` where it is not of the API's form.
@@ -203,7 +203,7 @@ mod tests {
     fn node_facts(value: Value) -> (ObjectVersion, NodeFacts) {
         let Object { version, facts } = node(serde_json::from_value(value).unwrap());
         let Facts::Node(facts) = facts else { panic!("no Node") };
-        (version, *facts)
+        (version, NodeFacts::clone(&facts))
     }
 
     #[test]

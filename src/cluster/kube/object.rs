@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::plan::{DaemonSetFacts, NodeFacts, ObjectVersion, PodFacts, ResourceFacts};
+use crate::plan::{DaemonSetFacts, NodeFacts, ObjectVersion, PodFacts, ResourceFacts, Shared};
 
 /// Namespace and name: what tells objects of one watch apart.
 pub(super) type Key = (String, String);
@@ -16,7 +16,7 @@ pub(super) struct Object {
 
 #[derive(Clone, Debug)]
 pub(super) enum Facts {
-    Node(Box<NodeFacts>),
+    Node(Shared<NodeFacts>),
     DaemonSet(Box<DaemonSetFacts>),
     Pod(Box<PodFacts>),
     Resource(Box<ResourceFacts>),

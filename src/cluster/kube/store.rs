@@ -308,7 +308,7 @@ impl Store {
             };
             for kept in watched.objects.values().filter(|_| !hidden) {
                 match &kept.object.facts {
-                    Facts::Node(facts) => snapshot.nodes.push((**facts).clone()),
+                    Facts::Node(facts) => snapshot.nodes.push(facts.clone()),
                     Facts::DaemonSet(facts) => snapshot.daemon_sets.push((**facts).clone()),
                     Facts::Pod(facts) => snapshot.pods.push((**facts).clone()),
                     Facts::Resource(facts) => snapshot.resources.push((**facts).clone()),

@@ -40,7 +40,7 @@ fn node(name: &str, version: &str, labels: &[(&str, &str)]) -> Object {
     let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     let facts = NodeFacts { name: name.to_owned(), labels, ..NodeFacts::default() };
     let version = ObjectVersion { uid: name.to_owned(), resource_version: version.to_owned() };
-    Object { version, facts: Facts::Node(Box::new(facts)) }
+    Object { version, facts: Facts::Node(facts.into()) }
 }
 
 fn pod(name: &str, version: &str, ready: bool) -> Object {

@@ -29,7 +29,10 @@ impl Claims {
         // What each node runs, and whether it named too many.
         let mut said: Vec<Option<(KernelTarget, bool)>> = Vec::with_capacity(snapshot.nodes.len());
         for node in &mut snapshot.nodes {
-            node.distrust = Distrust::default();
+            // A write takes a copy of the node's facts, and few are distrusted.
+            if node.distrust != Distrust::default() {
+                node.distrust = Distrust::default();
+            }
             if !definitions.images.values().any(|image| node.calls_for(image)) {
                 said.push(None);
                 continue;

@@ -9,8 +9,8 @@ use super::{
     Announcements, Cell, CellInputs, Change, ClusterSnapshot, Container, DaemonSetChange, DaemonSetFacts,
     HeaderState, ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, NodeAffinity, NodeFacts,
     OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Outcome, Plan, PlanInputs, PlannedCell, PodCount,
-    PodFacts, Published, Questions, Resolved, ResolvedImage, ResourceChange, ResourceFacts, SkipReason,
-    TrackedKernel, UpdateStrategy, plan,
+    PodFacts, Published, Questions, Resolved, ResolvedImage, ResourceChange, ResourceFacts, Shared,
+    SkipReason, TrackedKernel, UpdateStrategy, plan,
 };
 use crate::{
     image::{Definitions, Digest, DriverImage, ImageName, Need, OperatorResource, UnknownPolicy},
@@ -325,10 +325,10 @@ fn family() -> KernelFamily {
     .unwrap()
 }
 
-pub(super) fn node(name: &str, release: &str) -> NodeFacts {
+pub(super) fn node(name: &str, release: &str) -> Shared<NodeFacts> {
     let label = release.parse().ok().and_then(|release| KernelLabel::of(&release));
     let label = label.map(|label| label.to_string()).unwrap_or_default();
-    NodeFacts {
+    let node = NodeFacts {
         name: name.to_owned(),
         labels: [(OS_ID_LABEL, "debian"), (OS_VERSION_LABEL, "12"), (KERNEL_LABEL, &label), ("pci", "yes")]
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
@@ -337,7 +337,8 @@ pub(super) fn node(name: &str, release: &str) -> NodeFacts {
         architecture: "amd64".to_owned(),
         hardware_labelled: true,
         ..NodeFacts::default()
-    }
+    };
+    node.into()
 }
 
 pub(super) fn daemon_set(name: &str) -> DaemonSetFacts {

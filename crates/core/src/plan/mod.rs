@@ -100,7 +100,7 @@ pub use signatures::{PlannedSignature, asks_for_signatures};
 pub use skip_reason::{NeedReason, SkipReason};
 pub use snapshot::{
     ClusterSnapshot, Container, DaemonSetFacts, LiveDaemonSet, ManifestFacts, Manifests, NodeFacts,
-    ObjectVersion, Owner, PodCount, PodFacts, ResourceFacts, Seen, UpdateStrategy,
+    ObjectVersion, Owner, PodCount, PodFacts, ResourceFacts, Seen, Shared, UpdateStrategy,
 };
 pub use status::{StatusEntry, StatusRow, status, status_entries};
 #[cfg(test)]

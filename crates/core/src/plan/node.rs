@@ -5,7 +5,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use serde::Serialize;
 
 use super::{
-    ARCH_LABEL, KERNEL_LABEL, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, PassedLimit, labels::TARGET_LABELS,
+    ARCH_LABEL, KERNEL_LABEL, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, PassedLimit, Shared,
+    labels::TARGET_LABELS,
 };
 use crate::{
     image::Period,
@@ -148,7 +149,7 @@ pub(super) struct NodeGroup<'a> {
 /// Groups nodes by the labels of interest, so that what follows costs as much as there are different
 /// nodes rather than as there are nodes.
 pub(super) fn group_nodes<'a>(
-    nodes: &'a [NodeFacts],
+    nodes: &'a [Shared<NodeFacts>],
     labels: impl IntoIterator<Item = &'a str>,
 ) -> Vec<NodeGroup<'a>> {
     let labels: BTreeSet<&str> = TARGET_LABELS.into_iter().chain(labels).collect();
@@ -158,7 +159,7 @@ pub(super) fn group_nodes<'a>(
     let mut places: HashMap<Vec<Option<&str>>, usize> = HashMap::new();
     let mut groups: Vec<NodeGroup<'a>> = Vec::new();
     let mut key = Vec::with_capacity(labels.len() + 4);
-    for node in nodes {
+    for node in nodes.iter().map(|node| &**node) {
         let twice = defined_twice.contains(node.name.as_str());
         key.clear();
         key.push(Some(node.kernel_version.as_str()));

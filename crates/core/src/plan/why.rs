@@ -136,7 +136,7 @@ impl Explain<'_> {
 
     fn running(&self, wanted: impl Fn(&KernelTarget) -> bool) -> Vec<&NodeFacts> {
         let runs = |node: &&NodeFacts| node_target(node).is_ok_and(|target| wanted(&target));
-        self.snapshot.nodes.iter().filter(runs).collect()
+        self.snapshot.nodes.iter().map(|node| &**node).filter(runs).collect()
     }
 
     /// How the image stands for a kernel, and what becomes of it.

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     image::{DaemonSetContainer, Version},
     kmod::Verdict,
-    plan::{ManifestFacts, NodeAffinity, NodeFacts, Owner, Published},
+    plan::{ManifestFacts, NodeAffinity, NodeFacts, Owner, Published, Shared},
 };
 
 /// The one rollout's reason to hold, after a change to a world in which it would be rewritten.
@@ -223,7 +223,7 @@ proptest! {
         for rollout in &plan.rollouts {
             let RolloutDecision::Rewrite { to, .. } = &rollout.decision else { continue };
             let daemon_set = &world.snapshot.daemon_sets[0];
-            let reached: Vec<&NodeFacts> =
+            let reached: Vec<&Shared<NodeFacts>> =
                 world.snapshot.nodes.iter().filter(|node| daemon_set.reaches(node) != Some(false)).collect();
             prop_assert!(!reached.is_empty());
             for node in reached {

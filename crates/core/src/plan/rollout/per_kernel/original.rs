@@ -9,7 +9,7 @@ use super::super::{
 };
 use crate::{
     kernel::KernelTarget,
-    plan::{ClusterSnapshot, LiveDaemonSet, NodeFacts},
+    plan::{ClusterSnapshot, LiveDaemonSet, NodeFacts, Shared},
 };
 
 /// The DaemonSet that copies are made of.
@@ -21,7 +21,7 @@ pub(in super::super) struct Original<'a> {
     /// The same without what farrier added to its affinity.
     pub(super) base: DaemonSetFacts,
     pub(super) copies: BTreeMap<KernelTarget, FoundCopy<'a>>,
-    nodes: &'a [NodeFacts],
+    nodes: &'a [Shared<NodeFacts>],
 }
 
 impl<'a> Original<'a> {
@@ -45,6 +45,6 @@ impl<'a> Original<'a> {
 
     /// Nodes that carry the handover label, whether or not it reaches them.
     pub(super) fn marked_nodes(&self) -> impl Iterator<Item = &'a NodeFacts> {
-        self.nodes.iter().filter(|node| is_handed_over(node, &self.label))
+        self.nodes.iter().map(|node| &**node).filter(|node| is_handed_over(node, &self.label))
     }
 }
