@@ -35,6 +35,7 @@ fn main() {
             exposed: None,
             verdict: Some(Verdict::Loads),
             kernel_release: Some(cell.target.release.to_string()),
+            platforms: BTreeMap::new(),
         };
         observed.published.insert(cell.reference.clone(), published);
     }

@@ -137,7 +137,7 @@ async fn needed_images(job: &Job<'_>) -> Result<Vec<NeededImage>> {
 async fn published_need(job: &Job<'_>, name: &ImageName) -> Result<NeededImage> {
     let needed = cell(job.parts, name, &job.cell.target).await?;
     let mut image = needed.reference.clone();
-    let found = job.parts.look_up(&image).await?;
+    let found = job.parts.look_up_for(&image, needed.target.arch).await?;
     let found = found.filter(|found| found.is_of(&needed));
     let found = found.ok_or_else(|| vanished(&image))?;
     let exposed = found.exposed.ok_or_else(|| lacks(&image.to_string(), "it exposes nothing"))?;

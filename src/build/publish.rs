@@ -1,5 +1,7 @@
 //! Adapter: the publish stage: pushes an image: blobs first, tags last.
 
+use std::collections::BTreeMap;
+
 use super::{
     assemble::Image,
     cell::cell,
@@ -9,9 +11,11 @@ use crate::{
     error_chain,
     image::{Digest, ImageReference, Repository, Version},
     images::{BaseImage, Documents, StoredImage},
-    oci::{Descriptor, media_type},
+    kernel::Architecture,
+    oci::{Descriptor, ImageIndex, Platform, media_type},
     parts::{Parts, Result, Stage, TargetError},
-    plan::Cell,
+    plan::{Cell, Published},
+    registry::{MAX_TRIES, StoredManifest, pause_before},
 };
 
 /// Publishes as soon as this process may write: a leader that cannot reach the API server for a while loses no build.
@@ -60,34 +64,35 @@ async fn push(job: &Job<'_>, image: &Image, documents: &Documents) -> Result<u64
     }
     let assembled = &image.assembled;
     sent += registry.push_bytes(repository, &assembled.config).await?.bytes();
-    let by_digest = Version::Digest(assembled.digest.clone());
-    registry.push_manifest(repository, &by_digest, media_type::OCI_MANIFEST, &assembled.manifest).await?;
-    let stored = StoredImage { parts, repository, digest: &assembled.digest };
+    let stored = StoredManifest {
+        digest: assembled.digest.clone(),
+        media_type: media_type::OCI_MANIFEST.to_owned(),
+        bytes: assembled.manifest.clone(),
+    };
+    let by_digest = Version::Digest(stored.digest.clone());
+    registry.push_manifest(repository, &by_digest, &stored.media_type, &stored.bytes).await?;
+    let image = StoredImage { parts, repository, digest: &stored.digest };
     for artifact in &documents.artifacts {
-        sent += stored.push_document(artifact).await?;
+        sent += image.push_document(artifact).await?;
     }
-    sent += stored.sign(job.cell.image.as_str(), &documents.claims).await?;
+    sent += image.sign(job.cell.image.as_str(), &documents.claims).await?;
     for reference in job.cell.references() {
-        push_tag(job, reference, &assembled.manifest).await?;
+        push_tag(job, reference, &stored).await?;
     }
     Ok(sent)
 }
 
-/// Puts the manifest under one tag, unless the tag has got other content meanwhile (guarantee 3).
-async fn push_tag(job: &Job<'_>, reference: &ImageReference, manifest: &[u8]) -> Result<()> {
+/// Puts the image under one tag, unless the tag has got other content for its architecture meanwhile (guarantee 3).
+async fn push_tag(job: &Job<'_>, reference: &ImageReference, image: &StoredManifest) -> Result<()> {
     if !job.overwrites()
-        && let Some(found) = job.parts.look_up(reference).await?
+        && let Some(found) = job.parts.look_up_for(reference, job.cell.target.arch).await?
     {
         if found.is_of(job.cell) {
             return Ok(());
         }
         return Err(TargetError::overtaken(reference));
     }
-    // The layers may have taken minutes.
-    job.parts.may_write()?;
-    let ImageReference { repository, version } = reference;
-    job.parts.registry.push_manifest(repository, version, media_type::OCI_MANIFEST, manifest).await?;
-    Ok(())
+    tag(job.parts, job.cell, reference, image).await
 }
 
 /// Gives an image that is published further tags.
@@ -101,10 +106,72 @@ pub(crate) async fn add_tags(
     let version = Version::Digest(digest.clone());
     let stored = parts.existing_manifest(&ImageReference { repository: repository.clone(), version }).await?;
     for reference in references {
-        parts.may_write()?;
-        let (version, kind) = (&reference.version, &stored.media_type);
-        parts.registry.push_manifest(repository, version, kind, &stored.bytes).await?;
+        tag(parts, cell, reference, &stored).await?;
     }
+    Ok(())
+}
+
+/// Points a tag at an image. Where it leads to images for other architectures, it leads to an index of all of them then. The
+/// protocol has no way to make other writers wait: it is looked whether the image is in what stands there at the end, and what
+/// another writer loses at the same moment is a missing tag in the next plan.
+async fn tag(parts: &Parts, cell: &Cell, reference: &ImageReference, image: &StoredManifest) -> Result<()> {
+    let ImageReference { repository, version } = reference;
+    let arch = cell.target.arch;
+    if !parts.shares_tags(repository) {
+        // The layers may have taken minutes.
+        parts.may_write()?;
+        parts.registry.push_manifest(repository, version, &image.media_type, &image.bytes).await?;
+        return Ok(());
+    }
+    for attempt in 0..=MAX_TRIES {
+        let there = parts.look_up(reference).await?;
+        let held = there.as_ref().and_then(|there| there.for_architecture(arch));
+        if held.is_some_and(|held| held.digest == image.digest) {
+            return Ok(());
+        }
+        pause_before(attempt).await;
+        let mut others = there.map(|there| there.platforms).unwrap_or_default();
+        others.remove(&arch);
+        parts.may_write()?;
+        if others.is_empty() {
+            parts.registry.push_manifest(repository, version, &image.media_type, &image.bytes).await?;
+        } else {
+            push_index(parts, cell, reference, others, image).await?;
+        }
+    }
+    let message = format!("{reference} lacks the image for {arch}, {MAX_TRIES} times: others write it, too");
+    Err(TargetError::unmet(message, "run again; what is there is kept"))
+}
+
+/// Puts an index of the cell's image and those for other architectures under a tag, signed where the site signs.
+async fn push_index(
+    parts: &Parts,
+    cell: &Cell,
+    reference: &ImageReference,
+    others: BTreeMap<Architecture, Published>,
+    image: &StoredManifest,
+) -> Result<()> {
+    let ImageReference { repository, version } = reference;
+    let mut entries = BTreeMap::from([(cell.target.arch, image.clone())]);
+    for (architecture, Published { digest, .. }) in others {
+        let version = Version::Digest(digest);
+        let other = ImageReference { repository: repository.clone(), version };
+        entries.insert(architecture, parts.existing_manifest(&other).await?);
+    }
+    let mut index = ImageIndex::empty();
+    index.manifests = entries
+        .iter()
+        .map(|(architecture, StoredManifest { media_type, bytes, .. })| Descriptor {
+            platform: Some(Platform::linux(architecture.as_str())),
+            ..Descriptor::of(media_type, bytes)
+        })
+        .collect();
+    let (bytes, kind) = (index.to_bytes()?, media_type::OCI_INDEX);
+    let digest = Digest::of(&bytes);
+    parts.registry.push_manifest(repository, &Version::Digest(digest.clone()), kind, &bytes).await?;
+    StoredImage { parts, repository, digest: &digest }.sign(cell.image.as_str(), &[]).await?;
+    parts.may_write()?;
+    parts.registry.push_manifest(repository, version, kind, &bytes).await?;
     Ok(())
 }
 

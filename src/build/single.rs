@@ -92,7 +92,7 @@ async fn build_alone(
 async fn published_already(parts: &Parts, cell: &Cell, image: &DriverImage) -> Result<Option<Digest>> {
     let mut digest = None;
     for reference in cell.references() {
-        let Some(found) = parts.look_up(reference).await? else { return Ok(None) };
+        let Some(found) = parts.look_up_for(reference, cell.target.arch).await? else { return Ok(None) };
         if !found.is_of(cell) {
             if image.spec.on_conflict == OnConflict::Overwrite {
                 return Ok(None);

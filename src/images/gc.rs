@@ -240,14 +240,35 @@ async fn list_holdings(parts: &Parts, options: &GcOptions) -> Result<Holdings> {
                 }
             }
         }
-        holdings.images.extend(
-            images
-                .into_iter()
-                .map(|(digest, (tags, bytes))| HeldImage::new(repository.clone(), digest, tags, &bytes)),
-        );
+        let mut images: Vec<HeldImage> = images
+            .into_iter()
+            .map(|(digest, (tags, bytes))| HeldImage::new(repository.clone(), digest, tags, &bytes))
+            .collect();
+        add_entries(parts, &repository, &mut images).await?;
+        holdings.images.extend(images);
     }
     holdings.leftovers = find_leftovers(parts, &holdings).await?;
     Ok(holdings)
+}
+
+/// Adds the images that indexes lead to, which have no tag of their own.
+async fn add_entries(parts: &Parts, repository: &Repository, images: &mut Vec<HeldImage>) -> Result<()> {
+    let known: BTreeSet<Digest> = images.iter().map(|image| image.digest.clone()).collect();
+    let members = images.iter().filter(|image| image.is_index()).flat_map(|index| &index.members);
+    let wanted: BTreeSet<Digest> = members.filter(|member| !known.contains(*member)).cloned().collect();
+    for digest in wanted {
+        let found = parts.registry.manifest(repository, &Version::Digest(digest)).await?;
+        images.extend(
+            found.map(|stored| {
+                HeldImage::new(repository.clone(), stored.digest, BTreeSet::new(), &stored.bytes)
+            }),
+        );
+    }
+    let (mut indexes, mut single): (Vec<_>, Vec<_>) = images.drain(..).partition(HeldImage::is_index);
+    indexes.iter_mut().for_each(|index| index.lead_to(&single));
+    images.append(&mut indexes);
+    images.append(&mut single);
+    Ok(())
 }
 
 async fn manifest_of(

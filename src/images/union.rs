@@ -14,7 +14,7 @@ use crate::{
 
 /// Makes sure that a union image is in the registry: the manifest under its digest first, then under its tag.
 pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Published> {
-    if let Some(found) = parts.look_up(&union.reference).await? {
+    if let Some(found) = parts.look_up_for(&union.reference, union.architecture).await? {
         return if found.input_hash == Some(union.input_hash) {
             Ok(found)
         } else {
@@ -49,7 +49,7 @@ pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Publis
     image.sign(union.image.as_str(), &documents.claims).await?;
     parts.may_write()?;
     registry.push_manifest(repository, &union.reference.version, kind, &made.manifest).await?;
-    let stored = parts.look_up(&union.reference).await?;
+    let stored = parts.look_up_for(&union.reference, union.architecture).await?;
     stored.ok_or_else(|| TargetError::no_such_image(&union.reference))
 }
 

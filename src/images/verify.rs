@@ -12,9 +12,9 @@ use super::{
 };
 use crate::{
     error_chain,
-    image::{Digest, ImageReference, Repository, UnknownPolicy},
+    image::{Digest, ImageReference, Repository, UnknownPolicy, Version},
     kmod::Verdict,
-    oci::{Descriptor, ImageFacts, ImageManifest},
+    oci::{AnyManifest, Descriptor, ImageFacts, ImageIndex, ImageManifest},
     parts::{Parts, Result, TargetError},
     provenance::{self, PublicKey, RequiredSigners, Statement},
 };
@@ -72,12 +72,16 @@ pub struct VerifyReport {
     pub checks: Vec<VerifyCheck>,
     /// What none of the checks looked at.
     pub not_looked_at: Vec<&'static str>,
+    /// Of an index: each of its images.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub platforms: Vec<Self>,
 }
 
 impl VerifyReport {
     /// Did no check find anything wrong? Without a look at signatures, such an image is not verified.
     pub fn is_in_order(&self) -> bool {
         self.checks.iter().all(|check| matches!(check.result, CheckResult::Ok | CheckResult::Skipped))
+            && self.platforms.iter().all(Self::is_in_order)
     }
 }
 
@@ -127,7 +131,7 @@ impl Checks {
     fn report(self, image: String) -> VerifyReport {
         let Self { done: checks, not_looked_at } = self;
         let verified = checks.iter().all(|check| check.result == CheckResult::Ok);
-        VerifyReport { image, verified, checks, not_looked_at }
+        VerifyReport { image, verified, checks, not_looked_at, platforms: Vec::new() }
     }
 }
 
@@ -174,11 +178,17 @@ pub async fn verify(
         return Ok(checks.report(reference.to_string()));
     };
     let image = format!("{repository}@{}", stored.digest);
-    let manifest = match ImageManifest::parse(&stored.bytes) {
-        Ok(manifest) => manifest,
+    let manifest = match AnyManifest::parse(&stored.bytes) {
+        Ok(AnyManifest::Image(manifest)) => manifest,
+        Ok(AnyManifest::Index(index)) => {
+            let report = Checks::default().report(image);
+            return verify_index(parts, repository, &index, (signers, deep), report).await;
+        }
         Err(error) => {
-            let hint = "give an image that farrier published, not an index of several";
-            checks.add("manifest", Err(Finding::failed(error_chain(&error), hint)));
+            checks.add(
+                "manifest",
+                Err(Finding::failed(error_chain(&error), "give an image that farrier published")),
+            );
             return Ok(checks.report(image));
         }
     };
@@ -205,6 +215,26 @@ pub async fn verify(
     checks.add(BILL.name, check_document(parts, &subject, &BILL, bill_fits).await?);
     checks.add(PROVENANCE.name, check_document(parts, &subject, &PROVENANCE, provenance_fits).await?);
     Ok(checks.report(image))
+}
+
+/// Checks each image of an index, which has nothing else to say.
+async fn verify_index(
+    parts: &Parts,
+    repository: &Repository,
+    index: &ImageIndex,
+    (signers, deep): (Option<&RequiredSigners>, bool),
+    mut report: VerifyReport,
+) -> Result<VerifyReport> {
+    for entry in &index.manifests {
+        let version = Version::Digest(entry.digest.clone());
+        let reference = ImageReference { repository: repository.clone(), version };
+        report.platforms.push(Box::pin(verify(parts, &reference, signers, deep)).await?);
+    }
+    report.verified = !report.platforms.is_empty() && report.platforms.iter().all(|image| image.verified);
+    let result = if report.platforms.is_empty() { CheckResult::Absent } else { CheckResult::Ok };
+    let message = format!("an index of {} images", index.manifests.len());
+    report.checks.push(VerifyCheck { check: "manifest", result, message, hint: None });
+    Ok(report)
 }
 
 /// Does the driver image's definition, as it is here, let `unknown` pass? It is the same field that decides about

@@ -91,6 +91,7 @@ fn published(cell: &Cell) -> Published {
         exposed: None,
         verdict: Some(Verdict::Loads),
         kernel_release: None,
+        platforms: BTreeMap::new(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Adapter: the parts themselves: which registry holds a repository, what stands there, and may this process write.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::io::AsyncReadExt as _;
 use tokio_util::sync::CancellationToken;
@@ -17,9 +17,10 @@ use crate::{
     cache::{BLOBS, Cache},
     cluster::Fence,
     error_chain,
-    image::{Definitions, Digest, ImageReference, Repository, Version, mirror_name},
+    image::{Definitions, Digest, ImageReference, Repository, Version, mirror_name, share_tags},
     inputs::Fetcher,
-    oci::{Descriptor, ImageFacts},
+    kernel::Architecture,
+    oci::{self, AnyManifest, Descriptor, ImageFacts, ImageIndex},
     plan::{Budget, ImageLocation, Instance, Published},
     registry::{Keyring, Registry, RegistryError, RegistryLocation, StoredManifest},
     signing::ModuleSigner,
@@ -167,22 +168,44 @@ impl Parts {
         self.manifest(reference).await?.ok_or_else(|| TargetError::no_such_image(reference))
     }
 
-    /// What the registry holds of an image that farrier published, or of a needed one.
+    /// What the registry holds under a name of images that farrier published, or of needed ones.
     pub(crate) async fn look_up(&self, reference: &ImageReference) -> Result<Option<Published>> {
         let ImageReference { repository, version } = reference;
-        let manifest = self.registry_of_needs(repository).manifest(repository, version).await?;
-        Ok(manifest.map(|manifest| {
-            // A manifest that is not ours, or not even one, has no input hash: the plan reports a conflict.
-            let facts = ImageFacts::from_manifest(&manifest.bytes).unwrap_or_default();
-            Published {
-                digest: manifest.digest,
-                input_hash: facts.input_hash,
-                declared_hash: facts.declared_hash,
-                exposed: facts.exposed_digest,
-                verdict: facts.verdict,
-                kernel_release: facts.kernel_release.map(|release| release.to_string()),
+        let registry = self.registry_of_needs(repository);
+        let Some(stored) = registry.manifest(repository, version).await? else { return Ok(None) };
+        let mut found = published(&stored);
+        found.platforms = match AnyManifest::parse(&stored.bytes) {
+            Ok(AnyManifest::Index(index)) => entries(registry, repository, &index).await?,
+            Ok(AnyManifest::Image(image)) if self.shares_tags(repository) => {
+                match fetch_small(&self.cache, registry, repository, &image.config, "configuration").await {
+                    Err(error) if error.is_unreachable() => return Err(error),
+                    config => {
+                        let name = config.ok().and_then(|config| oci::architecture_of(&config));
+                        let architecture = name.and_then(|name| name.parse().ok());
+                        architecture.map(|architecture| (architecture, found.clone())).into_iter().collect()
+                    }
+                }
             }
-        }))
+            _ => BTreeMap::new(),
+        };
+        Ok(Some(found))
+    }
+
+    /// The image for an architecture under such a name.
+    pub(crate) async fn look_up_for(
+        &self,
+        reference: &ImageReference,
+        architecture: Architecture,
+    ) -> Result<Option<Published>> {
+        let found = self.look_up(reference).await?;
+        Ok(found.and_then(|found| found.for_architecture(architecture).cloned()))
+    }
+
+    /// May tags of a repository be those of images for several architectures?
+    pub(crate) fn shares_tags(&self, repository: &Repository) -> bool {
+        let name = self.location.name_of(repository);
+        name.and_then(|name| self.definitions.images.get(name))
+            .is_some_and(|image| share_tags(&image.spec.tags))
     }
 
     /// Where the copy of an image stands, or would; `None` for what lies below the registry's prefix itself.
@@ -247,19 +270,69 @@ impl Parts {
         blob: &Descriptor,
         what: &str,
     ) -> Result<Vec<u8>> {
-        let registry = self.registry_of(repository);
-        if blob.size > MAX_DOCUMENT {
-            return Err(TargetError::Registry(RegistryError::Protocol {
-                host: registry.describe(),
-                action: format!("fetch {what} {repository}@{}", blob.digest),
-                reason: format!("it has {} bytes, at most {MAX_DOCUMENT} are read", blob.size),
-            }));
-        }
-        let work = self.cache.scratch()?;
-        let file = work.path().join("blob");
-        registry.fetch_blob(repository, &blob.digest, blob.size, &file).await?;
-        let mut bytes = Vec::new();
-        fs_err::tokio::File::open(&file).await?.take(MAX_DOCUMENT).read_to_end(&mut bytes).await?;
-        Ok(bytes)
+        fetch_small(&self.cache, self.registry_of(repository), repository, blob, what).await
     }
+}
+
+async fn fetch_small(
+    cache: &Cache,
+    registry: &dyn Registry,
+    repository: &Repository,
+    blob: &Descriptor,
+    what: &str,
+) -> Result<Vec<u8>> {
+    if blob.size > MAX_DOCUMENT {
+        return Err(TargetError::Registry(RegistryError::Protocol {
+            host: registry.describe(),
+            action: format!("fetch {what} {repository}@{}", blob.digest),
+            reason: format!("it has {} bytes, at most {MAX_DOCUMENT} are read", blob.size),
+        }));
+    }
+    let work = cache.scratch()?;
+    let file = work.path().join("blob");
+    registry.fetch_blob(repository, &blob.digest, blob.size, &file).await?;
+    let mut bytes = Vec::new();
+    fs_err::tokio::File::open(&file).await?.take(MAX_DOCUMENT).read_to_end(&mut bytes).await?;
+    Ok(bytes)
+}
+
+/// What a manifest says. One that is not ours, or not even one, has no input hash: the plan reports a conflict.
+fn published(stored: &StoredManifest) -> Published {
+    let facts = ImageFacts::from_manifest(&stored.bytes).unwrap_or_default();
+    Published {
+        digest: stored.digest.clone(),
+        input_hash: facts.input_hash,
+        declared_hash: facts.declared_hash,
+        exposed: facts.exposed_digest,
+        verdict: facts.verdict,
+        kernel_release: facts.kernel_release.map(|release| release.to_string()),
+        platforms: BTreeMap::new(),
+    }
+}
+
+/// The images of an index, each for its architecture; none where something is in it that farrier did not publish.
+async fn entries(
+    registry: &dyn Registry,
+    repository: &Repository,
+    index: &ImageIndex,
+) -> Result<BTreeMap<Architecture, Published>> {
+    let mut images = BTreeMap::new();
+    for entry in &index.manifests {
+        let platform = entry.platform.as_ref().filter(|platform| platform.os == "linux");
+        let architecture = platform.and_then(|platform| platform.architecture.parse().ok());
+        let Some(architecture) = architecture.filter(|found| !images.contains_key(found)) else {
+            return Ok(BTreeMap::new());
+        };
+        // One that has gone is published again.
+        let Some(stored) = registry.manifest(repository, &Version::Digest(entry.digest.clone())).await?
+        else {
+            continue;
+        };
+        let image = published(&stored);
+        if image.input_hash.is_none() {
+            return Ok(BTreeMap::new());
+        }
+        images.insert(architecture, image);
+    }
+    Ok(images)
 }

@@ -5,6 +5,7 @@
 
 mod admission;
 mod air_gap;
+mod architectures;
 mod argocd;
 mod boot;
 mod build_jobs;

@@ -1,7 +1,7 @@
 //! Pure: what is stored beside an image and refers to it (image spec 1.1, `manifest.md`, `subject`): its check
 //! report, and documents of other kinds.
 
-use super::{Descriptor, Digest, ImageError, ImageManifest, Tag, annotations, media_type};
+use super::{AnyManifest, Descriptor, Digest, ImageError, ImageManifest, Tag, annotations, media_type};
 
 /// The configuration of an artifact without one.
 pub const EMPTY: &[u8] = b"{}";
@@ -28,9 +28,13 @@ impl Artifact {
         notes: &[(&str, &str)],
     ) -> Result<Self, ImageError> {
         let created = (annotations::CREATED, super::CREATED);
+        let media_type = match AnyManifest::parse(subject) {
+            Ok(AnyManifest::Index(_)) => media_type::OCI_INDEX,
+            Ok(AnyManifest::Image(_)) | Err(_) => media_type::OCI_MANIFEST,
+        };
         let manifest = ImageManifest {
             artifact_type: Some(kind.to_owned()),
-            subject: Some(Descriptor::of(media_type::OCI_MANIFEST, subject)),
+            subject: Some(Descriptor::of(media_type, subject)),
             annotations: notes
                 .iter()
                 .chain([&created])

@@ -56,6 +56,12 @@ impl Base {
     }
 }
 
+/// What an image's configuration (untrusted bytes) says it runs on, in Go's spelling.
+pub fn architecture_of(config: &[u8]) -> Option<String> {
+    let mut config: Map<String, Value> = read("image configuration", config).ok()?;
+    config.remove("architecture")?.as_str().map(str::to_owned)
+}
+
 fn carried(layer: Descriptor) -> Result<Descriptor, ImageError> {
     if let Some(media_type) = media_type::oci_layer(&layer.media_type) {
         Ok(Descriptor { media_type: media_type.to_owned(), ..layer })

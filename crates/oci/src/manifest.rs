@@ -69,6 +69,13 @@ pub struct Platform {
     pub variant: Option<String>,
 }
 
+impl Platform {
+    /// Linux on an architecture in Go's spelling.
+    pub fn linux(architecture: &str) -> Self {
+        Self { architecture: architecture.to_owned(), os: "linux".to_owned(), variant: None }
+    }
+}
+
 /// An image manifest, OCI's or Docker's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -6,10 +6,10 @@ use super::BundleExportArgs;
 use crate::{
     bundle::{BundleError, Content, ContentKind, contents::in_order, needed},
     cli::{CliError, Result, mirror::selection, output, settings},
-    image::{ImageName, ImageReference, Repository, Version},
+    image::{Digest, ImageName, ImageReference, Repository, Version},
     images::{MissingInput, Selection, find_inputs},
     kernel::KernelTarget,
-    oci::{ImageFacts, is_referrers_tag},
+    oci::{AnyManifest, ImageFacts, is_referrers_tag},
     parts::Parts,
     registry::RegistryLocation,
 };
@@ -97,17 +97,39 @@ async fn published_image(
             continue;
         }
         let Some(manifest) = parts.registry.manifest(&repository, &version).await? else { continue };
+        let content = |tag, digest| Content {
+            kind: ContentKind::Image,
+            repository: image.as_str().to_owned(),
+            tag,
+            digest,
+        };
+        let is_wanted = |facts: &ImageFacts| kernels.iter().any(|kernel| is_for(facts, kernel));
+        let entries = entries(parts, &repository, &manifest.bytes).await?;
+        if let Some((facts, _)) = entries.iter().find(|(facts, _)| is_wanted(facts)) {
+            found.push((facts.clone(), content(Some(tag.clone()), manifest.digest.clone())));
+            // What is said of each image of an index comes along with it.
+            let contents = entries.into_iter().map(|(facts, digest)| (facts, content(None, digest)));
+            found.extend(contents);
+            continue;
+        }
         // What says nothing of a kernel is not farrier's, or not an image.
         let Ok(facts) = ImageFacts::from_manifest(&manifest.bytes) else { continue };
-        if kernels.iter().any(|kernel| is_for(&facts, kernel)) {
-            let content = Content {
-                kind: ContentKind::Image,
-                repository: image.as_str().to_owned(),
-                tag: Some(tag),
-                digest: manifest.digest,
-            };
-            found.push((facts, content));
+        if is_wanted(&facts) {
+            found.push((facts, content(Some(tag), manifest.digest)));
         }
+    }
+    Ok(found)
+}
+
+/// The images of an index, with what they say of themselves; none where it is no index.
+async fn entries(parts: &Parts, repository: &Repository, bytes: &[u8]) -> Result<Vec<(ImageFacts, Digest)>> {
+    let Ok(AnyManifest::Index(index)) = AnyManifest::parse(bytes) else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
+    for entry in index.manifests {
+        let stored = parts.registry.manifest(repository, &Version::Digest(entry.digest)).await?;
+        let facts =
+            stored.and_then(|stored| Some((ImageFacts::from_manifest(&stored.bytes).ok()?, stored.digest)));
+        found.extend(facts);
     }
     Ok(found)
 }

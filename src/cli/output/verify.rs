@@ -6,8 +6,19 @@ use crate::{
     images::VerifyReport,
 };
 
-/// A line for each check, what to do about those that failed, the verdict, and what it does not cover.
+/// A line for each check, what to do about those that failed, the verdict, and what it does not cover; of an index, each of its
+/// images so before it.
 pub fn text(report: &VerifyReport, reference: &ImageReference) -> String {
+    let mut text: String = report.platforms.iter().map(|image| found(image, &image.image)).collect();
+    let named = match reference.version {
+        Version::Tag(_) => format!("{reference}, {}", report.image),
+        Version::Digest(_) => report.image.clone(),
+    };
+    text.push_str(&found(report, &named));
+    text
+}
+
+fn found(report: &VerifyReport, named: &str) -> String {
     let mut text = table(
         ["CHECK", "RESULT", "FOUND"],
         report.checks.iter().map(|check| {
@@ -21,16 +32,12 @@ pub fn text(report: &VerifyReport, reference: &ImageReference) -> String {
             text.extend(["hint (", check.check, "): ", hint, "\n"]);
         }
     }
-    let named = match reference.version {
-        Version::Tag(_) => format!("{reference}, {}", report.image),
-        Version::Digest(_) => report.image.clone(),
-    };
     let verdict = match (report.verified, report.is_in_order()) {
         (true, _) => "verified",
         (false, true) => "in order, but NOT verified",
         (false, false) => "NOT verified",
     };
-    text.extend([named.as_str(), ": ", verdict, "\n"]);
+    text.extend([named, ": ", verdict, "\n"]);
     for what in &report.not_looked_at {
         text.extend(["not looked at: ", what, "\n"]);
     }

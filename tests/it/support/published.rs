@@ -55,7 +55,7 @@ pub fn publish_with(cell: &Value, facts: ImageFacts) -> String {
         env: &BTreeMap::new(),
         labels: &BTreeMap::new(),
         annotations: &facts.to_annotations(),
-        architecture: "amd64",
+        architecture: text(&cell["target"]["arch"]),
     })
     .unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

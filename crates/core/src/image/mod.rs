@@ -25,7 +25,7 @@ pub use need::Need;
 pub use oci::{Digest, ImageReference, ReferenceError, Repository, Tag, Version, mirror_name};
 pub use rollout::{DaemonSetContainer, GitPlace, OperatorResource, RolloutSpec, Strategy, Watch};
 pub use source::{AptSource, PatchSpec, SourceOrigin, SourceSpec};
-pub use tag::{TagError, TagInputs, needs_in, render_tags};
+pub use tag::{TagError, TagInputs, needs_in, render_tags, share_tags};
 pub use version::VersionSpec;
 
 pub use crate::definition::{

@@ -88,6 +88,11 @@ pub(super) fn try_pattern(pattern: &str) -> Result<(), TagError> {
     render_one(&mut Templates::default(), pattern, &values).map(|_| ())
 }
 
+/// May images for several architectures have one tag?
+pub fn share_tags(patterns: &[String]) -> bool {
+    patterns.iter().any(|pattern| !pattern.replace(' ', "").contains("{{arch}}"))
+}
+
 /// The names of needs whose versions a pattern asks for: `mofed` of `{{needs.mofed}}`.
 pub fn needs_in(pattern: &str) -> Vec<&str> {
     let names = pattern.split("needs.").skip(1);

@@ -46,7 +46,7 @@ pub(super) fn decide(
 
     let input_hash = cell.input_hash;
     let is_ours = |found: &&Published| found.is_of(cell);
-    let found = |reference: &ImageReference| observed.published.get(reference);
+    let found = |reference: &ImageReference| observed.image(reference, cell.target.arch);
     let foreign =
         |reference: &ImageReference| Some((reference.clone(), found(reference).filter(|p| !is_ours(p))?));
     let other = cell.references().find_map(foreign);

@@ -177,6 +177,7 @@ impl World {
             exposed: exposes.then(|| Digest::of(format!("{image} {version} {target}").as_bytes())),
             verdict: Some(verdict),
             kernel_release: Some(target.release.to_string()),
+            platforms: BTreeMap::new(),
         };
         for reference in cell.references() {
             self.observed.published.insert(reference.clone(), published.clone());

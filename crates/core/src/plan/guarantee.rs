@@ -25,8 +25,7 @@ pub(super) fn passing(
     name: &ImageReference,
     made_for: MadeFor<'_>,
 ) -> Result<ImageReference, HoldReason> {
-    let Published { digest: _, input_hash, declared_hash: _, exposed: _, verdict, kernel_release } =
-        published;
+    let Published { input_hash, verdict, kernel_release, .. } = published;
     let image = published.pinned(name);
     match made_for {
         MadeFor::Kernel(kernel) if kernel_release.as_deref() != Some(kernel.release.as_str()) => {

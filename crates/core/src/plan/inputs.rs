@@ -91,6 +91,11 @@ impl Observed {
             || self.unreachable.contains_key(reference)
     }
 
+    /// The image for an architecture that is published under a name.
+    pub(super) fn image(&self, reference: &ImageReference, architecture: Architecture) -> Option<&Published> {
+        self.published.get(reference)?.for_architecture(architecture)
+    }
+
     /// What is known of the signatures of an image that is named by digest.
     pub(super) fn signature(&self, image: &ImageReference) -> Option<&SignatureState> {
         let Version::Digest(digest) = &image.version else { return None };
@@ -128,9 +133,18 @@ pub struct Published {
     /// The kernel release that it says it is for.
     #[serde(skip)]
     pub kernel_release: Option<String>,
+    /// The images by architecture, where the name leads to several, or to one of which it is known for which it is. The other fields
+    /// are then those of the name: of an index only its digest.
+    #[serde(skip)]
+    pub platforms: BTreeMap<Architecture, Self>,
 }
 
 impl Published {
+    /// The image for an architecture.
+    pub fn for_architecture(&self, architecture: Architecture) -> Option<&Self> {
+        if self.platforms.is_empty() { Some(self) } else { self.platforms.get(&architecture) }
+    }
+
     /// Is it made from what the definitions say of this cell? What the registry's store had when it was made, or has now,
     /// does not make another image of it: nothing that someone writes there changes what is published.
     pub fn is_of(&self, cell: &Cell) -> bool {

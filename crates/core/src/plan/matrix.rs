@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     image::{Chains, DriverImage, ImageName, ImageReference, Need},
-    kernel::KernelTarget,
+    kernel::{Architecture, KernelTarget},
     template::Templates,
 };
 
@@ -225,25 +225,27 @@ fn calls<'a>(
 
 /// Labels are lossy: two releases can have one tag. Neither may then be published under it, because
 /// whichever came second would be taken for, or replace, the first. A kernel that is only announced gives way
-/// to one that a node runs: an announcement must not take a running node's image away.
+/// to one that a node runs: an announcement must not take a running node's image away. Images for different architectures may
+/// share a tag, which then leads to an index.
 fn collisions(
     made: &[Result<Cell, Outcome>],
     calls: &BTreeMap<&KernelTarget, Call<'_>>,
 ) -> Vec<Option<SkipReason>> {
     let live: Vec<bool> = calls.values().map(Call::is_live).collect();
-    let mut owners: HashMap<&ImageReference, Vec<usize>> = HashMap::new();
-    for (place, cell) in made.iter().enumerate() {
-        for reference in cell.iter().flat_map(Cell::references) {
-            owners.entry(reference).or_default().push(place);
+    let mut owners: HashMap<(&ImageReference, Architecture), Vec<usize>> = HashMap::new();
+    for (place, cell) in
+        made.iter().enumerate().filter_map(|(place, cell)| Some((place, cell.as_ref().ok()?)))
+    {
+        for reference in cell.references() {
+            owners.entry((reference, cell.target.arch)).or_default().push(place);
         }
     }
     let collision = |(place, cell): (usize, &Result<Cell, Outcome>)| {
         let gives_way = |other: &&usize| **other != place && (!live[place] || live[**other]);
-        let (reference, found) = cell
-            .as_ref()
-            .ok()?
+        let cell = cell.as_ref().ok()?;
+        let ((reference, _), found) = cell
             .references()
-            .filter_map(|reference| owners.get_key_value(reference))
+            .filter_map(|reference| owners.get_key_value(&(reference, cell.target.arch)))
             .find(|(_, found)| found.iter().any(|other| gives_way(&other)))?;
         let others = found.iter().filter(gives_way).filter_map(|other| made[*other].as_ref().ok());
         let others = others.map(|other| other.target.to_string()).collect();

@@ -117,10 +117,9 @@ fn lacks(need: &ImageName, why: NeedReason) -> SkipReason {
 
 /// What a cell's image exposes, once it is published with these very inputs.
 fn exposed_by(inputs: &CellInputs<'_>, cell: &Cell) -> Result<Option<CellNeed>, NeedReason> {
-    let Some(found) = inputs.published.get(&cell.reference) else { return Ok(None) };
-    if !found.is_of(cell) {
-        return Ok(None);
-    }
+    let found = inputs.published.get(&cell.reference);
+    let found = found.and_then(|found| found.for_architecture(cell.target.arch));
+    let Some(found) = found.filter(|found| found.is_of(cell)) else { return Ok(None) };
     let Some(exposed) = &found.exposed else {
         return Err(NeedReason::NothingExposed { reference: found.pinned(&cell.reference) });
     };

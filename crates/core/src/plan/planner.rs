@@ -108,7 +108,7 @@ pub fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, Questions> {
 
     let (mut missing_unions, mut signable) = (Vec::new(), Vec::new());
     for union in unions {
-        match inputs.observed.published.get(&union.reference) {
+        match inputs.observed.image(&union.reference, union.architecture) {
             Some(found) if found.input_hash == Some(union.input_hash) => {
                 let reference = found.pinned(&union.reference);
                 signable.push(PlannedSignature { image: union.image, reference });

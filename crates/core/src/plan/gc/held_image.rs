@@ -18,7 +18,7 @@ pub struct HeldImage {
     pub tags: BTreeSet<Tag>,
     /// The kernels that it has modules for; none where it is not farrier's.
     pub kernels: BTreeSet<String>,
-    /// Images in the same repository that it is put together from.
+    /// Images in the same repository that it is put together from; of an index those that it leads to.
     pub members: BTreeSet<Digest>,
     /// The image that it stands on.
     pub base: Option<Digest>,
@@ -38,7 +38,14 @@ impl HeldImage {
             members: BTreeSet::new(),
             base: None,
         };
-        let Ok(AnyManifest::Image(manifest)) = AnyManifest::parse(bytes) else { return image };
+        let manifest = match AnyManifest::parse(bytes) {
+            Ok(AnyManifest::Image(manifest)) => manifest,
+            Ok(AnyManifest::Index(index)) => {
+                image.members = index.manifests.into_iter().map(|entry| entry.digest).collect();
+                return image;
+            }
+            Err(_) => return image,
+        };
         let named = std::iter::once(&manifest.config).chain(&manifest.layers);
         image.blobs.extend(named.map(|blob| (blob.digest.clone(), blob.size)));
         image.base = manifest.annotations.get(annotations::BASE_DIGEST).and_then(|text| text.parse().ok());
@@ -50,6 +57,19 @@ impl HeldImage {
             image.members = facts.members.into_values().collect();
         }
         image
+    }
+
+    /// Is it an index whose images have not been looked at?
+    pub fn is_index(&self) -> bool {
+        self.kernels.is_empty() && !self.members.is_empty()
+    }
+
+    /// An index has the kernels of its images, where all of them are farrier's; else it stays.
+    pub fn lead_to(&mut self, images: &[Self]) {
+        let found = || images.iter().filter(|image| self.members.contains(&image.digest));
+        if found().count() == self.members.len() && found().all(|image| !image.kernels.is_empty()) {
+            self.kernels = found().flat_map(|image| image.kernels.iter().cloned()).collect();
+        }
     }
 
     /// The name that people know it by: its first tag, else its digest.

@@ -1,12 +1,13 @@
-//! Pure: the strategies `image`, `file` and `git`: one image for a DaemonSet whose nodes share one kernel.
+//! Pure: the strategies `image`, `file` and `git`: one image for a DaemonSet whose nodes share one kernel, or one tag for several
+//! architectures.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
 use super::{
-    Change, Context, DaemonSetChange, DaemonSetFacts, Decided, HoldReason, NodeGroup, Record,
-    RolloutDecision, RolloutTarget,
+    Change, Context, DaemonSetChange, DaemonSetFacts, Decided, HoldReason, Record, RolloutDecision,
+    RolloutTarget,
     daemon_set::{Named, named},
     field::{self, Field, Step},
     no_image,
@@ -17,20 +18,56 @@ use super::{
 use crate::{
     image::ImageReference,
     kernel::KernelTarget,
-    plan::{ClusterSnapshot, Container, LiveDaemonSet, PER_KERNEL_ANNOTATION, Seen, outcome::State},
+    plan::{
+        ClusterSnapshot, Container, LiveDaemonSet, PER_KERNEL_ANNOTATION, Published, Seen, outcome::State,
+    },
 };
 
 /// Decides one target.
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
     let Named { daemon_set, container: Container { name, .. } } = named(context.inputs, target)?;
-    let kernel = common_kernel(daemon_set, context.groups)?;
-    match context.cells.state(context.image, kernel) {
-        State::Absent(absence) => Err(no_image(kernel, absence.why)),
-        State::Building(cell) => Ok(RolloutDecision::Pending { on: cell.reference.clone() }.into()),
-        State::Published(cell, published) => {
-            set_image(context, daemon_set, name, context.passing(cell, published)?)
+    let kernels = Reached::by(daemon_set, context.groups)?.known()?;
+    let shared = common_tag(context, &kernels)?;
+    let mut image = None;
+    for kernel in kernels.keys() {
+        match context.cells.state(context.image, kernel) {
+            State::Absent(absence) => return Err(no_image(kernel, absence.why)),
+            State::Building(cell) => {
+                return Ok(RolloutDecision::Pending { on: cell.reference.clone() }.into());
+            }
+            State::Published(cell, published) => image = Some(context.passing(cell, published)?),
         }
     }
+    if let Some(tag) = shared {
+        let index = context.inputs.observed.published.get(tag);
+        let leads_to =
+            |index: &&Published| kernels.keys().all(|kernel| index.platforms.contains_key(&kernel.arch));
+        let Some(index) = index.filter(leads_to) else {
+            return Ok(RolloutDecision::Pending { on: tag.clone() }.into());
+        };
+        image = Some(index.pinned(tag));
+    }
+    set_image(context, daemon_set, name, image.ok_or(HoldReason::NoNodes)?)
+}
+
+/// The tag of the images for all these kernels, where they are for different architectures; `None` for a single kernel.
+fn common_tag<'a>(
+    context: &Context<'a>,
+    kernels: &BTreeMap<&'a KernelTarget, usize>,
+) -> Result<Option<&'a ImageReference>, HoldReason> {
+    if kernels.len() < 2 {
+        return Ok(None);
+    }
+    let tag =
+        |kernel: &&KernelTarget| Some(&context.cells.get(context.image, kernel)?.outcome.cell()?.reference);
+    let mut tags = kernels.keys().map(tag);
+    let first = tags.next().flatten();
+    if first.is_some() && tags.all(|tag| tag == first) {
+        return Ok(first);
+    }
+    Err(HoldReason::MixedKernels {
+        kernels: kernels.iter().map(|(kernel, nodes)| (kernel.to_string(), *nodes)).collect(),
+    })
 }
 
 /// Sets one container of a DaemonSet to an image of which it has been decided that it may be set. In a live cluster
@@ -131,20 +168,6 @@ fn how_pods_do(
             progress(own, container, image, record.at, Limits::of(watch, live), context.inputs.now)
         }
         _ => Progress::Waiting,
-    }
-}
-
-/// The one kernel that every reached node runs.
-fn common_kernel<'a>(
-    daemon_set: &DaemonSetFacts,
-    groups: &'a [NodeGroup<'a>],
-) -> Result<&'a KernelTarget, HoldReason> {
-    let kernels = Reached::by(daemon_set, groups)?.known()?;
-    match kernels.first_key_value() {
-        Some((kernel, _)) if kernels.len() == 1 => Ok(kernel),
-        _ => Err(HoldReason::MixedKernels {
-            kernels: kernels.iter().map(|(kernel, nodes)| (kernel.to_string(), *nodes)).collect(),
-        }),
     }
 }
 

@@ -197,7 +197,7 @@ fn wish<'a>(
 
 /// Does this name of the image lead to it already?
 pub(super) fn is_published(context: &Context<'_>, cell: &Cell, name: &ImageReference) -> bool {
-    let found = context.inputs.observed.published.get(name);
+    let found = context.inputs.observed.image(name, cell.target.arch);
     found.is_some_and(|found| found.is_of(cell))
 }
 

@@ -64,7 +64,7 @@ pub(super) fn decide(
 /// Sets the union image, once it is published.
 fn set(context: &Context<'_>, wanted: &Wanted<'_>, union: &PlannedUnion) -> Result<Decided, HoldReason> {
     let Wanted { found, live, container, image: _, left } = wanted;
-    let Some(published) = context.inputs.observed.published.get(&union.reference) else {
+    let Some(published) = context.inputs.observed.image(&union.reference, union.architecture) else {
         return Ok(RolloutDecision::Pending { on: union.reference.clone() }.into());
     };
     let made_for = MadeFor::Members(union.input_hash);

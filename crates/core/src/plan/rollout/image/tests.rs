@@ -8,9 +8,10 @@ use proptest::{
 
 use super::*;
 use crate::{
+    image::Digest,
     kmod::Verdict,
     plan::{
-        Container, RECORD_ANNOTATION,
+        Container, Phase, RECORD_ANNOTATION,
         fixtures::{K47, World, name},
         rollout::RecordState,
     },
@@ -428,4 +429,39 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn nodes_of_two_architectures_get_the_index_of_their_common_tag() {
+    let mut world = World::live(&[K47, K47]);
+    world.image("mft").spec.tags = vec!["{{version}}-{{kernel_label}}".to_owned()];
+    world.snapshot.nodes[1].architecture = "arm64".to_owned();
+    world.snapshot.nodes[1].labels.insert("kubernetes.io/arch".to_owned(), "arm64".to_owned());
+    let cells = world.cells();
+    let [amd64, arm64] = cells.as_slice() else { panic!("{cells:?}") };
+    assert_eq!(amd64.reference, arm64.reference);
+    // The first alone, of which it is known for which architecture it is: the second is built, and is in nobody's way.
+    world.publish_cell(amd64, Verdict::Loads);
+    let mut found = world.observed.published[&amd64.reference].clone();
+    found.platforms = [(amd64.target.arch, found.clone())].into();
+    world.observed.published.insert(amd64.reference.clone(), found.clone());
+    let plan = world.plan();
+    let phases: Vec<Phase> = plan.cells.iter().map(|cell| cell.outcome.phase()).collect();
+    assert_eq!(phases, [Phase::Published, Phase::Missing]);
+    assert!(matches!(&plan.rollouts[0].decision, RolloutDecision::Pending { on } if *on == arm64.reference));
+
+    world.publish_cell(arm64, Verdict::Loads);
+    let second = world.observed.published[&arm64.reference].clone();
+    found.platforms.insert(arm64.target.arch, second);
+    found.digest = Digest::of(b"index");
+    found.input_hash = None;
+    world.observed.published.insert(arm64.reference.clone(), found);
+    let index = rewrites(&mut world);
+    assert!(index.ends_with(&format!("@{}", Digest::of(b"index"))), "{index}");
+
+    let one =
+        world.observed.published.get_mut(&arm64.reference).unwrap().platforms.values_mut().next().unwrap();
+    one.verdict = Some(Verdict::Refused);
+    let (why, _) = held(&mut world);
+    assert!(matches!(why, HoldReason::NotPassed { .. }), "{why:?}");
 }

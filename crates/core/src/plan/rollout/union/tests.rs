@@ -50,6 +50,7 @@ fn publish_union(world: &mut World) {
             exposed: None,
             verdict: Some(Verdict::Loads),
             kernel_release: None,
+            platforms: BTreeMap::new(),
         };
         let members: BTreeMap<String, Digest> =
             union.members.iter().map(|m| (m.kernel.to_string(), m.digest.clone())).collect();

@@ -1,0 +1,180 @@
+//! One tag for two architectures in Debian's docker-registry: the index grows by each image, and all that goes by tags follows it.
+use std::fs;
+
+use farrier::{
+    image::{ImageReference, Version},
+    kmod::Verdict,
+    oci::{Descriptor, ImageIndex, ImageManifest, media_type},
+    registry::{Registry, RegistryOptions, RemoteRegistry},
+};
+use serde_json::{Value, json};
+
+use crate::support::{
+    published::publish,
+    registry_process::Wants,
+    site::{Run, Site, skopeo},
+};
+
+/// A release that is the same for both architectures, as Ubuntu's are.
+const KERNEL: &str = "6.8.0-45-generic";
+const TAG: &str = "hello:1.0-6.8.0-45-generic";
+
+/// A DaemonSet over a node of each architecture.
+fn site() -> Site {
+    let site = Site::with_registry(Wants { deletion: true, ..Wants::default() });
+    site.edit(
+        "images/hello.yaml",
+        "  template: kbuild\n",
+        "  template: kbuild\n  tags: ['{{version}}-{{kernel_label}}', '{{version}}-{{kernel_label}}-{{arch}}']\n",
+    );
+    site.define(
+        "kernels/05-shared.yaml",
+        "apiVersion: farrier.dev/v1alpha1\nkind: KernelFamily\nmetadata: {name: shared}\nspec:\n  match: {release: '.*-generic'}\n  \
+         headers: {tarball: {path: 'headers/{{release}}'}}\n  toolchain: {bootstrap: {suite: bookworm, include: [gcc-12, make]}}\n",
+    );
+    for (file, text) in [
+        ("Makefile", String::new()),
+        (".config", "CONFIG_64BIT=y\nCONFIG_MODULES=y\n".to_owned()),
+        ("include/generated/utsrelease.h", format!("#define UTS_RELEASE \"{KERNEL}\"\n")),
+    ] {
+        site.define(&format!("headers/{KERNEL}/{file}"), &text);
+    }
+    site.canary(KERNEL);
+    let node = fs::read_to_string(site.cluster().join("edge-2.yaml")).unwrap();
+    let node = node.replace("amd64", "arm64").replace("edge-2", "edge-3");
+    fs::write(site.cluster().join("edge-3.yaml"), node).unwrap();
+    site
+}
+
+/// The cells of both architectures, as they are planned.
+fn cells(site: &Site) -> [Value; 2] {
+    let plan = site.farrier(&["plan", "-o", "json"]).json();
+    let builds = plan["builds"].as_array().unwrap();
+    ["amd64", "arm64"].map(|arch| {
+        let cell = builds.iter().map(|build| &build["cell"]).find(|cell| cell["target"]["arch"] == arch);
+        cell.unwrap_or_else(|| panic!("no build for {arch}: {plan}")).clone()
+    })
+}
+
+fn digest(image: &str) -> &str {
+    image.split_once('@').unwrap().1
+}
+
+/// Both are published: amd64 first, under the common tag; arm64 under its own alone. A pass puts it beside the other.
+fn shared(site: &Site) -> [String; 2] {
+    let [amd64, mut arm64] = cells(site);
+    let first = publish(&amd64, Verdict::Loads);
+    assert_eq!(site.inspect_raw(TAG)["config"]["mediaType"], "application/vnd.oci.image.config.v1+json");
+    assert_eq!(amd64["reference"], arm64["reference"]);
+    arm64["reference"] = arm64["further"][0].clone();
+    let second = publish(&arm64, Verdict::Loads);
+    site.run_once().exits(0);
+    site.run_once().exits(0);
+    [first, second]
+}
+
+#[test]
+fn a_pass_adds_an_image_to_the_tag_and_rolls_the_index_out() {
+    let site = site();
+    let images = shared(&site);
+    let index = site.inspect_raw(TAG);
+    assert_eq!(index["mediaType"], "application/vnd.oci.image.index.v1+json");
+    let entries: Vec<(&str, &str)> = index["manifests"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| (entry["platform"]["architecture"].as_str().unwrap(), entry["digest"].as_str().unwrap()))
+        .collect();
+    assert_eq!(entries, [("amd64", digest(&images[0])), ("arm64", digest(&images[1]))]);
+    let set = site.image();
+    assert_eq!(site.inspect_raw(&set[set.rfind("hello@").unwrap()..]), index, "{set}");
+
+    let (puts, run) = (site.registry.requests("PUT"), site.run_once().exits(0));
+    assert_eq!((site.image(), site.registry.requests("PUT")), (set, puts), "{run}");
+    let verified = site.farrier(&["verify", "--insecure-no-signature", TAG, "-o", "json"]).json();
+    let found: Vec<(&str, &str)> = verified["platforms"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|image| {
+            (digest(image["image"].as_str().unwrap()), image["checks"][1]["result"].as_str().unwrap())
+        })
+        .collect();
+    assert_eq!(found, [(digest(&images[0]), "ok"), (digest(&images[1]), "ok")], "{verified}");
+}
+
+#[test]
+fn another_architecture_keeps_the_rollout_waiting_and_is_no_conflict() {
+    let site = site();
+    publish(&cells(&site)[0], Verdict::Loads);
+    let plan = site.farrier(&["plan", "-o", "json"]).json();
+    assert_eq!(plan["conflicts"], json!([]));
+    assert_eq!(plan["builds"].as_array().unwrap().len(), 1, "{plan}");
+    assert_eq!(plan["builds"][0]["cell"]["target"]["arch"], "arm64");
+    assert_eq!(plan["rollouts"][0]["decision"]["action"], "pending", "{}", plan["rollouts"]);
+}
+
+/// Replaces the first image of the index by one without farrier's notes.
+fn put_a_stranger_in(ImageReference { repository, version }: &ImageReference) {
+    let registry = RemoteRegistry::new("registry".to_owned(), &RegistryOptions::default());
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let stored = registry.manifest(repository, version).await.unwrap().unwrap();
+        let mut index = ImageIndex::parse(&stored.bytes).unwrap();
+        let entry = &mut index.manifests[0];
+        let own = Version::Digest(entry.digest.clone());
+        let image = registry.manifest(repository, &own).await.unwrap().unwrap();
+        let mut image = ImageManifest::parse(&image.bytes).unwrap();
+        image.annotations.clear();
+        let bytes = image.to_bytes().unwrap();
+        let foreign = Descriptor {
+            platform: entry.platform.clone(),
+            ..Descriptor::of(media_type::OCI_MANIFEST, &bytes)
+        };
+        let by_digest = Version::Digest(foreign.digest.clone());
+        registry.push_manifest(repository, &by_digest, media_type::OCI_MANIFEST, &bytes).await.unwrap();
+        *entry = foreign;
+        let bytes = index.to_bytes().unwrap();
+        registry.push_manifest(repository, version, media_type::OCI_INDEX, &bytes).await.unwrap();
+    });
+}
+
+#[test]
+fn an_index_of_others_is_a_conflict() {
+    let site = site();
+    shared(&site);
+    put_a_stranger_in(&format!("{}/{TAG}", site.location).parse().unwrap());
+    let plan = site.farrier(&["plan", "-o", "json"]).json();
+    assert_eq!(plan["conflicts"].as_array().unwrap().len(), 2, "{plan}");
+}
+
+#[test]
+fn bundles_carry_the_index_and_the_clean_up_takes_it_away() {
+    let site = site();
+    let images = shared(&site);
+    let (index, there) = (site.inspect_raw(TAG), |site: &Site, image: &str| {
+        let reference = format!("docker://{image}");
+        skopeo(&["inspect", "--raw", "--tls-verify=false", &reference]).status.success()
+    });
+    let file = site.path("site.bundle").display().to_string();
+    let target = ["--kernel", KERNEL, "--os", "debian", "--os-version", "12", "--arch", "amd64"];
+    let words =
+        [&["bundle", "export", "--incomplete", "--image", "hello", "--to", &file], &target[..]].concat();
+    site.farrier(&words).exits(0);
+    let other = Site::new();
+    other.farrier(&["bundle", "import", "--insecure-no-signature", &file]).exits(0);
+    assert_eq!(other.inspect_raw(TAG), index);
+
+    let gc = |site: &Site, words: &[&str]| -> Run {
+        site.farrier(&[&["gc", "--keep-days", "0", "-o", "json"], words].concat()).exits(0)
+    };
+    assert_eq!(gc(&site, &["--delete"]).json()["images"], json!([]));
+    assert!(images.iter().all(|image| there(&site, image)));
+    // Neither node runs that kernel any more, and nothing names the image.
+    for node in ["edge-2.yaml", "edge-3.yaml", "daemonset.yaml"] {
+        fs::remove_file(site.cluster().join(node)).unwrap();
+    }
+    let gone = gc(&site, &["--delete"]).json();
+    assert_eq!(gone["images"].as_array().unwrap().len(), 3, "{gone}");
+    assert!(images.iter().all(|image| !there(&site, image)));
+    assert_eq!(site.tags("hello"), [""; 0]);
+}
