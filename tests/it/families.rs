@@ -5,12 +5,15 @@ use std::{fs, path::Path, process::Command};
 use farrier::{
     cache::Cache,
     definitions,
-    inputs::{FetchOptions, Fetcher},
-    kernel::{Architecture, HeaderSource, KernelFamily, KernelRelease, KernelTarget, debian_version},
+    inputs::{FetchOptions, Fetcher, HeaderLookup, PackageRoot},
+    kernel::{
+        Architecture, HeaderSource, KernelFamily, KernelRelease, KernelTarget, Toolchain, debian_version,
+    },
 };
 use serde_json::json;
 
 use crate::support::{
+    docker::docker,
     kernels::shared_cache,
     packages::run,
     site::{Run, Site, skopeo},
@@ -162,6 +165,64 @@ async fn modules_with_and_without_type_information() {
         digests.push(with["digest"].clone());
     }
     assert_eq!(digests[0], digests[1]);
+}
+
+/// A kernel that its users compiled from CentOS 7's sources, with a toolchain that is an image. Its tree is Debian's under that name: neither
+/// CentOS 7's sources nor its gcc 4.8 can be had from Debian.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recompiled_kernel_of_centos_7() {
+    let release = "3.10.0-1160.45.1.el7.custom.x86_64";
+    let (debian, standing_in) = (family("debian-12"), newest("debian-12").await);
+    let fetcher = Fetcher::new(Cache::open(shared_cache()).unwrap(), FetchOptions::default());
+    let root = definitions::load(None).unwrap().root;
+    let HeaderLookup::Found(headers) =
+        fetcher.headers().find(&debian.spec.headers, &root, &standing_in).await.unwrap()
+    else {
+        panic!("no headers of {standing_in}")
+    };
+    let site = Site::new();
+    fs::remove_dir_all(site.definitions()).unwrap();
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("images/mstflint.yaml");
+    site.define("images/mstflint.yaml", &fs::read_to_string(shipped).unwrap());
+    let tree = site.definitions().join("headers").join(release);
+    fs::create_dir_all(&tree).unwrap();
+    run(Command::new("cp").arg("-a").arg(headers.root.join(".")).arg(&tree));
+    let known = standing_in.release.as_str();
+    fs::rename(tree.join("usr/lib/modules").join(known), tree.join("usr/lib/modules").join(release)).unwrap();
+    for file in ["config/kernel.release", "generated/utsrelease.h"] {
+        let file = tree.join(format!("usr/src/linux-headers-{known}/include/{file}"));
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(text.contains(known), "{text}");
+        fs::write(file, text.replace(known, release)).unwrap();
+    }
+
+    let Toolchain::Bootstrap(spec) = &debian.spec.toolchain else { panic!("no bootstrap") };
+    let toolchain = PackageRoot::Toolchain(spec.clone());
+    let made = fetcher.root_fs().bootstrap(&toolchain, Architecture::Amd64).await.unwrap();
+    let image = format!("{}/centos-7-gcc:4.8", site.location);
+    docker(&["import", made.layer.to_str().unwrap(), &image]);
+    docker(&["push", &image]);
+    docker(&["rmi", &image]);
+    let family = format!(
+        "apiVersion: farrier.dev/v1alpha1\nkind: KernelFamily\nmetadata: {{name: centos-7}}\nspec:\n  \
+         match: {{os: centos, osVersion: '7', release: '3\\.10\\.0-.*'}}\n  headers: {{tarball: {{path: 'headers/{{{{release}}}}'}}}}\n  \
+         toolchain: {{image: '{image}'}}\n"
+    );
+    site.define("kernels/05-centos-7.yaml", &family);
+
+    let centos = KernelTarget {
+        os: "centos".parse().unwrap(),
+        os_version: "7".parse().unwrap(),
+        release: release.parse().unwrap(),
+        arch: Architecture::Amd64,
+    };
+    let built = build(&site, "mstflint", &centos).exits(0);
+    assert_eq!(built.json()["outcome"], "built", "{built}");
+    let tags = site.tags("mstflint");
+    let [published] = &tags[..] else { panic!("{tags:?}") };
+    assert!(published.ends_with(&format!("-{release}-centos7-amd64")), "{published}");
+    let described = site.inspect_raw(&format!("mstflint:{published}"));
+    assert_eq!(described["annotations"]["farrier.dev/kernel-release"], release);
 }
 
 /// The sections of type information in the published module.
