@@ -265,7 +265,9 @@ async fn add_entries(parts: &Parts, repository: &Repository, images: &mut Vec<He
         );
     }
     let (mut indexes, mut single): (Vec<_>, Vec<_>) = images.drain(..).partition(HeldImage::is_index);
-    indexes.iter_mut().for_each(|index| index.lead_to(&single));
+    for index in &mut indexes {
+        index.lead_to(&single);
+    }
     images.append(&mut indexes);
     images.append(&mut single);
     Ok(())

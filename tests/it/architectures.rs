@@ -9,6 +9,7 @@ use farrier::{
 };
 use serde_json::{Value, json};
 
+use crate::signatures::{P256, SIGNING, key, site_yaml};
 use crate::support::{
     published::publish,
     registry_process::Wants,
@@ -148,10 +149,22 @@ fn an_index_of_others_is_a_conflict() {
 }
 
 #[test]
+fn an_index_is_signed_where_the_site_signs() {
+    let site = site();
+    key(&site, "site", P256);
+    site_yaml(&site, SIGNING);
+    shared(&site);
+    let set = site.image();
+    let signature = site.inspect_raw(&format!("hello:{}.sig", digest(&set).replace(':', "-")));
+    let payload = &signature["layers"][0];
+    assert_eq!(payload["mediaType"], "application/vnd.dev.cosign.simplesigning.v1+json", "{signature}");
+}
+
+#[test]
 fn bundles_carry_the_index_and_the_clean_up_takes_it_away() {
     let site = site();
     let images = shared(&site);
-    let (index, there) = (site.inspect_raw(TAG), |site: &Site, image: &str| {
+    let (index, there) = (site.inspect_raw(TAG), |image: &str| {
         let reference = format!("docker://{image}");
         skopeo(&["inspect", "--raw", "--tls-verify=false", &reference]).status.success()
     });
@@ -168,13 +181,13 @@ fn bundles_carry_the_index_and_the_clean_up_takes_it_away() {
         site.farrier(&[&["gc", "--keep-days", "0", "-o", "json"], words].concat()).exits(0)
     };
     assert_eq!(gc(&site, &["--delete"]).json()["images"], json!([]));
-    assert!(images.iter().all(|image| there(&site, image)));
+    assert!(images.iter().all(|image| there(image)));
     // Neither node runs that kernel any more, and nothing names the image.
     for node in ["edge-2.yaml", "edge-3.yaml", "daemonset.yaml"] {
         fs::remove_file(site.cluster().join(node)).unwrap();
     }
     let gone = gc(&site, &["--delete"]).json();
     assert_eq!(gone["images"].as_array().unwrap().len(), 3, "{gone}");
-    assert!(images.iter().all(|image| !there(&site, image)));
+    assert!(images.iter().all(|image| !there(image)));
     assert_eq!(site.tags("hello"), [""; 0]);
 }
