@@ -189,12 +189,11 @@ async fn a_recompiled_kernel_of_centos_7() {
     run(Command::new("cp").arg("-a").arg(headers.root.join(".")).arg(&tree));
     let known = standing_in.release.as_str();
     fs::rename(tree.join("usr/lib/modules").join(known), tree.join("usr/lib/modules").join(release)).unwrap();
-    for file in ["config/kernel.release", "generated/utsrelease.h"] {
-        let file = tree.join(format!("usr/src/linux-headers-{known}/include/{file}"));
-        let text = fs::read_to_string(&file).unwrap();
-        assert!(text.contains(known), "{text}");
-        fs::write(file, text.replace(known, release)).unwrap();
-    }
+    let include = tree.join(format!("usr/src/linux-headers-{known}/include"));
+    let utsrelease = fs::read_to_string(include.join("generated/utsrelease.h")).unwrap();
+    assert!(utsrelease.contains(known), "{utsrelease}");
+    fs::write(include.join("generated/utsrelease.h"), utsrelease.replace(known, release)).unwrap();
+    fs::write(include.join("config/kernel.release"), format!("{release}\n")).unwrap();
 
     let Toolchain::Bootstrap(spec) = &debian.spec.toolchain else { panic!("no bootstrap") };
     let toolchain = PackageRoot::Toolchain(spec.clone());
