@@ -94,8 +94,11 @@ impl Fleet {
         Self {
             resolved: Resolved {
                 images: images_resolved,
-                toolchains: [((family.metadata.name.clone(), Vec::new()), Ok("toolchain-1".to_owned()))]
-                    .into(),
+                toolchains: [(
+                    (family.metadata.name.clone(), Vec::new(), None),
+                    Ok("toolchain-1".to_owned()),
+                )]
+                .into(),
                 ..Resolved::default()
             },
             definitions: Definitions {

@@ -28,6 +28,7 @@ record() { echo "{\"metadata\":{\"annotations\":{\"farrier.dev/record\":$(jq -n 
 wait=30 refused "a label of others on a node" "only labels below farrier.dev/" patch node "$node" '{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}'
 refused "an annotation of others" "only annotations below farrier.dev/" patch node "$node" '{"metadata":{"annotations":{"x.example/y":"1"}}}'
 refused "a taint" "nothing of a node but labels and annotations" patch node "$node" '{"spec":{"taints":null}}'
+refused "a cordon, where farrier does not drain" "its cordon where it may drain" patch node "$node" '{"spec":{"unschedulable":true}}'
 allowed "farrier's own marks" patch node "$node" '{"metadata":{"labels":{"farrier.dev/ready-for":"k"},"annotations":{"farrier.dev/ready-for":"k"}}}'
 
 wait=30 refused "another registry's image" "images of its own registry" patch ds solo "$(container evil.example/root@sha256:0)"

@@ -202,10 +202,13 @@ YAML
     kubectl kustomize "$here/kustomize/$1"
 }
 
+# Components of deploy/kustomize that a scenario takes; it then installs anew.
+components=''
+
 # All of deploy/kustomize/base under names of this scenario, without pods: farrier runs here, as that ServiceAccount, which may
 # write in the namespace of the drivers, and have builds in that of builds.
 install_farrier() {
-    local relative
+    local relative component
     account="farrier-$run-$scenario"
     mkdir -p "$here/kustomize"
     relative="$(realpath --relative-to "$(realpath "$here/kustomize")" "$root/deploy/kustomize")"
@@ -216,6 +219,7 @@ namespace: $ns
 nameSuffix: -$run-$scenario
 labels: [{pairs: {$run_label: $run}}]
 resources: [$relative/base]
+components: [$(for component in $components; do printf '%s, ' "$relative/components/$component"; done)]
 replicas: [{name: farrier, count: 0}]
 patches:
   - target: {kind: ValidatingAdmissionPolicy}
@@ -224,7 +228,10 @@ patches:
       - {op: replace, path: /spec/variables/0/expression, value: "['$registry/']"}
 YAML
     # The CRD is there, and was not changed for this scenario.
-    { kubectl kustomize "$here/kustomize" && part rollout "$drivers" && part builds "$builds"; } > "$here/objects.yaml"
+    {
+        kubectl kustomize "$here/kustomize" && part rollout "$drivers" && part builds "$builds" &&
+            { [ -z "$components" ] || part checks "$drivers"; }
+    } > "$here/objects.yaml"
     awk 'BEGIN { RS = "---\n"; ORS = "---\n" } !/kind: CustomResourceDefinition/' "$here/objects.yaml" |
         k apply --server-side -f - > /dev/null
     k config view --raw --minify --flatten > "$here/kubeconfig"

@@ -11,8 +11,9 @@ use crate::{
 /// imported since.
 pub(super) async fn fetch(job: &Job<'_>) -> Result<HeaderSet> {
     job.stage(Stage::Headers);
-    let (parts, source) = (job.parts, &job.family.spec.headers);
-    let look = || parts.fetcher.headers().find(source, &parts.definitions.root, &job.cell.target);
+    let (parts, target) = (job.parts, &job.cell.target);
+    let source = job.family.spec.headers_for(target, &job.cell.system);
+    let look = || parts.fetcher.headers().find(&source, &parts.definitions.root, target);
     match parts.retry("fetch headers", look).await? {
         HeaderLookup::Found(headers) => {
             let planned = &job.cell.fetched;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     image::{Definitions, Digest, DriverImage, ImageName, RuntimeBase, SourceSpec, Tag},
-    kernel::{KernelFamily, KernelTarget, Toolchain, match_family},
+    kernel::{KernelFamily, KernelTarget, Toolchain, UNKNOWN_SYSTEM, match_family},
     store::InputKind,
 };
 
@@ -144,15 +144,20 @@ impl<'a> Needed<'a> {
         kernels.filter(|kernel| image.spec.range_without(kernel).is_none())
     }
 
-    /// Images of other registries: what definitions name as toolchain or base.
-    pub fn foreign(&self) -> BTreeSet<&'a str> {
-        let Self { images: _, sources: _, bases, families, kernels: _, strangers: _ } = self;
-        let toolchains = families.iter().filter_map(|family| match &family.spec.toolchain {
-            Toolchain::Image(reference) => Some(reference.as_str()),
+    /// Images of other registries: what definitions name as toolchain or base. Those with headers are not among them: the
+    /// header sets are kept.
+    pub fn foreign(&self) -> BTreeSet<String> {
+        let Self { images: _, sources: _, bases, families: _, kernels, strangers: _ } = self;
+        let toolchains = kernels.iter().filter_map(|(kernel, family)| match &family.spec.toolchain {
+            // One that cannot be named is told when it is to be copied.
+            Toolchain::Image(image) => {
+                let named = family.spec.image_for(image, kernel, &UNKNOWN_SYSTEM);
+                Some(named.map_or_else(|_| image.to_string(), |named| named.to_string()))
+            }
             Toolchain::Bootstrap(_) => None,
         });
         let bases = bases.iter().filter_map(|(_, base)| match base {
-            RuntimeBase::Image(reference) => Some(reference.as_str()),
+            RuntimeBase::Image(reference) => Some(reference.to_string()),
             _ => None,
         });
         toolchains.chain(bases).collect()
@@ -212,7 +217,7 @@ mod tests {
         // The same source of two images is one.
         assert_eq!(needed.sources.len(), 1);
         assert_eq!((needed.families.len(), needed.kernels.len(), needed.strangers.len()), (1, 1, 1));
-        assert_eq!(needed.foreign(), BTreeSet::from(["debian:12"]));
+        assert_eq!(needed.foreign(), BTreeSet::from(["debian:12".to_owned()]));
     }
 
     #[test]

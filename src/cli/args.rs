@@ -48,6 +48,9 @@ pub struct Global {
     /// Colours; auto: on a terminal, unless NO_COLOR or CLICOLOR_FORCE is set
     #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto, value_name = "WHEN")]
     pub color: ColorChoice,
+    /// Print results that are longer than the terminal without a pager (FARRIER_PAGER, PAGER, else less)
+    #[arg(long, global = true)]
+    pub no_pager: bool,
     /// More log lines (-v: debug, -vv: trace)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
@@ -143,6 +146,16 @@ pub struct PlatformArgs {
     /// Architecture, amd64 or arm64 [default: this machine's]
     #[arg(long, value_name = "ARCH")]
     pub arch: Option<String>,
+}
+
+/// What may be done on the page of the fleet.
+#[derive(Debug, Args)]
+pub struct PageArgs {
+    /// Let people retry, prebuild, pause, resume and put back on the page: who reaches a --listen address of the loopback device,
+    /// and who sends a bearer token that the cluster accepts and whose user it allows the write
+    #[arg(long, env = vars::FARRIER_PAGE_ACTIONS, hide_env_values = true,
+          value_parser = clap::builder::FalseyValueParser::new())]
+    pub page_actions: bool,
 }
 
 /// How much is built at once.

@@ -26,6 +26,7 @@ use super::{
     run::RunArgs,
     schema::SchemaArgs,
     ui::UiArgs,
+    upgrade::UpgradeCommand,
     verify::VerifyArgs,
     why::WhyArgs,
 };
@@ -91,6 +92,9 @@ pub enum Command {
     Why(WhyArgs),
     /// Put back what was there before farrier's rewrites
     Rollback(RollbackArgs),
+    /// Upgrades in order (`upgrade` of a rollout): show the plan, pause, go on, give up
+    #[command(subcommand)]
+    Upgrade(UpgradeCommand),
     /// Remove published images for kernels that no node has any more; without --delete only say which
     Gc(GcArgs),
     /// Look at this machine, the registry and the cluster for what farrier would lack there, and say what to do about it
@@ -113,12 +117,17 @@ pub enum Command {
 }
 
 impl Command {
+    /// Does it print results until it is stopped?
+    pub fn goes_on(&self) -> bool {
+        matches!(self, Self::Ui(_)) || matches!(self, Self::Status(args) if args.watch)
+    }
+
     /// `--cluster`, where the command has it.
     pub fn cluster(&self) -> Option<&str> {
         match self {
             Self::Plan(args) => Some(&args.plan.cluster.cluster),
             Self::Status(args) => Some(&args.plan.cluster.cluster),
-            Self::Ui(args) => Some(&args.plan.cluster.cluster),
+            Self::Ui(args) => args.cluster.as_deref(),
             Self::Why(args) => Some(&args.plan.cluster.cluster),
             Self::Retry(args) => Some(&args.plan.cluster.cluster),
             Self::Doctor(args) => args.cluster.as_deref(),
@@ -127,6 +136,7 @@ impl Command {
             Self::Preflight(args) => Some(&args.cluster.cluster),
             Self::Run(args) => Some(&args.cluster.cluster),
             Self::Rollback(args) => Some(&args.cluster),
+            Self::Upgrade(command) => Some(command.cluster()),
             Self::Gc(args) => Some(&args.cluster.cluster),
             _ => None,
         }

@@ -198,6 +198,12 @@ impl Visit {
         for why in snapshot.unseen.values() {
             self.missing("cluster", why.clone(), "");
         }
+        for (stream, found) in &snapshot.image_streams {
+            match found {
+                Ok(tags) => self.note("image stream", Ok(format!("{stream}: {} tags", tags.len()))),
+                Err(why) => self.missing("image stream", why.clone(), ""),
+            }
+        }
         if let Some(kube) = kube {
             let rollouts = parts.definitions.images.values().flat_map(|image| &image.spec.rollout);
             self.rights(

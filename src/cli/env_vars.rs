@@ -35,6 +35,8 @@ pub const FARRIER_RUNNER: &str = "FARRIER_RUNNER";
 pub const FARRIER_LISTEN: &str = "FARRIER_LISTEN";
 /// `--collect-keys`: the directory with a key for each kernel whose headers nodes may send.
 pub const FARRIER_COLLECT_KEYS: &str = "FARRIER_COLLECT_KEYS";
+/// `--page-actions`: may people act on the page? Anything but nothing, `0`, `false`, `no` and `off` means yes.
+pub const FARRIER_PAGE_ACTIONS: &str = "FARRIER_PAGE_ACTIONS";
 /// `--instance`: this farrier's name, where a cluster has several.
 pub const FARRIER_INSTANCE: &str = "FARRIER_INSTANCE";
 /// The filter for log lines, in tracing-subscriber's form (`farrier=debug`).
@@ -97,6 +99,16 @@ pub fn colours() -> Option<bool> {
         return Some(false);
     }
     set("CLICOLOR_FORCE").filter(|value| value != "0").map(|_| true)
+}
+
+/// The pager of long results: `$FARRIER_PAGER`, else `$PAGER`. Where neither is set it is less.
+pub fn pager() -> Option<String> {
+    ["FARRIER_PAGER", "PAGER"].into_iter().find_map(|name| env::var(name).ok())
+}
+
+/// Does `$LESS` say how less shows things?
+pub fn has_less_options() -> bool {
+    env::var_os("LESS").is_some()
 }
 
 /// Where engines are: `$DOCKER_HOST`, `$XDG_RUNTIME_DIR/podman/podman.sock`, `$FARRIER_RUNNER`.

@@ -8,6 +8,7 @@ use crate::{
     cache::CacheError,
     cluster::ClusterError,
     collected::SendError,
+    controller::rollback::RollbackError,
     definitions::DefinitionErrors,
     engine::EngineError,
     error_chain,
@@ -139,6 +140,13 @@ endings! {
     TreeError: |_| Exit::Wrong, |error| Some(error.remedy().to_owned());
     HttpError: |_| Exit::Wrong, |_| Some("choose another one with --listen, or --listen off".to_owned());
     ClusterError: |error| if error.is_unreachable() { Exit::Unreachable } else { Exit::Wrong }, ClusterError::hint;
+    RollbackError: |error| match error {
+        RollbackError::Cluster(error) if error.is_unreachable() => Exit::Unreachable,
+        _ => Exit::Wrong,
+    }, |error| match error {
+        RollbackError::Cluster(error) => error.hint(),
+        RollbackError::Unknown { .. } => None,
+    };
     TargetError: |error| match error {
         TargetError::Cancelled => Exit::Interrupted,
         error if error.is_usage() => Exit::Wrong,

@@ -19,7 +19,7 @@ use crate::{
         FetchError, HeaderImport, HeaderLookup, ImportSource, ImportedHeaders, ListedHeaders, Outcome,
         PackedHeaders,
     },
-    kernel::{Architecture, KernelFamily, KernelRelease, KernelTarget, match_family},
+    kernel::{Architecture, KernelFamily, KernelRelease, KernelTarget, UNKNOWN_SYSTEM, match_family},
     kmod::{KernelFacts, SymbolTable},
     parts::TargetError,
     store::{StoredInput, header_tag},
@@ -232,7 +232,8 @@ fn reference(
 /// The kernel's header set, as a build would find it.
 pub async fn find(settings: &Settings, target: &KernelTarget) -> Result<HeaderLookup> {
     let family = family(settings, target)?;
-    Ok(settings.fetcher.headers().find(&family.spec.headers, &settings.definitions.root, target).await?)
+    let source = family.spec.headers_for(target, &UNKNOWN_SYSTEM);
+    Ok(settings.fetcher.headers().find(&source, &settings.definitions.root, target).await?)
 }
 
 /// The kernel's family, without which it is not known where anything of the kernel comes from.

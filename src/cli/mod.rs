@@ -30,6 +30,7 @@ mod session;
 mod settings;
 mod stop;
 mod ui;
+mod upgrade;
 mod verify;
 mod why;
 
@@ -58,6 +59,7 @@ pub fn main() -> ExitCode {
         }
     };
     output::look::set(&cli.global);
+    output::pager::set(!cli.global.no_pager && !cli.command.goes_on());
     start_logs(&cli.global);
     // A provider can be installed once in a process; a second call would report the first one.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -68,15 +70,18 @@ pub fn main() -> ExitCode {
             return Exit::Failed.into();
         }
     };
-    ended(runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         let stop = Stop::default();
         stop.on_signals(cli.global.log_format);
         Box::pin(dispatch(cli, stop)).await
-    }))
+    });
+    drop(runtime);
+    ended(outcome)
 }
 
 fn ended(outcome: Result<Exit, CliError>) -> ExitCode {
-    match outcome {
+    let shown = output::pager::show().map_err(CliError::from);
+    match shown.and(outcome) {
         Ok(exit) => exit.into(),
         Err(error) => {
             output::message(&error.render());
@@ -94,7 +99,12 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit> {
     // These stop by themselves, after what they have begun is cleaned up or whole.
     let cleans_up = matches!(
         command,
-        Command::Build(_) | Command::Prebuild(_) | Command::Mirror(_) | Command::Run(_) | Command::Gc(_)
+        Command::Build(_)
+            | Command::Prebuild(_)
+            | Command::Mirror(_)
+            | Command::Run(_)
+            | Command::Ui(_)
+            | Command::Gc(_)
     );
     let work = async {
         match command {
@@ -118,6 +128,7 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit> {
             Command::Bundle(command) => bundle::bundle(&session, command).await,
             Command::Run(args) => run::run(&session, args).await,
             Command::Rollback(args) => rollback::rollback(&session, args).await,
+            Command::Upgrade(command) => upgrade::upgrade(&session, command).await,
             Command::Gc(args) => gc::gc(&session, args).await,
             Command::Explain(args) => explain::explain(&args),
             Command::Schema(args) => schema::schema(args.kind),

@@ -28,14 +28,18 @@ pub fn command() -> Command {
     if !is_called() {
         return Cli::command();
     }
-    Cli::command().bin_name("kubectl farrier").display_name("kubectl farrier").mut_subcommands(|command| {
-        let has_cluster = command.get_arguments().any(|argument| argument.get_id() == "cluster");
-        // It can do without.
-        if !has_cluster || command.get_name() == "doctor" {
-            return command;
-        }
-        command.mut_arg("cluster", |argument| argument.required(false).default_value("kube"))
-    })
+    let command = Cli::command().bin_name("kubectl farrier").display_name("kubectl farrier");
+    command.mut_subcommands(of_live_cluster)
+}
+
+fn of_live_cluster(command: Command) -> Command {
+    let command = command.mut_subcommands(of_live_cluster);
+    let has_cluster = command.get_arguments().any(|argument| argument.get_id() == "cluster");
+    // It can do without.
+    if !has_cluster || command.get_name() == "doctor" {
+        return command;
+    }
+    command.mut_arg("cluster", |argument| argument.required(false).default_value("kube"))
 }
 
 /// Becomes kubectl for a command that is for the farrier in the cluster, in the pod of the one that leads: such are those that need

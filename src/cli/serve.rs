@@ -9,11 +9,13 @@ use std::{
 };
 
 use clap::Args;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    CliError, Exit, Result, env_vars as vars,
+    CliError, Exit, Result,
+    args::PageArgs,
+    env_vars as vars,
     session::{Connection, Session},
     settings::parse,
 };
@@ -21,7 +23,7 @@ use crate::{
     cluster::{Fence, KubeCluster},
     collected::Receiver,
     controller::live::{Live, LiveContext, StatusSink},
-    page::PageServer,
+    page::{Actions, PageServer},
     parts::{Parts, Reporter, Stage},
     runtime::{
         Configuration, Health, HttpServer, Metrics,
@@ -51,6 +53,8 @@ pub struct ServiceArgs {
     /// for each kernel, in a file with the name of its label
     #[arg(long, env = vars::FARRIER_COLLECT_KEYS, value_name = "DIR", hide_env_values = true)]
     pub collect_keys: Option<PathBuf>,
+    #[command(flatten)]
+    pub page: PageArgs,
 }
 
 /// How often the definitions are compared with what is in use.
@@ -69,33 +73,41 @@ pub async fn serve(
 ) -> Result<Exit> {
     let Connection { cluster, kube } = connection;
     let (metrics, health) = (Arc::new(Metrics::new()), Arc::new(Health::new()));
-    let (around, mut page) = (CancellationToken::new(), None);
+    if let Some(kube) = &kube {
+        metrics.add_api(kube.stats());
+    }
+    let resync = Duration::from_secs(interval.unwrap_or(if kube.is_some() { 60 } else { 30 }));
+    parts.reporter = Arc::new(Logs);
+    let identity = identity();
+    let (leads, lease) = leadership(args, &mut parts, kube.as_deref(), &identity)?;
+    let (around, asked, mut page) = (CancellationToken::new(), Arc::<Notify>::default(), None);
+    let mut actions = None;
     if let Some(address) = listen(args, kube.is_some())? {
         let collected = args.collect_keys.clone().map(|keys| Receiver::new(parts.fetcher.clone(), keys));
         let further = collected.map(Receiver::router).unwrap_or_default();
-        let shown = PageServer::new(parts.clone());
+        actions = args.page.page_actions.then(|| {
+            let local = address.ip().is_loopback();
+            Actions::new(parts.clone(), Arc::clone(&cluster), kube.clone(), local, Arc::clone(&asked))
+        });
+        let shown = PageServer::new(parts.clone(), actions.clone());
         let further = further.merge(shown.router());
         page = Some(shown as Arc<dyn StatusSink>);
         let server = HttpServer::bind(address, Arc::clone(&health), Arc::clone(&metrics), further).await?;
         tracing::info!(%address, "answers /, /metrics, /healthz and /readyz");
         tokio::spawn(server.serve(around.clone()));
     }
-    if let Some(kube) = &kube {
-        metrics.add_api(kube.stats());
-    }
-    let resync = Duration::from_secs(interval.unwrap_or(if kube.is_some() { 60 } else { 30 }));
-    parts.reporter = Arc::new(Logs);
     let configuration = definitions(session, &parts, &around);
-    let identity = identity();
-    let (leads, lease) = leadership(args, &mut parts, kube.as_deref(), &identity)?;
     let status = kube.as_deref().map(|kube| {
         let (namespace, manager) = (kube.namespace().to_owned(), parts.instance.to_string());
         let place = Place { namespace, manager, instance: identity };
         Arc::new(KubeStatus::new(kube.client(), place, parts.fence.clone())) as Arc<dyn StatusSink>
     });
     tracing::info!(cluster = cluster.describe(), "watching");
-    let context = LiveContext { resync, cluster, configuration, leads, status, page, metrics, health };
+    let context = LiveContext { resync, cluster, configuration, leads, status, page, asked, metrics, health };
     Live::new(parts, context).run().await;
+    if let Some(actions) = actions {
+        actions.finish().await;
+    }
     // Only now: until here a write may have been under way.
     if let Some(lease) = lease {
         lease.release().await;
@@ -196,6 +208,7 @@ mod tests {
             lease_namespace: None,
             listen: listen.map(str::to_owned),
             collect_keys: None,
+            page: PageArgs { page_actions: false },
         }
     }
 

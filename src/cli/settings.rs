@@ -46,7 +46,9 @@ impl Settings {
         let options =
             FetchOptions { refresh: Duration::from_secs(global.refresh), ..FetchOptions::default() };
         let registry = reach(global, &definitions)?;
-        let fetcher = Fetcher::new(cache.clone(), options).with_net(registry.net.clone());
+        let fetcher = Fetcher::new(cache.clone(), options)
+            .with_net(registry.net.clone())
+            .with_credentials(registry.credentials.clone());
         Ok(Self { definitions, cache, fetcher, registry })
     }
 

@@ -5,40 +5,89 @@ use std::{net::Ipv4Addr, process::Stdio, sync::Arc};
 use clap::Args;
 use jiff::Timestamp;
 use serde_json::json;
+use tokio::sync::Notify;
 
 use super::{
-    CliError, Exit, Result, env_vars, output,
-    plan::{PlanArgs, until_due},
+    CliError, Exit, Result,
+    args::{EngineArg, PageArgs, RegistryArg},
+    env_vars, output,
+    plan::until_due,
     session::Session,
 };
 use crate::{
+    cluster::Cluster,
     controller::{
         Planned,
         live::{PassView, StatusSink as _},
+        registry_alone::{NoCluster, definitions_of_registry},
     },
-    page::PageServer,
-    plan::Activity,
+    page::{Actions, PageServer},
+    parts::Parts,
+    plan::{Activity, Interest, WriteNamespaces},
     runtime::{Health, HttpServer, Metrics},
 };
 
 #[derive(Debug, Args)]
 pub struct UiArgs {
     #[command(flatten)]
-    pub plan: PlanArgs,
+    pub registry: RegistryArg,
+    /// Where nodes and rollout targets are: kube or kube:CONTEXT, a live cluster, or dir:PATH, a directory of manifests; without
+    /// one the page shows what the registry has
+    #[arg(long, env = env_vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
+    pub cluster: Option<String>,
+    /// Namespaces in which DaemonSets are written and pods evicted
+    #[arg(long, env = env_vars::FARRIER_WRITE_NAMESPACES, value_name = "NAMESPACES", hide_env_values = true)]
+    pub write_namespaces: Option<WriteNamespaces>,
+    #[command(flatten)]
+    pub page: PageArgs,
+    #[command(flatten)]
+    pub engine: EngineArg,
     /// Only print the address
     #[arg(long)]
     pub no_browser: bool,
 }
 
-/// Serves the page until it is stopped. It changes nothing: what is shown is what a plan finds.
+/// Serves the page until it is stopped. It changes nothing, but for what is asked for there with `--page-actions`.
 pub async fn ui(session: &Session, args: UiArgs) -> Result<Exit> {
-    let UiArgs { plan: PlanArgs { registry, cluster }, no_browser } = args;
-    let (parts, cluster) = session.of_cluster(&registry, &cluster).await?;
-    let page = PageServer::new(parts.clone());
+    let UiArgs { registry, cluster, write_namespaces, page: PageArgs { page_actions }, engine, no_browser } =
+        args;
+    let mut parts = session.publisher(&registry, engine.engine)?;
+    let cluster: Arc<dyn Cluster> = if let Some(cluster) = cluster {
+        let (writable, interest) = (write_namespaces.unwrap_or_default(), Interest::of(&parts.definitions));
+        session.connect(&cluster, writable, interest).await?.cluster
+    } else {
+        parts.definitions = definitions_of_registry(&parts).await?;
+        Arc::new(NoCluster)
+    };
+    let asked = Arc::<Notify>::default();
+    let actions = page_actions
+        .then(|| Actions::new(parts.clone(), Arc::clone(&cluster), None, true, Arc::clone(&asked)));
+    let page = PageServer::new(parts.clone(), actions.clone());
+    let stopped = tokio::select! {
+        biased;
+        () = session.stop.cancel.cancelled() => Ok(Exit::Interrupted),
+        failed = show(session, &parts, cluster.as_ref(), &page, &asked, no_browser) => failed,
+    };
+    // A build stops, and cleans up.
+    if let Some(actions) = actions {
+        actions.finish().await;
+    }
+    stopped
+}
+
+/// Shows the newest plan again and again. It ends only where the first one fails.
+async fn show(
+    session: &Session,
+    parts: &Parts,
+    cluster: &dyn Cluster,
+    page: &Arc<PageServer>,
+    asked: &Notify,
+    no_browser: bool,
+) -> Result<Exit> {
     let definitions = Arc::new(parts.definitions.clone());
     let mut address = None;
     loop {
-        match parts.plan(cluster.as_ref()).await {
+        match parts.plan(cluster).await {
             Ok(Planned { plan, snapshot, .. }) => {
                 let (plan, snapshot, definitions) =
                     (Arc::new(plan), Arc::new(snapshot), Arc::clone(&definitions));
@@ -52,14 +101,17 @@ pub async fn ui(session: &Session, args: UiArgs) -> Result<Exit> {
             Err(error) => output::message(&CliError::from(error).render()),
         }
         if address.is_none() {
-            let served = serve(session, &page).await?;
+            let served = serve(session, page).await?;
             session.show(&json!({"address": served}), |_| served.clone())?;
             if !no_browser && env_vars::has_display() {
                 open(&served);
             }
             address = Some(served);
         }
-        until_due(cluster.as_ref()).await;
+        tokio::select! {
+            () = until_due(cluster) => {}
+            () = asked.notified() => {}
+        }
     }
 }
 

@@ -82,6 +82,7 @@ fn node(place: &Node) -> Result<NodeFacts, YamlError> {
         architecture: info("architecture")?,
         os_image: info("osImage")?,
         unschedulable: path(place, &["spec", "unschedulable"]).is_some_and(|value| value.is_true()),
+        not_ready: false,
         distrust: Distrust::default(),
     })
 }

@@ -91,6 +91,34 @@ pub(super) async fn label_nodes(
     }
 }
 
+/// Makes the steps of upgrades, each by itself: one that is refused holds no other, and is planned again by the next pass.
+/// Returns the pods that may not be evicted now.
+pub(super) async fn make_steps(parts: &Parts, cluster: &dyn Cluster, steps: Vec<Change>) -> Vec<String> {
+    let outcomes = stream::iter(steps)
+        .take_while(|_| std::future::ready(!parts.cancel.is_cancelled()))
+        .map(|step| async move { (cluster.apply(&step).await, step) })
+        .buffer_unordered(AT_ONCE)
+        .collect::<Vec<_>>()
+        .await;
+    let mut refused = Vec::new();
+    for (outcome, step) in outcomes {
+        let object = step.object();
+        match outcome {
+            Ok(()) => tracing::info!(object, "step of an upgrade made"),
+            Err(error) => match error.disruption() {
+                Some(detail) => {
+                    tracing::info!(object, detail, "a pod may not be evicted now");
+                    refused.push(object);
+                }
+                // Gone is what was wanted, and another state is planned for anew.
+                None if error.is_conflict() => tracing::debug!(object, "step of an upgrade is out of date"),
+                None => tracing::warn!(object, error = error_chain(&error), "step of an upgrade failed"),
+            },
+        }
+    }
+    refused
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

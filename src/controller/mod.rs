@@ -8,6 +8,8 @@ pub mod live;
 mod observe;
 mod pass;
 mod pass_report;
+pub mod registry_alone;
+pub mod rollback;
 
 pub use observe::Memory;
 pub use pass::Planned;

@@ -11,7 +11,7 @@ use crate::{
     image::{GitPlace, ImageReference},
     images::look_up_signatures,
     inputs::Lookup,
-    kernel::{KernelTarget, match_family},
+    kernel::{KernelTarget, NodeSystem, match_family},
     parts::{AT_ONCE, Parts, Result},
     plan::{Cell, HeaderState, ManifestFacts, Observed, Questions, Resolved, SignatureState, Unverified},
     resolve::with_hint,
@@ -37,6 +37,7 @@ impl Memory {
     pub fn forget_faults(&mut self) {
         let Self { resolved, observed, unreachable, repositories: _ } = self;
         let Resolved {
+            systems: _,
             images,
             toolchains,
             headers,
@@ -63,6 +64,17 @@ impl Memory {
         observed.headers.retain(|_, state| matches!(state, HeaderState::There(_)));
         observed.unreachable.clear();
         (*unreachable, *unresolved) = (false, false);
+    }
+
+    /// Takes in what nodes say of their system now. What was found out for those who said something else is forgotten.
+    pub(super) fn set_systems(&mut self, systems: BTreeMap<KernelTarget, NodeSystem>) {
+        let Resolved { systems: known, headers, without_headers, header_texts, .. } = &mut self.resolved;
+        let is_same = |target: &KernelTarget| known.get(target) == systems.get(target);
+        headers.retain(|target, _| is_same(target));
+        without_headers.retain(|target, _| is_same(target));
+        header_texts.retain(|(target, _), _| is_same(target));
+        self.observed.headers.retain(|target, _| is_same(target));
+        *known = systems;
     }
 
     /// A build has ended: what the registry said of its names is not so any more, and neither are the inputs, where it found one
@@ -100,7 +112,7 @@ impl Parts {
     /// Finds out what the planner asks.
     pub(super) async fn answer(&self, questions: Questions, memory: &mut Memory) -> Result<()> {
         let Questions { images, signatures, failures, headers } = questions;
-        let Memory { resolved: _, observed, unreachable, repositories: _ } = memory;
+        let Memory { resolved, observed, unreachable, repositories: _ } = memory;
         observed.failures.extend(known_failures(&self.cache, failures)?);
         let found = stream::iter(images)
             .map(|reference| async move {
@@ -121,22 +133,20 @@ impl Parts {
             }
         }
         look_up_signatures(self, &signatures, &mut observed.signatures).await;
-        let states = stream::iter(headers).map(|target| self.headers_of(target)).buffer_unordered(AT_ONCE);
+        let systems = headers.into_iter().map(|target| (resolved.system(&target).clone(), target));
+        let states = stream::iter(systems.collect::<Vec<_>>());
+        let states = states.map(|(system, target)| self.headers_of(target, system)).buffer_unordered(AT_ONCE);
         observed.headers.extend(states.collect::<Vec<_>>().await);
         Ok(())
     }
 
     /// What is known of a kernel's headers. What cannot be found out is no reason not to try.
-    async fn headers_of(&self, target: KernelTarget) -> (KernelTarget, HeaderState) {
+    async fn headers_of(&self, target: KernelTarget, system: NodeSystem) -> (KernelTarget, HeaderState) {
         let Some(family) = match_family(&self.definitions.families, &target) else {
             return (target, HeaderState::Unknown);
         };
-        let state = match self
-            .fetcher
-            .headers()
-            .look(&family.spec.headers, &self.definitions.root, &target)
-            .await
-        {
+        let source = family.spec.headers_for(&target, &system);
+        let state = match self.fetcher.headers().look(&source, &self.definitions.root, &target).await {
             Ok(Lookup::Found(compiler)) => HeaderState::There(compiler),
             Ok(Lookup::Missing { looked_for, hint: _ }) => HeaderState::Missing(looked_for),
             Err(error) => {

@@ -21,7 +21,7 @@ use crate::{
     plan::{
         self, Announcements, Cell, CellInputs, Change, Claims, ClusterSnapshot, ManifestFacts, ManifestPlace,
         Manifests, Plan, PlanInputs, PlannedRollout, PlannedSignature, PlannedUnion, RolloutTarget,
-        git_commit, images_in_use, kernels_to_note, node_target,
+        git_commit, images_in_use, kernels_to_note, node_systems,
     },
     resolve::{resolve_more, tracked, with_hint},
 };
@@ -82,12 +82,9 @@ impl Parts {
     pub(super) async fn plan_for(&self, snapshot: ClusterSnapshot, memory: &mut Memory) -> Result<Planned> {
         let tracked = tracked(self, &snapshot).await;
         let announced = Announcements::of(&self.definitions, &snapshot, tracked);
-        let targets: BTreeSet<KernelTarget> = snapshot
-            .nodes
-            .iter()
-            .filter_map(|node| node_target(node).ok())
-            .chain(announced.targets().cloned())
-            .collect();
+        let systems = node_systems(&snapshot, &self.definitions.families);
+        let targets: BTreeSet<KernelTarget> = systems.keys().chain(announced.targets()).cloned().collect();
+        memory.set_systems(systems);
         let mut called_for: Vec<&DriverImage> = self
             .definitions
             .images

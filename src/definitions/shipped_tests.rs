@@ -1,11 +1,13 @@
 //! The definitions that come with farrier: what each image's Dockerfile and first tag are.
 
+use std::collections::BTreeMap;
+
 use super::load;
 use crate::{
     image::{Definitions, DriverImage, TagInputs, render_tags},
     kernel::{
-        Architecture, HeaderSource, KernelTarget, RpmRepository, Toolchain, lacks_compiler, match_family,
-        without_headers,
+        Architecture, HeaderSource, KernelFamilySpec, KernelTarget, NodeSystem, RpmRepository, Toolchain,
+        UNKNOWN_SYSTEM, lacks_compiler, match_family, without_headers,
     },
     template::{self, Templates},
 };
@@ -57,6 +59,42 @@ fn any_dkms_module_is_compiled_as_its_conf_says() {
     insta::assert_snapshot!(dockerfile("generic"));
 }
 
+/// The families that docs/distributions.md has for distributions without packages.
+#[test]
+fn families_of_the_documentation_are_read() {
+    let text =
+        include_str!("../../docs/distributions.md").replace("sha256:...", &format!("sha256:{:064}", 1));
+    let blocks = text.split("```yaml\n").skip(1).filter_map(|block| block.split("```").next());
+    let families: Vec<KernelFamilySpec> = blocks
+        .filter(|block| block.contains("  match: "))
+        .map(|block| {
+            let mut family: BTreeMap<String, KernelFamilySpec> = serde_saphyr::from_str(block).unwrap();
+            family.remove("spec").unwrap()
+        })
+        .collect();
+    let forms =
+        |count: fn(&HeaderSource) -> bool| families.iter().filter(|family| count(&family.headers)).count();
+    assert_eq!(forms(|headers| matches!(headers, HeaderSource::Oci(_))), 3);
+    assert_eq!(forms(|headers| matches!(headers, HeaderSource::Url(_))), 2);
+    for family in &families {
+        let target = KernelTarget {
+            os: "acme".parse().unwrap(),
+            os_version: "1.2.3".parse().unwrap(),
+            release: "5.14.0-427.50.1.el9_4.x86_64".parse().unwrap(),
+            arch: Architecture::Amd64,
+        };
+        let Toolchain::Image(toolchain) = &family.toolchain else { panic!("packages") };
+        let mut system = NodeSystem::default();
+        system.note(Some("416.94.202412170927-0"), None);
+        if let Some(stream) = &family.image_stream {
+            let digest = format!("sha256:{:064}", 2).parse().unwrap();
+            let tags = BTreeMap::from([("416.94.202412170927-0".to_owned(), digest)]);
+            system.look_up(stream, &BTreeMap::from([(stream.clone(), Ok(tags))]));
+        }
+        family.image_for(toolchain, &target, &system).unwrap();
+    }
+}
+
 /// The forms of `contracts.md` section 3.
 #[test]
 fn the_first_tags_are_those_that_the_operators_compute() {
@@ -64,7 +102,7 @@ fn the_first_tags_are_those_that_the_operators_compute() {
     let target = target();
     let first_tag = |name: &str, version: &str| {
         let needs = [("mofed", "25.10"), ("nvidia-gpu", version)].into();
-        let inputs = TagInputs { version, target: &target, needs, signer: None };
+        let inputs = TagInputs { version, target: &target, system: &UNKNOWN_SYSTEM, needs, signer: None };
         render_tags(&mut Templates::default(), &image(&definitions, name).spec.tags, &inputs).unwrap()[0]
             .to_string()
     };
@@ -153,6 +191,8 @@ fn nodes_of_many_distributions_find_their_families() {
                 format!("{} in {}", rpm.packages.join(", "), places.join(", "))
             }
             HeaderSource::Tarball(file) => without_headers(&families, &target, &file.path),
+            HeaderSource::Oci(headers) => headers.image.to_string(),
+            HeaderSource::Url(headers) => headers.url.to_string(),
         };
         format!(
             "{target}: {}\n  compiler: {compilers}, from {toolchain}\n  headers: {headers}",

@@ -1,7 +1,7 @@
 //! Adapter: what images are made from, put into the store of the registry where they go, and the list of all that a
 //! site must get to build and run them.
 
-use std::collections::BTreeSet;
+use std::{borrow::Cow, collections::BTreeSet};
 
 use serde::Serialize;
 
@@ -14,7 +14,7 @@ use crate::{
     error_chain,
     image::{ImageName, ImageReference, MinimalSpec, RuntimeBase, SourceSpec, Version},
     inputs::{self, FetchError, Lookup, PackageRoot, StoredUnder},
-    kernel::{Architecture, HeaderSource, KernelTarget, Toolchain},
+    kernel::{Architecture, HeaderSource, KernelTarget, Toolchain, UNKNOWN_SYSTEM},
     parts::{Parts, Result, TargetError},
     plan::Resolved,
     resolve::resolve,
@@ -75,8 +75,8 @@ enum Input<'a> {
     Source(&'a SourceSpec),
     Packages(PackageRoot, Architecture),
     Minimal(&'a MinimalSpec, Architecture),
-    Headers(&'a KernelTarget, &'a HeaderSource),
-    Copy(&'a str),
+    Headers(&'a KernelTarget, Cow<'a, HeaderSource>),
+    Copy(String),
 }
 
 /// Puts what the images are made from into the store, one after the other; one that fails does not stop the others.
@@ -172,7 +172,9 @@ fn inputs_of<'a>(needed: &Needed<'a>, resolved: &Resolved) -> (Vec<Input<'a>>, V
         }
     }
     inputs.extend(needed.foreign().into_iter().map(Input::Copy));
-    inputs.extend(kernels.iter().map(|(kernel, family)| Input::Headers(kernel, &family.spec.headers)));
+    let headers =
+        kernels.iter().map(|(kernel, family)| (*kernel, family.spec.headers_for(kernel, &UNKNOWN_SYSTEM)));
+    inputs.extend(headers.map(|(kernel, source)| Input::Headers(kernel, source)));
     (inputs, missing)
 }
 

@@ -64,7 +64,8 @@ pub(crate) async fn look_at_root_fs(
         let Some(family) = match_family(&parts.definitions.families, target) else { continue };
         for image in images {
             let Ok(Toolchain::Bootstrap(spec)) = image.spec.toolchain(family) else { continue };
-            let Some(Ok(identity)) = resolved.toolchains.get(&toolchain_key(image, family)) else { continue };
+            let key = toolchain_key(image, family, target, resolved.system(target));
+            let Some(Ok(identity)) = resolved.toolchains.get(&key) else { continue };
             let key = (FetchedInputs::TOOLCHAIN, identity.clone(), target.arch);
             let root = PackageRoot::Toolchain(spec);
             look_at(parts, RootFsSpec::Packages(&root), key, resolved).await;

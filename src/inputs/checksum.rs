@@ -45,6 +45,19 @@ impl Checksum {
         (hex.len() == digits && hex.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(checksum)
     }
 
+    /// The one that a list has of a file, as sha256sum and sha512sum write lists; one without a name is that of the file.
+    pub fn in_list(list: &str, file: &str) -> Option<Self> {
+        let parse = |line: &str| {
+            let hex = line.split_whitespace().next()?;
+            ["sha256", "sha512"].iter().find_map(|algorithm| Self::parse(algorithm, hex))
+        };
+        let is_of_file = |line: &&str| line.rsplit([' ', '\t', '*', '/']).next() == Some(file);
+        let mut words = list.split_whitespace();
+        let alone = words.next().filter(|_| words.next().is_none());
+        let named = list.lines().map(str::trim_end).filter(is_of_file).find_map(parse);
+        named.or_else(|| alone.and_then(parse))
+    }
+
     /// Lower-case hexadecimal digits.
     pub fn hex(&self) -> &str {
         &self.hex
@@ -99,5 +112,20 @@ mod tests {
             assert_eq!(Checksum::parse(algorithm, &hex[1..]), None);
         }
         assert_eq!(Checksum::parse("sha", &"0".repeat(40)), None, "SHA-1 proves nothing");
+    }
+
+    #[test]
+    fn checksums_of_lists() {
+        let [sha1, a, b, c] =
+            [("0", 40), ("a", 64), ("b", 64), ("c", 128)].map(|(digit, count)| digit.repeat(count));
+        let list = format!("# SHA1 HASH\n{sha1}  h.tgz\n{a}  other.tgz\n{b} *./x/h.tgz\n{c}  image.xz\n");
+        let found = |list: &str, file: &str| Checksum::in_list(list, file).map(|found| found.to_string());
+        assert_eq!(found(&list, "h.tgz"), Some(format!("sha256:{b}")));
+        assert_eq!(found(&list, "image.xz"), Some(format!("sha512:{c}")));
+        assert_eq!(found(&list, "tgz"), None);
+        assert_eq!(found(&format!("{a}\n"), "h.tgz"), Some(format!("sha256:{a}")));
+        assert_eq!(found(&format!("{a}  other.tgz\n"), "h.tgz"), None);
+        assert_eq!(found(&format!("{a}\n{b}\n"), "h.tgz"), None, "whose?");
+        assert_eq!(found("<html>", "h.tgz"), None);
     }
 }

@@ -1,6 +1,10 @@
 //! Adapter: downloads over HTTP, verified while they arrive.
 
-use std::{io, path::PathBuf, time::Duration};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use fs_err::tokio::File;
 use reqwest::Method;
@@ -16,7 +20,9 @@ use crate::{
 };
 
 /// The largest file that is fetched. The largest source of a driver has a tenth of it.
-const MOST: u64 = 8 << 30;
+pub(super) const MOST: u64 = 8 << 30;
+/// The kind of the cache's entries.
+pub(super) const DOWNLOADS: &str = "downloads";
 /// Longest silence.
 const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 
@@ -45,8 +51,10 @@ async fn fetch(
     places: &[Url],
     checksum: &Checksum,
 ) -> Result<PathBuf> {
-    let make = |dir: PathBuf| any_of(&fetcher.net, what, places, checksum, dir.join(name));
-    let place = fetcher.cache.get_or_make("downloads", checksum.hex(), make).await?;
+    let make = |dir: PathBuf| async move {
+        any_of(&fetcher.net, what, places, Some(checksum), MOST, &dir.join(name)).await.map(drop)
+    };
+    let place = fetcher.cache.get_or_make(DOWNLOADS, checksum.hex(), make).await?;
     // Another address may have given the same content another name.
     let mut names = files::names_in(&place)?.into_iter();
     Ok(place.join(names.next().unwrap_or_else(|| name.into())))
@@ -57,20 +65,28 @@ pub(super) fn name_of(url: &Download) -> Result<String> {
     Ok(plain_name(&parse(url)?))
 }
 
-fn plain_name(url: &Url) -> String {
+/// The last name of an address, as a file may have it.
+pub(super) fn plain_name(url: &Url) -> String {
     let last = url.path_segments().and_then(|mut parts| parts.next_back()).unwrap_or_default();
     let plain = |c: &char| c.is_ascii_alphanumeric() || "._+~-".contains(*c);
     let name: String = last.chars().filter(plain).take(200).collect();
     if name.trim_matches('.').is_empty() { "download".to_owned() } else { name }
 }
 
-/// From the first place that has it.
-async fn any_of(net: &Net, what: &str, places: &[Url], wanted: &Checksum, path: PathBuf) -> Result<()> {
-    let mut outcome = Ok(());
+/// From the first place that has it: its checksum.
+pub(super) async fn any_of(
+    net: &Net,
+    what: &str,
+    places: &[Url],
+    wanted: Option<&Checksum>,
+    most: u64,
+    path: &Path,
+) -> Result<Checksum> {
+    let mut outcome = Err(FetchError::Status(what.to_owned(), 404));
     for place in places {
-        outcome = transfer(net, what, place, Some(wanted), MOST, path.clone()).await.map(drop);
+        outcome = transfer(net, what, place, wanted, most, path.to_owned()).await;
         match &outcome {
-            Ok(()) => break,
+            Ok(_) => break,
             // This machine's fault, and not the place's.
             Err(FetchError::Io(error)) if error.kind() != io::ErrorKind::FileTooLarge => break,
             Err(error) if places.last() != Some(place) => {
@@ -151,7 +167,8 @@ pub(super) async fn transfer(
     }
 }
 
-fn parse(text: &Download) -> Result<Url> {
+/// An address of a definition.
+pub(super) fn parse(text: &str) -> Result<Url> {
     Url::parse(text).map_err(|_| FetchError::value("the address of a source", text, "it is not an address"))
 }
 
@@ -162,7 +179,7 @@ mod tests {
     #[test]
     fn addresses() {
         let address = "https://host.test/x.tgz";
-        assert_eq!(parse(&address.parse().unwrap()).unwrap().as_str(), address);
+        assert_eq!(parse(address).unwrap().as_str(), address);
         for text in
             ["", "file:///etc/passwd", "host.test/x", "ftp://host.test/x", "https://me:pw@host.test/x"]
         {

@@ -11,6 +11,7 @@ use crate::{
     net::{NetError, connection_hint},
     oci::LayerError,
     payload::PayloadError,
+    registry,
     store::StoreError,
 };
 
@@ -209,17 +210,19 @@ impl FetchError {
 
     /// Is it about what lies upstream, so that another site may have fetched it?
     pub(super) fn is_upstream(&self) -> bool {
-        matches!(
-            self,
+        match self {
             Self::Net(_)
-                | Self::NoAptSource(_)
-                | Self::NoPackage(..)
-                | Self::Program { .. }
-                | Self::Transfer(..)
-                | Self::Status(..)
-                | Self::Truncated { .. }
-                | Self::Metadata(..)
-        )
+            | Self::NoAptSource(_)
+            | Self::NoPackage(..)
+            | Self::Program { .. }
+            | Self::Transfer(..)
+            | Self::Status(..)
+            | Self::Truncated { .. }
+            | Self::Metadata(..) => true,
+            // Another registry than the store's.
+            Self::Store(StoreError::Registry(error)) => registry::is_forbidden(error),
+            _ => false,
+        }
     }
 
     /// What to do about it.

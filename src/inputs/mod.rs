@@ -50,6 +50,7 @@ use crate::{
     cache::{Cache, Scratch},
     kernel::KernelTarget,
     net::Net,
+    registry::{Keyring, RegistryOptions, RemoteRegistry},
     store::Store,
 };
 
@@ -99,13 +100,14 @@ pub struct Fetcher {
     cache: Cache,
     options: FetchOptions,
     net: Net,
+    credentials: Keyring,
     store: Option<Store>,
 }
 
 impl Fetcher {
     /// A fetcher that keeps what it fetches in `cache`.
     pub fn new(cache: Cache, options: FetchOptions) -> Self {
-        Self { cache, options, net: Net::default(), store: None }
+        Self { cache, options, net: Net::default(), credentials: Keyring::default(), store: None }
     }
 
     /// The same, for one piece of work: what it takes out of the cache is in use until it is dropped, and no longer.
@@ -128,6 +130,18 @@ impl Fetcher {
     /// How hosts are reached, and which may be.
     pub fn net(&self) -> &Net {
         &self.net
+    }
+
+    /// The same with credentials of registries that images with headers are in.
+    #[must_use]
+    pub fn with_credentials(self, credentials: Keyring) -> Self {
+        Self { credentials, ..self }
+    }
+
+    /// Registries, as the site reaches them.
+    fn registries(&self) -> RemoteRegistry {
+        let (credentials, net) = (self.credentials.clone(), self.net.clone());
+        RemoteRegistry::new("registries".to_owned(), &RegistryOptions { credentials, net })
     }
 
     /// The same with a store, in which inputs are kept beside the images.

@@ -6,6 +6,7 @@ use indicatif::HumanBytes;
 use serde::Serialize;
 
 use super::{
+    action::{Offer, Offers},
     facts::Facts,
     fleet::{Fleet, Link, Listed, ago, cell_link, class_of, log_link, node_link, nodes, subject},
     history::record_state,
@@ -16,8 +17,8 @@ use super::{
 use crate::{
     image::{Digest, ImageName},
     plan::{
-        Change, FieldRecord, MayBoot, Outcome, Phase, PlannedNode, PlannedRollout, RolloutDecision,
-        StatusEntry, decided, why_not,
+        Change, FieldRecord, MayBoot, Outcome, PAUSED_ANNOTATION, Phase, PlannedNode, PlannedRollout,
+        RolloutDecision, StatusEntry, decided, why_not,
     },
     store::Standing,
 };
@@ -59,6 +60,7 @@ pub struct CellPage {
     pub no_report: Option<String>,
     pub parts: Option<Listed<Part>>,
     pub before: Option<Compared>,
+    pub offers: Vec<Offer>,
     /// Do the nodes wait for it?
     pub waits: bool,
     pub nodes: Listed<Link>,
@@ -78,7 +80,7 @@ pub struct Compared {
 impl Fleet<'_> {
     /// The page of a cell.
     pub fn cell_page(&self, entry: &StatusEntry<'_>, found: Found) -> CellPage {
-        let Found { log, image, before } = found;
+        let Found { log, image, before, mut offers } = found;
         let has_log = log.is_some();
         let (image, no_image) = match image {
             Some(Err(why)) => (None, Some(why)),
@@ -129,6 +131,7 @@ impl Fleet<'_> {
             no_report: no_report.or(no_image),
             parts: image.as_ref().and_then(|image| Some(Listed::of(image.parts.clone()?, PARTS))),
             before: before.and_then(|before| compared(entry, image.as_deref(), before)),
+            offers: offers.remove(&cell_link(entry.image, entry.target)).unwrap_or_default(),
             waits: row.phase != Phase::Published,
             nodes: Listed::of(links, NAMED),
         }
@@ -333,6 +336,7 @@ pub struct RolloutView {
     pub class: &'static str,
     pub why: String,
     pub facts: Vec<Fact>,
+    pub offers: Vec<Offer>,
     pub fields: Vec<FieldView>,
 }
 
@@ -349,7 +353,7 @@ pub struct FieldView {
 }
 
 impl RolloutsPage {
-    pub fn of(facts: &Facts) -> Self {
+    pub fn of(facts: &Facts, offers: &Offers) -> Self {
         let view = |rollout: &PlannedRollout| {
             let (state, class) = match &rollout.decision {
                 RolloutDecision::Rewrite { .. } => ("to rewrite", "run"),
@@ -361,6 +365,7 @@ impl RolloutsPage {
             };
             let (_, why) = decided(&rollout.decision);
             let mut said = vec![fact("Strategy", <&str>::from(rollout.target.strategy))];
+            said.extend(rollout.upgrade.iter().map(|upgrade| fact("Upgrade", upgrade.summary())));
             let changes = rollout.changes.iter().map(Change::object);
             said.extend(changes.map(|object| fact("Is changed", object)));
             let failed = facts.failed_rewrites.get(&rollout.target);
@@ -373,8 +378,15 @@ impl RolloutsPage {
                 }
                 Some(Ok(record)) => record.0.iter().map(|(name, record)| field(name, record)).collect(),
             };
+            let object = rollout.target.object.name().filter(|_| rollout.target.place.is_none());
+            let is_paused = object.as_ref().is_some_and(|name| facts.live.get(name) == Some(&true));
+            said.extend(
+                is_paused
+                    .then(|| fact("Annotation", format!("{PAUSED_ANNOTATION}: nothing is written to it"))),
+            );
+            let offers = object.and_then(|name| offers.get(&name).cloned()).unwrap_or_default();
             let subject = format!("{}: {}", rollout.image, rollout.target);
-            RolloutView { subject, state, class, why, facts: said, fields }
+            RolloutView { subject, state, class, why, facts: said, offers, fields }
         };
         Self { rollouts: facts.plan.rollouts.iter().map(view).collect() }
     }

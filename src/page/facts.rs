@@ -12,7 +12,7 @@ use crate::{
     kernel::KernelTarget,
     plan::{
         Activity, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, Next, Plan, RECORD_ANNOTATION, Record,
-        RolloutObject, RolloutTarget, node_target,
+        RolloutObject, RolloutTarget, node_target, paused,
     },
 };
 
@@ -36,6 +36,8 @@ pub struct Facts {
     pub aside: BTreeMap<String, Names>,
     /// What farrier wrote down in the objects that it rewrites, by `DaemonSet kube-system/driver`.
     pub records: BTreeMap<String, Result<Record, String>>,
+    /// The objects of a live cluster, by the names that `farrier rollback` takes: is each of them paused?
+    pub live: BTreeMap<String, bool>,
     /// Why rewrites failed.
     pub failed_rewrites: BTreeMap<RolloutTarget, String>,
     /// What is wrong with the definitions on disk, while the last good ones are in use.
@@ -103,7 +105,7 @@ impl Facts {
         definitions: &Definitions,
         now: Timestamp,
     ) -> Self {
-        let mut facts = Self { now, records: records(snapshot), ..Self::default() };
+        let mut facts = Self { now, records: records(snapshot), live: paused(snapshot), ..Self::default() };
         let mut places: HashMap<(KernelTarget, Vec<bool>), usize> = HashMap::new();
         for node in &snapshot.nodes {
             let group = node_target(node).map_err(|why| why.to_string()).map(|target| {

@@ -6,6 +6,7 @@ use fs_err as fs;
 use futures::{StreamExt as _, stream};
 
 use super::{
+    action::Offers,
     facts::Facts,
     fleet::{Filter, Fleet, cell_link, log_link, node_link},
     history::History,
@@ -38,7 +39,7 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
     write("style.css", STYLE.to_owned())?;
     write("icon.svg", ICON.to_owned())?;
     write("nodes.html", html::nodes_page(facts)?)?;
-    write("rollouts.html", html::rollouts_page(facts)?)?;
+    write("rollouts.html", html::rollouts_page(facts, &Offers::new())?)?;
     for name in facts.nodes.keys() {
         if let Some(page) = html::node_page(&fleet, name) {
             write(&node_link(name).link, page?)?;

@@ -14,7 +14,7 @@ use crate::{
     image::ImageName,
     kernel::{KernelTarget, order_of},
     kmod::Verdict,
-    plan::{Outcome, Phase, Readiness, RolloutDecision, StatusEntry, status_entries},
+    plan::{Outcome, Phase, PlannedCell, Readiness, RolloutDecision, StatusEntry, status_entries},
 };
 
 /// Findings written out before the rest is only counted.
@@ -434,6 +434,12 @@ pub fn cell_link(image: &ImageName, target: &KernelTarget) -> String {
     let KernelTarget { os, os_version, release, arch } = target;
     let parts = [image.as_str(), os.as_str(), os_version.as_str(), release.as_str(), arch.as_str()];
     format!("c/{}.html", digits_of(&parts))
+}
+
+/// The cell of a page.
+pub fn cell_at<'a>(facts: &'a Facts, path: &str) -> Option<&'a PlannedCell> {
+    let mut cells = facts.plan.cells.iter().filter(|_| path.starts_with("c/"));
+    cells.find(|cell| cell_link(&cell.image, &cell.target) == path)
 }
 
 /// The whole log of a cell's newest build.

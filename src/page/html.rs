@@ -7,6 +7,8 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{
+    action::Offers,
+    actions::Preview,
     details::{NodesPage, RolloutsPage},
     facts::Facts,
     fleet::{Change, Filter, Fleet, subject},
@@ -33,6 +35,7 @@ enum Template {
     Node,
     Nodes,
     Rollouts,
+    Confirm,
 }
 
 impl Template {
@@ -44,6 +47,7 @@ impl Template {
             Self::Node => include_str!("html/node.hbs"),
             Self::Nodes => include_str!("html/nodes.hbs"),
             Self::Rollouts => include_str!("html/rollouts.hbs"),
+            Self::Confirm => include_str!("html/confirm.hbs"),
         }
     }
 
@@ -85,8 +89,10 @@ fn html(
     (model["root"], model["title"]) = (root.into(), title.into());
     let body = render(template.name(), &model)?;
     let (now, as_of) = (format!("{:.0}", facts.now), facts.now.strftime("%Y-%m-%d %H:%M:%S UTC").to_string());
+    // What is confirmed is what was read: no script changes it.
+    let served = facts.served && !matches!(template, Template::Confirm);
     let frame = json!({
-        "title": title, "root": root, "now": now, "as_of": as_of, "served": facts.served, "page": template.name(), "body": body,
+        "title": title, "root": root, "now": now, "as_of": as_of, "served": served, "page": template.name(), "body": body,
     });
     render(Template::Frame.name(), &frame)
 }
@@ -139,8 +145,13 @@ pub fn nodes_page(facts: &Facts) -> Result<String, HtmlError> {
 }
 
 /// All rollouts.
-pub fn rollouts_page(facts: &Facts) -> Result<String, HtmlError> {
-    html(Template::Rollouts, "Rollouts", "", facts, &RolloutsPage::of(facts))
+pub fn rollouts_page(facts: &Facts, offers: &Offers) -> Result<String, HtmlError> {
+    html(Template::Rollouts, "Rollouts", "", facts, &RolloutsPage::of(facts, offers))
+}
+
+/// What would happen, and the button to do it.
+pub fn confirm_page(facts: &Facts, preview: &Preview) -> Result<String, HtmlError> {
+    html(Template::Confirm, &preview.title, "", facts, preview)
 }
 
 #[cfg(test)]

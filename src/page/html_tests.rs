@@ -3,6 +3,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::*;
 use crate::{
     page::{
+        action::{Action, Offer},
         facts::Names,
         fleet::{
             cell_link, node_link,
@@ -90,10 +91,20 @@ fn hostile_pages() -> Vec<(String, String)> {
     let reference = facts.plan.cells[0].outcome.cell().unwrap().reference.clone();
     let before = Some((Before { image: reference, cell: None }, Ok(Arc::new(before))));
     let log = Some(Log { path: "log".into(), excerpt: Some(excerpt) });
-    let found = Found { log, image: Some(Ok(Arc::new(image))), before };
+    let cells: Vec<String> = fleet.entries.iter().map(|entry| cell_link(entry.image, entry.target)).collect();
+    let offers = |of: &str| Offers::from([(of.to_owned(), vec![Offer::of(Action::Retry, HOSTILE)])]);
+    let (image, of_cell) = (Some(Ok(Arc::new(image))), offers(&cells[0]));
+    let found = Found { log, image, before, offers: of_cell };
     let fault = Found { image: Some(Err(HOSTILE.to_owned())), ..Found::default() };
     let filter = Filter { image: HOSTILE.to_owned(), kernel: HOSTILE.to_owned(), state: HOSTILE.to_owned() };
-    let cells: Vec<String> = fleet.entries.iter().map(|entry| cell_link(entry.image, entry.target)).collect();
+    let preview = Preview {
+        action: Action::PutBack,
+        of: HOSTILE.to_owned(),
+        title: HOSTILE.to_owned(),
+        says: vec![HOSTILE.to_owned(), "W".repeat(500)],
+        seen: "0123456789abcdef".to_owned(),
+        back: "rollouts.html".to_owned(),
+    };
     let named = format!("{HOSTILE}1");
     vec![
         ("index.html".to_owned(), whole(&facts)),
@@ -102,7 +113,8 @@ fn hostile_pages() -> Vec<(String, String)> {
         (cells[1].clone(), cell_page(&fleet, &fleet.entries[1], fault).unwrap()),
         (node_link(&named).link, node_page(&fleet, &named).unwrap().unwrap()),
         ("nodes.html".to_owned(), nodes_page(&facts).unwrap()),
-        ("rollouts.html".to_owned(), rollouts_page(&facts).unwrap()),
+        ("rollouts.html".to_owned(), rollouts_page(&facts, &offers("kube-system/mft")).unwrap()),
+        ("confirm.html".to_owned(), confirm_page(&facts, &preview).unwrap()),
     ]
 }
 
@@ -167,7 +179,7 @@ fn a_cell_shows_the_error_its_report_and_its_inputs() {
     let reference = facts.plan.cells[0].outcome.cell().unwrap().reference.clone();
     let before = Some((Before { image: reference, cell: None }, Ok(Arc::new(before))));
     let log = Some(Log { path: "log".into(), excerpt: Some(excerpt) });
-    let found = Found { log, image: Some(Ok(Arc::new(image))), before };
+    let found = Found { log, image: Some(Ok(Arc::new(image))), before, ..Found::default() };
     let page = cell_page(&fleet, &fleet.entries[0], found).unwrap();
     insta::assert_snapshot!(page);
 }

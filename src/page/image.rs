@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
+    action::Offers,
     log::Log,
     materials::{Before, Part, image_of, parts_of},
 };
@@ -40,6 +41,8 @@ pub struct Found {
     pub image: Option<FoundImage>,
     /// The image before.
     pub before: Option<(Before, FoundImage)>,
+    /// What may be asked for.
+    pub offers: Offers,
 }
 
 /// What a page shows of a published image.
@@ -124,7 +127,7 @@ impl Images {
             Some((before, found))
         };
         let (image, before) = futures::join!(image, before);
-        Found { log: None, image, before }
+        Found { image, before, ..Found::default() }
     }
 
     /// What there is of an image, or why it cannot be shown.

@@ -1,8 +1,11 @@
 //! The fleet on one page: how every image stands for every kernel, what is wrong, which nodes are at risk.
 //!
 //! `facts` keeps what pages show; `fleet`, `details`, `materials` and `history` are pure and make models of it; `html` writes
-//! those as HTML. [`write_files`] and [`PageServer`] are the adapters: a directory, and routes of farrier's HTTP server.
+//! those as HTML. [`write_files`] and [`PageServer`] are the adapters: a directory, and routes of farrier's HTTP server; [`Actions`]
+//! is what a person may ask for there, where that is switched on.
 
+mod action;
+mod actions;
 mod details;
 mod facts;
 mod files;
@@ -12,8 +15,10 @@ mod html;
 mod image;
 mod log;
 mod materials;
+mod request;
 mod server;
 
+pub use actions::Actions;
 pub use facts::Facts;
 pub use files::{FilesError, write_files};
 pub use server::PageServer;

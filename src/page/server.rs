@@ -1,5 +1,5 @@
-//! Adapter: the page on farrier's HTTP port, from what the loop found in its newest pass. It only reads, and nothing of the
-//! loop waits for it.
+//! Adapter: the page on farrier's HTTP port, from what the loop found in its newest pass. It only reads, but for what [`Actions`]
+//! does, and nothing of the loop waits for it.
 
 use std::{
     collections::BTreeMap,
@@ -11,9 +11,9 @@ use std::{
 
 use axum::{
     Router,
-    body::Body,
-    extract::{Request, State},
-    http::{HeaderValue, StatusCode, Uri, header},
+    body::{Body, Bytes},
+    extract::{DefaultBodyLimit, Request, State},
+    http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
     middleware::{Next, from_fn},
     response::{
         IntoResponse, Response,
@@ -25,18 +25,22 @@ use tokio::sync::{Semaphore, watch};
 use tokio_util::io::ReaderStream;
 
 use super::{
+    action::PATH,
+    actions::Actions,
     facts::Facts,
-    fleet::{Filter, Fleet, cell_link, log_link, node_link},
+    fleet::{Filter, Fleet, cell_at, cell_link, log_link, node_link},
     history::History,
     html::{self, HtmlError, ICON, SCRIPT, STYLE},
     image::{Found, Images},
     log::Log,
+    request::names_this_machine,
 };
 use crate::{
     controller::live::{PassView, StatusSink},
     error_chain,
+    image::Definitions,
     parts::Parts,
-    plan::{PlannedCell, StatusEntry},
+    plan::StatusEntry,
 };
 
 const HTML: &str = "text/html; charset=utf-8";
@@ -46,12 +50,15 @@ const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; scri
                       base-uri 'none'; frame-ancestors 'none'";
 /// Viewers that are told of newer passes. Further ones reload by hand.
 const VIEWERS: usize = 200;
+/// Bytes of a form.
+const FORM: usize = 4096;
 /// How long a page waits for what the registry has of an image.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Pages of the newest pass.
 pub struct PageServer {
     parts: Parts,
+    actions: Option<Arc<Actions>>,
     shown: watch::Sender<Option<Arc<Shown>>>,
     images: Images,
     /// One page is made at a time, so that viewers take no more than one processor from builds.
@@ -62,6 +69,7 @@ pub struct PageServer {
 /// What is shown between two passes.
 struct Shown {
     facts: Facts,
+    definitions: Arc<Definitions>,
     history: History,
     /// The first view, which is asked for most.
     index: OnceLock<String>,
@@ -89,17 +97,18 @@ impl StatusSink for PageServer {
         };
         let mut history = self.shown().map(|shown| shown.history.clone()).unwrap_or_default();
         history.note(&Fleet::new(&facts, &BTreeMap::new()));
-        let shown = Arc::new(Shown { facts, history, index: OnceLock::new() });
+        let definitions = Arc::clone(definitions);
+        let shown = Arc::new(Shown { facts, definitions, history, index: OnceLock::new() });
         self.shown.send_replace(Some(shown));
     }
 }
 
 impl PageServer {
     /// Shows nothing until the first pass.
-    pub fn new(parts: Parts) -> Arc<Self> {
+    pub fn new(parts: Parts, actions: Option<Arc<Actions>>) -> Arc<Self> {
         let (shown, images) = (watch::Sender::default(), Images::of(parts.clone()));
         let viewers = Arc::new(Semaphore::new(VIEWERS));
-        Arc::new(Self { parts, shown, images, turn: Semaphore::new(1), viewers })
+        Arc::new(Self { parts, actions, shown, images, turn: Semaphore::new(1), viewers })
     }
 
     /// The routes.
@@ -109,6 +118,10 @@ impl PageServer {
             (["/style.css", "/icon.svg", "/page.js"], ["/index.html", "/nodes.html", "/rollouts.html"]);
         for path in files.into_iter().chain(pages).chain(["/", "/c/{page}", "/n/{page}"]) {
             router = router.route(path, get(answer));
+        }
+        if self.actions.is_some() {
+            let acts = get(confirm).post(act).layer(DefaultBodyLimit::max(FORM));
+            router = router.route(&format!("/{PATH}"), acts);
         }
         router.with_state(Arc::clone(self))
     }
@@ -122,9 +135,14 @@ impl PageServer {
         self.shown.borrow().clone()
     }
 
-    async fn find(self: Arc<Self>, shown: Arc<Shown>, uri: Uri) -> Result<Answer, HtmlError> {
+    async fn find(
+        self: Arc<Self>,
+        shown: Arc<Shown>,
+        headers: HeaderMap,
+        uri: Uri,
+    ) -> Result<Answer, HtmlError> {
         let path = uri.path().trim_start_matches('/').to_owned();
-        let found = match shown.cell(&path) {
+        let mut found = match cell_at(&shown.facts, &path) {
             None => Found::default(),
             Some(cell) => {
                 let asked = tokio::time::timeout(PATIENCE, self.images.of_cell(&shown.facts.plan, cell));
@@ -132,6 +150,9 @@ impl PageServer {
                 asked.await.unwrap_or_else(|_| Found { image: late(), ..Found::default() })
             }
         };
+        if let Some(actions) = &self.actions {
+            found.offers = actions.offers(&headers, &shown.facts, &path).await;
+        }
         let _turn = self.turn.acquire().await;
         let page = Arc::clone(&self);
         let make = move || shown.answer(&path, uri.query().unwrap_or_default(), found, &page.parts);
@@ -141,21 +162,15 @@ impl PageServer {
 }
 
 impl Shown {
-    /// The cell of a page.
-    fn cell(&self, path: &str) -> Option<&PlannedCell> {
-        let mut cells = self.facts.plan.cells.iter().filter(|_| path.starts_with("c/"));
-        cells.find(|cell| cell_link(&cell.image, &cell.target) == path)
-    }
-
     fn answer(&self, path: &str, query: &str, found: Found, parts: &Parts) -> Result<Answer, HtmlError> {
-        let Self { facts, history, index } = self;
+        let Self { facts, definitions: _, history, index } = self;
         let fleet = || Fleet::new(facts, &history.since);
         let page = match path {
             "style.css" => return Ok(Answer::Page("text/css; charset=utf-8", STYLE.to_owned())),
             "icon.svg" => return Ok(Answer::Page("image/svg+xml", ICON.to_owned())),
             "page.js" => return Ok(Answer::Page("text/javascript; charset=utf-8", SCRIPT.to_owned())),
             "nodes.html" => html::nodes_page(facts)?,
-            "rollouts.html" => html::rollouts_page(facts)?,
+            "rollouts.html" => html::rollouts_page(facts, &found.offers)?,
             "" | "index.html" => {
                 let filter = filter(query);
                 if filter != Filter::default() {
@@ -192,9 +207,7 @@ impl Shown {
 }
 
 async fn named_as_here(request: Request, next: Next) -> Response {
-    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
-    if matches!(name, "127.0.0.1" | "localhost") {
+    if names_this_machine(request.headers()) {
         return next.run(request).await;
     }
     (StatusCode::MISDIRECTED_REQUEST, "this page is for this machine alone\n").into_response()
@@ -214,24 +227,56 @@ fn filter(query: &str) -> Filter {
     filter
 }
 
-async fn answer(State(page): State<Arc<PageServer>>, uri: Uri) -> Response {
-    let mut response = match page.shown() {
+async fn answer(State(page): State<Arc<PageServer>>, headers: HeaderMap, uri: Uri) -> Response {
+    guarded(match page.shown() {
         None => (StatusCode::SERVICE_UNAVAILABLE, "no pass has been made yet\n").into_response(),
-        Some(shown) => match Arc::clone(&page).find(shown, uri).await {
+        Some(shown) => match Arc::clone(&page).find(shown, headers, uri).await {
             Ok(Answer::Page(kind, text)) => ([(header::CONTENT_TYPE, kind)], text).into_response(),
             Ok(Answer::Log(path)) => log(path).await,
             Ok(Answer::Nothing) => (StatusCode::NOT_FOUND, "there is no such page\n").into_response(),
-            Err(error) => {
-                tracing::error!(error = error_chain(&error), "no page");
-                (StatusCode::INTERNAL_SERVER_ERROR, "the page could not be made\n").into_response()
-            }
+            Err(error) => no_page(&error),
         },
+    })
+}
+
+fn no_page(error: &HtmlError) -> Response {
+    tracing::error!(error = error_chain(error), "no page");
+    (StatusCode::INTERNAL_SERVER_ERROR, "the page could not be made\n").into_response()
+}
+
+/// What would happen, to be confirmed.
+async fn confirm(State(page): State<Arc<PageServer>>, headers: HeaderMap, uri: Uri) -> Response {
+    let (Some(shown), Some(actions)) = (page.shown(), &page.actions) else {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
     };
+    let query = uri.query().unwrap_or_default();
+    guarded(match actions.preview(&headers, &shown.facts, query.as_bytes()).await {
+        Ok((preview, ..)) => match html::confirm_page(&shown.facts, &preview) {
+            Ok(text) => ([(header::CONTENT_TYPE, HTML)], text).into_response(),
+            Err(error) => no_page(&error),
+        },
+        Err(refusal) => refusal.into_response(),
+    })
+}
+
+/// What was confirmed is done.
+async fn act(State(page): State<Arc<PageServer>>, headers: HeaderMap, form: Bytes) -> Response {
+    let (Some(shown), Some(actions)) = (page.shown(), &page.actions) else {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    };
+    guarded(match actions.act(&headers, &shown.facts, &shown.definitions, &form).await {
+        Ok(back) => (StatusCode::SEE_OTHER, [(header::LOCATION, back)]).into_response(),
+        Err(refusal) => refusal.into_response(),
+    })
+}
+
+fn guarded(mut response: Response) -> Response {
     let headers = response.headers_mut();
     for (name, value) in [
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::REFERRER_POLICY, "no-referrer"),
+        // To this page a browser says where its forms are from.
+        (header::REFERRER_POLICY, "same-origin"),
         (header::CACHE_CONTROL, "no-cache"),
     ] {
         headers.insert(name, HeaderValue::from_static(value));

@@ -36,7 +36,7 @@ fn view(fleet: &Small) -> PassView {
 #[tokio::test]
 async fn the_page_of_the_newest_pass_is_served_and_only_read() {
     let bench = Bench::new(&serde_json::json!({}));
-    let page = PageServer::new(bench.parts.clone());
+    let page = PageServer::new(bench.parts.clone(), None);
     let (health, metrics) = (Arc::new(Health::new()), Arc::new(Metrics::new()));
     let server = HttpServer::bind(([127, 0, 0, 1], 0).into(), health, metrics, page.router()).await.unwrap();
     let (address, cancel) = (server.address().unwrap(), CancellationToken::new());
@@ -114,7 +114,7 @@ async fn the_page_of_the_newest_pass_is_served_and_only_read() {
 
 #[tokio::test]
 async fn a_name_from_elsewhere_that_leads_to_this_machine_reads_nothing() {
-    let page = PageServer::new(Bench::new(&serde_json::json!({})).parts.clone());
+    let page = PageServer::new(Bench::new(&serde_json::json!({})).parts.clone(), None);
     page.pass(&view(&Small::new(&[K47]))).await;
     for (host, status) in [
         ("127.0.0.1:81", 200),
@@ -131,7 +131,7 @@ async fn a_name_from_elsewhere_that_leads_to_this_machine_reads_nothing() {
 
 #[tokio::test]
 async fn viewers_are_counted_and_come_and_go() {
-    let page = PageServer::new(Bench::new(&serde_json::json!({})).parts.clone());
+    let page = PageServer::new(Bench::new(&serde_json::json!({})).parts.clone(), None);
     let open = async || events(State(Arc::clone(&page))).await;
     let mut viewers = Vec::new();
     for _ in 0..VIEWERS {

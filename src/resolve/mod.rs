@@ -13,7 +13,7 @@ use crate::{
     error_chain,
     image::{Digest, DriverImage, Need, Output, RuntimeBase, VersionSpec, checked::HeadersPath},
     inputs::{HeaderIdentity, HostTreeLookup, Lookup, bootstrap_key},
-    kernel::{Architecture, HeaderText, KernelTarget, Toolchain, match_family},
+    kernel::{Architecture, HeaderText, KernelFamily, KernelTarget, NodeSystem, Toolchain, match_family},
     parts::{AT_ONCE, FindingKind, Parts, Result, TargetError},
     plan::{EntrypointBinary, Resolved, ResolvedImage, SignedWith, TreeKey, Unverified, toolchain_key},
 };
@@ -53,23 +53,27 @@ pub(crate) async fn resolve_more(
     let mut unknown_headers = Vec::new();
     for target in targets {
         let Some(family) = match_family(&parts.definitions.families, target) else { continue };
+        let system = resolved.system(target).clone();
         for image in all {
-            let key = toolchain_key(image, family);
+            let key = toolchain_key(image, family, target, &system);
             if !resolved.toolchains.contains_key(&key) {
                 let outcome = match image.spec.toolchain(family) {
-                    Ok(toolchain) => toolchain_identity(parts, &toolchain).await.map_err(|error| {
-                        resolved.unreachable |= error.is_unreachable();
-                        with_hint(&error)
-                    }),
+                    Ok(toolchain) => {
+                        let found = toolchain_identity(parts, &toolchain, family, (target, &system)).await;
+                        found.map_err(|error| {
+                            resolved.unreachable |= error.is_unreachable();
+                            with_hint(&error)
+                        })
+                    }
                     Err(why) => Err(why),
                 };
                 resolved.toolchains.insert(key, outcome);
             }
         }
         if !resolved.headers.contains_key(target) {
-            let source = &family.spec.headers;
+            let source = family.spec.headers_for(target, &system);
             unknown_headers.push(async move {
-                let look = || parts.fetcher.headers().identity(source, &parts.definitions.root, target);
+                let look = || parts.fetcher.headers().identity(&source, &parts.definitions.root, target);
                 (target.clone(), parts.retry("look up headers", look).await)
             });
         }
@@ -104,9 +108,10 @@ async fn resolve_header_texts(
         let texts: Vec<HeaderText> =
             images.iter().flat_map(|image| image.spec.asked_of_headers(target)).filter(is_new).collect();
         if !texts.is_empty() {
+            let source = family.spec.headers_for(target, resolved.system(target));
             asked.push(async move {
-                let (source, root) = (&family.spec.headers, &parts.definitions.root);
-                let look = || parts.fetcher.headers().say(source, root, target, &texts);
+                let root = &parts.definitions.root;
+                let look = || parts.fetcher.headers().say(&source, root, target, &texts);
                 let outcome = parts.retry("look into headers", look).await;
                 (target, texts, outcome)
             });
@@ -175,11 +180,21 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
     Ok(ResolvedImage { version, sources, patches, base_identity, entrypoint, signed_with })
 }
 
-async fn toolchain_identity(parts: &Parts, toolchain: &Toolchain) -> Result<String> {
+async fn toolchain_identity(
+    parts: &Parts,
+    toolchain: &Toolchain,
+    family: &KernelFamily,
+    (target, system): (&KernelTarget, &NodeSystem),
+) -> Result<String> {
     match toolchain {
         // The specification alone: the architecture is hashed with the target.
         Toolchain::Bootstrap(spec) => Ok(bootstrap_key(spec, Architecture::Amd64)),
-        Toolchain::Image(reference) => Ok(parts.resolve_reference(reference).await?.to_string()),
+        Toolchain::Image(image) => {
+            let image = family.spec.image_for(image, target, system).map_err(|missing| {
+                TargetError::unmet(format!("there is no {missing}"), "name it in the kernel family")
+            })?;
+            Ok(parts.resolve_reference(&image.to_string()).await?.to_string())
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Adapter: the figures that `/metrics` shows, in Prometheus' text format.
 //!
-//! Labels are names of enum variants, names of driver images (checked, and as many as there are definitions) and
+//! Labels are names of enum variants, names of driver images and rollouts (checked, and as many as there are definitions) and
 //! kernel targets (checked, and never more than [`MAX_KERNELS`]): nothing that a cluster could fill the memory of a
 //! monitoring system with.
 
@@ -98,6 +98,7 @@ pub struct Metrics {
     kernels: Family<[(&'static str, String); 1], DecimalGauge>,
     kernels_left_out: Gauge,
     nodes_left_alone: Gauge,
+    upgrade_nodes: Family<[(&'static str, String); 2], Gauge>,
     build_seconds: Histogram,
     builds: Family<Labels<1>, Counter>,
     builds_running: Gauge,
@@ -136,6 +137,11 @@ impl Metrics {
                 "nodes_left_alone",
                 "Nodes whose kernel target is not known or contradicts itself",
                 Gauge::default(),
+            ),
+            upgrade_nodes: registering.add(
+                "upgrade_nodes",
+                "Nodes of DaemonSets that are upgraded in order, by stage",
+                Family::default(),
             ),
             build_seconds: registering.seconds(
                 "build_duration",
@@ -202,6 +208,14 @@ impl Metrics {
             self.images.get_or_create(&labels).inc();
         }
         self.nodes_left_alone.set(count(plan.left_alone.len()));
+        self.upgrade_nodes.clear();
+        for upgrade in plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref()) {
+            for turn in &upgrade.nodes {
+                let stage: &'static str = turn.stage.into();
+                let labels = [("rollout", upgrade.rollout.clone()), ("stage", stage.to_owned())];
+                self.upgrade_nodes.get_or_create(&labels).inc();
+            }
+        }
     }
 
     /// Kernels that wait for images or rollouts, and for how long.

@@ -9,7 +9,8 @@ use crate::controller::live::PassView;
 use crate::{
     image::OperatorResource,
     plan::{
-        Change, HoldReason, NodeReason, Phase, PlannedRollout, RolloutDecision, RolloutObject, status_entries,
+        Change, HoldReason, NodeReason, Phase, PlannedRollout, RolloutDecision, RolloutObject, UpgradeNote,
+        UpgradeState, status_entries,
     },
 };
 
@@ -52,6 +53,10 @@ pub enum EventReason {
     NodeWaits,
     /// A node announces a kernel that is not used.
     AnnouncementNotUsed,
+    /// A node has got another driver, in order.
+    Upgraded,
+    /// A node did not get another driver, or the new one does not work.
+    UpgradeFailed,
     /// A node names more kernels than a node does, or a kernel that is one too many.
     NodeNotBelieved,
 }
@@ -64,6 +69,8 @@ impl EventReason {
             Self::RewriteFailed | Self::RolloutConflict | Self::RolloutPutBack | Self::RolloutHeld => {
                 ("RollOut", true)
             }
+            Self::Upgraded => ("UpgradeNode", false),
+            Self::UpgradeFailed => ("UpgradeNode", true),
             Self::BuildStarted => ("Build", false),
             Self::BuildFailed => ("Build", true),
             Self::Published => ("Publish", false),
@@ -206,6 +213,18 @@ fn states(view: &PassView, told: &mut EventHistory) {
     }
     for unused in &view.plan.unused_announcements {
         told.nodes.insert((EventReason::AnnouncementNotUsed, unused.node.clone()), unused.why.to_string());
+    }
+    for upgrade in view.plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref()) {
+        for (node, note) in upgrade.nodes.iter().filter_map(|turn| Some((&turn.node, turn.note.as_ref()?))) {
+            let UpgradeNote { rollout, state, to, why, .. } = note;
+            let reason = match state {
+                UpgradeState::Uncordoned => EventReason::Upgraded,
+                UpgradeState::NotDrained | UpgradeState::Failed => EventReason::UpgradeFailed,
+                _ => continue,
+            };
+            let why = why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+            told.nodes.insert((reason, node.clone()), format!("{rollout}, {to}{why}"));
+        }
     }
     for rollout in &view.plan.rollouts {
         let RolloutDecision::Hold(why) = &rollout.decision else { continue };

@@ -54,13 +54,21 @@ fn lasting(text: &str) -> String {
     size.replace_all(&digest.replace_all(text, "sha256:"), "bytes").into_owned()
 }
 
+/// What the environment of the other tests says, and a newcomer's does not.
+const SET: [&str; 3] = ["FARRIER_DEFINITIONS", "FARRIER_REGISTRY", "FARRIER_CLUSTER"];
+
 /// `farrier` as a newcomer calls it: nothing stands in the environment but the cache.
 fn newcomer<S: AsRef<OsStr>>(site: &Site, args: &[S]) -> Run {
     let mut command = site.command(args);
-    for name in ["FARRIER_DEFINITIONS", "FARRIER_REGISTRY", "FARRIER_CLUSTER"] {
+    for name in SET {
         command.env_remove(name);
     }
     site.finish(command.env("FARRIER_ENGINE", "sandbox").current_dir(site.path("")).spawn().unwrap())
+}
+
+/// `farrier init` over the site's directory of manifests, with these further words.
+fn init(site: &Site, more: &[&str]) -> Run {
+    newcomer(site, &[&["init", "--cluster", "dir:cluster", "--registry", "oci:layout"], more].concat())
 }
 
 /// The words of the command that `farrier init` prints as the next one.
@@ -102,10 +110,7 @@ fn without_a_terminal_it_says_what_is_missing_and_ends() {
     run.line("hint: farrier init DIR --cluster CLUSTER --registry LOCATION");
     site.canary("6.1.0-901-amd64");
     newcomer(&site, &["init", "--cluster", "dir:cluster"]).exits(2).line("--registry is missing");
-    let refused = |more: &[&str]| {
-        let given = ["init", "--cluster", "dir:cluster", "--registry", "oci:layout"];
-        newcomer(&site, &[&given, more].concat()).exits(2)
-    };
+    let refused = |more: &[&str]| init(&site, more).exits(2);
     refused(&[]).line("--driver is missing");
     module(&site);
     refused(&["--from", "module.yaml"]).line("where are the sources of acme (what its Dockerfile fetches)");
@@ -126,19 +131,7 @@ fn what_cannot_be_read_back_is_not_written() {
     let path = module(&site);
     let text = fs::read_to_string(&path).unwrap().replace("pool: canary", "'x y': canary");
     fs::write(&path, text).unwrap();
-    let args = [
-        "init",
-        "mine",
-        "--cluster",
-        "dir:cluster",
-        "--registry",
-        "oci:x",
-        "--from",
-        "module.yaml",
-        "--source",
-        "acme",
-    ];
-    newcomer(&site, &args).exits(2).line("a label key");
+    init(&site, &["mine", "--from", "module.yaml", "--source", "acme"]).exits(2).line("a label key");
     assert!(!site.path("mine").exists());
 }
 
@@ -150,19 +143,7 @@ fn what_is_there_stays_as_it_is() {
     fs::write(site.path("mine/images/mstflint.yaml"), "mine\n").unwrap();
     fs::write(site.path("elsewhere.yaml"), "elsewhere\n").unwrap();
     std::os::unix::fs::symlink("../elsewhere.yaml", site.path("mine/site.yaml")).unwrap();
-    let args = [
-        "init",
-        "mine",
-        "--cluster",
-        "dir:cluster",
-        "--registry",
-        "oci:layout",
-        "--driver",
-        "mstflint",
-        "-o",
-        "json",
-    ];
-    let report = newcomer(&site, &args).exits(0).json();
+    let report = init(&site, &["mine", "--driver", "mstflint", "-o", "json"]).exits(0).json();
     assert_eq!(report["kept"], json!(["mine/images/mstflint.yaml", "mine/site.yaml"]));
     assert_eq!(report["written"], json!([]));
     assert_eq!(fs::read_to_string(site.path("mine/images/mstflint.yaml")).unwrap(), "mine\n");
@@ -177,9 +158,7 @@ fn drivers_that_come_with_farrier() {
     site.canary("6.1.0-901-amd64");
     for (driver, files) in [("nvidia-peermem", 3), ("mstflint", 1), ("nv-peer-mem", 3)] {
         let place = format!("own-{driver}");
-        let args =
-            ["init", &place, "--cluster", "dir:cluster", "--registry", "oci:layout", "--driver", driver];
-        newcomer(&site, &args).exits(0);
+        init(&site, &[&place, "--driver", driver]).exits(0);
         assert_eq!(read_all(&site.path(&place).join("images")).len(), files, "{driver}");
         let plan = ["plan", "--definitions", &place, "--cluster", "dir:cluster", "--registry", "oci:layout"];
         newcomer(&site, &plan).exits(0);
@@ -198,7 +177,7 @@ fn at_a_terminal_it_asks() {
         .current_dir(site.path(""))
         .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::piped());
-    for name in ["FARRIER_DEFINITIONS", "FARRIER_REGISTRY", "FARRIER_CLUSTER"] {
+    for name in SET {
         script.env_remove(name);
     }
     let mut child = script.spawn().expect("run script (Debian package bsdutils)");

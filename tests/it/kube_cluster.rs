@@ -33,7 +33,7 @@ fn interest() -> Interest {
         labels: [objects::KERNEL_LABEL.to_owned()].into(),
         daemon_sets: [("drivers".to_owned(), "ofed".to_owned())].into(),
         resources: [OperatorResource::NicClusterPolicy].into(),
-        rollback: false,
+        ..Interest::default()
     }
 }
 
@@ -408,6 +408,7 @@ async fn a_budget_refuses_an_eviction_in_the_servers_words() {
             name: pod.name.clone(),
             uid: uid.to_owned(),
             why: "its node has another kernel".to_owned(),
+            ..PodRestart::default()
         })
     };
     let error = kube.apply(&restart(&pod.version.uid)).await.unwrap_err();

@@ -201,6 +201,7 @@ async fn a_namespace_that_is_not_there_is_said_as_that() {
         target: RolloutTarget::of(&serde_json::from_value(spec).unwrap()),
         decision: RolloutDecision::Hold(HoldReason::NotFound),
         changes: Vec::new(),
+        upgrade: None,
     });
     story.pass(1).await;
     let said = logs.with("there is no such namespace");

@@ -8,9 +8,14 @@ const GREEN: &str = "\u{1b}[32m";
 
 /// What `farrier` writes to a terminal of so many columns.
 fn on_terminal(live: &Live, columns: u16, words: &str) -> String {
+    on_terminal_of(live, &format!("cols {columns}"), "", words)
+}
+
+/// The same on a terminal of a size as stty takes it, with these variables in the environment.
+fn on_terminal_of(live: &Live, size: &str, variables: &str, words: &str) -> String {
     let farrier = live.command(&[]);
     let program = farrier.get_program().display();
-    let command = format!("stty cols {columns}; exec {program} {words} 2>/dev/null");
+    let command = format!("stty {size}; exec env {variables} {program} {words} 2>/dev/null");
     let mut script = Command::new("script");
     script.args(["--quiet", "--return", "--command", &command, "/dev/null"]);
     for (name, value) in farrier.get_envs() {
@@ -19,7 +24,10 @@ fn on_terminal(live: &Live, columns: u16, words: &str) -> String {
             None => script.env_remove(name),
         };
     }
-    let output = script.env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE").output();
+    for name in ["NO_COLOR", "CLICOLOR_FORCE", "FARRIER_PAGER", "PAGER", "LESS"] {
+        script.env_remove(name);
+    }
+    let output = script.output();
     let output = output.expect("run script (Debian package bsdutils)");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap().replace("\r\n", "\n")
@@ -46,4 +54,35 @@ fn tables_fit_and_words_have_colours() {
     let piped = live.command(&["status"]).output().unwrap().stdout;
     let piped = String::from_utf8(piped).unwrap();
     assert!(piped.contains(digits) && !piped.contains('\u{1b}'), "{piped}");
+}
+
+#[test]
+fn what_is_longer_than_the_terminal_goes_through_a_pager() {
+    let nodes = (1..=5).map(|number| node(&format!("n{number}"), &format!("6.1.0-90{number}-amd64")));
+    let live = Live::new(nodes, "image");
+    let status = |size, variables, words| on_terminal_of(&live, size, variables, words);
+    let paged = |text: &str| text.lines().filter(|line| line.starts_with("paged: ")).count();
+    let marks = "FARRIER_PAGER='sed \"s/^/paged: /\"' PAGER=false";
+
+    let long = status("cols 200 rows 4", marks, "status");
+    assert!(paged(&long) >= 6 && long.contains("paged: IMAGE") && long.contains("6.1.0-905-amd64"), "{long}");
+    let of_all = status("cols 200 rows 4", "PAGER='sed \"s/^/paged: /\"'", "status");
+    assert_eq!(of_all, long);
+    // What less does by itself, where nothing says how it is to be.
+    let options = status("cols 200 rows 4", "PAGER='cat > /dev/null; echo \"options $LESS\"'", "status");
+    assert_eq!(options, "options FRX\n");
+
+    for (size, variables, words) in [
+        ("cols 200 rows 99", marks, "status"),
+        ("cols 200 rows 4", marks, "status --no-pager"),
+        ("cols 200 rows 4", "FARRIER_PAGER= PAGER=false", "status"),
+        ("cols 200 rows 4", "PAGER=cat", "status"),
+        ("cols 200 rows 4", "PAGER=no-such-pager", "status"),
+    ] {
+        let text = status(size, variables, words);
+        assert!(paged(&text) == 0 && text.contains("6.1.0-905-amd64"), "{variables} {words}: {text}");
+    }
+    let mut piped = live.command(&["status"]);
+    let piped = piped.env("PAGER", "sed 's/^/paged: /'").output().unwrap().stdout;
+    assert_eq!(paged(&String::from_utf8(piped).unwrap()), 0);
 }

@@ -4,6 +4,7 @@ pub mod bundle;
 pub mod gc;
 pub mod headers;
 pub mod look;
+pub mod pager;
 mod pass;
 mod plan;
 pub mod preflight;
@@ -17,7 +18,7 @@ use comfy_table::{Cell, ContentArrangement, Row, Table, presets::NOTHING};
 use serde::Serialize;
 
 pub use pass::pass;
-pub use plan::{plan, status};
+pub use plan::{plan, status, upgrades};
 pub use progress::{Bar, Progress};
 
 use super::{args::OutputForm, error::OutputError};
@@ -34,12 +35,13 @@ pub fn show<T: Serialize + ?Sized>(
     })
 }
 
-/// Writes text to standard output, and ends its last line. A closed pipe (`| head`) is no error.
+/// Writes text to standard output, at the end and through a pager where results are paged, and ends its last line.
 pub fn result(text: &str) -> Result<(), OutputError> {
-    if text.ends_with('\n') { part(text) } else { part(&format!("{text}\n")) }
+    let text = if text.ends_with('\n') { text.to_owned() } else { format!("{text}\n") };
+    if pager::keep(&text) { Ok(()) } else { part(&text) }
 }
 
-/// Writes what is a part of the output.
+/// Writes what is a part of the output. A closed pipe (`| head`) is no error.
 pub fn part(text: &str) -> Result<(), OutputError> {
     let mut out = io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());

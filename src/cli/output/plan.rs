@@ -1,7 +1,9 @@
 //! Plans and the matrix of status, as people read them.
 
-use super::lines;
-use crate::plan::{Plan, StatusRow, Table, left_alone, status_table, summary, tables};
+use super::{lines, printable};
+use crate::plan::{
+    Plan, PlannedUpgrade, StatusRow, Table, left_alone, status_table, summary, tables, upgrade_table,
+};
 
 /// The plan as tables, and one closing line.
 pub fn plan(plan: &Plan) -> String {
@@ -22,6 +24,17 @@ pub fn status(rows: &[StatusRow], plan: &Plan) -> String {
     };
     let left_alone = left_alone(plan);
     if left_alone.rows.is_empty() { matrix } else { format!("{matrix}\n{}", laid_out(&left_alone)) }
+}
+
+/// Upgrades: how each stands, and its nodes.
+pub fn upgrades(upgrades: &[&PlannedUpgrade]) -> String {
+    let text = |upgrade: &&PlannedUpgrade| {
+        format!("{}\n\n{}", printable(&upgrade.summary()), laid_out(&upgrade_table(upgrade)))
+    };
+    match upgrades {
+        [] => "no upgrade is planned; `farrier plan` says what rollouts wait for\n".to_owned(),
+        upgrades => upgrades.iter().map(text).collect::<Vec<_>>().join("\n"),
+    }
 }
 
 /// A table in columns.

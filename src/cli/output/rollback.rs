@@ -1,26 +1,11 @@
 //! What `farrier rollback` did, as people read it.
 
-use serde::Serialize;
-
 use super::{indented_table, printable};
 use crate::{
+    controller::rollback::Rolled,
     image::OperatorResource,
-    plan::{PER_KERNEL_ANNOTATION, RECORD_ANNOTATION, RollbackOutcome, RollbackStep},
+    plan::{PER_KERNEL_ANNOTATION, RECORD_ANNOTATION, RollbackStep},
 };
-
-/// One object's step, and how it went.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Rolled {
-    #[serde(flatten)]
-    pub step: RollbackStep,
-    /// Is, or was, anything written?
-    #[serde(skip)]
-    pub written: bool,
-    /// Why the change was not made.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub failed: Option<String>,
-}
 
 /// Where was looked, and for what.
 pub struct Looked<'a> {
@@ -47,20 +32,9 @@ pub fn text(rolled: &[Rolled], dry_run: bool, looked: &Looked<'_>) -> String {
             add("", "failed", error);
         }
         for (field, outcome) in fields {
-            match (failed, outcome) {
-                (Some(failed), _) => add(field, "failed", failed),
-                (None, RollbackOutcome::PutBack { from, to }) => {
-                    add(field, "put back", &format!("{from} -> {to}"));
-                }
-                (None, RollbackOutcome::Released { holds }) => {
-                    add(
-                        field,
-                        "release",
-                        &format!("it now holds {holds}, which farrier did not set and leaves"),
-                    );
-                }
-                (None, RollbackOutcome::Nothing { why }) => add(field, "nothing", why),
-            }
+            let (action, detail) =
+                failed.as_ref().map_or_else(|| outcome.told(), |failed| ("failed", failed.clone()));
+            add(field, action, &detail);
         }
         if *written && failed.is_none() {
             resume.push(format!("  {command}\n"));
@@ -97,7 +71,7 @@ fn nothing(looked: &Looked<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Change, NodeChange};
+    use crate::plan::{Change, NodeChange, RollbackOutcome};
 
     fn taken(object: &str, outcome: RollbackOutcome, failed: Option<&str>) -> Rolled {
         let change = Change::Node(NodeChange::default());

@@ -1,14 +1,17 @@
 //! Pure: the bodies of writes. An applied body has farrier's fields and no others, so that all others keep their owners.
 
 use k8s_openapi::{
-    api::policy::v1::Eviction,
+    api::{
+        batch::v1::{CronJob, Job},
+        policy::v1::Eviction,
+    },
     apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions},
 };
 use serde_json::{Value, json};
 
 use crate::plan::{
-    DaemonSetChange, DaemonSetCopy, LiveDaemonSet, NodeAffinity, NodeChange, ObjectVersion, PodRestart,
-    ResourceChange,
+    DaemonSetChange, DaemonSetCopy, LiveDaemonSet, NodeAffinity, NodeChange, NodeCheck, ObjectVersion,
+    PodRestart, ResourceChange,
 };
 
 /// What a write is applied to: the API server refuses it for another object, and for another state of this one.
@@ -74,7 +77,7 @@ pub(super) fn copy(change: &DaemonSetCopy, version: Option<&ObjectVersion>) -> V
 /// An eviction of this very pod, not of its successor. kube's own [`kube::Api::evict`] spells the options
 /// `delete_options`, which the API server ignores, and with them the precondition.
 pub(super) fn eviction(restart: &PodRestart) -> Eviction {
-    let PodRestart { namespace, name, uid, why: _ } = restart;
+    let PodRestart { namespace, name, uid, why: _, drained: _, grace_seconds } = restart;
     let preconditions = Preconditions { uid: Some(uid.clone()), ..Preconditions::default() };
     Eviction {
         metadata: ObjectMeta {
@@ -84,21 +87,47 @@ pub(super) fn eviction(restart: &PodRestart) -> Eviction {
         },
         delete_options: Some(DeleteOptions {
             preconditions: Some(preconditions),
+            grace_period_seconds: grace_seconds.map(i64::from),
             ..DeleteOptions::default()
         }),
     }
 }
 
-/// A merge patch of a node; `null` removes.
-pub(super) fn node(change: &NodeChange) -> Value {
-    let NodeChange { name: _, labels, annotations } = change;
+/// A merge patch of a node, for one state of it where a version is given; `null` removes.
+pub(super) fn node(change: &NodeChange, version: Option<&ObjectVersion>) -> Value {
+    let NodeChange { name: _, labels, annotations, cordon, seen: _ } = change;
     let mut metadata = json!({});
     for (key, entries) in [("labels", labels), ("annotations", annotations)] {
         if !entries.is_empty() {
             metadata[key] = json!(entries);
         }
     }
-    json!({"metadata": metadata})
+    if let Some(version) = version {
+        preconditions(&mut metadata, version);
+    }
+    let mut body = json!({"metadata": metadata});
+    if let Some(cordon) = cordon {
+        body["spec"] = json!({"unschedulable": cordon});
+    }
+    body
+}
+
+/// The label by which Jobs are found that check a node.
+pub(super) const CHECK_LABEL: &str = "farrier.dev/upgrade-check";
+/// How long such a Job stays when it has ended, where its CronJob does not say.
+const CHECK_STAYS: i32 = 24 * 3600;
+
+/// The Job of a check, on its node; `None` where the CronJob says nothing of pods.
+pub(super) fn check(check: &NodeCheck, template: CronJob) -> Option<Job> {
+    let NodeCheck { node, namespace, template: _, name } = check;
+    let template = template.spec.job_template;
+    let (mut metadata, mut spec) = (template.metadata.unwrap_or_default(), template.spec?);
+    // Past the scheduler, which gives a cordoned node no pod.
+    spec.template.spec.as_mut()?.node_name = Some(node.clone());
+    spec.ttl_seconds_after_finished.get_or_insert(CHECK_STAYS);
+    (metadata.name, metadata.namespace) = (Some(name.clone()), Some(namespace.clone()));
+    metadata.labels.get_or_insert_default().insert(CHECK_LABEL.to_owned(), String::new());
+    Some(Job { metadata, spec: Some(spec), ..Job::default() })
 }
 
 /// An apply of an operator's resource.

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    forms::{self, DaemonSet, DaemonSetSpec, NodeObject, PodSpec},
+    forms::{self, DaemonSet, DaemonSetSpec, NodeObject, NodeStatus, PodSpec},
     object::{Facts, Object},
 };
 use crate::{
@@ -34,7 +34,8 @@ pub(super) const PREFIX: &str = "farrier.dev/";
 /// A node's facts, with all of its labels; the store keeps those of interest.
 pub(super) fn node(node: NodeObject) -> Object {
     let NodeObject { types: _, metadata, spec, status } = node;
-    let info = status.unwrap_or_default().node_info.unwrap_or_default();
+    let NodeStatus { node_info, conditions } = status.unwrap_or_default();
+    let info = node_info.unwrap_or_default();
     let version = version(&metadata);
     let labels = metadata.labels.unwrap_or_default();
     let facts = NodeFacts {
@@ -46,6 +47,7 @@ pub(super) fn node(node: NodeObject) -> Object {
         architecture: info.architecture,
         os_image: info.os_image,
         unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or_default(),
+        not_ready: conditions.iter().flatten().any(|found| found.kind == "Ready" && found.status != "True"),
         distrust: Distrust::default(),
     };
     Object { version, facts: Facts::Node(facts.into()) }
@@ -219,6 +221,7 @@ mod tests {
             "spec": {"unschedulable": true, "podCIDR": "10.0.0.0/24"},
             "status": {
                 "images": [{"names": ["a"], "sizeBytes": 1}],
+                "conditions": [{"type": "DiskPressure", "status": "False"}, {"type": "Ready", "status": "Unknown"}],
                 "nodeInfo": {"kernelVersion": "6.1.0", "architecture": "amd64", "osImage": "Debian", "bootID": "b"},
             },
         }));
@@ -231,6 +234,7 @@ mod tests {
             architecture,
             os_image,
             unschedulable,
+            not_ready,
             hardware_labelled,
             distrust: _,
         } = facts;
@@ -238,7 +242,7 @@ mod tests {
         assert_eq!((architecture.as_str(), os_image.as_str()), ("amd64", "Debian"));
         assert_eq!(labels, [("a".to_owned(), "1".to_owned())].into());
         assert_eq!(annotations, [("farrier.dev/next-kernel".to_owned(), "6.1.0".to_owned())].into());
-        assert!(unschedulable && !hardware_labelled);
+        assert!(unschedulable && not_ready && !hardware_labelled);
     }
 
     #[test]

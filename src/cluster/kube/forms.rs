@@ -1,4 +1,4 @@
-//! Pure: what farrier reads of nodes, pods and DaemonSets. All else is skipped while it is parsed, so that a list of
+//! Pure: what farrier reads of nodes, pods, Jobs and DaemonSets. All else is skipped while it is parsed, so that a list of
 //! large nodes costs little memory, and the types of everything that a pod can hold need not be compiled.
 //!
 //! As in the API's own types, a list that is missing, and one that is null, are empty.
@@ -12,7 +12,8 @@ use k8s_openapi::{
     apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
 };
 use kube::core::object;
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
+use serde_json::Value;
 
 pub(super) type NodeObject = object::Object<Option<NodeSpec>, NodeStatus>;
 
@@ -25,6 +26,25 @@ pub(super) struct NodeSpec {
 #[serde(rename_all = "camelCase")]
 pub(super) struct NodeStatus {
     pub(super) node_info: Option<NodeInfo>,
+    pub(super) conditions: Option<Vec<Condition>>,
+}
+
+/// A condition of a node or a Job.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Condition {
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    pub(super) status: String,
+    #[serde(default)]
+    pub(super) message: String,
+}
+
+/// What is parsed of a Job.
+pub(super) type JobObject = object::Object<IgnoredAny, JobStatus>;
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct JobStatus {
+    pub(super) conditions: Option<Vec<Condition>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -115,6 +135,19 @@ struct NodeAffinity {
 pub(super) struct Container {
     pub(super) name: String,
     pub(super) image: Option<String>,
+    resources: Option<Resources>,
+}
+
+impl Container {
+    /// What it requests.
+    pub(super) fn requests(&self) -> impl Iterator<Item = &String> {
+        self.resources.iter().filter_map(|resources| resources.requests.as_ref()).flat_map(BTreeMap::keys)
+    }
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Resources {
+    requests: Option<BTreeMap<String, Value>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

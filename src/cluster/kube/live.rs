@@ -23,6 +23,7 @@ use super::{
     },
     call::Caller,
     connect::{Connection, KubeOptions, connect, who_am_i},
+    image_streams::image_streams,
     stats::KubeStats,
     store::{Readiness, Store},
     target::Target,
@@ -130,20 +131,20 @@ impl Cluster for KubeCluster {
     }
 
     /// Waits until everything has been listed once. Later it returns at once, also while the API server is away: a
-    /// write then finds out.
+    /// write then finds out. Only ImageStreams are asked for each time, where a kernel family names one.
     async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
         let failed =
             |error| ClusterError::Api { action: format!("read the cluster at {}", self.address), error };
         let stopped = || failed(ApiError::Unavailable("farrier is stopping".to_owned()));
         let mut bell = self.shared.listen();
-        loop {
+        let (snapshot, streams) = loop {
             bell.mark_unchanged();
             {
                 let store = self.shared.store();
                 match store.readiness() {
                     Readiness::Ready => {
                         self.taken.store(store.generation(), Ordering::Relaxed);
-                        return Ok(store.snapshot());
+                        break (store.snapshot(), store.image_streams());
                     }
                     Readiness::Waiting => {}
                     Readiness::Failed(error) => return Err(failed(error)),
@@ -153,7 +154,9 @@ impl Cluster for KubeCluster {
                 () = self.cancel.cancelled() => return Err(stopped()),
                 rung = bell.changed() => rung.map_err(|_| stopped())?,
             }
-        }
+        };
+        let image_streams = image_streams(self, streams).await.map_err(failed)?;
+        Ok(ClusterSnapshot { image_streams, ..snapshot })
     }
 
     async fn mentions(&self, images: &Candidates) -> Result<BTreeSet<String>, ClusterError> {

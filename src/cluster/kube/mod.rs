@@ -16,6 +16,7 @@ mod connect;
 mod errors;
 mod facts;
 mod forms;
+mod image_streams;
 mod live;
 mod object;
 mod pods;
@@ -30,5 +31,6 @@ pub use self::{
     connect::{KubeOptions, client},
     errors::causes,
     live::KubeCluster,
+    rights::{AskedPatch, Person},
     stats::{KubeStats, is_starting},
 };

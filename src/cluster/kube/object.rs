@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use crate::plan::{DaemonSetFacts, NodeFacts, ObjectVersion, PodFacts, ResourceFacts, Shared};
+use crate::plan::{
+    DaemonSetFacts, JobState, NodeFacts, ObjectVersion, PodFacts, ResourceFacts, Shared, WorkloadFacts,
+};
 
 /// Namespace and name: what tells objects of one watch apart.
 pub(super) type Key = (String, String);
@@ -20,6 +22,8 @@ pub(super) enum Facts {
     DaemonSet(Box<DaemonSetFacts>),
     Pod(Box<PodFacts>),
     Resource(Box<ResourceFacts>),
+    Workload(Box<WorkloadFacts>),
+    Check(Key, JobState),
 }
 
 impl Facts {
@@ -29,7 +33,7 @@ impl Facts {
         match self {
             Self::DaemonSet(facts) => facts.label_keys().collect(),
             Self::Resource(facts) => facts.label_keys().collect(),
-            Self::Node(_) | Self::Pod(_) => Vec::new(),
+            Self::Node(_) | Self::Pod(_) | Self::Workload(_) | Self::Check(..) => Vec::new(),
         }
     }
 }
@@ -41,6 +45,8 @@ impl Object {
             Facts::DaemonSet(facts) => (facts.namespace.clone(), facts.name.clone()),
             Facts::Pod(facts) => (facts.namespace.clone(), facts.name.clone()),
             Facts::Resource(facts) => (String::new(), facts.name.clone()),
+            Facts::Workload(facts) => (facts.namespace.clone(), facts.name.clone()),
+            Facts::Check(key, _) => key.clone(),
         }
     }
 
@@ -67,6 +73,8 @@ impl Object {
             (Facts::Resource(old), Facts::Resource(new)) => {
                 (&old.annotations, &old.spec) == (&new.annotations, &new.spec)
             }
+            (Facts::Workload(old), Facts::Workload(new)) => old == new,
+            (Facts::Check(_, old), Facts::Check(_, new)) => old == new,
             _ => false,
         };
         like && self.version.uid == other.version.uid

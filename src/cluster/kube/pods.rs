@@ -1,17 +1,20 @@
-//! Pure: from a Pod, as the API server gives it, to facts.
+//! Pure: from a Pod or a Job, as the API server gives it, to facts.
 
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStateWaiting, PodCondition};
+use k8s_openapi::{
+    api::core::v1::{ContainerStateTerminated, ContainerStateWaiting, PodCondition},
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
 
 use super::{
     errors::one_line,
     facts::version,
-    forms::{ContainerState, ContainerStatus, PodObject, PodSpec, PodStatus},
+    forms::{Container, ContainerState, ContainerStatus, JobObject, PodObject, PodSpec, PodStatus},
     object::{Facts, Object},
 };
-use crate::plan::PodFacts;
+use crate::plan::{JobState, PodFacts, WorkloadFacts};
 
 /// A pod's facts; `daemon_set` is empty where no DaemonSet controls it.
 pub(super) fn pod(pod: PodObject) -> Object {
@@ -37,6 +40,44 @@ pub(super) fn pod(pod: PodObject) -> Object {
         name: metadata.name.unwrap_or_default(),
     };
     Object { version, facts: Facts::Pod(Box::new(facts)) }
+}
+
+/// Facts of a pod that may have to leave its node.
+pub(super) fn workload(pod: PodObject) -> Object {
+    let PodObject { types: _, metadata, spec, status: _ } = pod;
+    let version = version(&metadata);
+    let is_mirror =
+        metadata.annotations.iter().flatten().any(|(key, _)| key == "kubernetes.io/config.mirror");
+    let mut owners = metadata.owner_references.into_iter().flatten();
+    let stays = |owner: OwnerReference| {
+        owner.controller == Some(true) && matches!(owner.kind.as_str(), "DaemonSet" | "Node")
+    };
+    let requests = spec.all_containers().flat_map(Container::requests).filter(|name| name.contains('/'));
+    let facts = WorkloadFacts {
+        uid: version.uid.clone(),
+        stays: is_mirror || owners.any(stays),
+        requests: requests.cloned().collect(),
+        node: spec.node_name.unwrap_or_default(),
+        labels: metadata.labels.unwrap_or_default(),
+        deleting: metadata.deletion_timestamp.is_some(),
+        namespace: metadata.namespace.unwrap_or_default(),
+        name: metadata.name.unwrap_or_default(),
+    };
+    Object { version, facts: Facts::Workload(Box::new(facts)) }
+}
+
+/// How a Job stands that checks a node.
+pub(super) fn check(job: JobObject) -> Object {
+    let JobObject { types: _, metadata, spec: _, status } = job;
+    let conditions = status.unwrap_or_default().conditions.unwrap_or_default();
+    let holds = |kind: &str| conditions.iter().find(|found| found.kind == kind && found.status == "True");
+    let state = match (holds("Complete"), holds("Failed")) {
+        (_, Some(failed)) => JobState::Failed(one_line(&failed.message)),
+        (Some(_), None) => JobState::Succeeded,
+        (None, None) => JobState::Running,
+    };
+    let key = (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default());
+    Object { version: version(&metadata), facts: Facts::Check(key, state) }
 }
 
 fn images(spec: &PodSpec) -> BTreeMap<String, String> {
@@ -175,6 +216,49 @@ mod tests {
         );
         let ready = facts(&json!({}), &json!({"conditions": [{"type": "Ready", "status": "True"}]}));
         assert!(ready.ready && ready.messages.is_empty());
+    }
+
+    #[test]
+    fn pods_leave_a_node_unless_they_belong_to_it() {
+        let facts = |metadata: Value| {
+            let container =
+                json!({"name": "c", "resources": {"requests": {"cpu": "1", "nvidia.com/gpu": "2"}}});
+            let found = json!({"metadata": metadata, "spec": {"nodeName": "n", "initContainers": null, "containers": [container]}});
+            let Facts::Workload(facts) = workload(serde_json::from_value(found).unwrap()).facts else {
+                panic!()
+            };
+            *facts
+        };
+        let owned = |kind: &str| {
+            let owner =
+                json!({"kind": kind, "name": "x", "uid": "o", "apiVersion": "v1", "controller": true});
+            json!({"name": "p", "namespace": "s", "uid": "u", "labels": {"a": "b"}, "ownerReferences": [owner]})
+        };
+        let job = facts(owned("Job"));
+        assert_eq!((job.node.as_str(), job.uid.as_str(), &job.labels["a"]), ("n", "u", &"b".to_owned()));
+        assert_eq!(job.requests, ["nvidia.com/gpu".to_owned()].into());
+        assert!(!job.stays && facts(owned("DaemonSet")).stays && facts(owned("Node")).stays);
+        assert!(!facts(json!({"name": "bare"})).stays);
+        assert!(facts(json!({"name": "m", "annotations": {"kubernetes.io/config.mirror": "h"}})).stays);
+    }
+
+    #[test]
+    fn a_check_says_how_it_ended() {
+        for (conditions, wanted) in [
+            (json!(null), JobState::Running),
+            (json!([{"type": "Complete", "status": "False"}]), JobState::Running),
+            (json!([{"type": "Complete", "status": "True"}]), JobState::Succeeded),
+            (
+                json!([{"type": "Failed", "status": "True", "message": "too\noften"}]),
+                JobState::Failed("too often".to_owned()),
+            ),
+        ] {
+            let job = json!({"metadata": {"name": "j", "namespace": "s"}, "spec": {}, "status": {"conditions": conditions}});
+            let Facts::Check(key, state) = check(serde_json::from_value(job).unwrap()).facts else {
+                panic!()
+            };
+            assert_eq!((key.1.as_str(), state), ("j", wanted));
+        }
     }
 
     #[test]

@@ -1,22 +1,30 @@
-//! Adapter: asks the API server beforehand whether farrier may write what its rollouts write.
+//! Adapter: asks the API server beforehand whether farrier may write what its rollouts write, or a person what is asked of farrier.
+
+use std::fmt::Debug;
 
 use k8s_openapi::api::{
-    authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
-    batch::v1::Job,
+    authentication::v1::{TokenReview, TokenReviewSpec},
+    authorization::v1::{
+        ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec, SubjectAccessReview,
+        SubjectAccessReviewSpec,
+    },
+    batch::v1::{CronJob, Job},
     core::v1::{Event, Node, Pod},
 };
 use kube::{
     Api,
     api::{ApiResource, PostParams},
 };
+use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
     super::error::{ApiError, ClusterError, MissingRight, Scope},
     live::KubeCluster,
     target::Target,
-    write::{DAEMON_SET_VERBS, PATCHED},
+    watch::READ,
+    write::{CHECK_VERBS, DAEMON_SET_VERBS, PATCHED},
 };
-use crate::image::{RolloutSpec, Strategy};
+use crate::image::{Drain, RolloutSpec, Strategy, UpgradeSpec, WaitFor};
 
 /// What builds do in their namespace, as `deploy/` grants it: resources with their verbs.
 fn of_builds() -> [(ApiResource, &'static [&'static str]); 4] {
@@ -30,7 +38,71 @@ fn of_builds() -> [(ApiResource, &'static [&'static str]); 4] {
     ]
 }
 
+/// A patch that a person asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AskedPatch {
+    /// The API group.
+    pub group: String,
+    /// The resource, in the plural.
+    pub resource: String,
+    /// Where it is, if it is in a namespace.
+    pub namespace: Option<String>,
+    /// Its name; `None` asks about all of them.
+    pub name: Option<String>,
+}
+
+/// Who has a token, and what they may do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Person {
+    /// The user's name.
+    pub name: String,
+    /// For each patch that was asked about: may they make it?
+    pub may: Vec<bool>,
+}
+
 impl KubeCluster {
+    /// Whose token it is, and which of these patches the cluster lets them make; `None` where it does not know the token.
+    pub async fn person(&self, token: &str, patches: &[AskedPatch]) -> Result<Option<Person>, ClusterError> {
+        let failed = |error| ClusterError::Api { action: "ask what a person may do".to_owned(), error };
+        let spec = TokenReviewSpec { token: token.to_owned(), ..TokenReviewSpec::default() };
+        let review = self.review(&TokenReview { spec, ..TokenReview::default() }).await.map_err(failed)?;
+        let status = review.status.filter(|status| status.authenticated == Some(true));
+        let Some(user) = status.and_then(|status| status.user) else { return Ok(None) };
+        let mut may = Vec::with_capacity(patches.len());
+        for AskedPatch { group, resource, namespace, name } in patches {
+            let attributes = ResourceAttributes {
+                verb: Some("patch".to_owned()),
+                group: Some(group.clone()),
+                resource: Some(resource.clone()),
+                namespace: namespace.clone(),
+                name: name.clone(),
+                ..ResourceAttributes::default()
+            };
+            let spec = SubjectAccessReviewSpec {
+                user: user.username.clone(),
+                groups: user.groups.clone(),
+                uid: user.uid.clone(),
+                extra: user.extra.clone(),
+                resource_attributes: Some(attributes),
+                ..SubjectAccessReviewSpec::default()
+            };
+            let question = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
+            let answer = self.review(&question).await.map_err(failed)?;
+            may.push(answer.status.is_some_and(|status| status.allowed));
+        }
+        Ok(Some(Person { name: user.username.unwrap_or_default(), may }))
+    }
+
+    /// Asks the API server a question, which is kept nowhere.
+    async fn review<K>(&self, question: &K) -> Result<K, ApiError>
+    where
+        K: kube::Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+    {
+        let right = self.right("create", &ApiResource::erase::<K>(&()), None, &["create"]);
+        let (api, params): (Api<K>, _) = (Api::all(self.client()), PostParams::default());
+        self.caller.call(&right, || api.create(&params, question)).await
+    }
+
     /// The rights that builds as Jobs of this namespace need and farrier does not have: of each resource the first.
     pub async fn missing_build_rights(&self, namespace: &str) -> Result<Vec<ClusterError>, ClusterError> {
         let mut missing = Vec::new();
@@ -54,19 +126,23 @@ impl KubeCluster {
     ) -> Result<Vec<ClusterError>, ClusterError> {
         let mut needed = vec![self.right("patch", &ApiResource::erase::<Node>(&()), None, PATCHED)];
         for rollout in rollouts {
-            let right = match (rollout.strategy(), rollout.daemon_set(), rollout) {
+            let rights = match (rollout.strategy(), rollout.daemon_set(), rollout) {
                 (Strategy::File | Strategy::Git, ..) => continue,
                 (_, Some(found), _) => {
                     let resource = Target::DaemonSets.resource();
-                    self.right("patch", &resource, Some(&found.namespace), DAEMON_SET_VERBS)
+                    let patch = self.right("patch", &resource, Some(&found.namespace), DAEMON_SET_VERBS);
+                    let upgrade = rollout.upgrade().map(|upgrade| self.of_upgrade(upgrade, &found.namespace));
+                    [vec![patch], upgrade.unwrap_or_default()].concat()
                 }
                 (_, None, RolloutSpec::CustomResource { resource, .. }) => {
-                    self.right("patch", &Target::Resources(*resource).resource(), None, PATCHED)
+                    vec![self.right("patch", &Target::Resources(*resource).resource(), None, PATCHED)]
                 }
                 _ => continue,
             };
-            if !needed.contains(&right) {
-                needed.push(right);
+            for right in rights {
+                if !needed.contains(&right) {
+                    needed.push(right);
+                }
             }
         }
         let mut missing = Vec::new();
@@ -76,6 +152,23 @@ impl KubeCluster {
             }
         }
         Ok(missing)
+    }
+
+    /// What an upgrade needs beside its rollout.
+    fn of_upgrade(&self, upgrade: &UpgradeSpec, namespace: &str) -> Vec<MissingRight> {
+        let mut rights = Vec::new();
+        if upgrade.drain != Drain::None {
+            let pods = ApiResource::erase::<Pod>(&());
+            let evictions = ApiResource { plural: "pods/eviction".to_owned(), ..pods.clone() };
+            rights.push(self.shared.right("list", &pods, Scope::AllNamespaces, READ));
+            rights.push(self.shared.right("create", &evictions, Scope::AllNamespaces, &["create"]));
+        }
+        if let WaitFor::Job(_) = upgrade.wait_for {
+            let (templates, jobs) = (ApiResource::erase::<CronJob>(&()), ApiResource::erase::<Job>(&()));
+            rights.push(self.right("get", &templates, Some(namespace), &["get"]));
+            rights.push(self.right("create", &jobs, Some(namespace), CHECK_VERBS));
+        }
+        rights
     }
 
     async fn has(&self, right: &MissingRight) -> Result<bool, ClusterError> {
@@ -98,11 +191,9 @@ impl KubeCluster {
             },
             ..SelfSubjectAccessReview::default()
         };
-        let api: Api<SelfSubjectAccessReview> = Api::all(self.client());
-        let params = PostParams::default();
-        let asked = self.caller.call(right, || api.create(&params, &question)).await;
         let failed = |error| ClusterError::Api { action: "ask which rights farrier has".to_owned(), error };
-        Ok(asked.map_err(failed)?.status.is_some_and(|status| status.allowed))
+        let answer = self.review(&question).await.map_err(failed)?;
+        Ok(answer.status.is_some_and(|status| status.allowed))
     }
 }
 

@@ -10,13 +10,17 @@ use kube::runtime::watcher::Event;
 
 use super::{
     super::error::{ApiError, MissingRight},
+    bodies::CHECK_LABEL,
     facts::{PREFIX, pod_selector},
     object::{Facts, Kept, Key, Object},
     target::{Target, Trouble, WatchScope},
 };
-use crate::plan::{
-    COPY_OF_LABEL, ClusterSnapshot, DaemonSetFacts, Interest, LiveDaemonSet, PER_KERNEL_ANNOTATION,
-    RECORD_ANNOTATION, Seen, WriteNamespaces,
+use crate::{
+    image::checked::ImageStream,
+    plan::{
+        COPY_OF_LABEL, ClusterSnapshot, DaemonSetFacts, Interest, LiveDaemonSet, PER_KERNEL_ANNOTATION,
+        RECORD_ANNOTATION, Seen, UpgradeNote, WriteNamespaces,
+    },
 };
 
 /// After so many failed attempts in a row, whoever waits for a first list gets an error. With the watch's backoff
@@ -161,7 +165,25 @@ impl Store {
             }
         }
         needed.push((Target::Nodes, WatchScope::Labels(labels)));
+        let checks = self.interest.checks.iter().filter(|namespace| self.writable.contains(namespace));
+        needed.extend(checks.map(|namespace| {
+            let target = Target::Checks { namespace: namespace.clone() };
+            (target, WatchScope::Selector(CHECK_LABEL.to_owned()))
+        }));
+        needed.extend(self.drained().map(|node| {
+            let fields = format!("spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed");
+            (Target::Workloads { node: node.to_owned() }, WatchScope::Fields(fields))
+        }));
         needed
+    }
+
+    /// The nodes whose pods decide what an upgrade does next.
+    fn drained(&self) -> impl Iterator<Item = &str> {
+        let nodes = self.watched.get(&Target::Nodes).filter(|_| self.interest.drains);
+        nodes.into_iter().flat_map(|watched| watched.objects.values()).filter_map(|kept| {
+            let Facts::Node(node) = &kept.object.facts else { return None };
+            UpgradeNote::of(node).filter(UpgradeNote::needs_workloads).map(|_| node.name.as_str())
+        })
     }
 
     /// Compares the watches that run with those that are needed: which to start, with the epoch that their events
@@ -172,7 +194,7 @@ impl Store {
         let all_known = needed.iter().any(|(target, _)| *target == Target::Nodes);
         let keeps = |target: &Target| {
             needed.iter().any(|(needed, _)| needed == target)
-                || (!all_known && matches!(target, Target::Nodes | Target::Pods { .. }))
+                || (!all_known && !matches!(target, Target::DaemonSets | Target::Resources(_)))
         };
         let stop: Vec<Target> = self.watched.keys().filter(|target| !keeps(target)).cloned().collect();
         for target in &stop {
@@ -269,6 +291,11 @@ impl Store {
         is_news || !was_settled
     }
 
+    /// Those that kernel families name.
+    pub(super) fn image_streams(&self) -> BTreeSet<ImageStream> {
+        self.interest.image_streams.clone()
+    }
+
     /// Has everything that is needed been listed?
     pub(super) fn readiness(&self) -> Readiness {
         let needed = self.needed();
@@ -302,9 +329,7 @@ impl Store {
         for (target, watched) in &self.watched {
             let hidden = match target {
                 Target::Resources(_) => watched.forbidden().is_some(),
-                Target::DaemonSets | Target::Nodes | Target::Pods { .. } => {
-                    snapshot.unseen.contains_key(&target.seen())
-                }
+                _ => snapshot.unseen.contains_key(&target.seen()),
             };
             for kept in watched.objects.values().filter(|_| !hidden) {
                 match &kept.object.facts {
@@ -312,6 +337,10 @@ impl Store {
                     Facts::DaemonSet(facts) => snapshot.daemon_sets.push((**facts).clone()),
                     Facts::Pod(facts) => snapshot.pods.push((**facts).clone()),
                     Facts::Resource(facts) => snapshot.resources.push((**facts).clone()),
+                    Facts::Workload(facts) => snapshot.workloads.push((**facts).clone()),
+                    Facts::Check((_, name), state) => {
+                        snapshot.checks.insert(name.clone(), state.clone());
+                    }
                 }
             }
         }
@@ -342,7 +371,11 @@ impl Store {
     pub(super) fn pod_ends(&self, uid: &str) -> bool {
         let objects = self.watched.values().flat_map(|watched| watched.objects.values());
         let mut facts = objects.map(|kept| &kept.object.facts);
-        !facts.any(|facts| matches!(facts, Facts::Pod(pod) if pod.version.uid == uid && !pod.deleting))
+        !facts.any(|facts| match facts {
+            Facts::Pod(pod) => pod.version.uid == uid && !pod.deleting,
+            Facts::Workload(pod) => pod.uid == uid && !pod.deleting,
+            _ => false,
+        })
     }
 }
 

@@ -10,7 +10,10 @@ use super::{
 };
 use crate::{
     image::OperatorResource,
-    plan::{KERNEL_LABEL, NodeFacts, ObjectVersion, PodFacts, ResourceFacts, UpdateStrategy},
+    plan::{
+        JobState, KERNEL_LABEL, NodeFacts, ObjectVersion, PodFacts, ResourceFacts, UPGRADE, UpdateStrategy,
+        WorkloadFacts,
+    },
 };
 
 fn interest(names: &[&str]) -> Interest {
@@ -18,7 +21,7 @@ fn interest(names: &[&str]) -> Interest {
         labels: [KERNEL_LABEL.to_owned()].into(),
         daemon_sets: names.iter().map(|name| ("s".to_owned(), (*name).to_owned())).collect(),
         resources: [OperatorResource::ClusterPolicy].into(),
-        rollback: false,
+        ..Interest::default()
     }
 }
 
@@ -115,6 +118,46 @@ fn synced() -> (Store, HashMap<Target, u64>) {
     assert!(matches!(store.readiness(), Readiness::Ready));
     let epochs = first.into_iter().chain(second).map(|(target, _, epoch)| (target, epoch)).collect();
     (store, epochs)
+}
+
+#[test]
+fn the_pods_of_a_node_are_watched_while_it_is_drained() {
+    let (mut store, epochs) = synced();
+    let in_state = |state: &str, version: &str| {
+        let mut object = node("n", version, &[(KERNEL_LABEL, "k"), ("pci", "yes")]);
+        let Facts::Node(facts) = &mut object.facts else { panic!("no node") };
+        let at = "2026-01-01T00:00:00Z";
+        let note = json!({"rollout": "s/driver", "state": state, "since": at, "began": at, "to": "i:2"});
+        facts.annotations.insert(UPGRADE.to_owned(), note.to_string());
+        Event::Apply(object)
+    };
+    let nodes = epochs[&Target::Nodes];
+    store.event(&Target::Nodes, nodes, in_state("cordoned", "6"));
+    assert!(store.reconcile().0.is_empty(), "no upgrade drains anything");
+    store.set_interest(Interest { drains: true, checks: ["s".to_owned()].into(), ..interest(&["driver"]) });
+    assert!(matches!(store.readiness(), Readiness::Waiting), "what has not arrived is not taken for none");
+    let (started, _) = store.reconcile();
+    let (checks, workloads) =
+        (Target::Checks { namespace: "s".to_owned() }, Target::Workloads { node: "n".to_owned() });
+    let fields = "spec.nodeName=n,status.phase!=Succeeded,status.phase!=Failed";
+    assert_eq!(started[1].1, WatchScope::Fields(fields.to_owned()));
+    let job = Facts::Check(("s".to_owned(), "job".to_owned()), JobState::Succeeded);
+    let version = |uid: &str| ObjectVersion { uid: uid.to_owned(), resource_version: "1".to_owned() };
+    list(&mut store, &checks, epoch(&started, &checks), vec![Object { version: version("j"), facts: job }]);
+    let user = WorkloadFacts { name: "u".to_owned(), uid: "u".to_owned(), ..WorkloadFacts::default() };
+    let user = Object { version: version("u"), facts: Facts::Workload(Box::new(user)) };
+    list(&mut store, &workloads, epoch(&started, &workloads), vec![user]);
+    assert!(matches!(store.readiness(), Readiness::Ready) && !store.pod_ends("u"));
+    let snapshot = store.snapshot();
+    assert_eq!((snapshot.workloads.len(), &snapshot.checks["job"]), (1, &JobState::Succeeded));
+
+    store.event(&Target::Nodes, nodes, in_state("driver-restarted", "7"));
+    assert_eq!(store.reconcile().1, std::slice::from_ref(&workloads));
+    store.event(&Target::Nodes, nodes, in_state("drained", "8"));
+    let (started, _) = store.reconcile();
+    store.trouble(&workloads, epoch(&started, &workloads), Trouble::Forbidden(right()));
+    assert!(matches!(store.readiness(), Readiness::Ready));
+    assert!(store.snapshot().unseen[&Seen::Workloads].contains("farrier may not list pods"));
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
+    batch::v1::Job,
     core::v1::{Node, Pod},
 };
 use kube::api::{ApiResource, GroupVersionKind};
@@ -26,6 +27,14 @@ pub(super) enum Target {
         uid: String,
     },
     Resources(OperatorResource),
+    /// All pods of a node that an upgrade drains.
+    Workloads {
+        node: String,
+    },
+    /// The Jobs of a namespace that check nodes with a new driver.
+    Checks {
+        namespace: String,
+    },
 }
 
 impl Target {
@@ -34,7 +43,8 @@ impl Target {
         match self {
             Self::DaemonSets => ApiResource::erase::<DaemonSet>(&()),
             Self::Nodes => ApiResource::erase::<Node>(&()),
-            Self::Pods { .. } => ApiResource::erase::<Pod>(&()),
+            Self::Pods { .. } | Self::Workloads { .. } => ApiResource::erase::<Pod>(&()),
+            Self::Checks { .. } => ApiResource::erase::<Job>(&()),
             Self::Resources(kind) => {
                 let gvk = GroupVersionKind::gvk(kind.group(), kind.version(), kind.kind());
                 ApiResource::from_gvk_with_plural(&gvk, kind.plural())
@@ -48,6 +58,8 @@ impl Target {
             Self::Nodes => Seen::Nodes,
             Self::Pods { .. } => Seen::Pods,
             Self::Resources(_) => Seen::Resources,
+            Self::Workloads { .. } => Seen::Workloads,
+            Self::Checks { .. } => Seen::Checks,
         }
     }
 }
@@ -59,8 +71,10 @@ pub(super) enum WatchScope {
     Named(BTreeSet<Key>),
     /// The labels that are kept.
     Labels(BTreeSet<String>),
-    /// The pods' selector.
+    /// The objects' labels.
     Selector(String),
+    /// The objects' fields.
+    Fields(String),
     /// All objects.
     All,
 }

@@ -148,6 +148,8 @@ impl Watch {
                     |error: &String| tracing::warn!(error, "DaemonSet is not of the API's form, passed over");
                 self.follow(|object| facts::daemon_set(object).inspect_err(warn).ok()).await;
             }
+            Target::Workloads { .. } => self.follow(|pod| Some(pods::workload(pod))).await,
+            Target::Checks { .. } => self.follow(|job| Some(pods::check(job))).await,
             // The API need not serve this kind.
             Target::Resources(kind) => loop {
                 if self.is_served().await != Some(false) {
@@ -181,12 +183,16 @@ impl Watch {
     {
         let (client, resource) = (self.shared.client.clone(), self.target.resource());
         let api: Api<K> = match &self.target {
-            Target::Pods { namespace, .. } => Api::namespaced_with(client, namespace, &resource),
-            Target::DaemonSets | Target::Nodes | Target::Resources(_) => Api::all_with(client, &resource),
+            Target::Pods { namespace, .. } | Target::Checks { namespace } => {
+                Api::namespaced_with(client, namespace, &resource)
+            }
+            _ => Api::all_with(client, &resource),
         };
         let mut config = watcher::Config::default().page_size(PAGE);
-        if let WatchScope::Selector(selector) = &self.scope {
-            config = config.labels(selector);
+        match &self.scope {
+            WatchScope::Selector(labels) => config = config.labels(labels),
+            WatchScope::Fields(fields) => config = config.fields(fields),
+            WatchScope::Named(_) | WatchScope::Labels(_) | WatchScope::All => {}
         }
         let mut backoff = watcher::DefaultBackoff::default();
         let mut attempts = 0;
@@ -243,8 +249,10 @@ impl Watch {
             Some(403) => {
                 let scope = match &self.target {
                     Target::Nodes | Target::Resources(_) => Scope::Cluster,
-                    Target::DaemonSets => Scope::AllNamespaces,
-                    Target::Pods { namespace, .. } => Scope::Namespace(namespace.clone()),
+                    Target::DaemonSets | Target::Workloads { .. } => Scope::AllNamespaces,
+                    Target::Pods { namespace, .. } | Target::Checks { namespace } => {
+                        Scope::Namespace(namespace.clone())
+                    }
                 };
                 Trouble::Forbidden(self.shared.right(verb, &self.target.resource(), scope, READ))
             }

@@ -6,7 +6,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::{
+    batch::v1::{CronJob, Job},
+    core::v1::{Node, Pod},
+};
 use kube::{
     Api,
     api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions},
@@ -25,8 +28,8 @@ use super::{
     target::Target,
 };
 use crate::plan::{
-    COPY_OF_LABEL, Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, NodeChange, ObjectVersion,
-    PodRestart, ResourceChange,
+    COPY_OF_LABEL, Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, NodeChange, NodeCheck,
+    NodeSeen, ObjectVersion, PodRestart, ResourceChange, UPGRADE,
 };
 
 /// How long a write waits until the watches have brought what it did.
@@ -35,6 +38,7 @@ const ECHO: Duration = Duration::from_secs(1);
 const RACES: u32 = 4;
 
 pub(super) const PATCHED: &[&str] = &["get", "list", "watch", "patch"];
+pub(super) const CHECK_VERBS: &[&str] = &["get", "list", "watch", "create"];
 pub(super) const DAEMON_SET_VERBS: &[&str] = &["get", "list", "watch", "create", "patch", "delete"];
 
 /// An object that is written to.
@@ -54,6 +58,7 @@ impl KubeCluster {
             Change::Restart(restart) => ("evict", self.evict(restart).await),
             Change::Node(change) => ("write", self.write_node(change).await),
             Change::Resource(change) => ("write", self.write_resource(change).await),
+            Change::Check(check) => ("make", self.make_check(check).await),
         };
         written.map_err(|error| ClusterError::Api { action: format!("{verb} {}", change.object()), error })
     }
@@ -136,9 +141,12 @@ impl KubeCluster {
     }
 
     async fn evict(&self, restart: &PodRestart) -> Result<(), ApiError> {
-        let PodRestart { namespace, name, uid, why: _ } = restart;
+        let PodRestart { namespace, name, uid, why: _, drained, grace_seconds: _ } = restart;
         check_names([namespace, name])?;
-        self.check_namespace(namespace)?;
+        // Users of a device are where they are: the word for it is the definition's, the right that of the cluster's administrator.
+        if !drained {
+            self.check_namespace(namespace)?;
+        }
         let mut right = self.right("create", &ApiResource::erase::<Pod>(&()), Some(namespace), &["create"]);
         right.resource.push_str("/eviction");
         let api: Api<Pod> = Api::namespaced(self.client(), namespace);
@@ -151,18 +159,55 @@ impl KubeCluster {
 
     /// A merge patch and no apply: several parts of a plan write to one node.
     async fn write_node(&self, change: &NodeChange) -> Result<(), ApiError> {
-        let NodeChange { name, labels, annotations } = change;
+        let NodeChange { name, labels, annotations, cordon: _, seen } = change;
         check_names([name])?;
         if let Some(key) = labels.keys().chain(annotations.keys()).find(|key| !key.starts_with(PREFIX)) {
             return Err(ApiError::Unwritable(format!("{key:?} is not farrier's")));
         }
         let resource = ApiResource::erase::<Node>(&());
-        let right = self.right("patch", &resource, None, PATCHED);
-        let api: Api<NodeObject> = Api::all_with(self.client(), &resource);
-        let (params, patch) = (PatchParams::apply(&self.manager), Patch::Merge(bodies::node(change)));
-        let node = self.caller.call(&right, || api.patch(name, &params, &patch)).await?;
+        let object = Written {
+            target: Target::Nodes,
+            key: (String::new(), name.clone()),
+            api: Api::all_with(self.client(), &resource),
+            right: self.right("patch", &resource, None, PATCHED),
+        };
+        let nodes: Api<NodeObject> = Api::all_with(self.client(), &resource);
+        let (nodes, right, params) = (&nodes, &object.right, &PatchParams::apply(&self.manager));
+        let write = |body: Value| async move {
+            let patch = Patch::Merge(body);
+            self.caller.call(right, || nodes.patch(name, params, &patch)).await
+        };
+        let node = match seen {
+            None => write(bodies::node(change, None)).await?,
+            Some(seen) => {
+                let body = |kept: &Kept| {
+                    check_node(kept, seen)?;
+                    Ok(bodies::node(change, Some(&kept.object.version)))
+                };
+                self.write_present(&object, body, write).await?
+            }
+        };
         self.keep(&Target::Nodes, facts::node(node));
         Ok(())
+    }
+
+    /// Makes the Job of a check. One of its name is that of a farrier that was killed.
+    async fn make_check(&self, check: &NodeCheck) -> Result<(), ApiError> {
+        let NodeCheck { node, namespace, template, name } = check;
+        check_names([node, namespace, template, name])?;
+        self.check_namespace(namespace)?;
+        let right = self.right("get", &ApiResource::erase::<CronJob>(&()), Some(namespace), &["get"]);
+        let templates: Api<CronJob> = Api::namespaced(self.client(), namespace);
+        let found = self.caller.call(&right, || templates.get(template)).await?;
+        let job = bodies::check(check, found)
+            .ok_or_else(|| ApiError::Unwritable(format!("CronJob {template} has no template of a pod")))?;
+        let right = self.right("create", &ApiResource::erase::<Job>(&()), Some(namespace), CHECK_VERBS);
+        let jobs: Api<Job> = Api::namespaced(self.client(), namespace);
+        let params = PostParams::default();
+        match self.caller.call(&right, || jobs.create(&params, &job)).await {
+            Ok(_) | Err(ApiError::Changed(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     async fn write_resource(&self, change: &ResourceChange) -> Result<(), ApiError> {
@@ -261,7 +306,7 @@ impl KubeCluster {
         let answer = self.caller.call(right, || api.patch(&key.1, &params, &patch)).await?;
         let answer = match target {
             Target::Resources(kind) => facts::resource(*kind, answer),
-            Target::DaemonSets | Target::Nodes | Target::Pods { .. } => facts::daemon_set(answer)
+            _ => facts::daemon_set(answer)
                 .map_err(|reason| ApiError::Rejected(format!("its answer cannot be read: {reason}")))?,
         };
         self.keep(target, answer);
@@ -299,6 +344,16 @@ fn check_state(kept: &Kept, seen: Option<&ObjectVersion>) -> Result<(), ApiError
         _ => return Ok(()),
     };
     Err(ApiError::Changed(reason.to_owned()))
+}
+
+/// Is a node's upgrade, and its cordon, what the plan saw?
+fn check_node(kept: &Kept, seen: &NodeSeen) -> Result<(), ApiError> {
+    let Facts::Node(facts) = &kept.object.facts else { return Err(ApiError::Gone) };
+    let now = NodeSeen { note: facts.annotations.get(UPGRADE).cloned(), unschedulable: facts.unschedulable };
+    if now == *seen {
+        return Ok(());
+    }
+    Err(ApiError::Changed("another writer cordoned it, or changed its upgrade".to_owned()))
 }
 
 /// Has a DaemonSet the images that the plan saw?

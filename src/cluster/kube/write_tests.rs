@@ -92,10 +92,16 @@ fn other_bodies() {
         name: "n".to_owned(),
         labels: [("farrier.dev/ready-for".to_owned(), Some("k".to_owned()))].into(),
         annotations: [("farrier.dev/next-kernel".to_owned(), None)].into(),
+        ..NodeChange::default()
     };
     assert_eq!(
-        bodies::node(&node),
+        bodies::node(&node, None),
         json!({"metadata": {"labels": {"farrier.dev/ready-for": "k"}, "annotations": {"farrier.dev/next-kernel": null}}})
+    );
+    let cordon = NodeChange { name: "n".to_owned(), cordon: Some(true), ..NodeChange::default() };
+    assert_eq!(
+        bodies::node(&cordon, Some(&version("u", "3"))),
+        json!({"metadata": {"uid": "u", "resourceVersion": "3"}, "spec": {"unschedulable": true}})
     );
     let resource = ResourceChange {
         kind: OperatorResource::NicClusterPolicy,
@@ -119,12 +125,14 @@ fn other_bodies() {
         name: "p".to_owned(),
         uid: "u".to_owned(),
         why: "w".to_owned(),
+        drained: true,
+        grace_seconds: Some(30),
     };
     assert_eq!(
         serde_json::to_value(bodies::eviction(&restart)).unwrap(),
         json!({
             "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "p", "namespace": "s"},
-            "deleteOptions": {"preconditions": {"uid": "u"}},
+            "deleteOptions": {"gracePeriodSeconds": 30, "preconditions": {"uid": "u"}},
         })
     );
 }

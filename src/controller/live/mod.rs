@@ -17,7 +17,10 @@ mod wake;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
 pub use view::{PassView, StatusSink};
@@ -39,7 +42,7 @@ use crate::{
     error_chain,
     images::LastRecord,
     parts::{Parts, Result},
-    plan::{Claims, ClusterSnapshot, Interest, Outcome, Pace, Plan, RolloutTarget, retry},
+    plan::{Claims, ClusterSnapshot, Interest, Outcome, Pace, Plan, retry},
     runtime::{Configuration, Health, Metrics, PassOutcomeLabel},
 };
 
@@ -63,6 +66,8 @@ pub struct LiveContext {
     pub status: Option<Arc<dyn StatusSink>>,
     /// Who shows every pass, also that of a standby.
     pub page: Option<Arc<dyn StatusSink>>,
+    /// Rung when a person did something that the next pass is to see.
+    pub asked: Arc<Notify>,
     /// Figures.
     pub metrics: Arc<Metrics>,
     /// Probes.
@@ -85,8 +90,8 @@ pub struct Live {
     claims: Claims,
     labels: NodeLabels,
     pace: Pace,
-    /// When the next pod of a target may be evicted, after a refusal.
-    evictions: BTreeMap<RolloutTarget, Instant>,
+    /// When the next pod of a target, or this pod of an upgraded node, may be evicted, after a refusal.
+    evictions: BTreeMap<String, Instant>,
     /// What the pace is counted from.
     started: Instant,
     /// Passes in a row that met a fault.
@@ -167,6 +172,7 @@ impl Live {
                 self.start_builds();
                 self.wake.changed(Instant::now());
             }
+            () = self.context.asked.notified() => self.wake.changed(Instant::now()),
             () = tokio::time::sleep_until(due) => self.run_due(cancel).await,
             () = self.context.cluster.changed(), if calm => self.wake.changed(Instant::now()),
         }
@@ -227,6 +233,7 @@ impl Live {
             rollouts = self.roll_out(&mut planned, cancel).await?;
             targets = self.complete(&planned.plan).await;
             targets.extend(self.publish_unions(&planned.plan).await);
+            self.upgrade(&planned).await;
             self.label_nodes(&mut planned.plan).await;
             self.builds.update(&planned.plan, &self.parts);
             self.start_builds();

@@ -30,6 +30,7 @@ pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<PassRep
         leads: watch::channel(true).1,
         status: None,
         page: None,
+        asked: Arc::default(),
         metrics: Arc::new(Metrics::new()),
         health: Arc::new(Health::new()),
     };
@@ -63,6 +64,7 @@ impl Live {
             report.rollouts.retain(|rollout| !rollout.planned.changes.is_empty());
             planned = self.plan_again(planned, cancel, &mut report).await?;
         }
+        self.upgrade(&planned).await;
         self.label_nodes(&mut planned.plan).await;
         self.parts.record_kernels(&planned, &mut self.last_record).await;
         report.unreachable |= planned.unreachable;

@@ -7,11 +7,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::Live;
 use crate::{
-    controller::{Planned, RolloutReport, broken_chains::BrokenChains},
+    controller::{Planned, RolloutReport, apply::make_steps, broken_chains::BrokenChains},
     error_chain,
     parts::{Result, TargetError},
     plan::{
-        Change, ClusterSnapshot, HoldReason, ManifestPlace, PlannedRollout, RolloutDecision, RolloutTarget,
+        Change, ClusterSnapshot, HoldReason, ManifestPlace, PlannedRollout, PlannedUpgrade, RolloutDecision,
+        RolloutTarget, given_back,
     },
     runtime::RewriteOutcomeLabel,
 };
@@ -71,7 +72,7 @@ impl Live {
             if let Some(TargetError::Cluster(error)) = &error
                 && let Some(detail) = error.disruption()
             {
-                self.evictions.insert(rollout.target.clone(), Instant::now() + NEXT_EVICTION);
+                self.evictions.insert(rollout.target.to_string(), Instant::now() + NEXT_EVICTION);
                 self.wake.by(Instant::now() + NEXT_EVICTION);
                 tracing::info!(image = %rollout.image, target = %rollout.target, detail, "a pod may not be evicted now");
                 rollout.hold(HoldReason::Disruption { detail: detail.to_owned() });
@@ -98,7 +99,7 @@ impl Live {
         let now = Instant::now();
         self.evictions.retain(|_, next| now < *next);
         if rollout.changes.iter().any(|change| matches!(change, Change::Restart(_)))
-            && let Some(next) = self.evictions.get(&rollout.target)
+            && let Some(next) = self.evictions.get(&rollout.target.to_string())
         {
             self.wake.by(*next);
             let detail = "the last eviction was refused a moment ago".to_owned();
@@ -125,6 +126,20 @@ impl Live {
             self.wake.changed(Instant::now());
         }
         Ok(planned.knows_nodes_of(&now, target))
+    }
+
+    /// Takes each node of an upgrade one step further, and gives those back that none is about any more.
+    pub(super) async fn upgrade(&mut self, planned: &Planned) {
+        let now = Instant::now();
+        self.evictions.retain(|_, next| now < *next);
+        let rollouts = &planned.plan.rollouts;
+        let upgrades = rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
+        let is_due = |step: &&Change| !self.evictions.contains_key(&step.object());
+        let mut steps: Vec<Change> =
+            upgrades.flat_map(PlannedUpgrade::changes).filter(is_due).cloned().collect();
+        steps.extend(given_back(&planned.snapshot, rollouts, &self.parts.instance));
+        let refused = make_steps(&self.parts, self.context.cluster.as_ref(), steps).await;
+        self.evictions.extend(refused.into_iter().map(|pod| (pod, now + NEXT_EVICTION)));
     }
 
     /// Logs and counts a rollout. Notes are no rewrites.

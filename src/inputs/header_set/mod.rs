@@ -2,28 +2,27 @@
 
 pub mod import;
 mod layout;
+mod published;
 mod stored;
 
 use std::path::{Path, PathBuf};
 
-use fs_err as fs;
+use published::Published;
 pub use stored::ListedHeaders;
 
 use super::{
     CARRY, FetchError, Fetcher, Lookup, Result, TREE,
     apt::{AptArchive, control},
-    files::{copy_tree, name_of},
     header_tree::{read_header, read_header_set},
     kernel_packages::{Found, Place, Search},
     rpm::Repositories,
-    unpack, with_release,
 };
 use crate::{
     blocking::stoppable,
     image::Digest,
     kernel::{
         AptHeaders, AptSuites, Architecture, Compiler, FurtherRpmPackages, HeaderSource, HeaderText,
-        KernelRelease, KernelTarget, RpmPackages, TarballHeaders, TrackedSuites,
+        KernelRelease, KernelTarget, RpmPackages, TrackedSuites,
     },
     kmod::KernelFacts,
     store::StoreError,
@@ -123,8 +122,8 @@ impl<'a> Headers<'a> {
                 let found = self.in_rpms(rpm, root, target).await;
                 self.0.unless_kept(found, what, CARRY)?.map(|found| (found, None))
             }
-            HeaderSource::Tarball(tarball) => {
-                self.in_tarball(tarball, root, target).await?.map(|(found, digest)| (found, Some(digest)))
+            HeaderSource::Tarball(_) | HeaderSource::Oci(_) | HeaderSource::Url(_) => {
+                Box::pin(self.take_published(source, root, target)).await?
             }
         };
         match lookup {
@@ -136,8 +135,8 @@ impl<'a> Headers<'a> {
     }
 
     /// What decides the content of the target's headers beyond the definition and the release: the digest
-    /// of what was imported, or of the file that the user brings. Nothing for packages, whose release says it all
-    /// (decision 0002). Where there is no file yet, nothing can be built.
+    /// of what was imported, of the file that the user brings, or of the image or file that is published. Nothing for packages,
+    /// whose release says it all (decision 0002). Where there is no file or image yet, nothing can be built.
     pub async fn identity(
         self,
         source: &HeaderSource,
@@ -158,14 +157,25 @@ impl<'a> Headers<'a> {
                 ..HeaderIdentity::default()
             });
         }
-        let HeaderSource::Tarball(tarball) = source else { return Ok(HeaderIdentity::default()) };
-        let path = root.join(with_release(&tarball.path, target));
-        if !path.exists() {
-            let missing = Some(path.display().to_string());
-            return Ok(HeaderIdentity { missing, ..HeaderIdentity::default() });
-        }
-        let identity = Some(self.0.digest_of(&path).await?.digest);
-        Ok(HeaderIdentity { identity, ..HeaderIdentity::default() })
+        let none = HeaderIdentity::default();
+        Ok(match self.published(source, root, target).await? {
+            Some(Lookup::Found(Published { digest, .. })) => {
+                HeaderIdentity { identity: Some(digest), ..none }
+            }
+            Some(Lookup::Missing { looked_for, .. }) => HeaderIdentity { missing: Some(looked_for), ..none },
+            None => none,
+        })
+    }
+
+    /// What there is of a kernel's headers at this moment, where they are no packages.
+    async fn published(
+        self,
+        source: &HeaderSource,
+        root: &Path,
+        target: &KernelTarget,
+    ) -> Result<Option<Lookup<Published>>> {
+        let what = || format!("headers of {} ({})", target.release, target.arch);
+        self.0.unless_kept(published::look(self.0, source, root, target).await, what, CARRY)
     }
 
     /// The header sets in the cache, by release. One that cannot be read any more is left out.
@@ -209,7 +219,7 @@ impl<'a> Headers<'a> {
     ) -> Result<Vec<KernelRelease>> {
         let known = match headers {
             HeaderSource::Apt(apt) => apt.apt_suites(),
-            HeaderSource::Rpm(_) | HeaderSource::Tarball(_) => AptSuites::default(),
+            _ => AptSuites::default(),
         };
         let wanted = AptSuites { suites: tracked.suites.to_vec(), ..known };
         let names = AptArchive::open(self.0, &wanted, arch).await?.names(PACKAGE).await?;
@@ -248,13 +258,18 @@ impl<'a> Headers<'a> {
         if self.imported_here(&target.release, target.arch)?.is_none() {
             let suites = match source {
                 HeaderSource::Apt(apt) => apt.apt_suites(),
-                HeaderSource::Rpm(_) | HeaderSource::Tarball(_) => AptSuites::default(),
+                _ => AptSuites::default(),
             };
             let search = match source {
                 HeaderSource::Apt(apt) => Some(self.search(apt, &suites, target)),
                 HeaderSource::Rpm(rpm) => Some(self.rpm_search(rpm, root, target)),
-                HeaderSource::Tarball(_) => None,
+                HeaderSource::Tarball(_) | HeaderSource::Oci(_) | HeaderSource::Url(_) => None,
             };
+            if matches!(source, HeaderSource::Oci(_) | HeaderSource::Url(_))
+                && let Some(published) = self.published(source, root, target).await?
+            {
+                return Ok(published.map(|_| None));
+            }
             if let Some(search) = search {
                 if let Some(missing) = unnameable(&search) {
                     return Ok(missing);
@@ -341,41 +356,23 @@ impl<'a> Headers<'a> {
     }
 
     /// With its digest.
-    async fn in_tarball(
+    async fn take_published(
         self,
-        tarball: &TarballHeaders,
+        source: &HeaderSource,
         root: &Path,
         target: &KernelTarget,
-    ) -> Result<Lookup<(Found, String)>> {
-        let path = root.join(with_release(&tarball.path, target));
-        if !path.exists() {
-            return Ok(Lookup::Missing { looked_for: path.display().to_string(), hint: bring(target) });
-        }
-        let known = self.0.digest_of(&path).await?;
-        let digest = known.digest.clone();
-        let origin = vec![format!("{} sha256:{digest}", name_of(&path))];
-        let found = Found::new(FORMAT, target, &[known.digest], origin);
-        let wanted = target.clone();
-        let make = |dir: PathBuf| {
-            stoppable(move |stop| {
-                let (raw, root, what) = (dir.join("raw"), dir.join(TREE), path.display().to_string());
-                if known.is_dir {
-                    copy_tree(&path, &raw, stop)?;
-                } else {
-                    fs::create_dir(&raw)?;
-                    unpack(stop, &path, &raw, &what)?;
-                }
-                layout::arrange(&raw, &root, &wanted.release, &what)?;
-                if raw.exists() {
-                    fs::remove_dir_all(&raw)?;
-                }
-                verify(&root, &wanted)
-            })
-        };
-        let cache = &self.0.cache;
-        cache.get_or_make(KIND, &found.key, make).await?;
-        cache.write_record(KIND, &found.key, &found)?;
-        Ok(Lookup::Found((found, digest)))
+    ) -> Result<Lookup<(Found, Option<String>)>> {
+        let what = || format!("headers of {} ({})", target.release, target.arch);
+        Ok(match self.published(source, root, target).await? {
+            Some(Lookup::Found(published)) => {
+                let digest = published.digest.clone();
+                let fetched = published::fetch(self.0, published, target).await;
+                Lookup::Found((self.0.unless_kept(fetched, what, CARRY)?, Some(digest)))
+            }
+            Some(Lookup::Missing { looked_for, hint }) => Lookup::Missing { looked_for, hint },
+            // Packages have another way.
+            None => Lookup::Missing { looked_for: what(), hint: String::new() },
+        })
     }
 
     async fn load(
@@ -406,11 +403,6 @@ fn unnameable<T>(search: &Search<'_>) -> Option<Lookup<T>> {
         Lookup::Missing { looked_for, hint: _ } => Lookup::Missing { looked_for, hint: hint.to_owned() },
         found @ Lookup::Found(_) => found,
     })
-}
-
-/// What to do about a file that is not there.
-fn bring(target: &KernelTarget) -> String {
-    format!("put the headers of {} there, as a directory or a tarball", target.release)
 }
 
 /// The other ways to headers that a family's source does not have.

@@ -7,6 +7,7 @@ use fs_err as fs;
 
 use crate::{
     cache::Scratch,
+    image::Digest,
     inputs::{FetchError, Result, process},
 };
 
@@ -34,6 +35,11 @@ impl Keys {
             )
         })?;
         Ok(Some(Self { file: file.to_owned(), binary }))
+    }
+
+    /// Which keys they are.
+    pub fn digest(&self) -> String {
+        Digest::of(&self.binary).to_string()
     }
 
     /// Is `file` signed with one of the keys? `signature` is a detached one.

@@ -14,10 +14,10 @@ use quick_xml::{
     events::{BytesStart, Event},
 };
 
-use super::package::{RpmPackage, basearch, release_in};
+use super::package::{RpmPackage, release_in};
 use crate::{
     inputs::{checksum::Checksum, error::MetadataError},
-    kernel::Architecture,
+    kernel::{Architecture, basearch},
 };
 
 /// Bytes of one tag, and of one text.

@@ -1,6 +1,6 @@
 //! Adapter: RPM repositories. Their metadata is read by farrier, signatures are verified by the distributions' own tools.
 
-mod keys;
+pub(super) mod keys;
 pub mod metadata;
 pub mod package;
 
@@ -14,7 +14,7 @@ use std::{
 use fs_err::{self as fs, File};
 use keys::Keys;
 use metadata::{Part, Repomd};
-use package::{RpmPackage, basearch};
+use package::RpmPackage;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
@@ -30,7 +30,7 @@ use crate::{
     blocking::stoppable,
     cache::LockMode,
     image::checked::{RpmAlternatives, fits},
-    kernel::{Architecture, KernelRelease, KernelTarget, RpmArchive, RpmRepository, RpmSigned},
+    kernel::{Architecture, KernelRelease, KernelTarget, RpmArchive, RpmRepository, RpmSigned, basearch},
 };
 
 /// Changes when listings have another form.

@@ -4,10 +4,7 @@ use std::cmp::Ordering;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    inputs::checksum::Checksum,
-    kernel::{Architecture, rpm_version},
-};
+use crate::{inputs::checksum::Checksum, kernel::rpm_version};
 
 /// A package as a repository's metadata describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,14 +23,6 @@ pub struct RpmPackage {
     pub location: String,
     /// The kernel releases that it is for, as `uname -r` prints them. One that ends in `-*` is for every flavour.
     pub releases: Vec<String>,
-}
-
-/// RPM's name of an architecture.
-pub fn basearch(arch: Architecture) -> &'static str {
-    match arch {
-        Architecture::Amd64 => "x86_64",
-        Architecture::Arm64 => "aarch64",
-    }
 }
 
 impl RpmPackage {

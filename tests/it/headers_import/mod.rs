@@ -1,5 +1,6 @@
 //! Header sets that the user brings: every form, every way in which they are wrong, and how they are found again.
 mod bench;
+pub mod published;
 mod sent;
 
 use std::{

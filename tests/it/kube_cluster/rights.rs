@@ -69,7 +69,29 @@ async fn the_rights_of_rollouts_are_asked_for_beforehand() {
             json!({"strategy": "custom-resource", "resource": "ClusterPolicy", "name": "cluster-policy"}),
         ),
     ];
-    assert!(kube.missing_rights(&rollouts).await.unwrap().is_empty());
+    let upgrade = rollout(json!({
+        "strategy": "image", "namespace": "gpu", "daemonSet": "driver", "container": "main",
+        "upgrade": {"drain": "node", "waitFor": {"job": "smoke"}},
+    }));
+    assert!(kube.missing_rights(rollouts.iter().chain([&upgrade])).await.unwrap().is_empty());
+    for (verb, resource) in
+        [("list", "pods"), ("create", "pods/eviction"), ("get", "cronjobs.batch"), ("create", "jobs.batch")]
+    {
+        api.deny(verb, resource);
+    }
+    assert!(kube.missing_rights(&rollouts).await.unwrap().is_empty(), "only upgrades need these");
+    let missing = kube.missing_rights([&upgrade]).await.unwrap();
+    let told: Vec<String> = missing.iter().map(ToString::to_string).collect();
+    let told: Vec<&str> = told.iter().map(|text| text.split(" (as").next().unwrap()).collect();
+    assert_eq!(
+        told,
+        [
+            "roll out: farrier may not list pods in all namespaces",
+            "roll out: farrier may not create pods/eviction in all namespaces",
+            "roll out: farrier may not get cronjobs.batch in namespace gpu",
+            "roll out: farrier may not create jobs.batch in namespace gpu",
+        ]
+    );
     api.deny("patch", "daemonsets.apps");
     api.deny("patch", "nodes");
     let missing = kube.missing_rights(&rollouts).await.unwrap();
@@ -150,7 +172,8 @@ async fn a_named_farrier_writes_under_its_name() {
     let snapshot = watched(&api, &kube).await;
     kube.apply(&rewrite(&snapshot)).await.unwrap();
     let mark = BTreeMap::from([("farrier.dev/ready-for.gpu".to_owned(), Some("k".to_owned()))]);
-    let change = NodeChange { name: "a".to_owned(), labels: mark.clone(), annotations: mark };
+    let change =
+        NodeChange { name: "a".to_owned(), labels: mark.clone(), annotations: mark, ..NodeChange::default() };
     kube.apply(&Change::Node(change)).await.unwrap();
     for (resource, namespace, name) in [("daemonsets.apps", "drivers", "ofed"), ("nodes", "", "a")] {
         let object = api.get(resource, namespace, name).unwrap();
@@ -177,8 +200,8 @@ async fn nothing_is_written_in_a_namespace_that_is_not_named() {
     let kube = KubeCluster::connect(options, interest(), CancellationToken::new()).await.unwrap();
     let snapshot = kube.snapshot().await.unwrap();
     assert!(!snapshot.writable.contains("drivers") && snapshot.pods.is_empty());
-    let (namespace, name, why) = ("drivers".to_owned(), "ofed-x".to_owned(), String::new());
-    let restart = PodRestart { namespace, name, uid: "u".to_owned(), why };
+    let (namespace, name) = ("drivers".to_owned(), "ofed-x".to_owned());
+    let restart = PodRestart { namespace, name, uid: "u".to_owned(), ..PodRestart::default() };
     for change in [rewrite(&snapshot), Change::Restart(restart)] {
         let error = kube.apply(&change).await.unwrap_err().to_string();
         assert!(error.contains("farrier writes in gpu,net, and not in drivers"), "{error}");

@@ -114,7 +114,8 @@ impl Live {
         let number = self.farriers.len();
         let log = File::create(self.site.path(format!("farrier-{number}.log"))).unwrap();
         let child = self
-            .command(&[&["run", "--listen", "off"], args].concat())
+            .command(&[&["run"], args].concat())
+            .env("FARRIER_LISTEN", "off")
             .env("FARRIER_LOG", "warn,farrier=debug")
             .stdout(log.try_clone().unwrap())
             .stderr(log)

@@ -45,6 +45,7 @@ pub fn publish_with(cell: &Value, facts: ImageFacts) -> String {
     let facts = ImageFacts {
         input_hash: Some(text(&cell["inputHash"]).parse().unwrap()),
         kernel_release: Some(release.parse().unwrap()),
+        os: Some(format!("{} {}", text(&cell["target"]["os"]), text(&cell["target"]["osVersion"]))),
         ..facts
     };
     let assembled = assemble(&Assembly {

@@ -123,6 +123,15 @@ texts! {
     /// A Kubernetes label's value.
     LabelValue(unshown): "^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$",
         "a label value: up to 63 letters, digits and `_.-`, a letter or digit at both ends";
+    /// A share of nodes.
+    Share: "^([1-9][0-9]?|100)%$", "a share of the nodes from `1%` to `100%`";
+    /// Times in a time zone: the five fields of cron, then the zone's name in the IANA database.
+    CronSchedule: r"^([A-Za-z0-9*,/#?-]+ +){5}[A-Za-z][A-Za-z0-9_+/-]*$",
+        "times as cron writes them, with a time zone, as in `0 22 * * 1-5 Europe/Berlin`",
+        |text: &str| cronexpr::parse_crontab(text).is_ok();
+    /// Extended resources, as pods request them; the name may end in `*`.
+    ResourcePattern: r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/([A-Za-z0-9]([A-Za-z0-9_.-]*\*?)|\*)$",
+        "an extended resource as pods request it, as in `nvidia.com/gpu` or `rdma/*`";
     /// A Debian package.
     PackageName: "^[a-z0-9][a-z0-9+.-]+$",
         "a package name: `a-z`, `0-9` and `+.-`, starting with a letter or digit";
@@ -190,11 +199,66 @@ texts! {
     Reference: r"^[^\s\x00-\x1f]+$",
         "an image reference with a tag or a digest, as in `registry.example/base:1.0`",
         |text: &str| text.parse::<ImageReference>().is_ok();
+    /// An image's reference, in which placeholders stand for the kernel.
+    ImagePattern(unshown): r"^[^\s\x00-\x1f]+$",
+        "an image reference with a tag or a digest, as in `registry.example/base:1.0`; docs/definitions.md has the placeholders that may stand for the kernel's (`{{release}}`, after an `@` `{{digest}}`, ...)",
+        |text: &str| with_samples(&text.replace("@{{digest}}", ":1")).parse::<ImageReference>().is_ok();
+    /// The address of a file of a kernel's, in which placeholders stand for the kernel.
+    FileAddress(unshown): r"^https?://[^\s\x00-\x1f/?#@{}]+/[^\s\x00-\x1f#]+$",
+        "an address: `http://` or `https://`, without a password (site.yaml says in `hosts` where that is: `login`); docs/definitions.md has the placeholders that may stand in its path for the kernel's (`{{release}}`, ...)",
+        |text: &str| !with_samples(text).contains(['{', '}']);
+    /// A file or directory inside an image or archive, in which placeholders stand for the kernel.
+    PathInside(unshown): r"^/[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$",
+        "an absolute path with no `.`, `..` or empty component; docs/definitions.md has the placeholders that may stand for the kernel's (`{{release}}`, ...)",
+        |text: &str| {
+            let filled = with_samples(text);
+            !filled.contains(['{', '}']) && filled.strip_prefix('/').is_some_and(stays_inside)
+        };
+    /// The digest of an image.
+    ImageDigest: "^sha256:[0-9a-f]{64}$", "a digest: `sha256:` and 64 digits of `0-9a-f`";
+    /// An ImageStream of OpenShift: its namespace and name.
+    ImageStream: "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?/[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$",
+        "an ImageStream: its namespace, `/` and its name";
     /// A file or directory of headers.
     HeadersPath(unshown): r"^[^\x00-\x1f\x7f]+$",
         "a path in which `{{release}}` is the only placeholder",
         |text: &str| !text.replace("{{release}}", "").contains(['{', '}']);
 }
+
+/// What may stand for the kernel in an [`ImagePattern`], a [`FileAddress`] and a [`PathInside`].
+pub(crate) const KERNEL_PLACEHOLDERS: [&str; 7] = [
+    "{{release}}",
+    "{{kernel_label}}",
+    "{{os_id}}",
+    "{{os_version}}",
+    "{{releasever}}",
+    "{{arch}}",
+    "{{basearch}}",
+];
+
+/// What may stand there for the system of the nodes that run it, and for what belongs to that.
+pub(crate) const SYSTEM_PLACEHOLDERS: [&str; 3] = ["{{ostree_version}}", "{{rhel_version}}", "{{digest}}"];
+
+fn with_samples(text: &str) -> String {
+    let [ostree_version, rhel_version, _] = SYSTEM_PLACEHOLDERS;
+    let placeholders = KERNEL_PLACEHOLDERS.into_iter().chain([ostree_version, rhel_version]);
+    placeholders.fold(text.to_owned(), |text, placeholder| text.replace(placeholder, "1"))
+}
+
+/// Types whose placeholders are filled in. What is filled in are checked texts without separators.
+macro_rules! filled {
+    ($($name:ident)*) => {
+        $(impl $name {
+            /// With some of the placeholders filled in.
+            #[must_use]
+            pub(crate) fn filled(&self, fill: impl Fn(&str) -> String) -> Self {
+                Self(fill(&self.0))
+            }
+        })*
+    };
+}
+
+filled! { ImagePattern FileAddress PathInside }
 
 impl PackageName {
     /// Debian's package of a busybox without libraries.
@@ -329,6 +393,44 @@ mod tests {
         assert!(!accepts::<InnerPattern>("usr/src/*-*"));
         assert!(!accepts::<InnerPattern>("../*"));
     }
+
+    #[test]
+    fn placeholders_stand_for_the_kernel_and_nothing_else() {
+        for (text, is_good) in [
+            ("ghcr.io/acme/kernel:{{os_version}}", true),
+            ("r.test/{{os_id}}/{{arch}}:{{kernel_label}}-{{release}}", true),
+            ("r.test/toolkit:{{rhel_version}}-{{ostree_version}}", true),
+            ("r.test/toolkit@{{digest}}", true),
+            ("r.test/toolkit:1", true),
+            ("r.test/toolkit:{{digest}}", false),
+            ("r.test/toolkit:{{version}}", false),
+            ("r.test/toolkit", false),
+            ("r.test/x:{{release}}\nRUN id", false),
+        ] {
+            assert_eq!(accepts::<ImagePattern>(text), is_good, "{text}");
+        }
+        for (text, is_good) in [
+            ("https://h.test/{{os_version}}/{{basearch}}/headers-{{release}}.tgz?x=1", true),
+            ("https://{{os_id}}.test/x", false),
+            ("https://h.test/{{digest}}", false),
+            ("https://me:secret@h.test/x", false),
+            ("https://h.test", false),
+            ("file:///etc/passwd", false),
+        ] {
+            assert_eq!(accepts::<FileAddress>(text), is_good, "{text}");
+        }
+        for (text, is_good) in [
+            ("/usr/src/kernels/{{release}}", true),
+            ("/kernel-devel.tar.xz", true),
+            ("/", false),
+            ("usr/src", false),
+            ("/usr/../etc", false),
+            ("/usr/{{version}}", false),
+        ] {
+            assert_eq!(accepts::<PathInside>(text), is_good, "{text}");
+        }
+    }
+
     #[test]
     fn one_star_fits_any_text() {
         for (pattern, name, wanted) in [

@@ -121,6 +121,7 @@ pub struct DriverImageSpec {
     pub build: BuildSpec,
     /// Tags, the first one being the name that is looked up. Variables: `version`, `kernel_label`,
     /// `kernel_release`, `os_id`, `os_version`, `os_tag` (the GPU Operator's: `ubuntu22.04`, but `rhel9`), `arch`,
+    /// `ostree_version` (a tag for each that nodes with the kernel have) and `rhel_version` (of the nodes' labels),
     /// `needs.NAME` (the version of the image that it is compiled against: a tag without it is taken when that is another),
     /// `signer` (the first 12 digits of the fingerprint of the certificate that modules are signed with, else `unsigned`).
     #[serde(default = "default_tags", deserialize_with = "tag_patterns")]

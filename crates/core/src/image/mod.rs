@@ -10,6 +10,7 @@ mod need;
 mod rollout;
 mod source;
 mod tag;
+mod upgrade;
 mod version;
 
 pub use build::BuildSpec;
@@ -26,6 +27,7 @@ pub use oci::{Digest, ImageReference, ReferenceError, Repository, Tag, Version, 
 pub use rollout::{DaemonSetContainer, GitPlace, OperatorResource, RolloutSpec, Strategy, Watch};
 pub use source::{AptSource, PatchSpec, SourceOrigin, SourceSpec};
 pub use tag::{TagError, TagInputs, needs_in, render_tags, share_tags};
+pub use upgrade::{Canary, Drain, LabelSelector, MaxParallel, OnFailure, UpgradeSpec, WaitFor, Window};
 pub use version::VersionSpec;
 
 pub use crate::definition::{

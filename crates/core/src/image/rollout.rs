@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr};
 
+use super::UpgradeSpec;
 use crate::definition::{
     NotA, Period,
     checked::{DnsLabel, DnsName, GitAddress, GitBranch, LocalPath, OneLine, RepositoryPath},
@@ -30,6 +31,9 @@ pub enum RolloutSpec {
         /// How the pods with a new image are watched.
         #[serde(flatten)]
         watch: Watch,
+        /// How its nodes get another driver, one after the other; as its update strategy likes when absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        upgrade: Option<Box<UpgradeSpec>>,
     },
     /// A DaemonSet over mixed kernels: each kernel gets a copy of its own, with its own image.
     PerKernel {
@@ -51,6 +55,9 @@ pub enum RolloutSpec {
         /// How the pods with a new image are watched.
         #[serde(flatten)]
         watch: Watch,
+        /// How its nodes get another driver, one after the other; as its update strategy likes when absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        upgrade: Option<Box<UpgradeSpec>>,
         /// How long a kernel stays in the image after its last node has left it.
         #[serde(default = "default_grace")]
         drop_after: Period,
@@ -268,6 +275,18 @@ impl RolloutSpec {
         }
     }
 
+    /// How its nodes get another driver, one after the other.
+    pub fn upgrade(&self) -> Option<&UpgradeSpec> {
+        match self {
+            Self::Image { upgrade, .. } | Self::Union { upgrade, .. } => upgrade.as_deref(),
+            Self::PerKernel { .. }
+            | Self::PublishOnly { .. }
+            | Self::CustomResource { .. }
+            | Self::File { .. }
+            | Self::Git { .. } => None,
+        }
+    }
+
     /// How the target is rewritten.
     pub fn strategy(&self) -> Strategy {
         match self {
@@ -299,6 +318,7 @@ struct RolloutForm {
     stable_for: Option<Period>,
     retire_after: Option<Period>,
     drop_after: Option<Period>,
+    upgrade: Option<UpgradeSpec>,
     resource: Option<OperatorResource>,
     name: Option<DnsName>,
 }
@@ -333,11 +353,13 @@ impl Strategy {
     /// Fields that this strategy has beside `strategy`.
     fn fields(self) -> &'static [&'static str] {
         match self {
-            Self::Image => &["namespace", "daemonSet", "container", "deadline", "stableFor"],
+            Self::Image => &["namespace", "daemonSet", "container", "deadline", "stableFor", "upgrade"],
             Self::PerKernel => {
                 &["namespace", "daemonSet", "container", "deadline", "stableFor", "retireAfter"]
             }
-            Self::Union => &["namespace", "daemonSet", "container", "deadline", "stableFor", "dropAfter"],
+            Self::Union => {
+                &["namespace", "daemonSet", "container", "deadline", "stableFor", "dropAfter", "upgrade"]
+            }
             Self::PublishOnly => &["resource"],
             Self::CustomResource => &["resource", "name"],
             Self::File => &["path", "namespace", "daemonSet", "container"],
@@ -373,6 +395,7 @@ impl TryFrom<RolloutForm> for RolloutSpec {
             stable_for,
             retire_after,
             drop_after,
+            upgrade,
             resource,
             name,
         } = form;
@@ -389,6 +412,7 @@ impl TryFrom<RolloutForm> for RolloutSpec {
             ("stableFor", stable_for.is_some()),
             ("retireAfter", retire_after.is_some()),
             ("dropAfter", drop_after.is_some()),
+            ("upgrade", upgrade.is_some()),
             ("resource", resource.is_some()),
             ("name", name.is_some()),
         ];
@@ -408,15 +432,16 @@ impl TryFrom<RolloutForm> for RolloutSpec {
             deadline: deadline.unwrap_or_else(default_deadline),
             stable_for: stable_for.unwrap_or_else(default_stable_for),
         };
+        let upgrade = upgrade.map(UpgradeSpec::checked).transpose()?.map(Box::new);
         Ok(match strategy {
-            Strategy::Image => Self::Image { target: target()?, watch },
+            Strategy::Image => Self::Image { target: target()?, watch, upgrade },
             Strategy::PerKernel => {
                 let retire_after = retire_after.unwrap_or_else(default_grace);
                 Self::PerKernel { target: target()?, watch, retire_after }
             }
             Strategy::Union => {
                 let drop_after = drop_after.unwrap_or_else(default_grace);
-                Self::Union { target: target()?, watch, drop_after }
+                Self::Union { target: target()?, watch, upgrade, drop_after }
             }
             Strategy::PublishOnly => Self::PublishOnly { resource },
             Strategy::CustomResource => Self::CustomResource {

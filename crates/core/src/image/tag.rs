@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::Tag;
 use crate::{
-    kernel::{KernelLabel, KernelTarget},
+    kernel::{KernelLabel, KernelTarget, NodeSystem},
     template::Templates,
 };
 
@@ -20,6 +20,8 @@ pub struct TagInputs<'a> {
     pub version: &'a str,
     /// The kernel target.
     pub target: &'a KernelTarget,
+    /// What its nodes say of their system: an image has a tag for each `ostree_version`.
+    pub system: &'a NodeSystem,
     /// The versions of the images that it is compiled against, by the needs' names; cleaned in the same way.
     pub needs: BTreeMap<&'a str, &'a str>,
     /// The first digits of the fingerprint of the certificate that modules are signed for; `None` where they are not signed.
@@ -45,7 +47,7 @@ pub fn render_tags(
     patterns: &[String],
     inputs: &TagInputs<'_>,
 ) -> Result<Vec<Tag>, TagError> {
-    let TagInputs { version, target, needs, signer } = inputs;
+    let TagInputs { version, target, system, needs, signer } = inputs;
     let KernelTarget { os, os_version, release, arch } = target;
     let label = KernelLabel::of(release);
     let mut plain = BTreeMap::from([
@@ -60,8 +62,11 @@ pub fn render_tags(
     if let Some(label) = &label {
         plain.insert("kernel_label", label.to_string());
     }
+    if let Some(version) = &system.rhel_version {
+        plain.insert("rhel_version", version.to_string());
+    }
     let needs = needs.iter().map(|(name, version)| (*name, tag_safe(version))).collect();
-    let values = Values { plain, needs };
+    let mut values = Values { plain, needs };
     let mut tags = Vec::new();
     for pattern in patterns {
         if label.is_none() && pattern.contains("kernel_label") {
@@ -69,9 +74,19 @@ pub fn render_tags(
                 format!("kernel release {:?} has no label form (more than 63 characters)", release.as_str());
             return Err(TagError(why));
         }
-        let tag = render_one(templates, pattern, &values)?;
-        if !tags.contains(&tag) {
-            tags.push(tag);
+        if let Some(label) = system.missing_label(pattern) {
+            return Err(TagError(format!(
+                "tag pattern {pattern:?}: no node that runs {release} has the label {label}"
+            )));
+        }
+        let versions = system.ostree_versions.iter().map(Some);
+        let versions = versions.chain(system.ostree_versions.is_empty().then_some(None));
+        for version in versions {
+            values.plain.extend(version.map(|version| ("ostree_version", version.to_string())));
+            let tag = render_one(templates, pattern, &values)?;
+            if !tags.contains(&tag) {
+                tags.push(tag);
+            }
         }
     }
     Ok(tags)
@@ -81,8 +96,8 @@ pub fn render_tags(
 /// the definition, not of some later kernel.
 pub(super) fn try_pattern(pattern: &str) -> Result<(), TagError> {
     let samples =
-        ["version", "kernel_label", "kernel_release", "os_id", "os_version", "os_tag", "arch", "signer"];
-    let plain = samples.map(|name| (name, "1".to_owned())).into();
+        "version kernel_label kernel_release os_id os_version os_tag ostree_version rhel_version arch signer";
+    let plain = samples.split(' ').map(|name| (name, "1".to_owned())).collect();
     let needs = needs_in(pattern).into_iter().map(|name| (name, "1".to_owned())).collect();
     let values = Values { plain, needs };
     render_one(&mut Templates::default(), pattern, &values).map(|_| ())
@@ -118,6 +133,7 @@ fn tag_safe(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::UNKNOWN_SYSTEM;
 
     fn tags(patterns: &[&str], version: &str, release: &str) -> Result<Vec<String>, TagError> {
         let target = KernelTarget {
@@ -128,7 +144,7 @@ mod tests {
         };
         let patterns: Vec<_> = patterns.iter().map(|p| (*p).to_owned()).collect();
         let needs = [("mofed", "25.10~1"), ("nvidia-gpu", "535.1")].into();
-        let inputs = TagInputs { version, target: &target, needs, signer: None };
+        let inputs = TagInputs { version, target: &target, system: &UNKNOWN_SYSTEM, needs, signer: None };
         let tags = render_tags(&mut Templates::default(), &patterns, &inputs)?;
         Ok(tags.iter().map(ToString::to_string).collect())
     }
@@ -176,7 +192,8 @@ mod tests {
             arch: crate::kernel::Architecture::Amd64,
         };
         let tag = |signer| {
-            let inputs = TagInputs { version: "1", target: &target, needs: BTreeMap::new(), signer };
+            let (system, needs) = (&UNKNOWN_SYSTEM, BTreeMap::new());
+            let inputs = TagInputs { version: "1", target: &target, system, needs, signer };
             render_tags(&mut Templates::default(), &["{{version}}-{{signer}}".to_owned()], &inputs).unwrap()
                 [0]
             .to_string()
@@ -186,6 +203,49 @@ mod tests {
             ("1-0123456789ab".to_owned(), "1-unsigned".to_owned())
         );
         assert!(try_pattern("{{version}}-{{signer}}").is_ok());
+    }
+
+    /// Network Operator `pkg/state/state_ofed.go` and GPU Operator `internal/state/nodepool.go` (`getOSTag`) make the first two of
+    /// NFD's labels; from 4.19 on RHEL CoreOS says that it is `rhel`. The third names what its nodes booted, as their DaemonSets
+    /// with the driver toolkit do.
+    #[test]
+    fn rhel_coreos_has_the_tags_that_the_operators_compute() {
+        let tags = |os: &str, os_version: &str, images: &[&str]| {
+            let target = KernelTarget {
+                os: os.parse().unwrap(),
+                os_version: os_version.parse().unwrap(),
+                release: "5.14.0-427.50.1.el9_4.x86_64".parse().unwrap(),
+                arch: crate::kernel::Architecture::Amd64,
+            };
+            let mut system = NodeSystem::default();
+            for image in images {
+                system.note(Some(image), Some("9.4"));
+            }
+            let patterns = [
+                "{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}-{{arch}}",
+                "{{version}}-{{kernel_label}}-{{os_tag}}",
+                "{{version}}-{{ostree_version}}-{{rhel_version}}",
+            ]
+            .map(str::to_owned);
+            let (version, system, needs) = ("25.10", &system, BTreeMap::new());
+            let inputs = TagInputs { version, target: &target, system, needs, signer: None };
+            let tags = render_tags(&mut Templates::default(), &patterns, &inputs);
+            tags.map(|tags| tags.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        assert_eq!(
+            tags("rhcos", "4.16", &["416.94.202410151600-0", "416.94.202412170927-0"]).unwrap(),
+            [
+                "25.10-5.14.0-427.50.1.el9_4.x86_64-rhcos4.16-amd64",
+                "25.10-5.14.0-427.50.1.el9_4.x86_64-rhcos4.16",
+                "25.10-416.94.202412170927-0-9.4",
+                "25.10-416.94.202410151600-0-9.4",
+            ]
+        );
+        assert_eq!(
+            tags("rhel", "9.6", &["9.6.20250909-0"]).unwrap()[..2],
+            ["25.10-5.14.0-427.50.1.el9_4.x86_64-rhel9.6-amd64", "25.10-5.14.0-427.50.1.el9_4.x86_64-rhel9"]
+        );
+        insta::assert_snapshot!(tags("rhcos", "4.16", &[]).unwrap_err(), @r#"tag pattern "{{version}}-{{ostree_version}}-{{rhel_version}}": no node that runs 5.14.0-427.50.1.el9_4.x86_64 has the label feature.node.kubernetes.io/system-os_release.OSTREE_VERSION"#);
     }
 
     #[test]

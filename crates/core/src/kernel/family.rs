@@ -1,13 +1,22 @@
 //! Pure: kernel families (`kernels/*.yaml`): which targets they match and where headers come from.
 
+use std::{borrow::Cow, collections::BTreeMap};
+
+use oci::ImageReference;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Unexpected};
 
-use super::{Architecture, KernelImageSource, KernelTarget, OsId, OsVersion};
+use super::{
+    Architecture, DetachedSignature, DownloadedHeaders, FileProof, ImageHeaders, KernelImageSource,
+    KernelRelease, KernelTarget, NodeSystem, OSTREE_VERSION_LABEL, OsId, OsVersion, image_for,
+};
 use crate::definition::{
     ApiVersion, AptPackages, BootstrapSpec, FurtherRpmPackages, Metadata, NonEmpty, RpmArchive, RpmPackages,
     TextOr,
-    checked::{CompilerName, Flavour, HeadersPath, PackagePattern, Reference, Suite},
+    checked::{
+        CompilerName, Flavour, HeadersPath, ImageDigest, ImagePattern, ImageStream, PackagePattern,
+        PathInside, Suite,
+    },
     text_or,
 };
 
@@ -46,6 +55,13 @@ pub struct KernelFamilySpec {
     pub headers: HeaderSource,
     /// The build stage's base.
     pub toolchain: Toolchain,
+    /// The digest of the image that belongs to each kernel release, for `{{digest}}` in `headers` and `toolchain`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub digests: BTreeMap<KernelRelease, ImageDigest>,
+    /// The ImageStream of a live OpenShift that has `{{digest}}` of other releases, by the `OSTREE_VERSION` of the nodes that run
+    /// them: `openshift/driver-toolkit`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_stream: Option<ImageStream>,
     /// The compilers that these kernels were built with, such as `gcc-12`, each with its major version. Where the toolchain
     /// has none of them the plan says so. What a kernel's headers say comes first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -112,6 +128,10 @@ pub enum HeaderSource {
     Rpm(RpmPackages),
     /// A tarball, one for each release: `path` may hold `{{release}}`.
     Tarball(TarballHeaders),
+    /// A directory or an archive in an image.
+    Oci(ImageHeaders),
+    /// An archive at an address, with a checksum or a signature beside it.
+    Url(DownloadedHeaders),
 }
 
 impl HeaderSource {
@@ -119,8 +139,76 @@ impl HeaderSource {
     pub fn rpm_archive(&self) -> Option<&RpmArchive> {
         match self {
             Self::Rpm(packages) => Some(&packages.from),
-            Self::Apt(_) | Self::Tarball(_) => None,
+            Self::Apt(_) | Self::Tarball(_) | Self::Oci(_) | Self::Url(_) => None,
         }
+    }
+}
+
+impl KernelFamilySpec {
+    /// Where a kernel's header set comes from, with what is known of its nodes' system in the place of placeholders.
+    pub fn headers_for(&self, target: &KernelTarget, system: &NodeSystem) -> Cow<'_, HeaderSource> {
+        let fill = |text: &str| self.fill(text, target, system);
+        let inside = |path: &Option<PathInside>| path.as_ref().map(|path| path.filled(fill));
+        Cow::Owned(match &self.headers {
+            HeaderSource::Oci(ImageHeaders { image, path }) => {
+                HeaderSource::Oci(ImageHeaders { image: image.filled(fill), path: inside(path) })
+            }
+            HeaderSource::Url(DownloadedHeaders { url, verify, path }) => {
+                let verify = match verify {
+                    FileProof::Checksums(list) => FileProof::Checksums(list.filled(fill)),
+                    FileProof::Signature(DetachedSignature { url, signed_by }) => {
+                        let signed_by = signed_by.clone();
+                        FileProof::Signature(DetachedSignature { url: url.filled(fill), signed_by })
+                    }
+                };
+                HeaderSource::Url(DownloadedHeaders { url: url.filled(fill), verify, path: inside(path) })
+            }
+            headers => return Cow::Borrowed(headers),
+        })
+    }
+
+    /// An image of the family's, filled in the same way.
+    pub fn image_for(
+        &self,
+        image: &ImagePattern,
+        target: &KernelTarget,
+        system: &NodeSystem,
+    ) -> Result<ImageReference, String> {
+        image_for(&image.filled(|text| self.fill(text, target, system)), target)
+    }
+
+    fn fill(&self, text: &str, target: &KernelTarget, system: &NodeSystem) -> String {
+        let text = system.fill(text);
+        match self.digest(target, system) {
+            Some(digest) => text.replace("{{digest}}", digest),
+            None => text,
+        }
+    }
+
+    fn digest<'a>(&'a self, target: &KernelTarget, system: &'a NodeSystem) -> Option<&'a ImageDigest> {
+        let of_nodes = || system.digest.as_ref()?.as_ref().ok();
+        self.digests.get(&target.release).or_else(of_nodes)
+    }
+
+    /// What placeholders in these texts of the family's stand for and nothing says.
+    pub fn lacks(&self, texts: [&str; 2], target: &KernelTarget, system: &NodeSystem) -> Option<String> {
+        let release = &target.release;
+        let no_label = |label| format!("no node that runs {release} has the label {label}");
+        if let Some(label) = texts.iter().find_map(|text| system.missing_label(text)) {
+            return Some(no_label(label));
+        }
+        if !texts.iter().any(|text| text.contains("{{digest}}")) || self.digest(target, system).is_some() {
+            return None;
+        }
+        let of_family =
+            format!("there is no digest of an image for {release} among the `digests` of its kernel family");
+        Some(match (&self.image_stream, &system.digest) {
+            (None, _) => of_family,
+            (Some(_), Some(Err(why))) if !system.ostree_versions.is_empty() => {
+                format!("{of_family}, and {why}")
+            }
+            (Some(_), _) => format!("{of_family}, and {}", no_label(OSTREE_VERSION_LABEL)),
+        })
     }
 }
 
@@ -143,8 +231,8 @@ pub struct TarballHeaders {
 pub enum Toolchain {
     /// Made from packages, whose scripts are not run.
     Bootstrap(BootstrapSpec),
-    /// A reference to an image that exists, with its tag or digest.
-    Image(Reference),
+    /// A reference to an image that exists, with its tag or digest. Placeholders are those of `headers.oci`.
+    Image(ImagePattern),
 }
 
 /// The first family, in file-name order, that matches the target.
@@ -265,6 +353,8 @@ mod tests {
                     path: "headers/{{release}}.tar".parse().unwrap(),
                 }),
                 toolchain: Toolchain::Image("registry.example/toolchain:1".parse().unwrap()),
+                digests: BTreeMap::new(),
+                image_stream: None,
                 built_with: Vec::new(),
                 kernel_image: None,
                 btf: false,
@@ -321,6 +411,75 @@ mod tests {
         assert_eq!(name("debian", "6.1.0-47-arm64", Architecture::Arm64), Some("arm"));
         assert_eq!(name("debian", "6.1.0-47-amd64", Architecture::Amd64), Some("debian"));
         assert_eq!(name("ubuntu", "6.8.0-45-generic", Architecture::Amd64), None);
+    }
+
+    #[test]
+    fn a_release_has_its_digest() {
+        const LISTED: &str = "5.14.0-427.el9_4.x86_64";
+        let json = serde_json::json!({
+            "match": {},
+            "headers": {"oci": {"image": "r.test/toolkit@{{digest}}", "path": "/usr/src/kernels/{{release}}"}},
+            "toolchain": {"image": "r.test/toolkit@{{digest}}"},
+            "digests": {LISTED: format!("sha256:{:064}", 1)},
+        });
+        let mut spec: KernelFamilySpec = serde_json::from_value(json).unwrap();
+        let image = |spec: &KernelFamilySpec, release, system: &NodeSystem| {
+            let target = target("rhcos", release, Architecture::Amd64);
+            let headers = spec.headers_for(&target, system);
+            let HeaderSource::Oci(headers) = headers.as_ref() else { panic!("another source") };
+            let Toolchain::Image(toolchain) = &spec.toolchain else { panic!("no image") };
+            let found = spec.image_for(toolchain, &target, system);
+            assert_eq!(image_for(&headers.image, &target), found);
+            let lacks = spec.lacks([toolchain.as_str(), ""], &target, system);
+            assert_eq!(found.is_err(), lacks.is_some());
+            found.map(|image| image.to_string()).map_err(|_| lacks.unwrap())
+        };
+        let mut system = NodeSystem::default();
+        assert_eq!(image(&spec, LISTED, &system), Ok(format!("r.test/toolkit@sha256:{:064}", 1)));
+        let other = "5.14.0-503.el9_5.x86_64";
+        insta::assert_snapshot!(image(&spec, other, &system).unwrap_err(), @"there is no digest of an image for 5.14.0-503.el9_5.x86_64 among the `digests` of its kernel family");
+
+        let stream: ImageStream = "openshift/driver-toolkit".parse().unwrap();
+        spec.image_stream = Some(stream.clone());
+        insta::assert_snapshot!(image(&spec, other, &system).unwrap_err(), @"there is no digest of an image for 5.14.0-503.el9_5.x86_64 among the `digests` of its kernel family, and no node that runs 5.14.0-503.el9_5.x86_64 has the label feature.node.kubernetes.io/system-os_release.OSTREE_VERSION");
+        system.note(Some("418.94.1-0"), None);
+        system.digest = Some(Err("ImageStream openshift/driver-toolkit has no tag 418.94.1-0".to_owned()));
+        insta::assert_snapshot!(image(&spec, other, &system).unwrap_err(), @"there is no digest of an image for 5.14.0-503.el9_5.x86_64 among the `digests` of its kernel family, and ImageStream openshift/driver-toolkit has no tag 418.94.1-0");
+        let digest: ImageDigest = format!("sha256:{:064}", 2).parse().unwrap();
+        system.digest = Some(Ok(digest.clone()));
+        assert_eq!(image(&spec, other, &system), Ok(format!("r.test/toolkit@{digest}")));
+        assert_eq!(image(&spec, LISTED, &system), Ok(format!("r.test/toolkit@sha256:{:064}", 1)));
+    }
+
+    #[test]
+    fn systems_stand_in_addresses_and_images() {
+        let spec: KernelFamilySpec = serde_json::from_value(serde_json::json!({
+            "match": {},
+            "headers": {"url": {
+                "url": "https://h.test/{{ostree_version}}/h.tgz", "path": "/{{rhel_version}}/{{release}}",
+                "verify": {"signature": {"url": "https://h.test/{{ostree_version}}/h.asc", "signedBy": "keys/h.asc"}},
+            }},
+            "toolchain": {"image": "r.test/toolkit:{{ostree_version}}"},
+        }))
+        .unwrap();
+        let target = target("rhcos", "5.14.0-427.el9_4.x86_64", Architecture::Amd64);
+        let mut system = NodeSystem::default();
+        let headers = serde_json::to_string(&spec.headers).unwrap();
+        let lacks = |system: &NodeSystem| spec.lacks(["", &headers], &target, system);
+        insta::assert_snapshot!(lacks(&system).unwrap(), @"no node that runs 5.14.0-427.el9_4.x86_64 has the label feature.node.kubernetes.io/system-os_release.OSTREE_VERSION");
+        system.note(Some("416.94.1-0"), Some("9.4"));
+        assert_eq!(lacks(&system), None);
+        let filled = serde_json::to_value(&*spec.headers_for(&target, &system)).unwrap();
+        assert_eq!(
+            filled,
+            serde_json::json!({"url": {
+                "url": "https://h.test/416.94.1-0/h.tgz", "path": "/9.4/{{release}}",
+                "verify": {"signature": {"url": "https://h.test/416.94.1-0/h.asc", "signedBy": "keys/h.asc"}},
+            }})
+        );
+        let Toolchain::Image(toolchain) = &spec.toolchain else { panic!("no image") };
+        let image = spec.image_for(toolchain, &target, &system).unwrap();
+        assert_eq!(image.to_string(), "r.test/toolkit:416.94.1-0");
     }
 
     #[test]

@@ -8,8 +8,10 @@ mod header_text;
 mod image_source;
 mod label;
 mod offer;
+mod published;
 mod range;
 pub mod rpm_version;
+mod system;
 mod target;
 
 pub use announced::{AnnouncedKernels, AnnouncedKernelsKind, AnnouncedKernelsSpec};
@@ -22,8 +24,10 @@ pub use header_text::HeaderText;
 pub use image_source::{AptKernelImage, KernelImageFile, KernelImageSource};
 pub use kmod::{Architecture, ArchitectureError, KernelRelease, ReleaseError};
 pub use offer::{lacks_compiler, without_headers};
+pub use published::{DetachedSignature, DownloadedHeaders, FileProof, ImageHeaders, image_for, text_for};
 pub use range::{KernelRange, order_of};
-pub use target::KernelTarget;
+pub use system::{ImageStreams, NodeSystem, OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL, UNKNOWN_SYSTEM};
+pub use target::{KernelTarget, basearch};
 
 pub use crate::definition::{
     AptSuites, BootstrapSpec, FurtherRpmPackages, RpmArchive, RpmPackages, RpmRepository, RpmSigned,

@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Architecture, KernelRelease, OsId, OsVersion};
+use super::{Architecture, KernelLabel, KernelRelease, OsId, OsVersion};
+use crate::definition::checked::KERNEL_PLACEHOLDERS;
 
 /// What a node runs, or is about to: the unit that images are built for.
 #[derive(
@@ -46,6 +47,19 @@ impl KernelTarget {
         }
     }
 
+    /// A text of a family's with the kernel in the place of its placeholders. In each place stands what a checked type holds:
+    /// neither braces nor separators.
+    pub fn fill(&self, text: &str) -> String {
+        let Self { os, os_version, release, arch } = self;
+        let label = KernelLabel::of(release).map_or_else(|| release.to_string(), |label| label.to_string());
+        let releasever = self.repository_version();
+        let (os, os_version) = (os.as_str(), os_version.as_str());
+        let values =
+            [release.as_str(), label.as_str(), os, os_version, &*releasever, arch.as_str(), basearch(*arch)];
+        let pairs = KERNEL_PLACEHOLDERS.iter().zip(values);
+        pairs.fold(text.to_owned(), |text, (placeholder, value)| text.replace(placeholder, value))
+    }
+
     /// The version that the distribution's repositories have in their addresses. RHCOS itself has OpenShift's; its kernels are
     /// those of the RHEL that their release names: `el9_4`.
     pub fn repository_version(&self) -> Cow<'_, str> {
@@ -54,6 +68,14 @@ impl KernelTarget {
         let Some((_, version)) = of_rhel else { return Cow::Borrowed(os_version.as_str()) };
         let end = version.find(|c: char| !c.is_ascii_digit() && c != '_').unwrap_or(version.len());
         Cow::Owned(version.get(..end).unwrap_or_default().replace('_', "."))
+    }
+}
+
+/// What RPM distributions and the kernel call an architecture.
+pub fn basearch(arch: Architecture) -> &'static str {
+    match arch {
+        Architecture::Amd64 => "x86_64",
+        Architecture::Arm64 => "aarch64",
     }
 }
 
@@ -82,6 +104,22 @@ mod tests {
         assert_eq!(version("rhcos", "5.14.0-70.el9.x86_64+rt"), "9");
         assert_eq!(version("rhcos", "6.1.0-acme"), "4.16");
         assert_eq!(version("rhel", "5.14.0-427.50.1.el9_4.x86_64"), "4.16");
+    }
+
+    #[test]
+    fn placeholders_are_filled_in() {
+        let target = KernelTarget {
+            os: "rhcos".parse().unwrap(),
+            os_version: "4.16".parse().unwrap(),
+            release: "5.14.0-427.50.1.el9_4.x86_64+rt".parse().unwrap(),
+            arch: Architecture::Amd64,
+        };
+        let text = KERNEL_PLACEHOLDERS.join(" ");
+        assert_eq!(
+            target.fill(&text),
+            "5.14.0-427.50.1.el9_4.x86_64+rt 5.14.0-427.50.1.el9_4.x86_64_rt rhcos 4.16 9.4 amd64 x86_64"
+        );
+        assert_eq!(target.fill("{{digest}} {x}"), "{{digest}} {x}");
     }
 
     #[test]

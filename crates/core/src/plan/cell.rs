@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::AnnouncedBy;
+use super::{AnnouncedBy, SkipReason};
 use crate::{
     image::{Digest, ImageName, ImageReference, InputHash},
-    kernel::KernelTarget,
+    kernel::{KernelTarget, NodeSystem},
     site::Signed,
 };
 
@@ -75,7 +75,8 @@ pub struct FetchedInputs {
     pub sources: BTreeMap<String, String>,
     /// Identity of the runtime base, where the image has one that is no need.
     pub base: Option<String>,
-    /// Digests of those that only the registry's store vouches for, by what they are.
+    /// Digests of those that only the registry's store vouches for, by what they are, and one over those that the nodes' system
+    /// names.
     pub unverified: BTreeMap<&'static str, Digest>,
 }
 
@@ -86,6 +87,8 @@ impl FetchedInputs {
     pub const TOOLCHAIN: &str = "toolchain";
     /// The runtime base.
     pub const BASE: &str = "base";
+    /// Toolchain and headers of images that the nodes' system names.
+    pub const SYSTEM: &str = "system";
 }
 
 /// One driver image for one kernel target.
@@ -108,8 +111,8 @@ pub struct Cell {
     pub further: Vec<ImageReference>,
     /// Over everything that can change the image.
     pub input_hash: InputHash,
-    /// The same without the digests of what only the registry's store vouches for: what decides whether a published image
-    /// is this one.
+    /// The same without the digests of what only the registry's store vouches for, and of what the nodes' system names: what
+    /// decides whether a published image is this one.
     #[serde(skip)]
     pub declared_hash: InputHash,
     /// The same without the signing of modules, where they are signed: an image with it has the same payload, signed with
@@ -133,9 +136,12 @@ pub struct Cell {
     /// The patches that apply, in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub patches: Vec<CellPatch>,
-    /// An input that is not signed as the site asks, and what to do; what is published stays as it is.
+    /// Why it is not built: an input is not signed as the site asks, or not known any more. What is published stays as it is.
     #[serde(skip)]
-    pub refused: Option<String>,
+    pub refused: Option<SkipReason>,
+    /// What its nodes say of their system.
+    #[serde(skip)]
+    pub system: NodeSystem,
     /// What a build fetches by itself.
     #[serde(skip)]
     pub fetched: FetchedInputs,
@@ -176,7 +182,10 @@ impl Cell {
             ("the toolchain", self.toolchain != before.toolchain),
             ("what it is compiled against", self.needs != before.needs),
             ("the runtime base", now.base != then.base),
-            ("what the registry's store has of its inputs", now.unverified != then.unverified),
+            (
+                "what the registry's store, or the nodes' system, has of its inputs",
+                now.unverified != then.unverified,
+            ),
             ("the key that signs modules", self.signed_with != before.signed_with),
         ];
         let changed = parts.iter().find(|(_, differs)| *differs);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    ClusterSnapshot, DaemonSetFacts, LiveDaemonSet, Record, RecordState,
+    ClusterSnapshot, DaemonSetFacts, LiveDaemonSet, Record, RecordState, UpgradeNote,
     rollout::{Limits, copy_times, left_kernels},
 };
 use crate::image::{Definitions, Period, RolloutSpec};
@@ -20,6 +20,7 @@ pub fn next_deadline(
     now: Timestamp,
 ) -> Option<Duration> {
     let specs = definitions.images.values().flat_map(|image| &image.spec.rollout);
+    let upgrades = specs.clone().any(|spec| spec.upgrade().is_some()).then(|| next_upgrade(snapshot));
     specs
         .flat_map(|spec| {
             let is_named =
@@ -31,7 +32,14 @@ pub fn next_deadline(
             let left = Duration::try_from(end.duration_since(now)).ok()?;
             Some(left + Duration::from_secs(1))
         })
+        .chain(upgrades)
         .min()
+}
+
+/// When upgrades are looked at again: evictions that were refused are asked for again, windows open, times pass.
+fn next_upgrade(snapshot: &ClusterSnapshot) -> Duration {
+    let is_under_way = snapshot.nodes.iter().any(|node| UpgradeNote::under_way(node).is_some());
+    Duration::from_secs(if is_under_way { 5 } else { 60 })
 }
 
 /// All the times that a rollout to this DaemonSet waits for.

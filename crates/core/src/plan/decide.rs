@@ -67,8 +67,8 @@ pub(super) fn decide(
         };
     }
 
-    if let Some(detail) = &cell.refused {
-        return SkipReason::Untrusted { detail: detail.clone() }.into();
+    if let Some(why) = &cell.refused {
+        return why.clone().into();
     }
     let failure = observed.failures.get(&input_hash);
     if failure.is_none() {

@@ -49,7 +49,7 @@ impl World {
             },
             resolved: Resolved {
                 images: [(name("mft"), Ok(resolved()))].into(),
-                toolchains: [((name("debian-12"), vec![]), Ok("toolchain-1".to_owned()))].into(),
+                toolchains: [((name("debian-12"), vec![], None), Ok("toolchain-1".to_owned()))].into(),
                 ..Resolved::default()
             },
             location: ImageLocation { prefix: "registry.test/drivers".to_owned(), pullable: true },
@@ -173,7 +173,7 @@ impl World {
         let published = Published {
             digest: Digest::of(cell.input_hash.to_string().as_bytes()),
             input_hash: Some(cell.input_hash),
-            declared_hash: None,
+            declared_hash: (cell.declared_hash != cell.input_hash).then_some(cell.declared_hash),
             exposed: exposes.then(|| Digest::of(format!("{image} {version} {target}").as_bytes())),
             verdict: Some(verdict),
             kernel_release: Some(target.release.to_string()),
@@ -232,7 +232,7 @@ impl World {
                 container.image.clone_from(image);
             }
         }
-        live.annotations.extend(change.annotations.clone());
+        live.annotations.clone_from(&change.annotations);
         touch(&mut live.version);
         Ok(())
     }
@@ -246,7 +246,7 @@ impl World {
         let mut spec = (*found.spec).clone();
         merge(&mut spec, &change.spec);
         found.spec = spec.into();
-        found.annotations.extend(change.annotations.clone());
+        found.annotations.clone_from(&change.annotations);
         touch(&mut found.version);
         Ok(())
     }

@@ -12,7 +12,7 @@ use crate::{
         CheckSpec, Definitions, Digest, DriverImage, DriverImageSpec, ImageName, ImageReference, InputHash,
         Period, ReferenceError, Repository, Version,
     },
-    kernel::{Architecture, Compiler, KernelFamily, KernelTarget},
+    kernel::{Architecture, Compiler, KernelFamily, KernelTarget, NodeSystem, Toolchain, UNKNOWN_SYSTEM},
     kmod::Verdict,
     oci::ImageFacts,
 };
@@ -230,6 +230,8 @@ pub struct CellInputs<'a> {
 /// need them and no others.
 #[derive(Clone, Debug, Default)]
 pub struct Resolved {
+    /// What the nodes of each kernel target say of their system.
+    pub systems: BTreeMap<KernelTarget, NodeSystem>,
     /// Versions, sources, patches and bases of the images.
     pub images: BTreeMap<ImageName, Result<ResolvedImage, String>>,
     /// Identities of the toolchains.
@@ -250,6 +252,13 @@ pub struct Resolved {
     pub unreachable: bool,
 }
 
+impl Resolved {
+    /// What the nodes of a kernel target say of their system.
+    pub fn system(&self, target: &KernelTarget) -> &NodeSystem {
+        self.systems.get(target).unwrap_or(&UNKNOWN_SYSTEM)
+    }
+}
+
 /// An input in the registry's store whose tag and annotations are all that says what it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unverified {
@@ -263,12 +272,26 @@ pub enum Unverified {
 /// and are made otherwise.
 pub type RootFsKey = (&'static str, String, Architecture);
 
-/// The kernel family, and the packages that images add to its toolchain.
-pub type ToolchainKey = (ImageName, Vec<PackageToInstall>);
+/// The kernel family, the packages that images add to its toolchain, and the image that it is where that is another one for
+/// each kernel.
+pub type ToolchainKey = (ImageName, Vec<PackageToInstall>, Option<String>);
 
-/// The key of the toolchain that an image is compiled with for the kernels of a family.
-pub fn toolchain_key(image: &DriverImage, family: &KernelFamily) -> ToolchainKey {
-    (family.metadata.name.clone(), image.spec.build_packages.clone())
+/// The key of the toolchain that an image is compiled with for a kernel of a family.
+pub fn toolchain_key(
+    image: &DriverImage,
+    family: &KernelFamily,
+    target: &KernelTarget,
+    system: &NodeSystem,
+) -> ToolchainKey {
+    let of_kernel = match &family.spec.toolchain {
+        Toolchain::Image(image) if image.contains("{{") => {
+            let named = family.spec.image_for(image, target, system);
+            // What is missing names the kernel, too.
+            Some(named.map_or_else(|missing| missing, |image| image.to_string()))
+        }
+        _ => None,
+    };
+    (family.metadata.name.clone(), image.spec.build_packages.clone(), of_kernel)
 }
 
 /// The image that has the need, the need's name, and the kernel.

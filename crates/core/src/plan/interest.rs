@@ -3,7 +3,11 @@
 use std::collections::BTreeSet;
 
 use super::{UPGRADE_STATE_LABELS, labels::TARGET_LABELS, rollout::switches};
-use crate::image::{Definitions, OperatorResource, RolloutSpec, Strategy};
+use crate::{
+    definition::checked::ImageStream,
+    image::{Canary, Definitions, Drain, OperatorResource, RolloutSpec, Strategy, WaitFor},
+    kernel::{OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL},
+};
 
 /// What the definitions ask about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,6 +19,12 @@ pub struct Interest {
     pub daemon_sets: BTreeSet<(String, String)>,
     /// Operators' resources that rollouts name.
     pub resources: BTreeSet<OperatorResource>,
+    /// ImageStreams that kernel families name.
+    pub image_streams: BTreeSet<ImageStream>,
+    /// Does an upgrade drain nodes? Then all pods of a node count while it is drained.
+    pub drains: bool,
+    /// Namespaces in which an upgrade makes Jobs that check nodes.
+    pub checks: BTreeSet<String>,
     /// Is it asked for what farrier has set, in order to take it back? Then all DaemonSets with a record of it count, those
     /// that nothing names (any more), too; and no pods.
     pub rollback: bool,
@@ -24,17 +34,21 @@ impl Interest {
     /// Objects with a record of what farrier has set, and the DaemonSets with these namespaces and names.
     pub fn for_rollback(daemon_sets: impl IntoIterator<Item = (String, String)>) -> Self {
         Self {
-            labels: BTreeSet::new(),
             daemon_sets: daemon_sets.into_iter().collect(),
             resources: OperatorResource::ALL.into(),
             rollback: true,
+            ..Self::default()
         }
     }
 
     /// What these definitions ask about.
     pub fn of(definitions: &Definitions) -> Self {
+        let of_system = [OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL];
+        let labels = TARGET_LABELS.into_iter().chain(UPGRADE_STATE_LABELS).chain(of_system);
+        let streams = definitions.families.iter().filter_map(|family| family.spec.image_stream.clone());
         let mut interest = Self {
-            labels: TARGET_LABELS.into_iter().chain(UPGRADE_STATE_LABELS).map(str::to_owned).collect(),
+            labels: labels.map(str::to_owned).collect(),
+            image_streams: streams.collect(),
             ..Self::default()
         };
         for image in definitions.images.values() {
@@ -43,6 +57,15 @@ impl Interest {
                 if let Some(target) = rollout.daemon_set().filter(|_| rollout.strategy() != Strategy::File) {
                     let name = (target.namespace.to_string(), target.daemon_set.to_string());
                     interest.daemon_sets.insert(name);
+                }
+                if let (Some(upgrade), Some(target)) = (rollout.upgrade(), rollout.daemon_set()) {
+                    if let Some(Canary::Labels(first)) = &upgrade.canary {
+                        interest.labels.extend(first.match_labels.keys().map(ToString::to_string));
+                    }
+                    interest.drains |= upgrade.drain != Drain::None;
+                    let checks =
+                        matches!(upgrade.wait_for, WaitFor::Job(_)).then(|| target.namespace.to_string());
+                    interest.checks.extend(checks);
                 }
                 match rollout {
                     RolloutSpec::CustomResource { resource, name: _ } => {

@@ -44,5 +44,12 @@ pub const COPY_OF_LABEL: &str = "farrier.dev/copy-of";
 pub const COPY_KERNEL_LABEL: &str = "farrier.dev/kernel";
 /// On the original DaemonSet of a rollout by kernel: what farrier did to it, as JSON.
 pub const PER_KERNEL_ANNOTATION: &str = "farrier.dev/per-kernel";
+/// On a DaemonSet or an operator's resource: as long as it is there and not `false`, nothing is rolled out to the object.
+pub const PAUSED_ANNOTATION: &str = "farrier.dev/paused";
 /// The annotation that holds the record of rewrites, as JSON.
 pub const RECORD_ANNOTATION: &str = "farrier.dev/record";
+
+/// On a node: as label where its upgrade stands, as annotation all that farrier knows of it, as JSON.
+pub const UPGRADE: &str = "farrier.dev/upgrade";
+/// The annotation by which something else says that a node does well with a new driver: the image is its value.
+pub const UPGRADE_CHECKED: &str = "farrier.dev/upgrade-checked";

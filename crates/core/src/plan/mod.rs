@@ -47,6 +47,8 @@ mod target;
 #[allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 pub mod testing;
 mod union;
+#[expect(clippy::similar_names, reason = "a node has a note")]
+mod upgrade;
 mod why;
 mod write_namespaces;
 
@@ -76,14 +78,14 @@ pub use instance::{Instance, InstanceError};
 pub use interest::Interest;
 pub use labels::{
     ARCH_LABEL, COPY_KERNEL_LABEL, COPY_OF_LABEL, KERNEL_LABEL, NEXT_KERNEL_ANNOTATION, NO_DRIVER_FOR,
-    OS_ID_LABEL, OS_VERSION_LABEL, PER_KERNEL_ANNOTATION, READY_FOR, RECORD_ANNOTATION, UPGRADE_STATE_LABELS,
-    tells_hardware,
+    OS_ID_LABEL, OS_VERSION_LABEL, PAUSED_ANNOTATION, PER_KERNEL_ANNOTATION, READY_FOR, RECORD_ANNOTATION,
+    UPGRADE, UPGRADE_CHECKED, UPGRADE_STATE_LABELS, tells_hardware,
 };
 pub use marks::{DueMarks, Marks};
 pub use matrix::{LeftAlone, OwnDriver};
 pub use needs::cell_for;
 pub use new_cell::dockerfile_for;
-pub use node::{NodeReason, node_target};
+pub use node::{NodeReason, node_systems, node_target};
 pub use outcome::{Outcome, Phase, PlannedCell};
 pub use pace::Pace;
 pub use planner::{Plan, plan};
@@ -91,16 +93,16 @@ pub use readiness::{Doubt, MayBoot, Needed, Next, PlannedNode, Readiness};
 pub use reasons::{BuildReason, HoldReason};
 pub use rollout::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, FieldRecord, GitCommit, ImageChange,
-    NodeChange, PlannedRollout, PodRestart, Record, RecordState, ResourceChange, RollbackOutcome,
-    RollbackStep, RolloutDecision, git_commit, handover_label, per_kernel_originals, rollback,
-    rollback_per_kernel,
+    NodeChange, NodeCheck, NodeSeen, PlannedRollout, PodRestart, Record, RecordState, ResourceChange,
+    RollbackOutcome, RollbackStep, RolloutDecision, git_commit, given_back, handover_label, pause, paused,
+    per_kernel_originals, rollback, rollback_per_kernel,
 };
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
 pub use signatures::{PlannedSignature, asks_for_signatures};
 pub use skip_reason::{NeedReason, SkipReason};
 pub use snapshot::{
     ClusterSnapshot, Container, DaemonSetFacts, LiveDaemonSet, ManifestFacts, Manifests, NodeFacts,
-    ObjectVersion, Owner, PodCount, PodFacts, ResourceFacts, Seen, Shared, UpdateStrategy,
+    ObjectVersion, Owner, PodCount, PodFacts, ResourceFacts, Seen, Shared, UpdateStrategy, WorkloadFacts,
 };
 pub use status::{StatusEntry, StatusRow, status, status_entries};
 #[cfg(test)]
@@ -110,5 +112,9 @@ pub use table::{
 };
 pub use target::{ManifestPlace, RolloutObject, RolloutTarget};
 pub use union::{PlannedUnion, UnionMember, images_in_use};
+pub use upgrade::{
+    DeviceUser, DriverPod, Forecast, JobState, PlannedUpgrade, Upgrade, UpgradeNode, UpgradeNote,
+    UpgradeStage, UpgradeState, UpgradeTurn, UpgradeWait, abandoned, forgiven, upgrade_table,
+};
 pub use why::{Explain, Explanation, Link};
 pub use write_namespaces::{WriteNamespaces, WriteNamespacesError};

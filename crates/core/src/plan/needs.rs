@@ -19,7 +19,11 @@ pub fn cell_for(
     target: &KernelTarget,
 ) -> Result<Cell, SkipReason> {
     let needs = alone(inputs, templates, image, target, &mut Vec::new())?;
-    cell_with(inputs, templates, image, target, needs)
+    let cell = cell_with(inputs, templates, image, target, needs)?;
+    match &cell.refused {
+        Some(why @ SkipReason::UnknownSystem { .. }) => Err(why.clone()),
+        _ => Ok(cell),
+    }
 }
 
 /// Everything that an image is compiled against, or the outcome of an image that lacks some of it. `planned` gives the

@@ -9,11 +9,12 @@ use super::{
     toolchain_key,
 };
 use crate::{
+    definition::checked::SYSTEM_PLACEHOLDERS,
     image::{
         Definitions, Digest, DriverImage, DriverImageSpec, ImageReference, InputHash, InputHasher, PatchSpec,
         TagInputs, Version, render_tags,
     },
-    kernel::{HeaderText, KernelFamily, KernelTarget, match_family, without_headers},
+    kernel::{HeaderText, KernelFamily, KernelTarget, NodeSystem, Toolchain, match_family, without_headers},
     template::{TemplateContext, Templates, fetching_add},
 };
 
@@ -38,14 +39,84 @@ pub(super) fn family_for<'a>(
     match_family(&definitions.families, target).ok_or(SkipReason::NoFamily)
 }
 
-/// What does not depend on the needs' content.
-struct Rendered<'a> {
-    family: &'a KernelFamily,
+/// What was found out about an image, and the toolchain and headers of a kernel.
+struct Found<'a> {
     resolved: &'a ResolvedImage,
     toolchain: &'a str,
+    /// The same as it counts in the declared hash.
+    declared_toolchain: &'a str,
     /// What the definition says of the headers, then their digest.
     headers: String,
     headers_digest: Option<String>,
+    /// Over toolchain and headers that the nodes' system names. The next system with this kernel has others, which make no
+    /// other modules (decision 0002).
+    of_system: Option<Digest>,
+    /// What is not known of that system.
+    lacking: Option<String>,
+}
+
+impl<'a> Found<'a> {
+    fn of(
+        inputs: &CellInputs<'a>,
+        image: &DriverImage,
+        family: &'a KernelFamily,
+        target: &KernelTarget,
+    ) -> Result<Self, SkipReason> {
+        let (resolved, system) = (inputs.resolved, inputs.resolved.system(target));
+        let mut headers = canonical("headers", &family.spec.headers)?;
+        let found_headers = resolved.headers.get(target);
+        // Those that were imported need no name.
+        let of_headers = if matches!(found_headers, Some(Ok(Some(_)))) { "" } else { headers.as_str() };
+        let of_toolchain = match &family.spec.toolchain {
+            Toolchain::Image(image) if is_of_system(image) => Some(image.as_str()),
+            _ => None,
+        };
+        let lacking = family.spec.lacks([of_toolchain.unwrap_or_default(), of_headers], target, system);
+        let looked_for = resolved.without_headers.get(target).filter(|_| lacking.is_none());
+        if let Some(looked_for) = looked_for {
+            let detail = without_headers(&inputs.definitions.families, target, looked_for);
+            return Err(SkipReason::NoHeaders { detail });
+        }
+        let found_image = looked_up(&resolved.images, &image.metadata.name, "its sources were not looked up")
+            .map_err(|detail| SkipReason::Unresolved { detail })?;
+        let key = toolchain_key(image, family, target, system);
+        let toolchain = match (looked_up(&resolved.toolchains, &key, "it was not looked up"), of_toolchain) {
+            (Ok(found), _) => found.as_str(),
+            (Err(_), Some(pattern)) if lacking.is_some() => pattern,
+            (Err(detail), _) => {
+                return Err(SkipReason::Toolchain { family: family.metadata.name.to_string(), detail });
+            }
+        };
+        let headers_digest = match found_headers {
+            Some(Ok(digest)) => digest.clone(),
+            Some(Err(detail)) if lacking.is_none() => {
+                return Err(SkipReason::Headers { detail: detail.clone() });
+            }
+            Some(Err(_)) | None => None,
+        };
+        let digest = headers_digest.as_deref().unwrap_or_default();
+        let follows = of_toolchain.is_some() || is_of_system(&headers);
+        let of_system = follows.then(|| Digest::of(format!("{toolchain} {digest}").as_bytes()));
+        if !is_of_system(&headers) {
+            headers.push_str(digest);
+        }
+        if family.spec.btf {
+            headers.push_str(" btf");
+        }
+        let declared_toolchain = of_toolchain.unwrap_or(toolchain);
+        let resolved = found_image;
+        Ok(Self { resolved, toolchain, declared_toolchain, headers, headers_digest, of_system, lacking })
+    }
+}
+
+fn is_of_system(text: &str) -> bool {
+    SYSTEM_PLACEHOLDERS.iter().any(|placeholder| text.contains(placeholder))
+}
+
+/// What does not depend on the needs' content.
+struct Rendered<'a> {
+    family: &'a KernelFamily,
+    found: Found<'a>,
     base_name: String,
     patches: Vec<CellPatch>,
     dockerfile: String,
@@ -59,25 +130,8 @@ fn rendered<'a>(
 ) -> Result<Rendered<'a>, SkipReason> {
     let CellInputs { definitions, resolved, published: _, location: _ } = *inputs;
     let family = family_for(definitions, image, target)?;
-    if let Some(looked_for) = resolved.without_headers.get(target) {
-        let detail = without_headers(&definitions.families, target, looked_for);
-        return Err(SkipReason::NoHeaders { detail });
-    }
-    let image_found = looked_up(&resolved.images, &image.metadata.name, "its sources were not looked up")
-        .map_err(|detail| SkipReason::Unresolved { detail })?;
-    let toolchain = looked_up(&resolved.toolchains, &toolchain_key(image, family), "it was not looked up")
-        .map_err(|detail| SkipReason::Toolchain { family: family.metadata.name.to_string(), detail })?;
-    let mut headers = canonical("headers", &family.spec.headers)?;
-    let headers_digest = match resolved.headers.get(target) {
-        Some(Ok(digest)) => digest.clone(),
-        Some(Err(detail)) => return Err(SkipReason::Headers { detail: detail.clone() }),
-        None => None,
-    };
-    headers.push_str(headers_digest.as_deref().unwrap_or_default());
-    if family.spec.btf {
-        headers.push_str(" btf");
-    }
-    let base_name = base_name(toolchain, &headers, target);
+    let found = Found::of(inputs, image, family, target)?;
+    let base_name = base_name(found.declared_toolchain, &found.headers, target);
     let says = |text: &HeaderText| {
         let key = (target.clone(), text.to_string());
         let found = looked_up(&resolved.header_texts, &key, "they were not looked at");
@@ -88,21 +142,20 @@ fn rendered<'a>(
     let patches = patches
         .map(|(index, patch)| {
             let name = patch_name(index, patch);
-            let sha256 = image_found.patches.get(&index).cloned().ok_or_else(|| SkipReason::Unresolved {
-                detail: format!("patch {name} was not looked up"),
+            let sha256 = found.resolved.patches.get(&index).cloned().ok_or_else(|| {
+                SkipReason::Unresolved { detail: format!("patch {name} was not looked up") }
             })?;
             Ok(CellPatch { index, name, sha256 })
         })
         .collect::<Result<Vec<_>, SkipReason>>()?;
-    let mut context = image.template_context(&base_name, &image_found.version, target);
+    let mut context = image.template_context(&base_name, &found.resolved.version, target);
     context.patches = patches.iter().map(|patch| patch.name.clone()).collect();
     context.vars.extend(image.spec.vars_for(target, says)?);
     if family.spec.btf {
         context.with_btf();
     }
     let dockerfile = dockerfile(definitions, templates, &image.spec, &context)?;
-    let resolved = image_found;
-    Ok(Rendered { family, resolved, toolchain, headers, headers_digest, base_name, patches, dockerfile })
+    Ok(Rendered { family, found, base_name, patches, dockerfile })
 }
 
 /// Works out one image for one kernel target, with what it is compiled against; no node calls for it yet.
@@ -114,13 +167,23 @@ pub(super) fn cell_with(
     needs: Vec<CellNeed>,
 ) -> Result<Cell, SkipReason> {
     let rendered = rendered(inputs, templates, image, target)?;
-    let (unverified, refused) = unverified(inputs.resolved, &rendered, target);
-    let Rendered { family, resolved, toolchain, headers, headers_digest, base_name, patches, dockerfile } =
-        rendered;
-    let (reference, further) = references(inputs.location, templates, (image, resolved), target, &needs)?;
+    let (unverified, refused) = unverified(inputs.resolved, &rendered.found, target);
+    let Rendered { family, found, base_name, patches, dockerfile } = rendered;
+    let Found { resolved, toolchain, declared_toolchain, headers, headers_digest, of_system: _, lacking: _ } =
+        found;
+    let system = inputs.resolved.system(target);
+    let (reference, further) =
+        references(inputs.location, templates, (image, resolved), (target, system), &needs)?;
     let spec = &image.spec;
-    let inputs =
-        HashInputs { spec, resolved, patches: &patches, needs: &needs, toolchain, headers: &headers, target };
+    let inputs = HashInputs {
+        spec,
+        resolved,
+        patches: &patches,
+        needs: &needs,
+        toolchain: declared_toolchain,
+        headers: &headers,
+        target,
+    };
     let declared_hash = input_hash(&inputs, &dockerfile)?;
     let unsigned_hash =
         resolved.signed_with.as_ref().map(|_| unsigned_hash(&inputs, &dockerfile)).transpose()?;
@@ -128,15 +191,18 @@ pub(super) fn cell_with(
     let input_hash = with_digests(declared_hash, &unverified);
     // What an engine has of the same declared inputs may have other content.
     let (dockerfile, base_name) =
-        match (unverified.get(FetchedInputs::HEADERS), unverified.get(FetchedInputs::TOOLCHAIN)) {
-            (None, None) => (dockerfile, base_name),
-            (of_headers, of_toolchain) => {
+        match [FetchedInputs::HEADERS, FetchedInputs::TOOLCHAIN, FetchedInputs::SYSTEM]
+            .map(|input| unverified.get(input))
+        {
+            [None, None, None] => (dockerfile, base_name),
+            [of_headers, of_toolchain, of_system] => {
                 let exact = |text: &str, digest: Option<&Digest>| match digest {
                     Some(digest) => format!("{text} {digest}"),
                     None => text.to_owned(),
                 };
-                let name =
-                    self::base_name(&exact(toolchain, of_toolchain), &exact(&headers, of_headers), target);
+                let toolchain = exact(declared_toolchain, of_toolchain);
+                let headers = exact(&exact(&headers, of_headers), of_system);
+                let name = self::base_name(&toolchain, &headers, target);
                 (dockerfile.replace(&base_name, &name), name)
             }
         };
@@ -157,6 +223,7 @@ pub(super) fn cell_with(
         base_name,
         patches,
         refused,
+        system: system.clone(),
         fetched: FetchedInputs {
             headers: headers_digest,
             sources: resolved.sources.clone(),
@@ -170,26 +237,32 @@ pub(super) fn cell_with(
     })
 }
 
-/// The inputs that only the registry's store vouches for: their digests, and why one of them may not be used.
+/// The inputs that only the registry's store vouches for, or that the nodes' system names: their digests, and why one of them
+/// may not be used, or is not known.
 fn unverified(
-    found: &Resolved,
-    rendered: &Rendered<'_>,
+    resolved: &Resolved,
+    found: &Found<'_>,
     target: &KernelTarget,
-) -> (BTreeMap<&'static str, Digest>, Option<String>) {
+) -> (BTreeMap<&'static str, Digest>, Option<SkipReason>) {
     let root_fs = |what: &'static str, identity: &str| {
-        found.unverified_root_fs.get(&(what, identity.to_owned(), target.arch))?.as_ref()
+        resolved.unverified_root_fs.get(&(what, identity.to_owned(), target.arch))?.as_ref()
     };
-    let base = rendered.resolved.base_identity.as_deref();
-    let (mut digests, mut refused) = (BTreeMap::new(), None);
+    let base = found.resolved.base_identity.as_deref();
+    let of_system = found.of_system.clone().map(|digest| (FetchedInputs::SYSTEM, digest));
+    let mut digests: BTreeMap<_, _> = of_system.into_iter().collect();
+    let mut refused = found.lacking.clone().map(|detail| SkipReason::UnknownSystem { detail });
     for (name, input) in [
-        (FetchedInputs::HEADERS, found.unverified_headers.get(target)),
-        (FetchedInputs::TOOLCHAIN, root_fs(FetchedInputs::TOOLCHAIN, rendered.toolchain)),
+        (FetchedInputs::HEADERS, resolved.unverified_headers.get(target)),
+        (FetchedInputs::TOOLCHAIN, root_fs(FetchedInputs::TOOLCHAIN, found.toolchain)),
         (FetchedInputs::BASE, base.and_then(|base| root_fs(FetchedInputs::BASE, base))),
     ] {
         match input {
             None => {}
             Some(Unverified::Content(digest)) => drop(digests.insert(name, digest.clone())),
-            Some(Unverified::Refused(why)) => refused = refused.or_else(|| Some(format!("{name}: {why}"))),
+            Some(Unverified::Refused(why)) => {
+                let detail = format!("{name}: {why}");
+                refused = refused.or(Some(SkipReason::Untrusted { detail }));
+            }
         }
     }
     (digests, refused)
@@ -244,7 +317,7 @@ fn references(
     location: &ImageLocation,
     templates: &mut Templates,
     (image, resolved): (&DriverImage, &ResolvedImage),
-    target: &KernelTarget,
+    (target, system): (&KernelTarget, &NodeSystem),
     needs: &[CellNeed],
 ) -> Result<(ImageReference, Vec<ImageReference>), SkipReason> {
     let repository = location
@@ -252,7 +325,7 @@ fn references(
         .map_err(|error| SkipReason::Repository { detail: error.to_string() })?;
     let needs = needs.iter().map(|need| (need.name.as_str(), need.version.as_str())).collect();
     let signer = resolved.signed_with.as_ref().map(SignedWith::short);
-    let tags = TagInputs { version: &resolved.version, target, needs, signer };
+    let tags = TagInputs { version: &resolved.version, target, system, needs, signer };
     let tags = render_tags(templates, &image.spec.tags, &tags)
         .map_err(|error| SkipReason::Tag { detail: error.to_string() })?;
     let reference = |tag| ImageReference { repository: repository.clone(), version: Version::Tag(tag) };

@@ -1,16 +1,19 @@
 //! Pure: which kernel target a node runs, when its labels and its own words agree.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use serde::Serialize;
 
 use super::{
-    ARCH_LABEL, KERNEL_LABEL, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, PassedLimit, Shared,
+    ARCH_LABEL, ClusterSnapshot, KERNEL_LABEL, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, PassedLimit, Shared,
     labels::TARGET_LABELS,
 };
 use crate::{
     image::Period,
-    kernel::{Architecture, KernelLabel, KernelRelease, KernelTarget, OsId, OsVersion},
+    kernel::{
+        Architecture, KernelFamily, KernelLabel, KernelRelease, KernelTarget, NodeSystem,
+        OSTREE_VERSION_LABEL, OsId, OsVersion, RHEL_VERSION_LABEL, match_family,
+    },
 };
 
 /// Why a node's kernel target is not known. Such a node is left alone (guarantee 6).
@@ -125,6 +128,26 @@ pub fn node_target(node: &NodeFacts) -> Result<KernelTarget, NodeReason> {
         Some(passed) => Err(passed.into()),
         None => Ok(KernelTarget { os, os_version, release, arch }),
     }
+}
+
+/// The kernel targets that nodes run, each with what these say of their system, and what the cluster's ImageStreams have for it.
+pub fn node_systems(
+    snapshot: &ClusterSnapshot,
+    families: &[KernelFamily],
+) -> BTreeMap<KernelTarget, NodeSystem> {
+    let mut systems: BTreeMap<KernelTarget, NodeSystem> = BTreeMap::new();
+    for node in &snapshot.nodes {
+        let Ok(target) = node_target(node) else { continue };
+        let label = |key: &str| node.labels.get(key).map(String::as_str);
+        systems.entry(target).or_default().note(label(OSTREE_VERSION_LABEL), label(RHEL_VERSION_LABEL));
+    }
+    for (target, system) in &mut systems {
+        let family = match_family(families, target);
+        if let Some(stream) = family.and_then(|family| family.spec.image_stream.as_ref()) {
+            system.look_up(stream, &snapshot.image_streams);
+        }
+    }
+    systems
 }
 
 fn malformed(error: impl std::error::Error) -> NodeReason {

@@ -59,6 +59,7 @@ impl Plan {
     pub fn is_idle(&self) -> bool {
         let rewrites = |rollout: &PlannedRollout| {
             !rollout.changes.is_empty()
+                || rollout.upgrade.as_ref().is_some_and(|upgrade| upgrade.changes().next().is_some())
                 || matches!(
                     rollout.decision,
                     RolloutDecision::Rewrite { .. } | RolloutDecision::Pending { .. }
@@ -87,7 +88,10 @@ impl Plan {
             Outcome::Conflict { .. } | Outcome::HeldBack { .. } | Outcome::Unknown { .. } => true,
             Outcome::Skipped { why } => !why.is_finding(),
         };
-        let broken = |rollout: &PlannedRollout| matches!(&rollout.decision, RolloutDecision::Hold(why) if why.is_failure());
+        let broken = |rollout: &PlannedRollout| {
+            rollout.upgrade.as_ref().is_some_and(|upgrade| upgrade.failure().is_some())
+                || matches!(&rollout.decision, RolloutDecision::Hold(why) if why.is_failure())
+        };
         self.cells.iter().any(fails) || self.rollouts.iter().any(broken)
     }
 }

@@ -251,7 +251,12 @@ fn planned_node(marks: &[String; 2], node: &NodeFacts, next: Option<Arc<Next>>) 
         return None;
     }
     let change = (!values.is_empty()).then(|| {
-        Change::Node(NodeChange { name: node.name.clone(), labels: values.clone(), annotations: values })
+        Change::Node(NodeChange {
+            name: node.name.clone(),
+            labels: values.clone(),
+            annotations: values,
+            ..NodeChange::default()
+        })
     });
     let ready = may_boot == MayBoot::Ready;
     Some(PlannedNode { node: node.name.clone(), next, ready, may_boot, change })

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{NodeReason, Owner, RECORD_ANNOTATION, Seen};
+use super::{NodeReason, Owner, PAUSED_ANNOTATION, RECORD_ANNOTATION, Seen};
 use crate::{
     image::{ImageName, ImageReference, InputHash},
     kmod::Verdict,
@@ -143,6 +143,11 @@ pub enum HoldReason {
         /// Why not, with what to do.
         detail: String,
     },
+    /// Its controller replaces pods by itself, in whatever order.
+    #[error(
+        "`upgrade` needs updateStrategy.type OnDelete in the DaemonSet; RollingUpdate replaces pods by itself"
+    )]
+    NotOnDelete,
     /// The object is being deleted.
     #[error("it is being deleted")]
     Deleting,
@@ -287,6 +292,9 @@ pub enum HoldReason {
     /// A person took the rollout back.
     #[error("it was rolled back; remove its annotation farrier.dev/per-kernel to have it rolled out again")]
     CopiesRolledBack,
+    /// A person paused it.
+    #[error("it is paused; it goes on when its annotation {PAUSED_ANNOTATION} is removed, or is \"false\"")]
+    Paused,
     /// Its Git repository has the image, and the cluster does not have it yet.
     #[error("the repository has the image, and the cluster has not taken it over yet: {found}")]
     NotSynced {
@@ -325,12 +333,24 @@ impl HoldReason {
                 | Self::DriverOff { .. }
                 | Self::UpgradeInProgress { .. }
                 | Self::CopiesRolledBack
+                | Self::Paused
                 | Self::Chain { .. }
                 | Self::TooOften
                 | Self::Disruption { .. }
                 | Self::NotPullable
                 | Self::NotSynced { .. }
                 | Self::Proposed { .. }
+        )
+    }
+
+    /// Does it wait for a person, or for another image, after what was set did not stay?
+    pub fn is_given_up(&self) -> bool {
+        matches!(
+            self,
+            Self::RolledBack { .. }
+                | Self::CopiesRolledBack
+                | Self::RolloutFailed { .. }
+                | Self::ChangedBack { .. }
         )
     }
 

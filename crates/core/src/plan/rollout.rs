@@ -12,6 +12,7 @@ mod git;
 mod handover;
 mod image;
 mod operator;
+mod pause;
 mod per_kernel;
 mod publish_only;
 mod reached;
@@ -20,6 +21,7 @@ mod resource;
 mod restart;
 mod rollback;
 mod union;
+mod upgrade;
 mod watch;
 
 use std::collections::{BTreeSet, HashMap};
@@ -27,16 +29,19 @@ use std::collections::{BTreeSet, HashMap};
 use self::context::{Context, Decided, no_image};
 pub use self::context::{PlannedRollout, RolloutDecision};
 pub use change::{
-    Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, ImageChange, NodeChange, PodRestart,
-    ResourceChange,
+    Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, ImageChange, NodeChange, NodeCheck,
+    NodeSeen, PodRestart, ResourceChange,
 };
 pub(super) use copy::copy_times;
 pub use git::{GitCommit, git_commit};
 pub use handover::handover_label;
+pub(super) use handover::short_hash;
 pub(super) use operator::switches;
+pub use pause::{pause, paused};
 pub use record::{FieldRecord, Record, RecordState};
 pub use rollback::{RollbackOutcome, RollbackStep, rollback};
 pub(super) use union::left_kernels;
+pub use upgrade::given_back;
 pub(super) use watch::Limits;
 
 use super::{
@@ -103,7 +108,15 @@ pub(super) fn rollouts(
             continue;
         }
         let Decided { decision, changes } = decided.unwrap_or_else(|hold| RolloutDecision::Hold(hold).into());
-        planned.push(PlannedRollout { image: (*image).clone(), target: target.clone(), decision, changes });
+        let is_claimed_twice = matches!(decision, RolloutDecision::Hold(HoldReason::ClaimedTwice { .. }));
+        let upgrade = if is_claimed_twice { None } else { upgrade::planned(&context, target) };
+        planned.push(PlannedRollout {
+            image: (*image).clone(),
+            target: target.clone(),
+            decision,
+            changes,
+            upgrade,
+        });
         contexts.push(context);
     }
     for (index, why) in held_by_their_chain(&planned, chain_states) {
@@ -123,7 +136,9 @@ fn held_by_their_chain(planned: &[PlannedRollout], chains: &ChainStates<'_>) -> 
         .iter()
         .filter(|rollout| rollout.target.strategy != Strategy::PublishOnly)
         .filter_map(|rollout| match &rollout.decision {
-            RolloutDecision::Hold(why) if why.is_failure() => Some((rollout, why)),
+            RolloutDecision::Hold(why) if why.is_failure() || *why == HoldReason::Paused => {
+                Some((rollout, why))
+            }
             _ => None,
         })
         .collect();
@@ -176,6 +191,22 @@ fn decide(
     if let Some(namespace) = elsewhere(context) {
         return (Err(HoldReason::NotWritable { namespace }), None);
     }
+    if let Some(why) = upgrade::obstacle(context, target) {
+        return (Err(why), None);
+    }
+    let (decided, union) = decide_by_strategy(context, target);
+    let writes = |decided: &Decided| decided.goes_further() || !decided.changes.is_empty();
+    if decided.as_ref().is_ok_and(writes) && pause::is_paused(context.inputs.snapshot, target) {
+        return (Err(HoldReason::Paused), union);
+    }
+    (decided, union)
+}
+
+/// The same as if nobody had paused it.
+fn decide_by_strategy(
+    context: &Context<'_>,
+    target: &RolloutTarget,
+) -> (Result<Decided, HoldReason>, Option<PlannedUnion>) {
     let decided = match context.spec {
         RolloutSpec::Image { .. } => {
             image::decide(context, target).map(|decided| with_restarts(context, target, decided))

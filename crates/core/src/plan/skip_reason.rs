@@ -45,6 +45,12 @@ pub enum SkipReason {
         /// What to do; whether a kernel family knows the distribution.
         detail: String,
     },
+    /// The family names an image or an address by what is not known of the kernel's nodes: a label, a tag of an ImageStream.
+    #[error("{detail}")]
+    UnknownSystem {
+        /// What is missing.
+        detail: String,
+    },
     /// The toolchain has no compiler that the kernel was built with.
     #[error("{detail}")]
     NoCompiler {

@@ -10,10 +10,13 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use super::{
-    Distrust, ManifestPlace, NO_DRIVER_FOR, NodeAffinity, READY_FOR, RolloutObject, RolloutTarget,
-    WriteNamespaces, labels::HANDOVER_LABELS,
+    Distrust, JobState, ManifestPlace, NO_DRIVER_FOR, NodeAffinity, READY_FOR, RolloutObject, RolloutTarget,
+    UPGRADE, WriteNamespaces, labels::HANDOVER_LABELS,
 };
-use crate::image::{DaemonSetContainer, DriverImage, OperatorResource, Strategy};
+use crate::{
+    image::{DaemonSetContainer, DriverImage, OperatorResource, Strategy},
+    kernel::ImageStreams,
+};
 
 /// Facts that one snapshot has in common with the next: of 10,000 nodes few change between two passes. Whoever changes them gets a copy of
 /// their own.
@@ -57,6 +60,8 @@ pub struct NodeFacts {
     pub os_image: String,
     /// `spec.unschedulable`: cordoned, as while it is drained.
     pub unschedulable: bool,
+    /// Its condition `Ready` is there, and not true.
+    pub not_ready: bool,
     /// Is there a label that tells which hardware it has ([`super::tells_hardware`]), also where that is not kept?
     pub hardware_labelled: bool,
     /// What of it is not believed, as far as [`super::Claims`] was asked.
@@ -186,6 +191,27 @@ pub struct PodFacts {
     pub messages: Vec<String>,
 }
 
+/// A pod that may be in a driver's way, on a node whose upgrade drains it. Those that have ended are none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WorkloadFacts {
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// `metadata.name`.
+    pub name: String,
+    /// `metadata.uid`.
+    pub uid: String,
+    /// `spec.nodeName`.
+    pub node: String,
+    /// `metadata.labels`.
+    pub labels: BTreeMap<String, String>,
+    /// Is it of a DaemonSet, or a static pod, which no drain ends?
+    pub stays: bool,
+    /// Extended resources that its containers request.
+    pub requests: BTreeSet<String>,
+    /// `metadata.deletionTimestamp` is set.
+    pub deleting: bool,
+}
+
 /// A custom resource whose operator writes the driver DaemonSet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResourceFacts {
@@ -216,6 +242,12 @@ pub enum Seen {
     /// The operators' resources.
     #[strum(to_string = "operators' resources")]
     Resources,
+    /// All pods of nodes that upgrades drain.
+    #[strum(to_string = "pods of other namespaces")]
+    Workloads,
+    /// Jobs that check nodes with a new driver.
+    #[strum(to_string = "checks")]
+    Checks,
 }
 
 /// Everything that a plan needs to know about a cluster.
@@ -229,6 +261,12 @@ pub struct ClusterSnapshot {
     pub pods: Vec<PodFacts>,
     /// Operators' resources.
     pub resources: Vec<ResourceFacts>,
+    /// ImageStreams that kernel families name.
+    pub image_streams: ImageStreams,
+    /// Pods of nodes that upgrades are draining.
+    pub workloads: Vec<WorkloadFacts>,
+    /// Jobs that check nodes with a new driver, by name.
+    pub checks: BTreeMap<String, JobState>,
     /// What could not be read, and why, with what to do: what depends on it holds.
     pub unseen: BTreeMap<Seen, String>,
     /// Nodes are manifests, to which nothing is written.
@@ -251,7 +289,7 @@ pub type Manifests = BTreeMap<ManifestPlace, Result<ManifestFacts, String>>;
 
 /// Labels that farrier gives to nodes while it rolls out.
 fn is_written_here(label: &str) -> bool {
-    [HANDOVER_LABELS, READY_FOR, NO_DRIVER_FOR].iter().any(|own| label.starts_with(own))
+    [HANDOVER_LABELS, READY_FOR, NO_DRIVER_FOR, UPGRADE].iter().any(|own| label.starts_with(own))
 }
 
 /// What of a node decides which images may reach it.

@@ -157,7 +157,10 @@ fn actions(outcome: &Outcome) -> Vec<(&'static str, String)> {
 
 fn rollouts(plan: &Plan) -> Table {
     let row = |rollout: &PlannedRollout| {
-        let (action, why) = decided(&rollout.decision);
+        let (action, mut why) = decided(&rollout.decision);
+        if let Some(upgrade) = &rollout.upgrade {
+            why = format!("{why}\n{}", upgrade.summary());
+        }
         vec![rollout.image.to_string(), rollout.target.to_string(), action.to_owned(), why]
     };
     table(&["IMAGE", "ROLLOUT", "ACTION", "WHY"], plan.rollouts.iter().map(row))
@@ -289,7 +292,7 @@ fn named(nodes: &[&str]) -> String {
     }
 }
 
-fn table(header: &[&'static str], rows: impl Iterator<Item = Vec<String>>) -> Table {
+pub(super) fn table(header: &[&'static str], rows: impl Iterator<Item = Vec<String>>) -> Table {
     let printable = |text: String| text.replace(|c: char| c.is_control() && c != '\n', "\u{fffd}");
     let rows = rows.map(|row| row.into_iter().map(printable).collect());
     Table { header: header.to_vec(), rows: rows.collect() }

@@ -23,6 +23,19 @@ pub enum RolloutObject {
     Nothing {},
 }
 
+impl RolloutObject {
+    /// The name that `farrier rollback` takes: `namespace/name` of a DaemonSet, `Kind/name` of an operator's resource.
+    pub fn name(&self) -> Option<String> {
+        match self {
+            Self::DaemonSet(DaemonSetContainer { namespace, daemon_set, .. }) => {
+                Some(format!("{namespace}/{daemon_set}"))
+            }
+            Self::Resource { resource, name } => Some(format!("{resource}/{name}")),
+            Self::Nothing {} => None,
+        }
+    }
+}
+
 /// Manifests that stand outside of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, derive_more::Display)]
 #[serde(untagged)]

@@ -73,6 +73,7 @@ impl Explain<'_> {
                 (Ok(why), Err(_)) => chain.push(link(about, format!("{why}; for which kernel is not known"))),
             }
         }
+        chain.extend(self.upgrades(name));
         chain.extend(self.next_kernel(name));
         Some(Explanation { subject: format!("node {name}"), chain })
     }
@@ -159,6 +160,16 @@ impl Explain<'_> {
             ));
         }
         links
+    }
+
+    /// How far the node's upgrades are.
+    fn upgrades(&self, name: &str) -> Vec<Link> {
+        let upgrades = self.plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
+        let own = upgrades.flat_map(|upgrade| {
+            let turns = upgrade.nodes.iter().filter(|turn| turn.node == name);
+            turns.map(|turn| link(format!("upgrade of {}", upgrade.rollout), turn.to_string()))
+        });
+        own.collect()
     }
 
     fn next_kernel(&self, name: &str) -> Vec<Link> {

@@ -68,6 +68,27 @@ async fn headers_that_change_under_a_build_throw_it_away_and_nothing_else() {
     live.stop().await;
 }
 
+#[tokio::test]
+async fn each_kernel_has_the_toolchain_image_of_its_release() {
+    let mut bench = Bench::new(&json!({}));
+    let spec = &mut bench.parts.definitions.families[0].spec;
+    spec.toolchain = serde_json::from_value(json!({"image": "127.0.0.1:1/toolkit@{{digest}}"})).unwrap();
+    let digest = |number: u8| format!("sha256:{number:064}");
+    spec.digests = [(K9, 1), (K10, 2)]
+        .map(|(release, number)| (release.parse().unwrap(), digest(number).parse().unwrap()))
+        .into();
+    let images: Vec<_> = bench.parts.definitions.images.values().collect();
+    let kernels = std::collections::BTreeSet::from([K9, K10, K11].map(Bench::target));
+    let found = crate::resolve::resolve(&bench.parts, &images, &kernels).await;
+    let mut said: Vec<_> = found.toolchains.into_values().collect();
+    said.sort();
+    assert_eq!(said[..2], [1, 2].map(|number| Ok(format!("127.0.0.1:1/toolkit@{}", digest(number)))));
+    assert_eq!(
+        said[2..],
+        [Err(format!("there is no value of {{{{digest}}}} for {K11} (name it in the kernel family)"))]
+    );
+}
+
 /// A skip is logged with its reason: what to do has to be in it.
 #[tokio::test]
 async fn a_toolchain_that_cannot_be_looked_up_is_said_with_what_to_do() {

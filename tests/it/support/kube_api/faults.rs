@@ -1,8 +1,11 @@
 //! Errors on command, rights, and the log of what was asked.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     answer::{Answer, Asked, Failure},
@@ -129,6 +132,9 @@ impl Record {
 pub struct Faults {
     planned: Vec<Planned>,
     next: u64,
+    /// Users by their tokens, and what each may do.
+    tokens: BTreeMap<String, String>,
+    rights: BTreeSet<(String, String)>,
     denied: BTreeSet<(String, String)>,
     /// Resources whose watches send nothing.
     pub held: BTreeSet<String>,
@@ -201,6 +207,36 @@ impl Faults {
 
     pub fn denies(&self, verb: &str, resource: &str) -> bool {
         [verb, "*"].iter().any(|verb| self.denied.contains(&((*verb).to_owned(), resource.to_owned())))
+    }
+
+    pub fn add_person(&mut self, token: &str, user: &str, may: &[&str]) {
+        let rights = may.iter().map(|right| (user.to_owned(), (*right).to_owned()));
+        self.rights.extend(rights);
+        self.tokens.insert(token.to_owned(), user.to_owned());
+    }
+
+    /// Who has a token (`tokenreviews`), and what a user may do (`subjectaccessreviews`).
+    pub fn review(&self, resource: &str, spec: &Value) -> Value {
+        if resource == "tokenreviews" {
+            return match self.tokens.get(spec["token"].as_str().unwrap_or_default()) {
+                Some(user) => {
+                    let extra = json!({"authentication.kubernetes.io/credential-id": ["JTI=1"]});
+                    let groups = ["system:serviceaccounts", "system:authenticated"];
+                    let user = json!({"username": user, "uid": "1", "groups": groups, "extra": extra});
+                    json!({"authenticated": true, "user": user, "audiences": ["https://kubernetes.default.svc"]})
+                }
+                None => json!({"user": {}, "error": "[invalid bearer token, Token has been invalidated]"}),
+            };
+        }
+        let attributes = &spec["resourceAttributes"];
+        let word = |key: &str| attributes[key].as_str().unwrap_or_default();
+        let name = [word("namespace"), word("name")].join("/");
+        let right =
+            format!("{} {}.{} {}", word("verb"), word("resource"), word("group"), name.trim_matches('/'));
+        // A real server asks for who it is, and passes on what the token's review said of them.
+        assert!(spec["groups"][1] == "system:authenticated" && spec["extra"].is_object(), "{spec}");
+        let user = spec["user"].as_str().unwrap_or_default().to_owned();
+        json!({"allowed": self.rights.contains(&(user, right))})
     }
 
     pub fn user(&self) -> &str {

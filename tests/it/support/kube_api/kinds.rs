@@ -185,6 +185,7 @@ pub fn built_in() -> Vec<Arc<Kind>> {
         ("apps", "daemonsets", "DaemonSet", true),
         ("apps", "deployments", "Deployment", true),
         ("batch", "jobs", "Job", true),
+        ("batch", "cronjobs", "CronJob", true),
         ("coordination.k8s.io", "leases", "Lease", true),
         ("events.k8s.io", "events", "Event", true),
         ("networking.k8s.io", "networkpolicies", "NetworkPolicy", true),

@@ -356,6 +356,11 @@ impl FakeApi {
         self.state().faults.allow(verb, resource);
     }
 
+    /// Gives a user a token, and rights such as `patch daemonsets.apps drivers/fleet`.
+    pub fn add_person(&self, token: &str, user: &str, may: &[&str]) {
+        self.state().faults.add_person(token, user, may);
+    }
+
     /// Whom refusals name.
     pub fn set_user(&self, user: &str) {
         self.state().faults.user = Some(user.to_owned());

@@ -205,6 +205,26 @@ fn outside(state: &State, path: &[&str], record: &Record) -> Answer {
             });
             return Answer::json(201, &review);
         }
+        [
+            "apis",
+            group @ ("authentication.k8s.io" | "authorization.k8s.io"),
+            "v1",
+            resource @ ("tokenreviews" | "subjectaccessreviews"),
+        ] if method == "POST" => {
+            if state.faults.denies("create", &format!("{resource}.{group}")) {
+                let message = format!("{resource}.{group} is forbidden: User cannot create resource");
+                let status = json!({
+                    "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403, "message": message,
+                });
+                return Answer::json(403, &status);
+            }
+            let (spec, kind) = (&record.body["spec"], &record.body["kind"]);
+            let status = state.faults.review(resource, spec);
+            let review = json!({
+                "kind": kind, "apiVersion": format!("{group}/v1"), "metadata": {}, "spec": spec, "status": status,
+            });
+            return Answer::json(201, &review);
+        }
         ["openapi", "v3", group @ ..] if method == "GET" => {
             if let Some(found) = kinds::openapi(&state.kinds, group) {
                 return Answer::json(200, &found);

@@ -7,9 +7,9 @@ use crate::{
     image::{Digest, InputHash, OnConflict, RuntimeBase, Version},
     kmod::Verdict,
     plan::{
-        Cell, Failure, HoldReason, MayBoot, NEXT_KERNEL_ANNOTATION, Phase, Published, Readiness,
-        RolloutDecision, SkipReason,
-        fixtures::{K47, K48, World, image, name},
+        Cell, Failure, HoldReason, MayBoot, NEXT_KERNEL_ANNOTATION, PAUSED_ANNOTATION, Phase, Published,
+        Readiness, RolloutDecision, SkipReason,
+        fixtures::{K47, K48, World, image, live_daemon_set, name},
         status, status_table, table, text as laid_out,
     },
 };
@@ -255,6 +255,18 @@ fn a_broken_rollout_holds_the_others_of_its_chain() {
         matches!(decision(&world, "mofed"), RolloutDecision::Rewrite { .. }),
         "it is not rolled out at all"
     );
+}
+
+#[test]
+fn a_paused_rollout_holds_the_others_of_its_chain() {
+    let mut world = World::chain(&[K47]);
+    settle(&mut world);
+    let gpu = world.snapshot.daemon_sets.iter_mut().find(|found| found.name == "gpu").unwrap();
+    gpu.live = live_daemon_set("gpu").live;
+    let annotations = &mut gpu.live.as_mut().unwrap().annotations;
+    annotations.insert(PAUSED_ANNOTATION.to_owned(), "true".to_owned());
+    assert_eq!(decision(&world, "gpu"), RolloutDecision::Hold(HoldReason::Paused));
+    assert!(matches!(decision(&world, "mofed"), RolloutDecision::Hold(HoldReason::Chain { .. })));
 }
 
 #[test]

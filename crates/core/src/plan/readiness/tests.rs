@@ -23,7 +23,7 @@ fn change(plan: &Plan) -> Option<&NodeChange> {
 
 /// As the API server would after the write.
 fn carry_out(world: &mut World, plan: &Plan) {
-    let NodeChange { name: _, labels, annotations } = change(plan).unwrap().clone();
+    let NodeChange { labels, annotations, .. } = change(plan).unwrap().clone();
     let node = &mut *world.snapshot.nodes[0];
     for (map, changes) in [(&mut node.labels, labels), (&mut node.annotations, annotations)] {
         for (key, value) in changes {

@@ -27,6 +27,8 @@ pub enum Change {
     Node(NodeChange),
     /// Fields of an operator's resource.
     Resource(ResourceChange),
+    /// A Job that looks at a node with its new driver.
+    Check(NodeCheck),
 }
 
 /// All that is farrier's in a DaemonSet that farrier did not make.
@@ -84,7 +86,7 @@ pub struct DaemonSetRetirement {
 }
 
 /// The eviction of one pod, which PodDisruptionBudgets can refuse.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodRestart {
     /// Its namespace.
@@ -95,9 +97,15 @@ pub struct PodRestart {
     pub uid: String,
     /// Why, for people.
     pub why: String,
+    /// Does it make room for another driver on its node? It may then be in any namespace.
+    #[serde(skip)]
+    pub drained: bool,
+    /// How long it may take to end; as it says itself when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grace_seconds: Option<u32>,
 }
 
-/// Labels and annotations of a node, all of them `farrier.dev/...`. Those that are not named stay: several parts of
+/// Labels and annotations of a node, all of them `farrier.dev/...`, and its cordon. What is not named stays: several parts of
 /// a plan write to one node, so this is a merge patch and no apply.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -110,6 +118,35 @@ pub struct NodeChange {
     /// Annotations to set; `None` removes one.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, Option<String>>,
+    /// `spec.unschedulable`, where it changes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cordon: Option<bool>,
+    /// What the plan saw of the node; a change is refused where it is another by now.
+    #[serde(skip)]
+    pub seen: Option<NodeSeen>,
+}
+
+/// What decides about a node's upgrade: a cordon that someone else set meanwhile would else become farrier's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeSeen {
+    /// The annotation `farrier.dev/upgrade`.
+    pub note: Option<String>,
+    /// Was it cordoned?
+    pub unschedulable: bool,
+}
+
+/// A Job on one node, made from a CronJob.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeCheck {
+    /// The node.
+    pub node: String,
+    /// The namespace of the CronJob and of the Job.
+    pub namespace: String,
+    /// The CronJob.
+    pub template: String,
+    /// The Job's name: that of this node's upgrade and no other. One that is there already is left as it is.
+    pub name: String,
 }
 
 /// Fields of an operator's resource.
@@ -152,7 +189,7 @@ impl Change {
             Self::DaemonSet(DaemonSetChange { proof, .. })
             | Self::Copy(DaemonSetCopy { proof, .. })
             | Self::Resource(ResourceChange { proof, .. }) => proof,
-            Self::Retire(_) | Self::Restart(_) | Self::Node(_) => &[],
+            Self::Retire(_) | Self::Restart(_) | Self::Node(_) | Self::Check(_) => &[],
         }
     }
 
@@ -173,6 +210,7 @@ impl Change {
             Self::Restart(PodRestart { namespace, name, .. }) => format!("pod {namespace}/{name}"),
             Self::Node(NodeChange { name, .. }) => format!("node {name}"),
             Self::Resource(ResourceChange { kind, name, .. }) => format!("{kind} {name}"),
+            Self::Check(NodeCheck { namespace, name, .. }) => format!("Job {namespace}/{name}"),
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     image::{ImageName, ImageReference, RolloutSpec},
     kernel::KernelTarget,
     plan::{
-        Cell, PlannedCell,
+        Cell, PlannedCell, PlannedUpgrade,
         guarantee::{MadeFor, passing},
     },
 };
@@ -66,6 +66,9 @@ pub struct PlannedRollout {
     /// restarted, what is recorded.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<Change>,
+    /// How its nodes get the image in order, where the definition says so (`upgrade`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upgrade: Option<PlannedUpgrade>,
 }
 
 impl PlannedRollout {

@@ -22,7 +22,7 @@ pub fn handover_label(namespace: &str, daemon_set: &str) -> String {
 }
 
 /// Eight hexadecimal digits that tell names apart.
-pub(super) fn short_hash(parts: &[&str]) -> String {
+pub(in crate::plan) fn short_hash(parts: &[&str]) -> String {
     let mut hasher = InputHasher::new("farrier.dev/name/1");
     for part in parts {
         hasher.add("part", part);

@@ -13,6 +13,7 @@ use super::{
     no_image,
     reached::Reached,
     record::FieldRecord,
+    upgrade,
     watch::{Limits, Progress, progress},
 };
 use crate::{
@@ -101,7 +102,7 @@ pub(super) fn set_image(
         wished: &wished,
         now: context.inputs.now,
     };
-    let step = field::decide(&field, |set| how_pods_do(context, live, container, set));
+    let step = field::decide(&field, |set| how_pods_do(context, daemon_set, live, container, set));
     let change = |entry: FieldRecord, value: Option<&str>| {
         let mut change = naming(daemon_set, &record.with(container, entry));
         if let Some(value) = value {
@@ -157,10 +158,14 @@ pub(super) fn naming(daemon_set: &DaemonSetFacts, record: &Record) -> DaemonSetC
 /// How the pods do that have the recorded image; nothing is said of pods that cannot be seen.
 fn how_pods_do(
     context: &Context<'_>,
+    daemon_set: &DaemonSetFacts,
     live: &LiveDaemonSet,
     container: &str,
     record: &FieldRecord,
 ) -> Progress {
+    if let Some(progress) = upgrade::progress(context, daemon_set, live, container) {
+        return progress;
+    }
     let ClusterSnapshot { pods, unseen, .. } = context.inputs.snapshot;
     match (record.set.as_str(), context.spec.watch()) {
         (Some(image), Some(watch)) if !unseen.contains_key(&Seen::Pods) => {

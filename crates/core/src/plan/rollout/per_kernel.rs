@@ -303,7 +303,7 @@ fn switch(node: &str, label: &str, on: bool) -> Change {
     Change::Node(NodeChange {
         name: node.to_owned(),
         labels: [(label.to_owned(), on.then(|| HANDED_OVER.to_owned()))].into(),
-        annotations: BTreeMap::new(),
+        ..NodeChange::default()
     })
 }
 

@@ -17,7 +17,8 @@ pub(super) fn restarts(
     live: &LiveDaemonSet,
     container: &str,
 ) -> Vec<Change> {
-    if live.update != UpdateStrategy::OnDelete || live.deleting {
+    // An upgrade does that by itself.
+    if live.update != UpdateStrategy::OnDelete || live.deleting || context.spec.upgrade().is_some() {
         return Vec::new();
     }
     let contents = &context.inputs.observed.contents;
@@ -61,5 +62,6 @@ fn restart(pod: &PodFacts, kernel: &str) -> Change {
         name: pod.name.clone(),
         uid: pod.version.uid.clone(),
         why: format!("its image has no modules for kernel {kernel} of node {}", pod.node),
+        ..PodRestart::default()
     })
 }

@@ -39,6 +39,19 @@ pub enum RollbackOutcome {
     },
 }
 
+impl RollbackOutcome {
+    /// In a word, and what of it.
+    pub fn told(&self) -> (&'static str, String) {
+        match self {
+            Self::PutBack { from, to } => ("put back", format!("{from} -> {to}")),
+            Self::Released { holds } => {
+                ("release", format!("it now holds {holds}, which farrier did not set and leaves"))
+            }
+            Self::Nothing { why } => ("nothing", why.clone()),
+        }
+    }
+}
+
 /// What becomes of one object.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -38,6 +38,11 @@ impl OriginalNote {
             .unwrap_or_default()
     }
 
+    /// Did a person take the rollout back?
+    pub(in super::super) fn is_rolled_back(&self) -> bool {
+        self.rolled_back.is_some()
+    }
+
     pub(super) fn to_text(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }

@@ -172,7 +172,9 @@ impl Cluster {
                     }
                 }
             }
-            Change::Restart(_) | Change::Resource(_) => panic!("not a change of this strategy: {change:?}"),
+            Change::Restart(_) | Change::Resource(_) | Change::Check(_) => {
+                panic!("not a change of this strategy: {change:?}")
+            }
         }
     }
 

@@ -1,0 +1,105 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
+# Nodes get another driver one after the other: users of the device leave within their budgets, a Job checks each node, and a farrier
+# that was killed goes on where it was. All of it with no more rights than the components `drain` and `upgrade-checks` give.
+
+components='drain upgrade-checks'
+install_farrier
+apps="farrier-$run-$scenario-apps"
+k create namespace "$apps" > /dev/null
+k label namespace "$apps" "$run_label=$run" > /dev/null
+
+# The check of the site: here the script says how it ends.
+k apply -f - > /dev/null <<YAML
+apiVersion: batch/v1
+kind: CronJob
+metadata: {name: smoke, namespace: $drivers}
+spec:
+  schedule: "0 0 1 1 *"
+  suspend: true
+  jobTemplate:
+    spec:
+      backoffLimit: 0
+      template: {spec: {restartPolicy: Never, tolerations: [{operator: Exists}], containers: [{name: smoke, image: "smoke.example/smoke:1"}]}}
+YAML
+# add_user NAME NODE: a pod that uses a device, as the kubelet says of it.
+add_user() {
+    k create -f - > /dev/null <<YAML
+apiVersion: v1
+kind: Pod
+metadata: {name: $1, namespace: $apps, labels: {app: $1}}
+spec:
+  nodeName: $run-$scenario-$2
+  terminationGracePeriodSeconds: 0
+  tolerations: [{operator: Exists}]
+  containers:
+    - {name: train, image: "train.example/train:1", resources: {requests: {e2e.farrier.dev/device: 1}, limits: {e2e.farrier.dev/device: 1}}}
+YAML
+    k patch pod "$1" -n "$apps" --subresource status --type merge \
+        -p '{"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}' > /dev/null
+}
+
+state() { k get node "$run-$scenario-$1" -o json | jq -r '.metadata.labels["farrier.dev/upgrade"] // ""'; }
+has_state() { [ "$(state "$1")" = "$2" ]; }
+cordoned() { k get node "$run-$scenario-$1" -o json | jq -e '.spec.unschedulable == true'; }
+gone() { not k get pod "$1" -n "$apps"; }
+check_pods() { k get pods -n "$drivers" -l batch.kubernetes.io/job-name -o json; }
+# Its pod runs: from then on the script's kubelet says nothing more of it.
+check_on() { check_pods | jq -e --arg node "$run-$scenario-$1" 'any(.items[]; .spec.nodeName == $node and .status.phase == "Running")'; }
+# finish_check NODE
+finish_check() {
+    local pod
+    expect 30 "a Job checks $1" check_on "$1"
+    pod="$(check_pods | jq -r --arg node "$run-$scenario-$1" '[.items[] | select(.spec.nodeName == $node) | .metadata.name][0]')"
+    k patch pod "$pod" -n "$drivers" --subresource status --type merge -p '{"status": {"phase": "Succeeded"}}' > /dev/null
+}
+given_back() { has_state "$1" uncordoned && not cordoned "$1"; }
+
+definition "{strategy: image, namespace: $drivers, daemonSet: fleet, container: driver, stableFor: 2s,
+      upgrade: {canary: 1, waitFor: {job: smoke}, drain: device-users, deviceResources: [e2e.farrier.dev/*], timeout: 5m}}"
+for node in n1 n2 n3; do add_node "$node" "$kernel_a"; done
+k cordon "$run-$scenario-n3" > /dev/null
+add_daemonset fleet "$registry/$driver:vendor" OnDelete
+for node in n1 n2 n3; do expect 30 "the vendor's driver runs on $node" pod_on fleet "$node" "$registry/$driver:vendor"; done
+add_user first n1
+add_user second n2
+k apply -f - > /dev/null <<YAML
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {name: first, namespace: $apps}
+spec: {minAvailable: 1, selector: {matchLabels: {app: first}}}
+YAML
+budget() { [ "$(k get pdb first -n "$apps" -o jsonpath='{.status.observedGeneration}/{.status.disruptionsAllowed}')" = 1/0 ]; }
+expect 20 "a budget protects the user of n1" budget
+
+start_farrier one
+expect 30 "the DaemonSet gets kernel A's image" has_image fleet "$image_a"
+expect 30 "n1 is cordoned" has_state n1 cordoned
+expect 5 "really" cordoned n1
+expect 20 "the budget is respected" grep -q 'may not be evicted now' "$here/farrier-one.log"
+kill -KILL "$(cat "$here/farrier-one.pid")"
+k delete pdb first -n "$apps" > /dev/null
+start_farrier two
+expect 90 "farrier was killed, and another one goes on: the user of n1 leaves" gone first
+expect 30 "and n1 gets its driver" pod_on fleet n1 "$image_a"
+expect 5 "n2 waits for the node that goes first" pod_on fleet n2 "$registry/$driver:vendor"
+as_admin upgrade pause "$drivers/fleet" --cluster kube > /dev/null
+finish_check n1
+expect 60 "n1 is given back" given_back n1
+waits_for() {
+    as_farrier upgrade plan --cluster kube --registry "$registry" --write-namespaces "$drivers" -o json |
+        jq -e --arg node "$run-$scenario-$1" --arg reason "$2" 'any(.[].nodes[]; .node == $node and .waits.reason == $reason)'
+}
+expect 20 "the plan says that the rest is paused" waits_for n2 paused
+expect 5 "and that someone else has cordoned n3" waits_for n3 cordoned
+steady 10 "nothing more happens" state n2
+as_admin upgrade resume "$drivers/fleet" --cluster kube > /dev/null
+expect 90 "n2 gets its driver" pod_on fleet n2 "$image_a"
+expect 0 "its user has left" gone second
+finish_check n2
+expect 60 "n2 is given back" given_back n2
+expect 5 "n3 is as it was" pod_on fleet n3 "$registry/$driver:vendor"
+expect 0 "with the other's cordon" cordoned n3
+
+expect 10 "the rollback is asked for" as_admin upgrade abort "$drivers/fleet" --cluster kube
+expect 90 "n1 gets the driver that it had" pod_on fleet n1 "$registry/$driver:vendor"

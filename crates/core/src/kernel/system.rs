@@ -1,0 +1,132 @@
+//! Pure: what nodes say of the system around a kernel, beside the kernel target: which image of RHEL CoreOS they booted.
+
+use std::{cmp::Ordering, collections::BTreeMap};
+
+use super::{OsVersion, rpm_version};
+use crate::definition::checked::{ImageDigest, ImageStream};
+
+/// NFD's label for the version of the system's image (`OSTREE_VERSION` of RHEL CoreOS' os-release).
+pub const OSTREE_VERSION_LABEL: &str = "feature.node.kubernetes.io/system-os_release.OSTREE_VERSION";
+/// NFD's label for the version of RHEL that the system is made of.
+pub const RHEL_VERSION_LABEL: &str = "feature.node.kubernetes.io/system-os_release.RHEL_VERSION";
+
+/// So many images with one kernel are told apart: an upgrade makes two of them.
+const MOST: usize = 8;
+
+/// The digests that ImageStreams have for their tags; or why one could not be read.
+pub type ImageStreams = BTreeMap<ImageStream, Result<BTreeMap<String, ImageDigest>, String>>;
+
+/// What the nodes of a kernel target say of their system.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeSystem {
+    /// Versions of its image, the newest first: the next one may come with the same kernel.
+    pub ostree_versions: Vec<OsVersion>,
+    /// The version of RHEL; the newest.
+    pub rhel_version: Option<OsVersion>,
+    /// What the family's ImageStream has for the newest of these versions that it knows; or why it has nothing.
+    pub digest: Option<Result<ImageDigest, String>>,
+}
+
+/// Of a kernel that no node runs.
+pub static UNKNOWN_SYSTEM: NodeSystem =
+    NodeSystem { ostree_versions: Vec::new(), rhel_version: None, digest: None };
+
+impl NodeSystem {
+    /// Takes in the labels of another node. A value that cannot be a version says nothing.
+    pub fn note(&mut self, ostree_version: Option<&str>, rhel_version: Option<&str>) {
+        let parse = |text: Option<&str>| text.and_then(|text| text.parse::<OsVersion>().ok());
+        if let Some(version) = parse(ostree_version).filter(|version| !self.ostree_versions.contains(version))
+        {
+            self.ostree_versions.push(version);
+            self.ostree_versions.sort_by(|a, b| order(b, a));
+            self.ostree_versions.truncate(MOST);
+        }
+        self.rhel_version = self.rhel_version.take().into_iter().chain(parse(rhel_version)).max_by(order);
+    }
+
+    /// Looks its versions up among the tags of the family's ImageStream.
+    pub fn look_up(&mut self, stream: &ImageStream, streams: &ImageStreams) {
+        let versions = &self.ostree_versions;
+        self.digest = Some(match streams.get(stream) {
+            None => Err(format!("ImageStream {stream} is in a live cluster, which was not asked")),
+            Some(Err(why)) => Err(why.clone()),
+            Some(Ok(tags)) => {
+                versions.iter().find_map(|version| tags.get(version.as_str())).cloned().ok_or_else(|| {
+                    let versions: Vec<&str> = versions.iter().map(OsVersion::as_str).collect();
+                    format!("ImageStream {stream} has no tag {}", versions.join(" or "))
+                })
+            }
+        });
+    }
+
+    fn placeholders(&self) -> [(&'static str, &'static str, Option<&OsVersion>); 2] {
+        [
+            ("ostree_version", OSTREE_VERSION_LABEL, self.ostree_versions.first()),
+            ("rhel_version", RHEL_VERSION_LABEL, self.rhel_version.as_ref()),
+        ]
+    }
+
+    /// The label that a text with placeholders asks for and no node has.
+    pub fn missing_label(&self, text: &str) -> Option<&'static str> {
+        let mut missing = self.placeholders().into_iter().filter(|(_, _, version)| version.is_none());
+        missing.find(|(name, ..)| text.contains(name)).map(|(_, label, _)| label)
+    }
+
+    /// A text with the versions in the place of their placeholders, as far as they are known.
+    pub(super) fn fill(&self, text: &str) -> String {
+        self.placeholders().into_iter().fold(text.to_owned(), |text, (name, _, version)| match version {
+            Some(version) => text.replace(&format!("{{{{{name}}}}}"), version.as_str()),
+            None => text,
+        })
+    }
+}
+
+fn order(a: &OsVersion, b: &OsVersion) -> Ordering {
+    rpm_version::compare(a.as_str(), b.as_str()).then_with(|| a.cmp(b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn system(versions: &[&str]) -> NodeSystem {
+        let mut system = NodeSystem::default();
+        for version in versions {
+            system.note(Some(version), Some("9.4"));
+        }
+        system
+    }
+
+    #[test]
+    fn the_newest_image_comes_first() {
+        let system =
+            system(&["416.94.202407081958-0", "416.94.202412170927-0", "$(id)", "416.94.202407081958-0"]);
+        assert_eq!(system.ostree_versions, ["416.94.202412170927-0", "416.94.202407081958-0"]);
+        assert_eq!(
+            system.fill("r.test/a:{{rhel_version}}-{{ostree_version}}-{{release}}"),
+            "r.test/a:9.4-416.94.202412170927-0-{{release}}"
+        );
+        assert_eq!(system.missing_label("{{ostree_version}}{{rhel_version}}"), None);
+        assert_eq!(UNKNOWN_SYSTEM.missing_label("{{ rhel_version }}"), Some(RHEL_VERSION_LABEL));
+        let many: Vec<String> = (0..100).map(|number| format!("416.94.{number}-0")).collect();
+        let many = self::system(&many.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_eq!((many.ostree_versions.len(), many.ostree_versions[0].as_str()), (MOST, "416.94.99-0"));
+    }
+
+    #[test]
+    fn an_image_stream_has_the_digest_of_the_newest_that_it_knows() {
+        let stream: ImageStream = "openshift/driver-toolkit".parse().unwrap();
+        let digest: ImageDigest = format!("sha256:{:064}", 1).parse().unwrap();
+        let found = |streams: ImageStreams| {
+            let mut system = system(&["416.94.1-0", "416.94.2-0"]);
+            system.look_up(&stream, &streams);
+            system.digest.unwrap()
+        };
+        let tags = BTreeMap::from([("416.94.1-0".to_owned(), digest.clone())]);
+        assert_eq!(found([(stream.clone(), Ok(tags))].into()), Ok(digest));
+        let none = "ImageStream openshift/driver-toolkit has no tag 416.94.2-0 or 416.94.1-0";
+        assert_eq!(found([(stream.clone(), Ok(BTreeMap::new()))].into()), Err(none.to_owned()));
+        assert_eq!(found([(stream.clone(), Err("why".to_owned()))].into()), Err("why".to_owned()));
+        assert!(found(ImageStreams::new()).unwrap_err().contains("a live cluster"));
+    }
+}

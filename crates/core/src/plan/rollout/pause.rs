@@ -1,0 +1,142 @@
+//! Pure: rollouts that a person pauses: as long as an annotation of the object says so, nothing is written to it.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::{
+    Change, DaemonSetChange, HoldReason, Record, RecordState, ResourceChange, RolloutObject, RolloutTarget,
+    image::naming, per_kernel::OriginalNote, resource,
+};
+use crate::plan::{
+    ClusterSnapshot, DaemonSetFacts, LiveDaemonSet, PAUSED_ANNOTATION, PER_KERNEL_ANNOTATION,
+    RECORD_ANNOTATION, ResourceFacts, forgiven,
+};
+
+/// An object of a live cluster.
+#[derive(Clone, Copy)]
+enum Found<'a> {
+    DaemonSet(&'a DaemonSetFacts, &'a LiveDaemonSet),
+    Resource(&'a ResourceFacts),
+}
+
+impl<'a> Found<'a> {
+    fn all(snapshot: &'a ClusterSnapshot) -> impl Iterator<Item = Self> {
+        let daemon_sets = snapshot.daemon_sets.iter();
+        let daemon_sets = daemon_sets.filter_map(|found| Some(Self::DaemonSet(found, found.live.as_ref()?)));
+        daemon_sets.chain(snapshot.resources.iter().map(Self::Resource))
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::DaemonSet(DaemonSetFacts { namespace, name, .. }, _) => format!("{namespace}/{name}"),
+            Self::Resource(ResourceFacts { kind, name, .. }) => format!("{kind}/{name}"),
+        }
+    }
+
+    fn is(self, object: &RolloutObject) -> bool {
+        match (self, object) {
+            (Self::DaemonSet(found, _), RolloutObject::DaemonSet(wanted)) => found.is_named(wanted),
+            (Self::Resource(found), RolloutObject::Resource { resource, name }) => {
+                found.kind == *resource && found.name == *name
+            }
+            _ => false,
+        }
+    }
+
+    fn annotations(self) -> &'a BTreeMap<String, String> {
+        match self {
+            Self::DaemonSet(_, live) => &live.annotations,
+            Self::Resource(found) => &found.annotations,
+        }
+    }
+
+    fn is_paused(self) -> bool {
+        says_paused(self.annotations())
+    }
+
+    /// The annotations with which it is paused, or goes on. What goes on already and waits for another image forgets what was taken
+    /// back, failed or was given up.
+    fn annotations_for(self, paused: bool, record: &Record) -> BTreeMap<String, String> {
+        let mut annotations = self.annotations().clone();
+        if paused != self.is_paused() {
+            // Not taken away: where another writer has set it, an apply that does not name it leaves it.
+            annotations.insert(PAUSED_ANNOTATION.to_owned(), paused.to_string());
+            return annotations;
+        }
+        let stands = |state| matches!(state, RecordState::Set | RecordState::Good);
+        let is_over = matches!(self, Self::DaemonSet(_, live) if OriginalNote::read(live).is_rolled_back());
+        if !paused && is_over {
+            annotations.remove(PER_KERNEL_ANNOTATION);
+        }
+        if !paused && record.0.values().any(|field| !stands(field.state)) {
+            let kept = record.0.iter().filter(|(_, field)| stands(field.state));
+            annotations.remove(RECORD_ANNOTATION);
+            return Record(kept.map(|(name, field)| (name.clone(), field.clone())).collect())
+                .annotations(&annotations);
+        }
+        annotations
+    }
+}
+
+/// Any value but `false` pauses: what is not understood stops.
+pub(super) fn says_paused(annotations: &BTreeMap<String, String>) -> bool {
+    annotations.get(PAUSED_ANNOTATION).is_some_and(|value| value != "false")
+}
+
+/// Is the object of this target paused?
+pub(super) fn is_paused(snapshot: &ClusterSnapshot, target: &RolloutTarget) -> bool {
+    let mut found = Found::all(snapshot).filter(|found| found.is(&target.object));
+    target.place.is_none() && found.any(Found::is_paused)
+}
+
+/// The objects of a live cluster, by the names that [`super::rollback`] takes: is each of them paused?
+pub fn paused(snapshot: &ClusterSnapshot) -> BTreeMap<String, bool> {
+    Found::all(snapshot).map(|found| (found.name(), found.is_paused())).collect()
+}
+
+/// The changes that pause the rollouts of an object, or let them go on, also after what it was set to was taken back, failed, or was
+/// changed back by another writer, and where an upgrade stopped because its driver failed on nodes. None where nothing is to be
+/// done. The object's name is as [`super::rollback`] takes it.
+///
+/// # Errors
+/// Why it cannot be written.
+pub fn pause(snapshot: &ClusterSnapshot, name: &str, paused: bool) -> Result<Vec<Change>, HoldReason> {
+    let found = Found::all(snapshot).find(|found| found.name() == name).ok_or(HoldReason::NotFound)?;
+    let record = Record::of(found.annotations())?;
+    let annotations = found.annotations_for(paused, &record);
+    let mut changes = match found {
+        _ if annotations == *found.annotations() => Vec::new(),
+        Found::DaemonSet(_, live) if live.deleting => return Err(HoldReason::Deleting),
+        Found::DaemonSet(found, _) => {
+            vec![Change::DaemonSet(DaemonSetChange { annotations, ..naming(found, &record) })]
+        }
+        Found::Resource(found) => {
+            let (kind, name, version) = (found.kind, found.name.clone(), found.version.clone());
+            let spec = written(found, &record)?;
+            vec![Change::Resource(ResourceChange {
+                kind,
+                name,
+                version,
+                spec,
+                annotations,
+                proof: Vec::new(),
+            })]
+        }
+    };
+    if !paused {
+        changes.extend(forgiven(snapshot.nodes.iter().map(|node| &**node), name));
+    }
+    Ok(changes)
+}
+
+/// What farrier has written to a resource, which stays named: an apply gives up what it does not name.
+fn written(found: &ResourceFacts, record: &Record) -> Result<Value, HoldReason> {
+    match resource::section(found).zip(record.0.get(resource::FIELD)) {
+        Some((driver, entry)) => Ok(resource::change(found, driver, entry.clone(), Vec::new())?.spec),
+        None => Ok(json!({})),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+use super::*;
+use crate::{
+    image::{OperatorResource, RolloutSpec},
+    kmod::Verdict,
+    plan::{
+        RolloutDecision, UPGRADE,
+        fixtures::{K47, World, resource as policy},
+        rollback,
+    },
+};
+
+const DRIVER: &str = "kube-system/mft";
+
+fn world() -> World {
+    let mut world = World::live(&[K47]);
+    world.publish(Verdict::Loads);
+    world
+}
+
+fn decision(world: &World) -> RolloutDecision {
+    let plan = world.plan();
+    assert!(!plan.has_failures());
+    let rollout = &plan.rollouts[0];
+    let writes = matches!(rollout.decision, RolloutDecision::Rewrite { .. } | RolloutDecision::Steps { .. });
+    assert_eq!(rollout.changes.is_empty(), !writes, "{rollout:?}");
+    rollout.decision.clone()
+}
+
+fn pass(world: &mut World) {
+    let plan = world.plan();
+    plan.rollouts.iter().flat_map(|rollout| &rollout.changes).for_each(|change| world.apply(change).unwrap());
+}
+
+/// Is anything written?
+fn set(world: &mut World, name: &str, paused: bool) -> bool {
+    let changes = pause(&world.snapshot, name, paused).unwrap();
+    for change in &changes {
+        world.apply(change).unwrap();
+    }
+    !changes.is_empty()
+}
+
+#[test]
+fn a_paused_rollout_waits_and_goes_on() {
+    let mut world = world();
+    assert!(!set(&mut world, DRIVER, false), "it goes on already");
+    assert!(set(&mut world, DRIVER, true) && !set(&mut world, DRIVER, true));
+    assert_eq!(paused(&world.snapshot), [(DRIVER.to_owned(), true)].into());
+    assert_eq!(decision(&world), RolloutDecision::Hold(HoldReason::Paused));
+    insta::assert_snapshot!(
+        HoldReason::Paused,
+        @r#"it is paused; it goes on when its annotation farrier.dev/paused is removed, or is "false""#
+    );
+    assert!(set(&mut world, DRIVER, false));
+    assert_eq!(paused(&world.snapshot), [(DRIVER.to_owned(), false)].into());
+    pass(&mut world);
+    // What is set already is said to be so, and another image waits.
+    assert!(set(&mut world, DRIVER, true));
+    assert!(matches!(decision(&world), RolloutDecision::AlreadySet { .. }));
+    world.resolved.images.values_mut().for_each(|found| found.as_mut().unwrap().version = "5".to_owned());
+    world.publish(Verdict::Loads);
+    assert_eq!(decision(&world), RolloutDecision::Hold(HoldReason::Paused));
+}
+
+#[test]
+fn any_value_but_false_pauses() {
+    for (value, held) in [("true", true), ("", true), ("<b>\u{202e}", true), ("false", false)] {
+        let mut world = world();
+        let live = world.snapshot.daemon_sets[0].live.as_mut().unwrap();
+        live.annotations.insert(PAUSED_ANNOTATION.to_owned(), value.to_owned());
+        assert_eq!(decision(&world) == RolloutDecision::Hold(HoldReason::Paused), held, "{value:?}");
+    }
+}
+
+#[test]
+fn what_was_taken_back_is_set_again_once_it_may_go_on() {
+    let mut world = world();
+    pass(&mut world);
+    let steps = rollback(&world.snapshot, &[]).unwrap();
+    world.apply(steps[0].change.as_ref().unwrap()).unwrap();
+    assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::RolledBack { .. })));
+    let changes = pause(&world.snapshot, DRIVER, false).unwrap();
+    let [Change::DaemonSet(change)] = &changes[..] else { panic!("nothing is to be done") };
+    assert!(change.annotations.is_empty(), "{change:?}");
+    // An apply would remove an image that it does not name.
+    assert_eq!(change.images, [("driver".to_owned(), "registry.test/old:1".to_owned())].into());
+    world.apply(&changes[0]).unwrap();
+    assert!(matches!(decision(&world), RolloutDecision::Rewrite { .. }));
+}
+
+#[test]
+fn a_paused_resource_keeps_what_farrier_wrote() {
+    let mut world = world();
+    let driver = json!({"repository": "nvcr.test/x", "image": "driver", "version": "1"});
+    let found = policy(OperatorResource::NicClusterPolicy, "policy", json!({"ofedDriver": driver}));
+    world.snapshot.resources = vec![found];
+    let name = "policy".parse().unwrap();
+    world.image("mft").spec.rollout =
+        vec![RolloutSpec::CustomResource { resource: OperatorResource::NicClusterPolicy, name }];
+    world.publish(Verdict::Loads);
+    let change = |world: &World, paused| {
+        let changes = pause(&world.snapshot, "NicClusterPolicy/policy", paused).unwrap();
+        let [Change::Resource(change)] = &changes[..] else { panic!("{changes:?}") };
+        change.clone()
+    };
+    assert_eq!(change(&world, true).spec, json!({}), "nothing of it is farrier's yet");
+    pass(&mut world);
+    let written = change(&world, true);
+    assert_eq!(written.spec["ofedDriver"]["image"], "mft");
+    world.apply(&Change::Resource(written)).unwrap();
+    assert!(matches!(decision(&world), RolloutDecision::Settled { .. }));
+    assert_eq!(change(&world, false).annotations[PAUSED_ANNOTATION], "false");
+}
+
+#[test]
+fn what_is_not_there_or_cannot_be_read_is_not_written() {
+    let mut world = world();
+    for name in ["kube-system/other", "NicClusterPolicy/policy", "mft", "", "../mft"] {
+        assert_eq!(pause(&world.snapshot, name, true), Err(HoldReason::NotFound), "{name}");
+    }
+    let live = world.snapshot.daemon_sets[0].live.as_mut().unwrap();
+    live.annotations.insert(RECORD_ANNOTATION.to_owned(), "{".to_owned());
+    assert!(matches!(pause(&world.snapshot, DRIVER, true), Err(HoldReason::BadRecord { .. })));
+    world.snapshot.daemon_sets[0].live = None;
+    assert_eq!(pause(&world.snapshot, DRIVER, true), Err(HoldReason::NotFound), "a manifest");
+}
+
+#[test]
+fn nodes_on_which_a_driver_failed_are_forgiven() {
+    let mut world = world();
+    let failed = r#"{"rollout": "kube-system/mft", "state": "failed", "since": "2026-01-01T00:00:00Z",
+        "began": "2026-01-01T00:00:00Z", "to": "mft:2"}"#;
+    world.snapshot.nodes[0].annotations.insert(UPGRADE.to_owned(), failed.to_owned());
+    assert_eq!(pause(&world.snapshot, DRIVER, true).unwrap().len(), 1);
+    let changes = pause(&world.snapshot, DRIVER, false).unwrap();
+    let [Change::Node(node)] = &changes[..] else { panic!("{changes:?}") };
+    assert_eq!(node.annotations[UPGRADE], None);
+}

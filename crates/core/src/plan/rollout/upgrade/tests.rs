@@ -1,0 +1,227 @@
+use serde_json::json;
+
+use super::*;
+use crate::{
+    kmod::Verdict,
+    plan::{
+        RolloutDecision, UPGRADE, UpgradeStage, WorkloadFacts,
+        fixtures::{K47, K48, World, node},
+    },
+};
+
+const OLD: &str = "registry.test/old:1";
+
+/// Three nodes with a ready pod of the old image; the next one is published.
+#[expect(clippy::needless_pass_by_value, reason = "it is written where it is handed over")]
+fn world(upgrade: serde_json::Value) -> World {
+    let mut world = World::live(&[K47, K47, K47]);
+    world.now = "2026-07-01T12:00:00Z".parse().unwrap();
+    world.image("mft").spec.rollout = vec![
+        serde_json::from_value(json!({
+            "strategy": "image", "namespace": "kube-system", "daemonSet": "mft", "container": "driver",
+            "upgrade": upgrade,
+        }))
+        .unwrap(),
+    ];
+    world.snapshot.daemon_sets[0].live.as_mut().unwrap().update = UpdateStrategy::OnDelete;
+    for node in ["n0", "n1", "n2"] {
+        world.run_pod(node, true);
+    }
+    holds(&mut world, OLD, &[K47]);
+    world.publish(Verdict::Loads);
+    world
+}
+
+fn holds(world: &mut World, image: &str, kernels: &[&str]) {
+    let kernels = kernels.iter().map(|kernel| (*kernel).to_owned()).collect();
+    world.observed.contents.insert(image.to_owned(), ImageContents { kernels, ..ImageContents::default() });
+}
+
+/// A world in which the DaemonSet has the new image, and no pod has it.
+fn rewritten(upgrade: serde_json::Value) -> World {
+    let mut world = world(upgrade);
+    let planned = world.plan().rollouts.swap_remove(0);
+    assert!(matches!(planned.decision, RolloutDecision::Rewrite { .. }), "{:?}", planned.decision);
+    assert!(planned.upgrade.unwrap().changes().next().is_none(), "the nodes have what the DaemonSet has");
+    for change in &planned.changes {
+        world.apply(change).unwrap();
+    }
+    let image = world.image_of("driver").to_owned();
+    holds(&mut world, &image, &[K47]);
+    world
+}
+
+fn planned(world: &World) -> PlannedRollout {
+    world.plan().rollouts.swap_remove(0)
+}
+
+/// Makes the changes of nodes; the names of the pods that are evicted.
+fn make(world: &mut World) -> Vec<String> {
+    let upgrade = planned(world).upgrade.unwrap();
+    let mut evicted = Vec::new();
+    for change in upgrade.changes() {
+        match change {
+            Change::Node(change) => {
+                let nodes = &mut world.snapshot.nodes;
+                let node = nodes.iter_mut().find(|node| node.name == change.name).unwrap();
+                let text = change.annotations[UPGRADE].clone().unwrap();
+                node.annotations.insert(UPGRADE.to_owned(), text);
+                node.unschedulable = change.cordon.unwrap_or(node.unschedulable);
+            }
+            Change::Restart(pod) => evicted.push(pod.name.clone()),
+            other => panic!("{other:?}"),
+        }
+    }
+    evicted
+}
+
+fn later(world: &mut World, minutes: i64) {
+    world.now += jiff::SignedDuration::from_mins(minutes);
+}
+
+#[test]
+fn nodes_get_a_new_version_one_after_the_other() {
+    let mut world = rewritten(json!({}));
+    assert_eq!(make(&mut world), [""; 0], "the first one is marked");
+    assert_eq!(make(&mut world), ["mft-n0"]);
+    world.run_pod("n0", true);
+    later(&mut world, 3);
+    for _ in 0..4 {
+        make(&mut world);
+    }
+    let upgrade = planned(&world).upgrade.unwrap();
+    let stages: Vec<UpgradeStage> = upgrade.nodes.iter().map(|turn| turn.stage).collect();
+    assert_eq!(stages, [UpgradeStage::UnderWay, UpgradeStage::Waits, UpgradeStage::Done]);
+    assert!(planned(&world).changes.is_empty(), "no pod is restarted beside it");
+    for node in ["n1", "n2"] {
+        make(&mut world);
+        world.run_pod(node, true);
+        later(&mut world, 3);
+        for _ in 0..4 {
+            make(&mut world);
+        }
+    }
+    let planned = planned(&world);
+    let [Change::DaemonSet(noted)] = &planned.changes[..] else { panic!("{:?}", planned.changes) };
+    assert!(noted.image_changes().is_empty(), "it is noted that the image is good");
+    assert!(planned.upgrade.unwrap().forecast.is_over());
+}
+
+#[test]
+fn pods_that_are_replaced_by_themselves_cannot_be_ordered() {
+    let mut world = world(json!({}));
+    world.snapshot.daemon_sets[0].live.as_mut().unwrap().update = UpdateStrategy::RollingUpdate;
+    let planned = planned(&world);
+    assert_eq!(planned.decision, RolloutDecision::Hold(HoldReason::NotOnDelete));
+    assert_eq!((planned.changes, planned.upgrade), (Vec::new(), None));
+}
+
+#[test]
+fn a_node_whose_modules_stay_the_same_is_left_in_peace() {
+    let mut world = rewritten(json!({"maxParallel": 3}));
+    world.snapshot.nodes.push(node("n3", K48));
+    let member = |text: &str| [(K47.to_owned(), crate::image::Digest::of(text.as_bytes()))].into();
+    let image = world.image_of("driver").to_owned();
+    world.observed.contents.get_mut(OLD).unwrap().members = member("a");
+    world.observed.contents.get_mut(&image).unwrap().members = member("a");
+    assert_eq!(planned(&world).upgrade.unwrap().changes().count(), 0);
+    world.observed.contents.get_mut(&image).unwrap().members = member("b");
+    assert_eq!(planned(&world).upgrade.unwrap().changes().count(), 3);
+}
+
+#[test]
+fn those_leave_that_the_definition_means() {
+    let mut world = rewritten(json!({
+        "drain": "device-users", "deviceResources": ["example.org/*"], "podSelector": {"matchLabels": {"may": "go"}},
+    }));
+    let pod = |name: &str, label: &str, resource: &str, stays| WorkloadFacts {
+        name: name.to_owned(),
+        node: "n0".to_owned(),
+        labels: [("may".to_owned(), label.to_owned())].into(),
+        requests: [resource.to_owned()].into(),
+        stays,
+        ..WorkloadFacts::default()
+    };
+    world.snapshot.workloads = vec![
+        pod("user", "go", "example.org/device", false),
+        pod("kept", "stay", "example.org/device", false),
+        pod("other", "go", "cpu", false),
+        pod("of-a-daemon-set", "go", "example.org/device", true),
+    ];
+    make(&mut world);
+    assert!(world.snapshot.nodes[0].unschedulable);
+    assert_eq!(make(&mut world), ["user"]);
+    world.snapshot.workloads.clear();
+    make(&mut world);
+    assert_eq!(make(&mut world), ["mft-n0"]);
+}
+
+/// A world whose first node has got a driver that does not work.
+fn failed(on_failure: &str) -> World {
+    let mut world = rewritten(json!({"onFailure": on_failure}));
+    make(&mut world);
+    make(&mut world);
+    world.run_pod("n0", false);
+    make(&mut world);
+    later(&mut world, 13);
+    make(&mut world);
+    world
+}
+
+#[test]
+fn an_image_that_fails_is_put_back_or_stays_as_the_definition_says() {
+    let mut world = failed("put-back");
+    let planned_now = planned(&world);
+    assert!(
+        matches!(planned_now.decision, RolloutDecision::Hold(HoldReason::RolloutFailed { .. })),
+        "{:?}",
+        planned_now.decision
+    );
+    for change in &planned_now.changes {
+        world.apply(change).unwrap();
+    }
+    assert_eq!(world.image_of("driver"), OLD);
+    let upgrade = planned(&world).upgrade.unwrap();
+    let first = upgrade.nodes.iter().find(|turn| turn.node == "n0").unwrap();
+    assert_eq!(first.stage, UpgradeStage::Begins, "it gets the old one back");
+    world.observed.contents.remove(OLD);
+    let turns = planned(&world).upgrade.unwrap().nodes;
+    assert_eq!(
+        turns[0].stage,
+        UpgradeStage::Begins,
+        "also where that is another's, of which nothing is known"
+    );
+
+    let world = failed("stop");
+    assert!(planned(&world).changes.is_empty());
+    assert!(world.plan().has_failures());
+    assert_ne!(world.image_of("driver"), OLD);
+}
+
+#[test]
+fn nodes_of_an_upgrade_that_is_no_more_are_given_back() {
+    let given = |world: &World| given_back(&world.snapshot, &world.plan().rollouts, &world.instance);
+    let mut world = rewritten(json!({"drain": "node"}));
+    make(&mut world);
+    assert!(given(&world).is_empty());
+    world.snapshot.unseen.insert(Seen::Pods, "no right".to_owned());
+    assert!(given(&world).is_empty(), "what cannot be seen is not gone");
+    world.snapshot.unseen.clear();
+    let gone: [fn(&mut World); 4] = [
+        |world| drop(world.snapshot.nodes[0].labels.remove("pci")),
+        |world| world.snapshot.daemon_sets.clear(),
+        |world| {
+            world.snapshot.daemon_sets[0].live.as_mut().unwrap().update = UpdateStrategy::RollingUpdate;
+        },
+        |world| world.image("mft").spec.rollout.clear(),
+    ];
+    for take_away in gone {
+        let before = (world.snapshot.clone(), world.definitions.clone());
+        take_away(&mut world);
+        let [Change::Node(change)] = &given(&world)[..] else { panic!("not given back") };
+        assert_eq!((change.name.as_str(), change.cordon), ("n0", Some(false)));
+        let others = given_back(&world.snapshot, &[], &"gpu".parse().unwrap());
+        assert_eq!(others, [], "another farrier leaves it");
+        (world.snapshot, world.definitions) = before;
+    }
+}

@@ -1,0 +1,210 @@
+//! Pure: how far each node is, and which are begun now.
+
+use std::cmp::Reverse;
+
+use jiff::Timestamp;
+
+use super::{
+    Upgrade, UpgradeNode, UpgradeNote, UpgradeStage, UpgradeState, UpgradeTurn, UpgradeWait,
+    note::mark,
+    turn::{Next, seconds},
+};
+use crate::{
+    image::{Canary, Drain},
+    plan::{Change, UPGRADE_STATE_LABELS},
+};
+
+/// How many of the nodes that go first may still be begun.
+enum First {
+    /// They are done: all nodes may.
+    Done,
+    /// So many, of any.
+    AnyOf(usize),
+    /// Those with the labels.
+    Labelled,
+    /// None, because there are none.
+    Missing,
+}
+
+impl Upgrade<'_> {
+    /// How far a node is, without a word about other nodes.
+    pub(super) fn stand(&self, node: &UpgradeNode<'_>) -> UpgradeTurn {
+        let (note, rollout) = (UpgradeNote::of(node.facts), self.rollout());
+        let turn = |stage, waits| UpgradeTurn {
+            node: node.facts.name.clone(),
+            stage,
+            note: note.clone().filter(|note| note.rollout == rollout),
+            waits,
+            changes: Vec::new(),
+        };
+        let ours = note.as_ref().filter(|note| note.rollout == rollout);
+        if let Some(note) = ours.filter(|note| note.state.is_under_way()) {
+            let Next { changes, waits } = self.next(node, note);
+            return UpgradeTurn { changes, ..turn(UpgradeStage::UnderWay, waits) };
+        }
+        if ours.is_some_and(|note| note.state == UpgradeState::Failed && note.to == self.target) {
+            return turn(UpgradeStage::Failed, None);
+        }
+        match node.living() {
+            Some(driver) if !driver.is_current => {}
+            // The DaemonSet's controller makes the next pod from the target by itself.
+            _ => return turn(UpgradeStage::Done, None),
+        }
+        let waits = self.kept(node, note.as_ref());
+        let is_left = waits.as_ref().is_some_and(UpgradeWait::leaves_alone);
+        turn(if is_left { UpgradeStage::LeftAlone } else { UpgradeStage::Waits }, waits)
+    }
+
+    /// Why the node itself cannot be begun.
+    fn kept(&self, node: &UpgradeNode<'_>, note: Option<&UpgradeNote>) -> Option<UpgradeWait> {
+        let facts = node.facts;
+        if let Some(other) = note.filter(|note| note.state.is_under_way()) {
+            return Some(UpgradeWait::Other { rollout: other.rollout.clone() });
+        }
+        for label in UPGRADE_STATE_LABELS {
+            let state = facts.labels.get(label).map_or("", String::as_str);
+            if !matches!(state, "" | "upgrade-done") {
+                return Some(UpgradeWait::Operator { label, state: state.to_owned() });
+            }
+        }
+        if facts.unschedulable {
+            return Some(UpgradeWait::Cordoned);
+        }
+        if facts.not_ready {
+            return Some(UpgradeWait::NotReady);
+        }
+        match node.fits {
+            None => return Some(UpgradeWait::KernelUnknown),
+            Some(false) => return Some(UpgradeWait::NoModules { kernel: facts.kernel_version.clone() }),
+            Some(true) => {}
+        }
+        let note = note.filter(|note| note.state == UpgradeState::NotDrained && note.to == self.target)?;
+        let until = note.since.checked_add(seconds(self.spec.timeout)).ok()?;
+        // A time that was written by a clock that jumped is not waited for.
+        (note.since <= self.now && self.now < until)
+            .then(|| UpgradeWait::Again { until, why: note.why.clone().unwrap_or_default() })
+    }
+
+    /// Begins as many nodes as may be, and says of the others why they wait.
+    pub(super) fn begin(&self, turns: &mut [UpgradeTurn]) {
+        let stopped = self.stopped(turns);
+        let first = self.first(turns);
+        let most = self.spec.max_parallel.of(self.nodes.len());
+        let under_way = |turn: &UpgradeTurn| turn.stage == UpgradeStage::UnderWay;
+        // A node that is away is away without farrier, and for other reasons than its driver.
+        let works = |node: &UpgradeNode<'_>| {
+            node.facts.not_ready || node.driver.is_none_or(|driver| driver.pod.ready && !driver.pod.deleting)
+        };
+        let mut taken = turns.iter().filter(|turn| under_way(turn)).count();
+        let mut down =
+            self.nodes.iter().zip(&*turns).filter(|(node, turn)| under_way(turn) || !works(node)).count();
+        let mut left = match first {
+            First::AnyOf(left) => left,
+            First::Done | First::Labelled | First::Missing => usize::MAX,
+        };
+
+        let is_free = |place: &usize| {
+            turns.get(*place).is_some_and(|turn| turn.stage == UpgradeStage::Waits && turn.waits.is_none())
+        };
+        let mut order: Vec<usize> = (0..self.nodes.len()).filter(is_free).collect();
+        // What does not work anyhow is no loss; what could not be drained has had its turn.
+        order.sort_by_key(|place| {
+            let (node, turn) = (&self.nodes[*place], &turns[*place]);
+            let was_tried = turn.note.as_ref().is_some_and(|note| note.state == UpgradeState::NotDrained);
+            (was_tried, Reverse(!works(node)), &node.facts.name)
+        });
+        for place in order {
+            let (node, turn) = (&self.nodes[place], &mut turns[place]);
+            let is_first = match (&first, &self.spec.canary) {
+                (First::Labelled, Some(Canary::Labels(labels))) => labels.matches(&node.facts.labels),
+                _ => left > 0,
+            };
+            let is_down = !works(node);
+            turn.waits = match &stopped {
+                Some(stopped) => Some(stopped.clone()),
+                None if matches!(first, First::Missing) => Some(UpgradeWait::NoCanary),
+                None if !is_first => Some(UpgradeWait::Canary),
+                None if taken >= most || (!is_down && down >= most) => Some(UpgradeWait::Room { down, most }),
+                None => None,
+            };
+            if turn.waits.is_none() {
+                turn.stage = UpgradeStage::Begins;
+                turn.changes.push(self.first_mark(node));
+                taken += 1;
+                down += usize::from(!is_down);
+                left = left.saturating_sub(1);
+            }
+        }
+    }
+
+    /// The first write to a node.
+    fn first_mark(&self, node: &UpgradeNode<'_>) -> Change {
+        let is_drained = self.spec.drain != Drain::None;
+        let note = UpgradeNote {
+            by: self.by.to_owned(),
+            rollout: self.rollout(),
+            state: if is_drained { UpgradeState::Cordoned } else { UpgradeState::Drained },
+            since: self.now,
+            began: self.now,
+            to: self.target.to_owned(),
+            cordoned: is_drained,
+            why: None,
+        };
+        mark(node.facts, Some(&note), is_drained.then_some(true))
+    }
+
+    /// Why no node at all is begun.
+    fn stopped(&self, turns: &[UpgradeTurn]) -> Option<UpgradeWait> {
+        if let Some(failed) = turns.iter().find(|turn| turn.stage == UpgradeStage::Failed) {
+            return Some(UpgradeWait::Stopped { node: failed.node.clone() });
+        }
+        if self.paused {
+            return Some(UpgradeWait::Paused);
+        }
+        if let Some(window) = &self.spec.window {
+            let opens = window.next(self.now).map(|(opens, _)| opens);
+            if opens.is_none_or(|opens| opens > self.now) {
+                return Some(UpgradeWait::Window { opens });
+            }
+        }
+        let ended = |turn: &UpgradeTurn| {
+            let note = turn.note.as_ref().filter(|note| !note.state.is_under_way())?;
+            Some(note.since).filter(|since| *since <= self.now)
+        };
+        let last: Timestamp = turns.iter().filter_map(ended).max()?;
+        let until = last.checked_add(seconds(self.spec.between)).ok()?;
+        (self.now < until).then_some(UpgradeWait::Between { until })
+    }
+
+    /// Which nodes go first.
+    fn first(&self, turns: &[UpgradeTurn]) -> First {
+        match &self.spec.canary {
+            None => First::Done,
+            Some(Canary::Nodes(count)) => {
+                let count = usize::try_from(count.get()).unwrap_or(usize::MAX);
+                let was_upgraded = |turn: &&UpgradeTurn| {
+                    let noted = turn
+                        .note
+                        .as_ref()
+                        .is_some_and(|note| note.state == UpgradeState::Uncordoned && note.to == self.target);
+                    turn.stage == UpgradeStage::Done && noted
+                };
+                let done = turns.iter().filter(was_upgraded).count();
+                let under_way = turns.iter().filter(|turn| turn.stage == UpgradeStage::UnderWay).count();
+                if done >= count { First::Done } else { First::AnyOf(count.saturating_sub(done + under_way)) }
+            }
+            Some(Canary::Labels(labels)) => {
+                let is_first = |node: &UpgradeNode<'_>| labels.matches(&node.facts.labels);
+                let stages = self.nodes.iter().zip(turns).filter(|(node, _)| is_first(node));
+                let stages: Vec<UpgradeStage> = stages.map(|(_, turn)| turn.stage).collect();
+                if stages.is_empty() {
+                    First::Missing
+                } else if stages.iter().all(|stage| *stage == UpgradeStage::Done) {
+                    First::Done
+                } else {
+                    First::Labelled
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Pure: what farrier writes to a node that it upgrades.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::plan::{Change, NodeChange, NodeFacts, NodeSeen, UPGRADE, rollout::short_hash};
+
+/// Where a node's upgrade stands: the value of the label `farrier.dev/upgrade`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr)]
+#[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
+pub enum UpgradeState {
+    /// No new pods come; those that must leave are asked to.
+    Cordoned,
+    /// They have left; the driver's pod ends.
+    Drained,
+    /// The new pod is there, and shows what it does.
+    DriverRestarted,
+    /// All that is waited for holds.
+    Checked,
+    /// The node is as it was before, with its new driver.
+    Uncordoned,
+    /// It is as it was before, with its old driver: pods did not leave it. It is tried again.
+    NotDrained,
+    /// It is as it was before, but for its new driver, which does not work.
+    Failed,
+}
+
+impl UpgradeState {
+    /// The label's value.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+
+    /// Is farrier at the node?
+    pub fn is_under_way(self) -> bool {
+        match self {
+            Self::Cordoned | Self::Drained | Self::DriverRestarted | Self::Checked => true,
+            Self::Uncordoned | Self::NotDrained | Self::Failed => false,
+        }
+    }
+}
+
+/// The annotation `farrier.dev/upgrade`: all that farrier knows of a node's upgrade.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UpgradeNote {
+    /// Which farrier is at it, where a cluster has several: [`crate::plan::Instance`] in words.
+    #[serde(default)]
+    pub by: String,
+    /// The DaemonSet, as `namespace/name`.
+    pub rollout: String,
+    /// Where it stands.
+    pub state: UpgradeState,
+    /// Since when.
+    pub since: Timestamp,
+    /// When the node was begun.
+    pub began: Timestamp,
+    /// The image that it gets, or got.
+    pub to: String,
+    /// Is its cordon farrier's? A cordon by someone else stays.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cordoned: bool,
+    /// Why it failed, or was not drained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+impl UpgradeNote {
+    /// That of a node. One that cannot be read says nothing: the node's cordon is then someone else's.
+    pub fn of(node: &NodeFacts) -> Option<Self> {
+        node.annotations.get(UPGRADE).and_then(|text| serde_json::from_str(text).ok())
+    }
+
+    /// That of a node whose upgrade is under way.
+    pub fn under_way(node: &NodeFacts) -> Option<Self> {
+        Self::of(node).filter(|note| note.state.is_under_way())
+    }
+
+    /// Do the pods of its node decide what comes next?
+    pub fn needs_workloads(&self) -> bool {
+        matches!(self.state, UpgradeState::Cordoned | UpgradeState::Drained)
+    }
+
+    /// The name of the Job that checks the node after this upgrade: another one for each time.
+    pub fn job_name(&self, node: &str) -> String {
+        let began = self.began.to_string();
+        format!("farrier-check-{}", short_hash(&[&self.rollout, node, &self.to, &began]))
+    }
+}
+
+/// A node's new note, with the label beside it; without a note, both are removed. Note and cordon are one write, so that there is
+/// no moment between them in which farrier could be killed.
+pub(super) fn mark(node: &NodeFacts, note: Option<&UpgradeNote>, cordon: Option<bool>) -> Change {
+    let text = note.and_then(|note| serde_json::to_string(note).ok());
+    let state = note.map(|note| note.state.as_str().to_owned());
+    Change::Node(NodeChange {
+        name: node.name.clone(),
+        labels: [(UPGRADE.to_owned(), state)].into(),
+        annotations: [(UPGRADE.to_owned(), text)].into(),
+        cordon,
+        seen: Some(NodeSeen {
+            note: node.annotations.get(UPGRADE).cloned(),
+            unschedulable: node.unschedulable,
+        }),
+    })
+}
+
+/// The node is as it was before, and gets this note.
+pub(super) fn give_back(node: &NodeFacts, before: &UpgradeNote, note: Option<&UpgradeNote>) -> Change {
+    mark(node, note, (before.cordoned && node.unschedulable).then_some(false))
+}
+
+/// Gives back the nodes under way that no upgrade is about (any more): the DaemonSet is gone or does not reach them, or the
+/// definition has no `upgrade`.
+pub fn abandoned<'a>(
+    nodes: impl IntoIterator<Item = &'a NodeFacts>,
+    is_served: impl Fn(&NodeFacts, &UpgradeNote) -> bool,
+) -> Vec<Change> {
+    let given_back = |node: &'a NodeFacts| {
+        let note = UpgradeNote::under_way(node)?;
+        (!is_served(node, &note)).then(|| give_back(node, &note, None))
+    };
+    nodes.into_iter().filter_map(given_back).collect()
+}
+
+/// Forgets that the new driver did not work on nodes, so that an upgrade that stopped for it goes on.
+pub fn forgiven<'a>(nodes: impl IntoIterator<Item = &'a NodeFacts>, rollout: &str) -> Vec<Change> {
+    let is_failure = |note: &UpgradeNote| note.state == UpgradeState::Failed && note.rollout == rollout;
+    let failed = nodes.into_iter().filter(|node| UpgradeNote::of(node).as_ref().is_some_and(is_failure));
+    failed.map(|node| mark(node, None, None)).collect()
+}

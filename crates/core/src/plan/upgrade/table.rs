@@ -1,0 +1,59 @@
+//! Pure: the plan of an upgrade, for people.
+
+use std::fmt;
+
+use super::{PlannedUpgrade, UpgradeTurn};
+use crate::plan::{Table, table::table};
+
+/// A row for each node: how far it is, since when, and what it waits for.
+pub fn upgrade_table(plan: &PlannedUpgrade) -> Table {
+    let rows = plan.nodes.iter().map(|turn| {
+        let UpgradeTurn { node, stage, note, .. } = turn;
+        let state = note.as_ref().map_or("", |note| note.state.as_str());
+        let since = note.as_ref().map(|note| format!("{:.0}", note.since)).unwrap_or_default();
+        let stage: &'static str = stage.into();
+        vec![node.clone(), stage.to_owned(), state.to_owned(), since, turn.detail()]
+    });
+    table(&["NODE", "STAGE", "STATE", "SINCE", "DETAIL"], rows)
+}
+
+impl UpgradeTurn {
+    /// What it waits for, or why it did not go well; empty where there is nothing to say.
+    fn detail(&self) -> String {
+        let why = || self.note.as_ref().and_then(|note| note.why.clone());
+        self.waits.as_ref().map(ToString::to_string).or_else(why).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for UpgradeTurn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (stage, detail): (&'static str, _) = (self.stage.into(), self.detail());
+        if detail.is_empty() { f.write_str(stage) } else { write!(f, "{stage}: {detail}") }
+    }
+}
+
+impl PlannedUpgrade {
+    /// `drivers/mofed gets registry.example/mofed@sha256:...: 3 nodes done, 1 under way, 6 to come; done at ...`.
+    pub fn summary(&self) -> String {
+        let Self { rollout, to, nodes: _, forecast } = self;
+        let counts = [
+            (forecast.done, "done"),
+            (forecast.under_way, "under way"),
+            (forecast.waiting, "to come"),
+            (forecast.left_alone, "left alone"),
+            (forecast.failed, "failed"),
+        ];
+        let counts: Vec<String> = counts
+            .iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| format!("{count} {what}"))
+            .collect();
+        let ends = match (forecast.ends, forecast.seconds_per_node) {
+            (None, _) => String::new(),
+            (Some(ends), None) => format!("; not done before {ends:.0}"),
+            (Some(ends), Some(_)) => format!("; done at about {ends:.0}"),
+        };
+        let nodes = if counts.is_empty() { "no nodes".to_owned() } else { counts.join(", ") };
+        format!("{rollout} gets {to}: {nodes}{ends}")
+    }
+}

@@ -1,0 +1,372 @@
+//! Pure: a fleet small enough to play every step of an upgrade: nodes that reboot, vanish and are cordoned by people, pods that
+//! budgets hold, and a farrier that is killed between any two steps.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::json;
+
+use crate::{
+    image::{Drain, UpgradeSpec},
+    plan::{
+        Change, DeviceUser, DriverPod, JobState, NodeChange, NodeFacts, NodeSeen, ObjectVersion,
+        PlannedUpgrade, PodFacts, UPGRADE, Upgrade, UpgradeNode, UpgradeNote,
+    },
+};
+
+pub(super) const ROLLOUT: &str = "drivers/mft";
+/// How long a pod takes to end, and the next one to get ready.
+const POD: i64 = 20;
+
+/// A node, with what runs on it.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) facts: NodeFacts,
+    /// Is its cordon someone else's?
+    pub(super) by_person: bool,
+    /// Is its kernel known?
+    pub(super) is_known: bool,
+    pub(super) driver: Option<Pod>,
+    pub(super) users: Vec<Pod>,
+}
+
+/// A pod.
+#[derive(Clone, Debug)]
+pub(super) struct Pod {
+    uid: String,
+    pub(super) image: String,
+    created: i64,
+    pub(super) ready_at: i64,
+    ends_at: Option<i64>,
+}
+
+/// The fleet.
+pub(super) struct Fleet {
+    pub(super) nodes: BTreeMap<String, Node>,
+    pub(super) spec: UpgradeSpec,
+    /// The DaemonSet's image.
+    pub(super) image: String,
+    /// Kernels that an image has modules for; those of an image that is not named, all.
+    pub(super) modules: BTreeMap<String, BTreeSet<String>>,
+    /// Images that never get ready.
+    pub(super) broken: BTreeSet<String>,
+    /// Does a budget hold all users of the device?
+    pub(super) held: bool,
+    pub(super) paused: bool,
+    pub(super) unseen: Option<String>,
+    pub(super) jobs: BTreeMap<String, JobState>,
+    /// How a new Job stands; without it, none is made.
+    pub(super) new_job: Option<JobState>,
+    pub(super) now: i64,
+    counter: u64,
+}
+
+impl Fleet {
+    /// Nodes `n0`, `n1`... with kernel `k1` and image `v1`, which are to get `v2`; a user of the device on each.
+    pub(super) fn new(nodes: usize, upgrade: serde_json::Value) -> Self {
+        let mut fleet = Self {
+            nodes: BTreeMap::new(),
+            spec: serde_json::from_value(upgrade).unwrap(),
+            image: "v1".to_owned(),
+            modules: BTreeMap::new(),
+            broken: BTreeSet::new(),
+            held: false,
+            paused: false,
+            unseen: None,
+            jobs: BTreeMap::new(),
+            new_job: Some(JobState::Running),
+            now: 1_000_000,
+            counter: 0,
+        };
+        for number in 0..nodes {
+            fleet.join(&format!("n{number}"), "k1");
+        }
+        fleet.pass_time(1000);
+        fleet.image = "v2".to_owned();
+        fleet
+    }
+
+    fn pod(&mut self, image: &str) -> Pod {
+        self.counter += 1;
+        Pod {
+            uid: format!("u{}", self.counter),
+            image: image.to_owned(),
+            created: self.now,
+            ready_at: self.now + POD,
+            ends_at: None,
+        }
+    }
+
+    pub(super) fn join(&mut self, name: &str, kernel: &str) {
+        let image = self.image.clone();
+        let (driver, user) = (self.pod(&image), self.pod("app"));
+        let facts = NodeFacts {
+            name: name.to_owned(),
+            kernel_version: kernel.to_owned(),
+            labels: [("name".to_owned(), name.to_owned())].into(),
+            ..NodeFacts::default()
+        };
+        let node = Node { facts, by_person: false, is_known: true, driver: Some(driver), users: vec![user] };
+        self.nodes.insert(name.to_owned(), node);
+    }
+
+    pub(super) fn reboot(&mut self, name: &str, kernel: &str, is_known: bool) {
+        let now = self.now;
+        let Some(node) = self.nodes.get_mut(name) else { return };
+        node.facts.kernel_version = kernel.to_owned();
+        node.is_known = is_known;
+        if let Some(driver) = &mut node.driver {
+            driver.ready_at = now + 2 * POD;
+        }
+    }
+
+    /// Someone cordons a node, or takes a cordon away.
+    pub(super) fn cordon(&mut self, name: &str, on: bool) {
+        let Some(node) = self.nodes.get_mut(name) else { return };
+        let believes = UpgradeNote::of(&node.facts).is_some_and(|note| note.cordoned);
+        if on && !node.facts.unschedulable {
+            if believes {
+                // Taken away and set again between two looks of farrier: no state of the node tells that.
+                return;
+            }
+            node.by_person = true;
+        }
+        if !on {
+            node.by_person = false;
+        }
+        node.facts.unschedulable = on;
+    }
+
+    /// A node dies, or comes back.
+    pub(super) fn away(&mut self, name: &str, on: bool) {
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.facts.not_ready = on;
+        }
+    }
+
+    pub(super) fn delete_driver(&mut self, name: &str) {
+        let ends_at = Some(self.now + POD);
+        if let Some(driver) = self.nodes.get_mut(name).and_then(|node| node.driver.as_mut()) {
+            driver.ends_at = driver.ends_at.or(ends_at);
+        }
+    }
+
+    fn fits(&self, image: &str, kernel: &str) -> bool {
+        self.modules.get(image).is_none_or(|kernels| kernels.contains(kernel))
+    }
+
+    pub(super) fn is_ready(&self, node: &Node, pod: &Pod) -> bool {
+        self.now >= pod.ready_at
+            && pod.ends_at.is_none()
+            && !node.facts.not_ready
+            && !self.broken.contains(&pod.image)
+            && self.fits(&pod.image, &node.facts.kernel_version)
+    }
+
+    /// What the controllers and kubelets do in so many seconds.
+    pub(super) fn pass_time(&mut self, seconds: i64) {
+        self.now += seconds;
+        let now = self.now;
+        let has_ended = |pod: &Pod| pod.ends_at.is_some_and(|ends| ends <= now);
+        let image = self.image.clone();
+        let names: Vec<String> = self.nodes.keys().cloned().collect();
+        let mut moved = 0;
+        for name in &names {
+            let node = self.nodes.get_mut(name).unwrap();
+            if node.facts.not_ready {
+                continue;
+            }
+            let before = node.users.len();
+            node.users.retain(|user| !has_ended(user));
+            moved += before - node.users.len();
+            if node.driver.as_ref().is_some_and(has_ended) {
+                node.driver = None;
+            } else if node.driver.is_none() {
+                let driver = self.pod(&image);
+                self.nodes.get_mut(name).unwrap().driver = Some(driver);
+            }
+        }
+        // They come again where pods may come.
+        let open = names.iter().find(|name| !self.nodes[*name].facts.unschedulable).cloned();
+        if let Some(open) = open {
+            for _ in 0..moved {
+                let user = self.pod("app");
+                self.nodes.get_mut(&open).unwrap().users.push(user);
+            }
+        }
+    }
+
+    fn facts(&self, node: &Node) -> Option<PodFacts> {
+        let pod = node.driver.as_ref()?;
+        let ready = self.is_ready(node, pod);
+        let at = |second| Timestamp::from_second(second).unwrap();
+        Some(PodFacts {
+            namespace: "drivers".to_owned(),
+            name: format!("mft-{}", node.facts.name),
+            version: ObjectVersion { uid: pod.uid.clone(), resource_version: "1".to_owned() },
+            daemon_set: "ds".to_owned(),
+            node: node.facts.name.clone(),
+            bound: true,
+            images: [("driver".to_owned(), pod.image.clone())].into(),
+            ready,
+            steady_since: ready.then(|| at(pod.ready_at)),
+            created: Some(at(pod.created)),
+            deleting: pod.ends_at.is_some(),
+            messages: if ready { Vec::new() } else { vec!["driver: no such device".to_owned()] },
+        })
+    }
+
+    /// The plan now.
+    pub(super) fn plan(&self) -> PlannedUpgrade {
+        let pods: BTreeMap<&str, PodFacts> = self
+            .nodes
+            .values()
+            .filter_map(|node| Some((node.facts.name.as_str(), self.facts(node)?)))
+            .collect();
+        let nodes = self.nodes.values().map(|node| {
+            let pod = pods.get(node.facts.name.as_str());
+            let drains = self.spec.drain != Drain::None;
+            let users = node.users.iter().filter(|_| drains).map(|user| DeviceUser {
+                namespace: "apps".to_owned(),
+                name: user.uid.clone(),
+                uid: user.uid.clone(),
+                leaving: user.ends_at.is_some(),
+            });
+            let job = UpgradeNote::of(&node.facts)
+                .and_then(|note| self.jobs.get(&note.job_name(&node.facts.name)).cloned());
+            UpgradeNode {
+                facts: &node.facts,
+                driver: pod.map(|pod| DriverPod { pod, is_current: pod.images["driver"] == self.image }),
+                fits: node.is_known.then(|| self.fits(&self.image, &node.facts.kernel_version)),
+                users: users.collect(),
+                job,
+            }
+        });
+        let upgrade = Upgrade {
+            by: "farrier",
+            namespace: "drivers",
+            daemon_set: "mft",
+            spec: &self.spec,
+            target: &self.image,
+            deadline: SignedDuration::from_secs(120),
+            stable_for: SignedDuration::from_secs(30),
+            paused: self.paused,
+            unseen: self.unseen.as_deref(),
+            now: Timestamp::from_second(self.now).unwrap(),
+            nodes: nodes.collect(),
+        };
+        upgrade.plan()
+    }
+
+    /// Makes a change, where the API server would.
+    pub(super) fn make(&mut self, change: &Change) {
+        match change {
+            Change::Node(change) => self.mark(change),
+            Change::Restart(pod) => self.evict(&pod.uid),
+            Change::Check(check) => {
+                let made = self.new_job.clone().map(|job| (check.name.clone(), job));
+                self.jobs.extend(made);
+            }
+            _ => panic!("no change of an upgrade: {change:?}"),
+        }
+    }
+
+    fn mark(&mut self, change: &NodeChange) {
+        let Some(node) = self.nodes.get_mut(&change.name) else { return };
+        let note = node.facts.annotations.get(UPGRADE).cloned();
+        if change.seen != Some(NodeSeen { note, unschedulable: node.facts.unschedulable }) {
+            return;
+        }
+        for (changes, found) in
+            [(&change.labels, &mut node.facts.labels), (&change.annotations, &mut node.facts.annotations)]
+        {
+            for (key, value) in changes {
+                match value {
+                    Some(value) => drop(found.insert(key.clone(), value.clone())),
+                    None => drop(found.remove(key)),
+                }
+            }
+        }
+        if let Some(cordon) = change.cordon {
+            assert!(!node.by_person, "the cordon of {} is someone else's", change.name);
+            node.facts.unschedulable = cordon;
+        }
+    }
+
+    fn evict(&mut self, uid: &str) {
+        let ends_at = Some(self.now + POD);
+        let leaving = self.nodes.values().flat_map(|node| &node.users).any(|user| user.ends_at.is_some());
+        let is_refused = self.held || leaving;
+        for node in self.nodes.values_mut() {
+            let (fits, name) = (&self.modules, &node.facts.name);
+            if let Some(driver) = node.driver.as_mut().filter(|driver| driver.uid == uid) {
+                let kernels = fits.get(&self.image);
+                let fits = kernels.is_none_or(|kernels| kernels.contains(&node.facts.kernel_version));
+                assert!(fits && node.is_known, "{name} loses its driver for one that does not fit");
+                driver.ends_at = driver.ends_at.or(ends_at);
+            }
+            for user in node.users.iter_mut().filter(|user| user.uid == uid && !is_refused) {
+                user.ends_at = user.ends_at.or(ends_at);
+            }
+        }
+    }
+
+    /// One look, with so many of its steps.
+    pub(super) fn pass(&mut self, steps: usize) -> PlannedUpgrade {
+        let plan = self.plan();
+        for change in plan.changes().take(steps) {
+            self.make(change);
+        }
+        plan
+    }
+
+    /// Passes until nothing more is done for longer than anything is waited for, within a day.
+    pub(super) fn settle(&mut self) -> PlannedUpgrade {
+        let mut quiet = 0;
+        for _ in 0..8640 {
+            self.pass_time(10);
+            let plan = self.pass(usize::MAX);
+            quiet = if plan.changes().next().is_none() { quiet + 1 } else { 0 };
+            if quiet == 48 {
+                return plan;
+            }
+        }
+        panic!("it goes on for ever: {:#?}", self.plan());
+    }
+
+    /// Passes until that holds.
+    pub(super) fn settle_until(&mut self, holds: impl Fn(&Self) -> bool) {
+        for _ in 0..1000 {
+            if holds(self) {
+                return;
+            }
+            self.pass_time(10);
+            self.pass(usize::MAX);
+        }
+        panic!("it does not come to that: {:#?}", self.plan());
+    }
+
+    /// Nodes under way, and nodes without a working driver.
+    pub(super) fn down(&self) -> (usize, usize) {
+        let is_taken =
+            |node: &&Node| UpgradeNote::of(&node.facts).is_some_and(|note| note.state.is_under_way());
+        let works = |node: &Node| {
+            node.facts.not_ready || node.driver.as_ref().is_none_or(|driver| self.is_ready(node, driver))
+        };
+        let taken = self.nodes.values().filter(is_taken).count();
+        (taken, self.nodes.values().filter(|node| is_taken(node) || !works(node)).count())
+    }
+
+    /// What the label says.
+    pub(super) fn state(&self, name: &str) -> &str {
+        self.nodes[name].facts.labels.get(UPGRADE).map_or("", String::as_str)
+    }
+}
+
+/// The least that an upgrade with a drain says.
+pub(super) fn draining(more: serde_json::Value) -> serde_json::Value {
+    let serde_json::Value::Object(more) = more else { panic!("{more} is no mapping") };
+    let mut upgrade = json!({"drain": "node", "timeout": "5m"});
+    upgrade.as_object_mut().unwrap().extend(more);
+    upgrade
+}

@@ -1,0 +1,218 @@
+//! Pure: the next step on one node that farrier has begun.
+//!
+//! Whatever a node, its pods or people do meanwhile, each state has an end: it is left for the next one, or after its time the node
+//! is given back.
+
+use jiff::SignedDuration;
+
+use super::{
+    DeviceUser, DriverPod, JobState, Upgrade, UpgradeNode, UpgradeNote, UpgradeState, UpgradeWait,
+    note::{give_back, mark},
+};
+use crate::{
+    image::{Period, WaitFor},
+    plan::{Change, NodeCheck, PodRestart, UPGRADE_CHECKED},
+};
+
+/// What is done now, and what is waited for.
+pub(super) struct Next {
+    pub(super) changes: Vec<Change>,
+    pub(super) waits: Option<UpgradeWait>,
+}
+
+impl From<Change> for Next {
+    fn from(change: Change) -> Self {
+        Self { changes: vec![change], waits: None }
+    }
+}
+
+impl From<UpgradeWait> for Next {
+    fn from(wait: UpgradeWait) -> Self {
+        Self { changes: Vec::new(), waits: Some(wait) }
+    }
+}
+
+impl Upgrade<'_> {
+    /// The next step.
+    pub(super) fn next(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Next {
+        if note.since > self.now {
+            // Of a clock that jumped: the time of this state is counted from now.
+            return mark(node.facts, Some(&UpgradeNote { since: self.now, ..note.clone() }), None).into();
+        }
+        if note.cordoned && !node.facts.unschedulable {
+            // Someone has taken farrier's cordon away. The next one is not farrier's.
+            return mark(node.facts, Some(&UpgradeNote { cordoned: false, ..note.clone() }), None).into();
+        }
+        if node.fits == Some(false) {
+            // It has booted another kernel: nothing is known against the image, and nothing is to be done here.
+            return give_back(node.facts, note, None).into();
+        }
+        let is_current = node.living().is_some_and(|driver| driver.is_current);
+        match note.state {
+            UpgradeState::Cordoned | UpgradeState::Drained if is_current => {
+                self.enter(node, note, UpgradeState::DriverRestarted)
+            }
+            UpgradeState::Cordoned | UpgradeState::Drained if self.unseen.is_some() => {
+                let why = self.unseen.map(|why| format!("its pods cannot be seen: {why}"));
+                self.end(node, note, UpgradeState::NotDrained, why)
+            }
+            UpgradeState::Cordoned | UpgradeState::Drained if !node.users.is_empty() => {
+                self.drain(node, note)
+            }
+            UpgradeState::Cordoned => self.enter(node, note, UpgradeState::Drained),
+            UpgradeState::Drained => self.restart(node, note),
+            UpgradeState::DriverRestarted => self.check(node, note),
+            UpgradeState::Checked
+            | UpgradeState::Uncordoned
+            | UpgradeState::NotDrained
+            | UpgradeState::Failed => self.end(node, note, UpgradeState::Uncordoned, None),
+        }
+    }
+
+    fn drain(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Next {
+        let count = node.users.len();
+        if self.is_late(note, seconds(self.spec.timeout)) {
+            let why = format!("pods that did not leave it within {}: {count}", self.spec.timeout);
+            return self.give_up(node, note, why);
+        }
+        let staying = node.users.iter().filter(|user| !user.leaving);
+        let why = format!("node {} gets another driver", node.facts.name);
+        let evict = |DeviceUser { namespace, name, uid, leaving: _ }: &DeviceUser| {
+            Change::Restart(PodRestart {
+                namespace: namespace.clone(),
+                name: name.clone(),
+                uid: uid.clone(),
+                why: why.clone(),
+                drained: true,
+                grace_seconds: self.spec.grace_seconds,
+            })
+        };
+        Next { changes: staying.map(evict).collect(), waits: Some(UpgradeWait::Users { count }) }
+    }
+
+    fn restart(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Next {
+        if self.is_late(note, seconds(self.spec.timeout)) {
+            let why = format!("its driver's pod was not replaced within {}", self.spec.timeout);
+            return self.give_up(node, note, why);
+        }
+        match node.living() {
+            // Unknown is not fine: the old driver stays until the kernel is known for which the new one must fit.
+            Some(_) if node.fits.is_none() => UpgradeWait::KernelUnknown.into(),
+            Some(DriverPod { pod, is_current: _ }) => {
+                let replaced = PodRestart {
+                    namespace: pod.namespace.clone(),
+                    name: pod.name.clone(),
+                    uid: pod.version.uid.clone(),
+                    why: format!("node {} gets {}", node.facts.name, self.target),
+                    ..PodRestart::default()
+                };
+                Next { changes: vec![Change::Restart(replaced)], waits: Some(UpgradeWait::Driver) }
+            }
+            None => UpgradeWait::Driver.into(),
+        }
+    }
+
+    fn check(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Next {
+        let ready_by = self.deadline.saturating_add(self.stable_for);
+        let checked_by = ready_by.saturating_add(seconds(self.spec.timeout));
+        match node.living() {
+            // The DaemonSet has got yet another image, as when one is put back.
+            Some(driver) if !driver.is_current => return self.enter(node, note, UpgradeState::Drained),
+            Some(driver) if driver.pod.is_steady(self.stable_for, self.now) => {}
+            found if self.is_late(note, ready_by) => {
+                let messages = found.map(|driver| driver.pod.messages.join("; ")).unwrap_or_default();
+                let within = format!("its new driver was not ready within {}", whole(ready_by));
+                let why = if messages.is_empty() { within } else { format!("{within}: {messages}") };
+                return self.fail(node, note, why);
+            }
+            _ => return UpgradeWait::Driver.into(),
+        }
+        let wait = match (&self.spec.wait_for, &node.job) {
+            (WaitFor::PodsReady, _) | (WaitFor::Job(_), Some(JobState::Succeeded)) => {
+                return self.enter(node, note, UpgradeState::Checked);
+            }
+            (WaitFor::Annotation, _) if self.is_said_to_be_checked(node) => {
+                return self.enter(node, note, UpgradeState::Checked);
+            }
+            (WaitFor::Job(_), Some(JobState::Failed(why))) => {
+                return self.fail(node, note, format!("its check failed: {why}"));
+            }
+            (WaitFor::Job(template), None) if !self.is_late(note, checked_by) => {
+                let check = NodeCheck {
+                    node: node.facts.name.clone(),
+                    namespace: self.namespace.to_owned(),
+                    template: template.to_string(),
+                    name: note.job_name(&node.facts.name),
+                };
+                return Next { changes: vec![Change::Check(check)], waits: Some(UpgradeWait::Job) };
+            }
+            (WaitFor::Job(_), Some(JobState::Running) | None) => UpgradeWait::Job,
+            (WaitFor::Annotation, _) => UpgradeWait::Annotation,
+        };
+        if self.is_late(note, checked_by) {
+            return self.fail(node, note, format!("it {wait}, and did so for too long"));
+        }
+        wait.into()
+    }
+
+    fn is_said_to_be_checked(&self, node: &UpgradeNode<'_>) -> bool {
+        node.facts.annotations.get(UPGRADE_CHECKED).is_some_and(|image| image == self.target)
+    }
+
+    fn is_late(&self, note: &UpgradeNote, limit: SignedDuration) -> bool {
+        self.passed(note.since) > limit
+    }
+
+    /// The next state.
+    fn enter(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, state: UpgradeState) -> Next {
+        mark(node.facts, Some(&self.noted(note, state, None)), None).into()
+    }
+
+    /// The node is given back.
+    fn end(
+        &self,
+        node: &UpgradeNode<'_>,
+        note: &UpgradeNote,
+        state: UpgradeState,
+        why: Option<String>,
+    ) -> Next {
+        let ended = UpgradeNote { cordoned: false, ..self.noted(note, state, why) };
+        give_back(node.facts, note, Some(&ended)).into()
+    }
+
+    /// The node's time is over before it has another driver: a node that died has failed, another one is tried again.
+    fn give_up(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, why: String) -> Next {
+        if node.facts.not_ready {
+            return self.fail(node, note, format!("the node is not Ready; {why}"));
+        }
+        self.end(node, note, UpgradeState::NotDrained, Some(why))
+    }
+
+    /// The new driver does not work; where the kernel is not known for which it should, that says nothing.
+    fn fail(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, why: String) -> Next {
+        if node.fits.is_none() {
+            return give_back(node.facts, note, None).into();
+        }
+        self.end(node, note, UpgradeState::Failed, Some(why))
+    }
+
+    fn noted(&self, note: &UpgradeNote, state: UpgradeState, why: Option<String>) -> UpgradeNote {
+        /// An annotation is small, and containers' last words are not.
+        const LONGEST: usize = 300;
+        UpgradeNote {
+            state,
+            since: self.now,
+            to: self.target.to_owned(),
+            why: why.map(|why| why.chars().take(LONGEST).collect()),
+            ..note.clone()
+        }
+    }
+}
+
+pub(super) fn seconds(period: Period) -> SignedDuration {
+    SignedDuration::try_from(period.duration()).unwrap_or(SignedDuration::MAX)
+}
+
+fn whole(duration: SignedDuration) -> Period {
+    Period::seconds(duration.unsigned_abs().as_secs())
+}

@@ -1,0 +1,125 @@
+//! Pure: why a node waits, for people and for programs.
+
+use jiff::Timestamp;
+use serde::{Serialize, Serializer};
+
+use super::explained;
+
+/// What a node waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
+pub enum UpgradeWait {
+    /// Under way: pods that must leave first.
+    #[error("pods that must leave first: {count}")]
+    Users {
+        /// How many.
+        count: usize,
+    },
+    /// Under way: the new pod of the driver.
+    #[error("waits for its new driver to be ready")]
+    Driver,
+    /// Under way: the Job of `waitFor`.
+    #[error("waits for its check")]
+    Job,
+    /// Under way: the annotation of `waitFor`.
+    #[error("waits for annotation farrier.dev/upgrade-checked with the new image as its value")]
+    Annotation,
+    /// Its kernel is not known, or what the image has for it.
+    #[error("its kernel, or what the new image has for it, is not known")]
+    KernelUnknown,
+    /// The new image has no modules for its kernel.
+    #[error("the new image has no modules for its kernel {kernel}")]
+    NoModules {
+        /// The kernel.
+        kernel: String,
+    },
+    /// Someone else has cordoned it.
+    #[error("someone else has cordoned it")]
+    Cordoned,
+    /// It is away.
+    #[error("it is not Ready")]
+    NotReady,
+    /// An operator upgrades it.
+    #[error("left to the operator's upgrade controller: {label}={state}")]
+    Operator {
+        /// The operator's label.
+        label: &'static str,
+        /// Its value.
+        state: String,
+    },
+    /// farrier upgrades another driver on it.
+    #[error("the driver of {rollout} comes first")]
+    Other {
+        /// The other DaemonSet.
+        rollout: String,
+    },
+    /// Pods did not leave it.
+    #[error("tried again at {until:.0}: {why}")]
+    Again {
+        /// When.
+        until: Timestamp,
+        /// Why it was given back.
+        why: String,
+    },
+    /// The new driver does not work on a node.
+    #[error("stopped, because node {node} failed")]
+    Stopped {
+        /// The node.
+        node: String,
+    },
+    /// Someone has paused the upgrade.
+    #[error("the upgrade is paused (`farrier upgrade resume` goes on)")]
+    Paused,
+    /// The window is closed.
+    #[error("the window opens {}", .opens.map_or("never".to_owned(), |opens| format!("at {opens:.0}")))]
+    Window {
+        /// When it opens; `None` where it does not within four years.
+        opens: Option<Timestamp>,
+    },
+    /// The time between two nodes.
+    #[error("the next node is begun at {until:.0}")]
+    Between {
+        /// When.
+        until: Timestamp,
+    },
+    /// The nodes that go first.
+    #[error("waits for the nodes that go first")]
+    Canary,
+    /// There are none.
+    #[error("no node has the labels of those that go first (canary)")]
+    NoCanary,
+    /// As many nodes as may be are without a driver.
+    #[error("{down} of {most} nodes that may be without a driver are")]
+    Room {
+        /// How many are.
+        down: usize,
+        /// How many may be.
+        most: usize,
+    },
+}
+
+impl UpgradeWait {
+    /// Does the node have to change for farrier to begin it?
+    pub(super) fn leaves_alone(&self) -> bool {
+        matches!(
+            self,
+            Self::KernelUnknown
+                | Self::NoModules { .. }
+                | Self::Cordoned
+                | Self::NotReady
+                | Self::Operator { .. }
+        )
+    }
+}
+
+/// With the message beside the reason.
+#[expect(clippy::ref_option, reason = "serde hands over the field as it is")]
+pub(super) fn maybe_explained<S: Serializer>(
+    wait: &Option<UpgradeWait>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match wait {
+        Some(wait) => explained(wait, serializer),
+        None => serializer.serialize_none(),
+    }
+}

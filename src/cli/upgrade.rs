@@ -1,0 +1,138 @@
+//! `farrier upgrade`: the order in which nodes get another driver, and a person's word on it.
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use super::{
+    CliError, Exit, Result, env_vars as vars, output,
+    plan::PlanArgs,
+    rollback::{self, RollbackArgs, connect},
+    session::Session,
+};
+use crate::{
+    controller::{
+        Planned,
+        rollback::{TRIES, apply_all, until_news},
+    },
+    plan::{self, Change, PlannedUpgrade},
+};
+
+#[derive(Debug, Subcommand)]
+pub enum UpgradeCommand {
+    /// Show in which order nodes get another driver, what each one waits for, and when the last one is done
+    Plan(UpgradePlanArgs),
+    /// Begin no other node; those that are begun are finished
+    Pause(UpgradeArgs),
+    /// Go on, also where the upgrade stopped because a node failed
+    Resume(UpgradeArgs),
+    /// Put the image before it back; nodes that have the new one get that, in the same order
+    Abort(UpgradeArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct UpgradePlanArgs {
+    /// namespace/name of a DaemonSet [default: all whose rollouts have `upgrade`]
+    #[arg(value_name = "OBJECT")]
+    pub object: Option<String>,
+    #[command(flatten)]
+    pub plan: PlanArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct UpgradeArgs {
+    /// namespace/name of the DaemonSet
+    #[arg(value_name = "OBJECT")]
+    pub object: String,
+    /// The cluster
+    #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", default_value = "kube", hide_env_values = true)]
+    pub cluster: String,
+}
+
+impl UpgradeCommand {
+    /// `--cluster`.
+    pub fn cluster(&self) -> &str {
+        match self {
+            Self::Plan(args) => &args.plan.cluster.cluster,
+            Self::Pause(args) | Self::Resume(args) | Self::Abort(args) => &args.cluster,
+        }
+    }
+}
+
+/// What became of an upgrade.
+#[derive(Serialize)]
+struct Told {
+    object: String,
+    paused: bool,
+    /// Nodes on which the new driver did not work, which are begun again.
+    forgiven: Vec<String>,
+}
+
+/// `farrier upgrade`.
+pub async fn upgrade(session: &Session, command: UpgradeCommand) -> Result<Exit> {
+    match command {
+        UpgradeCommand::Plan(args) => plan(session, args).await,
+        UpgradeCommand::Pause(args) => tell(session, &args, true).await,
+        UpgradeCommand::Resume(args) => tell(session, &args, false).await,
+        UpgradeCommand::Abort(args) => {
+            let UpgradeArgs { object, cluster } = &args;
+            let taken =
+                RollbackArgs { objects: vec![object.clone()], cluster: cluster.clone(), dry_run: false };
+            // The image first: until it is there, a loop that goes on would begin nodes with the new one.
+            let taken = rollback::rollback(session, taken).await?;
+            // Of one that is not paused, that would forget what was just taken back.
+            if taken == Exit::Done && is_paused(session, &args).await? {
+                set_paused(session, &args, false).await?;
+            }
+            Ok(taken)
+        }
+    }
+}
+
+async fn plan(session: &Session, args: UpgradePlanArgs) -> Result<Exit> {
+    let UpgradePlanArgs { object, plan: PlanArgs { registry, cluster } } = args;
+    let (parts, cluster) = session.of_cluster(&registry, &cluster).await?;
+    let Planned { plan, unreachable, .. } = parts.plan(cluster.as_ref()).await?;
+    let upgrades = plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
+    let upgrades: Vec<&PlannedUpgrade> =
+        upgrades.filter(|upgrade| object.as_ref().is_none_or(|object| upgrade.rollout == *object)).collect();
+    session.show(upgrades.as_slice(), output::upgrades)?;
+    Ok(if unreachable { Exit::Unreachable } else { Exit::Done })
+}
+
+async fn tell(session: &Session, args: &UpgradeArgs, paused: bool) -> Result<Exit> {
+    let told = set_paused(session, args, paused).await?;
+    session.show(&told, |Told { object, paused, forgiven }| match (paused, forgiven.as_slice()) {
+        (true, _) => format!("{object}: no other node is begun; those that are begun are finished\n"),
+        (false, []) => format!("{object}: the upgrade goes on\n"),
+        (false, forgiven) => format!("{object}: the upgrade goes on, with {}\n", forgiven.join(", ")),
+    })?;
+    Ok(Exit::Done)
+}
+
+async fn is_paused(session: &Session, UpgradeArgs { object, cluster }: &UpgradeArgs) -> Result<bool> {
+    let (cluster, _) = connect(session, cluster, std::slice::from_ref(object)).await?;
+    Ok(plan::paused(&cluster.snapshot().await?).get(object).copied().unwrap_or_default())
+}
+
+async fn set_paused(session: &Session, args: &UpgradeArgs, paused: bool) -> Result<Told> {
+    let UpgradeArgs { object, cluster } = args;
+    let (cluster, _) = connect(session, cluster, std::slice::from_ref(object)).await?;
+    let mut tries = 1;
+    loop {
+        let changes = plan::pause(&cluster.snapshot().await?, object, paused)
+            .map_err(|why| CliError::usage(format!("{object} in {}: {why}", cluster.describe())))?;
+        match apply_all(cluster.as_ref(), &changes).await {
+            Err(error) if error.is_conflict() && tries < TRIES => tries += 1,
+            outcome => {
+                outcome?;
+                let node = |change: &Change| match change {
+                    Change::Node(change) => Some(change.name.clone()),
+                    _ => None,
+                };
+                let forgiven = changes.iter().filter_map(node).collect();
+                return Ok(Told { object: object.clone(), paused, forgiven });
+            }
+        }
+        until_news(cluster.as_ref()).await;
+    }
+}

@@ -1,0 +1,87 @@
+//! Adapter: OpenShift's ImageStreams, read whenever a snapshot is taken: which driver toolkit belongs to which system.
+
+use std::collections::BTreeMap;
+
+use kube::{
+    Api,
+    api::{ApiResource, DynamicObject, GroupVersionKind},
+};
+use serde_json::Value;
+
+use super::{
+    super::error::{ApiError, Scope},
+    live::KubeCluster,
+};
+use crate::{
+    image::checked::{ImageDigest, ImageStream},
+    kernel::ImageStreams,
+};
+
+/// Reads these. One that is not there, or may not be read, is told in its place; an API server that does not answer is an
+/// error.
+pub(super) async fn image_streams(
+    cluster: &KubeCluster,
+    wanted: impl IntoIterator<Item = ImageStream>,
+) -> Result<ImageStreams, ApiError> {
+    let gvk = GroupVersionKind::gvk("image.openshift.io", "v1", "ImageStream");
+    let resource = ApiResource::from_gvk_with_plural(&gvk, "imagestreams");
+    let mut streams = ImageStreams::new();
+    for stream in wanted {
+        let (namespace, name) = stream.split_once('/').unwrap_or_default();
+        let scope = Scope::Namespace(namespace.to_owned());
+        let right = cluster.shared.right("get", &resource, scope, &["get"]);
+        let api: Api<DynamicObject> = Api::namespaced_with(cluster.client(), namespace, &resource);
+        let found = match cluster.caller.call(&right, || api.get(name)).await {
+            Ok(object) => Ok(digests(&object.data)),
+            Err(ApiError::Gone) => Err(format!("the cluster has no ImageStream {stream}")),
+            Err(ApiError::Forbidden(right)) => Err(format!("{}: {}", right.sentence(), right.remedy())),
+            Err(error) => return Err(error),
+        };
+        streams.insert(stream, found);
+    }
+    Ok(streams)
+}
+
+/// The digests of an ImageStream's tags: of what it has imported, or as its specification names them, by which the operators
+/// go.
+fn digests(stream: &Value) -> BTreeMap<String, ImageDigest> {
+    let list = |path: &str| stream.pointer(path).and_then(Value::as_array).into_iter().flatten();
+    let text = |tag: &Value, path: &str| tag.pointer(path).and_then(Value::as_str).map(str::to_owned);
+    let imported = list("/status/tags").map(|tag| (text(tag, "/tag"), text(tag, "/items/0/image")));
+    let named = list("/spec/tags").map(|tag| (text(tag, "/name"), text(tag, "/from/name")));
+    let digest = |(tag, image): (Option<String>, Option<String>)| {
+        Some((tag?, image?.rsplit('@').next()?.parse::<ImageDigest>().ok()?))
+    };
+    imported.chain(named).filter_map(digest).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn tags_have_the_digests_that_the_operators_take() {
+        let digest = |number: u8| format!("sha256:{number:064}");
+        let stream = json!({
+            "spec": {"tags": [
+                {"name": "416.94.1-0", "from": {"kind": "DockerImage", "name": format!("quay.test/dev@{}", digest(1))}},
+                {"name": "by-tag", "from": {"kind": "DockerImage", "name": "quay.test/dev:4.16"}},
+                {"name": "both", "from": {"kind": "DockerImage", "name": format!("quay.test/dev@{}", digest(2))}},
+                {"from": {"name": format!("quay.test/dev@{}", digest(3))}},
+                {"name": "latest"},
+                {"name": "hostile", "from": {"name": "quay.test/dev@sha256:../../x"}},
+            ]},
+            "status": {"tags": [
+                {"tag": "by-tag", "items": [{"image": digest(4)}, {"image": digest(5)}]},
+                {"tag": "both", "items": [{"image": digest(6)}]},
+                {"tag": "empty", "items": []},
+            ]},
+        });
+        let wanted = [("416.94.1-0", 1), ("both", 2), ("by-tag", 4)];
+        let wanted = wanted.map(|(tag, number)| (tag.to_owned(), digest(number).parse().unwrap()));
+        assert_eq!(digests(&stream), BTreeMap::from(wanted));
+        assert!(digests(&json!({"spec": "no"})).is_empty());
+    }
+}

@@ -1,0 +1,92 @@
+//! Adapter: what is planned from a registry alone: its kernels are those that it has images for.
+
+use std::collections::BTreeSet;
+
+use farrier_core::definition::{ApiVersion, Metadata, NonEmpty};
+use futures::{StreamExt as _, stream};
+use serde_json::Value;
+
+use crate::{
+    build::add_needs,
+    cluster::{Cluster, ClusterError},
+    image::{Definitions, DriverImage, ImageName, Repository, Tag, Version},
+    kernel::{AnnouncedKernels, AnnouncedKernelsKind, AnnouncedKernelsSpec, KernelTarget},
+    oci::{ImageFacts, ImageManifest},
+    parts::{AT_ONCE, Parts, Result},
+    plan::{Change, ClusterSnapshot},
+    store::is_about_another,
+};
+
+/// No cluster: it has no nodes, and nothing to write to.
+pub struct NoCluster;
+
+#[async_trait::async_trait]
+impl Cluster for NoCluster {
+    fn describe(&self) -> String {
+        "no cluster".to_owned()
+    }
+
+    async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
+        Ok(ClusterSnapshot::default())
+    }
+
+    async fn apply(&self, change: &Change) -> Result<(), ClusterError> {
+        let object = change.object();
+        Err(ClusterError::Refused { object, reason: "there is no cluster".to_owned() })
+    }
+}
+
+/// The definitions of the images that the registry has, and of what those need: without rollouts, and with the kernels of the
+/// registry's images announced.
+pub async fn definitions_of_registry(parts: &Parts) -> Result<Definitions> {
+    let (mut published, mut kernels): (Vec<&DriverImage>, BTreeSet<KernelTarget>) = Default::default();
+    for (name, image) in &parts.definitions.images {
+        let repository = &parts.location.repository(name.as_str())?;
+        let tags = parts.registry.tags(repository).await?.into_iter().filter(|tag| !is_about_another(tag));
+        let found = stream::iter(tags).map(|tag| kernel_of(parts, repository, tag));
+        let found: Vec<_> = found.buffer_unordered(AT_ONCE).collect().await;
+        let found = found.into_iter().collect::<Result<Vec<_>>>()?;
+        let mut found = found.into_iter().flatten().peekable();
+        if found.peek().is_some() {
+            published.push(image);
+        }
+        kernels.extend(found);
+    }
+    add_needs(&parts.definitions, &mut published);
+    let published: BTreeSet<ImageName> =
+        published.into_iter().map(|image| image.metadata.name.clone()).collect();
+    let mut definitions = parts.definitions.clone();
+    definitions.images.retain(|name, _| published.contains(name));
+    definitions.images.values_mut().for_each(|image| image.spec.rollout.clear());
+    if let (Some(kernels), Ok(name)) = (NonEmpty::new(kernels.into_iter().collect()), "registry".parse()) {
+        let announced = AnnouncedKernels {
+            api_version: ApiVersion::V1Alpha1,
+            kind: AnnouncedKernelsKind::AnnouncedKernels,
+            metadata: Metadata { name },
+            spec: AnnouncedKernelsSpec { kernels },
+        };
+        definitions.announced.insert(announced.metadata.name.clone(), announced);
+    }
+    Ok(definitions)
+}
+
+/// The kernel that an image is for; none where it is for several, or not farrier's, or cannot be read.
+async fn kernel_of(parts: &Parts, repository: &Repository, tag: Tag) -> Result<Option<KernelTarget>> {
+    let Some(stored) = parts.registry.manifest(repository, &Version::Tag(tag)).await? else {
+        return Ok(None);
+    };
+    let Ok(manifest) = ImageManifest::parse(&stored.bytes) else { return Ok(None) };
+    let Ok(ImageFacts { kernel_release: Some(release), os: Some(os), .. }) =
+        ImageFacts::from_annotations(&manifest.annotations)
+    else {
+        return Ok(None);
+    };
+    let config = parts.small_blob(repository, &manifest.config, "the configuration of").await;
+    let config: Value = config.ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+    let target = || {
+        let (os, os_version) = os.split_once(' ')?;
+        let (os, os_version) = (os.parse().ok()?, os_version.parse().ok()?);
+        Some(KernelTarget { os, os_version, release, arch: config["architecture"].as_str()?.parse().ok()? })
+    };
+    Ok(target())
+}

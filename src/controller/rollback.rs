@@ -1,0 +1,171 @@
+//! Adapter: takes back what farrier has set in a cluster, for a command and for the page.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use serde::Serialize;
+
+use crate::{
+    cluster::{Cluster, ClusterError},
+    error_chain,
+    plan::{self, Change, PER_KERNEL_ANNOTATION, RollbackOutcome, RollbackStep},
+};
+
+/// How often an object is read again after another writer was faster.
+pub const TRIES: usize = 3;
+/// How long farrier waits for the newer state of such an object.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Why nothing is taken back.
+#[derive(Debug, thiserror::Error)]
+pub enum RollbackError {
+    /// The cluster does not say how it stands.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// It has none of these names.
+    #[error(
+        "roll back {}: there is no such object in {place}; objects are namespace/name for a DaemonSet and Kind/name \
+         for an operator's resource",
+        .names.join(" and ")
+    )]
+    Unknown {
+        /// The names.
+        names: Vec<String>,
+        /// Which cluster.
+        place: String,
+    },
+}
+
+/// One object's step, and how it went.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Rolled {
+    /// The step.
+    #[serde(flatten)]
+    pub step: RollbackStep,
+    /// Is, or was, anything written?
+    #[serde(skip)]
+    pub written: bool,
+    /// Why the change was not made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+}
+
+/// Takes back what farrier has set in the named objects, or in all that carry a record of it; only says so in a dry run.
+pub async fn take_back(
+    cluster: &dyn Cluster,
+    objects: &[String],
+    dry_run: bool,
+) -> Result<Vec<Rolled>, RollbackError> {
+    let mut selected = objects.to_vec();
+    let originals = plan::per_kernel_originals(&cluster.snapshot().await?);
+    let mut taken = take_back_copies(cluster, &originals, objects, dry_run).await?;
+    for tries_left in (0..TRIES).rev() {
+        let mut again = Vec::new();
+        for step in steps(cluster, &selected).await? {
+            let outcome = match &step.change {
+                Some(change) if !dry_run => cluster.apply(change).await,
+                Some(_) | None => Ok(()),
+            };
+            match outcome {
+                Err(error) if error.is_conflict() && tries_left > 0 => again.push(step.object),
+                outcome => {
+                    let written = step.change.is_some();
+                    taken.push(Rolled {
+                        step,
+                        failed: outcome.err().map(|error| error_chain(&error)),
+                        written,
+                    });
+                }
+            }
+        }
+        if again.is_empty() {
+            break;
+        }
+        until_news(cluster).await;
+        selected = again;
+    }
+    taken.sort_by(|a, b| a.step.object.cmp(&b.step.object));
+    Ok(taken)
+}
+
+/// Waits a while for a newer state, where another writer was faster; a source that cannot tell of news is asked anew in any case.
+pub async fn until_news(cluster: &dyn Cluster) {
+    let _ = tokio::time::timeout(PATIENCE, cluster.changed()).await;
+}
+
+/// Takes back what stands for a DaemonSet over mixed kernels: step by step, each decided from what the cluster shows
+/// after the one before.
+async fn take_back_copies(
+    cluster: &dyn Cluster,
+    originals: &BTreeSet<(String, String)>,
+    objects: &[String],
+    dry_run: bool,
+) -> Result<Vec<Rolled>, RollbackError> {
+    let mut all = Vec::new();
+    for (namespace, name) in originals {
+        let object = format!("{namespace}/{name}");
+        if !objects.is_empty() && !objects.contains(&object) {
+            continue;
+        }
+        let (mut made, mut conflicts, mut failed) = (0, 0, None);
+        loop {
+            let snapshot = cluster.snapshot().await?;
+            let now = jiff::Timestamp::now();
+            let changes = match plan::rollback_per_kernel(&snapshot, now, (namespace.as_str(), name.as_str()))
+            {
+                Ok(changes) => changes,
+                Err(hold) => {
+                    failed = Some(hold.to_string());
+                    break;
+                }
+            };
+            made += changes.len();
+            if changes.is_empty() || dry_run {
+                break;
+            }
+            match apply_all(cluster, &changes).await {
+                Ok(()) => conflicts = 0,
+                Err(error) if error.is_conflict() && conflicts < TRIES => {
+                    conflicts += 1;
+                    until_news(cluster).await;
+                }
+                Err(error) => {
+                    failed = Some(error_chain(&error));
+                    break;
+                }
+            }
+        }
+        if made == 0 && failed.is_none() {
+            continue;
+        }
+        let outcome = RollbackOutcome::PutBack {
+            from: "a DaemonSet for each kernel".to_owned(),
+            to: "the DaemonSet itself, on all its nodes".to_owned(),
+        };
+        let step = RollbackStep {
+            resume: format!(
+                "kubectl annotate daemonset {name} --namespace {namespace} {PER_KERNEL_ANNOTATION}-"
+            ),
+            object,
+            fields: [("nodes".to_owned(), outcome)].into(),
+            error: None,
+            change: None,
+        };
+        all.push(Rolled { step, failed, written: made > 0 });
+    }
+    Ok(all)
+}
+
+/// Makes the changes, one after the other, until one is refused.
+pub async fn apply_all(cluster: &dyn Cluster, changes: &[Change]) -> Result<(), ClusterError> {
+    for change in changes {
+        cluster.apply(change).await?;
+    }
+    Ok(())
+}
+
+async fn steps(cluster: &dyn Cluster, selected: &[String]) -> Result<Vec<RollbackStep>, RollbackError> {
+    let snapshot = cluster.snapshot().await?;
+    let place = || cluster.describe();
+    plan::rollback(&snapshot, selected).map_err(|names| RollbackError::Unknown { names, place: place() })
+}

@@ -1,0 +1,348 @@
+//! Adapter: header sets that are no packages: files that the user brings, a part of an image, or of an archive at an address.
+//!
+//! They count by their digests, which are known before anything large is fetched, unless only a signature says which archive
+//! is the right one.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
+
+use fs_err as fs;
+use url::Url;
+
+use super::{FORMAT, KIND, layout, verify};
+use crate::{
+    archive::links,
+    blocking::stoppable,
+    cache::BLOBS,
+    image::{ImageReference, Version},
+    inputs::{
+        FetchError, Fetcher, Lookup, Result, TREE,
+        checksum::Checksum,
+        digest,
+        download::{DOWNLOADS, MOST, any_of, fetch_from, parse, plain_name},
+        files::{copy_file, copy_tree, listing, make_directory, name_of, names_in, read_start},
+        kernel_packages::Found,
+        rpm::keys::Keys,
+        unpack, with_release,
+    },
+    kernel::{
+        Architecture, DetachedSignature, DownloadedHeaders, FileProof, HeaderSource, ImageHeaders,
+        KernelTarget, TarballHeaders, image_for, text_for,
+    },
+    oci::{AnyManifest, ImageManifest},
+    registry::{Registry as _, StoredManifest},
+    store::StoreError,
+};
+
+/// The kind of the records of files' checksums.
+const RECORDS: &str = "published-headers";
+/// Largest list of checksums, and signature.
+const MOST_BESIDE: u64 = 1 << 20;
+/// What is asked for, in messages.
+const WHAT: &str = "kernel headers";
+/// Of an image, not all of it, but what it has of kernels.
+const ROOT: &str = "/";
+/// What to do where nothing is published of a kernel.
+const HINT: &str = "say in the kernel family where the headers of this kernel are published";
+
+/// What is published of a kernel's headers.
+pub(super) struct Published {
+    content: Content,
+    /// Where in it the headers are, where that is not its top.
+    path: Option<String>,
+    /// Hexadecimal digits.
+    pub digest: String,
+}
+
+enum Content {
+    /// A file or directory of this machine.
+    Local(PathBuf),
+    /// By digest.
+    Image(ImageReference),
+    /// A file at one of these addresses.
+    File(Vec<Url>, Checksum),
+}
+
+/// What is published of a kernel's headers at this moment; `None` where headers come from elsewhere.
+pub(super) async fn look(
+    fetcher: &Fetcher,
+    source: &HeaderSource,
+    root: &Path,
+    target: &KernelTarget,
+) -> Result<Option<Lookup<Published>>> {
+    Ok(match source {
+        HeaderSource::Tarball(headers) => Some(on_disk(fetcher, headers, root, target).await?),
+        HeaderSource::Oci(headers) => Some(in_image(fetcher, headers, target).await?),
+        HeaderSource::Url(headers) => Some(Box::pin(at_address(fetcher, headers, root, target)).await?),
+        HeaderSource::Apt(_) | HeaderSource::Rpm(_) => None,
+    })
+}
+
+fn missing(looked_for: String) -> Lookup<Published> {
+    Lookup::Missing { looked_for, hint: HINT.to_owned() }
+}
+
+async fn on_disk(
+    fetcher: &Fetcher,
+    headers: &TarballHeaders,
+    root: &Path,
+    target: &KernelTarget,
+) -> Result<Lookup<Published>> {
+    let place = root.join(with_release(&headers.path, target));
+    if !place.exists() {
+        let hint = format!("put the headers of {} there, as a directory or a tarball", target.release);
+        return Ok(Lookup::Missing { looked_for: place.display().to_string(), hint });
+    }
+    let digest = fetcher.digest_of(&place).await?.digest;
+    Ok(Lookup::Found(Published { content: Content::Local(place), path: None, digest }))
+}
+
+async fn in_image(
+    fetcher: &Fetcher,
+    headers: &ImageHeaders,
+    target: &KernelTarget,
+) -> Result<Lookup<Published>> {
+    let image = match image_for(&headers.image, target) {
+        Ok(image) => image,
+        Err(looked_for) => return Ok(missing(looked_for)),
+    };
+    let digest = match &image.version {
+        Version::Digest(digest) => digest.clone(),
+        Version::Tag(_) => match manifest(fetcher, &image).await? {
+            Some(found) => found.digest,
+            None => return Ok(missing(format!("image {image}"))),
+        },
+    };
+    let (hex, version) = (digest.hex().to_owned(), Version::Digest(digest));
+    let content = Content::Image(ImageReference { repository: image.repository, version });
+    let path = headers.path.as_ref().map_or_else(|| ROOT.to_owned(), |path| target.fill(path));
+    Ok(Lookup::Found(Published { content, path: Some(path), digest: hex }))
+}
+
+async fn at_address(
+    fetcher: &Fetcher,
+    headers: &DownloadedHeaders,
+    root: &Path,
+    target: &KernelTarget,
+) -> Result<Lookup<Published>> {
+    let DownloadedHeaders { url, verify, path } = headers;
+    let url = match text_for(url, target) {
+        Ok(url) => parse(&url)?,
+        Err(looked_for) => return Ok(missing(looked_for)),
+    };
+    let (beside, keys) = match verify {
+        FileProof::Checksums(list) => (list, None),
+        FileProof::Signature(DetachedSignature { url, signed_by }) => {
+            let file = root.join(signed_by);
+            let Some(keys) = Keys::read(&file)? else {
+                let file = file.display();
+                return Ok(missing(format!("file {file} with the keys of the distribution")));
+            };
+            (url, Some(keys))
+        }
+    };
+    let beside = target.fill(beside);
+    // What other keys vouched for is looked at again.
+    let of_keys = keys.as_ref().map(Keys::digest).unwrap_or_default();
+    let key = digest::of_parts([url.as_str(), &beside, &of_keys]);
+    let cache = &fetcher.cache;
+    // While the file is here: what belongs to a kernel release does not change in what it means.
+    let known = match cache.read_record::<Checksum>(RECORDS, &key)? {
+        Some(known) => cache.get(DOWNLOADS, known.hex())?.map(|_| known),
+        None => None,
+    };
+    let places = fetcher.net.url_candidates(&url);
+    let checksum = match known {
+        Some(known) => known,
+        None => match prove(fetcher, keys, (&url, &places), &beside).await? {
+            Ok(checksum) => {
+                cache.write_record(RECORDS, &key, &checksum)?;
+                checksum
+            }
+            Err(looked_for) => return Ok(missing(looked_for)),
+        },
+    };
+    let path = path.as_ref().map(|path| target.fill(path));
+    let digest = checksum.hex().to_owned();
+    Ok(Lookup::Found(Published { content: Content::File(places, checksum), path, digest }))
+}
+
+/// The checksum of the file at an address, as what is beside it says (a list, or a signature by one of the keys), or what is
+/// missing.
+async fn prove(
+    fetcher: &Fetcher,
+    keys: Option<Keys>,
+    (url, places): (&Url, &[Url]),
+    beside: &str,
+) -> Result<Result<Checksum, String>> {
+    let scratch = fetcher.scratch()?;
+    let (proof, file) = (scratch.path().join("proof"), scratch.path().join("file"));
+    let beside_places = fetcher.net.url_candidates(&parse(beside)?);
+    if download(fetcher, &beside_places, MOST_BESIDE, &proof).await?.is_none() {
+        return Ok(Err(format!("file {beside}")));
+    }
+    let Some(keys) = keys else {
+        let list = read_start(&proof, MOST_BESIDE)?.unwrap_or_default();
+        let found = Checksum::in_list(&String::from_utf8_lossy(&list), &plain_name(url));
+        return Ok(found.ok_or_else(|| format!("checksum of {} in {beside}", plain_name(url))));
+    };
+    let Some(checksum) = download(fetcher, places, MOST, &file).await? else {
+        return Ok(Err(format!("file {url}")));
+    };
+    keys.verify_file(&scratch, &file, &proof, url.as_str()).await?;
+    let keep = |dir: PathBuf| stoppable(move |_| copy_file(&file, &dir.join("headers")));
+    fetcher.cache.get_or_make(DOWNLOADS, checksum.hex(), keep).await?;
+    Ok(Ok(checksum))
+}
+
+/// Writes what is at one of these addresses to a file; `None` where it is not there.
+async fn download(fetcher: &Fetcher, places: &[Url], most: u64, to: &Path) -> Result<Option<Checksum>> {
+    match any_of(&fetcher.net, WHAT, places, None, most, to).await {
+        Err(FetchError::Status(_, 404 | 410)) => Ok(None),
+        outcome => outcome.map(Some),
+    }
+}
+
+/// The header set in the cache.
+pub(super) async fn fetch(fetcher: &Fetcher, published: Published, target: &KernelTarget) -> Result<Found> {
+    let Published { content, path, digest } = published;
+    let origin = match &content {
+        Content::Local(place) => format!("{} sha256:{digest}", name_of(place)),
+        Content::Image(image) => format!("{} sha256:{digest}", image.repository),
+        Content::File(places, checksum) => {
+            let name = places.first().map_or_else(|| WHAT.to_owned(), plain_name);
+            format!("{name} {checksum}")
+        }
+    };
+    let parts: Vec<String> = std::iter::once(digest).chain(path.clone()).collect();
+    let found = Found::new(FORMAT, target, &parts, vec![origin]);
+    let make = |dir: PathBuf| async move {
+        let (what, whole) = match content {
+            Content::Local(place) => (place.display().to_string(), place),
+            Content::Image(image) => (format!("image {image}"), tree(fetcher, &image, target.arch).await?),
+            Content::File(places, checksum) => {
+                let file = fetch_from(fetcher, WHAT, &places, &checksum).await?;
+                (file.display().to_string(), file)
+            }
+        };
+        let target = target.clone();
+        stoppable(move |stop| lay_out(stop, &whole, path.as_deref(), &dir, &target, &what)).await
+    };
+    fetcher.cache.get_or_make(KIND, &found.key, make).await?;
+    fetcher.cache.write_record(KIND, &found.key, &found)?;
+    Ok(found)
+}
+
+/// Makes `dir/tree` from a part of a tree or of an archive.
+fn lay_out(
+    stop: &AtomicBool,
+    whole: &Path,
+    path: Option<&str>,
+    dir: &Path,
+    target: &KernelTarget,
+    what: &str,
+) -> Result<()> {
+    let (raw, unpacked) = (dir.join("raw"), dir.join("whole"));
+    match path {
+        None if whole.is_dir() => copy_tree(whole, &raw, stop)?,
+        None => {
+            fs::create_dir(&raw)?;
+            unpack(stop, whole, &raw, what)?;
+        }
+        Some(ROOT) => headers_of_root(stop, whole, &raw)?,
+        Some(path) if whole.is_dir() => part(stop, whole, path, &raw, what)?,
+        Some(path) => {
+            fs::create_dir(&unpacked)?;
+            unpack(stop, whole, &unpacked, what)?;
+            part(stop, &unpacked, path, &raw, what)?;
+            fs::remove_dir_all(&unpacked)?;
+        }
+    }
+    let root = dir.join(TREE);
+    layout::arrange(&raw, &root, &target.release, what)?;
+    if raw.exists() {
+        fs::remove_dir_all(&raw)?;
+    }
+    // What is compiled with the headers, and whoever reads the store, sees no key that this kernel's modules are signed with.
+    let key = format!("usr/lib/modules/{}/build/certs/signing_key.pem", target.release);
+    if let Some(key) = links::resolve(&root, Path::new(&key))? {
+        fs::remove_file(root.join(key))?;
+    }
+    verify(&root, target)
+}
+
+/// What a root has of kernels: the rest of it would come over the toolchain.
+fn headers_of_root(stop: &AtomicBool, whole: &Path, raw: &Path) -> Result<()> {
+    fs::create_dir(raw)?;
+    for name in ["usr/src", "lib/modules"] {
+        let Some(place) = links::resolve(whole, Path::new(name))? else { continue };
+        let (from, to) = (whole.join(&place), raw.join(&place));
+        if from.is_dir() {
+            make_directory(to.parent().unwrap_or(raw))?;
+            copy_tree(&from, &to, stop)?;
+        }
+    }
+    Ok(())
+}
+
+/// What is at a path: a directory, or an archive of one.
+fn part(stop: &AtomicBool, whole: &Path, path: &str, raw: &Path, what: &str) -> Result<()> {
+    match links::resolve(whole, Path::new(path))?.map(|place| whole.join(place)) {
+        Some(place) if place.is_dir() => copy_tree(&place, raw, stop),
+        Some(place) => {
+            fs::create_dir(raw)?;
+            unpack(stop, &place, raw, &format!("{path} of {what}"))
+        }
+        None => Err(absent(whole, Path::new(path), what)?),
+    }
+}
+
+/// What there is beside what is not there tells an image of another kernel.
+fn absent(whole: &Path, path: &Path, what: &str) -> Result<FetchError> {
+    let parent = path.parent().unwrap_or(path);
+    let place = links::resolve(whole, parent)?.map(|place| whole.join(place));
+    let there = match place.filter(|place| place.is_dir()) {
+        Some(place) => listing(&names_in(&place)?),
+        None => "nothing".to_owned(),
+    };
+    let (path, parent) = (path.display(), parent.display());
+    Ok(FetchError::unusable(
+        format!("find {path} in {what}: {parent} has {there}"),
+        "it is of another kernel, as whole releases of driver toolkits were, or has its headers elsewhere: name the one that \
+         has this kernel's, or import them (`farrier headers import`)",
+    ))
+}
+
+/// An image's tree.
+async fn tree(fetcher: &Fetcher, image: &ImageReference, arch: Architecture) -> Result<PathBuf> {
+    let ImageReference { repository, version: _ } = image;
+    let gone = || FetchError::unusable(format!("fetch image {image}: it is not there any more"), HINT);
+    let mut found = manifest(fetcher, image).await?.ok_or_else(gone)?;
+    if let AnyManifest::Index(index) = AnyManifest::parse(&found.bytes).map_err(StoreError::from)? {
+        let of_arch = index.for_architecture(arch.as_str()).map_err(StoreError::from)?;
+        let version = Version::Digest(of_arch.digest.clone());
+        let of_arch = ImageReference { repository: repository.clone(), version };
+        found = manifest(fetcher, &of_arch).await?.ok_or_else(gone)?;
+    }
+    let manifest = ImageManifest::parse(&found.bytes).map_err(StoreError::from)?;
+    let registry = fetcher.registries();
+    let mut layers = Vec::new();
+    for layer in &manifest.layers {
+        let registry = &registry;
+        let fetch = |to: PathBuf| async move {
+            let outcome = registry.fetch_blob(repository, &layer.digest, layer.size, &to).await;
+            outcome.map_err(|error| FetchError::from(StoreError::from(error)))
+        };
+        let file = fetcher.cache.get_or_make_file(BLOBS, layer.digest.hex(), fetch).await?;
+        layers.push((layer.digest.clone(), file));
+    }
+    fetcher.root_fs().tree(layers, format!("image {image}")).await
+}
+
+async fn manifest(fetcher: &Fetcher, image: &ImageReference) -> Result<Option<StoredManifest>> {
+    let ImageReference { repository, version } = image;
+    let found = fetcher.registries().manifest(repository, version).await;
+    Ok(found.map_err(StoreError::from)?)
+}

@@ -1,0 +1,167 @@
+//! Pure: which actions there are for a cell and for a rollout, and what each would do.
+
+use std::collections::BTreeMap;
+
+use axum::http::StatusCode;
+use serde::Serialize;
+
+use super::facts::Facts;
+use crate::{
+    controller::rollback::Rolled,
+    image::Strategy,
+    plan::{Change, Outcome, PAUSED_ANNOTATION, PlannedCell, PlannedRollout, RolloutDecision, RolloutTarget},
+};
+
+/// The address of confirmations.
+pub const PATH: &str = "do";
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr, Serialize)]
+#[strum(serialize_all = "kebab-case")]
+#[serde(rename_all = "kebab-case")]
+pub enum Action {
+    /// What `farrier retry` does.
+    Retry,
+    /// What `farrier prebuild` does.
+    Prebuild,
+    /// Nothing more is written to an object.
+    Pause,
+    /// It is written to again, also after something was put back.
+    Resume,
+    /// What `farrier rollback` does.
+    PutBack,
+}
+
+impl Action {
+    /// On a button.
+    pub fn title(self) -> String {
+        <&str>::from(self).replace('-', " ")
+    }
+}
+
+/// A link to a confirmation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Offer {
+    pub title: String,
+    pub link: String,
+}
+
+impl Offer {
+    pub fn of(action: Action, of: &str) -> Self {
+        let mut query = url::form_urlencoded::Serializer::new(String::new());
+        let query = query.append_pair("what", action.into()).append_pair("of", of).finish();
+        Self { title: action.title(), link: format!("{PATH}?{query}") }
+    }
+}
+
+/// By the page of a cell, or the name of an object as `farrier rollback` takes it.
+pub type Offers = BTreeMap<String, Vec<Offer>>;
+
+/// Why nothing is done.
+pub type Refusal = (StatusCode, String);
+
+pub fn forbidden(why: impl std::fmt::Display) -> Refusal {
+    (StatusCode::FORBIDDEN, format!("{why}\n"))
+}
+
+pub fn conflict(why: impl std::fmt::Display) -> Refusal {
+    (StatusCode::CONFLICT, format!("{why}\n"))
+}
+
+/// What an address or a form asks for, of what, and what its sender was shown.
+pub fn asked(text: &[u8]) -> Result<(Action, String, String), Refusal> {
+    let (mut action, mut of, mut seen) = (None, String::new(), String::new());
+    for (name, value) in url::form_urlencoded::parse(text) {
+        match &*name {
+            "what" => action = value.parse().ok(),
+            "of" => of = value.into_owned(),
+            "seen" => seen = value.into_owned(),
+            _ => {}
+        }
+    }
+    let action = action.ok_or((StatusCode::BAD_REQUEST, "there is no such action\n".to_owned()))?;
+    Ok((action, of, seen))
+}
+
+pub fn of_cell(facts: &Facts, cell: &PlannedCell) -> Vec<Action> {
+    let activity = facts.activity.get(&(cell.image.clone(), cell.target.clone()));
+    match &cell.outcome {
+        Outcome::HeldBack { .. } => vec![Action::Retry],
+        // What a loop builds by itself in a moment needs nobody's word.
+        Outcome::Build { .. } if activity.is_none_or(|activity| activity.stage.is_none()) => {
+            vec![Action::Prebuild]
+        }
+        _ => Vec::new(),
+    }
+}
+
+pub fn of_object(facts: &Facts, name: &str) -> Vec<Action> {
+    let rollouts = facts.plan.rollouts.iter().filter(|rollout| {
+        let RolloutTarget { place, object, .. } = &rollout.target;
+        place.is_none() && object.name().is_some_and(|found| found == name)
+    });
+    let (mut waits, mut written) = (facts.live.get(name) == Some(&true), false);
+    let mut is_named = false;
+    for PlannedRollout { target, decision, .. } in rollouts {
+        is_named = true;
+        waits |= matches!(decision, RolloutDecision::Hold(why) if why.is_given_up());
+        written |= target.strategy == Strategy::PerKernel || facts.record_of(target).is_some();
+    }
+    let all = [(Action::Resume, waits), (Action::Pause, !waits), (Action::PutBack, written)];
+    all.into_iter().filter(|(_, offered)| *offered && is_named).map(|(action, _)| action).collect()
+}
+
+pub fn foresee_cell(action: Action, planned: &PlannedCell) -> Result<Vec<String>, String> {
+    match (action, &planned.outcome) {
+        (Action::Retry, Outcome::HeldBack { cell, at, message }) => Ok(vec![
+            format!("It failed at {at:.0}: {message}"),
+            format!(
+                "That is forgotten. The next pass builds it again from the same inputs, and publishes it as {} if that succeeds.",
+                cell.reference
+            ),
+        ]),
+        (Action::Prebuild, Outcome::Build { cell, .. }) => {
+            let first = format!("It is built now, checked, and published as {}.", cell.reference);
+            let needs = cell.needs.iter().map(|need| format!("It is compiled against {need}."));
+            Ok(std::iter::once(first).chain(needs).collect())
+        }
+        (_, outcome) => Err(format!("nothing is to be done: the cell is {}", outcome.phase().as_str())),
+    }
+}
+
+pub fn foresee_pause(changes: &[Change]) -> Vec<String> {
+    let Some(change) = changes.first() else { return Vec::new() };
+    let annotations = match change {
+        Change::DaemonSet(change) => &change.annotations,
+        Change::Resource(change) => &change.annotations,
+        _ => return Vec::new(),
+    };
+    let (object, paused) = (change.object(), annotations.get(PAUSED_ANNOTATION));
+    let says =
+        paused.map(|value| format!("The annotation {PAUSED_ANNOTATION} of {object} becomes {value:?}."));
+    let then = if paused.is_some_and(|value| value != "false") {
+        "From then on farrier writes nothing else to it: no image, no restart, no return to the image before. What runs there stays, and builds go on."
+    } else {
+        "The next pass decides anew and sets the image that is due, also where one was put back, failed, or was changed by another writer."
+    };
+    says.into_iter().chain([then.to_owned()]).collect()
+}
+
+pub fn foresee_rolled(rolled: &[Rolled]) -> Result<Vec<String>, String> {
+    let mut says = Vec::new();
+    for Rolled { step, failed, .. } in rolled {
+        says.extend(
+            step.error.iter().chain(failed).map(|why| format!("{}: nothing, because {why}", step.object)),
+        );
+        says.extend(step.fields.iter().map(|(field, outcome)| {
+            let (what, detail) = outcome.told();
+            format!("{}, {field}: {what}: {detail}", step.object)
+        }));
+    }
+    if !rolled.iter().any(|rolled| rolled.written && rolled.failed.is_none()) {
+        says.insert(0, "nothing is to be put back".to_owned());
+        return Err(says.join("; "));
+    }
+    says.push("farrier leaves it so until another image is due, or until it is resumed.".to_owned());
+    Ok(says)
+}

@@ -1,0 +1,210 @@
+//! The page of a running farrier: what people may do there, as its cluster says who they are; and that of a registry alone.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    process::Child,
+};
+
+use crate::support::{
+    kube_api::{Requests, objects},
+    live::{DRIVER, Live, NAMESPACE, OLD_IMAGE},
+};
+
+const OPERATOR: &str = "token-of-the-operator";
+const VIEWER: &str = "token-of-a-viewer";
+
+/// The answer of a port of this machine; nothing where nobody answers yet.
+fn ask(port: u16, request: &str) -> String {
+    let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { return String::new() };
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+/// Ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A running farrier whose page others reach, too.
+struct Page {
+    live: Live,
+    port: u16,
+}
+
+impl Page {
+    /// The image of the first kernel is rolled out, that of the second is published.
+    fn new() -> (Self, [String; 2]) {
+        let mut live = Live::new([objects::node("n0", "6.1.0-901-amd64")], "image");
+        let mut images = live.publish_for("n0", &["6.1.0-902-amd64"]);
+        let images = ["6.1.0-901-amd64", "6.1.0-902-amd64"].map(|kernel| images.remove(kernel).unwrap());
+        live.api.add_person(
+            OPERATOR,
+            "system:serviceaccount:ops:operator",
+            &["patch daemonsets.apps drivers/driver"],
+        );
+        live.api.add_person(
+            VIEWER,
+            "system:serviceaccount:ops:viewer",
+            &["patch daemonsets.apps other/driver"],
+        );
+        let port = TcpListener::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port();
+        live.start(&["--listen", &format!("0.0.0.0:{port}"), "--page-actions"]);
+        live.until("the first image", |live| live.image(DRIVER) == images[0]);
+        let page = Self { live, port };
+        page.live.until("the page", |_| page.get("rollouts.html", Some(OPERATOR)).contains("put-back"));
+        (page, images)
+    }
+
+    fn ask(&self, request: &str) -> String {
+        ask(self.port, request)
+    }
+
+    /// As a proxy passes it on that has let a person in.
+    fn get(&self, path: &str, token: Option<&str>) -> String {
+        let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
+        self.ask(&format!(
+            "GET /{path} HTTP/1.1\r\nhost: farrier.example\r\n{token}connection: close\r\n\r\n"
+        ))
+    }
+
+    fn post(&self, form: &str, token: &str) -> String {
+        self.ask(&format!(
+            "POST /do HTTP/1.1\r\nhost: farrier.example\r\nauthorization: Bearer {token}\r\n\
+             sec-fetch-site: same-origin\r\norigin: https://farrier.example\r\n\
+             content-type: application/x-www-form-urlencoded\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{form}",
+            form.len()
+        ))
+    }
+
+    /// Looks at what would happen, and confirms it.
+    fn act(&self, what: &str) -> String {
+        let shown = self.get(&format!("do?what={what}&of=drivers%2Fdriver"), Some(OPERATOR));
+        let seen = shown.split("name=\"seen\" value=\"").nth(1).unwrap_or_else(|| panic!("{what}: {shown}"));
+        let seen = seen.split('"').next().unwrap();
+        let done = self.post(&format!("what={what}&of=drivers%2Fdriver&seen={seen}"), OPERATOR);
+        assert!(done.starts_with("HTTP/1.1 303 ") && done.contains("location: rollouts.html"), "{done}");
+        shown
+    }
+}
+
+#[test]
+fn who_the_cluster_allows_the_write_pauses_resumes_and_puts_back() {
+    let (page, [first, second]) = Page::new();
+    let live = &page.live;
+    let rollouts = page.get("rollouts.html", Some(OPERATOR));
+    for what in ["what&#x3D;pause&amp;of&#x3D;drivers%2Fdriver", "what&#x3D;put-back&amp;"] {
+        assert!(rollouts.contains(what), "{rollouts}");
+    }
+    let shown = page.act("pause");
+    assert!(shown.contains("farrier.dev/paused of DaemonSet drivers/driver becomes"), "{shown}");
+    let annotation = || {
+        let object = live.api.get("daemonsets.apps", NAMESPACE, DRIVER).unwrap();
+        object["metadata"]["annotations"]["farrier.dev/paused"].as_str().map(str::to_owned)
+    };
+    assert_eq!(annotation().as_deref(), Some("true"));
+    live.api.set_kernel("n0", "6.1.0-902-amd64");
+    live.until("the rollout waits", |_| page.get("rollouts.html", None).contains("it is paused"));
+    assert_eq!(live.image(DRIVER), first, "another image is due, and nothing is written");
+
+    page.act("resume");
+    assert_eq!(annotation().as_deref(), Some("false"));
+    live.until("the second image", |live| live.image(DRIVER) == second);
+    live.until("it is shown", |_| page.get("rollouts.html", Some(OPERATOR)).contains("put-back"));
+
+    let shown = page.act("put-back");
+    // No pod has come up with the first image: that is nothing to go back to.
+    assert!(shown.contains(&second) && shown.contains(OLD_IMAGE), "{shown}");
+    live.until("what was before", |live| live.image(DRIVER) == OLD_IMAGE);
+    live.until("it waits for a person", |_| {
+        page.get("rollouts.html", Some(OPERATOR)).contains("what&#x3D;resume")
+    });
+    page.act("resume");
+    live.until("it is set again", |live| live.image(DRIVER) == second);
+    let log = live.log();
+    assert!(
+        log.contains("asked for on the page") && log.contains("system:serviceaccount:ops:operator"),
+        "{log}"
+    );
+    assert!(!log.contains(OPERATOR), "no token in the log");
+}
+
+#[test]
+fn others_are_refused_with_a_reason_and_see_no_buttons() {
+    let (page, [first, _]) = Page::new();
+    let live = &page.live;
+    let refused = |token: &str, why: &str| {
+        assert!(!page.get("rollouts.html", Some(token)).contains("do?what"), "{token}");
+        for answer in [
+            page.get("do?what=pause&of=drivers%2Fdriver", Some(token)),
+            page.post("what=pause&of=drivers%2Fdriver&seen=", token),
+        ] {
+            assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains(why), "{token}: {answer}");
+        }
+    };
+    refused(VIEWER, "system:serviceaccount:ops:viewer may not patch drivers/driver");
+    refused("token-of-nobody", "the cluster does not accept the bearer token");
+    assert!(!page.get("rollouts.html", None).contains("do?what"));
+    let none = page.get("do?what=pause&of=drivers%2Fdriver", None);
+    assert!(
+        none.starts_with("HTTP/1.1 403 ") && none.contains("bearer token that the cluster accepts"),
+        "{none}"
+    );
+    // Rights for one object are none for another, or for a cell.
+    for of in [
+        "other%2Fdriver",
+        "drivers%2F..%2Fdriver",
+        "0123456789abcdef",
+        "NicClusterPolicy%2Fx",
+        "%3Cb%3E%2F%E2%80%AE",
+    ] {
+        let answer = page.get(&format!("do?what=pause&of={of}"), Some(OPERATOR));
+        assert!(answer.starts_with("HTTP/1.1 403 "), "{of}: {answer}");
+    }
+    // farrier itself may not ask: it says which right it lacks.
+    live.api.deny("create", "tokenreviews.authentication.k8s.io");
+    refused(OPERATOR, "farrier may not create tokenreviews.authentication.k8s.io");
+    let annotated = Requests::verb("patch").resource("daemonsets.apps");
+    assert_eq!(live.image(DRIVER), first);
+    assert!(
+        live.api
+            .requests()
+            .iter()
+            .filter(|record| annotated.matches(record))
+            .all(|record| { record.body["metadata"]["annotations"].get("farrier.dev/paused").is_none() })
+    );
+    assert_ne!(first, OLD_IMAGE);
+}
+
+#[test]
+fn a_registry_alone_shows_its_images_and_kernels() {
+    let nodes = [objects::node("n0", "6.1.0-901-amd64"), objects::node("n1", "6.1.0-902-amd64")];
+    let live = Live::new(nodes, "image");
+    live.publish();
+    let mut ui = live.site.command(&["ui", "--no-browser", "-o", "json"]);
+    let mut ui = Running(ui.env_remove("FARRIER_CLUSTER").spawn().unwrap());
+    let lines = BufReader::new(ui.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let address = lines.map_while(|line| (line != "}").then_some(line)).collect::<String>();
+    let port = address.split("127.0.0.1:").nth(1).unwrap_or_else(|| panic!("no address: {address}"));
+    let port: u16 = port.split('/').next().unwrap().parse().unwrap();
+    let get = |path: &str| {
+        ask(port, &format!("GET /{path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"))
+    };
+    let fleet = get("");
+    for wanted in ["<th scope=\"col\">driver", "6.1.0-901-amd64", "6.1.0-902-amd64", "published 2"] {
+        assert!(fleet.contains(wanted), "{wanted} is not in {fleet}");
+    }
+    // Neither other definitions nor their rollouts say anything.
+    assert!(!fleet.contains("mofed") && !fleet.contains("DaemonSet"), "{fleet}");
+    let cell = fleet.split("<a href=c/").nth(1).and_then(|rest| rest.split('>').next()).unwrap();
+    let cell = get(&format!("c/{cell}"));
+    assert!(cell.contains("configuration registry") && cell.contains("Published digest"), "{cell}");
+    assert!(!cell.contains("do?what"), "{cell}");
+}

@@ -1,0 +1,220 @@
+//! Upgrades in order, by the real program: users of a device leave within their budgets, a farrier that is killed goes on, and people
+//! have their word. `ci/e2e upgrade` plays the same on a real API server with real controllers.
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::support::{
+    kube_api::{
+        Fate,
+        objects::{budget, node},
+    },
+    live::{DRIVER, Live, NAMESPACE, OLD_IMAGE},
+};
+
+const KERNEL: &str = "6.1.0-901-amd64";
+const NOTE: &str = "farrier.dev/upgrade";
+
+/// Three nodes with a ready pod of the old image; the new one is published.
+fn fleet(upgrade: &str) -> (Live, String) {
+    let live = Live::new((0..3).map(|number| node(&format!("n{number}"), KERNEL)), "image");
+    let file = live.site.definitions().join("images/driver.yaml");
+    let with = format!("container: driver, stableFor: 1s, deadline: 1m, upgrade: {upgrade}}}");
+    let definition = fs::read_to_string(&file).unwrap().replace("container: driver}", &with);
+    fs::write(file, definition).unwrap();
+    let on_delete = json!({"spec": {"updateStrategy": {"type": "OnDelete", "rollingUpdate": null}}});
+    live.api.patch_as("kubectl", "daemonsets.apps", NAMESPACE, DRIVER, &on_delete);
+    live.api.run_daemon_sets(true, |_| Fate::Ready);
+    let image = live.publish()[KERNEL].clone();
+    (live, image)
+}
+
+/// A ready pod of a namespace in which farrier writes nothing.
+fn workload(name: &str, node: &str, resource: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": "apps", "labels": {"app": name}},
+        "spec": {"nodeName": node, "containers": [
+            {"name": "c", "image": "i:1", "resources": {"requests": {resource: "1"}, "limits": {resource: "1"}}}]},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+    })
+}
+
+fn is_there(live: &Live, pod: &str) -> bool {
+    live.api.get("pods", "apps", pod).is_some()
+}
+
+/// The image of the driver's pod on a node.
+fn driver_on(live: &Live, node: &str) -> String {
+    let pods = live.api.list("pods");
+    let mut here = pods
+        .iter()
+        .filter(|pod| pod["spec"]["nodeName"] == node && pod["metadata"]["namespace"] == NAMESPACE);
+    let image = here.next().map(|pod| pod["spec"]["containers"][0]["image"].as_str().unwrap().to_owned());
+    assert!(here.next().is_none(), "two driver pods on {node}");
+    image.unwrap_or_default()
+}
+
+/// What the node's label says, and whether it is cordoned.
+fn state(live: &Live, node: &str) -> (String, bool) {
+    let node = live.api.get("nodes", "", node).unwrap();
+    let label = node["metadata"]["labels"][NOTE].as_str().unwrap_or_default().to_owned();
+    (label, node["spec"]["unschedulable"] == true)
+}
+
+fn has(live: &Live, node: &str, label: &str, cordoned: bool) -> bool {
+    state(live, node) == (label.to_owned(), cordoned)
+}
+
+/// A command of a person's, with its result in JSON.
+fn said(live: &Live, words: &[&str]) -> Value {
+    let output = live.command(&[words, &["-o", "json"]].concat()).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{words:?}: {stderr}");
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{words:?}: {error}: {stderr}"))
+}
+
+/// What a node waits for in the plan.
+fn waits(live: &Live, node: &str) -> String {
+    let plan = said(live, &["upgrade", "plan"]);
+    let nodes = plan[0]["nodes"].as_array().unwrap();
+    let turn = nodes.iter().find(|turn| turn["node"] == node).unwrap();
+    turn["waits"]["message"].as_str().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn users_of_a_device_leave_within_their_budgets_and_nodes_are_given_back() {
+    let (mut live, image) =
+        fleet(r"{canary: 1, drain: device-users, deviceResources: [example.org/*], graceSeconds: 7}");
+    live.api.create(workload("user", "n0", "example.org/device"));
+    live.api.create(workload("other", "n0", "example.net/device"));
+    live.api.create(budget("apps", "keep", "user", 1));
+    live.api.patch_as("kubectl", "nodes", "", "n2", &json!({"spec": {"unschedulable": true}}));
+    live.start(&[]);
+    live.until("a refusal", |live| live.log().contains("a pod may not be evicted now"));
+    assert_eq!(state(&live, "n0"), ("cordoned".to_owned(), true));
+    assert_eq!((driver_on(&live, "n0").as_str(), is_there(&live, "user")), (OLD_IMAGE, true));
+    assert_eq!(waits(&live, "n0"), "pods that must leave first: 1");
+    assert_eq!(waits(&live, "n1"), "waits for the nodes that go first");
+    let why = said(&live, &["why", "node/n1"]).to_string();
+    assert!(why.contains("waits: waits for the nodes that go first"), "{why}");
+    let asked = live.api.requests().into_iter().filter(|asked| asked.path.ends_with("/user/eviction"));
+    let asked: Vec<Value> =
+        asked.map(|asked| asked.body["deleteOptions"]["gracePeriodSeconds"].clone()).collect();
+    assert!(asked.len() <= 2 && asked.iter().all(|grace| *grace == 7), "{asked:?}");
+
+    live.api.delete("poddisruptionbudgets.policy", "apps", "keep");
+    live.until("both nodes are given back with their driver", |live| {
+        ["n0", "n1"].iter().all(|node| driver_on(live, node) == image && has(live, node, "uncordoned", false))
+    });
+    assert!(!is_there(&live, "user") && is_there(&live, "other"));
+    assert_eq!((driver_on(&live, "n2").as_str(), state(&live, "n2")), (OLD_IMAGE, (String::new(), true)));
+    assert_eq!(waits(&live, "n2"), "someone else has cordoned it");
+    live.until("nothing is watched that is not needed", |live| live.api.open_watches("pods") == 1);
+}
+
+#[test]
+fn a_farrier_that_is_killed_between_two_steps_leaves_no_node_behind() {
+    let (mut live, image) = fleet("{drain: node}");
+    for node in ["n0", "n1", "n2"] {
+        live.api.create(workload(&format!("on-{node}"), node, "cpu"));
+    }
+    let is_done = |live: &Live| {
+        ["n0", "n1", "n2"]
+            .iter()
+            .all(|node| driver_on(live, node) == image && has(live, node, "uncordoned", false))
+    };
+    let steps = |live: &Live| {
+        let writes = live.api.writes();
+        writes
+            .iter()
+            .filter(|write| !write.path.contains("driverbuilds") && !write.path.contains("events"))
+            .count()
+    };
+    for round in 0.. {
+        assert!(round < 200, "no progress\n{}", live.log());
+        let before = steps(&live);
+        live.start(&[]);
+        live.until("a step, or the end", |live| steps(live) > before || is_done(live));
+        live.kill();
+        let taken = ["n0", "n1", "n2"].into_iter().filter(|node| state(&live, node).1);
+        let taken: Vec<&str> = taken.collect();
+        assert!(taken.len() <= 1, "{taken:?} at once");
+        for node in taken {
+            let found = live.api.get("nodes", "", node).unwrap();
+            let note: Value =
+                serde_json::from_str(found["metadata"]["annotations"][NOTE].as_str().unwrap()).unwrap();
+            assert_eq!(note["cordoned"], true, "it stands on {node} whose cordon it is: {note}");
+        }
+        if is_done(&live) {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_person_pauses_an_upgrade_goes_on_and_gives_it_up() {
+    let (mut live, image) = fleet("{maxParallel: 3}");
+    let object = format!("{NAMESPACE}/{DRIVER}");
+    assert_eq!(said(&live, &["upgrade", "pause", &object])["paused"], true);
+    live.start(&["--interval", "1"]);
+    live.until("some passes", |live| live.passes() > 2);
+    let plan = live.command(&["plan"]).output().unwrap().stdout;
+    let plan = String::from_utf8(plan).unwrap();
+    assert!(plan.contains("it is paused; it goes on when"), "{plan}");
+    assert_eq!((live.image(DRIVER), driver_on(&live, "n1")), (OLD_IMAGE.to_owned(), OLD_IMAGE.to_owned()));
+    said(&live, &["upgrade", "resume", &object]);
+    let all =
+        |live: &Live, wanted: &str| ["n0", "n1", "n2"].iter().all(|node| driver_on(live, node) == wanted);
+    live.until("all nodes have the new driver", |live| all(live, &image));
+    let taken = said(&live, &["upgrade", "abort", &object]);
+    assert_eq!(taken[0]["fields"]["driver"]["outcome"], "put-back", "{taken}");
+    live.until("all nodes have the old driver again", |live| all(live, OLD_IMAGE));
+    assert_eq!(live.image(DRIVER), OLD_IMAGE);
+
+    let unknown = live.command(&["upgrade", "pause", "drivers/none"]).output().unwrap();
+    let stderr = String::from_utf8_lossy(&unknown.stderr);
+    assert!(unknown.status.code() == Some(2) && stderr.contains("there is no such DaemonSet"), "{stderr}");
+}
+
+#[test]
+fn a_job_says_whether_a_node_does_well() {
+    let (mut live, image) = fleet("{waitFor: {job: smoke}, onFailure: stop, drain: node}");
+    live.api.create(json!({
+        "apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "smoke", "namespace": NAMESPACE},
+        "spec": {"schedule": "0 0 1 1 *", "suspend": true, "jobTemplate": {"spec": {"backoffLimit": 0, "template": {
+            "spec": {"restartPolicy": "Never", "containers": [{"name": "smoke", "image": "smoke:1"}]}}}}},
+    }));
+    live.start(&[]);
+    let job_on = |live: &Live, node: &str| {
+        let jobs = live.api.list("jobs.batch");
+        let job = jobs.iter().find(|job| job["spec"]["template"]["spec"]["nodeName"] == node)?;
+        Some(job["metadata"]["name"].as_str().unwrap().to_owned())
+    };
+    let end = |live: &Live, node: &str, condition: &str| {
+        live.until("a Job on the node", |live| job_on(live, node).is_some());
+        let conditions = json!([{"type": condition, "status": "True", "message": "no device"}]);
+        let name = job_on(live, node).unwrap();
+        live.api.patch_status("jobs.batch", NAMESPACE, &name, &json!({"conditions": conditions}));
+    };
+    end(&live, "n0", "Failed");
+    live.until("the node has failed, and is given back", |live| has(live, "n0", "failed", false));
+    assert_eq!(waits(&live, "n1"), "stopped, because node n0 failed");
+    let shown = live.command(&["upgrade", "plan"]).output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("its check failed: no device"), "{shown}");
+    assert_eq!(live.api.list("jobs.batch").len(), 1);
+
+    live.until("an Event of the node", |live| {
+        let events = live.api.list("events.events.k8s.io");
+        events.iter().any(|event| event["reason"] == "UpgradeFailed" && event["regarding"]["name"] == "n0")
+    });
+
+    let told = said(&live, &["upgrade", "resume", &format!("{NAMESPACE}/{DRIVER}")]);
+    assert_eq!(told["forgiven"], json!(["n0"]));
+    for node in ["n1", "n2"] {
+        end(&live, node, "Complete");
+        live.until("the node is done", |live| has(live, node, "uncordoned", false));
+    }
+    assert!(["n0", "n1", "n2"].iter().all(|node| driver_on(&live, node) == image));
+}
