@@ -111,8 +111,8 @@ pub struct Cell {
     pub further: Vec<ImageReference>,
     /// Over everything that can change the image.
     pub input_hash: InputHash,
-    /// The same without the digests of what only the registry's store vouches for, and of what the nodes' system names: what
-    /// decides whether a published image is this one.
+    /// The same without the digests that only the registry's store, or the nodes' system, gives. It decides whether a published image
+    /// is this one.
     #[serde(skip)]
     pub declared_hash: InputHash,
     /// The same without the signing of modules, where they are signed: an image with it has the same payload, signed with

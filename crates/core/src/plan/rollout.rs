@@ -202,7 +202,7 @@ fn decide(
     (decided, union)
 }
 
-/// The same as if nobody had paused it.
+/// The decision without a pause.
 fn decide_by_strategy(
     context: &Context<'_>,
     target: &RolloutTarget,

@@ -102,7 +102,7 @@ fn plan_of(
     Some(upgrade.plan())
 }
 
-/// Is it the image before farrier's, which was put back? That need not be farrier's, and then nobody knows what it holds.
+/// Was the image from before farrier's put back? It need not be farrier's, and then its content is not known.
 fn is_put_back(live: &LiveDaemonSet, container: &str, image: &str) -> bool {
     let record = Record::of(&live.annotations).unwrap_or_default().0.remove(container);
     record.is_some_and(|record| {

@@ -440,7 +440,7 @@ fn nodes_of_two_architectures_get_the_index_of_their_common_tag() {
     let cells = world.cells();
     let [amd64, arm64] = cells.as_slice() else { panic!("{cells:?}") };
     assert_eq!(amd64.reference, arm64.reference);
-    // The first alone, of which it is known for which architecture it is: the second is built, and is in nobody's way.
+    // One image alone, whose architecture is known: the other one is built, and there is no conflict.
     world.publish_cell(amd64, Verdict::Loads);
     let mut found = world.observed.published[&amd64.reference].clone();
     found.platforms = [(amd64.target.arch, found.clone())].into();
