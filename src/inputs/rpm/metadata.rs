@@ -17,7 +17,7 @@ use quick_xml::{
 use super::package::{RpmPackage, release_in};
 use crate::{
     inputs::{checksum::Checksum, error::MetadataError},
-    kernel::{Architecture, basearch},
+    kernel::Architecture,
 };
 
 /// Bytes of one tag, and of one text.
@@ -141,7 +141,7 @@ struct Current {
 
 impl Current {
     fn is_wanted(&self, arch: Architecture, wanted: &dyn Fn(&str) -> bool) -> bool {
-        (self.arch == basearch(arch) || self.arch == "noarch") && wanted(&self.name)
+        (self.arch == arch.gnu_name() || self.arch == "noarch") && wanted(&self.name)
     }
 
     fn take(&mut self, step: &Step<'_>) -> Result<(), MetadataError> {

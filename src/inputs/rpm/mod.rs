@@ -30,7 +30,7 @@ use crate::{
     blocking::stoppable,
     cache::LockMode,
     image::checked::{RpmAlternatives, fits},
-    kernel::{Architecture, KernelRelease, KernelTarget, RpmArchive, RpmRepository, RpmSigned, basearch},
+    kernel::{Architecture, KernelRelease, KernelTarget, RpmArchive, RpmRepository, RpmSigned},
 };
 
 /// Changes when listings have another form.
@@ -100,7 +100,7 @@ impl Repositories {
                 RpmRepository::Url(address) => (address, false),
                 RpmRepository::MirrorList(address) => (address, true),
             };
-            let text = address.expand(&target.repository_version(), basearch(target.arch));
+            let text = address.expand(&target.repository_version(), target.arch.gnu_name());
             let url = directory(&text, !is_list)?;
             let mut found = fetcher.net.url_candidates(&url);
             // RFC 6761: no name below `invalid` is ever resolved, so that definitions may use it for what a site has elsewhere.
@@ -219,7 +219,7 @@ impl Repositories {
             Place::Listed(urls) => ("listed", urls),
         };
         let signed = if self.signed.metadata() { "signed" } else { "" };
-        let head = [FORMAT, basearch(self.arch), signed, kind];
+        let head = [FORMAT, self.arch.gnu_name(), signed, kind];
         let parts =
             head.into_iter().chain(urls.iter().map(Url::as_str)).chain(self.names.iter().map(String::as_str));
         let key = digest::of_parts(parts);
@@ -381,7 +381,7 @@ pub(super) fn key_parts(archive: &RpmArchive, target: &KernelTarget) -> Vec<Stri
             RpmRepository::Url(address) => ("url", address),
             RpmRepository::MirrorList(address) => ("mirrors", address),
         };
-        format!("{kind} {}", address.expand(&target.repository_version(), basearch(target.arch)))
+        format!("{kind} {}", address.expand(&target.repository_version(), target.arch.gnu_name()))
     };
     let mut parts: Vec<String> = repositories.iter().map(address).collect();
     parts.push(format!("signed by {} {signed:?}", signed_by.display()));

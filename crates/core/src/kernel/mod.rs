@@ -27,7 +27,7 @@ pub use offer::{lacks_compiler, without_headers};
 pub use published::{DetachedSignature, DownloadedHeaders, FileProof, ImageHeaders, image_for, text_for};
 pub use range::{KernelRange, order_of};
 pub use system::{ImageStreams, NodeSystem, OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL, UNKNOWN_SYSTEM};
-pub use target::{KernelTarget, basearch};
+pub use target::KernelTarget;
 
 pub use crate::definition::{
     AptSuites, BootstrapSpec, FurtherRpmPackages, RpmArchive, RpmPackages, RpmRepository, RpmSigned,

@@ -55,7 +55,7 @@ impl KernelTarget {
         let releasever = self.repository_version();
         let (os, os_version) = (os.as_str(), os_version.as_str());
         let values =
-            [release.as_str(), label.as_str(), os, os_version, &*releasever, arch.as_str(), basearch(*arch)];
+            [release.as_str(), label.as_str(), os, os_version, &*releasever, arch.as_str(), arch.gnu_name()];
         let pairs = KERNEL_PLACEHOLDERS.iter().zip(values);
         pairs.fold(text.to_owned(), |text, (placeholder, value)| text.replace(placeholder, value))
     }
@@ -68,14 +68,6 @@ impl KernelTarget {
         let Some((_, version)) = of_rhel else { return Cow::Borrowed(os_version.as_str()) };
         let end = version.find(|c: char| !c.is_ascii_digit() && c != '_').unwrap_or(version.len());
         Cow::Owned(version.get(..end).unwrap_or_default().replace('_', "."))
-    }
-}
-
-/// What RPM distributions and the kernel call an architecture.
-pub fn basearch(arch: Architecture) -> &'static str {
-    match arch {
-        Architecture::Amd64 => "x86_64",
-        Architecture::Arm64 => "aarch64",
     }
 }
 
