@@ -4,14 +4,13 @@ use std::collections::BTreeSet;
 
 use farrier_core::definition::{ApiVersion, Metadata, NonEmpty};
 use futures::{StreamExt as _, stream};
-use serde_json::Value;
 
 use crate::{
     build::add_needs,
     cluster::{Cluster, ClusterError},
     image::{Definitions, DriverImage, ImageName, Repository, Tag, Version},
     kernel::{AnnouncedKernels, AnnouncedKernelsKind, AnnouncedKernelsSpec, KernelTarget},
-    oci::{ImageFacts, ImageManifest},
+    oci::{self, ImageFacts, ImageManifest},
     parts::{AT_ONCE, Parts, Result},
     plan::{Change, ClusterSnapshot},
     store::is_about_another,
@@ -82,11 +81,11 @@ async fn kernel_of(parts: &Parts, repository: &Repository, tag: Tag) -> Result<O
         return Ok(None);
     };
     let config = parts.small_blob(repository, &manifest.config, "the configuration of").await;
-    let config: Value = config.ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
     let target = || {
         let (os, os_version) = os.split_once(' ')?;
         let (os, os_version) = (os.parse().ok()?, os_version.parse().ok()?);
-        Some(KernelTarget { os, os_version, release, arch: config["architecture"].as_str()?.parse().ok()? })
+        let arch = oci::architecture_of(&config.ok()?)?.parse().ok()?;
+        Some(KernelTarget { os, os_version, release, arch })
     };
     Ok(target())
 }
