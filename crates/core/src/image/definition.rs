@@ -300,9 +300,7 @@ pub struct NodeSelector {
 impl NodeSelector {
     /// Are all of `matchLabels` among these labels?
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.match_labels
-            .iter()
-            .all(|(key, value)| labels.get(key.as_str()).is_some_and(|found| *value == found.as_str()))
+        has_labels(labels, &self.match_labels)
     }
 
     /// The first of these labels that says that the node has its own driver, with its value.
@@ -319,6 +317,11 @@ impl NodeSelector {
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.match_labels.keys().chain(self.unless_labels.keys()).map(LabelKey::as_str)
     }
+}
+
+/// Are all that are wanted among these labels?
+pub(super) fn has_labels(labels: &BTreeMap<String, String>, wanted: &BTreeMap<LabelKey, LabelValue>) -> bool {
+    wanted.iter().all(|(key, value)| labels.get(key.as_str()).is_some_and(|found| *value == found.as_str()))
 }
 
 /// What surrounds the payload in the image.

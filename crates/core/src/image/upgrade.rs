@@ -6,6 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
+use super::definition::has_labels;
 use crate::definition::{
     Period,
     checked::{CronSchedule, DnsName, LabelKey, LabelValue, ResourcePattern, Share, fits},
@@ -207,9 +208,7 @@ impl MaxParallel {
 impl LabelSelector {
     /// Are all of them among these?
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.match_labels
-            .iter()
-            .all(|(key, value)| labels.get(key.as_str()).is_some_and(|found| *value == found.as_str()))
+        has_labels(labels, &self.match_labels)
     }
 }
 
