@@ -1,6 +1,6 @@
 //! How soon changed kernel labels become rewritten images where many change: fifty 0.4 s apart, then fifty at once, in a
-//! cluster of 5,000 nodes whose images are published. Prints lines of `<what> <milliseconds>`; `ci/bench` makes the rows
-//! of them.
+//! cluster of 5,000 nodes whose images are published; and how soon a farrier that watches them answers with its page. Prints lines of
+//! `<what> <figure>`; `ci/bench` makes the rows of them.
 //!
 //! The API server is the tests', or a real one where FARRIER_BENCH_KUBECONFIG names an administrator's kubeconfig. Nodes,
 //! which no kubelet runs, and DaemonSets have names of their own there and go at the end, whatever happens.
@@ -12,6 +12,8 @@ mod support;
 use std::{
     collections::BTreeMap,
     fs::{self, File},
+    io::{Read as _, Write as _},
+    net::{TcpListener, TcpStream},
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     path::PathBuf,
     pin::pin,
@@ -135,7 +137,7 @@ impl Bench {
         self.runtime.block_on(self.make_objects());
         let (first, second) = self.publish();
         let seen = self.follow();
-        let _farrier = self.start();
+        let farrier = self.start("off");
         self.until(&seen, 0..2 * CHANGES, &first);
 
         let started = self.runtime.block_on(async {
@@ -161,6 +163,34 @@ impl Bench {
         });
         for rewritten in self.until(&seen, CHANGES..2 * CHANGES, &second) {
             println!("at-once-ms {:.1}", (rewritten - started).as_secs_f64() * 1000.0);
+        }
+        drop(farrier);
+        self.look();
+    }
+
+    /// Asks for the page, made anew each time (a filter), and for the list of all nodes.
+    fn look(&self) {
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let _farrier = self.start(&address.to_string());
+        let ask = |path: &str| {
+            let (started, mut answer) = (Instant::now(), Vec::new());
+            let request = format!("GET /{path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+            let asked = TcpStream::connect(address).and_then(|mut stream| {
+                stream.write_all(request.as_bytes())?;
+                stream.read_to_end(&mut answer)
+            });
+            let is_there = asked.is_ok() && answer.starts_with(b"HTTP/1.1 200 ");
+            is_there.then(|| (started.elapsed().as_secs_f64() * 1000.0, answer.len()))
+        };
+        let began = Instant::now();
+        while ask("").is_none() {
+            assert!(began.elapsed() < LIMIT, "no page");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        for _ in 0..20 {
+            let (took, bytes) = ask("?kernel=6.1").expect("the first view");
+            println!("page-ms {took:.1}\npage-bytes {bytes}");
+            println!("nodes-ms {:.1}", ask("nodes.html").expect("all nodes").0);
         }
     }
 
@@ -274,9 +304,9 @@ impl Bench {
         command
     }
 
-    fn start(&self) -> Farrier {
+    fn start(&self, listen: &str) -> Farrier {
         let log = File::create(self.site.path("farrier.log")).unwrap();
-        let mut command = self.command(&["run", "--listen", "off", "--interval", "3600"]);
+        let mut command = self.command(&["run", "--listen", listen, "--interval", "3600"]);
         command.stdout(log.try_clone().unwrap()).stderr(log);
         Farrier(command.spawn().unwrap())
     }

@@ -1,13 +1,39 @@
-//! Adapter: what this machine, or the container that farrier runs in, has for builds.
+//! Adapter: what this machine, or the container that farrier runs in, has for builds; and how right its clock is.
 
-use std::{fs, num::NonZero, path::Path, thread};
+use std::{
+    fs,
+    num::NonZero,
+    path::{Path, PathBuf},
+    thread,
+};
+
+use http::{
+    HeaderMap,
+    header::{AGE, DATE},
+};
+use jiff::{SignedDuration, Timestamp};
 
 use crate::{
     image::{Cpus, Memory},
+    kernel::Architecture,
     plan::Budget,
 };
 
 const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// This machine's architecture.
+pub fn native() -> Architecture {
+    if cfg!(target_arch = "aarch64") { Architecture::Arm64 } else { Architecture::Amd64 }
+}
+
+/// A program of farrier's for an architecture: the file that has its name behind a hyphen (`driver-entrypoint-arm64`), where there
+/// is one, else the program itself.
+pub fn program_for(program: &Path, arch: Architecture) -> PathBuf {
+    let mut other = program.as_os_str().to_owned();
+    other.push(format!("-{arch}"));
+    let other = PathBuf::from(other);
+    if other.is_file() { other } else { program.to_owned() }
+}
 
 /// Processors and memory that this process may use: the machine's, or the smaller limits of its control groups. An
 /// engine that runs elsewhere may have others; then they are given by hand.
@@ -20,6 +46,16 @@ pub fn budget() -> Budget {
     let memory = [limit, fs::read_to_string("/proc/meminfo").ok().and_then(|text| total(&text))];
     let memory = memory.into_iter().flatten().min().unwrap_or(u64::MAX);
     Budget { cpus: Cpus::from_thousandths(cpus.saturating_mul(1000)), memory: Memory::from_bytes(memory) }
+}
+
+/// How far the clock of who sent these headers is ahead of this machine's, to a second, as far as they say the time (`Date` and
+/// `Age`, RFC 9110 and 9111); `now` is when they came.
+pub fn clock_ahead(headers: &HeaderMap, now: Timestamp) -> Option<SignedDuration> {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let date = jiff::fmt::rfc2822::parse(text(DATE)?).ok()?.timestamp();
+    // Seconds since an answer out of a cache was made.
+    let age: u32 = text(AGE).and_then(|age| age.trim().parse().ok()).unwrap_or_default();
+    Some(date.duration_since(now) + SignedDuration::from_secs(age.into()))
 }
 
 /// The control group in the unified hierarchy (version 2), of `/proc/self/cgroup`.
@@ -54,6 +90,19 @@ mod tests {
         fs::write(root.path().join("kubepods/memory.max"), "8589934592\n").unwrap();
         assert_eq!(memory_limit(root.path(), "kubepods/pod1/c"), Some(2 << 30));
         assert_eq!(memory_limit(root.path(), ""), None);
+    }
+
+    #[test]
+    fn what_time_it_is_elsewhere() {
+        let now: Timestamp = "2026-11-25T10:00:00Z".parse().unwrap();
+        let ahead = |headers: &[(http::HeaderName, &'static str)]| {
+            let headers = headers.iter().map(|(name, value)| (name.clone(), value.parse().unwrap()));
+            clock_ahead(&headers.collect(), now).map(|ahead| ahead.as_secs())
+        };
+        assert_eq!(ahead(&[(DATE, "Wed, 25 Nov 2026 12:00:30 GMT")]), Some(7230));
+        assert_eq!(ahead(&[(DATE, "Wed, 25 Nov 2026 09:00:00 GMT"), (AGE, "3600")]), Some(0));
+        assert_eq!(ahead(&[(DATE, "yesterday")]), None);
+        assert_eq!(ahead(&[(AGE, "1")]), None);
     }
 
     #[test]

@@ -41,21 +41,23 @@ impl Notes {
         Ok(Note { path, locked: lock })
     }
 
-    /// What the runs that live have said of themselves, in no order.
-    pub(crate) fn said(&self) -> std::io::Result<Vec<String>> {
-        let mut said = Vec::new();
-        for entry in fs::read_dir(&self.0)?.flatten().filter(is_note) {
+    /// The runs that live, each with its open note, in no order. Reading it needs its name no more, which may be gone by now.
+    pub(crate) fn living(&self) -> std::io::Result<impl Iterator<Item = (String, File)>> {
+        let living = |entry: fs::DirEntry| {
+            let (run, file) = (entry.file_name().into_string().ok()?, File::open(entry.path()).ok()?);
             // One that is gone, or not locked, is over.
-            if let Ok(mut file) = File::open(entry.path())
-                && matches!(file.try_lock(), Err(TryLockError::WouldBlock))
-            {
-                // Out of what is open: its name may be gone by now.
-                let mut text = String::new();
-                file.read_to_string(&mut text)?;
-                said.push(text);
-            }
-        }
-        Ok(said)
+            matches!(file.try_lock(), Err(TryLockError::WouldBlock)).then_some((run, file))
+        };
+        Ok(fs::read_dir(&self.0)?.flatten().filter(is_note).filter_map(living))
+    }
+
+    /// What they have said of themselves.
+    pub(crate) fn said(&self) -> std::io::Result<Vec<String>> {
+        let read = |(_, mut file): (String, File)| {
+            let mut text = String::new();
+            file.read_to_string(&mut text).map(|_| text)
+        };
+        self.living()?.map(read).collect()
     }
 
     /// The runs that are over and were not forgotten, each with its note, which is the caller's now.
@@ -100,6 +102,7 @@ mod tests {
         let notes = Notes::in_directory(directory.path().join("notes"));
         assert!(notes.dead().is_empty());
         let alive = notes.begin("alive").unwrap();
+        assert_eq!(notes.living().unwrap().map(|(run, _)| run).collect::<Vec<_>>(), ["alive"]);
         drop(notes.begin("dead").unwrap());
         notes.begin("done").unwrap().forget();
         let (name, note) = notes.dead().pop().unwrap();

@@ -32,6 +32,9 @@ churn() { # WHERE
         { tail -n 40 "$state/bench.log" >&2; die "the benchmark of label changes failed"; }
     row "50 kernel label changes 0.4 s apart, 5,000 nodes$1, p99" "$(percentile apart-ms 99)" 1000 ms
     row "50 kernel label changes at once, 5,000 nodes$1, the last" "$(percentile at-once-ms 100)" 3000 ms
+    row "first view of the page, 5,000 nodes$1, p95" "$(percentile page-ms 95)" 200 ms
+    row "the same: bytes" "$(percentile page-bytes 100)" 100000 ""
+    row "the page of all nodes, 5,000 nodes$1, p95" "$(percentile nodes-ms 95)" 200 ms
     say "medians: $(percentile apart-ms 50) ms and $(percentile at-once-ms 50) ms"
 }
 

@@ -4,8 +4,8 @@
 usage: look.py AXE PICTURES FROM TO NAME=ADDRESS...
 
 AXE is axe-core's script. A picture of each page in each theme and width goes to the directory PICTURES. Pages whose name begins
-with `large` have one width, and those that are served are timed. When FROM is renamed to TO, a page named `nodes` that is open
-tells of one node more that is left alone. Exit code 1 when something was found.
+with `large` have one width, and those that are served are timed. What is folded is unfolded for the pictures of `materials` and `upgrade`.
+When FROM is renamed to TO, a page named `nodes` that is open tells of one node more that is left alone. Exit code 1 when something was found.
 """
 
 import base64
@@ -45,6 +45,7 @@ if (style.outlineStyle === "none") faults.push("has no outline");
 if (!over.some((top) => top && (one.contains(top) || top.contains(one)))) faults.push("is covered or outside the window");
 return [stops.indexOf(one), one.outerHTML.slice(0, 120), faults.join(", ")];
 """
+UNFOLD = "document.querySelectorAll('details').forEach((one) => one.open = true)"
 AXE = """
 const done = arguments[0];
 axe.run(document, {preload: false}).then(({violations}) => done(violations.map(({id, help, nodes}) =>
@@ -131,9 +132,11 @@ class Look:
                 self.window(width, theme)
                 driver.get(address)
                 self.note(where, [f"wider than the window: {what}" for what in driver.execute_script(SPILLS)])
+                if name in ("materials", "upgrade"):
+                    driver.execute_script(UNFOLD)
                 self.picture(f"{name}-{theme}-{width}")
                 if width < 3840:
-                    driver.execute_script("document.querySelectorAll('details').forEach((one) => one.open = true)")
+                    driver.execute_script(UNFOLD)
                     driver.execute_script(self.axe)
                     self.note(where, driver.execute_async_script(AXE))
         if not is_large:

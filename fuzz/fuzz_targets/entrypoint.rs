@@ -89,7 +89,7 @@ fn texts(data: &[u8]) {
     let _ = Index::read(RELEASE, &[(Origin::Host, tree)]);
     let _ = mounts::conceal(&node, "/run/x");
     let _ = parameters::check(&node, &parameters::FILES);
-    let _ = sriov::State::kept(&node, "/run/kept").map(|state| state.functions());
+    let _ = sriov::State::kept(&node, "/run/kept").map(|state| state.summary());
     let _ = kmsg::message(data);
 }
 
@@ -118,6 +118,10 @@ impl kernel::Kernel for Refuses {
     }
 
     fn propagation(&self, _: &Path, _: rustix::mount::MountPropagationFlags) -> io::Result<()> {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+
+    fn make_device(&self, _: &Path, _: u32) -> io::Result<()> {
         Err(io::ErrorKind::PermissionDenied.into())
     }
 

@@ -11,7 +11,6 @@ mod image_tests;
 mod tests;
 
 use std::{
-    ffi::OsString,
     io::{self, BufRead, BufReader, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -49,6 +48,7 @@ pub type Result<T, E = UnpackError> = std::result::Result<T, E>;
 
 /// Why an archive was not unpacked.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum UnpackError {
     /// A path that leaves the destination, is absolute, or holds `..`.
     #[error("entry {0:?} would be outside the archive's own tree")]
@@ -67,22 +67,10 @@ pub enum UnpackError {
     Damaged(#[source] io::Error),
     /// Less than its own header says.
     #[error("archive is truncated: its header says that {stated} bytes follow, the file has {found}")]
-    Truncated {
-        /// As the header says.
-        stated: u64,
-        /// In the file, behind the header.
-        found: u64,
-    },
+    Truncated { stated: u64, found: u64 },
     /// Other bytes than its own header says.
     #[error("archive is damaged or truncated: its {kind} is {found}, its header says {stated}")]
-    Sum {
-        /// Which checksum.
-        kind: &'static str,
-        /// As computed.
-        found: String,
-        /// As the header says.
-        stated: String,
-    },
+    Sum { kind: &'static str, found: String, stated: String },
     /// A form that farrier does not unpack.
     #[error("archive cannot be unpacked: {0}")]
     Unsupported(&'static str),
@@ -265,16 +253,17 @@ pub fn unpack_file(archive: &Path, dest: &Path, options: &Options<'_>) -> Result
     match Format::of(archive)? {
         Some(Format::Deb) => {
             let mut command = Command::new("dpkg-deb");
-            command.arg("--fsys-tarfile").arg(archive);
+            command.arg("--fsys-tarfile").arg(archive).stdin(Stdio::null());
             unpack_output(command, "dpkg-deb", dest, options)
         }
         Some(Format::Rpm) => {
-            // libarchive reads every form of package and compression. It only turns one archive into another.
-            let mut command = Command::new("bsdtar");
-            let mut package = OsString::from("@");
-            package.push(archive);
-            command.args(["--create", "--format", "gnutar", "--file", "-"]).arg(package);
-            unpack_output(command, "bsdtar", dest, options)
+            // RPM's own tool reads every form of package and compression, and only turns one archive into another. libarchive's
+            // bsdtar makes empty files of those with several names: RPM has their content with the last name.
+            let mut command = Command::new("rpm2archive");
+            let (package, _) = File::open(archive)?.into_parts();
+            // No configuration of the user's.
+            command.args(["--nocompression", "-"]).stdin(package).env("HOME", "/");
+            unpack_output(command, "rpm2archive", dest, options)
         }
         Some(Format::Makeself) => unpack_makeself(file()?, dest, options),
         Some(format) => unpack_compressed(format, file()?, dest, options),
@@ -381,7 +370,7 @@ fn unpack_output(
     options: &Options<'_>,
 ) -> Result<()> {
     let failed = |source| UnpackError::Start(program, source);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(failed)?;
     let result = match child.stdout.take() {
         Some(inner) => {

@@ -349,30 +349,35 @@ fn a_self_extracting_archive_that_is_cut_or_changed_is_refused_before_anything_i
     assert!(text.ends_with("is no tar, plain or in gzip, xz or zstd"), "{text}");
 }
 
-/// A source package in the form that rpm 4 writes: lead, signature, header, compressed cpio.
+/// Two files with one content: RPM has it with the last of them.
 #[test]
 fn rpm_packages_are_unpacked() {
     let dir = tempfile::tempdir().unwrap();
-    let inside = dir.path().join("inside");
-    std::fs::create_dir(&inside).unwrap();
-    std::fs::write(inside.join("driver-1.0.tgz"), "not really").unwrap();
-    let cpio = Command::new("bsdtar")
-        .args(["--create", "--gzip", "--format", "newc", "--file", "-", "-C"])
-        .arg(&inside)
-        .arg("driver-1.0.tgz")
-        .output()
-        .unwrap();
-    assert!(cpio.status.success());
-    let mut lead = b"\xed\xab\xee\xdb\x03\x00\x00\x01".to_vec();
-    lead.resize(96, 0);
-    let empty = b"\x8e\xad\xe8\x01\0\0\0\0\0\0\0\0\0\0\0\0";
-    let package = dir.path().join("driver.src.rpm");
-    std::fs::write(&package, [&lead[..], empty, empty, &cpio.stdout].concat()).unwrap();
+    let (root, dest, top) = (dir.path().join("root"), dir.path().join("dest"), dir.path().join("top"));
+    for made in [&root, &dest] {
+        std::fs::create_dir(made).unwrap();
+    }
+    std::fs::write(root.join("gcc"), "not really").unwrap();
+    std::fs::hard_link(root.join("gcc"), root.join("x86_64-acme-gcc")).unwrap();
+    std::os::unix::fs::symlink("gcc", root.join("cc")).unwrap();
+    let spec = dir.path().join("x.spec");
+    let text = format!(
+        "Name: x\nVersion: 1\nRelease: 1\nSummary: s\nLicense: l\nAutoReqProv: no\nBuildArch: noarch\n%description\nd\n\
+         %install\nmkdir -p %{{buildroot}}\ncp -a {}/. %{{buildroot}}\n%files\n/*\n",
+        root.display()
+    );
+    std::fs::write(&spec, text).unwrap();
+    let mut rpmbuild = Command::new("rpmbuild");
+    rpmbuild.args(["--quiet", "-bb", "--define"]).arg(format!("_topdir {}", top.display())).arg(&spec);
+    let built = rpmbuild.output().unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let package = top.join("RPMS/noarch/x-1-1.noarch.rpm");
     assert_eq!(Format::of(&package).unwrap(), Some(Format::Rpm));
-    let dest = dir.path().join("dest");
-    std::fs::create_dir(&dest).unwrap();
     unpack_file(&package, &dest, &Options::default()).unwrap();
-    assert_eq!(std::fs::read(dest.join("driver-1.0.tgz")).unwrap(), b"not really");
-    std::fs::write(&package, [&lead[..], empty, empty, &cpio.stdout[..40]].concat()).unwrap();
+    for name in ["gcc", "x86_64-acme-gcc", "cc"] {
+        assert_eq!(std::fs::read_to_string(dest.join(name)).unwrap(), "not really", "{name}");
+    }
+    let whole = std::fs::read(&package).unwrap();
+    std::fs::write(&package, &whole[..whole.len() - 20]).unwrap();
     assert!(unpack_file(&package, &dest, &Options::default()).is_err());
 }

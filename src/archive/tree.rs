@@ -21,8 +21,8 @@ pub enum Manner {
     /// An archive of its own: a way through a symbolic link is refused, and a directory stays one.
     #[default]
     Alone,
-    /// A package over those before it: paths lead through links, as `dpkg` has it, and a directory that is a link already
-    /// stays one.
+    /// A package over those before it: paths lead through links, as `dpkg` has it, a directory that is a link already stays one,
+    /// and a link where there is a directory already takes its place only if that is empty.
     Package,
     /// A layer of an image over those below it (OCI image spec, `layer.md`): paths lead through links, any entry replaces
     /// any other, whiteouts delete, and devices are left out.
@@ -103,6 +103,13 @@ impl<'a> Tree<'a> {
 
     pub(super) fn symlink(&mut self, name: &OsStr, target: &OsStr) -> Result<()> {
         let path = self.place(name)?;
+        if self.manner == Manner::Package && fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
+            if fs::read_dir(&path)?.next().is_some() {
+                return Ok(());
+            }
+            fs::remove_dir(&path)?;
+            self.real_paths.clear();
+        }
         Ok(self.instead(&path, || fs::os::unix::fs::symlink(target, &path))?)
     }
 

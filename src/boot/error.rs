@@ -10,18 +10,14 @@ pub type Result<T, E = BootError> = std::result::Result<T, E>;
 /// A boot check that came to no result. What becomes of a module is none: see
 /// [`BootOutcome`](crate::kmod::BootOutcome).
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum BootError {
     /// The static binary is not there.
     #[error("find driver-entrypoint at {0}")]
     NoEntrypoint(PathBuf),
-    /// QEMU is not there.
+    /// QEMU is not there; `package` has it.
     #[error("start {program}: there is no such program")]
-    NoEmulator {
-        /// Its name or path.
-        program: String,
-        /// The package that has it.
-        package: &'static str,
-    },
+    NoEmulator { program: String, package: &'static str },
     /// QEMU cannot be started.
     #[error("start {0}")]
     Start(String, #[source] io::Error),
@@ -39,23 +35,13 @@ pub enum BootError {
     Module(PathBuf, String),
     /// The modules do not fit.
     #[error("give the virtual machine {needed} MiB of memory: the limit is {limit} MiB")]
-    Memory {
-        /// MiB.
-        needed: u64,
-        /// MiB.
-        limit: u64,
-    },
+    Memory { needed: u64, limit: u64 },
     /// The kernel did not come as far as its init process: its release, and what the console, or QEMU, said last.
     #[error("boot kernel {0}: its init process did not report; last lines: {last}", last = .1.join(" | "))]
     NotStarted(String, Vec<String>),
-    /// The image is of another kernel.
+    /// The image is of another kernel than was asked for.
     #[error("boot kernel {wanted}: the image says that it is {found}")]
-    OtherKernel {
-        /// What was asked for.
-        wanted: String,
-        /// What it says.
-        found: String,
-    },
+    OtherKernel { wanted: String, found: String },
     /// The init process could not work.
     #[error("work in the virtual machine: {0}")]
     Init(String),

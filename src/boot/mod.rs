@@ -35,7 +35,9 @@ pub use request::{BootLimits, BootRequest};
 
 use crate::{
     blocking::blocking,
+    kernel::Architecture,
     kmod::{BootReport, ModuleBoot},
+    machine::program_for,
 };
 use initramfs::Initramfs;
 use qemu::{Accelerator, Machine, Run};
@@ -44,10 +46,11 @@ use steps::PlannedStep;
 /// The name of the static binary that is init in the virtual machine.
 pub const ENTRYPOINT: &str = "driver-entrypoint";
 
-/// The static binary: the given one, else the one beside farrier's own program.
-pub fn find_entrypoint(given: Option<&Path>) -> Result<PathBuf> {
+/// The static binary for an architecture: the given one, else the one beside farrier's own program.
+pub fn find_entrypoint(given: Option<&Path>, arch: Architecture) -> Result<PathBuf> {
     let beside = || Some(env::current_exe().ok()?.parent()?.join(ENTRYPOINT));
     let path = given.map(Path::to_owned).or_else(beside).unwrap_or_else(|| PathBuf::from(ENTRYPOINT));
+    let path = program_for(&path, arch);
     if path.is_file() { Ok(path) } else { Err(BootError::NoEntrypoint(path)) }
 }
 
@@ -200,7 +203,8 @@ mod tests {
 
     #[test]
     fn a_missing_entrypoint_is_named_with_the_way_to_build_it() {
-        let error = find_entrypoint(Some(Path::new("/nonexistent/driver-entrypoint"))).unwrap_err();
+        let error = find_entrypoint(Some(Path::new("/nonexistent/driver-entrypoint")), Architecture::Amd64)
+            .unwrap_err();
         assert_eq!(error.to_string(), "find driver-entrypoint at /nonexistent/driver-entrypoint");
         assert!(error.hint().contains("cargo build --profile entrypoint"), "{}", error.hint());
     }

@@ -8,13 +8,14 @@ use super::{
 };
 use crate::{
     blocking::blocking,
-    image::checked::texts,
+    image::{RuntimeBase, checked::texts},
     images::{BaseImage, runtime_base},
+    kmod::ModuleReport,
     oci::{
         self, Artifact, Assembled, Assembly, CheckReportDocument, Descriptor, ImageFacts, ImageManifest,
         Layer, annotations, media_type,
     },
-    parts::{Result, Stage},
+    parts::{Result, Stage, TargetError},
     payload,
     plan::Cell,
 };
@@ -37,6 +38,9 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
     let Job { parts, cell, image, .. } = job;
     let CheckedPayload { payload, headers, header_content: _, report } = checked;
     let runtime = &image.spec.runtime;
+    if let Some(RuntimeBase::Runfile(_)) = &runtime.base {
+        is_of_version(&report.modules, &cell.version)?;
+    }
     let summary = report.in_a_few_words();
     let mut facts = ImageFacts {
         input_hash: Some(cell.input_hash),
@@ -61,7 +65,7 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
     } else {
         let base = match &runtime.base {
             None => None,
-            Some(spec) => Some(runtime_base(parts, spec, cell).await?),
+            Some(base) => Some(runtime_base(parts, base, &image.spec.sources, cell).await?),
         };
         let usr_merged = base.as_ref().is_some_and(|base| base.usr_merged);
         let (tree, out) = (payload.tree.clone(), payload.work.path().join("layer.tar.gz"));
@@ -110,6 +114,18 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
     })
 }
 
+/// The module refuses user space of another version, on the node (`NVRM: API mismatch`).
+fn is_of_version(modules: &[ModuleReport], wanted: &str) -> Result<()> {
+    let module = modules.iter().find(|module| module.name == "nvidia");
+    match module.and_then(|module| module.about.version.as_ref()).filter(|version| *version != wanted) {
+        None => Ok(()),
+        Some(found) => Err(TargetError::unmet(
+            format!("module nvidia is version {found}, and the user space of the runtime base is {wanted}"),
+            "compile the modules of the installer itself (its `kernel-open` or `kernel`), or sources of its version",
+        )),
+    }
+}
+
 /// An image that the engine made, in the form that bases have: its configuration and layers are kept,
 /// annotations are added.
 fn engine_made(made: &payload::ArchiveImage, cell: &Cell) -> Result<BaseImage> {
@@ -117,4 +133,24 @@ fn engine_made(made: &payload::ArchiveImage, cell: &Cell) -> Result<BaseImage> {
     let manifest = ImageManifest::new(Descriptor::of(media_type::OCI_CONFIG, &made.config), layers);
     let image = oci::Base::parse(&manifest.to_bytes()?, &made.config, cell.target.arch.as_str())?;
     Ok(BaseImage { image, repository: cell.reference.repository.clone(), usr_merged: false })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kmod::ModuleAbout;
+
+    #[test]
+    fn user_space_of_another_version_than_the_modules_is_refused() {
+        let module = |name: &str, version: &str| ModuleReport {
+            name: name.to_owned(),
+            about: ModuleAbout { version: Some(version.to_owned()), ..ModuleAbout::default() },
+            ..ModuleReport::default()
+        };
+        // Others of NVIDIA's have versions of their own.
+        let modules = [module("nvidia_fs", "2.17"), module("nvidia", "580.95.05")];
+        assert!(is_of_version(&modules, "580.95.05").is_ok() && is_of_version(&[], "580.95.05").is_ok());
+        let error = is_of_version(&modules, "580.82.09").unwrap_err();
+        insta::assert_snapshot!(error, @"module nvidia is version 580.95.05, and the user space of the runtime base is 580.82.09");
+    }
 }

@@ -9,7 +9,7 @@ use std::{
 
 use runner::plan::{Action, Limits, Plan, Run, Step};
 
-use super::{job::Job, kept};
+use super::{cross, job::Job, kept};
 use crate::{
     blocking::blocking,
     cache::LockMode,
@@ -40,18 +40,17 @@ pub(super) enum PreparedBase {
     Image(Arc<DockerEngine>),
     /// Trees in the cache, for a sandbox.
     InPlace(Arc<Sandbox>, InPlaceBase),
-    /// The same, for a pod.
-    InCluster(Arc<Kubernetes>, InPlaceBase),
+    /// The same, for a pod, with the image that the toolchain is.
+    InCluster(Arc<Kubernetes>, InPlaceBase, BaseImage),
 }
 
 /// Trees, and what is done over them.
 pub(super) struct InPlaceBase {
     /// The steps of the `modules` stage; the first looks for the compiler.
     pub(super) steps: Vec<Step>,
-    /// The uppermost first: headers and toolchain.
+    /// The uppermost first: headers and toolchain. Of a cross toolchain the toolchain comes first: its tools of kbuild run here,
+    /// where those of the headers do not.
     pub(super) lowers: [PathBuf; 2],
-    /// The image that the toolchain is.
-    pub(super) toolchain: BaseImage,
     /// The entry of the headers in the cache.
     pub(super) headers: String,
 }
@@ -70,10 +69,13 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
     let engines = &job.parts.engine;
     let docker = match (job.image.spec.output, engines.get().await) {
         (Output::Payload, Ok(Engine::Kubernetes(cluster))) => {
-            let base = in_place(job, headers).await?.map_err(|refused| refused_template(job, &refused))?;
-            return Ok(PreparedBase::InCluster(cluster, base));
+            let (tree, toolchain) = own_toolchain(job).await?;
+            let base = Base::of(&job.cell.base_name, &toolchain.image.config);
+            let base =
+                in_place(job, headers, tree, &base).map_err(|refused| refused_template(job, &refused))?;
+            return Ok(PreparedBase::InCluster(cluster, base, toolchain));
         }
-        (Output::Payload, Ok(Engine::Sandbox(sandbox))) => match in_place(job, headers).await? {
+        (Output::Payload, Ok(Engine::Sandbox(sandbox))) => match in_sandbox(job, headers).await? {
             Ok(base) => {
                 // One at a time: two would walk the same tree.
                 let _lock = job.parts.cache.lock("trees", "owner", LockMode::Exclusive).await?;
@@ -95,25 +97,40 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
     Ok(PreparedBase::Image(docker))
 }
 
-/// The trees, and the steps over them, unless the Dockerfile asks for what is not done in place.
-async fn in_place(job: &Job<'_>, headers: &HeaderSet) -> Result<Result<InPlaceBase, StepsError>> {
-    let Job { parts, cell, toolchain, .. } = job;
+/// The cell's toolchain as a tree, and the image that it is.
+async fn own_toolchain(job: &Job<'_>) -> Result<(PathBuf, BaseImage)> {
     job.stage(Stage::Toolchain);
-    let (tree, toolchain) = toolchain_tree(parts, toolchain, cell).await?;
-    let recipe = match steps::read(&cell.dockerfile, &Base::of(&cell.base_name, &toolchain.image.config)) {
-        Ok(recipe) => recipe,
-        Err(error) => return Ok(Err(error)),
-    };
+    toolchain_tree(job.parts, &job.toolchain, job.cell).await
+}
+
+/// The trees and steps of a build on this machine, which may be of another architecture than the kernel.
+async fn in_sandbox(job: &Job<'_>, headers: &HeaderSet) -> Result<Result<InPlaceBase, StepsError>> {
+    if !cross::is_foreign(job) {
+        let (tree, toolchain) = own_toolchain(job).await?;
+        let base = Base::of(&job.cell.base_name, &toolchain.image.config);
+        return Ok(in_place(job, headers, tree, &base));
+    }
+    job.stage(Stage::Toolchain);
+    let (tree, base) = cross::toolchain(job, headers).await?;
+    Ok(in_place(job, headers, tree, &base).map(|mut made| {
+        made.lowers.reverse();
+        made
+    }))
+}
+
+/// The trees, and the steps over them, unless the Dockerfile asks for what is not done in place.
+fn in_place(
+    job: &Job<'_>,
+    headers: &HeaderSet,
+    toolchain: PathBuf,
+    base: &Base,
+) -> Result<InPlaceBase, StepsError> {
+    let recipe = steps::read(&job.cell.dockerfile, base)?;
     recipe.notes.iter().for_each(|note| job.note(&note.to_string()));
     let mut steps = recipe.steps;
     let first = [headers.compiler.map(probe_step), btf_source(job, headers).map(without_btf_step)];
     steps.splice(0..0, first.into_iter().flatten());
-    Ok(Ok(InPlaceBase {
-        steps,
-        lowers: [headers.root.clone(), tree],
-        toolchain,
-        headers: headers.key.clone(),
-    }))
+    Ok(InPlaceBase { steps, lowers: [headers.root.clone(), toolchain], headers: headers.key.clone() })
 }
 
 fn refused_template(job: &Job<'_>, refused: &StepsError) -> TargetError {
@@ -168,20 +185,18 @@ pub(super) fn missing_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLo
 /// Makes sure that the engine has the toolchain, and says under which name.
 async fn ensure_toolchain(job: &Job<'_>, engine: &DockerEngine, toolchain: &Toolchain) -> Result<String> {
     let parts = job.parts;
-    let root = match toolchain {
-        Toolchain::Image(_) => {
-            // With the digest that the input hash has, whatever the tag names by now.
-            let reference: ImageReference = job.cell.toolchain.parse()?;
-            if engine.has_image(&reference.to_string()).await? {
-                return Ok(reference.to_string());
-            }
-            let copy = parts.nearest(reference.clone()).await?;
-            // No engine pulls from a layout directory.
-            let reference = if copy.repository.host().is_some() { copy } else { reference };
-            let pull = || pull(parts, engine, &reference);
-            return parts.retry("pull toolchain image", pull).await;
+    let root = PackageRoot::of_toolchain(toolchain, &job.cell.target, &parts.definitions.root);
+    let Some(root) = root else {
+        // With the digest that the input hash has, whatever the tag names by now.
+        let reference: ImageReference = job.cell.toolchain.parse()?;
+        if engine.has_image(&reference.to_string()).await? {
+            return Ok(reference.to_string());
         }
-        Toolchain::Bootstrap(spec) => PackageRoot::Toolchain(spec.clone()),
+        let copy = parts.nearest(reference.clone()).await?;
+        // No engine pulls from a layout directory.
+        let reference = if copy.repository.host().is_some() { copy } else { reference };
+        let pull = || pull(parts, engine, &reference);
+        return parts.retry("pull toolchain image", pull).await;
     };
     // By its content: what an engine has under a name that is made from the definition may be from anywhere.
     let (digest, layer) = root_fs_layer(parts, &root, job.cell).await?;
@@ -287,7 +302,7 @@ fn probe(Compiler { kind, major }: Compiler) -> String {
     };
     // The shell's own globbing finds gcc, gcc-12 and x86_64-linux-gnu-gcc-12 alike.
     format!(
-        "found=; for cc in /usr/bin/{name} /usr/bin/{name}-[0-9]* /usr/bin/*-{name} /usr/bin/*-{name}-[0-9]*; do \
+        "found=; for cc in /usr/local/bin/{name} /usr/bin/{name} /usr/bin/{name}-[0-9]* /usr/bin/*-{name} /usr/bin/*-{name}-[0-9]*; do \
          [ -x \"$cc\" ] || continue; v=$(\"$cc\" -dumpversion) || continue; \
          [ \"${{v%%.*}}\" = {major} ] && exit 0; \
          case \"$found \" in *\" $v \"*) ;; *) found=\"$found $v\" ;; esac; done; \

@@ -65,8 +65,8 @@ pub(super) async fn compile(job: &Job<'_>, base: &PreparedBase, against: &Agains
                 let build = in_place(base, build.clone(), scratch, image.spec.build);
                 Ok(sandbox.compile(build, &tree).await?)
             }
-            (PreparedBase::InCluster(cluster, base), _) => {
-                Box::pin(pod::compile(job, (cluster, base), build.clone(), &begun, &tree)).await
+            (PreparedBase::InCluster(cluster, base, toolchain), _) => {
+                Box::pin(pod::compile(job, (cluster, base, toolchain), build.clone(), &begun, &tree)).await
             }
             (PreparedBase::Image(engine), Output::Payload) => {
                 engine.build_payload(&build, &tree).await?;

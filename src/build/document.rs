@@ -18,7 +18,7 @@ use crate::{
     image::{Digest, RuntimeBase, SourceOrigin, Version},
     images::{BaseImage, Claim, Documents, FARRIER, base_image, layer_files, root_fs_reference},
     inputs::PackageRoot,
-    kernel::{Architecture, Toolchain},
+    kernel::Architecture,
     kmod::CheckReport,
     oci::Hashing,
     parts::{Parts, Result, TargetError},
@@ -62,7 +62,7 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, made: &Ima
         materials.push(base_material(job, spec, base).await?);
     }
     if image.spec.holds_entrypoint() {
-        let digest = Some(parts.entrypoint.binary().await?.digest.clone());
+        let digest = Some(parts.entrypoint.binary(cell.target.arch).await?.digest.clone());
         let version = Some(FARRIER.to_owned());
         let name = "driver-entrypoint";
         materials.push(Material { version, digest, ..Material::new(Role::Entrypoint, name) });
@@ -131,21 +131,17 @@ async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
 }
 
 async fn toolchain(job: &Job<'_>) -> Result<Material> {
-    let cell = job.cell;
-    let spec = match &job.toolchain {
-        Toolchain::Image(_) => {
-            // The cell's toolchain is the reference with its digest.
-            let (name, digest) = cell.toolchain.split_once('@').unwrap_or((&cell.toolchain, ""));
-            return Ok(Material {
-                digest: digest.parse().ok(),
-                uri: Some(format!("oci://{}", cell.toolchain)),
-                ..Material::new(Role::Toolchain, name)
-            });
-        }
-        Toolchain::Bootstrap(spec) => spec,
+    let (cell, definitions) = (job.cell, &job.parts.definitions.root);
+    let Some(root) = PackageRoot::of_toolchain(&job.toolchain, &cell.target, definitions) else {
+        // The cell's toolchain is the reference with its digest.
+        let (name, digest) = cell.toolchain.split_once('@').unwrap_or((&cell.toolchain, ""));
+        return Ok(Material {
+            digest: digest.parse().ok(),
+            uri: Some(format!("oci://{}", cell.toolchain)),
+            ..Material::new(Role::Toolchain, name)
+        });
     };
-    let root = PackageRoot::Toolchain(spec.clone());
-    let mut material = Material::new(Role::Toolchain, spec.suite.as_str());
+    let mut material = Material::new(Role::Toolchain, root.name(cell.target.arch));
     if let Some((digest, packages)) = toolchain_packages(job.parts, cell.target.arch, &root).await? {
         material.digest = Some(digest);
         material.packages = packages;
@@ -183,6 +179,10 @@ async fn toolchain_packages(
 async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> Result<Material> {
     let parts = job.parts;
     let digest = Some(base.image.digest.clone());
+    let packages = match spec {
+        RuntimeBase::Need(_) | RuntimeBase::Minimal(_) => Vec::new(),
+        _ => packages_of(parts, base).await?,
+    };
     Ok(match spec {
         RuntimeBase::Need(name) => Material { digest, ..Material::new(Role::Base, name.as_str()) },
         RuntimeBase::Minimal(spec) => {
@@ -198,15 +198,18 @@ async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> R
                 None => material,
             }
         }
-        RuntimeBase::Bootstrap(spec) => Material {
-            digest,
-            packages: packages_of(parts, base).await?,
-            ..Material::new(Role::Base, spec.suite.as_str())
-        },
+        RuntimeBase::Bootstrap(spec) => {
+            Material { digest, packages, ..Material::new(Role::Base, spec.suite.as_str()) }
+        }
+        // The installer is among the sources.
+        RuntimeBase::Runfile(runfile) => {
+            let suite = runfile.spec().bootstrap.suite;
+            Material { digest, packages, ..Material::new(Role::Base, suite.as_str()) }
+        }
         RuntimeBase::Image(name) => Material {
             digest,
             uri: Some(format!("oci://{}@{}", base.repository, base.image.digest)),
-            packages: packages_of(parts, base).await?,
+            packages,
             ..Material::new(Role::Base, name.as_str())
         },
     })

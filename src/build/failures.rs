@@ -2,15 +2,18 @@
 //! changes, and attempts that began, so that one which ended farrier itself is not begun again and again. Both are kept in the
 //! cache: losing them costs one more attempt, nothing else.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Instant};
+
+use jiff::Timestamp;
 
 use super::pipeline::{BuildOptions, Built, build};
 use crate::{
     cache::{Cache, CacheError},
     error_chain,
     image::InputHash,
-    parts::{Parts, Result},
-    plan::{Cell, Failure},
+    images::{build_times, record_build},
+    parts::{Parts, Result, Stage},
+    plan::{Activity, BuildActivity, Cell, Failure, Plan},
     run_notes::{Note, Notes},
 };
 
@@ -25,12 +28,20 @@ pub(crate) async fn attempt(
     // What it takes out of the cache is its own, and free again when it ends.
     let parts = &parts.in_use();
     parts.make_room().await;
+    let began = Instant::now();
+    if let Some(usual) = build_times(parts).await.usual(&cell.image, cell.target.arch) {
+        parts.reporter.usual(&cell.subject(), usual);
+    }
     let attempts = Attempts::in_cache(&parts.cache);
     let (outcome, note) = match attempts.begin(cell.input_hash) {
         Ok(note) => (Box::pin(build(parts, cell, options)).await, Some(note)),
         Err(error) => (Err(error.into()), None),
     };
     record_outcome(parts, cell, &outcome)?;
+    // What another kernel's payload takes says nothing of the next one that has to be compiled.
+    if options.push && outcome.as_ref().is_ok_and(|built| built.reused_from.is_none()) {
+        record_build(parts, cell, began.elapsed()).await;
+    }
     if let Some(note) = note {
         attempts.end(cell.input_hash, note);
     }
@@ -64,6 +75,15 @@ impl Attempts {
         self.0.dead().into_iter().filter(same).for_each(|(_, note)| note.forget());
     }
 
+    /// When those began that are under way, by inputs.
+    fn under_way(&self) -> BTreeMap<InputHash, Timestamp> {
+        let began = |(run, note): (String, fs_err::File)| {
+            let began = note.metadata().and_then(|note| note.modified()).ok()?;
+            Some((inputs_of(&run)?, began.try_into().ok()?))
+        };
+        self.0.living().into_iter().flatten().filter_map(began).collect()
+    }
+
     /// How many attempts in a row ended without an outcome, by inputs.
     pub(crate) fn without_outcome(&self) -> BTreeMap<InputHash, u32> {
         let mut counts = BTreeMap::new();
@@ -72,6 +92,24 @@ impl Attempts {
         }
         counts
     }
+}
+
+/// What is known of a plan's builds where no loop makes them: those that processes of this machine make, and how long builds
+/// usually take.
+pub(crate) async fn builds_elsewhere(parts: &Parts, plan: &Plan) -> Activity {
+    let mut builds = plan.builds().peekable();
+    if builds.peek().is_none() {
+        return Activity::new();
+    }
+    let (living, times) = (Attempts::in_cache(&parts.cache).under_way(), build_times(parts).await);
+    let activity = |cell: &std::sync::Arc<Cell>| {
+        let began = living.get(&cell.input_hash).copied();
+        let usual = times.usual(&cell.image, cell.target.arch);
+        let stage = began.map(|_| Stage::Elsewhere);
+        let found = BuildActivity { stage, since: began, began, usual, ..BuildActivity::default() };
+        ((cell.image.clone(), cell.target.clone()), found)
+    };
+    builds.map(activity).collect()
 }
 
 /// The inputs of an attempt, by the name of its note.
@@ -130,7 +168,11 @@ mod tests {
         }
         let running = attempts.begin(inputs).unwrap();
         assert_eq!(attempts.without_outcome(), [(inputs, 2), (others, 1)].into());
+        let began = attempts.under_way();
+        assert_eq!(began.keys().collect::<Vec<_>>(), [&inputs]);
+        assert!(Timestamp::now().duration_since(began[&inputs]).as_secs() < 60, "{began:?}");
         attempts.end(inputs, running);
+        assert!(attempts.under_way().is_empty());
         assert_eq!(attempts.without_outcome(), [(others, 1)].into());
     }
 }

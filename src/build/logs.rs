@@ -2,7 +2,7 @@
 
 use std::{
     fs::TryLockError,
-    io::{self, Read as _},
+    io::{self, Read as _, Seek as _, SeekFrom},
     path::{Path, PathBuf},
 };
 
@@ -59,9 +59,11 @@ pub(crate) fn newest_log(
 pub(crate) struct LogReader(File);
 
 impl LogReader {
-    /// Opens a log at its beginning.
-    pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        File::open(path).map(Self)
+    /// Opens a log, to be read from so many bytes on.
+    pub(crate) fn open(path: &Path, from: u64) -> io::Result<Self> {
+        let mut log = File::open(path)?;
+        log.seek(SeekFrom::Start(from))?;
+        Ok(Self(log))
     }
 
     /// What was written since the last call, and whether more will come: whoever writes a log holds its lock.
@@ -113,10 +115,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("build.log");
         let log = FileLog::create(&path, |_| {}).unwrap();
-        let mut reader = LogReader::open(&path).unwrap();
+        let mut reader = LogReader::open(&path, 0).unwrap();
         assert_eq!(reader.more().unwrap(), (vec![], true));
         log.line("CC [M] a.o");
         assert_eq!(reader.more().unwrap(), (b"CC [M] a.o\n".to_vec(), true));
+        assert_eq!(LogReader::open(&path, 7).unwrap().more().unwrap(), (b"a.o\n".to_vec(), true));
         log.line("LD [M] a.ko");
         drop(log);
         assert_eq!(reader.more().unwrap(), (b"LD [M] a.ko\n".to_vec(), false));

@@ -53,7 +53,7 @@ const WRITTEN: [&str; 2] = ["out", "tmp"];
 /// Runs the build in a pod and unpacks what it left into `tree`. `begun` is cancelled when the pod runs.
 pub(super) async fn compile(
     job: &Job<'_>,
-    (cluster, base): (&Kubernetes, &InPlaceBase),
+    (cluster, base, toolchain): (&Kubernetes, &InPlaceBase, &BaseImage),
     build: BuildJob,
     begun: &CancellationToken,
     tree: &Path,
@@ -67,7 +67,7 @@ pub(super) async fn compile(
         }
     }
     job.stage(Stage::Base);
-    let reference = publish(job, cluster, base, &build.context, &plan).await?;
+    let reference = publish(job, (cluster, base, toolchain), &build.context, &plan).await?;
     job.stage(Stage::Waiting);
     let (reporter, subject, log) = (Arc::clone(&parts.reporter), cell.subject(), Arc::clone(&build.log));
     let phases = |phase: Phase<'_>| match phase {
@@ -108,8 +108,7 @@ pub(super) async fn compile(
 /// Publishes the image, and gives it by digest.
 async fn publish(
     job: &Job<'_>,
-    cluster: &Kubernetes,
-    base: &InPlaceBase,
+    (cluster, base, toolchain): (&Kubernetes, &InPlaceBase, &BaseImage),
     context: &[ContextEntry],
     plan: &Plan,
 ) -> Result<ImageReference> {
@@ -138,7 +137,7 @@ async fn publish(
     // this cell has the same label, so that the other one's Job is found.
     let labels = BTreeMap::from([("farrier.dev/build".to_owned(), tag.to_string())]);
     let image = oci::assemble(&Assembly {
-        base: Some(&base.toolchain.image),
+        base: Some(&toolchain.image),
         entrypoint_layer: None,
         layers: &own,
         entrypoint: &[RUNNER.to_owned(), "pod".to_owned()],
@@ -149,9 +148,8 @@ async fn publish(
     })?;
     parts.may_write()?;
     let (repository, registry) = (parts.location.repository(REPOSITORY)?, &parts.registry);
-    let BaseImage { image: toolchain, repository: from, .. } = &base.toolchain;
-    let from = Some(from).filter(|from| parts.location.holds(from));
-    let below = toolchain.layers.iter().zip(layer_files(parts, &base.toolchain).await?);
+    let from = Some(&toolchain.repository).filter(|from| parts.location.holds(from));
+    let below = toolchain.image.layers.iter().zip(layer_files(parts, toolchain).await?);
     let below = below.map(|(layer, file)| (&layer.digest, file, from));
     let own = layers.iter().map(|(layer, file)| (&layer.digest, file.clone(), None));
     for (digest, file, from) in below.chain(own) {

@@ -18,10 +18,11 @@ use crate::{
     images::StoredImage,
     kernel::KernelRelease,
     kmod::{BootReport, Verdict},
-    oci::{AnyManifest, ImageFacts, ImageManifest, ReusedFrom, annotations},
+    oci::{ImageFacts, ImageManifest, ReusedFrom, annotations},
     parts::{AT_ONCE, Result, Stage, TargetError},
     payload::{self, PayloadError},
     plan::reuse::{by_numbers, may_lend, may_resign, tags_to_resign, tags_to_try},
+    registry::RegistryError,
 };
 
 /// Tags that are looked up for one target.
@@ -199,13 +200,11 @@ async fn borrow(
 /// An image of farrier's under a tag of the cell's repository.
 async fn look_up(job: &Job<'_>, tag: Tag) -> Result<Option<Lender>> {
     let (repository, registry) = (&job.cell.reference.repository, &job.parts.registry);
-    let mut found = registry.manifest(repository, &Version::Tag(tag)).await?;
-    if let Some(Ok(AnyManifest::Index(index))) =
-        found.as_ref().map(|stored| AnyManifest::parse(&stored.bytes))
-    {
-        let Ok(entry) = index.for_architecture(job.cell.target.arch.as_str()) else { return Ok(None) };
-        found = registry.manifest(repository, &Version::Digest(entry.digest.clone())).await?;
-    }
+    let found = registry.image(repository, &Version::Tag(tag), job.cell.target.arch.as_str()).await;
+    let found = match found {
+        Err(RegistryError::Image(_)) => None,
+        found => found?,
+    };
     Ok(found.and_then(|stored| {
         let manifest = ImageManifest::parse(&stored.bytes).ok()?;
         let facts = ImageFacts::from_annotations(&manifest.annotations).ok()?;

@@ -274,8 +274,11 @@ async fn taken_for(bench: &Bench, root: &PackageRoot, cell: &Cell) -> Result<Dig
     let parts = &bench.parts;
     match root {
         PackageRoot::RuntimeBase(spec) => {
-            let base = runtime_base(parts, &RuntimeBase::Bootstrap(spec.clone()), cell).await?;
+            let base = runtime_base(parts, &RuntimeBase::Bootstrap(spec.clone()), &[], cell).await?;
             Ok(base.image.layers[0].digest.clone())
+        }
+        PackageRoot::RpmToolchain(_) | PackageRoot::Runfile(..) => {
+            unreachable!("no test of this file has one")
         }
         PackageRoot::Toolchain(spec) => {
             let in_place = images::toolchain_tree(parts, &Toolchain::Bootstrap(spec.clone()), cell).await;

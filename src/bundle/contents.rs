@@ -11,11 +11,10 @@ use crate::{
 };
 
 /// What a manifest is to the site that gets it. In the order in which a site needs them: what others name comes first.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::Display,
-)]
+#[derive(Serialize, Deserialize, strum::Display)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ContentKind {
     /// The definitions directory.
     Definitions,
@@ -85,8 +84,6 @@ pub struct Needed<'a> {
     pub sources: Vec<&'a SourceSpec>,
     /// What they are put on, where that is not another driver image.
     pub bases: Vec<(&'a DriverImage, &'a RuntimeBase)>,
-    /// The families of the kernels, whose toolchains compile.
-    pub families: Vec<&'a KernelFamily>,
     /// The kernels that have a family, with it.
     pub kernels: Vec<(&'a KernelTarget, &'a KernelFamily)>,
     /// Kernels of which no family knows where headers come from.
@@ -130,9 +127,6 @@ pub fn needed<'a>(
             continue;
         };
         needed.kernels.push((kernel, family));
-        if needed.families.iter().all(|known| known.metadata.name != family.metadata.name) {
-            needed.families.push(family);
-        }
     }
     needed
 }
@@ -147,14 +141,14 @@ impl<'a> Needed<'a> {
     /// Images of other registries: what definitions name as toolchain or base. Those with headers are not among them: the
     /// header sets are kept.
     pub fn foreign(&self) -> BTreeSet<String> {
-        let Self { images: _, sources: _, bases, families: _, kernels, strangers: _ } = self;
+        let Self { images: _, sources: _, bases, kernels, strangers: _ } = self;
         let toolchains = kernels.iter().filter_map(|(kernel, family)| match &family.spec.toolchain {
             // One that cannot be named is told when it is to be copied.
             Toolchain::Image(image) => {
                 let named = family.spec.image_for(image, kernel, &UNKNOWN_SYSTEM);
                 Some(named.map_or_else(|_| image.to_string(), |named| named.to_string()))
             }
-            Toolchain::Bootstrap(_) => None,
+            Toolchain::Bootstrap(_) | Toolchain::Rpm(_) => None,
         });
         let bases = bases.iter().filter_map(|(_, base)| match base {
             RuntimeBase::Image(reference) => Some(reference.to_string()),
@@ -216,7 +210,7 @@ mod tests {
         assert_eq!(names, ["a", "b"]);
         // The same source of two images is one.
         assert_eq!(needed.sources.len(), 1);
-        assert_eq!((needed.families.len(), needed.kernels.len(), needed.strangers.len()), (1, 1, 1));
+        assert_eq!((needed.kernels.len(), needed.strangers.len()), (1, 1));
         assert_eq!(needed.foreign(), BTreeSet::from(["debian:12".to_owned()]));
     }
 

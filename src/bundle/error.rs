@@ -16,37 +16,20 @@ pub type Result<T, E = BundleError> = std::result::Result<T, E>;
 
 /// Why a bundle was not written, read or taken over.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum BundleError {
     /// A file that is no bundle: what it has or lacks.
     #[error("{0} is no bundle: {1}")]
     NotABundle(PathBuf, String),
-    /// A bundle that is not whole, not as it was written, or in a form of later farriers.
+    /// A bundle that is not whole, not as it was written, or in a form of later farriers; and what to do.
     #[error("{path} {message}")]
-    Unusable {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        message: String,
-        /// What to do.
-        hint: &'static str,
-    },
+    Unusable { path: PathBuf, message: String, hint: &'static str },
     /// A delta whose base is not there.
     #[error(
         "{count} blobs, {first} first, are neither in the bundle nor in {registry}: \
          the bundle only adds to bundle {base}, made from {from}"
     )]
-    BaseMissing {
-        /// How many.
-        count: usize,
-        /// One of them.
-        first: Digest,
-        /// Where they were looked for.
-        registry: String,
-        /// The base's identity.
-        base: Digest,
-        /// Where the base was made.
-        from: String,
-    },
+    BaseMissing { count: usize, first: Digest, registry: String, base: Digest, from: String },
     /// What is to go into the bundle is not there.
     #[error("{0} is not in the registry")]
     Absent(String),

@@ -103,7 +103,11 @@ pub enum Command {
     Explain(ExplainArgs),
     /// Print the JSON Schema of a definition
     Schema(SchemaArgs),
-    /// Print shell completions
+    /// Print what a shell reads at its start to complete commands, options, and names of images, kernels and nodes
+    ///
+    /// bash: `source <(farrier completions bash)` in ~/.bashrc; zsh: the same with `zsh` in ~/.zshrc, after `compinit`; fish:
+    /// `farrier completions fish | source` in ~/.config/fish/config.fish. Names of images come from --definitions, those of kernels and
+    /// nodes from --cluster, as far as the command line or the environment names them; a live cluster has two seconds to answer.
     Completions {
         /// The shell
         shell: clap_complete::Shell,

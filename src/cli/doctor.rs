@@ -1,11 +1,14 @@
 //! `farrier doctor`: what is missing on this machine, at the registry and in the cluster, and what to do about each.
 
+mod network;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
 };
 
 use clap::Args;
+use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use super::{
@@ -22,11 +25,14 @@ use crate::{
     engine::Engine,
     image::{Digest, ImageName},
     kernel::Architecture,
+    machine::native,
     parts::{Parts, TargetError},
-    plan::{Interest, Outcome, WriteNamespaces},
+    plan::{Interest, Outcome, Plan, WriteNamespaces},
     registry::{RegistryLocation, free_space},
 };
 
+/// A certificate that ends within this time is told of, as the alert FarrierCertificateEnds does.
+const NEAR: SignedDuration = SignedDuration::from_hours(30 * 24);
 /// Free bytes of the cache's disk below which builds of large drivers may fail: a GPU driver's tree with its objects, twice.
 const ROOM: u64 = 10 << 30;
 
@@ -63,12 +69,14 @@ struct Finding {
 struct Visit {
     findings: Vec<Finding>,
     exit: Exit,
+    /// How far clocks are ahead of this machine's, by whose they are.
+    clocks: BTreeMap<String, SignedDuration>,
 }
 
 /// Looks, says what it found, and changes nothing.
 pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
     let DoctorArgs { engine, registry, cluster, write_namespaces } = args;
-    let mut visit = Visit { findings: Vec::new(), exit: Exit::Done };
+    let mut visit = Visit { findings: Vec::new(), exit: Exit::Done, clocks: BTreeMap::new() };
     match session.parts(registry.as_deref(), engine.engine) {
         Err(error) => visit.note("definitions", Err(error)),
         Ok(parts) => {
@@ -76,13 +84,16 @@ pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
             if registry.is_some() {
                 visit.registry(&parts).await;
             }
+            let mut plan = None;
             if let Some(cluster) = cluster {
                 let interest = Interest::of(&parts.definitions);
                 match session.connect(&cluster, write_namespaces.unwrap_or_default(), interest).await {
                     Err(error) => visit.note("cluster", Err(error)),
-                    Ok(connection) => visit.cluster(&parts, &connection).await,
+                    Ok(connection) => plan = visit.cluster(&parts, &connection).await,
                 }
             }
+            visit.network(&parts, plan.as_ref()).await;
+            visit.clock();
         }
     }
     session.show(&visit.findings, |findings| text(findings))?;
@@ -91,14 +102,18 @@ pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
 
 impl Visit {
     fn note(&mut self, check: &'static str, found: Result<String>) {
-        let (ok, (says, hint)) = match found {
-            Ok(says) => (true, (says, String::new())),
-            Err(error) => {
-                self.exit = self.exit.max(error.exit());
-                (false, error.explained())
-            }
-        };
-        self.findings.push(Finding { check, ok, says, hint });
+        match found {
+            Ok(says) => self.findings.push(Finding { check, ok: true, says, hint: String::new() }),
+            Err(error) => self.failed(check, &error, ""),
+        }
+    }
+
+    /// Something is missing; `otherwise` is what to do where the error does not know better.
+    fn failed(&mut self, check: &'static str, error: &CliError, otherwise: &str) {
+        self.exit = self.exit.max(error.exit());
+        let (says, hint) = error.explained();
+        let hint = if hint.is_empty() { otherwise.to_owned() } else { hint };
+        self.findings.push(Finding { check, ok: false, says, hint });
     }
 
     /// Something is missing that no error stands for.
@@ -112,6 +127,7 @@ impl Visit {
         let (images, families) = (definitions.images.len(), definitions.families.len());
         self.note("definitions", Ok(format!("driver images: {images}, kernel families: {families}")));
         self.room(parts.cache.root());
+        self.certificates(&parts.certificate_ends());
         let engine = parts.engine.get().await.map_err(|error| TargetError::from(error).into());
         self.note(
             "engine",
@@ -121,7 +137,7 @@ impl Visit {
                 Engine::Kubernetes(_) => "kubernetes: Jobs in the cluster".to_owned(),
             }),
         );
-        let entrypoint = boot::find_entrypoint(session.global.entrypoint.as_deref());
+        let entrypoint = boot::find_entrypoint(session.global.entrypoint.as_deref(), native());
         self.note(
             "driver-entrypoint",
             entrypoint.map(|path| path.display().to_string()).map_err(CliError::from),
@@ -152,6 +168,23 @@ impl Visit {
                 "name a directory on a larger disk with --cache-dir: a large driver's build takes several GiB",
             ),
             Ok(free) => self.note("cache", Ok(format!("{place}, {} GiB free", free >> 30))),
+        }
+    }
+
+    /// The certificates that the site names, with their ends.
+    fn certificates(&mut self, ends: &[(String, Timestamp)]) {
+        let now = Timestamp::now();
+        let mut in_order = true;
+        for (what, end) in ends {
+            if end.duration_since(now) < NEAR {
+                in_order = false;
+                let ends = if *end < now { "ended" } else { "ends" };
+                let hint = "renew it, and start farrier again: it reads certificates at its start";
+                self.missing("certificates", format!("{what}: it {ends} at {end:.0}"), hint);
+            }
+        }
+        if let Some((_, first)) = ends.iter().min_by_key(|(_, end)| *end).filter(|_| in_order) {
+            self.note("certificates", Ok(format!("{}, of which the first ends at {first:.0}", ends.len())));
         }
     }
 
@@ -187,11 +220,15 @@ impl Visit {
         }
     }
 
-    async fn cluster(&mut self, parts: &Parts, connection: &Connection) {
+    /// What the cluster lacks, and the plan for it.
+    async fn cluster(&mut self, parts: &Parts, connection: &Connection) -> Option<Plan> {
         let Connection { cluster, kube } = connection;
         let planned = match parts.plan(cluster.as_ref()).await {
             Ok(planned) => planned,
-            Err(error) => return self.note("cluster", Err(error.into())),
+            Err(error) => {
+                self.note("cluster", Err(error.into()));
+                return None;
+            }
         };
         let Planned { plan, snapshot, .. } = &planned;
         self.note("cluster", Ok(format!("{}: {} nodes", cluster.describe(), snapshot.nodes.len())));
@@ -205,6 +242,8 @@ impl Visit {
             }
         }
         if let Some(kube) = kube {
+            let ahead = kube.stats().clock_ahead();
+            self.clocks.extend(ahead.map(|ahead| ("the API server".to_owned(), ahead)));
             let rollouts = parts.definitions.images.values().flat_map(|image| &image.spec.rollout);
             self.rights(
                 kube.missing_rights(rollouts).await,
@@ -259,6 +298,7 @@ impl Visit {
         if none {
             self.note("inputs", Ok("found for every image that a node calls for".to_owned()));
         }
+        Some(planned.plan)
     }
 }
 

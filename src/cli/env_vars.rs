@@ -42,6 +42,9 @@ pub const FARRIER_INSTANCE: &str = "FARRIER_INSTANCE";
 /// The filter for log lines, in tracing-subscriber's form (`farrier=debug`).
 pub const FARRIER_LOG: &str = "FARRIER_LOG";
 
+/// Set by the script of `farrier completions` to the shell's name: then farrier answers what could stand where the cursor is.
+pub const FARRIER_COMPLETE: &str = "FARRIER_COMPLETE";
+
 /// `$FARRIER_CACHE_DIR` is read by clap; this is the default: `$XDG_CACHE_HOME/farrier`, else
 /// `$HOME/.cache/farrier`, else a directory below the system's temporary one.
 pub fn default_cache_dir() -> PathBuf {

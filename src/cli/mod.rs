@@ -6,6 +6,7 @@ mod bundle;
 mod check;
 mod collect;
 mod command;
+mod completion;
 mod doctor;
 mod env_vars;
 mod error;
@@ -46,6 +47,12 @@ use stop::Stop;
 
 /// Parses the command line, runs the command and gives the exit code.
 pub fn main() -> ExitCode {
+    // A provider can be installed once in a process; a second call would report the first one.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    match completion::answer() {
+        Ok(false) => {}
+        answered => return ended(answered.map(|_| Exit::Done).map_err(CliError::from)),
+    }
     if let Err(error) = plugin::become_kubectl() {
         return ended(Err(error));
     }
@@ -61,8 +68,6 @@ pub fn main() -> ExitCode {
     output::look::set(&cli.global);
     output::pager::set(!cli.global.no_pager && !cli.command.goes_on());
     start_logs(&cli.global);
-    // A provider can be installed once in a process; a second call would report the first one.
-    let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -133,9 +138,7 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit> {
             Command::Explain(args) => explain::explain(&args),
             Command::Schema(args) => schema::schema(args.kind),
             Command::Completions { shell } => {
-                let mut script = Vec::new();
-                clap_complete::generate(shell, &mut plugin::command(), "farrier", &mut script);
-                output::result(&String::from_utf8_lossy(&script))?;
+                output::result(&completion::script(shell)?)?;
                 Ok(Exit::Done)
             }
             Command::Man { directory } => {

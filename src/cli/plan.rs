@@ -12,6 +12,7 @@ use super::{
     session::Session,
 };
 use crate::{
+    build::builds_elsewhere,
     cluster::Cluster,
     controller::Planned,
     page::{Facts, write_files},
@@ -111,9 +112,10 @@ pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit> {
         return watch_status(session, &parts, cluster.as_ref()).await;
     }
     let Planned { plan, snapshot, unreachable, .. } = parts.plan(cluster.as_ref()).await?;
-    session.show(&plan::status(&plan), |rows| output::status(rows, &plan))?;
+    let (activity, now) = (builds_elsewhere(&parts, &plan).await, Timestamp::now());
+    session.show(&plan::status_at(&plan, &activity, now), |rows| output::status(rows, &plan))?;
     if let Some(directory) = html {
-        let facts = Facts::of(Arc::new(plan), &snapshot, &parts.definitions, Timestamp::now());
+        let facts = Facts { activity, ..Facts::of(Arc::new(plan), &snapshot, &parts.definitions, now) };
         write_files(&directory, &facts, &parts).await?;
         output::message(&format!("the page is {}", directory.join("index.html").display()));
     }
@@ -127,7 +129,8 @@ async fn watch_status(session: &Session, parts: &Parts, cluster: &dyn Cluster) -
     loop {
         match parts.plan(cluster).await {
             Ok(Planned { plan, .. }) => {
-                let rows = plan::status(&plan);
+                let activity = builds_elsewhere(parts, &plan).await;
+                let rows = plan::status_at(&plan, &activity, Timestamp::now());
                 if shown.as_ref() != Some(&rows) {
                     output::clear()?;
                     session.show(&rows, |rows| output::status(rows, &plan))?;

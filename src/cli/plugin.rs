@@ -17,10 +17,24 @@ use clap::{
 
 use super::{CliError, command::Cli, env_vars as vars, session::kube_options};
 
-/// Was the program called by kubectl, which makes a space of the first `-`?
-fn is_called() -> bool {
+/// The name by which kubectl runs the program: it makes a space of the first `-`.
+const PLUGIN: &str = "kubectl-farrier";
+/// The name by which kubectl asks what could stand where the cursor is.
+const COMPLETER: &str = "kubectl_complete-farrier";
+
+fn is_named(wanted: &str) -> bool {
     let name = env::args_os().next();
-    name.as_deref().map(Path::new).and_then(Path::file_stem) == Some(OsStr::new("kubectl-farrier"))
+    name.as_deref().map(Path::new).and_then(Path::file_stem) == Some(OsStr::new(wanted))
+}
+
+/// Does kubectl ask for completions?
+pub fn is_completer() -> bool {
+    is_named(COMPLETER)
+}
+
+/// Was the program called by kubectl?
+pub fn is_called() -> bool {
+    is_named(PLUGIN) || is_completer()
 }
 
 /// The commands; as a plug-in with their defaults.
@@ -91,7 +105,7 @@ fn lacks_registry_alone(error: &clap::Error) -> bool {
 }
 
 /// Takes an option with its value out of a command line.
-fn take(arguments: &mut Vec<OsString>, option: &str) -> Option<String> {
+pub fn take(arguments: &mut Vec<OsString>, option: &str) -> Option<String> {
     let is_it =
         |text: &str| text.strip_prefix(option).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));
     let at = arguments.iter().position(|argument| argument.to_str().is_some_and(is_it))?;

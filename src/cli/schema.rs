@@ -1,10 +1,17 @@
 //! `farrier schema`: the JSON Schema of a definition, or of the check report; the definition of DriverBuild.
 
 use clap::{Args, ValueEnum};
+use schemars::{generate::SchemaSettings, schema_for};
 use serde_json::Value;
 
 use super::{Exit, Result, args::OutputForm, output};
-use crate::{definitions, status};
+use crate::{
+    image::DriverImage,
+    kernel::{AnnouncedKernels, KernelFamily},
+    kmod::CheckReport,
+    site::Site,
+    status,
+};
 
 #[derive(Debug, Args)]
 pub struct SchemaArgs {
@@ -39,14 +46,18 @@ pub fn schema(kind: SchemaKind) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// The schema of one kind; `None` for the definition of DriverBuild, which is YAML.
+/// The schema of one kind, made from its type; `schema/` holds them as files. `None` for the definition of DriverBuild, which is YAML.
 pub fn of(kind: SchemaKind) -> Option<Value> {
-    Some(match kind {
+    let schema = match kind {
         SchemaKind::Crd => return None,
-        SchemaKind::DriverImage => definitions::schema::driver_image(),
-        SchemaKind::KernelFamily => definitions::schema::kernel_family(),
-        SchemaKind::AnnouncedKernels => definitions::schema::announced_kernels(),
-        SchemaKind::Site => definitions::schema::site(),
-        SchemaKind::CheckReport => definitions::schema::check_report(),
-    })
+        SchemaKind::DriverImage => schema_for!(DriverImage),
+        SchemaKind::KernelFamily => schema_for!(KernelFamily),
+        SchemaKind::AnnouncedKernels => schema_for!(AnnouncedKernels),
+        SchemaKind::Site => schema_for!(Site),
+        SchemaKind::CheckReport => {
+            let written = SchemaSettings::draft2020_12().for_serialize();
+            written.into_generator().into_root_schema_for::<CheckReport>()
+        }
+    };
+    Some(schema.to_value())
 }

@@ -76,6 +76,7 @@ pub async fn serve(
     if let Some(kube) = &kube {
         metrics.add_api(kube.stats());
     }
+    metrics.certificates(parts.certificate_ends());
     let resync = Duration::from_secs(interval.unwrap_or(if kube.is_some() { 60 } else { 30 }));
     parts.reporter = Arc::new(Logs);
     let identity = identity();

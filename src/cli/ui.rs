@@ -15,6 +15,7 @@ use super::{
     session::Session,
 };
 use crate::{
+    build::builds_elsewhere,
     cluster::Cluster,
     controller::{
         Planned,
@@ -23,7 +24,7 @@ use crate::{
     },
     page::{Actions, PageServer},
     parts::Parts,
-    plan::{Activity, Interest, WriteNamespaces},
+    plan::{Interest, WriteNamespaces},
     runtime::{Health, HttpServer, Metrics},
 };
 
@@ -91,10 +92,17 @@ async fn show(
             Ok(Planned { plan, snapshot, .. }) => {
                 let (plan, snapshot, definitions) =
                     (Arc::new(plan), Arc::new(snapshot), Arc::clone(&definitions));
-                let (activity, now) = (Activity::new(), Timestamp::now());
-                let (rollouts, configuration_error) = (Vec::new(), None);
-                let view =
-                    PassView { plan, snapshot, definitions, activity, rollouts, configuration_error, now };
+                let activity = builds_elsewhere(parts, &plan).await;
+                let view = PassView {
+                    live: activity.clone().into(),
+                    plan,
+                    snapshot,
+                    definitions,
+                    activity,
+                    rollouts: Vec::new(),
+                    configuration_error: None,
+                    now: Timestamp::now(),
+                };
                 page.pass(&view).await;
             }
             Err(error) if address.is_none() => return Err(error.into()),

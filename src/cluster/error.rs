@@ -4,54 +4,29 @@ use std::{fmt::Write as _, path::PathBuf};
 
 /// What went wrong with a cluster.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum ClusterError {
     /// A file of this machine.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// A manifest that Kubernetes would not accept.
+    /// A manifest that Kubernetes would not accept. Lines and columns count from 1.
     #[error("read manifest {path}:{line}:{column}: {reason}")]
-    Manifest {
-        /// The file.
-        path: PathBuf,
-        /// Line, from 1.
-        line: usize,
-        /// Column, from 1.
-        column: usize,
-        /// What is wrong.
-        reason: String,
-    },
+    Manifest { path: PathBuf, line: usize, column: usize, reason: String },
     /// More than farrier reads: the file or directory, and which bound.
     #[error("read manifests in {0}: {1}")]
     TooLarge(PathBuf, String),
-    /// The field of a manifest is not what the plan saw. The next pass plans anew.
+    /// The field of a manifest (`object`: DaemonSet and container) is not what the plan saw. The next pass plans anew.
     #[error("set image of {object}: it holds {found:?}, and {expected:?} was planned for")]
-    Conflict {
-        /// The DaemonSet and container.
-        object: String,
-        /// What the plan saw.
-        expected: String,
-        /// What is there.
-        found: String,
-    },
+    Conflict { object: String, expected: String, found: String },
     /// The field of a manifest is not there, is there twice, or cannot be set where it stands.
     #[error("set image of {object}: {reason}")]
-    Refused {
-        /// The DaemonSet and container.
-        object: String,
-        /// Why.
-        reason: String,
-    },
+    Refused { object: String, reason: String },
     /// Neither a kubeconfig nor the files of a pod's service account say how to reach a cluster.
     #[error("find the cluster: {0}")]
     Configuration(String),
     /// A call of the API server.
     #[error("{action}: {error}")]
-    Api {
-        /// What was done, to what.
-        action: String,
-        /// Why it failed.
-        error: ApiError,
-    },
+    Api { action: String, error: ApiError },
 }
 
 /// Why a call of the API server failed.

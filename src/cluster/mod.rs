@@ -9,6 +9,6 @@ mod source;
 
 pub use dir::Directory;
 pub use error::{ApiError, ClusterError, MissingRight, Scope};
-pub use kube::{AskedPatch, KubeCluster, KubeOptions, Person};
+pub use kube::{AskedPatch, KubeCluster, KubeOptions, Named, Person, named};
 pub(crate) use manifest::nodes_and_daemon_sets;
 pub use source::{Cluster, Fence};

@@ -9,9 +9,11 @@ use crate::{
     plan::{Plan, PlannedRollout, RolloutDecision},
 };
 
-/// What became of one image for one kernel.
+/// What became of one image for one kernel: `subject` is `<image> for <kernel release>` where nothing else is said, `image` is the
+/// image by digest.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "outcome")]
+#[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum TargetReport {
     /// It was built and published.
     Built {
@@ -42,29 +44,12 @@ pub enum TargetReport {
         /// Bytes sent to the registry.
         pushed_bytes: u64,
     },
-    /// It was published already; tags that were missing were added.
-    Tagged {
-        /// `<image> for <kernel release>`.
-        subject: String,
-        /// The added names.
-        references: Vec<String>,
-    },
-    /// It was published already and got the site's signature.
-    Signed {
-        /// The driver image.
-        subject: String,
-        /// The image by digest.
-        image: String,
-    },
-    /// The payloads of several kernels were put together in one image.
-    United {
-        /// `<image> for <number> kernels`.
-        subject: String,
-        /// The image by digest.
-        image: String,
-        /// The kernels.
-        kernels: Vec<String>,
-    },
+    /// It was published already; tags that were missing were added: their names.
+    Tagged { subject: String, references: Vec<String> },
+    /// It, a driver image, was published already and got the site's signature.
+    Signed { subject: String, image: String },
+    /// The payloads of several kernels were put together in one image: `<image> for <number> kernels`, by digest, and which kernels.
+    United { subject: String, image: String, kernels: Vec<String> },
     /// It failed.
     Failed {
         /// `<image> for <kernel release>`.

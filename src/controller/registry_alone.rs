@@ -1,18 +1,20 @@
 //! Adapter: what is planned from a registry alone: its kernels are those that it has images for.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use farrier_core::definition::{ApiVersion, Metadata, NonEmpty};
 use futures::{StreamExt as _, stream};
+use strum::VariantArray as _;
 
 use crate::{
     build::add_needs,
     cluster::{Cluster, ClusterError},
     image::{Definitions, DriverImage, ImageName, Repository, Tag, Version},
-    kernel::{AnnouncedKernels, AnnouncedKernelsKind, AnnouncedKernelsSpec, KernelTarget},
+    kernel::{AnnouncedKernels, AnnouncedKernelsKind, AnnouncedKernelsSpec, Architecture, KernelTarget},
     oci::{self, ImageFacts, ImageManifest},
     parts::{AT_ONCE, Parts, Result},
     plan::{Change, ClusterSnapshot},
+    registry::RegistryError,
     store::is_about_another,
 };
 
@@ -42,7 +44,7 @@ pub async fn definitions_of_registry(parts: &Parts) -> Result<Definitions> {
     for (name, image) in &parts.definitions.images {
         let repository = &parts.location.repository(name.as_str())?;
         let tags = parts.registry.tags(repository).await?.into_iter().filter(|tag| !is_about_another(tag));
-        let found = stream::iter(tags).map(|tag| kernel_of(parts, repository, tag));
+        let found = stream::iter(tags).map(|tag| kernels_of(parts, repository, tag));
         let found: Vec<_> = found.buffer_unordered(AT_ONCE).collect().await;
         let found = found.into_iter().collect::<Result<Vec<_>>>()?;
         let mut found = found.into_iter().flatten().peekable();
@@ -69,23 +71,31 @@ pub async fn definitions_of_registry(parts: &Parts) -> Result<Definitions> {
     Ok(definitions)
 }
 
-/// The kernel that an image is for; none where it is for several, or not farrier's, or cannot be read.
-async fn kernel_of(parts: &Parts, repository: &Repository, tag: Tag) -> Result<Option<KernelTarget>> {
-    let Some(stored) = parts.registry.manifest(repository, &Version::Tag(tag)).await? else {
-        return Ok(None);
-    };
-    let Ok(manifest) = ImageManifest::parse(&stored.bytes) else { return Ok(None) };
-    let Ok(ImageFacts { kernel_release: Some(release), os: Some(os), .. }) =
-        ImageFacts::from_annotations(&manifest.annotations)
-    else {
-        return Ok(None);
-    };
-    let config = parts.small_blob(repository, &manifest.config, "the configuration of").await;
-    let target = || {
-        let (os, os_version) = os.split_once(' ')?;
-        let (os, os_version) = (os.parse().ok()?, os_version.parse().ok()?);
-        let arch = oci::architecture_of(&config.ok()?)?.parse().ok()?;
-        Some(KernelTarget { os, os_version, release, arch })
-    };
-    Ok(target())
+/// The kernels that a tag's images are for, of which an index has one for each architecture; none where it is for several kernels,
+/// not farrier's, or cannot be read.
+async fn kernels_of(parts: &Parts, repository: &Repository, tag: Tag) -> Result<Vec<KernelTarget>> {
+    let (version, mut images) = (Version::Tag(tag), BTreeMap::new());
+    for arch in Architecture::VARIANTS {
+        match parts.registry.image(repository, &version, arch.as_str()).await {
+            Ok(found) => images.extend(found.map(|stored| (stored.digest, stored.bytes))),
+            Err(RegistryError::Image(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let mut kernels = Vec::new();
+    for bytes in images.into_values() {
+        kernels.extend(kernel_of(parts, repository, &bytes).await);
+    }
+    Ok(kernels)
+}
+
+async fn kernel_of(parts: &Parts, repository: &Repository, image: &[u8]) -> Option<KernelTarget> {
+    let manifest = ImageManifest::parse(image).ok()?;
+    let facts = ImageFacts::from_annotations(&manifest.annotations).ok()?;
+    let (release, os) = facts.kernel_release.zip(facts.os)?;
+    let (os, os_version) = os.split_once(' ')?;
+    let (os, os_version) = (os.parse().ok()?, os_version.parse().ok()?);
+    let config = parts.small_blob(repository, &manifest.config, "the configuration of").await.ok()?;
+    let arch = oci::architecture_of(&config)?.parse().ok()?;
+    Some(KernelTarget { os, os_version, release, arch })
 }

@@ -17,6 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Why nothing is taken back.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum RollbackError {
     /// The cluster does not say how it stands.
     #[error(transparent)]
@@ -27,12 +28,7 @@ pub enum RollbackError {
          for an operator's resource",
         .names.join(" and ")
     )]
-    Unknown {
-        /// The names.
-        names: Vec<String>,
-        /// Which cluster.
-        place: String,
-    },
+    Unknown { names: Vec<String>, place: String },
 }
 
 /// One object's step, and how it went.

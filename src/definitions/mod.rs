@@ -4,7 +4,6 @@ mod builtin;
 mod decode;
 mod error;
 mod needs;
-pub mod schema;
 mod site;
 mod validate;
 

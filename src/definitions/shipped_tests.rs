@@ -55,6 +55,16 @@ fn nv_peer_mem_is_compiled_against_both() {
 }
 
 #[test]
+fn storage_and_copies_are_compiled_against_the_gpu_driver() {
+    insta::assert_snapshot!(dockerfile("nvidia-fs"));
+    let line =
+        |text: String| text.lines().find(|line| line.contains("NVIDIA_IS_OPENSOURCE")).map(str::to_owned);
+    let wanted =
+        "        KBUILD_EXTRA_SYMBOLS=\"$nvidia/Module.symvers\" \"$@\" NVIDIA_IS_OPENSOURCE=y build; \\";
+    assert_eq!(line(dockerfile("gdrdrv")).as_deref(), Some(wanted));
+}
+
+#[test]
 fn any_dkms_module_is_compiled_as_its_conf_says() {
     insta::assert_snapshot!(dockerfile("generic"));
 }
@@ -107,8 +117,18 @@ fn the_first_tags_are_those_that_the_operators_compute() {
             .to_string()
     };
     assert_eq!(first_tag("mofed", "25.10-1.2.8.0-0"), "25.10-1.2.8.0-0-5.15.0-91-generic-ubuntu22.04-amd64");
-    for gpu in ["nvidia-gpu", "nvidia-gpu-proprietary"] {
+    let base = |name: &str| image(&definitions, name).spec.runtime.base.clone();
+    assert_eq!(base("nvidia-gpu"), base("nvidia-gpu-proprietary"));
+    for gpu in ["nvidia-gpu", "nvidia-gpu-graphics", "nvidia-gpu-proprietary"] {
         assert_eq!(first_tag(gpu, "535.261.03"), "535.261.03-5.15.0-91-generic-ubuntu22.04", "{gpu}");
+    }
+    // The operator's versions are then 2.26.6-535.261.03-5.15.0-91-generic and its like: it knows no kernel here.
+    for (name, version) in [("nvidia-fs", "2.26.6"), ("gdrdrv", "2.5.1")] {
+        let needs = [("nvidia-gpu", "535.261.03")].into();
+        let inputs = TagInputs { version, target: &target, system: &UNKNOWN_SYSTEM, needs, signer: None };
+        let tags = render_tags(&mut Templates::default(), &image(&definitions, name).spec.tags, &inputs);
+        let wanted = format!("{version}-535.261.03-5.15.0-91-generic-ubuntu22.04");
+        assert_eq!(tags.unwrap()[0].to_string(), wanted);
     }
     // The operator's version is then 535.261.03-25.10.
     assert_eq!(first_tag("nvidia-peermem", "535.261.03"), "535.261.03-25.10-5.15.0-91-generic-ubuntu22.04");
@@ -150,6 +170,7 @@ fn nodes_of_many_distributions_find_their_families() {
         ("rocky", "9.5", "5.14.0-503.11.1.el9_5.x86_64"),
         ("almalinux", "10.0", "6.12.0-55.9.1.el10_0.x86_64"),
         ("ol", "9.5", "5.15.0-209.161.7.2.el9uek.x86_64"),
+        ("ol", "8.10", "5.15.0-209.161.7.2.el8uek.x86_64"),
         ("centos", "9", "5.14.0-570.el9.x86_64+rt"),
         ("ol", "10.0", "6.12.0-100.28.2.el10uek.x86_64"),
         ("fedora", "42", "6.14.0-63.fc42.x86_64"),
@@ -176,16 +197,15 @@ fn nodes_of_many_distributions_find_their_families() {
         let compilers = family.spec.built_with.join(", ");
         let toolchain = match &family.spec.toolchain {
             Toolchain::Bootstrap(spec) => format!("packages of {}", spec.suite),
+            Toolchain::Rpm(rpm) => rpm.packages.join(" "),
             Toolchain::Image(image) => image.to_string(),
         };
         assert_eq!(lacks_compiler(family, None), None, "{target}");
         let headers = match &family.spec.headers {
             HeaderSource::Apt(apt) => format!("{} in {}", apt.packages.join(", "), apt.suites.join(", ")),
             HeaderSource::Rpm(rpm) => {
-                let address = |repository: &RpmRepository| match repository {
-                    RpmRepository::Url(address) | RpmRepository::MirrorList(address) => {
-                        address.expand(&target.repository_version(), "x86_64")
-                    }
+                let address = |repository: &RpmRepository| {
+                    repository.address().expand(&target.repository_version(), "x86_64")
                 };
                 let places: Vec<String> = rpm.from.repositories.iter().map(address).collect();
                 format!("{} in {}", rpm.packages.join(", "), places.join(", "))

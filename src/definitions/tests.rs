@@ -90,6 +90,19 @@ fn the_documented_forms_load() {
 }
 
 #[test]
+fn the_installer_of_a_base_is_one_of_the_sources() {
+    let base = "base: {bootstrap: {suite: bookworm, include: [kmod]}}";
+    let with = |runfile: &str| replaced(IMAGE, &[(base, &format!("base: {{runfile: {runfile}}}"))]);
+    for good in ["mstflint", "{source: mstflint, graphics: true, archives: [mstflint]}"] {
+        load_files(&[("images/m.yaml", &with(good))]).unwrap();
+    }
+    let told = |runfile: &str| mistakes(&[("images/m.yaml", &with(runfile))]);
+    for wrong in ["nvidia", "{source: mstflint, archives: [nvidia]}"] {
+        assert!(told(wrong).contains(r#""nvidia" is not among `sources`"#), "{}", told(wrong));
+    }
+}
+
+#[test]
 fn a_family_file_replaces_the_shipped_one_of_its_name() {
     let shipped = load(None).unwrap().families.len();
     let definitions = load_files(&[("kernels/10-debian-12.yaml", FAMILY)]).unwrap();

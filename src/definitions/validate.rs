@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use super::{DefinitionError, File, error::Report, needs};
 use crate::{
-    image::{DriverImage, ImageName, Output, Reuse, SourceOrigin, SourceSpec, VersionSpec},
+    image::{
+        DriverImage, ImageName, Output, Reuse, RunfileSpec, RuntimeBase, SourceOrigin, SourceSpec,
+        VersionSpec,
+    },
     kernel::{Architecture, KernelFamily, KernelImageSource, KernelTarget, KernelTrack, Toolchain},
     store, template,
     yaml::{Position, YamlError},
@@ -36,6 +39,15 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
         if spec.sources[..index].iter().any(|earlier| earlier.name == source.name) {
             let message = format!("there is a source {:?} already", source.name.as_str());
             report.wrong(&["spec", "sources", &index.to_string(), "name"], message);
+        }
+    }
+    if let Some(RuntimeBase::Runfile(runfile)) = &spec.runtime.base {
+        let RunfileSpec { source, archives, .. } = runfile.spec();
+        for name in [source].into_iter().chain(archives) {
+            if spec.sources.iter().all(|known| known.name != name) {
+                let message = format!("{:?} is not among `sources`", name.as_str());
+                report.wrong(&["spec", "runtime", "base", "runfile"], message);
+            }
         }
     }
     for (index, module) in spec.modules.iter().enumerate() {
@@ -76,15 +88,19 @@ pub(super) fn family(report: &mut Report<'_>, family: &KernelFamily) {
     }
     let headers = family.spec.headers.rpm_archive();
     let image = match &family.spec.kernel_image {
-        Some(KernelImageSource::Rpm(packages)) => Some((packages, "kernelImage")),
+        Some(KernelImageSource::Rpm(packages)) => Some((packages.archive(headers), "kernelImage")),
         _ => None,
     };
     let track = match &family.spec.track {
-        Some(KernelTrack::Rpm(packages)) => Some((packages, "track")),
+        Some(KernelTrack::Rpm(packages)) => Some((packages.archive(headers), "track")),
         _ => None,
     };
-    for (packages, field) in image.into_iter().chain(track) {
-        if packages.archive(headers).is_none() {
+    let toolchain = match &family.spec.toolchain {
+        Toolchain::Rpm(packages) => Some((packages.archive(headers), "toolchain")),
+        _ => None,
+    };
+    for (archive, field) in image.into_iter().chain(track).chain(toolchain) {
+        if archive.is_none() {
             report.wrong(
                 &["spec", field, "rpm"],
                 "the headers are no RPM packages: say with `from` where these are",

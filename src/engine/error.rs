@@ -10,6 +10,7 @@ pub type Result<T, E = EngineError> = std::result::Result<T, E>;
 
 /// What went wrong in an engine.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum EngineError {
     /// No engine answers, or the named one does not: each one tried, with its answer.
     #[error("no build engine: {0}")]
@@ -23,45 +24,17 @@ pub enum EngineError {
     Limit(String),
     /// The engine's disk is full. Permanent until there is room.
     #[error("{engine} has no space left to {action}: {message}")]
-    DiskFull {
-        /// Which engine.
-        engine: EngineKind,
-        /// What it was to do.
-        action: String,
-        /// Its words.
-        message: String,
-    },
+    DiskFull { engine: EngineKind, action: String, message: String },
     /// A registry does not have the image, or does not give it to us. Permanent.
     #[error("{engine} cannot pull {reference}: {message}")]
-    Pull {
-        /// Which engine.
-        engine: EngineKind,
-        /// The image.
-        reference: String,
-        /// The registry's words.
-        message: String,
-    },
+    Pull { engine: EngineKind, reference: String, message: String },
     /// The engine itself failed or went away. Transient.
     #[error("{engine} failed to {action}")]
-    Engine {
-        /// Which engine.
-        engine: EngineKind,
-        /// What it was to do.
-        action: String,
-        /// Its words.
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// The pod of a build ended without a result, or cannot be.
+    Engine { engine: EngineKind, action: String, source: Box<dyn std::error::Error + Send + Sync> },
+    /// The pod of a build ended without a result, or cannot be: the cluster's words, what to do, and whether another try may end
+    /// otherwise.
     #[error("{message}")]
-    Pod {
-        /// The cluster's words.
-        message: String,
-        /// What to do about it.
-        hint: String,
-        /// May another try end otherwise?
-        may_pass: bool,
-    },
+    Pod { message: String, hint: String, may_pass: bool },
     /// What the build left cannot be unpacked.
     #[error("payload refused")]
     Payload(#[from] crate::archive::UnpackError),

@@ -6,7 +6,7 @@ use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::kernel_record::{add_to_kernel_record, day, kernel_record};
+use super::record::{add_to_record, day, read_record};
 use crate::{
     cluster::{Cluster, Directory},
     error_chain, git,
@@ -155,7 +155,7 @@ pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Re
     let today = day(Timestamp::now());
     let holdings = list_holdings(parts, options).await?;
     let candidates = Candidates::of(&holdings.images);
-    let mut record = kernel_record(parts).await?;
+    let mut record: KernelRecord = read_record(parts).await?;
     let decide = |uses: &Uses, record: &KernelRecord| {
         gc_plan(&GcInputs {
             images: &holdings.images,
@@ -180,7 +180,7 @@ pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Re
     let kernels: BTreeSet<&String> = holdings.images.iter().flat_map(|image| &image.kernels).collect();
     let noticed = record.noticed(kernels, today);
     if noticed != record {
-        add_to_kernel_record(parts, &noticed).await?;
+        add_to_record(parts, &noticed).await?;
         record = noticed;
     }
     // It took its time to look at all that; what is used by now is not deleted.

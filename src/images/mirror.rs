@@ -7,14 +7,14 @@ use serde::Serialize;
 
 use super::{
     copies::{ImageCopy, copy_image, copy_tag},
-    root_fs::root_fs_tag,
+    root_fs::{base_root, root_fs_tag},
 };
 use crate::{
     bundle::{Content, ContentKind, Needed, contents, needed},
     error_chain,
     image::{ImageName, ImageReference, MinimalSpec, RuntimeBase, SourceSpec, Version},
     inputs::{self, FetchError, Lookup, PackageRoot, StoredUnder},
-    kernel::{Architecture, HeaderSource, KernelTarget, Toolchain, UNKNOWN_SYSTEM},
+    kernel::{Architecture, HeaderSource, KernelTarget, UNKNOWN_SYSTEM},
     parts::{Parts, Result, TargetError},
     plan::Resolved,
     resolve::resolve,
@@ -89,7 +89,7 @@ pub async fn mirror_inputs(
     let needed = needed(&parts.definitions, &selection.images, &selection.kernels);
     // Their versions, by which bases differ; of toolchains only the definition counts here.
     let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
-    let (inputs, missing) = inputs_of(&needed, &resolved);
+    let (inputs, missing) = inputs_of(parts, &needed, &resolved).await;
     let mut reports: Vec<MirrorReport> = missing.into_iter().map(MirrorReport::Failed).collect();
     reports.iter().for_each(&mut *tell);
     for input in &inputs {
@@ -116,7 +116,7 @@ pub async fn find_inputs(parts: &Parts, selection: &Selection) -> (Vec<Content>,
     let needed = needed(&parts.definitions, &selection.images, &selection.kernels);
     // Their versions, by which bases differ; of toolchains only the definition counts here.
     let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
-    let (inputs, mut missing) = inputs_of(&needed, &resolved);
+    let (inputs, mut missing) = inputs_of(parts, &needed, &resolved).await;
     let mut found = Vec::new();
     for input in &inputs {
         match find_input(parts, input).await {
@@ -138,8 +138,12 @@ pub async fn find_inputs(parts: &Parts, selection: &Selection) -> (Vec<Content>,
 }
 
 /// What is put into the store, and what cannot be because it is not known.
-fn inputs_of<'a>(needed: &Needed<'a>, resolved: &Resolved) -> (Vec<Input<'a>>, Vec<MissingInput>) {
-    let Needed { images, sources, bases, families, kernels, strangers } = needed;
+async fn inputs_of<'a>(
+    parts: &Parts,
+    needed: &Needed<'a>,
+    resolved: &Resolved,
+) -> (Vec<Input<'a>>, Vec<MissingInput>) {
+    let Needed { images, sources, bases, kernels, strangers } = needed;
     let arches: BTreeSet<Architecture> = kernels.iter().map(|(kernel, _)| kernel.arch).collect();
     let mut inputs: Vec<Input<'a>> = sources.iter().map(|source| Input::Source(source)).collect();
     let mut missing: Vec<MissingInput> = strangers.iter().map(|kernel| without_family(kernel)).collect();
@@ -147,28 +151,34 @@ fn inputs_of<'a>(needed: &Needed<'a>, resolved: &Resolved) -> (Vec<Input<'a>>, V
     let mut packages = |root: &PackageRoot, arch: Architecture| {
         root_fs.insert(root.key(arch)).then(|| Input::Packages(root.clone(), arch))
     };
-    for (family, image) in families.iter().flat_map(|family| images.iter().map(move |image| (family, image)))
-    {
-        let Ok(Toolchain::Bootstrap(spec)) = image.spec.toolchain(family) else { continue };
-        let root = PackageRoot::Toolchain(spec);
-        inputs.extend(arches.iter().filter_map(|arch| packages(&root, *arch)));
+    for (kernel, family) in kernels {
+        let toolchains = images.iter().filter_map(|image| image.spec.toolchain(family).ok());
+        let roots =
+            toolchains.filter_map(|made| PackageRoot::of_toolchain(&made, kernel, &parts.definitions.root));
+        inputs.extend(roots.filter_map(|root| packages(&root, kernel.arch)));
     }
     for (image, base) in bases {
+        let what = || format!("runtime base of {}", image.metadata.name);
         match (base, resolved.images.get(&image.metadata.name)) {
-            (RuntimeBase::Bootstrap(spec), Some(Ok(found))) => {
-                let root = PackageRoot::RuntimeBase(spec.for_version(&found.version));
-                inputs.extend(arches.iter().filter_map(|arch| packages(&root, *arch)));
+            (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_), Some(Ok(found))) => {
+                match base_root(parts, base, &image.spec.sources, &found.version).await {
+                    Ok(Some(root)) => inputs.extend(arches.iter().filter_map(|arch| packages(&root, *arch))),
+                    Ok(None) => {}
+                    Err(error) => missing.push(missing_of(what(), &error)),
+                }
             }
             (RuntimeBase::Minimal(spec), _) => {
                 inputs.extend(arches.iter().map(|arch| Input::Minimal(spec, *arch)));
             }
-            (RuntimeBase::Bootstrap(_), Some(Err(error))) => missing.push(MissingInput {
-                what: format!("runtime base of {}", image.metadata.name),
-                error: error.clone(),
-                hint: None,
-                unreachable: resolved.unreachable,
-            }),
-            (RuntimeBase::Bootstrap(_) | RuntimeBase::Image(_) | RuntimeBase::Need(_), _) => {}
+            (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_), Some(Err(error))) => {
+                missing.push(MissingInput {
+                    what: what(),
+                    error: error.clone(),
+                    hint: None,
+                    unreachable: resolved.unreachable,
+                });
+            }
+            _ => {}
         }
     }
     inputs.extend(needed.foreign().into_iter().map(Input::Copy));
@@ -302,7 +312,7 @@ impl Input<'_> {
     fn what(&self) -> String {
         match self {
             Self::Source(spec) => format!("source {}", spec.name),
-            Self::Packages(root, arch) => format!("root file system of {} ({arch})", root.spec().suite),
+            Self::Packages(root, arch) => format!("root file system of {} ({arch})", root.name(*arch)),
             Self::Minimal(spec, arch) => format!("minimal base of {} ({arch})", spec.package),
             Self::Headers(kernel, _) => format!("headers of {} ({})", kernel.release, kernel.arch),
             Self::Copy(text) => format!("image {text}"),

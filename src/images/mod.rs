@@ -4,9 +4,9 @@ mod contents;
 mod copies;
 mod documents;
 mod gc;
-mod kernel_record;
 mod keys;
 mod mirror;
+mod record;
 mod root_fs;
 mod sign;
 mod signatures;
@@ -17,14 +17,14 @@ mod verify;
 pub(crate) use contents::contents;
 pub(crate) use documents::{BILL, CHECK_REPORT, Claim, Documents, PROVENANCE};
 pub use gc::{GcImage, GcOptions, GcReport, GcState, Leftover, StoredKind, gc};
-pub use kernel_record::REPOSITORY as KERNEL_RECORD;
-pub(crate) use kernel_record::{LastRecord, record_kernels};
 pub(crate) use keys::can_sign_images;
 pub use keys::{read_keys, sign_bytes, verification_keys};
 pub use mirror::{MirrorReport, MirroredInput, MissingInput, Selection, find_inputs, mirror_inputs};
-pub(crate) use root_fs::toolchain_tree;
+pub use record::REPOSITORY as RECORDS;
+pub(crate) use record::{LastRecord, build_times, record_build, record_kernels};
 pub(crate) use root_fs::{
-    BaseImage, base_image, layer_files, root_fs_layer, root_fs_reference, runtime_base,
+    BaseImage, DEFAULT_PATH, base_image, layer_files, root_fs_layer, root_fs_reference, runtime_base,
+    toolchain_tree,
 };
 pub(crate) use signatures::{StoredImage, look_up_signatures};
 pub(crate) use stored_inputs::look_at_root_fs;

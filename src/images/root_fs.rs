@@ -8,10 +8,10 @@ use serde_json::json;
 use super::{keys::has_keys, signatures::StoredImage};
 use crate::{
     blocking::blocking,
-    image::{Digest, ImageReference, MinimalSpec, Repository, RuntimeBase, Tag, Version},
+    image::{Digest, ImageReference, MinimalSpec, Repository, RuntimeBase, SourceSpec, Tag, Version},
     inputs::PackageRoot,
     kernel::{Architecture, Toolchain},
-    oci::{self, AnyManifest, Assembly, Base, ImageManifest, Layer, annotations, media_type},
+    oci::{self, Assembly, Base, ImageManifest, Layer, annotations, media_type},
     parts::{Parts, Result, TargetError},
     payload,
     plan::{Cell, FetchedInputs},
@@ -23,7 +23,7 @@ const ROOT_FS: &str = "farrier-rootfs";
 /// Says on a root file system's manifest whether `/lib` is a link, so that its layers need not be read.
 const USR_MERGED: &str = "farrier.dev/usr-merged";
 /// Debian's default for containers' processes.
-const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The image below a payload.
 #[derive(Debug)]
@@ -48,8 +48,13 @@ pub(crate) fn root_fs_tag(key: &str) -> Result<(&'static str, Tag)> {
     Ok((ROOT_FS, key[..32].parse()?))
 }
 
-/// The runtime base of a cell's definition.
-pub(crate) async fn runtime_base(parts: &Parts, base: &RuntimeBase, cell: &Cell) -> Result<BaseImage> {
+/// The runtime base of a cell's definition, which has these sources.
+pub(crate) async fn runtime_base(
+    parts: &Parts,
+    base: &RuntimeBase,
+    sources: &[SourceSpec],
+    cell: &Cell,
+) -> Result<BaseImage> {
     let arch = cell.target.arch;
     let reference = match base {
         RuntimeBase::Need(name) => {
@@ -57,8 +62,9 @@ pub(crate) async fn runtime_base(parts: &Parts, base: &RuntimeBase, cell: &Cell)
             let image = need.and_then(|need| need.image.clone());
             image.ok_or_else(|| TargetError::no_such_image(name))?
         }
-        RuntimeBase::Bootstrap(spec) => {
-            let root = PackageRoot::RuntimeBase(spec.for_version(&cell.version));
+        RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_) => {
+            let root = base_root(parts, base, sources, &cell.version).await?;
+            let root = root.ok_or_else(|| TargetError::definition_gone(cell.image.as_str()))?;
             planned(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::BASE).await?
         }
         RuntimeBase::Minimal(spec) => {
@@ -71,6 +77,18 @@ pub(crate) async fn runtime_base(parts: &Parts, base: &RuntimeBase, cell: &Cell)
         }
     };
     base_image(parts, &reference, arch).await
+}
+
+/// The root file system of packages that a base is, for a version of the driver; none where it is another base.
+pub(super) async fn base_root(
+    parts: &Parts,
+    base: &RuntimeBase,
+    sources: &[SourceSpec],
+    version: &str,
+) -> Result<Option<PackageRoot>> {
+    let root = &parts.definitions.root;
+    let look = || parts.fetcher.root_fs().of_base(base, sources, version, root);
+    parts.retry("look up runtime base", look).await
 }
 
 /// The layer of a cell's toolchain, its digest and its file: from the registry, else made now and published.
@@ -208,7 +226,7 @@ async fn publish(parts: &Parts, spec: RootFsSpec<'_>, arch: Architecture, key: &
     let (made, title) = match spec {
         RootFsSpec::Packages(root) => {
             let made = parts.retry(action, || parts.fetcher.root_fs().bootstrap(root, arch)).await?;
-            (made, format!("{} root file system", root.spec().suite))
+            (made, format!("{} root file system", root.name(arch)))
         }
         RootFsSpec::Minimal(spec) => {
             let made = parts.retry(action, || parts.fetcher.root_fs().minimal(spec, arch)).await?;
@@ -275,13 +293,9 @@ async fn read_image(
     reference: &ImageReference,
     arch: Architecture,
 ) -> Result<(BaseImage, BTreeMap<String, String>)> {
-    let repository = &reference.repository;
-    let mut stored = parts.existing_manifest(reference).await?;
-    if let AnyManifest::Index(index) = AnyManifest::parse(&stored.bytes)? {
-        let version = Version::Digest(index.for_architecture(arch.as_str())?.digest.clone());
-        let found = parts.registry_of(repository).manifest(repository, &version).await?;
-        stored = found.ok_or_else(|| TargetError::no_such_image(reference))?;
-    }
+    let ImageReference { repository, version } = reference;
+    let stored = parts.registry_of(repository).image(repository, version, arch.as_str()).await?;
+    let stored = stored.ok_or_else(|| TargetError::no_such_image(reference))?;
     let manifest = ImageManifest::parse(&stored.bytes)?;
     let config = fs_err::tokio::read(parts.blob_file(repository, &manifest.config).await?).await?;
     let image = Base::parse(&stored.bytes, &config, arch.as_str())?;
@@ -297,13 +311,10 @@ pub(crate) async fn toolchain_tree(
     cell: &Cell,
 ) -> Result<(PathBuf, BaseImage)> {
     let arch = cell.target.arch;
-    let reference = match toolchain {
-        Toolchain::Bootstrap(spec) => {
-            let root = PackageRoot::Toolchain(spec.clone());
-            planned(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::TOOLCHAIN).await?
-        }
+    let reference = match PackageRoot::of_toolchain(toolchain, &cell.target, &parts.definitions.root) {
+        Some(root) => planned(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::TOOLCHAIN).await?,
         // With the digest that the input hash has, whatever the tag names by now.
-        Toolchain::Image(_) => parts.nearest(cell.toolchain.parse()?).await?,
+        None => parts.nearest(cell.toolchain.parse()?).await?,
     };
     let (base, _) = read_image(parts, &reference, arch).await?;
     let files = layer_files(parts, &base).await?;

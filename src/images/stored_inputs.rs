@@ -6,14 +6,14 @@ use std::{collections::BTreeSet, sync::Arc};
 use async_trait::async_trait;
 
 use super::{
-    root_fs::{RootFsSpec, unverified_root_fs},
+    root_fs::{RootFsSpec, base_root, unverified_root_fs},
     signatures::StoredImage,
 };
 use crate::{
     error_chain,
     image::{Digest, DriverImage, Repository, RuntimeBase},
     inputs::PackageRoot,
-    kernel::{Architecture, KernelTarget, Toolchain, match_family},
+    kernel::{Architecture, KernelTarget, match_family},
     parts::{Parts, TargetError},
     plan::{FetchedInputs, Resolved, RootFsKey, Unverified, toolchain_key},
     registry::{Registry, RegistryLocation, Retrying},
@@ -63,11 +63,12 @@ pub(crate) async fn look_at_root_fs(
     for target in targets {
         let Some(family) = match_family(&parts.definitions.families, target) else { continue };
         for image in images {
-            let Ok(Toolchain::Bootstrap(spec)) = image.spec.toolchain(family) else { continue };
+            let Ok(toolchain) = image.spec.toolchain(family) else { continue };
+            let root = PackageRoot::of_toolchain(&toolchain, target, &parts.definitions.root);
+            let Some(root) = root else { continue };
             let key = toolchain_key(image, family, target, resolved.system(target));
             let Some(Ok(identity)) = resolved.toolchains.get(&key) else { continue };
             let key = (FetchedInputs::TOOLCHAIN, identity.clone(), target.arch);
-            let root = PackageRoot::Toolchain(spec);
             look_at(parts, RootFsSpec::Packages(&root), key, resolved).await;
         }
     }
@@ -78,9 +79,12 @@ pub(crate) async fn look_at_root_fs(
         for arch in &arches {
             let key = (FetchedInputs::BASE, identity.clone(), *arch);
             match &image.spec.runtime.base {
-                Some(RuntimeBase::Bootstrap(base)) => {
-                    let root = PackageRoot::RuntimeBase(base.for_version(&found.version));
-                    look_at(parts, RootFsSpec::Packages(&root), key, resolved).await;
+                Some(base @ (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_))) => {
+                    // What cannot be looked up now was told of when the image was.
+                    let root = base_root(parts, base, &image.spec.sources, &found.version).await;
+                    if let Ok(Some(root)) = root {
+                        look_at(parts, RootFsSpec::Packages(&root), key, resolved).await;
+                    }
                 }
                 Some(RuntimeBase::Minimal(base)) => {
                     look_at(parts, RootFsSpec::Minimal(base), key, resolved).await;

@@ -20,6 +20,7 @@ pub type Result<T, E = FetchError> = std::result::Result<T, E>;
 
 /// A fault while fetching. "There are no such headers" is none: see [`Lookup`](super::Lookup).
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum FetchError {
     /// The cache directory.
     #[error(transparent)]
@@ -30,65 +31,30 @@ pub enum FetchError {
     /// A program that cannot be started.
     #[error("start {0}")]
     Start(&'static str, #[source] io::Error),
-    /// A program that failed.
+    /// A program that failed, in its own words. `transient`: they speak of a network or a mirror that may be better soon.
     #[error("{action}: {message}")]
-    Program {
-        /// What it was to do.
-        action: String,
-        /// Its own words.
-        message: String,
-        /// Whether its words speak of a network or a mirror that may be better soon.
-        transient: bool,
-    },
+    Program { action: String, message: String, transient: bool },
     /// The host's apt configuration has no entry to derive a suite's address from.
     #[error("find an apt source for suite {0}: the host has no entry for it")]
     NoAptSource(String),
-    /// A definition's value that has no place in an apt source, a package name or a path.
+    /// A definition's value, cut to 200 characters, that has no place in an apt source, a package name or a path.
     #[error("use {value:?} as {what}: {why}")]
-    Value {
-        /// What it should be.
-        what: &'static str,
-        /// The value, cut to 200 characters.
-        value: String,
-        /// What is wrong.
-        why: &'static str,
-    },
+    Value { what: &'static str, value: String, why: &'static str },
     /// A package that no suite has: its name, with its version where one was asked for, and the suites.
     #[error("find package {0} in {1}")]
     NoPackage(String, String),
     /// A digest that differs.
     #[error("verify {what}: its checksum is {found}, wanted {wanted}")]
-    Checksum {
-        /// The file.
-        what: String,
-        /// As computed: `sha256:...`.
-        found: String,
-        /// As said.
-        wanted: String,
-    },
+    Checksum { what: String, found: String, wanted: String },
     /// A signature that is missing, or of another key.
     #[error("verify the signature of {what} with the keys in {keys}: {said}")]
-    Signature {
-        /// The file.
-        what: String,
-        /// Whose signature counts.
-        keys: String,
-        /// The words of the tool that verifies.
-        said: String,
-    },
+    Signature { what: String, keys: String, said: String },
     /// Metadata of a repository that cannot be read.
     #[error("read the repository metadata {0}")]
     Metadata(String, #[source] MetadataError),
-    /// A download that ended too early.
+    /// A download that ended too early, in bytes.
     #[error("download {url}: {got} bytes arrived, {wanted} were announced")]
-    Truncated {
-        /// The address.
-        url: String,
-        /// Bytes.
-        got: u64,
-        /// Bytes.
-        wanted: u64,
-    },
+    Truncated { url: String, got: u64, wanted: u64 },
     /// A server's refusal: the address, and the HTTP status.
     #[error("download {0}: the server answers {1}")]
     Status(String, u16),
@@ -104,44 +70,26 @@ pub enum FetchError {
     /// An unpacked tree that is not the kernel's header set.
     #[error("read the header set")]
     Tree(#[from] TreeError),
-    /// A file or tree that the command or a definition names, and that is not what it should be.
+    /// A file or tree that the command or a definition names, and that is not what it should be; and what to do.
     #[error("{message}")]
-    Unusable {
-        /// What was to be done with it, and what is wrong.
-        message: String,
-        /// What to do.
-        hint: String,
-    },
+    Unusable { message: String, hint: String },
     /// A file that the command or a definition names, and that is not there.
     #[error("find {}: there is no such file or directory", .0.display())]
     Absent(PathBuf),
     /// The store in the registry.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A header set in the store that is not what its annotations say, or is not there any more.
+    /// A header set in the store that is not what its annotations say, or is not there any more; and what to do.
     #[error("{message}")]
-    StoredHeaders {
-        /// Which one, and what is wrong.
-        message: String,
-        /// What to do.
-        hint: String,
-    },
+    StoredHeaders { message: String, hint: String },
     /// A file of this machine.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// With `--offline`, what was never put where it could be had.
+    /// With `--offline`, what was never put where it could be had; what to do, and how asking upstream ended.
     #[error(
         "find {what}: neither the cache nor the registry's store has it, and --offline forbids to ask any other host"
     )]
-    NotKept {
-        /// What is missing.
-        what: String,
-        /// What to do.
-        hint: &'static str,
-        /// How asking upstream ended.
-        #[source]
-        source: Box<FetchError>,
-    },
+    NotKept { what: String, hint: &'static str, source: Box<FetchError> },
     /// There is no registry to keep anything in.
     #[error("store it beside the images: no registry was named")]
     NoStore,
@@ -231,6 +179,9 @@ impl FetchError {
             return Some(FULL_DISK.to_owned());
         }
         let text = match self {
+            Self::Start("repo2solv" | "testsolv", source) if source.kind() == io::ErrorKind::NotFound => {
+                "install libsolv-tools, which chooses RPM packages"
+            }
             Self::Start(program, source) if source.kind() == io::ErrorKind::NotFound => {
                 return Some(format!("install {program}, or put it in the search path"));
             }
@@ -257,7 +208,10 @@ impl FetchError {
                 "put it there, or name another place in the definition; a relative path starts in the definitions \
                  directory"
             }
-            Self::Status(_, 401 | 403) => "the server wants credentials or refuses this client",
+            Self::Status(_, 401 | 403) => {
+                "the server wants credentials or refuses this client: `login` of the host in site.yaml says who asks"
+            }
+            Self::Status(_, 407) => "the proxy wants to know who asks: `proxy.login` in site.yaml",
             Self::Status(_, 404 | 410) => "check the address",
             Self::Unpack(_, source) => return unpack_hint(source).map(str::to_owned),
             Self::Truncated { .. } => {
@@ -272,7 +226,7 @@ impl FetchError {
 
 fn unpack_hint(error: &UnpackError) -> Option<&'static str> {
     Some(match error {
-        UnpackError::Start("bsdtar", _) => "install libarchive-tools, whose bsdtar reads RPM packages",
+        UnpackError::Start("rpm2archive", _) => "install rpm2cpio, whose rpm2archive reads RPM packages",
         UnpackError::Start(..) => "install it, or put it in the search path",
         UnpackError::Outside(_) | UnpackError::ThroughLink(_) => {
             "no honest archive has such entries: look where it came from; nothing of it was used"
@@ -301,6 +255,13 @@ fn program_hint(message: &str) -> Option<&'static str> {
         Some(
             "the mirror was not updated for long, or the clock is wrong; of a mirror that is frozen on purpose, write \
              `[check-valid-until=no]` into its line in /etc/apt/sources.list.d",
+        )
+    } else if message.contains("nothing provides ")
+        || message.starts_with("package ") && message.contains(" does not exist")
+    {
+        Some(
+            "correct the package's name, or add the repository that has what is missing to the family's `from`; for a repository without a mirror, name \
+             one in site.yaml (`mirrors`)",
         )
     } else if message.contains("could not read Username") || message.contains("Authentication failed") {
         Some("name who logs in to the Git server: `login` of the host in site.yaml")

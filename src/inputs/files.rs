@@ -12,6 +12,7 @@ use std::{
 use fs_err::{self as fs, File, os::unix::fs::symlink};
 
 use super::{FetchError, Result};
+use crate::kernel::Architecture;
 
 /// Copies files, directories and links (as links), with modes and times.
 pub(super) fn copy_tree(from: &Path, to: &Path, stop: &AtomicBool) -> Result<()> {
@@ -46,6 +47,33 @@ pub(super) fn copy_file(from: &Path, to: &Path) -> Result<()> {
     fs::copy(from, to)?;
     // Opened for reading: a file's owner may set its times, whatever its mode is.
     Ok(File::open(to)?.set_modified(fs::metadata(from)?.modified()?)?)
+}
+
+/// `EM_X86_64` and `EM_AARCH64` of the ELF specification.
+const MACHINES: [(u16, Architecture); 2] = [(62, Architecture::Amd64), (183, Architecture::Arm64)];
+
+/// What [`other_program`] says of a script or a text.
+pub(super) const NO_PROGRAM: &str = "no ELF program";
+
+/// What a file is, unless it is a program for this architecture.
+pub(super) fn other_program(path: &Path, arch: Architecture) -> Result<Option<String>> {
+    let mut head = Vec::with_capacity(20);
+    File::open(path)?.take(20).read_to_end(&mut head)?;
+    // Class 2 is 64 bits, data 1 little-endian.
+    let machine = match head.as_slice() {
+        [0x7f, b'E', b'L', b'F', 2, 1, .., low, high] if head.len() == 20 => {
+            u16::from_le_bytes([*low, *high])
+        }
+        [0x7f, b'E', b'L', b'F', ..] => {
+            return Ok(Some("a program for a 32-bit or big-endian machine".to_owned()));
+        }
+        _ => return Ok(Some(NO_PROGRAM.to_owned())),
+    };
+    Ok(match MACHINES.iter().find(|(number, _)| *number == machine) {
+        Some((_, found)) if *found == arch => None,
+        Some((_, found)) => Some(format!("a program for {found}")),
+        None => Some(format!("a program for another machine (ELF number {machine})")),
+    })
 }
 
 /// Makes a directory, and those above it, with a mode that no umask decides.

@@ -19,6 +19,7 @@ const MAX_FILE: u64 = 64 << 20;
 
 /// Why a tree is not the header set of a kernel.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum TreeError {
     /// There is no build directory for this release.
     #[error(
@@ -30,28 +31,13 @@ pub enum TreeError {
     Unprepared(PathBuf, &'static str),
     /// The build directory is of another kernel.
     #[error("{build} is the build directory of {found:?}, not of {wanted}")]
-    Release {
-        /// The build directory.
-        build: PathBuf,
-        /// What it says.
-        found: String,
-        /// What was asked for.
-        wanted: KernelRelease,
-    },
+    Release { build: PathBuf, found: String, wanted: KernelRelease },
     /// The configuration of the build directory is for another processor than the wanted one.
     #[error("{0} is configured for another processor than {1}")]
     Architecture(PathBuf, Architecture),
     /// The kernel's configuration or symbol table is damaged, or the compiler is an unknown one.
     #[error("read {what} in {build}")]
-    Damaged {
-        /// Which.
-        what: &'static str,
-        /// The build directory.
-        build: PathBuf,
-        /// What is wrong.
-        #[source]
-        source: Box<dyn Error + Send + Sync>,
-    },
+    Damaged { what: &'static str, build: PathBuf, source: Box<dyn Error + Send + Sync> },
     /// A file or link of the tree.
     #[error(transparent)]
     Io(#[from] io::Error),

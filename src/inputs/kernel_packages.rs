@@ -102,12 +102,10 @@ impl Search<'_> {
                 let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
                 Box::pin(self.is_in(&archive)).await
             }
-            Place::Rpm(archive, root, groups) => {
-                match Repositories::open(fetcher, archive, root, target, groups)? {
-                    Ok(archive) => Box::pin(self.is_in(&archive)).await,
-                    Err(lacking) => Ok(self.lookup(lacking)),
-                }
-            }
+            Place::Rpm(archive, root, groups) => match self.repositories(archive, root, groups)? {
+                Ok(archive) => Box::pin(self.is_in(&archive)).await,
+                Err(lacking) => Ok(self.lookup(lacking)),
+            },
         }
     }
 
@@ -133,12 +131,10 @@ impl Search<'_> {
                 let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
                 Box::pin(self.take(&archive, finish)).await?
             }
-            Place::Rpm(archive, root, groups) => {
-                match Repositories::open(fetcher, archive, root, target, groups)? {
-                    Ok(archive) => Box::pin(self.take(&archive, finish)).await?,
-                    Err(lacking) => self.lookup(lacking),
-                }
-            }
+            Place::Rpm(archive, root, groups) => match self.repositories(archive, root, groups)? {
+                Ok(archive) => Box::pin(self.take(&archive, finish)).await?,
+                Err(lacking) => self.lookup(lacking),
+            },
         };
         if let Lookup::Found(found) = &found {
             fetcher.cache.write_record(self.kind, &self.key(), found)?;
@@ -189,6 +185,21 @@ impl Search<'_> {
         }
     }
 
+    fn repositories(
+        &self,
+        archive: &RpmArchive,
+        root: &Path,
+        groups: &[RpmAlternatives],
+    ) -> Result<Result<Repositories, String>> {
+        Repositories::open(
+            self.fetcher,
+            archive,
+            root,
+            (&self.target.repository_version(), self.target.arch),
+            groups,
+        )
+    }
+
     /// The finding that packages are not there.
     pub fn missing<T>(&self, names: &str) -> Lookup<T> {
         let arch = self.target.arch;
@@ -217,7 +228,9 @@ impl Search<'_> {
     fn key(&self) -> String {
         let parts = match &self.from {
             Place::Apt(suites, _) => apt::key_parts(suites),
-            Place::Rpm(archive, ..) => rpm::key_parts(archive, self.target),
+            Place::Rpm(archive, ..) => {
+                rpm::key_parts(archive, (&self.target.repository_version(), self.target.arch))
+            }
         };
         let groups: Vec<String> = self.names().iter().map(|group| group.join(" | ")).collect();
         key(self.format, self.target, groups.iter().chain(&parts))

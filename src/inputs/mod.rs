@@ -2,7 +2,7 @@
 //!
 //! What it hands out is a path inside the [cache](crate::cache::Cache), complete and verified, together
 //! with an identity that changes exactly when the content does. Each kind of input has a module: [`header_set`],
-//! [`source`], [`root_fs`], [`kernel_image`], [`host_tree`].
+//! [`source`], [`root_fs`], [`kernel_image`], [`host_tree`]; [`upstream`] only asks whether there is something to fetch from.
 
 pub mod apt;
 mod checksum;
@@ -21,6 +21,7 @@ pub(crate) mod root_fs_layer;
 pub mod rpm;
 pub mod source;
 pub mod stored;
+pub mod upstream;
 
 use std::{
     path::{Path, PathBuf},
@@ -39,7 +40,7 @@ pub use host_tree::{
     collect::{Collected, Collection, collect},
 };
 pub use kernel_image::{KernelImage, KernelImageLookup, KernelImages, host::read_host};
-pub use root_fs::{PackageRoot, RootFileSystems, bootstrap_key};
+pub use root_fs::{PackageRoot, RootFileSystems, RpmRoot};
 pub use root_fs_layer::RootFs;
 pub use source::{FetchedSource, SourceIdentity, Sources};
 pub use stored::{LATEST, StoredUnder, content_tag, minimal_tag, source_tag};

@@ -12,7 +12,7 @@ use fs_err as fs;
 use super::{
     CARRY, FetchError, Fetcher, Result, TREE,
     apt::{
-        package::{self, Package, native},
+        package::{self, Package},
         version,
     },
     digest,
@@ -28,6 +28,7 @@ use crate::{
         SourceOrigin, SourceSpec,
         checked::{Download, InnerPattern, fits},
     },
+    machine::native,
     oci::annotations,
     store::{InputKind, StoredInput, key_tag},
 };
@@ -51,6 +52,14 @@ pub struct SourceIdentity {
     pub identity: String,
     /// The upstream part of the package's version, for `apt` sources.
     pub version: Option<String>,
+}
+
+impl SourceIdentity {
+    /// The identity of another part of the same original.
+    pub(super) fn of_another_part(&self, spec: &SourceSpec, other: &SourceSpec) -> String {
+        let original = self.identity.strip_suffix(&parts_of(spec)).unwrap_or(&self.identity);
+        format!("{original}{}", parts_of(other))
+    }
 }
 
 /// Sources of driver images; relative paths in their definitions start at `root`.

@@ -6,15 +6,11 @@ use super::SecretError;
 
 /// Why a request was not sent, or not answered.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum NetError {
-    /// A host that nothing names. Permanent.
+    /// A host (`host[:port]`) that nothing names, and what was to be done by whose wish. Permanent.
     #[error("{who} needs {host}, which --offline forbids: nothing names it")]
-    Offline {
-        /// What was to be done, by whose wish.
-        who: String,
-        /// `host[:port]`.
-        host: String,
-    },
+    Offline { who: String, host: String },
     /// A certificate, key or proxy that cannot be used: which, and why. Permanent.
     #[error("{0}: {1}")]
     Options(String, String),

@@ -18,6 +18,7 @@ use std::{
 };
 
 use derive_more::Display;
+use jiff::Timestamp;
 use reqwest::Client;
 use tokio::sync::OnceCell;
 use url::Url;
@@ -161,6 +162,12 @@ impl Net {
 
     pub(crate) fn allows(&self, host: &HostPort) -> bool {
         self.0.policy.read().unwrap_or_else(PoisonError::into_inner).allows(host)
+    }
+
+    /// When the certificates end that were read at the start: of the chain that is shown to a host the first one, of the roots in
+    /// a file the last one.
+    pub fn certificate_ends(&self) -> Vec<(String, Timestamp)> {
+        self.0.trusted.ends(&self.0.hosts)
     }
 
     /// May this host be talked to without TLS?

@@ -34,6 +34,7 @@ pub struct Secret(Zeroizing<Vec<u8>>);
 
 /// Why a secret cannot be had.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum SecretError {
     /// A file.
     #[error("read secret file {0}")]
@@ -44,16 +45,9 @@ pub enum SecretError {
     /// The cluster's answer when a Secret (`namespace/name`) was asked for.
     #[error("read Secret {0}: {words}", words = words(.1))]
     Api(String, Box<kube::Error>),
-    /// A Secret without the key.
+    /// A Secret (`namespace/name`) without the key, and the keys that it has.
     #[error("read Secret {secret}: it has no key {key:?}; it has {known}")]
-    NoKey {
-        /// `namespace/name`.
-        secret: String,
-        /// The key.
-        key: String,
-        /// The keys that it has.
-        known: String,
-    },
+    NoKey { secret: String, key: String, known: String },
     /// A password or passphrase that is no text.
     #[error("read {0}: it is no text")]
     NotText(String),

@@ -5,13 +5,14 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use jiff::Timestamp;
 use rustls::{
     ClientConfig, RootCertStore, SupportedProtocolVersion,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
 };
 
 use super::{NetError, Secret};
-use crate::site::Host;
+use crate::{kmod::Certificate, site::Host};
 
 /// Whose certificates count.
 #[derive(Default)]
@@ -53,6 +54,23 @@ impl Trusted {
             entries.push(Entry { roots, client: read("clientCertificate", client_certificate.as_deref())? });
         }
         Ok(Self { system: OnceLock::new(), everywhere, hosts: entries })
+    }
+
+    /// When each file's certificates end; `hosts` as they were read.
+    pub(super) fn ends(&self, hosts: &[Host]) -> Vec<(String, Timestamp)> {
+        // What cannot be read is none that rustls would have taken.
+        fn each(found: &[CertificateDer<'_>]) -> impl Iterator<Item = Timestamp> {
+            found
+                .iter()
+                .filter_map(|der| Certificate::parse(der).ok())
+                .map(|certificate| certificate.not_after)
+        }
+        let mut ends = vec![("--ca-file".to_owned(), each(&self.everywhere).max())];
+        for (Host { host, .. }, Entry { roots, client }) in hosts.iter().zip(&self.hosts) {
+            ends.push((format!("caFile of {host}"), each(roots).max()));
+            ends.push((format!("clientCertificate of {host}"), each(client).min()));
+        }
+        ends.into_iter().filter_map(|(what, end)| Some((what, end?))).collect()
     }
 
     /// Client configuration with ring named explicitly, so that it does not depend on a process-wide default. Blocks.

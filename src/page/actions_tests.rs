@@ -48,6 +48,7 @@ impl Served {
             snapshot: Arc::new(snapshot.clone()),
             definitions: Arc::new(definitions.clone()),
             activity: Activity::new(),
+            live: Activity::new().into(),
             rollouts: Vec::new(),
             configuration_error: None,
             now: at,

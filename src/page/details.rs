@@ -1,30 +1,29 @@
-//! Pure: the pages of one cell and one node, and those of all nodes and all rollouts.
+//! Pure: the pages of one cell and one node, and that of all nodes.
 
 use std::fmt::Display;
 
 use indicatif::HumanBytes;
 use serde::Serialize;
+use serde_json::Value;
 
 use super::{
-    action::{Offer, Offers},
+    action::Offer,
     facts::Facts,
-    fleet::{Fleet, Link, Listed, ago, cell_link, class_of, log_link, node_link, nodes, subject},
-    history::record_state,
-    image::{Found, FoundImage, Image, Report},
+    fleet::{
+        Fleet, Link, Listed, ago, cell_link, class_of, is_building, log_link, node_link, nodes, subject,
+    },
+    image::{Found, FoundImage, Image},
     log::Excerpt,
     materials::{Before, Difference, Part, as_planned, differences, planned_parts},
 };
 use crate::{
     image::{Digest, ImageName},
-    plan::{
-        Change, FieldRecord, MayBoot, Outcome, PAUSED_ANNOTATION, Phase, PlannedNode, PlannedRollout,
-        RolloutDecision, StatusEntry, decided, why_not,
-    },
+    plan::{BuildTime, MayBoot, Outcome, Phase, PlannedNode, StatusEntry, why_not},
     store::Standing,
 };
 
 /// Nodes that a cell's page names.
-const NAMED: usize = 200;
+pub const NAMED: usize = 200;
 /// Differing inputs, and components of an image, that it shows.
 const DIFFERENCES: usize = 50;
 const PARTS: usize = 300;
@@ -38,7 +37,7 @@ pub struct Fact {
     pub value: String,
 }
 
-fn fact(name: &'static str, value: impl Display) -> Fact {
+pub fn fact(name: &'static str, value: impl Display) -> Fact {
     Fact { name, value: value.to_string() }
 }
 
@@ -55,7 +54,7 @@ pub struct CellPage {
     /// The whole log, where there is one.
     pub whole_log: Option<String>,
     pub signature: Option<Answer>,
-    pub report: Option<Report>,
+    pub report: Option<Value>,
     /// Why there is none, or nothing of the image.
     pub no_report: Option<String>,
     pub parts: Option<Listed<Part>>,
@@ -63,6 +62,8 @@ pub struct CellPage {
     pub offers: Vec<Offer>,
     /// Do the nodes wait for it?
     pub waits: bool,
+    /// Is it being built?
+    pub live: bool,
     pub nodes: Listed<Link>,
 }
 
@@ -80,7 +81,7 @@ pub struct Compared {
 impl Fleet<'_> {
     /// The page of a cell.
     pub fn cell_page(&self, entry: &StatusEntry<'_>, found: Found) -> CellPage {
-        let Found { log, image, before, mut offers } = found;
+        let Found { log, image, before, usual, mut offers } = found;
         let has_log = log.is_some();
         let (image, no_image) = match image {
             Some(Err(why)) => (None, Some(why)),
@@ -93,13 +94,20 @@ impl Fleet<'_> {
         let row = &entry.row;
         let mut facts = Vec::new();
         if let Some(since) = self.age(entry) {
-            facts.push(fact("Since", format!("{since:.0} ({})", ago(since, self.facts.now))));
+            facts.push(fact("Since", format!("{since:.0} ({})", ago(since, self.now))));
         }
+        let time = self.time(entry).unwrap_or_default();
+        let usual_seconds = time.usual_seconds.or_else(|| usual.map(|usual| usual.as_secs()));
+        let time = BuildTime { usual_seconds, ..time };
+        facts.extend((time != BuildTime::default()).then(|| fact("Build time", time)));
         facts.extend(row.verdict.map(|verdict| fact("Check", verdict)));
         facts.extend((!row.reference.is_empty()).then(|| fact("Image", &row.reference)));
         facts.extend(row.digest.as_ref().map(|digest| fact("Published digest", digest)));
         if let Outcome::UpToDate { published, .. } = entry.outcome {
             facts.extend(self.replaced(&published.digest));
+        } else if let Some((Before { image, cell }, _)) = &before {
+            let of = cell.as_ref().map(|cell| format!(" (for {})", cell.target)).unwrap_or_default();
+            facts.push(fact("Previous good image", format!("{image}{of}")));
         }
         facts.extend(image.as_ref().map(|image| fact("Size", HumanBytes(image.size))));
         let provenance = image.as_ref().and_then(|image| image.provenance.as_ref());
@@ -133,6 +141,7 @@ impl Fleet<'_> {
             before: before.and_then(|before| compared(entry, image.as_deref(), before)),
             offers: offers.remove(&cell_link(entry.image, entry.target)).unwrap_or_default(),
             waits: row.phase != Phase::Published,
+            live: is_building(entry),
             nodes: Listed::of(links, NAMED),
         }
     }
@@ -166,6 +175,15 @@ impl Fleet<'_> {
         facts.extend(next.map(|next| fact("Next kernel", &next.kernel)));
         let unused = self.facts.plan.unused_announcements.iter().filter(|unused| unused.node == name);
         facts.extend(unused.map(|unused| fact("Announcement not used", &unused.why)));
+        let own = self.facts.plan.own_drivers.iter().filter(|own| own.nodes.iter().any(|node| node == name));
+        facts.extend(own.map(|own| fact("Own driver", format!("{}: {own}", own.image))));
+        facts.extend(self.facts.plan.rollouts.iter().filter_map(|rollout| {
+            let upgrade = rollout.upgrade.as_ref()?;
+            let turn = upgrade.nodes.iter().find(|turn| turn.node == name)?;
+            let told = turn.note.as_ref();
+            let told = told.map(|told| format!(" ({} since {:.0})", told.state.as_str(), told.since));
+            Some(fact("Upgrade", format!("{}: {turn}{}", upgrade.rollout, told.unwrap_or_default())))
+        }));
         let called = group.into_iter();
         let called = called.flat_map(|group| group.calls.iter().map(move |image| (image, &group.target)));
         let announced =
@@ -322,93 +340,7 @@ impl NodesPage {
     }
 }
 
-/// All rollout targets.
-#[derive(Debug, Serialize)]
-pub struct RolloutsPage {
-    pub rollouts: Vec<RolloutView>,
-}
-
-/// One rollout target.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct RolloutView {
-    pub subject: String,
-    pub state: &'static str,
-    pub class: &'static str,
-    pub why: String,
-    pub facts: Vec<Fact>,
-    pub offers: Vec<Offer>,
-    pub fields: Vec<FieldView>,
-}
-
-/// What farrier wrote down of one field.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct FieldView {
-    pub field: String,
-    pub at: String,
-    pub state: &'static str,
-    pub class: &'static str,
-    pub set: String,
-    pub replaced: String,
-    pub why: String,
-}
-
-impl RolloutsPage {
-    pub fn of(facts: &Facts, offers: &Offers) -> Self {
-        let view = |rollout: &PlannedRollout| {
-            let (state, class) = match &rollout.decision {
-                RolloutDecision::Rewrite { .. } => ("to rewrite", "run"),
-                RolloutDecision::Steps { .. } => ("under way", "run"),
-                RolloutDecision::Pending { .. } => ("waiting", "wait"),
-                RolloutDecision::AlreadySet { .. } => ("set", "ok"),
-                RolloutDecision::Settled { .. } => ("settled", "ok"),
-                RolloutDecision::Hold(why) => ("on hold", if why.is_failure() { "bad" } else { "warn" }),
-            };
-            let (_, why) = decided(&rollout.decision);
-            let mut said = vec![fact("Strategy", <&str>::from(rollout.target.strategy))];
-            said.extend(rollout.upgrade.iter().map(|upgrade| fact("Upgrade", upgrade.summary())));
-            let changes = rollout.changes.iter().map(Change::object);
-            said.extend(changes.map(|object| fact("Is changed", object)));
-            let failed = facts.failed_rewrites.get(&rollout.target);
-            said.extend(failed.map(|error| fact("The last rewrite failed", error)));
-            let fields = match facts.record_of(&rollout.target) {
-                None => Vec::new(),
-                Some(Err(why)) => {
-                    said.push(fact("Record", why));
-                    Vec::new()
-                }
-                Some(Ok(record)) => record.0.iter().map(|(name, record)| field(name, record)).collect(),
-            };
-            let object = rollout.target.object.name().filter(|_| rollout.target.place.is_none());
-            let is_paused = object.as_ref().is_some_and(|name| facts.live.get(name) == Some(&true));
-            said.extend(
-                is_paused
-                    .then(|| fact("Annotation", format!("{PAUSED_ANNOTATION}: nothing is written to it"))),
-            );
-            let offers = object.and_then(|name| offers.get(&name).cloned()).unwrap_or_default();
-            let subject = format!("{}: {}", rollout.image, rollout.target);
-            RolloutView { subject, state, class, why, facts: said, offers, fields }
-        };
-        Self { rollouts: facts.plan.rollouts.iter().map(view).collect() }
-    }
-}
-
 /// A value of a field, as people write it.
-fn text(value: &serde_json::Value) -> String {
+pub fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
-}
-
-fn field(name: &str, record: &FieldRecord) -> FieldView {
-    let FieldRecord { set, replaced, at, state, changed_back, why } = record;
-    let times = (*changed_back > 0)
-        .then(|| format!("changed back {changed_back} time{}", if *changed_back == 1 { "" } else { "s" }));
-    let (state, class) = record_state(*state);
-    FieldView {
-        field: name.to_owned(),
-        at: format!("{at:.0}"),
-        state,
-        class,
-        set: text(set),
-        replaced: text(replaced),
-        why: times.into_iter().chain(why.clone()).collect::<Vec<_>>().join("; "),
-    }
 }

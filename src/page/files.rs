@@ -39,7 +39,7 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
     write("style.css", STYLE.to_owned())?;
     write("icon.svg", ICON.to_owned())?;
     write("nodes.html", html::nodes_page(facts)?)?;
-    write("rollouts.html", html::rollouts_page(facts, &Offers::new())?)?;
+    write("rollouts.html", html::rollouts_page(facts, &Offers::new(), &[])?)?;
     for name in facts.nodes.keys() {
         if let Some(page) = html::node_page(&fleet, name) {
             write(&node_link(name).link, page?)?;

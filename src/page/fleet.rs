@@ -14,7 +14,10 @@ use crate::{
     image::ImageName,
     kernel::{KernelTarget, order_of},
     kmod::Verdict,
-    plan::{Outcome, Phase, PlannedCell, Readiness, RolloutDecision, StatusEntry, status_entries},
+    plan::{
+        Activity, BuildTime, Outcome, Phase, PlannedCell, Readiness, RolloutDecision, StatusEntry,
+        status_entries,
+    },
 };
 
 /// Findings written out before the rest is only counted.
@@ -41,6 +44,8 @@ pub struct FleetPage {
     pub at_risk: Listed<Risk>,
     pub at_risk_nodes: usize,
     pub matrix: Matrix,
+    /// Does something build, so that it changes between passes?
+    pub live: bool,
     pub filter: Filter,
     /// Is there a server that reads the address?
     pub served: bool,
@@ -160,15 +165,32 @@ pub struct Fleet<'a> {
     pub entries: Vec<StatusEntry<'a>>,
     places: HashMap<(&'a ImageName, &'a KernelTarget), usize>,
     since: &'a BTreeMap<(ImageName, KernelTarget), Timestamp>,
+    /// When it is looked at; the facts may be older.
+    pub now: Timestamp,
 }
 
 impl<'a> Fleet<'a> {
     /// `since`: when cells came to stand as they do, as far as a loop saw it.
     pub fn new(facts: &'a Facts, since: &'a BTreeMap<(ImageName, KernelTarget), Timestamp>) -> Self {
-        let entries = status_entries(&facts.plan, &facts.activity);
+        Self::at(facts, since, &facts.activity, facts.now)
+    }
+
+    /// The same with what builds do by now.
+    pub fn at(
+        facts: &'a Facts,
+        since: &'a BTreeMap<(ImageName, KernelTarget), Timestamp>,
+        activity: &'a Activity,
+        now: Timestamp,
+    ) -> Self {
+        let entries = status_entries(&facts.plan, activity);
         let places =
             entries.iter().enumerate().map(|(place, entry)| ((entry.image, entry.target), place)).collect();
-        Self { facts, entries, places, since }
+        Self { facts, entries, places, since, now }
+    }
+
+    /// How long a build has taken, and usually takes.
+    pub fn time(&self, entry: &StatusEntry<'_>) -> Option<BuildTime> {
+        entry.activity.and_then(|activity| activity.time(self.now))
     }
 
     /// The cell of an image for a kernel.
@@ -200,6 +222,7 @@ impl<'a> Fleet<'a> {
             at_risk_nodes: at_risk.iter().map(|risk| risk.count).sum(),
             at_risk: Listed::of(at_risk, LISTED),
             matrix: self.matrix(&filter),
+            live: self.entries.iter().any(is_building),
             filter,
             served: self.facts.served,
         }
@@ -353,10 +376,12 @@ impl<'a> Fleet<'a> {
 
     fn cell(&self, entry: &StatusEntry<'_>) -> CellView {
         let row = &entry.row;
-        let age = self.age(entry).filter(|_| row.phase != Phase::Published);
+        let time = self.time(entry).filter(|_| is_building(entry));
+        let age = self.age(entry).filter(|_| time.is_none() && row.phase != Phase::Published);
         let note = [
             row.verdict.map(|verdict| verdict.as_str().to_owned()),
             (row.nodes > 0).then(|| nodes(row.nodes)),
+            time.map(|time| time.to_string()),
             age.map(|since| ago(since, self.facts.now)),
         ];
         CellView {
@@ -372,6 +397,11 @@ fn risk(kernel: &KernelTarget, announced: bool, missing: Vec<MissingImage>, name
     let nodes: Vec<Link> = names.first.iter().map(|name| node_link(name)).collect();
     let more = names.count - nodes.len();
     Risk { kernel: kernel.to_string(), announced, missing, nodes, more, count: names.count }
+}
+
+/// Is a build of it under way?
+pub fn is_building(entry: &StatusEntry<'_>) -> bool {
+    entry.row.phase == Phase::Building
 }
 
 /// The colour and the shape of a cell.

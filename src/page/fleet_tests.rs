@@ -3,9 +3,10 @@ use std::sync::Arc;
 use super::*;
 use crate::{
     page::{
-        details::{NodesPage, RolloutsPage},
+        details::NodesPage,
         facts::{NodeFact, NodeGroup},
         history::{History, changes},
+        rollouts::RolloutsPage,
     },
     plan::{Cell, Plan, PlannedCell, Published, testing},
 };
@@ -226,7 +227,7 @@ fn a_node_says_what_it_runs_announces_and_may_boot() {
     assert!(fleet.node_page("n0").unwrap().may_boot.is_none());
     assert!(fleet.node_page("else").is_none());
     assert_eq!(NodesPage::of(&facts).groups[0].count, "2 nodes");
-    let rollouts = RolloutsPage::of(&facts, &BTreeMap::new()).rollouts;
+    let rollouts = RolloutsPage::of(&facts, &BTreeMap::new(), &[]).rollouts;
     assert_eq!(
         (rollouts.len(), rollouts[0].subject.starts_with("mft: DaemonSet kube-system/mft")),
         (1, true)

@@ -3,16 +3,31 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use serde::Serialize;
 
 use super::fleet::{Change, Fleet, ago, cell_link, class_of, subject};
 use crate::{
+    controller::RolloutReport,
     image::ImageName,
     kernel::KernelTarget,
-    plan::{Outcome, Phase, RecordState},
+    plan::{Outcome, Phase, RecordState, RolloutTarget, decided},
 };
 
 /// Changes that are kept and shown.
 const KEPT: usize = 10;
+
+/// Rewrites that are kept.
+const REWRITES: usize = 50;
+
+/// What a loop wrote for a rollout.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Rewrite {
+    #[serde(skip)]
+    pub target: RolloutTarget,
+    pub at: String,
+    pub what: String,
+    pub failed: Option<String>,
+}
 
 /// What a loop has seen since it began.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +37,8 @@ pub struct History {
     pub since: BTreeMap<(ImageName, KernelTarget), Timestamp>,
     /// The newest first.
     pub changes: Vec<Change>,
+    /// The same.
+    pub rewrites: Vec<Rewrite>,
 }
 
 impl History {
@@ -50,6 +67,16 @@ impl History {
         found.append(&mut self.changes);
         found.truncate(KEPT);
         self.changes = found;
+    }
+
+    /// Notes what a pass wrote.
+    pub fn note_rewrites(&mut self, reports: &[RolloutReport], at: Timestamp) {
+        for RolloutReport { planned, error } in reports.iter().filter(|it| !it.planned.changes.is_empty()) {
+            let (action, why) = decided(&planned.decision);
+            let (target, at, failed) = (planned.target.clone(), format!("{at:.0}"), error.clone());
+            self.rewrites.insert(0, Rewrite { target, at, what: format!("{action}: {why}"), failed });
+        }
+        self.rewrites.truncate(REWRITES);
     }
 }
 

@@ -9,11 +9,12 @@ use serde_json::json;
 use super::{
     action::Offers,
     actions::Preview,
-    details::{NodesPage, RolloutsPage},
+    details::NodesPage,
     facts::Facts,
     fleet::{Change, Filter, Fleet, subject},
-    history::changes,
+    history::{Rewrite, changes},
     image::Found,
+    rollouts::RolloutsPage,
 };
 use crate::plan::StatusEntry;
 
@@ -93,6 +94,7 @@ fn html(
     let served = facts.served && !matches!(template, Template::Confirm);
     let frame = json!({
         "title": title, "root": root, "now": now, "as_of": as_of, "served": served, "page": template.name(), "body": body,
+        "live": served && model["live"] == true,
     });
     render(Template::Frame.name(), &frame)
 }
@@ -145,8 +147,8 @@ pub fn nodes_page(facts: &Facts) -> Result<String, HtmlError> {
 }
 
 /// All rollouts.
-pub fn rollouts_page(facts: &Facts, offers: &Offers) -> Result<String, HtmlError> {
-    html(Template::Rollouts, "Rollouts", "", facts, &RolloutsPage::of(facts, offers))
+pub fn rollouts_page(facts: &Facts, offers: &Offers, rewrites: &[Rewrite]) -> Result<String, HtmlError> {
+    html(Template::Rollouts, "Rollouts", "", facts, &RolloutsPage::of(facts, offers, rewrites))
 }
 
 /// What would happen, and the button to do it.

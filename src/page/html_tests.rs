@@ -1,7 +1,10 @@
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use jiff::{SignedDuration, Timestamp};
 
 use super::*;
 use crate::{
+    kmod::Verdict,
     page::{
         action::{Action, Offer},
         facts::Names,
@@ -9,11 +12,15 @@ use crate::{
             cell_link, node_link,
             tests::{K47, K48, facts_of, large},
         },
-        image::{Finding, Image, Module, Report},
+        image::Image,
         log::{Excerpt, Line, Log},
         materials::{Before, Part},
     },
-    plan::{FieldRecord, Outcome, Plan, Record, testing},
+    plan::{
+        BuildActivity, Earlier, FieldRecord, Forecast, Outcome, Phase, Plan, PlannedUpgrade, Record,
+        RecordState, RolloutDecision, Stage, UpgradeNote, UpgradeStage, UpgradeState, UpgradeTurn,
+        UpgradeWait, testing,
+    },
     store::Standing,
 };
 
@@ -33,6 +40,42 @@ fn the_first_view_of_a_thousand_cells_is_small_and_nodes_add_nothing() {
     assert!(many <= few + 10_000 && many <= 110_000, "{many} bytes, with few nodes {few}");
 }
 
+/// The upgrade of nodes, of which half are done and one is under way; `says` is what comes from outside, and hostile words fail.
+fn upgrade(says: &str, nodes: &[String], now: Timestamp) -> PlannedUpgrade {
+    let turn = |(number, node): (usize, &String)| {
+        let (stage, noted, waits) = match nodes.len() - number {
+            1 if says == HOSTILE => (UpgradeStage::Failed, Some(UpgradeState::Failed), None),
+            1 | 2 => (UpgradeStage::UnderWay, Some(UpgradeState::DriverRestarted), Some(UpgradeWait::Driver)),
+            left if left > nodes.len() / 2 => (UpgradeStage::Done, Some(UpgradeState::Uncordoned), None),
+            _ => (UpgradeStage::Waits, None, Some(UpgradeWait::Canary)),
+        };
+        let note = noted.map(|state| UpgradeNote {
+            by: String::new(),
+            rollout: says.to_owned(),
+            state,
+            since: now,
+            began: now,
+            to: says.to_owned(),
+            cordoned: false,
+            why: (stage == UpgradeStage::Failed).then(|| says.to_owned()),
+        });
+        UpgradeTurn { node: node.clone(), to: says.to_owned(), stage, note, waits, changes: Vec::new() }
+    };
+    let mut nodes: Vec<UpgradeTurn> = nodes.iter().enumerate().map(turn).collect();
+    nodes.sort_by(|a, b| (a.stage, &a.node).cmp(&(b.stage, &b.node)));
+    let count = |stage| nodes.iter().filter(|turn| turn.stage == stage).count();
+    let forecast = Forecast {
+        done: count(UpgradeStage::Done),
+        under_way: count(UpgradeStage::UnderWay),
+        waiting: count(UpgradeStage::Waits),
+        left_alone: 0,
+        failed: count(UpgradeStage::Failed),
+        seconds_per_node: Some(74),
+        ends: Some(now + SignedDuration::from_mins(40)),
+    };
+    PlannedUpgrade { rollout: says.to_owned(), nodes, forecast }
+}
+
 /// All pages, of a fleet in which all that comes from outside is hostile, by where they are.
 fn hostile_pages() -> Vec<(String, String)> {
     let mut fleet = testing::Fleet::new(&[K47, K47]);
@@ -48,15 +91,23 @@ fn hostile_pages() -> Vec<(String, String)> {
         planned.outcome = Outcome::HeldBack { cell, at: facts.now, message: HOSTILE.to_owned() };
         planned
     };
-    let plan = Plan::clone(&facts.plan);
+    let mut plan = Plan::clone(&facts.plan);
+    let hostile = [format!("{HOSTILE}1")];
+    plan.rollouts[0].upgrade = Some(upgrade(HOSTILE, &hostile, facts.now));
     facts.plan = Arc::new(Plan { cells: plan.cells.into_iter().map(hold).collect(), ..plan });
     let record = FieldRecord {
         set: HOSTILE.into(),
         replaced: serde_json::json!({HOSTILE: HOSTILE}),
         at: facts.now,
-        state: crate::plan::RecordState::Failed,
+        state: RecordState::Failed,
         changed_back: 1,
         why: Some(HOSTILE.to_owned()),
+        earlier: vec![Earlier {
+            set: HOSTILE.to_owned(),
+            at: facts.now,
+            state: RecordState::Conflict,
+            why: Some(HOSTILE.to_owned()),
+        }],
     };
     let record = Record([(HOSTILE.to_owned(), record)].into());
     facts.records.insert("DaemonSet kube-system/mft".to_owned(), Ok(record));
@@ -67,11 +118,11 @@ fn hostile_pages() -> Vec<(String, String)> {
     }
     let none = BTreeMap::new();
     let fleet = Fleet::new(&facts, &none);
-    let finding = Finding { message: HOSTILE.to_owned(), remedy: HOSTILE.to_owned(), ..Finding::default() };
-    let module =
-        Module { name: HOSTILE.to_owned(), verdict: HOSTILE.to_owned(), findings: vec![finding.clone()] };
-    let report =
-        Report { verdict: HOSTILE.to_owned(), findings: vec![finding], modules: vec![module], boot: None };
+    let finding =
+        json!({"rule": HOSTILE, "verdict": HOSTILE, "message": HOSTILE, "found": HOSTILE, "remedy": HOSTILE});
+    let module = json!({"name": HOSTILE, "verdict": HOSTILE, "findings": [finding], "outcome": HOSTILE, "messages": [HOSTILE, {}]});
+    let boot = json!({"kernel": HOSTILE, "modules": [module]});
+    let report = json!({"verdict": HOSTILE, "findings": [finding], "modules": [module], "boot": boot});
     let line = Line { number: 1, text: HOSTILE.to_owned(), is_error: true };
     let excerpt = Excerpt { error: Some(HOSTILE.to_owned()), lines: vec![line] };
     let part = |version: &str| Part {
@@ -94,7 +145,15 @@ fn hostile_pages() -> Vec<(String, String)> {
     let cells: Vec<String> = fleet.entries.iter().map(|entry| cell_link(entry.image, entry.target)).collect();
     let offers = |of: &str| Offers::from([(of.to_owned(), vec![Offer::of(Action::Retry, HOSTILE)])]);
     let (image, of_cell) = (Some(Ok(Arc::new(image))), offers(&cells[0]));
-    let found = Found { log, image, before, offers: of_cell };
+    let usual = Some(Duration::from_secs(74));
+    let found = Found { log, image, before, usual, offers: of_cell };
+    let target = facts.plan.rollouts[0].target.clone();
+    let rewrite = Rewrite {
+        target,
+        at: HOSTILE.to_owned(),
+        what: HOSTILE.to_owned(),
+        failed: Some(HOSTILE.to_owned()),
+    };
     let fault = Found { image: Some(Err(HOSTILE.to_owned())), ..Found::default() };
     let filter = Filter { image: HOSTILE.to_owned(), kernel: HOSTILE.to_owned(), state: HOSTILE.to_owned() };
     let preview = Preview {
@@ -113,9 +172,94 @@ fn hostile_pages() -> Vec<(String, String)> {
         (cells[1].clone(), cell_page(&fleet, &fleet.entries[1], fault).unwrap()),
         (node_link(&named).link, node_page(&fleet, &named).unwrap().unwrap()),
         ("nodes.html".to_owned(), nodes_page(&facts).unwrap()),
-        ("rollouts.html".to_owned(), rollouts_page(&facts, &offers("kube-system/mft")).unwrap()),
+        ("rollouts.html".to_owned(), rollouts_page(&facts, &offers("kube-system/mft"), &[rewrite]).unwrap()),
         ("confirm.html".to_owned(), confirm_page(&facts, &preview).unwrap()),
     ]
+}
+
+/// Pages of 5,000 nodes that get another driver, while another image is built: what a directory of manifests does not have.
+fn story() -> Vec<(String, String)> {
+    let mut fleet = testing::Fleet::new(&vec![K47; 5000]);
+    fleet.publish(Verdict::Loads);
+    fleet.announce(0, K48);
+    let now: Timestamp = "2026-11-25T12:00:00Z".parse().unwrap();
+    let mut facts = Facts { now, ..facts_of(&fleet) };
+    let mut plan = Plan::clone(&facts.plan);
+    let image = |digit: &str| format!("registry.example/drivers/mft@sha256:{}", digit.repeat(64));
+    let (target, nodes) = (plan.rollouts[0].target.clone(), facts.nodes.keys().cloned().collect::<Vec<_>>());
+    plan.rollouts[0].decision = RolloutDecision::AlreadySet { image: image("a").parse().unwrap() };
+    let mut upgrade = upgrade("kube-system/mft", &nodes, now);
+    upgrade.nodes.iter_mut().for_each(|turn| turn.to = image("a"));
+    plan.rollouts[0].upgrade = Some(upgrade);
+    let earlier = Earlier {
+        set: image("b"),
+        at: now - SignedDuration::from_hours(50),
+        state: RecordState::Failed,
+        why: Some("on node n17: driver: CrashLoopBackOff: no such device".to_owned()),
+    };
+    let record = FieldRecord {
+        set: image("a").into(),
+        replaced: image("c").into(),
+        at: now - SignedDuration::from_hours(2),
+        state: RecordState::Set,
+        changed_back: 0,
+        why: None,
+        earlier: vec![earlier],
+    };
+    facts.records =
+        [("DaemonSet kube-system/mft".to_owned(), Ok(Record([("driver".to_owned(), record)].into())))].into();
+    let building = plan.cells.iter().find(|cell| cell.target.release.as_str() == K48).unwrap();
+    let key = (building.image.clone(), building.target.clone());
+    let began = Some(now - SignedDuration::from_secs(61));
+    let (stage, usual) = (Some(Stage::Compile), Some(Duration::from_mins(4)));
+    facts
+        .activity
+        .insert(key, BuildActivity { stage, since: began, began, usual, ..BuildActivity::default() });
+    (facts.plan, facts.served) = (Arc::new(plan), true);
+    let none = BTreeMap::new();
+    let fleet = Fleet::new(&facts, &none);
+    let entry = fleet.entries.iter().find(|entry| entry.row.phase == Phase::Building).unwrap();
+    let line = |number: usize| Line {
+        number: 210 + number,
+        text: format!("  CC [M]  /build/mft/mst_{number}.o"),
+        is_error: false,
+    };
+    let excerpt = Some(Excerpt { error: None, lines: (0..10).map(line).collect() });
+    let found = Found { log: Some(Log { path: "log".into(), excerpt }), ..Found::default() };
+    let what = format!("rewrite: {} -> {}", image("c"), image("a"));
+    let rewrite = Rewrite { target, at: "2026-11-25T10:00:00Z".to_owned(), what, failed: None };
+    vec![
+        ("index.html".to_owned(), whole(&facts)),
+        (cell_link(entry.image, entry.target), cell_page(&fleet, entry, found).unwrap()),
+        (node_link("n999").link, node_page(&fleet, "n999").unwrap().unwrap()),
+        ("nodes.html".to_owned(), nodes_page(&facts).unwrap()),
+        ("rollouts.html".to_owned(), rollouts_page(&facts, &Offers::new(), &[rewrite]).unwrap()),
+    ]
+}
+
+#[test]
+fn five_thousand_nodes_get_another_driver_while_an_image_is_built() {
+    let pages = story();
+    let says = |page: usize, wanted: &[&str]| {
+        let text = &pages[page].1;
+        for wanted in wanted {
+            assert!(text.contains(wanted), "{wanted} is not in {text}");
+        }
+    };
+    says(0, &["<i>61 s of usually 4 min</i>", " data-live>"]);
+    says(1, &["<dt>Build time<dd>61 s of usually 4 min", " data-live>", "The end of the log"]);
+    says(2, &["<dt>Upgrade<dd>kube-system/mft: under-way: waits for its new driver to be ready"]);
+    says(
+        4,
+        &[
+            "<dt>Time left<dd>about 40 min",
+            "<progress max=\"5000\" value=\"2500\"",
+            "and 4800 more",
+            "CrashLoopBackOff: no such device",
+            "<td>2026-11-25T10:00:00Z",
+        ],
+    );
+    assert!(pages[0].1.len() < 100_000 && pages[4].1.len() < 100_000, "nodes are counted, not listed");
 }
 
 #[test]
@@ -136,14 +280,15 @@ fn pages_for_a_browser_are_written_as_files() {
     let directory = std::env::var_os("FARRIER_PAGES").map_or_else(|| own.path().to_owned(), Into::into);
     let large = Facts { served: false, ..large(100, 10, 10_000) };
     let pages = hostile_pages().into_iter().map(|(place, page)| (format!("hostile/{place}"), page));
+    let story = story().into_iter().map(|(place, page)| (format!("story/{place}"), page));
     let pages: Vec<(String, String)> =
-        pages.chain([("large/index.html".to_owned(), whole(&large))]).collect();
+        pages.chain(story).chain([("large/index.html".to_owned(), whole(&large))]).collect();
     for (place, text) in &pages {
         let file = directory.join(place);
         fs_err::create_dir_all(file.parent().unwrap()).unwrap();
         fs_err::write(file, text).unwrap();
     }
-    for set in ["hostile", "large"] {
+    for set in ["hostile", "large", "story"] {
         fs_err::write(directory.join(set).join("style.css"), STYLE).unwrap();
         fs_err::write(directory.join(set).join("icon.svg"), ICON).unwrap();
     }
@@ -160,8 +305,8 @@ fn a_cell_shows_the_error_its_report_and_its_inputs() {
     let line = |number, text: &str, is_error| Line { number, text: text.to_owned(), is_error };
     let lines = vec![line(6, "  CC [M]  a.o", false), line(7, "a.c:1:2: error: bad", true)];
     let excerpt = Excerpt { error: Some("a.c:1:2: bad".to_owned()), lines };
-    let module = Module { name: "mft".to_owned(), verdict: "loads".to_owned(), findings: Vec::new() };
-    let report = Report { verdict: "loads".to_owned(), modules: vec![module], ..Report::default() };
+    let report =
+        json!({"verdict": "loads", "modules": [{"name": "mft", "verdict": "loads", "findings": []}]});
     let part = |version: &str| Part {
         role: "source".to_owned(),
         name: "mft".to_owned(),

@@ -6,7 +6,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
@@ -17,10 +16,10 @@ use super::{
 use crate::{
     error_chain,
     image::ImageReference,
-    images::{BILL, CHECK_REPORT, PROVENANCE, StoredImage},
+    images::{BILL, CHECK_REPORT, PROVENANCE, StoredImage, build_times},
     oci::ImageManifest,
     parts::{Parts, TargetError},
-    plan::{Plan, PlannedCell},
+    plan::{BuildTimes, Plan, PlannedCell},
     provenance::{Statement, is_about},
     store::Standing,
 };
@@ -41,6 +40,8 @@ pub struct Found {
     pub image: Option<FoundImage>,
     /// The image before.
     pub before: Option<(Before, FoundImage)>,
+    /// How long builds of it usually take.
+    pub usual: Option<Duration>,
     /// What may be asked for.
     pub offers: Offers,
 }
@@ -51,71 +52,24 @@ pub struct Image {
     /// Bytes of its layers, compressed.
     pub size: u64,
     pub signature: Option<Standing>,
-    pub report: Option<Report>,
+    /// The check report, in the form that builds store.
+    pub report: Option<Value>,
     /// What its bill of materials has, where there is one.
     pub parts: Option<Vec<Part>>,
     /// How it was built, in a line.
     pub provenance: Option<String>,
 }
 
-/// What a page shows of a check report.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Report {
-    pub verdict: String,
-    pub findings: Vec<Finding>,
-    pub modules: Vec<Module>,
-    pub boot: Option<Boot>,
-}
-
-/// One module.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Module {
-    pub name: String,
-    pub verdict: String,
-    pub findings: Vec<Finding>,
-}
-
-/// One reason.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Finding {
-    pub rule: String,
-    pub verdict: String,
-    pub message: String,
-    pub found: Option<String>,
-    pub wanted: Option<String>,
-    pub remedy: String,
-}
-
-/// What a boot of the kernel showed.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Boot {
-    pub kernel: String,
-    pub modules: Vec<BootedModule>,
-}
-
-/// One module, with the kernel's own words.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct BootedModule {
-    pub name: String,
-    pub outcome: String,
-    pub error: Option<String>,
-    pub messages: Vec<String>,
-}
-
 /// Images, each looked at once in a while.
 pub struct Images {
     parts: Parts,
     kept: Mutex<BTreeMap<ImageReference, (Instant, Arc<Image>)>>,
+    times: Mutex<Option<(Instant, BuildTimes)>>,
 }
 
 impl Images {
     pub fn of(parts: Parts) -> Self {
-        Self { parts, kept: Mutex::default() }
+        Self { parts, kept: Mutex::default(), times: Mutex::default() }
     }
 
     /// What there is of a cell's image, and of the one before.
@@ -126,8 +80,20 @@ impl Images {
             let found = self.find(&before.image).await;
             Some((before, found))
         };
-        let (image, before) = futures::join!(image, before);
-        Found { image, before, ..Found::default() }
+        let (image, before, usual) = futures::join!(image, before, self.usual(planned));
+        Found { image, before, usual, ..Found::default() }
+    }
+
+    async fn usual(&self, PlannedCell { image, target, .. }: &PlannedCell) -> Option<Duration> {
+        let kept = || self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = kept().clone().filter(|(since, _)| since.elapsed() < FRESH);
+        let times = match known {
+            Some((_, times)) => times,
+            None => build_times(&self.parts).await,
+        };
+        let usual = times.usual(image, target.arch);
+        *kept() = Some((Instant::now(), times));
+        usual
     }
 
     /// What there is of an image, or why it cannot be shown.
@@ -166,12 +132,14 @@ async fn look_at(parts: &Parts, reference: &ImageReference) -> Result<Image, Tar
     })
 }
 
-fn read_report(bytes: &[u8]) -> Option<Report> {
-    #[derive(Deserialize)]
-    struct Document {
-        report: Report,
-    }
-    serde_json::from_slice::<Document>(bytes).ok().map(|document| document.report)
+fn read_report(bytes: &[u8]) -> Option<Value> {
+    let mut document: Value = serde_json::from_slice(bytes).ok()?;
+    let lists =
+        |of: &Value, names: &[&str]| names.iter().all(|name| of[*name].is_null() || of[*name].is_array());
+    let report = document.get_mut("report")?.take();
+    let is_one =
+        report["modules"].is_array() && lists(&report, &["findings"]) && lists(&report["boot"], &["modules"]);
+    is_one.then_some(report)
 }
 
 fn built(predicate: &Value) -> String {
@@ -216,12 +184,18 @@ mod tests {
         };
         let stored = CheckReportDocument { report: &report, reused_from: None }.to_bytes().unwrap();
         let shown = read_report(&stored).unwrap();
-        assert_eq!(shown.verdict, "refused");
-        let boot = shown.boot.unwrap();
-        let BootedModule { name, outcome, error, messages } = &boot.modules[0];
-        assert_eq!((name.as_str(), outcome.as_str(), error.as_deref()), ("mft", "refused", Some("ENOEXEC")));
-        assert_eq!(messages, &["disagrees about version of symbol module_layout"]);
-        assert!(read_report(b"{}").is_none() && read_report(b"[").is_none());
+        assert_eq!(shown["verdict"], "refused");
+        let module = &shown["boot"]["modules"][0];
+        assert_eq!(
+            (&module["name"], &module["outcome"], &module["error"]),
+            (&"mft".into(), &"refused".into(), &"ENOEXEC".into())
+        );
+        assert_eq!(module["messages"][0], "disagrees about version of symbol module_layout");
+        for other in
+            ["{}", "[", r#"{"report": {"modules": "x"}}"#, r#"{"report": {"modules": [], "findings": 1}}"#]
+        {
+            assert!(read_report(other.as_bytes()).is_none(), "{other}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The fleet on one page: how every image stands for every kernel, what is wrong, which nodes are at risk.
 //!
-//! `facts` keeps what pages show; `fleet`, `details`, `materials` and `history` are pure and make models of it; `html` writes
+//! `facts` keeps what pages show; `fleet`, `details`, `rollouts`, `materials` and `history` are pure and make models of it; `html` writes
 //! those as HTML. [`write_files`] and [`PageServer`] are the adapters: a directory, and routes of farrier's HTTP server; [`Actions`]
 //! is what a person may ask for there, where that is switched on.
 
@@ -16,6 +16,7 @@ mod image;
 mod log;
 mod materials;
 mod request;
+mod rollouts;
 mod server;
 
 pub use actions::Actions;

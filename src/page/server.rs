@@ -4,9 +4,10 @@
 use std::{
     collections::BTreeMap,
     convert::Infallible,
+    io,
     path::PathBuf,
-    sync::{Arc, OnceLock},
-    time::Duration,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use axum::{
@@ -21,7 +22,12 @@ use axum::{
     },
     routing::get,
 };
-use tokio::sync::{Semaphore, watch};
+use futures::StreamExt as _;
+use jiff::Timestamp;
+use tokio::{
+    io::AsyncReadExt as _,
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+};
 use tokio_util::io::ReaderStream;
 
 use super::{
@@ -36,7 +42,8 @@ use super::{
     request::names_this_machine,
 };
 use crate::{
-    controller::live::{PassView, StatusSink},
+    build::LogReader,
+    controller::live::{PassView, SharedActivity, StatusSink},
     error_chain,
     image::Definitions,
     parts::Parts,
@@ -52,6 +59,9 @@ const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; scri
 const VIEWERS: usize = 200;
 /// Bytes of a form.
 const FORM: usize = 4096;
+/// How old a first view may be while something builds, and how often it is looked for more of a log.
+const FRESH: Duration = Duration::from_secs(5);
+const FOLLOWS: Duration = Duration::from_millis(500);
 /// How long a page waits for what the registry has of an image.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -69,10 +79,12 @@ pub struct PageServer {
 /// What is shown between two passes.
 struct Shown {
     facts: Facts,
+    /// What builds do by now.
+    live: SharedActivity,
     definitions: Arc<Definitions>,
     history: History,
-    /// The first view, which is asked for most.
-    index: OnceLock<String>,
+    /// The first view, which is asked for most, and when it was made.
+    index: Mutex<Option<(Instant, String)>>,
 }
 
 /// What is at an address.
@@ -85,7 +97,8 @@ enum Answer {
 #[async_trait::async_trait]
 impl StatusSink for PageServer {
     async fn pass(&self, view: &PassView) {
-        let PassView { plan, snapshot, definitions, activity, rollouts, configuration_error, now } = view;
+        let PassView { plan, snapshot, definitions, activity, live, rollouts, configuration_error, now } =
+            view;
         let failed =
             rollouts.iter().filter_map(|report| Some((report.planned.target.clone(), report.error.clone()?)));
         let facts = Facts {
@@ -97,8 +110,9 @@ impl StatusSink for PageServer {
         };
         let mut history = self.shown().map(|shown| shown.history.clone()).unwrap_or_default();
         history.note(&Fleet::new(&facts, &BTreeMap::new()));
-        let definitions = Arc::clone(definitions);
-        let shown = Arc::new(Shown { facts, definitions, history, index: OnceLock::new() });
+        history.note_rewrites(rollouts, *now);
+        let (live, definitions) = (live.clone(), Arc::clone(definitions));
+        let shown = Arc::new(Shown { facts, live, definitions, history, index: Mutex::default() });
         self.shown.send_replace(Some(shown));
     }
 }
@@ -163,23 +177,32 @@ impl PageServer {
 
 impl Shown {
     fn answer(&self, path: &str, query: &str, found: Found, parts: &Parts) -> Result<Answer, HtmlError> {
-        let Self { facts, definitions: _, history, index } = self;
-        let fleet = || Fleet::new(facts, &history.since);
+        let Self { facts, live, definitions: _, history, index } = self;
+        let activity = live.snapshot();
+        let fleet = || Fleet::at(facts, &history.since, &activity, Timestamp::now());
         let page = match path {
             "style.css" => return Ok(Answer::Page("text/css; charset=utf-8", STYLE.to_owned())),
             "icon.svg" => return Ok(Answer::Page("image/svg+xml", ICON.to_owned())),
             "page.js" => return Ok(Answer::Page("text/javascript; charset=utf-8", SCRIPT.to_owned())),
             "nodes.html" => html::nodes_page(facts)?,
-            "rollouts.html" => html::rollouts_page(facts, &found.offers)?,
+            "rollouts.html" => html::rollouts_page(facts, &found.offers, &history.rewrites)?,
             "" | "index.html" => {
                 let filter = filter(query);
+                let view = |filter| html::fleet_page(&fleet(), filter, &history.changes);
                 if filter != Filter::default() {
-                    html::fleet_page(&fleet(), filter, &history.changes)?
-                } else if let Some(made) = index.get() {
+                    return Ok(Answer::Page(HTML, view(filter)?));
+                }
+                let mut index = index.lock().unwrap_or_else(PoisonError::into_inner);
+                // Between two passes only builds go on.
+                let is_calm = activity.values().all(|build| build.stage.is_none());
+                if let Some((at, made)) = &*index
+                    && (is_calm || at.elapsed() < FRESH)
+                {
                     made.clone()
                 } else {
-                    let made = html::fleet_page(&fleet(), filter, &history.changes)?;
-                    index.get_or_init(|| made).clone()
+                    let made = view(filter)?;
+                    *index = Some((Instant::now(), made.clone()));
+                    made
                 }
             }
             node if node.starts_with("n/") => {
@@ -232,7 +255,7 @@ async fn answer(State(page): State<Arc<PageServer>>, headers: HeaderMap, uri: Ur
         None => (StatusCode::SERVICE_UNAVAILABLE, "no pass has been made yet\n").into_response(),
         Some(shown) => match Arc::clone(&page).find(shown, headers, uri).await {
             Ok(Answer::Page(kind, text)) => ([(header::CONTENT_TYPE, kind)], text).into_response(),
-            Ok(Answer::Log(path)) => log(path).await,
+            Ok(Answer::Log(path)) => log(path, Arc::clone(&page.viewers).try_acquire_owned().ok()).await,
             Ok(Answer::Nothing) => (StatusCode::NOT_FOUND, "there is no such page\n").into_response(),
             Err(error) => no_page(&error),
         },
@@ -296,14 +319,26 @@ async fn events(State(page): State<Arc<PageServer>>) -> Response {
     Sse::new(passes).keep_alive(KeepAlive::default()).into_response()
 }
 
-async fn log(path: PathBuf) -> Response {
-    match tokio::fs::File::open(path).await {
-        Ok(file) => {
-            let body = Body::from_stream(ReaderStream::new(file));
-            ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response()
+/// A log; for a viewer that may wait, also what is written to it from now on.
+async fn log(path: PathBuf, viewer: Option<OwnedSemaphorePermit>) -> Response {
+    let open = async {
+        let file = tokio::fs::File::open(&path).await?;
+        let there = file.metadata().await?.len();
+        Ok::<_, io::Error>((file.take(there), LogReader::open(&path, there)?))
+    };
+    let Ok((there, reader)) = open.await else {
+        return (StatusCode::NOT_FOUND, "the log is not in the cache any more\n").into_response();
+    };
+    let rest = futures::stream::unfold(viewer.map(|viewer| (reader, viewer)), |following| async {
+        let (mut reader, viewer) = following?;
+        let (text, is_written) = reader.more().ok()?;
+        if is_written && text.is_empty() {
+            tokio::time::sleep(FOLLOWS).await;
         }
-        Err(_) => (StatusCode::NOT_FOUND, "the log is not in the cache any more\n").into_response(),
-    }
+        Some((Ok(Bytes::from(text)), is_written.then_some((reader, viewer))))
+    });
+    let body = Body::from_stream(ReaderStream::new(there).chain(rest));
+    ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response()
 }
 
 #[cfg(test)]

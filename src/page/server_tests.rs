@@ -27,6 +27,7 @@ fn view(fleet: &Small) -> PassView {
         snapshot: Arc::new(snapshot.clone()),
         definitions: Arc::new(definitions.clone()),
         activity: Activity::new(),
+        live: Activity::new().into(),
         rollouts: Vec::new(),
         configuration_error: None,
         now: jiff::Timestamp::UNIX_EPOCH,
@@ -167,4 +168,41 @@ async fn files_are_the_same_page_and_replace_those_of_an_earlier_run() {
     );
     assert!(read(&cell).contains(&format!("href=\"../{}\"", node_link("n0").link)));
     assert!(at(&node_link("n0").link).exists());
+}
+
+#[tokio::test]
+async fn a_build_is_followed_while_it_runs() {
+    let bench = Bench::new(&serde_json::json!({}));
+    let page = PageServer::new(bench.parts.clone(), None);
+    let (fleet, mut view) = (Small::new(&[K47]), view(&Small::new(&[K47])));
+    let plan = fleet.plan();
+    let (image, target) = (plan.cells[0].image.clone(), plan.cells[0].target.clone());
+    let (began, usual) = (Some(Timestamp::now()), Some(Duration::from_mins(4)));
+    let stage = Some(crate::plan::Stage::Compile);
+    let build = crate::plan::BuildActivity { stage, began, usual, ..Default::default() };
+    // It began after the pass.
+    view.live = Activity::from([((image.clone(), target.clone()), build)]).into();
+    page.pass(&view).await;
+    let path = bench.parts.cache.root().join(format!("logs/mft-{K47}-0123456789ab.log"));
+    let log = crate::engine::FileLog::create(&path, |_| {}).unwrap();
+    crate::engine::BuildLog::line(&log, "  CC [M]  a.o");
+    let get = async |path: String| {
+        let request = Request::builder().uri(path).body(Body::empty()).unwrap();
+        tower::Service::call(&mut page.router(), request).await.unwrap()
+    };
+    let text = async |path: String| {
+        let bytes = axum::body::to_bytes(get(path).await.into_body(), 1 << 20).await.unwrap();
+        String::from_utf8(bytes.to_vec()).unwrap()
+    };
+    for path in ["/".to_owned(), format!("/{}", cell_link(&image, &target))] {
+        let shown = text(path).await;
+        assert!(shown.contains(" s of usually 4 min") && shown.contains(" data-live>"), "{shown}");
+    }
+    let followed = get(format!("/{}", cell_link(&image, &target).replace(".html", ".txt"))).await;
+    let mut lines = followed.into_body().into_data_stream();
+    assert_eq!(lines.next().await.unwrap().unwrap(), "  CC [M]  a.o\n");
+    crate::engine::BuildLog::line(&log, "  LD [M]  a.ko");
+    drop(log);
+    let rest: Vec<u8> = lines.map(|part| part.unwrap().to_vec()).concat().await;
+    assert_eq!(String::from_utf8(rest).unwrap(), "  LD [M]  a.ko\n");
 }

@@ -58,7 +58,7 @@ impl BootChecker for QemuBoot {
     async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport> {
         let &BootCheck { target, family, payload, ref modules, needed } = check;
         // First what costs nothing to find out.
-        let entrypoint = boot::find_entrypoint(self.entrypoint.as_deref())?;
+        let entrypoint = boot::find_entrypoint(self.entrypoint.as_deref(), target.arch)?;
         let fetcher = self.fetcher.in_use();
         let fetch = || fetcher.kernel_images().find(family, &self.root, target);
         let kernel = match with_retry("fetch kernel image", &self.cancel, fetch).await? {

@@ -121,6 +121,7 @@ impl From<RegistryError> for TargetError {
     fn from(error: RegistryError) -> Self {
         match error {
             RegistryError::Cancelled => Self::Cancelled,
+            RegistryError::Image(error) => Self::Image(error),
             error => Self::Registry(error),
         }
     }

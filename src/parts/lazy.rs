@@ -1,6 +1,6 @@
 //! Adapter: the engine and the `driver-entrypoint` binary, each got when the first build asks for it, and once for all clones.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
 use tokio::sync::OnceCell;
 
@@ -54,8 +54,15 @@ impl LazyEngine {
 #[derive(Clone, Debug, Default)]
 pub struct LazyEntrypoint {
     given: Option<PathBuf>,
-    binary: Arc<OnceCell<Arc<Entrypoint>>>,
-    layer: Arc<OnceCell<(Layer, Vec<u8>)>>,
+    amd64: Arc<Program>,
+    arm64: Arc<Program>,
+}
+
+/// The one for an architecture.
+#[derive(Debug, Default)]
+struct Program {
+    binary: OnceCell<Arc<Entrypoint>>,
+    layer: OnceCell<(Layer, Vec<u8>)>,
 }
 
 impl LazyEntrypoint {
@@ -64,23 +71,39 @@ impl LazyEntrypoint {
         Self { given, ..Self::default() }
     }
 
-    /// The binary, read now if it was not.
-    pub(crate) async fn binary(&self) -> Result<&Arc<Entrypoint>> {
+    fn program(&self, arch: Architecture) -> &Program {
+        match arch {
+            Architecture::Amd64 => &self.amd64,
+            Architecture::Arm64 => &self.arm64,
+        }
+    }
+
+    /// The binary for an architecture, read now if it was not; of another one, where there is no own.
+    pub(crate) async fn binary(&self, arch: Architecture) -> Result<&Arc<Entrypoint>> {
         let read = || async {
-            let path = boot::find_entrypoint(self.given.as_deref())?;
+            let path = boot::find_entrypoint(self.given.as_deref(), arch)?;
             Ok::<_, TargetError>(Arc::new(blocking(move || Entrypoint::read(&path)).await?))
         };
-        self.binary.get_or_try_init(read).await
+        self.program(arch).binary.get_or_try_init(read).await
+    }
+
+    /// The architectures that there is one for.
+    pub(crate) async fn architectures(&self) -> Result<BTreeSet<Architecture>> {
+        let mut found = BTreeSet::new();
+        for arch in [Architecture::Amd64, Architecture::Arm64] {
+            found.insert(self.binary(arch).await?.arch);
+        }
+        Ok(found)
     }
 
     /// Writes the layer for an image of the architecture.
     pub(crate) async fn write_layer(&self, arch: Architecture, out: PathBuf) -> Result<Layer> {
-        let binary = self.binary().await?;
+        let binary = self.binary(arch).await?;
         binary.runs_on(arch)?;
         let binary = Arc::clone(binary);
         let make = || blocking(move || binary.layer());
         let (layer, bytes): &(Layer, Vec<u8>) =
-            self.layer.get_or_try_init::<PayloadError, _, _>(make).await?;
+            self.program(arch).layer.get_or_try_init::<PayloadError, _, _>(make).await?;
         fs_err::tokio::write(&out, bytes).await?;
         Ok(layer.clone())
     }

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
+use jiff::Timestamp;
 use tokio::io::AsyncReadExt as _;
 use tokio_util::sync::CancellationToken;
 
@@ -114,6 +115,13 @@ impl Parts {
         if let Err(error) = blocking(move || cache.make_room(&quotas)).await {
             tracing::warn!(error = %error_chain(&error), "the cache was not tidied up");
         }
+    }
+
+    /// The certificates that farrier shows, trusts and signs modules with, as read at the start, and when each ends.
+    pub(crate) fn certificate_ends(&self) -> Vec<(String, Timestamp)> {
+        let signer = self.module_signer.iter();
+        let signer = signer.map(|signer| ("moduleSigning".to_owned(), signer.certificate().not_after));
+        self.fetcher.net().certificate_ends().into_iter().chain(signer).collect()
     }
 
     /// Fails where this process may not write (any more). Asked before each write to a registry or cluster.

@@ -13,15 +13,13 @@ use object::{
 
 use super::error::{PayloadError, Result};
 use crate::{
-    image::Digest,
+    image::{DRIVER_ENTRYPOINTS, Digest},
     kernel::Architecture,
     oci::{EntryKind, Layer, LayerWriter},
 };
 
 /// Where the binary is in images. `/usr` is a directory on every base, usr-merged or not.
 const BINARY: &str = "usr/bin/driver-entrypoint";
-/// What the GPU Operator's DaemonSet calls (contracts.md, section 2); the binary looks at its own name.
-const LINK: (&str, &str) = ("usr/bin/nvidia-driver", "driver-entrypoint");
 /// Ten times what the binary has: whatever is larger is something else.
 const LIMIT: u64 = 64 << 20;
 const MTIME: u64 = 0;
@@ -74,8 +72,12 @@ impl Entrypoint {
         let mut content = self.bytes.as_slice();
         let kind = EntryKind::File { size: content.len() as u64, content: &mut content };
         writer.entry(Path::new(BINARY), 0o755, kind)?;
-        let target = Path::new(LINK.1);
-        writer.entry(Path::new(LINK.0), 0o777, EntryKind::Symlink(target))?;
+        // What operators' manifests and people call: the binary looks at its own name.
+        let [program, links @ ..] = DRIVER_ENTRYPOINTS;
+        for link in links {
+            let target = Path::new(program);
+            writer.entry(&Path::new("usr/bin").join(link), 0o777, EntryKind::Symlink(target))?;
+        }
         Ok(writer.finish()?)
     }
 }
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_layer_holds_the_binary_and_its_other_name() {
+    fn the_layer_holds_the_binary_and_its_other_names() {
         let binary = elf_program(62, 1);
         let entrypoint = read(&binary).unwrap();
         let (layer, bytes) = entrypoint.layer().unwrap();
@@ -148,15 +150,17 @@ mod tests {
             entry.read_to_end(&mut content).unwrap();
             found.push((path, entry.header().mode().unwrap(), link, content.len()));
         }
+        let links = found.split_off(3);
         assert_eq!(
             found,
             [
                 ("usr/".to_owned(), 0o755, None, 0),
                 ("usr/bin/".to_owned(), 0o755, None, 0),
                 ("usr/bin/driver-entrypoint".to_owned(), 0o755, None, binary.len()),
-                ("usr/bin/nvidia-driver".to_owned(), 0o777, Some("driver-entrypoint".to_owned()), 0),
             ]
         );
+        let link = |name: &str| (format!("usr/bin/{name}"), 0o777, Some("driver-entrypoint".to_owned()), 0);
+        assert_eq!(links, DRIVER_ENTRYPOINTS[1..].iter().map(|name| link(name)).collect::<Vec<_>>());
     }
 
     #[test]

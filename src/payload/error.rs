@@ -14,20 +14,14 @@ pub type Result<T, E = PayloadError> = std::result::Result<T, E>;
 
 /// Why a payload cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum PayloadError {
     /// Exposed paths that are not there, and what is near the first.
     #[error("the payload has no {missing}, which the definition exposes; {1}", missing = .0.join(", "))]
     Missing(Vec<String>, String),
-    /// An exposed link that cannot be followed where the tree is used.
+    /// An exposed link, absolute in the payload, whose target cannot be followed where the tree is used.
     #[error("exposed link {} -> {}: {why}", .link.display(), .target.display())]
-    Link {
-        /// The link, absolute in the payload.
-        link: PathBuf,
-        /// Its target, as the build made it.
-        target: PathBuf,
-        /// What is wrong.
-        why: &'static str,
-    },
+    Link { link: PathBuf, target: PathBuf, why: &'static str },
     /// An exposed path that has another place on a usr-merged base.
     #[error("exposed path {0} lies in a directory that is a link on usr-merged systems")]
     Merged(String),
@@ -39,14 +33,7 @@ pub enum PayloadError {
     Kind(PathBuf),
     /// Two entries with one place on a usr-merged base.
     #[error("payload entries {first:?} and {second:?} would both be {place:?} on the usr-merged base")]
-    Conflict {
-        /// One.
-        first: PathBuf,
-        /// The other.
-        second: PathBuf,
-        /// Their place.
-        place: PathBuf,
-    },
+    Conflict { first: PathBuf, second: PathBuf, place: PathBuf },
     /// A top-level `lib`, `bin`, ... that is neither a directory nor the link that the base has.
     #[error("payload entry {0:?} would replace the link of the usr-merged base")]
     HidesBase(PathBuf),
@@ -71,16 +58,9 @@ pub enum PayloadError {
     /// An engine's image archive.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
-    /// A layer of an engine's image is not what the configuration says.
+    /// A layer of an engine's image, counted from 1, is not what the configuration says.
     #[error("layer {number} of the image archive is {found}, but its configuration says {wanted}")]
-    DiffId {
-        /// Counted from 1.
-        number: usize,
-        /// Its digest.
-        found: String,
-        /// The configuration's words.
-        wanted: String,
-    },
+    DiffId { number: usize, found: String, wanted: String },
     /// More modules in an image than there can be.
     #[error("modules of the image archive have more than {0} bytes")]
     TooLarge(u64),

@@ -41,12 +41,11 @@ pub(super) struct Entry {
 }
 
 enum Kind {
+    /// What is in it has entries of its own.
     Directory,
     /// `source` is where it lies on this machine.
-    File {
-        source: PathBuf,
-        size: u64,
-    },
+    File { source: PathBuf, size: u64 },
+    /// Where it leads.
     Symlink(PathBuf),
 }
 

@@ -12,10 +12,10 @@ use crate::{
     definitions::read_patch,
     error_chain,
     image::{Digest, DriverImage, Need, Output, RuntimeBase, VersionSpec, checked::HeadersPath},
-    inputs::{HeaderIdentity, HostTreeLookup, Lookup, bootstrap_key},
-    kernel::{Architecture, HeaderText, KernelFamily, KernelTarget, NodeSystem, Toolchain, match_family},
+    inputs::{HeaderIdentity, HostTreeLookup, Lookup, PackageRoot},
+    kernel::{HeaderText, KernelFamily, KernelTarget, NodeSystem, Toolchain, match_family},
     parts::{AT_ONCE, FindingKind, Parts, Result, TargetError},
-    plan::{EntrypointBinary, Resolved, ResolvedImage, SignedWith, TreeKey, Unverified, toolchain_key},
+    plan::{Resolved, ResolvedImage, SignedWith, TreeKey, Unverified, toolchain_key},
 };
 
 /// Looks up what the given images, and the families of the given targets, amount to.
@@ -161,23 +161,19 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
     let base_identity = match &spec.runtime.base {
         // The image that it is counts with the needs.
         None | Some(RuntimeBase::Need(_)) => None,
-        // The specification alone: the architecture is hashed with the target.
-        Some(RuntimeBase::Bootstrap(base)) => {
-            Some(bootstrap_key(&base.for_version(&version), Architecture::Amd64))
+        Some(base @ (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_))) => {
+            let look = || parts.fetcher.root_fs().of_base(base, &spec.sources, &version, root);
+            parts.retry("look up runtime base", look).await?.map(|root| root.identity())
         }
         Some(RuntimeBase::Minimal(base)) => {
             Some(parts.retry("look up busybox", || parts.fetcher.root_fs().minimal_identity(base)).await?)
         }
         Some(RuntimeBase::Image(reference)) => Some(parts.resolve_reference(reference).await?.to_string()),
     };
-    let entrypoint = if spec.holds_entrypoint() {
-        let binary = parts.entrypoint.binary().await?;
-        Some(EntrypointBinary { arch: binary.arch })
-    } else {
-        None
-    };
+    let entrypoints =
+        if spec.holds_entrypoint() { parts.entrypoint.architectures().await? } else { BTreeSet::new() };
     let signed_with = signed_with(parts, image);
-    Ok(ResolvedImage { version, sources, patches, base_identity, entrypoint, signed_with })
+    Ok(ResolvedImage { version, sources, patches, base_identity, entrypoints, signed_with })
 }
 
 async fn toolchain_identity(
@@ -186,16 +182,18 @@ async fn toolchain_identity(
     family: &KernelFamily,
     (target, system): (&KernelTarget, &NodeSystem),
 ) -> Result<String> {
-    match toolchain {
-        // The specification alone: the architecture is hashed with the target.
-        Toolchain::Bootstrap(spec) => Ok(bootstrap_key(spec, Architecture::Amd64)),
-        Toolchain::Image(image) => {
-            let image = family.spec.image_for(image, target, system).map_err(|missing| {
-                TargetError::unmet(format!("there is no {missing}"), "name it in the kernel family")
-            })?;
-            Ok(parts.resolve_reference(&image.to_string()).await?.to_string())
-        }
+    if let Toolchain::Image(image) = toolchain {
+        let image = family.spec.image_for(image, target, system).map_err(|missing| {
+            TargetError::unmet(format!("there is no {missing}"), "name it in the kernel family")
+        })?;
+        return Ok(parts.resolve_reference(&image.to_string()).await?.to_string());
     }
+    // The specification alone: the architecture is hashed with the target.
+    let root = PackageRoot::of_toolchain(toolchain, target, &parts.definitions.root);
+    root.map(|root| root.identity()).ok_or_else(|| {
+        let message = "nothing says where the RPM packages of the toolchain are".to_owned();
+        TargetError::unmet(message, "name `from` in the kernel family")
+    })
 }
 
 /// Who signs an image's modules. What an engine makes whole (`output: image`) is not changed any more.

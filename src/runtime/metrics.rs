@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use jiff::Timestamp;
 use prometheus_client::{
     encoding::text::encode,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
@@ -20,7 +21,7 @@ use strum::{IntoStaticStr, VariantArray};
 use crate::{
     cluster::kube::KubeStats,
     image::Strategy,
-    plan::{self, Plan},
+    plan::{self, Plan, RolloutWait},
 };
 
 /// Kernel targets that have a figure of their own; a fleet changes to a few kernels at once.
@@ -99,6 +100,8 @@ pub struct Metrics {
     kernels_left_out: Gauge,
     nodes_left_alone: Gauge,
     upgrade_nodes: Family<[(&'static str, String); 2], Gauge>,
+    rollouts: Family<[(&'static str, String); 3], DecimalGauge>,
+    certificates: Family<[(&'static str, String); 1], DecimalGauge>,
     build_seconds: Histogram,
     builds: Family<Labels<1>, Counter>,
     builds_running: Gauge,
@@ -141,6 +144,16 @@ impl Metrics {
             upgrade_nodes: registering.add(
                 "upgrade_nodes",
                 "Nodes of DaemonSets that are upgraded in order, by stage",
+                Family::default(),
+            ),
+            rollouts: registering.seconds(
+                "rollout_unresolved",
+                "How long a rollout has been held, or has not come further",
+                Family::default(),
+            ),
+            certificates: registering.seconds(
+                "certificate_expiry_timestamp",
+                "When a certificate ends that farrier shows, trusts or signs modules with, as read at its start, since 1970",
                 Family::default(),
             ),
             build_seconds: registering.seconds(
@@ -229,6 +242,24 @@ impl Metrics {
         }
     }
 
+    /// Rollouts that have not come to their end (image, target), and for how long: at most as many as the definitions have.
+    pub fn rollouts<'a>(&self, open: impl Iterator<Item = (&'a str, &'a str, RolloutWait, Duration)>) {
+        self.rollouts.clear();
+        for (image, target, state, since) in open {
+            let state: &'static str = state.into();
+            let labels =
+                [("image", image.to_owned()), ("rollout", target.to_owned()), ("state", state.to_owned())];
+            self.rollouts.get_or_create(&labels).set(since.as_secs_f64());
+        }
+    }
+
+    /// When certificates end, by what they are for: a few for each host that the site names.
+    pub fn certificates(&self, ends: impl IntoIterator<Item = (String, Timestamp)>) {
+        for (what, end) in ends {
+            self.certificates.get_or_create(&[("certificate", what)]).set(end.as_duration().as_secs_f64());
+        }
+    }
+
     /// A build ended.
     pub fn build(&self, outcome: BuildOutcomeLabel, took: Duration) {
         self.builds.get_or_create(&[label(outcome)]).inc();
@@ -300,7 +331,7 @@ impl Registering {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Phase;
+    use crate::plan::{Phase, UpgradeStage};
 
     #[test]
     fn figures_are_shown_with_checked_labels() {
@@ -316,6 +347,12 @@ mod tests {
         metrics.configuration(false);
         let waiting = (0..60).map(|n| (format!("debian 12 6.1.{n} amd64"), Duration::from_secs(n)));
         metrics.kernels(waiting.collect());
+        let held = ("mofed", "DaemonSet a/b, container c", RolloutWait::Held, Duration::from_secs(90));
+        metrics.rollouts([held].into_iter());
+        metrics.certificates([(
+            "caFile of r.example".to_owned(),
+            Timestamp::from_second(1_900_000_000).unwrap(),
+        )]);
         let text = metrics.text().unwrap();
         for line in [
             "# TYPE farrier_api_requests counter",
@@ -330,6 +367,8 @@ mod tests {
             "farrier_configuration_valid 0",
             "farrier_kernel_unresolved_seconds{kernel=\"debian 12 6.1.59 amd64\"} 59.0",
             "farrier_kernels_unresolved_left_out 10",
+            "farrier_rollout_unresolved_seconds{image=\"mofed\",rollout=\"DaemonSet a/b, container c\",state=\"held\"} 90.0",
+            "farrier_certificate_expiry_timestamp_seconds{certificate=\"caFile of r.example\"} 1900000000.0",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
         }
@@ -337,7 +376,8 @@ mod tests {
         assert_eq!(text.matches("farrier_kernel_unresolved_seconds{").count(), MAX_KERNELS);
         // What is resolved has no figure any more.
         metrics.kernels(Vec::new());
-        assert!(!metrics.text().unwrap().contains("farrier_kernel_unresolved_seconds{"));
+        metrics.rollouts(std::iter::empty());
+        assert!(!metrics.text().unwrap().contains("_unresolved_seconds{"));
     }
 
     /// Whatever a dashboard or an alert asks for is a figure that farrier has, and so is each value of a label that it names.
@@ -352,7 +392,13 @@ mod tests {
             .images
             .get_or_create(&[("image", "mofed".to_owned()), ("phase", "published".to_owned())])
             .inc();
+        metrics
+            .upgrade_nodes
+            .get_or_create(&[("rollout", "drivers/mofed".to_owned()), ("stage", "begins".to_owned())])
+            .inc();
         metrics.kernels(vec![("debian 12 6.1.0-1 amd64".to_owned(), Duration::from_secs(1))]);
+        metrics.rollouts([("mofed", "tags", RolloutWait::Held, Duration::from_secs(1))].into_iter());
+        metrics.certificates([("moduleSigning".to_owned(), Timestamp::UNIX_EPOCH)]);
         let text = metrics.text().unwrap();
         let families: Vec<(&str, &str)> =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
@@ -367,6 +413,8 @@ mod tests {
         let values = |label: &str| -> Vec<&'static str> {
             match label {
                 "phase" => Phase::VARIANTS.iter().map(|phase| phase.as_str()).collect(),
+                "state" => RolloutWait::VARIANTS.iter().map(<&'static str>::from).collect(),
+                "stage" => [UpgradeStage::Begins, UpgradeStage::UnderWay].map(Into::into).into(),
                 _ => PassOutcomeLabel::VARIANTS
                     .iter()
                     .map(<&'static str>::from)
@@ -376,7 +424,7 @@ mod tests {
             }
         };
         let name = regex::Regex::new("farrier_[a-z_]+").unwrap();
-        let value = regex::Regex::new(r#"(phase|outcome)=~?\\?"([a-z|-]+)\\?""#).unwrap();
+        let value = regex::Regex::new(r#"(phase|outcome|state|stage)=~?\\?"([a-z|-]+)\\?""#).unwrap();
         for (file, text) in [
             ("dashboard", include_str!("../../deploy/dashboard/farrier.json")),
             ("alerts", include_str!("../../deploy/kustomize/components/alerts/prometheus-rule.yaml")),

@@ -9,51 +9,26 @@ pub type Result<T, E = SigningError> = std::result::Result<T, E>;
 
 /// Why nothing can be signed. No message holds any part of a key or a passphrase.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum SigningError {
-    /// A file that cannot be read.
+    /// A file that cannot be read: `the certificate`, `the public key`.
     #[error("read {what} {}", .path.display())]
-    Read {
-        /// `the certificate`, `the public key`.
-        what: &'static str,
-        /// Where.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// A secret that cannot be read.
+    Read { what: &'static str, path: PathBuf, source: io::Error },
+    /// A secret that cannot be read: `the signing key`, `the passphrase`.
     #[error("read {what} {from}")]
-    Secret {
-        /// `the signing key`, `the passphrase`.
-        what: &'static str,
-        /// Where it should be.
-        from: String,
-        /// Why not.
-        #[source]
-        source: SecretError,
-    },
+    Secret { what: &'static str, from: String, source: SecretError },
     /// A file that holds no certificate.
     #[error("read the certificate {}", .0.display())]
     Certificate(PathBuf, #[source] CertificateError),
-    /// Not a pair.
+    /// A private key and a certificate or public key that are no pair.
     #[error("the private key of {from} does not belong to {}", .public.display())]
-    Mismatch {
-        /// The private key.
-        from: String,
-        /// The certificate or public key.
-        public: PathBuf,
-    },
+    Mismatch { from: String, public: PathBuf },
     /// A command that cannot be run.
     #[error("start the signing command {0}")]
     Start(String, #[source] io::Error),
-    /// A key, or a command, that does not sign.
+    /// A key, or a command, that does not sign. The hint is empty where it is not clear what to do.
     #[error("{message}")]
-    Key {
-        /// Which, and what is wrong with it.
-        message: String,
-        /// What to do about it; empty where that is not clear.
-        hint: &'static str,
-    },
+    Key { message: String, hint: &'static str },
 }
 
 impl SigningError {

@@ -85,6 +85,7 @@ impl EventReason {
 
 /// The object that an event is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
+#[expect(missing_docs, reason = "the words say what the fields are")]
 pub enum Regarding {
     /// A DriverBuild of farrier's namespace.
     #[display("DriverBuild {_0}")]
@@ -94,20 +95,10 @@ pub enum Regarding {
     Node(String),
     /// A DaemonSet.
     #[display("DaemonSet {namespace}/{name}")]
-    DaemonSet {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-    },
+    DaemonSet { namespace: String, name: String },
     /// An operator's resource.
     #[display("{resource} {name}")]
-    Resource {
-        /// Its kind.
-        resource: OperatorResource,
-        /// Its name.
-        name: String,
-    },
+    Resource { resource: OperatorResource, name: String },
 }
 
 /// One event.

@@ -119,8 +119,7 @@ impl KubeStatus {
     }
 
     async fn write_builds(&self, state: &mut State, view: &PassView) {
-        let PassView { plan, snapshot: _, definitions: _, activity, rollouts: _, configuration_error, now } =
-            view;
+        let PassView { plan, activity, configuration_error, now, .. } = view;
         let desired = desired(plan, activity, configuration_error.as_deref(), &state.known, *now);
         let names: BTreeSet<&str> =
             desired.iter().filter_map(|object| object.metadata.name.as_deref()).collect();

@@ -68,7 +68,7 @@ pub fn is_reserved(name: &str) -> bool {
 }
 
 /// Repositories below the prefix that hold neither driver images nor artifacts: root file systems as images, what copies
-/// of other registries' images stand below, and the record of when kernels were seen.
+/// of other registries' images stand below, and the records of when kernels were seen and how long builds took.
 const OTHERS: [&str; 3] = ["farrier-rootfs", "mirror", "kernels"];
 
 /// A stored input: an artifact in the registry that images are made from.

@@ -66,6 +66,6 @@ fn no_driver_image_can_have_the_name_of_a_repository_of_ours() {
     for name in ["headers", "sources", "rootfs", "definitions", "farrier-rootfs", "mirror"] {
         assert!(is_reserved(name), "{name}");
     }
-    assert!(is_reserved(crate::images::KERNEL_RECORD));
+    assert!(is_reserved(crate::images::RECORDS));
     assert!(!is_reserved("driver"));
 }

@@ -58,14 +58,16 @@ fn each_policy_is_bound_and_denies_and_is_about_farrier_alone() {
 /// Overlays and the chart switch these on, by their place or their name.
 #[test]
 fn cordons_and_checks_are_refused_by_default() {
-    for (name, variable, component) in
-        [("farrier-nodes", "cordons", "drain"), ("farrier-jobs", "checks", "upgrade-checks")]
-    {
-        let found = policy(name)["spec"]["variables"][1].clone();
+    for (name, place, variable, component) in [
+        ("farrier-nodes", 1, "cordons", "drain"),
+        ("farrier-jobs", 1, "checks", "upgrade-checks"),
+        ("farrier-jobs", 2, "forecasts", "upgrade-forecasts"),
+    ] {
+        let found = policy(name)["spec"]["variables"][place].clone();
         assert_eq!((text(&found["name"]), text(&found["expression"])), (variable, "false"));
         let file = format!("deploy/kustomize/components/{component}/kustomization.yaml");
         let patch = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
-        assert!(patch.contains(name) && patch.contains("path: /spec/variables/1/expression"), "{patch}");
+        assert!(patch.contains(name) && patch.contains(&format!("/variables/{place}/expression")), "{patch}");
     }
 }
 

@@ -4,11 +4,12 @@ use std::fs;
 use farrier::{
     image::{ImageReference, Version},
     kmod::Verdict,
-    oci::{Descriptor, ImageIndex, ImageManifest, media_type},
+    oci::{Descriptor, ImageIndex, ImageManifest, Platform, media_type},
     registry::{Registry, RegistryOptions, RemoteRegistry},
 };
 use serde_json::{Value, json};
 
+use crate::page::Ui;
 use crate::signatures::{P256, SIGNING, key, site_yaml};
 use crate::support::{
     published::publish,
@@ -190,4 +191,42 @@ fn bundles_carry_the_index_and_the_clean_up_takes_it_away() {
     assert_eq!(gone["images"].as_array().unwrap().len(), 3, "{gone}");
     assert!(images.iter().all(|image| !there(image)));
     assert_eq!(site.tags("hello"), [""; 0]);
+}
+
+/// Puts an index of two images under a tag, which is their only name.
+fn put_index(ImageReference { repository, version }: &ImageReference, images: &[String; 2]) {
+    let registry = RemoteRegistry::new("registry".to_owned(), &RegistryOptions::default());
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let mut index = ImageIndex::empty();
+        for (arch, image) in ["amd64", "arm64"].into_iter().zip(images) {
+            let own = Version::Digest(digest(image).parse().unwrap());
+            let stored = registry.manifest(repository, &own).await.unwrap().unwrap();
+            let entry = Descriptor::of(media_type::OCI_MANIFEST, &stored.bytes);
+            index.manifests.push(Descriptor { platform: Some(Platform::linux(arch)), ..entry });
+        }
+        let bytes = index.to_bytes().unwrap();
+        registry.push_manifest(repository, version, media_type::OCI_INDEX, &bytes).await.unwrap();
+    });
+}
+
+#[test]
+fn a_registry_alone_shows_the_image_of_each_architecture() {
+    let site = site();
+    let images = cells(&site).map(|cell| publish(&cell, Verdict::Loads));
+    put_index(&format!("{}/{TAG}", site.location).parse().unwrap(), &images);
+    assert_eq!(site.tags("hello"), [TAG.split_once(':').unwrap().1]);
+    let ui = Ui::of(&site);
+    let fleet = ui.get("");
+    for wanted in ["published 2", "debian 12, amd64", "debian 12, arm64"] {
+        assert!(fleet.contains(wanted), "{wanted} is not in {fleet}");
+    }
+    let cells: Vec<String> = fleet
+        .split("<a href=c/")
+        .skip(1)
+        .map(|rest| rest.split('>').next().unwrap())
+        .map(|cell| ui.get(&format!("c/{cell}")))
+        .collect();
+    for image in &images {
+        assert!(cells.iter().any(|cell| cell.contains(digest(image))), "{image}: {cells:?}");
+    }
 }

@@ -1,8 +1,13 @@
 //! The kernel families that come with farrier, each on the newest kernel that its packages are there for: built, checked and
 //! booted as a user would, with nothing but the shipped definitions.
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use farrier::{
+    boot::ENTRYPOINT,
     cache::Cache,
     definitions,
     inputs::{FetchOptions, Fetcher, HeaderLookup, PackageRoot},
@@ -14,6 +19,7 @@ use serde_json::json;
 
 use crate::support::{
     docker::docker,
+    kept,
     kernels::shared_cache,
     packages::run,
     site::{Run, Site, skopeo},
@@ -39,26 +45,25 @@ fn family(name: &str) -> KernelFamily {
         .unwrap_or_else(|| panic!("no family {name}"))
 }
 
-fn target(name: &str, release: KernelRelease) -> KernelTarget {
+fn target(name: &str, release: KernelRelease, arch: Architecture) -> KernelTarget {
     let (_, version) = DEBIAN.iter().find(|(known, _)| *known == name).unwrap();
     let (os, os_version) = ("debian".parse().unwrap(), version.parse().unwrap());
-    KernelTarget { os, os_version, release, arch: Architecture::Amd64 }
+    KernelTarget { os, os_version, release, arch }
 }
 
 /// The kernels of the plain flavour that a family's suites have headers of, oldest first.
-async fn kernels(name: &str) -> Vec<KernelTarget> {
+async fn kernels(name: &str, arch: Architecture) -> Vec<KernelTarget> {
     let family = family(name);
     let HeaderSource::Apt(apt) = &family.spec.headers else { panic!("{name} has no packages") };
-    let suites = serde_json::from_value(json!({"suites": apt.suites, "flavours": ["amd64"]})).unwrap();
+    let suites = serde_json::from_value(json!({"suites": apt.suites, "flavours": [arch]})).unwrap();
     let fetcher = Fetcher::new(Cache::open(shared_cache()).unwrap(), FetchOptions::default());
-    let releases =
-        fetcher.headers().releases(&family.spec.headers, &suites, Architecture::Amd64).await.unwrap();
+    let releases = fetcher.headers().releases(&family.spec.headers, &suites, arch).await.unwrap();
     let is_plain = |release: &KernelRelease| {
-        let version = release.as_str().strip_suffix("-amd64");
+        let version = release.as_str().strip_suffix(&format!("-{arch}"));
         version.is_some_and(|version| !version.ends_with("-cloud") && !version.ends_with("-rt"))
     };
     let mut kernels: Vec<KernelTarget> =
-        releases.into_iter().filter(is_plain).map(|release| target(name, release)).collect();
+        releases.into_iter().filter(is_plain).map(|release| target(name, release, arch)).collect();
     kernels.retain(|kernel| family.spec.matches.is_match(kernel));
     kernels.sort_by(|a, b| debian_version::compare(a.release.as_str(), b.release.as_str()));
     kernels.dedup();
@@ -66,7 +71,11 @@ async fn kernels(name: &str) -> Vec<KernelTarget> {
 }
 
 async fn newest(name: &str) -> KernelTarget {
-    kernels(name).await.pop().unwrap_or_else(|| panic!("the suites of {name} have no kernel"))
+    newest_for(name, Architecture::Amd64).await
+}
+
+async fn newest_for(name: &str, arch: Architecture) -> KernelTarget {
+    kernels(name, arch).await.pop().unwrap_or_else(|| panic!("the suites of {name} have no kernel"))
 }
 
 /// A site with the shipped definitions, but that this image's modules are booted before they are published.
@@ -80,9 +89,20 @@ fn site(image: &str) -> Site {
     site
 }
 
+/// `driver-entrypoint`, and beside it that for arm64.
+fn entrypoints(site: &Site) -> PathBuf {
+    let place = site.definitions().with_file_name("programs");
+    fs::create_dir_all(&place).unwrap();
+    let arm64 = kept("arm64").join("driver-entrypoint-arm64");
+    for program in [entrypoint(), arm64].iter().filter(|program| program.is_file()) {
+        fs::copy(program, place.join(program.file_name().unwrap())).unwrap();
+    }
+    place.join(ENTRYPOINT)
+}
+
 fn build(site: &Site, image: &str, kernel: &KernelTarget) -> Run {
     let KernelTarget { os, os_version, release, arch } = kernel;
-    let entrypoint = entrypoint().display().to_string();
+    let entrypoint = entrypoints(site).display().to_string();
     let target =
         ["--kernel", release.as_str(), "--os", os, "--os-version", os_version, "--arch", arch.as_str()];
     let mut command = site.command(
@@ -113,7 +133,7 @@ fn proven(site: &Site, image: &str, kernel: &KernelTarget) -> serde_json::Value 
 #[tokio::test]
 async fn debian_11() {
     // Its security suite lists 6.1 kernels whose packages the archive does not have.
-    let mut kernels = kernels("debian-11").await;
+    let mut kernels = kernels("debian-11", Architecture::Amd64).await;
     kernels.retain(|kernel| kernel.release.as_str().starts_with("5.10."));
     proven(&site("mstflint"), "mstflint", kernels.last().expect("the suites have a 5.10 kernel"));
 }
@@ -141,6 +161,24 @@ async fn debian_13_backports() {
 #[tokio::test]
 async fn debian_sid() {
     proven(&site("mstflint"), "mstflint", &newest("debian-sid").await);
+}
+
+/// Compiled on this machine by Debian's cross compilers, loaded by that kernel in an emulator of its processor.
+#[tokio::test]
+async fn arm64_kernels_of_debian() {
+    run(Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("ci/arm64")).arg(kept("arm64")));
+    for name in ["debian-12", "debian-13"] {
+        let site = site("mstflint");
+        // A base of packages runs their scripts, which are arm64's programs.
+        let base = "{bootstrap: {suite: bookworm, include: [kmod]}}";
+        site.edit("images/mstflint.yaml", base, "{minimal: {suites: [bookworm]}}");
+        let kernel = newest_for(name, Architecture::Arm64).await;
+        let built = proven(&site, "mstflint", &kernel);
+        for module in published_modules(&site, &built) {
+            let header = run(Command::new("readelf").arg("-h").arg(&module));
+            assert!(header.lines().any(|line| line.ends_with(" AArch64")), "{}: {header}", module.display());
+        }
+    }
 }
 
 /// The shipped definitions make none; a family that asks for it gets it, and the kernel takes both.
@@ -224,8 +262,8 @@ async fn a_recompiled_kernel_of_centos_7() {
     assert_eq!(described["annotations"]["farrier.dev/kernel-release"], release);
 }
 
-/// The sections of type information in the published module.
-fn sections(site: &Site, built: &serde_json::Value) -> Vec<String> {
+/// The module files of what was published.
+fn published_modules(site: &Site, built: &serde_json::Value) -> Vec<PathBuf> {
     let copy = site.path("copy");
     let from = format!("docker://{}", built["pinned"].as_str().unwrap());
     let copied = skopeo(&["copy", "--src-tls-verify=false", &from, &format!("dir:{}", copy.display())]);
@@ -241,11 +279,16 @@ fn sections(site: &Site, built: &serde_json::Value) -> Vec<String> {
         .arg("-C")
         .arg(&tree));
     let files = walkdir::WalkDir::new(&tree).into_iter().map(Result::unwrap);
-    let modules: Vec<_> =
-        files.filter(|file| file.path().extension().is_some_and(|end| end == "ko")).collect();
+    let modules = files.filter(|file| file.path().extension().is_some_and(|end| end == "ko"));
+    modules.map(walkdir::DirEntry::into_path).collect()
+}
+
+/// The sections of type information in the published module.
+fn sections(site: &Site, built: &serde_json::Value) -> Vec<String> {
+    let modules = published_modules(site, built);
     let [module] = &modules[..] else { panic!("{modules:?}") };
-    let listed = run(Command::new("readelf").args(["-SW"]).arg(module.path()));
-    println!("{}: {} bytes", module.path().display(), module.metadata().unwrap().len());
+    let listed = run(Command::new("readelf").args(["-SW"]).arg(module));
+    println!("{}: {} bytes", module.display(), module.metadata().unwrap().len());
     let words = listed.split_whitespace().filter(|word| word.starts_with(".BTF"));
     words.map(str::to_owned).collect()
 }

@@ -18,7 +18,7 @@ use crate::support::{
     kernels,
     node_vm::{self, ContainerSpec, NodeTree, files},
     packages::{kernel_image, run},
-    site::{Run, Site, skopeo},
+    site::{Run, Site, unpacked},
     virtual_machine::entrypoint,
 };
 
@@ -140,23 +140,6 @@ impl Chain {
         let manifest = self.site.inspect_raw(reference.rsplit('/').next().unwrap());
         manifest["annotations"]["org.opencontainers.image.version"].as_str().unwrap().to_owned()
     }
-
-    /// An image as a runtime unpacks it.
-    fn unpacked(&self, image: &str) -> TempDir {
-        let directory = tempfile::tempdir().unwrap();
-        let (blobs, tree) = (directory.path().join("blobs"), directory.path().join("tree"));
-        let from = format!("docker://{}", self.reference(image));
-        let output = skopeo(&["copy", "--src-tls-verify=false", &from, &format!("dir:{}", blobs.display())]);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        fs::create_dir(&tree).unwrap();
-        let manifest: Value =
-            serde_json::from_slice(&fs::read(blobs.join("manifest.json")).unwrap()).unwrap();
-        for layer in manifest["layers"].as_array().unwrap() {
-            let blob = blobs.join(layer["digest"].as_str().unwrap().trim_start_matches("sha256:"));
-            run(Command::new("tar").arg("-xf").arg(blob).arg("-C").arg(&tree));
-        }
-        directory
-    }
 }
 
 /// `<version>-<kernel label>-<os><os version>-<arch>`: Network Operator, precompiled drivers (state_ofed.go).
@@ -198,7 +181,8 @@ fn gpu_direct_from_sources_to_a_node() {
     builds_in_order(&chain);
     is_published_under_the_operators_names(&chain);
     chain.pass().exits(0).line("nothing to do");
-    let trees: BTreeMap<&str, TempDir> = IMAGES.map(|image| (image, chain.unpacked(image))).into();
+    let trees: BTreeMap<&str, TempDir> =
+        IMAGES.map(|image| (image, unpacked(&chain.reference(image)))).into();
     let tree = |image: &str| trees[image].path().join("tree");
     loads_across(&chain, tree);
     lives_on_a_node(&chain.kernel, tree);

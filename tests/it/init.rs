@@ -186,7 +186,7 @@ fn at_a_terminal_it_asks() {
     let run = Run::of(child).exits(0);
     drop(stdin);
     run.line("which cluster");
-    run.line("which drivers of generic, mofed,");
+    run.line("which drivers of gdrdrv, generic, mofed,");
     let files: Vec<String> = read_all(&site.path("mine")).into_keys().collect();
     assert_eq!(files.len(), 3, "{files:?}");
 }

@@ -432,6 +432,14 @@ fn gpu_and_peer_memory_come_and_go_with_ofed() {
     tree.image("gpu", gpu_image(&kernel, &GPU, 1).path());
     tree.image("gpu-without", gpu_image(&kernel, &GPU, 0).path());
     tree.image("nv-peer-mem", gpu_image(&kernel, &["nv_peer_mem.ko"], 1).path());
+    for module in ["nvidia-fs", "gdrdrv"] {
+        let image = gpu_image(&kernel, &[&format!("{module}.ko")], 1);
+        // The operator calls it in bash, which the base of these images has.
+        let bash = image.path().join("bin/bash");
+        fs::write(&bash, "#!/bin/sh\nexec sh \"$@\"\n").unwrap();
+        fs::set_permissions(&bash, fs::Permissions::from_mode(0o755)).unwrap();
+        tree.image(module, image.path());
+    }
     let mut node = Node::boot(&kernel, tree);
     node.sh("modprobe mlx5_ib; mkdir -p /run/nvidia/validations");
     let gpu_spec = ContainerSpec::read("nvidia-driver.yaml", "nvidia-driver-ctr");
@@ -469,13 +477,33 @@ fn gpu_and_peer_memory_come_and_go_with_ofed() {
     assert!(node.await_that("[ -e /sys/module/nvidia_peermem ]", LIMIT), "{}", node.log(&peermem));
     node.assert_probes_pass(&peermem);
 
-    // The pod ends; peer memory is unloaded with the driver, and nothing of it is left.
+    // GPUDirect Storage and GDRCopy, with the device file that its module does not make.
+    let beside =
+        [("nvidia-fs-ctr", "nvidia-fs"), ("nvidia-gdrcopy-ctr", "gdrdrv")].map(|(container, image)| {
+            let spec = ContainerSpec::read("nvidia-driver.yaml", container);
+            let started = node.start(&spec, image, &entrypoint);
+            node.await_startup(&started, LIMIT);
+            started
+        });
+    for place in ["/dev/gdrdrv", "/run/nvidia/driver/dev/gdrdrv"] {
+        let made = format!("[ -c {place} ]");
+        assert!(node.await_that(&made, LIMIT), "{place}: {}", node.log(&beside[1]));
+    }
+
+    // The pod ends; what stands on the driver is unloaded with it, and nothing of it is left.
     assert_eq!(node.terminate(&peermem), 0, "{}", node.log(&peermem));
+    for container in &beside {
+        assert_eq!(node.terminate(container), 0, "{}", node.log(container));
+    }
+    assert!(
+        node.holds("[ -e /sys/module/nvidia_fs ] && [ -e /sys/module/gdrdrv ]"),
+        "the driver's container has them"
+    );
     let status = node.terminate(&gpu);
     let log = node.log(&gpu);
     println!("{log}");
     assert_eq!(status, 0, "{log}");
-    assert!(!node.loaded().iter().any(|name| name.starts_with("nvidia")), "{log}");
+    assert!(!node.loaded().iter().any(|name| name.starts_with("nvidia") || name == "gdrdrv"), "{log}");
     assert_eq!(node.sh("cat /proc/self/mountinfo").matches(" /run/nvidia/driver").count(), 0, "{log}");
 
     // The first generation's, a DaemonSet of its own.

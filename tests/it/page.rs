@@ -4,11 +4,13 @@ use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{TcpListener, TcpStream},
     process::Child,
+    time::{Duration, Instant},
 };
 
 use crate::support::{
     kube_api::{Requests, objects},
     live::{DRIVER, Live, NAMESPACE, OLD_IMAGE},
+    site::Site,
 };
 
 const OPERATOR: &str = "token-of-the-operator";
@@ -183,28 +185,76 @@ fn others_are_refused_with_a_reason_and_see_no_buttons() {
     assert_ne!(first, OLD_IMAGE);
 }
 
+/// `farrier ui` over a registry alone.
+pub struct Ui {
+    port: u16,
+    _running: Running,
+}
+
+impl Ui {
+    pub fn of(site: &Site) -> Self {
+        let mut ui = site.command(&["ui", "--no-browser", "-o", "json"]);
+        let mut running = Running(ui.env_remove("FARRIER_CLUSTER").spawn().unwrap());
+        let lines = BufReader::new(running.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let address = lines.map_while(|line| (line != "}").then_some(line)).collect::<String>();
+        let port = address.split("127.0.0.1:").nth(1).unwrap_or_else(|| panic!("no address: {address}"));
+        Self { port: port.split('/').next().unwrap().parse().unwrap(), _running: running }
+    }
+
+    pub fn get(&self, path: &str) -> String {
+        ask(self.port, &format!("GET /{path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"))
+    }
+}
+
 #[test]
 fn a_registry_alone_shows_its_images_and_kernels() {
     let nodes = [objects::node("n0", "6.1.0-901-amd64"), objects::node("n1", "6.1.0-902-amd64")];
     let live = Live::new(nodes, "image");
     live.publish();
-    let mut ui = live.site.command(&["ui", "--no-browser", "-o", "json"]);
-    let mut ui = Running(ui.env_remove("FARRIER_CLUSTER").spawn().unwrap());
-    let lines = BufReader::new(ui.0.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let address = lines.map_while(|line| (line != "}").then_some(line)).collect::<String>();
-    let port = address.split("127.0.0.1:").nth(1).unwrap_or_else(|| panic!("no address: {address}"));
-    let port: u16 = port.split('/').next().unwrap().parse().unwrap();
-    let get = |path: &str| {
-        ask(port, &format!("GET /{path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"))
-    };
-    let fleet = get("");
+    let ui = Ui::of(&live.site);
+    let fleet = ui.get("");
     for wanted in ["<th scope=\"col\">driver", "6.1.0-901-amd64", "6.1.0-902-amd64", "published 2"] {
         assert!(fleet.contains(wanted), "{wanted} is not in {fleet}");
     }
     // Neither other definitions nor their rollouts say anything.
     assert!(!fleet.contains("mofed") && !fleet.contains("DaemonSet"), "{fleet}");
     let cell = fleet.split("<a href=c/").nth(1).and_then(|rest| rest.split('>').next()).unwrap();
-    let cell = get(&format!("c/{cell}"));
+    let cell = ui.get(&format!("c/{cell}"));
     assert!(cell.contains("configuration registry") && cell.contains("Published digest"), "{cell}");
     assert!(!cell.contains("do?what"), "{cell}");
+}
+
+#[test]
+fn five_thousand_nodes_add_nothing_to_the_first_view_and_each_has_a_page() {
+    let view = |count: usize| {
+        let nodes = (0..count).map(|number| objects::node(&format!("n{number}"), "6.1.0-901-amd64"));
+        let mut live = Live::new(nodes, "image");
+        live.publish();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        live.start(&["--listen", &format!("127.0.0.1:{port}")]);
+        let get = move |path: &str| {
+            ask(port, &format!("GET /{path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"))
+        };
+        live.until("the image is rolled out", |_| get("rollouts.html").contains(">set</b>"));
+        (live, get)
+    };
+    let ((_few, few), (_many, many)) = (view(5), view(5000));
+    let first = many("");
+    assert!(first.contains("published 1") && first.len() < few("").len() + 100, "{first}");
+    let rollouts = many("rollouts.html");
+    let written = format!("rewrite: {OLD_IMAGE} -&gt; ");
+    assert!(rollouts.contains("did since it began") && rollouts.contains(&written), "{rollouts}");
+    let nodes = many("nodes.html");
+    assert!(nodes.contains(">n0</a>") && nodes.contains("5000 nodes"), "{}", nodes.len());
+    let link =
+        nodes.split(">n4999</a>").next().unwrap().rsplit("href=\"").next().unwrap().trim_end_matches('"');
+    let node = many(link);
+    assert!(node.contains("Node n4999") && node.contains("6.1.0-901-amd64"), "{node}");
+    // Made anew for each address with a filter. A debug build, beside other tests.
+    let took = (0..5).map(|_| {
+        let began = Instant::now();
+        assert!(many("?kernel=6.1").contains("6.1.0-901-amd64"));
+        began.elapsed()
+    });
+    assert!(took.min().unwrap() < Duration::from_secs(1));
 }

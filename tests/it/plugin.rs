@@ -9,7 +9,7 @@ use std::{
 use serde_json::json;
 
 use crate::support::{
-    kube_api::{Requests, objects::node},
+    kube_api::{Kind, Requests, objects::node},
     live::Live,
 };
 
@@ -20,7 +20,9 @@ fn kubectl(live: &Live, words: &str) -> Command {
     let place = live.site.path("bin");
     if !place.exists() {
         fs::create_dir(&place).unwrap();
-        symlink(env!("CARGO_BIN_EXE_farrier"), place.join("kubectl-farrier")).unwrap();
+        for name in ["kubectl-farrier", "kubectl_complete-farrier"] {
+            symlink(env!("CARGO_BIN_EXE_farrier"), place.join(name)).unwrap();
+        }
     }
     let farrier = live.command(&[]);
     let mut bash = Command::new("bash");
@@ -73,6 +75,35 @@ fn kubectl_finds_it_and_means_the_live_cluster() {
         "{}",
         said(&output)
     );
+}
+
+/// As kubectl's own completion asks: it prints a candidate a line, and a number at the end.
+#[test]
+fn kubectl_completes_names_of_the_live_cluster() {
+    let live = Live::new([node("n0", KERNEL), node("n1", "6.1.0-902-amd64")], "image");
+    let definition = serde_json::to_value(farrier::status::crd()).unwrap();
+    live.api.install(Kind::defined_by(&definition).unwrap());
+    live.api.create(json!({
+        "apiVersion": "farrier.dev/v1alpha1", "kind": "DriverBuild",
+        "metadata": {"name": "ofed-1", "namespace": "farrier"},
+        "spec": {"image": "ofed", "release": "6.1.0-903-amd64", "os": "debian", "osVersion": "12", "arch": "amd64"},
+    }));
+    let complete = |words: &str, has_definitions: bool| {
+        let mut command = kubectl(&live, &format!("__complete farrier {words}"));
+        if !has_definitions {
+            command.env_remove("FARRIER_DEFINITIONS");
+        }
+        let lines = done(&mut command).lines().map(str::to_owned).collect::<Vec<_>>();
+        assert!(lines.contains(&":4".to_owned()), "{lines:?}");
+        lines.into_iter().take_while(|line| line != ":4").collect::<Vec<_>>()
+    };
+    assert_eq!(complete("why node/n", true), ["node/n0", "node/n1"]);
+    assert_eq!(complete("why driver 6", true), [KERNEL, "6.1.0-902-amd64", "6.1.0-903-amd64"]);
+    assert_eq!(complete("logs d", true), ["driver"]);
+    assert_eq!(complete("logs o", false), ["ofed"], "the cluster's farrier has the definitions");
+    let commands = complete("pre", true);
+    assert_eq!(commands.len(), 2, "{commands:?}");
+    assert!(commands[0].starts_with("prebuild\tBuild and publish images"), "{commands:?}");
 }
 
 /// A failure is kept in the cache of the farrier that built.

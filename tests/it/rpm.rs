@@ -16,18 +16,21 @@ use farrier::{
 };
 use serde_json::{Value, json};
 
-use crate::support::{
-    certificates::{Authority, LATER},
-    kept,
-    own_kernel::{OwnKernel, own_kernel},
-    packages::run,
-    rpm_repository::{SigningKey, StandIn, index, tiny_headers},
-    site::Site,
-    tls_archive::TlsServer,
-    virtual_machine::entrypoint,
+use crate::{
+    rpm_toolchain::COMPILER,
+    support::{
+        certificates::{Authority, LATER},
+        kept,
+        own_kernel::{OwnKernel, own_kernel},
+        packages::run,
+        rpm_repository::{SigningKey, StandIn, index, tiny_headers},
+        site::Site,
+        tls_archive::TlsServer,
+        virtual_machine::entrypoint,
+    },
 };
 
-const ROCKY: &str = "5.14.0-503.11.1.el9_5.x86_64";
+pub const ROCKY: &str = "5.14.0-503.11.1.el9_5.x86_64";
 const ROCKY_RT: &str = "5.14.0-503.11.1.el9_5.x86_64+rt";
 const NEWER: &str = "5.14.0-503.15.1.el9_5.x86_64";
 const EUS: &str = "5.14.0-427.50.1.el9_4.x86_64";
@@ -35,8 +38,8 @@ const SUSE: &str = "6.4.0-150600.23.60-default";
 const AZURE: &str = "6.6.57.1-2.azl3";
 
 /// A distribution's repositories at `https://acme.invalid/`, on a server that wants a certificate.
-struct World {
-    key: SigningKey,
+pub struct World {
+    pub key: SigningKey,
     authority: Authority,
     server: TlsServer,
     directory: tempfile::TempDir,
@@ -44,7 +47,7 @@ struct World {
 
 impl World {
     /// With an empty directory to serve.
-    fn new() -> Self {
+    pub fn new() -> Self {
         let (directory, authority) = (tempfile::tempdir().unwrap(), Authority::new());
         authority.issue("server", "IP:127.0.0.1", LATER);
         authority.issue("client", "DNS:farrier.test", LATER);
@@ -61,11 +64,11 @@ impl World {
         world
     }
 
-    fn served(&self, path: &str) -> PathBuf {
+    pub fn served(&self, path: &str) -> PathBuf {
         self.directory.path().join("served").join(path)
     }
 
-    fn definitions(&self) -> PathBuf {
+    pub fn definitions(&self) -> PathBuf {
         self.directory.path().join("definitions")
     }
 
@@ -88,11 +91,27 @@ impl World {
             version,
             release: rest.split(".x86_64").next().unwrap(),
             provides: &format!("kernel-devel-uname-r = {release}"),
+            requires: "",
             files: tiny_headers(&format!("usr/src/kernels/{release}"), release),
         };
         let package = package.build(&self.served(repository).join("Packages"));
         index(&self.served(repository), "gz", "sha256");
         package
+    }
+
+    /// Adds the packages that a script makes once for all tests and runs, signed, as a repository.
+    pub fn add_made(&self, script: &str, place: &str, repository: &str) {
+        let made = run(Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join(script)).arg(kept(place)));
+        let packages = self.served(repository).join("Packages");
+        fs::create_dir_all(&packages).unwrap();
+        let copied = fs::read_dir(made.trim_end()).unwrap().map(|package| {
+            let package = package.unwrap();
+            let copy = packages.join(package.file_name());
+            fs::copy(package.path(), &copy).unwrap();
+            copy
+        });
+        self.key.sign_packages(&copied.collect::<Vec<_>>());
+        index(&self.served(repository), "gz", "sha256");
     }
 
     /// What `site.yaml` says of the server.
@@ -107,7 +126,7 @@ impl World {
         })
     }
 
-    fn fetcher(&self) -> Fetcher {
+    pub fn fetcher(&self) -> Fetcher {
         self.fetcher_of(&self.site())
     }
 
@@ -139,7 +158,7 @@ impl World {
     }
 }
 
-fn target(release: &str) -> KernelTarget {
+pub fn target(release: &str) -> KernelTarget {
     KernelTarget {
         os: "rocky".parse().unwrap(),
         os_version: "9.5".parse().unwrap(),
@@ -148,15 +167,20 @@ fn target(release: &str) -> KernelTarget {
     }
 }
 
-/// Headers of these packages, of repositories below `https://acme.invalid/`.
+/// Headers of these packages.
 fn headers(packages: &[&str], repositories: &[&str], signed: &str) -> HeaderSource {
+    let from = archive(repositories, signed);
+    serde_json::from_value(json!({"rpm": {"packages": packages, "from": from}})).unwrap()
+}
+
+/// Repositories below `https://acme.invalid/`.
+pub fn archive(repositories: &[&str], signed: &str) -> Value {
     let url = |path: &&str| match path.strip_prefix("list:") {
         Some(list) => json!({"mirrorList": format!("https://acme.invalid/{list}")}),
         None => json!({"url": format!("https://acme.invalid/{path}")}),
     };
     let repositories: Vec<Value> = repositories.iter().map(url).collect();
-    let from = json!({"repositories": repositories, "signedBy": "acme.asc", "signed": signed});
-    serde_json::from_value(json!({"rpm": {"packages": packages, "from": from}})).unwrap()
+    json!({"repositories": repositories, "signedBy": "acme.asc", "signed": signed})
 }
 
 #[track_caller]
@@ -216,7 +240,7 @@ async fn suse_s_and_azure_s_packages_are_told_by_their_files() {
     let build = "usr/src/linux-6.4.0-150600.23.60-obj/x86_64/default";
     let packages = world.served("repo/x86_64");
     let stand_in = |name, version, release, files| {
-        StandIn { name, version, release, provides: "", files }.build(&packages)
+        StandIn { name, version, release, files, ..StandIn::default() }.build(&packages)
     };
     let source = vec![("usr/src/linux-6.4.0-150600.23.60/Makefile".to_owned(), String::new())];
     for package in [
@@ -316,7 +340,7 @@ async fn new_kernels_are_found_in_each_stream() {
     assert_eq!(releases().await[0].len(), 2);
 }
 
-/// The repository of the kernel that `ci/own-kernel` compiles, signed, and a site that uses it.
+/// The repository of the kernel that `ci/own-kernel` compiles, signed, one of a compiler, and a site that uses them.
 struct OwnRepository {
     kernel: OwnKernel,
     world: World,
@@ -325,36 +349,28 @@ struct OwnRepository {
 impl OwnRepository {
     fn new() -> Self {
         let (kernel, world) = (own_kernel(), World::new());
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let place = kept("own-kernel");
-        let made = run(Command::new(root.join("ci/own-kernel-rpms")).arg(place));
-        fs::create_dir_all(world.served("os/Packages")).unwrap();
-        for package in fs::read_dir(made.trim_end()).unwrap() {
-            let package = package.unwrap().path();
-            let copy = world.served("os/Packages").join(package.file_name().unwrap());
-            fs::copy(&package, &copy).unwrap();
-            world.key.sign_package(&copy);
-        }
-        index(&world.served("os"), "gz", "sha256");
+        world.add_made("ci/own-kernel-rpms", "own-kernel", "os");
         world.key.sign_file(&world.served("os/repodata/repomd.xml"));
         Self { kernel, world }
     }
 
-    /// A site whose family has its headers, its kernel and its newest kernel from the repository.
+    /// A site whose family has its headers, its kernel and its newest kernel from the repository, and its compiler from another one.
     fn site(&self, keys: &Path) -> Site {
+        self.world.add_made("ci/toolchain-rpms", "toolchain-rpms", "toolchain");
+        let toolchain = json!({"rpm": {"packages": COMPILER, "from": archive(&["toolchain/"], "packages")}});
         let site = Site::new();
         fs::remove_file(site.definitions().join("images/broken.yaml")).unwrap();
         site.edit("images/hello.yaml", "  modules: [", "  check: {boot: true}\n  modules: [");
         site.define("acme.asc", &self.world.key.armored());
-        site.define(
-            "kernels/05-acme.yaml",
-            "apiVersion: farrier.dev/v1alpha1\nkind: KernelFamily\nmetadata: {name: acme}\nspec:\n  \
+        let family = "apiVersion: farrier.dev/v1alpha1\nkind: KernelFamily\nmetadata: {name: acme}\nspec:\n  \
              match: {os: rocky, osVersion: '9\\.5'}\n  \
              headers:\n    rpm:\n      packages: [kernel-devel]\n      from:\n        \
              repositories: [{url: 'https://acme.invalid/os/'}]\n        signedBy: acme.asc\n        signed: both\n  \
              kernelImage: {rpm: {packages: [kernel]}}\n  track: {rpm: {packages: [kernel-devel]}}\n  \
-             toolchain: {bootstrap: {suite: bookworm, include: [gcc-12, libc6-dev, libelf1, kmod, make, perl, xz-utils]}}\n",
-        );
+             toolchain: ";
+        site.define("kernels/05-acme.yaml", &format!("{family}{toolchain}\n"));
+        // The key of a toolchain is that of its definition, and not of what tests serve at the address.
+        fs::remove_file(site.cache().join("packages-root")).unwrap();
         // This kernel loads nothing unsigned.
         let (modules, images) = (keys.join("modules.pem"), keys.join("images.key"));
         fs::copy(self.kernel.signing_key(), &modules).unwrap();
@@ -375,8 +391,8 @@ impl OwnRepository {
     }
 }
 
-/// The kernel's own `make binrpm-pkg`, served over TLS: its headers, a build, the check, and a boot of that very kernel; then the
-/// same from the registry's store alone.
+/// The kernel's own `make binrpm-pkg` and a compiler, both in RPM packages that are served over TLS: headers, toolchain, a build, the check,
+/// and a boot of that very kernel; then the same behind a gap, from a bundle of what the registry's store has.
 #[test]
 fn a_kernel_in_rpm_packages_from_the_repository_to_the_boot() {
     let repository = OwnRepository::new();
@@ -386,13 +402,10 @@ fn a_kernel_in_rpm_packages_from_the_repository_to_the_boot() {
     let release = release.as_str();
     let target = ["--kernel", release, "--os", "rocky", "--os-version", "9.5", "--arch", "amd64"];
     let entrypoint = entrypoint().display().to_string();
-    let building = |further: &[&str]| {
-        let start = ["--entrypoint", &entrypoint, "build", "hello", "-o", "json"];
-        let mut command = site.command(&[&start[..], &target, further].concat());
-        command.env("FARRIER_ENGINE", "sandbox");
-        command
-    };
-    let built = site.finish(building(&["--push"]).spawn().unwrap()).exits(0);
+    let building = ["--entrypoint", &entrypoint, "build", "hello", "-o", "json"];
+    let mut command = site.command(&[&building[..], &target, &["--push"]].concat());
+    command.env("FARRIER_ENGINE", "sandbox");
+    let built = site.finish(command.spawn().unwrap()).exits(0);
     let report = built.json();
     assert_eq!(
         (&report["outcome"], &report["check"]["verdict"]),
@@ -402,23 +415,46 @@ fn a_kernel_in_rpm_packages_from_the_repository_to_the_boot() {
     assert_eq!(report["check"]["boot"]["modules"][0]["outcome"], "loaded", "{built}");
     assert_eq!(report["check"]["boot"]["kernel"], release, "{built}");
 
-    // What the apt way carries: header set, sources, toolchain and base, in the registry; then no repository is there.
+    let bill = bill(&site, report["digest"].as_str().unwrap());
+    for package in ["gcc-12", "make"] {
+        assert!(bill.contains(&format!("pkg:rpm/{package}@")), "{package} is not in {bill}");
+    }
+
+    // What the apt way carries: header set, sources, toolchain and base, in the registry, and from there in a file. Then no repository
+    // is there.
     let kept = site.farrier(&[&["mirror", "-o", "json"][..], &target].concat()).exits(0).json();
     let kinds: Vec<&str> =
         kept.as_array().unwrap().iter().map(|kept| kept["kind"].as_str().unwrap()).collect();
     assert!(["headers", "source", "root-fs"].iter().all(|kind| kinds.contains(kind)), "{kept:#}");
-    let definitions = site.definitions();
+    let bundle = site.path("site.bundle").display().to_string();
+    site.farrier(&[&["bundle", "export", "--image", "hello", "--to", &bundle][..], &target].concat())
+        .exits(0);
     // Its certificates stay: site.yaml names them.
     let World { server, authority: _authority, key: _key, directory: _directory } = repository.world;
     drop(server);
-    let text = fs::read_to_string(definitions.join("images/hello.yaml")).unwrap();
-    fs::write(definitions.join("images/hello.yaml"), text.replace("  check: {boot: true}\n", "")).unwrap();
-    fs::remove_dir_all(site.cache()).unwrap();
-    fs::create_dir(site.cache()).unwrap();
-    let mut command = building(&["--force"]);
-    command.env("FARRIER_OFFLINE", "1");
-    let offline = site.finish(command.spawn().unwrap()).exits(0);
+
+    let other = Site::new();
+    fs::remove_dir_all(other.cache()).unwrap();
+    fs::create_dir(other.cache()).unwrap();
+    let key = site.definitions().join("images.pub").display().to_string();
+    let definitions = other.definitions().display().to_string();
+    fs::remove_dir_all(&definitions).unwrap();
+    let import = ["bundle", "import", &bundle, "--key", &key, "--definitions-to", &definitions];
+    other.farrier(&import).exits(0);
+    other.edit("images/hello.yaml", "  check: {boot: true}\n", "");
+    let mut command = other.command(&[&building[..], &target, &["--force"]].concat());
+    command.env("FARRIER_ENGINE", "sandbox").env("FARRIER_OFFLINE", "1");
+    let offline = other.finish(command.spawn().unwrap()).exits(0);
     assert_eq!(offline.json()["check"]["verdict"], "loads", "{offline}");
+}
+
+/// What farrier says that an image was made of, as it lies beside it.
+fn bill(site: &Site, image: &str) -> String {
+    let beside = site.inspect_raw(&format!("hello:{}", image.replace(':', "-")));
+    let of_type = |one: &&Value| one["artifactType"] == "application/vnd.cyclonedx+json";
+    let found = beside["manifests"].as_array().unwrap().iter().find(of_type).unwrap();
+    let artifact = site.inspect_raw(&format!("hello@{}", found["digest"].as_str().unwrap()));
+    String::from_utf8(site.registry.blob(artifact["layers"][0]["digest"].as_str().unwrap())).unwrap()
 }
 
 /// Without building: the headers and the kernel image are what the kernel's build left, and tracking names the kernel.

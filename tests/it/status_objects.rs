@@ -79,6 +79,7 @@ impl Story {
             snapshot,
             definitions,
             activity,
+            live: Activity::new().into(),
             rollouts: Vec::new(),
             configuration_error: None,
             now,

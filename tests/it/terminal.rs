@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::support::{kube_api::objects::node, live::Live};
+use crate::support::{kernels, kube_api::objects::node, live::Live, site::Site};
 
 const GREEN: &str = "\u{1b}[32m";
 
@@ -13,9 +13,15 @@ fn on_terminal(live: &Live, columns: u16, words: &str) -> String {
 
 /// The same on a terminal of a size as stty takes it, with these variables in the environment.
 fn on_terminal_of(live: &Live, size: &str, variables: &str, words: &str) -> String {
-    let farrier = live.command(&[]);
-    let program = farrier.get_program().display();
-    let command = format!("stty {size}; exec env {variables} {program} {words} 2>/dev/null");
+    run_on_terminal(
+        &live.command(&[]),
+        &format!("stty {size}; exec env {variables}"),
+        &format!("{words} 2>/dev/null"),
+    )
+}
+
+fn run_on_terminal(farrier: &Command, before: &str, words: &str) -> String {
+    let command = format!("{before} {} {words}", farrier.get_program().display());
     let mut script = Command::new("script");
     script.args(["--quiet", "--return", "--command", &command, "/dev/null"]);
     for (name, value) in farrier.get_envs() {
@@ -85,4 +91,31 @@ fn what_is_longer_than_the_terminal_goes_through_a_pager() {
     let mut piped = live.command(&["status"]);
     let piped = piped.env("PAGER", "sed 's/^/paged: /'").output().unwrap().stdout;
     assert_eq!(paged(&String::from_utf8(piped).unwrap()), 0);
+}
+
+#[test]
+fn builds_side_by_side_have_a_live_line_each_with_the_usual_time_and_end_in_one() {
+    let (kernels, site) = (kernels::newest(), Site::new());
+    site.canary(&kernels.newer);
+    let hello = std::fs::read_to_string(site.definitions().join("images/hello.yaml")).unwrap();
+    let other =
+        hello.replace("name: hello}", "name: greeting}").split("  rollout:").next().unwrap().to_owned();
+    site.define("images/greeting.yaml", &other);
+    site.build("hello", &kernels.older, &["--push"]).exits(0);
+    // The registry remembers how long that took: another machine knows it, too.
+    let elsewhere = site.path("another-cache");
+    let status =
+        site.command(&["status", "-o", "json"]).env("FARRIER_CACHE_DIR", elsewhere).output().unwrap();
+    let rows: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+    let usual: Vec<_> = rows.as_array().unwrap().iter().map(|row| &row["time"]["usualSeconds"]).collect();
+    assert!(usual.iter().filter(|usual| usual.is_u64()).count() == 1 && usual.len() == 2, "{rows}");
+
+    let shown =
+        run_on_terminal(&site.command::<&str>(&[]), "stty cols 200; exec env TERM=xterm", "run --once");
+    for image in ["hello", "greeting"] {
+        let line = format!("{image} for {}", kernels.newer);
+        let ends = shown.split(&line).filter(|rest| rest.starts_with(": published sha256:")).count();
+        assert!(shown.contains(&line) && ends >= 1, "{image}: {shown}");
+    }
+    assert!(shown.contains("s of usually "), "{shown}");
 }

@@ -30,7 +30,7 @@ fn packages(include: &[&str]) -> BootstrapSpec {
 }
 
 /// A file of a layer.
-fn in_layer(layer: &Path, name: &str) -> Vec<u8> {
+pub fn in_layer(layer: &Path, name: &str) -> Vec<u8> {
     let output = Command::new("tar").arg("-xOf").arg(layer).arg(name).output().unwrap();
     assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
     output.stdout

@@ -1,6 +1,11 @@
 //! Upgrades in order, by the real program: users of a device leave within their budgets, a farrier that is killed goes on, and people
 //! have their word. `ci/e2e upgrade` plays the same on a real API server with real controllers.
-use std::fs;
+use std::{
+    fs,
+    net::TcpListener,
+    path::Path,
+    process::{Child, Command, Stdio},
+};
 
 use serde_json::{Value, json};
 
@@ -10,6 +15,7 @@ use crate::support::{
         objects::{budget, node},
     },
     live::{DRIVER, Live, NAMESPACE, OLD_IMAGE},
+    packages::unpacked,
 };
 
 const KERNEL: &str = "6.1.0-901-amd64";
@@ -49,10 +55,33 @@ fn driver_on(live: &Live, node: &str) -> String {
     let pods = live.api.list("pods");
     let mut here = pods
         .iter()
-        .filter(|pod| pod["spec"]["nodeName"] == node && pod["metadata"]["namespace"] == NAMESPACE);
+        .filter(|pod| pod["spec"]["nodeName"] == node && pod["spec"]["containers"][0]["name"] == "driver");
     let image = here.next().map(|pod| pod["spec"]["containers"][0]["image"].as_str().unwrap().to_owned());
     assert!(here.next().is_none(), "two driver pods on {node}");
     image.unwrap_or_default()
+}
+
+/// What upgrades make Jobs of.
+fn cron_job(live: &Live, name: &str) {
+    live.api.create(json!({
+        "apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {"schedule": "0 0 1 1 *", "suspend": true, "jobTemplate": {"spec": {"backoffLimit": 0, "template": {
+            "spec": {"restartPolicy": "Never", "containers": [{"name": name, "image": "smoke:1"}]}}}}},
+    }));
+}
+
+/// The Job on a node.
+fn job_on(live: &Live, node: &str) -> Value {
+    let is_here = |job: &Value| job["spec"]["template"]["spec"]["nodeName"] == node;
+    live.until("a Job on the node", |live| live.api.list("jobs.batch").iter().any(is_here));
+    live.api.list("jobs.batch").into_iter().find(is_here).unwrap()
+}
+
+fn end_job(live: &Live, node: &str, condition: &str) {
+    let conditions = json!([{"type": condition, "status": "True", "message": "no device"}]);
+    let job = job_on(live, node);
+    let name = job["metadata"]["name"].as_str().unwrap();
+    live.api.patch_status("jobs.batch", NAMESPACE, name, &json!({"conditions": conditions}));
 }
 
 /// What the node's label says, and whether it is cordoned.
@@ -180,24 +209,9 @@ fn a_person_pauses_an_upgrade_goes_on_and_gives_it_up() {
 #[test]
 fn a_job_says_whether_a_node_does_well() {
     let (mut live, image) = fleet("{waitFor: {job: smoke}, onFailure: stop, drain: node}");
-    live.api.create(json!({
-        "apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "smoke", "namespace": NAMESPACE},
-        "spec": {"schedule": "0 0 1 1 *", "suspend": true, "jobTemplate": {"spec": {"backoffLimit": 0, "template": {
-            "spec": {"restartPolicy": "Never", "containers": [{"name": "smoke", "image": "smoke:1"}]}}}}},
-    }));
+    cron_job(&live, "smoke");
     live.start(&[]);
-    let job_on = |live: &Live, node: &str| {
-        let jobs = live.api.list("jobs.batch");
-        let job = jobs.iter().find(|job| job["spec"]["template"]["spec"]["nodeName"] == node)?;
-        Some(job["metadata"]["name"].as_str().unwrap().to_owned())
-    };
-    let end = |live: &Live, node: &str, condition: &str| {
-        live.until("a Job on the node", |live| job_on(live, node).is_some());
-        let conditions = json!([{"type": condition, "status": "True", "message": "no device"}]);
-        let name = job_on(live, node).unwrap();
-        live.api.patch_status("jobs.batch", NAMESPACE, &name, &json!({"conditions": conditions}));
-    };
-    end(&live, "n0", "Failed");
+    end_job(&live, "n0", "Failed");
     live.until("the node has failed, and is given back", |live| has(live, "n0", "failed", false));
     assert_eq!(waits(&live, "n1"), "stopped, because node n0 failed");
     let shown = live.command(&["upgrade", "plan"]).output().unwrap();
@@ -213,8 +227,129 @@ fn a_job_says_whether_a_node_does_well() {
     let told = said(&live, &["upgrade", "resume", &format!("{NAMESPACE}/{DRIVER}")]);
     assert_eq!(told["forgiven"], json!(["n0"]));
     for node in ["n1", "n2"] {
-        end(&live, node, "Complete");
+        end_job(&live, node, "Complete");
         live.until("the node is done", |live| has(live, node, "uncordoned", false));
     }
     assert!(["n0", "n1", "n2"].iter().all(|node| driver_on(&live, node) == image));
+}
+
+#[test]
+fn a_driver_goes_when_a_forecast_has_found_that_nothing_holds_it() {
+    let (mut live, image) = fleet("{drain: device-users, forecast: forecast}");
+    cron_job(&live, "forecast");
+    for user in ["user", "other"] {
+        live.api.create(workload(user, "n0", "cpu"));
+    }
+    let uid = |pod: &Value| pod["metadata"]["uid"].as_str().unwrap().to_owned();
+    let pods = live.api.list("pods");
+    let driver =
+        pods.iter().find(|pod| pod["spec"]["nodeName"] == "n0" && pod["metadata"]["namespace"] == NAMESPACE);
+    live.start(&[]);
+    let job = job_on(&live, "n0");
+    let variable = json!([{"name": "FARRIER_DRIVER_POD", "value": uid(driver.unwrap())}]);
+    assert_eq!(job["spec"]["template"]["spec"]["containers"][0]["env"], variable);
+
+    // As a kubelet says of a container that it starts again.
+    let holder = uid(&live.api.get("pods", "apps", "user").unwrap());
+    let mut forecast = workload("forecast-of-n0", "n0", "cpu");
+    forecast["metadata"]["namespace"] = NAMESPACE.into();
+    forecast["metadata"]["labels"] = json!({"batch.kubernetes.io/job-name": job["metadata"]["name"]});
+    let message = format!("{holder} acme: used by process 12 (train) with /dev/acme0 open\n");
+    forecast["status"]["containerStatuses"] = json!([{
+        "name": "forecast", "image": "i", "imageID": "", "ready": false, "restartCount": 1,
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "message": message}},
+    }]);
+    live.api.create(forecast);
+    live.until("the pod at the device has left", |live| !is_there(live, "user"));
+    assert!(is_there(&live, "other") && driver_on(&live, "n0") == OLD_IMAGE);
+    end_job(&live, "n0", "Complete");
+    live.until("the node has its driver", |live| {
+        driver_on(live, "n0") == image && has(live, "n0", "uncordoned", false)
+    });
+
+    end_job(&live, "n1", "Failed");
+    live.until("the next one keeps its own", |live| has(live, "n1", "not-drained", false));
+    assert_eq!(driver_on(&live, "n1"), OLD_IMAGE);
+    let why = waits(&live, "n1");
+    assert!(why.ends_with("its driver would not go: no device"), "{why}");
+}
+
+/// A real Prometheus with the alerts of `deploy/`, which looks at one farrier; ended when it is dropped.
+struct Prometheus {
+    process: Child,
+    address: String,
+}
+
+impl Prometheus {
+    fn start(directory: &Path, farrier: &str) -> Self {
+        let alerts = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("deploy/kustomize/components/alerts/prometheus-rule.yaml");
+        let alerts: Value = serde_saphyr::from_str(&fs::read_to_string(alerts).unwrap()).unwrap();
+        fs::write(directory.join("rules.yaml"), alerts["spec"].to_string()).unwrap();
+        let configuration = json!({
+            "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "200ms"},
+            "rule_files": ["rules.yaml"],
+            "scrape_configs": [{"job_name": "farrier", "static_configs": [{"targets": [farrier]}]}],
+        });
+        let file = directory.join("prometheus.yaml");
+        fs::write(&file, configuration.to_string()).unwrap();
+        let address = free_address();
+        let process = Command::new(unpacked("prometheus").join("usr/bin/prometheus"))
+            .arg(format!("--config.file={}", file.display()))
+            .arg(format!("--storage.tsdb.path={}", directory.join("figures").display()))
+            .arg(format!("--web.listen-address={address}"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self { process, address }
+    }
+
+    /// kured's rule (`pkg/blockers/prometheus.go`): a reboot is blocked by each active alert, here with its options
+    /// `--alert-filter-regexp=^FarrierUpgradeUnderWay$ --alert-filter-match-only --alert-firing-only`. `None` where there is no answer.
+    fn blocks_reboots(&self) -> Option<bool> {
+        let query = format!("http://{}/api/v1/query?query=ALERTS", self.address);
+        let output = Command::new("curl").args(["-sS", &query]).output().expect("run curl");
+        let answer: Value = serde_json::from_slice(&output.stdout).ok()?;
+        let blocks = |sample: &Value| {
+            sample["metric"]["alertname"] == "FarrierUpgradeUnderWay"
+                && sample["metric"]["alertstate"] == "firing"
+                && sample["value"][1] != "0"
+        };
+        Some(answer["data"]["result"].as_array()?.iter().any(blocks))
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn free_address() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+#[test]
+fn kured_reboots_no_node_while_one_gets_another_driver() {
+    let (mut live, image) = fleet("{drain: node}");
+    live.api.create(workload("user", "n0", "cpu"));
+    live.api.create(budget("apps", "keep", "user", 1));
+    let farrier = free_address();
+    let directory = live.site.path("prometheus");
+    fs::create_dir(&directory).unwrap();
+    let prometheus = Prometheus::start(&directory, &farrier);
+    live.until("an answer", |_| prometheus.blocks_reboots().is_some());
+    assert_eq!(prometheus.blocks_reboots(), Some(false));
+    live.start_at(&farrier, &[]);
+    live.until("kured waits", |_| prometheus.blocks_reboots() == Some(true));
+    live.until("the node is held by a budget", |live| has(live, "n0", "cordoned", true));
+    live.api.delete("poddisruptionbudgets.policy", "apps", "keep");
+    live.until("all have the driver", |live| {
+        ["n0", "n1", "n2"].iter().all(|node| driver_on(live, node) == image)
+    });
+    live.until("kured goes on", |_| prometheus.blocks_reboots() == Some(false));
+    assert!(["n0", "n1", "n2"].iter().all(|node| has(&live, node, "uncordoned", false)));
 }

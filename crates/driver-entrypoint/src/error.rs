@@ -4,6 +4,8 @@ use std::{fmt, io};
 
 use rustix::io::Errno;
 
+use crate::modules::users::User;
+
 /// What the kernel answers when it does not take a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LoadRefusal {
@@ -20,7 +22,7 @@ pub(crate) enum Error {
     /// Other modules use a module that is to be unloaded.
     Held { name: String, by: Vec<String> },
     /// Something else than a module uses it: processes, as far as this container sees them.
-    InUse { name: String, references: usize, by: Vec<String> },
+    InUse { name: String, references: usize, by: Vec<User> },
     /// A step on a file, a directory or a mount failed.
     Io { action: &'static str, place: String, source: io::Error },
     /// Everything else; the hint is empty where there is nothing to do.
@@ -78,7 +80,7 @@ impl fmt::Display for Error {
             Self::InUse { name, references, by } => {
                 let by = match by.as_slice() {
                     [] => "an unknown user (no process that this container can see)".to_owned(),
-                    by => by.join(", "),
+                    by => by.iter().map(User::to_string).collect::<Vec<_>>().join(", "),
                 };
                 write!(f, "unload {name}: {references} reference(s) that no module holds, by {by}")
             }

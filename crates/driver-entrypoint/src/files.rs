@@ -6,7 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{error::Error, node::Node};
+use crate::{
+    error::Error,
+    node::{Node, Paths},
+};
 
 /// A file's text without white space around it; `None` where it cannot be read.
 pub(crate) fn text(path: impl AsRef<Path>) -> Option<String> {
@@ -19,6 +22,12 @@ pub(crate) fn entries(directory: impl AsRef<Path>) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     paths.sort();
     paths
+}
+
+/// A program of the image.
+pub(crate) fn program(paths: &Paths, name: &str) -> Option<PathBuf> {
+    let directories = ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin"];
+    directories.iter().map(|directory| paths.at(directory).join(name)).find(|path| path.is_file())
 }
 
 /// `None` for what is not there.

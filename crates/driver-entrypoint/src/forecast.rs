@@ -2,29 +2,56 @@
 
 use std::{fmt, fs, net::Ipv4Addr};
 
+use driver_entrypoint::holders::{Holder, to_text};
+
 use crate::{
     error::Error,
     files,
-    modules::{loaded::Loaded, unload, users::module_of},
-    node::Node,
+    modules::{is_module_name, loaded::Loaded, unload, users::module_of},
+    node::{Node, is_plain_path},
 };
 
 /// How `forecast` is used.
 pub(crate) const USAGE: &str = "\
-usage: driver-entrypoint forecast MODULE...
+usage: driver-entrypoint forecast [--message PATH] MODULE...
 
 Says what unloading these modules, and those that use them, would come to. Exit code 0: all would go; 1: one would not.
-With hostPID and hostNetwork it sees the node's processes, mounts and routes; else those of its own container.";
+With hostPID and hostNetwork it sees the node's processes, mounts and routes; else those of its own container.
+Who holds them is written to PATH (a container's /dev/termination-log), too, where farrier reads it. Processes of the pod
+FARRIER_DRIVER_POD, which is the driver's own, hold nothing.";
 
 /// Where API servers listen, unless a cluster chose otherwise.
 const API_PORT: u16 = 6443;
+
+/// What is asked.
+#[derive(Debug)]
+pub(crate) struct Question<'a> {
+    modules: &'a [&'a str],
+    /// Where the answer goes beside the log.
+    message: Option<&'a str>,
+    /// The uid of the pod whose processes do not count.
+    driver_pod: Option<String>,
+}
+
+impl<'a> Question<'a> {
+    /// From the words after `forecast`; `None` where they are not understood.
+    pub(crate) fn parse(arguments: &'a [&'a str], driver_pod: Option<String>) -> Option<Self> {
+        let (message, modules) = match arguments {
+            ["--message", path, modules @ ..] => (Some(*path), modules),
+            modules => (None, modules),
+        };
+        let are_modules = !modules.is_empty() && modules.iter().all(|name| is_module_name(name));
+        let is_path = message.is_none_or(is_plain_path);
+        (are_modules && is_path).then_some(Self { modules, message, driver_pod })
+    }
+}
 
 /// What becomes of a module, in the order of unloading.
 #[derive(Debug)]
 pub(crate) struct Departure {
     name: String,
     /// Why it stays.
-    held: Vec<String>,
+    held: Vec<Holder>,
     /// What goes down with it.
     down: Vec<String>,
 }
@@ -44,7 +71,10 @@ impl fmt::Display for Departure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, held, down } = self;
         match (held.is_empty(), down.is_empty()) {
-            (false, _) => write!(f, "module {name} stays: {}", held.join("; ")),
+            (false, _) => {
+                let held: Vec<&str> = held.iter().map(|holder| holder.what.as_str()).collect();
+                write!(f, "module {name} stays: {}", held.join("; "))
+            }
             (true, false) => write!(f, "module {name} goes, and with it {}", down.join("; ")),
             (true, true) => write!(f, "module {name} goes"),
         }
@@ -52,13 +82,23 @@ impl fmt::Display for Departure {
 }
 
 /// The command: writes a line for each module.
-pub(crate) fn run(node: &Node<'_>, names: &[&str]) -> Result<(), Error> {
-    let departures = forecast(node, names)?;
+pub(crate) fn run(node: &Node<'_>, question: &Question<'_>) -> Result<(), Error> {
+    let departures = forecast(node, question.modules, question.driver_pod.as_deref())?;
     if departures.is_empty() {
         node.log.step("none of these modules is loaded");
     }
     for departure in &departures {
         node.log.step(departure);
+    }
+    if let Some(path) = question.message {
+        let named = |Departure { name, held, .. }: &Departure| -> Vec<Holder> {
+            held.iter()
+                .map(|Holder { pod, what }| Holder { pod: pod.clone(), what: format!("{name}: {what}") })
+                .collect()
+        };
+        let holders: Vec<Holder> = departures.iter().flat_map(named).collect();
+        // The kubelet has mounted this very file: no other may take its place.
+        fs::write(node.paths.at(path), to_text(&holders)).map_err(Error::on("write", path))?;
     }
     if departures.iter().any(Departure::stays) {
         return Err(Error::new(
@@ -72,25 +112,27 @@ pub(crate) fn run(node: &Node<'_>, names: &[&str]) -> Result<(), Error> {
 /// Says, before modules are unloaded, what goes down with them.
 pub(crate) fn announce(node: &Node<'_>, names: &[String]) -> Result<(), Error> {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    for departure in forecast(node, &names)?.iter().filter(|departure| departure.matters()) {
+    for departure in forecast(node, &names, None)?.iter().filter(|departure| departure.matters()) {
         node.log.step(format!("forecast: {departure}"));
     }
     Ok(())
 }
 
-/// For these modules and all that use them.
-pub(crate) fn forecast(node: &Node<'_>, names: &[&str]) -> Result<Vec<Departure>, Error> {
+/// For these modules and all that use them, without the processes of a pod.
+fn forecast(node: &Node<'_>, names: &[&str], without: Option<&str>) -> Result<Vec<Departure>, Error> {
     let loaded = Loaded::read(&node.paths)?;
     let (interfaces, mounts) = (interfaces(node), mounts(node));
     let departures = loaded.with_holders(names).into_iter().map(|name| {
         let of = |found: &[(String, String)]| -> Vec<String> {
             found.iter().filter(|(module, _)| *module == name).map(|(_, what)| what.clone()).collect()
         };
-        let mut held = of(&mounts);
+        let own = |what: String| Holder { pod: None, what };
+        let mut held: Vec<Holder> = of(&mounts).into_iter().map(own).collect();
         if let Some(Error::InUse { by, references, .. }) = unload::in_use(node, &loaded, &name) {
-            held.extend(by.iter().map(|process| format!("used by {process}")));
+            let others = by.iter().filter(|user| without.is_none() || user.pod.as_deref() != without);
+            held.extend(others.map(|user| Holder { pod: user.pod.clone(), what: format!("used by {user}") }));
             if by.is_empty() && held.is_empty() {
-                held.push(format!("{references} reference(s) of an unknown user"));
+                held.push(own(format!("{references} reference(s) of an unknown user")));
             }
         }
         let down = of(&interfaces);
@@ -213,7 +255,7 @@ mod tests {
     }
 
     fn told(bench: &Bench, names: &[&str]) -> Vec<String> {
-        forecast(&bench.node(), names).unwrap().iter().map(ToString::to_string).collect()
+        forecast(&bench.node(), names, None).unwrap().iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -256,7 +298,7 @@ mod tests {
         bench.loaded_from_host(&["x"]);
         bench.file("/proc/12/comm", "ucx\n");
         bench.file("/proc/12/maps", "7f00-7f01 rw-s 0000 00:05 1 /dev/infiniband/uverbs1\n");
-        let departures = forecast(&bench.node(), &["mlx5_core", "nvme", "dummy"]).unwrap();
+        let departures = forecast(&bench.node(), &["mlx5_core", "nvme", "dummy"], None).unwrap();
         assert_eq!(departures.iter().map(Departure::stays).collect::<Vec<_>>(), [true, false, true, true]);
         assert_eq!(
             told(&bench, &["mlx5_core", "nvme", "dummy"]),
@@ -267,6 +309,45 @@ mod tests {
                 "module dummy stays: 2 reference(s) of an unknown user",
             ]
         );
+    }
+
+    /// farrier evicts the pods that are named; the driver's own is not, and what belongs to none stays.
+    #[test]
+    fn pods_that_hold_a_module_are_told_to_farrier() {
+        const TRAINING: &str = "0f3a2b1c-0000-4000-8000-000000000001";
+        const DRIVER: &str = "0f3a2b1c-0000-4000-8000-000000000002";
+        let bench = bench();
+        bench.kernel.users.borrow_mut().insert("mlx5_ib".into(), 1);
+        let user = |id: u32, group: &str| {
+            bench.file(&format!("/proc/{id}/comm"), "ucx\n");
+            bench.file(&format!("/proc/{id}/maps"), "7f00-7f01 rw-s 0000 00:05 1 /dev/infiniband/uverbs1\n");
+            bench.file(&format!("/proc/{id}/cgroup"), group);
+        };
+        bench.host_module("x", "");
+        bench.loaded_from_host(&["x"]);
+        let systemd = TRAINING.replace('-', "_");
+        user(12, &format!("0::/../../kubepods-burstable-pod{systemd}.slice/cri-containerd-1.scope\n"));
+        user(13, &format!("0::/kubepods/besteffort/pod{DRIVER}/1\n"));
+        user(14, "0::/system.slice/opensm.service\n");
+        bench.file("/dev/termination-log", "");
+        let ask = |driver: &str| {
+            let words = ["--message", "/dev/termination-log", "mlx5_ib"];
+            let asked = run(&bench.node(), &Question::parse(&words, Some(driver.to_owned())).unwrap());
+            (asked.is_ok(), fs::read_to_string(bench.at("/dev/termination-log")).unwrap())
+        };
+        let stays = format!(
+            "{TRAINING} mlx5_ib: used by process 12 (ucx) of pod {TRAINING} with /dev/infiniband/uverbs1 open\n\
+             - mlx5_ib: used by process 14 (ucx) with /dev/infiniband/uverbs1 open\n"
+        );
+        assert_eq!(ask(DRIVER), (false, stays));
+        for gone in [12, 14] {
+            fs::remove_dir_all(bench.at(&format!("/proc/{gone}"))).unwrap();
+        }
+        assert_eq!(ask(DRIVER), (true, String::new()));
+        assert!(!ask(TRAINING).0, "the driver's pod is another one");
+        for wrong in [&["--message", "x", "a"][..], &["--message", "/x"], &["a b"], &[]] {
+            assert!(Question::parse(wrong, None).is_none(), "{wrong:?}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::{
 };
 
 use rustix::{
-    fs::OFlags,
+    fs::{CWD, FileType, Mode, OFlags, chmod, makedev, mknodat},
     io::Errno,
     mount::{MountPropagationFlags, UnmountFlags, mount_bind_recursive, mount_change, unmount},
     system::{delete_module, finit_module, init_module, uname},
@@ -43,6 +43,8 @@ pub(crate) trait Kernel {
     fn unmount(&self, place: &Path) -> io::Result<()>;
     /// `mount --make-rprivate` and the like.
     fn propagation(&self, place: &Path, flags: MountPropagationFlags) -> io::Result<()>;
+    /// Makes the file of a character device with this major number, for everybody to use.
+    fn make_device(&self, path: &Path, major: u32) -> io::Result<()>;
     /// Waits: for devices to come up, for a reference to be given back.
     fn pause(&self, time: Duration);
 }
@@ -79,6 +81,13 @@ impl Kernel for Linux {
 
     fn propagation(&self, place: &Path, flags: MountPropagationFlags) -> io::Result<()> {
         Ok(mount_change(place, flags)?)
+    }
+
+    fn make_device(&self, path: &Path, major: u32) -> io::Result<()> {
+        let everybody = Mode::from_raw_mode(0o666);
+        mknodat(CWD, path, FileType::CharacterDevice, everybody, makedev(major, 0))?;
+        // The process's umask has taken some of it away.
+        Ok(chmod(path, everybody)?)
     }
 
     fn pause(&self, time: Duration) {

@@ -9,6 +9,7 @@ mod error;
 mod files;
 mod firmware;
 mod forecast;
+mod ibdev;
 mod isolated;
 mod kernel;
 mod kmsg;
@@ -26,40 +27,51 @@ mod testing;
 
 use std::{env, path::Path, process::ExitCode};
 
-use modules::is_module_name;
+use driver_entrypoint::holders::DRIVER_POD;
 use personality::{
     generic, mofed,
     nvidia::{
         self,
-        peer_memory::{self, PeerMemory},
+        companion::{self, Companion},
+        toolkit,
     },
 };
 
-/// The personality that is also called by this name.
-const NVIDIA_DRIVER: &str = "nvidia-driver";
+/// Personalities that are also called by these names: the operators' manifests do so, and the image has links.
+const LINKS: [&str; 5] =
+    ["nvidia-driver", "nvidia-gds-driver", "nvidia-gdrcopy-driver", "ocp_dtk_entrypoint", "ibdev2netdev"];
 
 const USAGE: &str = "usage: driver-entrypoint mofed [--expose-root]
        driver-entrypoint nvidia-driver COMMAND [OPTION...]
        driver-entrypoint nv-peer-mem [--ready-file PATH]
+       driver-entrypoint nvidia-gds-driver install
+       driver-entrypoint nvidia-gdrcopy-driver install
+       driver-entrypoint ocp_dtk_entrypoint ROLE
+       driver-entrypoint ibdev2netdev
        driver-entrypoint generic [OPTION...] MODULE...
-       driver-entrypoint forecast MODULE...
+       driver-entrypoint forecast [--message PATH] MODULE...
        driver-entrypoint boot-check";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let (called, arguments) = arguments.split_first().unwrap_or((&"", &[]));
-    // The operators' manifests call it so: the image has a link of that name.
-    if Path::new(called).file_name().is_some_and(|name| name == NVIDIA_DRIVER) {
-        return nvidia_driver(arguments);
-    }
-    match *arguments {
+    let called = Path::new(called).file_name().and_then(|name| name.to_str());
+    let link = called.filter(|name| LINKS.contains(name));
+    let words: Vec<&str> = link.into_iter().chain(arguments.iter().copied()).collect();
+    run(&words)
+}
+
+/// The first word says what it is.
+fn run(words: &[&str]) -> ExitCode {
+    let variable = |name: &str| env::var(name).ok();
+    match *words {
         ["boot-check"] => boot_check::main(),
         [isolated::LOAD, path, parameters] => {
             isolated::exit_with(kernel::insert_file(Path::new(path), parameters, 0))
         }
         [isolated::UNLOAD, name] => isolated::exit_with(kernel::remove(name)),
-        ["mofed", ref rest @ ..] => match mofed::Settings::read(rest, |name| env::var(name).ok()) {
+        ["mofed", ref rest @ ..] => match mofed::Settings::read(rest, variable) {
             Ok(settings) => personality::run(|node, signals| mofed::run(node, &settings, signals)),
             Err(message) => misused(&message),
         },
@@ -67,23 +79,38 @@ fn main() -> ExitCode {
             Ok(options) => personality::run(|node, signals| generic::run(node, &options, signals)),
             Err(message) => misused(&format!("{message}\n{}", generic::USAGE)),
         },
-        ["forecast", ref names @ ..]
-            if names.iter().all(|name| is_module_name(name)) && !names.is_empty() =>
-        {
-            personality::run(|node, _| forecast::run(node, names))
-        }
-        ["forecast", ..] => misused(forecast::USAGE),
-        [NVIDIA_DRIVER, ref rest @ ..] => nvidia_driver(rest),
-        ["nv-peer-mem", ref rest @ ..] => match PeerMemory::nv_peer_mem(rest, |name| env::var(name).ok()) {
-            Some(peer_memory) => personality::run(|node, signals| peer_memory.run(node, signals)),
-            None => misused(peer_memory::USAGE),
+        ["forecast", ref rest @ ..] => match forecast::Question::parse(rest, variable(DRIVER_POD)) {
+            Some(question) => personality::run(|node, _| forecast::run(node, &question)),
+            None => misused(forecast::USAGE),
         },
+        ["nvidia-driver", ref rest @ ..] => {
+            nvidia::main(rest, variable).unwrap_or_else(|message| misused(&message))
+        }
+        ["nv-peer-mem", ref rest @ ..] => {
+            beside_driver(Companion::nv_peer_mem(rest, variable), companion::USAGE)
+        }
+        [program @ ("nvidia-gds-driver" | "nvidia-gdrcopy-driver"), ref rest @ ..] => {
+            beside_driver(Companion::install(program, rest), companion::INSTALL_USAGE)
+        }
+        ["ocp_dtk_entrypoint", ref rest @ ..] => match toolkit::words(rest) {
+            Ok(None) => personality::run(|node, signals| toolkit::wait(node, signals)),
+            Ok(Some(words)) => {
+                // Where it fails the toolkit's container waits in vain, and the log says why: the driver needs nothing of it.
+                let _ = personality::run(|node, _| toolkit::hand_over(node));
+                run(&words)
+            }
+            Err(message) => misused(&message),
+        },
+        ["ibdev2netdev", ..] => ibdev::main(),
         _ => misused(USAGE),
     }
 }
 
-fn nvidia_driver(arguments: &[&str]) -> ExitCode {
-    nvidia::main(arguments, |name| env::var(name).ok()).unwrap_or_else(|message| misused(&message))
+fn beside_driver(companion: Option<Companion<'_>>, usage: &str) -> ExitCode {
+    match companion {
+        Some(companion) => personality::run(|node, signals| companion.run(node, signals)),
+        None => misused(usage),
+    }
 }
 
 fn misused(message: &str) -> ExitCode {

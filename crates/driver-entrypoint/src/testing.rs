@@ -6,6 +6,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{self, Write},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     rc::Rc,
     time::Duration,
@@ -129,6 +130,13 @@ impl Bench {
         let path = self.at(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
+    }
+
+    /// Puts a program into the image.
+    pub(crate) fn program(&self, name: &str, script: &str) {
+        let path = format!("/usr/bin/{name}");
+        self.file(&path, &format!("#!/bin/sh\n{script}\n"));
+        fs::set_permissions(self.at(&path), fs::Permissions::from_mode(0o755)).unwrap();
     }
 
     pub(crate) fn text(&self, path: &str) -> Option<String> {
@@ -318,6 +326,11 @@ impl Kernel for FakeKernel {
     fn propagation(&self, place: &Path, flags: MountPropagationFlags) -> io::Result<()> {
         let kind = if flags.contains(MountPropagationFlags::PRIVATE) { "private" } else { "runbindable" };
         self.call(format!("make {} {kind}", self.paths.name(place)), || {});
+        Ok(())
+    }
+
+    fn make_device(&self, path: &Path, major: u32) -> io::Result<()> {
+        self.call(format!("device {} {major}", self.paths.name(path)), || fs::write(path, "").unwrap());
         Ok(())
     }
 

@@ -5,23 +5,11 @@ use strum::{Display, EnumString, IntoStaticStr};
 
 /// A processor architecture, in Kubernetes' (Go's) spelling.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
-    Display,
-    EnumString,
-    IntoStaticStr,
+    Serialize, Deserialize, schemars::JsonSchema, Display, EnumString, IntoStaticStr, strum::VariantArray,
 )]
 #[serde(rename_all = "lowercase")]
 #[strum(parse_err_ty = ArchitectureError, parse_err_fn = ArchitectureError::new)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Architecture {
     /// x86_64.
     #[strum(to_string = "amd64", serialize = "x86_64")]

@@ -10,11 +10,10 @@ use serde::{Deserialize, Serialize};
 /// It is used unaltered in paths (`/lib/modules/<release>`), so the checked form has 1 to 64
 /// characters (`__NEW_UTS_LEN` in the kernel's `include/uapi/linux/utsname.h`) of
 /// `[A-Za-z0-9._+~-]` and starts with `<number>.<number>`.
-#[derive(
-    Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema, Display,
-)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema, Display)]
 #[serde(try_from = "String")]
 #[schemars(!try_from)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KernelRelease(#[schemars(regex(pattern = r"^[0-9]+\.[0-9]+[A-Za-z0-9._+~-]{0,61}$"))] String);
 
 /// Why a string is not a kernel release.

@@ -5,24 +5,10 @@ use serde::Serialize;
 use strum::{Display, EnumString, IntoStaticStr};
 
 /// What the kernel's own loader would say. Ordered: the worst of several is the greatest.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    JsonSchema,
-    Display,
-    EnumString,
-    IntoStaticStr,
-)]
+#[derive(Serialize, JsonSchema, Display, EnumString, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase", parse_err_ty = VerdictError, parse_err_fn = VerdictError::new)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
     /// Nothing speaks against it.
     #[default]

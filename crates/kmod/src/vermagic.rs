@@ -19,18 +19,14 @@ pub struct Vermagic {
 
 /// How a module's vermagic differs from the kernel's.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum Difference {
     /// Not at all, or only where the loader does not look.
     None,
     /// Nothing but the hash of the layout seed, which no header set tells, can differ.
     Undecidable,
-    /// These words are the module's, and those the kernel's.
-    Words {
-        /// Only in the module's.
-        module: Vec<String>,
-        /// Only in the kernel's.
-        kernel: Vec<String>,
-    },
+    /// These words are only the module's, and those only the kernel's.
+    Words { module: Vec<String>, kernel: Vec<String> },
 }
 
 impl Vermagic {

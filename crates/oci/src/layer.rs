@@ -54,6 +54,7 @@ pub enum EntryKind<'a> {
 
 /// Why a layer cannot be written.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum LayerError {
     /// An absolute path, or one with `.` or `..`.
     #[error("entry {0:?} is not a plain relative path")]
@@ -64,16 +65,9 @@ pub enum LayerError {
     /// Entries out of order: the layer would depend on how the directory was read.
     #[error("entry {1:?} comes after {0:?}, but entries must be sorted and unique")]
     Order(PathBuf, PathBuf),
-    /// The file grew or shrank while it was read.
+    /// The file grew or shrank while it was read: at most one byte more than `wanted` is counted.
     #[error("entry {path:?} has {found} bytes, not {wanted}: it changed while it was read")]
-    Changed {
-        /// Which one.
-        path: PathBuf,
-        /// Bytes announced.
-        wanted: u64,
-        /// Bytes read, counted up to one more than announced.
-        found: u64,
-    },
+    Changed { path: PathBuf, wanted: u64, found: u64 },
     /// Reading the content or writing the layer failed.
     #[error("write layer entry {0:?}")]
     Entry(PathBuf, #[source] io::Error),

@@ -134,6 +134,17 @@ impl AnyManifest {
             ImageManifest::parse(bytes).map(Box::new).map(Self::Image)
         }
     }
+
+    /// The first image for Linux on an architecture (Go's spelling) that untrusted bytes lead to; `None` where they are an image
+    /// themselves. Attestations are listed as `unknown/unknown`, so they never match.
+    pub fn leads_to(bytes: &[u8], arch: &str) -> Result<Option<Descriptor>, ImageError> {
+        let Self::Index(index) = Self::parse(bytes)? else { return Ok(None) };
+        let is_it =
+            |d: &Descriptor| d.platform.as_ref().is_some_and(|p| p.os == "linux" && p.architecture == arch);
+        let found = index.manifests.into_iter().find(is_it);
+        let none = || ImageError::unusable("image index", format!("holds no image for linux/{arch}"));
+        found.ok_or_else(none).map(Some)
+    }
 }
 
 /// The fields that tell a manifest from an index.
@@ -250,17 +261,6 @@ impl ImageIndex {
     pub fn to_bytes(&self) -> Result<Vec<u8>, ImageError> {
         write("image index", self)
     }
-
-    /// The first manifest for Linux on an architecture. Attestations are listed as `unknown/unknown`,
-    /// so they never match.
-    pub fn for_architecture(&self, arch: &str) -> Result<&Descriptor, ImageError> {
-        let matches =
-            |d: &&Descriptor| d.platform.as_ref().is_some_and(|p| p.os == "linux" && p.architecture == arch);
-        self.manifests
-            .iter()
-            .find(matches)
-            .ok_or_else(|| ImageError::unusable("image index", format!("holds no image for linux/{arch}")))
-    }
 }
 
 fn check_version(what: &'static str, version: u32) -> Result<(), ImageError> {
@@ -316,10 +316,10 @@ mod tests {
             descriptor(Some(("linux", "arm64"))),
             descriptor(Some(("linux", "amd64"))),
         ];
-        assert_eq!(index.for_architecture("amd64").unwrap(), &index.manifests[4]);
-        index.manifests.truncate(3);
-        let error = index.for_architecture("arm64").unwrap_err();
-        insta::assert_snapshot!(error, @"image index: holds no image for linux/arm64");
+        let found = |index: &ImageIndex| AnyManifest::leads_to(&index.to_bytes().unwrap(), "amd64");
+        assert_eq!(found(&index).unwrap().as_ref(), Some(&index.manifests[4]));
+        index.manifests.truncate(4);
+        insta::assert_snapshot!(found(&index).unwrap_err(), @"image index: holds no image for linux/amd64");
         let bytes = index.to_bytes().unwrap();
         assert_eq!(AnyManifest::parse(&bytes).unwrap(), AnyManifest::Index(index));
     }

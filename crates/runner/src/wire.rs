@@ -39,28 +39,14 @@ pub enum Message {
 
 /// How a build ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum Outcome {
-    /// All steps did what they should, and `/out` was handed out.
-    Done {
-        /// Bytes of the archive.
-        size: u64,
-        /// Its SHA-256.
-        sha256: [u8; 32],
-    },
-    /// A step failed.
-    Failed {
-        /// Its place in the plan.
-        step: u32,
-        /// In words: `exit code 2`.
-        why: String,
-    },
-    /// A step went over a limit.
-    Limit {
-        /// Its place in the plan.
-        step: u32,
-        /// Which, and by how much.
-        why: String,
-    },
+    /// All steps did what they should, and `/out` was handed out: bytes of the archive, and their SHA-256.
+    Done { size: u64, sha256: [u8; 32] },
+    /// A step, by its place in the plan, failed. In words: `exit code 2`.
+    Failed { step: u32, why: String },
+    /// A step, by its place in the plan, went over a limit: which, and by how much.
+    Limit { step: u32, why: String },
     /// There is no sandbox here, or it broke: what was tried, and what the kernel said. It is no fault of the build.
     Broken(String),
 }

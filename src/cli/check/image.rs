@@ -12,7 +12,7 @@ use crate::{
         settings::{self, Settings},
     },
     engine::{self, EngineChoice},
-    image::{ImageReference, Version},
+    image::ImageReference,
     kernel::{Architecture, KernelRelease},
     kmod::PayloadModule,
     oci::{AnyManifest, Descriptor, ImageIndex, ImageManifest, annotations},
@@ -137,8 +137,8 @@ fn layout(word: &str, place: &str, arch: Architecture) -> Result<OpenImage> {
     let layout = LayoutRegistry::new(root);
     let mut stored = layout.read(choose(&layout.index()?, wanted)?).map_err(damaged)?;
     // An index in the index: an image for several platforms.
-    if let AnyManifest::Index(inner) = AnyManifest::parse(&stored.bytes)? {
-        stored = layout.read(inner.for_architecture(arch.as_str())?).map_err(damaged)?;
+    if let Some(image) = AnyManifest::leads_to(&stored.bytes, arch.as_str())? {
+        stored = layout.read(&image).map_err(damaged)?;
     }
     let manifest = ImageManifest::parse(&stored.bytes)?;
     let layers = manifest.layers.iter().map(|layer| layout.verified_blob(&layer.digest));
@@ -240,8 +240,10 @@ async fn in_registry(
     arch: Architecture,
 ) -> Result<OpenImage> {
     let remote = RemoteRegistry::new("registries".to_owned(), &settings.registry);
-    let manifest = manifest(&remote, &reference, arch).await?;
-    let (repository, remote) = (&reference.repository, &remote);
+    let (ImageReference { repository, version }, remote) = (&reference, &remote);
+    let missing = || CliError::hinted("the registry does not have it", "check the name and the tag");
+    let stored = remote.image(repository, version, arch.as_str()).await?.ok_or_else(missing)?;
+    let manifest = ImageManifest::parse(&stored.bytes)?;
     let mut files = Vec::new();
     for layer in &manifest.layers {
         let fetch = |to: PathBuf| async move {
@@ -255,24 +257,6 @@ async fn in_registry(
         kernel: annotated(&manifest),
         _scratch: None,
     })
-}
-
-/// The image's manifest, picked by architecture out of an index.
-async fn manifest(
-    registry: &RemoteRegistry,
-    ImageReference { repository, version }: &ImageReference,
-    arch: Architecture,
-) -> Result<ImageManifest> {
-    let missing = || CliError::hinted("the registry does not have it", "check the name and the tag");
-    let stored = registry.manifest(repository, version).await?.ok_or_else(missing)?;
-    match AnyManifest::parse(&stored.bytes)? {
-        AnyManifest::Image(manifest) => Ok(*manifest),
-        AnyManifest::Index(index) => {
-            let version = Version::Digest(index.for_architecture(arch.as_str())?.digest.clone());
-            let stored = registry.manifest(repository, &version).await?.ok_or_else(missing)?;
-            Ok(ImageManifest::parse(&stored.bytes)?)
-        }
-    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use std::{
     io::{self, IsTerminal as _},
-    sync::{LazyLock, OnceLock},
+    sync::OnceLock,
 };
 
 use clap::ColorChoice;
@@ -84,13 +84,6 @@ fn coloured(text: &str) -> String {
     )
 }
 
-/// Each digest by its first twelve digits.
-pub fn with_short_digests(text: &str) -> String {
-    static DIGEST: LazyLock<Option<Regex>> =
-        LazyLock::new(|| Regex::new("(sha256:[0-9a-f]{12})[0-9a-f]{52}").ok());
-    DIGEST.as_ref().map_or_else(|| text.to_owned(), |digest| digest.replace_all(text, "$1").into_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,12 +121,5 @@ load order: nvidia, nvidia_uvm
         let painted = "IMAGE   KERNEL  PHASE      CHECK\n\
                        failed  6.1.0   \u{1b}[32mpublished\u{1b}[0m  \u{1b}[32mloads\u{1b}[0m\nmissing images: 2\n";
         assert_eq!(coloured(status), painted, "neither a name nor a sentence");
-    }
-
-    #[test]
-    fn digests_get_short() {
-        let digits = "0123456789abcdef".repeat(4);
-        let text = format!("r.example/x@sha256:{digits} and sha256:0123");
-        assert_eq!(with_short_digests(&text), "r.example/x@sha256:0123456789ab and sha256:0123");
     }
 }

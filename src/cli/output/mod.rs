@@ -22,6 +22,7 @@ pub use plan::{plan, status, upgrades};
 pub use progress::{Bar, Progress};
 
 use super::{args::OutputForm, error::OutputError};
+use crate::plan::with_short_digests;
 
 /// Prints a result in the form that was asked for.
 pub fn show<T: Serialize + ?Sized>(
@@ -89,7 +90,7 @@ fn laid_out(header: Row, rows: Vec<Row>, padding: (u16, u16), width: Option<u16>
     match width {
         None => table.add_rows(rows),
         Some(width) => {
-            let short = |cell: &Cell| look::with_short_digests(&cell.content());
+            let short = |cell: &Cell| with_short_digests(&cell.content());
             let rows = rows.iter().map(|row| Row::from(row.cell_iter().map(short)));
             table.add_rows(rows).set_content_arrangement(ContentArrangement::Dynamic).set_width(width)
         }

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanBytes, HumanDuration, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::message;
 use crate::{
@@ -61,14 +61,21 @@ impl Progress {
         self.stages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The live line of a build, with the time after it.
+    fn set_style(bar: &ProgressBar, time: &str) {
+        if let Ok(style) =
+            ProgressStyle::with_template(&format!("{{spinner}} {{prefix}}: {{wide_msg}} [{time}]"))
+        {
+            bar.set_style(style);
+        }
+    }
+
     fn with_bar(&self, subject: &str, show: impl FnOnce(&ProgressBar)) {
         let Some(bars) = &self.bars else { return };
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let bar = running.entry(subject.to_owned()).or_insert_with(|| {
             let bar = bars.add(ProgressBar::new_spinner());
-            if let Ok(style) = ProgressStyle::with_template("{spinner} {prefix}: {wide_msg} [{elapsed}]") {
-                bar.set_style(style);
-            }
+            Self::set_style(&bar, "{elapsed}");
             bar.set_prefix(subject.to_owned());
             bar.enable_steady_tick(Duration::from_millis(120));
             bar
@@ -78,6 +85,11 @@ impl Progress {
 }
 
 impl Reporter for Progress {
+    fn usual(&self, subject: &str, usual: Duration) {
+        let time = format!("{{elapsed}} of usually {:#}", HumanDuration(usual));
+        self.with_bar(subject, |bar| Self::set_style(bar, &time));
+    }
+
     fn stage(&self, subject: &str, stage: Stage) {
         if self.bars.is_none() {
             message(&format!("{subject}: {stage}"));

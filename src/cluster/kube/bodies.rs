@@ -1,8 +1,10 @@
 //! Pure: the bodies of writes. An applied body has farrier's fields and no others, so that all others keep their owners.
 
+use driver_entrypoint::holders::DRIVER_POD;
 use k8s_openapi::{
     api::{
         batch::v1::{CronJob, Job},
+        core::v1::EnvVar,
         policy::v1::Eviction,
     },
     apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions},
@@ -112,18 +114,25 @@ pub(super) fn node(change: &NodeChange, version: Option<&ObjectVersion>) -> Valu
     body
 }
 
-/// The label by which Jobs are found that check a node.
+/// The label by which Jobs are found that look at a node.
 pub(super) const CHECK_LABEL: &str = "farrier.dev/upgrade-check";
 /// How long such a Job stays when it has ended, where its CronJob does not say.
 const CHECK_STAYS: i32 = 24 * 3600;
 
 /// The Job of a check, on its node; `None` where the CronJob says nothing of pods.
 pub(super) fn check(check: &NodeCheck, template: CronJob) -> Option<Job> {
-    let NodeCheck { node, namespace, template: _, name } = check;
+    let NodeCheck { node, namespace, template: _, name, driver_pod } = check;
     let template = template.spec.job_template;
     let (mut metadata, mut spec) = (template.metadata.unwrap_or_default(), template.spec?);
+    let pod = spec.template.spec.as_mut()?;
     // Past the scheduler, which gives a cordoned node no pod.
-    spec.template.spec.as_mut()?.node_name = Some(node.clone());
+    pod.node_name = Some(node.clone());
+    if let Some(uid) = driver_pod {
+        let variable = EnvVar { name: DRIVER_POD.to_owned(), value: Some(uid.clone()), ..EnvVar::default() };
+        for container in &mut pod.containers {
+            container.env.get_or_insert_default().push(variable.clone());
+        }
+    }
     spec.ttl_seconds_after_finished.get_or_insert(CHECK_STAYS);
     (metadata.name, metadata.namespace) = (Some(name.clone()), Some(namespace.clone()));
     metadata.labels.get_or_insert_default().insert(CHECK_LABEL.to_owned(), String::new());

@@ -18,6 +18,7 @@ mod facts;
 mod forms;
 mod image_streams;
 mod live;
+mod named;
 mod object;
 mod pods;
 mod rights;
@@ -31,6 +32,7 @@ pub use self::{
     connect::{KubeOptions, client},
     errors::causes,
     live::KubeCluster,
+    named::{Named, named},
     rights::{AskedPatch, Person},
     stats::{KubeStats, is_starting},
 };

@@ -14,7 +14,7 @@ use super::{
     forms::{Container, ContainerState, ContainerStatus, JobObject, PodObject, PodSpec, PodStatus},
     object::{Facts, Object},
 };
-use crate::plan::{JobState, PodFacts, WorkloadFacts};
+use crate::plan::{Holder, JOB_NAME, JobState, PodFacts, WorkloadFacts};
 
 /// A pod's facts; `daemon_set` is empty where no DaemonSet controls it.
 pub(super) fn pod(pod: PodObject) -> Object {
@@ -44,8 +44,9 @@ pub(super) fn pod(pod: PodObject) -> Object {
 
 /// Facts of a pod that may have to leave its node.
 pub(super) fn workload(pod: PodObject) -> Object {
-    let PodObject { types: _, metadata, spec, status: _ } = pod;
+    let PodObject { types: _, metadata, spec, status } = pod;
     let version = version(&metadata);
+    let is_of_job = metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(JOB_NAME));
     let is_mirror =
         metadata.annotations.iter().flatten().any(|(key, _)| key == "kubernetes.io/config.mirror");
     let mut owners = metadata.owner_references.into_iter().flatten();
@@ -57,6 +58,7 @@ pub(super) fn workload(pod: PodObject) -> Object {
         uid: version.uid.clone(),
         stays: is_mirror || owners.any(stays),
         requests: requests.cloned().collect(),
+        holders: status.filter(|_| is_of_job).map(|status| holders(&status)).unwrap_or_default(),
         node: spec.node_name.unwrap_or_default(),
         labels: metadata.labels.unwrap_or_default(),
         deleting: metadata.deletion_timestamp.is_some(),
@@ -66,7 +68,18 @@ pub(super) fn workload(pod: PodObject) -> Object {
     Object { version, facts: Facts::Workload(Box::new(facts)) }
 }
 
-/// How a Job stands that checks a node.
+/// What a forecast has found, the last time that it looked.
+fn holders(status: &PodStatus) -> Vec<Holder> {
+    let last = |status: &ContainerStatus| {
+        let ended = |state: &Option<ContainerState>| state.as_ref()?.terminated.clone();
+        ended(&status.state).or_else(|| ended(&status.last_state))?.message
+    };
+    let said = status.container_statuses.iter().flatten().filter_map(last);
+    let said = said.flat_map(|message| driver_entrypoint::holders::parse(&message));
+    said.map(|holder| Holder { pod: holder.pod, what: one_line(&holder.what) }).collect()
+}
+
+/// How a Job stands that looks at a node.
 pub(super) fn check(job: JobObject) -> Object {
     let JobObject { types: _, metadata, spec: _, status } = job;
     let conditions = status.unwrap_or_default().conditions.unwrap_or_default();
@@ -240,6 +253,30 @@ mod tests {
         assert!(!job.stays && facts(owned("DaemonSet")).stays && facts(owned("Node")).stays);
         assert!(!facts(json!({"name": "bare"})).stays);
         assert!(facts(json!({"name": "m", "annotations": {"kubernetes.io/config.mirror": "h"}})).stays);
+    }
+
+    /// In the form in which the program on the node writes it; between two looks the container waits to be started again.
+    #[test]
+    fn a_forecast_says_who_holds_the_driver() {
+        let holder = |pod: Option<&str>, what: &str| (pod.map(str::to_owned), what.to_owned());
+        let all = [holder(Some("u-1"), "nvidia: used by process 12"), holder(None, "nvidia: 2 references")];
+        let written = all.clone().map(|(pod, what)| driver_entrypoint::holders::Holder { pod, what });
+        let message = driver_entrypoint::holders::to_text(&written);
+        let ended = json!({"terminated": {"exitCode": 1, "message": message}});
+        for (state, last) in
+            [(ended.clone(), json!({})), (json!({"waiting": {"reason": "CrashLoopBackOff"}}), ended)]
+        {
+            let container = json!({"name": "forecast", "state": state, "lastState": last});
+            let read = |labels: Value| {
+                let found = json!({"metadata": {"name": "f", "labels": labels}, "spec": {}, "status": {"containerStatuses": [container]}});
+                let Facts::Workload(facts) = workload(serde_json::from_value(found).unwrap()).facts else {
+                    panic!()
+                };
+                facts.holders.into_iter().map(|holder| (holder.pod, holder.what)).collect::<Vec<_>>()
+            };
+            assert_eq!(read(json!({JOB_NAME: "farrier-forecast-0a1b2c3d"})), all);
+            assert_eq!(read(json!({})), []);
+        }
     }
 
     #[test]

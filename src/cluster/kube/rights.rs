@@ -24,7 +24,7 @@ use super::{
     watch::READ,
     write::{CHECK_VERBS, DAEMON_SET_VERBS, PATCHED},
 };
-use crate::image::{Drain, RolloutSpec, Strategy, UpgradeSpec, WaitFor};
+use crate::image::{Drain, RolloutSpec, Strategy, UpgradeSpec};
 
 /// What builds do in their namespace, as `deploy/` grants it: resources with their verbs.
 fn of_builds() -> [(ApiResource, &'static [&'static str]); 4] {
@@ -163,7 +163,7 @@ impl KubeCluster {
             rights.push(self.shared.right("list", &pods, Scope::AllNamespaces, READ));
             rights.push(self.shared.right("create", &evictions, Scope::AllNamespaces, &["create"]));
         }
-        if let WaitFor::Job(_) = upgrade.wait_for {
+        if upgrade.makes_jobs() {
             let (templates, jobs) = (ApiResource::erase::<CronJob>(&()), ApiResource::erase::<Job>(&()));
             rights.push(self.right("get", &templates, Some(namespace), &["get"]));
             rights.push(self.right("create", &jobs, Some(namespace), CHECK_VERBS));

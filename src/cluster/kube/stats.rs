@@ -1,5 +1,5 @@
-//! Adapter: counts what is asked of the API server, bounds how long an answer is waited for, and tells a server that has
-//! not loaded its rights yet from one that refuses.
+//! Adapter: counts what is asked of the API server, bounds how long an answer is waited for, tells a server that has
+//! not loaded its rights yet from one that refuses, and sees what time it is there.
 //!
 //! It is a layer of the client, so that every request is counted, whichever part of farrier makes it.
 
@@ -13,10 +13,11 @@ use std::{
 };
 
 use http::{Method, Request, Response, StatusCode, header::RETRY_AFTER};
+use jiff::{SignedDuration, Timestamp};
 use prometheus_client::metrics::{counter::Counter, family::Family};
 use tower::{BoxError, Layer, Service};
 
-use crate::error_causes;
+use crate::{error_causes, machine::clock_ahead};
 
 /// Labels of a count: `verb`, `kind` and `outcome`. All values are constants of this file.
 type Labels = [(&'static str, &'static str); 3];
@@ -30,6 +31,8 @@ pub struct KubeStats {
     pause: Mutex<Option<Instant>>,
     /// The last time that it was away.
     away: Mutex<Option<Away>>,
+    /// How far its clock was ahead of this machine's with the last answer that told the time.
+    clock_ahead: Mutex<Option<SignedDuration>>,
 }
 
 /// An API server that was away.
@@ -82,6 +85,11 @@ impl KubeStats {
             tracing::warn!(hint, "the API server was away and refuses requests: they are made again");
         }
         true
+    }
+
+    /// How far the API server's clock is ahead of this machine's, as far as it says the time.
+    pub fn clock_ahead(&self) -> Option<SignedDuration> {
+        *self.clock_ahead.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How long the API server still wants to be left alone (`Retry-After`).
@@ -145,6 +153,9 @@ where
                     return Err(Starting.into());
                 }
                 Ok(response) => {
+                    if let Some(ahead) = clock_ahead(response.headers(), Timestamp::now()) {
+                        *stats.clock_ahead.lock().unwrap_or_else(PoisonError::into_inner) = Some(ahead);
+                    }
                     if matches!(response.status().as_u16(), 502..=504) {
                         stats.note_away();
                     }

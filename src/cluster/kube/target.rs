@@ -18,23 +18,18 @@ use crate::{image::OperatorResource, plan::Seen};
 /// What one watch is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Target {
+    /// Those of the whole cluster.
     DaemonSets,
+    /// Those of the whole cluster.
     Nodes,
     /// Those of one DaemonSet.
-    Pods {
-        namespace: String,
-        daemon_set: String,
-        uid: String,
-    },
+    Pods { namespace: String, daemon_set: String, uid: String },
+    /// An operator's resources of one kind.
     Resources(OperatorResource),
     /// All pods of a node that an upgrade drains.
-    Workloads {
-        node: String,
-    },
+    Workloads { node: String },
     /// The Jobs of a namespace that check nodes with a new driver.
-    Checks {
-        namespace: String,
-    },
+    Checks { namespace: String },
 }
 
 impl Target {
@@ -91,12 +86,10 @@ impl WatchScope {
 /// Why a watch brings nothing.
 #[derive(Clone, Debug)]
 pub(super) enum Trouble {
+    /// farrier may not read it.
     Forbidden(MissingRight),
     /// No answer, or not the right one; or the credentials are not accepted.
-    Failing {
-        attempts: u32,
-        error: ApiError,
-    },
+    Failing { attempts: u32, error: ApiError },
     /// The API does not serve this kind.
     Absent,
 }

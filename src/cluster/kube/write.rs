@@ -193,7 +193,7 @@ impl KubeCluster {
 
     /// Makes the Job of a check. One of its name is that of a farrier that was killed.
     async fn make_check(&self, check: &NodeCheck) -> Result<(), ApiError> {
-        let NodeCheck { node, namespace, template, name } = check;
+        let NodeCheck { node, namespace, template, name, driver_pod: _ } = check;
         check_names([node, namespace, template, name])?;
         self.check_namespace(namespace)?;
         let right = self.right("get", &ApiResource::erase::<CronJob>(&()), Some(namespace), &["get"]);

@@ -20,7 +20,13 @@ const LINE: usize = 300;
 
 /// The activity that all builds write to.
 #[derive(Clone, Debug, Default)]
-pub(super) struct SharedActivity(Arc<Mutex<Activity>>);
+pub struct SharedActivity(Arc<Mutex<Activity>>);
+
+impl From<Activity> for SharedActivity {
+    fn from(activity: Activity) -> Self {
+        Self(Arc::new(Mutex::new(activity)))
+    }
+}
 
 impl SharedActivity {
     fn lock(&self) -> MutexGuard<'_, Activity> {
@@ -28,7 +34,7 @@ impl SharedActivity {
     }
 
     /// As it is now.
-    pub(super) fn snapshot(&self) -> Activity {
+    pub fn snapshot(&self) -> Activity {
         self.lock().clone()
     }
 
@@ -58,6 +64,7 @@ impl SharedActivity {
             activity.next_retry = None;
             activity.stage = Some(Stage::Starting);
             activity.since = Some(Timestamp::now());
+            activity.began = activity.since;
             activity.log_tail.clear();
         });
     }
@@ -72,7 +79,7 @@ impl SharedActivity {
     ) {
         self.with(key, |activity| {
             activity.stage = None;
-            activity.since = None;
+            (activity.since, activity.began) = (None, None);
             activity.took = Some(took);
             activity.error = error;
             activity.next_retry = retry_in.and_then(from_now);
@@ -93,7 +100,7 @@ impl SharedActivity {
         self.with(key, |activity| {
             activity.attempts = activity.attempts.saturating_sub(1);
             activity.stage = None;
-            activity.since = None;
+            (activity.since, activity.began) = (None, None);
         });
     }
 
@@ -120,6 +127,11 @@ pub(super) struct BuildReporter {
 }
 
 impl Reporter for BuildReporter {
+    fn usual(&self, subject: &str, usual: Duration) {
+        self.activity.with(&self.key, |activity| activity.usual = Some(usual));
+        self.next.usual(subject, usual);
+    }
+
     fn stage(&self, subject: &str, stage: Stage) {
         self.activity.with(&self.key, |activity| {
             activity.stage = Some(stage);
@@ -183,8 +195,11 @@ mod tests {
         shared.queued(&key());
         assert_eq!(now().stage, Some(Stage::Queued));
         shared.started(&key());
+        reporter.usual("x", Duration::from_secs(74));
         reporter.stage("x", Stage::Compile);
         assert_eq!((now().stage, now().attempts), (Some(Stage::Compile), 1));
+        let time = now().time(now().began.unwrap() + Duration::from_mins(1)).unwrap();
+        assert_eq!(time.to_string(), "60 s of usually 74 s");
         for n in 0..50 {
             reporter.output("x", &format!("line {n}\u{1b}[0m{}", "y".repeat(1000)));
         }
@@ -200,7 +215,7 @@ mod tests {
             Some(Duration::from_secs(9)),
         );
         let ended = now();
-        assert_eq!((ended.stage, ended.error.as_deref()), (None, Some("no room")));
+        assert_eq!((ended.stage, ended.began, ended.error.as_deref()), (None, None, Some("no room")));
         assert!(ended.next_retry.is_some());
 
         // Stopping is no attempt, and success clears what was wrong.

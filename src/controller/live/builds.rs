@@ -25,7 +25,7 @@ use crate::{
     },
     error_chain,
     parts::{Parts, Result},
-    plan::{Activity, Cell, Phase, Plan},
+    plan::{Cell, Phase, Plan},
     runtime::{BuildOutcomeLabel, Metrics},
 };
 
@@ -238,8 +238,8 @@ impl Builds {
         self.activity.retain(|key| cells.contains(key) || self.queue.holds(key));
     }
 
-    pub(super) fn activity(&self) -> Activity {
-        self.activity.snapshot()
+    pub(super) fn activity(&self) -> &SharedActivity {
+        &self.activity
     }
 
     pub(super) fn next_due(&self) -> Option<Instant> {

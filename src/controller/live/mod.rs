@@ -6,12 +6,12 @@
 
 mod activity;
 mod builds;
-mod kernel_changes;
 pub mod once;
 mod queue;
 mod rollouts;
 mod states;
 mod view;
+mod waits;
 mod wake;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -23,14 +23,15 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+pub use activity::SharedActivity;
 pub use view::{PassView, StatusSink};
 
 use self::{
     builds::{Builds, EndedBuild},
-    kernel_changes::KernelChanges,
     queue::Queue,
     states::{States, noting_waits},
     view::StatusWorker,
+    waits::Waits,
     wake::Wake,
 };
 use super::{
@@ -41,8 +42,12 @@ use crate::{
     cluster::Cluster,
     error_chain,
     images::LastRecord,
+    kernel::KernelTarget,
     parts::{Parts, Result},
-    plan::{Claims, ClusterSnapshot, Interest, Outcome, Pace, Plan, retry},
+    plan::{
+        Claims, ClusterSnapshot, Interest, OpenRollout, Outcome, Pace, Plan, open_kernels, open_rollouts,
+        retry,
+    },
     runtime::{Configuration, Health, Metrics, PassOutcomeLabel},
 };
 
@@ -85,7 +90,8 @@ pub struct Live {
     memory: Memory,
     remembered_since: Instant,
     last_record: LastRecord,
-    kernels: KernelChanges,
+    kernels: Waits<KernelTarget>,
+    rollouts: Waits<OpenRollout>,
     states: States,
     claims: Claims,
     labels: NodeLabels,
@@ -125,7 +131,8 @@ impl Live {
             memory: Memory::default(),
             remembered_since: now,
             last_record: LastRecord::default(),
-            kernels: KernelChanges::default(),
+            kernels: Waits::default(),
+            rollouts: Waits::default(),
             states: States::default(),
             claims: Claims::default(),
             labels: NodeLabels::new(now),
@@ -182,10 +189,18 @@ impl Live {
     async fn run_due(&mut self, cancel: &CancellationToken) {
         let now = Instant::now();
         self.start_builds();
-        self.context.metrics.kernels(self.kernels.waiting(now));
+        self.show_waits(now);
         if self.wake.due().is_some_and(|due| due <= now) {
             self.pass(cancel).await;
         }
+    }
+
+    fn show_waits(&self, now: Instant) {
+        let kernels = self.kernels.since(now).map(|(target, since)| (target.to_string(), since));
+        self.context.metrics.kernels(kernels.collect());
+        let rollouts = self.rollouts.since(now);
+        let rollouts = rollouts.map(|(open, since)| (&*open.image, &*open.target, open.state, since));
+        self.context.metrics.rollouts(rollouts);
     }
 
     /// One pass, and when the next one comes.
@@ -241,9 +256,10 @@ impl Live {
             self.parts.record_kernels(&planned, &mut self.last_record).await;
         }
         let now = Instant::now();
-        self.kernels.update(&planned.plan, now);
+        self.kernels.update(open_kernels(&planned.plan), now);
+        self.rollouts.update(open_rollouts(&planned.plan), now);
         self.context.metrics.plan(&planned.plan);
-        self.context.metrics.kernels(self.kernels.waiting(now));
+        self.show_waits(now);
         if let Some(wait) = deadline {
             self.wake.by(now + wait);
         }
@@ -252,7 +268,7 @@ impl Live {
             || targets.iter().any(|report| matches!(report, TargetReport::Failed { .. }));
         // A standby leaves that to the leader.
         if self.may_act() {
-            self.states.log(&planned.plan, &self.builds.activity());
+            self.states.log(&planned.plan, &self.builds.activity().snapshot());
         }
         self.show(planned, rollouts);
         Ok(if unreachable { PassOutcomeLabel::Unreachable } else { PassOutcomeLabel::Done })
@@ -383,7 +399,8 @@ impl Live {
             plan: Arc::new(plan),
             snapshot: Arc::new(snapshot),
             definitions,
-            activity: self.builds.activity(),
+            activity: self.builds.activity().snapshot(),
+            live: self.builds.activity().clone(),
             rollouts,
             configuration_error: error,
             now: Timestamp::now(),

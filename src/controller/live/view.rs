@@ -8,6 +8,7 @@ use std::{
 use jiff::Timestamp;
 use tokio::{sync::mpsc, task::JoinHandle};
 
+use super::activity::SharedActivity;
 use crate::{
     controller::RolloutReport,
     image::Definitions,
@@ -23,8 +24,10 @@ pub struct PassView {
     pub snapshot: Arc<ClusterSnapshot>,
     /// The definitions in use.
     pub definitions: Arc<Definitions>,
-    /// What builds do, and how they went.
+    /// What builds did at that time, and how they went.
     pub activity: Activity,
+    /// What they do by now.
+    pub live: SharedActivity,
     /// What became of the rollouts.
     pub rollouts: Vec<RolloutReport>,
     /// What is wrong with the definitions on disk, while the last good ones are in use.

@@ -56,7 +56,7 @@ pub fn name(driver: &ImageName, image: &ImageReference) -> String {
     // A pod's name, and so a label of it, gets six characters more; a Job's name has at most 63.
     let driver: String = driver.chars().take(40).collect();
     let Version::Digest(digest) = &image.version else { return driver };
-    format!("{}-{}", driver.trim_end_matches('-'), &digest.hex()[..12])
+    format!("{}-{}", driver.trim_end_matches(['-', '.']), &digest.hex()[..12])
 }
 
 /// Processors that a build may keep busy, in whole ones.
@@ -168,5 +168,7 @@ mod tests {
         let image = format!("registry.example/builds@sha256:{}", "cd".repeat(32)).parse().unwrap();
         let name = name(&"a".repeat(63).parse().unwrap(), &image);
         assert_eq!(name, format!("{}-cdcdcdcdcdcd", "a".repeat(40)));
+        let dotted = super::name(&format!("{}.8.0", "a".repeat(39)).parse().unwrap(), &image);
+        assert_eq!(dotted, format!("{}-cdcdcdcdcdcd", "a".repeat(39)));
     }
 }

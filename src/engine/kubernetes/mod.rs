@@ -34,6 +34,7 @@ use crate::{
         kube::{causes, client},
     },
     kernel::Architecture,
+    machine::program_for,
 };
 
 /// Between two looks at a Job that is being deleted, and between two tries of a call.
@@ -97,10 +98,7 @@ impl Kubernetes {
 
     /// The runner for pods of an architecture: its own file beside that for this machine's.
     pub fn runner(&self, arch: Architecture) -> PathBuf {
-        let mut other = self.runner.clone().into_os_string();
-        other.push(format!("-{arch}"));
-        let other = PathBuf::from(other);
-        if other.is_file() { other } else { self.runner.clone() }
+        program_for(&self.runner, arch)
     }
 
     /// Runs the build, unpacks `/out` into `dest`, an empty directory, and deletes the Job. Gives what the pod's process 1 was

@@ -24,7 +24,7 @@ use super::{FetchError, Fetcher, Result, YOUNG, digest, process};
 use crate::{
     blocking::stoppable,
     cache::{Cache, LockMode},
-    image::checked::texts,
+    image::checked::{Mirror, Suite, texts},
     kernel::{AptSuites, Architecture},
     net::Net,
 };
@@ -282,6 +282,31 @@ impl AptArchive {
         command.arg("--config-file").arg(self.dir.join("apt.conf"));
         command
     }
+}
+
+/// Has the archive these suites? apt's helper asks, with the proxies, credentials and certificates that apt has: it fetches the
+/// file by which a suite begins. The hosts that answered.
+pub(super) async fn ask(fetcher: &Fetcher, suites: &[Suite], mirror: Option<&Mirror>) -> Result<String> {
+    let wanted = AptSuites { suites: suites.to_vec(), mirror: mirror.cloned(), ..AptSuites::default() };
+    // The file is the same for all of them.
+    let arch = std::env::consts::ARCH.parse().unwrap_or(Architecture::Amd64);
+    let archive = AptArchive::open(fetcher, &wanted, arch).await?;
+    archive.permit()?;
+    let scratch = fetcher.cache.scratch()?;
+    let mut hosts = BTreeSet::new();
+    for SourceEntry { uris, suites, .. } in entries(&fetcher.net, &fetcher.options.apt_dir, &wanted)? {
+        for uri in &uris {
+            let base = uri.trim_end_matches('/');
+            for suite in &suites {
+                let mut command = archive.command("/usr/lib/apt/apt-helper");
+                command.args(["download-file", &format!("{base}/dists/{suite}/InRelease")]);
+                command.arg(scratch.path().join("InRelease"));
+                process::run(command, "apt-helper", || format!("look for suite {suite} at {uri}")).await?;
+            }
+            hosts.extend(Url::parse(uri).ok().and_then(|url| url.host_str().map(str::to_owned)));
+        }
+    }
+    Ok(hosts.into_iter().collect::<Vec<_>>().join(", "))
 }
 
 /// The kind of the cache's entries of packages.

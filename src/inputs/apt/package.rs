@@ -68,11 +68,6 @@ pub fn asks_store(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> 
     Ok((fetcher.is_offline() || is_fixed) && !is_known)
 }
 
-/// A source is not compiled for its own architecture: packages of this machine's do.
-pub fn native() -> Architecture {
-    if cfg!(target_arch = "aarch64") { Architecture::Arm64 } else { Architecture::Amd64 }
-}
-
 /// The package's file in the cache.
 pub async fn file(
     fetcher: &Fetcher,

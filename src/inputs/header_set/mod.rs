@@ -15,7 +15,7 @@ use super::{
     apt::{AptArchive, control},
     header_tree::{read_header, read_header_set},
     kernel_packages::{Found, Place, Search},
-    rpm::Repositories,
+    rpm::{self, Repositories},
 };
 use crate::{
     blocking::stoppable,
@@ -238,7 +238,13 @@ impl<'a> Headers<'a> {
         let Some(archive) = tracked.archive(headers.rpm_archive()) else {
             return Ok(Err("repositories in the family".to_owned()));
         };
-        match Repositories::open(self.0, archive, root, platform, &tracked.packages)? {
+        match Repositories::open(
+            self.0,
+            archive,
+            root,
+            (&platform.repository_version(), platform.arch),
+            &tracked.packages,
+        )? {
             Ok(repositories) => Ok(Ok(repositories.releases().await?)),
             Err(missing) => Ok(Err(missing)),
         }
@@ -325,8 +331,7 @@ impl<'a> Headers<'a> {
             format: FORMAT,
             from: Place::Rpm(&rpm.from, root, &rpm.packages),
             with_dependencies: false,
-            hint: "put the distribution's keys there, name mirrors of its repositories in site.yaml (`mirrors`), or add the repository \
-                   that has it to the family",
+            hint: rpm::LACKING,
         }
     }
 

@@ -31,8 +31,8 @@ use crate::{
         Architecture, DetachedSignature, DownloadedHeaders, FileProof, HeaderSource, ImageHeaders,
         KernelTarget, TarballHeaders, image_for, text_for,
     },
-    oci::{AnyManifest, ImageManifest},
-    registry::{Registry as _, StoredManifest},
+    oci::ImageManifest,
+    registry::Registry as _,
     store::StoreError,
 };
 
@@ -110,10 +110,13 @@ async fn in_image(
     };
     let digest = match &image.version {
         Version::Digest(digest) => digest.clone(),
-        Version::Tag(_) => match manifest(fetcher, &image).await? {
-            Some(found) => found.digest,
-            None => return Ok(missing(format!("image {image}"))),
-        },
+        version @ Version::Tag(_) => {
+            let found = fetcher.registries().manifest(&image.repository, version).await;
+            let Some(found) = found.map_err(StoreError::from)? else {
+                return Ok(missing(format!("image {image}")));
+            };
+            found.digest
+        }
     };
     let (hex, version) = (digest.hex().to_owned(), Version::Digest(digest));
     let content = Content::Image(ImageReference { repository: image.repository, version });
@@ -317,17 +320,11 @@ fn absent(whole: &Path, path: &Path, what: &str) -> Result<FetchError> {
 
 /// An image's tree.
 async fn tree(fetcher: &Fetcher, image: &ImageReference, arch: Architecture) -> Result<PathBuf> {
-    let ImageReference { repository, version: _ } = image;
+    let ImageReference { repository, version } = image;
     let gone = || FetchError::unusable(format!("fetch image {image}: it is not there any more"), HINT);
-    let mut found = manifest(fetcher, image).await?.ok_or_else(gone)?;
-    if let AnyManifest::Index(index) = AnyManifest::parse(&found.bytes).map_err(StoreError::from)? {
-        let of_arch = index.for_architecture(arch.as_str()).map_err(StoreError::from)?;
-        let version = Version::Digest(of_arch.digest.clone());
-        let of_arch = ImageReference { repository: repository.clone(), version };
-        found = manifest(fetcher, &of_arch).await?.ok_or_else(gone)?;
-    }
-    let manifest = ImageManifest::parse(&found.bytes).map_err(StoreError::from)?;
     let registry = fetcher.registries();
+    let found = registry.image(repository, version, arch.as_str()).await.map_err(StoreError::from)?;
+    let manifest = ImageManifest::parse(&found.ok_or_else(gone)?.bytes).map_err(StoreError::from)?;
     let mut layers = Vec::new();
     for layer in &manifest.layers {
         let registry = &registry;
@@ -339,10 +336,4 @@ async fn tree(fetcher: &Fetcher, image: &ImageReference, arch: Architecture) -> 
         layers.push((layer.digest.clone(), file));
     }
     fetcher.root_fs().tree(layers, format!("image {image}")).await
-}
-
-async fn manifest(fetcher: &Fetcher, image: &ImageReference) -> Result<Option<StoredManifest>> {
-    let ImageReference { repository, version } = image;
-    let found = fetcher.registries().manifest(repository, version).await;
-    Ok(found.map_err(StoreError::from)?)
 }

@@ -1,4 +1,5 @@
-//! Adapter: toolchains out of packages that apt chose, fetched and verified. No script of theirs runs, and no root is needed.
+//! Adapter: toolchains out of packages that apt or libsolv chose, fetched and verified. No script of theirs runs, and no root is
+//! needed.
 
 use std::{
     path::{Path, PathBuf},
@@ -8,17 +9,21 @@ use std::{
 
 use fs_err as fs;
 
-use super::{LEVEL, MTIME, effects, excluded::is_left_out};
+use super::{LEVEL, MTIME, effects, excluded::is_left_out, packages::RpmRoot};
 use crate::{
     archive::{self, Manner, Options},
     blocking::stoppable,
-    inputs::{FetchError, Fetcher, Result, TREE, apt::AptArchive, root_fs_layer as layer},
+    inputs::{FetchError, Fetcher, Result, TREE, apt::AptArchive, root_fs_layer as layer, rpm},
     kernel::{AptSuites, Architecture, BootstrapSpec},
     payload,
+    provenance::{RPM_LIST, RPM_LIST_FORMAT},
 };
 
 /// dpkg's list of what is installed: bills of materials are made from it.
 const STATUS: &str = "var/lib/dpkg/status";
+
+/// Where the list of packages lies, and what makes it.
+type List = (&'static str, fn(&[PathBuf]) -> Result<String>);
 
 /// Makes the layer in `dir`.
 pub(super) async fn assemble(
@@ -31,11 +36,35 @@ pub(super) async fn assemble(
     let archive = AptArchive::open(fetcher, &suites, arch).await?;
     let packages = archive.system(&spec.include).await?;
     let files = archive.download(&packages).await?;
-    stoppable(move |stop| write(stop, &files, &dir)).await
+    stoppable(move |stop| write(stop, &files, (STATUS, dpkg_status), arch, &dir)).await
+}
+
+/// The same of RPM packages; `name` says in errors where they are from.
+pub(super) async fn assemble_rpm(
+    fetcher: &Fetcher,
+    root: &RpmRoot,
+    name: &str,
+    arch: Architecture,
+    dir: PathBuf,
+) -> Result<()> {
+    let RpmRoot { packages, from, version, definitions } = root;
+    let what = format!("a toolchain of {name}");
+    let opened = rpm::Repositories::open(fetcher, from, definitions, (version, arch), &[])?;
+    let repositories = opened.map_err(|lacking| {
+        FetchError::unusable(format!("make {what}: there is no {lacking}"), rpm::LACKING)
+    })?;
+    let files = repositories.system(packages, &what).await?;
+    stoppable(move |stop| write(stop, &files, (RPM_LIST, rpm_list), arch, &dir)).await
 }
 
 /// Makes the layer of these packages' files.
-fn write(stop: &AtomicBool, packages: &[PathBuf], entry: &Path) -> Result<()> {
+fn write(
+    stop: &AtomicBool,
+    packages: &[PathBuf],
+    (list, listed): List,
+    arch: Architecture,
+    entry: &Path,
+) -> Result<()> {
     let tree = entry.join(TREE);
     fs::create_dir(&tree)?;
     let wanted = |path: &Path| !is_left_out(path);
@@ -45,36 +74,43 @@ fn write(stop: &AtomicBool, packages: &[PathBuf], entry: &Path) -> Result<()> {
             .map_err(|source| FetchError::Unpack(what.to_owned(), source))
     };
     add(effects::before()?, "the directories of a root file system")?;
-    let mut status = String::new();
     for package in packages {
         archive::unpack_file(package, &tree, &options)
             .map_err(|source| FetchError::Unpack(package.display().to_string(), source))?;
-        status.push_str(&installed(package)?);
     }
-    let mut last = effects::Entries::new();
-    last.file(STATUS, status.as_bytes())?;
-    add(last.finish()?, STATUS)?;
-    add(effects::after(&tree)?, "the links of a root file system")?;
+    let mut packages_list = effects::Entries::new();
+    packages_list.file(list, listed(packages)?.as_bytes())?;
+    add(packages_list.finish()?, list)?;
+    add(effects::after(&tree, arch)?, "the links of a root file system")?;
     let made = payload::write_tree_layer(&tree, MTIME, LEVEL, &entry.join(layer::FILE))?;
     layer::record(entry, &made.digest, &made.diff_id, made.size)?;
     Ok(fs::remove_dir_all(&tree)?)
 }
 
-/// A package's paragraph in dpkg's list.
-fn installed(package: &Path) -> Result<String> {
-    let program = "dpkg-deb";
-    let output = Command::new(program)
-        .arg("--field")
-        .arg(package)
-        .output()
-        .map_err(|source| FetchError::Start(program, source))?;
+/// dpkg's list: a paragraph for each package.
+fn dpkg_status(packages: &[PathBuf]) -> Result<String> {
+    let paragraph = |package: &PathBuf| -> Result<String> {
+        let fields = told_by("dpkg-deb", &["--field"], std::slice::from_ref(package))?;
+        Ok(format!("{}\nStatus: install ok installed\n\n", fields.trim_end()))
+    };
+    packages.iter().map(paragraph).collect()
+}
+
+fn rpm_list(packages: &[PathBuf]) -> Result<String> {
+    told_by("rpm", &["--query", "--package", "--nosignature", "--queryformat", RPM_LIST_FORMAT], packages)
+}
+
+/// What a program says of packages, without the user's own configuration.
+fn told_by(program: &'static str, arguments: &[&str], packages: &[PathBuf]) -> Result<String> {
+    let mut command = Command::new(program);
+    let output = command.args(arguments).args(packages).env("HOME", "/").output();
+    let output = output.map_err(|source| FetchError::Start(program, source))?;
     if !output.status.success() {
         let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        let action = format!("read what package {} is", package.display());
+        let action = "read what the packages are".to_owned();
         return Err(FetchError::Program { action, message, transient: false });
     }
-    let fields = String::from_utf8_lossy(&output.stdout);
-    Ok(format!("{}\nStatus: install ok installed\n\n", fields.trim_end()))
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 #[cfg(test)]
@@ -109,7 +145,7 @@ mod tests {
     fn written(dir: &Path, entry: &str, packages: &[PathBuf]) -> RootFs {
         let entry = dir.join(entry);
         fs::create_dir(&entry).unwrap();
-        write(&AtomicBool::new(false), packages, &entry).unwrap();
+        write(&AtomicBool::new(false), packages, (STATUS, dpkg_status), Architecture::Amd64, &entry).unwrap();
         assert!(!entry.join(TREE).exists());
         layer::read(&entry, Architecture::Amd64).unwrap()
     }

@@ -23,12 +23,13 @@ use crate::{
 /// Time for mmdebstrap to unmount and to remove its directory when it must end.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Makes the layer in `dir`.
+/// Makes the layer in `dir`; `driver` is a tar that goes over the packages.
 pub(super) async fn mmdebstrap(
     fetcher: &Fetcher,
     spec: &BootstrapSpec,
     suites: AptSuites,
     arch: Architecture,
+    driver: Option<&Path>,
     dir: PathBuf,
 ) -> Result<()> {
     let (suite, include) = (&spec.suite, &spec.include);
@@ -55,6 +56,12 @@ pub(super) async fn mmdebstrap(
     command.args(dpkg_options().map(|option| format!("--dpkgopt={option}")));
     for path in FORGET {
         command.arg(format!("--customize-hook=rm -rf \"$1/{path}\""));
+    }
+    if let Some(tar) = driver {
+        let tar = tar.display().to_string().replace('\'', r"'\''");
+        command.arg(format!("--customize-hook=tar-in '{tar}' /"));
+        // The distribution's own: loaders and the container toolkit find libraries by its cache.
+        command.arg("--customize-hook=/usr/sbin/chroot \"$1\" /sbin/ldconfig");
     }
     // The sources come on its standard input: a file in the cache is not readable for the user that
     // mmdebstrap turns into when it is not root.

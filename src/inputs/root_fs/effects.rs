@@ -5,6 +5,7 @@
 //! looks by itself), users beyond the base system's, debconf's and systemd's state, compiled Python.
 
 use std::{
+    collections::BTreeSet,
     io,
     path::{Path, PathBuf},
 };
@@ -12,9 +13,9 @@ use std::{
 use fs_err as fs;
 use tar::{EntryType, Header};
 
-use crate::archive::links;
+use crate::{archive::links, kernel::Architecture};
 
-/// Directories of the root that lead into `/usr` (`usrmerge`, `base-files`). They are there before the first package, so that
+/// Directories of the root that lead into `/usr` (`usrmerge`, `base-files`, RPM's `filesystem`). They are there before the first package, so that
 /// `/bin/x` of one package and `/usr/bin/y` of another come to one place.
 const MERGED: [&str; 6] = ["bin", "lib", "lib32", "lib64", "libx32", "sbin"];
 
@@ -30,8 +31,8 @@ const DIRECTORIES: [(&str, u32); 7] = [
 ];
 
 /// `update-alternatives`, and the links that `dash` makes: a name, and what it leads to: the first that is there, in the order of
-/// Debian's priorities. A name that a package brings itself stays.
-const LINKS: [(&str, &[&str]); 13] = [
+/// Debian's priorities. A name that a package brings itself stays; of RPM distributions, only `ld` is not in its package.
+const LINKS: [(&str, &[&str]); 14] = [
     ("usr/bin/aclocal", &["usr/bin/aclocal-1.17", "usr/bin/aclocal-1.16"]),
     ("usr/bin/automake", &["usr/bin/automake-1.17", "usr/bin/automake-1.16"]),
     ("usr/bin/awk", &["usr/bin/gawk", "usr/bin/mawk", "usr/bin/original-awk"]),
@@ -39,6 +40,7 @@ const LINKS: [(&str, &[&str]); 13] = [
     ("usr/bin/c89", &["usr/bin/c89-gcc"]),
     ("usr/bin/c99", &["usr/bin/c99-gcc"]),
     ("usr/bin/cc", &["usr/bin/gcc", "usr/bin/clang"]),
+    ("usr/bin/ld", &["usr/bin/ld.bfd"]),
     ("usr/bin/lzma", &["usr/bin/xz"]),
     ("usr/bin/nawk", &["usr/bin/gawk", "usr/bin/mawk", "usr/bin/original-awk"]),
     ("usr/bin/sh", &["usr/bin/dash", "usr/bin/bash"]),
@@ -53,6 +55,15 @@ const COPIES: [(&str, &str); 2] = [
     ("etc/passwd", "usr/share/base-passwd/passwd.master"),
 ];
 
+/// The same where no package has a list (SUSE's are made by a script).
+const USERS: [(&str, &str); 2] =
+    [("etc/group", "root:x:0:\n"), ("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n")];
+
+/// What `scl enable` puts before `PATH` and `LD_LIBRARY_PATH`: RHEL's later compilers lie apart, each in a directory of its own.
+/// Links in directories that are searched anyway do the same.
+const TOOLSETS: &str = "opt/rh";
+const OF_TOOLSET: [(&str, &str); 2] = [("root/usr/bin", "usr/local/bin"), ("root/usr/lib64", "usr/lib64")];
+
 /// What comes before the packages, as a tar.
 pub(super) fn before() -> io::Result<Vec<u8>> {
     let mut tar = Entries::new();
@@ -66,8 +77,8 @@ pub(super) fn before() -> io::Result<Vec<u8>> {
     tar.finish()
 }
 
-/// What comes after the packages in `tree`, as a tar. It only looks at the tree: links in it lead nowhere else.
-pub(super) fn after(tree: &Path) -> io::Result<Vec<u8>> {
+/// What comes after the packages in `tree`, of this architecture, as a tar. It only looks at the tree: links in it lead nowhere else.
+pub(super) fn after(tree: &Path, arch: Architecture) -> io::Result<Vec<u8>> {
     let mut tar = Entries::new();
     let there = |path: &str| -> io::Result<Option<PathBuf>> {
         let found = links::resolve(tree, Path::new(path))?.map(|found| tree.join(found));
@@ -85,12 +96,56 @@ pub(super) fn after(tree: &Path) -> io::Result<Vec<u8>> {
             }
         }
     }
-    for (path, source) in COPIES {
-        if let (None, Some(source)) = (there(path)?, there(source)?) {
-            tar.file(path, &fs::read(source)?)?;
+    for (name, tool) in cross_tools(tree, arch)? {
+        if there(&name)?.is_none() {
+            tar.link(&name, Path::new(&tool))?;
         }
     }
+    for ((path, source), (_, users)) in COPIES.into_iter().zip(USERS) {
+        match (there(path)?, there(source)?) {
+            (None, Some(source)) => tar.file(path, &fs::read(source)?)?,
+            (None, None) => tar.file(path, users.as_bytes())?,
+            (Some(_), _) => {}
+        }
+    }
+    toolset(tree, &mut tar)?;
     tar.finish()
+}
+
+/// Tools for other architectures, by the plain name that makefiles and templates call: where a toolchain has a cross compiler
+/// alone, that is the compiler. A name in `usr/bin`, and what stands beside it there.
+fn cross_tools(tree: &Path, arch: Architecture) -> io::Result<Vec<(String, String)>> {
+    let others = [Architecture::Amd64, Architecture::Arm64].into_iter().filter(|other| *other != arch);
+    let prefixes: Vec<String> = others.map(|other| format!("{}-linux-gnu-", other.gnu_name())).collect();
+    let plain =
+        |tool: &String| prefixes.iter().find_map(|prefix| tool.strip_prefix(prefix)).map(str::to_owned);
+    let tools = names_in(tree, "usr/bin")?.into_iter();
+    Ok(tools.filter_map(|tool| Some((format!("usr/bin/{}", plain(&tool)?), tool))).collect())
+}
+
+/// The links of the newest toolset. A library that the system has stays.
+fn toolset(tree: &Path, tar: &mut Entries) -> io::Result<()> {
+    let number = |name: &String| name.strip_prefix("gcc-toolset-")?.parse::<u32>().ok();
+    let names = names_in(tree, TOOLSETS)?.into_iter().filter(|name| number(name).is_some());
+    let Some(newest) = names.max_by_key(number) else { return Ok(()) };
+    for (from, to) in OF_TOOLSET {
+        let (from, taken) = (format!("{TOOLSETS}/{newest}/{from}"), names_in(tree, to)?);
+        for name in names_in(tree, &from)? {
+            if !taken.contains(&name) && (to == "usr/local/bin" || name.contains(".so.")) {
+                let target = links::relative(Path::new(to), &Path::new(&from).join(&name));
+                tar.link(&format!("{to}/{name}"), &target)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The names in a directory of the tree, in order; none where there is no such directory.
+fn names_in(tree: &Path, directory: &str) -> io::Result<BTreeSet<String>> {
+    let Some(found) = links::resolve(tree, Path::new(directory))? else { return Ok(BTreeSet::new()) };
+    fs::read_dir(tree.join(found))?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect()
 }
 
 /// Entries for a tree, which are unpacked as a package's are.
@@ -119,7 +174,7 @@ impl Entries {
     }
 }
 
-fn header(kind: EntryType, mode: u32, size: usize) -> Header {
+pub(super) fn header(kind: EntryType, mode: u32, size: usize) -> Header {
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);
     header.set_mode(mode);
@@ -145,7 +200,7 @@ mod tests {
             package.file(path, path.as_bytes()).unwrap();
         }
         unpack(package.finish().unwrap());
-        unpack(after(directory.path()).unwrap());
+        unpack(after(directory.path(), Architecture::Amd64).unwrap());
         directory
     }
 
@@ -194,11 +249,80 @@ mod tests {
     }
 
     #[test]
+    fn a_cross_compiler_alone_has_the_plain_names() {
+        let tree = tree(&[
+            "usr/bin/aarch64-linux-gnu-gcc-12",
+            "usr/bin/aarch64-linux-gnu-nm",
+            "usr/bin/nm",
+            "usr/bin/x86_64-linux-gnu-ld",
+        ]);
+        assert_eq!(
+            leads_to(tree.path(), "usr/bin/gcc-12").as_deref(),
+            Some("usr/bin/aarch64-linux-gnu-gcc-12")
+        );
+        assert_eq!(
+            leads_to(tree.path(), "usr/bin/nm").as_deref(),
+            Some("usr/bin/nm"),
+            "a package's own stays"
+        );
+        assert!(
+            !tree.path().join("usr/bin/ld").is_symlink(),
+            "this architecture's tools have names of their own"
+        );
+    }
+
+    #[test]
     fn users_and_groups_are_the_base_system_s() {
-        let tree = tree(&COPIES.map(|(_, source)| source));
+        let with_lists = tree(&COPIES.map(|(_, source)| source));
         for (path, source) in COPIES {
-            assert_eq!(leads_to(tree.path(), path).as_deref(), Some(source));
+            assert_eq!(leads_to(with_lists.path(), path).as_deref(), Some(source));
         }
+        let without = tree(&["etc/group"]);
+        assert_eq!(leads_to(without.path(), "etc/group").unwrap(), "etc/group");
+        assert_eq!(leads_to(without.path(), "etc/passwd").unwrap(), "root:x:0:0:root:/root:/bin/sh\n");
+    }
+
+    #[test]
+    fn the_newest_toolset_is_what_is_found_first() {
+        let of = |number: &str, file: &str| format!("opt/rh/gcc-toolset-{number}/root/usr/{file}");
+        let files = [
+            of("9", "bin/gcc"),
+            of("13", "bin/gcc"),
+            of("13", "lib64/libbfd-2.40.so.1"),
+            of("13", "lib64/libc.so.6"),
+            of("13", "lib64/x.o"),
+            "usr/bin/gcc".to_owned(),
+            "usr/lib64/libc.so.6".to_owned(),
+        ];
+        let tree = tree(&files.each_ref().map(String::as_str));
+        for (path, wanted) in [
+            ("usr/local/bin/gcc", Some(&files[1])),
+            ("usr/bin/gcc", Some(&files[5])),
+            ("usr/lib64/libbfd-2.40.so.1", Some(&files[2])),
+            ("usr/lib64/libc.so.6", Some(&files[6])),
+            ("usr/lib64/x.o", None),
+        ] {
+            assert_eq!(leads_to(tree.path(), path).as_ref(), wanted, "{path}");
+        }
+    }
+
+    /// Fedora's `filesystem` has `/usr/sbin` so.
+    #[test]
+    fn a_link_takes_the_place_of_an_empty_directory_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = Options { manner: Manner::Package, ..Options::default() };
+        unpack_stream(&before().unwrap()[..], directory.path(), &options).unwrap();
+        let mut package = Entries::new();
+        package.file("usr/lib64/x", b"x").unwrap();
+        for (name, target) in [("usr/sbin", "bin"), ("usr/lib64", "lib")] {
+            package.link(name, Path::new(target)).unwrap();
+        }
+        package.file("usr/sbin/y", b"y").unwrap();
+        unpack_stream(&package.finish().unwrap()[..], directory.path(), &options).unwrap();
+        for path in ["usr/lib64/x", "usr/bin/y", "sbin/y"] {
+            assert!(directory.path().join(path).is_file(), "{path}");
+        }
+        assert!(!directory.path().join("usr/lib64").is_symlink());
     }
 
     #[test]
@@ -210,7 +334,8 @@ mod tests {
         package.link("etc", outside.path()).unwrap();
         package.file("usr/share/base-passwd/passwd.master", b"x").unwrap();
         unpack_stream(&package.finish().unwrap()[..], directory.path(), &options).unwrap();
-        unpack_stream(&after(directory.path()).unwrap()[..], directory.path(), &options).unwrap();
+        unpack_stream(&after(directory.path(), Architecture::Amd64).unwrap()[..], directory.path(), &options)
+            .unwrap();
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
     }
 }

@@ -15,12 +15,13 @@ use crate::{
     image::MinimalSpec,
     inputs::{
         FetchError, Result, StoredUnder,
-        apt::package::{self, Package, native},
+        apt::package::{self, Package},
         digest, minimal_tag,
         root_fs_layer::{self as layer, RootFs},
         unpack,
     },
     kernel::Architecture,
+    machine::native,
     oci::{EntryKind, LayerWriter, annotations},
     store::InputKind,
 };

@@ -6,8 +6,9 @@ mod effects;
 mod excluded;
 mod minimal;
 mod packages;
+mod runfile;
 
-pub use packages::{PackageRoot, bootstrap_key};
+pub use packages::{PackageRoot, RpmRoot};
 
 use std::{fs::Permissions, os::unix::fs::PermissionsExt as _, path::PathBuf};
 

@@ -13,6 +13,7 @@ use quick_xml::{
     escape::resolve_predefined_entity,
     events::{BytesStart, Event},
 };
+use serde::{Deserialize, Serialize};
 
 use super::package::{RpmPackage, release_in};
 use crate::{
@@ -47,7 +48,7 @@ fn form(reason: impl Into<String>) -> MetadataError {
 }
 
 /// A file of the metadata.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     /// Its place below the repository's address.
     pub location: String,
@@ -56,7 +57,7 @@ pub struct Part {
 }
 
 /// What `repomd.xml` says.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Repomd {
     /// The packages.
     pub primary: Part,

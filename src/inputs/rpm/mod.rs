@@ -3,6 +3,7 @@
 pub(super) mod keys;
 pub mod metadata;
 pub mod package;
+mod system;
 
 use std::{
     collections::BTreeSet,
@@ -21,8 +22,9 @@ use url::Url;
 use super::{
     FetchError, Fetcher, Result, YOUNG,
     apt::Packages,
+    checksum::Checksum,
     digest,
-    download::{fetch_from, transfer},
+    download::{any_of, fetch_from, transfer},
     error::MetadataError,
 };
 use crate::{
@@ -30,17 +32,20 @@ use crate::{
     blocking::stoppable,
     cache::LockMode,
     image::checked::{RpmAlternatives, fits},
-    kernel::{Architecture, KernelRelease, KernelTarget, RpmArchive, RpmRepository, RpmSigned},
+    kernel::{Architecture, KernelRelease, RpmArchive, RpmRepository, RpmSigned},
 };
 
 /// Changes when listings have another form.
-const FORMAT: &str = "rpm-1";
+const FORMAT: &str = "rpm-2";
 /// The kind of the cache's records and locks.
 const KIND: &str = "rpm";
+/// What to do where keys, or any address of a repository, are missing.
+pub const LACKING: &str = "put the distribution's keys there, name mirrors of its repositories in site.yaml (`mirrors`), or add the repository that \
+                           has it to the family";
 /// Largest `repomd.xml`, signature and list of mirrors.
 const MOST_INDEX: u64 = 4 << 20;
 
-/// The kernel packages of some repositories, for one platform.
+/// Some repositories with the kernel packages of some names, for one version and architecture of a distribution.
 #[derive(Clone, Debug)]
 pub struct Repositories {
     fetcher: Fetcher,
@@ -69,7 +74,7 @@ pub struct Listed {
     places: Vec<String>,
 }
 
-/// The kernel packages of one repository, as it was last asked.
+/// One repository, as it was last asked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Listing {
     /// Seconds since 1970.
@@ -78,16 +83,20 @@ struct Listing {
     revision: Option<String>,
     /// The repository's addresses, the one that answered first.
     places: Vec<String>,
+    /// What `repomd.xml` names.
+    parts: Option<Repomd>,
+    /// Those of the names.
     packages: Vec<RpmPackage>,
 }
 
 impl Repositories {
-    /// The repositories for a target's platform; nothing is asked yet. What is missing is a finding: keys, or any address.
+    /// The repositories for a version of the distribution; nothing is asked yet. What is missing is a finding: keys, or any
+    /// address.
     pub fn open(
         fetcher: &Fetcher,
         archive: &RpmArchive,
         root: &Path,
-        target: &KernelTarget,
+        (version, arch): (&str, Architecture),
         groups: &[RpmAlternatives],
     ) -> Result<Result<Self, String>> {
         let file = root.join(&archive.signed_by);
@@ -96,11 +105,8 @@ impl Repositories {
         };
         let (mut places, mut absent) = (Vec::new(), Vec::new());
         for repository in &*archive.repositories {
-            let (address, is_list) = match repository {
-                RpmRepository::Url(address) => (address, false),
-                RpmRepository::MirrorList(address) => (address, true),
-            };
-            let text = address.expand(&target.repository_version(), target.arch.gnu_name());
+            let is_list = matches!(repository, RpmRepository::MirrorList(_));
+            let text = repository.address().expand(version, arch.gnu_name());
             let url = directory(&text, !is_list)?;
             let mut found = fetcher.net.url_candidates(&url);
             // RFC 6761: no name below `invalid` is ever resolved, so that definitions may use it for what a site has elsewhere.
@@ -116,7 +122,7 @@ impl Repositories {
         }
         let names = groups.iter().flat_map(RpmAlternatives::names);
         let names = names.map(|name| name.replace("{{flavour}}", "*")).collect();
-        let (fetcher, arch, signed) = (fetcher.clone(), target.arch, archive.signed);
+        let (fetcher, signed) = (fetcher.clone(), archive.signed);
         Ok(Ok(Self { fetcher, arch, signed, keys, places, names, absent }))
     }
 
@@ -133,33 +139,21 @@ impl Repositories {
         release: &KernelRelease,
         max_age: Duration,
     ) -> Result<Packages<Listed>> {
-        let (mut known, mut absent, mut fault) = (Vec::new(), self.absent.clone(), None);
-        for place in &self.places {
-            let listing = match self.listing(place, max_age).await {
-                Ok((listing, _)) => listing,
-                // Another repository may have the packages: an entitlement need not be for all of them.
-                Err(error) => {
-                    fault.get_or_insert(error);
-                    continue;
-                }
-            };
-            if listing.revision.is_none() {
-                absent.extend(listing.places.first().map(|url| format!("{url} (not there)")));
-            }
-            known.extend(listing.packages.into_iter().map(|package| (package, listing.places.clone())));
-        }
+        let (listings, faults) = self.listings(max_age).await;
+        let mut faults = faults.into_iter();
+        let without = self.without(&listings);
+        let with_places = |listing: Listing| {
+            let Listing { places, packages, .. } = listing;
+            packages.into_iter().map(move |package| (package, places.clone()))
+        };
+        let known: Vec<_> = listings.into_iter().flat_map(with_places).collect();
         let packages: Vec<RpmPackage> = known.iter().map(|(package, _)| package.clone()).collect();
         let mut chosen = Vec::with_capacity(groups.len());
         for names in groups {
             let Some(package) = package::choose(&packages, names, release.as_str()) else {
-                if let Some(fault) = fault {
+                if let Some(fault) = faults.next() {
                     return Err(fault);
                 }
-                let without = if absent.is_empty() {
-                    String::new()
-                } else {
-                    format!(", without {}", absent.join(", "))
-                };
                 return Ok(Packages::Missing(format!("{}{without}", names.join(" or "))));
             };
             let places = known.iter().find(|(known, _)| known == package).map(|(_, places)| places.clone());
@@ -170,19 +164,34 @@ impl Repositories {
 
     /// The kernels of each repository, in no order.
     pub async fn releases(&self) -> Result<Vec<Vec<KernelRelease>>> {
-        let (mut found, mut fault) = (Vec::new(), None);
-        for place in &self.places {
-            let listing = match self.listing(place, self.fetcher.options.refresh).await {
-                Ok((listing, _)) => listing,
-                Err(error) => {
-                    fault.get_or_insert(error);
-                    continue;
-                }
-            };
+        let (listings, faults) = self.listings(self.fetcher.options.refresh).await;
+        let releases = |listing: &Listing| {
             let releases = listing.packages.iter().flat_map(|package| &package.releases);
-            found.push(releases.filter_map(|release| release.parse().ok()).collect());
+            releases.filter_map(|release| release.parse().ok()).collect()
+        };
+        let found: Vec<_> = listings.iter().map(releases).collect();
+        faults.into_iter().find(|_| found.is_empty()).map_or(Ok(found), Err)
+    }
+
+    /// What the repositories have, and the faults. Another repository may have what is looked for: an entitlement need not be
+    /// for all of them.
+    async fn listings(&self, max_age: Duration) -> (Vec<Listing>, Vec<FetchError>) {
+        let (mut found, mut faults) = (Vec::new(), Vec::new());
+        for place in &self.places {
+            match self.listing(place, max_age).await {
+                Ok((listing, _)) => found.push(listing),
+                Err(error) => faults.push(error),
+            }
         }
-        fault.filter(|_| found.is_empty()).map_or(Ok(found), Err)
+        (found, faults)
+    }
+
+    /// Which repositories are not there, for messages.
+    fn without(&self, listings: &[Listing]) -> String {
+        let gone = listings.iter().filter(|listing| listing.revision.is_none());
+        let gone = gone.filter_map(|listing| Some(format!("{} (not there)", listing.places.first()?)));
+        let absent: Vec<String> = self.absent.iter().cloned().chain(gone).collect();
+        if absent.is_empty() { String::new() } else { format!(", without {}", absent.join(", ")) }
     }
 
     /// Asks again unless that was done quite recently; whether anything was asked.
@@ -200,11 +209,7 @@ impl Repositories {
         let mut files = Vec::with_capacity(packages.len());
         for Listed { package, places } in packages {
             let what = format!("package {}-{}", package.name, package.version);
-            let places = places
-                .iter()
-                .map(|place| below(&directory(place, true)?, &package.location))
-                .collect::<Result<Vec<_>, _>>()?;
-            files.push(Box::pin(fetch_from(&self.fetcher, &what, &places, &package.checksum)).await?);
+            files.push(self.fetch(places, &what, &package.location, &package.checksum).await?);
         }
         if self.signed.packages() {
             Box::pin(self.keys.verify_packages(&self.fetcher.cache.scratch()?, &files)).await?;
@@ -248,25 +253,15 @@ impl Repositories {
 
     /// The addresses in a list of mirrors.
     async fn mirrors(&self, lists: &[Url]) -> Result<Vec<Url>> {
-        let scratch = self.fetcher.cache.scratch()?;
-        let mut outcome = Ok(Vec::new());
-        for list in lists {
-            let file = scratch.path().join("mirrors");
-            let got =
-                transfer(&self.fetcher.net, "the list of mirrors", list, None, MOST_INDEX, file.clone())
-                    .await;
-            outcome = match got {
-                Ok(_) => {
-                    let found = metadata::mirrors(&fs::read(&file)?);
-                    let found = found.map_err(|source| unreadable(list, source))?;
-                    let found =
-                        found.iter().map(|text| directory(text, true)).collect::<Result<Vec<_>, _>>()?;
-                    return Ok(found.iter().flat_map(|url| self.fetcher.net.url_candidates(url)).collect());
-                }
-                Err(error) => Err(error),
-            };
-        }
-        outcome
+        let (scratch, net) = (self.fetcher.cache.scratch()?, &self.fetcher.net);
+        let file = scratch.path().join("mirrors");
+        any_of(net, "the list of mirrors", lists, None, MOST_INDEX, &file).await?;
+        let found = metadata::mirrors(&fs::read(&file)?).map_err(|source| {
+            let first = lists.first().map(Url::to_string);
+            FetchError::Metadata(first.unwrap_or_default(), source)
+        })?;
+        let found = found.iter().map(|text| directory(text, true)).collect::<Result<Vec<_>, _>>()?;
+        Ok(found.iter().flat_map(|url| net.url_candidates(url)).collect())
     }
 
     /// From the first place that answers. A repository that no place has is a finding.
@@ -311,19 +306,20 @@ impl Repositories {
             self.keys.verify_file(&scratch, &index, &signature, &what).await?;
         }
         let revision = Some(revision.to_string());
-        let packages = match known {
-            Some(known) if known.revision == revision => known.packages.clone(),
-            _ => {
-                let index = BufReader::new(File::open(&index)?);
-                let repomd = metadata::repomd(index).map_err(|source| unreadable(&url, source))?;
-                self.packages(place, &repomd).await?
-            }
-        };
-        Ok(Listing { asked: now(), revision, places: Vec::new(), packages })
+        if let Some(known) = known.filter(|known| known.revision == revision) {
+            return Ok(Listing { asked: now(), ..known.clone() });
+        }
+        let index = BufReader::new(File::open(&index)?);
+        let parts = metadata::repomd(index).map_err(|source| unreadable(&url, source))?;
+        let packages = self.packages(place, &parts).await?;
+        Ok(Listing { asked: now(), revision, places: Vec::new(), parts: Some(parts), packages })
     }
 
     /// The packages of these names; of those that do not say which kernel they are for, their files are looked at.
     async fn packages(&self, place: &Url, repomd: &Repomd) -> Result<Vec<RpmPackage>> {
+        if self.names.is_empty() {
+            return Ok(Vec::new());
+        }
         let (names, arch) = (self.names.clone(), self.arch);
         let wanted = move |name: &str| names.iter().any(|pattern| fits(pattern, name));
         let read = move |from: &mut dyn BufRead| metadata::primary(from, arch, &wanted);
@@ -360,6 +356,19 @@ impl Repositories {
         })
         .await
     }
+
+    /// What is at a place of a repository, of the first of its addresses that has it.
+    async fn fetch(
+        &self,
+        places: &[String],
+        what: &str,
+        location: &str,
+        checksum: &Checksum,
+    ) -> Result<PathBuf> {
+        let places = places.iter().map(|place| below(&directory(place, true)?, location));
+        let places = places.collect::<Result<Vec<_>, _>>()?;
+        Box::pin(fetch_from(&self.fetcher, what, &places, checksum)).await
+    }
 }
 
 impl Listing {
@@ -368,20 +377,21 @@ impl Listing {
             asked: now(),
             revision: None,
             places: places.iter().map(Url::to_string).collect(),
+            parts: None,
             packages: Vec::new(),
         }
     }
 }
 
-/// What tells one archive from another for a platform.
-pub(super) fn key_parts(archive: &RpmArchive, target: &KernelTarget) -> Vec<String> {
+/// What tells one archive from another for a version of the distribution.
+pub(super) fn key_parts(archive: &RpmArchive, (version, arch): (&str, Architecture)) -> Vec<String> {
     let RpmArchive { repositories, signed_by, signed } = archive;
     let address = |repository: &RpmRepository| {
-        let (kind, address) = match repository {
-            RpmRepository::Url(address) => ("url", address),
-            RpmRepository::MirrorList(address) => ("mirrors", address),
+        let kind = match repository {
+            RpmRepository::Url(_) => "url",
+            RpmRepository::MirrorList(_) => "mirrors",
         };
-        format!("{kind} {}", address.expand(&target.repository_version(), target.arch.gnu_name()))
+        format!("{kind} {}", repository.address().expand(version, arch.gnu_name()))
     };
     let mut parts: Vec<String> = repositories.iter().map(address).collect();
     parts.push(format!("signed by {} {signed:?}", signed_by.display()));

@@ -20,4 +20,6 @@ async function bring() {
 }
 
 new EventSource(events).onmessage = bring;
+// Builds go on between passes.
+setInterval(() => !document.hidden && document.querySelector("main[data-live]") && bring(), 5000);
 document.addEventListener("focusout", () => setTimeout(() => due && bring()));

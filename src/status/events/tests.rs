@@ -26,6 +26,7 @@ impl Story {
             snapshot: std::sync::Arc::default(),
             definitions: std::sync::Arc::default(),
             activity: self.activity.clone(),
+            live: self.activity.clone().into(),
             rollouts: rollouts.to_vec(),
             configuration_error: None,
             now: self.now,

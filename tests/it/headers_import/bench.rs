@@ -144,19 +144,3 @@ pub fn target() -> KernelTarget {
 pub fn family() -> HeaderSource {
     serde_json::from_str(r#"{"tarball": {"path": "headers/{{release}}.tar.xz"}}"#).unwrap()
 }
-
-/// A package in the form that rpm 4 writes: lead, signature, header, compressed cpio.
-pub fn rpm(bench: &Bench, name: &str, root: &str) -> PathBuf {
-    let cpio = Command::new("bsdtar")
-        .args(["--create", "--gzip", "--format", "newc", "--file", "-", "-C"])
-        .arg(bench.path(root))
-        .arg("usr")
-        .output()
-        .unwrap();
-    assert!(cpio.status.success());
-    let mut lead = b"\xed\xab\xee\xdb\x03\x00\x00\x00".to_vec();
-    lead.resize(96, 0);
-    let empty = b"\x8e\xad\xe8\x01\0\0\0\0\0\0\0\0\0\0\0\0";
-    bench.write(name, [&lead[..], empty, empty, &cpio.stdout].concat());
-    bench.path(name)
-}

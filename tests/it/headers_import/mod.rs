@@ -11,7 +11,7 @@ use std::{
     time::UNIX_EPOCH,
 };
 
-use bench::{AARCH64, Bench, RELEASE, family, request, rpm, target};
+use bench::{AARCH64, Bench, RELEASE, family, request, target};
 use farrier::{
     image::Digest,
     inputs::{FetchError, HeaderImport, HeaderLookup, ImportSource, Outcome, TreeError},
@@ -20,6 +20,8 @@ use farrier::{
     registry::{self, RegistryLocation, RegistryOptions},
     store::{InputKind, NewInput, Store, header_tag},
 };
+
+use crate::support::rpm_repository::pack;
 
 #[tokio::test]
 async fn the_same_content_is_the_same_set_whatever_it_came_in() {
@@ -420,7 +422,8 @@ async fn rpm_packages_are_imported() {
     let build = format!("usr/src/kernels/{RELEASE}");
     bench.tree(&format!("devel/{build}"));
     bench.link(&format!("/{build}"), &format!("devel/usr/lib/modules/{RELEASE}/build"));
-    let package = rpm(&bench, "kernel-devel.rpm", "devel");
+    let package = bench.path("kernel-devel.rpm");
+    pack(&bench.path("devel"), "Name: kernel-devel\nVersion: 1\nRelease: 1\n", &package);
     let imported = bench.with_store("cache").headers().import(request(&[&package])).await.unwrap();
     let root = &imported.headers.root;
     assert!(root.join(&build).join("include/linux/module.h").is_file());

@@ -111,11 +111,16 @@ impl Live {
 
     /// Starts the loop; its log goes to a file.
     pub fn start(&mut self, args: &[&str]) -> u32 {
+        self.start_at("off", args)
+    }
+
+    /// The same, with its figures at an address.
+    pub fn start_at(&mut self, listen: &str, args: &[&str]) -> u32 {
         let number = self.farriers.len();
         let log = File::create(self.site.path(format!("farrier-{number}.log"))).unwrap();
         let child = self
             .command(&[&["run"], args].concat())
-            .env("FARRIER_LISTEN", "off")
+            .env("FARRIER_LISTEN", listen)
             .env("FARRIER_LOG", "warn,farrier=debug")
             .stdout(log.try_clone().unwrap())
             .stderr(log)

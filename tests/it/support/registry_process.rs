@@ -110,11 +110,14 @@ impl RegistryProcess {
 
     /// Gives other bytes for a blob, as a registry with a broken disk does.
     pub fn replace_blob(&self, digest: &farrier::image::Digest, bytes: &[u8]) {
-        let hex = digest.hex();
-        let data = format!("storage/docker/registry/v2/blobs/sha256/{}/{hex}/data", &hex[..2]);
-        let path = self.directory.path().join(data);
+        let path = self.data(digest.as_str());
         assert!(path.exists(), "the registry has the blob");
         fs::write(path, bytes).unwrap();
+    }
+
+    /// A blob's bytes (`sha256:...`).
+    pub fn blob(&self, digest: &str) -> Vec<u8> {
+        fs::read(self.data(digest)).expect("the registry has the blob")
     }
 
     /// Frees what nothing names, as the registry's administrators do now and then.
@@ -126,9 +129,12 @@ impl RegistryProcess {
 
     /// Does the storage hold this blob (`sha256:...`), in whatever repository?
     pub fn stores(&self, digest: &str) -> bool {
+        self.data(digest).exists()
+    }
+
+    fn data(&self, digest: &str) -> PathBuf {
         let hex = digest.strip_prefix("sha256:").unwrap();
-        let blobs = self.directory.path().join("storage/docker/registry/v2/blobs/sha256");
-        blobs.join(&hex[..2]).join(hex).join("data").exists()
+        self.storage().join("docker/registry/v2/blobs/sha256").join(&hex[..2]).join(hex).join("data")
     }
 
     /// Requests of one method that the registry has answered so far.

@@ -40,6 +40,11 @@ impl SigningKey {
 
     /// Signs a package.
     pub fn sign_package(&self, package: &Path) {
+        self.sign_packages(std::slice::from_ref(&package));
+    }
+
+    /// The same of several.
+    pub fn sign_packages(&self, packages: &[impl AsRef<Path>]) {
         run(Command::new("rpmsign")
             .args([
                 "--define",
@@ -48,7 +53,7 @@ impl SigningKey {
                 &format!("_gpg_name {}", self.user),
                 "--addsign",
             ])
-            .arg(package)
+            .args(packages.iter().map(AsRef::as_ref))
             .env("GNUPGHOME", self.home.path().join("gnupg")));
     }
 
@@ -72,12 +77,15 @@ impl Drop for SigningKey {
 }
 
 /// A package of some files, which stands in for a distribution's.
+#[derive(Default)]
 pub struct StandIn<'a> {
     pub name: &'a str,
     pub version: &'a str,
     pub release: &'a str,
     /// `kernel-devel-uname-r = 5.14.0-503.el9.x86_64`.
     pub provides: &'a str,
+    /// In the same form.
+    pub requires: &'a str,
     /// Below `/`, with their content.
     pub files: Vec<(String, String)>,
 }
@@ -85,36 +93,43 @@ pub struct StandIn<'a> {
 impl StandIn<'_> {
     /// Builds it into a directory; its file.
     pub fn build(&self, into: &Path) -> PathBuf {
-        let work = tempfile::tempdir().unwrap();
-        let Self { name, version, release, provides, files } = self;
-        let root = work.path().join("root");
-        let mut listed = String::new();
+        let root = tempfile::tempdir().unwrap();
+        let Self { name, version, release, provides, requires, files } = self;
         for (path, content) in files {
-            let file = root.join(path);
+            let file = root.path().join(path);
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             fs::write(file, content).unwrap();
-            listed.extend(["/", path, "\n"]);
         }
-        let provides = if provides.is_empty() { String::new() } else { format!("Provides: {provides}\n") };
-        let spec = format!(
-            "Name: {name}\nVersion: {version}\nRelease: {release}\nSummary: s\nLicense: l\nAutoReqProv: no\n{provides}\
-             %define __spec_install_post %{{nil}}\n%define debug_package %{{nil}}\n%description\nd\n%install\n\
-             mkdir -p %{{buildroot}}\ncp -a {}/. %{{buildroot}}/\n%files\n{listed}",
-            root.display()
-        );
-        let file = work.path().join("x.spec");
-        fs::write(&file, spec).unwrap();
-        let packages = work.path().join("packages");
-        run(Command::new("rpmbuild")
-            .args(["--quiet", "--target", "x86_64-linux", "--define"])
-            .arg(format!("_topdir {}", work.path().display()))
-            .args(["--define", &format!("_rpmdir {}", packages.display()), "-bb"])
-            .arg(&file));
-        let name = format!("{name}-{version}-{release}.x86_64.rpm");
-        fs::create_dir_all(into).unwrap();
-        fs::copy(packages.join("x86_64").join(&name), into.join(&name)).unwrap();
-        into.join(name)
+        let mut tags = format!("Name: {name}\nVersion: {version}\nRelease: {release}\n");
+        for (tag, value) in [("Provides", provides), ("Requires", requires)] {
+            if !value.is_empty() {
+                tags.extend([tag, ": ", value, "\n"]);
+            }
+        }
+        let made = into.join(format!("{name}-{version}-{release}.x86_64.rpm"));
+        pack(root.path(), &tags, &made);
+        made
     }
+}
+
+/// Builds a package of all that is in a directory, with these further tags of a spec file.
+pub fn pack(root: &Path, tags: &str, into: &Path) {
+    let work = tempfile::tempdir().unwrap();
+    let spec = format!(
+        "{tags}Summary: s\nLicense: l\nAutoReqProv: no\n%define __spec_install_post %{{nil}}\n%define debug_package %{{nil}}\n\
+         %description\nd\n%install\nmkdir -p %{{buildroot}}\ncp -a {}/. %{{buildroot}}/\n%files\n/*\n",
+        root.display()
+    );
+    let (file, packages) = (work.path().join("x.spec"), work.path().join("packages"));
+    fs::write(&file, spec).unwrap();
+    run(Command::new("rpmbuild")
+        .args(["--quiet", "--target", "x86_64-linux", "--define"])
+        .arg(format!("_topdir {}", work.path().display()))
+        .args(["--define", &format!("_rpmdir {}", packages.display()), "-bb"])
+        .arg(&file));
+    let made = fs::read_dir(packages.join("x86_64")).unwrap().next().unwrap().unwrap().path();
+    fs::create_dir_all(into.parent().unwrap()).unwrap();
+    fs::copy(made, into).unwrap();
 }
 
 /// The files that farrier asks every header set for, in the build tree at `build`.

@@ -307,6 +307,24 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// An image as a runtime unpacks it: `tree` in the directory.
+pub fn unpacked(reference: &str) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let (blobs, tree) = (directory.path().join("blobs"), directory.path().join("tree"));
+    let (from, to) = (format!("docker://{reference}"), format!("dir:{}", blobs.display()));
+    let output = skopeo(&["copy", "--src-tls-verify=false", &from, &to]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    fs::create_dir(&tree).unwrap();
+    let manifest: Value = serde_json::from_slice(&fs::read(blobs.join("manifest.json")).unwrap()).unwrap();
+    for layer in manifest["layers"].as_array().unwrap() {
+        let blob = blobs.join(layer["digest"].as_str().unwrap().trim_start_matches("sha256:"));
+        let mut command = Command::new("tar");
+        super::packages::run(command.arg("-xf").arg(blob).arg("-C").arg(&tree));
+    }
+    fs::remove_dir_all(blobs).unwrap();
+    directory
+}
+
 /// Runs `skopeo`.
 pub fn skopeo(args: &[&str]) -> Output {
     Command::new("skopeo").args(args).output().expect("run skopeo (Debian package skopeo)")

@@ -80,9 +80,10 @@ macro_rules! texts {
 }
 
 texts! {
-    /// A DNS label: 1 to 63 characters of `[a-z0-9-]`, a letter or digit at both ends.
-    ImageName(named): "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
-        "a name: 1 to 63 of `a-z`, `0-9` and `-`, a letter or digit at both ends";
+    /// A DNS name of 1 to 63 characters: the last part of a repository's name, too.
+    ImageName(named): r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$",
+        "a name: 1 to 63 of `a-z`, `0-9`, `-` and `.`, a letter or digit at both ends of each part",
+        |text: &str| text.len() <= 63;
     /// `ID` of `/etc/os-release`: 1 to 63 characters of `[A-Za-z0-9._-]`, not starting with `.` or `-`.
     OsId(named): "^[A-Za-z0-9_][A-Za-z0-9._-]{0,62}$",
         "an operating system id: 1 to 63 of letters, digits and `._-` are possible";
@@ -141,6 +142,9 @@ texts! {
     /// Packages of which the first that exists is taken.
     PackageAlternatives: r"^([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+( \| ([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+)*$",
         "a package name, or several with ` | ` between them, in which `{{release}}` may stand for the kernel release";
+    /// A package of an RPM repository.
+    RpmName: r"^[A-Za-z0-9_][A-Za-z0-9+._-]*$",
+        "an RPM package's name: letters, digits and `+._-`, starting with a letter, a digit or `_`";
     /// RPM packages of which the first that is of the kernel's release is taken.
     RpmAlternatives: r"^[A-Za-z0-9_][A-Za-z0-9+._-]*(\{\{flavour\}\}[A-Za-z0-9+._-]*)?( \| [A-Za-z0-9_][A-Za-z0-9+._-]*(\{\{flavour\}\}[A-Za-z0-9+._-]*)?)*$",
         "an RPM package's name, or several with ` | ` between them, in which `{{flavour}}` may stand for what follows the last `-` of the kernel release";
@@ -260,6 +264,13 @@ macro_rules! filled {
 
 filled! { ImagePattern FileAddress PathInside }
 
+impl Suite {
+    /// Debian 12.
+    pub(crate) fn bookworm() -> Self {
+        Self("bookworm".to_owned())
+    }
+}
+
 impl PackageName {
     /// Debian's package of a busybox without libraries.
     pub(crate) fn busybox() -> Self {
@@ -268,6 +279,11 @@ impl PackageName {
 }
 
 impl PackageToInstall {
+    /// The package of `modprobe` and `lsmod`.
+    pub(crate) fn kmod() -> Self {
+        Self("kmod".to_owned())
+    }
+
     /// With the driver's version in the place of each `{{version}}`, whatever blanks it has. A version may hold what a
     /// package's cannot: whether a package can have the result as its name is looked at when it is installed.
     pub(crate) fn for_version(&self, version: &str) -> Self {

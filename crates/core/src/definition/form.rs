@@ -98,6 +98,17 @@ impl<T> NonEmpty<T> {
     }
 }
 
+impl<T: PartialEq> NonEmpty<T> {
+    /// Adds what is not in it.
+    pub fn add(&mut self, items: impl IntoIterator<Item = T>) {
+        for item in items {
+            if !self.0.contains(&item) {
+                self.0.push(item);
+            }
+        }
+    }
+}
+
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for NonEmpty<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let list = Vec::deserialize(deserializer)?;

@@ -13,7 +13,7 @@ pub(crate) use form::text_form;
 pub use form::{NonEmpty, NotA, TextOr, text_or, without_logins};
 pub use period::Period;
 pub use quantity::{Cpus, Memory};
-pub use rpm::{FurtherRpmPackages, RpmArchive, RpmPackages, RpmRepository, RpmSigned};
+pub use rpm::{FurtherRpmPackages, RpmArchive, RpmPackages, RpmRepository, RpmSigned, RpmToolchain};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     NonEmpty,
-    checked::{LocalPath, RepositoryAddress, RpmAlternatives},
+    checked::{LocalPath, RepositoryAddress, RpmAlternatives, RpmName},
 };
 
 /// RPM packages of a kernel, and where they are.
@@ -19,16 +19,20 @@ pub struct RpmPackages {
     pub from: RpmArchive,
 }
 
-/// Further RPM packages of a family whose headers are RPM packages.
+/// Further RPM packages of a family whose headers may be RPM packages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct FurtherRpmPackages {
-    /// Package names, as those of the headers.
-    pub packages: NonEmpty<RpmAlternatives>,
+#[schemars(rename = "Further{P}")]
+pub struct FurtherRpmPackages<P = RpmAlternatives> {
+    /// Package names.
+    pub packages: NonEmpty<P>,
     /// Where the packages are, where that is not where the headers are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<RpmArchive>,
 }
+
+/// RPM packages that compile. What they need comes along, without what is only recommended.
+pub type RpmToolchain = FurtherRpmPackages<RpmName>;
 
 /// RPM repositories that belong together, and how they are trusted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -85,7 +89,15 @@ impl RpmSigned {
     }
 }
 
-impl FurtherRpmPackages {
+impl RpmRepository {
+    /// Its address, or that of the list.
+    pub fn address(&self) -> &RepositoryAddress {
+        let (Self::Url(address) | Self::MirrorList(address)) = self;
+        address
+    }
+}
+
+impl<P> FurtherRpmPackages<P> {
     /// Where they are, in a family whose headers are in `headers`.
     pub fn archive<'a>(&'a self, headers: Option<&'a RpmArchive>) -> Option<&'a RpmArchive> {
         self.from.as_ref().or(headers)

@@ -69,6 +69,8 @@ pub const MEMBERS: &str = "farrier.dev/members";
 
 /// On the record of kernels: the day on which each was last seen, as a JSON object.
 pub const KERNELS_SEEN: &str = "farrier.dev/kernels-seen";
+/// On the record of builds: how long the last ones took, as [`BuildTimes`](crate::plan::BuildTimes) has it.
+pub const BUILD_TIMES: &str = "farrier.dev/build-times";
 /// On a source or root file system in the store: the content's identity where it was made, as it goes into input hashes.
 pub const IDENTITY: &str = "farrier.dev/identity";
 /// On a root file system in the store: digest of the uncompressed layer.
@@ -119,18 +121,14 @@ pub struct ImageFacts {
 
 /// Why a manifest gives no facts.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum FactsError {
     /// It is no image manifest.
     #[error("read image facts")]
     Manifest(#[from] ImageError),
-    /// An annotation of farrier's that farrier did not write.
+    /// An annotation of farrier's that farrier did not write, with its value, cut to 80 characters.
     #[error("annotation {key} holds {value:?}")]
-    Value {
-        /// Which one.
-        key: &'static str,
-        /// Its value, cut to 80 characters.
-        value: String,
-    },
+    Value { key: &'static str, value: String },
 }
 
 impl ImageFacts {

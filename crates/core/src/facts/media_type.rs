@@ -20,3 +20,5 @@ pub const ROOT_FS: &str = "application/vnd.farrier.rootfs.v1";
 pub const DEFINITIONS: &str = "application/vnd.farrier.definitions.v1";
 /// When each kernel was last seen: a manifest that says so in an annotation.
 pub const KERNEL_RECORD: &str = "application/vnd.farrier.kernel-record.v1";
+/// How long builds took: a manifest that says so in an annotation.
+pub const BUILD_TIMES: &str = "application/vnd.farrier.build-times.v1";

@@ -6,15 +6,15 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use super::{
-    BuildSpec, KernelVars, MinimalSpec, Need, PatchSpec, RolloutSpec, SourceSpec, VersionSpec,
+    BuildSpec, KernelVars, MinimalSpec, Need, PatchSpec, RolloutSpec, RunfileBase, SourceSpec, VersionSpec,
     kernel_choice::Choice, tag,
 };
 use crate::{
     definition::{
-        ApiVersion, BootstrapSpec, Metadata, NonEmpty,
+        ApiVersion, BootstrapSpec, Metadata, NonEmpty, NotA,
         checked::{
             Argument, EnvName, ExposedPath, ImageName, LabelKey, LabelValue, ModuleName, OneLine,
-            PackageToInstall, Reference, TemplateName, VariableName, texts,
+            PackageToInstall, Reference, RpmName, TemplateName, VariableName, texts,
         },
     },
     kernel::{AnnouncedKernels, HeaderText, KernelFamily, KernelRange, KernelTarget, Pattern, Toolchain},
@@ -135,9 +135,16 @@ pub struct DriverImageSpec {
     pub rollout: Vec<RolloutSpec>,
 }
 
-/// What [`RuntimeSpec::entrypoint`] starts with where farrier puts `driver-entrypoint` into the image.
-const DRIVER_ENTRYPOINTS: [&str; 4] =
-    ["driver-entrypoint", "nvidia-driver", "/usr/bin/driver-entrypoint", "/usr/bin/nvidia-driver"];
+/// What [`RuntimeSpec::entrypoint`] starts with, with or without `/usr/bin/`, where farrier puts `driver-entrypoint` into the image.
+pub const DRIVER_ENTRYPOINTS: [&str; 6] = [
+    "driver-entrypoint",
+    // The others by name, as layers want their entries.
+    "ibdev2netdev",
+    "nvidia-driver",
+    "nvidia-gdrcopy-driver",
+    "nvidia-gds-driver",
+    "ocp_dtk_entrypoint",
+];
 
 impl DriverImageSpec {
     /// What it is compiled with for the kernels of a family: the family's toolchain and its own packages, or why these cannot be
@@ -151,6 +158,14 @@ impl DriverImageSpec {
                 spec.include.extend(new);
                 Ok(Toolchain::Bootstrap(spec))
             }
+            Toolchain::Rpm(packages) => {
+                let mut made = packages.clone();
+                let named: Result<Vec<RpmName>, NotA> =
+                    self.build_packages.iter().map(|package| package.parse()).collect();
+                made.packages.add(named.map_err(|error| format!("buildPackages: {error}"))?);
+                made.from = packages.archive(family.spec.headers.rpm_archive()).cloned();
+                Ok(Toolchain::Rpm(made))
+            }
             image @ Toolchain::Image(_) if self.build_packages.is_empty() => Ok(image.clone()),
             Toolchain::Image(image) => Err(format!(
                 "it is the image {image}, to which buildPackages ({}) cannot be added: name an image that has them",
@@ -163,7 +178,7 @@ impl DriverImageSpec {
     pub fn holds_entrypoint(&self) -> bool {
         let first = self.runtime.entrypoint.first();
         self.output == Output::Payload
-            && first.is_some_and(|name| DRIVER_ENTRYPOINTS.contains(&name.as_str()))
+            && first.is_some_and(|name| DRIVER_ENTRYPOINTS.contains(&name.trim_start_matches("/usr/bin/")))
     }
 
     /// The kernels that the image is for, if this one is not among them.
@@ -331,8 +346,9 @@ pub struct RuntimeSpec {
     /// The image below the payload; nothing when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<RuntimeBase>,
-    /// The image's entrypoint. Where it starts with `driver-entrypoint` or `nvidia-driver`, farrier adds that program
-    /// (`/usr/bin/driver-entrypoint`, and `nvidia-driver` as a link to it) as a layer of its own.
+    /// The image's entrypoint. Where it starts with `driver-entrypoint`, or a name by which operators call it (`nvidia-driver`,
+    /// `nvidia-gds-driver`, `nvidia-gdrcopy-driver`, `ocp_dtk_entrypoint`), farrier adds that program (`/usr/bin/driver-entrypoint`,
+    /// and links to it of the other names) as a layer of its own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub entrypoint: Vec<Argument>,
     /// Environment variables.
@@ -348,6 +364,8 @@ pub enum RuntimeBase {
     /// Made with mmdebstrap from packages, whose scripts run. In a version that `include` names, `{{version}}` stands for the driver's:
     /// `nvidia-smi={{version}}-*`.
     Bootstrap(BootstrapSpec),
+    /// The same with the user space and the firmware in NVIDIA's installer, which is one of the image's sources.
+    Runfile(RunfileBase),
     /// One static busybox.
     Minimal(MinimalSpec),
     /// One of the driver images that it `needs`: the payload is one more layer on it.
@@ -418,6 +436,18 @@ mod tests {
             of(serde_json::json!({"bootstrap": {"suite": "bookworm", "include": ["gcc-12", "make"]}}));
         let Ok(Toolchain::Bootstrap(made)) = spec.toolchain(&bootstrap) else { panic!("no packages") };
         assert_eq!(made.include, ["gcc-12", "make", "libxtables-dev"]);
+
+        let from =
+            serde_json::json!({"repositories": [{"url": "https://acme.invalid/os/"}], "signedBy": "k.asc"});
+        let mut rpm = of(serde_json::json!({"rpm": {"packages": ["gcc", "make"]}}));
+        rpm.spec.headers =
+            serde_json::from_value(serde_json::json!({"rpm": {"packages": ["kernel-devel"], "from": from}}))
+                .unwrap();
+        let Ok(Toolchain::Rpm(made)) = spec.toolchain(&rpm) else { panic!("no packages") };
+        assert_eq!(texts(&made.packages), ["gcc", "make", "libxtables-dev"]);
+        assert_eq!(made.from.as_ref(), rpm.spec.headers.rpm_archive(), "they are where the headers are");
+        let fixed = DriverImageSpec { build_packages: vec!["make=4.3-4".parse().unwrap()], ..spec.clone() };
+        insta::assert_snapshot!(fixed.toolchain(&rpm).unwrap_err(), @r#"buildPackages: "make=4.3-4" is not an RPM package's name: letters, digits and `+._-`, starting with a letter, a digit or `_`"#);
 
         let image = of(serde_json::json!({"image": "registry.test/toolchain:1"}));
         insta::assert_snapshot!(spec.toolchain(&image).unwrap_err(), @"it is the image registry.test/toolchain:1, to which buildPackages (make, libxtables-dev) cannot be added: name an image that has them");

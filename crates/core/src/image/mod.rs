@@ -8,6 +8,7 @@ mod kernel_choice;
 mod minimal;
 mod need;
 mod rollout;
+mod runfile;
 mod source;
 mod tag;
 mod upgrade;
@@ -16,8 +17,8 @@ mod version;
 pub use build::BuildSpec;
 pub use chain::{Chains, connected, cycle};
 pub use definition::{
-    CheckSpec, Definitions, DriverImage, DriverImageSpec, NodeSelector, OnConflict, Output, Reuse,
-    RuntimeBase, RuntimeSpec, UnknownPolicy,
+    CheckSpec, DRIVER_ENTRYPOINTS, Definitions, DriverImage, DriverImageSpec, NodeSelector, OnConflict,
+    Output, Reuse, RuntimeBase, RuntimeSpec, UnknownPolicy,
 };
 pub use input_hash::{InputHash, InputHasher};
 pub use kernel_choice::KernelVars;
@@ -25,6 +26,7 @@ pub use minimal::MinimalSpec;
 pub use need::Need;
 pub use oci::{Digest, ImageReference, ReferenceError, Repository, Tag, Version, mirror_name};
 pub use rollout::{DaemonSetContainer, GitPlace, OperatorResource, RolloutSpec, Strategy, Watch};
+pub use runfile::{RunfileBase, RunfileSpec};
 pub use source::{AptSource, PatchSpec, SourceOrigin, SourceSpec};
 pub use tag::{TagError, TagInputs, needs_in, render_tags, share_tags};
 pub use upgrade::{Canary, Drain, LabelSelector, MaxParallel, OnFailure, UpgradeSpec, WaitFor, Window};

@@ -43,6 +43,9 @@ pub enum RolloutSpec {
         /// How the pods with a new image are watched.
         #[serde(flatten)]
         watch: Watch,
+        /// How its nodes get another driver, one after the other; as its update strategy likes when absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        upgrade: Option<Box<UpgradeSpec>>,
         /// How long a copy is kept after its last node has left.
         #[serde(default = "default_grace")]
         retire_after: Period,
@@ -278,12 +281,12 @@ impl RolloutSpec {
     /// How its nodes get another driver, one after the other.
     pub fn upgrade(&self) -> Option<&UpgradeSpec> {
         match self {
-            Self::Image { upgrade, .. } | Self::Union { upgrade, .. } => upgrade.as_deref(),
-            Self::PerKernel { .. }
-            | Self::PublishOnly { .. }
-            | Self::CustomResource { .. }
-            | Self::File { .. }
-            | Self::Git { .. } => None,
+            Self::Image { upgrade, .. } | Self::PerKernel { upgrade, .. } | Self::Union { upgrade, .. } => {
+                upgrade.as_deref()
+            }
+            Self::PublishOnly { .. } | Self::CustomResource { .. } | Self::File { .. } | Self::Git { .. } => {
+                None
+            }
         }
     }
 
@@ -355,7 +358,7 @@ impl Strategy {
         match self {
             Self::Image => &["namespace", "daemonSet", "container", "deadline", "stableFor", "upgrade"],
             Self::PerKernel => {
-                &["namespace", "daemonSet", "container", "deadline", "stableFor", "retireAfter"]
+                &["namespace", "daemonSet", "container", "deadline", "stableFor", "retireAfter", "upgrade"]
             }
             Self::Union => {
                 &["namespace", "daemonSet", "container", "deadline", "stableFor", "dropAfter", "upgrade"]
@@ -437,7 +440,7 @@ impl TryFrom<RolloutForm> for RolloutSpec {
             Strategy::Image => Self::Image { target: target()?, watch, upgrade },
             Strategy::PerKernel => {
                 let retire_after = retire_after.unwrap_or_else(default_grace);
-                Self::PerKernel { target: target()?, watch, retire_after }
+                Self::PerKernel { target: target()?, watch, upgrade, retire_after }
             }
             Strategy::Union => {
                 let drop_after = drop_after.unwrap_or_else(default_grace);

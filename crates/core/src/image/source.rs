@@ -33,6 +33,14 @@ pub struct SourceSpec {
     pub subdir: Option<InnerPattern>,
 }
 
+impl SourceSpec {
+    /// All of it, where a part is compiled.
+    #[must_use]
+    pub fn without_part(&self) -> Self {
+        Self { subdir: None, ..self.clone() }
+    }
+}
+
 /// Where a source comes from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

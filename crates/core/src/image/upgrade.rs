@@ -41,6 +41,10 @@ pub struct UpgradeSpec {
     /// Resources by whose requests the users of the device are found.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub device_resources: Vec<ResourcePattern>,
+    /// A CronJob of the DaemonSet's namespace that runs `driver-entrypoint forecast`: farrier makes a Job of it on a node, and takes
+    /// the driver away when it has succeeded. With `drain: device-users`, pods that it finds at the device leave, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forecast: Option<DnsName>,
     /// How long an evicted pod may take to end, in seconds; as the pod itself says when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_seconds: Option<u32>,
@@ -114,7 +118,7 @@ pub enum Drain {
     /// None.
     #[default]
     None,
-    /// Those that request one of `deviceResources`.
+    /// Those that request one of `deviceResources`, and those that `forecast` finds.
     DeviceUsers,
     /// All.
     Node,
@@ -163,8 +167,8 @@ impl UpgradeSpec {
             return Err(format!("upgrade: `{field}` says nothing with `drain: none`"));
         }
         match (self.drain, self.device_resources.is_empty()) {
-            (Drain::DeviceUsers, true) => {
-                return Err("upgrade: `drain: device-users` needs `deviceResources`".to_owned());
+            (Drain::DeviceUsers, true) if self.forecast.is_none() => {
+                return Err("upgrade: `drain: device-users` needs `deviceResources` or `forecast`".to_owned());
             }
             (Drain::None | Drain::Node, false) => {
                 return Err("upgrade: `deviceResources` is for `drain: device-users`".to_owned());
@@ -178,6 +182,11 @@ impl UpgradeSpec {
             return Err("upgrade: a `window` of no duration never opens".to_owned());
         }
         Ok(self)
+    }
+
+    /// Does it make Jobs in the DaemonSet's namespace?
+    pub fn makes_jobs(&self) -> bool {
+        self.forecast.is_some() || matches!(self.wait_for, WaitFor::Job(_))
     }
 
     /// Does a pod that requests these resources use the device?
@@ -245,7 +254,7 @@ mod tests {
             "canary": {"matchLabels": {"tier": "canary"}}, "maxParallel": "10%", "waitFor": {"job": "smoke"}, "between": "5m",
             "window": {"opens": "0 22 * * 1-5 Europe/Berlin", "duration": "4h"}, "drain": "device-users",
             "podSelector": {"matchLabels": {"a": "b"}}, "deviceResources": ["nvidia.com/*"],
-            "graceSeconds": 30, "timeout": "20m", "onFailure": "stop",
+            "forecast": "forecast", "graceSeconds": 30, "timeout": "20m", "onFailure": "stop",
         });
         assert_eq!(serde_json::to_value(read(full.clone()).unwrap()).unwrap(), full);
         let least = read(json!({})).unwrap();
@@ -261,7 +270,7 @@ mod tests {
             (json!({"canary": 0}), "a number of nodes above zero, or labels"),
             (json!({"canary": {"matchLabels": {}}}), "every node would go first"),
             (json!({"maxParallel": "0%"}), "a share of them from"),
-            (json!({"drain": "device-users"}), "needs `deviceResources`"),
+            (json!({"drain": "device-users"}), "needs `deviceResources` or `forecast`"),
             (json!({"graceSeconds": 3}), "says nothing with `drain: none`"),
             (json!({"drain": "node", "deviceResources": ["rdma/x"]}), "is for `drain: device-users`"),
             (json!({"window": {"opens": "0 22 * * 1-5", "duration": "1h"}}), "with a time zone"),

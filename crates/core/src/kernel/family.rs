@@ -12,7 +12,7 @@ use super::{
 };
 use crate::definition::{
     ApiVersion, AptPackages, BootstrapSpec, FurtherRpmPackages, Metadata, NonEmpty, RpmArchive, RpmPackages,
-    TextOr,
+    RpmToolchain, TextOr,
     checked::{
         CompilerName, Flavour, HeadersPath, ImageDigest, ImagePattern, ImageStream, PackagePattern,
         PathInside, Suite,
@@ -231,6 +231,8 @@ pub struct TarballHeaders {
 pub enum Toolchain {
     /// Made from packages, whose scripts are not run.
     Bootstrap(BootstrapSpec),
+    /// The same from RPM packages.
+    Rpm(RpmToolchain),
     /// A reference to an image that exists, with its tag or digest. Placeholders are those of `headers.oci`.
     Image(ImagePattern),
 }

@@ -2,6 +2,7 @@
 
 mod announced;
 mod compiler;
+mod cross;
 pub mod debian_version;
 mod family;
 mod header_text;
@@ -16,6 +17,7 @@ mod target;
 
 pub use announced::{AnnouncedKernels, AnnouncedKernelsKind, AnnouncedKernelsSpec};
 pub use compiler::{Compiler, CompilerKind, CompilerTextError};
+pub use cross::cross_toolchain;
 pub use family::{
     AptHeaders, FamilyMatch, HeaderSource, KernelFamily, KernelFamilySpec, KernelTrack, Pattern,
     TarballHeaders, Toolchain, TrackedSuites, match_family,
@@ -31,5 +33,6 @@ pub use target::KernelTarget;
 
 pub use crate::definition::{
     AptSuites, BootstrapSpec, FurtherRpmPackages, RpmArchive, RpmPackages, RpmRepository, RpmSigned,
+    RpmToolchain,
     checked::{KernelLabel, OsId, OsVersion},
 };

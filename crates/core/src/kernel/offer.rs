@@ -4,15 +4,18 @@
 use std::collections::BTreeSet;
 
 use super::{Compiler, CompilerKind, KernelFamily, KernelTarget, Toolchain};
-use crate::definition::BootstrapSpec;
+use crate::definition::{BootstrapSpec, checked::RpmName};
 
 /// Why the family's toolchain cannot compile for a kernel: it lacks the compiler that the kernel's headers name, or, where
 /// these are not here yet, all that the family names. `None` as well where only looking into the toolchain tells.
 pub fn lacks_compiler(family: &KernelFamily, built_with: Option<Compiler>) -> Option<String> {
     let said = || family.spec.built_with.iter().filter_map(|name| Compiler::named(name)).collect();
     let wanted: BTreeSet<Compiler> = built_with.map_or_else(said, |compiler| [compiler].into());
-    let Toolchain::Bootstrap(toolchain) = &family.spec.toolchain else { return None };
-    let offered = offered(toolchain)?;
+    let offered = match &family.spec.toolchain {
+        Toolchain::Bootstrap(toolchain) => offered(toolchain)?,
+        Toolchain::Rpm(toolchain) => offered_as_rpm(&toolchain.packages)?,
+        Toolchain::Image(_) => return None,
+    };
     if wanted.is_empty() || !wanted.is_disjoint(&offered) {
         return None;
     }
@@ -36,6 +39,26 @@ fn offered(toolchain: &BootstrapSpec) -> Option<BTreeSet<Compiler>> {
             "gcc" | "g++" | "build-essential" => drop(offered.insert(default_gcc(&toolchain.suite)?)),
             "clang" => return None,
             _ => offered.extend(Compiler::named(name)),
+        }
+    }
+    Some(offered)
+}
+
+/// The same of RPM packages: `gcc13` as SUSE and Amazon name them, `gcc-toolset-13-gcc` as RHEL does. What `gcc` is in a
+/// distribution is not known.
+fn offered_as_rpm(packages: &[RpmName]) -> Option<BTreeSet<Compiler>> {
+    let mut offered = BTreeSet::new();
+    for name in packages {
+        if ["gcc", "gcc-c++", "clang"].contains(&name.as_str()) {
+            return None;
+        }
+        let numbered = match name.strip_prefix("gcc-toolset-") {
+            Some(rest) => rest.split_once("-gcc").map_or(rest, |(major, _)| major),
+            None => name.trim_start_matches(|c: char| c.is_ascii_lowercase()),
+        };
+        let kind = if name.starts_with("clang") { "clang" } else { "gcc" };
+        if name.starts_with(kind) {
+            offered.extend(Compiler::named(&format!("{kind}-{numbered}")));
         }
     }
     Some(offered)
@@ -110,6 +133,18 @@ mod tests {
         assert!(lacks(&["clang-18"], "bookworm", &["gcc-12"], None));
         assert!(lacks(&["gcc-12"], "bookworm", &["make"], None));
         assert!(!lacks(&["gcc-15"], "sid", &["gcc"], None), "what sid has is not known");
+        let rpm = |packages: &[&str]| {
+            let mut family = family("", "{}", &["gcc-11"], "x", &[]);
+            let toolchain = serde_json::json!({"rpm": {"packages": packages}});
+            family.spec.toolchain = serde_json::from_value(toolchain).unwrap();
+            lacks_compiler(&family, None).is_some()
+        };
+        for packages in [&["gcc"][..], &["gcc11", "make"], &["gcc-toolset-11-gcc"], &["gcc-toolset-11"]] {
+            assert!(!rpm(packages), "{packages:?}");
+        }
+        for packages in [&["make"][..], &["gcc12"], &["gcc-toolset-12-gcc"], &["gcc-toolset-11-binutils"]] {
+            assert!(rpm(packages), "{packages:?}");
+        }
         insta::assert_snapshot!(
             lacks_compiler(&family("", "{}", &[], "bookworm", &["gcc", "gcc-11"]), gcc(14)).unwrap(),
             @"the kernel was built with gcc 14, which the toolchain of family acme lacks; it offers gcc 11, gcc 12 (add the package of gcc 14 to that toolchain, or name an image that has it)"

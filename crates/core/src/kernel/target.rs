@@ -9,21 +9,10 @@ use super::{Architecture, KernelLabel, KernelRelease, OsId, OsVersion};
 use crate::definition::checked::KERNEL_PLACEHOLDERS;
 
 /// What a node runs, or is about to: the unit that images are built for.
-#[derive(
-    Clone,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    JsonSchema,
-    derive_more::Display,
-)]
+#[derive(Serialize, Deserialize, JsonSchema, derive_more::Display)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[display("{release} ({os} {os_version}, {arch})")]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KernelTarget {
     /// Operating system id (`ID` of os-release).
     pub os: OsId,

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
 
+use super::BuildTime;
 use crate::{image::ImageName, kernel::KernelTarget};
 
 /// What a build does.
@@ -53,6 +54,9 @@ pub enum Stage {
     /// Pushing the image.
     #[strum(to_string = "publishing")]
     Publish,
+    /// Something that a process of this machine does, and does not tell.
+    #[strum(to_string = "being built on this machine")]
+    Elsewhere,
 }
 
 /// Where the builds of one image for one kernel stand.
@@ -62,6 +66,10 @@ pub struct BuildActivity {
     pub stage: Option<Stage>,
     /// Since when.
     pub since: Option<Timestamp>,
+    /// When the build that is under way began.
+    pub began: Option<Timestamp>,
+    /// How long builds of this image usually take, where that is known.
+    pub usual: Option<Duration>,
     /// Attempts with the present inputs.
     pub attempts: u32,
     /// When a passing fault is tried again.
@@ -72,6 +80,16 @@ pub struct BuildActivity {
     pub error: Option<String>,
     /// The last lines of the build's output.
     pub log_tail: Vec<String>,
+}
+
+impl BuildActivity {
+    /// How long the build that is under way has taken, and usually takes; `None` where neither is known.
+    pub fn time(&self, now: Timestamp) -> Option<BuildTime> {
+        let elapsed = self.began.map(|began| now.duration_since(began).as_secs().try_into().unwrap_or(0));
+        let time =
+            BuildTime { elapsed_seconds: elapsed, usual_seconds: self.usual.map(|usual| usual.as_secs()) };
+        (time != BuildTime::default()).then_some(time)
+    }
 }
 
 /// By image and kernel target.

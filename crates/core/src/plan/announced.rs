@@ -22,27 +22,17 @@ const MOST_BY_NODES: usize = 32;
 /// Who announces a kernel.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, derive_more::Display)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "by")]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum AnnouncedBy {
     /// A list in the definitions.
     #[display("configuration {name}")]
-    Configuration {
-        /// The list's name.
-        name: String,
-    },
+    Configuration { name: String },
     /// A kernel family whose suites are tracked: it is the newest there.
     #[display("tracked family {family}")]
-    Tracked {
-        /// The family.
-        family: String,
-    },
-    /// Nodes, by annotation.
+    Tracked { family: String },
+    /// Nodes, by annotation: the first of them, and how many there are.
     #[display("node {node}{}", and_more(*count))]
-    Nodes {
-        /// The first of them.
-        node: String,
-        /// How many there are.
-        count: usize,
-    },
+    Nodes { node: String, count: usize },
 }
 
 /// What may announce a kernel, apart from its release.
@@ -129,35 +119,23 @@ pub fn rpm_flavour(release: &KernelRelease) -> &str {
 /// Why a node's announcement is not used.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum AnnouncementReason {
     /// The annotation holds no kernel release, or one that has no label.
     #[error("{detail}")]
-    Malformed {
-        /// What is wrong, with the value.
-        detail: String,
-    },
+    Malformed { detail: String },
     /// The node's operating system or architecture is not known.
     #[error("its operating system or architecture is not known from its labels")]
     NoPlatform,
     /// Nodes announce more kernels than are built.
     #[error("{release} is one kernel too many: nodes may announce {most} at a time")]
-    TooMany {
-        /// The release.
-        release: String,
-        /// How many are built.
-        most: usize,
-    },
+    TooMany { release: String, most: usize },
     /// The node named more kernels than a node does.
     #[error(
         "it named more than {most} kernels within {within}: it is not believed until those are older; find out who changes \
          its kernel, its labels and its annotations, or raise kernelLimits.perNode in site.yaml"
     )]
-    TooManyNamed {
-        /// How many a node may name.
-        most: u32,
-        /// In which time.
-        within: Period,
-    },
+    TooManyNamed { most: u32, within: Period },
 }
 
 /// A node whose announcement is not used.

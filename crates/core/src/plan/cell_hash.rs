@@ -177,12 +177,11 @@ fn add_base(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(), Ski
 /// Is there a binary that can go into an image of this architecture?
 fn runs_on(resolved: &ResolvedImage, arch: Architecture) -> Result<(), SkipReason> {
     let unresolved = |detail| Err(SkipReason::Unresolved { detail });
-    match &resolved.entrypoint {
-        Some(binary) if binary.arch == arch => Ok(()),
-        Some(binary) => unresolved(format!(
-            "the driver-entrypoint here is for {}, and the target is {arch} (build it with `cargo build --profile \
-             entrypoint` in crates/driver-entrypoint for {arch}, and name it with --entrypoint)",
-            binary.arch
+    match resolved.entrypoints.first() {
+        _ if resolved.entrypoints.contains(&arch) => Ok(()),
+        Some(other) => unresolved(format!(
+            "the driver-entrypoint here is for {other}, and the target is {arch} (build it with `cargo build --profile \
+             entrypoint` in crates/driver-entrypoint for {arch}, and put it beside the other as driver-entrypoint-{arch})"
         )),
         None => unresolved("driver-entrypoint was not looked up".to_owned()),
     }

@@ -5,14 +5,10 @@ use crate::image::Period;
 
 /// A limit of the site that kernels of nodes passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum PassedLimit {
-    /// The node named too many.
-    PerNode {
-        /// How many it may name.
-        most: u32,
-        /// In which time.
-        within: Period,
-    },
+    /// The node named more than it may within this time.
+    PerNode { most: u32, within: Period },
     /// The fleet runs more than this many, and others go before this one.
     Distinct(u32),
 }

@@ -82,46 +82,24 @@ pub struct GcInputs<'a> {
 /// Why an image stays.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "why")]
+#[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum KeptWhy {
     /// farrier did not publish it, or it is for no kernel.
     NotOurs,
-    /// A rollout target, a pod, a record for rollback names it.
-    Named {
-        /// By this word.
-        by: String,
-    },
+    /// A rollout target, a pod, a record for rollback names it, by this word.
+    Named { by: String },
     /// A node runs its kernel.
-    Runs {
-        /// The kernel.
-        kernel: String,
-    },
+    Runs { kernel: String },
     /// Its kernel is announced.
-    Announced {
-        /// The kernel.
-        kernel: String,
-    },
+    Announced { kernel: String },
     /// Unions are still to hold its kernel for a while.
-    Left {
-        /// The kernel.
-        kernel: String,
-    },
-    /// All its kernels were seen lately.
-    Recent {
-        /// The kernel that was not seen for the longest time.
-        kernel: String,
-        /// When it was.
-        seen: Date,
-    },
+    Left { kernel: String },
+    /// All its kernels were seen lately; this one was not seen for the longest time.
+    Recent { kernel: String, seen: Date },
     /// An image that stays is put together from it.
-    PartOf {
-        /// That image.
-        image: String,
-    },
+    PartOf { image: String },
     /// An image that stays stands on it.
-    BaseOf {
-        /// That image.
-        image: String,
-    },
+    BaseOf { image: String },
 }
 
 /// An image that stays.

@@ -272,8 +272,8 @@ pub enum Unverified {
 /// and are made otherwise.
 pub type RootFsKey = (&'static str, String, Architecture);
 
-/// The kernel family, the packages that images add to its toolchain, and the image that it is where that is another one for
-/// each kernel.
+/// The kernel family, the packages that images add to its toolchain, and the image or the distribution's version that it is of,
+/// where these differ between kernels.
 pub type ToolchainKey = (ImageName, Vec<PackageToInstall>, Option<String>);
 
 /// The key of the toolchain that an image is compiled with for a kernel of a family.
@@ -289,7 +289,9 @@ pub fn toolchain_key(
             // What is missing names the kernel, too.
             Some(named.map_or_else(|missing| missing, |image| image.to_string()))
         }
-        _ => None,
+        // Its repositories are those of the distribution's version.
+        Toolchain::Rpm(_) => Some(target.repository_version().into_owned()),
+        Toolchain::Image(_) | Toolchain::Bootstrap(_) => None,
     };
     (family.metadata.name.clone(), image.spec.build_packages.clone(), of_kernel)
 }
@@ -308,17 +310,10 @@ pub struct ResolvedImage {
     pub patches: BTreeMap<usize, String>,
     /// Identity of the runtime base, where the image has one.
     pub base_identity: Option<String>,
-    /// The `driver-entrypoint` that farrier puts into the image, where it does.
-    pub entrypoint: Option<EntrypointBinary>,
+    /// What the `driver-entrypoint`s run on that farrier has for the image, where it puts one in. Empty: not looked up.
+    pub entrypoints: BTreeSet<Architecture>,
     /// Who signs the modules, where they are signed.
     pub signed_with: Option<SignedWith>,
-}
-
-/// The available `driver-entrypoint`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EntrypointBinary {
-    /// What it runs on.
-    pub arch: Architecture,
 }
 
 /// Where images are kept.

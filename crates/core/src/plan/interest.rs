@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{UPGRADE_STATE_LABELS, labels::TARGET_LABELS, rollout::switches};
 use crate::{
     definition::checked::ImageStream,
-    image::{Canary, Definitions, Drain, OperatorResource, RolloutSpec, Strategy, WaitFor},
+    image::{Canary, Definitions, Drain, OperatorResource, RolloutSpec, Strategy},
     kernel::{OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL},
 };
 
@@ -23,7 +23,7 @@ pub struct Interest {
     pub image_streams: BTreeSet<ImageStream>,
     /// Does an upgrade drain nodes? Then all pods of a node count while it is drained.
     pub drains: bool,
-    /// Namespaces in which an upgrade makes Jobs that check nodes.
+    /// Namespaces in which an upgrade makes Jobs that look at nodes.
     pub checks: BTreeSet<String>,
     /// Is it asked for what farrier has set, in order to take it back? Then all DaemonSets with a record of it count, those
     /// that nothing names (any more), too; and no pods.
@@ -63,9 +63,7 @@ impl Interest {
                         interest.labels.extend(first.match_labels.keys().map(ToString::to_string));
                     }
                     interest.drains |= upgrade.drain != Drain::None;
-                    let checks =
-                        matches!(upgrade.wait_for, WaitFor::Job(_)).then(|| target.namespace.to_string());
-                    interest.checks.extend(checks);
+                    interest.checks.extend(upgrade.makes_jobs().then(|| target.namespace.to_string()));
                 }
                 match rollout {
                     RolloutSpec::CustomResource { resource, name: _ } => {

@@ -1,5 +1,7 @@
 //! Pure: the labels and annotations that farrier reads and writes.
 
+use std::collections::BTreeMap;
+
 /// NFD's label for the operating system's id.
 pub const OS_ID_LABEL: &str = "feature.node.kubernetes.io/system-os_release.ID";
 /// NFD's label for the operating system's version.
@@ -14,6 +16,13 @@ pub(super) const TARGET_LABELS: [&str; 4] = [OS_ID_LABEL, OS_VERSION_LABEL, KERN
 /// Labels of nodes that say where an operator's driver upgrade stands (Network and GPU Operator).
 pub const UPGRADE_STATE_LABELS: [&str; 2] =
     ["nvidia.com/ofed-driver-upgrade-state", "nvidia.com/gpu-driver-upgrade-state"];
+
+/// The label of an operator's driver upgrade that a node is in, with its state.
+pub(super) fn operators_upgrade(labels: &BTreeMap<String, String>) -> Option<(&'static str, &str)> {
+    let mut states =
+        UPGRADE_STATE_LABELS.into_iter().filter_map(|key| Some((key, labels.get(key)?.as_str())));
+    states.find(|(_, state)| !matches!(*state, "" | "upgrade-done"))
+}
 
 /// The annotation by which a node (or whoever upgrades it) names the kernel that it is to boot next.
 pub const NEXT_KERNEL_ANNOTATION: &str = "farrier.dev/next-kernel";
@@ -46,8 +55,16 @@ pub const COPY_KERNEL_LABEL: &str = "farrier.dev/kernel";
 pub const PER_KERNEL_ANNOTATION: &str = "farrier.dev/per-kernel";
 /// On a DaemonSet or an operator's resource: as long as it is there and not `false`, nothing is rolled out to the object.
 pub const PAUSED_ANNOTATION: &str = "farrier.dev/paused";
+/// Do annotations pause? Any value but `false` does: what is not understood stops.
+pub(super) fn says_paused(annotations: &BTreeMap<String, String>) -> bool {
+    annotations.get(PAUSED_ANNOTATION).is_some_and(|value| value != "false")
+}
+
 /// The annotation that holds the record of rewrites, as JSON.
 pub const RECORD_ANNOTATION: &str = "farrier.dev/record";
+
+/// The label by which Kubernetes says which Job has made a pod.
+pub const JOB_NAME: &str = "batch.kubernetes.io/job-name";
 
 /// On a node: as label where its upgrade stands, as annotation all that farrier knows of it, as JSON.
 pub const UPGRADE: &str = "farrier.dev/upgrade";

@@ -6,6 +6,7 @@
 mod activity;
 mod announced;
 mod budget;
+mod build_times;
 mod cell;
 mod cell_hash;
 mod chain_state;
@@ -28,6 +29,7 @@ mod matrix;
 mod needs;
 mod new_cell;
 mod node;
+mod open;
 mod outcome;
 mod pace;
 mod planner;
@@ -58,6 +60,7 @@ pub use announced::{
     newest, rpm_flavour,
 };
 pub use budget::Budget;
+pub use build_times::{BuildTime, BuildTimes};
 pub use cell::{
     BUILD_FORMAT, Cell, CellNeed, CellPatch, ENTRYPOINT_FORMAT, FetchedInputs, SIGNING_FORMAT, SignedWith,
 };
@@ -70,51 +73,53 @@ pub use gc::{
     LiveKernels, gc_plan, kernels_to_note,
 };
 pub use inputs::{
-    CellInputs, EntrypointBinary, Failure, HeaderState, ImageContents, ImageLocation, Observed, PlanInputs,
-    Published, Questions, Resolved, ResolvedImage, RootFsKey, SignatureState, ToolchainKey, TreeKey,
-    Unverified, toolchain_key,
+    CellInputs, Failure, HeaderState, ImageContents, ImageLocation, Observed, PlanInputs, Published,
+    Questions, Resolved, ResolvedImage, RootFsKey, SignatureState, ToolchainKey, TreeKey, Unverified,
+    toolchain_key,
 };
 pub use instance::{Instance, InstanceError};
 pub use interest::Interest;
 pub use labels::{
-    ARCH_LABEL, COPY_KERNEL_LABEL, COPY_OF_LABEL, KERNEL_LABEL, NEXT_KERNEL_ANNOTATION, NO_DRIVER_FOR,
-    OS_ID_LABEL, OS_VERSION_LABEL, PAUSED_ANNOTATION, PER_KERNEL_ANNOTATION, READY_FOR, RECORD_ANNOTATION,
-    UPGRADE, UPGRADE_CHECKED, UPGRADE_STATE_LABELS, tells_hardware,
+    ARCH_LABEL, COPY_KERNEL_LABEL, COPY_OF_LABEL, JOB_NAME, KERNEL_LABEL, NEXT_KERNEL_ANNOTATION,
+    NO_DRIVER_FOR, OS_ID_LABEL, OS_VERSION_LABEL, PAUSED_ANNOTATION, PER_KERNEL_ANNOTATION, READY_FOR,
+    RECORD_ANNOTATION, UPGRADE, UPGRADE_CHECKED, UPGRADE_STATE_LABELS, tells_hardware,
 };
 pub use marks::{DueMarks, Marks};
 pub use matrix::{LeftAlone, OwnDriver};
 pub use needs::cell_for;
 pub use new_cell::dockerfile_for;
 pub use node::{NodeReason, node_systems, node_target};
+pub use open::{OpenRollout, RolloutWait, open_kernels, open_rollouts};
 pub use outcome::{Outcome, Phase, PlannedCell};
 pub use pace::Pace;
 pub use planner::{Plan, plan};
 pub use readiness::{Doubt, MayBoot, Needed, Next, PlannedNode, Readiness};
 pub use reasons::{BuildReason, HoldReason};
 pub use rollout::{
-    Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, FieldRecord, GitCommit, ImageChange,
-    NodeChange, NodeCheck, NodeSeen, PlannedRollout, PodRestart, Record, RecordState, ResourceChange,
-    RollbackOutcome, RollbackStep, RolloutDecision, git_commit, given_back, handover_label, pause, paused,
-    per_kernel_originals, rollback, rollback_per_kernel,
+    Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, Earlier, FieldRecord, GitCommit,
+    ImageChange, NodeChange, NodeCheck, NodeSeen, PlannedRollout, PodRestart, Record, RecordState,
+    ResourceChange, RollbackOutcome, RollbackStep, RolloutDecision, git_commit, given_back, handover_label,
+    pause, paused, per_kernel_originals, rollback, rollback_per_kernel,
 };
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
 pub use signatures::{PlannedSignature, asks_for_signatures};
 pub use skip_reason::{NeedReason, SkipReason};
 pub use snapshot::{
-    ClusterSnapshot, Container, DaemonSetFacts, LiveDaemonSet, ManifestFacts, Manifests, NodeFacts,
+    ClusterSnapshot, Container, DaemonSetFacts, Holder, LiveDaemonSet, ManifestFacts, Manifests, NodeFacts,
     ObjectVersion, Owner, PodCount, PodFacts, ResourceFacts, Seen, Shared, UpdateStrategy, WorkloadFacts,
 };
-pub use status::{StatusEntry, StatusRow, status, status_entries};
+pub use status::{StatusEntry, StatusRow, status, status_at, status_entries};
 #[cfg(test)]
 pub(crate) use table::layout::{table, text};
 pub use table::{
     Table, counts, decided, left_alone, readiness_table, status_table, summary, tables, why_not,
+    with_short_digests,
 };
 pub use target::{ManifestPlace, RolloutObject, RolloutTarget};
 pub use union::{PlannedUnion, UnionMember, images_in_use};
 pub use upgrade::{
-    DeviceUser, DriverPod, Forecast, JobState, PlannedUpgrade, Upgrade, UpgradeNode, UpgradeNote,
-    UpgradeStage, UpgradeState, UpgradeTurn, UpgradeWait, abandoned, forgiven, upgrade_table,
+    DriverPod, Forecast, JobKind, JobState, PlannedUpgrade, Upgrade, UpgradeNode, UpgradeNote, UpgradeStage,
+    UpgradeState, UpgradeTurn, UpgradeWait, abandoned, forgiven, upgrade_table,
 };
 pub use why::{Explain, Explanation, Link};
 pub use write_namespaces::{WriteNamespaces, WriteNamespacesError};

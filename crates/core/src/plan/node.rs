@@ -19,36 +19,21 @@ use crate::{
 /// Why a node's kernel target is not known. Such a node is left alone (guarantee 6).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum NodeReason {
     /// A label that Node Feature Discovery sets is not there.
     #[error("label {label} is missing")]
-    MissingLabel {
-        /// The label's key.
-        label: &'static str,
-    },
+    MissingLabel { label: &'static str },
     /// The kernel label is not that of the running kernel: a reboot that NFD has not seen yet, or a
     /// label that another writer made.
     #[error("kernel label {label:?} contradicts the running kernel {release:?}")]
-    KernelLabelDiffers {
-        /// The label's value.
-        label: String,
-        /// `nodeInfo.kernelVersion`.
-        release: String,
-    },
+    KernelLabelDiffers { label: String, release: String },
     /// The architecture label is not that of the node.
     #[error("architecture label {label:?} contradicts the node's architecture {architecture:?}")]
-    ArchitectureLabelDiffers {
-        /// The label's value.
-        label: String,
-        /// `nodeInfo.architecture`.
-        architecture: String,
-    },
+    ArchitectureLabelDiffers { label: String, architecture: String },
     /// A value of the node is not of the form that such values have.
     #[error("{detail}")]
-    Malformed {
-        /// What is wrong, with the value.
-        detail: String,
-    },
+    Malformed { detail: String },
     /// Two nodes of the snapshot have this name.
     #[error("two nodes have this name")]
     DefinedTwice,
@@ -58,21 +43,13 @@ pub enum NodeReason {
          believed until those are older, and holds no others; find out who changes its kernel and its labels, or raise \
          kernelLimits.perNode in site.yaml"
     )]
-    TooManyNamed {
-        /// How many a node may name.
-        most: u32,
-        /// In which time.
-        within: Period,
-    },
+    TooManyNamed { most: u32, within: Period },
     /// The nodes run more kernels than a fleet does.
     #[error(
         "nodes run more than {most} kernels, and others are run by more nodes or for longer: this one is left out, and holds \
          no others; retire kernels, or raise kernelLimits.distinct in site.yaml"
     )]
-    TooManyKernels {
-        /// How many they may run.
-        most: u32,
-    },
+    TooManyKernels { most: u32 },
 }
 
 impl NodeReason {

@@ -67,22 +67,14 @@ pub enum Doubt {
 /// How one image stands that a node will need.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "state")]
+#[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum Readiness {
-    /// Published, and its modules load as far as its definition wants that known.
-    Ready {
-        /// What its check said.
-        verdict: Verdict,
-    },
-    /// Not there, or not fit.
-    Missing {
-        /// Why.
-        message: String,
-    },
-    /// The registry did not say.
-    Unknown {
-        /// Why not.
-        message: String,
-    },
+    /// Published, and its modules load as far as its definition wants that known: what its check said.
+    Ready { verdict: Verdict },
+    /// Not there, or not fit: why.
+    Missing { message: String },
+    /// The registry did not say: why not.
+    Unknown { message: String },
 }
 
 /// One image that nodes will need.

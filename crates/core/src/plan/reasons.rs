@@ -14,135 +14,73 @@ use crate::{
 /// Why an image is built.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum BuildReason {
     /// The tag is not there.
     #[error("not in the registry")]
     NotPublished,
-    /// The tag is there with other inputs, and the definition says `onConflict: overwrite`.
+    /// The tag is there with other inputs (`theirs`, if it has an input hash), and the definition says `onConflict: overwrite`.
     #[error("{} (onConflict: overwrite)", changed_inputs(.theirs.as_ref()))]
-    Overwrite {
-        /// What is replaced: its input hash, if it has one.
-        theirs: Option<InputHash>,
-    },
+    Overwrite { theirs: Option<InputHash> },
     /// The last try failed for a reason that passes.
     #[error("tried at {at:.0} and failed for a transient reason: {detail}")]
-    RetryAfterFailure {
-        /// When.
-        at: jiff::Timestamp,
-        /// How.
-        detail: String,
-    },
+    RetryAfterFailure { at: jiff::Timestamp, detail: String },
 }
 
 /// Why an image field is left as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum HoldReason {
     /// The cluster or directory has no such DaemonSet.
     #[error("there is no such DaemonSet")]
     NotFound,
     /// It has several of that name.
     #[error("there are {count} DaemonSets of this name")]
-    Ambiguous {
-        /// How many.
-        count: usize,
-    },
+    Ambiguous { count: usize },
     /// The manifests could not be read.
     #[error("manifests cannot be read: {detail}")]
-    Unreadable {
-        /// Why not.
-        detail: String,
-    },
+    Unreadable { detail: String },
     /// The DaemonSet has no such container, or two of them.
     #[error("the DaemonSet has not exactly one such container; it has {}", .found.join(", "))]
-    NoContainer {
-        /// The containers that it has.
-        found: Vec<String>,
-    },
+    NoContainer { found: Vec<String> },
     /// The container's image cannot be set where it is written.
     #[error("its image cannot be set: {detail}")]
-    Fixed {
-        /// Why not.
-        detail: String,
-    },
+    Fixed { detail: String },
     /// Two rollouts of the definitions would write the same field.
     #[error("several rollouts name this container: {}", joined(.images))]
-    ClaimedTwice {
-        /// The images whose rollouts these are.
-        images: Vec<ImageName>,
-    },
+    ClaimedTwice { images: Vec<ImageName> },
     /// An operator owns the DaemonSet and would put its own image back.
     #[error("{} {} owns the DaemonSet and would undo the change; {remedy}", .owner.kind, .owner.name)]
-    Owned {
-        /// The owner.
-        owner: Owner,
-        /// What to set instead.
-        remedy: String,
-    },
+    Owned { owner: Owner, remedy: String },
     /// The DaemonSet's affinity is not understood, so neither is which nodes it reaches.
     #[error("its node affinity is not understood: {detail}")]
-    Affinity {
-        /// What is not understood.
-        detail: String,
-    },
+    Affinity { detail: String },
     /// No node is reached, so there is no kernel to choose the image for.
     #[error("it reaches no node")]
     NoNodes,
-    /// A reached node's kernel is not known.
+    /// The kernel of `count` reached nodes is not known; `node` is the first of them.
     #[error("kernel of node {node}{} unknown: {why}", and_more(*.count))]
-    UnknownNode {
-        /// The first such node.
-        node: String,
-        /// How many there are.
-        count: usize,
-        /// Why its kernel is not known.
-        why: NodeReason,
-    },
-    /// The reached nodes run different kernels, and one image is for one kernel.
+    UnknownNode { node: String, count: usize, why: NodeReason },
+    /// The reached nodes run different kernels, each on so many of them, and one image is for one kernel.
     #[error("its nodes run different kernels: {}", joined(.kernels.iter().map(|(kernel, nodes)| format!("{kernel} on {nodes}"))))]
-    MixedKernels {
-        /// Number of nodes by kernel target.
-        kernels: BTreeMap<String, usize>,
-    },
+    MixedKernels { kernels: BTreeMap<String, usize> },
     /// There will be no image for that kernel in this pass.
     #[error("no image for {kernel}: {detail}")]
-    NoImage {
-        /// The kernel target.
-        kernel: String,
-        /// Why not.
-        detail: String,
-    },
+    NoImage { kernel: String, detail: String },
     /// The image is there, but its check report does not say that its modules load.
     #[error("{}", not_passed(.image, *.verdict))]
-    NotPassed {
-        /// The image.
-        image: ImageReference,
-        /// The verdict, if it has one.
-        verdict: Option<Verdict>,
-    },
+    NotPassed { image: ImageReference, verdict: Option<Verdict> },
     /// The image is there, but it is not known whether its modules load, and the definition says
     /// `check.unknown: deny`.
     #[error("the check of {image} says unknown, which its definition does not accept (check.unknown: deny)")]
-    UnknownDenied {
-        /// The image.
-        image: ImageReference,
-    },
+    UnknownDenied { image: ImageReference },
     /// The image is there, but was made for another kernel release.
     #[error("{image} {}", made_for(.found.as_deref()))]
-    OtherKernel {
-        /// The image.
-        image: ImageReference,
-        /// The release that it says it is for.
-        found: Option<String>,
-    },
+    OtherKernel { image: ImageReference, found: Option<String> },
     /// The cluster's answer was not for farrier's eyes.
     #[error("{what} cannot be seen: {detail}")]
-    Unseen {
-        /// What cannot be seen.
-        what: Seen,
-        /// Why not, with what to do.
-        detail: String,
-    },
+    Unseen { what: Seen, detail: String },
     /// Its controller replaces pods by itself, in whatever order.
     #[error(
         "`upgrade` needs updateStrategy.type OnDelete in the DaemonSet; RollingUpdate replaces pods by itself"
@@ -155,83 +93,44 @@ pub enum HoldReason {
     #[error(
         "its annotation {RECORD_ANNOTATION} cannot be read: {detail}; remove the annotation to start anew"
     )]
-    BadRecord {
-        /// What is wrong with it.
-        detail: String,
-    },
+    BadRecord { detail: String },
     /// Another writer changed farrier's value back, and would again.
     #[error(
         "another writer changed it back {times} times, so it is left; find out who writes it, then remove the annotation {RECORD_ANNOTATION}"
     )]
-    ChangedBack {
-        /// How often.
-        times: u32,
-    },
+    ChangedBack { times: u32 },
     /// The first pods with this image did not get ready, and what was there before was put back.
     #[error(
         "the pods did not get ready with the image of {at:.0}, and the one before it was put back: {why}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"
     )]
-    RolloutFailed {
-        /// When the image was set.
-        at: jiff::Timestamp,
-        /// Where, and what the pod said.
-        why: String,
-    },
+    RolloutFailed { at: jiff::Timestamp, why: String },
     /// `farrier rollback` put back what was there before this image.
     #[error(
         "farrier rollback took back what was set at {at:.0}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"
     )]
-    RolledBack {
-        /// When the image had been set.
-        at: jiff::Timestamp,
-    },
+    RolledBack { at: jiff::Timestamp },
     /// The cluster has no such operator's resource.
     #[error("there is no such resource")]
     NoResource,
     /// The resource says that its operator installs no driver.
     #[error("the operator's driver is switched off: {detail}")]
-    DriverOff {
-        /// The field that says so, and how.
-        detail: String,
-    },
+    DriverOff { detail: String },
     /// None of the image's tags has the form in which the operator computes it.
     #[error(
         "the operator would look for a tag that ends in {looked_for}, which {image} does not; add {pattern:?} to `tags`"
     )]
-    TagForm {
-        /// The tag that there is.
-        image: ImageReference,
-        /// What the operator would look for.
-        looked_for: String,
-        /// A pattern for `tags` that gives it.
-        pattern: &'static str,
-    },
-    /// The resource has one version, and the images have several.
+    TagForm { image: ImageReference, looked_for: String, pattern: &'static str },
+    /// The resource has one version, and the images have several: kernel targets by version.
     #[error("the resource has one version, and its kernels need several: {}", joined(.versions.iter().map(|(version, kernels)| format!("{version} for {}", kernels.join(" and ")))))]
-    MixedVersions {
-        /// Kernel targets by version.
-        versions: BTreeMap<String, Vec<String>>,
-    },
+    MixedVersions { versions: BTreeMap<String, Vec<String>> },
     /// A field of the resource is not what precompiled drivers need, and can never be changed.
     #[error(
         "its {field} is not {needed} and can never be changed; make a new resource with {field}: {needed} and delete this one"
     )]
-    Immutable {
-        /// The field.
-        field: &'static str,
-        /// What it needs to be.
-        needed: bool,
-    },
-    /// The operator is replacing drivers on nodes, one by one.
+    Immutable { field: &'static str, needed: bool },
+    /// The operator is replacing drivers on `count` nodes, one by one; `node` is the first of them.
     #[error("its operator is replacing drivers: node {node} is in state {state:?}{}", under_way(*.count))]
-    UpgradeInProgress {
-        /// The first such node.
-        node: String,
-        /// Its state.
-        state: String,
-        /// How many there are.
-        count: usize,
-    },
+    UpgradeInProgress { node: String, state: String, count: usize },
     /// Images go to a layout directory, from which no node can pull.
     #[error("nodes cannot pull from a layout directory")]
     NotPullable,
@@ -242,18 +141,12 @@ pub enum HoldReason {
     TooOften,
     /// The API server does not evict a pod now; said by the loop, which asks again.
     #[error("it waits for a PodDisruptionBudget: {detail}")]
-    Disruption {
-        /// What the API server says.
-        detail: String,
-    },
+    Disruption { detail: String },
     /// This farrier does not write in the DaemonSet's namespace.
     #[error(
         "farrier does not write in namespace {namespace}; add it to --write-namespaces (Helm: rbac.writeNamespaces), with the rights there"
     )]
-    NotWritable {
-        /// The namespace.
-        namespace: String,
-    },
+    NotWritable { namespace: String },
     /// The strategy needs a running cluster.
     #[error("this strategy needs a running cluster, not a directory of manifests")]
     OnlyLive,
@@ -261,34 +154,16 @@ pub enum HoldReason {
     #[error(
         "its node affinity was changed back {times} times; let whoever writes it keep the requirement on farrier.dev/driver..., or leave spec.template.spec.affinity to farrier"
     )]
-    FenceUndone {
-        /// How often.
-        times: u32,
-    },
+    FenceUndone { times: u32 },
     /// The pods of a kernel's DaemonSet did not get ready.
     #[error("{image} did not work for {kernel}: {why}; it is not tried again until there is another image")]
-    CopyFailed {
-        /// The kernel target.
-        kernel: String,
-        /// The image.
-        image: String,
-        /// The node, and what its pod said.
-        why: String,
-    },
-    /// No key that the policy accepts has signed the image.
+    CopyFailed { kernel: String, image: String, why: String },
+    /// No key that the policy accepts has signed the image, which is named by digest.
     #[error("{image} is not signed as policy.requireSigned asks: {why}")]
-    NotSigned {
-        /// The image, by digest.
-        image: ImageReference,
-        /// What is wrong.
-        why: String,
-    },
+    NotSigned { image: ImageReference, why: String },
     /// There is no one image for all the kernels.
     #[error("there is no one image for all kernels: {detail}")]
-    NoUnion {
-        /// Why not.
-        detail: String,
-    },
+    NoUnion { detail: String },
     /// A person took the rollout back.
     #[error("it was rolled back; remove its annotation farrier.dev/per-kernel to have it rolled out again")]
     CopiesRolledBack,
@@ -297,24 +172,13 @@ pub enum HoldReason {
     Paused,
     /// Its Git repository has the image, and the cluster does not have it yet.
     #[error("the repository has the image, and the cluster has not taken it over yet: {found}")]
-    NotSynced {
-        /// What the cluster has.
-        found: String,
-    },
+    NotSynced { found: String },
     /// A branch with the change waits for its pull request.
     #[error("branch {branch} has the change and waits to be merged")]
-    Proposed {
-        /// The branch.
-        branch: String,
-    },
+    Proposed { branch: String },
     /// Another image of its chain cannot be rolled out, and they go out together or not at all.
     #[error("its chain goes out together, and {image} is on hold: {why}")]
-    Chain {
-        /// The other image.
-        image: ImageName,
-        /// Why it cannot.
-        why: String,
-    },
+    Chain { image: ImageName, why: String },
 }
 
 impl HoldReason {

@@ -35,10 +35,10 @@ pub use change::{
 pub(super) use copy::copy_times;
 pub use git::{GitCommit, git_commit};
 pub use handover::handover_label;
-pub(super) use handover::short_hash;
+pub(super) use handover::{HANDED_OVER, short_hash};
 pub(super) use operator::switches;
 pub use pause::{pause, paused};
-pub use record::{FieldRecord, Record, RecordState};
+pub use record::{Earlier, FieldRecord, Record, RecordState};
 pub use rollback::{RollbackOutcome, RollbackStep, rollback};
 pub(super) use union::left_kernels;
 pub use upgrade::given_back;
@@ -46,7 +46,7 @@ pub(super) use watch::Limits;
 
 use super::{
     ClusterSnapshot, DaemonSetFacts, HoldReason, ManifestPlace, PER_KERNEL_ANNOTATION, PlanInputs,
-    PlannedUnion, RolloutObject, RolloutTarget,
+    PlannedUnion, PlannedUpgrade, RolloutObject, RolloutTarget,
     chain_state::ChainStates,
     node::{NodeGroup, group_nodes},
     outcome::Cells,
@@ -109,7 +109,7 @@ pub(super) fn rollouts(
         }
         let Decided { decision, changes } = decided.unwrap_or_else(|hold| RolloutDecision::Hold(hold).into());
         let is_claimed_twice = matches!(decision, RolloutDecision::Hold(HoldReason::ClaimedTwice { .. }));
-        let upgrade = if is_claimed_twice { None } else { upgrade::planned(&context, target) };
+        let upgrade = if is_claimed_twice { None } else { planned_upgrade(&context, target) };
         planned.push(PlannedRollout {
             image: (*image).clone(),
             target: target.clone(),
@@ -200,6 +200,19 @@ fn decide(
         return (Err(HoldReason::Paused), union);
     }
     (decided, union)
+}
+
+/// The plan of its upgrade, where the definition asks for one and its DaemonSet is farrier's to change. What is under way goes on
+/// whatever is decided of the image.
+fn planned_upgrade(context: &Context<'_>, target: &RolloutTarget) -> Option<PlannedUpgrade> {
+    context.spec.upgrade()?;
+    if elsewhere(context).is_some() || upgrade::obstacle(context, target).is_some() {
+        return None;
+    }
+    match context.spec {
+        RolloutSpec::PerKernel { .. } => per_kernel::planned(context, target),
+        _ => upgrade::planned(context, target),
+    }
 }
 
 /// The decision without a pause.

@@ -9,101 +9,56 @@ use crate::image::{ImageName, ImageReference, InputHash};
 /// Why an image is not built for a kernel target. None of these changes by trying again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum SkipReason {
     /// The image's `kernels` range does not hold the kernel's version.
     #[error("the image is for kernels {range}")]
-    KernelOutOfRange {
-        /// The range.
-        range: String,
-    },
+    KernelOutOfRange { range: String },
     /// No kernel family matches the target.
     #[error("no kernel family matches")]
     NoFamily,
     /// The image's version, sources, patches or base could not be found out.
     #[error("{detail}")]
-    Unresolved {
-        /// Why not.
-        detail: String,
-    },
+    Unresolved { detail: String },
     /// The family's toolchain could not be found out.
     #[error("toolchain of family {family}: {detail}")]
-    Toolchain {
-        /// The family.
-        family: String,
-        /// Why not.
-        detail: String,
-    },
+    Toolchain { family: String, detail: String },
     /// Whether the kernel's headers are those that users bring, and which, could not be found out.
     #[error("headers: {detail}")]
-    Headers {
-        /// Why not.
-        detail: String,
-    },
-    /// There are no headers for the kernel.
+    Headers { detail: String },
+    /// There are no headers for the kernel: what to do, and whether a kernel family knows the distribution.
     #[error("{detail}")]
-    NoHeaders {
-        /// What to do; whether a kernel family knows the distribution.
-        detail: String,
-    },
+    NoHeaders { detail: String },
     /// The family names an image or an address by what is not known of the kernel's nodes: a label, a tag of an ImageStream.
     #[error("{detail}")]
-    UnknownSystem {
-        /// What is missing.
-        detail: String,
-    },
-    /// The toolchain has no compiler that the kernel was built with.
+    UnknownSystem { detail: String },
+    /// The toolchain has no compiler that the kernel was built with: which it has.
     #[error("{detail}")]
-    NoCompiler {
-        /// Which it has.
-        detail: String,
-    },
-    /// What the registry's store has of an input is not signed with a key of this site.
+    NoCompiler { detail: String },
+    /// What the registry's store has of an input is not signed with a key of this site: which input, why, and what to do.
     #[error("{detail}")]
-    Untrusted {
-        /// Which input, why, and what to do.
-        detail: String,
-    },
+    Untrusted { detail: String },
     /// The template's name is not among the definitions.
     #[error("there is no template {template:?}")]
-    NoTemplate {
-        /// The name.
-        template: String,
-    },
-    /// The template cannot be rendered for this target.
+    NoTemplate { template: String },
+    /// The template cannot be rendered for this target: template, line, variable.
     #[error("{detail}")]
-    Template {
-        /// Template, line, variable.
-        detail: String,
-    },
-    /// A tag pattern gives no tag for this target.
+    Template { detail: String },
+    /// A tag pattern gives no tag for this target: the pattern and what it gave.
     #[error("{detail}")]
-    Tag {
-        /// Pattern and result.
-        detail: String,
-    },
+    Tag { detail: String },
     /// The image has no tag patterns, so nothing could find it again.
     #[error("the image has no tags")]
     NoTags,
     /// The image's name gives no repository at the configured place.
     #[error("{detail}")]
-    Repository {
-        /// The name.
-        detail: String,
-    },
+    Repository { detail: String },
     /// A definition that cannot be written down (a path that is not UTF-8).
     #[error("{detail}")]
-    Definition {
-        /// Which part.
-        detail: String,
-    },
+    Definition { detail: String },
     /// Other targets have the same tag: one would overwrite the other.
     #[error("tag collision: {reference} would also be {}; give `tags` what tells them apart", .others.join(" and "))]
-    TagCollision {
-        /// The name that several targets have.
-        reference: ImageReference,
-        /// The other targets.
-        others: Vec<String>,
-    },
+    TagCollision { reference: ImageReference, others: Vec<String> },
     /// What it is compiled against is not there and will not be.
     #[error("it needs {need}: {why}")]
     Need {
@@ -118,6 +73,7 @@ pub enum SkipReason {
 /// Why an image cannot be compiled against another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum NeedReason {
     /// No driver image has this name.
     #[error("there is no such driver image")]
@@ -132,38 +88,21 @@ pub enum NeedReason {
         #[serde(serialize_with = "explained")]
         why: Box<SkipReason>,
     },
-    /// The needed image's tag holds an image of other inputs.
+    /// The needed image's tag holds an image of other inputs: `theirs`, absent for an image that farrier did not make.
     #[error("{reference} {}", held(.theirs.as_ref()))]
-    Conflict {
-        /// The tag.
-        reference: ImageReference,
-        /// Input hash of the image under the tag; absent for an image that farrier did not make.
-        theirs: Option<InputHash>,
-    },
+    Conflict { reference: ImageReference, theirs: Option<InputHash> },
     /// The needed image failed before with the same inputs.
     #[error("it failed before with the same inputs: {detail}")]
-    Failed {
-        /// How.
-        detail: String,
-    },
+    Failed { detail: String },
     /// The needed image is published and says nothing of exposed headers.
     #[error("{reference} has these inputs and exposes no headers; delete the tag to have it built again")]
-    NothingExposed {
-        /// Its name.
-        reference: ImageReference,
-    },
+    NothingExposed { reference: ImageReference },
     /// The needed image is not published yet.
     #[error("{reference} is not published; build and push it first")]
-    NotPublished {
-        /// Its name.
-        reference: ImageReference,
-    },
+    NotPublished { reference: ImageReference },
     /// The tree that the user brings is not known.
     #[error("{detail}")]
-    Tree {
-        /// Why not.
-        detail: String,
-    },
+    Tree { detail: String },
 }
 
 impl NeedReason {

@@ -210,6 +210,17 @@ pub struct WorkloadFacts {
     pub requests: BTreeSet<String>,
     /// `metadata.deletionTimestamp` is set.
     pub deleting: bool,
+    /// Of a forecast (`driver-entrypoint forecast --message`): what it has found last.
+    pub holders: Vec<Holder>,
+}
+
+/// What holds a driver's modules on a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The uid of the pod that it belongs to; `None` for what is the node's own, or not known.
+    pub pod: Option<String>,
+    /// For people.
+    pub what: String,
 }
 
 /// A custom resource whose operator writes the driver DaemonSet.

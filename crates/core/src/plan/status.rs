@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Activity, BuildActivity, Outcome, OwnDriver, Phase, Plan, PlannedCell, Stage};
+use super::{Activity, BuildActivity, BuildTime, Outcome, OwnDriver, Phase, Plan, PlannedCell, Stage};
 use crate::{
     image::{Digest, ImageName, InputHash},
     kernel::KernelTarget,
@@ -34,6 +35,9 @@ pub struct StatusRow {
     /// Why it is not published.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
+    /// How long its build has taken, and usually takes, where it is not published.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<BuildTime>,
     /// What it is compiled against: `name@sha256:digits` of the exposed headers, or the names that it waits for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<String>,
@@ -91,9 +95,16 @@ impl StatusEntry<'_> {
 
 /// The matrix, in the order of [`status_entries`], as far as registry and cluster tell.
 pub fn status(plan: &Plan) -> Vec<StatusRow> {
-    let nothing = Activity::new();
-    let mut rows: Vec<StatusRow> =
-        status_entries(plan, &nothing).into_iter().map(|entry| entry.row).collect();
+    status_at(plan, &Activity::new(), Timestamp::UNIX_EPOCH)
+}
+
+/// The same with what is known of builds at this moment.
+pub fn status_at(plan: &Plan, activity: &Activity, now: Timestamp) -> Vec<StatusRow> {
+    let row = |entry: StatusEntry<'_>| StatusRow {
+        time: entry.activity.and_then(|activity| activity.time(now)),
+        ..entry.row
+    };
+    let mut rows: Vec<StatusRow> = status_entries(plan, activity).into_iter().map(row).collect();
     let built: BTreeSet<(String, String)> =
         rows.iter().map(|row| (row.image.clone(), row.kernel.clone())).collect();
     rows.extend(plan.own_drivers.iter().map(own_driver).filter(|row| {
@@ -113,6 +124,7 @@ fn own_driver(own: &OwnDriver) -> StatusRow {
         reference: String::new(),
         digest: None,
         reason: own.to_string(),
+        time: None,
         needs: Vec::new(),
         announced_by: Vec::new(),
     }
@@ -153,6 +165,7 @@ fn entry<'a>(planned: &'a PlannedCell, activity: &'a Activity) -> StatusEntry<'a
         reference: cell.map(|cell| cell.reference.to_string()).unwrap_or_default(),
         digest: published.map(|found| found.digest.clone()),
         reason,
+        time: None,
         needs,
         announced_by: announced_by.iter().map(ToString::to_string).collect(),
     };

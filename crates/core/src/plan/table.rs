@@ -1,6 +1,11 @@
 //! Pure: the tables of a plan, in words. Their layout is the command line's.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::LazyLock,
+};
+
+use regex::Regex;
 
 use super::{
     AnnouncedBy, MayBoot, Needed, Next, Outcome, Phase, Plan, PlannedCell, PlannedNode, PlannedRollout,
@@ -191,7 +196,11 @@ fn announced(why: String, by: &[AnnouncedBy]) -> String {
 pub fn status_table(rows: &[StatusRow]) -> Table {
     let row = |row: &StatusRow| {
         let mut last = vec![row.reference.clone()];
-        last.push(row.digest.as_ref().map_or_else(|| row.reason.clone(), |digest| format!("@{digest}")));
+        let reason = || match row.time {
+            Some(time) => format!("{}, {time}", row.reason),
+            None => row.reason.clone(),
+        };
+        last.push(row.digest.as_ref().map_or_else(reason, |digest| format!("@{digest}")));
         if !row.needs.is_empty() && row.phase != Phase::Waiting {
             last.push(format!("needs {}", row.needs.join(", ")));
         }
@@ -298,6 +307,13 @@ pub(super) fn table(header: &[&'static str], rows: impl Iterator<Item = Vec<Stri
     Table { header: header.to_vec(), rows: rows.collect() }
 }
 
+/// Each digest by its first twelve digits.
+pub fn with_short_digests(text: &str) -> String {
+    static DIGEST: LazyLock<Option<Regex>> =
+        LazyLock::new(|| Regex::new("(sha256:[0-9a-f]{12})[0-9a-f]{52}").ok());
+    DIGEST.as_ref().map_or_else(|| text.to_owned(), |digest| digest.replace_all(text, "$1").into_owned())
+}
+
 /// The layout for the tests' snapshots, which is that of the command line.
 #[cfg(test)]
 pub(crate) mod layout {
@@ -328,5 +344,12 @@ mod tests {
     fn a_cell_has_lines_and_steers_no_terminal() {
         let row = vec!["a".to_owned(), "b\u{1b}[1m\nc".to_owned()];
         assert_eq!(layout::text(&table(&["X", "Y"], [row].into_iter())), "X  Y\na  b\u{fffd}[1m\n   c\n");
+    }
+
+    #[test]
+    fn digests_get_short() {
+        let digits = "0123456789abcdef".repeat(4);
+        let text = format!("r.example/x@sha256:{digits} and sha256:0123");
+        assert_eq!(with_short_digests(&text), "r.example/x@sha256:0123456789ab and sha256:0123");
     }
 }

@@ -9,16 +9,12 @@ use crate::image::{DaemonSetContainer, GitPlace, OperatorResource, RolloutSpec, 
 /// The object that a rollout is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(untagged, rename_all_fields = "camelCase")]
+#[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum RolloutObject {
     /// A container of a DaemonSet.
     DaemonSet(DaemonSetContainer),
-    /// An operator's resource.
-    Resource {
-        /// Its kind.
-        resource: OperatorResource,
-        /// Its name.
-        name: String,
-    },
+    /// An operator's resource, by kind and name.
+    Resource { resource: OperatorResource, name: String },
     /// None.
     Nothing {},
 }

@@ -17,11 +17,11 @@ use serde::Serialize;
 
 pub use self::{
     forecast::Forecast,
-    note::{UpgradeNote, UpgradeState, abandoned, forgiven},
+    note::{JobKind, UpgradeNote, UpgradeState, abandoned, forgiven},
     table::upgrade_table,
     wait::UpgradeWait,
 };
-use super::{Change, NodeFacts, PodFacts, skip_reason::explained};
+use super::{Change, Holder, NodeFacts, PodFacts, UPGRADE_CHECKED, WorkloadFacts, skip_reason::explained};
 use crate::image::UpgradeSpec;
 
 /// Everything that the next steps of one DaemonSet's upgrade are decided from.
@@ -35,8 +35,6 @@ pub struct Upgrade<'a> {
     pub daemon_set: &'a str,
     /// The order that the definition asks for.
     pub spec: &'a UpgradeSpec,
-    /// The image that the DaemonSet has now.
-    pub target: &'a str,
     /// How long a new pod may take to get ready.
     pub deadline: SignedDuration,
     /// How long it must stay so.
@@ -56,14 +54,22 @@ pub struct Upgrade<'a> {
 pub struct UpgradeNode<'a> {
     /// The node.
     pub facts: &'a NodeFacts,
-    /// The DaemonSet's pod on it.
+    /// The image that it is to have; empty where there is none for it.
+    pub target: &'a str,
+    /// The label by which it gets the DaemonSet with that image, where it has that of another.
+    pub hand_over: Option<&'a str>,
+    /// The driver's pod on it.
     pub driver: Option<DriverPod<'a>>,
     /// Has the target modules for the kernel that the node runs? `None` where its kernel is not known.
     pub fits: Option<bool>,
     /// The pods that leave it before its driver does (`drain`), those that still run.
-    pub users: Vec<DeviceUser>,
-    /// How the Job stands that `waitFor` asks for ([`UpgradeNote::job_name`]).
-    pub job: Option<JobState>,
+    pub users: Vec<&'a WorkloadFacts>,
+    /// How the Job of `forecast` stands ([`UpgradeNote::job_name`]).
+    pub forecast: Option<JobState>,
+    /// What that has found last, where it can be seen.
+    pub holders: &'a [Holder],
+    /// How the Job of `waitFor` stands.
+    pub check: Option<JobState>,
 }
 
 /// The driver's pod on a node.
@@ -73,19 +79,6 @@ pub struct DriverPod<'a> {
     pub pod: &'a PodFacts,
     /// Has it the target's modules for the node's kernel, so that a new one would change nothing?
     pub is_current: bool,
-}
-
-/// A pod that is in the way.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceUser {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-    /// Its uid.
-    pub uid: String,
-    /// Does it end already?
-    pub leaving: bool,
 }
 
 /// How a Job stands.
@@ -124,6 +117,8 @@ pub enum UpgradeStage {
 pub struct UpgradeTurn {
     /// The node.
     pub node: String,
+    /// The image that it gets; empty where there is none for it.
+    pub to: String,
     /// How far it is.
     pub stage: UpgradeStage,
     /// What farrier has noted of it last.
@@ -143,8 +138,6 @@ pub struct UpgradeTurn {
 pub struct PlannedUpgrade {
     /// The DaemonSet, as `namespace/name`.
     pub rollout: String,
-    /// The image that its nodes get.
-    pub to: String,
     /// Its nodes, by stage and name.
     pub nodes: Vec<UpgradeTurn>,
     /// How long the rest takes.
@@ -172,7 +165,7 @@ impl Upgrade<'_> {
         self.begin(&mut nodes);
         nodes.sort_by(|a, b| (a.stage, &a.node).cmp(&(b.stage, &b.node)));
         let forecast = Forecast::of(self, &nodes);
-        PlannedUpgrade { rollout: self.rollout(), to: self.target.to_owned(), nodes, forecast }
+        PlannedUpgrade { rollout: self.rollout(), nodes, forecast }
     }
 
     /// The DaemonSet, as notes name it.
@@ -186,9 +179,30 @@ impl Upgrade<'_> {
     }
 }
 
-impl UpgradeNode<'_> {
+impl<'a> UpgradeNode<'a> {
+    /// With its driver's pod, of which nothing else is known yet.
+    pub fn of(facts: &'a NodeFacts, driver: Option<DriverPod<'a>>) -> Self {
+        let (users, holders) = (Vec::new(), &[]);
+        Self {
+            facts,
+            target: "",
+            hand_over: None,
+            driver,
+            fits: None,
+            users,
+            forecast: None,
+            holders,
+            check: None,
+        }
+    }
+
+    /// By the annotation of `waitFor`.
+    fn is_said_to_be_checked(&self) -> bool {
+        self.facts.annotations.get(UPGRADE_CHECKED).is_some_and(|image| image == self.target)
+    }
+
     /// The driver's pod, unless it ends.
-    fn living(&self) -> Option<DriverPod<'_>> {
+    fn living(&self) -> Option<DriverPod<'a>> {
         self.driver.filter(|driver| !driver.pod.deleting)
     }
 }

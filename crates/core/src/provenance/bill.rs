@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{
     Material, ModuleFile, Package, Provenance, Role,
-    materials::{debian_url, oci_url, without_nulls},
+    materials::{oci_url, package_url, without_nulls},
 };
 use crate::image::Digest;
 
@@ -104,7 +104,7 @@ impl Components {
             "type": "library",
             "name": name,
             "version": version,
-            "purl": debian_url(name, version, Some(architecture)),
+            "purl": package_url(name, version, Some(architecture)),
             "licenses": licences,
         });
         self.add(role, name, Some(version), fields);

@@ -92,15 +92,31 @@ impl Material {
             None if first.is_empty() || first == "tree" || first.starts_with("sha256:") => (fallback, None),
             None => (first, None),
         };
-        let uri = version.as_ref().map(|version| debian_url(name, version, None));
+        let uri = version.as_ref().map(|version| match version.rsplit_once('.') {
+            Some((version, arch)) if is_of_rpm(arch) => package_url(name, version, Some(arch)),
+            _ => package_url(name, version, None),
+        });
         Self { version, digest, uri, ..Self::new(role, name) }
     }
 }
 
-/// A package URL of a Debian package (purl specification, type `deb`).
-pub(super) fn debian_url(name: &str, version: &str, arch: Option<&str>) -> String {
+/// A package URL (purl specification, types `deb` and `rpm`).
+pub(super) fn package_url(name: &str, version: &str, arch: Option<&str>) -> String {
+    let is_rpm = arch.is_some_and(is_of_rpm);
     let arch = arch.map(|arch| format!("?arch={}", escape(arch))).unwrap_or_default();
-    format!("pkg:deb/debian/{}@{}{arch}", escape(name), escape(version))
+    if !is_rpm {
+        return format!("pkg:deb/debian/{}@{}{arch}", escape(name), escape(version));
+    }
+    let (epoch, version) = match version.split_once(':') {
+        Some((epoch, version)) => (format!("&epoch={}", escape(epoch)), version),
+        None => (String::new(), version),
+    };
+    format!("pkg:rpm/{}@{}{arch}{epoch}", escape(name), escape(version))
+}
+
+/// RPM and Debian share no name of an architecture.
+fn is_of_rpm(arch: &str) -> bool {
+    ["aarch64", "noarch", "x86_64"].contains(&arch)
 }
 
 /// A package URL of an image (purl specification, type `oci`): by its last name and digest, so that it is the same
@@ -207,5 +223,9 @@ mod tests {
             assert_eq!(read(&text), ("src".to_owned(), None, Some(digest.clone()), None), "{text}");
         }
         assert_eq!(read(""), ("src".to_owned(), None, None, None));
+        let (.., url) = read("kernel-devel=5.14.0-503.el9.x86_64 sha512:00");
+        assert_eq!(url.unwrap(), "pkg:rpm/kernel-devel@5.14.0-503.el9?arch=x86_64");
+        let url = package_url("gcc", "1:11.5.0-2.el9", Some("aarch64"));
+        assert_eq!(url, "pkg:rpm/gcc@11.5.0-2.el9?arch=aarch64&epoch=1");
     }
 }

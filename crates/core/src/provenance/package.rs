@@ -1,4 +1,5 @@
-//! Pure: the packages of a root file system, read from its layers: dpkg's status and the copyright files beside it.
+//! Pure: the packages of a root file system, read from its layers: dpkg's status and the copyright files beside it, and the list of
+//! RPM packages that images without RPM's database have.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,6 +13,10 @@ use crate::oci::{LayerReader, plain_path};
 
 /// Largest status or copyright file that is read. Debian's whole archive has a status of 70 MB, and no image has that.
 const MAX_FILE: u64 = 32 << 20;
+/// Where a list of RPM packages lies, as the distroless images of Azure Linux have it and scanners read it (Syft, Trivy).
+pub const RPM_LIST: &str = "var/lib/rpmmanifest/container-manifest-2";
+/// A line of that list, as rpm's `--queryformat`.
+pub const RPM_LIST_FORMAT: &str = r"%{NAME}\t%{VERSION}-%{RELEASE}\t%{INSTALLTIME}\t%{BUILDTIME}\t%{VENDOR}\t%{EPOCH}\t%{SIZE}\t%{ARCH}\t%{EPOCHNUM}\t%{SOURCERPM}\n";
 /// Licences named for one package: those of its parts; the kernel's headers have about 20.
 const MAX_LICENCES: usize = 64;
 
@@ -46,7 +51,9 @@ impl PackageReader {
                 continue;
             }
             let Some(path) = plain_path(&entry.path()?) else { continue };
-            if let Some(file) = status_file(&path) {
+            if path == Path::new(RPM_LIST) {
+                self.status.insert(RPM_LIST.to_owned(), rpm_packages(&text(entry)?));
+            } else if let Some(file) = status_file(&path) {
                 self.status.insert(file, packages(&text(entry)?));
             } else if let Some(name) = copyright_of(&path) {
                 self.licences.insert(name, licences(&text(entry)?));
@@ -55,7 +62,7 @@ impl PackageReader {
         Ok(())
     }
 
-    /// The packages, by name; none where the image has no dpkg.
+    /// The packages, by name; none where the image has no list of them.
     pub fn finish(self) -> Vec<Package> {
         let Self { status, licences } = self;
         let mut all: Vec<Package> = status.into_values().flatten().collect();
@@ -103,6 +110,17 @@ fn packages(status: &str) -> Vec<Package> {
         installed.then_some(Package { name, version, architecture, licences: Vec::new() })
     };
     status.split("\n\n").filter_map(paragraph).collect()
+}
+
+/// The packages of a list in [`RPM_LIST_FORMAT`].
+fn rpm_packages(list: &str) -> Vec<Package> {
+    let package = |line: &str| {
+        let [name, version, _, _, _, _, _, arch, epoch, _] =
+            line.split('\t').map(printable).collect::<Vec<_>>().try_into().ok()?;
+        let version = if epoch == "0" { version } else { format!("{epoch}:{version}") };
+        Some(Package { name, version, architecture: arch, licences: Vec::new() })
+    };
+    list.lines().filter_map(package).collect()
 }
 
 /// The short names in the `License:` fields of a DEP 5 file; none in a file of another form.
@@ -162,6 +180,19 @@ mod tests {
         assert_eq!(names, [("base-files", "12.4"), ("make", "4.3-4.1")]);
         assert_eq!(found[1].licences, ["GFDL-1.3+", "GPL-3+"]);
         assert!(found[0].licences.is_empty());
+    }
+
+    #[test]
+    fn rpm_packages_of_a_list() {
+        let mut reader = PackageReader::default();
+        let list = "gcc\t11.5.0-2.el9\t(none)\t1700000000\tAcme\t(none)\t9\tx86_64\t0\tgcc-11.5.0-2.el9.src.rpm\n\
+            perl\t5.32-1\t(none)\t1\tAcme\t4\t9\tnoarch\t4\tperl.src.rpm\ntoo\tshort\n";
+        reader.layer(&layer(&[(RPM_LIST, list)])[..]).unwrap();
+        let found: Vec<_> =
+            reader.finish().into_iter().map(|p| (p.name, p.version, p.architecture)).collect();
+        let of =
+            |name: &str, version: &str, arch: &str| (name.to_owned(), version.to_owned(), arch.to_owned());
+        assert_eq!(found, [of("gcc", "11.5.0-2.el9", "x86_64"), of("perl", "4:5.32-1", "noarch")]);
     }
 
     #[test]

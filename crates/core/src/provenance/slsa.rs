@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{
     Material, Package, Provenance,
-    materials::{debian_url, without_nulls},
+    materials::{package_url, without_nulls},
 };
 
 /// The predicate type.
@@ -54,7 +54,7 @@ pub fn slsa(provenance: &Provenance) -> Value {
 /// root file system are notes: the digest of the whole covers them.
 fn dependency(material: &Material) -> Value {
     let Material { role, name, version, digest, uri, packages } = material;
-    let url = |package: &Package| debian_url(&package.name, &package.version, Some(&package.architecture));
+    let url = |package: &Package| package_url(&package.name, &package.version, Some(&package.architecture));
     let packages: Option<Value> = (!packages.is_empty()).then(|| packages.iter().map(url).collect());
     without_nulls(json!({
         "name": name,

@@ -134,23 +134,14 @@ impl HostPolicy {
 
 /// One entry of `noProxy`.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum NoProxy {
     /// `*`: everything.
     All,
-    /// `example.org`, `.example.org`, `*.example.org`: the domain and what is below it.
-    Domain {
-        /// Without the dot.
-        name: String,
-        /// Only at this port.
-        port: Option<u16>,
-    },
-    /// `10.0.0.0/8`, `10.1.2.3`, `[fd00::]/8`.
-    Network {
-        /// The network, or a single address.
-        network: IpNet,
-        /// Only at this port.
-        port: Option<u16>,
-    },
+    /// `example.org`, `.example.org`, `*.example.org`: the domain (without the dot) and what is below it; only at this port.
+    Domain { name: String, port: Option<u16> },
+    /// `10.0.0.0/8`, `10.1.2.3`, `[fd00::]/8`: a network, or a single address; only at this port.
+    Network { network: IpNet, port: Option<u16> },
 }
 
 impl NoProxy {

@@ -24,11 +24,10 @@ pub enum KeySource {
 }
 
 /// What becomes of a module that is signed already.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Display, EnumString,
-)]
+#[derive(Serialize, Deserialize, JsonSchema, Display, EnumString)]
 #[serde(rename_all = "camelCase")]
 #[strum(serialize_all = "camelCase")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Signed {
     /// It keeps its signature, unless that is farrier's own from an earlier key.
     #[default]

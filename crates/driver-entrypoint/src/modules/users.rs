@@ -1,6 +1,6 @@
 //! Which processes use a driver: who has its device files open, or mapped.
 
-use std::{fs, path::Path};
+use std::{fmt, fs, path::Path};
 
 use super::loaded::Loaded;
 use crate::{
@@ -9,11 +9,31 @@ use crate::{
     node::Paths,
 };
 
+/// A process that uses a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct User {
+    id: u32,
+    command: String,
+    /// The uid of its pod.
+    pub(crate) pod: Option<String>,
+    device: String,
+}
+
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, command, pod, device } = self;
+        write!(f, "process {id} ({command})")?;
+        pod.as_ref().map_or(Ok(()), |pod| write!(f, " of pod {pod}"))?;
+        write!(f, " with {device} open")
+    }
+}
+
 /// How the device files begin whose users hold a module: those of its kind, and those of the devices that it drives.
 pub(crate) fn devices(paths: &Paths, loaded: &Loaded, module: &str) -> Vec<String> {
     let uses_rdma = || loaded.get("ib_core").is_some_and(|core| core.holders.contains(module));
     let of_its_kind: &[&str] = match module {
         name if name.starts_with("nvidia") => &["/dev/nvidia"],
+        "gdrdrv" => &["/dev/gdrdrv"],
         name if name.starts_with("mst") => &["/dev/mst", "/dev/mstflint"],
         name if name.contains("vdpa") => &["/dev/vhost-vdpa"],
         name if name.contains("fwctl") => &["/dev/fwctl"],
@@ -40,16 +60,26 @@ pub(crate) fn module_of(device: &Path) -> Option<String> {
 
 /// The processes that have such files open or mapped, such as `process 12 (ucx) with /dev/infiniband/uverbs0 open`:
 /// those that this container sees, which is all of the node's with `hostPID` only.
-pub(crate) fn processes(paths: &Paths, devices: &[String]) -> Vec<String> {
+pub(crate) fn processes(paths: &Paths, devices: &[String]) -> Vec<User> {
     let process = |entry: &Path| {
-        let id: u32 = entry.file_name()?.to_str()?.parse().ok()?;
+        let id = entry.file_name()?.to_str()?.parse().ok()?;
         let device = open_device(entry, devices)?;
         let command = text(entry.join("comm")).unwrap_or_default();
-        Some((id, format!("process {id} ({command}) with {device} open")))
+        Some(User { id, command, pod: pod_of(entry), device })
     };
-    let mut found: Vec<_> = entries(paths.at("/proc")).iter().filter_map(|entry| process(entry)).collect();
-    found.sort();
-    found.into_iter().map(|(_, process)| process).collect()
+    let mut found: Vec<User> = entries(paths.at("/proc")).iter().filter_map(|entry| process(entry)).collect();
+    found.sort_by_key(|user| user.id);
+    found
+}
+
+/// The uid in the name of a process' control group: `kubepods-burstable-pod<uid>.slice`, in which `_` stands for `-`, or
+/// `kubepods/burstable/pod<uid>`. That of a static pod is a hash.
+fn pod_of(process: &Path) -> Option<String> {
+    text(process.join("cgroup"))?.split(['/', '\n']).find_map(|part| {
+        let (_, uid) = part.strip_suffix(".slice").unwrap_or(part).rsplit_once("pod")?;
+        let is_plain = |byte: u8| byte.is_ascii_hexdigit() || matches!(byte, b'-' | b'_');
+        (matches!(uid.len(), 32 | 36) && uid.bytes().all(is_plain)).then(|| uid.replace('_', "-"))
+    })
 }
 
 fn open_device(process: &Path, devices: &[String]) -> Option<String> {

@@ -5,14 +5,9 @@
 pub(super) enum Challenge {
     /// User name and password.
     Basic,
-    /// A token from a token server
+    /// A token from a token server, which knows the registry as `service`
     /// (<https://distribution.github.io/distribution/spec/auth/token/>).
-    Bearer {
-        /// The token server.
-        realm: String,
-        /// What it knows the registry as.
-        service: Option<String>,
-    },
+    Bearer { realm: String, service: Option<String> },
 }
 
 /// The challenges of one header, in its order; unknown schemes are left out.

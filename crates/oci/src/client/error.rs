@@ -5,103 +5,53 @@ use std::{error::Error, io, time::Duration};
 use rustls::{AlertDescription, CertificateError};
 use serde_json::Value;
 
-use crate::Digest;
+use crate::{Digest, ImageError};
 
 /// What the calls of this module give.
 pub type Result<T, E = RegistryError> = std::result::Result<T, E>;
 
-/// What a registry answered, or did not.
+/// What a registry answered, or did not: `host` is the registry, `action` what was to be done, `reason` its words.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum RegistryError {
     /// No connection, or it broke. Transient, unless it is a matter of certificates.
     #[error("reach {host} to {action}")]
-    Unreachable {
-        /// The registry.
-        host: String,
-        /// What was to be done.
-        action: String,
-        /// Why there is no connection.
-        #[source]
-        source: Box<dyn Error + Send + Sync>,
-    },
-    /// 5xx, 429. Transient.
+    Unreachable { host: String, action: String, source: Box<dyn Error + Send + Sync> },
+    /// 5xx, 429, and how long it wants to be left alone (`Retry-After`). Transient.
     #[error(
         "{host} answered {status} to {action}{}",
         after.map(|after| format!(", and wants to be asked again in {} s", after.as_secs())).unwrap_or_default()
     )]
-    Server {
-        /// The registry.
-        host: String,
-        /// HTTP status.
-        status: u16,
-        /// What was to be done.
-        action: String,
-        /// How long it wants to be left alone (`Retry-After`).
-        after: Option<Duration>,
-    },
+    Server { host: String, status: u16, action: String, after: Option<Duration> },
     /// 401, 403, or no credentials for a registry that wants some. Permanent.
     #[error("{host} refused to {action}: {reason}")]
-    Denied {
-        /// The registry.
-        host: String,
-        /// What was to be done.
-        action: String,
-        /// The registry's words.
-        reason: String,
-    },
-    /// Anything else that it answered. Permanent.
+    Denied { host: String, action: String, reason: String },
+    /// Anything else that it answered, or what is wrong with its answer. Permanent.
     #[error("{host} gave an unusable answer to {action}: {reason}")]
-    Protocol {
-        /// The registry.
-        host: String,
-        /// What was to be done.
-        action: String,
-        /// The registry's words, or what is wrong with its answer.
-        reason: String,
-    },
+    Protocol { host: String, action: String, reason: String },
     /// The registry says that it lacks something that a manifest names. Transient: all of it was sent before, and
     /// docker-registry 2.8 writes its links in place, so that it misses one that another client is just writing.
     #[error("{host} misses what it was sent before, to {action}: {reason}")]
-    Missed {
-        /// The registry.
-        host: String,
-        /// What was to be done.
-        action: String,
-        /// The registry's words.
-        reason: String,
-    },
+    Missed { host: String, action: String, reason: String },
     /// The registry is set up so that nothing can be deleted. Permanent.
     #[error("{host} does not allow to {action}")]
-    NoDeletion {
-        /// The registry.
-        host: String,
-        /// What was to be done.
-        action: String,
-    },
+    NoDeletion { host: String, action: String },
     /// Content that is not what its digest says. Transient once, then permanent.
     #[error("{action}: content is {found}, wanted {wanted}")]
-    Digest {
-        /// What was done.
-        action: String,
-        /// What was asked for.
-        wanted: Digest,
-        /// What came.
-        found: Digest,
-    },
+    Digest { action: String, wanted: Digest, found: Digest },
+    /// What is there is no image, or an index without the architecture that is asked for. Permanent.
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// A file of this machine.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// Options that cannot be used, such as a CA file without certificates: which, and why. Permanent.
     #[error("{0}: {1}")]
     Options(String, String),
-    /// [`super::Access`] sent nothing: a host that may not be asked, a client certificate that cannot be shown.
+    /// [`super::Access`] sent nothing: a host that may not be asked, a client certificate that cannot be shown. `transient`: it may be
+    /// sent later, without any change.
     #[error("{source}")]
-    NotSent {
-        /// Why not.
-        source: Box<dyn Error + Send + Sync>,
-        /// May it be sent later, without any change?
-        transient: bool,
-    },
+    NotSent { source: Box<dyn Error + Send + Sync>, transient: bool },
     /// A [`super::Retrying`] was told to stop.
     #[error("interrupted")]
     Cancelled,
@@ -133,6 +83,7 @@ impl RegistryError {
             Self::Denied { .. }
             | Self::Protocol { .. }
             | Self::NoDeletion { .. }
+            | Self::Image(_)
             | Self::Io(_)
             | Self::Options(..)
             | Self::Cancelled => false,

@@ -38,14 +38,13 @@ const MAX_PAGES: usize = 1000;
 
 /// What is sent along.
 pub(super) enum Payload<'a> {
+    /// No body.
     None,
+    /// What is in memory.
     Bytes(&'a [u8]),
     /// The bytes of a file from one offset to another.
-    File {
-        path: &'a Path,
-        from: u64,
-        to: u64,
-    },
+    File { path: &'a Path, from: u64, to: u64 },
+    /// What is made while it is sent.
     Source(&'a Arc<dyn BlobSource>),
 }
 

@@ -6,15 +6,11 @@ use crate::{ReferenceError, Repository, names_host};
 
 /// Where images go: `host[:port][/prefix]` or `oci:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
+#[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum RegistryLocation {
-    /// A registry.
+    /// A registry at `host[:port]`, and what every repository starts with, if anything.
     #[display("{host}{}", prefix.as_ref().map(|prefix| format!("/{prefix}")).unwrap_or_default())]
-    Remote {
-        /// `host[:port]`.
-        host: String,
-        /// What every repository starts with, if anything.
-        prefix: Option<String>,
-    },
+    Remote { host: String, prefix: Option<String> },
     /// An OCI layout directory.
     #[display("oci:{}", _0.display())]
     Layout(PathBuf),

@@ -12,7 +12,7 @@ use futures::Stream;
 use url::Url;
 
 use super::error::Result;
-use crate::{Descriptor, Digest, Repository, Tag, Version};
+use crate::{AnyManifest, Descriptor, Digest, Repository, Tag, Version};
 
 /// A manifest as stored.
 #[derive(Clone, Debug)]
@@ -74,6 +74,20 @@ pub trait Registry: Send + Sync {
 
     /// The manifest, if there is one.
     async fn manifest(&self, repository: &Repository, version: &Version) -> Result<Option<StoredManifest>>;
+
+    /// The image for Linux on an architecture (Go's spelling): what stands under a name, or what an index there leads to.
+    async fn image(
+        &self,
+        repository: &Repository,
+        version: &Version,
+        arch: &str,
+    ) -> Result<Option<StoredManifest>> {
+        let Some(stored) = self.manifest(repository, version).await? else { return Ok(None) };
+        match AnyManifest::leads_to(&stored.bytes, arch)? {
+            None => Ok(Some(stored)),
+            Some(Descriptor { digest, .. }) => self.manifest(repository, &Version::Digest(digest)).await,
+        }
+    }
 
     /// All tags; empty when the repository does not exist.
     async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>>;
@@ -138,14 +152,10 @@ pub trait Registry: Send + Sync {
 
 /// A credential for a registry.
 #[derive(Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum Credential {
-    /// For basic authentication, or the token server.
-    Password {
-        /// The user's name.
-        user: String,
-        /// The password or access token.
-        password: String,
-    },
+    /// For basic authentication, or the token server: a user's name, with the password or an access token.
+    Password { user: String, password: String },
     /// A refresh token for the token server.
     IdentityToken(String),
 }

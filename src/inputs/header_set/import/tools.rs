@@ -1,21 +1,15 @@
 //! The programs of a header set: kbuild runs them for every module, on the machine that builds.
 
-use std::{
-    io::Read,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use fs_err::{self as fs, File};
+use fs_err as fs;
 
 use crate::{
     archive::links::resolve,
-    inputs::{FetchError, Result},
+    inputs::{FetchError, Result, files::other_program},
     kernel::Architecture,
     kmod::KernelConfig,
 };
-
-/// `EM_X86_64` and `EM_AARCH64` of the ELF specification.
-const MACHINES: [(u16, Architecture); 2] = [(62, Architecture::Amd64), (183, Architecture::Arm64)];
 
 /// Refuses a set whose programs are missing or for another architecture than the kernel's, on which modules are built.
 pub(super) fn check(root: &Path, build: &Path, config: &KernelConfig, arch: Architecture) -> Result<()> {
@@ -31,7 +25,7 @@ pub(super) fn check(root: &Path, build: &Path, config: &KernelConfig, arch: Arch
     for (tool, _) in wanted.into_iter().filter(|(_, wanted)| *wanted) {
         let place = resolve(root, &build.join(tool))?.filter(|place| root.join(place).is_file());
         let Some(place) = place else { return Err(missing(root, &build.join(tool), tool)) };
-        if let Some(found) = other_than(&root.join(place), arch)? {
+        if let Some(found) = other_program(&root.join(place), arch)? {
             return Err(FetchError::unusable(
                 format!("run {tool} of the header set on {arch}: it is {found}"),
                 format!(
@@ -71,27 +65,6 @@ fn broken_link(root: &Path, file: &Path) -> Option<(PathBuf, PathBuf)> {
     parents.into_iter().find_map(|path| {
         let says = fs::read_link(root.join(path)).ok()?;
         matches!(resolve(root, path), Ok(None)).then(|| (path.to_owned(), says))
-    })
-}
-
-/// What a file is, unless it is a program for this architecture.
-fn other_than(path: &Path, arch: Architecture) -> Result<Option<String>> {
-    let mut head = Vec::with_capacity(20);
-    File::open(path)?.take(20).read_to_end(&mut head)?;
-    // Class 2 is 64 bits, data 1 little-endian.
-    let machine = match head.as_slice() {
-        [0x7f, b'E', b'L', b'F', 2, 1, .., low, high] if head.len() == 20 => {
-            u16::from_le_bytes([*low, *high])
-        }
-        [0x7f, b'E', b'L', b'F', ..] => {
-            return Ok(Some("a program for a 32-bit or big-endian machine".to_owned()));
-        }
-        _ => return Ok(Some("no ELF program".to_owned())),
-    };
-    Ok(match MACHINES.iter().find(|(number, _)| *number == machine) {
-        Some((_, found)) if *found == arch => None,
-        Some((_, found)) => Some(format!("a program for {found}")),
-        None => Some(format!("a program for another machine (ELF number {machine})")),
     })
 }
 

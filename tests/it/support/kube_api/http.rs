@@ -1,6 +1,10 @@
 //! HTTP/1.1 on a loopback port: connections that stay, chunked watches, and a server that can go away.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering},
+};
 
 use bytes::Bytes;
 use tokio::{
@@ -92,7 +96,7 @@ async fn connection(stream: TcpStream, shared: Arc<Shared>) {
     while let Some(request) = read(&mut reader, &mut writer).await {
         let sent = match routes::reply(&shared, &request).await {
             Reply::Drop => return,
-            Reply::Answer(answer) => write(&mut writer, &answer).await,
+            Reply::Answer(answer) => write(&mut writer, &answer, &date(&shared)).await,
             Reply::Exec(exec) => {
                 // A client that waits for the answer has sent nothing more.
                 let stream = reader.into_inner().reunite(writer.into_inner()).unwrap();
@@ -134,11 +138,18 @@ async fn read(
     Some(request)
 }
 
-async fn write(writer: &mut BufWriter<OwnedWriteHalf>, answer: &Answer) -> std::io::Result<()> {
+/// What time it is for the server.
+fn date(shared: &Shared) -> String {
+    let ahead = jiff::SignedDuration::from_secs(shared.clock.load(Ordering::Relaxed));
+    let printer = jiff::fmt::rfc2822::DateTimePrinter::new();
+    printer.timestamp_to_rfc9110_string(&(jiff::Timestamp::now() + ahead)).unwrap()
+}
+
+async fn write(writer: &mut BufWriter<OwnedWriteHalf>, answer: &Answer, date: &str) -> std::io::Result<()> {
     let length: usize = answer.body.iter().map(Bytes::len).sum();
     let retry = answer.retry_after.map(|seconds| format!("Retry-After: {seconds}\r\n")).unwrap_or_default();
     let head = format!(
-        "HTTP/1.1 {} Fake\r\nContent-Type: {}\r\n{retry}Content-Length: {length}\r\n\r\n",
+        "HTTP/1.1 {} Fake\r\nDate: {date}\r\nContent-Type: {}\r\n{retry}Content-Length: {length}\r\n\r\n",
         answer.status, answer.content_type
     );
     writer.write_all(head.as_bytes()).await?;

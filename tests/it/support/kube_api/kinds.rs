@@ -21,6 +21,8 @@ pub struct Kind {
     /// Counts `metadata.generation` up when its spec changes.
     pub generation: bool,
     pub short: Vec<String>,
+    /// Columns of tables beside the name: what stands above, and a JSON pointer.
+    pub columns: Vec<(String, String)>,
 }
 
 impl Kind {
@@ -41,6 +43,12 @@ impl Kind {
                 "DaemonSet" | "Deployment" | "Job" | "PodDisruptionBudget" | "CustomResourceDefinition"
             ),
             short: Vec::new(),
+            // Of the server's ten columns.
+            columns: if kind == "Node" {
+                vec![("Kernel-Version".to_owned(), "/status/nodeInfo/kernelVersion".to_owned())]
+            } else {
+                Vec::new()
+            },
         }
     }
 
@@ -56,6 +64,7 @@ impl Kind {
             custom: true,
             generation: true,
             short: Vec::new(),
+            columns: Vec::new(),
         }
     }
 
@@ -82,6 +91,10 @@ impl Kind {
         let version = versions.iter().find(|version| version["storage"] == true)?;
         let names = &spec["names"];
         let short = names["shortNames"].as_array().into_iter().flatten();
+        let columns = version["additionalPrinterColumns"].as_array().into_iter().flatten();
+        let column = |column: &Value| {
+            Some((column["name"].as_str()?.to_owned(), column["jsonPath"].as_str()?.replace('.', "/")))
+        };
         Some(Self {
             group: spec["group"].as_str()?.to_owned(),
             version: version["name"].as_str()?.to_owned(),
@@ -92,6 +105,7 @@ impl Kind {
             custom: true,
             generation: true,
             short: short.filter_map(|name| name.as_str().map(str::to_owned)).collect(),
+            columns: columns.filter_map(column).collect(),
         })
     }
 

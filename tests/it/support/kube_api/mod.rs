@@ -38,7 +38,10 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicI64, Ordering},
+    },
     time::Duration,
 };
 
@@ -62,6 +65,8 @@ pub struct Shared {
     changed: tokio::sync::watch::Sender<u64>,
     /// Open watches by resource; apart from the state, which may be locked where a watch ends.
     watches: Mutex<BTreeMap<String, usize>>,
+    /// Seconds by which the server's clock is ahead.
+    clock: AtomicI64,
 }
 
 impl Shared {
@@ -109,6 +114,7 @@ impl FakeApi {
             state: Mutex::new(State::new()),
             changed: tokio::sync::watch::Sender::new(0),
             watches: Mutex::default(),
+            clock: AtomicI64::default(),
         });
         let (commands, received) = mpsc::unbounded_channel();
         let (started, address) = std::sync::mpsc::channel();
@@ -321,6 +327,11 @@ impl FakeApi {
     }
 
     // What goes wrong.
+
+    /// Its clock is so many seconds ahead.
+    pub fn set_clock(&self, ahead: i64) {
+        self.shared.clock.store(ahead, Ordering::Relaxed);
+    }
 
     /// For the next `times` requests of this sort. The number returned takes it back.
     pub fn fail(&self, requests: Requests, fault: ApiFailure, times: usize) -> u64 {

@@ -15,7 +15,7 @@ use super::{
     managed::Author,
     protobuf,
     selectors::Selector,
-    store::{Key, State},
+    store::{Key, Object, State},
     watch::{Terms, Watch},
     write::Target,
 };
@@ -173,6 +173,7 @@ fn answer(
     }
     let done = match record.verb {
         "watch" => watch(shared, state, place, parameters),
+        "list" if request.header("accept").contains("as=Table") => Ok(Reply::Answer(table(state, place))),
         "list" => list(state, place, parameters).map(Reply::Answer),
         _ => single(state, place, record, parameters).map(Reply::Answer),
     };
@@ -296,6 +297,25 @@ fn list(state: &State, place: &Place, parameters: &BTreeMap<String, String>) -> 
     }
     body.push(Bytes::from_static(b"]}"));
     Ok(Answer { body, ..Answer::bytes(200, Bytes::new()) })
+}
+
+/// All objects as the server prints them for people.
+fn table(state: &State, place: &Place) -> Answer {
+    let kind = &place.kind;
+    let name = ("Name".to_owned(), "/metadata/name".to_owned());
+    let columns: Vec<_> = std::iter::once(&name).chain(&kind.columns).collect();
+    let row = |object: &Arc<Object>| {
+        let value = object.value();
+        let cells = columns.iter().map(|(_, pointer)| value.pointer(pointer).cloned());
+        json!({"cells": cells.collect::<Vec<_>>(), "object": null})
+    };
+    let rows = state.list_after(kind, &place.namespace, Key::default()).map(row);
+    let heads = columns.iter().map(|(name, _)| json!({"name": name, "type": "string"}));
+    let table = json!({
+        "kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": {"resourceVersion": state.revision.to_string()},
+        "columnDefinitions": heads.collect::<Vec<_>>(), "rows": rows.collect::<Vec<_>>(),
+    });
+    Answer::json(200, &table)
 }
 
 fn token(revision: u64, namespace: &str, name: &str) -> String {

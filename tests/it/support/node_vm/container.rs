@@ -39,6 +39,9 @@ pub fn start(spec: &ContainerSpec, image: &str, entrypoint: &[&str]) -> String {
     )
 }
 
+/// Runtimes make what is mounted on, where an image has none: a base of packages has no `/dev`.
+const MOUNT_POINTS: &str = "mkdir -p $root/dev $root/mnt $root/proc $root/sys";
+
 /// Runs in the new namespaces, and becomes the container's first process.
 fn setup(spec: &ContainerSpec, image: &str, entrypoint: &[&str]) -> String {
     let own = directory(spec);
@@ -46,7 +49,7 @@ fn setup(spec: &ContainerSpec, image: &str, entrypoint: &[&str]) -> String {
     let mut script = format!(
         "set -e\nmount --make-private /containers\nlayer=$1\nroot=$layer/root\nmkdir $layer/upper $layer/work $root\n\
          mount -t overlay -o lowerdir=/images/{image},upperdir=$layer/upper,workdir=$layer/work overlay $root\n\
-         mount -t proc proc $root/proc\n"
+         {MOUNT_POINTS}\nmount -t proc proc $root/proc\n"
     );
     for (source, propagation) in [("/sys", "rslave"), ("/dev", "rslave")] {
         writeln!(script, "mount --rbind {source} $root{source}\nmount --make-{propagation} $root{source}")

@@ -8,7 +8,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use farrier::inputs::KernelImage;
+use farrier::{image::DRIVER_ENTRYPOINTS, inputs::KernelImage};
 use tempfile::TempDir;
 
 use super::super::packages::run;
@@ -129,7 +129,9 @@ pub fn image_tree(entrypoint: &Path) -> TempDir {
         symlink("busybox", root.join("bin").join(tool)).unwrap();
     }
     fs::copy(entrypoint, root.join("usr/bin/driver-entrypoint")).unwrap();
-    symlink("driver-entrypoint", root.join("usr/bin/nvidia-driver")).unwrap();
+    for link in &DRIVER_ENTRYPOINTS[1..] {
+        symlink("driver-entrypoint", root.join("usr/bin").join(link)).unwrap();
+    }
     directory
 }
 

@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use jiff::civil::Date;
 
-use crate::kernel::Architecture;
+use crate::{
+    facts::{Record, annotations, media_type},
+    kernel::Architecture,
+};
 
 /// A kernel in the record.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,23 +46,39 @@ impl FromStr for KernelKey {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelRecord(BTreeMap<KernelKey, Date>);
 
-impl KernelRecord {
-    /// Reads the JSON object that [`Self::to_text`] writes. What is no kernel or day is an error: a record that is
-    /// forgotten would be begun anew, and what it said of old kernels with it.
-    pub fn parse(text: &str) -> Result<Self, String> {
+impl Record for KernelRecord {
+    const TAG: &'static str = "last-seen";
+    const TITLE: &'static str = "when each kernel was last seen";
+    const KIND: &'static str = media_type::KERNEL_RECORD;
+    const NOTE: &'static str = annotations::KERNELS_SEEN;
+
+    // What is no kernel or day is an error: a record that is
+    // forgotten would be begun anew, and what it said of old kernels with it.
+    fn parse(text: &str) -> Result<Self, String> {
         let entries: BTreeMap<String, Date> =
             serde_json::from_str(text).map_err(|error| error.to_string())?;
         entries.into_iter().map(|(key, seen)| Ok((key.parse()?, seen))).collect::<Result<_, _>>().map(Self)
     }
 
-    /// `{"6.1.0-47-amd64 amd64": "2026-11-21"}`.
-    pub fn to_text(&self) -> String {
+    // `{"6.1.0-47-amd64 amd64": "2026-11-21"}`.
+    fn to_text(&self) -> String {
         let entries: BTreeMap<String, String> =
             self.0.iter().map(|(key, seen)| (key.to_string(), seen.to_string())).collect();
         // Strings: there is nothing in it that JSON cannot hold.
         serde_json::to_string(&entries).unwrap_or_default()
     }
 
+    // Of each kernel the later day.
+    fn joined(&self, other: &Self) -> Self {
+        let mut record = self.clone();
+        for (kernel, day) in &other.0 {
+            record.note(kernel.clone(), *day);
+        }
+        record
+    }
+}
+
+impl KernelRecord {
     /// When a kernel was last seen, on whatever architecture.
     pub fn seen(&self, release: &str) -> Option<Date> {
         self.0.iter().filter(|(key, _)| key.release == release).map(|(_, seen)| *seen).max()
@@ -83,16 +102,6 @@ impl KernelRecord {
             if record.seen(release).is_none() {
                 record.note(KernelKey { release: release.clone(), arch: None }, day);
             }
-        }
-        record
-    }
-
-    /// What both say: of each kernel the later day. In whatever order records are put together, the same comes out.
-    #[must_use]
-    pub fn joined(&self, other: &Self) -> Self {
-        let mut record = self.clone();
-        for (kernel, day) in &other.0 {
-            record.note(kernel.clone(), *day);
         }
         record
     }

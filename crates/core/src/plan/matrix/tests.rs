@@ -1,5 +1,5 @@
 use super::super::{
-    Cell, CellInputs, EntrypointBinary, HeaderState, Outcome, PlannedCell, SkipReason, cell_for,
+    Cell, CellInputs, HeaderState, Outcome, PlannedCell, SkipReason, cell_for,
     fixtures::{K47, K48, World, image, name, resolved},
     node_systems, toolchain_key,
 };
@@ -164,7 +164,7 @@ fn the_input_hash_moves_with_each_input_and_with_nothing_else() {
     }
     fn entrypoint(world: &mut World) {
         starts_with(world, "driver-entrypoint");
-        found(world).entrypoint = Some(EntrypointBinary { arch: Architecture::Amd64 });
+        found(world).entrypoints = [Architecture::Amd64].into();
     }
     let same = cell(|_| ());
     for change in [
@@ -220,19 +220,20 @@ fn starts_with(world: &mut World, program: &str) {
 
 #[test]
 fn an_image_that_starts_with_driver_entrypoint_needs_one_that_runs_there() {
-    let why = |program: &str, entrypoint: Option<EntrypointBinary>| {
+    let why = |program: &str, entrypoints: &[Architecture]| {
         let mut world = World::new(&[K47]);
         starts_with(&mut world, program);
-        world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap().entrypoint = entrypoint;
+        world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap().entrypoints =
+            entrypoints.iter().copied().collect();
         let skipped = world.skipped();
         assert_eq!(world.cells().len() + skipped.len(), 1);
         skipped.first().map(|(_, why)| why.to_string())
     };
-    assert_eq!(why("sleep", None), None);
+    assert_eq!(why("sleep", &[]), None);
     for program in ["driver-entrypoint", "nvidia-driver", "/usr/bin/nvidia-driver"] {
-        assert_eq!(why(program, Some(EntrypointBinary { arch: Architecture::Amd64 })), None);
-        assert!(why(program, None).unwrap().contains("was not looked up"));
-        let other = why(program, Some(EntrypointBinary { arch: Architecture::Arm64 })).unwrap();
+        assert_eq!(why(program, &[Architecture::Arm64, Architecture::Amd64]), None);
+        assert!(why(program, &[]).unwrap().contains("was not looked up"));
+        let other = why(program, &[Architecture::Arm64]).unwrap();
         assert!(other.contains("is for arm64, and the target is amd64 (build it with"), "{other}");
     }
 }

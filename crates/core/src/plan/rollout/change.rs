@@ -27,7 +27,7 @@ pub enum Change {
     Node(NodeChange),
     /// Fields of an operator's resource.
     Resource(ResourceChange),
-    /// A Job that looks at a node with its new driver.
+    /// A Job that looks at a node before its old driver ends, or with its new one.
     Check(NodeCheck),
 }
 
@@ -147,6 +147,9 @@ pub struct NodeCheck {
     pub template: String,
     /// The Job's name: that of this node's upgrade and no other. One that is there already is left as it is.
     pub name: String,
+    /// The uid of the old driver's pod, which a forecast takes away from what holds the driver.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub driver_pod: Option<String>,
 }
 
 /// Fields of an operator's resource.

@@ -18,34 +18,19 @@ use crate::{
 /// What becomes of one rollout target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "decision")]
+#[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum RolloutDecision {
-    /// Its image is set.
-    Rewrite {
-        /// What it holds.
-        from: String,
-        /// What it gets: always by digest.
-        to: ImageReference,
-    },
-    /// It is changed in other ways, one step after the other; each is made when the one before it is seen.
-    Steps {
-        /// What is done now, for people.
-        now: Vec<String>,
-    },
+    /// Its image is set: always by digest.
+    Rewrite { from: String, to: ImageReference },
+    /// It is changed in other ways, one step after the other; each is made when the one before it is seen. In words: what is
+    /// done now.
+    Steps { now: Vec<String> },
     /// It is set when this image has been built, checked and published.
-    Pending {
-        /// What is waited for.
-        on: ImageReference,
-    },
+    Pending { on: ImageReference },
     /// It holds the right image.
-    AlreadySet {
-        /// That image.
-        image: ImageReference,
-    },
-    /// Everything is as it should be where there is not one image to name.
-    Settled {
-        /// How it stands, for people.
-        how: String,
-    },
+    AlreadySet { image: ImageReference },
+    /// Everything is as it should be where there is not one image to name. In words: how it stands.
+    Settled { how: String },
     /// It stays as it is.
     #[serde(serialize_with = "explained")]
     Hold(HoldReason),

@@ -62,6 +62,7 @@ pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> P
         state: RecordState::Set,
         changed_back,
         why: None,
+        earlier: record.map(|record| record.history(wished)).unwrap_or_default(),
     };
     let Some(record) = record else {
         return if current == wished { Step::Keep } else { Step::Set(fresh(0, current)) };

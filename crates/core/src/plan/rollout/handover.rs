@@ -7,13 +7,13 @@
 use crate::{
     image::InputHasher,
     plan::{
-        NodeAffinity, NodeFacts, Operator, PodCount, Requirement, SelectorTerm, UPGRADE_STATE_LABELS,
-        labels::HANDOVER_LABELS,
+        NodeAffinity, NodeFacts, Operator, PodCount, Requirement, SelectorTerm,
+        labels::{HANDOVER_LABELS, operators_upgrade},
     },
 };
 
 /// The handover label's value on a node that belongs to a copy.
-pub(super) const HANDED_OVER: &str = "handed-over";
+pub(in crate::plan) const HANDED_OVER: &str = "handed-over";
 
 /// The label that says whether a node belongs to a copy of this DaemonSet. Names can have 253 characters and a
 /// label's key 63, hence the hash.
@@ -89,9 +89,7 @@ fn fence_of(label: &str) -> impl Fn(&Requirement) -> bool {
 
 /// Is the node under maintenance: is it cordoned, or in an operator's driver upgrade?
 pub(super) fn is_in_maintenance(node: &NodeFacts) -> bool {
-    let upgrading =
-        |key: &&str| node.labels.get(*key).is_some_and(|state| !state.is_empty() && state != "upgrade-done");
-    node.unschedulable || UPGRADE_STATE_LABELS.iter().any(upgrading)
+    node.unschedulable || operators_upgrade(&node.labels).is_some()
 }
 
 /// How many of `wanted` pods may be away at once. A share is rounded up, as by the DaemonSet controller; none at all
@@ -107,6 +105,7 @@ pub(super) fn at_once(count: PodCount, wanted: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::UPGRADE_STATE_LABELS;
 
     fn requirement(key: &str, operator: Operator) -> Requirement {
         Requirement { key: key.to_owned(), operator, values: Vec::new() }

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::plan::{
     ClusterSnapshot, DaemonSetFacts, LiveDaemonSet, PAUSED_ANNOTATION, PER_KERNEL_ANNOTATION,
-    RECORD_ANNOTATION, ResourceFacts, forgiven,
+    RECORD_ANNOTATION, ResourceFacts, forgiven, labels::says_paused,
 };
 
 /// An object of a live cluster.
@@ -77,11 +77,6 @@ impl<'a> Found<'a> {
         }
         annotations
     }
-}
-
-/// Any value but `false` pauses: what is not understood stops.
-pub(super) fn says_paused(annotations: &BTreeMap<String, String>) -> bool {
-    annotations.get(PAUSED_ANNOTATION).is_some_and(|value| value != "false")
 }
 
 /// Is the object of this target paused?

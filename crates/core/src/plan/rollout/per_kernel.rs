@@ -5,6 +5,7 @@
 //! handed over, one for a try and then as many at once as the DaemonSet allows to be away.
 
 mod fleet;
+mod order;
 mod original;
 mod record;
 #[cfg(test)]
@@ -28,7 +29,7 @@ use super::{
 use crate::{
     image::{Period, RolloutSpec, Watch},
     kernel::KernelTarget,
-    plan::{NodeAffinity, PER_KERNEL_ANNOTATION, Seen},
+    plan::{NodeAffinity, PER_KERNEL_ANNOTATION, PlannedUpgrade, Seen},
 };
 
 pub(super) use self::{original::Original, record::OriginalNote};
@@ -45,6 +46,11 @@ impl Steps {
         self.changes.push(change);
         self.now.push(what);
     }
+}
+
+/// The plan of its upgrade in order.
+pub(super) fn planned(context: &Context<'_>, target: &RolloutTarget) -> Option<PlannedUpgrade> {
+    order::planned(context, &Fleet::observe(context, target).ok()?)
 }
 
 /// Decides one target.
@@ -64,14 +70,15 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     let images = fleet.images(context);
     let mut steps = Steps::default();
     take_back(&fleet, &images, &mut steps);
-    bring_up_to_date(context, &fleet, &images, (*watch, *retire_after), &mut steps)?;
+    let upgrade = order::planned(context, &fleet);
+    bring_up_to_date(context, &fleet, &images, upgrade.as_ref(), (*watch, *retire_after), &mut steps)?;
     if !fleet.original.is_fenced() {
         fence(context, &fleet, &images, note, &mut steps)?;
     } else if let Some(detail) = context.inputs.snapshot.unseen.get(&Seen::Pods) {
         if steps.changes.is_empty() {
             return Err(HoldReason::Unreadable { detail: detail.clone() });
         }
-    } else {
+    } else if context.spec.upgrade().is_none() {
         hand_over(&fleet, &images, &mut steps);
     }
     if !steps.changes.is_empty() {
@@ -153,6 +160,7 @@ fn bring_up_to_date(
     context: &Context<'_>,
     fleet: &Fleet<'_>,
     images: &BTreeMap<KernelTarget, Image>,
+    upgrade: Option<&PlannedUpgrade>,
     (watch, retire_after): (Watch, Period),
     steps: &mut Steps,
 ) -> Result<(), HoldReason> {
@@ -164,7 +172,7 @@ fn bring_up_to_date(
             continue;
         }
         let image = images.get(kernel).and_then(Image::ready);
-        let Some(record) = next_record(context, fleet, found, image, watch) else { continue };
+        let Some(record) = next_record(context, fleet, found, image, (watch, upgrade)) else { continue };
         let unused_since = match found {
             Some(copy) if !fleet.is_used(context, kernel) => Some(copy.unused_since.unwrap_or(now)),
             _ => None,

@@ -6,10 +6,13 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::super::{HoldReason, RECORD_ANNOTATION};
+use super::super::{HoldReason, RECORD_ANNOTATION, with_short_digests};
 
 /// A value that has stood for so long is undisputed: earlier changes back are forgotten.
 pub(super) const PEACE: SignedDuration = SignedDuration::from_hours(1);
+
+/// Rewrites of a field that are remembered beside the last one.
+const HISTORY: usize = 5;
 
 /// How a rewrite went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,6 +52,38 @@ pub struct FieldRecord {
     /// Why it failed, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
+    /// What became of the rewrites before, the newest first. Nothing is decided from it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub earlier: Vec<Earlier>,
+}
+
+/// A rewrite that another one followed, in words: what names an image would keep it from being collected (`farrier gc`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Earlier {
+    /// What farrier set.
+    pub set: String,
+    /// When.
+    pub at: Timestamp,
+    /// How it went.
+    #[serde(default)]
+    pub state: RecordState,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// A value that no word of names an image.
+fn in_words(value: &Value) -> String {
+    match value {
+        Value::String(text) => with_short_digests(text),
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, value)| format!("{name}:{}", in_words(value)))
+            .collect::<Vec<_>>()
+            .join(" "),
+        other => other.to_string(),
+    }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
@@ -64,6 +99,18 @@ impl FieldRecord {
             RecordState::Failed | RecordState::RolledBack => Some(&self.replaced),
             RecordState::Conflict => None,
         }
+    }
+
+    /// The rewrites up to this one, for the record of one that sets this value.
+    pub(super) fn history(&self, wished: &Value) -> Vec<Earlier> {
+        let Self { set, replaced: _, at, state, changed_back: _, why, earlier } = self;
+        let this = (set != wished).then(|| Earlier {
+            set: in_words(set),
+            at: *at,
+            state: *state,
+            why: why.as_deref().map(with_short_digests),
+        });
+        this.into_iter().chain(earlier.iter().cloned()).take(HISTORY).collect()
     }
 
     /// Has it stood for an hour? A record from the future has not: clocks jump.
@@ -119,14 +166,26 @@ mod tests {
             state: RecordState::Failed,
             changed_back: 1,
             why: Some("driver: CrashLoopBackOff".to_owned()),
+            earlier: Vec::new(),
         };
         let set =
             FieldRecord { state: RecordState::RolledBack, changed_back: 0, why: None, ..failed.clone() };
+        let earlier = failed.history(&"another".into());
+        assert_eq!((earlier.len(), failed.history(&failed.set)), (1, Vec::new()));
+        let failed = FieldRecord { earlier, ..failed };
         let record = Record([("driver".to_owned(), failed), ("init".to_owned(), set)].into());
         let text = record.annotations(&BTreeMap::new()).remove(RECORD_ANNOTATION).unwrap();
-        insta::assert_snapshot!(text, @r#"{"driver":{"set":"registry.test/drivers/mft@sha256:1","replaced":"registry.test/old:1","at":"1970-01-01T00:00:00Z","state":"failed","changedBack":1,"why":"driver: CrashLoopBackOff"},"init":{"set":"registry.test/drivers/mft@sha256:1","replaced":"registry.test/old:1","at":"1970-01-01T00:00:00Z","state":"rolled-back"}}"#);
+        insta::assert_snapshot!(text, @r#"{"driver":{"set":"registry.test/drivers/mft@sha256:1","replaced":"registry.test/old:1","at":"1970-01-01T00:00:00Z","state":"failed","changedBack":1,"why":"driver: CrashLoopBackOff","earlier":[{"set":"registry.test/drivers/mft@sha256:1","at":"1970-01-01T00:00:00Z","state":"failed","why":"driver: CrashLoopBackOff"}]},"init":{"set":"registry.test/drivers/mft@sha256:1","replaced":"registry.test/old:1","at":"1970-01-01T00:00:00Z","state":"rolled-back"}}"#);
         let annotations = [(RECORD_ANNOTATION.to_owned(), text)].into();
         assert_eq!(Record::of(&annotations), Ok(record));
+    }
+
+    #[test]
+    fn what_was_earlier_keeps_no_image_from_being_collected() {
+        let digest = format!("sha256:{}", "0123456789abcdef".repeat(4));
+        let value =
+            serde_json::json!({"image": format!("r.test/mft@{digest}"), "version": "1.0-6.1.0-47-amd64"});
+        assert_eq!(in_words(&value), "image:r.test/mft@sha256:0123456789ab version:1.0-6.1.0-47-amd64");
     }
 
     #[test]

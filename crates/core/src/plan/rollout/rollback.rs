@@ -19,24 +19,14 @@ use crate::plan::{ClusterSnapshot, DaemonSetFacts, RECORD_ANNOTATION, ResourceFa
 /// What becomes of one field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "outcome")]
+#[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum RollbackOutcome {
-    /// It gets back what was there before.
-    PutBack {
-        /// What farrier has set.
-        from: String,
-        /// What was there before.
-        to: String,
-    },
+    /// It gets back what was there before (`to`).
+    PutBack { from: String, to: String },
     /// Another writer has set it since: that stays, and farrier leaves it, too.
-    Released {
-        /// What it holds.
-        holds: String,
-    },
-    /// Nothing is to be done.
-    Nothing {
-        /// Why not.
-        why: String,
-    },
+    Released { holds: String },
+    /// Nothing is to be done, and why not.
+    Nothing { why: String },
 }
 
 impl RollbackOutcome {

@@ -5,29 +5,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     Context, DaemonSetFacts, HoldReason, Record, RecordState, RolloutTarget,
     daemon_set::original,
-    elsewhere,
-    pause::says_paused,
     reached::reached,
     watch::{Limits, Progress},
 };
 use crate::{
-    image::{Drain, OnFailure, UpgradeSpec, WaitFor},
+    image::{Drain, OnFailure, UpgradeSpec},
     plan::{
-        Change, ClusterSnapshot, DeviceUser, DriverPod, ImageContents, Instance, LiveDaemonSet,
-        PlannedRollout, PlannedUpgrade, PodFacts, Seen, UpdateStrategy, Upgrade, UpgradeNode, UpgradeNote,
-        abandoned,
+        Change, ClusterSnapshot, DriverPod, Holder, ImageContents, Instance, JOB_NAME, JobKind,
+        LiveDaemonSet, NodeFacts, PlannedRollout, PlannedUpgrade, PodFacts, Seen, UpdateStrategy, Upgrade,
+        UpgradeNode, UpgradeNote, WorkloadFacts, abandoned, labels::says_paused,
     },
 };
 
-/// The plan of its upgrade, where the definition asks for one and its DaemonSet is farrier's to change. What is under way goes on
-/// whatever is decided of the image.
+/// The plan of its upgrade.
 pub(super) fn planned(context: &Context<'_>, target: &RolloutTarget) -> Option<PlannedUpgrade> {
-    let spec = context.spec.upgrade()?;
     let (found, live, container) = original(context, target).ok()?;
-    if elsewhere(context).is_some() || obstacle(context, target).is_some() {
-        return None;
-    }
-    plan_of(context, spec, found, live, container)
+    plan_of(context, found, live, container)
 }
 
 /// Why the nodes of a DaemonSet cannot be upgraded in order, so that it gets no other image.
@@ -38,50 +31,68 @@ pub(super) fn obstacle(context: &Context<'_>, target: &RolloutTarget) -> Option<
         return Some(HoldReason::NotOnDelete);
     }
     let snapshot = context.inputs.snapshot;
-    let needs_checks = matches!(spec.wait_for, WaitFor::Job(_));
-    let mut needed = [Seen::Pods].into_iter().chain(needs_checks.then_some(Seen::Checks));
+    let mut needed = [Seen::Pods].into_iter().chain(spec.makes_jobs().then_some(Seen::Checks));
     needed.find_map(|what| Some(HoldReason::Unseen { detail: snapshot.unseen.get(&what)?.clone(), what }))
 }
 
+/// Of a DaemonSet whose nodes all get its image.
 fn plan_of(
     context: &Context<'_>,
-    spec: &UpgradeSpec,
     found: &DaemonSetFacts,
     live: &LiveDaemonSet,
     container: &str,
 ) -> Option<PlannedUpgrade> {
-    let snapshot = context.inputs.snapshot;
     let contents = &context.inputs.observed.contents;
-    let image = found.image_of(container)?;
-    let new = contents.get(image);
-    let own = snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
-    let mut pods: BTreeMap<&str, &PodFacts> = BTreeMap::new();
-    for pod in own {
-        // Beside one that ends there can be the next one already.
-        let kept = pods.entry(&pod.node).or_insert(pod);
-        if kept.deleting {
-            *kept = pod;
-        }
-    }
-    let mut users = users(spec, snapshot);
+    let target = found.image_of(container)?;
+    let new = contents.get(target);
+    let pods = pods_by_node(context.inputs.snapshot);
     let mut nodes = Vec::new();
     for group in context.groups {
         let kernel = group.target.as_ref().ok().map(|kernel| kernel.release.as_str());
         let fits = match new {
             Some(new) => kernel.map(|kernel| new.kernels.contains(kernel)),
-            None => is_put_back(live, container, image).then_some(true),
+            None => is_put_back(live, container, target).then_some(true),
         };
         for node in reached(found, group).ok()? {
-            let driver = pods.get(node.name.as_str()).map(|pod| {
+            let driver = pods.get(&(live.version.uid.as_str(), node.name.as_str())).copied().map(|pod| {
                 let held = pod.images.get(container).map_or("", String::as_str);
                 let alike = kernel.is_some_and(|kernel| has_same(kernel, contents.get(held), new));
-                DriverPod { pod, is_current: held == image || alike }
+                DriverPod { pod, is_current: held == target || alike }
             });
-            let job = UpgradeNote::of(node)
-                .and_then(|note| snapshot.checks.get(&note.job_name(&node.name)).cloned());
-            let users = users.remove(node.name.as_str()).unwrap_or_default();
-            nodes.push(UpgradeNode { facts: node, driver, fits, users, job });
+            nodes.push(UpgradeNode { target, fits, ..UpgradeNode::of(node, driver) });
         }
+    }
+    in_order(context, found, live, nodes)
+}
+
+/// The pods of DaemonSets, by the DaemonSet's uid and the node. Beside one that ends there can be the next one already.
+pub(super) fn pods_by_node(snapshot: &ClusterSnapshot) -> BTreeMap<(&str, &str), &PodFacts> {
+    let mut pods: BTreeMap<(&str, &str), &PodFacts> = BTreeMap::new();
+    for pod in &snapshot.pods {
+        let kept = pods.entry((&pod.daemon_set, &pod.node)).or_insert(pod);
+        if kept.deleting {
+            *kept = pod;
+        }
+    }
+    pods
+}
+
+/// The plan for these nodes, once it is seen what runs on them beside their driver.
+pub(super) fn in_order(
+    context: &Context<'_>,
+    found: &DaemonSetFacts,
+    live: &LiveDaemonSet,
+    nodes: Vec<UpgradeNode<'_>>,
+) -> Option<PlannedUpgrade> {
+    let spec = context.spec.upgrade()?;
+    let snapshot = context.inputs.snapshot;
+    let mut workloads = Workloads::of(snapshot, &found.namespace);
+    let mut nodes = nodes;
+    for node in &mut nodes {
+        let note = UpgradeNote::of(node.facts);
+        let job = |kind| snapshot.checks.get(&note.as_ref()?.job_name(kind, &node.facts.name)).cloned();
+        (node.forecast, node.check) = (job(JobKind::Forecast), job(JobKind::Check));
+        (node.users, node.holders) = workloads.on(node.facts, note.as_ref(), spec);
     }
     let unseen = snapshot.unseen.get(&Seen::Workloads).filter(|_| spec.drain != Drain::None);
     let Limits { deadline, stable_for } = Limits::of(context.spec.watch()?, live);
@@ -91,7 +102,6 @@ fn plan_of(
         namespace: &found.namespace,
         daemon_set: &found.name,
         spec,
-        target: image,
         deadline,
         stable_for,
         paused: says_paused(&live.annotations),
@@ -112,32 +122,55 @@ fn is_put_back(live: &LiveDaemonSet, container: &str, image: &str) -> bool {
 }
 
 /// Have two images the same modules for a kernel? Then a node has nothing of the newer one.
-fn has_same(kernel: &str, old: Option<&ImageContents>, new: Option<&ImageContents>) -> bool {
+pub(super) fn has_same(kernel: &str, old: Option<&ImageContents>, new: Option<&ImageContents>) -> bool {
     let member = |contents: Option<&ImageContents>| contents?.members.get(kernel).cloned();
     member(old).is_some_and(|old| member(new) == Some(old))
 }
 
-/// The pods that leave their node before its driver does, by node.
-fn users<'a>(spec: &UpgradeSpec, snapshot: &'a ClusterSnapshot) -> BTreeMap<&'a str, Vec<DeviceUser>> {
-    let mut users: BTreeMap<&str, Vec<DeviceUser>> = BTreeMap::new();
-    let all = snapshot.workloads.iter().filter(|pod| {
-        let selected = spec.pod_selector.as_ref().is_none_or(|selector| selector.matches(&pod.labels));
-        let leaves = match spec.drain {
-            Drain::None => false,
-            Drain::DeviceUsers => spec.is_user(&pod.requests),
-            Drain::Node => true,
-        };
-        selected && leaves && !pod.stays
-    });
-    for pod in all {
-        users.entry(&pod.node).or_default().push(DeviceUser {
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            uid: pod.uid.clone(),
-            leaving: pod.deleting,
-        });
+/// The pods of nodes that are drained, by node.
+struct Workloads<'a> {
+    by_node: BTreeMap<&'a str, Vec<&'a WorkloadFacts>>,
+    /// The namespace of the driver, and of the Jobs that look at nodes.
+    namespace: &'a str,
+}
+
+impl<'a> Workloads<'a> {
+    fn of(snapshot: &'a ClusterSnapshot, namespace: &'a str) -> Self {
+        let mut by_node: BTreeMap<&str, Vec<&WorkloadFacts>> = BTreeMap::new();
+        for pod in &snapshot.workloads {
+            by_node.entry(&pod.node).or_default().push(pod);
+        }
+        Self { by_node, namespace }
     }
-    users
+
+    /// Those that leave the node before its driver does; and what its forecast has found last.
+    fn on(
+        &mut self,
+        node: &NodeFacts,
+        noted: Option<&UpgradeNote>,
+        spec: &UpgradeSpec,
+    ) -> (Vec<&'a WorkloadFacts>, &'a [Holder]) {
+        let mut pods = self.by_node.remove(node.name.as_str()).unwrap_or_default();
+        let is_of = |pod: &WorkloadFacts, job: &str| {
+            pod.namespace == self.namespace && pod.labels.get(JOB_NAME).is_some_and(|name| name == job)
+        };
+        let job = |kind| noted.map(|note| note.job_name(kind, &node.name)).unwrap_or_default();
+        let (forecast, check) = (job(JobKind::Forecast), job(JobKind::Check));
+        // The forecast's own pod alone has a say in which pods are evicted.
+        let found = pods.iter().copied().find(|pod| is_of(pod, &forecast));
+        let holders = found.map(|pod| pod.holders.as_slice()).unwrap_or_default();
+        pods.retain(|pod| {
+            let selected = spec.pod_selector.as_ref().is_none_or(|selector| selector.matches(&pod.labels));
+            let is_named = || holders.iter().any(|holder| holder.pod.as_ref() == Some(&pod.uid));
+            let leaves = match spec.drain {
+                Drain::None => false,
+                Drain::DeviceUsers => spec.is_user(&pod.requests) || is_named(),
+                Drain::Node => !is_of(pod, &forecast) && !is_of(pod, &check),
+            };
+            selected && leaves && !pod.stays
+        });
+        (pods, holders)
+    }
 }
 
 /// How an image does that nodes get in order: it is good when the upgrade is over, and has failed where the upgrade has and the
@@ -149,7 +182,7 @@ pub(super) fn progress(
     container: &str,
 ) -> Option<Progress> {
     let spec = context.spec.upgrade()?;
-    let Some(plan) = plan_of(context, spec, found, live, container) else { return Some(Progress::Waiting) };
+    let Some(plan) = plan_of(context, found, live, container) else { return Some(Progress::Waiting) };
     Some(match plan.failure() {
         Some((node, why)) if spec.on_failure == OnFailure::PutBack => {
             Progress::Failed { node: node.to_owned(), messages: vec![why.to_owned()] }

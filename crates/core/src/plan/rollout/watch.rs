@@ -15,13 +15,8 @@ pub(super) enum Progress {
     /// Every pod with it had its time, and most got ready.
     Good,
     /// As many pods with it are late as are ready or still have time: on the first nodes that is the first late one,
-    /// while one broken node of a large fleet condemns no image.
-    Failed {
-        /// The node of the first late pod, by name.
-        node: String,
-        /// What its containers say, for people.
-        messages: Vec<String>,
-    },
+    /// while one broken node of a large fleet condemns no image. The node of the first late pod, by name, and what its containers say.
+    Failed { node: String, messages: Vec<String> },
 }
 
 /// Looks at the pods in which `container` runs `image`, which was set at `since`. A pod that was made later has its

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     image::{Canary, Drain},
-    plan::{Change, UPGRADE_STATE_LABELS},
+    plan::{Change, labels::operators_upgrade},
 };
 
 /// How many of the nodes that go first may still be begun.
@@ -32,6 +32,7 @@ impl Upgrade<'_> {
         let (note, rollout) = (UpgradeNote::of(node.facts), self.rollout());
         let turn = |stage, waits| UpgradeTurn {
             node: node.facts.name.clone(),
+            to: node.target.to_owned(),
             stage,
             note: note.clone().filter(|note| note.rollout == rollout),
             waits,
@@ -42,13 +43,12 @@ impl Upgrade<'_> {
             let Next { changes, waits } = self.next(node, note);
             return UpgradeTurn { changes, ..turn(UpgradeStage::UnderWay, waits) };
         }
-        if ours.is_some_and(|note| note.state == UpgradeState::Failed && note.to == self.target) {
+        if ours.is_some_and(|note| note.state == UpgradeState::Failed && note.to == node.target) {
             return turn(UpgradeStage::Failed, None);
         }
-        match node.living() {
-            Some(driver) if !driver.is_current => {}
-            // The DaemonSet's controller makes the next pod from the target by itself.
-            _ => return turn(UpgradeStage::Done, None),
+        // The DaemonSet's controller makes the next pod from the target by itself.
+        if node.hand_over.is_none() && node.living().is_none_or(|driver| driver.is_current) {
+            return turn(UpgradeStage::Done, None);
         }
         let waits = self.kept(node, note.as_ref());
         let is_left = waits.as_ref().is_some_and(UpgradeWait::leaves_alone);
@@ -61,11 +61,8 @@ impl Upgrade<'_> {
         if let Some(other) = note.filter(|note| note.state.is_under_way()) {
             return Some(UpgradeWait::Other { rollout: other.rollout.clone() });
         }
-        for label in UPGRADE_STATE_LABELS {
-            let state = facts.labels.get(label).map_or("", String::as_str);
-            if !matches!(state, "" | "upgrade-done") {
-                return Some(UpgradeWait::Operator { label, state: state.to_owned() });
-            }
+        if let Some((label, state)) = operators_upgrade(&facts.labels) {
+            return Some(UpgradeWait::Operator { label, state: state.to_owned() });
         }
         if facts.unschedulable {
             return Some(UpgradeWait::Cordoned);
@@ -78,7 +75,7 @@ impl Upgrade<'_> {
             Some(false) => return Some(UpgradeWait::NoModules { kernel: facts.kernel_version.clone() }),
             Some(true) => {}
         }
-        let note = note.filter(|note| note.state == UpgradeState::NotDrained && note.to == self.target)?;
+        let note = note.filter(|note| note.state == UpgradeState::NotDrained && note.to == node.target)?;
         let until = note.since.checked_add(seconds(self.spec.timeout)).ok()?;
         // A time that was written by a clock that jumped is not waited for.
         (note.since <= self.now && self.now < until)
@@ -146,7 +143,7 @@ impl Upgrade<'_> {
             state: if is_drained { UpgradeState::Cordoned } else { UpgradeState::Drained },
             since: self.now,
             began: self.now,
-            to: self.target.to_owned(),
+            to: node.target.to_owned(),
             cordoned: is_drained,
             why: None,
         };
@@ -186,7 +183,7 @@ impl Upgrade<'_> {
                     let noted = turn
                         .note
                         .as_ref()
-                        .is_some_and(|note| note.state == UpgradeState::Uncordoned && note.to == self.target);
+                        .is_some_and(|note| note.state == UpgradeState::Uncordoned && note.to == turn.to);
                     turn.stage == UpgradeStage::Done && noted
                 };
                 let done = turns.iter().filter(was_upgraded).count();

@@ -38,7 +38,7 @@ impl Forecast {
         let count = |stage| turns.iter().filter(|turn| turn.stage == stage).count();
         let under_way = count(UpgradeStage::UnderWay) + count(UpgradeStage::Begins);
         let (waiting, failed) = (count(UpgradeStage::Waits), count(UpgradeStage::Failed));
-        let per_node = per_node(upgrade, turns);
+        let per_node = per_node(turns);
         let goes_on = under_way + waiting > 0 && failed == 0 && !upgrade.paused;
         let work = || work(upgrade, per_node.unwrap_or(upgrade.stable_for), under_way + waiting, turns);
         Self {
@@ -54,9 +54,9 @@ impl Forecast {
 }
 
 /// How long the nodes took that got this target.
-fn per_node(upgrade: &Upgrade<'_>, turns: &[UpgradeTurn]) -> Option<SignedDuration> {
-    let is_done = |note: &&UpgradeNote| note.state == UpgradeState::Uncordoned && note.to == upgrade.target;
-    let notes = turns.iter().filter_map(|turn| turn.note.as_ref()).filter(is_done);
+fn per_node(turns: &[UpgradeTurn]) -> Option<SignedDuration> {
+    let is_done = |note: &UpgradeNote, to: &str| note.state == UpgradeState::Uncordoned && note.to == to;
+    let notes = turns.iter().filter_map(|turn| turn.note.as_ref().filter(|note| is_done(note, &turn.to)));
     let took: Vec<i64> = notes.map(|note| note.since.duration_since(note.began).as_secs().max(0)).collect();
     let count = i64::try_from(took.len()).ok().filter(|count| *count > 0)?;
     let sum = took.iter().fold(0_i64, |sum, next| sum.saturating_add(*next));

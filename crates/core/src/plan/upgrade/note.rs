@@ -3,7 +3,10 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{Change, NodeChange, NodeFacts, NodeSeen, UPGRADE, rollout::short_hash};
+use crate::plan::{
+    Change, NodeChange, NodeFacts, NodeSeen, UPGRADE,
+    rollout::{HANDED_OVER, short_hash},
+};
 
 /// Where a node's upgrade stands: the value of the label `farrier.dev/upgrade`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr)]
@@ -39,6 +42,17 @@ impl UpgradeState {
             Self::Uncordoned | Self::NotDrained | Self::Failed => false,
         }
     }
+}
+
+/// What a Job on a node under way is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::IntoStaticStr)]
+#[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
+pub enum JobKind {
+    /// Would the old driver go? (`forecast`)
+    Forecast,
+    /// Does the new one work? (`waitFor`)
+    Check,
 }
 
 /// The annotation `farrier.dev/upgrade`: all that farrier knows of a node's upgrade.
@@ -82,10 +96,10 @@ impl UpgradeNote {
         matches!(self.state, UpgradeState::Cordoned | UpgradeState::Drained)
     }
 
-    /// The name of the Job that checks the node after this upgrade: another one for each time.
-    pub fn job_name(&self, node: &str) -> String {
-        let began = self.began.to_string();
-        format!("farrier-check-{}", short_hash(&[&self.rollout, node, &self.to, &began]))
+    /// The name of a Job of this upgrade: another one for each time.
+    pub fn job_name(&self, kind: JobKind, node: &str) -> String {
+        let (kind, began): (&str, _) = (kind.into(), self.began.to_string());
+        format!("farrier-{kind}-{}", short_hash(&[&self.rollout, node, &self.to, &began]))
     }
 }
 
@@ -99,11 +113,22 @@ pub(super) fn mark(node: &NodeFacts, note: Option<&UpgradeNote>, cordon: Option<
         labels: [(UPGRADE.to_owned(), state)].into(),
         annotations: [(UPGRADE.to_owned(), text)].into(),
         cordon,
-        seen: Some(NodeSeen {
-            note: node.annotations.get(UPGRADE).cloned(),
-            unschedulable: node.unschedulable,
-        }),
+        seen: Some(seen(node)),
     })
+}
+
+/// The node is handed over to the DaemonSet that its kernel has for itself.
+pub(super) fn hand_over(node: &NodeFacts, label: &str) -> Change {
+    Change::Node(NodeChange {
+        name: node.name.clone(),
+        labels: [(label.to_owned(), Some(HANDED_OVER.to_owned()))].into(),
+        seen: Some(seen(node)),
+        ..NodeChange::default()
+    })
+}
+
+fn seen(node: &NodeFacts) -> NodeSeen {
+    NodeSeen { note: node.annotations.get(UPGRADE).cloned(), unschedulable: node.unschedulable }
 }
 
 /// The node is as it was before, and gets this note.

@@ -1,6 +1,6 @@
 //! Pure: the plan of an upgrade, for people.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use super::{PlannedUpgrade, UpgradeTurn};
 use crate::plan::{Table, table::table};
@@ -35,7 +35,14 @@ impl fmt::Display for UpgradeTurn {
 impl PlannedUpgrade {
     /// `drivers/mofed gets registry.example/mofed@sha256:...: 3 nodes done, 1 under way, 6 to come; done at ...`.
     pub fn summary(&self) -> String {
-        let Self { rollout, to, nodes: _, forecast } = self;
+        let Self { rollout, nodes, forecast } = self;
+        let images: BTreeSet<&str> =
+            nodes.iter().map(|turn| turn.to.as_str()).filter(|to| !to.is_empty()).collect();
+        let gets = match (images.len(), images.first()) {
+            (1, Some(image)) => format!(" gets {image}"),
+            (0, _) | (_, None) => String::new(),
+            (count, _) => format!(" gets {count} images"),
+        };
         let counts = [
             (forecast.done, "done"),
             (forecast.under_way, "under way"),
@@ -54,6 +61,6 @@ impl PlannedUpgrade {
             (Some(ends), Some(_)) => format!("; done at about {ends:.0}"),
         };
         let nodes = if counts.is_empty() { "no nodes".to_owned() } else { counts.join(", ") };
-        format!("{rollout} gets {to}: {nodes}{ends}")
+        format!("{rollout}{gets}: {nodes}{ends}")
     }
 }

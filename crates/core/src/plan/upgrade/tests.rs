@@ -1,4 +1,5 @@
 mod fleet;
+mod forecast;
 
 use std::collections::BTreeSet;
 
@@ -367,7 +368,8 @@ fn eventful(most: u32, nodes: usize, kind: usize) -> Fleet {
         0 => json!({}),
         1 => draining(json!({"canary": 1})),
         2 => draining(json!({"waitFor": {"job": "smoke"}, "onFailure": "stop", "between": "1m"})),
-        _ => draining(json!({"canary": {"matchLabels": {"name": "n0"}}})),
+        3 => draining(json!({"canary": {"matchLabels": {"name": "n0"}}})),
+        _ => draining(json!({"drain": "device-users", "forecast": "forecast"})),
     };
     upgrade["maxParallel"] = most.into();
     let mut fleet = Fleet::new(nodes, upgrade);
@@ -414,7 +416,7 @@ proptest! {
     fn no_node_stays_cordoned_and_never_too_many_are_down(
         most in 1..4_u32,
         nodes in 1..6_usize,
-        kind in 0..4_usize,
+        kind in 0..5_usize,
         looks in prop::collection::vec((prop::option::of(events()), 0..4_usize, 0..60_i64), 0..60),
         meanwhile in prop::option::of((0..6_usize, any::<bool>())),
     ) {

@@ -6,12 +6,12 @@
 use jiff::SignedDuration;
 
 use super::{
-    DeviceUser, DriverPod, JobState, Upgrade, UpgradeNode, UpgradeNote, UpgradeState, UpgradeWait,
-    note::{give_back, mark},
+    DriverPod, JobKind, JobState, Upgrade, UpgradeNode, UpgradeNote, UpgradeState, UpgradeWait,
+    note::{give_back, hand_over, mark},
 };
 use crate::{
     image::{Period, WaitFor},
-    plan::{Change, NodeCheck, PodRestart, UPGRADE_CHECKED},
+    plan::{Change, NodeCheck, PodRestart, WorkloadFacts},
 };
 
 /// What is done now, and what is waited for.
@@ -60,7 +60,7 @@ impl Upgrade<'_> {
                 self.drain(node, note)
             }
             UpgradeState::Cordoned => self.enter(node, note, UpgradeState::Drained),
-            UpgradeState::Drained => self.restart(node, note),
+            UpgradeState::Drained => self.replace(node, note),
             UpgradeState::DriverRestarted => self.check(node, note),
             UpgradeState::Checked
             | UpgradeState::Uncordoned
@@ -75,13 +75,13 @@ impl Upgrade<'_> {
             let why = format!("pods that did not leave it within {}: {count}", self.spec.timeout);
             return self.give_up(node, note, why);
         }
-        let staying = node.users.iter().filter(|user| !user.leaving);
+        let staying = node.users.iter().filter(|user| !user.deleting);
         let why = format!("node {} gets another driver", node.facts.name);
-        let evict = |DeviceUser { namespace, name, uid, leaving: _ }: &DeviceUser| {
+        let evict = |user: &&WorkloadFacts| {
             Change::Restart(PodRestart {
-                namespace: namespace.clone(),
-                name: name.clone(),
-                uid: uid.clone(),
+                namespace: user.namespace.clone(),
+                name: user.name.clone(),
+                uid: user.uid.clone(),
                 why: why.clone(),
                 drained: true,
                 grace_seconds: self.spec.grace_seconds,
@@ -90,26 +90,72 @@ impl Upgrade<'_> {
         Next { changes: staying.map(evict).collect(), waits: Some(UpgradeWait::Users { count }) }
     }
 
-    fn restart(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Next {
+    /// `None` where the old driver would go, or is not asked about. One that stayed would leave the node without any that works.
+    fn foresee(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Option<Next> {
+        let template = self.spec.forecast.as_ref()?;
+        let held: Vec<&str> = node.holders.iter().map(|holder| holder.what.as_str()).collect();
+        let holders = (!held.is_empty()).then(|| held.join("; "));
+        let is_late = self.is_late(note, seconds(self.spec.timeout));
+        match &node.forecast {
+            Some(JobState::Succeeded) => None,
+            Some(JobState::Failed(why)) => {
+                let why = format!("its driver would not go: {}", holders.as_ref().unwrap_or(why));
+                Some(self.give_up(node, note, why))
+            }
+            None | Some(JobState::Running) if is_late => {
+                let held = holders.map(|held| format!(": {held}")).unwrap_or_default();
+                let why = format!("no forecast within {} that its driver would go{held}", self.spec.timeout);
+                Some(self.give_up(node, note, why))
+            }
+            None => {
+                let driver_pod = node.living().map(|driver| driver.pod.version.uid.clone());
+                let change = self.job(node, note, template, JobKind::Forecast, driver_pod);
+                Some(Next { changes: vec![change], waits: Some(UpgradeWait::Forecast { holders: None }) })
+            }
+            Some(JobState::Running) => Some(UpgradeWait::Forecast { holders }.into()),
+        }
+    }
+
+    fn job(
+        &self,
+        node: &UpgradeNode<'_>,
+        note: &UpgradeNote,
+        template: &str,
+        kind: JobKind,
+        driver_pod: Option<String>,
+    ) -> Change {
+        Change::Check(NodeCheck {
+            node: node.facts.name.clone(),
+            namespace: self.namespace.to_owned(),
+            template: template.to_owned(),
+            name: note.job_name(kind, &node.facts.name),
+            driver_pod,
+        })
+    }
+
+    /// The old driver goes, and the new one comes.
+    fn replace(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Next {
+        if let (Some(_), Some(next)) = (node.living(), self.foresee(node, note)) {
+            return next;
+        }
         if self.is_late(note, seconds(self.spec.timeout)) {
             let why = format!("its driver's pod was not replaced within {}", self.spec.timeout);
             return self.give_up(node, note, why);
         }
-        match node.living() {
+        let change = match (node.hand_over, node.living()) {
+            (None, None) => return UpgradeWait::Driver.into(),
             // Unknown is not fine: the old driver stays until the kernel is known for which the new one must fit.
-            Some(_) if node.fits.is_none() => UpgradeWait::KernelUnknown.into(),
-            Some(DriverPod { pod, is_current: _ }) => {
-                let replaced = PodRestart {
-                    namespace: pod.namespace.clone(),
-                    name: pod.name.clone(),
-                    uid: pod.version.uid.clone(),
-                    why: format!("node {} gets {}", node.facts.name, self.target),
-                    ..PodRestart::default()
-                };
-                Next { changes: vec![Change::Restart(replaced)], waits: Some(UpgradeWait::Driver) }
-            }
-            None => UpgradeWait::Driver.into(),
-        }
+            _ if node.fits.is_none() => return UpgradeWait::KernelUnknown.into(),
+            (Some(label), _) => hand_over(node.facts, label),
+            (None, Some(DriverPod { pod, is_current: _ })) => Change::Restart(PodRestart {
+                namespace: pod.namespace.clone(),
+                name: pod.name.clone(),
+                uid: pod.version.uid.clone(),
+                why: format!("node {} gets {}", node.facts.name, node.target),
+                ..PodRestart::default()
+            }),
+        };
+        Next { changes: vec![change], waits: Some(UpgradeWait::Driver) }
     }
 
     fn check(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Next {
@@ -127,24 +173,19 @@ impl Upgrade<'_> {
             }
             _ => return UpgradeWait::Driver.into(),
         }
-        let wait = match (&self.spec.wait_for, &node.job) {
+        let wait = match (&self.spec.wait_for, &node.check) {
             (WaitFor::PodsReady, _) | (WaitFor::Job(_), Some(JobState::Succeeded)) => {
                 return self.enter(node, note, UpgradeState::Checked);
             }
-            (WaitFor::Annotation, _) if self.is_said_to_be_checked(node) => {
+            (WaitFor::Annotation, _) if node.is_said_to_be_checked() => {
                 return self.enter(node, note, UpgradeState::Checked);
             }
             (WaitFor::Job(_), Some(JobState::Failed(why))) => {
                 return self.fail(node, note, format!("its check failed: {why}"));
             }
             (WaitFor::Job(template), None) if !self.is_late(note, checked_by) => {
-                let check = NodeCheck {
-                    node: node.facts.name.clone(),
-                    namespace: self.namespace.to_owned(),
-                    template: template.to_string(),
-                    name: note.job_name(&node.facts.name),
-                };
-                return Next { changes: vec![Change::Check(check)], waits: Some(UpgradeWait::Job) };
+                let change = self.job(node, note, template, JobKind::Check, None);
+                return Next { changes: vec![change], waits: Some(UpgradeWait::Job) };
             }
             (WaitFor::Job(_), Some(JobState::Running) | None) => UpgradeWait::Job,
             (WaitFor::Annotation, _) => UpgradeWait::Annotation,
@@ -155,17 +196,13 @@ impl Upgrade<'_> {
         wait.into()
     }
 
-    fn is_said_to_be_checked(&self, node: &UpgradeNode<'_>) -> bool {
-        node.facts.annotations.get(UPGRADE_CHECKED).is_some_and(|image| image == self.target)
-    }
-
     fn is_late(&self, note: &UpgradeNote, limit: SignedDuration) -> bool {
         self.passed(note.since) > limit
     }
 
     /// The next state.
     fn enter(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, state: UpgradeState) -> Next {
-        mark(node.facts, Some(&self.noted(note, state, None)), None).into()
+        mark(node.facts, Some(&self.noted(node, note, state, None)), None).into()
     }
 
     /// The node is given back.
@@ -176,7 +213,7 @@ impl Upgrade<'_> {
         state: UpgradeState,
         why: Option<String>,
     ) -> Next {
-        let ended = UpgradeNote { cordoned: false, ..self.noted(note, state, why) };
+        let ended = UpgradeNote { cordoned: false, ..self.noted(node, note, state, why) };
         give_back(node.facts, note, Some(&ended)).into()
     }
 
@@ -196,13 +233,19 @@ impl Upgrade<'_> {
         self.end(node, note, UpgradeState::Failed, Some(why))
     }
 
-    fn noted(&self, note: &UpgradeNote, state: UpgradeState, why: Option<String>) -> UpgradeNote {
+    fn noted(
+        &self,
+        node: &UpgradeNode<'_>,
+        note: &UpgradeNote,
+        state: UpgradeState,
+        why: Option<String>,
+    ) -> UpgradeNote {
         /// An annotation is small, and containers' last words are not.
         const LONGEST: usize = 300;
         UpgradeNote {
             state,
             since: self.now,
-            to: self.target.to_owned(),
+            to: node.target.to_owned(),
             why: why.map(|why| why.chars().take(LONGEST).collect()),
             ..note.clone()
         }

@@ -8,12 +8,16 @@ use super::explained;
 /// What a node waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum UpgradeWait {
     /// Under way: pods that must leave first.
     #[error("pods that must leave first: {count}")]
-    Users {
-        /// How many.
-        count: usize,
+    Users { count: usize },
+    /// Under way: the forecast that its driver would go. What holds it, as far as that is known.
+    #[error("waits until its driver would go{}", .holders.as_ref().map(|held| format!(": {held}")).unwrap_or_default())]
+    Forecast {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        holders: Option<String>,
     },
     /// Under way: the new pod of the driver.
     #[error("waits for its new driver to be ready")]
@@ -29,10 +33,7 @@ pub enum UpgradeWait {
     KernelUnknown,
     /// The new image has no modules for its kernel.
     #[error("the new image has no modules for its kernel {kernel}")]
-    NoModules {
-        /// The kernel.
-        kernel: String,
-    },
+    NoModules { kernel: String },
     /// Someone else has cordoned it.
     #[error("someone else has cordoned it")]
     Cordoned,
@@ -41,47 +42,25 @@ pub enum UpgradeWait {
     NotReady,
     /// An operator upgrades it.
     #[error("left to the operator's upgrade controller: {label}={state}")]
-    Operator {
-        /// The operator's label.
-        label: &'static str,
-        /// Its value.
-        state: String,
-    },
+    Operator { label: &'static str, state: String },
     /// farrier upgrades another driver on it.
     #[error("the driver of {rollout} comes first")]
-    Other {
-        /// The other DaemonSet.
-        rollout: String,
-    },
-    /// Pods did not leave it.
+    Other { rollout: String },
+    /// Pods did not leave it, and it was given back.
     #[error("tried again at {until:.0}: {why}")]
-    Again {
-        /// When.
-        until: Timestamp,
-        /// Why it was given back.
-        why: String,
-    },
+    Again { until: Timestamp, why: String },
     /// The new driver does not work on a node.
     #[error("stopped, because node {node} failed")]
-    Stopped {
-        /// The node.
-        node: String,
-    },
+    Stopped { node: String },
     /// Someone has paused the upgrade.
     #[error("the upgrade is paused (`farrier upgrade resume` goes on)")]
     Paused,
-    /// The window is closed.
+    /// The window is closed. It opens at this time, or not within four years.
     #[error("the window opens {}", .opens.map_or("never".to_owned(), |opens| format!("at {opens:.0}")))]
-    Window {
-        /// When it opens; `None` where it does not within four years.
-        opens: Option<Timestamp>,
-    },
+    Window { opens: Option<Timestamp> },
     /// The time between two nodes.
     #[error("the next node is begun at {until:.0}")]
-    Between {
-        /// When.
-        until: Timestamp,
-    },
+    Between { until: Timestamp },
     /// The nodes that go first.
     #[error("waits for the nodes that go first")]
     Canary,
@@ -90,12 +69,7 @@ pub enum UpgradeWait {
     NoCanary,
     /// As many nodes as may be are without a driver.
     #[error("{down} of {most} nodes that may be without a driver are")]
-    Room {
-        /// How many are.
-        down: usize,
-        /// How many may be.
-        most: usize,
-    },
+    Room { down: usize, most: usize },
 }
 
 impl UpgradeWait {

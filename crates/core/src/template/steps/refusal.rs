@@ -4,23 +4,14 @@ pub(super) use super::super::lexer::{Refusal, mistake};
 
 /// Why a Dockerfile has no steps. Whoever shows it says whose Dockerfile it is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum StepsError {
-    /// It is not Docker's form, whatever the engine.
+    /// It is not Docker's form, whatever the engine. Lines count from 1.
     #[error("line {line}: {reason}")]
-    Mistake {
-        /// From 1.
-        line: u32,
-        /// What is wrong.
-        reason: String,
-    },
-    /// A build in place does not do it.
+    Mistake { line: u32, reason: String },
+    /// A build in place does not do it: what, and what to write instead.
     #[error("line {line}: {reason}; use engine docker")]
-    Unsupported {
-        /// From 1.
-        line: u32,
-        /// What is not done, and what to write instead.
-        reason: String,
-    },
+    Unsupported { line: u32, reason: String },
 }
 
 impl Refusal {

@@ -3,6 +3,7 @@
 //!
 //! The steps, files and variables are those of the Network Operator's container (Mellanox/doca-driver-build).
 
+mod devlink;
 mod settings;
 pub(crate) mod sriov;
 mod stack;
@@ -225,7 +226,7 @@ impl Container<'_> {
         if state.is_empty() {
             return Ok(());
         }
-        self.node.log.step(format!("saved {} virtual function(s)", state.functions()));
+        self.node.log.step(format!("saved {}", state.summary()));
         state.keep(self.node, &file)
     }
 

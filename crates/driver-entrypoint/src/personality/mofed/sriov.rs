@@ -1,9 +1,9 @@
-//! SR-IOV of the node's NVIDIA network devices over a reload of their driver: virtual functions, addresses, MTU and
-//! whether interfaces are up. Through sysfs alone.
+//! The node's NVIDIA network devices over a reload of their driver: devlink parameters; virtual functions, addresses, MTU and whether
+//! interfaces are up; switchdev mode, with the representors' MTU and whether they are up.
 //!
-//! What sysfs cannot do is said in the log: the address that the in-tree driver's physical function gives to a virtual
-//! one (only OFED has a file for it), and switchdev mode without OFED's file for that; representors are left to
-//! the host's network manager.
+//! What cannot be done is said in the log: the address that the in-tree driver's physical function gives to a virtual one (only OFED
+//! has a file for it), and switchdev mode without OFED's file for that and without devlink. Names of representors, and bridges that
+//! they were in, are left to the host's udev and network manager.
 
 use std::{
     fs,
@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use super::devlink::{Devlink, Mode, Parameter};
 use crate::{
     error::Error,
     files::{self, entries, text},
@@ -26,7 +27,11 @@ const LOOKS: u32 = 10;
 
 /// The state of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct State(Vec<Physical>);
+pub(crate) struct State {
+    /// Sorted by device.
+    parameters: Vec<Parameter>,
+    physical: Vec<Physical>,
+}
 
 /// A physical function with virtual ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +42,16 @@ struct Physical {
     mtu: String,
     switchdev: bool,
     functions: Vec<Virtual>,
+    representors: Vec<Representor>,
+}
+
+/// The interface by which a switch's host sees a virtual function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Representor {
+    /// `phys_port_name`, such as `pf0vf3`: the same after a reload, as its name need not be.
+    port: String,
+    up: bool,
+    mtu: String,
 }
 
 /// A virtual function.
@@ -75,21 +90,27 @@ impl State {
                     // In legacy mode the kernel does not answer.
                     switchdev: text(interface.join("phys_switch_id")).is_some_and(|id| !id.is_empty()),
                     functions: (0..number).filter_map(|index| virtual_function(&device, index)).collect(),
+                    representors: representors(node, &interface)
+                        .into_iter()
+                        .map(|(_, found)| found)
+                        .collect(),
                 })
             })
             .collect();
         physical.sort_by(|one, other| one.pci.cmp(&other.pci));
         physical.dedup_by(|one, other| one.pci == other.pci);
-        Self(physical)
+        let parameters = Devlink::of(node).map(|devlink| devlink.parameters()).unwrap_or_default();
+        Self { parameters, physical }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.physical.is_empty() && self.parameters.is_empty()
     }
 
-    /// How many virtual functions there are.
-    pub(crate) fn functions(&self) -> usize {
-        self.0.iter().map(|physical| physical.functions.len()).sum()
+    /// For the log.
+    pub(crate) fn summary(&self) -> String {
+        let functions: usize = self.physical.iter().map(|physical| physical.functions.len()).sum();
+        format!("{functions} virtual function(s), {} devlink parameter(s)", self.parameters.len())
     }
 
     /// Keeps it on the node, so that it survives a container that is killed while there is no driver.
@@ -104,10 +125,16 @@ impl State {
 
     fn to_text(&self) -> String {
         let mut lines = Vec::new();
-        for Physical { pci, up, mtu, switchdev, functions } in &self.0 {
+        for Parameter { device, name, mode, value } in &self.parameters {
+            lines.push(format!("parameter {device} {name} {} {value}\n", mode.name()));
+        }
+        for Physical { pci, up, mtu, switchdev, functions, representors } in &self.physical {
             lines.push(format!("physical {pci} {up} {mtu} {switchdev}\n"));
             for Virtual { pci, up, mtu, mac, guid } in functions {
                 lines.push(format!("virtual {pci} {up} {mtu} {mac} {guid}\n"));
+            }
+            for Representor { port, up, mtu } in representors {
+                lines.push(format!("representor {port} {up} {mtu}\n"));
             }
         }
         lines.concat()
@@ -117,13 +144,28 @@ impl State {
         let mut state = Self::default();
         for line in text.lines() {
             let fields: Vec<&str> = line.split(' ').collect();
-            match (fields.as_slice(), state.0.last_mut()) {
-                (["physical", pci, up, mtu, switchdev], _) if is_pci(pci) => state.0.push(Physical {
+            match (fields.as_slice(), state.physical.last_mut()) {
+                (["parameter", device, name, mode, value], _) => {
+                    let parameter = |mode| Parameter {
+                        device: (*device).to_owned(),
+                        name: (*name).to_owned(),
+                        mode,
+                        value: (*value).to_owned(),
+                    };
+                    state.parameters.extend(Mode::of(mode).map(parameter));
+                }
+                (["physical", pci, up, mtu, switchdev], _) if is_pci(pci) => state.physical.push(Physical {
                     pci: (*pci).to_owned(),
                     up: *up == "true",
                     mtu: (*mtu).to_owned(),
                     switchdev: *switchdev == "true",
                     functions: Vec::new(),
+                    representors: Vec::new(),
+                }),
+                (["representor", port, up, mtu], Some(physical)) => physical.representors.push(Representor {
+                    port: (*port).to_owned(),
+                    up: *up == "true",
+                    mtu: (*mtu).to_owned(),
                 }),
                 (["virtual", pci, up, mtu, mac, guid], Some(physical)) if is_pci(pci) => {
                     physical.functions.push(Virtual {
@@ -143,8 +185,14 @@ impl State {
     /// Puts it back after a reload. What does not work is said, and the rest goes on: a network that is half there is
     /// better than none.
     pub(crate) fn restore(&self, node: &Node<'_>, wait_seconds: u32) {
-        let restoring = Restoring { node, looks: wait_seconds * LOOKS };
-        for physical in &self.0 {
+        let restoring = Restoring { node, looks: wait_seconds * LOOKS, devlink: Devlink::of(node) };
+        // Before virtual functions, because a device that is set up anew for them loses those.
+        match &restoring.devlink {
+            Some(devlink) => devlink.restore(&self.parameters),
+            None if self.parameters.is_empty() => {}
+            None => node.log.warn("this image has no devlink: parameters of devices are not restored"),
+        }
+        for physical in &self.physical {
             restoring.physical(physical);
         }
     }
@@ -153,11 +201,12 @@ impl State {
 struct Restoring<'a> {
     node: &'a Node<'a>,
     looks: u32,
+    devlink: Option<Devlink<'a>>,
 }
 
 impl Restoring<'_> {
     fn physical(&self, physical: &Physical) {
-        let Physical { pci, up, mtu, switchdev, functions } = physical;
+        let Physical { pci, up, mtu, switchdev, functions, representors } = physical;
         let device = self.device(pci);
         let Some(interface) = self.interface(pci) else {
             self.node
@@ -187,6 +236,7 @@ impl Restoring<'_> {
             for function in functions {
                 self.bind(&function.pci, "bind");
             }
+            self.representors(&interface, representors);
         }
         for function in functions.iter().filter(|function| function.mtu != "-") {
             let Some(interface) = self.interface(&function.pci) else {
@@ -223,10 +273,31 @@ impl Restoring<'_> {
         let mode = interface.join("compat/devlink/mode");
         if mode.exists() {
             self.set(&mode, "switchdev");
-        } else {
+        } else if !self.devlink.as_ref().is_some_and(|devlink| devlink.switchdev(pci)) {
             self.node.log.warn(format!(
                 "{pci} was in switchdev mode, and is in legacy mode now: devlink dev eswitch set pci/{pci} mode switchdev"
             ));
+        }
+    }
+
+    /// They come with switchdev mode, each with the function that it stands for.
+    fn representors(&self, interface: &Path, wanted: &[Representor]) {
+        let mut found = representors(self.node, interface);
+        for _ in 0..self.looks {
+            if found.len() >= wanted.len() {
+                break;
+            }
+            self.node.kernel.pause(LOOK);
+            found = representors(self.node, interface);
+        }
+        for Representor { port, up, mtu } in wanted {
+            match found.iter().find(|(_, found)| found.port == *port) {
+                Some((path, _)) => {
+                    self.set(&path.join("mtu"), mtu);
+                    self.bring_up(path, *up);
+                }
+                None => self.node.log.warn(format!("no interface has come for {port}")),
+            }
         }
     }
 
@@ -268,6 +339,21 @@ impl Restoring<'_> {
             self.node.log.warn(format!("write {value} to {}: {error}", self.node.paths.name(path)));
         }
     }
+}
+
+/// Those of the switch of a physical function's interface, with their paths.
+fn representors(node: &Node<'_>, interface: &Path) -> Vec<(PathBuf, Representor)> {
+    let Some(switch) = text(interface.join("phys_switch_id")).filter(|id| !id.is_empty()) else {
+        return Vec::new();
+    };
+    let representor = |path: PathBuf| {
+        let port = text(path.join("phys_port_name")).filter(|name| name.contains("vf"))?;
+        let mtu = text(path.join("mtu"))?;
+        let is_ours = text(path.join("phys_switch_id")).as_ref() == Some(&switch);
+        let up = is_up(&path);
+        is_ours.then_some((path, Representor { port, up, mtu }))
+    };
+    entries(node.paths.at("/sys/class/net")).into_iter().filter_map(representor).collect()
 }
 
 fn virtual_function(device: &Path, index: usize) -> Option<Virtual> {
@@ -317,107 +403,4 @@ fn target(link: &Path) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::symlink;
-
-    use super::*;
-    use crate::testing::Bench;
-
-    const PF: &str = "/sys/bus/pci/devices/0000:08:00.0";
-    const VF: &str = "/sys/bus/pci/devices/0000:08:00.2";
-
-    fn link(bench: &Bench, to: &str, at: &str) {
-        let at = bench.at(at);
-        fs::create_dir_all(at.parent().unwrap()).unwrap();
-        symlink(bench.at(to), at).unwrap();
-    }
-
-    /// A device with a virtual function, as sysfs shows it.
-    fn bench() -> Bench {
-        let bench = Bench::new();
-        for (device, name, mac) in
-            [(PF, "enp8s0f0", "00:00:00:00:00:01"), (VF, "enp8s0f0v0", "02:00:00:00:00:02")]
-        {
-            let interface = format!("{device}/net/{name}");
-            bench.file(&format!("{device}/vendor"), "0x15b3\n");
-            bench.file(&format!("{interface}/address"), &format!("{mac}\n"));
-            bench.file(&format!("{interface}/flags"), "0x1003\n");
-            bench.file(&format!("{interface}/mtu"), "9000\n");
-            link(&bench, device, &format!("{interface}/device"));
-            link(&bench, &interface, &format!("/sys/class/net/{name}"));
-            link(&bench, "/sys/bus/pci/drivers/mlx5_core", &format!("{device}/driver"));
-        }
-        bench.file(&format!("{PF}/sriov_numvfs"), "1\n");
-        bench.file(&format!("{VF}/infiniband/mlx5_2/node_guid"), "0011:2233:4455:6677\n");
-        bench.file("/sys/bus/pci/drivers/mlx5_core/bind", "");
-        bench.file("/sys/bus/pci/drivers/mlx5_core/unbind", "");
-        link(&bench, VF, &format!("{PF}/virtfn0"));
-        link(&bench, PF, &format!("{VF}/physfn"));
-        // Another vendor's.
-        bench.file("/sys/class/net/eth0/device/vendor", "0x8086\n");
-        bench
-    }
-
-    /// What a reload leaves of it.
-    fn reload(bench: &Bench) {
-        bench.file(&format!("{PF}/sriov_numvfs"), "0\n");
-        bench.file(&format!("{PF}/net/enp8s0f0/mtu"), "1500\n");
-        bench.file(&format!("{PF}/net/enp8s0f0/flags"), "0x1002\n");
-        bench.file(&format!("{VF}/net/enp8s0f0v0/mtu"), "1500\n");
-        bench.file(&format!("{VF}/net/enp8s0f0v0/flags"), "0x1002\n");
-    }
-
-    #[test]
-    fn a_device_is_after_a_reload_what_it_was() {
-        let bench = bench();
-        for file in ["mac", "node", "port"] {
-            bench.file(&format!("{PF}/sriov/0/{file}"), "");
-        }
-        let node = bench.node();
-        let state = State::read(&node);
-        assert_eq!((state.is_empty(), state.functions()), (false, 1));
-        assert_eq!(State::parse(&state.to_text()), state);
-        reload(&bench);
-        state.restore(&node, 4);
-        let text = |path: String| bench.text(&path).unwrap();
-        assert_eq!(text(format!("{PF}/sriov_numvfs")), "1");
-        assert_eq!(text(format!("{PF}/net/enp8s0f0/mtu")), "9000");
-        assert_eq!(text(format!("{PF}/net/enp8s0f0/flags")), "0x1003");
-        assert_eq!(text(format!("{VF}/net/enp8s0f0v0/mtu")), "9000");
-        assert_eq!(text(format!("{VF}/net/enp8s0f0v0/flags")), "0x1003");
-        assert_eq!(text(format!("{PF}/sriov/0/mac")), "02:00:00:00:00:02");
-        assert_eq!(text(format!("{PF}/sriov/0/node")), "00:11:22:33:44:55:66:77");
-        assert_eq!(text("/sys/bus/pci/drivers/mlx5_core/unbind".into()), "0000:08:00.2");
-        assert_eq!(text("/sys/bus/pci/drivers/mlx5_core/bind".into()), "0000:08:00.2");
-        assert_eq!(bench.log(), "INFO  restored 1 virtual function(s) of 0000:08:00.0");
-    }
-
-    #[test]
-    fn what_sysfs_cannot_do_is_said() {
-        let bench = bench();
-        bench.file(&format!("{PF}/net/enp8s0f0/phys_switch_id"), "ec0d9a\n");
-        let state = State::read(&bench.node());
-        reload(&bench);
-        state.restore(&bench.node(), 4);
-        let log = bench.log();
-        assert!(log.contains("WARN  0000:08:00.0: this driver has no files for the addresses"), "{log}");
-        assert!(log.contains("devlink dev eswitch set pci/0000:08:00.0 mode switchdev"), "{log}");
-    }
-
-    #[test]
-    fn a_device_that_does_not_come_up_is_waited_for_and_said() {
-        let bench = bench();
-        let state = State::read(&bench.node());
-        fs::remove_dir_all(bench.at(&format!("{PF}/net"))).unwrap();
-        state.restore(&bench.node(), 2);
-        assert_eq!(bench.kernel.pauses.get(), 20);
-        assert!(bench.log().contains("WARN  0000:08:00.0 has no network interface"));
-    }
-
-    #[test]
-    fn text_of_another_form_is_left_out() {
-        assert!(
-            State::parse("physical ../../x true 1500 false\nvirtual 0000:08:00.2 true 1 - -\n").is_empty()
-        );
-    }
-}
+mod tests;

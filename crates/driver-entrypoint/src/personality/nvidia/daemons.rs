@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
     error::Error,
-    files::{entries, text},
+    files::{entries, program, text},
     node::{Node, Paths},
 };
 
@@ -150,11 +150,6 @@ fn running(paths: &Paths, daemon: &Daemon) -> Option<Pid> {
     if is_it && !has_ended { Pid::from_raw(number) } else { None }
 }
 
-fn program(paths: &Paths, name: &str) -> Option<PathBuf> {
-    let directories = ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin"];
-    directories.iter().map(|directory| paths.at(directory).join(name)).find(|path| path.is_file())
-}
-
 /// Runs a program until it has gone into the background, its output in the container's log.
 fn run(paths: &Paths, name: &'static str, arguments: &[&str]) -> Started {
     let Some(program) = program(paths, name) else { return Started::Absent(name) };
@@ -166,18 +161,11 @@ fn run(paths: &Paths, name: &'static str, arguments: &[&str]) -> Started {
 }
 
 #[cfg(test)]
-pub(in crate::personality::nvidia) mod tests {
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
+mod tests {
+    use std::os::unix::fs::symlink;
 
     use super::*;
     use crate::testing::Bench;
-
-    /// Puts a program into the image.
-    pub(in crate::personality::nvidia) fn program(bench: &Bench, name: &str, script: &str) {
-        let path = format!("/usr/bin/{name}");
-        bench.file(&path, &format!("#!/bin/sh\n{script}\n"));
-        fs::set_permissions(bench.at(&path), fs::Permissions::from_mode(0o755)).unwrap();
-    }
 
     /// Processes are real ones here.
     fn with_real_processes() -> Bench {
@@ -203,8 +191,8 @@ pub(in crate::personality::nvidia) mod tests {
     fn one_that_fails_does_not_keep_the_next_from_starting() {
         let bench = Bench::new();
         let log = bench.at("/log");
-        program(&bench, "nvidia-modprobe", "exit 3");
-        program(&bench, "nvidia-persistenced", &format!("echo \"$@\" > {}", log.display()));
+        bench.program("nvidia-modprobe", "exit 3");
+        bench.program("nvidia-persistenced", &format!("echo \"$@\" > {}", log.display()));
         let started = start(&bench);
         let failed = Started::Failed("nvidia-modprobe", "exit status: 3".into());
         assert_eq!(started, [failed, Started::Yes("nvidia-persistenced")]);
@@ -217,8 +205,7 @@ pub(in crate::personality::nvidia) mod tests {
         let pid_file = "/run/nvidia-persistenced/nvidia-persistenced.pid";
         bench.file(pid_file, "");
         // The second process has the script's name, as the daemon's would.
-        program(
-            &bench,
+        bench.program(
             "nvidia-persistenced",
             &format!(
                 "if [ \"$1\" = stay ]; then echo $$ > {0}; while :; do sleep 0.1; done; fi\n\

@@ -23,10 +23,18 @@ const MODESET: &str = "nvidia_modeset";
 /// Comes when it is asked for.
 const DRM: &str = "nvidia_drm";
 
-/// Out of the kernel, in this order. `nv_peer_mem` has a container of its own, which nothing else would end;
-/// `nvidia_drm` is not loaded by us, but may be there from the host's driver.
-const UNLOADED: [&str; 6] =
-    ["nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvidia_peermem", "nv_peer_mem", "nvidia"];
+/// Out of the kernel, in this order. `nv_peer_mem`, `nvidia_fs` and `gdrdrv` have containers of their own, which nothing else would
+/// end; `nvidia_drm` is not loaded by us, but may be there from the host's driver.
+const UNLOADED: [&str; 8] = [
+    "nvidia_drm",
+    "nvidia_modeset",
+    "nvidia_uvm",
+    "nvidia_peermem",
+    "nv_peer_mem",
+    "nvidia_fs",
+    "gdrdrv",
+    "nvidia",
+];
 
 /// References of a process that has just ended are given back after moments.
 const LOOKS: u32 = 10;

@@ -10,18 +10,19 @@ use crate::{
     personality,
 };
 
+pub(crate) mod companion;
 mod daemons;
 mod driver;
 mod init;
 mod options;
 pub(crate) mod parameters;
-pub(crate) mod peer_memory;
 mod selinux;
 mod state;
+pub(crate) mod toolkit;
 mod watch;
 
+use companion::{Companion, Ofed};
 use options::{Command, Settings, USAGE};
-use peer_memory::PeerMemory;
 use watch::Owner;
 
 /// Runs `nvidia-driver` with the words after it, or says how it is to be used.
@@ -35,9 +36,9 @@ pub(crate) fn main(
         Command::Init => init::run(node, &settings, signals),
         Command::Update(kernel) => update(node, kernel.as_deref()),
         Command::ReloadPeermem => {
-            let host_ofed = settings.host_ofed;
+            let ofed = Ofed::of(settings.host_ofed);
             let peer_memory =
-                PeerMemory { module: "nvidia_peermem", owner: Owner::Others, ready_file: None, host_ofed };
+                Companion { module: "nvidia_peermem", owner: Owner::Others, ready_file: None, ofed };
             parameters::check(node, &["nvidia-peermem"])?;
             // The GPU driver's container unloads it, in the same pod.
             peer_memory.run(node, signals)

@@ -14,6 +14,7 @@ use crate::{
         Container, Phase, RECORD_ANNOTATION,
         fixtures::{K47, World, name},
         rollout::RecordState,
+        with_short_digests,
     },
 };
 
@@ -79,9 +80,10 @@ fn recorded(world: &World) -> FieldRecord {
 fn a_rewrite_is_recorded_and_its_success_noted_once() {
     let mut world = world();
     let one = rewrites(&mut world);
-    let FieldRecord { set, replaced, at, state, changed_back, why } = recorded(&world);
+    let FieldRecord { set, replaced, at, state, changed_back, why, earlier } = recorded(&world);
     assert_eq!((set, replaced), (one.into(), OLD.into()));
     assert_eq!((at, state, changed_back, why), (world.now, RecordState::Set, 0, None));
+    assert_eq!(earlier, []);
     is_quiet(&mut world);
     world.run_pod("n0", false);
     is_quiet(&mut world);
@@ -163,7 +165,7 @@ fn a_failed_image_gives_way_to_the_last_that_was_good() {
     let (HoldReason::RolloutFailed { why, .. }, true) = held(&mut world) else { panic!("not failed") };
     insta::assert_snapshot!(why, @"on node n0: driver: CrashLoopBackOff: no such device");
     assert_eq!(world.image_of("driver"), one);
-    assert_eq!((recorded(&world).set, recorded(&world).state), (two.into(), RecordState::Failed));
+    assert_eq!((recorded(&world).set, recorded(&world).state), (two.clone().into(), RecordState::Failed));
     assert!(world.plan().has_failures());
     assert!(!held(&mut world).1, "it is not tried again");
     // It goes on with the next image, and without the record with the same.
@@ -172,7 +174,12 @@ fn a_failed_image_gives_way_to_the_last_that_was_good() {
     rewrites(&mut anew);
     wish(&mut world, "3");
     rewrites(&mut world);
-    assert_eq!(recorded(&world).replaced, one);
+    let FieldRecord { replaced, earlier, .. } = recorded(&world);
+    assert_eq!(replaced, one);
+    let states: Vec<_> = earlier.iter().map(|it| (it.set.clone(), it.state)).collect();
+    let [one, two] = [one, two].map(|image| with_short_digests(&image));
+    assert_eq!(states, [(two, RecordState::Failed), (one, RecordState::Good)]);
+    assert!(earlier[0].why.as_ref().unwrap().contains("no such device"), "{earlier:?}");
 }
 
 #[test]

@@ -11,8 +11,8 @@ use super::{
     Context, Fleet,
 };
 use crate::{
-    image::{ImageReference, Watch},
-    plan::{LiveDaemonSet, PER_KERNEL_ANNOTATION},
+    image::{ImageReference, OnFailure, Watch},
+    plan::{LiveDaemonSet, PER_KERNEL_ANNOTATION, PlannedUpgrade, UpgradeStage, UpgradeTurn},
 };
 
 /// What is noted in the original. Its own node affinity need not be: the fence comes out of it as it went in.
@@ -55,7 +55,7 @@ pub(super) fn next_record(
     fleet: &Fleet<'_>,
     found: Option<&FoundCopy<'_>>,
     image: Option<&ImageReference>,
-    watched: Watch,
+    (watched, upgrade): (Watch, Option<&PlannedUpgrade>),
 ) -> Option<CopyRecord> {
     let now = context.inputs.now;
     let wanted = image.map(ToString::to_string);
@@ -67,7 +67,7 @@ pub(super) fn next_record(
         None => CopyRecord::new(copy.image(fleet.container)?.to_owned(), None, now),
     };
     if !record.good {
-        watch(context, fleet, copy, &mut record, watched);
+        watch(context, fleet, copy, &mut record, (watched, upgrade));
     }
     let has_failed = |image: &String| record.failed.as_ref().is_some_and(|failed| failed.image == *image);
     match wanted {
@@ -80,20 +80,24 @@ pub(super) fn next_record(
 }
 
 /// Looks at the pods of an image that has not shown yet that it works. Once one pod has stayed ready, others that are not say
-/// nothing against the image.
+/// nothing against the image. With an upgrade, its nodes have the word: the image is good when all of them have it.
 fn watch(
     context: &Context<'_>,
     fleet: &Fleet<'_>,
     copy: &FoundCopy<'_>,
     record: &mut CopyRecord,
-    watched: Watch,
+    (watched, upgrade): (Watch, Option<&PlannedUpgrade>),
 ) {
     let (limits, now) = (Limits::of(watched, copy.live), context.inputs.now);
     let pods = || fleet.pods_of(&copy.live.version.uid);
     let runs_it = |image: Option<&String>| image == Some(&record.image);
-    if pods().any(|pod| {
+    let turns = || upgrade.into_iter().flat_map(|plan| &plan.nodes).filter(|turn| turn.to == record.image);
+    let is_over = turns().all(|turn| matches!(turn.stage, UpgradeStage::Done | UpgradeStage::LeftAlone));
+    let failed = turns().find(|turn| turn.stage == UpgradeStage::Failed).map(failure);
+    let is_steady = pods().any(|pod| {
         pod.is_steady(limits.stable_for, now) && !pod.deleting && runs_it(pod.images.get(fleet.container))
-    }) {
+    });
+    if is_steady && is_over {
         record.good = true;
         record.failed = record.failed.take().filter(|failed| failed.image != record.image);
         return;
@@ -101,14 +105,27 @@ fn watch(
     if record.is_failed() {
         return;
     }
-    let how = progress(pods(), fleet.container, &record.image, record.at, limits, now);
-    let Progress::Failed { node, messages } = how else { return };
-    let said = if messages.is_empty() { String::new() } else { format!(": {}", messages.join("; ")) };
-    let why = format!("the pod on node {node} was not ready within {}{said}", watched.deadline);
+    let why = match context.spec.upgrade().map(|spec| spec.on_failure) {
+        Some(OnFailure::Stop) => None,
+        Some(OnFailure::PutBack) => failed,
+        None => late_pod(progress(pods(), fleet.container, &record.image, record.at, limits, now), watched),
+    };
+    let Some(why) = why else { return };
     record.failed = Some(FailedImage { image: record.image.clone(), why });
     record.at = now;
     if let Some(previous) = record.previous.take() {
         record.image = previous;
         record.good = true;
     }
+}
+
+fn late_pod(how: Progress, watched: Watch) -> Option<String> {
+    let Progress::Failed { node, messages } = how else { return None };
+    let said = if messages.is_empty() { String::new() } else { format!(": {}", messages.join("; ")) };
+    Some(format!("the pod on node {node} was not ready within {}{said}", watched.deadline))
+}
+
+fn failure(turn: &UpgradeTurn) -> String {
+    let why = turn.note.as_ref().and_then(|note| note.why.as_deref()).unwrap_or_default();
+    format!("on node {} {why}", turn.node)
 }

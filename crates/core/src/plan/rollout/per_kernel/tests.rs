@@ -1,3 +1,4 @@
+mod in_order;
 mod simulation;
 
 use std::collections::BTreeMap;

@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     kmod::Verdict,
     plan::{
-        RolloutDecision, UPGRADE, UpgradeStage, WorkloadFacts,
+        JobState, RolloutDecision, UPGRADE, UpgradeStage, WorkloadFacts,
         fixtures::{K47, K48, World, node},
     },
 };
@@ -153,6 +153,46 @@ fn those_leave_that_the_definition_means() {
     assert_eq!(make(&mut world), ["user"]);
     world.snapshot.workloads.clear();
     make(&mut world);
+    assert_eq!(make(&mut world), ["mft-n0"]);
+}
+
+/// By its open device files, as a forecast on the node has found it.
+#[test]
+fn those_leave_that_a_forecast_finds() {
+    let mut world = rewritten(json!({"drain": "device-users", "forecast": "forecast"}));
+    let pod = |namespace: &str, name: &str| WorkloadFacts {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        uid: name.to_owned(),
+        node: "n0".to_owned(),
+        ..WorkloadFacts::default()
+    };
+    let holder = |pod: Option<&str>| Holder { pod: pod.map(str::to_owned), what: "mft: used".to_owned() };
+    world.snapshot.workloads = vec![pod("apps", "user"), pod("apps", "other")];
+    make(&mut world);
+    make(&mut world);
+    let upgrade = planned(&world).upgrade.unwrap();
+    let Some(Change::Check(job)) = upgrade.changes().next() else { panic!("{upgrade:?}") };
+    assert_eq!((job.template.as_str(), job.node.as_str()), ("forecast", "n0"));
+    assert_eq!(job.driver_pod.as_deref(), Some(world.snapshot.pods[0].version.uid.as_str()));
+
+    world.snapshot.checks.insert(job.name.clone(), JobState::Running);
+    let of_job = |namespace: &str, pods: &[Option<&str>]| WorkloadFacts {
+        labels: [(JOB_NAME.to_owned(), job.name.clone())].into(),
+        holders: pods.iter().map(|pod| holder(*pod)).collect(),
+        ..pod(namespace, "forecast-of-n0")
+    };
+    world.snapshot.workloads.push(of_job("apps", &[Some("other")]));
+    assert_eq!(make(&mut world), [""; 0], "it is not the driver's namespace");
+    *world.snapshot.workloads.last_mut().unwrap() =
+        of_job("kube-system", &[Some("user"), Some("forecast-of-n0x")]);
+    assert_eq!(make(&mut world), ["user"]);
+
+    world.snapshot.workloads = vec![pod("apps", "other"), of_job("kube-system", &[None])];
+    let upgrade = planned(&world).upgrade.unwrap();
+    let turn = upgrade.nodes.iter().find(|turn| turn.node == "n0").unwrap();
+    assert_eq!(turn.waits.as_ref().unwrap().to_string(), "waits until its driver would go: mft: used");
+    world.snapshot.checks.insert(job.name.clone(), JobState::Succeeded);
     assert_eq!(make(&mut world), ["mft-n0"]);
 }
 

@@ -9,8 +9,8 @@ use serde_json::json;
 use crate::{
     image::{Drain, UpgradeSpec},
     plan::{
-        Change, DeviceUser, DriverPod, JobState, NodeChange, NodeFacts, NodeSeen, ObjectVersion,
-        PlannedUpgrade, PodFacts, UPGRADE, Upgrade, UpgradeNode, UpgradeNote,
+        Change, DriverPod, JobKind, JobState, NodeChange, NodeFacts, NodeSeen, ObjectVersion, PlannedUpgrade,
+        PodFacts, UPGRADE, Upgrade, UpgradeNode, UpgradeNote, WorkloadFacts,
     },
 };
 
@@ -54,7 +54,12 @@ pub(super) struct Fleet {
     pub(super) held: bool,
     pub(super) paused: bool,
     pub(super) unseen: Option<String>,
+    /// Checks.
     pub(super) jobs: BTreeMap<String, JobState>,
+    /// Forecasts: they succeed when no pod holds the driver.
+    forecasts: BTreeSet<String>,
+    /// Does something of the nodes themselves hold every driver?
+    pub(super) stuck: bool,
     /// How a new Job stands; without it, none is made.
     pub(super) new_job: Option<JobState>,
     pub(super) now: i64,
@@ -74,6 +79,8 @@ impl Fleet {
             paused: false,
             unseen: None,
             jobs: BTreeMap::new(),
+            forecasts: BTreeSet::new(),
+            stuck: false,
             new_job: Some(JobState::Running),
             now: 1_000_000,
             counter: 0,
@@ -216,6 +223,31 @@ impl Fleet {
         })
     }
 
+    /// How the node's forecast stands.
+    fn forecast(&self, node: &Node) -> Option<JobState> {
+        let name = UpgradeNote::of(&node.facts)?.job_name(JobKind::Forecast, &node.facts.name);
+        let is_free = node.users.is_empty() && !self.stuck;
+        let state = if is_free { JobState::Succeeded } else { JobState::Running };
+        self.forecasts.contains(&name).then_some(state)
+    }
+
+    /// The pods that leave the node: where no request says who they are, a forecast finds them.
+    fn users(&self, node: &Node) -> Vec<WorkloadFacts> {
+        let are_known = match self.spec.drain {
+            Drain::None => false,
+            Drain::DeviceUsers => self.forecast(node).is_some(),
+            Drain::Node => true,
+        };
+        let users = node.users.iter().filter(|_| are_known).map(|user| WorkloadFacts {
+            namespace: "apps".to_owned(),
+            name: user.uid.clone(),
+            uid: user.uid.clone(),
+            deleting: user.ends_at.is_some(),
+            ..WorkloadFacts::default()
+        });
+        users.collect()
+    }
+
     /// The plan now.
     pub(super) fn plan(&self) -> PlannedUpgrade {
         let pods: BTreeMap<&str, PodFacts> = self
@@ -223,23 +255,23 @@ impl Fleet {
             .values()
             .filter_map(|node| Some((node.facts.name.as_str(), self.facts(node)?)))
             .collect();
+        let users: BTreeMap<&str, Vec<WorkloadFacts>> =
+            self.nodes.values().map(|node| (node.facts.name.as_str(), self.users(node))).collect();
         let nodes = self.nodes.values().map(|node| {
-            let pod = pods.get(node.facts.name.as_str());
-            let drains = self.spec.drain != Drain::None;
-            let users = node.users.iter().filter(|_| drains).map(|user| DeviceUser {
-                namespace: "apps".to_owned(),
-                name: user.uid.clone(),
-                uid: user.uid.clone(),
-                leaving: user.ends_at.is_some(),
-            });
-            let job = UpgradeNote::of(&node.facts)
-                .and_then(|note| self.jobs.get(&note.job_name(&node.facts.name)).cloned());
+            let name = node.facts.name.as_str();
+            let pod = pods.get(name);
+            let check = UpgradeNote::of(&node.facts)
+                .and_then(|note| self.jobs.get(&note.job_name(JobKind::Check, name)).cloned());
             UpgradeNode {
                 facts: &node.facts,
+                target: &self.image,
+                hand_over: None,
                 driver: pod.map(|pod| DriverPod { pod, is_current: pod.images["driver"] == self.image }),
                 fits: node.is_known.then(|| self.fits(&self.image, &node.facts.kernel_version)),
-                users: users.collect(),
-                job,
+                users: users[name].iter().collect(),
+                forecast: self.forecast(node),
+                holders: &[],
+                check,
             }
         });
         let upgrade = Upgrade {
@@ -247,7 +279,6 @@ impl Fleet {
             namespace: "drivers",
             daemon_set: "mft",
             spec: &self.spec,
-            target: &self.image,
             deadline: SignedDuration::from_secs(120),
             stable_for: SignedDuration::from_secs(30),
             paused: self.paused,
@@ -263,6 +294,10 @@ impl Fleet {
         match change {
             Change::Node(change) => self.mark(change),
             Change::Restart(pod) => self.evict(&pod.uid),
+            Change::Check(check) if check.name.starts_with("farrier-forecast-") => {
+                assert!(check.driver_pod.is_some());
+                self.forecasts.insert(check.name.clone());
+            }
             Change::Check(check) => {
                 let made = self.new_job.clone().map(|job| (check.name.clone(), job));
                 self.jobs.extend(made);
@@ -303,6 +338,8 @@ impl Fleet {
                 let kernels = fits.get(&self.image);
                 let fits = kernels.is_none_or(|kernels| kernels.contains(&node.facts.kernel_version));
                 assert!(fits && node.is_known, "{name} loses its driver for one that does not fit");
+                let is_held = self.stuck || !node.users.is_empty();
+                assert!(self.spec.forecast.is_none() || !is_held, "{name} loses a driver that is held");
                 driver.ends_at = driver.ends_at.or(ends_at);
             }
             for user in node.users.iter_mut().filter(|user| user.uid == uid && !is_refused) {

@@ -3,7 +3,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rustix::io::Errno;
 
 use super::*;
-use crate::personality::nvidia::daemons::tests::program;
 use crate::testing::{Bench, EndsWhenReady, Killed, RELEASE};
 
 const SEARCH_PATH: &str = "/sys/module/firmware_class/parameters/path";
@@ -211,8 +210,8 @@ fn another_configuration_or_other_modules_replace_the_driver() {
 fn a_driver_in_use_is_refused_by_who_uses_it() {
     let bench = bench();
     start_and_kill(&bench, &digest("1"));
-    bench.host_module("nvidia_fs", "nvidia");
-    bench.loaded_from_host(&["nvidia_fs"]);
+    bench.host_module("nvidia_vgpu_vfio", "nvidia");
+    bench.loaded_from_host(&["nvidia_vgpu_vfio"]);
     bench.kernel.users.borrow_mut().insert("nvidia_uvm".into(), 1);
     bench.file("/proc/4711/comm", "python3\n");
     bench.file("/proc/4711/fd/keep", "");
@@ -225,7 +224,7 @@ fn a_driver_in_use_is_refused_by_who_uses_it() {
     assert_eq!(
         error.to_string(),
         "the NVIDIA driver is in use and stays loaded: unload nvidia_uvm: 1 reference(s) that no module holds, by \
-         process 4711 (python3) with /dev/nvidia-uvm open; unload nvidia: used by nvidia_fs"
+         process 4711 (python3) with /dev/nvidia-uvm open; unload nvidia: used by nvidia_vgpu_vfio"
     );
     assert!(error.hint().starts_with("end the pods and processes that use the GPUs"));
     assert_eq!(bench.calls(), [""; 0], "nothing was touched");
@@ -383,11 +382,11 @@ fn gpus_behind_switches_need_their_fabric_manager() {
     bench.file("/proc/driver/nvidia-nvswitch/devices/0000:01:00.0/information", "");
     start_and_stop(&bench, &Settings::default()).unwrap();
     assert!(bench.log().contains("WARN  this node has NVSwitches and the image has no nv-fabricmanager"));
-    program(&bench, "nv-fabricmanager", "exit 1");
+    bench.program("nv-fabricmanager", "exit 1");
     let error = start_and_stop(&bench, &Settings::default()).unwrap_err();
     assert_eq!(error.to_string(), "nv-fabricmanager does not start: exit status: 1");
     assert_gone(&bench);
-    program(&bench, "nv-fabricmanager", "test \"$*\" = '-c /usr/share/nvidia/nvswitch/fabricmanager.cfg'");
+    bench.program("nv-fabricmanager", "test \"$*\" = '-c /usr/share/nvidia/nvswitch/fabricmanager.cfg'");
     start_and_stop(&bench, &Settings::default()).unwrap();
     assert!(bench.log().contains("INFO  started nv-fabricmanager"), "{}", bench.log());
 }
@@ -396,7 +395,7 @@ fn gpus_behind_switches_need_their_fabric_manager() {
 fn the_fabric_manager_of_the_fifth_generation_waits_for_infiniband() {
     let bench = bench();
     bench.file("/sys/class/infiniband/mlx5_0/device/vpd", "SW_MNG");
-    program(&bench, "nvidia-fabricmanager-start.sh", "");
+    bench.program("nvidia-fabricmanager-start.sh", "");
     let error = run(&bench.node(), &Settings::default(), &mut EndsAt(20)).unwrap_err();
     assert_eq!(error.to_string(), "SIGINT came before the drivers were ready");
     assert!(bench.log().contains("waits for mlx5_core and ib_umad"), "{}", bench.log());

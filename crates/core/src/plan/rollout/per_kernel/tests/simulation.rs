@@ -8,7 +8,8 @@ use crate::{
     kmod::Verdict,
     plan::{
         ARCH_LABEL, Change, Container, DaemonSetFacts, ImageContents, LiveDaemonSet, NodeAffinity, NodeFacts,
-        ObjectVersion, PlannedRollout, PodCount, PodFacts, Requirement, SelectorTerm, UpdateStrategy,
+        ObjectVersion, PlannedRollout, PlannedUpgrade, PodCount, PodFacts, Requirement, SelectorTerm,
+        UpdateStrategy,
         fixtures::{World, node},
     },
 };
@@ -69,6 +70,45 @@ impl Cluster {
         cluster.objects.insert("mft".to_owned(), original);
         cluster.settle();
         cluster
+    }
+
+    /// The same whose nodes get their driver in order.
+    pub(super) fn in_order(releases: &[&str], old: &[&str], upgrade: &Value) -> Self {
+        let mut cluster = Self::new(releases, old);
+        cluster.world.now = "2026-07-01T12:00:00Z".parse().unwrap();
+        let rollout = &mut cluster.world.image("mft").spec.rollout[0];
+        let mut spec = serde_json::to_value(&*rollout).unwrap();
+        spec["upgrade"] = upgrade.clone();
+        *rollout = serde_json::from_value(spec).unwrap();
+        cluster.object("mft").unwrap()["spec"]["updateStrategy"] = json!({"type": "OnDelete"});
+        cluster
+    }
+
+    /// Plans and takes every node one step further until nothing is left to do; no more nodes than one are ever taken.
+    pub(super) fn upgrade(&mut self) -> PlannedRollout {
+        let mut quiet = 0;
+        for _ in 0..2000 {
+            let planned = self.plan();
+            let steps = planned.upgrade.iter().flat_map(PlannedUpgrade::changes);
+            let changes: Vec<Change> = planned.changes.iter().chain(steps).cloned().collect();
+            quiet = if changes.is_empty() { quiet + 1 } else { 0 };
+            if quiet == 100 {
+                return planned;
+            }
+            for change in &changes {
+                self.apply(change);
+            }
+            self.settle();
+            self.pass_time(10);
+            let taken = self.world.snapshot.nodes.iter().filter(|node| node.unschedulable);
+            assert!(taken.count() <= 1, "{:?}", planned.upgrade);
+        }
+        panic!("no end of changes: {:?}", self.plan());
+    }
+
+    /// The image of each node's pod.
+    pub(super) fn running(&self) -> BTreeMap<&str, &str> {
+        self.pods.values().map(|pod| (pod.node.as_str(), pod.images["driver"].as_str())).collect()
     }
 
     /// The node gets another kernel, or a new node comes.
@@ -165,14 +205,21 @@ impl Cluster {
             Change::Node(change) => {
                 let nodes = &mut self.world.snapshot.nodes;
                 let node = nodes.iter_mut().find(|node| node.name == change.name).unwrap();
-                for (key, value) in &change.labels {
-                    match value {
-                        Some(value) => drop(node.labels.insert(key.clone(), value.clone())),
-                        None => drop(node.labels.remove(key)),
+                node.unschedulable = change.cordon.unwrap_or(node.unschedulable);
+                let node = &mut **node;
+                for (changes, found) in
+                    [(&change.labels, &mut node.labels), (&change.annotations, &mut node.annotations)]
+                {
+                    for (key, value) in changes {
+                        match value {
+                            Some(value) => drop(found.insert(key.clone(), value.clone())),
+                            None => drop(found.remove(key)),
+                        }
                     }
                 }
             }
-            Change::Restart(_) | Change::Resource(_) | Change::Check(_) => {
+            Change::Restart(restart) => self.pods.retain(|_, pod| pod.version.uid != restart.uid),
+            Change::Resource(_) | Change::Check(_) => {
                 panic!("not a change of this strategy: {change:?}")
             }
         }
@@ -184,11 +231,13 @@ impl Cluster {
         let mut pods = BTreeMap::new();
         for node in &self.world.snapshot.nodes {
             for set in sets.iter().filter(|set| set.reaches(node) == Some(true)) {
-                let image = &set.containers[0].image;
-                let uid = &set.live.as_ref().unwrap().version.uid;
+                let LiveDaemonSet { version: ObjectVersion { uid, .. }, update, .. } =
+                    set.live.as_ref().unwrap();
+                let key = (uid.clone(), node.name.clone());
+                let kept = self.pods.get(&key).filter(|_| *update == UpdateStrategy::OnDelete);
+                let image = kept.map_or(&set.containers[0].image, |kept| &kept.images["driver"]);
                 let works = !self.broken.contains(image)
                     && self.modules.get(image).is_some_and(|kernels| kernels.contains(&node.kernel_version));
-                let key = (uid.clone(), node.name.clone());
                 let old = self.pods.get(&key).filter(|old| old.images["driver"] == *image);
                 let pod = PodFacts {
                     namespace: "kube-system".to_owned(),
@@ -275,7 +324,10 @@ fn facts(object: &Value) -> DaemonSetFacts {
             annotations: strings(&metadata["annotations"]),
             labels: strings(&metadata["labels"]),
             match_labels: strings(&object["spec"]["selector"]["matchLabels"]),
-            update: UpdateStrategy::RollingUpdate,
+            update: match object["spec"]["updateStrategy"]["type"].as_str() {
+                Some("OnDelete") => UpdateStrategy::OnDelete,
+                _ => UpdateStrategy::RollingUpdate,
+            },
             max_unavailable: PodCount::Number(1),
             deleting: metadata["deletionTimestamp"].is_string(),
             manifest: std::sync::Arc::new(object.clone()),

@@ -4,10 +4,10 @@ use super::*;
 use crate::testing::Bench;
 
 const READY: &str = "/.driver-ready";
-const NVIDIA_PEERMEM: PeerMemory<'_> =
-    PeerMemory { module: "nvidia_peermem", owner: Owner::Others, ready_file: None, host_ofed: false };
-const NV_PEER_MEM: PeerMemory<'_> =
-    PeerMemory { module: "nv_peer_mem", owner: Owner::Us, ready_file: Some(READY), host_ofed: false };
+const NVIDIA_PEERMEM: Companion<'_> =
+    Companion { module: "nvidia_peermem", owner: Owner::Others, ready_file: None, ofed: Ofed::Container };
+const NV_PEER_MEM: Companion<'_> =
+    Companion { module: "nv_peer_mem", owner: Owner::Us, ready_file: Some(READY), ofed: Ofed::Container };
 
 /// What happens on the node between two looks, in order; then comes a signal.
 struct Story<'a>(std::vec::IntoIter<Box<dyn FnOnce() + 'a>>);
@@ -143,7 +143,7 @@ fn one_that_is_loaded_already_is_kept() {
 fn the_hosts_ofed_needs_no_ready_file() {
     let bench = bench();
     bench.file(state::PROBED, "");
-    let host_ofed = PeerMemory { host_ofed: true, ..NVIDIA_PEERMEM };
+    let host_ofed = Companion { ofed: Ofed::Host, ..NVIDIA_PEERMEM };
     host_ofed.run(&bench.node(), &mut story(vec![Box::new(|| {})])).unwrap();
     assert_eq!(bench.calls(), ["load nvidia_peermem of the image"]);
 }
@@ -169,7 +169,7 @@ fn a_pair_that_does_not_fit_is_named_with_its_remedy() {
         let error = NVIDIA_PEERMEM.run(&bench.node(), &mut story(vec![Box::new(|| {})])).unwrap_err();
         assert!(error.to_string().starts_with("load nvidia_peermem from /lib/modules/"), "{error}");
         assert!(
-            error.hint().contains("was not compiled against the OFED and the GPU driver"),
+            error.hint().contains("was not compiled against the OFED and the GPU driver that is loaded"),
             "{}",
             error.hint()
         );
@@ -260,7 +260,7 @@ fn nv_peer_mem_that_does_not_load_leaves_no_ready_file() {
 
 #[test]
 fn the_ready_file_can_be_another() {
-    let parse = |words: &[&'static str]| PeerMemory::nv_peer_mem(words, |_| None);
+    let parse = |words: &[&'static str]| Companion::nv_peer_mem(words, |_| None);
     let bench = bench();
     ready(&bench);
     let peer_memory = parse(&["--ready-file", "/run/mellanox/peer/.ready"]).unwrap();
@@ -277,4 +277,35 @@ fn the_ready_file_can_be_another() {
     ] {
         assert_eq!(parse(words), None, "{words:?}");
     }
+}
+
+/// Without OFED; the device file has a number of its own at each load.
+#[test]
+fn storage_and_copies_stand_upon_the_gpu_driver_alone() {
+    let install = |program| Companion::install(program, &["install"]).unwrap();
+    for (program, module) in [("nvidia-gds-driver", "nvidia_fs"), ("nvidia-gdrcopy-driver", "gdrdrv")] {
+        let bench = bench();
+        bench.image_module(module, "nvidia");
+        bench.file("/proc/devices", "Character devices:\n  1 mem\n236 gdrdrv\n\nBlock devices:\n  7 loop\n");
+        bench.file("/dev/gdrdrv", "of another time");
+        bench.file("/run/nvidia/driver/dev/null", "");
+        let mut story = story(vec![
+            Box::new(|| assert_eq!(bench.calls(), [""; 0])),
+            Box::new(|| bench.file(state::DAEMONS, "Ready\n")),
+        ]);
+        install(program).run(&bench.node(), &mut story).unwrap();
+        let mut calls = vec![format!("load {module} of the image")];
+        if module == "gdrdrv" {
+            calls.push("device /dev/gdrdrv 236".to_owned());
+            calls.push("device /run/nvidia/driver/dev/gdrdrv 236".to_owned());
+        }
+        assert_eq!(bench.calls(), calls, "the GPU driver's container unloads it");
+    }
+    let bench = bench();
+    bench.image_module("gdrdrv", "nvidia");
+    bench.file(state::DAEMONS, "Ready\n");
+    let error =
+        install("nvidia-gdrcopy-driver").run(&bench.node(), &mut story(vec![Box::new(|| {})])).unwrap_err();
+    assert!(error.to_string().contains("/proc/devices has no number for it"), "{error}");
+    assert_eq!(Companion::install("nvidia-gds-driver", &[]), None);
 }

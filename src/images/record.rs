@@ -1,7 +1,7 @@
-//! Adapter: the record of when each kernel was last seen, kept in the registry, so that the decision which images are for
-//! kernels that are gone needs nothing of this machine.
+//! Adapter: what the registry remembers beside images: when each kernel was last seen, so that the decision which images are for
+//! kernels that are gone needs nothing of this machine; and how long builds took.
 //!
-//! One manifest under one tag of `kernels`, the record in an annotation. Its tag moves, as no image's does: it is no
+//! One manifest under one tag of `kernels` each, the record in an annotation. Its tag moves, as no image's does: it is no
 //! content but a memory. Writers put together what they and others know, so that it does not matter who comes last.
 
 use std::{
@@ -14,17 +14,18 @@ use jiff::{Timestamp, civil::Date, tz::TimeZone};
 use crate::{
     error_chain,
     image::{Repository, Version},
-    oci::{self, Descriptor, ImageManifest, annotations, media_type},
+    oci::{self, Descriptor, ImageManifest, Record, annotations, media_type},
     parts::{Parts, Result, TargetError},
-    plan::{KernelKey, KernelRecord},
+    plan::{BuildTimes, Cell, KernelKey, KernelRecord},
     registry::{MAX_TRIES, RegistryError, pause_before},
 };
 
 /// The repository, below the registry's prefix. No driver image can have this name.
 pub const REPOSITORY: &str = "kernels";
-const TAG: &str = "last-seen";
 /// Until it is tried again to write down what could not be: a registry that does not take it is not asked with each pass.
 const PATIENCE: Duration = Duration::from_hours(1);
+/// How long is waited for build times, which nothing depends on.
+const SHORT: Duration = Duration::from_secs(5);
 
 /// What was written down last: the same kernels are written down once a day.
 #[derive(Clone, Debug, Default)]
@@ -48,7 +49,7 @@ pub(crate) async fn record_kernels(parts: &Parts, kernels: BTreeSet<KernelKey>, 
         return;
     }
     let seen = KernelRecord::default().with(&kernels, today);
-    match add_to_kernel_record(parts, &seen).await {
+    match add_to_record(parts, &seen).await {
         Ok(()) => *last = LastRecord { written: Some((today, kernels)), failed: None },
         Err(TargetError::Cancelled) => {}
         Err(error) => {
@@ -58,33 +59,47 @@ pub(crate) async fn record_kernels(parts: &Parts, kernels: BTreeSet<KernelKey>, 
     }
 }
 
+/// Writes down how long a build took that compiled. That it cannot costs an estimate, and no build.
+pub(crate) async fn record_build(parts: &Parts, cell: &Cell, took: Duration) {
+    let times = BuildTimes::of(&cell.image, cell.target.arch, Timestamp::now(), took);
+    let written = tokio::time::timeout(SHORT, add_to_record(parts, &times)).await;
+    if !matches!(written, Ok(Ok(()))) {
+        let error = written.ok().and_then(Result::err).map(|error| error_chain(&error));
+        tracing::debug!(error, "how long a build took cannot be written down");
+    }
+}
+
+/// How long builds took, as far as the registry says so in time.
+pub(crate) async fn build_times(parts: &Parts) -> BuildTimes {
+    let read = tokio::time::timeout(SHORT, read_record(parts)).await;
+    read.ok().and_then(Result::ok).unwrap_or_default()
+}
+
 /// What the registry remembers; nothing where it has no record.
-pub(crate) async fn kernel_record(parts: &Parts) -> Result<KernelRecord> {
-    let (repository, version) = place_of_record(parts)?;
+pub(crate) async fn read_record<R: Record>(parts: &Parts) -> Result<R> {
+    let (repository, version) = place_of::<R>(parts)?;
     let stored = parts.registry.manifest(&repository, &version).await?;
-    let Some(stored) = stored else { return Ok(KernelRecord::default()) };
+    let Some(stored) = stored else { return Ok(R::default()) };
     let unusable = |reason: String| {
         TargetError::Registry(RegistryError::Protocol {
             host: parts.registry.describe(),
-            action: format!("read the record of kernels in {repository}{version}"),
+            action: format!("read the record in {repository}{version}"),
             reason,
         })
     };
     let manifest = ImageManifest::parse(&stored.bytes).map_err(|error| unusable(error.to_string()))?;
-    let text = manifest
-        .annotations
-        .get(annotations::KERNELS_SEEN)
-        .ok_or_else(|| unusable(format!("it has no annotation {}", annotations::KERNELS_SEEN)))?;
-    KernelRecord::parse(text).map_err(unusable)
+    let text = manifest.annotations.get(R::NOTE);
+    let text = text.ok_or_else(|| unusable(format!("it has no annotation {}", R::NOTE)))?;
+    R::parse(text).map_err(unusable)
 }
 
 /// Writes what is not in the record yet, then reads it again until it is: the protocol has no way to make others
 /// wait that write at the same time.
-pub(crate) async fn add_to_kernel_record(parts: &Parts, news: &KernelRecord) -> Result<()> {
-    let (repository, version) = place_of_record(parts)?;
+pub(crate) async fn add_to_record<R: Record>(parts: &Parts, news: &R) -> Result<()> {
+    let (repository, version) = place_of::<R>(parts)?;
     for attempt in 0..=MAX_TRIES {
         pause_before(attempt).await;
-        let known = kernel_record(parts).await?;
+        let known: R = read_record(parts).await?;
         let all = known.joined(news);
         if all == known {
             return Ok(());
@@ -96,25 +111,25 @@ pub(crate) async fn add_to_kernel_record(parts: &Parts, news: &KernelRecord) -> 
     }
     Err(TargetError::Registry(RegistryError::Protocol {
         host: parts.registry.describe(),
-        action: format!("write the record of kernels to {repository}{version}"),
+        action: format!("write the record in {repository}{version}"),
         reason: format!("what is added is gone again, {MAX_TRIES} times"),
     }))
 }
 
-fn place_of_record(parts: &Parts) -> Result<(Repository, Version)> {
+fn place_of<R: Record>(parts: &Parts) -> Result<(Repository, Version)> {
     let repository = parts.location.repository(REPOSITORY)?;
-    Ok((repository, Version::Tag(TAG.parse()?)))
+    Ok((repository, Version::Tag(R::TAG.parse()?)))
 }
 
-fn manifest(record: &KernelRecord) -> Result<Vec<u8>> {
+fn manifest<R: Record>(record: &R) -> Result<Vec<u8>> {
     let empty = || Descriptor::of(media_type::OCI_EMPTY, oci::EMPTY);
     let notes = [
         (annotations::CREATED, oci::CREATED.to_owned()),
-        (annotations::TITLE, "when each kernel was last seen".to_owned()),
-        (annotations::KERNELS_SEEN, record.to_text()),
+        (annotations::TITLE, R::TITLE.to_owned()),
+        (R::NOTE, record.to_text()),
     ];
     let manifest = ImageManifest {
-        artifact_type: Some(media_type::KERNEL_RECORD.to_owned()),
+        artifact_type: Some(R::KIND.to_owned()),
         annotations: notes.into_iter().map(|(key, note)| (key.to_owned(), note)).collect::<BTreeMap<_, _>>(),
         ..ImageManifest::new(empty(), vec![empty()])
     };

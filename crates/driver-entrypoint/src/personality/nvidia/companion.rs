@@ -1,5 +1,5 @@
-//! Peer memory's containers: keep a module loaded as long as OFED and the GPU driver are there, and load it again
-//! when they were replaced.
+//! Containers beside the GPU driver's, for peer memory, GPUDirect Storage and GDRCopy: keep a module loaded as long as the GPU
+//! driver, and OFED where it stands upon that, are there, and load it again when they were replaced.
 
 use std::time::Duration;
 
@@ -36,16 +36,43 @@ usage: driver-entrypoint nv-peer-mem [--ready-file PATH]
 Loads nv_peer_mem as soon as OFED and the GPU driver are ready, unloads it when one of them goes and at a signal.
 USE_HOST_MOFED=true: OFED is the host's own. The ready file is /.driver-ready unless another is named.";
 
-/// A container for a peer-memory module.
+/// How `nvidia-gds-driver` and `nvidia-gdrcopy-driver` are used.
+pub(crate) const INSTALL_USAGE: &str = "\
+usage: nvidia-gds-driver install        load nvidia-fs as soon as the GPU driver is ready, and again whenever it was replaced
+       nvidia-gdrcopy-driver install    the same for gdrdrv, with its device file /dev/gdrdrv";
+
+/// A container for a module that stands upon the GPU driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PeerMemory<'a> {
+pub(crate) struct Companion<'a> {
     pub(crate) module: &'a str,
     pub(crate) owner: Owner,
     /// There while the module is loaded where it belongs.
     pub(crate) ready_file: Option<&'a str>,
-    /// OFED is the host's own.
-    pub(crate) host_ofed: bool,
+    pub(crate) ofed: Ofed,
 }
+
+/// Does a module stand upon OFED, and upon which?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ofed {
+    /// It does not.
+    Unused,
+    /// That of a container.
+    Container,
+    /// The host's own.
+    Host,
+}
+
+impl Ofed {
+    /// `USE_HOST_MOFED`.
+    pub(crate) fn of(is_host: bool) -> Self {
+        if is_host { Self::Host } else { Self::Container }
+    }
+}
+
+/// GDRCopy's module, which makes no device file by itself; its applications know this one (`insmod.sh` of GDRCopy).
+const GDRDRV: &str = "gdrdrv";
+/// Where device files are made: for the host, and for the containers that the container toolkit gives the GPU driver's root to.
+const DEVICE_DIRECTORIES: [&str; 3] = ["/dev", "/proc/1/root/dev", "/run/nvidia/driver/dev"];
 
 /// What is remembered from one look to the next.
 #[derive(Default)]
@@ -59,7 +86,7 @@ struct Memory {
     is_ready: bool,
 }
 
-impl<'a> PeerMemory<'a> {
+impl<'a> Companion<'a> {
     /// `nv-peer-mem`: the container of `nv_peer_mem`, for GPU drivers before 470. From the words after its name and the
     /// environment.
     pub(crate) fn nv_peer_mem(
@@ -71,10 +98,18 @@ impl<'a> PeerMemory<'a> {
             ["--ready-file", path] => path,
             _ => return None,
         };
-        let host_ofed = variable("USE_HOST_MOFED").is_some_and(|value| value == "true");
+        let ofed = Ofed::of(variable("USE_HOST_MOFED").is_some_and(|value| value == "true"));
         let is_path = is_plain_path(ready_file) && !ready_file.ends_with('/');
         let (module, ready_file) = ("nv_peer_mem", Some(ready_file));
-        is_path.then_some(Self { module, owner: Owner::Us, ready_file, host_ofed })
+        is_path.then_some(Self { module, owner: Owner::Us, ready_file, ofed })
+    }
+
+    /// `nvidia-gds-driver install` and `nvidia-gdrcopy-driver install`, from the program's name and the words after it. The GPU
+    /// driver's container, in the same pod, unloads their modules.
+    pub(crate) fn install(program: &str, arguments: &[&str]) -> Option<Self> {
+        let module = if program == "nvidia-gds-driver" { "nvidia_fs" } else { GDRDRV };
+        let companion = Self { module, owner: Owner::Others, ready_file: None, ofed: Ofed::Unused };
+        (*arguments == ["install"]).then_some(companion)
     }
 
     /// Until a signal comes, or the module cannot be loaded.
@@ -138,7 +173,12 @@ impl<'a> PeerMemory<'a> {
     }
 
     fn see(&self, node: &Node<'_>, loaded: &Loaded, memory: &mut Memory) -> Seen {
-        let by_file = state::is_ofed_ready(node, loaded, self.host_ofed);
+        let gpu = state::is_gpu_ready(node, loaded, self.owner == Owner::Others);
+        let is_loaded = loaded.contains(self.module);
+        if self.ofed == Ofed::Unused {
+            return Seen { ofed: true, gpu, loaded: is_loaded, ib_core: None };
+        }
+        let by_file = state::is_ofed_ready(node, loaded, self.ofed == Ofed::Host);
         memory.ofed_file |= by_file;
         let by_sources = self.owner == Owner::Us
             && !memory.ofed_file
@@ -146,8 +186,8 @@ impl<'a> PeerMemory<'a> {
             && node.paths.at(OFED_SOURCES).exists();
         Seen {
             ofed: by_file || by_sources,
-            gpu: state::is_gpu_ready(node, loaded, self.owner == Owner::Others),
-            loaded: loaded.contains(self.module),
+            gpu,
+            loaded: is_loaded,
             ib_core: loaded.identity(&node.paths, "ib_core"),
         }
     }
@@ -155,7 +195,8 @@ impl<'a> PeerMemory<'a> {
     fn load(&self, node: &Node<'_>) -> Result<(), Error> {
         let index = driver::index(node, Some(GPU_MODULES))?;
         let loader = Loader { node, index: &index, parameters: &Parameters::read(&node.paths) };
-        loader.load(self.module).map(drop).map_err(|error| self.explain(error))
+        loader.load(self.module).map(drop).map_err(|error| self.explain(error))?;
+        if self.module == GDRDRV { make_device_files(node) } else { Ok(()) }
     }
 
     /// The pair that is not a pair is the usual failure here.
@@ -165,9 +206,10 @@ impl<'a> PeerMemory<'a> {
                 if name == self.module
                     && matches!(refusal.errno, Errno::NOENT | Errno::INVAL | Errno::NOEXEC) =>
             {
+                let both = if self.ofed == Ofed::Unused { "" } else { "OFED and the " };
                 let hint = format!(
-                    "{name} was not compiled against the OFED and the GPU driver that are loaded here: build its image \
-                     with both in spec.needs, and roll the three out together"
+                    "{name} was not compiled against the {both}GPU driver that is loaded here: build its image with what it \
+                     stands upon in spec.needs, and roll them out together"
                 );
                 Error::new(error.to_string(), hint)
             }
@@ -211,6 +253,25 @@ impl<'a> PeerMemory<'a> {
     fn clear_ready(&self, node: &Node<'_>) -> Result<(), Error> {
         self.ready_file.map_or(Ok(()), |file| files::clear_ready(node, file))
     }
+}
+
+/// Makes GDRCopy's device file anew, because its number is another one each time.
+fn make_device_files(node: &Node<'_>) -> Result<(), Error> {
+    let devices = files::text(node.paths.at("/proc/devices")).unwrap_or_default();
+    let numbers = devices.lines().filter_map(|line| line.trim().split_once(' '));
+    let number = numbers.filter(|(_, name)| *name == GDRDRV).find_map(|(number, _)| number.parse().ok());
+    let number = number.ok_or_else(|| {
+        Error::new("gdrdrv is loaded, and /proc/devices has no number for it", "look at dmesg on the node")
+    })?;
+    for directory in DEVICE_DIRECTORIES.iter().filter(|directory| node.paths.at(directory).is_dir()) {
+        let path = format!("{directory}/{GDRDRV}");
+        files::remove(node, &path)?;
+        node.kernel
+            .make_device(&node.paths.at(&path), number)
+            .map_err(Error::on("make device", path.as_str()))?;
+        node.log.step(format!("made {path} (character device {number}:0)"));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,0 +1,96 @@
+//! Pure: toolchains for kernels of another architecture than the machine's, of Debian's and Ubuntu's packages.
+
+use super::Architecture;
+use crate::definition::{
+    BootstrapSpec,
+    checked::{PackageToInstall, Suite},
+};
+
+/// Tools that kbuild runs on the machine that compiles (`fixdep`, `modpost`, `genksyms`): Debian's kernels have them in a package
+/// of their own, of which header packages want the kernel's architecture.
+const BUILD_TOOLS: &str = "linux-kbuild-";
+
+/// What compiles on a machine of another architecture for kernels of `target`, in the place of a toolchain of their own: the same
+/// packages, with cross compilers for compilers, and kbuild's tools for this machine, by the packages that the kernel's headers
+/// came from (`name=version ...`) and the suites that have these. `None` where there is no such package: then the headers' tools
+/// run on their own architecture only.
+pub fn cross_toolchain(
+    own: &BootstrapSpec,
+    target: Architecture,
+    headers: &[String],
+    suites: &[Suite],
+) -> Option<BootstrapSpec> {
+    let names = headers.iter().filter_map(|package| package.split(['=', ' ']).next());
+    let tools = names.filter(|name| name.starts_with(BUILD_TOOLS)).map(str::parse);
+    let tools: Vec<PackageToInstall> = tools.collect::<Result<_, _>>().ok()?;
+    let compilers = own.include.iter().map(|package| cross_package(package, target));
+    let include = compilers.collect::<Option<Vec<_>>>()?.into_iter().chain(tools.iter().cloned()).collect();
+    let mut extra_suites = own.extra_suites.clone();
+    extra_suites.extend(suites.iter().filter(|suite| **suite != own.suite).cloned());
+    extra_suites.sort();
+    extra_suites.dedup();
+    (!tools.is_empty()).then(|| BootstrapSpec { extra_suites, include, ..own.clone() })
+}
+
+/// The package that compiles for an architecture in the place of one that compiles for its own (`gcc-12-aarch64-linux-gnu`). The
+/// others are of use on any machine.
+fn cross_package(package: &PackageToInstall, target: Architecture) -> Option<PackageToInstall> {
+    let name = package.split(['=', ':', '/']).next().unwrap_or_default();
+    let (program, major) = name.split_once('-').unwrap_or((name, ""));
+    let is_compiler = matches!(program, "gcc" | "g++" | "cpp") && major.bytes().all(|b| b.is_ascii_digit());
+    let other = match name {
+        "libc6-dev" => format!("libc6-dev-{target}-cross"),
+        _ if is_compiler || name == "binutils" => {
+            format!("{name}-{}-linux-gnu", target.gnu_name().replace('_', "-"))
+        }
+        _ => return Some(package.clone()),
+    };
+    other.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(include: &[&str]) -> BootstrapSpec {
+        serde_json::from_value(serde_json::json!({"suite": "bookworm", "include": include})).unwrap()
+    }
+
+    #[test]
+    fn compilers_are_cross_compilers_and_the_rest_is_this_machine_s() {
+        let own = spec(&[
+            "gcc",
+            "gcc-12",
+            "g++-12=12.2.0-14",
+            "libc6-dev",
+            "binutils",
+            "make",
+            "gcc-12-doc",
+            "libelf1",
+        ]);
+        let headers = [
+            "linux-headers-6.1.0-50-arm64=6.1.170-3 sha256:00",
+            "linux-headers-6.1.0-50-common=6.1.170-3 sha256:01",
+            "linux-kbuild-6.1=6.1.170-3 sha256:02",
+        ]
+        .map(str::to_owned);
+        let suites = ["bookworm", "bookworm-security"].map(|suite| suite.parse().unwrap());
+        let made = |target| cross_toolchain(&own, target, &headers, &suites).unwrap();
+        // The tools of a security update are in its suite alone.
+        assert_eq!(made(Architecture::Arm64).extra_suites, suites[1..]);
+        let names =
+            |target| made(target).include.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+        assert_eq!(
+            names(Architecture::Arm64),
+            "gcc-aarch64-linux-gnu gcc-12-aarch64-linux-gnu g++-12-aarch64-linux-gnu libc6-dev-arm64-cross \
+             binutils-aarch64-linux-gnu make gcc-12-doc libelf1 linux-kbuild-6.1"
+        );
+        assert!(names(Architecture::Amd64).starts_with("gcc-x86-64-linux-gnu gcc-12-x86-64-linux-gnu "));
+    }
+
+    #[test]
+    fn headers_without_tools_for_this_machine_give_none() {
+        let imported = ["headers.tar.xz sha256:00".to_owned()];
+        assert_eq!(cross_toolchain(&spec(&["gcc-12"]), Architecture::Arm64, &imported, &[]), None);
+    }
+}

@@ -1,0 +1,53 @@
+//! Pure: the nodes of a rollout by kernel, as an upgrade in order takes them: each gets the image of its kernel's copy, by being
+//! handed over to the copy, or by a new pod of it.
+
+use super::{
+    super::{
+        copy::{CopyRecord, FoundCopy},
+        upgrade::{has_same, in_order, pods_by_node},
+    },
+    Context, Fleet, OriginalNote,
+    fleet::Member,
+};
+use crate::plan::{DriverPod, PlannedUpgrade, UpgradeNode};
+
+/// The plan of its upgrade. There is none before the original keeps off nodes that are handed over, nor when a person has taken the
+/// rollout back.
+pub(super) fn planned(context: &Context<'_>, fleet: &Fleet<'_>) -> Option<PlannedUpgrade> {
+    let Fleet { original, container, members, .. } = fleet;
+    if !original.is_fenced() || OriginalNote::read(original.live).is_rolled_back() {
+        return None;
+    }
+    let pods = pods_by_node(context.inputs.snapshot);
+    let contents = &context.inputs.observed.contents;
+    let nodes = members.iter().map(|member| {
+        let kernel = member.target.as_ref().ok();
+        let copy = kernel.and_then(|kernel| original.copies.get(kernel));
+        let target = copy.filter(|copy| is_usable(fleet, copy, member));
+        let target = target.and_then(|copy| copy.image(container)).unwrap_or_default();
+        let owner = if member.handed_over { copy.map(|copy| copy.live) } else { Some(original.live) };
+        let pod = owner.and_then(|live| pods.get(&(live.version.uid.as_str(), member.node.name.as_str())));
+        let driver = pod.copied().map(|pod| {
+            let held = pod.images.get(*container).map_or("", String::as_str);
+            let release = kernel.map_or("", |kernel| kernel.release.as_str());
+            let is_alike = held == target || has_same(release, contents.get(held), contents.get(target));
+            DriverPod { pod, is_current: member.handed_over && is_alike }
+        });
+        UpgradeNode {
+            target,
+            hand_over: (!member.handed_over).then_some(original.label.as_str()),
+            fits: kernel.map(|_| !target.is_empty()),
+            ..UpgradeNode::of(member.node, driver)
+        }
+    });
+    in_order(context, original.facts, original.live, nodes.collect())
+}
+
+/// May the node have the copy's pod?
+fn is_usable(fleet: &Fleet<'_>, copy: &FoundCopy<'_>, member: &Member<'_>) -> bool {
+    let has_failed = copy.record.as_ref().is_none_or(CopyRecord::is_failed);
+    !copy.live.deleting
+        && copy.belongs_to(fleet.original.live)
+        && !has_failed
+        && fleet.would_take(copy, member.node)
+}

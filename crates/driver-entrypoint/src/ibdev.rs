@@ -1,0 +1,76 @@
+//! `ibdev2netdev`: which network interface belongs to which RDMA device, in the form of OFED's script of that name, which people and
+//! their scripts call in its container.
+
+use std::{
+    io::{self, Write as _},
+    path::Path,
+    process::ExitCode,
+};
+
+use crate::{
+    files::{entries, text},
+    node::Paths,
+};
+
+/// The command; options of the script are accepted, and say nothing more.
+pub(crate) fn main() -> ExitCode {
+    let lines = lines(&Paths::new("/"));
+    let text: String = lines.into_iter().map(|line| line + "\n").collect();
+    if io::stdout().write_all(text.as_bytes()).is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// `mlx5_0 port 1 ==> ens2f0 (Up)`, a line for each port that has an interface.
+fn lines(paths: &Paths) -> Vec<String> {
+    let mut lines = Vec::new();
+    for device in entries(paths.at("/sys/class/infiniband")) {
+        lines.extend(entries(device.join("ports")).iter().filter_map(|port| line(paths, &device, port)));
+    }
+    lines
+}
+
+fn line(paths: &Paths, device: &Path, port: &Path) -> Option<String> {
+    let number = port.file_name()?.to_str()?;
+    let interface = interface(device, port, number)?;
+    let state = text(paths.at("/sys/class/net").join(&interface).join("operstate"))?;
+    let state = if state == "up" { "Up" } else { "Down" };
+    Some(format!("{} port {number} ==> {interface} ({state})", device.file_name()?.to_str()?))
+}
+
+/// That of the port's first address; InfiniBand's ports have none, and are told by their number, from 0 on.
+fn interface(device: &Path, port: &Path, number: &str) -> Option<String> {
+    let of_address = text(port.join("gid_attrs/ndevs/0")).filter(|name| !name.is_empty());
+    of_address.or_else(|| {
+        let number: u32 = number.parse().ok()?;
+        let mut interfaces = entries(device.join("device/net")).into_iter();
+        let found = interfaces.find(|path| {
+            text(path.join("dev_port")).and_then(|port| port.parse::<u32>().ok()) == number.checked_sub(1)
+        });
+        Some(found?.file_name()?.to_str()?.to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Bench;
+
+    /// The lines of the Network Operator's own documentation.
+    #[test]
+    fn ports_have_their_interfaces() {
+        let bench = Bench::new();
+        let port = |device: &str, number: u32| format!("/sys/class/infiniband/{device}/ports/{number}");
+        bench.file(&format!("{}/gid_attrs/ndevs/0", port("mlx5_0", 1)), "ens2f0\n");
+        bench.file("/sys/class/net/ens2f0/operstate", "up\n");
+        bench.file(&format!("{}/gid_attrs/ndevs/0", port("mlx5_1", 1)), "\n");
+        for (interface, number) in [("ib0", 0), ("ib1", 1)] {
+            let path = format!("/sys/class/infiniband/mlx5_1/device/net/{interface}/dev_port");
+            bench.file(&path, &number.to_string());
+            bench.file(&format!("/sys/class/net/{interface}/operstate"), "down\n");
+        }
+        bench.file(&format!("{}/state", port("mlx5_1", 2)), "4: ACTIVE\n");
+        bench.file(&format!("{}/state", port("mlx5_2", 1)), "4: ACTIVE\n");
+        let wanted =
+            ["mlx5_0 port 1 ==> ens2f0 (Up)", "mlx5_1 port 1 ==> ib0 (Down)", "mlx5_1 port 2 ==> ib1 (Down)"];
+        assert_eq!(lines(&bench.node().paths), wanted);
+    }
+}

@@ -1,0 +1,88 @@
+//! `ocp_dtk_entrypoint`: what the GPU Operator calls on OpenShift where drivers are not precompiled to it. It puts a container of the
+//! cluster's driver toolkit into the pod, which is to compile what the driver's container hands to it in a shared directory
+//! (`controllers/object_controls.go`, `assets/state-driver` of the operator). Here all is compiled already: the toolkit's container
+//! gets this very program, which says so, and waits.
+
+use std::fs;
+
+use crate::{error::Error, files, node::Node, signals::Ending};
+
+/// How it is used.
+pub(crate) const USAGE: &str = "\
+usage: ocp_dtk_entrypoint nv-ctr-run-with-dtk        nvidia-driver init
+       ocp_dtk_entrypoint gds-ctr-run-with-dtk       nvidia-gds-driver install
+       ocp_dtk_entrypoint gdrcopy-ctr-run-with-dtk   nvidia-gdrcopy-driver install
+       ocp_dtk_entrypoint dtk-build-driver           for the container of the driver toolkit: waits, because nothing is to be compiled";
+
+/// The directory that the pod's containers share.
+const SHARED: &str = "/mnt/shared-nvidia-driver-toolkit";
+/// This program.
+const PROGRAM: &str = "/proc/self/exe";
+
+/// The words that follow instead of a role of the operator's; `None` for the role of the toolkit's container.
+pub(crate) fn words(arguments: &[&str]) -> Result<Option<[&'static str; 2]>, String> {
+    Ok(match *arguments {
+        ["nv-ctr-run-with-dtk"] => Some(["nvidia-driver", "init"]),
+        ["gds-ctr-run-with-dtk"] => Some(["nvidia-gds-driver", "install"]),
+        ["gdrcopy-ctr-run-with-dtk"] => Some(["nvidia-gdrcopy-driver", "install"]),
+        ["dtk-build-driver"] => None,
+        _ => return Err(USAGE.to_owned()),
+    })
+}
+
+/// Hands this program to the toolkit's container, which waits for it. Once is enough: it may run there by now.
+pub(crate) fn hand_over(node: &Node<'_>) -> Result<(), Error> {
+    let prepared = format!("{SHARED}/dir_prepared");
+    if !node.paths.at(SHARED).is_dir() || node.paths.at(&prepared).exists() {
+        return Ok(());
+    }
+    let place = format!("{SHARED}/ocp_dtk_entrypoint");
+    // Its permissions come with it.
+    fs::copy(node.paths.at(PROGRAM), node.paths.at(&place)).map_err(Error::on("write", place.as_str()))?;
+    files::write(node, &prepared, "")?;
+    node.log.step("the driver toolkit's container has nothing to compile");
+    Ok(())
+}
+
+/// In the toolkit's container: says that all is compiled, which other images' containers ask for.
+pub(crate) fn wait(node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), Error> {
+    for mark in ["driver_build_started", "driver_built"] {
+        files::write(node, &format!("{SHARED}/{mark}"), "")?;
+    }
+    node.log.step("nothing is to be compiled: the driver's image has its modules");
+    let signal = ending.wait();
+    node.log.step(format!("caught {signal}: stopping"));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Bench, EndsWhenReady};
+
+    #[test]
+    fn the_toolkits_container_gets_the_program_and_waits() {
+        let bench = Bench::new();
+        hand_over(&bench.node()).unwrap();
+        assert_eq!(bench.log(), "", "the pod has no such container");
+        bench.file(PROGRAM, "program");
+        bench.file(&format!("{SHARED}/.keep"), "");
+        hand_over(&bench.node()).unwrap();
+        assert_eq!(bench.text(&format!("{SHARED}/ocp_dtk_entrypoint")).unwrap(), "program");
+        assert!(bench.text(&format!("{SHARED}/dir_prepared")).is_some());
+        bench.file(PROGRAM, "another");
+        hand_over(&bench.node()).unwrap();
+        assert_eq!(bench.text(&format!("{SHARED}/ocp_dtk_entrypoint")).unwrap(), "program", "it runs");
+        let mut built = || assert!(bench.text(&format!("{SHARED}/driver_built")).is_some());
+        wait(&bench.node(), &mut EndsWhenReady(&mut built)).unwrap();
+    }
+
+    #[test]
+    fn roles_are_those_of_the_operator() {
+        assert_eq!(words(&["nv-ctr-run-with-dtk"]), Ok(Some(["nvidia-driver", "init"])));
+        assert_eq!(words(&["dtk-build-driver"]), Ok(None));
+        for wrong in [&[][..], &["nv-ctr-run-with-dtk", "x"], &["build"]] {
+            assert!(words(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

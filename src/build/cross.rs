@@ -1,0 +1,60 @@
+//! Adapter: toolchains for kernels of another architecture than this machine's. They compile for the other one, and run here.
+
+use std::path::PathBuf;
+
+use super::job::Job;
+use crate::{
+    images::DEFAULT_PATH,
+    inputs::{HeaderSet, PackageRoot},
+    kernel::{Architecture, HeaderSource, Toolchain, cross_toolchain},
+    machine::native,
+    parts::{FindingKind, Result, TargetError},
+    template::steps::Base,
+};
+
+/// Is a cell's kernel for another architecture than this machine's?
+pub(super) fn is_foreign(job: &Job<'_>) -> bool {
+    job.cell.target.arch != native()
+}
+
+/// The toolchain as a tree, and what its steps find in their environment. It is made on this machine, of packages that apt has
+/// verified, and neither published nor part of the input hash: compilers of one version make the same modules wherever they run.
+pub(super) async fn toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(PathBuf, Base)> {
+    let (parts, target) = (job.parts, job.cell.target.arch);
+    let Toolchain::Bootstrap(own) = &job.toolchain else {
+        return Err(not_here(job, "its toolchain does not come from Debian's or Ubuntu's packages"));
+    };
+    let suites = match &*job.family.spec.headers_for(&job.cell.target, &job.cell.system) {
+        HeaderSource::Apt(apt) => apt.suites.to_vec(),
+        _ => Vec::new(),
+    };
+    let Some(spec) = cross_toolchain(own, target, &headers.origin, &suites) else {
+        return Err(not_here(job, "the tools in its headers run on that architecture"));
+    };
+    let root = PackageRoot::Toolchain(spec);
+    let bootstrap = || parts.fetcher.root_fs().bootstrap(&root, native());
+    let made = parts.retry("make a cross toolchain", bootstrap).await?;
+    let layers = vec![(made.digest, made.layer)];
+    let tree = parts.fetcher.root_fs().tree(layers, format!("cross toolchain for {target}")).await?;
+    let env = [("PATH", DEFAULT_PATH), ("ARCH", kbuild_name(target))];
+    let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    Ok((tree, Base { name: job.cell.base_name.clone(), env, ..Base::default() }))
+}
+
+/// `ARCH` of kbuild, which drivers' own makefiles heed as well: the kernel's architecture, where that is not `uname -m`.
+fn kbuild_name(arch: Architecture) -> &'static str {
+    match arch {
+        Architecture::Amd64 => "x86_64",
+        Architecture::Arm64 => "arm64",
+    }
+}
+
+fn not_here(job: &Job<'_>, why: &str) -> TargetError {
+    let (target, here) = (job.cell.target.arch, native());
+    let message = format!("modules for {target} cannot be compiled on this machine, which is {here}: {why}");
+    let hint = format!(
+        "build on a machine of {target}, or in a cluster that has one (--engine kubernetes); Debian's kernels, with a toolchain of packages, are \
+         compiled on both"
+    );
+    TargetError::finding(FindingKind::Compile, message, Some(hint))
+}

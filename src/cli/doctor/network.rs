@@ -1,0 +1,126 @@
+//! What the definitions name outside of this machine: does it answer, and what time is it there?
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+use futures::{StreamExt as _, stream};
+use jiff::SignedDuration;
+
+use super::Visit;
+use crate::{
+    cli::CliError,
+    error_chain,
+    image::{Definitions, DriverImage},
+    inputs::{
+        FetchError,
+        upstream::{Answer, Upstream, ask, mirrors, registry, upstreams},
+    },
+    kernel::{KernelFamily, match_family},
+    net::NetError,
+    parts::Parts,
+    plan::Plan,
+    registry::RegistryLocation,
+};
+
+/// Asked at the same time.
+const AT_ONCE: usize = 16;
+/// A clock that is so far off costs logins: who verifies tokens lets a minute pass (distribution's `auth/token`, `Leeway`). What is
+/// valid from now on, a certificate or an archive's list, is refused by one that is behind even less.
+const SKEW: SignedDuration = SignedDuration::from_secs(60);
+
+impl Visit {
+    /// Asks what the site's definitions name, and what a node calls for.
+    pub(super) async fn network(&mut self, parts: &Parts, plan: Option<&Plan>) {
+        let net = parts.fetcher.net();
+        let rules = &parts.definitions.site.mirrors;
+        let mut wanted: BTreeSet<Upstream> = rules.iter().flat_map(|rule| mirrors(net, rule)).collect();
+        let (images, families) = in_use(&parts.definitions, plan);
+        wanted.extend(images.into_iter().flat_map(|image| upstreams(net, image)));
+        wanted.extend(families.into_iter().flat_map(|family| upstreams(net, family)));
+        let asked = stream::iter(&wanted).map(|upstream| ask(&parts.fetcher, upstream));
+        let (mut hosts, mut forbidden, mut failed) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
+        for outcome in asked.buffer_unordered(AT_ONCE).collect::<Vec<_>>().await {
+            match outcome {
+                Ok(answer) => {
+                    hosts.insert(answer.host.clone());
+                    self.note_clock(answer);
+                }
+                Err(FetchError::Net(NetError::Offline { host, .. })) => {
+                    forbidden.insert(host);
+                }
+                // One host that is away is told once, whatever it was asked for.
+                Err(error) => {
+                    failed.insert(error_chain(&error), error);
+                }
+            }
+        }
+        for error in failed.into_values() {
+            let otherwise = "see that this machine finds and reaches the host, or is told of a proxy (`proxy` in site.yaml); or \
+                             name a mirror (`mirrors` there)";
+            self.failed("network", &CliError::from(error), otherwise);
+        }
+        let list = |hosts: BTreeSet<String>| hosts.into_iter().collect::<Vec<_>>().join(", ");
+        let left_out = (!forbidden.is_empty()).then(|| format!("left out by --offline: {}", list(forbidden)));
+        let reached = (!hosts.is_empty()).then(|| format!("answered: {}", list(hosts)));
+        let says: Vec<String> = reached.into_iter().chain(left_out).collect();
+        if !says.is_empty() {
+            self.note("network", Ok(says.join("; ")));
+        }
+        // That it does not answer was told.
+        if let RegistryLocation::Remote { host, .. } = &parts.location
+            && let Ok(answer) = ask(&parts.fetcher, &registry(net, [host.as_str()])).await
+        {
+            self.note_clock(answer);
+        }
+    }
+
+    fn note_clock(&mut self, Answer { host, clock_ahead }: Answer) {
+        self.clocks.extend(clock_ahead.map(|ahead| (host, ahead)));
+    }
+
+    /// Compares this machine's clock with those of all who told theirs.
+    pub(super) fn clock(&mut self) {
+        let clocks = std::mem::take(&mut self.clocks);
+        let off: Vec<_> = clocks.iter().filter(|(_, ahead)| ahead.abs() >= SKEW).collect();
+        let of_all = off.len() == clocks.len() && clocks.len() > 1;
+        for (host, ahead) in &off {
+            let by = SignedDuration::from_secs(ahead.abs().as_secs());
+            let side = if ahead.is_negative() { "behind" } else { "ahead of" };
+            let hint = if of_all {
+                "all others say so: set this machine's clock (timedatectl set-ntp true)"
+            } else {
+                "set the clock there, or this machine's if that is the wrong one (timedatectl set-ntp true): certificates, tokens \
+                 and package lists have a time from which on they count"
+            };
+            self.missing("clock", format!("the clock of {host} is {by:#} {side} this machine's"), hint);
+        }
+        if off.is_empty() && !clocks.is_empty() {
+            let hosts: Vec<&str> = clocks.keys().map(String::as_str).collect();
+            self.note("clock", Ok(format!("less than a minute from that of {}", hosts.join(", "))));
+        }
+    }
+}
+
+/// The definitions of the site's own directory, and those that a node calls for. What only comes with farrier names the hosts of
+/// all distributions.
+fn in_use<'a>(
+    definitions: &'a Definitions,
+    plan: Option<&Plan>,
+) -> (Vec<&'a DriverImage>, Vec<&'a KernelFamily>) {
+    let root = &definitions.root;
+    let is_own = |file: &str| !root.as_os_str().is_empty() && root.join(Path::new(file)).exists();
+    let cells = || plan.iter().flat_map(|plan| &plan.cells);
+    let called = |family: &KernelFamily| {
+        cells().any(|cell| {
+            let found = match_family(&definitions.families, &cell.target);
+            found.is_some_and(|found| found.metadata.name == family.metadata.name)
+        })
+    };
+    let images = definitions.images.values();
+    let images =
+        images.filter(|image| is_own("images") || cells().any(|cell| cell.image == image.metadata.name));
+    let families = definitions.families.iter().filter(|family| is_own(&family.file) || called(family));
+    (images.collect(), families.collect())
+}

@@ -1,0 +1,96 @@
+//! Pure: how long kernels have waited for their images, and rollouts for their end. State machines: what waits and the time come in
+//! as arguments.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// Since when something has waited.
+#[derive(Debug)]
+pub(super) struct Waits<K> {
+    open: BTreeMap<K, Instant>,
+}
+
+impl<K> Default for Waits<K> {
+    fn default() -> Self {
+        Self { open: BTreeMap::new() }
+    }
+}
+
+impl<K: Ord> Waits<K> {
+    /// Takes over what waits after a pass.
+    pub(super) fn update(&mut self, waiting: BTreeSet<K>, now: Instant) {
+        self.open.retain(|key, _| waiting.contains(key));
+        for key in waiting {
+            self.open.entry(key).or_insert(now);
+        }
+    }
+
+    /// What waits, and for how long.
+    pub(super) fn since(&self, now: Instant) -> impl Iterator<Item = (&K, Duration)> {
+        self.open.iter().map(move |(key, since)| (key, now - *since))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        kmod::Verdict,
+        plan::{HoldReason, OpenRollout, Plan, RolloutDecision, RolloutWait, open_rollouts, testing::Fleet},
+    };
+
+    const K47: &str = "6.1.0-47-amd64";
+
+    fn second(second: u64) -> Duration {
+        Duration::from_secs(second)
+    }
+
+    /// What is open at that second, with how long it has been.
+    fn seen(waits: &mut Waits<OpenRollout>, start: Instant, at: u64, plan: &Plan) -> Vec<(RolloutWait, u64)> {
+        waits.update(open_rollouts(plan), start + second(at));
+        waits.since(start + second(at)).map(|(open, since)| (open.state, since.as_secs())).collect()
+    }
+
+    #[test]
+    fn a_held_rollout_waits_until_it_is_settled() {
+        let (start, mut waits, mut fleet) = (Instant::now(), Waits::default(), Fleet::new(&[K47]));
+        let nothing: [(RolloutWait, u64); 0] = [];
+        // What waits for its image is the kernel's matter.
+        assert_eq!(seen(&mut waits, start, 0, &fleet.plan()), nothing);
+        fleet.publish(Verdict::Loads);
+        let lost = fleet.without_daemon_sets().plan();
+        assert_eq!(seen(&mut waits, start, 10, &lost), [(RolloutWait::Held, 0)]);
+        assert_eq!(seen(&mut waits, start, 70, &lost), [(RolloutWait::Held, 60)]);
+        // The same rollout, and something else.
+        assert_eq!(seen(&mut waits, start, 80, &fleet.plan()), [(RolloutWait::Unfinished, 0)]);
+        assert_eq!(seen(&mut waits, start, 95, &fleet.plan()), [(RolloutWait::Unfinished, 15)]);
+        let mut settled = fleet.plan();
+        settled.rollouts[0].decision = RolloutDecision::Settled { how: "as it should be".to_owned() };
+        assert_eq!(seen(&mut waits, start, 99, &settled), nothing);
+    }
+
+    #[test]
+    fn what_moves_is_not_stuck_and_what_a_person_holds_is_not_either() {
+        let (start, mut waits, mut fleet) = (Instant::now(), Waits::default(), Fleet::new(&[K47]));
+        fleet.publish(Verdict::Loads);
+        let mut plan = fleet.plan();
+        for (at, now) in [(0, "one"), (50, "two"), (90, "two")] {
+            plan.rollouts[0].decision = RolloutDecision::Steps { now: vec![now.to_owned()] };
+            let since = if at == 90 { 40 } else { 0 };
+            assert_eq!(seen(&mut waits, start, at, &plan), [(RolloutWait::Unfinished, since)]);
+        }
+        for (why, is_open) in [
+            (HoldReason::Paused, false),
+            (HoldReason::Disruption { detail: "no".to_owned() }, true),
+            (HoldReason::NotSynced { found: "another".to_owned() }, true),
+            (HoldReason::Proposed { branch: "b".to_owned() }, false),
+        ] {
+            plan.rollouts[0].decision = RolloutDecision::Hold(why);
+            assert_eq!(open_rollouts(&plan).len(), usize::from(is_open), "{:?}", plan.rollouts[0].decision);
+        }
+    }
+}

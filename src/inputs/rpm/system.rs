@@ -1,0 +1,207 @@
+//! Adapter: the packages of a whole system, as libsolv chooses them: the solver of dnf and zypper. Its tools read the metadata that
+//! was verified, and nothing else.
+
+use std::{
+    collections::BTreeSet,
+    io::{self, BufRead, Read as _},
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
+
+use fs_err::{self as fs, File};
+
+use super::{
+    Listed, Repositories, RpmPackage,
+    metadata::{self, Part},
+};
+use crate::{
+    archive,
+    blocking::stoppable,
+    image::checked::RpmName,
+    inputs::{FetchError, Result, process},
+};
+
+/// Bytes of one part of the metadata, unpacked. Fedora's lists of files have a quarter of it.
+const MOST_METADATA: u64 = 4 << 30;
+/// `repomd.xml` for the solver: it names the two parts that are looked at. What a repository names itself may lie anywhere.
+const REPOMD: &str = r#"<repomd><data type="primary"><location href="primary.xml"/></data><data type="filelists"><location href="filelists.xml"/></data></repomd>"#;
+/// Nothing that is only recommended; the others as dnf has them.
+const RULES: &str = "solverflags ignorerecommended yumobsoletes bestobeypolicy urpmreorder";
+
+/// A repository that is there, with what the solver has to know of it.
+struct Known {
+    places: Vec<String>,
+    primary: PathBuf,
+    filelists: Option<Part>,
+}
+
+impl Repositories {
+    /// The files of these packages and of what all of them need, without what is only recommended; in the order of their names.
+    /// `what` names in errors what they are for.
+    pub async fn system(&self, packages: &[RpmName], what: &str) -> Result<Vec<PathBuf>> {
+        match self.system_now(packages, what).await {
+            // Another signature will not be there next time.
+            Err(error @ FetchError::Signature { .. }) => Err(error),
+            // A package may have come since, or a newer one took its place.
+            Err(_) if self.renew().await? => self.system_now(packages, what).await,
+            outcome => outcome,
+        }
+    }
+
+    async fn system_now(&self, packages: &[RpmName], what: &str) -> Result<Vec<PathBuf>> {
+        self.download(&self.resolve(packages, what).await?).await
+    }
+
+    async fn resolve(&self, packages: &[RpmName], what: &str) -> Result<Vec<Listed>> {
+        let (listings, faults) = self.listings(self.fetcher.options.refresh).await;
+        // Without one of its repositories it would be another system, unless this site never has that one.
+        let is_fatal =
+            |fault: &FetchError| listings.is_empty() || !matches!(fault, FetchError::Status(_, 401 | 403));
+        if let Some(fault) = faults.into_iter().find(is_fatal) {
+            return Err(fault);
+        }
+        let without = self.without(&listings);
+        let mut known = Vec::new();
+        for listing in listings {
+            let Some(parts) = listing.parts else { continue };
+            let primary = self.part_of(&listing.places, &parts.primary).await?;
+            known.push(Known { places: listing.places, primary, filelists: parts.filelists });
+        }
+        // Most distributions require only files that `primary` names. The lists of all files are many times as large.
+        let chosen = match self.solve(&known, packages, false).await? {
+            Ok(chosen) => Ok(chosen),
+            Err(_) => self.solve(&known, packages, true).await?,
+        };
+        let chosen = chosen.map_err(|said| FetchError::Program {
+            action: format!("choose the packages of {what}"),
+            message: format!("{said}{without}"),
+            transient: false,
+        })?;
+        let listed = self.listed(known, chosen).await?;
+        let is_there = |name: &&RpmName| listed.iter().any(|listed| listed.package.name == name.as_str());
+        match packages.iter().find(|name| !is_there(name)) {
+            Some(name) => Err(FetchError::NoPackage(name.to_string(), what.to_owned())),
+            None => Ok(listed),
+        }
+    }
+
+    async fn part_of(&self, places: &[String], part: &Part) -> Result<PathBuf> {
+        let what = format!("the metadata of {}", places.first().map_or("", String::as_str));
+        self.fetch(places, &what, &part.location, &part.checksum).await
+    }
+
+    /// What libsolv chooses, each as `name-version.arch@number of the repository`; or why it cannot.
+    async fn solve(
+        &self,
+        known: &[Known],
+        packages: &[RpmName],
+        with_files: bool,
+    ) -> Result<Result<BTreeSet<String>, String>> {
+        let scratch = self.fetcher.cache.scratch()?;
+        for (number, repository) in known.iter().enumerate() {
+            let directory = scratch.path().join(number.to_string());
+            self.convert(repository, with_files, &directory).await?;
+        }
+        let repositories = (0..known.len()).map(|number| format!("repo {number} 0 solv {number}.solv"));
+        // The colon: this architecture alone, and `noarch`.
+        let rules = [format!("system :{} rpm", self.arch.gnu_name()), RULES.to_owned()];
+        let jobs = packages.iter().map(|name| format!("job install name {name}"));
+        let case: Vec<String> = repositories.chain(rules).chain(jobs).collect();
+        let file = scratch.path().join("case.t");
+        fs::write(&file, case.join("\n") + "\n")?;
+        let mut solve = process::command("testsolv");
+        solve.arg("-r").arg(&file);
+        Ok(chosen(&process::run(solve, "testsolv", || "choose packages".to_owned()).await?.stdout))
+    }
+
+    /// The repository in libsolv's form, in a file beside `directory`, which is made and removed.
+    async fn convert(&self, repository: &Known, with_files: bool, directory: &Path) -> Result<()> {
+        let Known { places, primary, filelists } = repository;
+        let mut parts = vec![(primary.clone(), "primary.xml")];
+        if let Some(filelists) = filelists.as_ref().filter(|_| with_files) {
+            parts.push((self.part_of(places, filelists).await?, "filelists.xml"));
+        }
+        let place = directory.to_owned();
+        stoppable(move |stop| {
+            fs::create_dir(&place)?;
+            fs::write(place.join("repomd.xml"), REPOMD)?;
+            parts.iter().try_for_each(|(from, name)| copy(&mut *opened(from, stop)?, &place.join(name)))
+        })
+        .await?;
+        let mut convert = process::command("repo2solv");
+        convert.arg("-F").arg("-o").arg(directory.with_extension("solv")).arg(directory);
+        let action = || format!("read the metadata of {}", places.join(", "));
+        process::run(convert, "repo2solv", action).await?;
+        Ok(fs::remove_dir_all(directory)?)
+    }
+
+    /// The chosen packages, as the repositories' metadata has them.
+    async fn listed(&self, known: Vec<Known>, chosen: BTreeSet<String>) -> Result<Vec<Listed>> {
+        let arch = self.arch;
+        stoppable(move |stop| {
+            let names: BTreeSet<&str> = chosen.iter().filter_map(|id| id.rsplitn(3, '-').nth(2)).collect();
+            let mut found = Vec::with_capacity(chosen.len());
+            for (number, Known { places, primary, .. }) in known.into_iter().enumerate() {
+                let id = |package: &RpmPackage| {
+                    let RpmPackage { name, epoch, version, arch, .. } = package;
+                    let epoch = if *epoch == 0 { String::new() } else { format!("{epoch}:") };
+                    format!("{name}-{epoch}{version}.{arch}@{number}")
+                };
+                let packages = metadata::primary(opened(&primary, stop)?, arch, &|name| names.contains(name));
+                let packages =
+                    packages.map_err(|source| FetchError::Metadata(primary.display().to_string(), source))?;
+                let fit = packages.into_iter().filter(|package| chosen.contains(&id(package)));
+                found.extend(fit.map(|package| Listed { package, places: places.clone() }));
+            }
+            // The links that `filesystem` has are there before what other packages put behind them.
+            found.sort_by_key(|Listed { package, .. }| (package.name != "filesystem", package.identity()));
+            // A repository may name one twice.
+            found.dedup_by(|a, b| a.package.name == b.package.name && a.package.version == b.package.version);
+            Ok(found)
+        })
+        .await
+    }
+}
+
+fn opened<'a>(part: &Path, stop: &'a AtomicBool) -> Result<Box<dyn BufRead + 'a>> {
+    let unreadable = |source| FetchError::Unpack(format!("the metadata {}", part.display()), source);
+    archive::decompressed(part, stop).map_err(unreadable)
+}
+
+fn copy(from: &mut dyn BufRead, to: &Path) -> Result<()> {
+    if io::copy(&mut from.take(MOST_METADATA), &mut File::create(to)?)? == MOST_METADATA {
+        let larger = io::Error::new(io::ErrorKind::FileTooLarge, format!("{} is too large", to.display()));
+        return Err(larger.into());
+    }
+    Ok(())
+}
+
+/// What `testsolv -r` says: `install make-1:4.3-8.el9.x86_64@0`, or `problem 1a2b info package x does not exist`.
+fn chosen(said: &str) -> Result<BTreeSet<String>, String> {
+    let problems = said.lines().filter(|line| line.starts_with("problem "));
+    let problems = problems.filter_map(|line| Some(line.split_once(" info ")?.1));
+    let problems: BTreeSet<&str> = problems.collect();
+    if !problems.is_empty() {
+        return Err(problems.into_iter().take(5).collect::<Vec<_>>().join("; "));
+    }
+    Ok(said.lines().filter_map(|line| line.strip_prefix("install ")).map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_solver_says() {
+        let said = "install bash-5.1.8-9.el9.x86_64@0\ninstall perl-4:5.32.1-1.noarch@1\n";
+        let found = chosen(said).unwrap();
+        let found: Vec<&str> = found.iter().map(String::as_str).collect();
+        assert_eq!(found, ["bash-5.1.8-9.el9.x86_64@0", "perl-4:5.32.1-1.noarch@1"]);
+        let said = "problem c1 info package gcc99 does not exist\nproblem c1 solution s1 deljob install name gcc99\n\
+            install bash-5.1.8-9.el9.x86_64@0\nproblem d1 info nothing provides libx.so.1()(64bit) needed by gcc-11-1.x86_64\n";
+        assert_eq!(
+            chosen(said).unwrap_err(),
+            "nothing provides libx.so.1()(64bit) needed by gcc-11-1.x86_64; package gcc99 does not exist"
+        );
+    }
+}

@@ -1,0 +1,155 @@
+//! Pure: the page of all rollouts: how each stands, how far its upgrade is, and what was written and why.
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::{
+    action::{Offer, Offers},
+    details::{Fact, NAMED, fact, text},
+    facts::Facts,
+    fleet::{Link, Listed, ago, node_link},
+    history::{Rewrite, record_state},
+};
+use crate::plan::{
+    Change, Earlier, FieldRecord, Forecast, PAUSED_ANNOTATION, PlannedRollout, PlannedUpgrade, RecordState,
+    RolloutDecision, UpgradeStage, UpgradeTurn, decided, upgrade_table,
+};
+
+/// All rollout targets.
+#[derive(Debug, Serialize)]
+pub struct RolloutsPage {
+    pub rollouts: Vec<RolloutView>,
+}
+
+/// One rollout target.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct RolloutView {
+    pub subject: String,
+    pub state: &'static str,
+    pub class: &'static str,
+    pub why: String,
+    pub facts: Vec<Fact>,
+    pub offers: Vec<Offer>,
+    pub upgrade: Option<UpgradeView>,
+    pub fields: Vec<FieldView>,
+    /// What a loop did since it began, the newest first.
+    pub done: Vec<Rewrite>,
+}
+
+/// How far an upgrade is.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct UpgradeView {
+    pub done: usize,
+    /// Nodes that have the new driver or are to get it.
+    pub all: usize,
+    pub nodes: Listed<Turn>,
+}
+
+/// A node's part of an upgrade.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Turn {
+    pub node: Link,
+    pub stage: &'static str,
+    pub class: &'static str,
+    /// State, since when, and why, as `farrier upgrade plan` has them.
+    pub says: Vec<String>,
+}
+
+impl UpgradeView {
+    fn of(upgrade: &PlannedUpgrade) -> Self {
+        let Forecast { done, under_way, waiting, failed, .. } = upgrade.forecast;
+        let rows = upgrade.nodes.iter().zip(upgrade_table(upgrade).rows);
+        let turn = |(turn, mut row): (&UpgradeTurn, Vec<String>)| {
+            let class = match turn.stage {
+                UpgradeStage::Failed => "bad",
+                UpgradeStage::UnderWay | UpgradeStage::Begins => "run",
+                UpgradeStage::Waits => "wait",
+                UpgradeStage::LeftAlone => "warn",
+                UpgradeStage::Done => "ok",
+            };
+            Turn { node: node_link(&turn.node), stage: turn.stage.into(), class, says: row.split_off(2) }
+        };
+        let nodes = Listed::of(rows.map(turn).collect(), NAMED);
+        Self { done, all: done + under_way + waiting + failed, nodes }
+    }
+}
+
+/// What farrier wrote down of one field.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct FieldView {
+    pub field: String,
+    pub at: String,
+    pub state: &'static str,
+    pub class: &'static str,
+    pub set: String,
+    pub replaced: String,
+    pub why: String,
+}
+
+impl RolloutsPage {
+    pub fn of(facts: &Facts, offers: &Offers, rewrites: &[Rewrite]) -> Self {
+        let view = |rollout: &PlannedRollout| {
+            let (state, class) = match &rollout.decision {
+                RolloutDecision::Rewrite { .. } => ("to rewrite", "run"),
+                RolloutDecision::Steps { .. } => ("under way", "run"),
+                RolloutDecision::Pending { .. } => ("waiting", "wait"),
+                RolloutDecision::AlreadySet { .. } => ("set", "ok"),
+                RolloutDecision::Settled { .. } => ("settled", "ok"),
+                RolloutDecision::Hold(why) => ("on hold", if why.is_failure() { "bad" } else { "warn" }),
+            };
+            let (_, why) = decided(&rollout.decision);
+            let mut said = vec![fact("Strategy", <&str>::from(rollout.target.strategy))];
+            if let Some(upgrade) = &rollout.upgrade {
+                said.push(fact("Upgrade", upgrade.summary()));
+                let Forecast { ends, seconds_per_node, .. } = upgrade.forecast;
+                let about = if seconds_per_node.is_some() { "about" } else { "at least" };
+                said.extend(ends.map(|ends| fact("Time left", format!("{about} {}", left(facts.now, ends)))));
+            }
+            let changes = rollout.changes.iter().map(Change::object);
+            said.extend(changes.map(|object| fact("Is changed", object)));
+            let failed = facts.failed_rewrites.get(&rollout.target);
+            said.extend(failed.map(|error| fact("The last rewrite failed", error)));
+            let fields = match facts.record_of(&rollout.target) {
+                None => Vec::new(),
+                Some(Err(why)) => {
+                    said.push(fact("Record", why));
+                    Vec::new()
+                }
+                Some(Ok(record)) => record.0.iter().flat_map(|(name, record)| fields(name, record)).collect(),
+            };
+            let done = rewrites.iter().filter(|rewrite| rewrite.target == rollout.target);
+            let object = rollout.target.object.name().filter(|_| rollout.target.place.is_none());
+            let is_paused = object.as_ref().is_some_and(|name| facts.live.get(name) == Some(&true));
+            said.extend(
+                is_paused
+                    .then(|| fact("Annotation", format!("{PAUSED_ANNOTATION}: nothing is written to it"))),
+            );
+            let offers = object.and_then(|name| offers.get(&name).cloned()).unwrap_or_default();
+            let subject = format!("{}: {}", rollout.image, rollout.target);
+            let (upgrade, done) = (rollout.upgrade.as_ref().map(UpgradeView::of), done.cloned().collect());
+            RolloutView { subject, state, class, why, facts: said, offers, upgrade, fields, done }
+        };
+        Self { rollouts: facts.plan.rollouts.iter().map(view).collect() }
+    }
+}
+
+/// The rewrites of one field, the newest first.
+fn fields(name: &str, record: &FieldRecord) -> Vec<FieldView> {
+    let FieldRecord { set, replaced, at, state, changed_back, why, earlier } = record;
+    let times = (*changed_back > 0)
+        .then(|| format!("changed back {changed_back} time{}", if *changed_back == 1 { "" } else { "s" }));
+    let why = times.into_iter().chain(why.clone()).collect::<Vec<_>>().join("; ");
+    let view = |at: &Timestamp, state: &RecordState, set: String, replaced: String, why: String| {
+        let (state, class) = record_state(*state);
+        FieldView { field: name.to_owned(), at: format!("{at:.0}"), state, class, set, replaced, why }
+    };
+    let older = earlier.iter().map(|Earlier { set, at, state, why }| {
+        view(at, state, set.clone(), String::new(), why.clone().unwrap_or_default())
+    });
+    std::iter::once(view(at, state, text(set), text(replaced), why)).chain(older).collect()
+}
+
+/// `40 min`: how long until then.
+fn left(now: Timestamp, then: Timestamp) -> String {
+    if then.duration_since(now).as_secs() < 60 { "a minute".to_owned() } else { ago(now, then) }
+}
