@@ -1,12 +1,9 @@
 //! Adapter: the base stage: what a compile starts from, a toolchain with one kernel's headers. In place it is two trees of the
 //! cache; for a daemon an image, made once per content and kept in the engine.
 
-use std::{
-    fmt::Write as _,
-    path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{fmt::Write as _, path::PathBuf, sync::Arc};
 
+use parking_lot::Mutex;
 use runner::plan::{Action, Limits, Plan, Run, Step};
 
 use super::{cross, job::Job, kept};
@@ -316,7 +313,7 @@ pub(super) struct ProbeLog(Mutex<Option<String>>);
 
 impl ProbeLog {
     fn offered(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 }
 
@@ -324,7 +321,7 @@ impl BuildLog for ProbeLog {
     fn line(&self, line: &str) {
         // The instruction itself is echoed too, with the mark in its middle.
         if let Some(offered) = line.strip_prefix(PROBE_MARK) {
-            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(offered.to_owned());
+            *self.0.lock() = Some(offered.to_owned());
         }
         tracing::debug!(line, "toolchain");
     }

@@ -3,14 +3,10 @@
 //! Whoever uses entries has a note of them, which is locked for as long as it lives. A gate keeps an entry from being taken
 //! into use while entries are moved away: users pass it side by side, and who removes has it alone, for a moment.
 
-use std::{
-    collections::HashSet,
-    io,
-    path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashSet, io, path::PathBuf};
 
 use fs_err::{self as fs, File};
+use parking_lot::Mutex;
 
 use crate::run_notes::{Note, Notes};
 
@@ -38,13 +34,9 @@ impl Uses {
         Self::in_directory(self.directory.clone())
     }
 
-    fn own(&self) -> MutexGuard<'_, Option<Own>> {
-        self.own.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// From now on the entry is not removed: if it is there afterwards, it stays.
     pub(super) fn add(&self, entry: &str) -> io::Result<()> {
-        let mut own = self.own();
+        let mut own = self.own.lock();
         let own = match &mut *own {
             Some(own) => own,
             none => none.insert(Own {
@@ -88,7 +80,7 @@ impl Uses {
 
 impl Drop for Uses {
     fn drop(&mut self) {
-        if let Some(own) = self.own().take() {
+        if let Some(own) = self.own.lock().take() {
             own.note.forget();
         }
     }

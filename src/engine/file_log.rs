@@ -4,10 +4,10 @@ use std::{
     collections::VecDeque,
     io::{LineWriter, Write},
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use fs_err::{self as fs, File};
+use parking_lot::Mutex;
 
 use super::{BuildLog, Diagnoser, Diagnosis, EngineError};
 
@@ -53,14 +53,10 @@ impl FileLog {
     /// Completes the file and says what went wrong, with the log's last lines. A full disk costs the log,
     /// not the build.
     pub fn finish(&self) -> (Option<Diagnosis>, Vec<String>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let flushed = state.file.finish();
         self.note(&mut state, flushed);
         (state.diagnoser.diagnosis().cloned(), state.diagnoser.tail().map(str::to_owned).collect())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn note(&self, state: &mut State, written: std::io::Result<()>) {
@@ -76,7 +72,7 @@ impl FileLog {
 impl BuildLog for FileLog {
     fn line(&self, line: &str) {
         (self.live)(line);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.diagnoser.feed(line);
         let written = state.file.line(line);
         self.note(&mut state, written);
@@ -153,14 +149,14 @@ mod tests {
         let path = dir.path().join("logs/build.log");
         let seen = Arc::new(Mutex::new(Vec::new()));
         let live = Arc::clone(&seen);
-        let log = FileLog::create(&path, move |line| live.lock().unwrap().push(line.to_owned())).unwrap();
+        let log = FileLog::create(&path, move |line| live.lock().push(line.to_owned())).unwrap();
         for line in ["CC a.o", "a.c:1:2: error: bad", "make: *** [a.o] Error 1"] {
             log.line(line);
         }
         let (diagnosis, tail) = log.finish();
         assert_eq!(diagnosis.unwrap().to_string(), "a.c:1:2: bad");
         assert_eq!(tail.len(), 3);
-        assert_eq!(*seen.lock().unwrap(), tail);
+        assert_eq!(*seen.lock(), tail);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), tail.join("\n") + "\n");
     }
 

@@ -11,14 +11,11 @@ mod git;
 mod secrets;
 mod tls;
 
-use std::{
-    fmt,
-    path::PathBuf,
-    sync::{Arc, PoisonError, RwLock},
-};
+use std::{fmt, path::PathBuf, sync::Arc};
 
 use derive_more::Display;
 use jiff::Timestamp;
+use parking_lot::RwLock;
 use reqwest::Client;
 use tokio::sync::OnceCell;
 use url::Url;
@@ -143,13 +140,12 @@ impl Net {
 
     /// May only named hosts be asked?
     pub fn is_offline(&self) -> bool {
-        self.0.policy.read().unwrap_or_else(PoisonError::into_inner).is_offline()
+        self.0.policy.read().is_offline()
     }
 
     /// The command line names this host (`--registry`), so that it may be asked with `--offline`, too.
     pub fn name_host(&self, host: HostPort) {
-        // A poisoned lock protects a list that is always consistent.
-        self.0.policy.write().unwrap_or_else(PoisonError::into_inner).name(host);
+        self.0.policy.write().name(host);
     }
 
     /// May the host be asked? `asker` is who wants to know.
@@ -161,7 +157,7 @@ impl Net {
     }
 
     pub(crate) fn allows(&self, host: &HostPort) -> bool {
-        self.0.policy.read().unwrap_or_else(PoisonError::into_inner).allows(host)
+        self.0.policy.read().allows(host)
     }
 
     /// When the certificates end that were read at the start: of the chain that is shown to a host the first one, of the roots in

@@ -2,10 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use super::{
@@ -85,27 +86,25 @@ impl Images {
     }
 
     async fn usual(&self, PlannedCell { image, target, .. }: &PlannedCell) -> Option<Duration> {
-        let kept = || self.times.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = kept().clone().filter(|(since, _)| since.elapsed() < FRESH);
+        let known = self.times.lock().clone().filter(|(since, _)| since.elapsed() < FRESH);
         let times = match known {
             Some((_, times)) => times,
             None => build_times(&self.parts).await,
         };
         let usual = times.usual(image, target.arch);
-        *kept() = Some((Instant::now(), times));
+        *self.times.lock() = Some((Instant::now(), times));
         usual
     }
 
     /// What there is of an image, or why it cannot be shown.
     async fn find(&self, reference: &ImageReference) -> FoundImage {
-        let kept = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = kept().get(reference).filter(|(since, _)| since.elapsed() < FRESH).cloned();
+        let known = self.kept.lock().get(reference).filter(|(since, _)| since.elapsed() < FRESH).cloned();
         if let Some((_, image)) = known {
             return Ok(image);
         }
         let found = look_at(&self.parts, reference).await;
         let image = Arc::new(found.map_err(|error| error_chain(&error))?);
-        let mut kept = kept();
+        let mut kept = self.kept.lock();
         if kept.len() >= KEPT {
             kept.clear();
         }

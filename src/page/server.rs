@@ -6,7 +6,7 @@ use std::{
     convert::Infallible,
     io,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -24,6 +24,7 @@ use axum::{
 };
 use futures::StreamExt as _;
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use tokio::{
     io::AsyncReadExt as _,
     sync::{OwnedSemaphorePermit, Semaphore, watch},
@@ -192,7 +193,7 @@ impl Shown {
                 if filter != Filter::default() {
                     return Ok(Answer::Page(HTML, view(filter)?));
                 }
-                let mut index = index.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut index = index.lock();
                 // Between two passes only builds go on.
                 let is_calm = activity.values().all(|build| build.stage.is_none());
                 if let Some((at, made)) = &*index

@@ -1,10 +1,8 @@
 //! Adapter: is the loop alive, and has it seen the cluster?
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// The loop turns at least every few seconds, and each single thing that it waits for has a bound of its own. So a
@@ -27,28 +25,24 @@ impl Health {
         Self(Mutex::new(State { beat: Instant::now(), ready: false }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The loop turns.
     pub fn beat(&self) {
-        self.lock().beat = Instant::now();
+        self.0.lock().beat = Instant::now();
     }
 
     /// The cluster was seen for the first time: from here on this farrier could lead.
     pub fn set_ready(&self) {
-        self.lock().ready = true;
+        self.0.lock().ready = true;
     }
 
     /// Has the cluster been seen?
     pub fn is_ready(&self) -> bool {
-        self.lock().ready
+        self.0.lock().ready
     }
 
     /// For how long the loop has not turned, where that is too long.
     pub fn stalled(&self) -> Option<Duration> {
-        let still = self.lock().beat.elapsed();
+        let still = self.0.lock().beat.elapsed();
         (still > STALLED).then_some(still)
     }
 }

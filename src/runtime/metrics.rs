@@ -4,13 +4,10 @@
 //! kernel targets (checked, and never more than [`MAX_KERNELS`]): nothing that a cluster could fill the memory of a
 //! monitoring system with.
 
-use std::{
-    fmt,
-    sync::{Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
-    time::Duration,
-};
+use std::{fmt, sync::atomic::AtomicU64, time::Duration};
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use prometheus_client::{
     encoding::text::encode,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
@@ -199,14 +196,10 @@ impl Metrics {
         metrics
     }
 
-    fn registry(&self) -> MutexGuard<'_, Registry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Shows the counts of a connection to an API server, too.
     pub fn add_api(&self, stats: &KubeStats) {
         let requests = stats.requests.clone();
-        self.registry().register(
+        self.registry.lock().register(
             "api_requests",
             "Requests to the Kubernetes API server, by answer",
             requests,
@@ -298,7 +291,7 @@ impl Metrics {
     /// All figures in the OpenMetrics text format.
     pub fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
-        encode(&mut text, &self.registry())?;
+        encode(&mut text, &self.registry.lock())?;
         Ok(text)
     }
 }

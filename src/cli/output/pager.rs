@@ -3,9 +3,9 @@
 use std::{
     io::{self, IsTerminal as _, Write as _},
     process::{Command, Stdio},
-    sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use parking_lot::Mutex;
 use rustix::termios::tcgetwinsize;
 
 use crate::cli::{env_vars, error::OutputError};
@@ -13,23 +13,19 @@ use crate::cli::{env_vars, error::OutputError};
 /// What is printed at the end; `None` where results are printed at once.
 static KEPT: Mutex<Option<String>> = Mutex::new(None);
 
-fn kept() -> MutexGuard<'static, Option<String>> {
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// From now on results are kept for the end, where they go to a terminal and a pager is wanted.
 pub fn set(wanted: bool) {
-    *kept() = (wanted && io::stdout().is_terminal()).then(String::new);
+    *KEPT.lock() = (wanted && io::stdout().is_terminal()).then(String::new);
 }
 
 /// Keeps a result for the end, if results are kept.
 pub fn keep(text: &str) -> bool {
-    kept().as_mut().map(|kept| kept.push_str(text)).is_some()
+    KEPT.lock().as_mut().map(|kept| kept.push_str(text)).is_some()
 }
 
 /// Prints what was kept. By now nothing in this process takes Ctrl-C, which is the pager's.
 pub fn show() -> Result<(), OutputError> {
-    match kept().take() {
+    match KEPT.lock().take() {
         Some(text) if fits(&text) || !is_paged(&text) => super::part(&text),
         _ => Ok(()),
     }

@@ -3,14 +3,12 @@
 use std::{
     collections::BTreeMap,
     io::{self, IsTerminal as _},
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
 use indicatif::{HumanBytes, HumanDuration, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use parking_lot::Mutex;
 
 use super::message;
 use crate::{
@@ -57,10 +55,6 @@ impl Progress {
         Self { bars, running: Mutex::default(), stages: Mutex::default() }
     }
 
-    fn stages(&self) -> MutexGuard<'_, BTreeMap<String, LongStage>> {
-        self.stages.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The live line of a build, with the time after it.
     fn set_style(bar: &ProgressBar, time: &str) {
         if let Ok(style) =
@@ -72,7 +66,7 @@ impl Progress {
 
     fn with_bar(&self, subject: &str, show: impl FnOnce(&ProgressBar)) {
         let Some(bars) = &self.bars else { return };
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.running.lock();
         let bar = running.entry(subject.to_owned()).or_insert_with(|| {
             let bar = bars.add(ProgressBar::new_spinner());
             Self::set_style(&bar, "{elapsed}");
@@ -93,13 +87,13 @@ impl Reporter for Progress {
     fn stage(&self, subject: &str, stage: Stage) {
         if self.bars.is_none() {
             message(&format!("{subject}: {stage}"));
-            self.stages().insert(subject.to_owned(), LongStage::begin(stage, Instant::now()));
+            self.stages.lock().insert(subject.to_owned(), LongStage::begin(stage, Instant::now()));
         }
         self.with_bar(subject, |bar| bar.set_message(stage.to_string()));
     }
 
     fn output(&self, subject: &str, line: &str) {
-        let mut stages = self.stages();
+        let mut stages = self.stages.lock();
         let told = stages.get_mut(subject).and_then(|stage| stage.sign_of_life(line, Instant::now()));
         if let Some(told) = told {
             message(&format!("{subject}: {told}"));
@@ -118,8 +112,8 @@ impl Reporter for Progress {
     }
 
     fn finished(&self, subject: &str, outcome: &str) {
-        self.stages().remove(subject);
-        match self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(subject) {
+        self.stages.lock().remove(subject);
+        match self.running.lock().remove(subject) {
             Some(bar) => bar.finish_with_message(outcome.to_owned()),
             None => message(&format!("{subject}: {outcome}")),
         }

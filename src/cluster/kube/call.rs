@@ -1,9 +1,6 @@
 //! Adapter: calls of the API server, tried again after transient faults; writes never while the fence is closed.
 
-use std::{
-    sync::{Arc, PoisonError, RwLock},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use ::oci::client::retry_delay;
 
@@ -16,6 +13,7 @@ use super::{
     stats::KubeStats,
 };
 
+use parking_lot::RwLock;
 /// How long one try may take. A write is small; the API server's own webhooks have ten seconds each.
 const TRY: Duration = Duration::from_secs(15);
 /// The longest wait that a busy server is granted between two tries; with a longer one the call is given up.
@@ -33,11 +31,11 @@ impl Caller {
     }
 
     pub(super) fn set_fence(&self, fence: Arc<dyn Fence>) {
-        *self.fence.write().unwrap_or_else(PoisonError::into_inner) = Some(fence);
+        *self.fence.write() = Some(fence);
     }
 
     fn check_fence(&self) -> Result<(), ApiError> {
-        let fence = self.fence.read().unwrap_or_else(PoisonError::into_inner);
+        let fence = self.fence.read();
         fence.as_ref().and_then(|fence| fence.closed()).map_or(Ok(()), |reason| Err(ApiError::Fenced(reason)))
     }
 

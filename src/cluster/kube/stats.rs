@@ -7,13 +7,14 @@ use std::{
     error::Error,
     future::Future,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll},
     time::{Duration, Instant},
 };
 
 use http::{Method, Request, Response, StatusCode, header::RETRY_AFTER};
 use jiff::{SignedDuration, Timestamp};
+use parking_lot::Mutex;
 use prometheus_client::metrics::{counter::Counter, family::Family};
 use tower::{BoxError, Layer, Service};
 
@@ -65,20 +66,20 @@ impl KubeStats {
 
     fn pause_for(&self, wait: Duration) {
         let until = Instant::now() + wait.min(LONGEST_PAUSE);
-        let mut pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pause = self.pause.lock();
         *pause = pause.max(Some(until));
     }
 
     /// The API server gave no answer.
     pub(super) fn note_away(&self) {
-        let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut away = self.away.lock();
         let told = away.is_some_and(|away| away.told && away.last.elapsed() < STARTING);
         *away = Some(Away { last: Instant::now(), told });
     }
 
     /// Is a refusal not to be believed? Says so once for each time that the server was away.
     fn is_starting(&self) -> bool {
-        let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut away = self.away.lock();
         let Some(away) = away.as_mut().filter(|away| away.last.elapsed() < STARTING) else { return false };
         if !std::mem::replace(&mut away.told, true) {
             let hint = "if it goes on for more than a minute, the rights that are missing are named";
@@ -89,12 +90,12 @@ impl KubeStats {
 
     /// How far the API server's clock is ahead of this machine's, as far as it says the time.
     pub fn clock_ahead(&self) -> Option<SignedDuration> {
-        *self.clock_ahead.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.clock_ahead.lock()
     }
 
     /// How long the API server still wants to be left alone (`Retry-After`).
     pub(super) fn pause(&self) -> Duration {
-        let pause = *self.pause.lock().unwrap_or_else(PoisonError::into_inner);
+        let pause = *self.pause.lock();
         pause.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
     }
 }
@@ -154,7 +155,7 @@ where
                 }
                 Ok(response) => {
                     if let Some(ahead) = clock_ahead(response.headers(), Timestamp::now()) {
-                        *stats.clock_ahead.lock().unwrap_or_else(PoisonError::into_inner) = Some(ahead);
+                        *stats.clock_ahead.lock() = Some(ahead);
                     }
                     if matches!(response.status().as_u16(), 502..=504) {
                         stats.note_away();
@@ -283,12 +284,12 @@ mod tests {
         assert!(stats.is_starting() && stats.is_starting());
         // It is away again before the minute is over: the same start.
         stats.note_away();
-        assert!(stats.away.lock().unwrap().unwrap().told);
+        assert!(stats.away.lock().unwrap().told);
         let long_ago = Instant::now().checked_sub(STARTING).unwrap();
-        *stats.away.lock().unwrap() = Some(Away { last: long_ago, told: true });
+        *stats.away.lock() = Some(Away { last: long_ago, told: true });
         assert!(!stats.is_starting());
         stats.note_away();
-        assert!(!stats.away.lock().unwrap().unwrap().told);
+        assert!(!stats.away.lock().unwrap().told);
     }
 
     #[test]

@@ -1,12 +1,6 @@
 //! Adapter: the watches that fill the store, one task each, started and stopped as the store needs them.
 
-use std::{
-    collections::HashMap,
-    fmt::Debug,
-    pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, fmt::Debug, pin::pin, sync::Arc, time::Duration};
 
 use futures::StreamExt;
 use kube::{
@@ -18,6 +12,7 @@ use kube::{
         watcher::{self, Event, watcher},
     },
 };
+use parking_lot::{Mutex, MutexGuard};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -66,7 +61,7 @@ impl Shared {
 
     /// The store. Never held over an await.
     pub(super) fn store(&self) -> MutexGuard<'_, Store> {
-        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+        self.store.lock()
     }
 
     pub(super) fn listen(&self) -> watch::Receiver<()> {

@@ -1,9 +1,6 @@
 //! Adapter: what the loop's builds do at this moment, as their reporters tell it.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 
@@ -13,6 +10,7 @@ use crate::{
     plan::{Activity, BuildActivity},
 };
 
+use parking_lot::Mutex;
 /// Lines of a build's output that are kept.
 const TAIL: usize = 20;
 /// Characters of such a line: it ends up in an object of the API.
@@ -29,22 +27,18 @@ impl From<Activity> for SharedActivity {
 }
 
 impl SharedActivity {
-    fn lock(&self) -> MutexGuard<'_, Activity> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// As it is now.
     pub fn snapshot(&self) -> Activity {
-        self.lock().clone()
+        self.0.lock().clone()
     }
 
     fn with(&self, key: &CellKey, change: impl FnOnce(&mut BuildActivity)) {
-        change(self.lock().entry(key.clone()).or_default());
+        change(self.0.lock().entry(key.clone()).or_default());
     }
 
     /// Forgets what is neither kept by the caller nor under way.
     pub(super) fn retain(&self, keep: impl Fn(&CellKey) -> bool) {
-        self.lock().retain(|key, _| keep(key));
+        self.0.lock().retain(|key, _| keep(key));
     }
 
     /// It waits for room.
@@ -106,7 +100,7 @@ impl SharedActivity {
 
     /// Other inputs than before: their attempts are counted anew.
     pub(super) fn renewed(&self, key: &CellKey) {
-        self.lock().remove(key);
+        self.0.lock().remove(key);
     }
 }
 

@@ -5,12 +5,10 @@ mod hostile_nodes;
 mod inputs;
 mod waits;
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use futures::FutureExt as _;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{sync::Notify, task::JoinHandle};
 
@@ -34,14 +32,14 @@ struct Views {
 impl StatusSink for Views {
     async fn pass(&self, view: &PassView) {
         let seen = (view.activity.clone(), view.configuration_error.clone());
-        self.seen.lock().unwrap().push(seen);
+        self.seen.lock().push(seen);
         self.told.notify_one();
     }
 }
 
 impl Views {
     fn last(&self) -> Option<(Activity, Option<String>)> {
-        self.seen.lock().unwrap().last().cloned()
+        self.seen.lock().last().cloned()
     }
 
     async fn until(&self, condition: impl Fn(&Activity, Option<&str>) -> bool) {
@@ -61,7 +59,7 @@ struct Closable(Mutex<Option<String>>);
 
 impl Fence for Closable {
     fn closed(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 }
 
@@ -316,14 +314,14 @@ async fn a_leader_whose_fence_closes_in_the_middle_of_a_build_publishes_nothing(
     });
     let live = Running::start(bench, fleet, true);
     gate.asked.notified().await;
-    *fence.0.lock().unwrap() = Some("lease farrier/farrier could not be renewed in time".to_owned());
+    *fence.0.lock() = Some("lease farrier/farrier could not be renewed in time".to_owned());
     gate.open.notify_one();
     let looks = live.fleet.state().looks;
     live.fleet.until(|state| state.looks >= looks + 5).await;
     assert_eq!((live.published(K10).await, live.fleet.state().writes.len()), (None, 0));
 
     // The lease comes back, and what is built by then is published: it is not built again.
-    *fence.0.lock().unwrap() = None;
+    *fence.0.lock() = None;
     live.fleet.until(|state| state.writes.len() == 1).await;
     assert!(gate.asked.notified().now_or_never().is_none());
     live.stop().await;

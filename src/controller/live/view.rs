@@ -1,9 +1,6 @@
 //! Adapter: what a pass hands to those who write status, who must never hold it up.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -15,6 +12,7 @@ use crate::{
     plan::{Activity, ClusterSnapshot, Plan},
 };
 
+use parking_lot::Mutex;
 /// How everything stands after a pass.
 #[derive(Clone, Debug)]
 pub struct PassView {
@@ -52,10 +50,6 @@ pub(super) struct StatusWorker {
     task: JoinHandle<()>,
 }
 
-fn lock(next: &Mutex<Option<PassView>>) -> MutexGuard<'_, Option<PassView>> {
-    next.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl StatusWorker {
     /// Starts the task.
     pub(super) fn start(sink: Arc<dyn StatusSink>) -> Self {
@@ -65,7 +59,7 @@ impl StatusWorker {
         let views = Arc::clone(&next);
         let task = tokio::spawn(async move {
             while notices.recv().await.is_some() {
-                let view = lock(&views).take();
+                let view = views.lock().take();
                 if let Some(view) = view {
                     sink.pass(&view).await;
                 }
@@ -76,7 +70,7 @@ impl StatusWorker {
 
     /// Shows a view, now or when the sink has done with the one before it.
     pub(super) fn show(&self, mut view: PassView) {
-        let mut next = lock(&self.next);
+        let mut next = self.next.lock();
         if let Some(overtaken) = next.take() {
             let acted = overtaken.rollouts.into_iter().filter(|report| !report.planned.changes.is_empty());
             view.rollouts = acted.chain(view.rollouts).collect();

@@ -6,7 +6,7 @@
 mod election;
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -15,6 +15,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
 };
 use kube::{Api, Client, api::PostParams};
+use parking_lot::Mutex;
 use tokio::{sync::watch, task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -85,15 +86,9 @@ impl Trust {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Trust> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Fence for Leadership {
     fn closed(&self) -> Option<String> {
-        self.shared.lock().closed(&self.shared.lease, Instant::now(), SystemTime::now())
+        self.shared.state.lock().closed(&self.shared.lease, Instant::now(), SystemTime::now())
     }
 }
 
@@ -251,7 +246,7 @@ impl Candidate {
         let until = self.election.leads_until(Instant::now());
         let (leads, writes) = (self.election.holds(), until.is_some());
         let wrote = {
-            let mut trust = self.shared.lock();
+            let mut trust = self.shared.state.lock();
             let before = std::mem::replace(&mut trust.until, until.map(|until| (until, self.wall_until)));
             trust.cut_off = leads && !writes;
             trust.ever_led |= writes;

@@ -2,10 +2,11 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+    sync::{Arc, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use reqwest::{
     Method, Request,
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE},
@@ -65,8 +66,7 @@ struct TokenAnswer {
 impl Authorizer {
     fn slot(&self, name: &RemoteName, scope: Scope) -> Slot {
         let key = (name.authority.clone(), name.path.clone(), scope);
-        // A poisoned lock protects a map that is always consistent.
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone()
+        self.slots.lock().entry(key).or_default().clone()
     }
 
     /// The header that a request to the repository had better carry, as far as that is known.

@@ -2,11 +2,11 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 
 /// A registry that asks for more is asked again after this.
@@ -35,14 +35,12 @@ pub(super) struct Rests(Mutex<HashMap<String, (Instant, u16)>>);
 
 impl Rests {
     pub(super) fn begin(&self, authority: &str, status: u16, wait: Duration, now: Instant) {
-        let mut rests = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        rests.insert(authority.to_owned(), (now + wait, status));
+        self.0.lock().insert(authority.to_owned(), (now + wait, status));
     }
 
     /// How long the registry is still to be left alone.
     pub(super) fn left(&self, authority: &str, now: Instant) -> Option<(u16, Duration)> {
-        // A poisoned lock protects a map that is always consistent.
-        let mut rests = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rests = self.0.lock();
         let &(until, status) = rests.get(authority)?;
         if until > now {
             return Some((status, until - now));

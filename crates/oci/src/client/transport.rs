@@ -8,13 +8,14 @@ use std::{
     collections::HashMap,
     io,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use reqwest::{Method, Request, Response};
 use tokio::time::timeout;
 use url::Url;
@@ -100,9 +101,7 @@ impl Transport {
         if !self.access.may_be_plain(authority) {
             return Ok("https");
         }
-        // A poisoned lock protects a map that is always consistent.
-        let schemes = || self.schemes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(scheme) = schemes().get(authority) {
+        if let Some(scheme) = self.schemes.lock().get(authority) {
             return Ok(scheme);
         }
         let probe = Request::new(Method::HEAD, address(name, &format!("https://{authority}/v2/"))?);
@@ -113,7 +112,7 @@ impl Transport {
             }
             Err(error) => return Err(error),
         };
-        schemes().insert(authority.to_owned(), scheme);
+        self.schemes.lock().insert(authority.to_owned(), scheme);
         Ok(scheme)
     }
 
