@@ -72,7 +72,8 @@ build_static() {
         (cd "$root/crates/$crate" && cargo build --profile entrypoint --locked --quiet --target-dir "$target") ||
             die "crates/$crate does not compile"
     done
-    for name in driver-entrypoint farrier-runner; do cp "$target/entrypoint/$name" "$(dirname "$farrier")/$name"; done
+    target+="/$(rustc --print host-tuple)/entrypoint"
+    for name in driver-entrypoint farrier-runner; do cp "$target/$name" "$(dirname "$farrier")/$name"; done
 }
 
 # alive PIDFILE: is the process that we noted there still the one that we started? A recycled pid has

@@ -1,8 +1,9 @@
 //! The readers of `driver-entrypoint` itself: modules' files in each compression, and what it finds as text on a node. They are not
-//! in the crate's library, so that this program is made of its sources.
-#![no_main]
+//! in the crate's library, so that this program is made of its sources. It is also an example of that crate: whoever builds all of
+//! the workspace sees that it still compiles.
+#![cfg_attr(fuzzing, no_main)]
 // The rest of the program is not called from here.
-#![allow(dead_code, unused_imports)]
+#![allow(dead_code, unused_imports, unexpected_cfgs, clippy::pedantic, clippy::restriction)]
 
 #[path = "../../crates/driver-entrypoint/src/blacklist.rs"]
 mod blacklist;
@@ -53,7 +54,15 @@ const LIMIT: u64 = 64 << 20;
 /// What the program says on the container's log.
 fn complain(_: &str) {}
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+#[cfg(fuzzing)]
+libfuzzer_sys::fuzz_target!(|data: &[u8]| read(data));
+
+#[cfg(not(fuzzing))]
+fn main() {
+    std::env::args_os().skip(1).for_each(|file| read(&fs::read(file).unwrap()));
+}
+
+fn read(data: &[u8]) {
     let Some((&kind, data)) = data.split_first() else { return };
     match kind {
         b'0' => module(Compression::None, data),
@@ -62,7 +71,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         b'3' => module(Compression::Zstd, data),
         _ => texts(data),
     }
-});
+}
 
 fn module(compression: Compression, data: &[u8]) {
     let Ok(bytes) = compression.decompress(data, LIMIT) else { return };
@@ -76,8 +85,19 @@ fn texts(data: &[u8]) {
     let root = ROOT.get_or_init(|| tempfile::tempdir().unwrap());
     let paths = Paths::new(root.path());
     let tree = paths.host_modules(RELEASE);
-    let files = ["/proc/modules", "/proc/self/mountinfo", "/proc/cmdline", "/etc/modprobe.d/a.conf", "/drivers/nvidia.conf", "/run/kept"];
-    for path in files.map(|path| paths.at(path)).into_iter().chain([tree.join("modules.dep"), tree.join("modules.builtin")]) {
+    let files = [
+        "/proc/modules",
+        "/proc/self/mountinfo",
+        "/proc/cmdline",
+        "/etc/modprobe.d/a.conf",
+        "/drivers/nvidia.conf",
+        "/run/kept",
+    ];
+    for path in files
+        .map(|path| paths.at(path))
+        .into_iter()
+        .chain([tree.join("modules.dep"), tree.join("modules.builtin")])
+    {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, data).unwrap();
     }

@@ -178,8 +178,8 @@ fn write_initramfs(request: &BootRequest, steps: &[PlannedStep], key: Key, out: 
         alone: request.tried_alone,
         steps: steps.iter().map(PlannedStep::work).collect(),
     };
-    for (path, text) in [(WORK_PATH, work.to_text()), (KEY_PATH, key.to_text())] {
-        initramfs.bytes(path.trim_start_matches('/'), 0o400, text.as_bytes())?;
+    for (path, bytes) in [(WORK_PATH, work.encode()), (KEY_PATH, key.to_text().into_bytes())] {
+        initramfs.bytes(path.trim_start_matches('/'), 0o400, &bytes)?;
     }
     for step in steps {
         let mut file = in_tree::open(&step.source)?;

@@ -15,6 +15,7 @@ use fs_err::{self as fs, File};
 use runner::{
     plan::{Action, Plan},
     pod::{CONTEXT, PLAN, RUNNER},
+    wire::encode,
 };
 use tar::{Builder, EntryType, Header};
 use tokio_util::sync::CancellationToken;
@@ -273,7 +274,7 @@ fn write_own(lowers: &[PathBuf; 2], plan: &Plan, runner: &[u8], out: impl Write)
         let mut header = header(EntryType::Directory, mode, USER);
         tar.append_data(&mut header, place.join(""), io::empty())?;
     }
-    for (place, mode, bytes) in [(PLAN, 0o444, plan.encode().as_slice()), (RUNNER, 0o555, runner)] {
+    for (place, mode, bytes) in [(PLAN, 0o444, encode(plan)?.as_slice()), (RUNNER, 0o555, runner)] {
         let mut header = header(EntryType::Regular, mode, 0);
         header.set_size(bytes.len() as u64);
         tar.append_data(&mut header, place.trim_start_matches('/'), bytes)?;

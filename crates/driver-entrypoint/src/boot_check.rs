@@ -43,10 +43,10 @@ fn run() -> Result<(), Error> {
         let mounted = mount(kind, place, kind, MountFlags::empty(), None).map_err(io::Error::from);
         mounted.map_err(Error::on("mount", place))?;
     }
-    let text = |path: &str| fs::read_to_string(path).map_err(Error::on("read", path));
-    let work =
-        Work::parse(&text(WORK_PATH)?).map_err(|why| Error::new(format!("read the work list: {why}"), ""))?;
-    let key = Key::from_text(&text(KEY_PATH)?).ok_or_else(|| Error::new("read the key: no key", ""))?;
+    let work = fs::read(WORK_PATH).map_err(Error::on("read", WORK_PATH))?;
+    let work = Work::decode(&work).ok_or_else(|| Error::new("read the work list: it is damaged", ""))?;
+    let key = fs::read_to_string(KEY_PATH).map_err(Error::on("read", KEY_PATH))?;
+    let key = Key::from_text(&key).ok_or_else(|| Error::new("read the key: no key", ""))?;
     // What runs from here on cannot read it any more.
     fs::remove_file(KEY_PATH).map_err(Error::on("remove", "the key"))?;
     let mut report = Report::open(&work.report, key)?;

@@ -1,14 +1,15 @@
 //! The report's lines: who wrote them can be told, and where one is missing.
 //!
 //! A line is `<number> <body> <code>` in ASCII, a newline after it: the record's number from 0 on, the record
-//! in hexadecimal digits, and HMAC-SHA256 (RFC 2104) over number and record, keyed with a secret that only
+//! in postcard's form as hexadecimal digits, and HMAC-SHA256 (RFC 2104) over number and record, keyed with a secret that only
 //! farrier and the init process know. So neither a kernel message nor a repeated line passes for a record.
 
 use hmac::{Hmac, KeyInit, Mac};
+use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
 /// Says which records and work lists the two sides understand.
-pub const VERSION: &str = "1";
+pub const VERSION: &str = "2";
 
 /// Bytes of the longest line that is written, and that need be read.
 pub const MAX_LINE: usize = 128 << 10;
@@ -39,7 +40,7 @@ impl std::fmt::Debug for Key {
 }
 
 /// How a system call that loads or unloads a module ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ended {
     /// Without an error.
     Done,
@@ -50,7 +51,7 @@ pub enum Ended {
 }
 
 /// What a loaded module looks like from user space.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadBack {
     /// Its name has a line in `/proc/modules`.
     pub listed: bool,
@@ -63,7 +64,7 @@ pub struct ReadBack {
 }
 
 /// What init reports. Steps are numbered from 0 in the order of the work list.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Record {
     /// Init runs.
     Hello {
@@ -111,7 +112,8 @@ pub enum Record {
 impl Record {
     /// The line for this record, with the newline.
     pub fn line(&self, key: &Key, number: u64) -> String {
-        let body = self.encode();
+        // Writing to memory does not fail.
+        let body = postcard::to_allocvec(&self.clone().bounded()).unwrap_or_default();
         let code = mac(key, number, &body).finalize().into_bytes();
         format!("{number} {} {}\n", hex::encode(body), hex::encode(code))
     }
@@ -126,109 +128,40 @@ impl Record {
         }
         let (number, body, code) = (number.parse().ok()?, hex::decode(body).ok()?, hex::decode(code).ok()?);
         mac(key, number, &body).verify_slice(&code).ok()?;
-        Some((number, Self::decode(&body)?))
+        let (record, rest) = postcard::take_from_bytes(&body).ok()?;
+        rest.is_empty().then_some((number, record))
     }
 
-    /// Fields with a NUL after each; no field holds one.
-    fn encode(&self) -> Vec<u8> {
-        let mut out = Fields::default();
-        match self {
-            Self::Hello { version, kernel } => out.add("hello").add(version).add(kernel),
-            Self::Loading(step) => out.add("loading").add(&step.to_string()),
-            Self::Loaded { step, ended, initialised, oops, read_back, messages } => {
-                let ReadBack { listed, state, source_version, taint } = read_back;
-                out.add("loaded").add(&step.to_string()).ended(*ended).flag(*initialised).flag(*oops);
-                out.flag(*listed).add(state).add(source_version).add(taint).messages(messages, *oops)
+    /// As it is sent: what a kernel says has no end, and no NUL stays in it.
+    fn bounded(mut self) -> Self {
+        let texts = match &mut self {
+            Self::Hello { version, kernel } => vec![version, kernel],
+            Self::Loaded { oops, read_back, messages, .. } => {
+                let ReadBack { listed: _, state, source_version, taint } = read_back;
+                keep_worst(messages, *oops);
+                messages.iter_mut().chain([state, source_version, taint]).collect()
             }
-            Self::Unloading(step) => out.add("unloading").add(&step.to_string()),
-            Self::Unloaded { step, ended, oops, messages } => {
-                out.add("unloaded").add(&step.to_string()).ended(*ended).flag(*oops).messages(messages, *oops)
+            Self::Unloaded { oops, messages, .. } => {
+                keep_worst(messages, *oops);
+                messages.iter_mut().collect()
             }
-            Self::Failed(message) => out.add("fault").add(message),
-            Self::End(records) => out.add("end").add(&records.to_string()),
+            Self::Failed(message) => vec![message],
+            Self::Loading(_) | Self::Unloading(_) | Self::End(_) => vec![],
         };
-        out.0
-    }
-
-    fn decode(body: &[u8]) -> Option<Self> {
-        let body = body.strip_suffix(&[0])?;
-        let mut fields =
-            body.split(|&byte| byte == 0).map(|field| String::from_utf8_lossy(field).into_owned());
-        let mut next = || fields.next();
-        let record = match next()?.as_str() {
-            "hello" => Self::Hello { version: next()?, kernel: next()? },
-            "loading" => Self::Loading(next()?.parse().ok()?),
-            "loaded" => Self::Loaded {
-                step: next()?.parse().ok()?,
-                ended: Ended::parse(&next()?)?,
-                initialised: next()? == "1",
-                oops: next()? == "1",
-                read_back: ReadBack {
-                    listed: next()? == "1",
-                    state: next()?,
-                    source_version: next()?,
-                    taint: next()?,
-                },
-                messages: fields.by_ref().collect(),
-            },
-            "unloading" => Self::Unloading(next()?.parse().ok()?),
-            "unloaded" => Self::Unloaded {
-                step: next()?.parse().ok()?,
-                ended: Ended::parse(&next()?)?,
-                oops: next()? == "1",
-                messages: fields.by_ref().collect(),
-            },
-            "fault" => Self::Failed(next()?),
-            "end" => Self::End(next()?.parse().ok()?),
-            _ => return None,
-        };
-        fields.next().is_none().then_some(record)
-    }
-}
-
-impl Ended {
-    fn parse(text: &str) -> Option<Self> {
-        match text.split_once(' ') {
-            None if text == "done" => Some(Self::Done),
-            Some(("error", number)) => number.parse().ok().map(Self::Error),
-            Some(("killed", number)) => number.parse().ok().map(Self::Killed),
-            _ => None,
-        }
-    }
-}
-
-#[derive(Default)]
-struct Fields(Vec<u8>);
-
-impl Fields {
-    fn add(&mut self, text: &str) -> &mut Self {
-        let kept = text.bytes().filter(|&byte| byte != 0).take(MAX_MESSAGE);
-        self.0.extend(kept);
-        self.0.push(0);
-        self
-    }
-
-    fn flag(&mut self, flag: bool) -> &mut Self {
-        self.add(if flag { "1" } else { "0" })
-    }
-
-    fn ended(&mut self, ended: Ended) -> &mut Self {
-        match ended {
-            Ended::Done => self.add("done"),
-            Ended::Error(number) => self.add(&format!("error {number}")),
-            Ended::Killed(signal) => self.add(&format!("killed {signal}")),
-        }
-    }
-
-    /// After an oops those from where the kernel says it, otherwise the last ones.
-    fn messages(&mut self, messages: &[String], oops: bool) -> &mut Self {
-        let last = messages.len().saturating_sub(MAX_MESSAGES);
-        let death = messages.iter().position(|message| oops && is_death(message));
-        for message in messages.iter().skip(death.map_or(last, |death| death.min(last))).take(MAX_MESSAGES) {
-            self.add(message);
+        for text in texts {
+            text.retain(|letter| letter != '\0');
+            text.truncate(text.floor_char_boundary(MAX_MESSAGE));
         }
         self
     }
+}
+
+/// After an oops those from where the kernel says it, otherwise the last ones.
+fn keep_worst(messages: &mut Vec<String>, oops: bool) {
+    let last = messages.len().saturating_sub(MAX_MESSAGES);
+    let death = messages.iter().position(|message| oops && is_death(message));
+    messages.drain(..death.map_or(last, |death| death.min(last)));
+    messages.truncate(MAX_MESSAGES);
 }
 
 fn mac(key: &Key, number: u64, body: &[u8]) -> Hmac<Sha256> {
@@ -303,12 +236,12 @@ mod tests {
     }
 
     /// The code is HMAC-SHA256 as RFC 2104 has it; this value is OpenSSL's:
-    /// `printf '\0\0\0\0\0\0\0\7end\0003\0' | openssl dgst -sha256 -hmac 0123456789abcdef`.
+    /// `printf '\0\0\0\0\0\0\0\7\6\3' | openssl dgst -sha256 -hmac 0123456789abcdef`.
     #[test]
     fn the_code_is_that_of_another_program() {
         assert_eq!(
             Record::End(3).line(&KEY, 7),
-            "7 656e64003300 a547045a2c7f654f7066c791f73aab7beca2f839592a68d29480ce8b1ef2b446\n"
+            "7 0603 b54b93060ea499baf20bac11bb8d2ff37cf870fe344b2fc1c38c1758e8895c7a\n"
         );
     }
 

@@ -27,7 +27,7 @@ use std::{
 use runner::{
     plan::Plan,
     pod::{BEAT, CONTEXT, HOLD, PLAN},
-    wire::{Message, Outcome},
+    wire::{Message, Outcome, decode},
 };
 use rustix::{fs::Mode, process::umask};
 
@@ -64,7 +64,7 @@ pub fn run() -> io::Result<()> {
 }
 
 fn build(messages: &Messages) -> io::Result<Outcome> {
-    let plan = fs::read(PLAN).and_then(|bytes| Plan::decode(&bytes)).map_err(|error| said(PLAN, error))?;
+    let plan = fs::read(PLAN).and_then(|bytes| decode::<Plan>(&bytes)).map_err(|error| said(PLAN, error))?;
     confine(plan.limits.processes)?;
     messages.send(&Message::Canary(canary::look()?))?;
     match steps::run(messages, &plan, Path::new(CONTEXT), &File::open("/")?)? {
@@ -132,7 +132,7 @@ pub fn follow(place: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use runner::wire::read_frame;
+    use runner::wire::{frame, read_frame};
 
     use super::*;
 
@@ -155,14 +155,14 @@ mod tests {
             let mut first = follow(0);
             for message in &sent {
                 messages.send(message).unwrap();
-                assert_eq!(&Message::decode(&read_frame(&mut first).unwrap()).unwrap(), message);
+                assert_eq!(&read_frame::<Message>(&mut first).unwrap(), message);
             }
             drop(first);
             // Behind the first message.
-            let mut second = follow(4 + Message::Step(0).encode().len() as u64);
+            let mut second = follow(frame(&Message::Step(0)).unwrap().len() as u64);
             messages.send(&end).unwrap();
             for message in sent[1..].iter().chain([&end]) {
-                assert_eq!(&Message::decode(&read_frame(&mut second).unwrap()).unwrap(), message);
+                assert_eq!(&read_frame::<Message>(&mut second).unwrap(), message);
             }
             assert_eq!(second.read(&mut [0]).unwrap(), 0);
         });

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use runner::wire::{Message, write_frame};
+use runner::wire::{Message, frame};
 use rustix::io::dup;
 
 /// The way to farrier. Messages of several threads do not mix.
@@ -44,9 +44,9 @@ impl Messages {
     /// Sends one.
     pub fn send(&self, message: &Message) -> io::Result<()> {
         let mut out = self.lock();
-        let frame = message.encode();
-        write_frame(out.file()?, &frame)?;
-        out.written.length += 4 + frame.len() as u64;
+        let frame = frame(message)?;
+        out.file()?.write_all(&frame)?;
+        out.written.length += frame.len() as u64;
         out.written.is_whole = matches!(message, Message::End(_));
         if out.is_kept
             && let Message::Output(text) = message

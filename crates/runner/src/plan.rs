@@ -1,7 +1,9 @@
 //! Pure: what the runner is given on start. It has no other configuration.
 
+use serde::{Deserialize, Serialize};
+
 /// A build.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// What it does, in order.
     pub steps: Vec<Step>,
@@ -10,7 +12,7 @@ pub struct Plan {
 }
 
 /// What a build may use. `None`: as much as there is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Bytes of memory that all its processes use together.
     pub memory: Option<u64>,
@@ -21,7 +23,7 @@ pub struct Limits {
 }
 
 /// One instruction of the Dockerfile.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
     /// The line of the Dockerfile on which it starts, from 1.
     pub line: u32,
@@ -32,7 +34,7 @@ pub struct Step {
 }
 
 /// What a step does.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Action {
     /// `WORKDIR`: makes a directory (an absolute path), and those above it.
     Directory(String),
@@ -50,7 +52,7 @@ pub enum Action {
 }
 
 /// What `COPY` copies.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
     /// Places of the build context: relative, in Go's `filepath.Match` form (`*`, `?`, `[a-z]`, `\`). Of a directory its content is
     /// copied, not the directory itself.
@@ -65,7 +67,7 @@ pub enum Source {
 }
 
 /// A command.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
     /// The program and its words. The shell form has the shell in front.
     pub argv: Vec<String>,

@@ -45,7 +45,7 @@ pub fn enter(messages: &Messages) -> io::Result<Option<Outcome>> {
     // It has to end by itself when farrier is killed.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let mut input = input()?;
-    let Sandbox { lowers, scratch } = Sandbox::decode(&read_frame(&mut input)?)?;
+    let Sandbox { lowers, scratch } = read_frame(&mut input)?;
     let namespaces = CloneFlags::CLONE_NEWUSER
         | CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWPID
@@ -83,7 +83,7 @@ pub fn init(messages: &Messages, scratch: &str, lowers: &[&str]) -> io::Result<O
     umask(Mode::from_raw_mode(0o022));
     sethostname(b"farrier").map_err(|error| said("name the sandbox", error))?;
     let mut input = input()?;
-    let plan = Plan::decode(&read_frame(&mut input)?)?;
+    let plan: Plan = read_frame(&mut input)?;
     let scratch = Path::new(scratch);
     let context = scratch.join("context");
     unpack(input, &context).map_err(|error| said("unpack the build context", error))?;

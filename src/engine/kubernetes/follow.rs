@@ -11,7 +11,7 @@ use kube::{
 };
 use runner::{
     pod::{BEAT, RUNNER},
-    wire::Message,
+    wire::{Message, decode},
 };
 use tokio::{
     io::{AsyncRead, BufReader},
@@ -116,7 +116,7 @@ impl Source for Follower<'_> {
                 Ok(frame) => {
                     self.place += 4 + frame.len() as u64;
                     self.pause = PAUSES[0];
-                    return Message::decode(&frame).map_err(|error| fault("read what a build says", error));
+                    return decode(&frame).map_err(|error| fault("read what a build says", error));
                 }
                 Err(Cut::Refused(error)) => return Err(error),
                 Err(Cut::Line(error)) => {

@@ -39,7 +39,8 @@ impl<'a> Talk<'a> {
         (plan, context): (&'a Plan, &'a [ContextEntry]),
         (mut stdin, stdout): (ChildStdin, ChildStdout),
     ) -> Result<Self> {
-        write_frame(&mut stdin, &place.encode()).await.map_err(silent)?;
+        let place = wire::frame(place).map_err(silent)?;
+        stdin.write_all(&place).await.map_err(silent)?;
         let stdout = BufReader::with_capacity(256 << 10, stdout);
         Ok(Self { owner, runner, plan, context, stdin: Some(stdin), stdout })
     }
@@ -59,7 +60,7 @@ impl<'a> Talk<'a> {
         let mut context = Box::pin(context);
         let hand_in = async {
             stdin.write_all(b".").await?;
-            write_frame(&mut stdin, &self.plan.encode()).await?;
+            stdin.write_all(&wire::frame(self.plan)?).await?;
             while let Some(chunk) = context.next().await {
                 stdin.write_all(&chunk?).await?;
             }
@@ -79,7 +80,7 @@ impl Source for Talk<'_> {
     async fn next(&mut self) -> Result<Message> {
         loop {
             let frame = read_frame(&mut self.stdout).await;
-            let message = frame.and_then(|frame| Message::decode(&frame)).map_err(silent)?;
+            let message = frame.and_then(|frame| wire::decode(&frame)).map_err(silent)?;
             match (&message, self.stdin.take()) {
                 (Message::Unshared, Some(stdin)) => {
                     self.maps().map_err(|source| fault("map users", source))?;
@@ -96,10 +97,4 @@ impl Source for Talk<'_> {
 
 fn silent(source: io::Error) -> EngineError {
     fault("run a build", source)
-}
-
-async fn write_frame(to: &mut ChildStdin, bytes: &[u8]) -> io::Result<()> {
-    let mut frame = Vec::with_capacity(bytes.len() + 4);
-    wire::write_frame(&mut frame, bytes)?;
-    to.write_all(&frame).await
 }

@@ -31,7 +31,8 @@ pub fn entrypoint() -> PathBuf {
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .current_dir(root.join("crates/driver-entrypoint")));
-    target.join("entrypoint").join(ENTRYPOINT)
+    let host = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    target.join(host).join("entrypoint").join(ENTRYPOINT)
 }
 
 /// Loads the modules of a directory on a kernel.
