@@ -67,6 +67,7 @@ fn kubectl_finds_it_and_means_the_live_cluster() {
     );
     live.publish();
     assert!(done(&mut kubectl(&live, "farrier status")).contains("published"));
+    assert!(done(&mut kubectl(&live, "farrier upgrade plan")).starts_with("no upgrade is planned; "));
     let ready = done(&mut kubectl(&live, &format!("farrier preflight --kernel {KERNEL}")));
     assert!(ready.contains("n0: ready for"), "{ready}");
     let output = kubectl(&live, "farrier stats").output().unwrap();
@@ -181,6 +182,8 @@ fn krew_gets_an_archive_and_a_manifest_that_agree() {
     for name in ["driver-entrypoint", "farrier-runner"] {
         symlink("farrier", binaries.join(name)).unwrap();
     }
+    let (native, other) = if cfg!(target_arch = "aarch64") { ("arm64", "amd64") } else { ("amd64", "arm64") };
+    fs::write(binaries.join(format!("farrier-{other}")), other).unwrap();
     let krew = |out: &Path| {
         let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("ci/krew"));
         command.args(["--url", "https://downloads.example/v1/", "--out"]).arg(out);
@@ -197,14 +200,25 @@ fn krew_gets_an_archive_and_a_manifest_that_agree() {
     };
     let version = done(Command::new(env!("CARGO_BIN_EXE_farrier")).arg("--version"));
     assert_eq!(format!("farrier {}\n", value("version: v")), version);
-    let archive = value("uri: https://downloads.example/v1/");
-    let sum = done(Command::new("sha256sum").arg(out.join(&archive)));
-    assert!(sum.starts_with(&value("sha256:")), "{sum} {manifest}");
+    let of = |key: &'static str| manifest.lines().filter_map(move |row| row.trim().strip_prefix(key));
+    let archives: Vec<_> = of("uri: https://downloads.example/v1/").zip(of("sha256: ")).collect();
+    assert_eq!(archives.len(), 2, "{manifest}");
+    for (archive, wanted) in &archives {
+        let sum = done(Command::new("sha256sum").arg(out.join(archive)));
+        assert!(sum.starts_with(wanted), "{sum} {manifest}");
+    }
+    let archive_of = |arch: &str| {
+        let end = format!("_linux_{arch}.tar.gz");
+        out.join(archives.iter().find(|(archive, _)| archive.ends_with(&end)).expect("an archive for each").0)
+    };
+    let inside =
+        Command::new("tar").arg("-xzOf").arg(archive_of(other)).arg("kubectl-farrier").output().unwrap();
+    assert_eq!(inside.stdout, other.as_bytes());
 
     // As krew does it: unpacked, and a link by the plug-in's name.
     let store = live.site.path("bin");
     fs::create_dir(&store).unwrap();
-    done(Command::new("tar").arg("-xzf").arg(out.join(&archive)).arg("-C").arg(&store));
+    done(Command::new("tar").arg("-xzf").arg(archive_of(native)).arg("-C").arg(&store));
     assert!(store.join("LICENSE").exists() && value("bin:") == "kubectl-farrier");
     let help = done(&mut kubectl(&live, "farrier --help"));
     assert!(help.contains("Usage: kubectl farrier [OPTIONS] <COMMAND>"), "{help}");
