@@ -161,6 +161,10 @@ fn nodes_of_many_distributions_find_their_families() {
         ("debian", "13", "6.12.115+deb13.1-amd64"),
         ("debian", "13", "7.3.4+deb13-cloud-amd64"),
         ("debian", "sid", "7.2.13+deb14-amd64"),
+        ("debian", "forky", "7.2.12+deb14-cloud-amd64"),
+        ("debian", "testing", "7.3-rt-amd64"),
+        ("debian", "13", "6.12.118+deb13-arm64-16k"),
+        ("scos", "4.16", "5.14.0-531.el9.x86_64"),
         ("debian", "15", "8.1.1+deb15-amd64"),
         ("ubuntu", "20.04", "5.4.0-216-generic"),
         ("ubuntu", "22.04", "5.15.0-1081-azure"),
@@ -191,7 +195,7 @@ fn nodes_of_many_distributions_find_their_families() {
             os: os.parse().unwrap(),
             os_version: version.parse().unwrap(),
             release: release.parse().unwrap(),
-            arch: Architecture::Amd64,
+            arch: if release.contains("arm64") { Architecture::Arm64 } else { Architecture::Amd64 },
         };
         let family = match_family(&families, &target).unwrap();
         let compilers = family.spec.built_with.join(", ");
