@@ -91,6 +91,7 @@ impl State {
             match_labels: BTreeMap::new(),
             update: UpdateStrategy::OnDelete,
             max_unavailable: PodCount::Number(1),
+            desired: 0,
             deleting: false,
             manifest: serde_json::json!({}).into(),
         });

@@ -58,6 +58,7 @@ pub(super) fn daemon_set(mut object: DynamicObject) -> Result<Object, String> {
     // The items of a list do not say what they are.
     object.types = Some(TypeMeta { api_version: "apps/v1".to_owned(), kind: "DaemonSet".to_owned() });
     let version = version(&object.metadata);
+    let desired = object.data.pointer("/status/desiredNumberScheduled").and_then(Value::as_u64);
     // Without these, two states of an object that differ in nothing that matters here are equal.
     object.metadata.managed_fields = None;
     object.metadata.resource_version = None;
@@ -88,6 +89,7 @@ pub(super) fn daemon_set(mut object: DynamicObject) -> Result<Object, String> {
             match_labels: selector.match_labels.unwrap_or_default(),
             update,
             max_unavailable,
+            desired: desired.and_then(|desired| desired.try_into().ok()).unwrap_or_default(),
             deleting: deletion_timestamp.is_some(),
             manifest: Arc::new(manifest),
         }),
@@ -308,7 +310,7 @@ mod tests {
                     "containers": [{"name": "driver", "image": "d:1"}, {"name": "none"}],
                 }},
             },
-            "status": {"numberReady": 1},
+            "status": {"numberReady": 1, "desiredNumberScheduled": 7},
         })
     }
 
@@ -326,6 +328,7 @@ mod tests {
         assert_eq!((live.version.uid.as_str(), live.version.resource_version.as_str()), ("u1", "5"));
         assert_eq!(live.annotations.keys().collect::<Vec<_>>(), ["farrier.dev/record"]);
         assert_eq!((live.update, live.max_unavailable), (UpdateStrategy::OnDelete, PodCount::Percent(10)));
+        assert_eq!(live.desired, 7);
         assert!(live.manifest.get("status").is_none() && live.manifest["kind"] == "DaemonSet");
         assert_eq!(pod_selector(&live.manifest).unwrap(), "app=driver,tier notin (a,b),x");
         let required =

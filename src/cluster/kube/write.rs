@@ -29,7 +29,7 @@ use super::{
 };
 use crate::plan::{
     COPY_OF_LABEL, Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, NodeChange, NodeCheck,
-    NodeSeen, ObjectVersion, PodRestart, ResourceChange, UPGRADE,
+    NodeSeen, ObjectVersion, PodRestart, ResourceChange,
 };
 
 /// How long a write waits until the watches have brought what it did.
@@ -349,11 +349,10 @@ fn check_state(kept: &Kept, seen: Option<&ObjectVersion>) -> Result<(), ApiError
 /// Is a node's upgrade, and its cordon, what the plan saw?
 fn check_node(kept: &Kept, seen: &NodeSeen) -> Result<(), ApiError> {
     let Facts::Node(facts) = &kept.object.facts else { return Err(ApiError::Gone) };
-    let now = NodeSeen { note: facts.annotations.get(UPGRADE).cloned(), unschedulable: facts.unschedulable };
-    if now == *seen {
+    if NodeSeen::of(facts) == *seen {
         return Ok(());
     }
-    Err(ApiError::Changed("another writer cordoned it, or changed its upgrade".to_owned()))
+    Err(ApiError::Changed("another writer cordoned it, changed its upgrade, or upgrades it".to_owned()))
 }
 
 /// Has a DaemonSet the images that the plan saw?

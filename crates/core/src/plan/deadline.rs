@@ -124,6 +124,7 @@ mod tests {
             match_labels: BTreeMap::new(),
             update: UpdateStrategy::RollingUpdate,
             max_unavailable: PodCount::Number(1),
+            desired: 0,
             deleting: false,
             manifest: Arc::new(serde_json::Value::Null),
         });

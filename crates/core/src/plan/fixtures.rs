@@ -367,6 +367,7 @@ pub(super) fn live_daemon_set(name: &str) -> DaemonSetFacts {
         match_labels: [("app".to_owned(), name.to_owned())].into(),
         update: UpdateStrategy::RollingUpdate,
         max_unavailable: PodCount::Number(1),
+        desired: 0,
         deleting: false,
         manifest: serde_json::json!({}).into(),
     };

@@ -200,6 +200,12 @@ impl ImageContents {
         if let (true, Some(kernel)) = (members.is_empty(), &facts.kernel_release) {
             members.insert(kernel.to_string(), digest.clone());
         }
+        members.into()
+    }
+}
+
+impl From<BTreeMap<String, Digest>> for ImageContents {
+    fn from(members: BTreeMap<String, Digest>) -> Self {
         Self { kernels: members.keys().cloned().collect(), members }
     }
 }

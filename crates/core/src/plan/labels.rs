@@ -17,11 +17,17 @@ pub(super) const TARGET_LABELS: [&str; 4] = [OS_ID_LABEL, OS_VERSION_LABEL, KERN
 pub const UPGRADE_STATE_LABELS: [&str; 2] =
     ["nvidia.com/ofed-driver-upgrade-state", "nvidia.com/gpu-driver-upgrade-state"];
 
+/// Is an operator at a node in this state? One that failed is at rest: the operator does nothing there until the driver's pod is as it
+/// should be, and another version may be what ends it (k8s-operator-libs, `pkg/upgrade/consts.go`, `ProcessUpgradeFailedNodes`).
+pub(super) fn is_upgrading(state: &str) -> bool {
+    !matches!(state, "" | "upgrade-done" | "upgrade-failed")
+}
+
 /// The label of an operator's driver upgrade that a node is in, with its state.
 pub(super) fn operators_upgrade(labels: &BTreeMap<String, String>) -> Option<(&'static str, &str)> {
     let mut states =
         UPGRADE_STATE_LABELS.into_iter().filter_map(|key| Some((key, labels.get(key)?.as_str())));
-    states.find(|(_, state)| !matches!(*state, "" | "upgrade-done"))
+    states.find(|(_, state)| is_upgrading(state))
 }
 
 /// The annotation by which a node (or whoever upgrades it) names the kernel that it is to boot next.

@@ -24,7 +24,7 @@ mod union;
 mod upgrade;
 mod watch;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use self::context::{Context, Decided, no_image};
 pub use self::context::{PlannedRollout, RolloutDecision};
@@ -45,8 +45,8 @@ pub use upgrade::given_back;
 pub(super) use watch::Limits;
 
 use super::{
-    ClusterSnapshot, DaemonSetFacts, HoldReason, ManifestPlace, PER_KERNEL_ANNOTATION, PlanInputs,
-    PlannedUnion, PlannedUpgrade, RolloutObject, RolloutTarget,
+    ClusterSnapshot, DaemonSetFacts, HoldReason, ImageContents, ManifestPlace, PER_KERNEL_ANNOTATION,
+    PlanInputs, PlannedUnion, PlannedUpgrade, RolloutObject, RolloutTarget,
     chain_state::ChainStates,
     node::{NodeGroup, group_nodes},
     outcome::Cells,
@@ -109,7 +109,7 @@ pub(super) fn rollouts(
         }
         let Decided { decision, changes } = decided.unwrap_or_else(|hold| RolloutDecision::Hold(hold).into());
         let is_claimed_twice = matches!(decision, RolloutDecision::Hold(HoldReason::ClaimedTwice { .. }));
-        let upgrade = if is_claimed_twice { None } else { planned_upgrade(&context, target) };
+        let upgrade = if is_claimed_twice { None } else { planned_upgrade(&context, target, &decision) };
         planned.push(PlannedRollout {
             image: (*image).clone(),
             target: target.clone(),
@@ -204,15 +204,44 @@ fn decide(
 
 /// The plan of its upgrade, where the definition asks for one and its DaemonSet is farrier's to change. What is under way goes on
 /// whatever is decided of the image.
-fn planned_upgrade(context: &Context<'_>, target: &RolloutTarget) -> Option<PlannedUpgrade> {
+fn planned_upgrade(
+    context: &Context<'_>,
+    target: &RolloutTarget,
+    decision: &RolloutDecision,
+) -> Option<PlannedUpgrade> {
     context.spec.upgrade()?;
     if elsewhere(context).is_some() || upgrade::obstacle(context, target).is_some() {
         return None;
     }
     match context.spec {
         RolloutSpec::PerKernel { .. } => per_kernel::planned(context, target),
-        _ => upgrade::planned(context, target),
+        _ => upgrade::planned(context, target, next_image(context, target, decision).as_ref()),
     }
+}
+
+/// The image that a DaemonSet gets now, or once the rollout is not paused any more: its upgrade can be read before it starts.
+fn next_image(
+    context: &Context<'_>,
+    target: &RolloutTarget,
+    decision: &RolloutDecision,
+) -> Option<upgrade::Next> {
+    if !matches!(decision, RolloutDecision::Rewrite { .. } | RolloutDecision::Hold(HoldReason::Paused)) {
+        return None;
+    }
+    let (decided, union) = decide_by_strategy(context, target);
+    let RolloutDecision::Rewrite { to, .. } = decided.ok()?.decision else { return None };
+    let contents = if let Some(PlannedUnion { members, .. }) = union {
+        let members = members.into_iter().map(|member| (member.kernel.to_string(), member.digest));
+        ImageContents::from(members.collect::<BTreeMap<_, _>>())
+    } else {
+        // It was decided that it has modules for every kernel that its nodes run.
+        let kernels = context.groups.iter().filter_map(|group| group.target.as_ref().ok());
+        ImageContents {
+            kernels: kernels.map(|kernel| kernel.release.to_string()).collect(),
+            ..ImageContents::default()
+        }
+    };
+    Some(upgrade::Next { image: to.to_string(), contents })
 }
 
 /// The decision without a pause.

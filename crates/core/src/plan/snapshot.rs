@@ -134,6 +134,8 @@ pub struct LiveDaemonSet {
     /// `spec.updateStrategy.rollingUpdate.maxUnavailable`, 1 where it is not given. farrier keeps to it for
     /// `OnDelete`, too.
     pub max_unavailable: PodCount,
+    /// `status.desiredNumberScheduled`: on so many nodes its pods are to run, taints taken into account.
+    pub desired: usize,
     /// `metadata.deletionTimestamp` is set.
     pub deleting: bool,
     /// The object as the API server gave it, without `managedFields` and `status`: what a per-kernel copy is made

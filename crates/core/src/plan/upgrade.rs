@@ -39,6 +39,8 @@ pub struct Upgrade<'a> {
     pub deadline: SignedDuration,
     /// How long it must stay so.
     pub stable_for: SignedDuration,
+    /// Pods that the DaemonSet is to have, and that are not there: on which nodes, is not known.
+    pub missing: usize,
     /// Is no other node to be begun?
     pub paused: bool,
     /// Why the pods of nodes cannot be seen, where a drain has to see them.
@@ -56,6 +58,8 @@ pub struct UpgradeNode<'a> {
     pub facts: &'a NodeFacts,
     /// The image that it is to have; empty where there is none for it.
     pub target: &'a str,
+    /// Is that what the DaemonSet gets, and has not yet?
+    pub to_come: bool,
     /// The label by which it gets the DaemonSet with that image, where it has that of another.
     pub hand_over: Option<&'a str>,
     /// The driver's pod on it.
@@ -186,6 +190,7 @@ impl<'a> UpgradeNode<'a> {
         Self {
             facts,
             target: "",
+            to_come: false,
             hand_over: None,
             driver,
             fits: None,

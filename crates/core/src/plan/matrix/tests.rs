@@ -20,6 +20,23 @@ fn target(release: &str) -> KernelTarget {
     }
 }
 
+/// `ofed-driver-<version>:<arch>-<os><version>-kver<kernel>`, as the Network Operator's first generation pulls it.
+#[test]
+fn a_version_can_be_a_part_of_the_repositorys_name() {
+    const NAME: &str = "ofed-driver-5.0-2.1.8.0";
+    let mut world = World::new(&[K47]);
+    world.add(NAME, &[]);
+    world.image(NAME).spec.tags = vec!["{{arch}}-{{os_id}}{{os_version}}-kver{{kernel_label}}".to_owned()];
+    let cells = world.cells();
+    let cell = cells.iter().find(|cell| cell.image == name(NAME)).unwrap();
+    assert_eq!(
+        cell.reference.to_string(),
+        "registry.test/drivers/ofed-driver-5.0-2.1.8.0:amd64-debian12-kver6.1.0-47-amd64"
+    );
+    world.publish(Verdict::Loads);
+    assert!(world.plan().cells.iter().all(|planned| matches!(planned.outcome, Outcome::UpToDate { .. })));
+}
+
 #[test]
 fn one_cell_for_each_kernel() {
     let world = World::new(&[K47, K48, K47]);

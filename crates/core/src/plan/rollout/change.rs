@@ -8,7 +8,9 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use serde::Serialize;
 
-use super::super::{NodeAffinity, ObjectVersion, skip_reason::shared};
+use super::super::{
+    NodeAffinity, NodeFacts, ObjectVersion, UPGRADE, labels::operators_upgrade, skip_reason::shared,
+};
 use crate::image::{ImageReference, OperatorResource};
 
 /// One write.
@@ -133,6 +135,19 @@ pub struct NodeSeen {
     pub note: Option<String>,
     /// Was it cordoned?
     pub unschedulable: bool,
+    /// Did an operator upgrade it?
+    pub operated: bool,
+}
+
+impl NodeSeen {
+    /// Of a node.
+    pub fn of(node: &NodeFacts) -> Self {
+        Self {
+            note: node.annotations.get(UPGRADE).cloned(),
+            unschedulable: node.unschedulable,
+            operated: operators_upgrade(&node.labels).is_some(),
+        }
+    }
 }
 
 /// A Job on one node, made from a CronJob.

@@ -62,12 +62,6 @@ pub(super) fn upgrade_label(kind: OperatorResource) -> &'static str {
     if kind.is_of_gpu_operator() { gpu } else { ofed }
 }
 
-/// Is a node in this state neither done nor given up? A failed upgrade is at rest: another version may be what ends
-/// it (k8s-operator-libs, `pkg/upgrade/consts.go`).
-pub(super) fn is_upgrading(state: &str) -> bool {
-    !matches!(state, "" | "upgrade-done" | "upgrade-failed")
-}
-
 /// Labels with which the operator leaves a node's driver alone, with the values that say so: its own driver manager
 /// has found one that the host brings, or the driver, or everything, is switched off there. The Network
 /// Operator has none (GPU Operator `controllers/state_manager.go`, `assets/state-driver`; driver manager: "NVIDIA GPU

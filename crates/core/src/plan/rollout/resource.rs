@@ -20,7 +20,7 @@ use super::{
 use crate::{
     image::{ImageReference, OperatorResource, RolloutSpec},
     kernel::KernelTarget,
-    plan::{Cell, ResourceFacts, Seen, outcome::State},
+    plan::{Cell, ResourceFacts, Seen, labels::is_upgrading, outcome::State},
 };
 
 /// The name under which a record holds the fields of a resource.
@@ -215,7 +215,7 @@ pub(super) fn tag_form(kind: OperatorResource, cell: &Cell) -> HoldReason {
 fn upgrading(kind: OperatorResource, reached: &[&NodeGroup<'_>]) -> Option<HoldReason> {
     let label = operator::upgrade_label(kind);
     let state = |group: &&NodeGroup<'_>| group.sample.labels.get(label).cloned().unwrap_or_default();
-    let busy = reached.iter().filter(|group| operator::is_upgrading(&state(group)));
+    let busy = reached.iter().filter(|group| is_upgrading(&state(group)));
     let mut nodes: Vec<(&str, String)> = busy
         .flat_map(|group| group.nodes.iter().map(move |node| (node.name.as_str(), state(group))))
         .collect();

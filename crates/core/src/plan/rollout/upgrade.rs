@@ -17,10 +17,20 @@ use crate::{
     },
 };
 
+/// An image that the DaemonSet gets, and does not have yet.
+pub(super) struct Next {
+    pub(super) image: String,
+    pub(super) contents: ImageContents,
+}
+
 /// The plan of its upgrade.
-pub(super) fn planned(context: &Context<'_>, target: &RolloutTarget) -> Option<PlannedUpgrade> {
+pub(super) fn planned(
+    context: &Context<'_>,
+    target: &RolloutTarget,
+    next: Option<&Next>,
+) -> Option<PlannedUpgrade> {
     let (found, live, container) = original(context, target).ok()?;
-    plan_of(context, found, live, container)
+    plan_of(context, found, live, container, next)
 }
 
 /// Why the nodes of a DaemonSet cannot be upgraded in order, so that it gets no other image.
@@ -35,34 +45,40 @@ pub(super) fn obstacle(context: &Context<'_>, target: &RolloutTarget) -> Option<
     needed.find_map(|what| Some(HoldReason::Unseen { detail: snapshot.unseen.get(&what)?.clone(), what }))
 }
 
-/// Of a DaemonSet whose nodes all get its image.
+/// Of a DaemonSet whose nodes all get its image, or the next one. What is under way goes on with the one that it has.
 fn plan_of(
     context: &Context<'_>,
     found: &DaemonSetFacts,
     live: &LiveDaemonSet,
     container: &str,
+    next: Option<&Next>,
 ) -> Option<PlannedUpgrade> {
     let contents = &context.inputs.observed.contents;
-    let target = found.image_of(container)?;
-    let new = contents.get(target);
+    let has = found.image_of(container)?;
     let pods = pods_by_node(context.inputs.snapshot);
     let mut nodes = Vec::new();
     for group in context.groups {
         let kernel = group.target.as_ref().ok().map(|kernel| kernel.release.as_str());
-        let fits = match new {
-            Some(new) => kernel.map(|kernel| new.kernels.contains(kernel)),
-            None => is_put_back(live, container, target).then_some(true),
-        };
         for node in reached(found, group).ok()? {
+            let next = next.filter(|_| UpgradeNote::under_way(node).is_none());
+            let (target, new) = match next {
+                Some(next) => (next.image.as_str(), Some(&next.contents)),
+                None => (has, contents.get(has)),
+            };
+            let fits = match new {
+                Some(new) => kernel.map(|kernel| new.kernels.contains(kernel)),
+                None => is_put_back(live, container, target).then_some(true),
+            };
             let driver = pods.get(&(live.version.uid.as_str(), node.name.as_str())).copied().map(|pod| {
                 let held = pod.images.get(container).map_or("", String::as_str);
                 let alike = kernel.is_some_and(|kernel| has_same(kernel, contents.get(held), new));
                 DriverPod { pod, is_current: held == target || alike }
             });
-            nodes.push(UpgradeNode { target, fits, ..UpgradeNode::of(node, driver) });
+            let to_come = next.is_some();
+            nodes.push(UpgradeNode { target, to_come, fits, ..UpgradeNode::of(node, driver) });
         }
     }
-    in_order(context, found, live, nodes)
+    in_order(context, found, live, live.desired, nodes)
 }
 
 /// The pods of DaemonSets, by the DaemonSet's uid and the node. Beside one that ends there can be the next one already.
@@ -77,11 +93,12 @@ pub(super) fn pods_by_node(snapshot: &ClusterSnapshot) -> BTreeMap<(&str, &str),
     pods
 }
 
-/// The plan for these nodes, once it is seen what runs on them beside their driver.
+/// The plan for these nodes, once it is seen what runs on them beside their driver; `desired` is how many of them are to have one.
 pub(super) fn in_order(
     context: &Context<'_>,
     found: &DaemonSetFacts,
     live: &LiveDaemonSet,
+    desired: usize,
     nodes: Vec<UpgradeNode<'_>>,
 ) -> Option<PlannedUpgrade> {
     let spec = context.spec.upgrade()?;
@@ -104,6 +121,7 @@ pub(super) fn in_order(
         spec,
         deadline,
         stable_for,
+        missing: desired.saturating_sub(nodes.iter().filter(|node| node.driver.is_some()).count()),
         paused: says_paused(&live.annotations),
         unseen: unseen.map(String::as_str),
         now: context.inputs.now,
@@ -182,7 +200,7 @@ pub(super) fn progress(
     container: &str,
 ) -> Option<Progress> {
     let spec = context.spec.upgrade()?;
-    let Some(plan) = plan_of(context, found, live, container) else { return Some(Progress::Waiting) };
+    let Some(plan) = plan_of(context, found, live, container, None) else { return Some(Progress::Waiting) };
     Some(match plan.failure() {
         Some((node, why)) if spec.on_failure == OnFailure::PutBack => {
             Progress::Failed { node: node.to_owned(), messages: vec![why.to_owned()] }
@@ -198,7 +216,8 @@ pub fn given_back(
     rollouts: &[PlannedRollout],
     instance: &Instance,
 ) -> Vec<Change> {
-    let is_unseen = [Seen::DaemonSets, Seen::Pods].iter().any(|what| snapshot.unseen.contains_key(what));
+    let is_unseen =
+        [Seen::DaemonSets, Seen::Pods, Seen::Checks].iter().any(|what| snapshot.unseen.contains_key(what));
     if is_unseen || snapshot.read_only_nodes {
         return Vec::new();
     }

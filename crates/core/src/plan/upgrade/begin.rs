@@ -75,6 +75,9 @@ impl Upgrade<'_> {
             Some(false) => return Some(UpgradeWait::NoModules { kernel: facts.kernel_version.clone() }),
             Some(true) => {}
         }
+        if node.to_come {
+            return Some(if self.paused { UpgradeWait::Paused } else { UpgradeWait::Image });
+        }
         let note = note.filter(|note| note.state == UpgradeState::NotDrained && note.to == node.target)?;
         let until = note.since.checked_add(seconds(self.spec.timeout)).ok()?;
         // A time that was written by a clock that jumped is not waited for.
@@ -88,13 +91,9 @@ impl Upgrade<'_> {
         let first = self.first(turns);
         let most = self.spec.max_parallel.of(self.nodes.len());
         let under_way = |turn: &UpgradeTurn| turn.stage == UpgradeStage::UnderWay;
-        // A node that is away is away without farrier, and for other reasons than its driver.
-        let works = |node: &UpgradeNode<'_>| {
-            node.facts.not_ready || node.driver.is_none_or(|driver| driver.pod.ready && !driver.pod.deleting)
-        };
+        let are_down = self.are_down();
         let mut taken = turns.iter().filter(|turn| under_way(turn)).count();
-        let mut down =
-            self.nodes.iter().zip(&*turns).filter(|(node, turn)| under_way(turn) || !works(node)).count();
+        let mut down = are_down.iter().zip(&*turns).filter(|(down, turn)| **down || under_way(turn)).count();
         let mut left = match first {
             First::AnyOf(left) => left,
             First::Done | First::Labelled | First::Missing => usize::MAX,
@@ -108,7 +107,7 @@ impl Upgrade<'_> {
         order.sort_by_key(|place| {
             let (node, turn) = (&self.nodes[*place], &turns[*place]);
             let was_tried = turn.note.as_ref().is_some_and(|note| note.state == UpgradeState::NotDrained);
-            (was_tried, Reverse(!works(node)), &node.facts.name)
+            (was_tried, Reverse(are_down[*place]), &node.facts.name)
         });
         for place in order {
             let (node, turn) = (&self.nodes[place], &mut turns[place]);
@@ -116,7 +115,7 @@ impl Upgrade<'_> {
                 (First::Labelled, Some(Canary::Labels(labels))) => labels.matches(&node.facts.labels),
                 _ => left > 0,
             };
-            let is_down = !works(node);
+            let is_down = are_down[place];
             turn.waits = match &stopped {
                 Some(stopped) => Some(stopped.clone()),
                 None if matches!(first, First::Missing) => Some(UpgradeWait::NoCanary),
@@ -132,6 +131,18 @@ impl Upgrade<'_> {
                 left = left.saturating_sub(1);
             }
         }
+    }
+
+    /// Which nodes have no working driver, whoever's doing that is.
+    fn are_down(&self) -> Vec<bool> {
+        let mut missing = self.missing;
+        let is_down = |node: &UpgradeNode<'_>| {
+            let is_missing = node.driver.is_none() && missing > 0;
+            missing = missing.saturating_sub(usize::from(node.driver.is_none()));
+            let works = node.driver.is_none_or(|driver| driver.pod.ready && !driver.pod.deleting);
+            node.facts.not_ready || is_missing || !works
+        };
+        self.nodes.iter().map(is_down).collect()
     }
 
     /// The first write to a node.

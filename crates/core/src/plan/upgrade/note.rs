@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::{
     Change, NodeChange, NodeFacts, NodeSeen, UPGRADE,
+    labels::operators_upgrade,
     rollout::{HANDED_OVER, short_hash},
 };
 
@@ -75,7 +76,7 @@ pub struct UpgradeNote {
     /// Is its cordon farrier's? A cordon by someone else stays.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cordoned: bool,
-    /// Why it failed, or was not drained.
+    /// Why it failed, was not drained, or is left alone while it is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -113,7 +114,7 @@ pub(super) fn mark(node: &NodeFacts, note: Option<&UpgradeNote>, cordon: Option<
         labels: [(UPGRADE.to_owned(), state)].into(),
         annotations: [(UPGRADE.to_owned(), text)].into(),
         cordon,
-        seen: Some(seen(node)),
+        seen: Some(NodeSeen::of(node)),
     })
 }
 
@@ -122,13 +123,9 @@ pub(super) fn hand_over(node: &NodeFacts, label: &str) -> Change {
     Change::Node(NodeChange {
         name: node.name.clone(),
         labels: [(label.to_owned(), Some(HANDED_OVER.to_owned()))].into(),
-        seen: Some(seen(node)),
+        seen: Some(NodeSeen::of(node)),
         ..NodeChange::default()
     })
-}
-
-fn seen(node: &NodeFacts) -> NodeSeen {
-    NodeSeen { note: node.annotations.get(UPGRADE).cloned(), unschedulable: node.unschedulable }
 }
 
 /// The node is as it was before, and gets this note.
@@ -137,14 +134,15 @@ pub(super) fn give_back(node: &NodeFacts, before: &UpgradeNote, note: Option<&Up
 }
 
 /// Gives back the nodes under way that no upgrade is about (any more): the DaemonSet is gone or does not reach them, or the
-/// definition has no `upgrade`.
+/// definition has no `upgrade`. Those that an operator upgrades meanwhile, when it has done that.
 pub fn abandoned<'a>(
     nodes: impl IntoIterator<Item = &'a NodeFacts>,
     is_served: impl Fn(&NodeFacts, &UpgradeNote) -> bool,
 ) -> Vec<Change> {
     let given_back = |node: &'a NodeFacts| {
         let note = UpgradeNote::under_way(node)?;
-        (!is_served(node, &note)).then(|| give_back(node, &note, None))
+        let is_left = is_served(node, &note) || operators_upgrade(&node.labels).is_some();
+        (!is_left).then(|| give_back(node, &note, None))
     };
     nodes.into_iter().filter_map(given_back).collect()
 }

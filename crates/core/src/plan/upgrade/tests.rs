@@ -1,5 +1,6 @@
 mod fleet;
 mod forecast;
+mod others;
 
 use std::collections::BTreeSet;
 
@@ -215,16 +216,18 @@ fn a_cordon_by_someone_else_stays() {
 
 #[test]
 fn a_node_that_is_away_is_passed_over_and_one_that_dies_in_its_turn_has_failed() {
-    let mut fleet = Fleet::new(3, draining(json!({})));
+    let mut fleet = Fleet::new(3, draining(json!({"maxParallel": 2})));
     fleet.away("n0", true);
     let plan = fleet.pass(usize::MAX);
     assert_eq!(waits(&plan, "n0"), "it is not Ready");
     assert_eq!((stage(&plan, "n0"), stage(&plan, "n1")), (UpgradeStage::LeftAlone, UpgradeStage::Begins));
+    assert_eq!(waits(&plan, "n2"), "nodes without a working driver, or not Ready: 2; maxParallel: 2");
     fleet.settle_until(|fleet| fleet.state("n1") == "drained");
     fleet.away("n1", true);
     fleet.away("n0", false);
     fleet.pass_time(60);
-    assert_eq!(stage(&fleet.plan(), "n0"), UpgradeStage::Waits, "the dead one counts until its time is over");
+    let plan = fleet.plan();
+    assert_eq!((stage(&plan, "n0"), stage(&plan, "n2")), (UpgradeStage::Begins, UpgradeStage::Waits));
     let plan = fleet.settle();
     let (node, why) = plan.failure().unwrap();
     assert_eq!((node, why), ("n1", "the node is not Ready; its driver's pod was not replaced within 5m"));
@@ -241,21 +244,6 @@ fn pods_that_cannot_be_seen_are_not_taken_for_none() {
     assert_eq!(fleet.nodes["n0"].driver.as_ref().unwrap().image, "v1");
     fleet.unseen = None;
     assert_eq!(fleet.settle().forecast.done, 1);
-}
-
-#[test]
-fn operators_and_other_upgrades_come_first() {
-    let mut fleet = Fleet::new(2, draining(json!({})));
-    let labels = &mut fleet.nodes.get_mut("n0").unwrap().facts.labels;
-    labels.insert("nvidia.com/gpu-driver-upgrade-state".to_owned(), "drain-required".to_owned());
-    let other = r#"{"rollout": "drivers/gpu", "state": "drained", "since": "1970-01-01T00:00:00Z",
-        "began": "1970-01-01T00:00:00Z", "to": "gpu:2", "cordoned": true}"#;
-    let annotations = &mut fleet.nodes.get_mut("n1").unwrap().facts.annotations;
-    annotations.insert(UPGRADE.to_owned(), other.to_owned());
-    let plan = fleet.plan();
-    assert_eq!(plan.changes().count(), 0);
-    insta::assert_snapshot!(waits(&plan, "n0"), @"left to the operator's upgrade controller: nvidia.com/gpu-driver-upgrade-state=drain-required");
-    insta::assert_snapshot!(waits(&plan, "n1"), @"the driver of drivers/gpu comes first");
 }
 
 #[test]
@@ -311,6 +299,7 @@ enum Event {
     Cordon(usize, bool),
     DeleteDriver(usize),
     Away(usize, bool),
+    Operator(usize, bool),
     NewImage(usize),
     Hold(bool),
     Pause(bool),
@@ -327,6 +316,7 @@ fn events() -> impl Strategy<Value = Event> {
         (0..6_usize, any::<bool>()).prop_map(|(node, on)| Event::Cordon(node, on)),
         (0..6_usize).prop_map(Event::DeleteDriver),
         (0..6_usize, any::<bool>()).prop_map(|(node, on)| Event::Away(node, on)),
+        (0..6_usize, any::<bool>()).prop_map(|(node, on)| Event::Operator(node, on)),
         (1..5_usize).prop_map(Event::NewImage),
         any::<bool>().prop_map(Event::Hold),
         any::<bool>().prop_map(Event::Pause),
@@ -348,6 +338,7 @@ fn happen(fleet: &mut Fleet, event: &Event) {
         Event::Cordon(node, on) => fleet.cordon(&name(node), *on),
         Event::DeleteDriver(node) => fleet.delete_driver(&name(node)),
         Event::Away(node, on) => fleet.away(&name(node), *on),
+        Event::Operator(node, on) => fleet.operate(&name(node), *on),
         Event::NewImage(version) => fleet.image = format!("v{version}"),
         Event::Hold(on) => fleet.held = *on,
         Event::Pause(on) => fleet.paused = *on,
@@ -360,6 +351,10 @@ fn end_jobs(fleet: &mut Fleet, well: bool) {
     for job in fleet.jobs.values_mut().filter(|job| **job == JobState::Running) {
         *job = if well { JobState::Succeeded } else { JobState::Failed("no".to_owned()) };
     }
+}
+
+fn end_operators(fleet: &mut Fleet) {
+    (0..6).for_each(|number| fleet.operate(&format!("n{number}"), false));
 }
 
 /// `v3` has no modules for `k2`, and `v4` never works.
@@ -410,7 +405,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     /// Killed between any two steps, with nodes that vanish, reboot and are cordoned by people: at no moment are more nodes taken than
-    /// may be, and none loses its driver for one that does not fit (see `Fleet::evict`), nor someone else's cordon (`Fleet::mark`). When
+    /// may be, and none loses its driver for one that does not fit, or in an operator's hands (see `Fleet::evict`), nor someone else's cordon (`Fleet::mark`). When
     /// the world gets calm, all nodes are as they were, and those that can have the new driver have it.
     #[test]
     fn no_node_stays_cordoned_and_never_too_many_are_down(
@@ -436,6 +431,7 @@ proptest! {
             node.facts.not_ready = false;
         }
         fleet.new_job = Some(JobState::Succeeded);
+        end_operators(&mut fleet);
         end_jobs(&mut fleet, true);
         fleet.settle();
         let facts: Vec<_> = fleet.nodes.values().map(|node| node.facts.clone()).collect();
@@ -467,9 +463,12 @@ proptest! {
                 happen(&mut fleet, event);
             }
         }
-        let facts: Vec<_> = fleet.nodes.values().map(|node| node.facts.clone()).collect();
-        for mark in abandoned(&facts, |_, note| note.rollout != ROLLOUT) {
-            fleet.make(&mark);
+        for _ in 0..2 {
+            let facts: Vec<_> = fleet.nodes.values().map(|node| node.facts.clone()).collect();
+            for mark in abandoned(&facts, |_, note| note.rollout != ROLLOUT) {
+                fleet.make(&mark);
+            }
+            end_operators(&mut fleet);
         }
         prop_assert_eq!(fleet.down().0, 0);
         for node in fleet.nodes.values() {

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     image::{Period, WaitFor},
-    plan::{Change, NodeCheck, PodRestart, WorkloadFacts},
+    plan::{Change, NodeCheck, PodRestart, WorkloadFacts, labels::operators_upgrade},
 };
 
 /// What is done now, and what is waited for.
@@ -42,6 +42,24 @@ impl Upgrade<'_> {
         if note.cordoned && !node.facts.unschedulable {
             // Someone has taken farrier's cordon away. The next one is not farrier's.
             return mark(node.facts, Some(&UpgradeNote { cordoned: false, ..note.clone() }), None).into();
+        }
+        // The operator drains the node and gives it back by itself. The time of this state begins anew when that is over.
+        match operators_upgrade(&node.facts.labels) {
+            Some((label, state)) => {
+                let why = Some("left to the operator's upgrade controller".to_owned());
+                let noted = UpgradeNote { why, ..note.clone() };
+                let changes =
+                    if note.why.is_none() { vec![mark(node.facts, Some(&noted), None)] } else { Vec::new() };
+                return Next {
+                    changes,
+                    waits: Some(UpgradeWait::Operator { label, state: state.to_owned() }),
+                };
+            }
+            None if note.why.is_some() => {
+                let freed = UpgradeNote { since: self.now, why: None, ..note.clone() };
+                return mark(node.facts, Some(&freed), None).into();
+            }
+            None => {}
         }
         if node.fits == Some(false) {
             // It has booted another kernel: nothing is known against the image, and nothing is to be done here.

@@ -67,8 +67,11 @@ pub enum UpgradeWait {
     /// There are none.
     #[error("no node has the labels of those that go first (canary)")]
     NoCanary,
+    /// The DaemonSet does not have the new image yet.
+    #[error("waits until the DaemonSet has the new image")]
+    Image,
     /// As many nodes as may be are without a driver.
-    #[error("{down} of {most} nodes that may be without a driver are")]
+    #[error("nodes without a working driver, or not Ready: {down}; maxParallel: {most}")]
     Room { down: usize, most: usize },
 }
 

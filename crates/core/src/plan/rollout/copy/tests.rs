@@ -22,6 +22,7 @@ fn original(name: &str, spec: &Value) -> DaemonSetFacts {
             match_labels: [("app".to_owned(), "mft".to_owned())].into(),
             update: UpdateStrategy::RollingUpdate,
             max_unavailable: PodCount::Number(1),
+            desired: 0,
             deleting: false,
             manifest: Arc::new(manifest),
         }),

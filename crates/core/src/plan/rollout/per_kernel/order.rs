@@ -40,7 +40,9 @@ pub(super) fn planned(context: &Context<'_>, fleet: &Fleet<'_>) -> Option<Planne
             ..UpgradeNode::of(member.node, driver)
         }
     });
-    in_order(context, original.facts, original.live, nodes.collect())
+    let live = original.copies.values().map(|copy| copy.live).chain([original.live]);
+    let desired = live.map(|live| live.desired).sum();
+    in_order(context, original.facts, original.live, desired, nodes.collect())
 }
 
 /// May the node have the copy's pod?

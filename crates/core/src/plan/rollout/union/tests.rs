@@ -33,6 +33,7 @@ fn world(releases: &[&str], update: UpdateStrategy) -> World {
         match_labels: BTreeMap::new(),
         update,
         max_unavailable: PodCount::Number(1),
+        desired: 0,
         deleting: false,
         manifest: std::sync::Arc::default(),
     });

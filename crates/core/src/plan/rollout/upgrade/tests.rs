@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     kmod::Verdict,
     plan::{
-        JobState, RolloutDecision, UPGRADE, UpgradeStage, WorkloadFacts,
+        JobState, PAUSED_ANNOTATION, RolloutDecision, UPGRADE, UpgradeStage, WorkloadFacts,
         fixtures::{K47, K48, World, node},
     },
 };
@@ -42,7 +42,7 @@ fn rewritten(upgrade: serde_json::Value) -> World {
     let mut world = world(upgrade);
     let planned = world.plan().rollouts.swap_remove(0);
     assert!(matches!(planned.decision, RolloutDecision::Rewrite { .. }), "{:?}", planned.decision);
-    assert!(planned.upgrade.unwrap().changes().next().is_none(), "the nodes have what the DaemonSet has");
+    assert!(planned.upgrade.unwrap().changes().next().is_none(), "the DaemonSet comes first");
     for change in &planned.changes {
         world.apply(change).unwrap();
     }
@@ -105,6 +105,39 @@ fn nodes_get_a_new_version_one_after_the_other() {
     let [Change::DaemonSet(noted)] = &planned.changes[..] else { panic!("{:?}", planned.changes) };
     assert!(noted.image_changes().is_empty(), "it is noted that the image is good");
     assert!(planned.upgrade.unwrap().forecast.is_over());
+}
+
+#[test]
+fn the_plan_can_be_read_before_the_daemon_set_has_the_image() {
+    let mut world = world(json!({}));
+    let now = planned(&world);
+    let RolloutDecision::Rewrite { to, .. } = &now.decision else { panic!("{:?}", now.decision) };
+    let turns = now.upgrade.unwrap();
+    assert_eq!((turns.changes().count(), turns.forecast.waiting), (0, 3));
+    assert!(turns.forecast.ends.is_some());
+    let read = |upgrade: &PlannedUpgrade| -> Vec<(String, String)> {
+        let turns = upgrade.nodes.iter();
+        turns.map(|turn| (turn.to.clone(), turn.waits.as_ref().unwrap().to_string())).collect()
+    };
+    assert_eq!(read(&turns)[2], (to.to_string(), "waits until the DaemonSet has the new image".to_owned()));
+
+    let live = world.snapshot.daemon_sets[0].live.as_mut().unwrap();
+    live.annotations.insert(PAUSED_ANNOTATION.to_owned(), "true".to_owned());
+    let paused = planned(&world);
+    assert_eq!(paused.decision, RolloutDecision::Hold(HoldReason::Paused));
+    let (image, waits) = read(&paused.upgrade.unwrap()).swap_remove(0);
+    assert_eq!((image, waits.starts_with("the upgrade is paused")), (to.to_string(), true));
+}
+
+/// A node whose taint the DaemonSet does not tolerate has no pod, and is not waited for; a pod that is to come is.
+#[test]
+fn a_pod_that_is_away_counts() {
+    for (desired, begun) in [(3, 1), (4, 0)] {
+        let mut world = rewritten(json!({}));
+        world.snapshot.nodes.push(node("n3", K47));
+        world.snapshot.daemon_sets[0].live.as_mut().unwrap().desired = desired;
+        assert_eq!(planned(&world).upgrade.unwrap().changes().count(), begun, "{desired}");
+    }
 }
 
 #[test]
@@ -244,9 +277,12 @@ fn nodes_of_an_upgrade_that_is_no_more_are_given_back() {
     let mut world = rewritten(json!({"drain": "node"}));
     make(&mut world);
     assert!(given(&world).is_empty());
-    world.snapshot.unseen.insert(Seen::Pods, "no right".to_owned());
-    assert!(given(&world).is_empty(), "what cannot be seen is not gone");
-    world.snapshot.unseen.clear();
+    for what in [Seen::Pods, Seen::Checks] {
+        world.snapshot.unseen.insert(what, "no right".to_owned());
+        let others = given_back(&world.snapshot, &[], &world.instance);
+        assert_eq!(others, [], "what cannot be seen is not gone");
+        world.snapshot.unseen.clear();
+    }
     let gone: [fn(&mut World); 4] = [
         |world| drop(world.snapshot.nodes[0].labels.remove("pci")),
         |world| world.snapshot.daemon_sets.clear(),

@@ -10,7 +10,7 @@ use crate::{
     image::{Drain, UpgradeSpec},
     plan::{
         Change, DriverPod, JobKind, JobState, NodeChange, NodeFacts, NodeSeen, ObjectVersion, PlannedUpgrade,
-        PodFacts, UPGRADE, Upgrade, UpgradeNode, UpgradeNote, WorkloadFacts,
+        PodFacts, UPGRADE, UPGRADE_STATE_LABELS, Upgrade, UpgradeNode, UpgradeNote, WorkloadFacts,
     },
 };
 
@@ -24,6 +24,8 @@ pub(super) struct Node {
     pub(super) facts: NodeFacts,
     /// Is its cordon someone else's?
     pub(super) by_person: bool,
+    /// Does an operator upgrade it, and has that cordoned it?
+    operator: Option<bool>,
     /// Is its kernel known?
     pub(super) is_known: bool,
     pub(super) driver: Option<Pod>,
@@ -113,7 +115,14 @@ impl Fleet {
             labels: [("name".to_owned(), name.to_owned())].into(),
             ..NodeFacts::default()
         };
-        let node = Node { facts, by_person: false, is_known: true, driver: Some(driver), users: vec![user] };
+        let node = Node {
+            facts,
+            by_person: false,
+            operator: None,
+            is_known: true,
+            driver: Some(driver),
+            users: vec![user],
+        };
         self.nodes.insert(name.to_owned(), node);
     }
 
@@ -142,6 +151,23 @@ impl Fleet {
             node.by_person = false;
         }
         node.facts.unschedulable = on;
+    }
+
+    /// An operator begins its own upgrade of a node, or has done it. A cordon that it finds stays.
+    pub(super) fn operate(&mut self, name: &str, on: bool) {
+        let Some(node) = self.nodes.get_mut(name) else { return };
+        let state = if on { "drain-required" } else { "upgrade-done" };
+        node.facts.labels.insert(UPGRADE_STATE_LABELS[0].to_owned(), state.to_owned());
+        match (on, node.operator.take()) {
+            (true, None) => {
+                node.operator = Some(!node.facts.unschedulable);
+                node.by_person |= !node.facts.unschedulable;
+                node.facts.unschedulable = true;
+            }
+            (true, before) => node.operator = before,
+            (false, Some(true)) => (node.facts.unschedulable, node.by_person) = (false, false),
+            (false, _) => {}
+        }
     }
 
     /// A node dies, or comes back.
@@ -265,6 +291,7 @@ impl Fleet {
             UpgradeNode {
                 facts: &node.facts,
                 target: &self.image,
+                to_come: false,
                 hand_over: None,
                 driver: pod.map(|pod| DriverPod { pod, is_current: pod.images["driver"] == self.image }),
                 fits: node.is_known.then(|| self.fits(&self.image, &node.facts.kernel_version)),
@@ -281,6 +308,7 @@ impl Fleet {
             spec: &self.spec,
             deadline: SignedDuration::from_secs(120),
             stable_for: SignedDuration::from_secs(30),
+            missing: self.nodes.values().filter(|node| node.driver.is_none()).count(),
             paused: self.paused,
             unseen: self.unseen.as_deref(),
             now: Timestamp::from_second(self.now).unwrap(),
@@ -308,8 +336,7 @@ impl Fleet {
 
     fn mark(&mut self, change: &NodeChange) {
         let Some(node) = self.nodes.get_mut(&change.name) else { return };
-        let note = node.facts.annotations.get(UPGRADE).cloned();
-        if change.seen != Some(NodeSeen { note, unschedulable: node.facts.unschedulable }) {
+        if change.seen != Some(NodeSeen::of(&node.facts)) {
             return;
         }
         for (changes, found) in
@@ -324,6 +351,7 @@ impl Fleet {
         }
         if let Some(cordon) = change.cordon {
             assert!(!node.by_person, "the cordon of {} is someone else's", change.name);
+            assert!(node.operator.is_none(), "an operator upgrades {}", change.name);
             node.facts.unschedulable = cordon;
         }
     }
@@ -337,12 +365,14 @@ impl Fleet {
             if let Some(driver) = node.driver.as_mut().filter(|driver| driver.uid == uid) {
                 let kernels = fits.get(&self.image);
                 let fits = kernels.is_none_or(|kernels| kernels.contains(&node.facts.kernel_version));
+                assert!(node.operator.is_none(), "an operator upgrades {name}");
                 assert!(fits && node.is_known, "{name} loses its driver for one that does not fit");
                 let is_held = self.stuck || !node.users.is_empty();
                 assert!(self.spec.forecast.is_none() || !is_held, "{name} loses a driver that is held");
                 driver.ends_at = driver.ends_at.or(ends_at);
             }
             for user in node.users.iter_mut().filter(|user| user.uid == uid && !is_refused) {
+                assert!(node.operator.is_none(), "an operator drains {name}");
                 user.ends_at = user.ends_at.or(ends_at);
             }
         }
@@ -387,9 +417,7 @@ impl Fleet {
     pub(super) fn down(&self) -> (usize, usize) {
         let is_taken =
             |node: &&Node| UpgradeNote::of(&node.facts).is_some_and(|note| note.state.is_under_way());
-        let works = |node: &Node| {
-            node.facts.not_ready || node.driver.as_ref().is_none_or(|driver| self.is_ready(node, driver))
-        };
+        let works = |node: &Node| node.driver.as_ref().is_some_and(|driver| self.is_ready(node, driver));
         let taken = self.nodes.values().filter(is_taken).count();
         (taken, self.nodes.values().filter(|node| is_taken(node) || !works(node)).count())
     }

@@ -1,10 +1,14 @@
 //! Pure: nodes that are handed over, and get new versions, in order.
 
+use proptest::prelude::*;
 use serde_json::json;
 
-use super::simulation::{Cluster, OLD};
+use super::{
+    KERNELS, check, event, happen,
+    simulation::{Cluster, OLD},
+};
 use crate::plan::{
-    HoldReason, PlannedUpgrade, RolloutDecision, Seen, UPGRADE,
+    Change, HoldReason, PlannedUpgrade, RolloutDecision, Seen, UPGRADE, UpgradeNote,
     fixtures::{K47, K48},
 };
 
@@ -68,4 +72,78 @@ fn a_node_that_cannot_be_drained_keeps_the_originals_driver() {
     }
     assert_eq!(cluster.world.snapshot.nodes[0].labels[UPGRADE], "not-drained");
     assert_eq!((cluster.running()["n0"], cluster.world.snapshot.nodes[0].unschedulable), (OLD, false));
+}
+
+/// Everything that is done now.
+fn changes(cluster: &mut Cluster) -> Vec<Change> {
+    let planned = cluster.plan();
+    let steps = planned.upgrade.iter().flat_map(PlannedUpgrade::changes);
+    planned.changes.iter().chain(steps).cloned().collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    /// The same as without an order: killed after any change, no node loses what it has. No more nodes than may be are taken, and in
+    /// the end every one has the driver of its kernel, and no cordon.
+    #[test]
+    fn whatever_happens_in_order_no_node_loses_what_it_has_or_stays_cordoned(
+        most in 1..3_usize,
+        fleet in prop::collection::vec(0..4_usize, 1..5),
+        old in prop::collection::btree_set(0..4_usize, 0..4),
+        rounds in prop::collection::vec((event(), prop::collection::vec(any::<bool>(), 4)), 0..30),
+    ) {
+        let kernels = |numbers: &mut dyn Iterator<Item = &usize>| -> Vec<&str> {
+            numbers.map(|kernel| KERNELS[*kernel]).collect()
+        };
+        let upgrade = json!({"drain": "node", "timeout": "5m", "maxParallel": most});
+        let mut cluster =
+            Cluster::in_order(&kernels(&mut fleet.iter()), &kernels(&mut old.iter()), &upgrade);
+        for (event, survives) in &rounds {
+            happen(&mut cluster, event);
+            let mut before = cluster.all_selected();
+            for (change, survives) in changes(&mut cluster).iter().zip(survives.iter().chain([&false])) {
+                cluster.apply(change);
+                let after = cluster.all_selected();
+                check(&cluster, &before, &after)?;
+                before = after;
+                if !survives {
+                    break;
+                }
+            }
+            let nodes = cluster.world.snapshot.nodes.iter();
+            let taken = nodes.filter(|node| UpgradeNote::under_way(node).is_some()).count();
+            prop_assert!(taken <= most, "{} are under way", taken);
+        }
+        // Everything calms down, and people take their cordons away.
+        cluster.broken.clear();
+        for node in cluster.world.snapshot.nodes.clone() {
+            cluster.set_kernel(&node.name, &node.kernel_version);
+            let mut nodes = cluster.world.snapshot.nodes.iter_mut();
+            let fresh = &mut **nodes.find(|fresh| fresh.name == node.name).unwrap();
+            fresh.annotations.clone_from(&node.annotations);
+            fresh.unschedulable = UpgradeNote::of(&node).is_some_and(|note| note.cordoned);
+        }
+        next_version(&mut cluster, "9");
+        cluster.settle();
+        let mut quiet = 0;
+        for _ in 0..400 {
+            let changes = changes(&mut cluster);
+            quiet = if changes.is_empty() { quiet + 1 } else { 0 };
+            for change in &changes {
+                cluster.apply(change);
+            }
+            cluster.settle();
+            cluster.pass_time(60);
+            if quiet == 15 {
+                break;
+            }
+        }
+        prop_assert_eq!(quiet, 15, "it goes on for ever");
+        for node in cluster.world.snapshot.nodes.clone() {
+            let images = cluster.selected(&node);
+            prop_assert!(images.len() == 1 && cluster.has_modules(&images[0], &node.name), "{:?}", images);
+            prop_assert!(!node.unschedulable && UpgradeNote::under_way(&node).is_none(), "{:?}", node);
+        }
+    }
 }

@@ -329,6 +329,7 @@ fn facts(object: &Value) -> DaemonSetFacts {
                 _ => UpdateStrategy::RollingUpdate,
             },
             max_unavailable: PodCount::Number(1),
+            desired: 0,
             deleting: metadata["deletionTimestamp"].is_string(),
             manifest: std::sync::Arc::new(object.clone()),
         }),

@@ -1,0 +1,48 @@
+//! Pure: nodes that somebody else is at: an operator's own upgrade, or that of another driver.
+
+use serde_json::json;
+
+use super::{
+    super::abandoned,
+    fleet::{Fleet, draining},
+    waits,
+};
+use crate::plan::UPGRADE;
+
+#[test]
+fn operators_and_other_upgrades_come_first() {
+    let mut fleet = Fleet::new(2, draining(json!({})));
+    let labels = &mut fleet.nodes.get_mut("n0").unwrap().facts.labels;
+    labels.insert("nvidia.com/gpu-driver-upgrade-state".to_owned(), "drain-required".to_owned());
+    let other = r#"{"rollout": "drivers/gpu", "state": "drained", "since": "1970-01-01T00:00:00Z",
+        "began": "1970-01-01T00:00:00Z", "to": "gpu:2", "cordoned": true}"#;
+    let annotations = &mut fleet.nodes.get_mut("n1").unwrap().facts.annotations;
+    annotations.insert(UPGRADE.to_owned(), other.to_owned());
+    let plan = fleet.plan();
+    assert_eq!(plan.changes().count(), 0);
+    insta::assert_snapshot!(waits(&plan, "n0"), @"left to the operator's upgrade controller: nvidia.com/gpu-driver-upgrade-state=drain-required");
+    insta::assert_snapshot!(waits(&plan, "n1"), @"the driver of drivers/gpu comes first");
+}
+
+#[test]
+fn an_operator_that_begins_meanwhile_is_left_to_it() {
+    for state in ["cordoned", "drained", "driver-restarted", "checked"] {
+        let mut fleet = Fleet::new(1, draining(json!({})));
+        fleet.settle_until(|fleet| fleet.state("n0") == state);
+        fleet.operate("n0", true);
+        let plan = fleet.settle();
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(waits(&plan, "n0"), @"left to the operator's upgrade controller: nvidia.com/ofed-driver-upgrade-state=drain-required");
+        }
+        assert_eq!(
+            (fleet.state("n0"), fleet.nodes["n0"].facts.unschedulable),
+            (state, true),
+            "nothing moves"
+        );
+        let facts: Vec<_> = fleet.nodes.values().map(|node| node.facts.clone()).collect();
+        assert_eq!(abandoned(&facts, |_, _| false), [], "{state}: nor where there is no upgrade any more");
+        fleet.operate("n0", false);
+        assert_eq!(fleet.settle().forecast.done, 1, "{state}: its time begins anew");
+        assert!(!fleet.nodes["n0"].facts.unschedulable);
+    }
+}
