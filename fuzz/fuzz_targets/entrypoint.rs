@@ -35,6 +35,8 @@ mod mounts;
 mod node;
 #[path = "../../crates/driver-entrypoint/src/personality/mod.rs"]
 mod personality;
+#[path = "../../crates/driver-entrypoint/src/routes.rs"]
+mod routes;
 #[path = "../../crates/driver-entrypoint/src/signals.rs"]
 mod signals;
 #[path = "../../crates/driver-entrypoint/src/taken_out.rs"]
@@ -86,6 +88,9 @@ fn texts(data: &[u8]) {
     let paths = Paths::new(root.path());
     let tree = paths.host_modules(RELEASE);
     let files = [
+        "/proc/1/net/route",
+        "/proc/1/net/ipv6_route",
+        "/proc/1/net/tcp6",
         "/proc/modules",
         "/proc/self/mountinfo",
         "/proc/cmdline",
@@ -103,6 +108,7 @@ fn texts(data: &[u8]) {
     }
     let node = Node { paths, kernel: &Refuses, log: log::Log::to(Box::new(io::sink())) };
     if let Ok(loaded) = Loaded::read(&node.paths) {
+        modules::versions::Exported::default().add(&node.paths.at("/run/kept"), &loaded);
         loaded.names().for_each(|name| assert!(loaded.contains(name) || name.contains('-')));
     }
     let _ = Parameters::read(&node.paths).soft_dependencies("mlx5_core");
@@ -111,6 +117,7 @@ fn texts(data: &[u8]) {
     let _ = parameters::check(&node, &parameters::FILES);
     let _ = sriov::State::kept(&node, "/run/kept").map(|state| state.summary());
     let _ = kmsg::message(data);
+    let _ = routes::Network::read(&node.paths).uses(&node.paths.at("/sys/class/net/eth0"));
 }
 
 /// A kernel that does nothing.

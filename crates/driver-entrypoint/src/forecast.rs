@@ -1,6 +1,6 @@
 //! What an unload would come to, before it is tried: who holds each module, and what goes down with it.
 
-use std::{fmt, fs, net::Ipv4Addr};
+use std::{collections::BTreeSet, fmt, fs, path::Path};
 
 use driver_entrypoint::holders::{Holder, to_text};
 
@@ -9,6 +9,7 @@ use crate::{
     files,
     modules::{is_module_name, loaded::Loaded, unload, users::module_of},
     node::{Node, is_plain_path},
+    routes::Network,
 };
 
 /// How `forecast` is used.
@@ -19,9 +20,6 @@ Says what unloading these modules, and those that use them, would come to. Exit 
 With hostPID and hostNetwork it sees the node's processes, mounts and routes; else those of its own container.
 Who holds them is written to PATH (a container's /dev/termination-log), too, where farrier reads it. Processes of the pod
 FARRIER_DRIVER_POD, which is the driver's own, hold nothing.";
-
-/// Where API servers listen, unless a cluster chose otherwise.
-const API_PORT: u16 = 6443;
 
 /// What is asked.
 #[derive(Debug)]
@@ -110,8 +108,8 @@ pub(crate) fn run(node: &Node<'_>, question: &Question<'_>) -> Result<(), Error>
 }
 
 /// Says, before modules are unloaded, what goes down with them.
-pub(crate) fn announce(node: &Node<'_>, names: &[String]) -> Result<(), Error> {
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+pub(crate) fn announce(node: &Node<'_>, names: &[impl AsRef<str>]) -> Result<(), Error> {
+    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
     for departure in forecast(node, &names, None)?.iter().filter(|departure| departure.matters()) {
         node.log.step(format!("forecast: {departure}"));
     }
@@ -141,29 +139,15 @@ fn forecast(node: &Node<'_>, names: &[&str], without: Option<&str>) -> Result<Ve
     Ok(departures.collect())
 }
 
-/// Network interfaces with an address or a route, each behind the name of its driver's module.
+/// Network interfaces with what goes through them, each behind the name of its driver's module.
 fn interfaces(node: &Node<'_>) -> Vec<(String, String)> {
-    let routes = routes(node);
-    let servers = api_servers(node);
+    let network = Network::read(&node.paths);
     let devices = files::entries(node.paths.at("/sys/class/net")).into_iter();
     devices
         .filter_map(|device| {
             let module = module_of(&device.join("device"))?;
-            let name = device.file_name()?.to_str()?.to_owned();
-            let mut uses = Vec::new();
-            if routes.iter().any(|route| route.interface == name && route.mask == 0) {
-                uses.push("the node's default route".to_owned());
-            } else if routes.iter().any(|route| route.interface == name) {
-                uses.push("routes".to_owned());
-            }
-            let carried = |server: &&Ipv4Addr| {
-                let best =
-                    routes.iter().filter(|route| route.leads_to(**server)).max_by_key(|route| route.mask);
-                best.is_some_and(|route| route.interface == name)
-            };
-            if let Some(server) = servers.iter().find(carried) {
-                uses.push(format!("the connection to the API server at {server}:{API_PORT}"));
-            }
+            let name = device.file_name()?.to_str()?;
+            let uses = network.uses(&device);
             let uses = if uses.is_empty() { String::new() } else { format!(" ({})", uses.join(", ")) };
             Some((module, format!("interface {name}{uses}")))
         })
@@ -178,49 +162,21 @@ fn mounts(node: &Node<'_>) -> Vec<(String, String)> {
         let mut fields = line.split(' ').skip(2);
         let (device, place) = (fields.next()?, fields.nth(1)?);
         let device = fs::canonicalize(node.paths.at(&format!("/sys/dev/block/{device}"))).ok()?;
-        let module = device.ancestors().find_map(module_of)?;
-        Some((module, format!("a file system is mounted at {place}")))
+        let held = move |module| (module, format!("a file system is mounted at {place}"));
+        Some(drivers(&device, 8).into_iter().map(held).collect::<Vec<_>>())
     });
-    lines.collect()
+    lines.flatten().collect()
 }
 
-struct Route {
-    interface: String,
-    destination: u32,
-    mask: u32,
-}
-
-impl Route {
-    fn leads_to(&self, address: Ipv4Addr) -> bool {
-        u32::from(address) & self.mask == self.destination
+/// The modules of a block device's driver, or of the devices that it is made of, as those of LVM, multipath and RAID are; so deep
+/// at most.
+fn drivers(device: &Path, depth: usize) -> BTreeSet<String> {
+    if let Some(module) = device.ancestors().find_map(module_of) {
+        return [module].into();
     }
-}
-
-/// `/proc/net/route`: addresses are hexadecimal, as the processor has them (proc_net(5)).
-fn routes(node: &Node<'_>) -> Vec<Route> {
-    let text = fs::read_to_string(node.paths.at("/proc/1/net/route")).unwrap_or_default();
-    let lines = text.lines().skip(1).filter_map(|line| {
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let address = |index: usize| Some(u32::from(address(fields.get(index)?)?));
-        Some(Route { interface: (*fields.first()?).to_owned(), destination: address(1)?, mask: address(7)? })
-    });
-    lines.collect()
-}
-
-/// Where established connections to an API server's port lead, from `/proc/net/tcp`.
-fn api_servers(node: &Node<'_>) -> Vec<Ipv4Addr> {
-    let text = fs::read_to_string(node.paths.at("/proc/1/net/tcp")).unwrap_or_default();
-    let lines = text.lines().skip(1).filter_map(|line| {
-        let mut fields = line.split_whitespace().skip(2);
-        let ((remote, port), state) = (fields.next()?.split_once(':')?, fields.next()?);
-        let is_one = state == "01" && u16::from_str_radix(port, 16) == Ok(API_PORT);
-        is_one.then(|| address(remote))?
-    });
-    lines.collect()
-}
-
-fn address(hexadecimal: &str) -> Option<Ipv4Addr> {
-    Some(Ipv4Addr::from(u32::from_str_radix(hexadecimal, 16).ok()?.to_ne_bytes()))
+    let parts = device.ancestors().flat_map(|place| files::entries(place.join("slaves")));
+    let parts = parts.filter_map(|part| fs::canonicalize(part).ok()).filter(|_| depth > 0);
+    parts.flat_map(|part| drivers(&part, depth.saturating_sub(1))).collect()
 }
 
 #[cfg(test)]
@@ -285,9 +241,17 @@ mod tests {
         fs::create_dir_all(&disk).unwrap();
         fs::create_dir_all(bench.at("/sys/dev/block")).unwrap();
         symlink(&disk, bench.at("/sys/dev/block/259:1")).unwrap();
+        let volume = bench.at("/sys/devices/virtual/block/dm-1");
+        for (device, part) in [("dm-0", &disk), ("dm-1", &volume.with_file_name("dm-0"))] {
+            let parts = volume.with_file_name(device).join("slaves");
+            fs::create_dir_all(&parts).unwrap();
+            symlink(part, parts.join("part")).unwrap();
+        }
+        symlink(&volume, bench.at("/sys/dev/block/253:1")).unwrap();
         bench.file(
             "/proc/1/mountinfo",
-            "30 1 259:1 / /var/lib/data rw - ext4 /dev/nvme0n1p1 rw\n31 1 0:5 / /dev rw - devtmpfs none rw\n",
+            "30 1 259:1 / /var/lib/data rw - ext4 /dev/nvme0n1p1 rw\n31 1 0:5 / /dev rw - devtmpfs none rw\n\
+             32 1 253:1 / /var/lib/volume rw - xfs /dev/mapper/volume rw\n",
         );
         bench.kernel.users.borrow_mut().extend([
             ("mlx5_ib".into(), 1),
@@ -305,7 +269,7 @@ mod tests {
             [
                 "module mlx5_ib stays: used by process 12 (ucx) with /dev/infiniband/uverbs1 open",
                 "module mlx5_core goes",
-                "module nvme stays: a file system is mounted at /var/lib/data",
+                "module nvme stays: a file system is mounted at /var/lib/data; a file system is mounted at /var/lib/volume",
                 "module dummy stays: 2 reference(s) of an unknown user",
             ]
         );

@@ -20,6 +20,7 @@ mod modules;
 mod mounts;
 mod node;
 mod personality;
+mod routes;
 mod signals;
 mod taken_out;
 #[cfg(test)]
@@ -48,7 +49,7 @@ const USAGE: &str = "usage: driver-entrypoint mofed [--expose-root]
        driver-entrypoint nvidia-gdrcopy-driver install
        driver-entrypoint ocp_dtk_entrypoint ROLE
        driver-entrypoint ibdev2netdev
-       driver-entrypoint generic [OPTION...] MODULE...
+       driver-entrypoint generic [OPTION...] [MODULE...]
        driver-entrypoint forecast [--message PATH] MODULE...
        driver-entrypoint boot-check";
 

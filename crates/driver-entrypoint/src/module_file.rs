@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use object::{Endianness, Object, ObjectSection, read::elf::ElfFile64};
+use object::{Endian, Endianness, Object, ObjectSection, read::elf::ElfFile64};
 
 use crate::error::Error;
 
@@ -112,6 +112,8 @@ pub(crate) struct ModuleInfo {
     pub(crate) source_version: String,
     /// The linker's note on what it linked; empty where it was told to leave none.
     pub(crate) build_id: Vec<u8>,
+    /// The versions of symbols that it takes others' to have; empty where it was built without.
+    pub(crate) versions: Vec<(String, u32)>,
 }
 
 /// `softdep: pre: a b post: c`.
@@ -150,7 +152,8 @@ impl ModuleInfo {
         let section = elf.section_by_name(".modinfo").ok_or("it has no .modinfo section")?;
         let data = section.data().map_err(|_| "its .modinfo is cut off")?;
         let build_id = elf.section_by_name(".note.gnu.build-id").and_then(|section| section.data().ok());
-        let mut info = Self { build_id: build_id.unwrap_or_default().to_vec(), ..Self::default() };
+        let (build_id, versions) = (build_id.unwrap_or_default().to_vec(), versions(&elf));
+        let mut info = Self { build_id, versions, ..Self::default() };
         for entry in data.split(|&byte| byte == 0) {
             let entry = String::from_utf8_lossy(entry);
             let Some((field, value)) = entry.split_once('=') else { continue };
@@ -166,6 +169,27 @@ impl ModuleInfo {
         }
         Ok(info)
     }
+}
+
+/// From `__version_ext_*`, which alone hold long names, else from `__versions`: 64 bytes each, the version first
+/// (`include/linux/module.h`, `struct modversion_info`). What is not of that form is left out.
+fn versions(elf: &ElfFile64<'_, Endianness>) -> Vec<(String, u32)> {
+    /// More than the kernel exports, and than its longest name has (`KSYM_NAME_LEN`).
+    const MOST: usize = 65_536;
+    const LONGEST: usize = 512;
+    let data = |name| elf.section_by_name(name).and_then(|section| section.data().ok());
+    let number = |bytes: &[u8]| elf.endian().read_u32(bytes.first_chunk().copied().unwrap_or_default());
+    let extended = data("__version_ext_crcs").zip(data("__version_ext_names"));
+    let entries: Vec<(&[u8], u32)> = if let Some((crcs, names)) = extended {
+        names.split(|&byte| byte == 0).zip(crcs.chunks_exact(4).map(number)).take(MOST).collect()
+    } else {
+        let entries = data("__versions").unwrap_or_default().chunks_exact(64).take(MOST);
+        let entries = entries.map(|entry| entry.split_at(8));
+        let ended = |name: &[u8]| name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+        entries.map(|(crc, name)| (&name[..ended(name)], number(crc))).collect()
+    };
+    let named = entries.into_iter().filter(|(name, _)| !name.is_empty() && name.len() <= LONGEST);
+    named.map(|(name, crc)| (String::from_utf8_lossy(name).into_owned(), crc)).collect()
 }
 
 /// See [`ModuleInfo::identity`].
@@ -192,7 +216,7 @@ mod tests {
             depends: vec!["ib_core".into(), "mlx_compat".into()],
             soft: SoftDependencies { before: vec!["crc32c".into()], after: vec!["mlx5_ib".into()] },
             source_version: "ABC123".into(),
-            build_id: Vec::new(),
+            ..ModuleInfo::default()
         }
     }
 

@@ -339,32 +339,45 @@ impl Kernel for FakeKernel {
     }
 }
 
-/// The smallest ELF file with a `.modinfo`: header, that section, the names of the sections, their table.
+/// The smallest ELF file with a `.modinfo`.
 pub(crate) fn elf_module(info: &str) -> Vec<u8> {
-    let names = b"\0.modinfo\0.shstrtab\0";
-    let sections = 64 + info.len() + names.len();
+    elf(&[(".modinfo", info.as_bytes())])
+}
+
+/// An ELF file: header, these sections, their names, their table.
+pub(crate) fn elf(sections: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut names = b"\0.shstrtab\0".to_vec();
+    let count = u16::try_from(sections.len()).unwrap() + 2;
+    let mut table = vec![[0; 4]];
+    let mut offset = 64;
+    for (name, bytes) in sections {
+        table.push([names.len(), 1, offset, bytes.len()]);
+        names.extend([name.as_bytes(), b"\0"].concat());
+        offset += bytes.len();
+    }
+    table.push([1, 3, offset, names.len()]);
     let mut elf = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     elf.extend(1u16.to_le_bytes()); // ET_REL
     elf.extend(62u16.to_le_bytes()); // EM_X86_64
     elf.extend(1u32.to_le_bytes());
     elf.extend([0; 16]); // no entry point, no program headers
-    elf.extend((sections as u64).to_le_bytes());
+    elf.extend(((offset + names.len()) as u64).to_le_bytes());
     elf.extend([0; 4]);
-    for half in [64u16, 0, 0, 64, 3, 2] {
+    for half in [64u16, 0, 0, 64, count, count - 1] {
         elf.extend(half.to_le_bytes());
     }
-    elf.extend(info.as_bytes());
+    for (_, bytes) in sections {
+        elf.extend(*bytes);
+    }
     elf.extend(names);
-    let mut section = |name: u32, kind: u32, offset: usize, size: usize| {
-        elf.extend(name.to_le_bytes());
-        elf.extend(kind.to_le_bytes());
+    for [name, kind, offset, size] in table {
+        for word in [name, kind] {
+            elf.extend(u32::try_from(word).unwrap().to_le_bytes());
+        }
         elf.extend([0; 16]);
         elf.extend((offset as u64).to_le_bytes());
         elf.extend((size as u64).to_le_bytes());
         elf.extend([0; 24]);
-    };
-    section(0, 0, 0, 0);
-    section(1, 1, 64, info.len());
-    section(10, 3, 64 + info.len(), names.len());
+    }
     elf
 }

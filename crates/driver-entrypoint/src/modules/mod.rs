@@ -6,6 +6,7 @@ pub(crate) mod loaded;
 pub(crate) mod parameters;
 pub(crate) mod unload;
 pub(crate) mod users;
+pub(crate) mod versions;
 
 /// Can it be a module's name, for `modprobe` too?
 pub(crate) fn is_module_name(name: &str) -> bool {

@@ -26,6 +26,7 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
 
 /// From start to stop.
 pub(crate) fn run(node: &Node<'_>, options: &Options, ending: &mut dyn Ending) -> Result<(), Error> {
+    let options = &options.complete(node)?;
     let _lock = Lock::take(node, &options.file("lock"))?;
     let ready = options.file("ready");
     files::clear_ready(node, &ready)?;
@@ -103,7 +104,10 @@ impl Container<'_> {
     /// made way for them comes back.
     fn stop(&self, modules: &[String], loaded: &[String]) -> Result<(), Error> {
         let node = self.node;
-        for name in modules.iter().rev() {
+        // A dkms.conf may name what uses a module before it.
+        let last_first: Vec<&str> = modules.iter().rev().map(String::as_str).collect();
+        let leaving = Loaded::read(&node.paths)?.with_holders(&last_first);
+        for name in leaving.iter().filter(|name| modules.contains(name)) {
             unload::unload(node, name)?;
         }
         for name in loaded.iter().rev() {
@@ -281,6 +285,16 @@ mod tests {
                 "unload firmware_class",
             ]
         );
+    }
+
+    #[test]
+    fn without_a_name_they_are_those_of_the_conf() {
+        let bench = bench();
+        let error = live(&bench, &["--keep"], || {}).unwrap_err().to_string();
+        assert_eq!(error, "no module is named, and the image has no modules.order for this kernel");
+        let order = format!("/lib/modules/{}/modules.order", crate::testing::RELEASE);
+        bench.file(&order, "updates/dkms/mst_pciconf.ko\nreadme\nupdates/dkms/mst_pci.ko\n");
+        live(&bench, &[], || assert!(bench.at("/run/farrier/mst_pciconf.ready").exists())).unwrap();
     }
 
     #[test]

@@ -1,17 +1,20 @@
-//! Pure: what `generic` is asked to do.
+//! What `generic` is asked to do.
 
-use std::fmt;
+use std::{fmt, path::Path};
 
 use crate::{
+    error::Error,
     files,
-    module_file::kernel_name,
+    module_file::{ModuleFile, Origin, kernel_name},
     modules::is_module_name,
-    node::{Paths, is_plain_path},
+    node::{Node, Paths, is_plain_path},
 };
 
 /// How `generic` is used.
 pub(crate) const USAGE: &str = "\
-usage: driver-entrypoint generic [OPTION...] MODULE...
+usage: driver-entrypoint generic [OPTION...] [MODULE...]
+
+Without a MODULE: those of the image's modules.order, as a dkms.conf names them.
 
   --replace NAME            a module of the host that makes way, and comes back at the end; those that use it are
                             named, too
@@ -24,7 +27,7 @@ usage: driver-entrypoint generic [OPTION...] MODULE...
 /// What the arguments after `generic` say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
-    /// In the order in which they are loaded.
+    /// In the order in which they are loaded. None: those of the image.
     pub(super) modules: Vec<String>,
     /// The host's modules that make way for them.
     pub(super) replace: Vec<String>,
@@ -64,7 +67,26 @@ impl Options {
                 name => options.modules.push(module(name)?),
             }
         }
-        if options.modules.is_empty() { Err("no module is named".to_owned()) } else { Ok(options) }
+        Ok(options)
+    }
+
+    /// With the image's modules in the order of its `modules.order`, where none is named. Template `dkms` writes it from dkms.conf.
+    pub(super) fn complete(&self, node: &Node<'_>) -> Result<Self, Error> {
+        let mut options = self.clone();
+        if options.modules.is_empty() {
+            let order = node.paths.image_modules(&node.kernel.release()).join("modules.order");
+            let order = files::text(order).unwrap_or_default();
+            let files = order.lines().filter_map(|line| ModuleFile::of(Path::new(line), Origin::Image));
+            options.modules.extend(files.map(|(name, _)| name));
+        }
+        if options.modules.is_empty() {
+            let message = "no module is named, and the image has no modules.order for this kernel";
+            return Err(Error::new(
+                message,
+                "name the modules in the definition's entrypoint, after generic",
+            ));
+        }
+        Ok(options)
     }
 
     /// The first module names the container.
@@ -150,8 +172,6 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         let wrong = |arguments: &[&str]| Options::parse(arguments).unwrap_err();
-        assert_eq!(wrong(&[]), "no module is named");
-        assert_eq!(wrong(&["--keep"]), "no module is named");
         assert_eq!(wrong(&["x", "--replace"]), "--replace wants a value");
         assert_eq!(wrong(&["x", "--then", "setup"]), "\"setup\" is no absolute path without ..");
         assert_eq!(wrong(&["x", "--wait-for", "/dev/../x"]), "\"/dev/../x\" is no absolute path without ..");

@@ -157,6 +157,7 @@ impl Container<'_> {
         }
         self.check_peer_memory(&loaded)?;
         let leaving = stack.in_the_way(&loaded)?;
+        forecast::announce(node, &leaving)?;
         unload::unload_all(node, &PEER_MEMORY)?;
         self.save_network(&loaded)?;
         node.log.step("putting back the host's drivers");

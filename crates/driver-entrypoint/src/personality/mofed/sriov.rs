@@ -33,7 +33,7 @@ pub(crate) struct State {
     physical: Vec<Physical>,
 }
 
-/// A physical function with virtual ones.
+/// A physical function, with its virtual ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Physical {
     /// Such as `0000:08:00.0`.
@@ -79,10 +79,8 @@ impl State {
                 {
                     return None;
                 }
-                let number: usize = text(device.join("sriov_numvfs"))?.parse().ok()?;
-                if number == 0 {
-                    return None;
-                }
+                let number = text(device.join("sriov_numvfs")).and_then(|number| number.parse().ok());
+                let number: usize = number.unwrap_or_default();
                 Some(Physical {
                     pci: target(&device)?,
                     up: is_up(&interface),
@@ -110,7 +108,8 @@ impl State {
     /// For the log.
     pub(crate) fn summary(&self) -> String {
         let functions: usize = self.physical.iter().map(|physical| physical.functions.len()).sum();
-        format!("{functions} virtual function(s), {} devlink parameter(s)", self.parameters.len())
+        let (devices, parameters) = (self.physical.len(), self.parameters.len());
+        format!("{devices} device(s), {functions} virtual function(s), {parameters} devlink parameter(s)")
     }
 
     /// Keeps it on the node, so that it survives a container that is killed while there is no driver.
@@ -209,12 +208,11 @@ impl Restoring<'_> {
         let Physical { pci, up, mtu, switchdev, functions, representors } = physical;
         let device = self.device(pci);
         let Some(interface) = self.interface(pci) else {
-            self.node
-                .log
-                .warn(format!("{pci} has no network interface: its virtual functions are not restored"));
+            self.node.log.warn(format!("{pci} has no network interface: its settings are not restored"));
             return;
         };
-        if text(device.join("sriov_numvfs")) != Some(functions.len().to_string()) {
+        let number = text(device.join("sriov_numvfs")).unwrap_or_else(|| "0".to_owned());
+        if number != functions.len().to_string() {
             self.set(&device.join("sriov_numvfs"), &functions.len().to_string());
         }
         self.bring_up(&interface, *up);
@@ -249,7 +247,7 @@ impl Restoring<'_> {
         if mtu != "-" {
             self.set(&interface.join("mtu"), mtu);
         }
-        self.node.log.step(format!("restored {} virtual function(s) of {pci}", functions.len()));
+        self.node.log.step(format!("restored {pci} with {} virtual function(s)", functions.len()));
     }
 
     /// OFED's files `sriov/<index>/{mac,node,port}`. Were they there, or not needed?

@@ -12,7 +12,13 @@ use super::{
 use crate::{
     error::Error,
     files,
-    modules::{load::Loader, loaded::Loaded, parameters::Parameters, unload},
+    modules::{
+        load::Loader,
+        loaded::Loaded,
+        parameters::Parameters,
+        unload,
+        versions::{self, Driver},
+    },
     node::{Node, is_plain_path},
     signals::Ending,
 };
@@ -195,6 +201,10 @@ impl<'a> Companion<'a> {
     fn load(&self, node: &Node<'_>) -> Result<(), Error> {
         let index = driver::index(node, Some(GPU_MODULES))?;
         let loader = Loader { node, index: &index, parameters: &Parameters::read(&node.paths) };
+        let drivers = [Driver::Gpu, Driver::Ofed];
+        // The host's own OFED exposes nothing to containers.
+        let drivers = if self.ofed == Ofed::Container { &drivers[..] } else { &drivers[..1] };
+        versions::check(&loader, self.module, drivers)?;
         loader.load(self.module).map(drop).map_err(|error| self.explain(error))?;
         if self.module == GDRDRV { make_device_files(node) } else { Ok(()) }
     }

@@ -6,6 +6,7 @@ use rustix::io::Errno;
 
 use crate::{
     error::Error,
+    forecast,
     module_file::Origin,
     modules::{index::Index, load::Loader, loaded::Loaded, unload},
     node::Node,
@@ -125,6 +126,7 @@ fn explain(node: &Node<'_>, error: Error) -> Error {
 
 /// Unloads the driver, all of it or nothing: who holds a part of it keeps the whole.
 pub(crate) fn unload(node: &Node<'_>) -> Result<(), Error> {
+    forecast::announce(node, &UNLOADED)?;
     let mut looks = 1;
     let obstacles = loop {
         let obstacles = obstacles(node, &Loaded::read(&node.paths)?);

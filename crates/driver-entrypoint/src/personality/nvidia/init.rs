@@ -13,7 +13,12 @@ use crate::{
     files::{self, entries, text},
     firmware::Firmware,
     lock::Lock,
-    modules::{load::Loader, loaded::Loaded, parameters::Parameters},
+    modules::{
+        load::Loader,
+        loaded::Loaded,
+        parameters::Parameters,
+        versions::{self, Driver},
+    },
     mounts,
     node::Node,
     signals::Ending,
@@ -122,11 +127,18 @@ fn load_peer_memory(loader: &Loader<'_>, settings: &Settings) -> Result<(), Erro
         node.log.step("GPUDirect RDMA is enabled, and this node has no Mellanox adapter: no nvidia_peermem");
     } else if !state::is_ofed_ready(node, &Loaded::read(&node.paths)?, settings.host_ofed) {
         node.log.step("OFED is not ready: nvidia_peermem is left to reload_nvidia_peermem");
-    } else if let Err(error) = loader.load("nvidia_peermem") {
+    } else if let Err(error) = load_compared(loader, settings) {
         node.log.warn(format!("go on without nvidia_peermem: {error}"));
         node.log.warn(format!("what to do: {}", error.hint()));
     }
     Ok(())
+}
+
+/// The GPU driver that it stands upon is of this very image.
+fn load_compared(loader: &Loader<'_>, settings: &Settings) -> Result<(), Error> {
+    let drivers: &[Driver] = if settings.host_ofed { &[] } else { &[Driver::Ofed] };
+    versions::check(loader, "nvidia_peermem", drivers)?;
+    loader.load("nvidia_peermem").map(drop)
 }
 
 fn has_mellanox_device(node: &Node<'_>) -> bool {

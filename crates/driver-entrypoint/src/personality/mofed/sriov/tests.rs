@@ -55,7 +55,7 @@ fn a_device_is_after_a_reload_what_it_was() {
     }
     let node = bench.node();
     let state = State::read(&node);
-    assert_eq!(state.summary(), "1 virtual function(s), 0 devlink parameter(s)");
+    assert_eq!(state.summary(), "1 device(s), 1 virtual function(s), 0 devlink parameter(s)");
     assert_eq!(State::parse(&state.to_text()), state);
     reload(&bench);
     state.restore(&node, 4);
@@ -69,7 +69,24 @@ fn a_device_is_after_a_reload_what_it_was() {
     assert_eq!(text(format!("{PF}/sriov/0/node")), "00:11:22:33:44:55:66:77");
     assert_eq!(text("/sys/bus/pci/drivers/mlx5_core/unbind".into()), "0000:08:00.2");
     assert_eq!(text("/sys/bus/pci/drivers/mlx5_core/bind".into()), "0000:08:00.2");
-    assert_eq!(bench.log(), "INFO  restored 1 virtual function(s) of 0000:08:00.0");
+    assert_eq!(bench.log(), "INFO  restored 0000:08:00.0 with 1 virtual function(s)");
+}
+
+#[test]
+fn a_device_without_virtual_functions_keeps_what_it_has() {
+    let bench = bench();
+    fs::remove_file(bench.at(&format!("{PF}/sriov_numvfs"))).unwrap();
+    let mode = format!("{PF}/net/enp8s0f0/compat/devlink/mode");
+    bench.file(&mode, "legacy");
+    bench.file(&format!("{PF}/net/enp8s0f0/phys_switch_id"), "ec0d9a\n");
+    let node = bench.node();
+    let state = State::parse(&State::read(&node).to_text());
+    assert_eq!(state.summary(), "1 device(s), 0 virtual function(s), 0 devlink parameter(s)");
+    reload(&bench);
+    state.restore(&node, 4);
+    let text = |file: &str| bench.text(&format!("{PF}/{file}")).unwrap();
+    assert_eq!((text("net/enp8s0f0/mtu"), text("net/enp8s0f0/flags")), ("9000".into(), "0x1003".into()));
+    assert_eq!((bench.text(&mode).unwrap(), text("sriov_numvfs")), ("switchdev".into(), "0\n".into()));
 }
 
 #[test]

@@ -1,0 +1,249 @@
+//! Is a module compiled against the drivers that are loaded? These expose which versions their symbols have. The kernel refuses a
+//! stranger, too, but does not say what to do, and only after what it needs was loaded.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use super::{load::Loader, loaded::Loaded};
+use crate::{
+    error::Error,
+    files::entries,
+    module_file::{ModuleInfo, kernel_name},
+    node::Node,
+};
+
+/// Bytes of a table that are read. That of a distribution's whole kernel has 2 MiB.
+const LONGEST: u64 = 16 << 20;
+
+/// A driver of another container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Driver {
+    Gpu,
+    Ofed,
+}
+
+impl Driver {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Gpu => "the GPU driver",
+            Self::Ofed => "OFED",
+        }
+    }
+
+    /// Where its `Module.symvers` for the running kernel may be.
+    fn tables(self, node: &Node<'_>) -> Vec<PathBuf> {
+        let release = node.kernel.release();
+        let places = match self {
+            Self::Gpu => {
+                // In an image for several kernels it is that of one of them.
+                if entries(node.paths.at("/run/nvidia/driver/lib/modules")).len() > 1 {
+                    return Vec::new();
+                }
+                let sources = entries(node.paths.at("/run/nvidia/driver/usr/src")).into_iter();
+                let is_one = |name: &str| name.starts_with("nvidia-");
+                sources
+                    .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(is_one))
+                    .collect()
+            }
+            Self::Ofed => {
+                let top = node.paths.at("/run/mellanox/drivers/usr/src/ofa_kernel");
+                // `<architecture>/<release>`, or `<release>`; `default` leads to one of them.
+                let mut places: Vec<PathBuf> =
+                    entries(&top).into_iter().map(|place| place.join(&release)).collect();
+                places.extend([top.join(&release), top.join("default")]);
+                places
+            }
+        };
+        places.into_iter().map(|place| place.join("Module.symvers")).collect()
+    }
+}
+
+/// The versions of symbols that loaded modules export, each with its module.
+#[derive(Debug, Default)]
+pub(crate) struct Exported(BTreeMap<String, (u32, String)>);
+
+impl Exported {
+    /// Adds those of a table; says whether there is one.
+    pub(crate) fn add(&mut self, table: &Path, loaded: &Loaded) -> bool {
+        let mut bytes = Vec::new();
+        let read = File::open(table).and_then(|file| file.take(LONGEST).read_to_end(&mut bytes));
+        for line in String::from_utf8_lossy(&bytes).lines() {
+            // 0x<crc> <symbol> <module's path> <export> <namespace>
+            let mut fields = line.split('\t');
+            let (Some(crc), Some(symbol), Some(module)) = (fields.next(), fields.next(), fields.next())
+            else {
+                continue;
+            };
+            let crc = crc.strip_prefix("0x").and_then(|crc| u32::from_str_radix(crc, 16).ok());
+            let module = kernel_name(module.rsplit('/').next().unwrap_or(module));
+            // 0: of a kernel without versions. What is not loaded is not what the kernel takes.
+            if let Some(crc) = crc.filter(|crc| *crc != 0 && loaded.contains(&module)) {
+                self.0.insert(symbol.to_owned(), (crc, module));
+            }
+        }
+        read.is_ok()
+    }
+
+    /// The symbols that a module takes to have another version, each with its module.
+    fn others(&self, module: &ModuleInfo) -> Vec<String> {
+        let other = |(symbol, crc): &(String, u32)| {
+            let (loaded, exporter) = self.0.get(symbol)?;
+            (loaded != crc).then(|| format!("{symbol} of {exporter}"))
+        };
+        module.versions.iter().filter_map(other).collect()
+    }
+}
+
+/// Refuses a module, or one that would be loaded for it, that was compiled against other drivers than those that are loaded.
+pub(crate) fn check(loader: &Loader<'_>, name: &str, drivers: &[Driver]) -> Result<(), Error> {
+    let Loader { node, .. } = loader;
+    let present = Loaded::read(&node.paths)?;
+    let mut exported = Exported::default();
+    for driver in drivers {
+        if !driver.tables(node).iter().any(|table| exported.add(table, &present)) {
+            node.log.step(format!(
+                "{} exposes no Module.symvers for this kernel: whether {name} was compiled against it is left to the kernel",
+                driver.name()
+            ));
+        }
+    }
+    for step in loader.plan(name, &present)? {
+        let info = step.file.info()?;
+        if info.versions.is_empty() {
+            node.log.step(format!("module {} carries no symbol versions that could be compared", step.name));
+        }
+        if let Some((first, more)) = exported.others(&info).split_first() {
+            let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+            let drivers: Vec<&str> = drivers.iter().map(|driver| driver.name()).collect();
+            return Err(Error::new(
+                format!(
+                    "module {} is not loaded: it was compiled against another version of symbol {first}{more} than is loaded",
+                    step.name
+                ),
+                format!(
+                    "build its image with {} in spec.needs, and roll them out together",
+                    drivers.join(" and ")
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        modules::{index::Index, parameters::Parameters},
+        testing::{Bench, RELEASE, elf},
+    };
+
+    const BOTH: [Driver; 2] = [Driver::Gpu, Driver::Ofed];
+
+    fn versions(entries: &[(&str, u32)]) -> Vec<u8> {
+        let entry = |(name, crc): &(&str, u32)| {
+            let mut bytes = u64::from(*crc).to_le_bytes().to_vec();
+            bytes.extend(name.as_bytes());
+            bytes.resize(64, 0);
+            bytes
+        };
+        entries.iter().flat_map(entry).collect()
+    }
+
+    /// A node with both drivers and their tables, and peer memory with these sections.
+    fn bench(sections: &[(&str, &[u8])]) -> Bench {
+        let bench = Bench::new();
+        for name in ["ib_core", "nvidia"] {
+            bench.host_module(name, "");
+        }
+        bench.loaded_from_host(&["ib_core", "nvidia"]);
+        let mut all: Vec<(&str, &[u8])> = vec![(".modinfo", b"depends=ib_core,nvidia\0")];
+        all.extend(sections);
+        bench.image_module("nv_peer_mem", "");
+        std::fs::write(bench.at(&format!("/lib/modules/{RELEASE}/updates/nv_peer_mem.ko")), elf(&all))
+            .unwrap();
+        bench.file(
+            &format!("/run/mellanox/drivers/usr/src/ofa_kernel/x86_64/{RELEASE}/Module.symvers"),
+            "0x0000000a\tib_register\t/b/drivers/infiniband/core/ib_core\tEXPORT_SYMBOL\t\n\
+             0x0000000b\tgone\t/b/other\tEXPORT_SYMBOL\t\nnonsense\n0x0\tib_free\tib-core\tEXPORT_SYMBOL\n",
+        );
+        bench.file(
+            "/run/nvidia/driver/usr/src/nvidia-550/Module.symvers",
+            "0x0000000c\tnvidia_p2p_get_pages\t/b/nvidia\tEXPORT_SYMBOL\t\n",
+        );
+        bench
+    }
+
+    fn checked(bench: &Bench) -> Result<(), Error> {
+        let node = bench.node();
+        let index = Index::of_node(&node)?;
+        let loader = Loader { node: &node, index: &index, parameters: &Parameters::read(&node.paths) };
+        check(&loader, "nv_peer_mem", &BOTH)
+    }
+
+    #[test]
+    fn one_that_was_compiled_against_them_is_taken() {
+        let fits =
+            [("ib_register", 10), ("nvidia_p2p_get_pages", 12), ("gone", 1), ("ib_free", 1), ("printk", 1)];
+        let bench = bench(&[("__versions", &versions(&fits))]);
+        checked(&bench).unwrap();
+        assert_eq!(bench.log(), "");
+    }
+
+    #[test]
+    fn one_that_was_compiled_against_others_is_refused_in_both_forms() {
+        let (crcs, names) =
+            ([99u32.to_le_bytes(), 98u32.to_le_bytes()].concat(), b"ib_register\0nvidia_p2p_get_pages\0");
+        let stale = versions(&[("ib_register", 99), ("nvidia_p2p_get_pages", 98)]);
+        let extended: [(&str, &[u8]); 2] = [("__version_ext_crcs", &crcs), ("__version_ext_names", names)];
+        for sections in [&[("__versions", stale.as_slice())][..], &extended] {
+            let error = checked(&bench(sections)).unwrap_err();
+            assert_eq!(
+                (error.to_string().as_str(), error.hint()),
+                (
+                    "module nv_peer_mem is not loaded: it was compiled against another version of symbol ib_register of ib_core \
+                     and 1 more than is loaded",
+                    "build its image with the GPU driver and OFED in spec.needs, and roll them out together"
+                )
+            );
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_compared_is_said_and_left_to_the_kernel() {
+        let bench = bench(&[]);
+        std::fs::remove_dir_all(bench.at("/run/mellanox")).unwrap();
+        for release in [RELEASE, "6.1.0-1-amd64"] {
+            bench.file(&format!("/run/nvidia/driver/lib/modules/{release}/x"), "");
+        }
+        checked(&bench).unwrap();
+        let log = bench.log();
+        for line in [
+            "the GPU driver exposes no Module.symvers for this kernel: whether nv_peer_mem was compiled against it is left",
+            "OFED exposes no Module.symvers",
+            "module nv_peer_mem carries no symbol versions that could be compared",
+        ] {
+            assert!(log.contains(line), "{log}");
+        }
+    }
+
+    /// Names without an end, versions without a name, and sections that are cut off.
+    #[test]
+    fn hostile_sections_say_what_they_can() {
+        let names = [&[b'x'; 9000][..], b"\0ok\0"].concat();
+        let crcs = [1u32.to_le_bytes(), 2u32.to_le_bytes(), 3u32.to_le_bytes()].concat();
+        let info = |sections: &[(&str, &[u8])]| {
+            let mut all: Vec<(&str, &[u8])> = vec![(".modinfo", b"")];
+            all.extend(sections);
+            ModuleInfo::parse(&elf(&all)).unwrap().versions
+        };
+        let extended = info(&[("__version_ext_crcs", &crcs), ("__version_ext_names", &names)]);
+        assert_eq!(extended, [("ok".to_owned(), 2)]);
+        assert_eq!(info(&[("__versions", &[b'y'; 100])]), [("y".repeat(56), 0x7979_7979)]);
+        assert_eq!(info(&[("__versions", &[b'y'; 63])]), []);
+    }
+}
