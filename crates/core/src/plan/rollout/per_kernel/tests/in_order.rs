@@ -82,7 +82,7 @@ fn changes(cluster: &mut Cluster) -> Vec<Change> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 6, ..ProptestConfig::default() })]
 
     /// The same as without an order: killed after any change, no node loses what it has. No more nodes than may be are taken, and in
     /// the end every one has the driver of its kernel, and no cordon.
