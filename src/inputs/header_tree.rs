@@ -93,8 +93,16 @@ pub fn read_header_set(
         .filter(|table| !table.is_empty());
     let compiler = config.get("CC_VERSION_TEXT").map(str::parse::<Compiler>).transpose();
     let compiler = compiler.map_err(damaged("CONFIG_CC_VERSION_TEXT", &build))?;
+    let real_time_first = read_header(root, release, "include/linux/vermagic.h")?
+        .is_some_and(|text| asks_real_time_first(&text));
     let (release, beyond_headers) = (release.clone(), BeyondHeaders::default());
-    Ok((KernelFacts { release, arch, config, symbols, beyond_headers }, compiler))
+    Ok((KernelFacts { release, arch, config, symbols, real_time_first, beyond_headers }, compiler))
+}
+
+/// Which of the two a `vermagic.h` tests first.
+fn asks_real_time_first(vermagic: &str) -> bool {
+    let at = |option: &str| vermagic.find(option).unwrap_or(usize::MAX);
+    at("CONFIG_PREEMPT_RT") < at("CONFIG_PREEMPT_BUILD").min(at("CONFIG_PREEMPT\n"))
 }
 
 fn damaged<E: Into<Box<dyn Error + Send + Sync>>>(
@@ -177,6 +185,20 @@ mod tests {
     use super::*;
 
     const RELEASE: &str = "6.1.0-9-amd64";
+
+    /// Linux 6.12's and 7.2's.
+    #[test]
+    fn what_a_vermagic_header_asks_first() {
+        let header = |first: &str, second: &str| {
+            let line =
+                |option: &str| format!("defined(CONFIG_{option})\n#define MODULE_VERMAGIC_PREEMPT \"x \"\n");
+            asks_real_time_first(&format!("#if {}#elif {}", line(first), line(second)))
+        };
+        assert!(!header("PREEMPT_BUILD", "PREEMPT_RT"));
+        assert!(header("PREEMPT_RT", "PREEMPT_BUILD"));
+        assert!(!asks_real_time_first("#ifdef CONFIG_PREEMPT\n#elif defined(CONFIG_PREEMPT_RT)\n"));
+        assert!(!asks_real_time_first(""));
+    }
 
     struct Tree(tempfile::TempDir);
 

@@ -20,6 +20,8 @@ pub struct KernelFacts {
     pub config: KernelConfig,
     /// `Module.symvers`; `None` when the header set has none.
     pub symbols: Option<SymbolTable>,
+    /// Does its `include/linux/vermagic.h` ask for `CONFIG_PREEMPT_RT` before anything else?
+    pub real_time_first: bool,
     /// What a header set cannot tell.
     pub beyond_headers: BeyondHeaders,
 }
@@ -83,7 +85,8 @@ pub enum FactSource {
 impl KernelFacts {
     /// What a release and a configuration tell; everything else can be added.
     pub fn new(release: KernelRelease, arch: Architecture, config: KernelConfig) -> Self {
-        Self { release, arch, config, symbols: None, beyond_headers: BeyondHeaders::default() }
+        let (real_time_first, beyond_headers) = (false, BeyondHeaders::default());
+        Self { release, arch, config, symbols: None, real_time_first, beyond_headers }
     }
 
     /// The vermagic that a module built against this header set gets, and that the kernel asks for.
@@ -92,7 +95,7 @@ impl KernelFacts {
     pub fn expected_vermagic(&self) -> Vermagic {
         match &self.beyond_headers.vermagic {
             Some(known) => Vermagic::exact(&known.value),
-            None => Vermagic::expected(&self.release, self.arch, &self.config),
+            None => Vermagic::expected(&self.release, self.arch, &self.config, self.real_time_first),
         }
     }
 

@@ -238,6 +238,7 @@ pub fn kernel(options: &[&str], table: &str) -> KernelFacts {
         arch: Architecture::Amd64,
         config: KernelConfig::parse(&config.concat()).unwrap(),
         symbols: Some(SymbolTable::parse(&table).unwrap()),
+        real_time_first: false,
         beyond_headers: BeyondHeaders::default(),
     }
 }

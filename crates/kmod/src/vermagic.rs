@@ -35,16 +35,23 @@ impl Vermagic {
     /// `preempt` came from `CONFIG_PREEMPT` until Linux 5.15, and comes from `CONFIG_PREEMPT_BUILD` since
     /// (commit c597bfddc9e9 introduced it, vendors backported both together), so whichever the
     /// configuration knows decides. `preempt_rt` is looked at second: 6.12's real-time kernels have
-    /// `PREEMPT_BUILD` too and say `preempt`, 6.1's do not and say `preempt_rt`; both seen in Debian's modules.
-    pub fn expected(release: &KernelRelease, arch: Architecture, config: &KernelConfig) -> Self {
+    /// `PREEMPT_BUILD` too and say `preempt`, 6.1's do not and say `preempt_rt`; both seen in Debian's modules. Its 7.2 kernels have both, too,
+    /// and say `preempt_rt`: their header asks for it first (`real_time_first`).
+    pub fn expected(
+        release: &KernelRelease,
+        arch: Architecture,
+        config: &KernelConfig,
+        real_time_first: bool,
+    ) -> Self {
         let mut text = format!("{release} ");
         if config.is_set("SMP") {
             text.push_str("SMP ");
         }
-        if config.is_set("PREEMPT_BUILD") || config.is_set("PREEMPT") {
-            text.push_str("preempt ");
-        } else if config.is_set("PREEMPT_RT") {
+        let is_preemptible = config.is_set("PREEMPT_BUILD") || config.is_set("PREEMPT");
+        if config.is_set("PREEMPT_RT") && (real_time_first || !is_preemptible) {
             text.push_str("preempt_rt ");
+        } else if is_preemptible {
+            text.push_str("preempt ");
         }
         if config.is_set("MODULE_UNLOAD") {
             text.push_str("mod_unload ");
@@ -118,7 +125,8 @@ mod tests {
 
     fn expected(release: &str, arch: Architecture, options: &[&str]) -> Vermagic {
         let lines: Vec<String> = options.iter().map(|option| format!("CONFIG_{option}=y\n")).collect();
-        Vermagic::expected(&release.parse().unwrap(), arch, &KernelConfig::parse(&lines.concat()).unwrap())
+        let config = KernelConfig::parse(&lines.concat()).unwrap();
+        Vermagic::expected(&release.parse().unwrap(), arch, &config, release.starts_with("7."))
     }
 
     /// The options are those of the kernels' own `auto.conf`, the strings those of their in-tree modules.
@@ -146,6 +154,13 @@ mod tests {
                 with(&["PREEMPT_RT", "PREEMPT_BUILD", "PREEMPT_LAZY"]),
                 "preempt mod_unload modversions ",
             ),
+            (
+                "7.2.13+deb14-rt-amd64",
+                Amd64,
+                with(&["PREEMPT_RT", "PREEMPT_BUILD", "PREEMPT"]),
+                "preempt_rt mod_unload modversions ",
+            ),
+            ("7.2.13+deb14-amd64", Amd64, with(&["PREEMPT_BUILD"]), "preempt mod_unload modversions "),
             (
                 "5.4.0-1-lowlatency",
                 Amd64,

@@ -41,7 +41,7 @@ pub fn read_host(root: &Path, arch: Architecture) -> Result<KernelFacts> {
         Ok((facts, _)) => facts,
         Err(TreeError::NoBuild(_)) => {
             let config = config(root, &release)?;
-            KernelFacts { release, arch, config, symbols: None, beyond_headers: BeyondHeaders::default() }
+            KernelFacts::new(release, arch, config)
         }
         Err(error) => return Err(error.into()),
     };
