@@ -435,7 +435,7 @@ fn platform(target: &KernelTarget) -> (&str, &str, String) {
 }
 
 fn newest_first(a: &KernelTarget, b: &KernelTarget) -> Ordering {
-    order_of(&a.os)(b.release.as_str(), a.release.as_str())
+    order_of(&a.os, a.release.as_str())(b.release.as_str(), a.release.as_str())
 }
 
 /// `mofed for 6.1.0-47-amd64 (debian 12, amd64)`.

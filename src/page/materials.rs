@@ -109,8 +109,8 @@ impl Before {
         {
             return Some(Self { image: cell.reference.clone(), cell: None });
         }
-        let KernelTarget { os, os_version, release: _, arch } = &planned.target;
-        let order = order_of(os);
+        let KernelTarget { os, os_version, release, arch } = &planned.target;
+        let order = order_of(os, release.as_str());
         let others = plan.cells.iter().filter(|other| {
             let KernelTarget { os: theirs, os_version: version, release: _, arch: other_arch } =
                 &other.target;

@@ -1,11 +1,17 @@
 //! Adapter: the newest kernels of tracked families.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use crate::{
     error_chain,
     inputs::Result,
-    kernel::{FurtherRpmPackages, KernelFamily, KernelRelease, KernelTrack, TrackedSuites, order_of},
+    kernel::{
+        FurtherRpmPackages, KernelFamily, KernelRelease, KernelTrack, TrackedSuites, debian_version,
+        rpm_version,
+    },
     parts::Parts,
     plan::{ClusterSnapshot, Platform, TrackedKernel, called_for, newest, rpm_flavour},
 };
@@ -48,7 +54,7 @@ async fn of_suites(
 ) -> Result<Vec<TrackedKernel>> {
     let headers = parts.fetcher.headers();
     let releases = headers.releases(&family.spec.headers, suites, platform.arch).await?;
-    let newest = |flavour| newest_of(parts, family, platform, flavour, &releases);
+    let newest = |flavour| newest_of(parts, family, platform, flavour, &releases, debian_version::compare);
     Ok(suites.flavours.iter().filter_map(|flavour| newest(flavour)).collect())
 }
 
@@ -75,13 +81,11 @@ async fn of_repositories(
     for repository in releases {
         let mut flavours: BTreeMap<String, Vec<KernelRelease>> = BTreeMap::new();
         for release in repository {
-            flavours.entry(rpm_flavour(&release).to_owned()).or_default().push(release);
+            flavours.entry(rpm_flavour(&release)).or_default().push(release);
         }
-        found.extend(
-            flavours
-                .iter()
-                .filter_map(|(flavour, releases)| newest_of(parts, family, platform, flavour, releases)),
-        );
+        found.extend(flavours.iter().filter_map(|(flavour, releases)| {
+            newest_of(parts, family, platform, flavour, releases, rpm_version::compare)
+        }));
     }
     Ok(found)
 }
@@ -92,7 +96,8 @@ fn newest_of(
     platform: &Platform,
     flavour: &str,
     releases: &[KernelRelease],
+    order: fn(&str, &str) -> Ordering,
 ) -> Option<TrackedKernel> {
     let name = &family.metadata.name;
-    newest(&parts.definitions, name, platform, flavour, releases.iter().cloned(), order_of(&platform.os))
+    newest(&parts.definitions, name, platform, flavour, releases.iter().cloned(), order)
 }

@@ -1,6 +1,6 @@
 //! Pure: ranges of kernels, such as `>=4.18, <6.18` or `>=6.1.0-56, <6.2`.
 
-use std::{cmp::Ordering, fmt, str::FromStr};
+use std::{borrow::Cow, cmp::Ordering, fmt, str::FromStr};
 
 use schemars::json_schema;
 use semver::{Comparator, VersionReq};
@@ -28,20 +28,21 @@ impl KernelRange {
     /// Is the kernel in it?
     pub fn holds(&self, target: &KernelTarget) -> bool {
         let KernelTarget { os, os_version: _, release, arch: _ } = target;
-        let compare = order_of(os);
-        let version = version_part(release.as_str());
+        let compare = order_of(os, release.as_str());
+        let version = ordered(release.as_str());
         self.0.iter().all(|bound| match bound {
             Bound::Numbers(comparator) => comparator.matches(&release.version()),
-            Bound::From(least) => compare(version, least).is_ge(),
-            Bound::Below(end) => compare(version, end).is_lt(),
+            Bound::From(least) => compare(&version, least).is_ge(),
+            Bound::Below(end) => compare(&version, end).is_lt(),
         })
     }
 }
 
-/// The order of versions of a distribution: RPM's of those that have RPM packages, else Debian's.
-pub fn order_of(os: &OsId) -> fn(&str, &str) -> Ordering {
-    // `ID` of os-release of each.
-    const RPM: [&str; 18] = [
+/// The order of versions of a kernel's distribution: RPM's of those that have RPM packages, else Debian's.
+pub fn order_of(os: &OsId, release: &str) -> fn(&str, &str) -> Ordering {
+    // `ID` of os-release of each, and how those of SUSE begin. Most releases say it themselves, by RPM's name of the architecture;
+    // those of SUSE, Azure Linux and Photon do not, and kernels of one's own need not.
+    const RPM: [&str; 14] = [
         "rhel",
         "rhcos",
         "scos",
@@ -50,25 +51,38 @@ pub fn order_of(os: &OsId) -> fn(&str, &str) -> Ordering {
         "almalinux",
         "ol",
         "fedora",
-        "sles",
-        "sle-micro",
-        "sl-micro",
-        "sles_sap",
-        "opensuse-leap",
-        "opensuse-tumbleweed",
         "amzn",
         "azurelinux",
         "mariner",
         "openEuler",
+        "photon",
+        "sl-micro",
     ];
-    if RPM.contains(&os.as_str()) { rpm_version::compare } else { debian_version::compare }
+    let is_suse = ["sle", "suse", "opensuse"].iter().any(|start| os.as_str().starts_with(start));
+    let is_rpm = is_suse || RPM.contains(&os.as_str()) || architecture_at(release).is_some();
+    if is_rpm { rpm_version::compare } else { debian_version::compare }
+}
+
+/// Where RPM's architecture begins, with the dot before it.
+fn architecture_at(release: &str) -> Option<usize> {
+    [".x86_64", ".aarch64"].iter().filter_map(|arch| release.find(arch)).min()
+}
+
+/// The part of a release that tells versions, with a pre-release as distributions write it: `6.12.0~rc1`, which comes before
+/// `6.12.0` in both orders.
+fn ordered(release: &str) -> Cow<'_, str> {
+    let version = version_part(release);
+    let behind = release.get(version.len()..).and_then(|behind| behind.strip_prefix("-rc"));
+    match behind.map(|behind| debian_version::leading_digits(behind).0) {
+        Some(number) if !number.is_empty() => format!("{version}~rc{number}").into(),
+        _ => version.into(),
+    }
 }
 
 /// The part of a release that tells versions: without the flavour, which begins with a letter behind a `-`
 /// (`6.8.0-45-generic`), and without RPM's architecture (`5.14.0-503.11.1.el9_5.x86_64`, and what follows it).
 fn version_part(release: &str) -> &str {
-    let architecture = [".x86_64", ".aarch64"].iter().filter_map(|arch| release.find(arch)).min();
-    let end = flavour_at(release).into_iter().chain(architecture).min();
+    let end = flavour_at(release).into_iter().chain(architecture_at(release)).min();
     release.get(..end.unwrap_or(release.len())).unwrap_or(release)
 }
 
@@ -147,9 +161,15 @@ impl Bound {
                 "what follows the numbers of {version:?} is compared as the distribution does, so write all three numbers in front of it"
             ));
         }
+        let written = ordered(version);
+        if written.contains('~') && !version.contains('~') {
+            return Err(format!(
+                "{version:?} names a pre-release, which comes before its version: write {written:?}"
+            ));
+        }
         if let Some(at) = flavour_at(version) {
             return Err(format!(
-                "{version:?} holds a flavour or pre-release, {:?}, which has no place in an order of versions: leave it out here, \
+                "{version:?} holds a flavour, {:?}, which has no place in an order of versions: leave it out here, \
                  and tell flavours apart with `release`, a regular expression",
                 &version[at..]
             ));
@@ -260,6 +280,22 @@ mod tests {
             ("debian", "~6.1.190", "6.1.191-acme", "6.1.189-acme 6.2.0"),
             ("debian", "*", "3.10.0-1160.el7.custom", ""),
             ("debian", "6.*", "6.1.0-47-amd64", "5.10.0-1-amd64"),
+            // A pre-release comes before its version, in both orders.
+            (
+                "debian",
+                ">=6.12.0~rc2, <6.12.0+a",
+                "6.12.0-rc2-amd64 6.12.0-rc10-amd64 6.12.0-amd64",
+                "6.12.0-rc1 6.12.0+deb13",
+            ),
+            (
+                "fedora",
+                ">=6.12.0~rc2, <6.12.0-1",
+                "6.12.0-rc2+ 6.12.0-rc10 6.12.0",
+                "6.12.0-rc1 6.12.0-1.fc42.x86_64",
+            ),
+            // RPM's order of a distribution that no list has: a `_` only separates, where in Debian's it sorts after letters.
+            ("eurolinux", ">=5.14.0-503.el9_5", "5.14.0-503.el9.5.x86_64", "5.14.0-503.el9_4.x86_64"),
+            ("sled", ">=5.14.21-150400.24_9", "5.14.21-150400.24.9-default", "5.14.21-150400.24.8-default"),
         ] {
             let range: KernelRange = range.parse().unwrap();
             for release in holds.split_whitespace() {

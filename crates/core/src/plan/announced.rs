@@ -104,16 +104,21 @@ pub fn newest(
 fn has_flavour(release: &KernelRelease, flavour: &str) -> bool {
     let before = release.as_str().strip_suffix(flavour).and_then(|rest| rest.strip_suffix(['-', '.']));
     let last = before.and_then(|before| before.rsplit('-').next());
-    last.is_some_and(|part| part.starts_with(|c: char| c.is_ascii_digit()))
+    let follows_number = last.is_some_and(|part| part.starts_with(|c: char| c.is_ascii_digit()));
+    follows_number || rpm_flavour(release) == flavour
 }
 
-/// The flavour of a release of an RPM distribution: `x86_64`, `x86_64+rt`, `default`, `azl3`.
-pub fn rpm_flavour(release: &KernelRelease) -> &str {
+/// The flavour of a release of an RPM distribution: `x86_64`, `x86_64+rt`, `default`, `azl3`. Without an architecture it is the words
+/// that no number begins: `acme` of `5.10.0-acme.3`, none of `6.12.90` and `6.12.0-rc3`.
+pub fn rpm_flavour(release: &KernelRelease) -> String {
     let text = release.as_str();
-    let last = text.rsplit('-').next().unwrap_or(text);
-    let starts = [".x86_64", ".aarch64"].iter().filter_map(|arch| last.find(arch)).map(|at| at + 1);
-    let start = starts.min().or_else(|| last.rfind('.').map(|at| at + 1)).unwrap_or_default();
-    if last.starts_with(|c: char| c.is_ascii_digit()) { last.get(start..).unwrap_or(last) } else { last }
+    let arch = [".x86_64", ".aarch64"].iter().filter_map(|arch| text.find(arch)).min();
+    if let Some((_, flavour)) = arch.and_then(|at| text.split_at_checked(at + 1)) {
+        return flavour.to_owned();
+    }
+    let is_number = |word: &str| word.starts_with(|c: char| c.is_ascii_digit());
+    let is_word = |word: &&str| !is_number(word) && !word.strip_prefix("rc").is_some_and(is_number);
+    text.split(['-', '.']).filter(is_word).collect::<Vec<_>>().join("-")
 }
 
 /// Why a node's announcement is not used.
@@ -278,7 +283,7 @@ impl Announcements {
             self.tracked.iter().filter(fits).map(|tracked| &tracked.target).collect();
         // Of several streams, such as RHEL's EUS beside its newest minor release, the one that the node is in: the first
         // that is not older than what it runs.
-        let order = order_of(&platform.os);
+        let order = order_of(&platform.os, release.as_str());
         tracked.sort_by(|a, b| order(a.release.as_str(), b.release.as_str()));
         let next = tracked.iter().find(|next| order(next.release.as_str(), release.as_str()).is_ge());
         next.or(tracked.last()).copied().cloned()

@@ -157,3 +157,30 @@ fn the_newest_release_of_a_flavour_is_found_as_versions_go() {
     assert_eq!(newest("cloud-amd64", &releases).as_deref(), Some("6.1.0-49-cloud-amd64"));
     assert_eq!(newest("arm64", &releases), None);
 }
+
+/// Kernels of one's own have no architecture in their names, and a version of each its own flavour would announce them all.
+#[test]
+fn versions_are_no_flavours() {
+    for (release, flavour) in [
+        ("5.14.0-503.11.1.el9_5.x86_64", "x86_64"),
+        ("5.14.0-570.el9.x86_64+rt", "x86_64+rt"),
+        ("6.4.0-150600.23.60-default", "default"),
+        ("6.6.57.1-2.azl3", "azl3"),
+        ("6.12.90", ""),
+        ("6.12.0-rc3", ""),
+        ("6.12.0-rc3-acme", "acme"),
+        ("5.10.0-acme.3", "acme"),
+        ("5.10.0-acme-4", "acme"),
+    ] {
+        assert_eq!(rpm_flavour(&release.parse().unwrap()), flavour, "{release}");
+    }
+    let mut world = World::new(&["5.10.0-acme.3"]);
+    let platform = Platform::of(&world.snapshot.nodes[0]).unwrap();
+    let releases = ["5.10.0-acme.3", "5.10.0-acme.12", "6.12.90"].map(|release| release.parse().unwrap());
+    let compare = crate::kernel::rpm_version::compare;
+    let found = newest(&world.definitions, &name("debian-12"), &platform, "acme", releases, compare);
+    assert_eq!(found.as_ref().unwrap().target.release.as_str(), "5.10.0-acme.12");
+    world.tracked.extend(found);
+    let next = world.announcements().next_of(&world.snapshot.nodes[0]);
+    assert_eq!(next.unwrap().release.as_str(), "5.10.0-acme.12");
+}
