@@ -35,13 +35,17 @@ impl KernelImage {
         let modules = ["lib/modules", "usr/lib/modules"].map(|dir| root.join(dir).join(release.as_str()));
         let modules = modules.into_iter().find(|path| path.is_dir());
         let vmlinuz = Self::places(root, release).into_iter().find(|path| path.is_file())?;
-        let system_map = root.join("boot").join(format!("System.map-{release}"));
+        // RHEL's kernel-core, and newer kernels' own `make binrpm-pkg`, keep it with the modules.
+        let maps = [
+            Some(root.join(format!("boot/System.map-{release}"))),
+            modules.as_ref().map(|dir| dir.join("System.map")),
+        ];
         Some(Self {
             release: release.clone(),
             arch,
             origin: vec![vmlinuz.display().to_string()],
             vmlinuz,
-            system_map: Some(system_map).filter(|path| path.is_file()),
+            system_map: maps.into_iter().flatten().find(|path| path.is_file()),
             modules,
         })
     }
@@ -64,4 +68,29 @@ pub struct KernelImages<'a>(pub(super) &'a Fetcher);
 /// What the user brings, or the machine has, cannot be used: `cause` says why.
 fn unfit(message: &str, cause: &dyn std::error::Error, hint: &str) -> FetchError {
     FetchError::unusable(format!("{message}: {}", error_chain(cause)), hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use fs_err as fs;
+
+    use super::*;
+
+    #[test]
+    fn symbols_addresses_are_with_the_image_or_with_the_modules() {
+        let release: KernelRelease = "5.14.0-503.el9.x86_64".parse().unwrap();
+        for (image, map) in [
+            ("boot/vmlinuz-5.14.0-503.el9.x86_64", "boot/System.map-5.14.0-503.el9.x86_64"),
+            ("lib/modules/5.14.0-503.el9.x86_64/vmlinuz", "lib/modules/5.14.0-503.el9.x86_64/System.map"),
+        ] {
+            let root = tempfile::tempdir().unwrap();
+            for file in [image, map] {
+                let path = root.path().join(file);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, "").unwrap();
+            }
+            let found = KernelImage::below(root.path(), &release, Architecture::Amd64).unwrap();
+            assert_eq!(found.system_map, Some(root.path().join(map)));
+        }
+    }
 }
