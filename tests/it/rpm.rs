@@ -194,7 +194,7 @@ fn missing<T: std::fmt::Debug>(found: Result<Lookup<T>, FetchError>) -> String {
 #[tokio::test]
 async fn headers_of_each_form_are_found_behind_a_client_certificate() {
     let world = World::new();
-    world.add("9.5/BaseOS/x86_64/os", "kernel-devel", ROCKY);
+    let package = world.add("9.5/BaseOS/x86_64/os", "kernel-devel", ROCKY);
     world.add("9.5/RT/x86_64/os", "kernel-rt-devel", ROCKY_RT);
     let rocky = headers(
         &["kernel-devel | kernel-rt-devel"],
@@ -217,6 +217,19 @@ async fn headers_of_each_form_are_found_behind_a_client_certificate() {
         "{looked_for}"
     );
     assert!(looked_for.contains("/9/absent/ (not there)"), "{looked_for}");
+    let entitled = headers(&["kernel-devel"], &["9.5/BaseOS/x86_64/os/", "eus/refused/"], "packages");
+    let looked_for = missing(world.find(&entitled, NEWER).await);
+    assert!(looked_for.contains("/eus/refused/repodata/repomd.xml (403)"), "{looked_for}");
+
+    // A merged repository has no packages: it names the one that has them.
+    let merged = world.served("merged");
+    fs::create_dir_all(merged.join("Packages")).unwrap();
+    fs::copy(&package, merged.join("Packages").join(package.file_name().unwrap())).unwrap();
+    let base = ["--quiet", "--baseurl", "https://acme.invalid/9.5/BaseOS/x86_64/os/"];
+    run(Command::new("createrepo_c").args(base).arg(&merged));
+    fs::remove_dir_all(merged.join("Packages")).unwrap();
+    let found = world.find(&headers(&["kernel-devel"], &["merged/"], "packages"), ROCKY).await;
+    assert_eq!(World::origin(found), ["kernel-devel=5.14.0-503.11.1.el9_5.x86_64"]);
 
     // Without the certificate, or without a mirror.
     let mut site = world.site();

@@ -136,6 +136,7 @@ struct Current {
     algorithm: String,
     checksum: String,
     location: String,
+    base: Option<String>,
     in_provides: bool,
     releases: BTreeSet<String>,
 }
@@ -152,7 +153,10 @@ impl Current {
                 self.version = version(tag)?;
             }
             Step::Start("checksum", tag) => self.algorithm = attribute(tag, "type")?,
-            Step::Start("location", tag) => self.location = attribute(tag, "href")?,
+            Step::Start("location", tag) => {
+                self.location = attribute(tag, "href")?;
+                self.base = Some(attribute(tag, "xml:base")?).filter(|base| !base.is_empty());
+            }
             Step::Start("provides", _) => self.in_provides = true,
             Step::Start("entry", tag)
                 if self.in_provides && attribute(tag, "name")?.ends_with("-uname-r") =>
@@ -167,11 +171,21 @@ impl Current {
     }
 
     fn finish(self) -> Result<RpmPackage, MetadataError> {
-        let Self { name, arch, epoch, version, algorithm, checksum, location, in_provides: _, releases } =
-            self;
+        let Self {
+            name,
+            arch,
+            epoch,
+            version,
+            algorithm,
+            checksum,
+            location,
+            base,
+            in_provides: _,
+            releases,
+        } = self;
         let checksum = known(&algorithm, &checksum, &format!("package {name}"))?;
         let releases = releases.into_iter().collect();
-        Ok(RpmPackage { name, epoch, version, arch, checksum, location, releases })
+        Ok(RpmPackage { name, epoch, version, arch, checksum, location, base, releases })
     }
 }
 
@@ -396,6 +410,9 @@ mod tests {
         assert_eq!((package.epoch, package.version.as_str()), (1, "5.14.0-503.el9"));
         assert_eq!(package.location, "Packages/k/kernel-devel.rpm");
         assert_eq!(package.releases, ["5.14.0-503.el9.x86_64"]);
+        assert_eq!(package.base, None);
+        let merged = PRIMARY.replace("<location href", r#"<location xml:base="https://b.test/os/" href"#);
+        assert_eq!(read(&merged).unwrap()[0].base.as_deref(), Some("https://b.test/os/"));
         let error = read(&PRIMARY.replace("type=\"sha256\"", "type=\"sha\"")).unwrap_err().to_string();
         assert_eq!(error, r#"the checksum of package kernel-devel ("sha") is neither a sha256 nor a sha512"#);
     }

@@ -33,10 +33,11 @@ use crate::{
     cache::LockMode,
     image::checked::{RpmAlternatives, fits},
     kernel::{Architecture, KernelRelease, RpmArchive, RpmRepository, RpmSigned},
+    net::Net,
 };
 
 /// Changes when listings have another form.
-const FORMAT: &str = "rpm-2";
+const FORMAT: &str = "rpm-3";
 /// The kind of the cache's records and locks.
 const KIND: &str = "rpm";
 /// What to do where keys, or any address of a repository, are missing.
@@ -140,8 +141,8 @@ impl Repositories {
         max_age: Duration,
     ) -> Result<Packages<Listed>> {
         let (listings, faults) = self.listings(max_age).await;
-        let mut faults = faults.into_iter();
-        let without = self.without(&listings);
+        let (refused, fault) = sorted(faults, listings.is_empty());
+        let without = self.without(&listings, &refused);
         let with_places = |listing: Listing| {
             let Listing { places, packages, .. } = listing;
             packages.into_iter().map(move |package| (package, places.clone()))
@@ -151,10 +152,8 @@ impl Repositories {
         let mut chosen = Vec::with_capacity(groups.len());
         for names in groups {
             let Some(package) = package::choose(&packages, names, release.as_str()) else {
-                if let Some(fault) = faults.next() {
-                    return Err(fault);
-                }
-                return Ok(Packages::Missing(format!("{}{without}", names.join(" or "))));
+                let missing = Packages::Missing(format!("{}{without}", names.join(" or ")));
+                return fault.map_or(Ok(missing), Err);
             };
             let places = known.iter().find(|(known, _)| known == package).map(|(_, places)| places.clone());
             chosen.push(Listed { package: package.clone(), places: places.unwrap_or_default() });
@@ -186,11 +185,11 @@ impl Repositories {
         (found, faults)
     }
 
-    /// Which repositories are not there, for messages.
-    fn without(&self, listings: &[Listing]) -> String {
+    /// Which repositories are not there, or not for this site, for messages.
+    fn without(&self, listings: &[Listing], refused: &[String]) -> String {
         let gone = listings.iter().filter(|listing| listing.revision.is_none());
         let gone = gone.filter_map(|listing| Some(format!("{} (not there)", listing.places.first()?)));
-        let absent: Vec<String> = self.absent.iter().cloned().chain(gone).collect();
+        let absent: Vec<String> = self.absent.iter().chain(refused).cloned().chain(gone).collect();
         if absent.is_empty() { String::new() } else { format!(", without {}", absent.join(", ")) }
     }
 
@@ -209,7 +208,11 @@ impl Repositories {
         let mut files = Vec::with_capacity(packages.len());
         for Listed { package, places } in packages {
             let what = format!("package {}-{}", package.name, package.version);
-            files.push(self.fetch(places, &what, &package.location, &package.checksum).await?);
+            let places = match &package.base {
+                Some(base) => based(&self.fetcher.net, base)?,
+                None => places.clone(),
+            };
+            files.push(self.fetch(&places, &what, &package.location, &package.checksum).await?);
         }
         if self.signed.packages() {
             Box::pin(self.keys.verify_packages(&self.fetcher.cache.scratch()?, &files)).await?;
@@ -371,6 +374,21 @@ impl Repositories {
     }
 }
 
+/// The repositories that the site may not ask, for messages: an entitlement need not be for all of them, and a kernel may be in
+/// another one. And the first of the other faults, or of all where no repository answered.
+fn sorted(faults: Vec<FetchError>, none_answered: bool) -> (Vec<String>, Option<FetchError>) {
+    let (mut refused, mut fault) = (Vec::new(), None);
+    for error in faults {
+        match error {
+            FetchError::Status(url, status @ (401 | 403)) if !none_answered => {
+                refused.push(format!("{url} ({status})"));
+            }
+            error => drop(fault.get_or_insert(error)),
+        }
+    }
+    (refused, fault)
+}
+
 impl Listing {
     fn absent(places: &[Url]) -> Self {
         Self {
@@ -416,6 +434,16 @@ fn directory(text: &str, is_directory: bool) -> Result<Url> {
     Ok(url)
 }
 
+/// The addresses of a repository that another one's metadata names, as a list of mirrors might.
+fn based(net: &Net, base: &str) -> Result<Vec<String>> {
+    let url = directory(base, true)?;
+    if !matches!(url.scheme(), "https" | "http") {
+        let why = "metadata may name one by http or https alone";
+        return Err(FetchError::value("the address of an RPM repository", base, why));
+    }
+    Ok(net.url_candidates(&url).iter().map(Url::to_string).collect())
+}
+
 /// What a repository names lies below it, and nowhere else.
 fn below(place: &Url, location: &str) -> Result<Url> {
     let url = place.join(location).ok().filter(|url| {
@@ -437,5 +465,28 @@ mod tests {
         for location in ["", "/x", "../x", "https://b.test/os/x", "//b.test/os/x", "a/../../x"] {
             assert!(below(&place, location).is_err(), "{location:?}");
         }
+    }
+
+    #[test]
+    fn a_merged_repository_names_others_by_http_alone() {
+        let based = |base: &str| based(&Net::default(), base);
+        assert_eq!(based("https://b.test/os").unwrap(), ["https://b.test/os/"]);
+        for base in ["", "../other", "file:///etc/", "ftp://b.test/os/", "/os"] {
+            assert!(based(base).is_err(), "{base:?}");
+        }
+    }
+
+    #[test]
+    fn a_repository_that_the_site_may_not_ask_is_told_beside_what_others_lack() {
+        let status = |status| FetchError::Status(format!("https://a.test/eus/{status}"), status);
+        let (refused, fault) = sorted(vec![status(403), status(401)], false);
+        assert_eq!(refused, ["https://a.test/eus/403 (403)", "https://a.test/eus/401 (401)"]);
+        assert!(fault.is_none());
+        // Nothing answered: who asks is then what is wrong.
+        assert!(matches!(sorted(vec![status(403)], true), (_, Some(FetchError::Status(_, 403)))));
+        assert!(matches!(
+            sorted(vec![status(403), status(503)], false),
+            (_, Some(FetchError::Status(_, 503)))
+        ));
     }
 }

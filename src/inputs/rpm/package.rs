@@ -19,8 +19,11 @@ pub struct RpmPackage {
     pub arch: String,
     /// Of the file.
     pub checksum: Checksum,
-    /// Its place below the repository's address.
+    /// Its place below the repository's address, or below `base`.
     pub location: String,
+    /// The address of the repository that it was taken from, where its own differs: merged repositories name it (`xml:base`).
+    #[serde(default)]
+    pub base: Option<String>,
     /// The kernel releases that it is for, as `uname -r` prints them. One that ends in `-*` is for every flavour.
     pub releases: Vec<String>,
 }
@@ -106,6 +109,7 @@ mod tests {
             arch: "x86_64".to_owned(),
             checksum: Checksum::sha256(&"0".repeat(64)),
             location: String::new(),
+            base: None,
             releases: releases.iter().map(|release| (*release).to_owned()).collect(),
         }
     }

@@ -13,6 +13,7 @@ use fs_err::{self as fs, File};
 use super::{
     Listed, Repositories, RpmPackage,
     metadata::{self, Part},
+    sorted,
 };
 use crate::{
     archive,
@@ -55,12 +56,11 @@ impl Repositories {
     async fn resolve(&self, packages: &[RpmName], what: &str) -> Result<Vec<Listed>> {
         let (listings, faults) = self.listings(self.fetcher.options.refresh).await;
         // Without one of its repositories it would be another system, unless this site never has that one.
-        let is_fatal =
-            |fault: &FetchError| listings.is_empty() || !matches!(fault, FetchError::Status(_, 401 | 403));
-        if let Some(fault) = faults.into_iter().find(is_fatal) {
+        let (refused, fault) = sorted(faults, listings.is_empty());
+        if let Some(fault) = fault {
             return Err(fault);
         }
-        let without = self.without(&listings);
+        let without = self.without(&listings, &refused);
         let mut known = Vec::new();
         for listing in listings {
             let Some(parts) = listing.parts else { continue };

@@ -9,7 +9,7 @@ use std::{
 
 use super::{certificates::Authority, packages::run};
 
-/// Serves its directory, a thread for each connection: apt keeps one open while it asks on another.
+/// Serves its directory, but for what is below `/refused/`; a thread for each connection: apt keeps one open while it asks on another.
 const SERVER: &str = r#"
 import http.server, ssl, sys
 
@@ -17,7 +17,10 @@ authority, certificate, key = sys.argv[1:]
 context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority)
 context.verify_mode = ssl.CERT_REQUIRED
 context.load_cert_chain(certificate, key)
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def send_head(self):
+        return self.send_error(403) if "/refused/" in self.path else super().send_head()
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
 print("port", server.server_port, flush=True)
 server.serve_forever()
