@@ -137,8 +137,9 @@ fn may_pass(stderr: &str) -> bool {
         "Hash Sum mismatch",
         "unexpected size",
     ];
-    const FINAL: [&str; 10] = [
+    const FINAL: [&str; 11] = [
         "does not have a Release file",
+        "no longer has a Release file",
         " is expired (invalid since",
         "NO_PUBKEY",
         "is not signed",

@@ -153,6 +153,15 @@ async fn a_suite_that_the_mirror_lacks() {
     assert!(error.to_string().contains("does not have a Release file"), "{error}");
     assert!(!error.is_transient());
     assert!(error.hint().unwrap().contains("mirror"));
+
+    // Beside others it is a finding: these count.
+    let json =
+        r#"{"apt": {"packages": ["linux-headers-{{release}}"], "suites": ["no-such-suite", "bookworm"]}}"#;
+    let source = serde_json::from_str(json).unwrap();
+    let found = fetcher(&cache).headers().find(&source, Path::new("/"), &target("6.1.0-999-amd64")).await;
+    let HeaderLookup::Missing { looked_for, .. } = found.unwrap() else { panic!("there are headers") };
+    assert!(looked_for.contains("linux-headers-6.1.0-999-amd64, without http"), "{looked_for}");
+    assert!(looked_for.contains(" no-such-suite (not there)"), "{looked_for}");
 }
 
 #[tokio::test]

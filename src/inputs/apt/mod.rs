@@ -39,6 +39,8 @@ pub struct AptArchive {
     dir: PathBuf,
     arch: Architecture,
     suites: String,
+    /// How many suites these are, at all addresses.
+    count: usize,
     refresh: Duration,
     net: Net,
     uris: Vec<String>,
@@ -63,6 +65,7 @@ impl AptArchive {
         let sources = sources::render(&entries);
         let key = digest::of_parts(["apt-1", arch.as_str(), &sources, &apt_dir.to_string_lossy()]);
         let dir = cache.place(KIND, &key)?;
+        let count = entries.iter().map(|entry| entry.uris.len() * entry.suites.len()).sum();
         let uris: Vec<String> = entries.into_iter().flat_map(|entry| entry.uris).collect();
         let reach = net.apt_reach(uris.iter().map(String::as_str)).await?;
         let mut config = config(&dir, apt_dir, arch)?;
@@ -89,6 +92,7 @@ impl AptArchive {
             dir,
             arch,
             suites: wanted.suites.join(", "),
+            count,
             refresh: fetcher.options.refresh,
             net: net.clone(),
             uris,
@@ -127,7 +131,7 @@ impl AptArchive {
             };
             match group.iter().find_map(newest) {
                 Some(package) => chosen.push(package.clone()),
-                None => return Ok(Packages::Missing(group.join(" or "))),
+                None => return Ok(Packages::Missing(format!("{}{}", group.join(" or "), self.without()?))),
             }
         }
         Ok(Packages::Found(chosen))
@@ -177,9 +181,22 @@ impl AptArchive {
         self.update(YOUNG).await
     }
 
-    /// Fetches the lists unless they are younger than `max_age`; whether it did.
+    /// The suites that their archives do not have, for messages.
+    fn without(&self) -> Result<String> {
+        let absent = fs::read_to_string(self.stamp())?;
+        let absent: Vec<String> = absent.lines().map(|suite| format!("{suite} (not there)")).collect();
+        Ok(if absent.is_empty() { String::new() } else { format!(", without {}", absent.join(", ")) })
+    }
+
+    /// Its age is the lists'; it names the suites that are not there.
+    fn stamp(&self) -> PathBuf {
+        self.dir.join("updated")
+    }
+
+    /// Fetches the lists unless they are younger than `max_age`; whether it did. A suite that its archive does not have is a finding
+    /// where there are others: apt has fetched theirs.
     async fn update(&self, max_age: Duration) -> Result<bool> {
-        let stamp = self.dir.join("updated");
+        let stamp = self.stamp();
         if is_younger(&stamp, max_age) {
             return Ok(false);
         }
@@ -194,13 +211,16 @@ impl AptArchive {
         let output = process::output(command, "apt-get").await?;
         // apt's older versions only warn when a list could not be had, and go on with the old one.
         let warned = ["Failed to fetch", "Some index files failed"].iter().any(|w| output.stderr.contains(w));
-        if !output.status.success() || warned {
-            return Err(process::failure(
-                format!("fetch the package lists of {}", self.suites),
-                &output.stderr,
-            ));
+        let failed = !output.status.success() || warned;
+        let absent = if failed { absent(&output.stderr) } else { Vec::new() };
+        if failed && (absent.is_empty() || absent.len() >= self.count) {
+            let action = format!("fetch the package lists of {}", self.suites);
+            return Err(process::failure(action, &output.stderr));
         }
-        fs::write(&stamp, "")?;
+        if failed {
+            tracing::warn!(suites = absent.join(", "), "archives do not have all of the suites");
+        }
+        fs::write(&stamp, absent.join("\n"))?;
         Ok(true)
     }
 
@@ -381,6 +401,18 @@ fn config(dir: &Path, apt_dir: &Path, arch: Architecture) -> Result<String> {
         .replace("@arch@", arch.as_str()))
 }
 
+/// The suites that archives do not have, each with its archive, where apt complains of nothing else.
+fn absent(stderr: &str) -> Vec<String> {
+    let named = |line: &str| {
+        let (suite, complaint) = line.strip_prefix("E: The repository '")?.split_once("' ")?;
+        let is_absent = ["does not have", "no longer has"].iter().any(|start| complaint.starts_with(start));
+        suite.strip_suffix(" Release").filter(|_| is_absent).map(str::to_owned)
+    };
+    let complaints =
+        stderr.lines().filter(|line| line.starts_with("E: ") || line.contains("Failed to fetch"));
+    complaints.map(named).collect::<Option<_>>().unwrap_or_default()
+}
+
 fn is_younger(stamp: &Path, max_age: Duration) -> bool {
     // A stamp from the future (the clock was set back) proves nothing.
     let age = fs::metadata(stamp)
@@ -414,6 +446,22 @@ mod tests {
         let text = config(Path::new("/c"), Path::new("/etc/apt"), Architecture::Arm64).unwrap();
         assert!(text.contains("APT::Architecture \"arm64\";"));
         assert!(!text.contains('@'));
+    }
+
+    #[test]
+    fn suites_that_are_not_there_are_told_from_other_faults() {
+        let gone = "E: The repository 'http://a.test/debian noble Release' does not have a Release file.\n\
+                    E: The repository 'http://a.test/debian sid Release' no longer has a Release file.\n\
+                    W: Key is stored in legacy trusted.gpg keyring\n";
+        assert_eq!(absent(gone), ["http://a.test/debian noble", "http://a.test/debian sid"]);
+        for other in [
+            "E: Failed to fetch http://a.test/InRelease  403  Forbidden",
+            "E: The repository 'http://a.test/debian sid InRelease' is not signed.",
+            "W: Failed to fetch http://a.test/debian/dists/sid/InRelease  Could not connect",
+        ] {
+            assert!(absent(&format!("{gone}{other}\n")).is_empty(), "{other}");
+        }
+        assert!(absent("").is_empty());
     }
 
     #[test]

@@ -37,7 +37,8 @@ impl AptArchive {
         command.args(["--option", "pkgCacheGen::ForceEssential=,", "--option", "Dir::Cache::pkgcache="]);
         command.args(["--quiet", "--quiet", "--simulate", "--no-install-recommends", "install", "--"]);
         command.arg(ESSENTIAL).args(include.iter().map(PackageToInstall::as_str));
-        let action = || format!("choose the packages of a root file system of {}", self.suites);
+        let without = self.without()?;
+        let action = || format!("choose the packages of a root file system of {}{without}", self.suites);
         let mut packages = installed(&process::run(command, "apt-get", action).await?.stdout);
         packages.sort();
         Ok(packages)
