@@ -129,6 +129,7 @@ impl Fleet {
             announced: &Announcements::default(),
             manifests: &Manifests::new(),
             instance: &Instance::default(),
+            machine: None,
             now: jiff::Timestamp::UNIX_EPOCH,
         })
     }

@@ -6,7 +6,10 @@ use super::job::Job;
 use crate::{
     images::DEFAULT_PATH,
     inputs::{HeaderSet, PackageRoot},
-    kernel::{Architecture, HeaderSource, Toolchain, cross_toolchain},
+    kernel::{
+        Architecture, ELSEWHERE, FOREIGN_TOOLS, HeaderSource, NO_CROSS_COMPILERS, Toolchain, cross_toolchain,
+        not_compiled_here,
+    },
     machine::native,
     parts::{FindingKind, Result, TargetError},
     template::steps::Base,
@@ -22,14 +25,14 @@ pub(super) fn is_foreign(job: &Job<'_>) -> bool {
 pub(super) async fn toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(PathBuf, Base)> {
     let (parts, target) = (job.parts, job.cell.target.arch);
     let Toolchain::Bootstrap(own) = &job.toolchain else {
-        return Err(not_here(job, "its toolchain does not come from Debian's or Ubuntu's packages"));
+        return Err(not_here(job, NO_CROSS_COMPILERS));
     };
     let suites = match &*job.family.spec.headers_for(&job.cell.target, &job.cell.system) {
         HeaderSource::Apt(apt) => apt.suites.to_vec(),
         _ => Vec::new(),
     };
     let Some(spec) = cross_toolchain(own, target, &headers.origin, &suites) else {
-        return Err(not_here(job, "the tools in its headers run on that architecture"));
+        return Err(not_here(job, FOREIGN_TOOLS));
     };
     let root = PackageRoot::Toolchain(spec);
     let bootstrap = || parts.fetcher.root_fs().bootstrap(&root, native());
@@ -50,11 +53,6 @@ fn kbuild_name(arch: Architecture) -> &'static str {
 }
 
 fn not_here(job: &Job<'_>, why: &str) -> TargetError {
-    let (target, here) = (job.cell.target.arch, native());
-    let message = format!("modules for {target} cannot be compiled on this machine, which is {here}: {why}");
-    let hint = format!(
-        "build on a machine of {target}, or in a cluster that has one (--engine kubernetes); Debian's kernels, with a toolchain of packages, are \
-         compiled on both"
-    );
-    TargetError::finding(FindingKind::Compile, message, Some(hint))
+    let message = not_compiled_here(job.cell.target.arch, native(), why);
+    TargetError::finding(FindingKind::Compile, message, Some(ELSEWHERE.to_owned()))
 }

@@ -10,6 +10,7 @@ use super::{
     settings::parse,
 };
 use crate::{
+    engine::EngineChoice,
     images::{self, GcOptions},
     registry::RegistryLocation,
 };
@@ -35,7 +36,7 @@ pub struct GcArgs {
 pub async fn gc(session: &Session, args: GcArgs) -> Result<Exit> {
     let GcArgs { registry, cluster, keep_days, image, delete } = args;
     let further = image.iter().map(|name| parse("--image", name)).collect::<Result<_, _>>()?;
-    let (parts, cluster) = session.of_cluster(&registry, &cluster).await?;
+    let (parts, cluster) = session.of_cluster(&registry, &cluster, EngineChoice::Auto).await?;
     let options = GcOptions { keep_days, further, delete };
     let report = tokio::select! {
         // First, so that the report of deletions is printed in any case.

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use super::{
     CliError, Exit, Result,
-    args::{ClusterArg, RegistryArg},
+    args::{ClusterArg, EngineArg, RegistryArg},
     output,
     session::Session,
 };
@@ -15,6 +15,7 @@ use crate::{
     build::builds_elsewhere,
     cluster::Cluster,
     controller::Planned,
+    engine::EngineChoice,
     page::{Facts, write_files},
     parts::Parts,
     plan,
@@ -26,6 +27,8 @@ pub struct PlanArgs {
     pub registry: RegistryArg,
     #[command(flatten)]
     pub cluster: ClusterArg,
+    #[command(flatten)]
+    pub engine: EngineArg,
 }
 
 #[derive(Debug, Args)]
@@ -80,8 +83,10 @@ impl From<MatrixForm> for plan::MatrixForm {
 
 /// `farrier plan`.
 pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit> {
-    let PlanCommandArgs { plan: PlanArgs { registry, cluster }, matrix } = args;
-    let (parts, cluster) = session.of_cluster(&registry, &cluster).await?;
+    let PlanCommandArgs { plan: PlanArgs { registry, cluster, engine }, matrix } = args;
+    // A CI system has machines of its own for the jobs, as a cluster has.
+    let engine = if matrix.is_some() { EngineChoice::Kubernetes } else { engine.engine };
+    let (parts, cluster) = session.of_cluster(&registry, &cluster, engine).await?;
     let Some(form) = matrix else { return show(session, &parts, cluster.as_ref()).await };
     let planned = parts.plan(cluster.as_ref()).await?;
     // Jobs must not be made from half an answer.
@@ -106,8 +111,8 @@ pub async fn show(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Re
 
 /// `farrier status`.
 pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit> {
-    let StatusArgs { plan: PlanArgs { registry, cluster }, html, watch } = args;
-    let (parts, cluster) = session.of_cluster(&registry, &cluster).await?;
+    let StatusArgs { plan: PlanArgs { registry, cluster, engine }, html, watch } = args;
+    let (parts, cluster) = session.of_cluster(&registry, &cluster, engine.engine).await?;
     if watch {
         return watch_status(session, &parts, cluster.as_ref()).await;
     }

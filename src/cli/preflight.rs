@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::{
     CliError, Exit, Result,
-    args::{ClusterArg, RegistryArg},
+    args::{ClusterArg, EngineArg, RegistryArg},
     output::preflight::{self, Answer, Asked},
     session::Session,
     settings,
@@ -42,12 +42,14 @@ pub struct PreflightArgs {
     pub registry: RegistryArg,
     #[command(flatten)]
     pub cluster: ClusterArg,
+    #[command(flatten)]
+    pub engine: EngineArg,
 }
 
 /// Asks, answers, and changes nothing.
 pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit> {
     let kernel: KernelRelease = settings::parse("--kernel", &args.kernel)?;
-    let (parts, cluster) = session.of_cluster(&args.registry, &args.cluster).await?;
+    let (parts, cluster) = session.of_cluster(&args.registry, &args.cluster, args.engine.engine).await?;
     let snapshot = cluster.snapshot().await?;
     let asked: Vec<String> = asked(&args, &snapshot)?;
     let announcing = Announcing { cluster, snapshot, asked: asked.clone(), kernel: kernel.clone() };

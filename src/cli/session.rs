@@ -72,8 +72,9 @@ impl Session {
         &self,
         registry: &RegistryArg,
         cluster: &ClusterArg,
+        engine: EngineChoice,
     ) -> Result<(Parts, Arc<dyn Cluster>)> {
-        let parts = self.publisher(registry, EngineChoice::Auto)?;
+        let parts = self.publisher(registry, engine)?;
         let interest = Interest::of(&parts.definitions);
         let Connection { cluster, kube: _ } =
             self.connect(&cluster.cluster, cluster.writable(), interest).await?;

@@ -89,8 +89,8 @@ pub async fn upgrade(session: &Session, command: UpgradeCommand) -> Result<Exit>
 }
 
 async fn plan(session: &Session, args: UpgradePlanArgs) -> Result<Exit> {
-    let UpgradePlanArgs { object, plan: PlanArgs { registry, cluster } } = args;
-    let (parts, cluster) = session.of_cluster(&registry, &cluster).await?;
+    let UpgradePlanArgs { object, plan: PlanArgs { registry, cluster, engine } } = args;
+    let (parts, cluster) = session.of_cluster(&registry, &cluster, engine.engine).await?;
     let Planned { plan, unreachable, .. } = parts.plan(cluster.as_ref()).await?;
     let upgrades = plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
     let upgrades: Vec<&PlannedUpgrade> =

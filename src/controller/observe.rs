@@ -10,7 +10,7 @@ use crate::{
     error_chain,
     image::{GitPlace, ImageReference},
     images::look_up_signatures,
-    inputs::Lookup,
+    inputs::{FetchError, Lookup},
     kernel::{KernelTarget, NodeSystem, match_family},
     parts::{AT_ONCE, Parts, Result},
     plan::{Cell, HeaderState, ManifestFacts, Observed, Questions, Resolved, SignatureState, Unverified},
@@ -46,6 +46,7 @@ impl Memory {
             trees,
             unverified_headers,
             unverified_root_fs,
+            unmakeable_root_fs,
             unreachable: unresolved,
         } = resolved;
         let refused = |found: &Unverified| matches!(found, Unverified::Refused(_));
@@ -59,7 +60,10 @@ impl Memory {
         without_headers.clear();
         header_texts.retain(|_, outcome| outcome.is_ok());
         trees.retain(|_, outcome| outcome.is_ok());
-        unverified_root_fs.retain(|_, found| !found.as_ref().is_some_and(refused));
+        unverified_root_fs.retain(|key, found| {
+            !found.as_ref().is_some_and(refused) && !unmakeable_root_fs.contains_key(key)
+        });
+        unmakeable_root_fs.clear();
         observed.signatures.retain(|_, state| *state == SignatureState { ours: true, refused: None });
         observed.headers.retain(|_, state| matches!(state, HeaderState::There(_)));
         observed.unreachable.clear();
@@ -140,7 +144,7 @@ impl Parts {
         Ok(())
     }
 
-    /// What is known of a kernel's headers. What cannot be found out is no reason not to try.
+    /// What is known of a kernel's headers. A fault that may pass is no reason not to try.
     async fn headers_of(&self, target: KernelTarget, system: NodeSystem) -> (KernelTarget, HeaderState) {
         let Some(family) = match_family(&self.definitions.families, &target) else {
             return (target, HeaderState::Unknown);
@@ -149,10 +153,11 @@ impl Parts {
         let state = match self.fetcher.headers().look(&source, &self.definitions.root, &target).await {
             Ok(Lookup::Found(compiler)) => HeaderState::There(compiler),
             Ok(Lookup::Missing { looked_for, hint: _ }) => HeaderState::Missing(looked_for),
-            Err(error) => {
+            Err(error) if error.is_transient() || matches!(error, FetchError::Interrupted) => {
                 tracing::warn!(%target, error = error_chain(&error), "whether there are headers is not known");
                 HeaderState::Unknown
             }
+            Err(error) => HeaderState::Refused(with_hint(&error.into())),
         };
         (target, state)
     }

@@ -114,6 +114,7 @@ impl Parts {
                 announced: &announced,
                 manifests: &manifests,
                 instance: &self.instance,
+                machine: self.engine.machine(),
                 now,
             };
             match plan::plan(&inputs) {

@@ -156,6 +156,24 @@ pub(super) async fn unverified_root_fs(
     Ok(stored.filter(|stored| !stored.is_signed).map(|stored| stored.layer.digest))
 }
 
+/// Why a root file system of packages that is nowhere yet cannot be made here.
+pub(super) async fn unmakeable(
+    parts: &Parts,
+    root: &PackageRoot,
+    arch: Architecture,
+) -> Result<Option<TargetError>> {
+    let makes = parts.fetcher.root_fs();
+    let Some(why) = makes.can_make(root, arch).err().filter(|error| !error.is_transient()) else {
+        return Ok(None);
+    };
+    let key = root.key(arch);
+    let ImageReference { repository, version } = reference_of_key(parts, &key)?;
+    let is_there = makes.made_here(&key, arch)?.is_some()
+        || parts.registry.manifest(&repository, &version).await?.is_some()
+        || makes.in_store(&key).await?.is_some();
+    Ok((!is_there).then(|| why.into()))
+}
+
 /// The image that a root file system is published as.
 async fn published(parts: &Parts, key: &str, arch: Architecture) -> Result<Option<Published>> {
     let ImageReference { repository, version } = reference_of_key(parts, key)?;

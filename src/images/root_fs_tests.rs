@@ -3,7 +3,9 @@ use serde_json::json;
 use super::*;
 use crate::{
     build::testing::{Bench, K9},
+    inputs::{FetchOptions, Fetcher},
     oci::{EntryKind, LayerWriter},
+    resolve::with_hint,
 };
 
 /// Puts an image of these layers into the bench's layout, each a tar; its reference, with the digest.
@@ -87,4 +89,36 @@ async fn a_layer_that_leads_out_or_is_another_leaves_nothing() {
     assert!(!bench.root().join("evil").exists());
     let trees = fs_err::read_dir(bench.root().join("cache/trees")).unwrap();
     assert_eq!(trees.count(), 0);
+}
+
+#[tokio::test]
+async fn what_cannot_be_made_is_told_until_it_is_there() {
+    let bench = Bench::new(&json!({}));
+    let options = FetchOptions { apt_dir: bench.root().join("no-apt"), ..FetchOptions::default() };
+    let fetcher = Fetcher::new(bench.parts.cache.clone(), options);
+    let parts = Parts { fetcher, ..bench.parts.clone() };
+    let from = json!({"repositories": [{"url": "https://acme.invalid/os/"}], "signedBy": "acme.asc"});
+    for (toolchain, told) in [
+        (
+            json!({"rpm": {"packages": ["gcc"], "from": from}}),
+            "acme.asc with the keys of the distribution (put the",
+        ),
+        (
+            json!({"bootstrap": {"suite": "noble", "include": ["make"]}}),
+            "for suite noble: the host has no entry for it (set `mirror`",
+        ),
+    ] {
+        let toolchain: Toolchain = serde_json::from_value(toolchain).unwrap();
+        let root = PackageRoot::of_toolchain(&toolchain, &Bench::target(K9), bench.root()).unwrap();
+        let why = unmakeable(&parts, &root, Architecture::Amd64).await.unwrap().unwrap();
+        assert!(with_hint(&why).contains(told), "{}", with_hint(&why));
+
+        let (name, tag) = root_fs_tag(&root.key(Architecture::Amd64)).unwrap();
+        publish_image(&bench, name, &[tar(&[("usr/bin/cc", "cc")])]).await;
+        let (repository, version) = (name.parse().unwrap(), Version::Tag("1".parse().unwrap()));
+        let made = parts.registry.manifest(&repository, &version).await.unwrap().unwrap().bytes;
+        let version = Version::Tag(tag);
+        parts.registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &made).await.unwrap();
+        assert!(unmakeable(&parts, &root, Architecture::Amd64).await.unwrap().is_none());
+    }
 }

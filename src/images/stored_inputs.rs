@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use async_trait::async_trait;
 
 use super::{
-    root_fs::{RootFsSpec, base_root, unverified_root_fs},
+    root_fs::{RootFsSpec, base_root, unmakeable, unverified_root_fs},
     signatures::StoredImage,
 };
 use crate::{
@@ -99,6 +99,11 @@ pub(crate) async fn look_at_root_fs(
 async fn look_at(parts: &Parts, spec: RootFsSpec<'_>, key: RootFsKey, resolved: &mut Resolved) {
     if resolved.unverified_root_fs.contains_key(&key) {
         return;
+    }
+    if let RootFsSpec::Packages(root) = spec
+        && let Ok(Some(why)) = unmakeable(parts, root, key.2).await
+    {
+        resolved.unmakeable_root_fs.insert(key.clone(), with_hint(&why));
     }
     let found = match unverified_root_fs(parts, spec, key.2).await {
         Ok(found) => found.map(Unverified::Content),

@@ -10,6 +10,7 @@ use crate::{
     boot,
     engine::{self, DockerEngine, Engine, EngineChoice, EngineEnv, EngineError},
     kernel::Architecture,
+    machine::native,
     oci::Layer,
     payload::{Entrypoint, PayloadError},
 };
@@ -41,6 +42,14 @@ impl LazyEngine {
         }
         let connect = || async { engine::connect_docker(self.choice, &self.env).await.map(Arc::new) };
         self.docker.get_or_try_init(connect).await.cloned()
+    }
+
+    /// The architecture that builds run on, before any engine is asked: this machine's in a sandbox. A daemon may run programs of
+    /// others, and a cluster may have machines of others.
+    pub(crate) fn machine(&self) -> Option<Architecture> {
+        let may_be_sandbox = matches!(self.choice, EngineChoice::Auto | EngineChoice::Sandbox);
+        let is_another = self.engine.get().is_some_and(|engine| !matches!(engine, Engine::Sandbox(_)));
+        (may_be_sandbox && !is_another).then(native)
     }
 
     /// May another engine than the one that was found do a build?

@@ -9,8 +9,8 @@ use crate::controller::live::PassView;
 use crate::{
     image::OperatorResource,
     plan::{
-        Change, HoldReason, NodeReason, Phase, PlannedRollout, RolloutDecision, RolloutObject, UpgradeNote,
-        UpgradeState, status_entries,
+        Change, HoldReason, NodeReason, Outcome, Phase, PlannedRollout, RolloutDecision, RolloutObject,
+        UpgradeNote, UpgradeState, status_entries,
     },
 };
 
@@ -41,6 +41,8 @@ pub enum EventReason {
     BuildStarted,
     /// A build failed.
     BuildFailed,
+    /// An image that is called for cannot be built: no headers, no compiler, no source.
+    NotBuildable,
     /// An image was published.
     Published,
     /// A published image is not there any more.
@@ -72,7 +74,7 @@ impl EventReason {
             Self::Upgraded => ("UpgradeNode", false),
             Self::UpgradeFailed => ("UpgradeNode", true),
             Self::BuildStarted => ("Build", false),
-            Self::BuildFailed => ("Build", true),
+            Self::BuildFailed | Self::NotBuildable => ("Build", true),
             Self::Published => ("Publish", false),
             Self::PublicationLost => ("Publish", true),
             Self::ReadyForKernel => ("MarkNode", false),
@@ -245,11 +247,14 @@ fn of_builds(before: &EventHistory, now: &EventHistory, view: &PassView, found: 
         let (was, known, tried) = before.builds.get(&name).cloned().unwrap_or((Phase::Missing, None, 0));
         let about = Regarding::DriverBuild(name);
         let failed = |phase| matches!(phase, Phase::Failed | Phase::Retrying);
+        // That a definition is not meant for a kernel is no news.
+        let fails = |outcome: &Outcome| matches!(outcome, Outcome::Skipped { why } if !why.is_finding());
         let reason = match *phase {
             Phase::Published if was != Phase::Published || known != *digest => EventReason::Published,
             Phase::Building if was != Phase::Building => EventReason::BuildStarted,
             phase if failed(phase) && (!failed(was) || *attempts != tried) => EventReason::BuildFailed,
             Phase::Missing | Phase::Queued if was == Phase::Published => EventReason::PublicationLost,
+            Phase::Skipped if was != Phase::Skipped && fails(entry.outcome) => EventReason::NotBuildable,
             _ => continue,
         };
         let row = &entry.row;

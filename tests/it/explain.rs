@@ -32,7 +32,7 @@ fn a_node_and_an_image_are_explained_from_labels_to_fields() {
     let links = site.farrier(&["why", "hello", KERNEL, "-o", "json"]).exits(0).json();
     let about = |link: &serde_json::Value| link["about"].as_str().unwrap().to_owned();
     let about: Vec<String> = links[0]["chain"].as_array().unwrap().iter().map(about).collect();
-    assert_eq!(about[..3], ["nodes", "inputs", "state"]);
+    assert_eq!(about[..4], ["nodes", "family", "inputs", "state"]);
     site.farrier(&["why", "hello", "6.1.0-902-amd64"]).exits(0).line("no node runs 6.1.0-902-amd64");
     site.farrier(&["why", "node/nowhere"]).exits(2).line("has no node \"nowhere\"");
     site.farrier(&["why", "absent", KERNEL])

@@ -47,14 +47,26 @@ pub(super) async fn assemble_rpm(
     arch: Architecture,
     dir: PathBuf,
 ) -> Result<()> {
-    let RpmRoot { packages, from, version, definitions } = root;
-    let what = format!("a toolchain of {name}");
-    let opened = rpm::Repositories::open(fetcher, from, definitions, (version, arch), &[])?;
-    let repositories = opened.map_err(|lacking| {
-        FetchError::unusable(format!("make {what}: there is no {lacking}"), rpm::LACKING)
-    })?;
-    let files = repositories.system(packages, &what).await?;
+    let files = open(fetcher, root, name, arch)?.system(&root.packages, &toolchain_of(name)).await?;
     stoppable(move |stop| write(stop, &files, (RPM_LIST, rpm_list), arch, &dir)).await
+}
+
+/// The repositories of RPM packages; nothing is asked yet.
+pub(super) fn open(
+    fetcher: &Fetcher,
+    root: &RpmRoot,
+    name: &str,
+    arch: Architecture,
+) -> Result<rpm::Repositories> {
+    let RpmRoot { packages: _, from, version, definitions } = root;
+    rpm::Repositories::open(fetcher, from, definitions, (version, arch), &[])?.map_err(|lacking| {
+        let message = format!("make {}: there is no {lacking}", toolchain_of(name));
+        FetchError::unusable(message, rpm::LACKING)
+    })
+}
+
+fn toolchain_of(name: &str) -> String {
+    format!("a toolchain of {name}")
 }
 
 /// Makes the layer of these packages' files.

@@ -9,7 +9,7 @@ use fs_err as fs;
 
 use super::{
     RootFileSystems,
-    assemble::{assemble, assemble_rpm},
+    assemble::{self, assemble, assemble_rpm},
     bootstrap::mmdebstrap,
     runfile::{self, Wanted},
 };
@@ -20,7 +20,7 @@ use crate::{
         checked::{Component, PackageToInstall, RpmName, Suite, texts},
     },
     inputs::{
-        CARRY, FetchError, Result, StoredUnder, digest,
+        CARRY, FetchError, Result, StoredUnder, apt, digest,
         root_fs_layer::{self as layer, RootFs},
         rpm,
     },
@@ -167,6 +167,16 @@ fn key(format: &str, spec: &BootstrapSpec, arch: Architecture) -> String {
     digest::of_parts(parts)
 }
 
+fn suites_of(spec: &BootstrapSpec) -> AptSuites {
+    let BootstrapSpec { suite, extra_suites, components, include: _, mirror, signed_by } = spec;
+    AptSuites {
+        suites: std::iter::once(suite).chain(extra_suites).cloned().collect(),
+        components: components.clone(),
+        mirror: mirror.clone(),
+        signed_by: signed_by.clone(),
+    }
+}
+
 impl RootFileSystems<'_> {
     /// The root file system of packages that a base is, for a version of the driver; none where it is another base. The installer
     /// is one of `sources`, whose relative paths start at `root`.
@@ -217,6 +227,23 @@ impl RootFileSystems<'_> {
         Box::pin(self.keep(what, &root.key(arch), None, root_fs)).await
     }
 
+    /// Is there something to make it from, as far as is known without asking anyone?
+    pub fn can_make(self, root: &PackageRoot, arch: Architecture) -> Result<()> {
+        let what = || format!("root file system of {} ({arch})", root.name(arch));
+        let spec = match root {
+            PackageRoot::RpmToolchain(rpm) => {
+                return assemble::open(self.0, rpm, &root.name(arch), arch).map(drop);
+            }
+            PackageRoot::Toolchain(spec) | PackageRoot::RuntimeBase(spec) | PackageRoot::Runfile(spec, _) => {
+                spec
+            }
+        };
+        let entries = apt::entries(&self.0.net, &self.0.options.apt_dir, &suites_of(spec))?;
+        let uris = entries.iter().flat_map(|entry| &entry.uris).map(String::as_str);
+        let permitted = self.0.net.permit_archives(uris, &format!("suite {}", spec.suite));
+        self.0.unless_kept(permitted.map_err(FetchError::from), what, CARRY)
+    }
+
     async fn make(self, root: &PackageRoot, arch: Architecture, dir: PathBuf) -> Result<()> {
         let spec = match root {
             PackageRoot::RpmToolchain(rpm) => {
@@ -226,18 +253,12 @@ impl RootFileSystems<'_> {
                 spec
             }
         };
-        let BootstrapSpec { suite, extra_suites, components, include, mirror, signed_by } = spec;
-        for name in include {
+        for name in &spec.include {
             if name.parse::<PackageToInstall>().is_err() || name.contains("{{") {
                 return Err(FetchError::value("a package to include", name, "no package can have this name"));
             }
         }
-        let suites = AptSuites {
-            suites: std::iter::once(suite).chain(extra_suites).cloned().collect(),
-            components: components.clone(),
-            mirror: mirror.clone(),
-            signed_by: signed_by.clone(),
-        };
+        let suites = suites_of(spec);
         match root {
             PackageRoot::RuntimeBase(_) => mmdebstrap(self.0, spec, suites, arch, None, dir).await,
             // In a box: each future in another makes a larger type, and the compiler has a limit.

@@ -65,6 +65,23 @@ fn the_objects_tell_what_farrier_status_tells() {
 }
 
 #[test]
+fn a_kernel_without_headers_says_so_and_what_to_do() {
+    let mut fleet = fleet();
+    fleet.without_headers("package linux-headers-x in bookworm");
+    let objects = desired(&fleet.plan(), &Activity::new(), None, &BTreeMap::new(), at(0));
+    for object in objects {
+        let status = object.status.unwrap();
+        let message = status.message.unwrap();
+        assert_eq!(
+            (status.phase.as_str(), status.conditions[0].reason.as_str()),
+            ("skipped", "NotBuildable")
+        );
+        assert!(message.starts_with("no headers for 6.1.0-4"), "{message}");
+        assert!(message.contains("`farrier headers collect`"), "{message}");
+    }
+}
+
+#[test]
 fn a_second_pass_writes_nothing() {
     let mut fleet = fleet();
     fleet.publish(Verdict::Loads);

@@ -79,6 +79,17 @@ fn a_build_is_told_from_its_start_to_its_loss() {
 }
 
 #[test]
+fn a_kernel_without_headers_is_told_once() {
+    let (mut fleet, mut story) = (Fleet::new(&[K47]), Story::new());
+    fleet.without_headers("package linux-headers-6.1.0-47-amd64 in bookworm");
+    let told = story.lines(&fleet.plan());
+    let told =
+        told.lines().find(|line| line.starts_with("NotBuildable DriverBuild mft-6.1.0-47-amd64")).unwrap();
+    assert!(told.contains(": no headers for 6.1.0-47-amd64: import or collect them"), "{told}");
+    assert_eq!(story.lines(&fleet.plan()), "");
+}
+
+#[test]
 fn nodes_are_told_when_they_may_boot_and_when_not() {
     let mut fleet = Fleet::new(&[K47]);
     fleet.announce(0, K48);

@@ -160,6 +160,12 @@ impl DriverImageSpec {
             }
             Toolchain::Rpm(packages) => {
                 let mut made = packages.clone();
+                if let Some(name) = self.build_packages.iter().find(|name| name.ends_with("-dev")) {
+                    return Err(format!(
+                        "buildPackages: {name} is a name that Debian's packages have, and the toolchain is of RPM packages (`-devel`): \
+                         define an image of its own for these kernels, told apart by `release`"
+                    ));
+                }
                 let named: Result<Vec<RpmName>, NotA> =
                     self.build_packages.iter().map(|package| package.parse()).collect();
                 made.packages.add(named.map_err(|error| format!("buildPackages: {error}"))?);
@@ -443,8 +449,11 @@ mod tests {
         rpm.spec.headers =
             serde_json::from_value(serde_json::json!({"rpm": {"packages": ["kernel-devel"], "from": from}}))
                 .unwrap();
-        let Ok(Toolchain::Rpm(made)) = spec.toolchain(&rpm) else { panic!("no packages") };
-        assert_eq!(texts(&made.packages), ["gcc", "make", "libxtables-dev"]);
+        insta::assert_snapshot!(spec.toolchain(&rpm).unwrap_err());
+        let named =
+            DriverImageSpec { build_packages: vec!["iptables-devel".parse().unwrap()], ..spec.clone() };
+        let Ok(Toolchain::Rpm(made)) = named.toolchain(&rpm) else { panic!("no packages") };
+        assert_eq!(texts(&made.packages), ["gcc", "make", "iptables-devel"]);
         assert_eq!(made.from.as_ref(), rpm.spec.headers.rpm_archive(), "they are where the headers are");
         let fixed = DriverImageSpec { build_packages: vec!["make=4.3-4".parse().unwrap()], ..spec.clone() };
         insta::assert_snapshot!(fixed.toolchain(&rpm).unwrap_err(), @r#"buildPackages: "make=4.3-4" is not an RPM package's name: letters, digits and `+._-`, starting with a letter, a digit or `_`"#);

@@ -1,6 +1,6 @@
 //! Pure: toolchains for kernels of another architecture than the machine's, of Debian's and Ubuntu's packages.
 
-use super::Architecture;
+use super::{Architecture, HeaderSource, KernelFamily, KernelTarget, Toolchain};
 use crate::definition::{
     BootstrapSpec,
     checked::{PackageToInstall, Suite},
@@ -9,6 +9,37 @@ use crate::definition::{
 /// Tools that kbuild runs on the machine that compiles (`fixdep`, `modpost`, `genksyms`): Debian's kernels have them in a package
 /// of their own, of which header packages want the kernel's architecture.
 const BUILD_TOOLS: &str = "linux-kbuild-";
+
+/// Where modules can be compiled that this machine cannot compile.
+pub const ELSEWHERE: &str = "build on a machine of that architecture, or in a cluster that has one (--engine kubernetes); Debian's kernels, with a \
+     toolchain of packages, are compiled on both";
+/// Why a toolchain has no cross compilers.
+pub const NO_CROSS_COMPILERS: &str = "its toolchain does not come from Debian's or Ubuntu's packages";
+/// Why headers are of no use on another architecture.
+pub const FOREIGN_TOOLS: &str = "the tools in its headers run on that architecture";
+
+/// That a machine cannot compile modules for another architecture.
+pub fn not_compiled_here(target: Architecture, machine: Architecture, why: &str) -> String {
+    format!("modules for {target} cannot be compiled on this machine, which is {machine}: {why}")
+}
+
+/// Why a machine cannot compile for a family's kernel, and what to do, as far as the definitions tell; headers that were imported or
+/// published bring tools of their own, and Ubuntu has no package of them.
+pub fn not_across(
+    family: &KernelFamily,
+    target: &KernelTarget,
+    machine: Architecture,
+    has_own_headers: bool,
+) -> Option<String> {
+    let in_packages = matches!(family.spec.headers, HeaderSource::Apt(_)) && target.os.as_str() != "ubuntu";
+    let why = match &family.spec.toolchain {
+        _ if target.arch == machine => return None,
+        Toolchain::Rpm(_) | Toolchain::Image(_) => NO_CROSS_COMPILERS,
+        Toolchain::Bootstrap(_) if has_own_headers || !in_packages => FOREIGN_TOOLS,
+        Toolchain::Bootstrap(_) => return None,
+    };
+    Some(format!("{} ({ELSEWHERE})", not_compiled_here(target.arch, machine, why)))
+}
 
 /// What compiles on a machine of another architecture for kernels of `target`, in the place of a toolchain of their own: the same
 /// packages, with cross compilers for compilers, and kbuild's tools for this machine, by the packages that the kernel's headers

@@ -17,7 +17,9 @@ mod target;
 
 pub use announced::{AnnouncedKernels, AnnouncedKernelsKind, AnnouncedKernelsSpec};
 pub use compiler::{Compiler, CompilerKind, CompilerTextError};
-pub use cross::cross_toolchain;
+pub use cross::{
+    ELSEWHERE, FOREIGN_TOOLS, NO_CROSS_COMPILERS, cross_toolchain, not_across, not_compiled_here,
+};
 pub use family::{
     AptHeaders, FamilyMatch, HeaderSource, KernelFamily, KernelFamilySpec, KernelTrack, Pattern,
     TarballHeaders, Toolchain, TrackedSuites, match_family,
@@ -25,7 +27,7 @@ pub use family::{
 pub use header_text::HeaderText;
 pub use image_source::{AptKernelImage, KernelImageFile, KernelImageSource};
 pub use kmod::{Architecture, ArchitectureError, KernelRelease, ReleaseError};
-pub use offer::{lacks_compiler, without_headers};
+pub use offer::{lacks_compiler, sources_of, without_headers};
 pub use published::{DetachedSignature, DownloadedHeaders, FileProof, ImageHeaders, image_for, text_for};
 pub use range::{KernelRange, order_of};
 pub use system::{ImageStreams, NodeSystem, OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL, UNKNOWN_SYSTEM};

@@ -3,8 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use super::{Compiler, CompilerKind, KernelFamily, KernelTarget, Toolchain};
-use crate::definition::{BootstrapSpec, checked::RpmName};
+use super::{AptHeaders, Compiler, CompilerKind, HeaderSource, KernelFamily, KernelTarget, Toolchain};
+use crate::definition::{
+    BootstrapSpec, RpmPackages, RpmRepository,
+    checked::{RpmName, texts},
+};
 
 /// Why the family's toolchain cannot compile for a kernel: it lacks the compiler that the kernel's headers name, or, where
 /// these are not here yet, all that the family names. `None` as well where only looking into the toolchain tells.
@@ -28,6 +31,36 @@ pub fn lacks_compiler(family: &KernelFamily, built_with: Option<Compiler>) -> Op
         "the kernel was built with {wanted}, which the toolchain of family {name} lacks; it offers {offered} (add the package of {wanted} to \
          that toolchain, or name an image that has it)"
     ))
+}
+
+/// Where a kernel's headers and toolchain come from, as its family has it; what only the nodes' system tells stays a placeholder.
+pub fn sources_of(family: &KernelFamily, target: &KernelTarget) -> String {
+    let spec = &family.spec;
+    let headers = match &spec.headers {
+        HeaderSource::Apt(AptHeaders { packages, suites, .. }) => {
+            format!("{} in {}", target.fill(&texts(packages).join(", ")), texts(suites).join(", "))
+        }
+        HeaderSource::Rpm(RpmPackages { packages, from }) => {
+            let address = |repository: &RpmRepository| {
+                repository.address().expand(&target.repository_version(), target.arch.gnu_name())
+            };
+            let places: Vec<String> = from.repositories.iter().map(address).collect();
+            let flavour = target.release.as_str().rsplit('-').next().unwrap_or_default();
+            let packages = packages.join(", ").replace("{{flavour}}", flavour);
+            format!("{packages} in {}", places.join(", "))
+        }
+        HeaderSource::Tarball(file) => target.fill(&file.path),
+        HeaderSource::Oci(headers) => target.fill(&headers.image),
+        HeaderSource::Url(headers) => target.fill(&headers.url),
+    };
+    let toolchain = match &spec.toolchain {
+        Toolchain::Bootstrap(toolchain) => format!("packages of {}", toolchain.suite),
+        Toolchain::Rpm(toolchain) => format!("RPM packages ({})", toolchain.packages.join(" ")),
+        Toolchain::Image(image) => target.fill(image),
+    };
+    let built_with = texts(&spec.built_with).join(" or ");
+    let compilers = if built_with.is_empty() { built_with } else { format!(", for {built_with}") };
+    format!("{}: headers from {headers}; toolchain from {toolchain}{compilers}", family.metadata.name)
 }
 
 /// The compilers among the packages; `None` where a package without a number is one that is not known.

@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use super::{BuildReason, Cell, Failure, HeaderState, Outcome, PlanInputs, Published, Questions, SkipReason};
+use super::{
+    BuildReason, Cell, Failure, FetchedInputs, HeaderState, Outcome, PlanInputs, Published, Questions,
+    SkipReason,
+};
 use crate::{
-    image::{DriverImage, ImageReference, OnConflict, Reuse, UnknownPolicy},
-    kernel::{lacks_compiler, without_headers},
+    image::{DriverImage, ImageReference, OnConflict, Output, Reuse, UnknownPolicy},
+    kernel::{lacks_compiler, not_across, without_headers},
     kmod::Verdict,
 };
 
@@ -14,18 +17,42 @@ const REMEDY: &str = "change the version or the tag pattern (with {{signer}} in 
      delete the tag, or set onConflict: overwrite";
 
 /// Why nothing can be compiled for the cell's kernel, before an engine is asked.
-fn cannot_build(inputs: &PlanInputs<'_>, cell: &Cell, headers: &HeaderState) -> Option<SkipReason> {
+fn cannot_build(
+    inputs: &PlanInputs<'_>,
+    image: &DriverImage,
+    cell: &Cell,
+    headers: &HeaderState,
+) -> Option<SkipReason> {
     let families = &inputs.definitions().families;
     let built_with = match headers {
         HeaderState::Missing(looked_for) => {
             let detail = without_headers(families, &cell.target, looked_for);
             return Some(SkipReason::NoHeaders { detail });
         }
+        HeaderState::Refused(detail) => return Some(SkipReason::Headers { detail: detail.clone() }),
         HeaderState::There(compiler) => *compiler,
         HeaderState::Unknown => None,
     };
     let family = families.iter().find(|family| family.metadata.name == cell.family)?;
-    lacks_compiler(family, built_with).map(|detail| SkipReason::NoCompiler { detail })
+    if let Some(detail) = lacks_compiler(family, built_with) {
+        return Some(SkipReason::NoCompiler { detail });
+    }
+    let unmakeable = |what: &'static str, identity: &str| {
+        let key = (what, identity.to_owned(), cell.target.arch);
+        inputs.cells.resolved.unmakeable_root_fs.get(&key).cloned()
+    };
+    if let Some(detail) = unmakeable(FetchedInputs::TOOLCHAIN, &cell.toolchain) {
+        return Some(SkipReason::Toolchain { family: cell.family.to_string(), detail });
+    }
+    let base = cell.fetched.base.as_deref();
+    if let Some(detail) = base.and_then(|base| unmakeable(FetchedInputs::BASE, base)) {
+        return Some(SkipReason::Unresolved { detail: format!("runtime base: {detail}") });
+    }
+    // A daemon makes a whole image, and may run programs of other architectures; what is reused is not compiled.
+    let compiles_here = image.spec.output == Output::Payload && image.spec.reuse == Reuse::Never;
+    let machine = inputs.machine.filter(|_| compiles_here)?;
+    let detail = not_across(family, &cell.target, machine, cell.fetched.headers.is_some())?;
+    Some(SkipReason::ForeignArchitecture { detail })
 }
 
 /// Decides. What is not known yet is asked; the outcome then is one of those that remain possible.
@@ -77,7 +104,7 @@ pub(super) fn decide(
     let failure = failure.and_then(Option::as_ref).filter(|failure| failure.still_holds(spec));
     match observed.headers.get(&cell.target) {
         Some(state) => {
-            if let Some(why) = cannot_build(inputs, cell, state) {
+            if let Some(why) = cannot_build(inputs, image, cell, state) {
                 return why.into();
             }
         }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     image::{Definitions, Digest, DriverImage, ImageName, Need, OperatorResource, UnknownPolicy},
-    kernel::{KernelFamily, KernelLabel},
+    kernel::{Architecture, KernelFamily, KernelLabel},
     kmod::Verdict,
 };
 
@@ -32,6 +32,7 @@ pub(super) struct World {
     pub(super) observed: Observed,
     pub(super) manifests: Manifests,
     pub(super) instance: Instance,
+    pub(super) machine: Option<Architecture>,
     pub(super) now: jiff::Timestamp,
 }
 
@@ -62,6 +63,7 @@ impl World {
             observed: Observed::default(),
             manifests: Manifests::new(),
             instance: Instance::default(),
+            machine: None,
             now: jiff::Timestamp::UNIX_EPOCH,
         }
     }
@@ -109,6 +111,7 @@ impl World {
                 announced: &self.announcements(),
                 manifests: &self.manifests,
                 instance: &self.instance,
+                machine: self.machine,
                 now: self.now,
             }) {
                 Err(questions) if questions.signatures.is_empty() => questions,

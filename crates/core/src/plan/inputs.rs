@@ -32,6 +32,8 @@ pub struct PlanInputs<'a> {
     pub manifests: &'a Manifests,
     /// Which farrier plans, where a cluster has several.
     pub instance: &'a Instance,
+    /// The architecture of the machine whose sandbox compiles; `None` for an engine that may have machines of others.
+    pub machine: Option<Architecture>,
     /// The time of the plan.
     pub now: jiff::Timestamp,
 }
@@ -110,7 +112,9 @@ pub enum HeaderState {
     There(Option<Compiler>),
     /// They are not: what was looked for.
     Missing(String),
-    /// It could not be found out.
+    /// They cannot be had, and trying again changes nothing: why, and what to do.
+    Refused(String),
+    /// It could not be found out this time.
     Unknown,
 }
 
@@ -254,6 +258,8 @@ pub struct Resolved {
     pub unverified_headers: BTreeMap<KernelTarget, Unverified>,
     /// The same of root file systems; nothing for those that are vouched for.
     pub unverified_root_fs: BTreeMap<RootFsKey, Option<Unverified>>,
+    /// Why root file systems of packages that nobody has made yet cannot be made here, and what to do.
+    pub unmakeable_root_fs: BTreeMap<RootFsKey, String>,
     /// Was an outside system out of reach?
     pub unreachable: bool,
 }

@@ -23,7 +23,7 @@ pub enum SkipReason {
     /// The family's toolchain could not be found out.
     #[error("toolchain of family {family}: {detail}")]
     Toolchain { family: String, detail: String },
-    /// Whether the kernel's headers are those that users bring, and which, could not be found out.
+    /// The kernel's headers cannot be had, or whether they are those that users bring, and which, could not be found out.
     #[error("headers: {detail}")]
     Headers { detail: String },
     /// There are no headers for the kernel: what to do, and whether a kernel family knows the distribution.
@@ -35,6 +35,9 @@ pub enum SkipReason {
     /// The toolchain has no compiler that the kernel was built with: which it has.
     #[error("{detail}")]
     NoCompiler { detail: String },
+    /// Its modules cannot be compiled on this machine, which is of another architecture: why, and what to do.
+    #[error("{detail}")]
+    ForeignArchitecture { detail: String },
     /// What the registry's store has of an input is not signed with a key of this site: which input, why, and what to do.
     #[error("{detail}")]
     Untrusted { detail: String },

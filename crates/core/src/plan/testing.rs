@@ -1,6 +1,6 @@
 //! Pure: plans of small fleets, for tests elsewhere.
 
-use super::{ClusterSnapshot, NEXT_KERNEL_ANNOTATION, NodeFacts, Plan, fixtures::World};
+use super::{ClusterSnapshot, HeaderState, NEXT_KERNEL_ANNOTATION, NodeFacts, Plan, fixtures::World};
 use crate::{image::Definitions, kmod::Verdict};
 
 /// A fleet with one image `mft`, as the fixtures have it.
@@ -32,6 +32,13 @@ impl Fleet {
     pub fn unresolved(&mut self, why: &str) {
         for found in self.0.resolved.images.values_mut() {
             *found = Err(why.to_owned());
+        }
+    }
+
+    /// No look for headers of any kernel finds some: what was looked for.
+    pub fn without_headers(&mut self, looked_for: &str) {
+        for target in self.0.plan().cells.into_iter().map(|planned| planned.target) {
+            self.0.observed.headers.insert(target, HeaderState::Missing(looked_for.to_owned()));
         }
     }
 

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     image::{Definitions, DriverImage, ImageName},
-    kernel::{KernelRelease, KernelTarget},
+    kernel::{KernelRelease, KernelTarget, match_family, sources_of},
 };
 
 /// Nodes that are named before the rest is only counted.
@@ -89,6 +89,8 @@ impl Explain<'_> {
         }
         let explain = |cell: &PlannedCell| {
             let mut chain = self.callers(image, cell);
+            let family = match_family(&self.definitions.families, &cell.target);
+            chain.extend(family.map(|family| link("family", sources_of(family, &cell.target))));
             chain.extend(cell.outcome.cell().map(|cell| inputs(cell)));
             chain.extend(self.outcome(name, &cell.target));
             Explanation { subject: format!("{name} for {}", cell.target), chain }
@@ -234,6 +236,7 @@ fn inputs(cell: &Cell) -> Link {
         format!("version {}, family {}, toolchain {}", cell.version, cell.family, cell.toolchain),
         format!("input hash {}, tag {}", cell.input_hash.short(), cell.reference),
     ];
+    says.extend(cell.fetched.headers.iter().map(|digest| format!("headers that were brought: {digest}")));
     says.extend(cell.patches.iter().map(|patch| format!("patched with {}", patch.name)));
     says.extend(cell.needs.iter().map(|need| format!("compiled against {need}")));
     link("inputs", says.join("\n"))

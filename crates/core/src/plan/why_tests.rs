@@ -99,12 +99,14 @@ fn an_image_is_followed_from_who_calls_for_it_through_its_inputs() {
     peer for 6.1.0-47-amd64 (debian 12, amd64)
     nodes: n0, n1, n2, n3, n4 and 1 more: called for by pci=yes
     other nodes: n6: not called for: the definition wants the label pci=yes, and there is no such label
+    family: debian-12: headers from headers/6.1.0-47-amd64.tar; toolchain from registry.test/toolchain@sha256:0000000000000000000000000000000000000000000000000000000000000000
     state: waiting: waits for mofed, gpu
     DaemonSet kube-system/peer, container driver: hold: no image for 6.1.0-47-amd64 (debian 12, amd64): it waits for mofed, gpu
     ");
     insta::assert_snapshot!(of_image(&world, "mft", K48), @"
     mft for 6.1.0-48-amd64 (debian 12, amd64)
     announcement: configuration next announces the kernel
+    family: debian-12: headers from headers/6.1.0-48-amd64.tar; toolchain from registry.test/toolchain@sha256:0000000000000000000000000000000000000000000000000000000000000000
     inputs: version 4.33.0, family debian-12, toolchain toolchain-1
     input hash c8885134e810, tag registry.test/drivers/mft:4.33.0-6.1.0-48-amd64-debian12-amd64
     state: missing: not in the registry
@@ -115,6 +117,7 @@ fn an_image_is_followed_from_who_calls_for_it_through_its_inputs() {
     mft for 6.1.0-47-amd64 (debian 12, amd64)
     nodes: n0, n1, n2, n3, n4 and 1 more: called for by pci=yes
     other nodes: n6: not called for: the definition wants the label pci=yes, and there is no such label
+    family: debian-12: headers from headers/6.1.0-47-amd64.tar; toolchain from registry.test/toolchain@sha256:0000000000000000000000000000000000000000000000000000000000000000
     state: skipped: 404 for driver.tgz
     DaemonSet kube-system/mft, container driver: hold: no image for 6.1.0-47-amd64 (debian 12, amd64): 404 for driver.tgz
     ");

@@ -1,11 +1,11 @@
 use super::super::{
-    Cell, CellInputs, HeaderState, Outcome, PlannedCell, SkipReason, cell_for,
+    Cell, CellInputs, FetchedInputs, HeaderState, Outcome, PlannedCell, SkipReason, cell_for,
     fixtures::{K47, K48, World, image, name, resolved},
     node_systems, toolchain_key,
 };
 use crate::{
     definition::{NonEmpty, checked::ImageDigest},
-    image::{Output, RuntimeBase},
+    image::{Output, Reuse, RuntimeBase},
     kernel::{Architecture, Compiler, CompilerKind, KernelTarget, OSTREE_VERSION_LABEL, Toolchain},
     kmod::Verdict,
     template::Templates,
@@ -331,15 +331,65 @@ fn what_cannot_be_built_is_a_reason_and_not_a_build() {
     world.observed.headers.insert(target(K48), gcc(12));
     assert_eq!(world.plan().builds().count(), 1);
 
-    // What is published needs no headers.
+    // Nor is it one where they are refused for good, or nothing has the toolchain's or the base's packages.
+    let why = |world: &World| world.skipped().iter().map(|(_, why)| why.to_string()).collect::<Vec<_>>();
+    world
+        .observed
+        .headers
+        .insert(target(K47), HeaderState::Refused("no such suite (name another)".to_owned()));
+    assert_eq!(why(&world), ["headers: no such suite (name another)"]);
+    world.observed.headers.insert(target(K47), HeaderState::Unknown);
+    assert_eq!(world.plan().builds().count(), 2, "a fault that may pass is no reason");
+    let lacking = |what, identity: &str| (what, identity.to_owned(), Architecture::Amd64);
+    let found = world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap();
+    found.base_identity = Some("base-1".to_owned());
+    for (what, identity, told) in [
+        (FetchedInputs::TOOLCHAIN, "toolchain-1", "toolchain of family debian-12: no keys"),
+        (FetchedInputs::BASE, "base-1", "runtime base: no keys"),
+    ] {
+        world.resolved.unmakeable_root_fs = [(lacking(what, identity), "no keys".to_owned())].into();
+        assert_eq!(why(&world), [told; 2]);
+    }
+
+    // What is published needs no headers, and no toolchain.
+    let unmakeable = std::mem::take(&mut world.resolved.unmakeable_root_fs);
     world.observed.headers.clear();
     world.publish(Verdict::Loads);
+    world.resolved.unmakeable_root_fs = unmakeable;
     world.observed.headers.insert(target(K47), HeaderState::Missing("package".to_owned()));
     assert!(world.skipped().is_empty());
 
     // Headers that users bring are part of what an image is, a published one, too.
     world.resolved.without_headers.insert(target(K47), "headers/x.tar".to_owned());
     assert!(matches!(&world.skipped()[..], [(_, SkipReason::NoHeaders { .. })]));
+}
+
+#[test]
+fn another_machine_s_kernels_are_compiled_here_or_the_plan_says_why_not() {
+    let bootstrap = serde_json::json!({"bootstrap": {"suite": "bookworm", "include": ["gcc-12"]}});
+    let apt = serde_json::json!({"apt": {"packages": ["linux-headers-{{release}}"], "suites": ["bookworm"]}});
+    let mut world = World::new(&[K47]);
+    world.machine = Some(Architecture::Arm64);
+    let why = |world: &World| world.skipped().first().map(|(_, why)| why.to_string()).unwrap_or_default();
+    insta::assert_snapshot!(why(&world), @"modules for amd64 cannot be compiled on this machine, which is arm64: its toolchain does not come from Debian's or Ubuntu's packages (build on a machine of that architecture, or in a cluster that has one (--engine kubernetes); Debian's kernels, with a toolchain of packages, are compiled on both)");
+    world.definitions.families[0].spec.toolchain = serde_json::from_value(bootstrap).unwrap();
+    assert!(why(&world).contains("the tools in its headers run on that architecture"), "a file of one's own");
+    world.definitions.families[0].spec.headers = serde_json::from_value(apt).unwrap();
+    assert_eq!(why(&world), "", "Debian has cross compilers, and the tools for each machine");
+    world.resolved.headers.insert(target(K47), Ok(Some("sha256:1".to_owned())));
+    assert!(why(&world).contains("the tools in its headers run on that architecture"), "imported ones");
+    for elsewhere in [None, Some(Architecture::Amd64)] {
+        world.machine = elsewhere;
+        assert_eq!(why(&world), "");
+    }
+    world.machine = Some(Architecture::Arm64);
+    world.image("mft").spec.reuse = Reuse::Compatible;
+    assert_eq!(why(&world), "", "another kernel's payload may do");
+    world.image("mft").spec.reuse = Reuse::Never;
+    world.machine = None;
+    world.publish(Verdict::Loads);
+    world.machine = Some(Architecture::Arm64);
+    assert_eq!(why(&world), "", "it is there");
 }
 
 const FIRST: &str = "416.94.202410151600-0";
