@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     image::{Chains, Definitions, DriverImage, ImageName},
-    images::look_at_root_fs,
+    images::{look_at_root_fs, look_at_sources},
     kernel::KernelTarget,
     parts::{Parts, Result, TargetError, image_location},
     plan::{self, Cell, CellInputs, Resolved},
@@ -61,6 +61,7 @@ pub async fn dockerfile(parts: &Parts, name: &ImageName, target: &KernelTarget) 
 async fn resolved(parts: &Parts, images: &[&DriverImage], target: &KernelTarget) -> Resolved {
     let targets = BTreeSet::from([target.clone()]);
     let mut resolved = resolve(parts, images, &targets).await;
+    look_at_sources(parts, images, &targets, &mut resolved).await;
     look_at_root_fs(parts, images, &targets, &mut resolved).await;
     resolved
 }

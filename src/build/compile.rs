@@ -24,6 +24,7 @@ use crate::{
     definitions::read_patch,
     engine::{BuildJob, BuildLog, ContextEntry, EngineError, FileLog, InPlace},
     image::{BuildSpec, Digest, Output, Period},
+    images::fetch_source,
     parts::{Finding, FindingKind, Result, Stage, TargetError},
     payload,
 };
@@ -204,13 +205,12 @@ async fn expose(job: &Job<'_>, payload: &Payload) -> Result<Option<Digest>> {
 /// The build context, sources and the patches that apply, and what the sources are.
 async fn context(job: &Job<'_>, work: &Path) -> Result<(Vec<ContextEntry>, Vec<String>)> {
     let Job { parts, cell, image, .. } = job;
-    let root = &parts.definitions.root;
     let (mut context, mut origins) = (Vec::new(), Vec::new());
     if !image.spec.sources.is_empty() {
         job.stage(Stage::Sources);
     }
     for source in &image.spec.sources {
-        let fetched = parts.retry("fetch source", || parts.fetcher.sources().fetch(source, root)).await?;
+        let fetched = fetch_source(parts, source, &cell.target).await?;
         let planned = cell.fetched.sources.get(source.name.as_str());
         ensure_planned(planned == Some(&fetched.origin), format!("source {}", source.name))?;
         context.push(ContextEntry { dest: format!("sources/{}", source.name), from: fetched.root });
@@ -282,3 +282,7 @@ mod tests {
 #[cfg(test)]
 #[path = "planned_inputs_tests.rs"]
 mod planned_inputs_tests;
+
+#[cfg(test)]
+#[path = "prebuilt_tests.rs"]
+mod prebuilt_tests;

@@ -108,12 +108,14 @@ fn module_certificate(job: &Job<'_>, report: &CheckReport) -> Option<Material> {
 /// Sources and the patches that apply.
 async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
     let Job { parts, cell, image, .. } = job;
-    let root = &parts.definitions.root;
     let mut materials = Vec::new();
     for source in &image.spec.sources {
-        let identity =
-            parts.retry("look up source", || parts.fetcher.sources().identity(source, root)).await?.identity;
-        let mut material = Material::of_origin(Role::Source, &identity, source.name.as_str());
+        // What was fetched was compared with it.
+        let identity = cell.fetched.sources.get(source.name.as_str()).map_or("", String::as_str);
+        let mut material = match &source.from {
+            SourceOrigin::Image(_) => Material::of_image(Role::Source, identity),
+            _ => Material::of_origin(Role::Source, identity, source.name.as_str()),
+        };
         if let SourceOrigin::Url { url, .. } = &source.from {
             material.uri = Some(url.to_string());
         }

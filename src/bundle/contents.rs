@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    image::{Definitions, Digest, DriverImage, ImageName, RuntimeBase, SourceSpec, Tag},
+    image::{Definitions, Digest, DriverImage, ImageName, RuntimeBase, SourceOrigin, SourceSpec, Tag},
     kernel::{KernelFamily, KernelTarget, Toolchain, UNKNOWN_SYSTEM, match_family},
     store::InputKind,
 };
@@ -81,7 +81,7 @@ pub struct Needed<'a> {
     /// The images: those asked for and those they are compiled against.
     pub images: Vec<&'a DriverImage>,
     /// Their sources.
-    pub sources: Vec<&'a SourceSpec>,
+    pub sources: Vec<SourceSpec>,
     /// What they are put on, where that is not another driver image.
     pub bases: Vec<(&'a DriverImage, &'a RuntimeBase)>,
     /// The kernels that have a family, with it.
@@ -106,27 +106,39 @@ pub fn needed<'a>(
         }
     }
     let mut needed = Needed { images: all.into_values().collect(), ..Needed::default() };
-    for image in &needed.images {
-        for source in &image.spec.sources {
-            let same = |other: &&SourceSpec| {
-                let SourceSpec { name: _, from, unpack, subdir } = source;
-                (&other.from, &other.unpack, &other.subdir) == (from, unpack, subdir)
-            };
-            if !needed.sources.iter().any(same) {
-                needed.sources.push(source);
-            }
-        }
-        match &image.spec.runtime.base {
-            None | Some(RuntimeBase::Need(_)) => {}
-            Some(base) => needed.bases.push((image, base)),
-        }
-    }
     for kernel in kernels {
         let Some(family) = match_family(&definitions.families, kernel) else {
             needed.strangers.push(kernel);
             continue;
         };
         needed.kernels.push((kernel, family));
+    }
+    for image in needed.images.clone() {
+        for source in &image.spec.sources {
+            let of_kernels: Vec<SourceSpec> = match &source.from {
+                // They are copied as they are.
+                SourceOrigin::Image(_) => continue,
+                // A kernel for which none can be named is told in the plan.
+                _ if source.is_of_kernel() => needed
+                    .kernels_of(image)
+                    .filter_map(|kernel| Some(source.for_kernel(kernel).ok()?.into_owned()))
+                    .collect(),
+                _ => vec![source.clone()],
+            };
+            for source in of_kernels {
+                let same = |other: &SourceSpec| {
+                    let SourceSpec { name: _, from, unpack, subdir } = &source;
+                    (&other.from, &other.unpack, &other.subdir) == (from, unpack, subdir)
+                };
+                if !needed.sources.iter().any(same) {
+                    needed.sources.push(source);
+                }
+            }
+        }
+        match &image.spec.runtime.base {
+            None | Some(RuntimeBase::Need(_)) => {}
+            Some(base) => needed.bases.push((image, base)),
+        }
     }
     needed
 }
@@ -138,10 +150,19 @@ impl<'a> Needed<'a> {
         kernels.filter(|kernel| image.spec.range_without(kernel).is_none())
     }
 
-    /// Images of other registries: what definitions name as toolchain or base. Those with headers are not among them: the
+    /// Images of other registries: what definitions name as toolchain, base or prebuilt modules. Those with headers are not among them: the
     /// header sets are kept.
     pub fn foreign(&self) -> BTreeSet<String> {
-        let Self { images: _, sources: _, bases, kernels, strangers: _ } = self;
+        let Self { images, sources: _, bases, kernels, strangers: _ } = self;
+        let prebuilt = images.iter().flat_map(|image| {
+            let sources = image.spec.sources.iter().filter_map(|source| match &source.from {
+                SourceOrigin::Image(source) => Some(source),
+                _ => None,
+            });
+            sources
+                .flat_map(|source| self.kernels_of(image).filter_map(|kernel| source.for_kernel(kernel).ok()))
+        });
+        let prebuilt = prebuilt.map(|(image, _)| image.to_string());
         let toolchains = kernels.iter().filter_map(|(kernel, family)| match &family.spec.toolchain {
             // One that cannot be named is told when it is to be copied.
             Toolchain::Image(image) => {
@@ -154,7 +175,7 @@ impl<'a> Needed<'a> {
             RuntimeBase::Image(reference) => Some(reference.to_string()),
             _ => None,
         });
-        toolchains.chain(bases).collect()
+        toolchains.chain(bases).chain(prebuilt).collect()
     }
 }
 
@@ -212,6 +233,26 @@ mod tests {
         assert_eq!(needed.sources.len(), 1);
         assert_eq!((needed.kernels.len(), needed.strangers.len()), (1, 1));
         assert_eq!(needed.foreign(), BTreeSet::from(["debian:12".to_owned()]));
+    }
+
+    #[test]
+    fn packages_and_images_with_modules_are_those_of_the_kernels() {
+        let mut definitions = definitions();
+        let name: ImageName = "c".parse().unwrap();
+        let sources: [SourceSpec; 2] = [
+            r#"{"name": "p", "from": {"apt": {"package": "modules-{{release}}", "suites": ["sid"]}}}"#,
+            r#"{"name": "i", "from": {"image": {"reference": "r.test/acme:{{release}}"}}}"#,
+        ]
+        .map(|source| serde_json::from_str(source).unwrap());
+        definitions.images.get_mut(&name).unwrap().spec.sources = sources.to_vec();
+        let kernels = BTreeSet::from([kernel("debian"), kernel("plan9")]);
+        let images = BTreeSet::from([name]);
+        let needed = needed(&definitions, &images, &kernels);
+        let [SourceSpec { from: SourceOrigin::Apt(package), .. }] = &needed.sources[..] else {
+            panic!("one package")
+        };
+        assert_eq!(package.package, "modules-6.1.0");
+        assert_eq!(needed.foreign(), BTreeSet::from(["debian:12", "r.test/acme:6.1.0"].map(str::to_owned)));
     }
 
     #[test]

@@ -43,6 +43,7 @@ impl Memory {
             headers,
             without_headers,
             header_texts,
+            kernel_sources,
             trees,
             unverified_headers,
             unverified_root_fs,
@@ -59,6 +60,7 @@ impl Memory {
         headers.retain(|target, _| !without_headers.contains_key(target));
         without_headers.clear();
         header_texts.retain(|_, outcome| outcome.is_ok());
+        kernel_sources.retain(|_, outcome| outcome.is_ok());
         trees.retain(|_, outcome| outcome.is_ok());
         unverified_root_fs.retain(|key, found| {
             !found.as_ref().is_some_and(refused) && !unmakeable_root_fs.contains_key(key)

@@ -14,7 +14,9 @@ use crate::{
     cluster::{Cluster, Directory},
     error_chain, git,
     image::{DriverImage, GitPlace, Version},
-    images::{LastRecord, StoredImage, contents, look_at_root_fs, publish_union, record_kernels},
+    images::{
+        LastRecord, StoredImage, contents, look_at_root_fs, look_at_sources, publish_union, record_kernels,
+    },
     kernel::KernelTarget,
     kmod::{CheckReport, Verdict},
     parts::{Parts, Result, TargetError, image_location},
@@ -93,6 +95,7 @@ impl Parts {
             .collect();
         add_needs(&self.definitions, &mut called_for);
         resolve_more(self, &called_for, &targets, &mut memory.resolved).await;
+        look_at_sources(self, &called_for, &targets, &mut memory.resolved).await;
         look_at_root_fs(self, &called_for, &targets, &mut memory.resolved).await;
         let manifests = self.manifests(memory).await;
         // Another process may have built meanwhile, or forgotten a failure (`farrier retry`), and tags that are in use may have been moved.

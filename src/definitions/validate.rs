@@ -29,9 +29,13 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
         report.wrong(&["spec", "template"], message);
     }
     if let VersionSpec::FromSource { source } = &spec.version {
-        let is_apt = |s: &SourceSpec| s.name.as_str() == source && matches!(s.from, SourceOrigin::Apt(_));
+        let is_apt = |s: &SourceSpec| {
+            s.name.as_str() == source && matches!(s.from, SourceOrigin::Apt(_)) && !s.is_of_kernel()
+        };
         if !spec.sources.iter().any(is_apt) {
-            let message = format!("there is no `apt` source {source:?} to take the version from");
+            let message = format!(
+                "there is no `apt` source {source:?}, the same for all kernels, to take the version from"
+            );
             report.wrong(&["spec", "version", "source"], message);
         }
     }
@@ -40,12 +44,19 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
             let message = format!("there is a source {:?} already", source.name.as_str());
             report.wrong(&["spec", "sources", &index.to_string(), "name"], message);
         }
+        if matches!(source.from, SourceOrigin::Image(_))
+            && (source.unpack.is_some() || source.subdir.is_some())
+        {
+            let message = "of an image, `from.image.path` says which part of it is the source";
+            report.wrong(&["spec", "sources", &index.to_string()], message);
+        }
     }
     if let Some(RuntimeBase::Runfile(runfile)) = &spec.runtime.base {
         let RunfileSpec { source, archives, .. } = runfile.spec();
         for name in [source].into_iter().chain(archives) {
-            if spec.sources.iter().all(|known| known.name != name) {
-                let message = format!("{:?} is not among `sources`", name.as_str());
+            if spec.sources.iter().all(|known| known.name != name || known.is_of_kernel()) {
+                let message =
+                    format!("{:?} is not among `sources` that are the same for all kernels", name.as_str());
                 report.wrong(&["spec", "runtime", "base", "runfile"], message);
             }
         }

@@ -114,7 +114,11 @@ pub async fn read_keys(paths: &[PathBuf]) -> Result<Vec<PublicKey>> {
     Ok(keys)
 }
 
-async fn signers(what: &str, named: Vec<(String, PathBuf)>, at_least: usize) -> Result<RequiredSigners> {
+pub(super) async fn signers(
+    what: &str,
+    named: Vec<(String, PathBuf)>,
+    at_least: usize,
+) -> Result<RequiredSigners> {
     let mut keys = Vec::new();
     for (name, path) in named {
         keys.push((name, read_key(&path).await?));

@@ -140,12 +140,12 @@ pub async fn find_inputs(parts: &Parts, selection: &Selection) -> (Vec<Content>,
 /// What is put into the store, and what cannot be because it is not known.
 async fn inputs_of<'a>(
     parts: &Parts,
-    needed: &Needed<'a>,
+    needed: &'a Needed<'a>,
     resolved: &Resolved,
 ) -> (Vec<Input<'a>>, Vec<MissingInput>) {
     let Needed { images, sources, bases, kernels, strangers } = needed;
     let arches: BTreeSet<Architecture> = kernels.iter().map(|(kernel, _)| kernel.arch).collect();
-    let mut inputs: Vec<Input<'a>> = sources.iter().map(|source| Input::Source(source)).collect();
+    let mut inputs: Vec<Input<'a>> = sources.iter().map(Input::Source).collect();
     let mut missing: Vec<MissingInput> = strangers.iter().map(|kernel| without_family(kernel)).collect();
     let mut root_fs = BTreeSet::new();
     let mut packages = |root: &PackageRoot, arch: Architecture| {

@@ -10,6 +10,7 @@ mod record;
 mod root_fs;
 mod sign;
 mod signatures;
+mod sources;
 mod stored_inputs;
 mod union;
 mod verify;
@@ -27,6 +28,7 @@ pub(crate) use root_fs::{
     toolchain_tree,
 };
 pub(crate) use signatures::{StoredImage, look_up_signatures};
+pub(crate) use sources::{fetch_source, look_at_sources};
 pub(crate) use stored_inputs::look_at_root_fs;
 pub use stored_inputs::store_of;
 pub use union::publish_union;

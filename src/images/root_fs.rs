@@ -334,10 +334,20 @@ pub(crate) async fn toolchain_tree(
         // With the digest that the input hash has, whatever the tag names by now.
         None => parts.nearest(cell.toolchain.parse()?).await?,
     };
-    let (base, _) = read_image(parts, &reference, arch).await?;
+    image_tree(parts, &reference, arch, "toolchain").await
+}
+
+/// An image as a tree in the cache.
+pub(super) async fn image_tree(
+    parts: &Parts,
+    reference: &ImageReference,
+    arch: Architecture,
+    what: &str,
+) -> Result<(PathBuf, BaseImage)> {
+    let (base, _) = read_image(parts, reference, arch).await?;
     let files = layer_files(parts, &base).await?;
     let layers = base.image.layers.iter().map(|layer| layer.digest.clone()).zip(files).collect();
-    let tree = parts.fetcher.root_fs().tree(layers, format!("toolchain {reference}")).await?;
+    let tree = parts.fetcher.root_fs().tree(layers, format!("{what} {reference}")).await?;
     Ok((tree, base))
 }
 

@@ -25,9 +25,10 @@ use crate::{
     archive::Format,
     blocking::stoppable,
     image::{
-        SourceOrigin, SourceSpec,
+        AptSource, SourceOrigin, SourceSpec,
         checked::{Download, InnerPattern, fits},
     },
+    kernel::Architecture,
     machine::native,
     oci::annotations,
     store::{InputKind, StoredInput, key_tag},
@@ -157,11 +158,14 @@ impl Sources<'_> {
         let (kind, tag) = (InputKind::Source, source_tag(spec)?);
         match &spec.from {
             SourceOrigin::Path { path, .. } if !root.join(path).exists() => self.0.stored(kind, &tag).await,
-            SourceOrigin::Apt(source) if package::asks_store(self.0, source, native())? => {
+            SourceOrigin::Apt(source) if package::asks_store(self.0, source, arch_of(source))? => {
                 self.0.stored_package(kind, &tag).await
             }
             // The content of a download says what it is, wherever it comes from.
-            SourceOrigin::Url { .. } | SourceOrigin::Path { .. } | SourceOrigin::Apt(_) => Ok(None),
+            SourceOrigin::Url { .. }
+            | SourceOrigin::Path { .. }
+            | SourceOrigin::Apt(_)
+            | SourceOrigin::Image(_) => Ok(None),
         }
     }
 
@@ -170,7 +174,7 @@ impl Sources<'_> {
         match content {
             Content::Package(found) => {
                 let SourceOrigin::Apt(source) = &spec.from else { return Err(FetchError::Interrupted) };
-                package::file(self.0, source, &found, native()).await
+                package::file(self.0, source, &found, arch_of(source)).await
             }
             Content::Download { url, sha256 } => {
                 let what = format!("source {}", spec.name);
@@ -225,7 +229,15 @@ impl Sources<'_> {
 
     async fn content(self, from: &SourceOrigin, root: &Path) -> Result<Content> {
         match from {
-            SourceOrigin::Apt(source) => Ok(Content::Package(package::find(self.0, source, native()).await?)),
+            SourceOrigin::Apt(source) => {
+                Ok(Content::Package(package::find(self.0, source, arch_of(source)).await?))
+            }
+            // Its layers are fetched as those of other images are, and each kernel has its own.
+            SourceOrigin::Image(source) => Err(FetchError::value(
+                "a source that is the same for all kernels",
+                &source.reference,
+                "it is an image",
+            )),
             SourceOrigin::Url { url, sha256 } => {
                 Ok(Content::Download { url: url.clone(), sha256: sha256.to_ascii_lowercase() })
             }
@@ -278,8 +290,14 @@ fn file_name(from: &SourceOrigin) -> Result<String> {
         SourceOrigin::Url { url, .. } => return name_of(url),
         SourceOrigin::Path { path, .. } => path.file_name().and_then(OsStr::to_str),
         SourceOrigin::Apt(source) => Some(source.package.as_str()),
+        SourceOrigin::Image(_) => None,
     };
     Ok(name.unwrap_or("file").to_owned())
+}
+
+/// Source code is the same in the packages of each architecture, and unpacked by this machine's tools; modules are not.
+fn arch_of(source: &AptSource) -> Architecture {
+    source.arch.unwrap_or_else(native)
 }
 
 fn identity(spec: &SourceSpec, content: &Content) -> String {
@@ -316,6 +334,7 @@ fn stored_identity(spec: &SourceSpec, stored: &StoredInput) -> Result<String> {
             Some(version) => original.starts_with(&format!("{}={version} sha256:", source.package)),
             None => original.starts_with(&format!("{}=", source.package)),
         },
+        SourceOrigin::Image(_) => false,
     });
     if is_it {
         Ok(identity.to_owned())

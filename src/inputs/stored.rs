@@ -273,6 +273,7 @@ pub fn source_tag(spec: &SourceSpec) -> Result<Tag> {
             vec!["url".to_owned(), url.to_string(), sha256.to_ascii_lowercase()]
         }
         SourceOrigin::Apt(source) => apt_parts(source),
+        SourceOrigin::Image(source) => vec!["image".to_owned(), source.reference.to_string()],
     };
     parts.extend(["unpack".to_owned(), unpack.as_deref().unwrap_or_default().to_owned()]);
     parts.extend(["subdir".to_owned(), subdir.as_deref().unwrap_or_default().to_owned()]);
@@ -287,9 +288,10 @@ pub fn minimal_tag(spec: &MinimalSpec, arch: Architecture) -> Result<Tag> {
 }
 
 fn apt_parts(source: &AptSource) -> Vec<String> {
-    let AptSource { package, version, .. } = source;
+    let AptSource { package, version, arch, .. } = source;
     let head = ["apt".to_owned(), package.to_string(), version.as_deref().unwrap_or_default().to_owned()];
-    head.into_iter().chain(apt::key_parts(&source.apt_suites())).collect()
+    let arch = arch.map(|arch| arch.to_string());
+    head.into_iter().chain(apt::key_parts(&source.apt_suites())).chain(arch).collect()
 }
 
 fn declared_tag(kind: &str, parts: &[String]) -> Result<Tag> {

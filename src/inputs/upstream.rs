@@ -104,7 +104,7 @@ fn look_through(
             }
             fields.iter().for_each(|(name, value)| look_through(net, [field, name.as_str()], value, found));
         }
-        Value::String(text) if field == "image" => {
+        Value::String(text) if field == "image" || (around, field) == ("image", "reference") => {
             let candidates = repository(text).map(|repository| net.image_candidates(&repository));
             let hosts: Vec<String> =
                 candidates.iter().flatten().map(|candidate| candidate.normalised().0).collect();

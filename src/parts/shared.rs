@@ -247,19 +247,22 @@ impl Parts {
 
     /// A reference of a definition with its tag replaced by the digest it has now.
     pub(crate) async fn resolve_reference(&self, text: &str) -> Result<ImageReference> {
-        let reference: ImageReference = text.parse()?;
+        self.pinned(text.parse()?).await?.ok_or_else(|| TargetError::no_such_image(text))
+    }
+
+    /// The same; nothing where its tag is not there.
+    pub(crate) async fn pinned(&self, reference: ImageReference) -> Result<Option<ImageReference>> {
         if matches!(reference.version, Version::Digest(_)) {
-            return Ok(reference);
+            return Ok(Some(reference));
         }
         // What a tag names may have changed upstream; where that is not asked, what was copied last counts.
         let copy = if self.fetcher.is_offline() { self.copy_of(&reference).await? } else { None };
-        let digest = if let Some((_, digest)) = copy {
-            digest
-        } else {
-            let found = self.manifest(&reference).await?;
-            found.ok_or_else(|| TargetError::no_such_image(text))?.digest
+        let digest = match copy {
+            Some((_, digest)) => Some(digest),
+            None => self.manifest(&reference).await?.map(|found| found.digest),
         };
-        Ok(ImageReference { repository: reference.repository, version: Version::Digest(digest) })
+        let repository = reference.repository;
+        Ok(digest.map(|digest| ImageReference { repository, version: Version::Digest(digest) }))
     }
 
     /// A blob as a file in the cache, fetched when it is not there.

@@ -136,7 +136,8 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
     let spec = &image.spec;
     let mut sources = BTreeMap::new();
     let mut versions = BTreeMap::new();
-    for source in &spec.sources {
+    // Those that differ between kernels are looked up for each.
+    for source in spec.sources.iter().filter(|source| !source.is_of_kernel()) {
         let identity =
             parts.retry("look up source", || parts.fetcher.sources().identity(source, root)).await?;
         versions.insert(source.name.as_str(), identity.version);

@@ -50,6 +50,7 @@ mod own_kernel;
 mod page;
 mod pipeline;
 mod plugin;
+mod prebuilt;
 mod registry;
 mod reproducible;
 mod reuse;

@@ -1,6 +1,6 @@
-//! The smallest image in which something runs: one layer with Debian's static busybox.
+//! Images of one layer: the smallest in which something runs, with Debian's static busybox, and one of any files.
 
-use std::path::Path;
+use std::{fs::File, path::Path};
 
 use farrier::{
     oci::{Assembly, EntryKind, LayerWriter, assemble, media_type},
@@ -9,23 +9,53 @@ use farrier::{
 
 /// Pushes it to a registry on loopback; its name by digest.
 pub async fn push(host: &str, path: &str) -> String {
-    let directory = tempfile::tempdir().unwrap();
-    let layer = directory.path().join("layer");
-    let mut writer = LayerWriter::new(std::fs::File::create(&layer).unwrap(), 0);
     let busybox = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).exists());
     let busybox = std::fs::read(busybox.expect("busybox-static is installed")).unwrap();
     let program = EntryKind::File { size: busybox.len() as u64, content: &mut &busybox[..] };
-    writer.entry(Path::new("bin"), 0o755, EntryKind::Directory).unwrap();
-    writer.entry(Path::new("bin/busybox"), 0o755, program).unwrap();
-    for applet in
-        ["cat", "dd", "false", "head", "id", "ip", "ls", "sh", "sha256sum", "sleep", "tail", "test", "true"]
-    {
-        let link = EntryKind::Symlink(Path::new("busybox"));
-        writer.entry(&Path::new("bin").join(applet), 0o777, link).unwrap();
-    }
-    for name in ["tmp", "work"] {
-        writer.entry(Path::new(name), 0o755, EntryKind::Directory).unwrap();
-    }
+    let write = |writer: &mut LayerWriter<File>| {
+        writer.entry(Path::new("bin"), 0o755, EntryKind::Directory).unwrap();
+        writer.entry(Path::new("bin/busybox"), 0o755, program).unwrap();
+        for applet in [
+            "cat",
+            "dd",
+            "false",
+            "head",
+            "id",
+            "ip",
+            "ls",
+            "sh",
+            "sha256sum",
+            "sleep",
+            "tail",
+            "test",
+            "true",
+        ] {
+            let link = EntryKind::Symlink(Path::new("busybox"));
+            writer.entry(&Path::new("bin").join(applet), 0o777, link).unwrap();
+        }
+        for name in ["tmp", "work"] {
+            writer.entry(Path::new(name), 0o755, EntryKind::Directory).unwrap();
+        }
+    };
+    push_layer(host, path, "1", write).await
+}
+
+/// The same of an image with these files, below directories that the layer does not name.
+pub async fn push_files(host: &str, path: &str, tag: &str, files: &[(String, Vec<u8>)]) -> String {
+    let write = |writer: &mut LayerWriter<File>| {
+        for (name, content) in files {
+            let file = EntryKind::File { size: content.len() as u64, content: &mut content.as_slice() };
+            writer.entry(Path::new(name), 0o644, file).unwrap();
+        }
+    };
+    push_layer(host, path, tag, write).await
+}
+
+async fn push_layer(host: &str, path: &str, tag: &str, write: impl FnOnce(&mut LayerWriter<File>)) -> String {
+    let directory = tempfile::tempdir().unwrap();
+    let layer = directory.path().join("layer");
+    let mut writer = LayerWriter::new(File::create(&layer).unwrap(), 0);
+    write(&mut writer);
     let (described, _) = writer.finish().unwrap();
     let image = assemble(&Assembly {
         base: None,
@@ -42,7 +72,7 @@ pub async fn push(host: &str, path: &str) -> String {
     let repository = format!("{host}/{path}").parse().unwrap();
     registry.push_blob(&repository, &described.digest, &layer).await.unwrap();
     registry.push_bytes(&repository, &image.config).await.unwrap();
-    let tag = farrier::image::Version::Tag("1".parse().unwrap());
+    let tag = farrier::image::Version::Tag(tag.parse().unwrap());
     let digest =
         registry.push_manifest(&repository, &tag, media_type::OCI_MANIFEST, &image.manifest).await.unwrap();
     format!("{host}/{path}@{digest}")

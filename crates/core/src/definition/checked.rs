@@ -136,6 +136,9 @@ texts! {
     /// A Debian package.
     PackageName: "^[a-z0-9][a-z0-9+.-]+$",
         "a package name: `a-z`, `0-9` and `+.-`, starting with a letter or digit";
+    /// A Debian package whose files are a source.
+    SourcePackage: r"^([a-z0-9]|\{\{release\}\})([a-z0-9+.-]|\{\{release\}\})+$",
+        "a package name: `a-z`, `0-9` and `+.-`, starting with a letter or digit, in which `{{release}}` may stand for the kernel release";
     /// A package of a header set.
     PackagePattern: r"^([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+$",
         "a package name, in which `{{release}}` may stand for the kernel release";
@@ -264,6 +267,12 @@ macro_rules! filled {
 
 filled! { ImagePattern FileAddress PathInside }
 
+impl From<PackageName> for SourcePackage {
+    fn from(name: PackageName) -> Self {
+        Self(name.0)
+    }
+}
+
 impl Suite {
     /// Debian 12.
     pub(crate) fn bookworm() -> Self {
@@ -364,6 +373,9 @@ mod tests {
         assert!(!accepts::<PackageName>("../x"));
         assert!(!accepts::<PackagePattern>("linux-{{version}}"));
         assert!(accepts::<PackagePattern>("linux-headers-{{release}}"));
+        assert!(accepts::<SourcePackage>("linux-modules-nvidia-535-{{release}}"));
+        assert!(!accepts::<SourcePackage>("linux-modules-{{version}}"));
+        assert!(!accepts::<SourcePackage>("Linux"));
         assert!(!accepts::<PackageToInstall>("gcc; id"));
         assert!(accepts::<PackageToInstall>("gcc-12=12.2.0-14+deb12u1"));
         assert!(accepts::<PackageToInstall>("nvidia-smi={{version}}-*"));

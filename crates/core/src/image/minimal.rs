@@ -37,6 +37,7 @@ impl MinimalSpec {
     /// The package, as sources name one.
     pub fn source(&self) -> AptSource {
         let Self { suites, components, package, version, mirror, signed_by } = self.clone();
-        AptSource { package, version, suites, components, mirror, signed_by }
+        let package = package.into();
+        AptSource { package, version, suites, components, mirror, signed_by, arch: None }
     }
 }

@@ -1,26 +1,29 @@
-//! Pure: what a driver image is compiled from: sources and patches.
+//! Pure: what a driver image is made from: sources and patches.
+
+use std::borrow::Cow;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::ImageReference;
 use crate::{
     definition::{
         AptSuites, NonEmpty,
         checked::{
-            Component, Download, ImageName, InnerPattern, LocalPath, Mirror, PackageName, PackageVersion,
-            Sha256, Suite,
+            Component, Download, ImageName, ImagePattern, InnerPattern, LocalPath, Mirror, PackageVersion,
+            PathInside, Sha256, SourcePackage, Suite,
         },
     },
-    kernel::{HeaderText, KernelRange, Pattern},
+    kernel::{Architecture, HeaderText, KernelRange, KernelTarget, Pattern, image_for, text_for},
 };
 
-/// One input that is compiled.
+/// One input that is compiled, or has compiled modules.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SourceSpec {
     /// Its directory under `sources/` in the build context.
     pub name: ImageName,
-    /// Where it comes from: exactly one of `path`, `url`, `apt`.
+    /// Where it comes from: exactly one of `path`, `url`, `apt`, `image`.
     pub from: SourceOrigin,
     /// An archive inside the fetched tree that is unpacked in its place, as a path relative to the tree in which the
     /// last component may hold one `*` (`MLNX_OFED_SRC-24.10/SOURCES/mlnx-ofed-kernel_*.orig.tar.gz`); it must match
@@ -38,6 +41,27 @@ impl SourceSpec {
     #[must_use]
     pub fn without_part(&self) -> Self {
         Self { subdir: None, ..self.clone() }
+    }
+
+    /// Is it another one for each kernel?
+    pub fn is_of_kernel(&self) -> bool {
+        match &self.from {
+            SourceOrigin::Image(_) => true,
+            SourceOrigin::Apt(source) => source.package.contains("{{"),
+            SourceOrigin::Path { .. } | SourceOrigin::Url { .. } => false,
+        }
+    }
+
+    /// The one for a kernel: of packages, whose names have the release in them and which are for its architecture.
+    pub fn for_kernel(&self, target: &KernelTarget) -> Result<Cow<'_, Self>, String> {
+        let SourceOrigin::Apt(source) = &self.from else { return Ok(Cow::Borrowed(self)) };
+        if !self.is_of_kernel() {
+            return Ok(Cow::Borrowed(self));
+        }
+        let named = target.fill(source.package.as_str());
+        let package = named.parse().map_err(|_| format!("no package can be named {named}"))?;
+        let source = AptSource { package, arch: Some(target.arch), ..source.clone() };
+        Ok(Cow::Owned(Self { from: SourceOrigin::Apt(source), ..self.clone() }))
     }
 }
 
@@ -63,14 +87,49 @@ pub enum SourceOrigin {
     },
     /// A package of a Debian-like archive, unpacked (not installed).
     Apt(AptSource),
+    /// Modules that somebody else compiled, in an image: one that KMM loads, or a vendor's.
+    Image(SourceImage),
+}
+
+/// An image of somebody else's that has compiled modules. Nothing of it is run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SourceImage {
+    /// Its reference with a tag or a digest, in which `{{release}}`, `{{kernel_label}}` (the release as tags can have it),
+    /// `{{os_id}}`, `{{os_version}}`, `{{releasever}}`, `{{arch}}` (`amd64`) and `{{basearch}}` (`x86_64`) may stand for the
+    /// kernel's. The image counts by its digest; where there is none, the plan says so.
+    pub reference: ImagePattern,
+    /// The directory in the image that is the source, such as `/opt/lib/modules`; all of it when absent. The same placeholders.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathInside>,
+    /// Public keys in PEM form, relative to the definitions directory: one of them must have signed the image, as `cosign` does.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub signed_by: Vec<LocalPath>,
+    /// A site that signs modules or images signs none of others unless a key of `signedBy` signed them before. With this word it does:
+    /// right for as long as whoever may write to that registry is trusted like the site's own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub adopt_unsigned: bool,
+}
+
+impl SourceImage {
+    /// The image for a kernel and the directory in it, or what there would have to be.
+    pub fn for_kernel(&self, target: &KernelTarget) -> Result<(ImageReference, Option<String>), String> {
+        let path = self.path.as_ref().map(|path| text_for(path, target)).transpose()?;
+        Ok((image_for(&self.reference, target)?, path))
+    }
+
+    /// Does neither a key nor the definition's explicit word vouch for it?
+    pub fn is_unvouched(&self) -> bool {
+        self.signed_by.is_empty() && !self.adopt_unsigned
+    }
 }
 
 /// A package whose files are a source.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AptSource {
-    /// The package's name.
-    pub package: PackageName,
+    /// The package's name; `{{release}}` stands for the kernel release.
+    pub package: SourcePackage,
     /// Its exact version; the suite's newest when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<PackageVersion>,
@@ -85,12 +144,15 @@ pub struct AptSource {
     /// Keyring that signs the archive; that of the host's entry when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signed_by: Option<LocalPath>,
+    /// The architecture that it is for; this machine's when absent, since what is compiled is the same on each.
+    #[serde(skip)]
+    pub arch: Option<Architecture>,
 }
 
 impl AptSource {
     /// Where the package is looked for.
     pub fn apt_suites(&self) -> AptSuites {
-        let Self { package: _, version: _, suites, components, mirror, signed_by } = self.clone();
+        let Self { package: _, version: _, suites, components, mirror, signed_by, arch: _ } = self.clone();
         AptSuites { suites: suites.to_vec(), components, mirror, signed_by }
     }
 }
@@ -110,4 +172,80 @@ pub struct PatchSpec {
     /// What the kernel's headers say, for changes that distributions took over into kernels of older numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub when: Option<HeaderText>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(from: &str) -> Result<SourceSpec, String> {
+        serde_json::from_str(&format!(r#"{{"name": "acme", "from": {from}}}"#)).map_err(|e| e.to_string())
+    }
+
+    fn target(release: &str) -> KernelTarget {
+        KernelTarget {
+            os: "debian".parse().unwrap(),
+            os_version: "12".parse().unwrap(),
+            release: release.parse().unwrap(),
+            arch: Architecture::Arm64,
+        }
+    }
+
+    fn package(name: &str) -> Result<SourceSpec, String> {
+        read(&format!(r#"{{"apt": {{"package": "{name}", "suites": ["sid"]}}}}"#))
+    }
+
+    #[test]
+    fn a_package_is_named_for_a_kernel_and_its_architecture() {
+        let plain = package("mft-dkms").unwrap();
+        assert!(!plain.is_of_kernel() && *plain.for_kernel(&target("6.1.0")).unwrap() == plain);
+        let spec = package("linux-modules-nvidia-535-{{release}}").unwrap();
+        assert!(spec.is_of_kernel());
+        let SourceOrigin::Apt(found) = spec.for_kernel(&target("6.1.0-9-generic")).unwrap().into_owned().from
+        else {
+            panic!("another origin")
+        };
+        assert_eq!(found.package, "linux-modules-nvidia-535-6.1.0-9-generic");
+        assert_eq!(found.arch, Some(Architecture::Arm64));
+        let why = spec.for_kernel(&target("6.1.0_ACME")).unwrap_err();
+        assert_eq!(why, "no package can be named linux-modules-nvidia-535-6.1.0_ACME");
+        for name in ["linux-{{kernel}}", "linux-{{version}}", "linux-{{ release", "-x"] {
+            assert!(package(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_image_and_a_directory_are_named_for_a_kernel() {
+        let image = |json: &str| match read(&format!(r#"{{"image": {json}}}"#))?.from {
+            SourceOrigin::Image(image) => Ok(image),
+            _ => Err("another origin".to_owned()),
+        };
+        let kmm = r#"{"reference": "r.test/kmm/acme:{{os_id}}-{{kernel_label}}", "path": "/opt/lib/modules/{{release}}"}"#;
+        let (named, path) = image(kmm).unwrap().for_kernel(&target("6.1.0-acme+")).unwrap();
+        assert_eq!(named.to_string(), "r.test/kmm/acme:debian-6.1.0-acme");
+        assert_eq!(path.as_deref(), Some("/opt/lib/modules/6.1.0-acme+"));
+        let release = image(r#"{"reference": "r.test/acme:{{release}}"}"#).unwrap();
+        insta::assert_snapshot!(release.for_kernel(&target("6.1.0-acme+")).unwrap_err(), @r#"image for 6.1.0-acme+: "6.1.0-acme+" is not a tag (1 to 128 of A-Za-z0-9_.-, not starting with . or -) (in a tag, {{kernel_label}} stands for a release)"#);
+        let of_system = image(r#"{"reference": "r.test/acme:{{rhel_version}}"}"#).unwrap();
+        insta::assert_snapshot!(of_system.for_kernel(&target("6.1.0")).unwrap_err(), @"value of {{rhel_version}} for 6.1.0");
+        for wrong in [
+            r#"{"reference": "r.test/acme:{{kernel}}"}"#,
+            r#"{"reference": "r.test/acme"}"#,
+            r#"{"reference": "r.test/acme:1", "path": "opt"}"#,
+            r#"{"reference": "r.test/acme:1", "path": "/opt/../etc"}"#,
+            r#"{"reference": "r.test/acme:1", "path": "/opt/{{version}}"}"#,
+        ] {
+            assert!(image(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn who_answers_for_an_image() {
+        for (more, is_unvouched) in
+            [("", true), (r#", "signedBy": ["keys/acme.pub"]"#, false), (r#", "adoptUnsigned": true"#, false)]
+        {
+            let read = read(&format!(r#"{{"image": {{"reference": "r.test/acme:1"{more}}}}}"#)).unwrap();
+            assert!(matches!(read.from, SourceOrigin::Image(image) if image.is_unvouched() == is_unvouched));
+        }
+    }
 }

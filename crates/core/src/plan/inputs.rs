@@ -252,6 +252,8 @@ pub struct Resolved {
     pub without_headers: BTreeMap<KernelTarget, String>,
     /// Whether a kernel's headers say what an image asks, by the question's text.
     pub header_texts: BTreeMap<(KernelTarget, String), Result<bool, String>>,
+    /// Identities of the sources that are others for each kernel.
+    pub kernel_sources: BTreeMap<TreeKey, Result<String, String>>,
     /// Digests of the trees that users bring as needs.
     pub trees: BTreeMap<TreeKey, Result<Digest, String>>,
     /// Header sets in the registry's store that no key of the site signed and no archive vouches for.
@@ -308,7 +310,7 @@ pub fn toolchain_key(
     (family.metadata.name.clone(), image.spec.build_packages.clone(), of_kernel)
 }
 
-/// The image that has the need, the need's name, and the kernel.
+/// The image that has the need or source, its name there, and the kernel.
 pub type TreeKey = (ImageName, ImageName, KernelTarget);
 
 /// What the definitions leave open and an adapter found out about one image.

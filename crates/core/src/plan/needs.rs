@@ -21,7 +21,7 @@ pub fn cell_for(
     let needs = alone(inputs, templates, image, target, &mut Vec::new())?;
     let cell = cell_with(inputs, templates, image, target, needs)?;
     match &cell.refused {
-        Some(why @ SkipReason::UnknownSystem { .. }) => Err(why.clone()),
+        Some(why @ (SkipReason::UnknownSystem { .. } | SkipReason::Unvouched { .. })) => Err(why.clone()),
         _ => Ok(cell),
     }
 }

@@ -1,6 +1,6 @@
 //! Pure: makes a cell from definitions and what was found out about them.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{borrow::Cow, collections::BTreeMap, path::Path};
 
 use super::{
     BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, FetchedInputs, ImageLocation, Resolved,
@@ -12,7 +12,7 @@ use crate::{
     definition::checked::SYSTEM_PLACEHOLDERS,
     image::{
         Definitions, Digest, DriverImage, DriverImageSpec, ImageReference, InputHash, InputHasher, PatchSpec,
-        TagInputs, Version, render_tags,
+        SourceOrigin, TagInputs, Version, render_tags,
     },
     kernel::{HeaderText, KernelFamily, KernelTarget, NodeSystem, Toolchain, match_family, without_headers},
     template::{TemplateContext, Templates, fetching_add},
@@ -41,7 +41,7 @@ pub(super) fn family_for<'a>(
 
 /// What was found out about an image, and the toolchain and headers of a kernel.
 struct Found<'a> {
-    resolved: &'a ResolvedImage,
+    resolved: Cow<'a, ResolvedImage>,
     toolchain: &'a str,
     /// The same as it counts in the declared hash.
     declared_toolchain: &'a str,
@@ -79,6 +79,7 @@ impl<'a> Found<'a> {
         }
         let found_image = looked_up(&resolved.images, &image.metadata.name, "its sources were not looked up")
             .map_err(|detail| SkipReason::Unresolved { detail })?;
+        let found_image = with_kernel_sources(resolved, image, found_image, target)?;
         let key = toolchain_key(image, family, target, system);
         let toolchain = match (looked_up(&resolved.toolchains, &key, "it was not looked up"), of_toolchain) {
             (Ok(found), _) => found.as_str(),
@@ -107,6 +108,42 @@ impl<'a> Found<'a> {
         let resolved = found_image;
         Ok(Self { resolved, toolchain, declared_toolchain, headers, headers_digest, of_system, lacking })
     }
+}
+
+/// With the identities of the sources that the kernel has.
+fn with_kernel_sources<'a>(
+    resolved: &Resolved,
+    image: &DriverImage,
+    found: &'a ResolvedImage,
+    target: &KernelTarget,
+) -> Result<Cow<'a, ResolvedImage>, SkipReason> {
+    let mut found = Cow::Borrowed(found);
+    for source in image.spec.sources.iter().filter(|source| source.is_of_kernel()) {
+        let key = (image.metadata.name.clone(), source.name.clone(), target.clone());
+        let identity =
+            looked_up(&resolved.kernel_sources, &key, "it was not looked up").map_err(|detail| {
+                SkipReason::Unresolved { detail: format!("source {}: {detail}", source.name) }
+            })?;
+        found.to_mut().sources.insert(source.name.to_string(), identity.clone());
+    }
+    Ok(found)
+}
+
+/// Why a site that signs does not sign what is made of these sources: somebody else compiled it, and nobody answers for it.
+fn unvouched(definitions: &Definitions, image: &DriverImage, found: &ResolvedImage) -> Option<SkipReason> {
+    let signs = found.signed_with.is_some() || definitions.site.image_signing.is_some();
+    let source = image
+        .spec
+        .sources
+        .iter()
+        .filter(|_| signs)
+        .find(|source| matches!(&source.from, SourceOrigin::Image(image) if image.is_unvouched()))?;
+    let detail = format!(
+        "source {}: this site signs, and nothing vouches for modules out of another's image: name the key of who signed it \
+         (`signedBy`), or say that the site signs it all the same (`adoptUnsigned: true`)",
+        source.name
+    );
+    Some(SkipReason::Unvouched { detail })
 }
 
 fn is_of_system(text: &str) -> bool {
@@ -168,10 +205,12 @@ pub(super) fn cell_with(
 ) -> Result<Cell, SkipReason> {
     let rendered = rendered(inputs, templates, image, target)?;
     let (unverified, refused) = unverified(inputs.resolved, &rendered.found, target);
+    let refused = refused.or_else(|| unvouched(inputs.definitions, image, &rendered.found.resolved));
     let Rendered { family, found, base_name, patches, dockerfile } = rendered;
     let Found { resolved, toolchain, declared_toolchain, headers, headers_digest, of_system: _, lacking: _ } =
         found;
     let system = inputs.resolved.system(target);
+    let resolved = resolved.as_ref();
     let (reference, further) =
         references(inputs.location, templates, (image, resolved), (target, system), &needs)?;
     let spec = &image.spec;

@@ -98,6 +98,15 @@ impl Material {
         });
         Self { version, digest, uri, ..Self::new(role, name) }
     }
+
+    /// The same of an image, by its digest: `repository sha256:...`.
+    pub fn of_image(role: Role, origin: &str) -> Self {
+        let material = Self::of_origin(role, origin, "image");
+        let name = material.name.rsplit('/').next().unwrap_or_default();
+        let url = |digest| format!("{}?repository_url={}", oci_url(name, digest), escape(&material.name));
+        let uri = material.digest.as_ref().map(url);
+        Self { uri, ..material }
+    }
 }
 
 /// A package URL (purl specification, types `deb` and `rpm`).
@@ -223,6 +232,9 @@ mod tests {
             assert_eq!(read(&text), ("src".to_owned(), None, Some(digest.clone()), None), "{text}");
         }
         assert_eq!(read(""), ("src".to_owned(), None, None, None));
+        let image = Material::of_image(Role::Source, &format!("r.test:5000/kmm/acme {digest} path=/opt"));
+        let url = format!("pkg:oci/acme@sha256%3A{}?repository_url=r.test%3A5000%2Fkmm%2Facme", digest.hex());
+        assert_eq!((image.digest, image.uri), (Some(digest.clone()), Some(url)));
         let (.., url) = read("kernel-devel=5.14.0-503.el9.x86_64 sha512:00");
         assert_eq!(url.unwrap(), "pkg:rpm/kernel-devel@5.14.0-503.el9?arch=x86_64");
         let url = package_url("gcc", "1:11.5.0-2.el9", Some("aarch64"));

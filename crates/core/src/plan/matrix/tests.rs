@@ -477,3 +477,47 @@ fn a_label_that_is_missing_is_told() {
     spec.toolchain = Toolchain::Image("r.test/gcc:{{rhel_version}}".parse().unwrap());
     insta::assert_snapshot!(world.skipped()[0].1, @"no node that runs 6.1.0-47-amd64 has the label feature.node.kubernetes.io/system-os_release.RHEL_VERSION");
 }
+
+/// A world whose image is made of another's image for each kernel; `json` is what the source says beside the reference.
+fn prebuilt(json: &str) -> World {
+    let mut world = World::new(&[K47, K48]);
+    let from = format!(r#"{{"image": {{"reference": "r.test/acme:{{{{release}}}}"{json}}}}}"#);
+    world.image("mft").spec.sources[0].from = serde_json::from_str(&from).unwrap();
+    world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap().sources.clear();
+    for (release, found) in [(K47, Ok("r.test/acme sha256:1")), (K48, Err("no prebuilt image r.test/acme:x"))]
+    {
+        let found = found.map(str::to_owned).map_err(str::to_owned);
+        world.resolved.kernel_sources.insert((name("mft"), name("src"), target(release)), found);
+    }
+    world
+}
+
+#[test]
+fn what_others_built_counts_for_each_kernel_and_may_be_absent() {
+    let mut world = prebuilt("");
+    let cells = world.cells();
+    assert_eq!(cells.len(), 1);
+    assert_eq!(cells[0].fetched.sources["src"], "r.test/acme sha256:1");
+    let [(planned, why)] = &world.skipped()[..] else { panic!("one kernel has none") };
+    assert_eq!(planned.target, target(K48));
+    assert_eq!(why.to_string(), "source src: no prebuilt image r.test/acme:x");
+    let other = Ok("r.test/acme sha256:2".to_owned());
+    world.resolved.kernel_sources.insert((name("mft"), name("src"), target(K47)), other);
+    assert_eq!(world.cells()[0].changed_since(&cells[0]), Some("a source"));
+}
+
+#[test]
+fn a_site_that_signs_adopts_nothing_without_a_word() {
+    let planned = |json: &str| {
+        let mut world = prebuilt(json);
+        let signing = serde_json::json!({"key": {"file": "images.pem"}});
+        world.definitions.site.image_signing = Some(serde_json::from_value(signing).unwrap());
+        (world.plan().builds().count(), world.skipped()[0].1.to_string())
+    };
+    let (builds, why) = planned("");
+    assert_eq!(builds, 0);
+    insta::assert_snapshot!(why, @"source src: this site signs, and nothing vouches for modules out of another's image: name the key of who signed it (`signedBy`), or say that the site signs it all the same (`adoptUnsigned: true`)");
+    for word in [r#", "adoptUnsigned": true"#, r#", "signedBy": ["keys/acme.pub"]"#] {
+        assert_eq!(planned(word).0, 1, "{word}");
+    }
+}

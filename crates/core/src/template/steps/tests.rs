@@ -78,7 +78,7 @@ fn shipped_templates_have_steps_and_no_notes() {
     context.sources = vec!["driver".to_owned()];
     context.needs = vec!["mofed".to_owned()];
     context.patches = vec!["a b.patch".to_owned(), "b.patch".to_owned()];
-    for name in ["directory", "makeArgs", "parts", "configureArgs", "target", "module"] {
+    for name in ["directory", "makeArgs", "parts", "configureArgs", "target", "module", "files"] {
         context.vars.insert(name.to_owned(), ".".to_owned());
     }
     let base = Base { name: "localhost/base:1".to_owned(), ..Base::default() };
@@ -95,7 +95,7 @@ fn shipped_templates_have_steps_and_no_notes() {
         assert!(run.argv[2].contains("depmod -b /out"), "{name}");
         count += 1;
     }
-    assert_eq!(count, 7);
+    assert_eq!(count, 8);
 }
 
 #[test]

@@ -1,0 +1,144 @@
+//! Adapter: what driver images are made of for a kernel: sources that are the same for each, packages of that kernel, and modules
+//! in other people's images.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
+
+use futures::{StreamExt as _, stream};
+
+use super::{keys::signers, root_fs::image_tree, signatures::StoredImage};
+use crate::{
+    archive::links,
+    image::{Digest, DriverImage, ImageReference, SourceImage, SourceOrigin, SourceSpec, Version},
+    inputs::FetchedSource,
+    kernel::KernelTarget,
+    parts::{AT_ONCE, Parts, Result, TargetError},
+    plan::Resolved,
+    resolve::with_hint,
+};
+
+/// Looks up the sources that are others for each kernel. One that is not there is a reason not to build.
+pub(crate) async fn look_at_sources(
+    parts: &Parts,
+    images: &[&DriverImage],
+    targets: &BTreeSet<KernelTarget>,
+    resolved: &mut Resolved,
+) {
+    let mut unknown = Vec::new();
+    for image in images {
+        let meant = targets.iter().filter(|target| image.spec.range_without(target).is_none());
+        for target in meant {
+            for source in image.spec.sources.iter().filter(|source| source.is_of_kernel()) {
+                let key = (image.metadata.name.clone(), source.name.clone(), target.clone());
+                if !resolved.kernel_sources.contains_key(&key) {
+                    unknown.push(async move { (key, identity(parts, source, target).await) });
+                }
+            }
+        }
+    }
+    for (key, outcome) in stream::iter(unknown).buffered(AT_ONCE).collect::<Vec<_>>().await {
+        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
+        resolved.kernel_sources.insert(key, outcome.map_err(|error| with_hint(&error)));
+    }
+}
+
+async fn identity(parts: &Parts, source: &SourceSpec, target: &KernelTarget) -> Result<String> {
+    if let SourceOrigin::Image(image) = &source.from {
+        return Ok(Found::find(parts, image, target).await?.identity());
+    }
+    let (source, root) = (source.for_kernel(target).map_err(unnamed)?, &parts.definitions.root);
+    let look = || parts.fetcher.sources().identity(&source, root);
+    Ok(parts.retry("look up source", look).await?.identity)
+}
+
+/// Fetches a source of a cell's image.
+pub(crate) async fn fetch_source(
+    parts: &Parts,
+    source: &SourceSpec,
+    target: &KernelTarget,
+) -> Result<FetchedSource> {
+    if let SourceOrigin::Image(image) = &source.from {
+        return Found::find(parts, image, target).await?.fetch(parts, target).await;
+    }
+    let (source, root) = (source.for_kernel(target).map_err(unnamed)?, &parts.definitions.root);
+    parts.retry("fetch source", || parts.fetcher.sources().fetch(&source, root)).await
+}
+
+fn unnamed(why: String) -> TargetError {
+    TargetError::unmet(
+        why,
+        "give the image's `kernels` and `release` what leaves this kernel out, or name another source",
+    )
+}
+
+/// A prebuilt image that is there, and that counts.
+struct Found {
+    /// As the definition names it, by digest.
+    image: ImageReference,
+    /// Where it is fetched from.
+    nearest: ImageReference,
+    /// The directory in it.
+    path: Option<String>,
+}
+
+impl Found {
+    async fn find(parts: &Parts, source: &SourceImage, target: &KernelTarget) -> Result<Self> {
+        let (wanted, path) =
+            source.for_kernel(target).map_err(|missing| unnamed(format!("there is no {missing}")))?;
+        let absent = || {
+            let hint = "publish it for this kernel, or leave the kernel out with `kernels` and `release` of the image";
+            TargetError::unmet(format!("no prebuilt image {wanted}"), hint)
+        };
+        let image = parts.pinned(wanted.clone()).await?.ok_or_else(absent)?;
+        let nearest = parts.nearest(image.clone()).await?;
+        if parts.manifest(&nearest).await?.is_none() {
+            return Err(absent());
+        }
+        if let (false, Version::Digest(digest)) = (source.signed_by.is_empty(), &nearest.version) {
+            let root = &parts.definitions.root;
+            let named = source.signed_by.iter().map(|key| (key.display().to_string(), root.join(key)));
+            let required = signers("signedBy", named.collect(), 1).await?;
+            let stored = StoredImage { parts, repository: &nearest.repository, digest };
+            stored.must_be_signed(&required).await.map_err(|why| {
+                let message = format!(
+                    "prebuilt image {wanted} ({digest}) is not signed with a key of `signedBy`: {why}"
+                );
+                TargetError::unmet(
+                    message,
+                    "nothing of it was used: ask who publishes it, or name the key that signs it",
+                )
+            })?;
+        }
+        Ok(Self { image, nearest, path })
+    }
+
+    /// `repository sha256:...`, and the directory.
+    fn identity(&self) -> String {
+        let Self { image: ImageReference { repository, version }, nearest: _, path } = self;
+        let digest = version.digest().map(Digest::as_str).unwrap_or_default();
+        let path = path.as_ref().map(|path| format!(" path={path}")).unwrap_or_default();
+        format!("{repository} {digest}{path}")
+    }
+
+    async fn fetch(&self, parts: &Parts, target: &KernelTarget) -> Result<FetchedSource> {
+        let (tree, _) = image_tree(parts, &self.nearest, target.arch, "prebuilt image").await?;
+        let root = match &self.path {
+            Some(path) => self.directory(&tree, path)?,
+            None => tree,
+        };
+        Ok(FetchedSource { root, origin: self.identity() })
+    }
+
+    fn directory(&self, tree: &Path, path: &str) -> Result<PathBuf> {
+        let place = links::resolve(tree, Path::new(path))?.map(|place| tree.join(place));
+        place.filter(|place| place.is_dir()).ok_or_else(|| {
+            let message = format!("prebuilt image {} has no directory {path}", self.image);
+            TargetError::unmet(
+                message,
+                "it is of another kernel, or has its modules elsewhere: correct `path` of the source",
+            )
+        })
+    }
+}
