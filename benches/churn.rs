@@ -1,5 +1,6 @@
 //! How soon changed kernel labels become rewritten images where many change: fifty 0.4 s apart, then fifty at once, in a
-//! cluster of 5,000 nodes whose images are published; and how soon a farrier that watches them answers with its page. Prints lines of
+//! cluster of 5,000 nodes whose images are published; whether it is later while fifty people look at the page; and how soon a farrier that
+//! watches them answers with its page. Prints lines of
 //! `<what> <figure>`; `ci/bench` makes the rows of them.
 //!
 //! The API server is the tests', or a real one where FARRIER_BENCH_KUBECONFIG names an administrator's kubeconfig. Nodes,
@@ -12,12 +13,13 @@ mod support;
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    io::{Read as _, Write as _},
-    net::{TcpListener, TcpStream},
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     path::PathBuf,
     pin::pin,
     process::{Child, Command},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -57,6 +59,8 @@ const NODES: usize = 5_000;
 /// Kernels that change one after the other, and as many again that change at once; each node has a DaemonSet of its own.
 const CHANGES: usize = 50;
 const APART: Duration = Duration::from_millis(400);
+/// People who look at the page at once.
+const VIEWERS: usize = 50;
 /// On each object that is made.
 const RUN: &str = "bench.farrier.dev/run";
 /// On the nodes that call for the driver; the value is the name of the node's DaemonSet.
@@ -107,6 +111,47 @@ fn main() {
     }
 }
 
+/// An answer of the page: after how many milliseconds, and how long.
+fn get(address: SocketAddr, path: &str) -> Option<(f64, usize)> {
+    let (started, mut answer) = (Instant::now(), Vec::new());
+    let request = format!("GET /{path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+    let asked = TcpStream::connect(address).and_then(|mut stream| {
+        stream.write_all(request.as_bytes())?;
+        stream.read_to_end(&mut answer)
+    });
+    let is_there = asked.is_ok() && answer.starts_with(b"HTTP/1.1 200 ");
+    is_there.then(|| (started.elapsed().as_secs_f64() * 1000.0, answer.len()))
+}
+
+/// People who look at the page. As its script does, each asks for it anew when a pass is told.
+struct Viewers(Vec<(TcpStream, JoinHandle<()>)>);
+
+impl Viewers {
+    fn open(address: SocketAddr) -> Self {
+        let viewer = |_| {
+            let mut events = TcpStream::connect(address).unwrap();
+            events.write_all(b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+            let told = BufReader::new(events.try_clone().unwrap());
+            let looks = move || {
+                for _ in told.lines().map_while(Result::ok).filter(|line| line == "data: pass") {
+                    get(address, "").expect("the first view");
+                }
+            };
+            (events, std::thread::spawn(looks))
+        };
+        Self((0..VIEWERS).map(viewer).collect())
+    }
+}
+
+impl Drop for Viewers {
+    fn drop(&mut self) {
+        for (events, looks) in self.0.drain(..) {
+            let _ = events.shutdown(Shutdown::Both);
+            let _ = looks.join();
+        }
+    }
+}
+
 fn daemon_set(number: usize) -> String {
     format!("pool-{number}")
 }
@@ -140,17 +185,7 @@ impl Bench {
         let farrier = self.start("off");
         self.until(&seen, 0..2 * CHANGES, &first);
 
-        let started = self.runtime.block_on(async {
-            let mut started = Vec::new();
-            let mut ticks = tokio::time::interval(APART);
-            for number in 0..CHANGES {
-                ticks.tick().await;
-                self.boot(number, B).await;
-                started.push(Instant::now());
-                self.label(number, B).await;
-            }
-            started
-        });
+        let started = self.change(0..CHANGES, B);
         for (rewritten, started) in self.until(&seen, 0..CHANGES, &second).iter().zip(started) {
             println!("apart-ms {:.1}", (*rewritten - started).as_secs_f64() * 1000.0);
         }
@@ -165,23 +200,43 @@ impl Bench {
             println!("at-once-ms {:.1}", (rewritten - started).as_secs_f64() * 1000.0);
         }
         drop(farrier);
-        self.look();
+
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let _farrier = self.start(&address.to_string());
+        // It may have to wait for the other's lease first.
+        self.change(CHANGES..CHANGES + 1, A);
+        self.until(&seen, CHANGES..CHANGES + 1, &first);
+        // By turns, so that both have the same of what else the machine does.
+        let turns = [(A, &first, false), (B, &second, true), (A, &first, true), (B, &second, false)];
+        for (kernel, image, looked_at) in turns {
+            let viewers = looked_at.then(|| Viewers::open(address));
+            let started = self.change(0..CHANGES / 2, kernel);
+            let what = if viewers.is_some() { "watched-ms" } else { "alone-ms" };
+            for (rewritten, started) in self.until(&seen, 0..CHANGES / 2, image).iter().zip(started) {
+                println!("{what} {:.1}", (*rewritten - started).as_secs_f64() * 1000.0);
+            }
+        }
+        self.look(address);
+    }
+
+    /// Nodes run another kernel, one after the other; when the label of each said so.
+    fn change(&self, numbers: std::ops::Range<usize>, kernel: &str) -> Vec<Instant> {
+        self.runtime.block_on(async {
+            let mut started = Vec::new();
+            let mut ticks = tokio::time::interval(APART);
+            for number in numbers {
+                ticks.tick().await;
+                self.boot(number, kernel).await;
+                started.push(Instant::now());
+                self.label(number, kernel).await;
+            }
+            started
+        })
     }
 
     /// Asks for the page, made anew each time (a filter), and for the list of all nodes.
-    fn look(&self) {
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let _farrier = self.start(&address.to_string());
-        let ask = |path: &str| {
-            let (started, mut answer) = (Instant::now(), Vec::new());
-            let request = format!("GET /{path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
-            let asked = TcpStream::connect(address).and_then(|mut stream| {
-                stream.write_all(request.as_bytes())?;
-                stream.read_to_end(&mut answer)
-            });
-            let is_there = asked.is_ok() && answer.starts_with(b"HTTP/1.1 200 ");
-            is_there.then(|| (started.elapsed().as_secs_f64() * 1000.0, answer.len()))
-        };
+    fn look(&self, address: SocketAddr) {
+        let ask = |path: &str| get(address, path);
         let began = Instant::now();
         while ask("").is_none() {
             assert!(began.elapsed() < LIMIT, "no page");

@@ -319,3 +319,33 @@ status:
 YAML
     } > "$file"
 }
+
+# fleet_of_cells DIRECTORY: 5,000 nodes of 100 kernels in DIRECTORY/cluster that call for 10 images of DIRECTORY/definitions, of
+# which none is built.
+fleet_of_cells() {
+    local fleet="$1" number release name
+    mkdir -p "$fleet/cluster" "$fleet/definitions/"{images,kernels,headers}
+    cp -r "$root/tests/fixtures/definitions/sources" "$fleet/definitions/"
+    empty_headers 6.1.0-1-amd64 "$state/headers.tar.xz"
+    for number in {1..100}; do
+        release="6.1.0-$number-amd64"
+        ln "$state/headers.tar.xz" "$fleet/definitions/headers/$release.tar.xz"
+        node "$state/node.yaml" NODE "$release" fleet=yes
+        awk -v name="node-$number" '{ text = text $0 "\n" }
+            END { for (i = 0; i < 50; i++) { node = text; gsub(/NODE/, name "-" i, node); printf "---\n%s", node } }' \
+            "$state/node.yaml" > "$fleet/cluster/nodes-$number.yaml"
+    done
+    for name in {1..10}; do
+        sed "s/{name: hello}/{name: driver-$name}/; s|test.farrier.dev/hello: .true.|fleet: \"yes\"|; /rollout:/,\$d" \
+            "$root/tests/fixtures/definitions/images/hello.yaml" > "$fleet/definitions/images/driver-$name.yaml"
+    done
+    cat > "$fleet/definitions/kernels/00-fleet.yaml" << 'YAML'
+apiVersion: farrier.dev/v1alpha1
+kind: KernelFamily
+metadata: {name: fleet}
+spec:
+  match: {release: '6\.1\.0-\d+-amd64'}
+  headers: {tarball: {path: "headers/{{release}}.tar.xz"}}
+  toolchain: {bootstrap: {suite: bookworm, include: [gcc-12, make]}}
+YAML
+}

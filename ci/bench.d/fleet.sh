@@ -35,7 +35,32 @@ churn() { # WHERE
     row "first view of the page, 5,000 nodes$1, p95" "$(percentile page-ms 95)" 200 ms
     row "the same: bytes" "$(percentile page-bytes 100)" 100000 ""
     row "the page of all nodes, 5,000 nodes$1, p95" "$(percentile nodes-ms 95)" 200 ms
+    row "label change to image, 50 viewers / none$1, median" \
+        "$(awk -v a="$(percentile watched-ms 50)" -v b="$(percentile alone-ms 50)" 'BEGIN { printf "%.3f", a / b }')" 1.10 x
     say "medians: $(percentile apart-ms 50) ms and $(percentile at-once-ms 50) ms"
+}
+
+page_rows() {
+    local run address
+    say "the page of 5,000 nodes of 100 kernels, by 10 images"
+    fleet_of_cells "$state/cells"
+    (
+        cd "$state/cells"
+        exec "$farrier" ui --no-browser --cluster dir:cluster --definitions definitions --registry "$registry" \
+            > "$state/page.address" 2>> "$state/bench.log"
+    ) &
+    echo $! > "$state/page.pid"
+    wait_until 120 test -s "$state/page.address" || die "farrier ui does not say where it is; see $state/bench.log"
+    address="$(cat "$state/page.address")"
+    : > "$state/fleet"
+    # With a filter it is made anew for each request.
+    for ((run = 0; run < 20; run++)); do
+        curl --silent --fail --output "$state/page.html" --write-out '%{time_total}\n' "$address?kernel=6.1" |
+            awk '{ print "cells-ms", $1 * 1000 }' >> "$state/fleet"
+    done
+    stop "$state/page.pid"
+    row "first view of 100 x 10 cells, 5,000 nodes, p95" "$(percentile cells-ms 95)" 200 ms
+    row "the same: bytes" "$(wc -c < "$state/page.html")" 100000 ""
 }
 
 growth_rows() {

@@ -4,8 +4,8 @@
 usage: look.py AXE PICTURES FROM TO NAME=ADDRESS...
 
 AXE is axe-core's script. A picture of each page in each theme and width goes to the directory PICTURES. Pages whose name begins
-with `large` have one width, and those that are served are timed. What is folded is unfolded for the pictures of `materials` and `upgrade`.
-When FROM is renamed to TO, a page named `nodes` that is open tells of one node more that is left alone. Exit code 1 when something was found.
+with `large` have one width in dark, and those that are served are timed. What is folded is unfolded for the pictures of `materials` and `upgrade`.
+When FROM is renamed to TO, pages named `fleet` and `nodes` that are open tell of one node more that is left alone. Exit code 1 when something was found.
 """
 
 import base64
@@ -44,6 +44,32 @@ const faults = [];
 if (style.outlineStyle === "none") faults.push("has no outline");
 if (!over.some((top) => top && (one.contains(top) || top.contains(one)))) faults.push("is covered or outside the window");
 return [stops.indexOf(one), one.outerHTML.slice(0, 120), faults.join(", ")];
+"""
+# Where somebody is on the first view: some way down in the matrix, with a word marked and a filter half written.
+PLACE = """
+document.querySelector("tbody .group").parentElement.querySelectorAll("a")[0].scrollIntoView();
+window.matrix = document.querySelector(".scroll"); matrix.scrollTop = 30;
+window.kept = [scrollY, matrix.scrollTop];
+getSelection().selectAllChildren(document.querySelector("h1"));
+document.querySelector("[name=image]").value = "half"; document.querySelector("[name=image]").focus({preventScroll: true});
+getSelection().selectAllChildren(document.querySelector("h1"));
+"""
+PLACED = """
+const faults = [];
+if (!document.contains(matrix) || matrix.scrollTop !== kept[1] || kept[1] === 0) faults.push(`the matrix was scrolled to ${kept[1]}`);
+if (getSelection().toString() !== document.querySelector("h1").textContent) faults.push("what was marked is not marked");
+if (document.querySelector("[name=image]").value !== "half") faults.push("what was written is not there");
+return faults;
+"""
+UNFOLDED = """
+const [one] = document.querySelectorAll("main details");
+one.open = true; one.querySelector("a").focus(); window.focused = document.activeElement.textContent;
+"""
+STILL_UNFOLDED = """
+const faults = [], all = [...document.querySelectorAll("main details")];
+if (!all[0].open || all.slice(1).some((one) => one.open)) faults.push("other parts are unfolded than before");
+if (document.activeElement.textContent !== focused) faults.push("the focus is elsewhere");
+return faults;
 """
 UNFOLD = "document.querySelectorAll('details').forEach((one) => one.open = true)"
 AXE = """
@@ -127,7 +153,7 @@ class Look:
         driver, served = self.driver, address.startswith("http:")
         is_large = name.startswith("large")
         for theme in ["light", "dark"]:
-            for width in [1280] if is_large else WIDTHS:
+            for width in [1280] if is_large and theme == "dark" else WIDTHS:
                 where = f"{name}, {theme}, {width} px"
                 self.window(width, theme)
                 driver.get(address)
@@ -135,7 +161,8 @@ class Look:
                 if name in ("materials", "upgrade"):
                     driver.execute_script(UNFOLD)
                 self.picture(f"{name}-{theme}-{width}")
-                if width < 3840:
+                # Of a thousand cells it takes long, and they are the same in each width.
+                if not is_large or width == 1280:
                     driver.execute_script(UNFOLD)
                     driver.execute_script(self.axe)
                     self.note(where, driver.execute_async_script(AXE))
@@ -146,17 +173,48 @@ class Look:
         said = driver.get_log("browser")
         self.note(name, [entry["message"] for entry in said if served])
 
-    def live(self, address, old, new):
-        """A page that is open follows the cluster, without being loaded anew."""
-        self.window(1280, "light")
-        self.driver.get(address)
-        self.driver.execute_script("window.isOpen = true")
-        os.rename(old, new)
-        shown, deadline = "return window.isOpen && document.body.textContent.includes('left alone 2 nodes')", time.monotonic() + 120
-        while not self.driver.execute_script(shown):
+    def until(self, where, script, fault):
+        deadline = time.monotonic() + 120
+        while not self.driver.execute_script(script):
             if time.monotonic() > deadline:
-                return self.note("nodes, open", ["does not tell of the new node"])
+                return self.note(where, [fault])
             time.sleep(0.2)
+
+    def live(self, fleet, nodes, old, new):
+        """Pages that are open follow the cluster without being loaded anew, and leave people where they are."""
+        driver, says = self.driver, "document.body.textContent.includes('left alone 2 nodes')"
+        self.window(1280, "light", 100)
+        driver.get(fleet)
+        driver.execute_script(PLACE)
+        os.rename(old, new)
+        self.until("fleet, open", "return document.querySelector('#wrong').parentElement.textContent.includes('2 nodes')",
+                   "does not tell of the new node")
+        self.note("fleet, open", driver.execute_script(PLACED))
+        self.window(1280, "light")
+        driver.get(nodes)
+        driver.execute_script(UNFOLDED)
+        os.rename(new, old)
+        self.until("nodes, open", f"return !{says}", "does not tell that the node went")
+        os.rename(old, new)
+        self.until("nodes, open", f"return {says}", "does not tell of the new node")
+        self.note("nodes, open", driver.execute_script(STILL_UNFOLDED))
+        # A tab that nobody sees holds no connection; one that is seen again says where there is none.
+        for hidden in ["true", "false"]:
+            driver.execute_script(f"Object.defineProperty(document, 'hidden', {{configurable: true, get: () => {hidden}}});"
+                                  "document.dispatchEvent(new Event('visibilitychange'))")
+            if driver.execute_script("return stream.readyState === EventSource.CLOSED") != (hidden == "true"):
+                self.note("nodes, open", [f"hidden {hidden}, and its connection does not follow that"])
+        driver.execute_cdp_cmd("Network.enable", {})
+        lost = "document.querySelector('.lost').textContent.includes('not brought up to date')"
+        for offline, said in [(True, lost), (False, f"!{lost}")]:
+            limits = {"offline": offline, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+            driver.execute_cdp_cmd("Network.emulateNetworkConditions", limits)
+            driver.execute_script("document.dispatchEvent(new Event('visibilitychange'))")
+            self.until("nodes, open", f"return {said}", f"offline {offline} is not told")
+            if offline:
+                driver.execute_script(self.axe)
+                self.note("nodes, offline", driver.execute_async_script(AXE))
+        driver.get_log("browser")
 
     def figures(self, name, address):
         """Figures of a page, without a verdict: a busy machine is no fault of the page's."""
@@ -182,7 +240,7 @@ def main(axe, pictures, old, new, *pages):
         for name, address in (page.split("=", 1) for page in pages):
             look.page(name, address)
             if name == "nodes":
-                look.live(address, old, new)
+                look.live(address.removesuffix("nodes.html"), address, old, new)
             if name.startswith("large") and address.startswith("http:"):
                 look.figures(name, address)
     finally:

@@ -1,17 +1,19 @@
 //! Adapter: the logs of builds, as the cache keeps them.
 
 use std::{
+    collections::HashMap,
     fs::TryLockError,
     io::{self, Read as _, Seek as _, SeekFrom},
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use fs_err::{self as fs, File};
 
 use crate::{
     cache::{Cache, CacheError},
-    image::ImageName,
-    kernel::KernelRelease,
+    image::{ImageName, InputHash},
+    kernel::{KernelRelease, KernelTarget},
     plan::Cell,
 };
 
@@ -19,40 +21,90 @@ const KIND: &str = "logs";
 /// Digits of the input hash in a log's name.
 const DIGITS: usize = 12;
 
+/// `gpu-6.1.0-1-amd64-0123456789ab-debian-12-amd64.log`: one release runs on several platforms.
+fn name(image: &ImageName, target: &KernelTarget, inputs: &InputHash) -> String {
+    let KernelTarget { os, os_version, release, arch } = target;
+    format!("{image}-{release}-{}-{os}-{os_version}-{arch}.log", inputs.short())
+}
+
 /// Where the log of a build goes; it stays for as long as the build does.
 pub(super) fn log_path(cache: &Cache, cell: &Cell) -> Result<PathBuf, CacheError> {
-    let (image, release, hash) = (&cell.image, &cell.target.release, cell.input_hash.short());
-    let name = format!("{image}-{release}-{hash}.log");
+    let name = name(&cell.image, &cell.target, &cell.input_hash);
     cache.hold(KIND, &name)?;
     cache.place(KIND, &name)
 }
 
-/// The log of an image's newest build for a kernel, of those that this cache keeps.
-pub(crate) fn newest_log(
+/// The log of the newest build of these inputs, if this cache keeps it.
+pub(crate) fn log_of(
+    cache: &Cache,
+    image: &ImageName,
+    target: &KernelTarget,
+    inputs: &InputHash,
+) -> Option<PathBuf> {
+    Some(cache.root().join(KIND).join(name(image, target, inputs))).filter(|path| path.is_file())
+}
+
+/// When each log was written last, by the name of its file. A cache that cannot be read keeps none.
+pub(crate) struct LogTimes(HashMap<String, SystemTime>);
+
+impl LogTimes {
+    pub(crate) fn of(cache: &Cache) -> Self {
+        let entries = all(cache).unwrap_or_default().into_iter();
+        Self(entries.map(|(written, name)| (name, written)).collect())
+    }
+
+    pub(crate) fn get(
+        &self,
+        image: &ImageName,
+        target: &KernelTarget,
+        inputs: &InputHash,
+    ) -> Option<SystemTime> {
+        self.0.get(&name(image, target, inputs)).copied()
+    }
+}
+
+/// A log of an image for a kernel release.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct FoundLog {
+    pub(crate) written: SystemTime,
+    /// `debian-12-amd64`.
+    pub(crate) platform: String,
+    pub(crate) path: PathBuf,
+}
+
+/// The logs of an image's builds for a kernel release that this cache keeps, the newest first.
+pub(crate) fn logs_for(
     cache: &Cache,
     image: &ImageName,
     release: &KernelRelease,
-) -> Result<Option<PathBuf>, CacheError> {
+) -> Result<Vec<FoundLog>, CacheError> {
     let start = format!("{image}-{release}-");
-    let is_wanted = |name: &str| {
-        let hash = name.strip_prefix(&start).and_then(|rest| rest.strip_suffix(".log"));
-        hash.is_some_and(|hash| hash.len() == DIGITS && hash.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    let platform_of = |name: &str| {
+        let (hash, platform) = name.strip_prefix(&start)?.strip_suffix(".log")?.split_once('-')?;
+        let is_hash = hash.len() == DIGITS && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_hash.then(|| platform.to_owned())
     };
+    let found = all(cache)?.into_iter().filter_map(|(written, name)| {
+        Some(FoundLog { written, platform: platform_of(&name)?, path: cache.root().join(KIND).join(name) })
+    });
+    let mut found: Vec<FoundLog> = found.collect();
+    found.sort_by(|a, b| b.cmp(a));
+    Ok(found)
+}
+
+fn all(cache: &Cache) -> io::Result<Vec<(SystemTime, String)>> {
     let entries = match fs::read_dir(cache.root().join(KIND)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
-    let mut newest = None;
+    let mut found = Vec::new();
     for entry in entries {
         let entry = entry?;
-        if entry.file_name().to_str().is_some_and(is_wanted)
-            // One that is removed meanwhile was not the newest.
-            && let Ok(modified) = entry.metadata().and_then(|metadata| metadata.modified())
-        {
-            newest = newest.max(Some((modified, entry.path())));
-        }
+        // One that is removed meanwhile is none.
+        let modified = entry.metadata().and_then(|metadata| metadata.modified());
+        found.extend(modified.ok().zip(entry.file_name().into_string().ok()));
     }
-    Ok(newest.map(|(_, path)| path))
+    Ok(found)
 }
 
 /// Reads a log that may still be written.
@@ -81,33 +133,61 @@ impl LogReader {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, SystemTime};
+    use std::time::Duration;
 
     use super::*;
     use crate::engine::{BuildLog as _, FileLog};
 
     #[test]
-    fn the_newest_of_an_images_logs_for_a_kernel() {
+    fn logs_are_told_apart_by_platform_and_inputs() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::open(directory.path().to_owned()).unwrap();
         let (image, release) = ("gpu".parse().unwrap(), "6.1.0-1-amd64".parse().unwrap());
-        let newest = || newest_log(&cache, &image, &release).unwrap();
-        assert_eq!(newest(), None);
+        let found = || -> Vec<String> {
+            let found = logs_for(&cache, &image, &release).unwrap().into_iter();
+            found.map(|log| format!("{} {}", log.platform, log.path.display())).collect()
+        };
+        assert!(found().is_empty());
         let logs = directory.path().join(KIND);
         fs::create_dir(&logs).unwrap();
-        assert_eq!(newest(), None);
+        assert!(found().is_empty());
         let now = SystemTime::now();
         for (age, name) in [
-            (3, "gpu-6.1.0-1-amd64-0123456789ab.log"),
-            (2, "gpu-6.1.0-1-amd64-ba9876543210.log"),
-            (1, "gpu-6.1.0-1-amd64-rt-0123456789ab.log"),
-            (1, "gpu-open-6.1.0-1-amd64-0123456789ab.log"),
-            (1, "gpu-6.1.0-1-amd64-0123456789ab.txt"),
+            (3, "gpu-6.1.0-1-amd64-0123456789ab-debian-12-amd64.log"),
+            (2, "gpu-6.1.0-1-amd64-ba9876543210-opensuse-leap-15.6-arm64.log"),
+            (1, "gpu-6.1.0-1-amd64-rt-0123456789ab-debian-12-amd64.log"),
+            (1, "gpu-open-6.1.0-1-amd64-0123456789ab-debian-12-amd64.log"),
+            (1, "gpu-6.1.0-1-amd64-0123456789ab-debian-12-amd64.txt"),
+            (1, "gpu-6.1.0-1-amd64-0123456789ab.log"),
         ] {
             let file = File::create(logs.join(name)).unwrap();
             file.set_modified(now - Duration::from_secs(age)).unwrap();
         }
-        assert_eq!(newest(), Some(logs.join("gpu-6.1.0-1-amd64-ba9876543210.log")));
+        let at = |name: &str| logs.join(name).display().to_string();
+        let [newer, older] = [
+            "gpu-6.1.0-1-amd64-ba9876543210-opensuse-leap-15.6-arm64.log",
+            "gpu-6.1.0-1-amd64-0123456789ab-debian-12-amd64.log",
+        ];
+        let wanted =
+            [format!("opensuse-leap-15.6-arm64 {}", at(newer)), format!("debian-12-amd64 {}", at(older))];
+        assert_eq!(found(), wanted);
+
+        let inputs = |start: &str| format!("{start:0<64}").parse::<InputHash>().unwrap();
+        let target = |os: &str, version: &str| KernelTarget {
+            os: os.parse().unwrap(),
+            os_version: version.parse().unwrap(),
+            release: release.clone(),
+            arch: crate::kernel::Architecture::Amd64,
+        };
+        let (debian, other) = (target("debian", "12"), target("debian", "13"));
+        let own = log_of(&cache, &image, &debian, &inputs("0123456789ab"));
+        assert_eq!(own.unwrap().display().to_string(), at(older));
+        assert_eq!(log_of(&cache, &image, &other, &inputs("0123456789ab")), None);
+        assert_eq!(log_of(&cache, &image, &debian, &inputs("ba9876543210")), None);
+        let times = LogTimes::of(&cache);
+        let written = times.get(&image, &debian, &inputs("0123456789ab"));
+        assert_eq!(written, Some(now - Duration::from_secs(3)));
+        assert_eq!(times.get(&image, &other, &inputs("0123456789ab")), None);
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub(crate) use cell::add_needs;
 pub use cell::{cell, dockerfile};
 pub use check::check_with_image;
 pub(crate) use failures::{Attempts, attempt, builds_elsewhere, forget_failure, known_failures};
-pub(crate) use logs::{LogReader, newest_log};
+pub(crate) use logs::{LogReader, LogTimes, log_of, logs_for};
 pub use pipeline::{BuildOptions, Built, build};
 pub(crate) use publish::add_tags;
 pub use single::{BuildOutcome, build_one};

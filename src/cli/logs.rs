@@ -1,6 +1,6 @@
 //! `farrier logs`: what the engine printed in an image's newest build for a kernel.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use clap::Args;
 
@@ -10,7 +10,7 @@ use super::{
     settings::{open_cache, parse},
 };
 use crate::{
-    build::{LogReader, newest_log},
+    build::{LogReader, logs_for},
     error_chain,
 };
 
@@ -23,6 +23,9 @@ pub struct LogsArgs {
     pub image: String,
     /// Kernel release, exactly as `uname -r` prints it
     pub kernel: String,
+    /// What it is for, where one release runs on several: debian-12-arm64
+    #[arg(long)]
+    pub platform: Option<String>,
     /// Go on until the build ends
     #[arg(long, short)]
     pub follow: bool,
@@ -30,10 +33,20 @@ pub struct LogsArgs {
 
 /// Prints the log, with `--follow` for as long as it is written.
 pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
-    let LogsArgs { image, kernel, follow } = args;
+    let LogsArgs { image, kernel, platform, follow } = args;
     let cache = open_cache(&session.global)?;
-    let path = newest_log(&cache, &parse("image", &image)?, &parse("kernel", &kernel)?)?;
-    let path = path.ok_or_else(|| {
+    let mut logs = logs_for(&cache, &parse("image", &image)?, &parse("kernel", &kernel)?)?;
+    logs.retain(|log| platform.as_ref().is_none_or(|wanted| log.platform == *wanted));
+    let platforms: BTreeSet<&str> = logs.iter().map(|log| log.platform.as_str()).collect();
+    if platforms.len() > 1 {
+        let platforms = platforms.into_iter().collect::<Vec<_>>().join(", ");
+        return Err(CliError::hinted(
+            format!("{image} was built for {kernel} of several platforms: {platforms}"),
+            "say which with --platform",
+        ));
+    }
+    let newest = logs.into_iter().next().map(|log| log.path);
+    let path = newest.ok_or_else(|| {
         CliError::hinted(
             format!("the cache {} has no log of a build of {image} for {kernel}", cache.root().display()),
             "a log is where the build ran: name that cache with --cache-dir, or ask in the pod that builds (kubectl exec); \

@@ -16,7 +16,7 @@ use crate::{
     cluster::Cluster,
     controller::Planned,
     engine::EngineChoice,
-    page::{Facts, write_files},
+    page::{Facts, built, write_files},
     parts::Parts,
     plan,
 };
@@ -120,7 +120,9 @@ pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit> {
     let (activity, now) = (builds_elsewhere(&parts, &plan).await, Timestamp::now());
     session.show(&plan::status_at(&plan, &activity, now), |rows| output::status(rows, &plan))?;
     if let Some(directory) = html {
-        let facts = Facts { activity, ..Facts::of(Arc::new(plan), &snapshot, &parts.definitions, now) };
+        let built = built(&parts.cache, &plan);
+        let facts =
+            Facts { activity, built, ..Facts::of(Arc::new(plan), &snapshot, &parts.definitions, now) };
         write_files(&directory, &facts, &parts).await?;
         output::message(&format!("the page is {}", directory.join("index.html").display()));
     }

@@ -10,7 +10,7 @@ use crate::{
     cluster::Directory,
     controller::{
         live::{PassView, StatusSink as _},
-        testing::Bench,
+        testing::{Bench, Fleet as InMemory, K9, K10, module},
     },
     page::{
         PageServer,
@@ -171,4 +171,47 @@ async fn others_see_no_buttons_and_are_refused() {
         let answer = tower::Service::call(&mut page.router(), request).await.unwrap();
         assert_eq!(answer.status().as_u16(), 404);
     }
+}
+
+#[tokio::test]
+async fn a_prebuild_publishes_the_image() {
+    let bench = Bench::new(&serde_json::json!({"reuse": "compatible"}));
+    // What is published for one kernel loads on the other: this build needs no engine.
+    bench.publish(K9, &[&module()]).await.unwrap();
+    let cluster = InMemory::new(|state| state.node("n0", K10));
+    let asked = Arc::<Notify>::default();
+    let parts = bench.parts.clone();
+    let acts: Arc<dyn Cluster> = Arc::<InMemory>::clone(&cluster);
+    let actions = Actions::new(parts.clone(), acts, None, true, Arc::clone(&asked));
+    let page = PageServer::new(parts.clone(), Some(Arc::clone(&actions)));
+    let planned = parts.plan(cluster.as_ref()).await.unwrap();
+    let found = planned.plan.cells.iter().find(|cell| cell.target.release.as_str() == K10).unwrap();
+    let cell = cell_link(&found.image, &found.target);
+    page.pass(&PassView {
+        plan: Arc::new(planned.plan),
+        snapshot: Arc::new(planned.snapshot),
+        definitions: Arc::new(parts.definitions.clone()),
+        activity: Activity::new(),
+        live: Activity::new().into(),
+        rollouts: Vec::new(),
+        configuration_error: None,
+        now: jiff::Timestamp::UNIX_EPOCH,
+    })
+    .await;
+    let served = Served { bench, page, cell, _directory: tempfile::tempdir().unwrap() };
+    let address = format!("/do?what=prebuild&of={}", served.cell);
+    let (status, shown) = served.ask("GET", &address, &[HERE], "").await;
+    assert!(status == 200 && shown.contains("It is built now, checked, and published as "), "{shown}");
+    let form = format!("what=prebuild&of={}&seen={}", served.cell, seen(&shown));
+    let (status, done) = served.ask("POST", "/do", &[HERE, FORM, OWN], &form).await;
+    assert_eq!(status, 303, "{done}");
+    // The second one finds the first at work, or done.
+    let (again, said) = served.ask("POST", "/do", &[HERE, FORM, OWN], &form).await;
+    assert!(again == 303 || said.contains("another image is being built"), "{said}");
+    actions.finish().await;
+    let noted = served.bench.annotations(K10).await;
+    assert_eq!(noted["farrier.dev/kernel-release"], K10);
+    asked.notified().await;
+    let planned = parts.plan(cluster.as_ref()).await.unwrap().plan;
+    assert!(planned.cells.iter().all(|cell| matches!(cell.outcome, Outcome::UpToDate { .. })), "{planned:?}");
 }

@@ -8,13 +8,14 @@ use serde_json::Value;
 
 use super::{
     action::Offer,
-    facts::Facts,
+    facts::{Facts, natural},
     fleet::{
-        Fleet, Link, Listed, ago, cell_link, class_of, is_building, log_link, node_link, nodes, subject,
+        Fleet, Link, Listed, OfNode, ago, cell_link, class_of, is_building, log_link, node_link, nodes,
+        subject,
     },
-    image::{Found, FoundImage, Image},
+    image::{Built, Found, FoundImage, Image},
     log::Excerpt,
-    materials::{Before, Difference, Part, as_planned, differences, planned_parts},
+    materials::{Before, Difference, Part, as_planned, differences, image_of, planned_parts},
 };
 use crate::{
     image::{Digest, ImageName},
@@ -50,11 +51,19 @@ pub struct CellPage {
     pub hint: String,
     pub facts: Vec<Fact>,
     pub inputs: Vec<Fact>,
+    /// How long the build that is under way has taken.
+    pub build: Option<BuildBar>,
     pub excerpt: Option<Excerpt>,
+    /// The log's first error, where the reason does not say it.
+    pub error: Option<String>,
     /// The whole log, where there is one.
     pub whole_log: Option<String>,
     pub signature: Option<Answer>,
     pub report: Option<Value>,
+    pub has_findings: bool,
+    pub provenance: Option<Built>,
+    /// The image by its digest.
+    pub image_name: Option<String>,
     /// Why there is none, or nothing of the image.
     pub no_report: Option<String>,
     pub parts: Option<Listed<Part>>,
@@ -65,6 +74,14 @@ pub struct CellPage {
     /// Is it being built?
     pub live: bool,
     pub nodes: Listed<Link>,
+}
+
+/// Seconds of a build, beside what builds usually take.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct BuildBar {
+    pub elapsed: u64,
+    pub usual: Option<u64>,
+    pub said: String,
 }
 
 /// What a cell's image is compared with.
@@ -99,7 +116,9 @@ impl Fleet<'_> {
         let time = self.time(entry).unwrap_or_default();
         let usual_seconds = time.usual_seconds.or_else(|| usual.map(|usual| usual.as_secs()));
         let time = BuildTime { usual_seconds, ..time };
-        facts.extend((time != BuildTime::default()).then(|| fact("Build time", time)));
+        let build = time.elapsed_seconds.filter(|_| is_building(entry));
+        let build = build.map(|elapsed| BuildBar { elapsed, usual: usual_seconds, said: time.to_string() });
+        facts.extend((build.is_none() && time != BuildTime::default()).then(|| fact("Build time", time)));
         facts.extend(row.verdict.map(|verdict| fact("Check", verdict)));
         facts.extend((!row.reference.is_empty()).then(|| fact("Image", &row.reference)));
         facts.extend(row.digest.as_ref().map(|digest| fact("Published digest", digest)));
@@ -108,10 +127,10 @@ impl Fleet<'_> {
         } else if let Some((Before { image, cell }, _)) = &before {
             let of = cell.as_ref().map(|cell| format!(" (for {})", cell.target)).unwrap_or_default();
             facts.push(fact("Previous good image", format!("{image}{of}")));
+        } else if no_image.is_none() {
+            facts.push(fact("Previous good image", "none for this distribution and architecture"));
         }
         facts.extend(image.as_ref().map(|image| fact("Size", HumanBytes(image.size))));
-        let provenance = image.as_ref().and_then(|image| image.provenance.as_ref());
-        facts.extend(provenance.map(|built| fact("Provenance", built)));
         if let Some(activity) = entry.activity {
             facts.extend((activity.attempts > 0).then(|| fact("Attempts", activity.attempts)));
             facts
@@ -121,10 +140,29 @@ impl Fleet<'_> {
         facts.extend(
             (!row.announced_by.is_empty()).then(|| fact("Announced by", row.announced_by.join(", "))),
         );
-        let calling = self.facts.groups.iter();
-        let calling =
-            calling.filter(|group| group.target == *entry.target && group.calls.contains(entry.image));
-        let links = calling.flat_map(|group| &group.nodes).map(|name| node_link(name)).collect();
+        let running = self.facts.groups.iter();
+        let running = running
+            .filter(|group| group.target == *entry.target && group.calls.contains(entry.image))
+            .flat_map(|group| &group.nodes);
+        let announcing = self.facts.announced.iter();
+        let announcing = announcing
+            .filter(|announced| {
+                let mut needs = announced.next.needs.iter();
+                announced.next.kernel == *entry.target && needs.any(|needed| needed.image == *entry.image)
+            })
+            .flat_map(|announced| &announced.nodes);
+        let mut names: Vec<&String> = running.chain(announcing).collect();
+        names.sort_unstable_by(|a, b| natural(a, b));
+        names.dedup();
+        let more = names.len().saturating_sub(NAMED);
+        names.truncate(NAMED);
+        let links = Listed { items: names.iter().map(|name| node_link(name)).collect(), folded: 0, more };
+        let excerpt = log.and_then(|log| log.excerpt).filter(|excerpt| !excerpt.lines.is_empty());
+        let error = excerpt.as_ref().and_then(|excerpt| excerpt.error.clone());
+        let error = error.filter(|error| !reason.contains(error.as_str()));
+        let modules = report.iter().filter_map(|report| report["modules"].as_array()).flatten();
+        let has_findings =
+            modules.filter_map(|module| module["findings"].as_array()).any(|findings| !findings.is_empty());
         CellPage {
             state: row.phase.as_str(),
             class: class_of(entry),
@@ -132,17 +170,22 @@ impl Fleet<'_> {
             hint,
             facts,
             inputs: inputs(entry),
-            excerpt: log.and_then(|log| log.excerpt).filter(|excerpt| !excerpt.lines.is_empty()),
+            build,
+            excerpt,
+            error,
             whole_log: has_log.then(|| log_link(entry)),
             signature: image.as_ref().and_then(|image| image.signature.as_ref()).map(signature),
             report,
+            has_findings,
+            image_name: image_of(entry.outcome).map(|image| image.to_string()),
+            provenance: image.as_ref().and_then(|image| image.provenance.clone()),
             no_report: no_report.or(no_image),
             parts: image.as_ref().and_then(|image| Some(Listed::of(image.parts.clone()?, PARTS))),
             before: before.and_then(|before| compared(entry, image.as_deref(), before)),
             offers: offers.remove(&cell_link(entry.image, entry.target)).unwrap_or_default(),
             waits: row.phase != Phase::Published,
             live: is_building(entry),
-            nodes: Listed::of(links, NAMED),
+            nodes: links,
         }
     }
 
@@ -166,23 +209,20 @@ impl Fleet<'_> {
             (Err(why), _) => format!("left alone: {why}"),
             (Ok(_), group) => group.map(|group| group.target.to_string()).unwrap_or_default(),
         };
+        let nothing = OfNode::default();
+        let OfNode { planned, unused, own, turns } = self.of_node(name).unwrap_or(&nothing);
         let mut facts = vec![fact("Runs", runs)];
-        facts.push(fact("Operating system", &node.os_image));
+        facts.extend((!node.os_image.is_empty()).then(|| fact("Operating system", &node.os_image)));
         facts.extend(node.cordoned.then(|| fact("Scheduling", "cordoned")));
         facts.extend(node.announces.as_ref().map(|release| fact("Announces", release)));
-        let planned = self.facts.plan.nodes.iter().find(|planned| planned.node == name);
         let next = planned.and_then(|planned| planned.next.as_deref());
         facts.extend(next.map(|next| fact("Next kernel", &next.kernel)));
-        let unused = self.facts.plan.unused_announcements.iter().filter(|unused| unused.node == name);
-        facts.extend(unused.map(|unused| fact("Announcement not used", &unused.why)));
-        let own = self.facts.plan.own_drivers.iter().filter(|own| own.nodes.iter().any(|node| node == name));
-        facts.extend(own.map(|own| fact("Own driver", format!("{}: {own}", own.image))));
-        facts.extend(self.facts.plan.rollouts.iter().filter_map(|rollout| {
-            let upgrade = rollout.upgrade.as_ref()?;
-            let turn = upgrade.nodes.iter().find(|turn| turn.node == name)?;
+        facts.extend(unused.as_ref().map(|why| fact("Announcement not used", why)));
+        facts.extend(own.iter().map(|own| fact("Own driver", format!("{}: {own}", own.image))));
+        facts.extend(turns.iter().map(|(upgrade, turn)| {
             let told = turn.note.as_ref();
             let told = told.map(|told| format!(" ({} since {:.0})", told.state.as_str(), told.since));
-            Some(fact("Upgrade", format!("{}: {turn}{}", upgrade.rollout, told.unwrap_or_default())))
+            fact("Upgrade", format!("{}: {turn}{}", upgrade.rollout, told.unwrap_or_default()))
         }));
         let called = group.into_iter();
         let called = called.flat_map(|group| group.calls.iter().map(move |image| (image, &group.target)));
@@ -294,7 +334,7 @@ fn may_boot(planned: &PlannedNode) -> Answer {
         MayBoot::Ready => ("ready", "ok"),
         MayBoot::NoDriver => ("no driver is called for", "ok"),
         MayBoot::Unknown => ("not known", "warn"),
-        MayBoot::Wait => ("wait", "bad"),
+        MayBoot::Wait => ("wait", "wait"),
     };
     let why = planned.next.as_ref().map(|next| why_not(next)).unwrap_or_default();
     Answer { word, class, why }
@@ -330,7 +370,7 @@ impl NodesPage {
                 of(format!("{}: {calls}", group.target), group.nodes.iter().collect())
             })
             .collect();
-        groups.sort_by(|a, b| a.what.cmp(&b.what));
+        groups.sort_by(|a, b| natural(&a.what, &b.what));
         let unknown: Vec<&String> =
             facts.nodes.iter().filter(|(_, node)| node.group.is_err()).map(|(name, _)| name).collect();
         if !unknown.is_empty() {

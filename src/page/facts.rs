@@ -1,6 +1,7 @@
 //! Pure: what pages are made from. Of a pass's snapshot it keeps what a page shows: a fleet has many nodes.
 
 use std::{
+    cmp::Ordering,
     collections::{BTreeMap, HashMap},
     sync::Arc,
 };
@@ -30,14 +31,16 @@ pub struct Facts {
     pub nodes: BTreeMap<String, NodeFact>,
     /// Nodes that run the same kernel and call for the same images.
     pub groups: Vec<NodeGroup>,
-    /// Kernels that nodes are to boot and may not yet.
-    pub unready: Vec<(Arc<Next>, Names)>,
+    /// Kernels that nodes are to boot.
+    pub announced: Vec<Announced>,
     /// Nodes that are left alone, or whose announcement is not used, by the reason.
     pub aside: BTreeMap<String, Names>,
     /// What farrier wrote down in the objects that it rewrites, by `DaemonSet kube-system/driver`.
     pub records: BTreeMap<String, Result<Record, String>>,
     /// The objects of a live cluster, by the names that `farrier rollback` takes: is each of them paused?
     pub live: BTreeMap<String, bool>,
+    /// When published images were built, where that is known.
+    pub built: BTreeMap<(ImageName, KernelTarget), Timestamp>,
     /// Why rewrites failed.
     pub failed_rewrites: BTreeMap<RolloutTarget, String>,
     /// What is wrong with the definitions on disk, while the last good ones are in use.
@@ -70,6 +73,17 @@ pub struct NodeGroup {
     pub calls: Vec<ImageName>,
     /// Their names, in order.
     pub nodes: Vec<String>,
+    /// How many of them announced a kernel that they may not boot yet.
+    pub unready: usize,
+}
+
+/// Nodes that are to boot the same kernel, and need the same images there.
+#[derive(Clone, Debug)]
+pub struct Announced {
+    /// The kernel, and how its images stand.
+    pub next: Arc<Next>,
+    /// Their names, in order.
+    pub nodes: Vec<String>,
 }
 
 /// Some names of many.
@@ -97,6 +111,28 @@ impl Names {
     }
 }
 
+/// The order of names whose numbers count: `node-9`, then `node-10`.
+pub fn natural(a: &str, b: &str) -> Ordering {
+    let digits = |text: &str| text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (mut left, mut right) = (a, b);
+    while let (Some(first), Some(second)) = (left.chars().next(), right.chars().next()) {
+        let order = if first.is_ascii_digit() && second.is_ascii_digit() {
+            let (number, other);
+            (number, left) = left.split_at(digits(left));
+            (other, right) = right.split_at(digits(right));
+            let [number, other] = [number, other].map(|number| number.trim_start_matches('0'));
+            number.len().cmp(&other.len()).then_with(|| number.cmp(other))
+        } else {
+            (left, right) = (&left[first.len_utf8()..], &right[second.len_utf8()..]);
+            first.cmp(&second)
+        };
+        if order.is_ne() {
+            return order;
+        }
+    }
+    left.len().cmp(&right.len()).then_with(|| a.cmp(b))
+}
+
 impl Facts {
     /// What is kept of a plan and of what it was made from.
     pub fn of(
@@ -115,7 +151,7 @@ impl Facts {
                 let place = *places.entry((target, calls)).or_insert_with_key(|(target, calls)| {
                     let called = definitions.images.keys().zip(calls).filter(|(_, calls)| **calls);
                     let calls = called.map(|(name, _)| name.clone()).collect();
-                    groups.push(NodeGroup { target: target.clone(), calls, nodes: Vec::new() });
+                    groups.push(NodeGroup { target: target.clone(), calls, nodes: Vec::new(), unready: 0 });
                     groups.len() - 1
                 });
                 if let Some(group) = groups.get_mut(place) {
@@ -127,18 +163,26 @@ impl Facts {
             let (os_image, cordoned) = (node.os_image.clone(), node.unschedulable);
             facts.nodes.insert(node.name.clone(), NodeFact { group, os_image, announces, cordoned });
         }
-        facts.groups.iter_mut().for_each(|group| group.nodes.sort_unstable());
-        let mut unready: HashMap<*const Next, usize> = HashMap::new();
-        for planned in plan.nodes.iter().filter(|planned| !planned.may_boot.is_free()) {
+        let mut places: HashMap<*const Next, usize> = HashMap::new();
+        for planned in &plan.nodes {
             let Some(next) = &planned.next else { continue };
-            let place = *unready.entry(Arc::as_ptr(next)).or_insert_with(|| {
-                facts.unready.push((Arc::clone(next), Names::default()));
-                facts.unready.len() - 1
+            let place = *places.entry(Arc::as_ptr(next)).or_insert_with(|| {
+                facts.announced.push(Announced { next: Arc::clone(next), nodes: Vec::new() });
+                facts.announced.len() - 1
             });
-            if let Some((_, names)) = facts.unready.get_mut(place) {
-                names.add(&planned.node);
+            if let Some(announced) = facts.announced.get_mut(place) {
+                announced.nodes.push(planned.node.clone());
+            }
+            let group = facts.nodes.get(&planned.node).and_then(|node| node.group.as_ref().ok());
+            if !planned.may_boot.is_free()
+                && let Some(group) = group.and_then(|place| facts.groups.get_mut(*place))
+            {
+                group.unready += 1;
             }
         }
+        let names = facts.groups.iter_mut().map(|group| &mut group.nodes);
+        let names = names.chain(facts.announced.iter_mut().map(|announced| &mut announced.nodes));
+        names.for_each(|nodes| nodes.sort_unstable_by(|a, b| natural(a, b)));
         let left = plan.left_alone.iter().map(|left| (format!("left alone: {}", left.why), &left.node));
         let unused = plan.unused_announcements.iter();
         let unused = unused.map(|unused| (format!("announcement not used: {}", unused.why), &unused.node));

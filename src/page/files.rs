@@ -8,11 +8,12 @@ use futures::{StreamExt as _, stream};
 use super::{
     action::Offers,
     facts::Facts,
-    fleet::{Filter, Fleet, cell_link, log_link, node_link},
+    fleet::{Fleet, cell_link, log_link, node_link},
     history::History,
     html::{self, HtmlError, ICON, STYLE},
     image::{Found, Images},
-    log::Log,
+    log::{Excerpts, Log},
+    matrix::{Filter, OPEN},
 };
 use crate::parts::{AT_ONCE, Parts};
 
@@ -49,9 +50,9 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
     // There is an entry for each cell, in the same order.
     let cells = fleet.entries.iter().zip(&facts.plan.cells);
     let found = cells.map(|(entry, cell)| async move { (entry, images.of_cell(&facts.plan, cell).await) });
-    let mut found = stream::iter(found).buffered(AT_ONCE);
+    let (mut found, excerpts) = (stream::iter(found).buffered(AT_ONCE), Excerpts::default());
     while let Some((entry, found)) = found.next().await {
-        let log = Log::find(&parts.cache, entry);
+        let log = excerpts.find(&parts.cache, entry);
         if let Some(Log { path, .. }) = &log {
             fs::copy(path, directory.join(log_link(entry)))?;
         }
@@ -61,7 +62,7 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
         )?;
     }
     let states = fleet.entries.iter().map(|entry| entry.row.phase.as_str());
-    for state in states.collect::<std::collections::BTreeSet<_>>() {
+    for state in states.chain([OPEN]).collect::<std::collections::BTreeSet<_>>() {
         let filter = Filter { state: state.to_owned(), ..Filter::default() };
         write(&format!("state-{state}.html"), html::fleet_page(&fleet, filter, &[])?)?;
     }

@@ -1,39 +1,32 @@
 //! Pure: the first view: what is wrong, what is at risk, what changed, and the matrix of images and kernels.
 
 use std::{
-    cmp::Ordering,
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
+    sync::OnceLock,
 };
 
 use jiff::Timestamp;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
-use super::facts::{Facts, Names};
+use super::{
+    facts::{Announced, Facts, Names},
+    matrix::{Filter, Matrix, StateCount},
+};
 use crate::{
     image::ImageName,
-    kernel::{KernelTarget, order_of},
+    kernel::KernelTarget,
     kmod::Verdict,
     plan::{
-        Activity, BuildTime, Outcome, Phase, PlannedCell, Readiness, RolloutDecision, StatusEntry,
-        status_entries,
+        Activity, BuildTime, Outcome, OwnDriver, Phase, PlannedCell, PlannedNode, PlannedUpgrade, Readiness,
+        RolloutDecision, StatusEntry, UpgradeTurn, status_entries,
     },
 };
 
 /// Findings written out before the rest is only counted.
 const LISTED: usize = 10;
-
-/// Which part of the matrix is shown: what is in the address.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Filter {
-    /// A part of an image's name.
-    pub image: String,
-    /// A part of a kernel release.
-    pub kernel: String,
-    /// A phase, as `farrier status` has it.
-    pub state: String,
-}
-
+/// Those of a list that are seen before it is unfolded.
+const SEEN: usize = 3;
 /// The first view.
 #[derive(Debug, Serialize)]
 pub struct FleetPage {
@@ -43,6 +36,8 @@ pub struct FleetPage {
     pub wrong: Listed<Problem>,
     pub at_risk: Listed<Risk>,
     pub at_risk_nodes: usize,
+    pub wrong_count: usize,
+    pub changed_count: usize,
     pub matrix: Matrix,
     /// Does something build, so that it changes between passes?
     pub live: bool,
@@ -62,29 +57,34 @@ pub struct Change {
     pub class: &'static str,
     /// As [`ago`] has it; filled in when it is shown.
     pub ago: String,
-}
-
-/// How many cells stand so.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct StateCount {
-    pub state: &'static str,
-    pub class: &'static str,
-    pub count: usize,
-    pub chosen: bool,
+    /// What it is about, whatever the kernel.
+    #[serde(skip)]
+    pub of: String,
+    /// Others of it that came to stand so in the same time.
+    pub more: usize,
 }
 
 /// The first of a list.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Listed<T> {
     pub items: Vec<T>,
+    /// How many of them are folded away, on the first view.
+    pub folded: usize,
+    /// How many are only counted.
     pub more: usize,
+}
+
+impl<T> Default for Listed<T> {
+    fn default() -> Self {
+        Self { items: Vec::new(), folded: 0, more: 0 }
+    }
 }
 
 impl<T> Listed<T> {
     pub fn of(mut items: Vec<T>, most: usize) -> Self {
         let more = items.len().saturating_sub(most);
         items.truncate(most);
-        Self { items, more }
+        Self { folded: items.len().saturating_sub(SEEN), items, more }
     }
 }
 
@@ -116,6 +116,9 @@ pub struct Risk {
 pub struct MissingImage {
     pub image: String,
     pub link: Option<String>,
+    pub state: &'static str,
+    pub class: &'static str,
+    /// Why, where how it stands does not say so.
     pub why: String,
 }
 
@@ -126,47 +129,24 @@ pub struct Link {
     pub link: String,
 }
 
-/// Images by kernels.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Matrix {
-    pub images: Vec<String>,
-    pub columns: usize,
-    pub groups: Vec<Group>,
-}
-
-/// The kernels of one distribution.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Group {
-    pub name: String,
-    pub rows: Vec<Row>,
-}
-
-/// One kernel.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Row {
-    pub kernel: String,
-    pub nodes: usize,
-    pub announced: bool,
-    pub cells: Vec<Option<CellView>>,
-}
-
-/// One cell of the matrix.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct CellView {
-    pub state: &'static str,
-    pub class: &'static str,
-    pub link: Option<String>,
-    pub note: String,
-}
-
 /// Facts with their rows, ready to be looked at.
 pub struct Fleet<'a> {
     pub facts: &'a Facts,
     pub entries: Vec<StatusEntry<'a>>,
     places: HashMap<(&'a ImageName, &'a KernelTarget), usize>,
     since: &'a BTreeMap<(ImageName, KernelTarget), Timestamp>,
+    by_node: OnceLock<HashMap<&'a str, OfNode<'a>>>,
     /// When it is looked at; the facts may be older.
     pub now: Timestamp,
+}
+
+/// What a plan says of one node.
+#[derive(Default)]
+pub struct OfNode<'a> {
+    pub planned: Option<&'a PlannedNode>,
+    pub unused: Option<String>,
+    pub own: Vec<&'a OwnDriver>,
+    pub turns: Vec<(&'a PlannedUpgrade, &'a UpgradeTurn)>,
 }
 
 impl<'a> Fleet<'a> {
@@ -185,7 +165,33 @@ impl<'a> Fleet<'a> {
         let entries = status_entries(&facts.plan, activity);
         let places =
             entries.iter().enumerate().map(|(place, entry)| ((entry.image, entry.target), place)).collect();
-        Self { facts, entries, places, since, now }
+        Self { facts, entries, places, since, by_node: OnceLock::new(), now }
+    }
+
+    /// What the plan says of a node. It is put in order once: a page of each of many nodes may be asked for.
+    pub fn of_node(&self, name: &str) -> Option<&OfNode<'a>> {
+        let index = || {
+            let plan = &self.facts.plan;
+            let mut nodes: HashMap<&'a str, OfNode<'a>> = HashMap::new();
+            for planned in &plan.nodes {
+                nodes.entry(&planned.node).or_default().planned = Some(planned);
+            }
+            for unused in &plan.unused_announcements {
+                nodes.entry(&unused.node).or_default().unused = Some(unused.why.to_string());
+            }
+            for own in &plan.own_drivers {
+                for node in &own.nodes {
+                    nodes.entry(node).or_default().own.push(own);
+                }
+            }
+            for upgrade in plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref()) {
+                for turn in &upgrade.nodes {
+                    nodes.entry(&turn.node).or_default().turns.push((upgrade, turn));
+                }
+            }
+            nodes
+        };
+        self.by_node.get_or_init(index).get(name)
     }
 
     /// How long a build has taken, and usually takes.
@@ -198,48 +204,34 @@ impl<'a> Fleet<'a> {
         self.entries.get(*self.places.get(&(image, target))?)
     }
 
-    fn link(&self, image: &ImageName, target: &KernelTarget) -> Option<String> {
-        self.entry(image, target).map(|entry| cell_link(entry.image, entry.target))
-    }
-
     /// How long a cell stands so, where that is known.
     pub fn age(&self, entry: &StatusEntry<'_>) -> Option<Timestamp> {
-        let failed = match entry.outcome {
+        let key = (entry.image.clone(), entry.target.clone());
+        let known = match entry.outcome {
             Outcome::HeldBack { at, .. } => Some(*at),
+            Outcome::UpToDate { .. } => self.facts.built.get(&key).copied(),
             _ => entry.activity.and_then(|activity| activity.since),
         };
-        failed.or_else(|| self.since.get(&(entry.image.clone(), entry.target.clone())).copied())
+        known.or_else(|| self.since.get(&key).copied())
     }
 
     /// The whole first view; `changed` is what it says of the time before.
     pub fn page(&self, filter: Filter, changed: Vec<Change>) -> FleetPage {
-        let at_risk = self.at_risk();
+        let ((at_risk, at_risk_nodes), wrong) = (self.at_risk(), self.wrong());
         FleetPage {
             configuration_error: self.facts.configuration_error.clone(),
             counts: self.counts(&filter),
+            changed_count: changed.len(),
             changed,
-            wrong: Listed::of(self.wrong(), LISTED),
-            at_risk_nodes: at_risk.iter().map(|risk| risk.count).sum(),
+            wrong_count: wrong.len(),
+            wrong: Listed::of(wrong, LISTED),
+            at_risk_nodes,
             at_risk: Listed::of(at_risk, LISTED),
             matrix: self.matrix(&filter),
             live: self.entries.iter().any(is_building),
             filter,
             served: self.facts.served,
         }
-    }
-
-    fn counts(&self, filter: &Filter) -> Vec<StateCount> {
-        let mut counts: BTreeMap<Phase, usize> = BTreeMap::new();
-        for entry in &self.entries {
-            *counts.entry(entry.row.phase).or_default() += 1;
-        }
-        let count = |(phase, count): (Phase, usize)| StateCount {
-            state: phase.as_str(),
-            class: class_of_phase(phase, Some(Verdict::Loads)),
-            count,
-            chosen: filter.state == phase.as_str(),
-        };
-        counts.into_iter().map(count).collect()
     }
 
     /// What is wrong: cells first, then rollouts, then nodes.
@@ -289,111 +281,65 @@ impl<'a> Fleet<'a> {
         problems
     }
 
-    /// Nodes that would lack an image: first those that announced another kernel, then those that run a kernel whose image is
-    /// not there. Its cost does not depend on the number of nodes.
-    fn at_risk(&self) -> Vec<Risk> {
-        let announced = self.facts.unready.iter().map(|(next, names)| {
-            let missing = next.needs.iter().filter_map(|needed| match &needed.state {
+    /// Nodes that would lack an image, and how many there are: first those that announced another kernel, then those that run a
+    /// kernel whose image is not there. Its cost does not depend on the number of nodes.
+    fn at_risk(&self) -> (Vec<Risk>, usize) {
+        let missing = |entry: &StatusEntry<'_>| MissingImage {
+            image: entry.image.to_string(),
+            link: Some(cell_link(entry.image, entry.target)),
+            state: entry.row.phase.as_str(),
+            class: class_of(entry),
+            why: String::new(),
+        };
+        let unready = self.facts.announced.iter().filter(|announced| !announced.next.may_boot().is_free());
+        let mut risks: Vec<Risk> = Vec::new();
+        for Announced { next, nodes } in unready {
+            let images = next.needs.iter().filter_map(|needed| match &needed.state {
                 Readiness::Ready { .. } => None,
-                Readiness::Missing { message } | Readiness::Unknown { message } => Some(MissingImage {
-                    image: needed.image.to_string(),
-                    link: self.link(&needed.image, &next.kernel),
-                    why: message.clone(),
-                }),
+                Readiness::Missing { message } | Readiness::Unknown { message } => {
+                    let entry = self.entry(&needed.image, &next.kernel);
+                    match entry.filter(|entry| entry.row.phase != Phase::Published) {
+                        Some(entry) => Some(missing(entry)),
+                        None => Some(MissingImage {
+                            image: needed.image.to_string(),
+                            link: entry.map(|entry| cell_link(entry.image, entry.target)),
+                            state: "not ready",
+                            class: "warn",
+                            why: message.clone(),
+                        }),
+                    }
+                }
             });
-            let doubt = next.doubt.as_ref();
-            let doubt =
-                doubt.map(|why| MissingImage { image: String::new(), link: None, why: why.to_string() });
-            risk(&next.kernel, true, missing.chain(doubt).collect(), names)
-        });
-        let running = self.facts.groups.iter().filter_map(|group| {
-            let missing: Vec<MissingImage> = group
+            let doubt = next.doubt.as_ref().map(|why| MissingImage {
+                image: String::new(),
+                link: None,
+                state: "not known",
+                class: "warn",
+                why: why.to_string(),
+            });
+            risks.push(risk(&next.kernel, true, images.chain(doubt).collect(), nodes));
+        }
+        let mut count: usize = risks.iter().map(|risk| risk.count).sum();
+        for group in &self.facts.groups {
+            let images: Vec<MissingImage> = group
                 .calls
                 .iter()
                 .filter_map(|image| self.entry(image, &group.target))
                 .filter(|entry| entry.row.phase != Phase::Published && class_of(entry) != "off")
-                .map(|entry| MissingImage {
-                    image: entry.image.to_string(),
-                    link: Some(cell_link(entry.image, entry.target)),
-                    why: said(entry),
-                })
+                .map(missing)
                 .collect();
-            (!missing.is_empty()).then(|| risk(&group.target, false, missing, &Names::of(&group.nodes)))
-        });
-        announced.chain(running).collect()
-    }
-
-    fn matrix(&self, filter: &Filter) -> Matrix {
-        let mut cells: BTreeMap<&KernelTarget, BTreeMap<&ImageName, CellView>> = BTreeMap::new();
-        let shown = |image: &ImageName, target: &KernelTarget, phase: Phase| {
-            image.as_str().contains(&filter.image)
-                && target.release.as_str().contains(&filter.kernel)
-                && (filter.state.is_empty() || filter.state == phase.as_str())
-        };
-        let own = self.facts.plan.own_drivers.iter();
-        for own in own.filter(|own| shown(&own.image, &own.target, Phase::OwnDriver)) {
-            let (state, note) = (Phase::OwnDriver.as_str(), nodes(own.nodes.len()));
-            let view = CellView { state, class: "off", link: None, note };
-            cells.entry(&own.target).or_default().insert(&own.image, view);
-        }
-        for entry in self.entries.iter().filter(|entry| shown(entry.image, entry.target, entry.row.phase)) {
-            cells.entry(entry.target).or_default().insert(entry.image, self.cell(entry));
-        }
-        let images: BTreeSet<&ImageName> = cells.values().flat_map(BTreeMap::keys).copied().collect();
-        let mut running: HashMap<&KernelTarget, usize> = HashMap::new();
-        for group in &self.facts.groups {
-            *running.entry(&group.target).or_default() += group.nodes.len();
-        }
-        let announced: BTreeSet<&KernelTarget> = self
-            .facts
-            .plan
-            .cells
-            .iter()
-            .filter(|cell| !cell.announced_by.is_empty())
-            .map(|cell| &cell.target)
-            .collect();
-        let mut kernels: Vec<_> = cells.into_iter().collect();
-        kernels.sort_by(|(a, _), (b, _)| platform(a).cmp(&platform(b)).then_with(|| newest_first(a, b)));
-        let mut groups: Vec<Group> = Vec::new();
-        for (target, mut views) in kernels {
-            let name = format!("{} {}, {}", target.os, target.os_version, target.arch);
-            if groups.last().is_none_or(|group| group.name != name) {
-                groups.push(Group { name, rows: Vec::new() });
-            }
-            let row = Row {
-                kernel: target.release.to_string(),
-                nodes: running.get(target).copied().unwrap_or(0),
-                announced: announced.contains(target),
-                cells: images.iter().map(|image| views.remove(*image)).collect(),
-            };
-            if let Some(group) = groups.last_mut() {
-                group.rows.push(row);
+            if !images.is_empty() {
+                // Those that announced a kernel, too, have been counted.
+                count += group.nodes.len().saturating_sub(group.unready);
+                risks.push(risk(&group.target, false, images, &group.nodes));
             }
         }
-        let images: Vec<String> = images.iter().map(ToString::to_string).collect();
-        Matrix { columns: images.len() + 1, images, groups }
-    }
-
-    fn cell(&self, entry: &StatusEntry<'_>) -> CellView {
-        let row = &entry.row;
-        let time = self.time(entry).filter(|_| is_building(entry));
-        let age = self.age(entry).filter(|_| time.is_none() && row.phase != Phase::Published);
-        let note = [
-            row.verdict.map(|verdict| verdict.as_str().to_owned()),
-            (row.nodes > 0).then(|| nodes(row.nodes)),
-            time.map(|time| time.to_string()),
-            age.map(|since| ago(since, self.facts.now)),
-        ];
-        CellView {
-            state: row.phase.as_str(),
-            class: class_of(entry),
-            link: Some(cell_link(entry.image, entry.target)),
-            note: note.into_iter().flatten().collect::<Vec<_>>().join(" · "),
-        }
+        (risks, count)
     }
 }
 
-fn risk(kernel: &KernelTarget, announced: bool, missing: Vec<MissingImage>, names: &Names) -> Risk {
+fn risk(kernel: &KernelTarget, announced: bool, missing: Vec<MissingImage>, nodes: &[String]) -> Risk {
+    let names = Names::of(nodes);
     let nodes: Vec<Link> = names.first.iter().map(|name| node_link(name)).collect();
     let more = names.count - nodes.len();
     Risk { kernel: kernel.to_string(), announced, missing, nodes, more, count: names.count }
@@ -413,7 +359,7 @@ pub fn class_of(entry: &StatusEntry<'_>) -> &'static str {
     }
 }
 
-fn class_of_phase(phase: Phase, verdict: Option<Verdict>) -> &'static str {
+pub fn class_of_phase(phase: Phase, verdict: Option<Verdict>) -> &'static str {
     match phase {
         Phase::Published if verdict == Some(Verdict::Loads) => "ok",
         Phase::Published => "part",
@@ -423,19 +369,6 @@ fn class_of_phase(phase: Phase, verdict: Option<Verdict>) -> &'static str {
         Phase::Failed | Phase::Conflict => "bad",
         Phase::OwnDriver => "off",
     }
-}
-
-fn said(entry: &StatusEntry<'_>) -> String {
-    let (phase, reason) = (entry.row.phase.as_str(), &entry.row.reason);
-    if reason.is_empty() { phase.to_owned() } else { format!("{phase}: {reason}") }
-}
-
-fn platform(target: &KernelTarget) -> (&str, &str, String) {
-    (target.os.as_str(), target.os_version.as_str(), target.arch.to_string())
-}
-
-fn newest_first(a: &KernelTarget, b: &KernelTarget) -> Ordering {
-    order_of(&a.os, a.release.as_str())(b.release.as_str(), a.release.as_str())
 }
 
 /// `mofed for 6.1.0-47-amd64 (debian 12, amd64)`.

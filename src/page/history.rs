@@ -58,6 +58,8 @@ impl History {
                     state: phase.as_str(),
                     class: class_of(entry),
                     ago: String::new(),
+                    of: entry.image.to_string(),
+                    more: 0,
                 });
             }
             phases.insert(key, phase);
@@ -90,6 +92,8 @@ pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
             state: Phase::Failed.as_str(),
             class: "bad",
             ago: String::new(),
+            of: entry.image.to_string(),
+            more: 0,
         }),
         _ => None,
     });
@@ -106,6 +110,8 @@ pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
                 state,
                 class,
                 ago: String::new(),
+                of: object.clone(),
+                more: 0,
             }
         })
     });
@@ -114,11 +120,20 @@ pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
     // A failure that was seen has its own time, too.
     let mut told = std::collections::BTreeSet::new();
     all.retain(|change| told.insert((change.subject.clone(), change.state)));
-    all.truncate(KEPT);
-    for change in &mut all {
-        change.ago = ago(change.at, fleet.facts.now);
+    // One fault of a driver is one line, whatever the number of kernels.
+    let mut lines: Vec<Change> = Vec::new();
+    for mut change in all {
+        change.ago = ago(change.at, fleet.now);
+        match lines
+            .iter_mut()
+            .find(|line| (&line.of, line.state, &line.ago) == (&change.of, change.state, &change.ago))
+        {
+            Some(line) => line.more += 1,
+            None => lines.push(change),
+        }
     }
-    all
+    lines.truncate(KEPT);
+    lines
 }
 
 /// How a rewrite went, in a word, with its colour and shape.

@@ -2,7 +2,11 @@
 
 use std::sync::LazyLock;
 
-use handlebars::{Context, Handlebars, Helper, HelperResult, Output, RenderContext, html_escape};
+use handlebars::{
+    Context, Handlebars, Helper, HelperResult, Output, PathAndJson, RenderContext, html_escape,
+};
+use jiff::{SignedDuration, Timestamp};
+use regex::Regex;
 use serde::Serialize;
 use serde_json::json;
 
@@ -11,9 +15,10 @@ use super::{
     actions::Preview,
     details::NodesPage,
     facts::Facts,
-    fleet::{Change, Filter, Fleet, subject},
+    fleet::{Change, Fleet, subject},
     history::{Rewrite, changes},
     image::Found,
+    matrix::Filter,
     rollouts::RolloutsPage,
 };
 use crate::plan::StatusEntry;
@@ -61,6 +66,7 @@ static ENGINE: LazyLock<Result<Handlebars<'static>, String>> = LazyLock::new(|| 
     let mut engine = Handlebars::new();
     engine.register_escape_fn(|text| html_escape(&visible(text)));
     engine.register_helper("words", Box::new(words));
+    engine.register_helper("told", Box::new(told));
     for template in <Template as strum::VariantArray>::VARIANTS {
         engine
             .register_template_string(template.name(), template.text())
@@ -87,9 +93,10 @@ fn html(
         engine.render(name, model).map_err(|error| HtmlError(error.to_string()))
     };
     let mut model = serde_json::to_value(model).map_err(|error| HtmlError(error.to_string()))?;
-    (model["root"], model["title"]) = (root.into(), title.into());
+    let now = format!("{:.0}", facts.now);
+    (model["root"], model["title"], model["now"]) = (root.into(), title.into(), now.clone().into());
     let body = render(template.name(), &model)?;
-    let (now, as_of) = (format!("{:.0}", facts.now), facts.now.strftime("%Y-%m-%d %H:%M:%S UTC").to_string());
+    let as_of = facts.now.strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
     // What is confirmed is what was read: no script changes it.
     let served = facts.served && !matches!(template, Template::Confirm);
     let frame = json!({
@@ -99,18 +106,65 @@ fn html(
     render(Template::Frame.name(), &frame)
 }
 
+/// Text with what people read at a glance: a digest by its first digits, a time as a clock shows it. The whole is in the title.
+fn told(
+    helper: &Helper<'_>,
+    _: &Handlebars<'_>,
+    context: &Context,
+    _: &mut RenderContext<'_, '_>,
+    out: &mut dyn Output,
+) -> HelperResult {
+    let text = match helper.param(0).map(PathAndJson::value) {
+        Some(serde_json::Value::String(text)) => text.clone(),
+        None | Some(serde_json::Value::Null) => String::new(),
+        Some(other) => other.to_string(),
+    };
+    out.write(&glance(&text, now(context)))?;
+    Ok(())
+}
+
+fn now(context: &Context) -> Timestamp {
+    context.data()["now"].as_str().and_then(|now| now.parse().ok()).unwrap_or_default()
+}
+
+fn glance(text: &str, now: Timestamp) -> String {
+    static LONG: LazyLock<Option<Regex>> =
+        LazyLock::new(|| Regex::new(r"\b(?:[0-9a-f]{64}|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)\b").ok());
+    let escaped = html_escape(&visible(text));
+    let Some(long) = LONG.as_ref() else { return escaped };
+    let short = |found: &regex::Captures<'_>| match found[0].parse::<Timestamp>() {
+        Ok(at) => {
+            let day = |of: Timestamp| of.strftime("%F").to_string();
+            let form = if day(at) == day(now) {
+                "%H:%M UTC"
+            } else if at.duration_since(now).abs() < SignedDuration::from_hours(300 * 24) {
+                "%-d %b %H:%M UTC"
+            } else {
+                "%-d %b %Y"
+            };
+            format!("<time datetime=\"{0}\" title=\"{0}\">{1}</time>", &found[0], at.strftime(form))
+        }
+        Err(_) if found[0].contains('-') => found[0].to_owned(),
+        Err(_) => {
+            let digits: String = found[0].chars().take(12).collect();
+            format!("<abbr title=\"{}\">{digits}…</abbr>", &found[0])
+        }
+    };
+    long.replace_all(&escaped, short).into_owned()
+}
+
 /// Text in which commands stand between backticks.
 fn words(
     helper: &Helper<'_>,
     _: &Handlebars<'_>,
-    _: &Context,
+    context: &Context,
     _: &mut RenderContext<'_, '_>,
     out: &mut dyn Output,
 ) -> HelperResult {
     let text = helper.param(0).and_then(|text| text.value().as_str()).unwrap_or_default();
     for (place, part) in text.split('`').enumerate() {
         let (open, close) = if place % 2 == 1 { ("<code>", "</code>") } else { ("", "") };
-        out.write(&format!("{open}{}{close}", html_escape(&visible(part))))?;
+        out.write(&format!("{open}{}{close}", glance(part, now(context))))?;
     }
     Ok(())
 }

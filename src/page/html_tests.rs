@@ -9,17 +9,18 @@ use crate::{
         action::{Action, Offer},
         facts::Names,
         fleet::{
-            cell_link, node_link,
+            Listed, cell_link, node_link,
             tests::{K47, K48, facts_of, large},
         },
-        image::Image,
+        image::{Built, Dependency, Image},
         log::{Excerpt, Line, Log},
         materials::{Before, Part},
+        matrix::OPEN,
     },
     plan::{
         BuildActivity, Earlier, FieldRecord, Forecast, Outcome, Phase, Plan, PlannedUpgrade, Record,
         RecordState, RolloutDecision, Stage, UpgradeNote, UpgradeStage, UpgradeState, UpgradeTurn,
-        UpgradeWait, testing,
+        UpgradeWait, testing, with_short_digests,
     },
     store::Standing,
 };
@@ -74,6 +75,21 @@ fn upgrade(says: &str, nodes: &[String], now: Timestamp) -> PlannedUpgrade {
         ends: Some(now + SignedDuration::from_mins(40)),
     };
     PlannedUpgrade { rollout: says.to_owned(), nodes, forecast }
+}
+
+fn provenance(says: &str) -> Built {
+    let input = Dependency {
+        role: "source".to_owned(),
+        name: says.to_owned(),
+        uri: format!("pkg:generic/{says}"),
+        digest: "0123456789abcdef".repeat(4),
+    };
+    Built {
+        said: format!("SLSA v1: {says}"),
+        builder: says.to_owned(),
+        kind: says.to_owned(),
+        inputs: Listed::of(vec![input], 1),
+    }
 }
 
 /// All pages, of a fleet in which all that comes from outside is hostile, by where they are.
@@ -136,7 +152,7 @@ fn hostile_pages() -> Vec<(String, String)> {
         signature: Some(Standing::Refused(HOSTILE.to_owned())),
         report: Some(report),
         parts: Some(vec![part("1")]),
-        provenance: Some(HOSTILE.to_owned()),
+        provenance: Some(provenance(HOSTILE)),
     };
     let before = Image { parts: Some(vec![part("2")]), ..Image::default() };
     let reference = facts.plan.cells[0].outcome.cell().unwrap().reference.clone();
@@ -155,7 +171,8 @@ fn hostile_pages() -> Vec<(String, String)> {
         failed: Some(HOSTILE.to_owned()),
     };
     let fault = Found { image: Some(Err(HOSTILE.to_owned())), ..Found::default() };
-    let filter = Filter { image: HOSTILE.to_owned(), kernel: HOSTILE.to_owned(), state: HOSTILE.to_owned() };
+    let [image_part, kernel, os, state] = [HOSTILE; 4].map(str::to_owned);
+    let filter = Filter { image: image_part, kernel, os, state };
     let preview = Preview {
         action: Action::PutBack,
         of: HOSTILE.to_owned(),
@@ -182,6 +199,7 @@ fn story() -> Vec<(String, String)> {
     let mut fleet = testing::Fleet::new(&vec![K47; 5000]);
     fleet.publish(Verdict::Loads);
     fleet.announce(0, K48);
+    fleet.node(999).os_image = "Debian GNU/Linux 12 (bookworm)".to_owned();
     let now: Timestamp = "2026-11-25T12:00:00Z".parse().unwrap();
     let mut facts = Facts { now, ..facts_of(&fleet) };
     let mut plan = Plan::clone(&facts.plan);
@@ -192,7 +210,7 @@ fn story() -> Vec<(String, String)> {
     upgrade.nodes.iter_mut().for_each(|turn| turn.to = image("a"));
     plan.rollouts[0].upgrade = Some(upgrade);
     let earlier = Earlier {
-        set: image("b"),
+        set: with_short_digests(&image("b")),
         at: now - SignedDuration::from_hours(50),
         state: RecordState::Failed,
         why: Some("on node n17: driver: CrashLoopBackOff: no such device".to_owned()),
@@ -226,6 +244,20 @@ fn story() -> Vec<(String, String)> {
     };
     let excerpt = Some(Excerpt { error: None, lines: (0..10).map(line).collect() });
     let found = Found { log: Some(Log { path: "log".into(), excerpt }), ..Found::default() };
+    let object = "kube-system/mft";
+    let actions = [Action::Pause, Action::PutBack].map(|action| Offer::of(action, object));
+    let offers = Offers::from([(object.to_owned(), actions.to_vec())]);
+    let preview = Preview {
+        action: Action::PutBack,
+        of: object.to_owned(),
+        title: format!("put back: {object}"),
+        says: vec![
+            format!("DaemonSet {object}, driver: put back: {} -> {}", image("a"), image("c")),
+            "farrier leaves it so until another image is due, or until it is resumed.".to_owned(),
+        ],
+        seen: "0123456789abcdef".to_owned(),
+        back: "rollouts.html".to_owned(),
+    };
     let what = format!("rewrite: {} -> {}", image("c"), image("a"));
     let rewrite = Rewrite { target, at: "2026-11-25T10:00:00Z".to_owned(), what, failed: None };
     vec![
@@ -233,7 +265,8 @@ fn story() -> Vec<(String, String)> {
         (cell_link(entry.image, entry.target), cell_page(&fleet, entry, found).unwrap()),
         (node_link("n999").link, node_page(&fleet, "n999").unwrap().unwrap()),
         ("nodes.html".to_owned(), nodes_page(&facts).unwrap()),
-        ("rollouts.html".to_owned(), rollouts_page(&facts, &Offers::new(), &[rewrite]).unwrap()),
+        ("rollouts.html".to_owned(), rollouts_page(&facts, &offers, &[rewrite]).unwrap()),
+        ("confirm.html".to_owned(), confirm_page(&facts, &preview).unwrap()),
     ]
 }
 
@@ -247,19 +280,60 @@ fn five_thousand_nodes_get_another_driver_while_an_image_is_built() {
         }
     };
     says(0, &["<i>61 s of usually 4 min</i>", " data-live>"]);
-    says(1, &["<dt>Build time<dd>61 s of usually 4 min", " data-live>", "The end of the log"]);
-    says(2, &["<dt>Upgrade<dd>kube-system/mft: under-way: waits for its new driver to be ready"]);
+    says(
+        1,
+        &[
+            "<progress max=\"240\" value=\"61\"",
+            "</progress> 61 s of usually 4 min",
+            " data-live>",
+            "The end of the log",
+            "<dt>Since<dd><time datetime=\"2026-11-25T11:58:59Z\" title=\"2026-11-25T11:58:59Z\">11:58 UTC</time> (1 min)",
+        ],
+    );
+    says(
+        2,
+        &[
+            "<dt>Upgrade<dd>kube-system/mft: under-way: waits for its new driver to be ready",
+            "<dt>Operating system<dd>Debian GNU/Linux 12 (bookworm)",
+        ],
+    );
     says(
         4,
         &[
-            "<dt>Time left<dd>about 40 min",
-            "<progress max=\"5000\" value=\"2500\"",
+            "<dt>Time left<dd>about 40 min, until <time datetime=\"2026-11-25T12:40:00Z\"",
+            "<rect class=\"ok\" x=\"0\" width=\"2500\"",
+            "<b class=\"tag wait\">2498 to come</b>",
             "and 4800 more",
+            "title=\"2026-11-23T10:00:00Z\">23 Nov 10:00 UTC</time>",
+            "<abbr title=\"aaaaaaaa",
             "CrashLoopBackOff: no such device",
-            "<td>2026-11-25T10:00:00Z",
         ],
     );
+    let place = |node: &str| pages[4].1.find(&format!(">{node}</a>")).unwrap();
+    assert!(place("n998") < place("n4") && place("n9") < place("n33"), "by stage and number");
     assert!(pages[0].1.len() < 100_000 && pages[4].1.len() < 100_000, "nodes are counted, not listed");
+}
+
+#[test]
+fn digests_and_times_are_seen_at_a_glance_and_whole_in_the_title() {
+    let now = "2026-11-25T12:00:00Z".parse().unwrap();
+    let digest = "0123456789abcdef".repeat(4);
+    assert_eq!(
+        glance(&format!("<x>@sha256:{digest}"), now),
+        format!("&lt;x&gt;@sha256:<abbr title=\"{digest}\">0123456789ab…</abbr>")
+    );
+    for whole in [format!("{digest}0"), "0123456789abcdef".to_owned(), "2026-11-25T12:00:00.5Z".to_owned()] {
+        assert_eq!(glance(&whole, now), whole);
+    }
+    for (at, shown) in [
+        ("2026-11-25T09:59:59Z", "09:59 UTC"),
+        ("2026-11-26T00:01:00Z", "26 Nov 00:01 UTC"),
+        ("1970-01-01T00:00:00Z", "1 Jan 1970"),
+    ] {
+        let wanted = format!("since <time datetime=\"{at}\" title=\"{at}\">{shown}</time>");
+        assert_eq!(glance(&format!("since {at}"), now), wanted);
+    }
+    assert_eq!(glance("2026-99-99T00:00:00Z", now).matches("<time").count(), 0);
 }
 
 #[test]
@@ -278,11 +352,17 @@ fn nothing_from_outside_is_taken_for_a_tag_or_steers_the_reader() {
 fn pages_for_a_browser_are_written_as_files() {
     let own = tempfile::tempdir().unwrap();
     let directory = std::env::var_os("FARRIER_PAGES").map_or_else(|| own.path().to_owned(), Into::into);
-    let large = Facts { served: false, ..large(100, 10, 10_000) };
+    let mut large = Facts { served: false, ..large(100, 10, 10_000) };
+    for (place, cell) in large.plan.cells.iter().enumerate() {
+        let age = SignedDuration::from_hours(i64::try_from(place).unwrap());
+        large.built.insert((cell.image.clone(), cell.target.clone()), large.now - age);
+    }
     let pages = hostile_pages().into_iter().map(|(place, page)| (format!("hostile/{place}"), page));
     let story = story().into_iter().map(|(place, page)| (format!("story/{place}"), page));
-    let pages: Vec<(String, String)> =
-        pages.chain(story).chain([("large/index.html".to_owned(), whole(&large))]).collect();
+    let open = Filter { state: OPEN.to_owned(), ..Filter::default() };
+    let open = fleet_page(&Fleet::new(&large, &BTreeMap::new()), open, &[]).unwrap();
+    let large = [("large/index.html".to_owned(), whole(&large)), ("large/state-open.html".to_owned(), open)];
+    let pages: Vec<(String, String)> = pages.chain(story).chain(large).collect();
     for (place, text) in &pages {
         let file = directory.join(place);
         fs_err::create_dir_all(file.parent().unwrap()).unwrap();
@@ -295,6 +375,7 @@ fn pages_for_a_browser_are_written_as_files() {
     let read = |place: &str| fs_err::read_to_string(directory.join(place)).unwrap();
     assert!(pages.iter().all(|(place, text)| read(place) == *text));
     assert_eq!(read("large/index.html").matches("<td class=").count(), 1000);
+    assert_eq!(read("large/state-open.html").matches("<td class=").count(), 200);
 }
 
 #[test]
@@ -318,7 +399,7 @@ fn a_cell_shows_the_error_its_report_and_its_inputs() {
         signature: Some(Standing::Signed),
         report: Some(report),
         parts: Some(vec![part("4.33")]),
-        provenance: Some("SLSA v1: farrier 0.1.0, 4 inputs".to_owned()),
+        provenance: Some(provenance("mft")),
     };
     let before = Image { parts: Some(vec![part("4.32")]), ..Image::default() };
     let reference = facts.plan.cells[0].outcome.cell().unwrap().reference.clone();

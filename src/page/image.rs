@@ -7,10 +7,12 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use serde::Serialize;
 use serde_json::Value;
 
 use super::{
     action::Offers,
+    fleet::Listed,
     log::Log,
     materials::{Before, Part, image_of, parts_of},
 };
@@ -28,6 +30,9 @@ use crate::{
 /// Images that are kept, and how long: what a digest names does not change, but documents and signatures come later, too.
 const KEPT: usize = 100;
 const FRESH: Duration = Duration::from_mins(5);
+/// Inputs of a provenance that are shown, and characters of each text.
+const INPUTS: usize = 300;
+const TEXT: usize = 300;
 
 /// What the registry has of an image, or why it cannot be shown.
 pub type FoundImage = Result<Arc<Image>, String>;
@@ -57,8 +62,27 @@ pub struct Image {
     pub report: Option<Value>,
     /// What its bill of materials has, where there is one.
     pub parts: Option<Vec<Part>>,
-    /// How it was built, in a line.
-    pub provenance: Option<String>,
+    pub provenance: Option<Built>,
+}
+
+/// How an image was built, as its provenance has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Built {
+    /// In a line.
+    pub said: String,
+    /// Who built it, and what the rest is to be understood by: names in the form of addresses.
+    pub builder: String,
+    pub kind: String,
+    pub inputs: Listed<Dependency>,
+}
+
+/// What an image was built from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Dependency {
+    pub role: String,
+    pub name: String,
+    pub uri: String,
+    pub digest: String,
 }
 
 /// Images, each looked at once in a while.
@@ -141,11 +165,29 @@ fn read_report(bytes: &[u8]) -> Option<Value> {
     is_one.then_some(report)
 }
 
-fn built(predicate: &Value) -> String {
-    let inputs = predicate["buildDefinition"]["resolvedDependencies"].as_array().map_or(0, Vec::len);
-    let farrier = predicate["runDetails"]["builder"]["version"]["farrier"].as_str();
-    let farrier: String = farrier.unwrap_or("of no version").chars().take(40).collect();
-    format!("SLSA v1: farrier {farrier}, {inputs} inputs")
+fn built(predicate: &Value) -> Built {
+    let text = |value: &Value, most: usize| -> String {
+        value.as_str().unwrap_or_default().chars().take(most).collect()
+    };
+    let (definition, details) = (&predicate["buildDefinition"], &predicate["runDetails"]);
+    let inputs = definition["resolvedDependencies"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let dependency = |input: &Value| Dependency {
+        role: text(&input["annotations"]["role"], TEXT),
+        name: text(&input["name"], TEXT),
+        uri: text(&input["uri"], TEXT),
+        digest: text(&input["digest"]["sha256"], TEXT),
+    };
+    let farrier = match text(&details["builder"]["version"]["farrier"], 40) {
+        farrier if farrier.is_empty() => "of no version".to_owned(),
+        farrier => farrier,
+    };
+    let items = inputs.iter().take(INPUTS).map(dependency).collect();
+    Built {
+        said: format!("SLSA v1: farrier {farrier}, {} inputs", inputs.len()),
+        builder: text(&details["builder"]["id"], TEXT),
+        kind: text(&definition["buildType"], TEXT),
+        inputs: Listed { items, folded: 0, more: inputs.len().saturating_sub(INPUTS) },
+    }
 }
 
 #[cfg(test)]
@@ -198,12 +240,18 @@ mod tests {
     }
 
     #[test]
-    fn how_an_image_was_built_in_a_line() {
-        let predicate = serde_json::json!({
-            "buildDefinition": {"resolvedDependencies": [{}, {}]},
-            "runDetails": {"builder": {"version": {"farrier": "1".repeat(500)}}},
+    fn how_an_image_was_built() {
+        let input = serde_json::json!({
+            "name": "mft", "uri": "https://x.test/mft.tgz", "digest": {"sha256": "ab"}, "annotations": {"role": "source"},
         });
-        assert_eq!(built(&predicate), format!("SLSA v1: farrier {}, 2 inputs", "1".repeat(40)));
-        assert_eq!(built(&Value::Null), "SLSA v1: farrier of no version, 0 inputs");
+        let found = built(&serde_json::json!({
+            "buildDefinition": {"buildType": "kind", "resolvedDependencies": [input, {}]},
+            "runDetails": {"builder": {"id": "builder", "version": {"farrier": "1".repeat(500)}}},
+        }));
+        assert_eq!(found.said, format!("SLSA v1: farrier {}, 2 inputs", "1".repeat(40)));
+        assert_eq!((found.builder.as_str(), found.kind.as_str()), ("builder", "kind"));
+        let Dependency { role, name, uri, digest } = &found.inputs.items[0];
+        assert_eq!([role, name, uri, digest], ["source", "mft", "https://x.test/mft.tgz", "ab"]);
+        assert_eq!(built(&Value::Null).said, "SLSA v1: farrier of no version, 0 inputs");
     }
 }

@@ -1,19 +1,24 @@
 //! Adapter: what a page shows of a build's log.
 
 use std::{
-    collections::VecDeque,
-    io::{self, BufRead, BufReader},
-    path::PathBuf,
+    collections::{BTreeMap, HashMap, VecDeque},
+    io::{self, BufRead, BufReader, Read as _},
+    path::{Path, PathBuf},
+    time::{Duration, Instant, SystemTime},
 };
 
 use fs_err::File;
+use jiff::Timestamp;
+use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::{
-    build::newest_log,
+    build::{LogTimes, log_of},
     cache::Cache,
     engine::Diagnoser,
-    plan::{Phase, StatusEntry},
+    image::ImageName,
+    kernel::KernelTarget,
+    plan::{Outcome, Phase, Plan, PlannedCell, StatusEntry},
 };
 
 /// Lines before and after the first error.
@@ -21,6 +26,9 @@ const AROUND: usize = 10;
 /// Bytes of a log that are looked through, and characters of a line that are shown.
 const MOST: u64 = 64 << 20;
 const LINE: usize = 400;
+/// Excerpts that are kept, and how old that of a log may be that is being written.
+const KEPT: usize = 100;
+const FRESH: Duration = Duration::from_secs(5);
 
 /// The first error with what is around it; the end of a log without one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -40,7 +48,7 @@ pub struct Line {
     pub is_error: bool,
 }
 
-/// The log of a cell's newest build.
+/// The log of the build of a cell's inputs.
 #[derive(Clone, Debug)]
 pub struct Log {
     pub path: PathBuf,
@@ -48,17 +56,57 @@ pub struct Log {
     pub excerpt: Option<Excerpt>,
 }
 
-impl Log {
-    /// What this cache has. A log that cannot be read is as none: the cache may be deleted at any time.
-    pub fn find(cache: &Cache, entry: &StatusEntry<'_>) -> Option<Self> {
-        let path = newest_log(cache, entry.image, &entry.target.release).ok()??;
-        let excerpt = || of(BufReader::new(io::Read::take(File::open(&path)?, MOST)));
-        let excerpt = if entry.row.phase == Phase::Published { None } else { excerpt().ok() };
-        Some(Self { path, excerpt })
+/// What logs were found to say. A log is read again once it has changed; one that is being written, at most every few seconds.
+#[derive(Debug, Default)]
+pub struct Excerpts(Mutex<HashMap<PathBuf, (Instant, Stamp, Excerpt)>>);
+
+/// The length of a log, and when it was written last.
+type Stamp = (u64, Option<SystemTime>);
+
+impl Excerpts {
+    /// The log that this cache has. One that cannot be read is as none: the cache may be deleted at any time.
+    pub fn find(&self, cache: &Cache, entry: &StatusEntry<'_>) -> Option<Log> {
+        let path = log_of(cache, entry.image, entry.target, &entry.input_hash?)?;
+        let excerpt = match entry.row.phase {
+            Phase::Published => None,
+            phase => self.of(&path, phase == Phase::Building).ok(),
+        };
+        Some(Log { path, excerpt })
+    }
+
+    fn of(&self, path: &Path, is_written: bool) -> io::Result<Excerpt> {
+        let file = File::open(path)?;
+        let about = file.metadata()?;
+        let stamp = (about.len(), about.modified().ok());
+        if let Some((read, known, excerpt)) = self.0.lock().get(path)
+            && (*known == stamp || is_written && read.elapsed() < FRESH)
+        {
+            return Ok(excerpt.clone());
+        }
+        let excerpt = excerpt_of(BufReader::new(file.take(MOST)))?;
+        let mut kept = self.0.lock();
+        if kept.len() >= KEPT {
+            kept.clear();
+        }
+        kept.insert(path.to_owned(), (Instant::now(), stamp, excerpt.clone()));
+        Ok(excerpt)
     }
 }
 
-fn of(mut log: impl BufRead) -> io::Result<Excerpt> {
+/// When published images were built, as far as this cache has their logs: the images themselves hold no time, so that the same
+/// inputs give the same bytes.
+pub fn built(cache: &Cache, plan: &Plan) -> BTreeMap<(ImageName, KernelTarget), Timestamp> {
+    let times = LogTimes::of(cache);
+    let of = |planned: &PlannedCell| {
+        let PlannedCell { image, target, outcome, .. } = planned;
+        let Outcome::UpToDate { cell, .. } = outcome else { return None };
+        let written = times.get(image, target, &cell.input_hash)?;
+        Some(((image.clone(), target.clone()), Timestamp::try_from(written).ok()?))
+    };
+    plan.cells.iter().filter_map(of).collect()
+}
+
+fn excerpt_of(mut log: impl BufRead) -> io::Result<Excerpt> {
     let mut diagnoser = Diagnoser::default();
     let mut last: VecDeque<Line> = VecDeque::new();
     let (mut shown, mut after): (Vec<Line>, usize) = (Vec::new(), 0);
@@ -108,7 +156,7 @@ mod tests {
         log[4] = "bash: line 1: bc: command not found".to_owned();
         log[19] = "a.c:3:1: error: <script>".to_owned();
         log[29] = "b.c:1:1: error: later".to_owned();
-        let found = of(log.join("\n").as_bytes()).unwrap();
+        let found = excerpt_of(log.join("\n").as_bytes()).unwrap();
         assert_eq!(found.error.as_deref(), Some("a.c:3:1: <script>"));
         assert_eq!(numbers(&found), (10..=30).collect::<Vec<_>>());
         let errors: Vec<usize> =
@@ -120,8 +168,25 @@ mod tests {
     fn a_log_without_an_error_shows_its_end_and_any_bytes_are_read() {
         let log: Vec<u8> =
             (1..=40).flat_map(|n| format!("{n} \u{1b}[1m\n").into_bytes()).chain([0xff, 0]).collect();
-        let found = of(log.as_slice()).unwrap();
+        let found = excerpt_of(log.as_slice()).unwrap();
         assert_eq!((found.error.as_ref(), numbers(&found)), (None, (32..=41).collect()));
-        assert_eq!(of(&b""[..]).unwrap(), Excerpt { error: None, lines: Vec::new() });
+        assert_eq!(excerpt_of(&b""[..]).unwrap(), Excerpt { error: None, lines: Vec::new() });
+    }
+
+    #[test]
+    fn a_log_is_read_again_once_it_has_changed() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, excerpts) = (directory.path().join("build.log"), Excerpts::default());
+        let error = |is_written| excerpts.of(&path, is_written).unwrap().error.unwrap();
+        fs_err::write(&path, "a.c:1:1: error: first\n").unwrap();
+        let written = fs_err::metadata(&path).unwrap().modified().unwrap();
+        assert_eq!(error(false), "a.c:1:1: first");
+        // What has its length and its time is not read.
+        fs_err::write(&path, "b.c:2:2: error: other\n").unwrap();
+        File::options().write(true).open(&path).unwrap().set_modified(written).unwrap();
+        assert_eq!(error(false), "a.c:1:1: first");
+        fs_err::write(&path, "b.c:2:2: error: another one\n").unwrap();
+        assert_eq!(error(true), "a.c:1:1: first", "it is still written, and was read a moment ago");
+        assert_eq!(error(false), "b.c:2:2: another one");
     }
 }

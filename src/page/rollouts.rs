@@ -1,12 +1,14 @@
 //! Pure: the page of all rollouts: how each stands, how far its upgrade is, and what was written and why.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 use serde::Serialize;
 
 use super::{
     action::{Offer, Offers},
     details::{Fact, NAMED, fact, text},
-    facts::Facts,
+    facts::{Facts, natural},
     fleet::{Link, Listed, ago, node_link},
     history::{Rewrite, record_state},
 };
@@ -39,10 +41,20 @@ pub struct RolloutView {
 /// How far an upgrade is.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct UpgradeView {
-    pub done: usize,
     /// Nodes that have the new driver or are to get it.
     pub all: usize,
+    /// Those of each stage.
+    pub stages: Vec<Stage>,
     pub nodes: Listed<Turn>,
+}
+
+/// So many nodes of an upgrade, as a part of a bar that is as long as there are nodes.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Stage {
+    pub from: usize,
+    pub count: usize,
+    pub what: &'static str,
+    pub class: &'static str,
 }
 
 /// A node's part of an upgrade.
@@ -57,8 +69,24 @@ pub struct Turn {
 
 impl UpgradeView {
     fn of(upgrade: &PlannedUpgrade) -> Self {
-        let Forecast { done, under_way, waiting, failed, .. } = upgrade.forecast;
-        let rows = upgrade.nodes.iter().zip(upgrade_table(upgrade).rows);
+        let Forecast { done, under_way, waiting, left_alone, failed, .. } = upgrade.forecast;
+        let mut all = 0;
+        let counts = [
+            (done, "done", "ok"),
+            (under_way, "under way", "run"),
+            (failed, "failed", "bad"),
+            (waiting, "to come", "wait"),
+            (left_alone, "left alone", "off"),
+        ];
+        let stages = counts.into_iter().filter(|(count, ..)| *count > 0).map(|(count, what, class)| {
+            all += count;
+            Stage { from: all - count, count, what, class }
+        });
+        let stages = stages.collect();
+        let mut rows: Vec<_> = upgrade.nodes.iter().zip(upgrade_table(upgrade).rows).collect();
+        rows.sort_by(|(a, _), (b, _)| a.stage.cmp(&b.stage).then_with(|| natural(&a.node, &b.node)));
+        let more = rows.len().saturating_sub(NAMED);
+        rows.truncate(NAMED);
         let turn = |(turn, mut row): (&UpgradeTurn, Vec<String>)| {
             let class = match turn.stage {
                 UpgradeStage::Failed => "bad",
@@ -69,8 +97,7 @@ impl UpgradeView {
             };
             Turn { node: node_link(&turn.node), stage: turn.stage.into(), class, says: row.split_off(2) }
         };
-        let nodes = Listed::of(rows.map(turn).collect(), NAMED);
-        Self { done, all: done + under_way + waiting + failed, nodes }
+        Self { all, stages, nodes: Listed { items: rows.into_iter().map(turn).collect(), folded: 0, more } }
     }
 }
 
@@ -100,10 +127,16 @@ impl RolloutsPage {
             let (_, why) = decided(&rollout.decision);
             let mut said = vec![fact("Strategy", <&str>::from(rollout.target.strategy))];
             if let Some(upgrade) = &rollout.upgrade {
-                said.push(fact("Upgrade", upgrade.summary()));
+                let images: BTreeSet<&str> = upgrade.nodes.iter().map(|turn| turn.to.as_str()).collect();
+                let images: Vec<&str> = images.into_iter().filter(|image| !image.is_empty()).collect();
+                said.push(match images.as_slice() {
+                    [image] => fact("Gets", image),
+                    images => fact("Gets", format!("{} images", images.len())),
+                });
                 let Forecast { ends, seconds_per_node, .. } = upgrade.forecast;
                 let about = if seconds_per_node.is_some() { "about" } else { "at least" };
-                said.extend(ends.map(|ends| fact("Time left", format!("{about} {}", left(facts.now, ends)))));
+                let left = |ends| format!("{about} {}, until {ends:.0}", left(facts.now, ends));
+                said.extend(ends.map(|ends| fact("Time left", left(ends))));
             }
             let changes = rollout.changes.iter().map(Change::object);
             said.extend(changes.map(|object| fact("Is changed", object)));

@@ -35,11 +35,12 @@ use super::{
     action::PATH,
     actions::Actions,
     facts::Facts,
-    fleet::{Filter, Fleet, cell_at, cell_link, log_link, node_link},
+    fleet::{Fleet, cell_at, cell_link, log_link, node_link},
     history::History,
     html::{self, HtmlError, ICON, SCRIPT, STYLE},
     image::{Found, Images},
-    log::Log,
+    log::{Excerpts, built},
+    matrix::Filter,
     request::names_this_machine,
 };
 use crate::{
@@ -60,9 +61,14 @@ const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; scri
 const VIEWERS: usize = 200;
 /// Bytes of a form.
 const FORM: usize = 4096;
-/// How old a first view may be while something builds, and how often it is looked for more of a log.
+/// How old a first view may be while something builds, and while nothing but ages changes in it.
 const FRESH: Duration = Duration::from_secs(5);
+const AGES: Duration = Duration::from_mins(1);
+/// How often it is looked for more of a log.
 const FOLLOWS: Duration = Duration::from_millis(500);
+/// What ends a log that is still written, for a viewer above [`VIEWERS`].
+const NOT_FOLLOWED: &[u8] =
+    b"\n[farrier: the build goes on. Too many viewers are told of it already: reload for the rest.]\n";
 /// How long a page waits for what the registry has of an image.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -72,6 +78,7 @@ pub struct PageServer {
     actions: Option<Arc<Actions>>,
     shown: watch::Sender<Option<Arc<Shown>>>,
     images: Images,
+    excerpts: Excerpts,
     /// One page is made at a time, so that viewers take no more than one processor from builds.
     turn: Semaphore,
     viewers: Arc<Semaphore>,
@@ -107,6 +114,7 @@ impl StatusSink for PageServer {
             failed_rewrites: failed.collect(),
             configuration_error: configuration_error.clone(),
             served: true,
+            built: built(&self.parts.cache, plan),
             ..Facts::of(Arc::clone(plan), snapshot, definitions, *now)
         };
         let mut history = self.shown().map(|shown| shown.history.clone()).unwrap_or_default();
@@ -123,7 +131,8 @@ impl PageServer {
     pub fn new(parts: Parts, actions: Option<Arc<Actions>>) -> Arc<Self> {
         let (shown, images) = (watch::Sender::default(), Images::of(parts.clone()));
         let viewers = Arc::new(Semaphore::new(VIEWERS));
-        Arc::new(Self { parts, actions, shown, images, turn: Semaphore::new(1), viewers })
+        let (excerpts, turn) = (Excerpts::default(), Semaphore::new(1));
+        Arc::new(Self { parts, actions, shown, images, excerpts, turn, viewers })
     }
 
     /// The routes.
@@ -170,14 +179,14 @@ impl PageServer {
         }
         let _turn = self.turn.acquire().await;
         let page = Arc::clone(&self);
-        let make = move || shown.answer(&path, uri.query().unwrap_or_default(), found, &page.parts);
+        let make = move || shown.answer(&path, uri.query().unwrap_or_default(), found, &page);
         // The task is not cancelled; a panic in it has been told.
         tokio::task::spawn_blocking(make).await.unwrap_or(Ok(Answer::Nothing))
     }
 }
 
 impl Shown {
-    fn answer(&self, path: &str, query: &str, found: Found, parts: &Parts) -> Result<Answer, HtmlError> {
+    fn answer(&self, path: &str, query: &str, found: Found, page: &PageServer) -> Result<Answer, HtmlError> {
         let Self { facts, live, definitions: _, history, index } = self;
         let activity = live.snapshot();
         let fleet = || Fleet::at(facts, &history.since, &activity, Timestamp::now());
@@ -197,7 +206,7 @@ impl Shown {
                 // Between two passes only builds go on.
                 let is_calm = activity.values().all(|build| build.stage.is_none());
                 if let Some((at, made)) = &*index
-                    && (is_calm || at.elapsed() < FRESH)
+                    && at.elapsed() < if is_calm { AGES } else { FRESH }
                 {
                     made.clone()
                 } else {
@@ -219,7 +228,7 @@ impl Shown {
                     cell_link(entry.image, entry.target) == cell || log_link(entry) == cell
                 };
                 let Some(entry) = fleet.entries.iter().find(is_it) else { return Ok(Answer::Nothing) };
-                let log = Log::find(&parts.cache, entry);
+                let log = page.excerpts.find(&page.parts.cache, entry);
                 if log_link(entry) == cell {
                     return Ok(log.map_or(Answer::Nothing, |log| Answer::Log(log.path)));
                 }
@@ -244,6 +253,7 @@ fn filter(query: &str) -> Filter {
         match &*name {
             "image" => filter.image = value.into_owned(),
             "kernel" => filter.kernel = value.into_owned(),
+            "os" => filter.os = value.into_owned(),
             "state" => filter.state = value.into_owned(),
             _ => {}
         }
@@ -330,9 +340,13 @@ async fn log(path: PathBuf, viewer: Option<OwnedSemaphorePermit>) -> Response {
     let Ok((there, reader)) = open.await else {
         return (StatusCode::NOT_FOUND, "the log is not in the cache any more\n").into_response();
     };
-    let rest = futures::stream::unfold(viewer.map(|viewer| (reader, viewer)), |following| async {
+    let rest = futures::stream::unfold(Some((reader, viewer)), |following| async {
         let (mut reader, viewer) = following?;
-        let (text, is_written) = reader.more().ok()?;
+        let (mut text, is_written) = reader.more().ok()?;
+        if is_written && viewer.is_none() {
+            text.extend_from_slice(NOT_FOLLOWED);
+            return Some((Ok(Bytes::from(text)), None));
+        }
         if is_written && text.is_empty() {
             tokio::time::sleep(FOLLOWS).await;
         }

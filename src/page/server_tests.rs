@@ -77,7 +77,14 @@ async fn the_page_of_the_newest_pass_is_served_and_only_read() {
     assert_eq!(ask(address, "GET", &log).await.0, 404);
     let logs = bench.parts.cache.root().join("logs");
     fs_err::create_dir_all(&logs).unwrap();
-    fs_err::write(logs.join(format!("mft-{K47}-0123456789ab.log")), "a.c:1:2: error: <script>bad\n").unwrap();
+    let hash = fleet.plan().cells[0].outcome.cell().unwrap().input_hash.short();
+    // Another architecture's log, and one of other inputs, are not this cell's.
+    for (hash, arch) in [(hash.as_str(), "arm64"), ("0123456789ab", "amd64")] {
+        fs_err::write(logs.join(format!("mft-{K47}-{hash}-debian-12-{arch}.log")), "other\n").unwrap();
+    }
+    assert_eq!(ask(address, "GET", &log).await.0, 404);
+    let own = logs.join(format!("mft-{K47}-{hash}-debian-12-amd64.log"));
+    fs_err::write(own, "a.c:1:2: error: <script>bad\n").unwrap();
     let (status, text) = ask(address, "GET", &log).await;
     assert!(
         status == 200 && text.contains("content-type: text/plain") && text.contains("<script>bad"),
@@ -158,7 +165,9 @@ async fn files_are_the_same_page_and_replace_those_of_an_earlier_run() {
     let read = |name: &str| fs_err::read_to_string(at(name)).unwrap();
     let index = read("index.html");
     let cell = cell_link(&facts.plan.cells[0].image, &facts.plan.cells[0].target);
-    for link in [cell.as_str(), "state-missing.html", "nodes.html", "rollouts.html", "style.css"] {
+    for link in
+        [cell.as_str(), "state-missing.html", "state-open.html", "nodes.html", "rollouts.html", "style.css"]
+    {
         assert!(index.contains(&format!("href=\"{link}\"")), "{link}: {index}");
         assert!(at(link).exists(), "{link}");
     }
@@ -183,7 +192,8 @@ async fn a_build_is_followed_while_it_runs() {
     // It began after the pass.
     view.live = Activity::from([((image.clone(), target.clone()), build)]).into();
     page.pass(&view).await;
-    let path = bench.parts.cache.root().join(format!("logs/mft-{K47}-0123456789ab.log"));
+    let hash = plan.cells[0].outcome.cell().unwrap().input_hash.short();
+    let path = bench.parts.cache.root().join(format!("logs/mft-{K47}-{hash}-debian-12-amd64.log"));
     let log = crate::engine::FileLog::create(&path, |_| {}).unwrap();
     crate::engine::BuildLog::line(&log, "  CC [M]  a.o");
     let get = async |path: String| {
@@ -198,6 +208,11 @@ async fn a_build_is_followed_while_it_runs() {
         let shown = text(path).await;
         assert!(shown.contains(" s of usually 4 min") && shown.contains(" data-live>"), "{shown}");
     }
+    // Who comes when too many follow already is told that there is more.
+    let taken = Arc::clone(&page.viewers).try_acquire_many_owned(VIEWERS.try_into().unwrap()).unwrap();
+    let ended = text(format!("/{}", cell_link(&image, &target).replace(".html", ".txt"))).await;
+    assert!(ended.starts_with("  CC [M]  a.o\n") && ended.contains("the build goes on"), "{ended}");
+    drop(taken);
     let followed = get(format!("/{}", cell_link(&image, &target).replace(".html", ".txt"))).await;
     let mut lines = followed.into_body().into_data_stream();
     assert_eq!(lines.next().await.unwrap().unwrap(), "  CC [M]  a.o\n");

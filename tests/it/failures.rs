@@ -59,7 +59,7 @@ fn a_compile_error_on_one_kernel() {
     let error = failure(&site, &run, "failed    hello for").replace(newer, "KERNEL");
     insta::assert_snapshot!(error, @r"
     failed    hello for KERNEL: compile failed: /build/farrier_hello.c:8:9: implicit declaration of function 'kfree_changed'; did you mean 'free_pages'? [-Werror=implicit-function-declaration]
-              hint: the whole log is SITE/cache/logs/hello-KERNEL-HASH.log; these inputs are not compiled again until one of them changes (driver version, patch, template, kernel)
+              hint: the whole log is SITE/cache/logs/hello-KERNEL-HASH-debian-12-amd64.log; these inputs are not compiled again until one of them changes (driver version, patch, template, kernel)
     ");
     assert_eq!(site.tags("hello"), [format!("1.0-{}-debian12-amd64", kernels.older)]);
     assert_eq!(site.image(), FIRST_IMAGE);

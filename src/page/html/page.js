@@ -1,25 +1,71 @@
 // Brings the newest pass into the page that is open, when the server says that there is one. Without script, a reload does it.
 "use strict";
 const { events } = document.currentScript.dataset;
-let due = false;
+let stream, timer, busy = false, again = false, behind = false;
 
-async function bring() {
-  // What is being written in the form stays.
-  due = document.activeElement.matches("input, select");
-  if (due) return;
-  const answer = await fetch(location.href);
-  if (!answer.ok) return;
-  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-  const open = new Set([...document.querySelectorAll("details[open] > summary")].map((summary) => summary.textContent));
-  const focused = document.activeElement.getAttribute("href");
-  for (const part of ["main", "header .when"]) document.querySelector(part).replaceWith(page.querySelector(part));
-  for (const summary of document.querySelectorAll("details > summary")) {
-    summary.parentElement.open ||= open.has(summary.textContent);
+// Changes what differs, and leaves all else as it is: where it is scrolled to, what is unfolded, focused, written or marked.
+function renew(old, fresh, marked) {
+  if (old.isEqualNode(fresh)) return;
+  if (marked?.intersectsNode(old) && !old.firstElementChild) return;
+  if (old.nodeName !== fresh.nodeName || old.nodeType !== Node.ELEMENT_NODE || old.dataset.key !== fresh.dataset.key) {
+    return old.replaceWith(fresh);
   }
-  if (focused) document.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+  for (const { name } of [...old.attributes]) if (name !== "open" && !fresh.hasAttribute(name)) old.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  const [were, are] = [[...old.childNodes], [...fresh.childNodes]];
+  are.forEach((node, place) => (place < were.length ? renew(were[place], node, marked) : old.append(node)));
+  were.slice(are.length).forEach((node) => node.remove());
 }
 
-new EventSource(events).onmessage = bring;
+function show(page) {
+  const open = [...document.querySelectorAll("details[open]")].map((one) => one.dataset.key);
+  const [focused, selection] = [document.activeElement, getSelection()];
+  const href = focused?.getAttribute("href"), marked = selection.isCollapsed ? null : selection.getRangeAt(0);
+  for (const part of ["main", "header .when"]) renew(document.querySelector(part), page.querySelector(part), marked);
+  for (const one of document.querySelectorAll("details")) one.open ||= open.includes(one.dataset.key);
+  if (href && (!focused.isConnected || focused.getAttribute("href") !== href)) {
+    document.querySelector(`main a[href="${CSS.escape(href)}"]`)?.focus({ preventScroll: true });
+  }
+}
+
+// One at a time, so that no older page comes after a newer one.
+async function bring() {
+  again = busy;
+  if (busy || document.hidden) return;
+  busy = true;
+  let lost = "";
+  try {
+    const answer = await fetch(location.href, { signal: AbortSignal.timeout(15000) });
+    if (!answer.ok) throw new Error(`it answers ${answer.status}`);
+    show(new DOMParser().parseFromString(await answer.text(), "text/html"));
+    behind = false;
+  } catch (error) {
+    lost = `This page is not brought up to date: ${error.message}`;
+  }
+  const said = document.querySelector(".lost");
+  if (said.textContent !== lost) said.textContent = lost;
+  busy = false;
+  if (again) bring();
+}
+
+// A tab that nobody sees holds no connection: a browser has six for a server.
+function follow() {
+  clearTimeout(timer);
+  stream?.close();
+  behind ||= document.hidden;
+  if (document.hidden) return;
+  stream = new EventSource(events);
+  stream.onmessage = bring;
+  stream.onopen = () => behind && bring();
+  stream.onerror = () => {
+    behind = true;
+    bring();
+    // It tries again by itself, but where it was refused.
+    if (stream.readyState === EventSource.CLOSED) timer = setTimeout(follow, 30000);
+  };
+}
+
+follow();
+document.addEventListener("visibilitychange", follow);
 // Builds go on between passes.
-setInterval(() => !document.hidden && document.querySelector("main[data-live]") && bring(), 5000);
-document.addEventListener("focusout", () => setTimeout(() => due && bring()));
+setInterval(() => document.querySelector("main[data-live]") && bring(), 5000);

@@ -1,0 +1,203 @@
+//! Pure: the matrix of images and kernels, and what of it is asked for.
+
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, BTreeSet, HashMap},
+};
+
+use serde::Serialize;
+
+use super::fleet::{Fleet, ago, cell_link, class_of, class_of_phase, is_building, nodes};
+use crate::{
+    image::ImageName,
+    kernel::{KernelTarget, order_of},
+    kmod::Verdict,
+    plan::{AnnouncedBy, Phase, StatusEntry},
+};
+
+/// The filter's word for all that is not fine.
+pub const OPEN: &str = "open";
+
+/// Which part of the matrix is shown: what is in the address.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Filter {
+    /// A part of an image's name.
+    pub image: String,
+    /// A part of a kernel release.
+    pub kernel: String,
+    /// A part of a distribution's name, version or architecture.
+    pub os: String,
+    /// A phase, as `farrier status` has it, or [`OPEN`].
+    pub state: String,
+}
+
+/// How many cells stand so.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct StateCount {
+    pub state: &'static str,
+    pub class: &'static str,
+    pub count: usize,
+    pub chosen: bool,
+}
+
+/// Images by kernels.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Matrix {
+    pub images: Vec<String>,
+    pub columns: usize,
+    pub groups: Vec<Group>,
+}
+
+/// The kernels of one distribution.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Group {
+    pub name: String,
+    pub rows: Vec<Row>,
+}
+
+/// One kernel.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Row {
+    pub kernel: String,
+    /// Its nodes, and those that are to boot it.
+    pub nodes: String,
+    pub cells: Vec<Option<CellView>>,
+}
+
+/// One cell of the matrix.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CellView {
+    pub state: &'static str,
+    pub class: &'static str,
+    pub link: Option<String>,
+    pub note: String,
+}
+
+impl Fleet<'_> {
+    pub(super) fn counts(&self, filter: &Filter) -> Vec<StateCount> {
+        let mut counts: BTreeMap<Phase, usize> = BTreeMap::new();
+        let mut open = 0;
+        for entry in &self.entries {
+            *counts.entry(entry.row.phase).or_default() += 1;
+            open += usize::from(!is_fine(class_of(entry)));
+        }
+        let count = |(phase, count): (Phase, usize)| StateCount {
+            state: phase.as_str(),
+            class: class_of_phase(phase, Some(Verdict::Loads)),
+            count,
+            chosen: filter.state == phase.as_str(),
+        };
+        let open = StateCount { state: OPEN, class: "", count: open, chosen: filter.state == OPEN };
+        std::iter::once(open).chain(counts.into_iter().map(count)).collect()
+    }
+
+    pub(super) fn matrix(&self, filter: &Filter) -> Matrix {
+        let mut cells: BTreeMap<&KernelTarget, BTreeMap<&ImageName, CellView>> = BTreeMap::new();
+        let shown = |image: &ImageName, target: &KernelTarget, phase: Phase, class: &str| {
+            image.as_str().contains(&filter.image)
+                && target.release.as_str().contains(&filter.kernel)
+                && (filter.os.is_empty() || distribution(target).contains(&filter.os))
+                && match filter.state.as_str() {
+                    "" => true,
+                    OPEN => !is_fine(class),
+                    state => state == phase.as_str(),
+                }
+        };
+        let mut running: HashMap<&KernelTarget, usize> = HashMap::new();
+        for group in &self.facts.groups {
+            *running.entry(&group.target).or_default() += group.nodes.len();
+        }
+        let running = |target: &KernelTarget| running.get(target).copied().unwrap_or(0);
+        let own = self.facts.plan.own_drivers.iter();
+        for own in own.filter(|own| shown(&own.image, &own.target, Phase::OwnDriver, "off")) {
+            let (state, note) = (Phase::OwnDriver.as_str(), nodes(own.nodes.len()));
+            let view = CellView { state, class: "off", link: None, note };
+            cells.entry(&own.target).or_default().insert(&own.image, view);
+        }
+        let entries = self.entries.iter();
+        for entry in
+            entries.filter(|entry| shown(entry.image, entry.target, entry.row.phase, class_of(entry)))
+        {
+            let view = self.cell(entry, running(entry.target));
+            cells.entry(entry.target).or_default().insert(entry.image, view);
+        }
+        let images: BTreeSet<&ImageName> = cells.values().flat_map(BTreeMap::keys).copied().collect();
+        // By how many nodes each is announced; by none where only a list or a suite has it.
+        let mut announced: HashMap<&KernelTarget, usize> = HashMap::new();
+        for cell in self.facts.plan.cells.iter().filter(|cell| !cell.announced_by.is_empty()) {
+            let by = cell.announced_by.iter().map(|by| match by {
+                AnnouncedBy::Nodes { count, .. } => *count,
+                AnnouncedBy::Configuration { .. } | AnnouncedBy::Tracked { .. } => 0,
+            });
+            let count = announced.entry(&cell.target).or_default();
+            *count = by.sum::<usize>().max(*count);
+        }
+        let mut kernels: Vec<_> = cells.into_iter().collect();
+        kernels.sort_by(|(a, _), (b, _)| platform(a).cmp(&platform(b)).then_with(|| newest_first(a, b)));
+        let mut groups: Vec<Group> = Vec::new();
+        for (target, mut views) in kernels {
+            let name = distribution(target);
+            if groups.last().is_none_or(|group| group.name != name) {
+                groups.push(Group { name, rows: Vec::new() });
+            }
+            let row = Row {
+                kernel: target.release.to_string(),
+                nodes: row_nodes(running(target), announced.get(target).copied()),
+                cells: images.iter().map(|image| views.remove(*image)).collect(),
+            };
+            if let Some(group) = groups.last_mut() {
+                group.rows.push(row);
+            }
+        }
+        let images: Vec<String> = images.iter().map(ToString::to_string).collect();
+        Matrix { columns: images.len() + 1, images, groups }
+    }
+
+    /// `running`: the nodes of its kernel, which its row says already.
+    fn cell(&self, entry: &StatusEntry<'_>, running: usize) -> CellView {
+        let row = &entry.row;
+        let time = self.time(entry).filter(|_| is_building(entry));
+        let age = self.age(entry).filter(|_| time.is_none());
+        let verdict = row.verdict.filter(|verdict| *verdict != Verdict::Loads);
+        let note = [
+            verdict.map(|verdict| verdict.as_str().to_owned()),
+            (row.nodes > 0 && row.nodes != running).then(|| nodes(row.nodes)),
+            time.map(|time| time.to_string()),
+            age.map(|since| ago(since, self.now)),
+        ];
+        CellView {
+            state: row.phase.as_str(),
+            class: class_of(entry),
+            link: Some(cell_link(entry.image, entry.target)),
+            note: note.into_iter().flatten().collect::<Vec<_>>().join(" · "),
+        }
+    }
+}
+
+/// Is there nothing to do about a cell of this colour?
+fn is_fine(class: &str) -> bool {
+    matches!(class, "ok" | "off")
+}
+
+/// `3 nodes · 2 announced`.
+fn row_nodes(running: usize, announced: Option<usize>) -> String {
+    let announced = announced.map(|count| match count {
+        0 => "announced".to_owned(),
+        count => format!("{count} announced"),
+    });
+    let running = (running > 0 || announced.is_none()).then(|| nodes(running));
+    running.into_iter().chain(announced).collect::<Vec<_>>().join(" · ")
+}
+
+/// `debian 12, amd64`.
+fn distribution(target: &KernelTarget) -> String {
+    format!("{} {}, {}", target.os, target.os_version, target.arch)
+}
+
+fn platform(target: &KernelTarget) -> (&str, &str, String) {
+    (target.os.as_str(), target.os_version.as_str(), target.arch.to_string())
+}
+
+fn newest_first(a: &KernelTarget, b: &KernelTarget) -> Ordering {
+    order_of(&a.os, a.release.as_str())(b.release.as_str(), a.release.as_str())
+}
