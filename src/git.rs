@@ -25,6 +25,7 @@ use crate::{
     net::{GitReach, Secret, git_reach},
     parts::{Parts, Result},
     plan::{Candidates, Change, GitCommit, ManifestFacts},
+    shell::shell_word,
 };
 
 /// Entries of the cache.
@@ -268,10 +269,14 @@ fn environment(reach: &GitReach, scratch: &Path) -> Result<Vec<(String, Zeroizin
     if let Some(key) = ssh_key {
         let file = scratch.join("ssh-key");
         write_key(&file, key)?;
-        let _ = write!(ssh, " -o IdentitiesOnly=yes -i {}", quoted(&file));
+        let _ = write!(ssh, " -o IdentitiesOnly=yes -i {}", shell_word(&file.to_string_lossy()));
     }
     if let Some(file) = known_hosts {
-        let _ = write!(ssh, " -o UserKnownHostsFile={} -o GlobalKnownHostsFile=/dev/null", quoted(file));
+        let _ = write!(
+            ssh,
+            " -o UserKnownHostsFile={} -o GlobalKnownHostsFile=/dev/null",
+            shell_word(&file.to_string_lossy())
+        );
     }
     environment.push(("GIT_SSH_COMMAND".to_owned(), ssh.into()));
     Ok(environment)
@@ -285,9 +290,4 @@ fn write_key(file: &Path, key: &Secret) -> Result<()> {
         fs::write(file, key.as_bytes())
     };
     Ok(write()?)
-}
-
-/// One word of a shell.
-fn quoted(path: &Path) -> String {
-    format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
 }

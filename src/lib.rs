@@ -34,7 +34,7 @@ pub mod status;
 pub mod store;
 mod yaml;
 
-pub use farrier_core::{image, kernel, plan, provenance, site, template};
+pub use farrier_core::{image, kernel, plan, provenance, shell, site, template};
 pub use kmod;
 
 /// An error with its causes: in one line, and one after the other.

@@ -2,10 +2,7 @@
 
 mod network;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::Path,
-};
+use std::{collections::BTreeMap, path::Path};
 
 use clap::Args;
 use jiff::{SignedDuration, Timestamp};
@@ -27,8 +24,9 @@ use crate::{
     kernel::Architecture,
     machine::native,
     parts::{Parts, TargetError},
-    plan::{Interest, Outcome, Plan, WriteNamespaces},
+    plan::{Interest, NodeReason, Outcome, Plan, PlannedCell, WriteNamespaces},
     registry::{RegistryLocation, free_space},
+    shell::shell_word,
 };
 
 /// A certificate that ends within this time is told of, as the alert FarrierCertificateEnds does.
@@ -165,7 +163,11 @@ impl Visit {
             Ok(free) if free < ROOM => self.missing(
                 "cache",
                 format!("{place} has {} GiB left", free >> 30),
-                "name a directory on a larger disk with --cache-dir: a large driver's build takes several GiB",
+                &format!(
+                    "rm -r {} when no build runs: what is needed is fetched again; or export FARRIER_CACHE_DIR=DIRECTORY on a larger \
+                     disk: a large driver's build takes several GiB",
+                    shell_word(&cache.to_string_lossy())
+                ),
             ),
             Ok(free) => self.note("cache", Ok(format!("{place}, {} GiB free", free >> 30))),
         }
@@ -179,7 +181,8 @@ impl Visit {
             if end.duration_since(now) < NEAR {
                 in_order = false;
                 let ends = if *end < now { "ended" } else { "ends" };
-                let hint = "renew it, and start farrier again: it reads certificates at its start";
+                let hint = "renew it, and start farrier again, which reads it then: kubectl -n farrier rollout restart deployment \
+                            farrier";
                 self.missing("certificates", format!("{what}: it {ends} at {end:.0}"), hint);
             }
         }
@@ -232,6 +235,7 @@ impl Visit {
         };
         let Planned { plan, snapshot, .. } = &planned;
         self.note("cluster", Ok(format!("{}: {} nodes", cluster.describe(), snapshot.nodes.len())));
+        // Each names the right, and the command that gives it.
         for why in snapshot.unseen.values() {
             self.missing("cluster", why.clone(), "");
         }
@@ -255,36 +259,34 @@ impl Visit {
                 self.rights(missing, format!("builds may run in namespace {namespace}"));
             }
         }
-        let mut left: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+        let mut left: BTreeMap<&NodeReason, Vec<&str>> = BTreeMap::new();
         for node in &plan.left_alone {
-            left.entry(node.why.to_string()).or_default().push(&node.node);
+            left.entry(&node.why).or_default().push(&node.node);
         }
         for (why, nodes) in left {
-            let says = format!("{} left alone, {} among them: {why}", nodes.len(), nodes[0]);
-            self.missing(
-                "nodes",
-                says,
-                "see that Node Feature Discovery runs on them; farrier why node/NAME",
-            );
+            let says = match nodes[..] {
+                [node] => format!("{node} is left alone: {why}"),
+                [node, ..] => format!("{} are left alone, {node} among them: {why}", nodes.len()),
+                [] => continue,
+            };
+            self.missing("nodes", says, &why.remedy(nodes[0]));
         }
-        let mut skipped: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        let mut skipped: BTreeMap<String, Vec<&PlannedCell>> = BTreeMap::new();
         for cell in &plan.cells {
             if let Outcome::Skipped { why } = &cell.outcome
                 && !why.is_finding()
             {
-                skipped.entry(why.to_string()).or_default().insert(cell.subject());
+                skipped.entry(why.to_string()).or_default().push(cell);
             }
         }
         let none = skipped.is_empty() && !planned.unreachable;
         for (why, cells) in skipped {
-            let first = cells.first().map_or("", String::as_str);
+            let (first, others) = (cells[0], cells.len() - 1);
+            let more = if others == 0 { String::new() } else { format!(" and {others} more") };
             self.missing(
                 "inputs",
-                match cells.len() {
-                    1 => format!("{first}: {why}"),
-                    more => format!("{first} and {} more: {why}", more - 1),
-                },
-                "",
+                format!("{}{more}: {why}", first.subject()),
+                &format!("farrier why {} {} tells who calls for it", first.image, first.target.release),
             );
         }
         if planned.unreachable {
@@ -304,9 +306,9 @@ impl Visit {
 
 fn text(findings: &[Finding]) -> String {
     let row = |Finding { check, ok, says, hint }: &Finding| {
-        let hint = (!hint.is_empty()).then(|| format!("-> {hint}"));
+        let hint = (!hint.is_empty()).then(|| format!("-> {}", output::printable(hint)));
         let lines = says.lines().map(output::printable).chain(hint);
-        let result = if *ok { "ok" } else { "missing" };
+        let result = if *ok { "ok" } else { "wrong" };
         [(*check).to_owned(), result.to_owned(), lines.collect::<Vec<_>>().join("\n")]
     };
     output::table(["CHECK", "RESULT", "FOUND"], findings.iter().map(row))

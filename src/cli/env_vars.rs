@@ -104,6 +104,13 @@ pub fn colours() -> Option<bool> {
     set("CLICOLOR_FORCE").filter(|value| value != "0").map(|_| true)
 }
 
+/// Does the terminal take UTF-8? The first of `$LC_ALL`, `$LC_CTYPE` and `$LANG` that is set says so, as setlocale(3) has it.
+pub fn is_utf8() -> bool {
+    let set = |name| env::var(name).ok().filter(|value| !value.is_empty());
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set);
+    locale.is_some_and(|locale| locale.to_ascii_lowercase().replace('-', "").contains("utf8"))
+}
+
 /// The pager of long results: `$FARRIER_PAGER`, else `$PAGER`. Where neither is set it is less.
 pub fn pager() -> Option<String> {
     ["FARRIER_PAGER", "PAGER"].into_iter().find_map(|name| env::var(name).ok())

@@ -25,6 +25,7 @@ use crate::{
     init::{Context, Draft, Drafted, MAX_FORM, Remark, source},
     plan::{Interest, NodeFacts, WriteNamespaces},
     registry::RegistryLocation,
+    shell::shell_word,
 };
 
 /// Files of a source tree that are looked at to find out how it is built, and how deep they stand.
@@ -250,15 +251,11 @@ fn write(
 
 /// How to go on.
 fn next(directory: &Path, cluster: &str, registry: &str, definitions: &Definitions) -> Vec<String> {
-    let is_bare = |c: char| c.is_ascii_alphanumeric() || "_-./:@".contains(c);
-    let word = |text: &str| {
-        if text.chars().all(is_bare) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
-    };
     let place = format!(
         "--cluster {} --definitions {} --registry {}",
-        word(cluster),
-        word(&directory.display().to_string()),
-        word(registry)
+        shell_word(cluster),
+        shell_word(&directory.to_string_lossy()),
+        shell_word(registry)
     );
     let mut run = format!("farrier run --once {place}");
     if kube_options(cluster).is_some() {

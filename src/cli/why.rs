@@ -36,10 +36,11 @@ pub async fn why(session: &Session, args: WhyArgs) -> Result<Exit> {
     let explain = Explain { snapshot: &snapshot, definitions: &parts.definitions, plan: &plan };
     let explanations = match subject {
         Subject::Node(name) => vec![explain.node(name).ok_or_else(|| {
-            CliError::hinted(
-                format!("{} has no node {name:?}", cluster.describe()),
-                "`kubectl get nodes` lists those of a cluster",
-            )
+            let first = snapshot.nodes.iter().map(|node| node.name.as_str()).min();
+            let hint = first.map_or("there are no nodes".to_owned(), |first| {
+                format!("{} nodes are there, such as {}", snapshot.nodes.len(), output::printable(first))
+            });
+            CliError::hinted(format!("{}: no node is named {name:?}", cluster.describe()), hint)
         })?],
         Subject::Image(image, release) => explain.image(image, &release),
     };
@@ -72,7 +73,7 @@ impl<'a> Subject<'a> {
 fn text(explanations: &[Explanation]) -> String {
     let chain = |explanation: &Explanation| {
         let rows = explanation.chain.iter().map(|Link { about, says, hint }| {
-            let hint = (!hint.is_empty()).then(|| format!("-> {hint}"));
+            let hint = (!hint.is_empty()).then(|| format!("-> {}", output::printable(hint)));
             let lines = says.lines().map(output::printable).chain(hint);
             [output::printable(about), lines.collect::<Vec<_>>().join("\n")]
         });

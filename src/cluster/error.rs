@@ -2,6 +2,8 @@
 
 use std::{fmt::Write as _, path::PathBuf};
 
+use crate::shell::shell_word;
+
 /// What went wrong with a cluster.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
@@ -157,15 +159,30 @@ impl MissingRight {
         text
     }
 
-    /// The rule to add.
+    /// The commands that give the right, as an administrator enters them: a role of its own, beside those that there are.
     pub fn remedy(&self) -> String {
-        let Self { user: _, verb: _, group, resource, scope, verbs } = self;
-        let group = if group.is_empty() { "\"\"" } else { group };
-        let role = match scope {
-            Scope::Cluster | Scope::AllNamespaces => "ClusterRole".to_owned(),
-            Scope::Namespace(namespace) => format!("ClusterRole, or a Role in namespace {namespace}"),
+        let Self { user, verb: _, group, resource, scope, verbs } = self;
+        let name = format!("farrier-{}", resource.replace('/', "-"));
+        let resource = match resource.split_once('/') {
+            _ if group.is_empty() => resource.clone(),
+            Some((resource, part)) => format!("{resource}.{group}/{part}"),
+            None => format!("{resource}.{group}"),
         };
-        format!("add apiGroups [{group}], resources [{resource}], verbs [{}] to its {role}", verbs.join(", "))
+        let (role, place) = match scope {
+            Scope::Cluster | Scope::AllNamespaces => ("clusterrole", String::new()),
+            Scope::Namespace(namespace) => ("role", format!(" --namespace {}", shell_word(namespace))),
+        };
+        let account = user.as_deref().and_then(|user| user.strip_prefix("system:serviceaccount:"));
+        let subject = match (account, user) {
+            (Some(account), _) => format!("--serviceaccount {}", shell_word(account)),
+            (None, Some(user)) => format!("--user {}", shell_word(user)),
+            (None, None) => "--user NAME".to_owned(),
+        };
+        let verbs = verbs.join(",");
+        format!(
+            "kubectl create {role} {name}{place} --verb {verbs} --resource {resource} && \
+             kubectl create {role}binding {name}{place} --{role} {name} {subject}"
+        )
     }
 }
 
@@ -174,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_right_names_the_rule() {
+    fn a_missing_right_names_the_commands_that_give_it() {
         let right = MissingRight {
             user: Some("system:serviceaccount:farrier:farrier".to_owned()),
             verb: "list",
@@ -186,7 +203,8 @@ mod tests {
         assert_eq!(
             format!("{}: {}", right.sentence(), right.remedy()),
             "farrier may not list daemonsets.apps in all namespaces (as system:serviceaccount:farrier:farrier): \
-             add apiGroups [apps], resources [daemonsets], verbs [get, list, watch] to its ClusterRole"
+             kubectl create clusterrole farrier-daemonsets --verb get,list,watch --resource daemonsets.apps && kubectl create \
+             clusterrolebinding farrier-daemonsets --clusterrole farrier-daemonsets --serviceaccount farrier:farrier"
         );
         let right = MissingRight {
             user: None,
@@ -199,8 +217,17 @@ mod tests {
         assert_eq!(right.sentence(), "farrier may not create pods/eviction in namespace gpu");
         assert_eq!(
             right.remedy(),
-            "add apiGroups [\"\"], resources [pods/eviction], verbs [create] to its ClusterRole, or a Role in \
-             namespace gpu"
+            "kubectl create role farrier-pods-eviction --namespace gpu --verb create --resource pods/eviction && kubectl create \
+             rolebinding farrier-pods-eviction --namespace gpu --role farrier-pods-eviction --user NAME"
         );
+        let user = Some("x; reboot".to_owned());
+        let right = MissingRight {
+            user,
+            group: "apps".to_owned(),
+            resource: "daemonsets/status".to_owned(),
+            ..right
+        };
+        assert!(right.remedy().contains(" --resource daemonsets.apps/status && "), "{}", right.remedy());
+        assert!(right.remedy().ends_with(" --user 'x; reboot'"), "{}", right.remedy());
     }
 }

@@ -34,7 +34,7 @@ fn a_node_and_an_image_are_explained_from_labels_to_fields() {
     let about: Vec<String> = links[0]["chain"].as_array().unwrap().iter().map(about).collect();
     assert_eq!(about[..4], ["nodes", "family", "inputs", "state"]);
     site.farrier(&["why", "hello", "6.1.0-902-amd64"]).exits(0).line("no node runs 6.1.0-902-amd64");
-    site.farrier(&["why", "node/nowhere"]).exits(2).line("has no node \"nowhere\"");
+    site.farrier(&["why", "node/nowhere"]).exits(2).line("no node is named \"nowhere\"");
     site.farrier(&["why", "absent", KERNEL])
         .exits(2)
         .line("no driver image is named absent; there is broken, hello");
@@ -59,7 +59,7 @@ fn what_is_missing_is_named_with_what_to_do() {
 
     site.canary("6.1.0-999-amd64");
     let run = site.farrier(&["doctor"]).exits(1);
-    assert!(narrow(run.line("no headers for 6.1.0-999-amd64")).starts_with("inputs missing "), "{run}");
+    assert!(narrow(run.line("no headers for 6.1.0-999-amd64")).starts_with("inputs wrong "), "{run}");
 
     // The sandbox's answer, and a daemon's.
     let mut command = site.command(&["doctor", "--engine", "docker", "-o", "json"]);
@@ -74,7 +74,7 @@ fn what_is_missing_is_named_with_what_to_do() {
 fn a_registry_that_wants_a_password_is_no_registry_yet() {
     let site = Site::with_registry(Wants { password: true, ..Wants::default() });
     let run = site.farrier(&["doctor"]).exits(1);
-    assert!(narrow(run.line("registry")).starts_with("registry missing "), "{run}");
+    assert!(narrow(run.line("registry")).starts_with("registry wrong "), "{run}");
     run.line("-> docker login");
     assert!(!run.stdout.contains("\npush"), "{run}");
 }

@@ -30,7 +30,8 @@ fn run_on_terminal(farrier: &Command, before: &str, words: &str) -> String {
             None => script.env_remove(name),
         };
     }
-    for name in ["NO_COLOR", "CLICOLOR_FORCE", "FARRIER_PAGER", "PAGER", "LESS"] {
+    for name in ["NO_COLOR", "CLICOLOR_FORCE", "FARRIER_PAGER", "PAGER", "LESS", "LC_ALL", "LC_CTYPE", "LANG"]
+    {
         script.env_remove(name);
     }
     let output = script.output();
@@ -54,12 +55,21 @@ fn tables_fit_and_words_have_colours() {
     let narrow = on_terminal(&live, 60, "status --color never");
     assert!(narrow.lines().all(|line| line.len() <= 60) && !narrow.contains('\u{1b}'), "{narrow}");
 
+    // What a colour says a symbol says, too, where the terminal has such letters.
+    let without = on_terminal_of(&live, "cols 60", "NO_COLOR=1 LC_ALL=C.UTF-8", "status");
+    assert!(!without.contains('\u{1b}') && without.contains("✓ loads"), "{without}");
+    assert!(without.lines().all(|line| line.chars().count() <= 60), "{without}");
+    let asked = on_terminal_of(&live, "cols 150", "NO_COLOR=1 LANG=en_GB.utf8", "status --color always");
+    assert!(asked.contains(&format!("{GREEN}✓ published")), "{asked}");
+    let other = on_terminal_of(&live, "cols 150", "LC_ALL=C LANG=C.UTF-8", "status");
+    assert_eq!(other, fitted);
+
     let wide = on_terminal(&live, 60, "status -o wide");
     assert!(wide.contains(digits) && wide.contains(GREEN), "{wide}");
     // Programs get what they always got.
-    let piped = live.command(&["status"]).output().unwrap().stdout;
+    let piped = live.command(&["status"]).env("LC_ALL", "C.UTF-8").output().unwrap().stdout;
     let piped = String::from_utf8(piped).unwrap();
-    assert!(piped.contains(digits) && !piped.contains('\u{1b}'), "{piped}");
+    assert!(piped.contains(digits) && !piped.contains(['\u{1b}', '✓']), "{piped}");
 }
 
 #[test]

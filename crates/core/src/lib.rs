@@ -9,6 +9,7 @@ pub mod image;
 pub mod kernel;
 pub mod plan;
 pub mod provenance;
+pub mod shell;
 pub mod site;
 pub mod template;
 

@@ -1,5 +1,5 @@
-//! How results look on a terminal: colours for words that say how things stand, rows that fit, short digests. Elsewhere they are
-//! plain and whole, for programs.
+//! How results look on a terminal: colours and symbols for words that say how things stand, rows that fit, short digests. Elsewhere
+//! they are plain and whole, for programs.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -22,21 +22,40 @@ const CYAN: &str = "\u{1b}[36m";
 const DIM: &str = "\u{1b}[2m";
 const RESET: &str = "\u{1b}[0m";
 
+/// Words for how things stand, with their colour and the page's shape for it (`src/page/html/style.css`).
+const STATES: [(&str, &str, &str); 5] = [
+    ("loads|published|up to date|already set|settled|ready|ok|good|passed", GREEN, "✓"),
+    ("refused|failed|conflict|held back|wrong", RED, "✕"),
+    ("build|building|rewrite|rewrite later|change", CYAN, "▶"),
+    ("queued|missing|wait|waiting", CYAN, "○"),
+    ("unknown|retrying|hold|skip|skipped|warning", YELLOW, "▲"),
+];
+
 /// What gets a colour: words before reasons, a report's verdict, what to do, and words that stand alone in their column. The
 /// last ones are looked for twice: what ends one column begins the next.
-const PAINTED: [&str; 5] = [
-    r"(?m)(^|  )(refused:|unknown:|warning[:,])()",
-    r"(?m)(\A.*: )(loads|unknown|refused)($)",
-    r"(?m)(^|  )(help: .*)($)",
-    COLUMN,
-    COLUMN,
-];
-/// Columns stand two blanks apart.
-const COLUMN: &str = r"(?m)(  )(loads|published|up to date|already set|settled|ready|ok|good|passed|refused|failed|conflict|held back|missing|unknown|hold|wait|waiting|retrying|skip|skipped|warning|build|building|queued|rewrite|rewrite later|change)(  |$)";
+fn painted_words() -> [String; 5] {
+    // Columns stand two blanks apart.
+    let words = STATES.map(|(words, ..)| words).join("|");
+    let column = format!(r"(?m)(  )((?:[✓✕▶○▲] )?(?:{words}))(  |$)");
+    [
+        r"(?m)(^|  )(refused:|unknown:|warning[:,])()".to_owned(),
+        r"(?m)(\A.*: )(loads|unknown|refused)($)".to_owned(),
+        r"(?m)(^|  )(help: .*)($)".to_owned(),
+        column.clone(),
+        column,
+    ]
+}
+
+/// Colour and symbol of a word for how something stands.
+fn state(word: &str) -> Option<(&'static str, &'static str)> {
+    let found = STATES.iter().find(|(words, ..)| words.split('|').any(|known| known == word));
+    found.map(|(_, colour, symbol)| (*colour, *symbol))
+}
 
 /// The width of tables; without one, rows are as long as they are and digests whole.
 static WIDTH: OnceLock<Option<u16>> = OnceLock::new();
 static COLOURS: OnceLock<bool> = OnceLock::new();
+static SYMBOLS: OnceLock<bool> = OnceLock::new();
 
 /// Takes the look from the command line, the environment and the terminal, once.
 pub fn set(global: &Global) {
@@ -50,7 +69,19 @@ pub fn set(global: &Global) {
     // A terminal that does not know its width says 0.
     let columns = || tcgetwinsize(io::stdout()).ok().map(|size| size.ws_col).filter(|columns| *columns > 0);
     // Set before anything is printed; a second call would find the first one's.
-    let _ = (COLOURS.set(colours), WIDTH.set(fits.then(columns).flatten()));
+    let _ = (
+        COLOURS.set(colours),
+        SYMBOLS.set(is_terminal && env_vars::is_utf8()),
+        WIDTH.set(fits.then(columns).flatten()),
+    );
+}
+
+/// The text of a cell in a column after the first, with a symbol before a word that says how things stand.
+pub fn with_symbol(text: String) -> String {
+    match state(&text).filter(|_| SYMBOLS.get().copied().unwrap_or_default()) {
+        Some((_, symbol)) => format!("{symbol} {text}"),
+        None => text,
+    }
 }
 
 /// How wide tables are.
@@ -65,18 +96,13 @@ pub fn painted(text: String) -> String {
 
 /// The text with colours, and not a letter changed.
 fn coloured(text: &str) -> String {
-    PAINTED.into_iter().filter_map(|pattern| Regex::new(pattern).ok()).fold(
+    painted_words().iter().filter_map(|pattern| Regex::new(pattern).ok()).fold(
         text.to_owned(),
         |text, pattern| {
             let paint = |found: &Captures<'_>| {
-                let colour = match &found[2] {
-                    "loads" | "published" | "up to date" | "already set" | "settled" | "ready" | "ok"
-                    | "good" | "passed" => GREEN,
-                    "refused" | "refused:" | "failed" | "conflict" | "held back" | "missing" => RED,
-                    "build" | "building" | "queued" | "rewrite" | "rewrite later" | "change" => CYAN,
-                    help if help.starts_with("help: ") => DIM,
-                    _ => YELLOW,
-                };
+                let symbols = STATES.map(|(.., symbol)| symbol).concat() + " ";
+                let word = found[2].trim_start_matches(|c| symbols.contains(c)).trim_end_matches([':', ',']);
+                let colour = state(word).map_or(DIM, |(colour, _)| colour);
                 format!("{}{colour}{}{RESET}{}", &found[1], &found[2], &found[3])
             };
             pattern.replace_all(&text, paint).into_owned()
@@ -121,5 +147,27 @@ load order: nvidia, nvidia_uvm
         let painted = "IMAGE   KERNEL  PHASE      CHECK\n\
                        failed  6.1.0   \u{1b}[32mpublished\u{1b}[0m  \u{1b}[32mloads\u{1b}[0m\nmissing images: 2\n";
         assert_eq!(coloured(status), painted, "neither a name nor a sentence");
+        let symbol = "IMAGE  PHASE\nmofed  ✓ published\n";
+        assert_eq!(coloured(symbol), "IMAGE  PHASE\nmofed  \u{1b}[32m✓ published\u{1b}[0m\n");
+    }
+
+    #[test]
+    fn symbols_are_those_of_the_page() {
+        let style = include_str!("../../page/html/style.css");
+        for (class, word) in [
+            ("ok", "loads"),
+            ("bad", "failed"),
+            ("run", "building"),
+            ("wait", "missing"),
+            ("warn", "retrying"),
+        ] {
+            let (_, symbol) = state(word).unwrap();
+            let rule = style.lines().flat_map(|line| line.split('}')).find(|rule| {
+                rule.contains("::before")
+                    && rule.contains(&format!("{symbol} "))
+                    && rule.contains(&format!(".{class}:"))
+            });
+            assert!(rule.is_some(), "{word}: {symbol} is not the shape of .{class}");
+        }
     }
 }

@@ -87,14 +87,15 @@ fn lines(
 fn laid_out(header: Row, rows: Vec<Row>, padding: (u16, u16), width: Option<u16>) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_header(header);
-    match width {
-        None => table.add_rows(rows),
-        Some(width) => {
-            let short = |cell: &Cell| with_short_digests(&cell.content());
-            let rows = rows.iter().map(|row| Row::from(row.cell_iter().map(short)));
-            table.add_rows(rows).set_content_arrangement(ContentArrangement::Dynamic).set_width(width)
-        }
+    let shown = |(column, cell): (usize, &Cell)| {
+        let text = cell.content();
+        let text = if width.is_some() { with_short_digests(&text) } else { text };
+        if column == 0 { text } else { look::with_symbol(text) }
     };
+    table.add_rows(rows.into_iter().map(|row| Row::from(row.cell_iter().enumerate().map(shown))));
+    if let Some(width) = width {
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+    }
     for column in table.column_iter_mut() {
         column.set_padding(padding);
     }

@@ -14,6 +14,7 @@ use crate::{
         Architecture, KernelFamily, KernelLabel, KernelRelease, KernelTarget, NodeSystem,
         OSTREE_VERSION_LABEL, OsId, OsVersion, RHEL_VERSION_LABEL, match_family,
     },
+    shell::shell_word,
 };
 
 /// Why a node's kernel target is not known. Such a node is left alone (guarantee 6).
@@ -56,6 +57,30 @@ impl NodeReason {
     /// Is its word not believed? Then no rollout waits for it.
     pub fn is_distrust(&self) -> bool {
         matches!(self, Self::TooManyNamed { .. } | Self::TooManyKernels { .. })
+    }
+
+    /// The command that mends it on a node, or shows more; empty where the message says what to do.
+    pub fn remedy(&self, node: &str) -> String {
+        let node = shell_word(node);
+        let set = |label: &str, value: &str| {
+            format!(
+                "Node Feature Discovery sets it within a minute; where that does not run: kubectl label --overwrite node {node} \
+                 {label}={value}"
+            )
+        };
+        match self {
+            Self::MissingLabel { label: KERNEL_LABEL } | Self::KernelLabelDiffers { .. } => {
+                let release =
+                    format!("kubectl get node {node} -o jsonpath={{.status.nodeInfo.kernelVersion}}");
+                set(KERNEL_LABEL, &format!("\"$({release} | tr + _)\""))
+            }
+            Self::MissingLabel { label } => set(label, "VALUE, as in its /etc/os-release"),
+            Self::ArchitectureLabelDiffers { label: _, architecture } => {
+                format!("kubectl label --overwrite node {node} {ARCH_LABEL}={}", shell_word(architecture))
+            }
+            Self::Malformed { .. } => format!("kubectl get node {node} -o yaml"),
+            Self::DefinedTwice | Self::TooManyNamed { .. } | Self::TooManyKernels { .. } => String::new(),
+        }
     }
 }
 
@@ -232,6 +257,26 @@ mod tests {
         facts.labels.insert(KERNEL_LABEL.to_owned(), "\u{1b}[2J".repeat(1000));
         let message = node_target(&facts).unwrap_err().to_string();
         assert!(message.len() < 700 && !message.contains('\u{1b}'), "{message}");
+    }
+
+    #[test]
+    fn what_is_wrong_comes_with_a_command() {
+        let remedies = [
+            NodeReason::MissingLabel { label: KERNEL_LABEL },
+            NodeReason::MissingLabel { label: OS_ID_LABEL },
+            NodeReason::ArchitectureLabelDiffers {
+                label: "arm64".to_owned(),
+                architecture: "amd64".to_owned(),
+            },
+            NodeReason::Malformed { detail: "no kernel".to_owned() },
+        ]
+        .map(|why| why.remedy("n1; reboot"));
+        insta::assert_snapshot!(remedies.join("\n"), @r#"
+        Node Feature Discovery sets it within a minute; where that does not run: kubectl label --overwrite node 'n1; reboot' feature.node.kubernetes.io/kernel-version.full="$(kubectl get node 'n1; reboot' -o jsonpath={.status.nodeInfo.kernelVersion} | tr + _)"
+        Node Feature Discovery sets it within a minute; where that does not run: kubectl label --overwrite node 'n1; reboot' feature.node.kubernetes.io/system-os_release.ID=VALUE, as in its /etc/os-release
+        kubectl label --overwrite node 'n1; reboot' kubernetes.io/arch=amd64
+        kubectl get node 'n1; reboot' -o yaml
+        "#);
     }
 
     #[test]

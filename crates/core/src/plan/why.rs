@@ -53,15 +53,15 @@ impl Explain<'_> {
     pub fn node(&self, name: &str) -> Option<Explanation> {
         let node = self.snapshot.nodes.iter().find(|node| node.name == name)?;
         let target = node_target(node);
-        let mut chain = vec![link(
-            "kernel",
-            match &target {
-                Ok(target) => {
-                    format!("it runs {target}: status.nodeInfo says so, and the label {KERNEL_LABEL} agrees")
-                }
-                Err(why) => format!("the node is left alone: {why}"),
-            },
-        )];
+        let mut chain = vec![match &target {
+            Ok(target) => link(
+                "kernel",
+                format!("it runs {target}: status.nodeInfo says so, and the label {KERNEL_LABEL} agrees"),
+            ),
+            Err(why) => {
+                Link { hint: why.remedy(name), ..link("kernel", format!("the node is left alone: {why}")) }
+            }
+        }];
         for image in self.definitions.images.values() {
             let about = format!("image {}", image.metadata.name);
             match (called_for(node, image), &target) {

@@ -83,11 +83,11 @@ fn what_a_node_does_not_call_for_names_the_label() {
     image mft: not called for: the label pci=yes says that the node has a driver of its own
     ");
     world.snapshot.nodes[1].labels.remove(KERNEL_LABEL);
-    insta::assert_snapshot!(of_node(&world, "n1"), @"
+    insta::assert_snapshot!(of_node(&world, "n1"), @r#"
     node n1
-    kernel: the node is left alone: label feature.node.kubernetes.io/kernel-version.full is missing
+    kernel: the node is left alone: label feature.node.kubernetes.io/kernel-version.full is missing -> Node Feature Discovery sets it within a minute; where that does not run: kubectl label --overwrite node n1 feature.node.kubernetes.io/kernel-version.full="$(kubectl get node n1 -o jsonpath={.status.nodeInfo.kernelVersion} | tr + _)"
     image mft: not called for: the label pci=yes says that the node has a driver of its own
-    ");
+    "#);
 }
 
 #[test]
