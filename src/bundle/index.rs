@@ -52,6 +52,7 @@ pub struct Base {
 }
 
 /// One of the contents.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Listed {
@@ -59,10 +60,8 @@ pub struct Listed {
     #[serde(flatten)]
     pub content: Content,
     /// What kind of artifact it is, for what is no image.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifact_type: Option<String>,
     /// The kernel that it is for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<KernelRelease>,
     /// Bytes of its manifest and of all that it names. What others name too is in theirs as well.
     pub size: u64,

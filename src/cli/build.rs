@@ -35,23 +35,21 @@ pub struct BuildArgs {
 }
 
 /// What `farrier build -o json` prints.
+#[serde_with::skip_serializing_none]
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct BuildResult<'a> {
     /// The image's name by tag.
     reference: String,
     /// The image by digest, once it is published.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pinned: Option<String>,
     digest: String,
     input_hash: String,
     /// `built`, `reused` or `up-to-date`.
     outcome: &'a str,
     /// For `reused`: where the payload was built.
-    #[serde(skip_serializing_if = "Option::is_none")]
     reused_from: Option<Reused>,
     pushed_bytes: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
     check: Option<&'a kmod::CheckReport>,
 }
 

@@ -39,6 +39,7 @@ pub struct PrebuildArgs {
 }
 
 /// What became of one image.
+#[serde_with::skip_serializing_none]
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
@@ -46,13 +47,10 @@ struct Row {
     /// `built`, `reused`, `up-to-date`, `skipped` or `failed`.
     outcome: &'static str,
     /// The image by digest, where it is published.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pinned: Option<String>,
     /// What the check said, where it was made now.
-    #[serde(skip_serializing_if = "Option::is_none")]
     verdict: Option<&'static str>,
     /// Why it failed or was skipped, and what to do.
-    #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<String>,
 }
 

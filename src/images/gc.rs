@@ -88,6 +88,7 @@ pub struct StoredKind {
 }
 
 /// What goes or went, what stays, and why.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GcReport {
@@ -108,10 +109,8 @@ pub struct GcReport {
     /// What the store keeps.
     pub stored: Vec<StoredKind>,
     /// Why nothing is deleted, though it was asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
     /// What to do about it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
 }
 

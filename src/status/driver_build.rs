@@ -49,6 +49,7 @@ pub struct DriverBuildSpec {
 }
 
 /// How it stands.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DriverBuildStatus {
@@ -60,16 +61,12 @@ pub struct DriverBuildStatus {
     #[schemars(schema_with = "conditions")]
     pub conditions: Vec<Condition>,
     /// The image's name by tag.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<String>,
     /// The image's digest, once it is published.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
     /// Over everything that can change the image.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input_hash: Option<String>,
     /// What the check said: loads, refused or unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verdict: Option<String>,
     /// How many nodes run the kernel and call for the image.
     #[schemars(range(min = 0))]
@@ -81,7 +78,6 @@ pub struct DriverBuildStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<String>,
     /// Attempts with the present inputs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub attempts: Option<i64>,
     /// When a passing fault is tried again.
@@ -89,13 +85,11 @@ pub struct DriverBuildStatus {
     #[schemars(schema_with = "date_time")]
     pub next_retry: Option<Time>,
     /// How long the last attempt took, as in `72s`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_duration: Option<String>,
     /// The last lines of the last build's output.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub log_tail: Vec<String>,
     /// Why it is as it is, for people.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
 

@@ -23,6 +23,7 @@ pub struct AptSuites {
 }
 
 /// Packages of a Debian-like archive, whose names may depend on the kernel.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schemars(rename = "Apt{P}")]
@@ -35,10 +36,8 @@ pub struct AptPackages<P> {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub components: Vec<Component>,
     /// The archive's address; the host's own entry for the suite when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<Mirror>,
     /// Keyring that signs the archive; that of the host's entry when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signed_by: Option<LocalPath>,
 }
 
@@ -51,6 +50,7 @@ impl<P: Clone> AptPackages<P> {
 }
 
 /// A root file system made from packages.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BootstrapSpec {
@@ -65,10 +65,8 @@ pub struct BootstrapSpec {
     /// Packages to install beside the essential ones.
     pub include: Vec<PackageToInstall>,
     /// The archive's address. Default as in `apt`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<Mirror>,
     /// Keyring that signs the archive. Default as in `apt`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signed_by: Option<LocalPath>,
 }
 

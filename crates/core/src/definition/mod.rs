@@ -32,3 +32,8 @@ pub struct Metadata {
     /// Name: a DNS label (RFC 1123), unique among definitions of its kind.
     pub name: ImageName,
 }
+
+/// Does a field say nothing but the default? Such fields are not written.
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}

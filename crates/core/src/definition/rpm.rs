@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     NonEmpty,
     checked::{LocalPath, RepositoryAddress, RpmAlternatives, RpmName},
+    is_default,
 };
 
 /// RPM packages of a kernel, and where they are.
@@ -44,7 +45,7 @@ pub struct RpmArchive {
     /// directory.
     pub signed_by: LocalPath,
     /// What the keys sign.
-    #[serde(default, skip_serializing_if = "RpmSigned::is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub signed: RpmSigned,
 }
 
@@ -73,11 +74,6 @@ pub enum RpmSigned {
 }
 
 impl RpmSigned {
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the form that serde asks for")]
-    fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-
     /// Must `repomd.xml` have a signature?
     pub fn metadata(self) -> bool {
         matches!(self, Self::Metadata | Self::Both)
@@ -124,6 +120,8 @@ impl RpmAlternatives {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -154,12 +152,19 @@ mod tests {
 
     #[test]
     fn what_is_signed() {
-        let read = |json: &str| serde_json::from_str::<RpmArchive>(json).map(|archive| archive.signed);
-        let start = r#"{"repositories":[{"url":"https://a.test/"},{"mirrorList":"https://b.test/l"}],"signedBy":"k.asc""#;
-        let default = read(&format!("{start}}}")).unwrap();
+        let read = |signed: Option<&str>| {
+            let repositories = [json!({"url": "https://a.test/"}), json!({"mirrorList": "https://b.test/l"})];
+            let mut archive = json!({"repositories": repositories, "signedBy": "k.asc"});
+            archive
+                .as_object_mut()
+                .unwrap()
+                .extend(signed.map(|signed| ("signed".to_owned(), json!(signed))));
+            serde_json::from_value::<RpmArchive>(archive).map(|archive| archive.signed)
+        };
+        let default = read(None).unwrap();
         assert!(default.packages() && !default.metadata());
-        let both = read(&format!(r#"{start},"signed":"both"}}"#)).unwrap();
+        let both = read(Some("both")).unwrap();
         assert!(both.packages() && both.metadata());
-        assert!(read(&format!(r#"{start},"signed":"none"}}"#)).is_err());
+        assert!(read(Some("none")).is_err());
     }
 }

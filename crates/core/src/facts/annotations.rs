@@ -83,40 +83,72 @@ const MAX_VALUE: usize = 4096;
 /// Longest list of members that is read back: more than [`MAX_VALUE`], because 40 kernels fill that.
 const MAX_MEMBERS: usize = 16384;
 
-/// What a published manifest says about itself. An absent annotation is `None`: images of others
-/// have none of them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ImageFacts {
+/// Each fact that is one annotation, named once: its reader is `typed`, or `text` where people are shown it.
+macro_rules! image_facts {
+    ($($(#[$doc:meta])+ $field:ident: $type:ty = $read:ident($key:ident),)+) => {
+        /// What a published manifest says about itself. An absent annotation is `None`: images of others
+        /// have none of them.
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        pub struct ImageFacts {
+            $($(#[$doc])+ pub $field: Option<$type>,)+
+            /// The images for single kernels that a union image is made from; empty for all others.
+            pub members: BTreeMap<KernelRelease, Digest>,
+        }
+
+        impl ImageFacts {
+            /// Reads annotations, which are not trusted.
+            pub fn from_annotations(annotations: &BTreeMap<String, String>) -> Result<Self, FactsError> {
+                Ok(Self { $($field: $read(annotations, $key)?,)+ members: members(annotations)? })
+            }
+
+            /// The same as annotations.
+            pub fn to_annotations(&self) -> BTreeMap<String, String> {
+                let list = |item: fn((&KernelRelease, &Digest)) -> String| {
+                    let items: Vec<String> = self.members.iter().map(item).collect();
+                    (!items.is_empty()).then(|| items.join(" "))
+                };
+                [
+                    $(($key, self.$field.as_ref().map(ToString::to_string)),)+
+                    (KERNELS, list(|(kernel, _)| kernel.to_string())),
+                    (MEMBERS, list(|(kernel, digest)| format!("{kernel}@{digest}"))),
+                ]
+                .into_iter()
+                .filter_map(|(key, value)| Some((key.to_owned(), value?)))
+                .collect()
+            }
+        }
+    };
+}
+
+image_facts! {
     /// Input hash.
-    pub input_hash: Option<InputHash>,
+    input_hash: InputHash = typed(INPUT_HASH),
     /// The input hash without the digests of what only the registry vouched for; `None` where it had none.
-    pub declared_hash: Option<InputHash>,
+    declared_hash: InputHash = typed(DECLARED_HASH),
     /// Kernel release.
-    pub kernel_release: Option<KernelRelease>,
+    kernel_release: KernelRelease = typed(KERNEL_RELEASE),
     /// Driver version, for people.
-    pub driver_version: Option<String>,
+    driver_version: String = text(DRIVER_VERSION),
     /// Payload digest.
-    pub payload_digest: Option<Digest>,
+    payload_digest: Digest = typed(PAYLOAD_DIGEST),
     /// Digest over the exposed headers' content; `None` where nothing is exposed.
-    pub exposed_digest: Option<Digest>,
+    exposed_digest: Digest = typed(EXPOSED_DIGEST),
     /// Check verdict.
-    pub verdict: Option<Verdict>,
+    verdict: Verdict = typed(CHECK_VERDICT),
     /// The check report in a few words, for people.
-    pub check_summary: Option<String>,
+    check_summary: String = text(CHECK_SUMMARY),
     /// Hash over what was built but for the kernel.
-    pub recipe: Option<InputHash>,
+    recipe: InputHash = typed(RECIPE),
     /// The input hash without the signing of modules.
-    pub unsigned_hash: Option<InputHash>,
+    unsigned_hash: InputHash = typed(UNSIGNED_HASH),
     /// Who signed the modules.
-    pub module_signer: Option<ModuleSignerFact>,
+    module_signer: ModuleSignerFact = typed(MODULE_SIGNER),
     /// The image whose payload it has.
-    pub reused_from: Option<Digest>,
+    reused_from: Digest = typed(REUSED_FROM),
     /// Operating system, for people.
-    pub os: Option<String>,
+    os: String = text(OS),
     /// Toolchain, for people.
-    pub toolchain: Option<String>,
-    /// The images for single kernels that a union image is made from; empty for all others.
-    pub members: BTreeMap<KernelRelease, Digest>,
+    toolchain: String = text(TOOLCHAIN),
 }
 
 /// Why a manifest gives no facts.
@@ -135,73 +167,6 @@ impl ImageFacts {
     /// Reads a manifest's bytes, which are not trusted.
     pub fn from_manifest(bytes: &[u8]) -> Result<Self, FactsError> {
         Self::from_annotations(&ImageManifest::parse(bytes)?.annotations)
-    }
-
-    /// Reads annotations, which are not trusted.
-    pub fn from_annotations(annotations: &BTreeMap<String, String>) -> Result<Self, FactsError> {
-        Ok(Self {
-            input_hash: typed(annotations, INPUT_HASH)?,
-            declared_hash: typed(annotations, DECLARED_HASH)?,
-            kernel_release: typed(annotations, KERNEL_RELEASE)?,
-            driver_version: text(annotations, DRIVER_VERSION)?,
-            payload_digest: typed(annotations, PAYLOAD_DIGEST)?,
-            exposed_digest: typed(annotations, EXPOSED_DIGEST)?,
-            verdict: typed(annotations, CHECK_VERDICT)?,
-            check_summary: text(annotations, CHECK_SUMMARY)?,
-            recipe: typed(annotations, RECIPE)?,
-            unsigned_hash: typed(annotations, UNSIGNED_HASH)?,
-            module_signer: typed(annotations, MODULE_SIGNER)?,
-            reused_from: typed(annotations, REUSED_FROM)?,
-            os: text(annotations, OS)?,
-            toolchain: text(annotations, TOOLCHAIN)?,
-            members: members(annotations)?,
-        })
-    }
-
-    /// The same as annotations.
-    pub fn to_annotations(&self) -> BTreeMap<String, String> {
-        let Self {
-            input_hash,
-            declared_hash,
-            kernel_release,
-            driver_version,
-            payload_digest,
-            exposed_digest,
-            verdict,
-            check_summary,
-            recipe,
-            unsigned_hash,
-            module_signer,
-            reused_from,
-            os,
-            toolchain,
-            members,
-        } = self;
-        let list = |item: fn((&KernelRelease, &Digest)) -> String| {
-            let items: Vec<String> = members.iter().map(item).collect();
-            (!items.is_empty()).then(|| items.join(" "))
-        };
-        [
-            (INPUT_HASH, input_hash.map(|hash| hash.to_string())),
-            (DECLARED_HASH, declared_hash.map(|hash| hash.to_string())),
-            (KERNEL_RELEASE, kernel_release.as_ref().map(ToString::to_string)),
-            (DRIVER_VERSION, driver_version.clone()),
-            (PAYLOAD_DIGEST, payload_digest.as_ref().map(ToString::to_string)),
-            (EXPOSED_DIGEST, exposed_digest.as_ref().map(ToString::to_string)),
-            (CHECK_VERDICT, verdict.map(|verdict| verdict.to_string())),
-            (CHECK_SUMMARY, check_summary.clone()),
-            (RECIPE, recipe.map(|recipe| recipe.to_string())),
-            (UNSIGNED_HASH, unsigned_hash.map(|hash| hash.to_string())),
-            (MODULE_SIGNER, module_signer.as_ref().map(ToString::to_string)),
-            (REUSED_FROM, reused_from.as_ref().map(ToString::to_string)),
-            (OS, os.clone()),
-            (TOOLCHAIN, toolchain.clone()),
-            (KERNELS, list(|(kernel, _)| kernel.to_string())),
-            (MEMBERS, list(|(kernel, digest)| format!("{kernel}@{digest}"))),
-        ]
-        .into_iter()
-        .filter_map(|(key, value)| Some((key.to_owned(), value?)))
-        .collect()
     }
 }
 

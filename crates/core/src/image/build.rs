@@ -31,10 +31,3 @@ impl Default for BuildSpec {
         Self { cpus: Cpus::default(), memory: Memory::default(), deadline: default_deadline() }
     }
 }
-
-impl BuildSpec {
-    /// Does it say nothing but the defaults?
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-}

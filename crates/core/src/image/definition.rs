@@ -16,6 +16,7 @@ use crate::{
             Argument, EnvName, ExposedPath, ImageName, LabelKey, LabelValue, ModuleName, OneLine,
             PackageToInstall, Reference, RpmName, TemplateName, VariableName, texts,
         },
+        is_default,
     },
     kernel::{AnnouncedKernels, HeaderText, KernelFamily, KernelRange, KernelTarget, Pattern, Toolchain},
     site::SiteSpec,
@@ -57,6 +58,7 @@ pub enum DriverImageKind {
 }
 
 /// How a driver image is built and where it goes.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DriverImageSpec {
@@ -96,10 +98,8 @@ pub struct DriverImageSpec {
     /// The range of kernels, such as `>=4.18, <6.18`; every kernel when absent. Bounds of numbers alone are over the release's
     /// `x.y.z`; those with more behind three numbers (`>=6.1.0-56`, `<5.14.0-600`) are in the order of the node's
     /// distribution, Debian's or RPM's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernels: Option<KernelRange>,
     /// A regular expression over the kernel release, whole; kernels must fit both.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub release: Option<Pattern>,
     /// Module names that must be in the payload and must pass the check.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -117,7 +117,7 @@ pub struct DriverImageSpec {
     #[serde(default)]
     pub output: Output,
     /// What its build takes of the machine.
-    #[serde(default, skip_serializing_if = "BuildSpec::is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub build: BuildSpec,
     /// Tags, the first one being the name that is looked up. Variables: `version`, `kernel_label`,
     /// `kernel_release`, `os_id`, `os_version`, `os_tag` (the GPU Operator's: `ubuntu22.04`, but `rhel9`), `arch`,

@@ -11,17 +11,15 @@ use crate::{
 };
 
 /// Values of variables for some kernels; a later one takes the place of an earlier one.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct KernelVars {
     /// The kernels' range, as in the image's `kernels`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernels: Option<KernelRange>,
     /// A regular expression over their release, whole.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub release: Option<Pattern>,
     /// What their headers say.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub when: Option<HeaderText>,
     /// The values.
     pub set: BTreeMap<VariableName, OneLine>,

@@ -11,6 +11,7 @@ use crate::definition::{
 
 /// A base with a static busybox, the links by which it is `sh`, `ls`, `lsmod`, `grep` and others, and the directories
 /// and files that programs look for. About 2 MB; there is no package manager and no C library in it.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MinimalSpec {
@@ -23,13 +24,10 @@ pub struct MinimalSpec {
     #[serde(default = "PackageName::busybox")]
     pub package: PackageName,
     /// Its exact version; the suites' newest when absent, so that an update of busybox is a new base.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<PackageVersion>,
     /// The archive's address; the host's own entry for the suite when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<Mirror>,
     /// Keyring that signs the archive; that of the host's entry when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signed_by: Option<LocalPath>,
 }
 

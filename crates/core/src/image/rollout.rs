@@ -13,6 +13,7 @@ use crate::definition::{
 };
 
 /// One thing whose image field is rewritten.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     rename_all = "kebab-case",
@@ -32,7 +33,6 @@ pub enum RolloutSpec {
         #[serde(flatten)]
         watch: Watch,
         /// How its nodes get another driver, one after the other; as its update strategy likes when absent.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         upgrade: Option<Box<UpgradeSpec>>,
     },
     /// A DaemonSet over mixed kernels: each kernel gets a copy of its own, with its own image.
@@ -44,7 +44,6 @@ pub enum RolloutSpec {
         #[serde(flatten)]
         watch: Watch,
         /// How its nodes get another driver, one after the other; as its update strategy likes when absent.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         upgrade: Option<Box<UpgradeSpec>>,
         /// How long a copy is kept after its last node has left.
         #[serde(default = "default_grace")]
@@ -59,7 +58,6 @@ pub enum RolloutSpec {
         #[serde(flatten)]
         watch: Watch,
         /// How its nodes get another driver, one after the other; as its update strategy likes when absent.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         upgrade: Option<Box<UpgradeSpec>>,
         /// How long a kernel stays in the image after its last node has left it.
         #[serde(default = "default_grace")]
@@ -68,7 +66,6 @@ pub enum RolloutSpec {
     /// Nothing is rewritten: an operator computes the tag by itself, and finds it.
     PublishOnly {
         /// Whose form of tag one of the image's tags must have; not looked at when absent.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         resource: Option<OperatorResource>,
     },
     /// The resource from which an operator makes its DaemonSet.
@@ -95,10 +92,8 @@ pub enum RolloutSpec {
         #[serde(flatten)]
         target: DaemonSetContainer,
         /// The commit's subject, in which `{image}`, `{daemonSet}`, `{container}`, `{from}` and `{to}` stand for what they say.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         message: Option<OneLine>,
         /// What the names of branches begin with that are pushed in the place of `branch`, one for each change, for a pull request.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
         proposals: Option<GitBranch>,
     },
 }

@@ -13,11 +13,11 @@ use crate::definition::{
 };
 
 /// How the nodes of a DaemonSet get another driver, one after the other. The DaemonSet's update strategy must be `OnDelete`.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct UpgradeSpec {
     /// The nodes that go first, so many or those with these labels. The others follow when all of these are done.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub canary: Option<Canary>,
     /// How many nodes may be without a working driver at the same time: a number, or a share of the DaemonSet's nodes such as
     /// `10%`, which is rounded down, to 1 at least. Nodes whose driver does not work anyhow count, and go first.
@@ -30,23 +30,19 @@ pub struct UpgradeSpec {
     #[serde(default = "no_time")]
     pub between: Period,
     /// When nodes are begun; at any time when absent. A node that was begun is finished.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<Window>,
     /// Which pods leave a node before its driver does. With any but `none`, the node is cordoned meanwhile.
     #[serde(default)]
     pub drain: Drain,
     /// Only pods with these labels leave; all when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_selector: Option<LabelSelector>,
     /// Resources by whose requests the users of the device are found.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub device_resources: Vec<ResourcePattern>,
     /// A CronJob of the DaemonSet's namespace that runs `driver-entrypoint forecast`: farrier makes a Job of it on a node, and takes
     /// the driver away when it has succeeded. With `drain: device-users`, pods that it finds at the device leave, too.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forecast: Option<DnsName>,
     /// How long an evicted pod may take to end, in seconds; as the pod itself says when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_seconds: Option<u32>,
     /// How long pods may take to leave a node, and `waitFor` may take. A node that they do not leave is given back as it was, and
     /// tried again after so long, when the others have had their turn.

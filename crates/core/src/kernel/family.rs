@@ -45,6 +45,7 @@ pub enum KernelFamilyKind {
 }
 
 /// Which targets a family matches, and where their headers and toolchain come from.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct KernelFamilySpec {
@@ -60,21 +61,18 @@ pub struct KernelFamilySpec {
     pub digests: BTreeMap<KernelRelease, ImageDigest>,
     /// The ImageStream of a live OpenShift that has `{{digest}}` of other releases, by the `OSTREE_VERSION` of the nodes that run
     /// them: `openshift/driver-toolkit`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_stream: Option<ImageStream>,
     /// The compilers that these kernels were built with, such as `gcc-12`, each with its major version. Where the toolchain
     /// has none of them the plan says so. What a kernel's headers say comes first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub built_with: Vec<CompilerName>,
     /// Where the kernels themselves come from: for what headers cannot tell, and for boot checks.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_image: Option<KernelImageSource>,
     /// Do modules get type information (BTF)? Where the kernel's headers bring a `vmlinux` with it, and the toolchain has
     /// pahole. Only modules that offer functions to BPF programs need it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub btf: bool,
     /// Where the family's newest kernel is found: images are made for it before a node runs it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub track: Option<KernelTrack>,
 }
 
@@ -99,6 +97,7 @@ pub struct TrackedSuites {
 }
 
 /// Every field that is given must match; a family without fields matches every target.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FamilyMatch {
@@ -107,13 +106,10 @@ pub struct FamilyMatch {
     #[schemars(with = "OneOrMany")]
     pub os: Vec<OsId>,
     /// A regular expression over the operating system version, whole.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub os_version: Option<Pattern>,
     /// A regular expression over the kernel release.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub release: Option<Pattern>,
     /// Processor architecture.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arch: Option<Architecture>,
 }
 

@@ -26,6 +26,7 @@ pub enum KernelImageSource {
 pub type AptKernelImage = AptPackages<PackageAlternatives>;
 
 /// A kernel image in files that the user brings.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct KernelImageFile {
@@ -33,10 +34,8 @@ pub struct KernelImageFile {
     /// release.
     pub path: HeadersPath,
     /// The kernel's own modules (its `/lib/modules/<release>`), in the same way.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modules: Option<HeadersPath>,
     /// Its `System.map`, in the same way.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system_map: Option<HeadersPath>,
 }
 

@@ -74,14 +74,13 @@ fn key(image: &ImageName, arch: Architecture) -> String {
 }
 
 /// How long a build has taken so far, and usually takes.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BuildTime {
     /// Seconds since it began; `None` where none is under way.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub elapsed_seconds: Option<u64>,
     /// Seconds that builds of this image usually take, where that is known.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub usual_seconds: Option<u64>,
 }
 

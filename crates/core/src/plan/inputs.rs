@@ -163,6 +163,7 @@ impl Published {
 }
 
 /// A try that failed, kept so that it is not repeated for nothing.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// When.
@@ -172,10 +173,8 @@ pub struct Failure {
     /// Will the same inputs fail again?
     pub permanent: bool,
     /// What the definition asked of the check, where that made the failure: asked for less, they may not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub under: Option<CheckSpec>,
     /// The deadline that stopped it: with a longer one it may not fail.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Period>,
 }
 

@@ -14,7 +14,6 @@ mod ci_matrix;
 mod claims;
 mod deadline;
 mod decide;
-mod distrust;
 #[cfg(any(test, feature = "testing"))]
 #[allow(missing_docs, dead_code, clippy::unwrap_used, clippy::expect_used)]
 mod fixtures;
@@ -67,7 +66,6 @@ pub use cell::{
 pub use ci_matrix::{MatrixForm, ci_matrix};
 pub use claims::Claims;
 pub use deadline::next_deadline;
-pub use distrust::{Distrust, PassedLimit};
 pub use gc::{
     Candidates, GcInputs, GcPlan, GoingImage, HeldImage, KeptImage, KeptWhy, KernelKey, KernelRecord,
     LiveKernels, gc_plan, kernels_to_note,
@@ -88,7 +86,7 @@ pub use marks::{DueMarks, Marks};
 pub use matrix::{LeftAlone, OwnDriver};
 pub use needs::cell_for;
 pub use new_cell::dockerfile_for;
-pub use node::{NodeReason, node_systems, node_target};
+pub use node::{Distrust, NodeReason, PassedLimit, node_systems, node_target};
 pub use open::{OpenRollout, RolloutWait, open_kernels, open_rollouts};
 pub use outcome::{Outcome, Phase, PlannedCell};
 pub use pace::Pace;

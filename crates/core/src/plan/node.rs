@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use serde::Serialize;
 
 use super::{
-    ARCH_LABEL, ClusterSnapshot, KERNEL_LABEL, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, PassedLimit, Shared,
+    ARCH_LABEL, ClusterSnapshot, KERNEL_LABEL, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, Shared,
     labels::TARGET_LABELS,
 };
 use crate::{
@@ -16,6 +16,25 @@ use crate::{
     },
     shell::shell_word,
 };
+
+/// A limit of the site that kernels of nodes passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the variants say what their fields are")]
+pub enum PassedLimit {
+    /// The node named more than it may within this time.
+    PerNode { most: u32, within: Period },
+    /// The fleet runs more than this many, and others go before this one.
+    Distinct(u32),
+}
+
+/// What is not believed of a node: such a kernel calls for no image, and no rollout waits for it. [`Claims`](super::Claims) decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Distrust {
+    /// Why the kernel that it runs does not count.
+    pub kernel: Option<PassedLimit>,
+    /// Why the kernel that it announces does not count.
+    pub announcement: Option<PassedLimit>,
+}
 
 /// Why a node's kernel target is not known. Such a node is left alone (guarantee 6).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, thiserror::Error)]

@@ -13,6 +13,7 @@ use crate::{
 };
 
 /// One row of the matrix.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StatusRow {
@@ -25,18 +26,15 @@ pub struct StatusRow {
     /// Where it stands.
     pub phase: Phase,
     /// What the check said, where the image is published.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub verdict: Option<Verdict>,
     /// The name by tag; empty where there is none.
     pub reference: String,
     /// The digest, where it is published.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
     /// Why it is not published.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
     /// How long its build has taken, and usually takes, where it is not published.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<BuildTime>,
     /// What it is compiled against: `name@sha256:digits` of the exposed headers, or the names that it waits for.
     #[serde(skip_serializing_if = "Vec::is_empty")]

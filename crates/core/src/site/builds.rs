@@ -45,11 +45,6 @@ impl Builds {
     pub fn namespace(&self) -> &str {
         self.namespace.as_deref().unwrap_or("farrier-builds")
     }
-
-    /// Do they say nothing but the defaults?
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 /// Fields of a pod's specification that decide where and when it runs. None of them gives it more rights.
@@ -113,6 +108,7 @@ impl JsonSchema for PodAdditions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::definition::is_default;
 
     #[test]
     fn a_pod_gets_no_rights_by_additions() {
@@ -120,7 +116,7 @@ mod tests {
         let builds = read(r#"{"pod": {"nodeSelector": {"pool": "builds"}}, "atOnce": 50}"#).unwrap();
         assert_eq!(builds.pod.fields()["nodeSelector"]["pool"], "builds");
         assert_eq!((builds.at_once.get(), builds.namespace()), (50, "farrier-builds"));
-        assert!(!builds.is_default() && read("{}").unwrap().is_default());
+        assert!(!is_default(&builds) && is_default(&read("{}").unwrap()));
         for field in ["hostNetwork", "serviceAccountName", "volumes", "containers", "securityContext"] {
             let refused = read(&format!(r#"{{"pod": {{"{field}": true}}}}"#)).unwrap_err().to_string();
             assert!(refused.contains(field) && refused.contains("nodeSelector"), "{refused}");

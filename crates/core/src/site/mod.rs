@@ -2,33 +2,27 @@
 //! be signed.
 
 mod builds;
-mod commits;
 mod host;
-mod kernel_limits;
 mod mirrors;
 mod network;
 mod policy;
 mod secret;
 mod signing;
-mod storage;
 
-use std::path::PathBuf;
+use std::{num::NonZeroU32, path::PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use builds::{Builds, PodAdditions};
-pub use commits::GitCommits;
 pub use host::{HostPolicy, HostPort, NoProxy, ProxyUrl};
-pub use kernel_limits::KernelLimits;
 pub use mirrors::{Images, MirrorRule, Prefix, image_candidates, url_candidates};
 pub use network::{Credentials, Host, Login, Proxy};
 pub use policy::{Policy, RequireSigned, Signatures};
 pub use secret::{SecretKey, SecretName, SecretSource};
 pub use signing::{Existing, ImageSigning, KeySource, ModuleSigning, Signed};
-pub use storage::Storage;
 
-use crate::definition::{ApiVersion, Metadata};
+use crate::definition::{ApiVersion, Memory, Metadata, Period, checked::OneLine, is_default};
 pub use crate::definition::{NotA, without_logins};
 
 /// `site.yaml`.
@@ -101,6 +95,7 @@ impl SiteSpec {
 }
 
 /// What holds for all images, kernels and commands of one site.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SiteSpec {
@@ -108,7 +103,6 @@ pub struct SiteSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mirrors: Vec<MirrorRule>,
     /// The proxy for hosts that are not reached directly; without this, what the environment says.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy: Option<Proxy>,
     /// How single hosts are reached. With `--offline` these, the mirrors, the registry and the cluster of the command line
     /// are all that may be asked.
@@ -118,25 +112,22 @@ pub struct SiteSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub credentials: Vec<Credentials>,
     /// Who signs modules, for kernels that load no others.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub module_signing: Option<ModuleSigning>,
     /// Who signs published images.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_signing: Option<ImageSigning>,
     /// What must hold before a rollout.
     #[serde(default, skip_serializing_if = "Policy::is_empty")]
     pub policy: Policy,
     /// How many kernels nodes may bring.
-    #[serde(default, skip_serializing_if = "KernelLimits::is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub kernel_limits: KernelLimits,
     /// How much is kept on a disk.
-    #[serde(default, skip_serializing_if = "Storage::is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub storage: Storage,
     /// How builds run in a cluster.
-    #[serde(default, skip_serializing_if = "Builds::is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub builds: Builds,
     /// Who commits to Git repositories.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub git: Option<GitCommits>,
 }
 
@@ -157,5 +148,62 @@ impl SiteSpec {
             git: _,
         } = self;
         (mirrors, proxy.as_ref(), hosts, credentials)
+    }
+}
+
+/// Who commits, in the repositories of `git` rollouts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct GitCommits {
+    /// The name of author and committer.
+    pub name: OneLine,
+    /// Their email address.
+    pub email: OneLine,
+    /// The private key, in OpenSSH's form and without a passphrase, that signs commits; without it they are not signed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signing_key: Option<SecretSource>,
+}
+
+/// How much farrier keeps on a disk. What was not used for longest goes first; what a running build uses never goes, also
+/// where that is more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Storage {
+    /// Header sets, sources, packages, root file systems and blobs in the cache directory. The work of running builds comes
+    /// on top of it.
+    pub cache: Memory,
+    /// Logs of builds in the cache directory.
+    pub logs: Memory,
+    /// Toolchains, and toolchains with headers, that farrier made in a Docker or Podman daemon.
+    pub engine_images: Memory,
+}
+
+impl Default for Storage {
+    fn default() -> Self {
+        let gibibytes = |number: u64| Memory::from_bytes(number << 30);
+        // Of the 20 GiB that the pod's cache has in `deploy/`, a third is left for running builds.
+        Self { cache: gibibytes(12), logs: gibibytes(1), engine_images: gibibytes(30) }
+    }
+}
+
+/// How many kernels nodes may bring. A node says itself which kernel it runs, and each kernel costs builds, images and a
+/// place in the fleet's images. More than any real fleet has is not taken up: such a node is left alone, and holds no others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct KernelLimits {
+    /// Kernels that one node may run or announce within `within`. One that names more is not believed until they are
+    /// older: only kernels that other nodes run too count of it.
+    pub per_node: NonZeroU32,
+    /// See `perNode`. It is counted from farrier's start; `0s` takes the limit away.
+    pub within: Period,
+    /// Kernels that all nodes may run together. Those that the most nodes run count, then those that came first.
+    pub distinct: NonZeroU32,
+}
+
+impl Default for KernelLimits {
+    fn default() -> Self {
+        let number = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
+        // As many as a union image has layers for.
+        Self { per_node: number(16), within: Period::seconds(24 * 3600), distinct: number(100) }
     }
 }

@@ -18,20 +18,18 @@ pub struct Login {
 }
 
 /// A proxy (`http://host:port`).
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Proxy {
     /// For `http://`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<ProxyUrl>,
     /// For `https://`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub https: Option<ProxyUrl>,
     /// Hosts, domains (`.example`) and networks (`10.0.0.0/8`) that are reached directly. Loopback always is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub no_proxy: Vec<NoProxy>,
     /// Who asks the proxies.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub login: Option<Login>,
 }
 
@@ -57,31 +55,26 @@ fn of_images<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Prefix, D::Er
 }
 
 /// How one host is reached.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Host {
     /// `host` or `host:port`; without a port, all ports of the host.
     pub host: HostPort,
     /// Root certificates for this host, PEM, beside the system's; relative to the definitions directory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_file: Option<LocalPath>,
     /// The certificate that farrier shows, PEM, with its chain.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_certificate: Option<LocalPath>,
     /// That certificate's key, PEM.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_key: Option<SecretSource>,
     /// May it be talked to without TLS?
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub plain_http: bool,
     /// Who asks it for downloads and Git repositories. Registries have `credentials`, and apt has its own `/etc/apt/auth.conf`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub login: Option<Login>,
     /// The private key, in OpenSSH's form, with which its Git repositories are reached by SSH.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ssh_key: Option<SecretSource>,
     /// Its SSH keys, as `known_hosts` has them; relative to the definitions directory. Without it the user's own file counts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub known_hosts: Option<LocalPath>,
 }
 

@@ -54,16 +54,15 @@ pub struct ModuleSigning {
 }
 
 /// Who signs published images, in the form that `cosign verify --key` accepts.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ImageSigning {
     /// The key: ECDSA P-256 or RSA.
     pub key: KeySource,
     /// The passphrase of an encrypted key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passphrase: Option<SecretSource>,
     /// Its public half, PEM; needed where a command signs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub public_key: Option<LocalPath>,
     /// What becomes of images that are published already, with the right inputs and without our signature.
     #[serde(default)]

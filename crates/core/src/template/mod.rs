@@ -3,11 +3,13 @@
 mod dockerfile;
 mod lexer;
 pub mod steps;
-mod strict;
 
 use std::collections::BTreeMap;
 
-use handlebars::{Handlebars, RenderErrorReason, TemplateErrorReason};
+use handlebars::{
+    Context, Handlebars, Helper, HelperDef, HelperResult, JsonTruthy, Output, RenderContext, RenderError,
+    RenderErrorReason, Renderable, TemplateErrorReason,
+};
 use serde::Serialize;
 
 pub use dockerfile::fetching_add;
@@ -178,7 +180,7 @@ fn engine() -> Handlebars<'static> {
     let mut engine = Handlebars::new();
     engine.set_strict_mode(true);
     engine.register_escape_fn(handlebars::no_escape);
-    strict::register(&mut engine);
+    be_strict(&mut engine);
     engine
 }
 
@@ -190,6 +192,39 @@ fn reason(error: &handlebars::RenderError) -> String {
             format!("word {} after `{helper}` is missing or an unknown variable", index + 1)
         }
         other => other.to_string(),
+    }
+}
+
+/// Handlebars' own `if` is not strict in strict mode (its `each`, `with` and `lookup` are): in
+/// `{{#if vars.debgu}}` the mistake would silently choose the other branch.
+struct StrictIf {
+    name: &'static str,
+    wanted: bool,
+}
+
+/// Puts the strict helpers in place of the built-in ones: an unknown variable is no "no".
+fn be_strict(engine: &mut Handlebars<'_>) {
+    for (name, wanted) in [("if", true), ("unless", false)] {
+        engine.register_helper(name, Box::new(StrictIf { name, wanted }));
+    }
+}
+
+impl HelperDef for StrictIf {
+    fn call<'reg: 'rc, 'rc>(
+        &self,
+        helper: &Helper<'rc>,
+        engine: &'reg Handlebars<'reg>,
+        context: &'rc Context,
+        render: &mut RenderContext<'reg, 'rc>,
+        out: &mut dyn Output,
+    ) -> HelperResult {
+        let param = helper.param(0).ok_or(RenderErrorReason::ParamNotFoundForIndex(self.name, 0))?;
+        if param.is_value_missing() {
+            return Err(RenderError::strict_error(param.relative_path()));
+        }
+        let branch =
+            if param.value().is_truthy(false) == self.wanted { helper.template() } else { helper.inverse() };
+        branch.map_or(Ok(()), |branch| branch.render(engine, context, render, out))
     }
 }
 

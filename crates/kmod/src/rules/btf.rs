@@ -1,7 +1,7 @@
 //! Pure: the module's type information counts on from the kernel's (`btf_module_notify` in `kernel/bpf/btf.c`, Linux
 //! 5.11). A mismatch refuses the module, unless `CONFIG_MODULE_ALLOW_BTF_MISMATCH` (Linux 5.18) is set.
 
-use super::subject::Subject;
+use super::Subject;
 use crate::{Finding, Rule, Verdict, btf::Fit};
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {

@@ -1,6 +1,6 @@
 //! Pure: the module is in no conflict with what the kernel itself has.
 
-use super::subject::Subject;
+use super::Subject;
 use crate::{Finding, Rule, Verdict};
 
 /// It exports nothing that the kernel itself exports (`verify_exported_symbols` in `kernel/module/main.c`). What only a

@@ -1,7 +1,7 @@
 //! Pure: only modules under a compatible licence use `EXPORT_SYMBOL_GPL` symbols (`resolve_symbol` and
 //! `inherit_taint` in `kernel/module/main.c`).
 
-use super::subject::Subject;
+use super::Subject;
 use crate::{Finding, Rule, Verdict, resolve::Provider};
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {

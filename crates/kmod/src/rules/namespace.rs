@@ -1,7 +1,7 @@
 //! Pure: the module imports the namespaces of the symbols that it uses (`verify_namespace_is_imported` in
 //! `kernel/module/main.c`).
 
-use super::subject::Subject;
+use super::Subject;
 use crate::{Finding, Rule, Verdict};
 
 /// Starts a namespace that names the modules that may use it, since Linux 6.16.

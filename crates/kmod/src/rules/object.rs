@@ -1,6 +1,6 @@
 //! Pure: the object is one for this kernel: its processor, its sections, the size of its `struct module`.
 
-use super::subject::Subject;
+use super::Subject;
 use crate::{Finding, Rule, Verdict};
 
 /// The section, which is also what the kernel's own message names.

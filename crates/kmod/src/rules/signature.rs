@@ -5,7 +5,7 @@
 //! (`ENOKEY`). All others refuse the module in any case, a damaged record or message (`EBADMSG`) and a signature
 //! that is wrong (`EKEYREJECTED`) among them. Without `CONFIG_MODULE_SIG` nothing is looked at.
 
-use super::subject::Subject;
+use super::Subject;
 use crate::{FactSource, Finding, Known, Rule, Signature, Verdict};
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {

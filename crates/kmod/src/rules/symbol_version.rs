@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::subject::Subject;
+use super::Subject;
 use crate::{Finding, Rule, Verdict, module::crc_text, resolve::Provider};
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {

@@ -1,6 +1,6 @@
 //! Pure: each symbol that the module needs is exported (`simplify_symbols` in `kernel/module/main.c`).
 
-use super::subject::Subject;
+use super::Subject;
 use crate::{Finding, Rule, Verdict, resolve::Provider};
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {

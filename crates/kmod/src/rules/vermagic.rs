@@ -1,6 +1,6 @@
 //! Pure: the module's vermagic is the kernel's (`check_modinfo` in `kernel/module/main.c`).
 
-use super::subject::Subject;
+use super::Subject;
 use crate::{Difference, Finding, Rule, Verdict};
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {

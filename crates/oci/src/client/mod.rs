@@ -1,6 +1,5 @@
 //! Adapter: where images are kept: a registry (OCI distribution protocol) or a layout directory, behind one trait.
 
-mod added;
 mod auth;
 mod challenge;
 mod error;

@@ -11,11 +11,11 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
-    added::Added,
     auth::Scope,
     error::{RegistryError, Result},
     http::{Http, Payload, body, header, unexpected},
     mirrored::Places,
+    referrers::Added,
     registry::{Access, BlobContent, BlobStream, Registry, StoredManifest, Upload},
     stream::{digest_of, save},
     transport::{RemoteName, next_chunk},

@@ -29,6 +29,7 @@ const ROLLOUT: &str = "farrier.dev/rollout";
 const MAX_NAME: usize = 63;
 
 /// How the image of a copy does.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct CopyRecord {
@@ -40,10 +41,8 @@ pub(super) struct CopyRecord {
     #[serde(default)]
     pub(super) good: bool,
     /// The good image before it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) previous: Option<String>,
     /// The image that did not get ready; it is not set again.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) failed: Option<FailedImage>,
 }
 

@@ -43,6 +43,7 @@ impl RollbackOutcome {
 }
 
 /// What becomes of one object.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RollbackStep {
@@ -51,12 +52,10 @@ pub struct RollbackStep {
     /// What becomes of each container, or of the resource's `spec`.
     pub fields: BTreeMap<String, RollbackOutcome>,
     /// Why nothing can be said of it: farrier's record cannot be read.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// The command after which the controller sets the object again.
     pub resume: String,
     /// What an adapter does.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub change: Option<Change>,
 }
 
