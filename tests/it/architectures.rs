@@ -39,7 +39,7 @@ fn site() -> Site {
     );
     for (file, text) in [
         ("Makefile", String::new()),
-        (".config", "CONFIG_64BIT=y\nCONFIG_MODULES=y\n".to_owned()),
+        (".config", "CONFIG_64BIT=y\nCONFIG_MODULES=y\nCONFIG_X86_64=y\nCONFIG_ARM64=y\n".to_owned()),
         ("include/generated/utsrelease.h", format!("#define UTS_RELEASE \"{KERNEL}\"\n")),
     ] {
         site.define(&format!("headers/{KERNEL}/{file}"), &text);

@@ -81,6 +81,7 @@ fn a_build_is_told_from_its_start_to_its_loss() {
 #[test]
 fn a_kernel_without_headers_is_told_once() {
     let (mut fleet, mut story) = (Fleet::new(&[K47]), Story::new());
+    assert_eq!(story.lines(&fleet.plan()), "");
     fleet.without_headers("package linux-headers-6.1.0-47-amd64 in bookworm");
     let told = story.lines(&fleet.plan());
     let told =
