@@ -6,7 +6,7 @@ use std::{fmt::Write as _, path::PathBuf, sync::Arc};
 use parking_lot::Mutex;
 use runner::plan::{Action, Limits, Plan, Run, Step};
 
-use super::{cross, job::Job, kept};
+use super::{cross, host_tools, job::Job, kept};
 use crate::{
     blocking::blocking,
     cache::LockMode,
@@ -66,7 +66,7 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
     let engines = &job.parts.engine;
     let docker = match (job.image.spec.output, engines.get().await) {
         (Output::Payload, Ok(Engine::Kubernetes(cluster))) => {
-            let (tree, toolchain) = own_toolchain(job).await?;
+            let (tree, toolchain) = own_toolchain(job, headers).await?;
             let base = Base::of(&job.cell.base_name, &toolchain.image.config);
             let base =
                 in_place(job, headers, tree, &base).map_err(|refused| refused_template(job, &refused))?;
@@ -94,16 +94,18 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
     Ok(PreparedBase::Image(docker))
 }
 
-/// The cell's toolchain as a tree, and the image that it is.
-async fn own_toolchain(job: &Job<'_>) -> Result<(PathBuf, BaseImage)> {
+/// The cell's toolchain as a tree, in which the tools of the headers run, and the image that it is.
+async fn own_toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(PathBuf, BaseImage)> {
     job.stage(Stage::Toolchain);
-    toolchain_tree(job.parts, &job.toolchain, job.cell).await
+    let (tree, image) = toolchain_tree(job.parts, &job.toolchain, job.cell).await?;
+    host_tools::check(job, headers, &tree).await?;
+    Ok((tree, image))
 }
 
 /// The trees and steps of a build on this machine, which may be of another architecture than the kernel.
 async fn in_sandbox(job: &Job<'_>, headers: &HeaderSet) -> Result<Result<InPlaceBase, StepsError>> {
     if !cross::is_foreign(job) {
-        let (tree, toolchain) = own_toolchain(job).await?;
+        let (tree, toolchain) = own_toolchain(job, headers).await?;
         let base = Base::of(&job.cell.base_name, &toolchain.image.config);
         return Ok(in_place(job, headers, tree, &base));
     }

@@ -9,6 +9,7 @@ mod cross;
 mod document;
 mod failures;
 mod headers;
+mod host_tools;
 mod job;
 mod kept;
 mod logs;

@@ -1,0 +1,94 @@
+//! Adapter: kbuild runs programs of the header set for every module. Those of a self-built kernel want the C library of the machine that made
+//! them: whether a toolchain has it is found before anything is compiled.
+
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+
+use super::job::Job;
+use crate::{
+    archive::links::resolve,
+    blocking::blocking,
+    inputs::{HeaderSet, find_build},
+    kernel::Architecture,
+    parts::{FindingKind, Result, TargetError},
+};
+
+/// The programs that every build tree has; others come with them, from the same machine.
+const TOOLS: [&str; 3] = ["scripts/basic/fixdep", "scripts/mod/modpost", "tools/objtool/objtool"];
+
+/// Refuses header tools that do not run in the toolchain's tree. Where either says nothing of glibc, it is tried.
+pub(super) async fn check(job: &Job<'_>, headers: &HeaderSet, toolchain: &Path) -> Result<()> {
+    let (arch, root, toolchain) = (job.cell.target.arch, headers.root.clone(), toolchain.to_owned());
+    let Ok(build) = find_build(&root, &job.cell.target.release) else { return Ok(()) };
+    let Some((tool, wanted, has)) = blocking(move || lacking(&root, &build, &toolchain, arch)).await? else {
+        return Ok(());
+    };
+    let message = format!(
+        "{tool} of the header set wants glibc 2.{wanted}, and the toolchain of family {} has 2.{has}",
+        job.family.metadata.name
+    );
+    let hint = "make the tree's tools on a system that is as old as the toolchain (`make modules_prepare` there), and import it again; or copy \
+                the family into your definitions' kernels/, with a newer suite or an image as its toolchain";
+    Err(TargetError::finding(FindingKind::Compile, message, Some(hint.to_owned())))
+}
+
+/// The first tool that wants a newer glibc than there is: it, what it wants, and what there is (`x` of `2.x`).
+fn lacking(
+    headers: &Path,
+    build: &Path,
+    toolchain: &Path,
+    arch: Architecture,
+) -> std::io::Result<Option<(&'static str, u32, u32)>> {
+    let debian = format!("{}-linux-gnu", arch.gnu_name());
+    let places =
+        [format!("usr/lib/{debian}"), format!("lib/{debian}"), "usr/lib64".to_owned(), "lib64".to_owned()];
+    let mut has = None;
+    for place in places {
+        has = has.max(newest_glibc(toolchain, &PathBuf::from(place).join("libc.so.6"))?);
+    }
+    let Some(has) = has else { return Ok(None) };
+    for tool in TOOLS {
+        if let Some(wanted) = newest_glibc(headers, &build.join(tool))?.filter(|wanted| *wanted > has) {
+            return Ok(Some((tool, wanted, has)));
+        }
+    }
+    Ok(None)
+}
+
+/// The newest symbol version of glibc that a program wants, or the library has: their names stand in the file, each before a zero byte. A
+/// release without new symbols has no name, and nothing wants it.
+fn newest_glibc(root: &Path, file: &Path) -> std::io::Result<Option<u32>> {
+    let Some(place) = resolve(root, file)?.map(|place| root.join(place)).filter(|place| place.is_file())
+    else {
+        return Ok(None);
+    };
+    let bytes = fs::read(place)?;
+    let names = bytes.split(|byte| *byte == 0).filter_map(|text| text.strip_prefix(b"GLIBC_2."));
+    let minor = |name: &[u8]| std::str::from_utf8(name).ok()?.split('.').next()?.parse().ok();
+    Ok(names.filter_map(minor).max())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tools_of_a_newer_system_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let (headers, toolchain) = (dir.path().join("headers"), dir.path().join("toolchain"));
+        let build = Path::new("usr/src/linux");
+        let write = |place: PathBuf, names: &str| {
+            fs::create_dir_all(place.parent().unwrap()).unwrap();
+            fs::write(place, format!("\x7fELF\0{names}\0")).unwrap();
+        };
+        let found = || lacking(&headers, build, &toolchain, Architecture::Amd64).unwrap();
+        write(headers.join(build).join(TOOLS[0]), "GLIBC_2.2.5\0GLIBC_2.34");
+        write(headers.join(build).join(TOOLS[1]), "GLIBC_2.38\0GLIBC_PRIVATE\0glibc GLIBC_2.99");
+        assert_eq!(found(), None, "a toolchain without glibc");
+        write(toolchain.join("usr/lib/x86_64-linux-gnu/libc.so.6"), "GLIBC_2.2.5\0GLIBC_2.36\0GLIBC_2.4");
+        assert_eq!(found(), Some((TOOLS[1], 38, 36)));
+        write(toolchain.join("usr/lib/x86_64-linux-gnu/libc.so.6"), "GLIBC_2.38");
+        assert_eq!(found(), None);
+    }
+}
