@@ -41,6 +41,7 @@ impl Memory {
             images,
             toolchains,
             headers,
+            compilers,
             without_headers,
             header_texts,
             kernel_sources,
@@ -59,6 +60,7 @@ impl Memory {
         unverified_headers.retain(|_, found| !refused(found));
         headers.retain(|target, _| !without_headers.contains_key(target));
         without_headers.clear();
+        compilers.retain(|target, _| headers.contains_key(target));
         header_texts.retain(|_, outcome| outcome.is_ok());
         kernel_sources.retain(|_, outcome| outcome.is_ok());
         trees.retain(|_, outcome| outcome.is_ok());

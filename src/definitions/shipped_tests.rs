@@ -147,6 +147,34 @@ fn what_a_shipped_image_needs_is_exposed_by_a_shipped_image() {
     assert_eq!(image(&definitions, "nvidia-gpu").spec.exposes, ["/usr/src/nvidia-*"]);
 }
 
+/// The table in docs/distributions.md has every family once, and what it calls proven has a test.
+#[test]
+fn the_table_of_distributions_is_of_these_families() {
+    let text = include_str!("../../docs/distributions.md");
+    let tests = include_str!("../../tests/it/families.rs");
+    let rows =
+        text.lines().filter_map(|line| Some(line.strip_prefix("| ")?.split(" | ").collect::<Vec<_>>()));
+    let mut named = Vec::new();
+    for row in rows.filter(|row| row.len() == 5 && !row[0].starts_with("---") && row[0] != "family") {
+        let quoted =
+            |cell: &str| -> Vec<String> { cell.split('`').skip(1).step_by(2).map(str::to_owned).collect() };
+        named.extend(quoted(row[0]));
+        let how_far = row[4].trim_end_matches(" |");
+        if how_far.starts_with("proven") {
+            let shown_by = quoted(how_far);
+            assert!(!shown_by.is_empty(), "{how_far}");
+            for test in shown_by {
+                assert!(tests.contains(&format!("async fn {test}()")), "{test} of {}", row[0]);
+            }
+        }
+    }
+    named.sort();
+    let mut shipped: Vec<String> =
+        load(None).unwrap().families.iter().map(|family| family.metadata.name.to_string()).collect();
+    shipped.sort();
+    assert_eq!(named, shipped);
+}
+
 /// What the plan has to go by for nodes of all kinds, before anything is looked up.
 #[test]
 fn nodes_of_many_distributions_find_their_families() {

@@ -14,7 +14,7 @@ use crate::{
     error_chain,
     image::{ImageName, ImageReference, MinimalSpec, RuntimeBase, SourceSpec, Version},
     inputs::{self, FetchError, Lookup, PackageRoot, StoredUnder},
-    kernel::{Architecture, HeaderSource, KernelTarget, UNKNOWN_SYSTEM},
+    kernel::{Architecture, HeaderSource, KernelTarget, UNKNOWN_SYSTEM, family_for},
     parts::{Parts, Result, TargetError},
     plan::Resolved,
     resolve::resolve,
@@ -152,6 +152,11 @@ async fn inputs_of<'a>(
         root_fs.insert(root.key(arch)).then(|| Input::Packages(root.clone(), arch))
     };
     for (kernel, family) in kernels {
+        // Headers that are here choose it as they do for a build.
+        let source = family.spec.headers_for(kernel, &UNKNOWN_SYSTEM);
+        let found = parts.fetcher.headers().identity(&source, &parts.definitions.root, kernel).await;
+        let compiler = found.ok().and_then(|found| found.compiler);
+        let family = family_for(&parts.definitions.families, kernel, compiler).unwrap_or(family);
         let toolchains = images.iter().filter_map(|image| image.spec.toolchain(family).ok());
         let roots =
             toolchains.filter_map(|made| PackageRoot::of_toolchain(&made, kernel, &parts.definitions.root));

@@ -13,7 +13,7 @@ use crate::{
     error_chain,
     image::{Digest, DriverImage, Repository, RuntimeBase},
     inputs::PackageRoot,
-    kernel::{Architecture, KernelTarget, match_family},
+    kernel::{Architecture, KernelTarget},
     parts::{Parts, TargetError},
     plan::{FetchedInputs, Resolved, RootFsKey, Unverified, toolchain_key},
     registry::{Registry, RegistryLocation, Retrying},
@@ -61,7 +61,7 @@ pub(crate) async fn look_at_root_fs(
     resolved: &mut Resolved,
 ) {
     for target in targets {
-        let Some(family) = match_family(&parts.definitions.families, target) else { continue };
+        let Some(family) = resolved.family(&parts.definitions.families, target) else { continue };
         for image in images {
             let Ok(toolchain) = image.spec.toolchain(family) else { continue };
             let root = PackageRoot::of_toolchain(&toolchain, target, &parts.definitions.root);

@@ -37,6 +37,9 @@ pub enum FetchError {
     /// The host's apt configuration has no entry to derive a suite's address from.
     #[error("find an apt source for suite {0}: the host has no entry for it")]
     NoAptSource(String),
+    /// An archive at a name that is no host, and its suites.
+    #[error("find an apt source for {1}: no `mirrors` of site.yaml say where {0} is")]
+    NoMirror(String, String),
     /// A definition's value, cut to 200 characters, that has no place in an apt source, a package name or a path.
     #[error("use {value:?} as {what}: {why}")]
     Value { what: &'static str, value: String, why: &'static str },
@@ -161,6 +164,7 @@ impl FetchError {
         match self {
             Self::Net(_)
             | Self::NoAptSource(_)
+            | Self::NoMirror(..)
             | Self::NoPackage(..)
             | Self::Program { .. }
             | Self::Transfer(..)
@@ -196,6 +200,9 @@ impl FetchError {
             Self::NotKept { hint, .. } => hint,
             Self::NoStore => "name one with --registry",
             Self::NoAptSource(_) => "set `mirror` and `signedBy` beside `suites`",
+            Self::NoMirror(..) => {
+                "name a mirror: `mirrors: [{from: \"https://ubuntu.invalid/\", to: [...]}]`"
+            }
             Self::NoPackage(..) => "check the package's name, the suites and the components",
             Self::Signature { .. } => {
                 "nothing of it was used: look where it came from; where the distribution has a new key, add it to that file"

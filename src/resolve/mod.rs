@@ -53,8 +53,45 @@ pub(crate) async fn resolve_more(
     let mut unknown_headers = Vec::new();
     for target in targets {
         let Some(family) = match_family(&parts.definitions.families, target) else { continue };
+        if !resolved.headers.contains_key(target) {
+            let source = family.spec.headers_for(target, resolved.system(target));
+            unknown_headers.push(async move {
+                let look = || parts.fetcher.headers().identity(&source, &parts.definitions.root, target);
+                (target.clone(), parts.retry("look up headers", look).await)
+            });
+        }
+    }
+    // The store is asked for each.
+    for (target, outcome) in stream::iter(unknown_headers).buffered(AT_ONCE).collect::<Vec<_>>().await {
+        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
+        if let Ok(HeaderIdentity { identity: _, unverified, compiler, refused, missing }) = &outcome {
+            match compiler {
+                Some(compiler) => drop(resolved.compilers.insert(target.clone(), *compiler)),
+                None => drop(resolved.compilers.remove(&target)),
+            }
+            resolved.without_headers.extend(missing.clone().map(|looked_for| (target.clone(), looked_for)));
+            let refused = refused.clone().map(Unverified::Refused);
+            let unverified = refused.or_else(|| unverified.clone().map(Unverified::Content));
+            resolved.unverified_headers.extend(unverified.map(|found| (target.clone(), found)));
+        }
+        let outcome = outcome.map(|found| found.identity).map_err(|error| with_hint(&error));
+        resolved.headers.insert(target, outcome);
+    }
+    resolve_toolchains(parts, all, targets, resolved).await;
+    resolve_header_texts(parts, all, targets, resolved).await;
+}
+
+/// Looks up the toolchains, after the headers, which may choose them.
+async fn resolve_toolchains(
+    parts: &Parts,
+    images: &[&DriverImage],
+    targets: &BTreeSet<KernelTarget>,
+    resolved: &mut Resolved,
+) {
+    for target in targets {
+        let Some(family) = resolved.family(&parts.definitions.families, target) else { continue };
         let system = resolved.system(target).clone();
-        for image in all {
+        for image in images {
             let key = toolchain_key(image, family, target, &system);
             if !resolved.toolchains.contains_key(&key) {
                 let outcome = match image.spec.toolchain(family) {
@@ -70,27 +107,7 @@ pub(crate) async fn resolve_more(
                 resolved.toolchains.insert(key, outcome);
             }
         }
-        if !resolved.headers.contains_key(target) {
-            let source = family.spec.headers_for(target, &system);
-            unknown_headers.push(async move {
-                let look = || parts.fetcher.headers().identity(&source, &parts.definitions.root, target);
-                (target.clone(), parts.retry("look up headers", look).await)
-            });
-        }
     }
-    // The store is asked for each.
-    for (target, outcome) in stream::iter(unknown_headers).buffered(AT_ONCE).collect::<Vec<_>>().await {
-        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
-        if let Ok(HeaderIdentity { identity: _, unverified, refused, missing }) = &outcome {
-            resolved.without_headers.extend(missing.clone().map(|looked_for| (target.clone(), looked_for)));
-            let refused = refused.clone().map(Unverified::Refused);
-            let unverified = refused.or_else(|| unverified.clone().map(Unverified::Content));
-            resolved.unverified_headers.extend(unverified.map(|found| (target.clone(), found)));
-        }
-        let outcome = outcome.map(|found| found.identity).map_err(|error| with_hint(&error));
-        resolved.headers.insert(target, outcome);
-    }
-    resolve_header_texts(parts, all, targets, resolved).await;
 }
 
 /// Looks into the headers of the kernels for which an image depends on what they say, which fetches them.

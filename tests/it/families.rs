@@ -13,6 +13,7 @@ use farrier::{
     inputs::{FetchOptions, Fetcher, HeaderLookup, PackageRoot},
     kernel::{
         Architecture, HeaderSource, KernelFamily, KernelRelease, KernelTarget, Toolchain, debian_version,
+        match_family,
     },
 };
 use serde_json::json;
@@ -27,7 +28,7 @@ use crate::support::{
 };
 
 /// Debian's families, and a version of Debian that each is for.
-const DEBIAN: [(&str, &str); 7] = [
+const DEBIAN: [(&str, &str); 8] = [
     ("debian-11", "11"),
     ("debian-12", "12"),
     ("debian-12-lts", "12"),
@@ -35,6 +36,7 @@ const DEBIAN: [(&str, &str); 7] = [
     ("debian-13", "13"),
     ("debian-13-backports", "13"),
     ("debian-sid", "sid"),
+    ("debian-experimental", "sid"),
 ];
 
 fn family(name: &str) -> KernelFamily {
@@ -51,19 +53,30 @@ fn target(name: &str, release: KernelRelease, arch: Architecture) -> KernelTarge
     KernelTarget { os, os_version, release, arch }
 }
 
-/// The kernels of the plain flavour that a family's suites have headers of, oldest first.
-async fn kernels(name: &str, arch: Architecture) -> Vec<KernelTarget> {
-    let family = family(name);
+/// The releases that a family's suites have headers of, those of other families included.
+async fn releases(family: &KernelFamily, arch: Architecture) -> Vec<KernelRelease> {
+    let name = &family.metadata.name;
     let HeaderSource::Apt(apt) = &family.spec.headers else { panic!("{name} has no packages") };
     let suites = serde_json::from_value(json!({"suites": apt.suites, "flavours": [arch]})).unwrap();
     let fetcher = Fetcher::new(Cache::open(shared_cache()).unwrap(), FetchOptions::default());
-    let releases = fetcher.headers().releases(&family.spec.headers, &suites, arch).await.unwrap();
-    let is_plain = |release: &KernelRelease| {
-        let version = release.as_str().strip_suffix(&format!("-{arch}"));
+    fetcher.headers().releases(&family.spec.headers, &suites, arch).await.unwrap()
+}
+
+/// The kernels of the plain flavour that a family's suites have headers of, oldest first.
+async fn kernels(name: &str, arch: Architecture) -> Vec<KernelTarget> {
+    flavour(name, arch, "").await
+}
+
+/// The same of another flavour: `cloud-`, `rt-`.
+async fn flavour(name: &str, arch: Architecture, flavour: &str) -> Vec<KernelTarget> {
+    let family = family(name);
+    let releases = releases(&family, arch).await;
+    let is_of_it = |release: &KernelRelease| {
+        let version = release.as_str().strip_suffix(&format!("-{flavour}{arch}"));
         version.is_some_and(|version| !version.ends_with("-cloud") && !version.ends_with("-rt"))
     };
     let mut kernels: Vec<KernelTarget> =
-        releases.into_iter().filter(is_plain).map(|release| target(name, release, arch)).collect();
+        releases.into_iter().filter(is_of_it).map(|release| target(name, release, arch)).collect();
     kernels.retain(|kernel| family.spec.matches.is_match(kernel));
     kernels.sort_by(|a, b| debian_version::compare(a.release.as_str(), b.release.as_str()));
     kernels.dedup();
@@ -80,12 +93,18 @@ async fn newest_for(name: &str, arch: Architecture) -> KernelTarget {
 
 /// A site with the shipped definitions, but that this image's modules are booted before they are published.
 fn site(image: &str) -> Site {
+    let site = site_with(image);
+    site.edit(&format!("images/{image}.yaml"), "  modules: [", "  check: {boot: true}\n  modules: [");
+    site
+}
+
+/// A site with this shipped definition alone.
+fn site_with(image: &str) -> Site {
     let site = Site::new();
     fs::remove_dir_all(site.definitions()).unwrap();
     let file = format!("images/{image}.yaml");
-    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(&file)).unwrap();
-    let text = text.replace("  modules: [", "  check: {boot: true}\n  modules: [");
-    site.define(&file, &text);
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join(&file);
+    site.define(&file, &fs::read_to_string(shipped).unwrap());
     site
 }
 
@@ -153,6 +172,13 @@ async fn debian_13() {
     proven(&site("mstflint"), "mstflint", &newest("debian-13").await);
 }
 
+/// The kernel for virtual machines in clouds.
+#[tokio::test]
+async fn debian_13_cloud() {
+    let kernels = flavour("debian-13", Architecture::Amd64, "cloud-").await;
+    proven(&site("mstflint"), "mstflint", kernels.last().expect("the suites have a cloud kernel"));
+}
+
 #[tokio::test]
 async fn debian_13_backports() {
     proven(&site("mstflint"), "mstflint", &newest("debian-13-backports").await);
@@ -161,6 +187,77 @@ async fn debian_13_backports() {
 #[tokio::test]
 async fn debian_sid() {
     proven(&site("mstflint"), "mstflint", &newest("debian-sid").await);
+}
+
+/// Every kernel that Debian's suites have headers of has one of Debian's families, and not the one for kernels of one's own.
+#[tokio::test]
+async fn no_kernel_of_debian_is_one_of_ones_own() {
+    let families = definitions::load(None).unwrap().families;
+    for (name, _) in DEBIAN {
+        for arch in [Architecture::Amd64, Architecture::Arm64] {
+            for release in releases(&family(name), arch).await {
+                let version = release.as_str().split('-').next().unwrap();
+                // `linux-headers-6.12-amd64` is the newest of several; experimental has kernels with such names.
+                let is_meta = name != "debian-experimental" && version.matches('.').count() == 1;
+                let is_common = release.as_str().contains("common");
+                let is_kernel = version.starts_with(|c: char| c.is_ascii_digit());
+                if is_meta || is_common || !is_kernel || !release.as_str().contains(arch.as_str()) {
+                    continue;
+                }
+                let target = target(name, release, arch);
+                let found = &match_family(&families, &target).unwrap().metadata.name;
+                assert!(found.starts_with("debian-"), "{target}: {found}");
+            }
+        }
+    }
+}
+
+/// The header set of a kernel of Debian's.
+async fn headers_of(kernel: &KernelTarget, family: &KernelFamily) -> PathBuf {
+    let fetcher = Fetcher::new(Cache::open(shared_cache()).unwrap(), FetchOptions::default());
+    let root = definitions::load(None).unwrap().root;
+    match fetcher.headers().find(&family.spec.headers, &root, kernel).await.unwrap() {
+        HeaderLookup::Found(headers) => headers.root.clone(),
+        HeaderLookup::Missing { .. } => panic!("no headers of {kernel}"),
+    }
+}
+
+/// A header set of Debian's as that of a kernel with another release, at `tree`.
+fn rename(headers: &Path, known: &KernelRelease, release: &str, tree: &Path) {
+    let known = known.as_str();
+    fs::create_dir_all(tree).unwrap();
+    run(Command::new("cp").arg("-a").arg(headers.join(".")).arg(tree));
+    fs::rename(tree.join("usr/lib/modules").join(known), tree.join("usr/lib/modules").join(release)).unwrap();
+    let include = tree.join(format!("usr/src/linux-headers-{known}/include"));
+    let utsrelease = fs::read_to_string(include.join("generated/utsrelease.h")).unwrap();
+    assert!(utsrelease.contains(known), "{utsrelease}");
+    fs::write(include.join("generated/utsrelease.h"), utsrelease.replace(known, release)).unwrap();
+    fs::write(include.join("config/kernel.release"), format!("{release}\n")).unwrap();
+}
+
+/// A kernel of one's own, on a distribution that no family is for, with a release that no distribution has. Headers and their tools are
+/// Debian 13's under that name: the compiler that they name chooses the toolchain.
+#[tokio::test]
+async fn custom_with_another_compiler() {
+    let standing_in = newest("debian-13").await;
+    let release = "6.12.7-rc2+Acme.Fleet_9-x";
+    let site = site_with("mstflint");
+    let tree = site.path("tree");
+    let headers = headers_of(&standing_in, &family("debian-13")).await;
+    rename(&headers, &standing_in.release, release, &tree);
+    let tree = tree.display().to_string();
+    let import = ["headers", "import", &tree, "--kernel", release, "--registry", &site.location];
+    site.farrier(&import).exits(0);
+    let acme = KernelTarget {
+        os: "acme".parse().unwrap(),
+        os_version: "1".parse().unwrap(),
+        release: release.parse().unwrap(),
+        arch: Architecture::Amd64,
+    };
+    let run = build(&site, "mstflint", &acme).exits(0);
+    let built = run.json();
+    let said = (&built["outcome"], &built["check"]["verdict"]);
+    assert_eq!(said, (&"built".into(), &"loads".into()), "{run}");
 }
 
 /// Compiled on this machine by Debian's cross compilers, loaded by that kernel in an emulator of its processor.
@@ -208,28 +305,11 @@ async fn modules_with_and_without_type_information() {
 async fn a_recompiled_kernel_of_centos_7() {
     let release = "3.10.0-1160.45.1.el7.custom.x86_64";
     let (debian, standing_in) = (family("debian-12"), newest("debian-12").await);
-    let fetcher = Fetcher::new(Cache::open(shared_cache()).unwrap(), FetchOptions::default());
-    let root = definitions::load(None).unwrap().root;
-    let HeaderLookup::Found(headers) =
-        fetcher.headers().find(&debian.spec.headers, &root, &standing_in).await.unwrap()
-    else {
-        panic!("no headers of {standing_in}")
-    };
-    let site = Site::new();
-    fs::remove_dir_all(site.definitions()).unwrap();
-    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("images/mstflint.yaml");
-    site.define("images/mstflint.yaml", &fs::read_to_string(shipped).unwrap());
-    let tree = site.definitions().join("headers").join(release);
-    fs::create_dir_all(&tree).unwrap();
-    run(Command::new("cp").arg("-a").arg(headers.root.join(".")).arg(&tree));
-    let known = standing_in.release.as_str();
-    fs::rename(tree.join("usr/lib/modules").join(known), tree.join("usr/lib/modules").join(release)).unwrap();
-    let include = tree.join(format!("usr/src/linux-headers-{known}/include"));
-    let utsrelease = fs::read_to_string(include.join("generated/utsrelease.h")).unwrap();
-    assert!(utsrelease.contains(known), "{utsrelease}");
-    fs::write(include.join("generated/utsrelease.h"), utsrelease.replace(known, release)).unwrap();
-    fs::write(include.join("config/kernel.release"), format!("{release}\n")).unwrap();
+    let site = site_with("mstflint");
+    let headers = headers_of(&standing_in, &debian).await;
+    rename(&headers, &standing_in.release, release, &site.definitions().join("headers").join(release));
 
+    let fetcher = Fetcher::new(Cache::open(shared_cache()).unwrap(), FetchOptions::default());
     let Toolchain::Bootstrap(spec) = &debian.spec.toolchain else { panic!("no bootstrap") };
     let toolchain = PackageRoot::Toolchain(spec.clone());
     let made = fetcher.root_fs().bootstrap(&toolchain, Architecture::Amd64).await.unwrap();

@@ -56,6 +56,7 @@ mod reproducible;
 mod reuse;
 mod rollback;
 mod rpm;
+mod rpm_families;
 mod rpm_toolchain;
 mod sandbox;
 mod schema;

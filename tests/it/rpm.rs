@@ -72,8 +72,10 @@ impl World {
         self.directory.path().join("definitions")
     }
 
-    fn define(&self, file: &str, text: &str) {
-        fs::write(self.definitions().join(file), text).unwrap();
+    pub fn define(&self, file: &str, text: &str) {
+        let file = self.definitions().join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
     }
 
     /// Adds kernel-devel of RHEL's form to a repository, signed, and indexes it.
@@ -115,7 +117,7 @@ impl World {
     }
 
     /// What `site.yaml` says of the server.
-    fn site(&self) -> Value {
+    pub fn site(&self) -> Value {
         let file = |name: &str| self.authority.path(name).display().to_string();
         json!({
             "mirrors": [{"from": "https://acme.invalid/", "to": [format!("https://{}/", self.server.host)]}],
@@ -131,7 +133,7 @@ impl World {
     }
 
     /// With a cache of its own, which is new.
-    fn fetcher_of(&self, site: &Value) -> Fetcher {
+    pub fn fetcher_of(&self, site: &Value) -> Fetcher {
         let cache = tempfile::TempDir::with_prefix_in("cache-", self.directory.path()).unwrap().keep();
         let options = NetOptions {
             site: serde_json::from_value(site.clone()).unwrap(),

@@ -345,6 +345,13 @@ pub(super) fn entries(net: &Net, apt_dir: &Path, wanted: &AptSuites) -> Result<V
             _ => {}
         }
     }
+    // A name that no mirror stands for is no host (RFC 6761).
+    let is_nowhere = |uri: &String| {
+        Url::parse(uri).is_ok_and(|url| url.host_str().is_some_and(|host| host.ends_with(".invalid")))
+    };
+    if let Some(entry) = entries.iter().find(|entry| entry.uris.iter().any(is_nowhere)) {
+        return Err(FetchError::NoMirror(entry.uris.join(" "), entry.suites.join(", ")));
+    }
     Ok(entries)
 }
 

@@ -115,20 +115,38 @@ fn deb822(paragraph: &Paragraph) -> Option<SourceEntry> {
     (!entry.uris.is_empty() && !entry.suites.is_empty()).then_some(entry)
 }
 
+/// The suites of Ubuntu's releases, by which an archive that has one of them is told from Debian's.
+const UBUNTU: [&str; 4] = ["focal", "jammy", "noble", "resolute"];
+/// Ubuntu's archive, on a host that is none: `mirrors` of the site say where it is.
+const UBUNTU_ARCHIVE: &str = "https://ubuntu.invalid/ubuntu/";
+/// Ubuntu's keys, of Debian's package ubuntu-keyring.
+const UBUNTU_KEYRING: &str = "/usr/share/keyrings/ubuntu-archive-keyring.gpg";
+
+fn is_ubuntu(suite: &str) -> bool {
+    UBUNTU.contains(&suite.split('-').next().unwrap_or_default())
+}
+
 /// The entries for what is wanted. With a mirror: that mirror. Else, for each suite: the host's own entry
-/// for it, or the host's entry for its distribution's main archive with the suite replaced.
+/// for it, or the host's entry for its distribution's main archive with the suite replaced. Ubuntu's suites on a host with another
+/// distribution are at a name that is no host.
 pub fn select(host: &[SourceEntry], wanted: &AptSuites) -> Result<Vec<SourceEntry>> {
     let AptSuites { suites, components, mirror, signed_by } = wanted;
     let mut selected: Vec<SourceEntry> = Vec::new();
     for suite in suites {
-        let from_host = || own_entry(host, suite).or_else(|| main_archive(host, suite));
+        let has_ubuntu = host.iter().any(|entry| entry.suites.iter().any(|suite| is_ubuntu(suite)));
+        let ubuntu = (is_ubuntu(suite) && !has_ubuntu).then(|| SourceEntry {
+            uris: vec![UBUNTU_ARCHIVE.to_owned()],
+            signed_by: SignedBy::Named(UBUNTU_KEYRING.to_owned()),
+            ..SourceEntry::default()
+        });
+        let from_host = || own_entry(host, suite).or_else(|| main_archive(host, suite)).cloned();
         let entry = match mirror {
             Some(mirror) => SourceEntry {
                 uris: vec![mirror.to_string()],
                 signed_by: main_archive(host, "").map(|entry| entry.signed_by.clone()).unwrap_or_default(),
                 ..SourceEntry::default()
             },
-            None => from_host().ok_or_else(|| FetchError::NoAptSource(suite.to_string()))?.clone(),
+            None => ubuntu.or_else(from_host).ok_or_else(|| FetchError::NoAptSource(suite.to_string()))?,
         };
         let components = if components.is_empty() { vec!["main".to_owned()] } else { texts(components) };
         let signed_by = match signed_by {
@@ -297,6 +315,21 @@ mod tests {
             "find an apt source for suite trixie-security: the host has no entry for it"
         );
         assert!(error.hint().unwrap().contains("mirror"));
+    }
+
+    #[test]
+    fn ubuntu_s_suites_are_not_looked_for_in_debian_s_archive() {
+        let text = select_suites(&debian(), &["noble", "noble-updates", "noble-security"]).unwrap();
+        insta::assert_snapshot!(text.trim_end(), @r"
+        Types: deb
+        URIs: https://ubuntu.invalid/ubuntu/
+        Suites: noble noble-updates noble-security
+        Components: main
+        Signed-By: /usr/share/keyrings/ubuntu-archive-keyring.gpg
+        ");
+        let of_ubuntu = parse_one_line("deb http://mirror.test/ubuntu jammy main");
+        let text = select_suites(&of_ubuntu, &["noble"]).unwrap();
+        assert!(text.contains("http://mirror.test/ubuntu\nSuites: noble\n"), "{text}");
     }
 
     #[test]

@@ -65,6 +65,8 @@ pub struct HeaderIdentity {
     pub identity: Option<String>,
     /// As [`HeaderSet::unverified`].
     pub unverified: Option<Digest>,
+    /// What built the kernel, of headers that the user brings, where they say so.
+    pub compiler: Option<Compiler>,
     /// Why nothing can be built with what the store has, whose identity is only said; and what to do.
     pub refused: Option<String>,
     /// The file of a family's that is not there: then there are no headers.
@@ -154,13 +156,22 @@ impl<'a> Headers<'a> {
             return Ok(HeaderIdentity {
                 identity: imported.identity,
                 unverified,
+                compiler: imported.compiler.as_deref().and_then(Compiler::named),
                 ..HeaderIdentity::default()
             });
         }
         let none = HeaderIdentity::default();
         Ok(match self.published(source, root, target).await? {
             Some(Lookup::Found(Published { digest, .. })) => {
-                HeaderIdentity { identity: Some(digest), ..none }
+                let compiler = match source {
+                    // What is wrong with it is told where it is used.
+                    HeaderSource::Tarball(_) => match self.find_here(source, root, target).await {
+                        Ok(Lookup::Found(set)) => set.compiler,
+                        Ok(Lookup::Missing { .. }) | Err(_) => None,
+                    },
+                    _ => None,
+                };
+                HeaderIdentity { identity: Some(digest), compiler, ..none }
             }
             Some(Lookup::Missing { looked_for, .. }) => HeaderIdentity { missing: Some(looked_for), ..none },
             None => none,

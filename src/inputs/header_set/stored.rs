@@ -47,6 +47,9 @@ pub(super) struct Imported {
     /// What goes into input hashes; `None` where the release says it all.
     pub identity: Option<String>,
     pub origin: Vec<String>,
+    /// What built the kernel (`gcc 12`), as the set says.
+    #[serde(default)]
+    pub compiler: Option<String>,
     /// Is that of this machine's making, or signed with a key of the site? Else it is what someone wrote into the registry.
     #[serde(skip, default = "made_here")]
     pub is_known: bool,
@@ -87,6 +90,7 @@ impl Imported {
             content: content.ok_or_else(|| wrong(annotations::HEADERS_CONTENT))?.to_string(),
             identity: text(annotations::HEADERS_IDENTITY)?,
             origin: parts(&text(annotations::HEADERS)?.unwrap_or_default()),
+            compiler: plain(stored, annotations::COMPILER),
             is_known: stored.is_signed,
         })
     }
@@ -99,19 +103,15 @@ impl Imported {
     }
 
     /// What it says of itself in the store.
-    pub(super) fn annotations(
-        &self,
-        facts: &KernelFacts,
-        compiler: Option<Compiler>,
-    ) -> [(&'static str, Option<String>); 8] {
+    pub(super) fn annotations(&self, facts: &KernelFacts) -> [(&'static str, Option<String>); 8] {
         let symbols =
             facts.symbols.as_ref().map_or_else(|| "none".to_owned(), |table| table.len().to_string());
-        let Self { release, arch, content, identity, origin, is_known: _ } = self;
+        let Self { release, arch, content, identity, origin, compiler, is_known: _ } = self;
         [
             (annotations::TITLE, Some(title_of(release, *arch))),
             (annotations::KERNEL_RELEASE, Some(release.clone())),
             (annotations::ARCHITECTURE, Some(arch.to_string())),
-            (annotations::COMPILER, compiler.map(|compiler| compiler.to_string())),
+            (annotations::COMPILER, compiler.clone()),
             (annotations::EXPORTED_SYMBOLS, Some(symbols)),
             (annotations::HEADERS_CONTENT, Some(content.clone())),
             (annotations::HEADERS_IDENTITY, identity.clone()),
@@ -252,9 +252,10 @@ impl Headers<'_> {
             content: packed.layer.diff_id.to_string(),
             identity,
             origin,
+            compiler: compiler.map(|compiler| compiler.to_string()),
             is_known: true,
         };
-        let packed = packed.with_notes(set.annotations(&facts, compiler));
+        let packed = packed.with_notes(set.annotations(&facts));
         Ok(Lookup::Found(self.0.put(input, packed).await?))
     }
 

@@ -111,6 +111,10 @@ pub struct FamilyMatch {
     pub release: Option<Pattern>,
     /// Processor architecture.
     pub arch: Option<Architecture>,
+    /// Compilers, such as `gcc-14`: the family is for kernels whose headers users bring and which one of these built, where the
+    /// family that matches without this has none of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub built_with: Vec<CompilerName>,
 }
 
 /// Where a family's header sets come from: exactly one field.
@@ -235,13 +239,15 @@ pub enum Toolchain {
 
 /// The first family, in file-name order, that matches the target.
 pub fn match_family<'a>(families: &'a [KernelFamily], target: &KernelTarget) -> Option<&'a KernelFamily> {
-    families.iter().find(|family| family.spec.matches.is_match(target))
+    families
+        .iter()
+        .find(|family| family.spec.matches.built_with.is_empty() && family.spec.matches.is_match(target))
 }
 
 impl FamilyMatch {
     /// Does every field that is given match, whatever the release?
     pub fn may_match(&self, os: &OsId, os_version: &OsVersion, arch: Architecture) -> bool {
-        let Self { os: ids, os_version: versions, release: _, arch: only } = self;
+        let Self { os: ids, os_version: versions, release: _, arch: only, built_with: _ } = self;
         (ids.is_empty() || ids.contains(os))
             && versions.as_ref().is_none_or(|pattern| pattern.is_match(os_version.as_str()))
             && only.is_none_or(|only| only == arch)

@@ -27,7 +27,7 @@ pub use family::{
 pub use header_text::HeaderText;
 pub use image_source::{AptKernelImage, KernelImageFile, KernelImageSource};
 pub use kmod::{Architecture, ArchitectureError, KernelRelease, ReleaseError};
-pub use offer::{lacks_compiler, sources_of, without_headers};
+pub use offer::{family_for, lacks_compiler, sources_of, without_headers};
 pub use published::{DetachedSignature, DownloadedHeaders, FileProof, ImageHeaders, image_for, text_for};
 pub use range::{KernelRange, order_of};
 pub use system::{ImageStreams, NodeSystem, OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL, UNKNOWN_SYSTEM};

@@ -3,11 +3,32 @@
 
 use std::collections::BTreeSet;
 
-use super::{AptHeaders, Compiler, CompilerKind, HeaderSource, KernelFamily, KernelTarget, Toolchain};
+use super::{
+    AptHeaders, Compiler, CompilerKind, HeaderSource, KernelFamily, KernelTarget, Toolchain, match_family,
+};
 use crate::definition::{
     BootstrapSpec, RpmPackages, RpmRepository,
     checked::{RpmName, texts},
 };
+
+/// The family of a kernel whose headers are there, and say what built it: where the toolchain of the one that matches lacks that compiler,
+/// the first that is for the compiler.
+pub fn family_for<'a>(
+    families: &'a [KernelFamily],
+    target: &KernelTarget,
+    built_with: Option<Compiler>,
+) -> Option<&'a KernelFamily> {
+    let family = match_family(families, target)?;
+    let Some(compiler) = built_with.filter(|_| lacks_compiler(family, built_with).is_some()) else {
+        return Some(family);
+    };
+    let is_for_it = |other: &&KernelFamily| {
+        let matches = &other.spec.matches;
+        matches.built_with.iter().any(|name| Compiler::named(name) == Some(compiler))
+            && matches.is_match(target)
+    };
+    families.iter().find(is_for_it).or(Some(family))
+}
 
 /// Why the family's toolchain cannot compile for a kernel: it lacks the compiler that the kernel's headers name, or, where
 /// these are not here yet, all that the family names. `None` as well where only looking into the toolchain tells.
@@ -125,7 +146,8 @@ pub fn without_headers(families: &[KernelFamily], target: &KernelTarget, looked_
     if families.iter().filter(names_it).any(knows_it) {
         return said;
     }
-    let example = families.iter().rev().find(names_it).or_else(|| families.last());
+    let for_any = |family: &&KernelFamily| family.spec.matches.built_with.is_empty();
+    let example = families.iter().rev().find(names_it).or_else(|| families.iter().rev().find(for_any));
     let file = example.map_or("kernels/90-custom.yaml", |family| family.file.as_str());
     format!(
         "{said}; no kernel family is for {os} {os_version} ({arch}): copy {file} into your definitions' kernels/ under another name, and say \
@@ -182,6 +204,36 @@ mod tests {
             lacks_compiler(&family("", "{}", &[], "bookworm", &["gcc", "gcc-11"]), gcc(14)).unwrap(),
             @"the kernel was built with gcc 14, which the toolchain of family acme lacks; it offers gcc 11, gcc 12 (add the package of gcc 14 to that toolchain, or name an image that has it)"
         );
+    }
+
+    #[test]
+    fn headers_choose_a_toolchain_that_has_their_compiler() {
+        let families = [
+            family("", r#"{"os": "debian"}"#, &[], "bookworm", &["gcc-12"]),
+            family("90", "{}", &[], "bookworm", &["gcc-11", "gcc-12"]),
+            family("91", r#"{"builtWith": ["gcc-13", "gcc-14"]}"#, &[], "trixie", &["gcc-13", "gcc-14"]),
+            family("92", r#"{"builtWith": ["gcc-14", "gcc-15"]}"#, &[], "sid", &["gcc-15"]),
+        ];
+        let chosen = |os: &str, built_with: Option<&str>| {
+            let target = KernelTarget {
+                os: os.parse().unwrap(),
+                os_version: "1".parse().unwrap(),
+                release: "6.12.1-acme".parse().unwrap(),
+                arch: Architecture::Amd64,
+            };
+            family_for(&families, &target, built_with.and_then(Compiler::named)).unwrap().file.as_str()
+        };
+        for (os, built_with, wanted) in [
+            ("acme", None, "90"),
+            ("acme", Some("gcc-12"), "90"),
+            ("acme", Some("gcc-14"), "91"),
+            ("acme", Some("gcc-15"), "92"),
+            ("debian", Some("gcc-15"), "92"),
+            // Nothing has it: what is told of is the family that matches.
+            ("acme", Some("clang-18"), "90"),
+        ] {
+            assert_eq!(chosen(os, built_with), wanted, "{os} {built_with:?}");
+        }
     }
 
     #[test]

@@ -12,7 +12,9 @@ use crate::{
         CheckSpec, Definitions, Digest, DriverImage, DriverImageSpec, ImageName, ImageReference, InputHash,
         Period, ReferenceError, Repository, Version,
     },
-    kernel::{Architecture, Compiler, KernelFamily, KernelTarget, NodeSystem, Toolchain, UNKNOWN_SYSTEM},
+    kernel::{
+        Architecture, Compiler, KernelFamily, KernelTarget, NodeSystem, Toolchain, UNKNOWN_SYSTEM, family_for,
+    },
     kmod::Verdict,
     oci::ImageFacts,
 };
@@ -247,6 +249,8 @@ pub struct Resolved {
     pub toolchains: BTreeMap<ToolchainKey, Result<String, String>>,
     /// Digests of the headers that users bring, nothing for those of packages.
     pub headers: BTreeMap<KernelTarget, Result<Option<String>, String>>,
+    /// What built the kernels whose headers users bring, where these say so.
+    pub compilers: BTreeMap<KernelTarget, Compiler>,
     /// Families whose headers users bring, and kernels for which there are none: what was looked for.
     pub without_headers: BTreeMap<KernelTarget, String>,
     /// Whether a kernel's headers say what an image asks, by the question's text.
@@ -266,6 +270,15 @@ pub struct Resolved {
 }
 
 impl Resolved {
+    /// The family of a kernel, as far as its headers are known.
+    pub fn family<'a>(
+        &self,
+        families: &'a [KernelFamily],
+        target: &KernelTarget,
+    ) -> Option<&'a KernelFamily> {
+        family_for(families, target, self.compilers.get(target).copied())
+    }
+
     /// What the nodes of a kernel target say of their system.
     pub fn system(&self, target: &KernelTarget) -> &NodeSystem {
         self.systems.get(target).unwrap_or(&UNKNOWN_SYSTEM)

@@ -167,6 +167,7 @@ fn rendered<'a>(
 ) -> Result<Rendered<'a>, SkipReason> {
     let CellInputs { definitions, resolved, published: _, location: _ } = *inputs;
     let family = family_for(definitions, image, target)?;
+    let family = resolved.family(&definitions.families, target).unwrap_or(family);
     let found = Found::of(inputs, image, family, target)?;
     let base_name = base_name(found.declared_toolchain, &found.headers, target);
     let says = |text: &HeaderText| {

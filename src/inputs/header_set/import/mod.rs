@@ -135,10 +135,11 @@ impl Headers<'_> {
             content: content.to_string(),
             identity: Some(content.hex().to_owned()),
             origin,
+            compiler: Some(compiler.to_string()),
             is_known: true,
         };
         let (outcome, stored) = if self.0.store().is_some() {
-            let notes = imported.annotations(&facts, Some(compiler)).into_iter();
+            let notes = imported.annotations(&facts).into_iter();
             let notes = notes.filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
             let file = work.path().join(LAYER);
             let (outcome, stored) = self.store(&imported, &release, &layer, &file, notes, replace).await?;
