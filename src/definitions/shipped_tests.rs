@@ -6,8 +6,13 @@ use super::load;
 use crate::{
     image::{Definitions, DriverImage, TagInputs, render_tags},
     kernel::{
-        Architecture, HeaderSource, KernelFamilySpec, KernelTarget, NodeSystem, RpmRepository, Toolchain,
-        UNKNOWN_SYSTEM, lacks_compiler, match_family, without_headers,
+        Architecture, HeaderSource, KernelFamilySpec, KernelLabel, KernelTarget, NodeSystem, Toolchain,
+        UNKNOWN_SYSTEM, match_family,
+    },
+    plan::{
+        Announcements, CellInputs, ClusterSnapshot, Explain, FetchedInputs, HeaderState, ImageLocation,
+        Instance, KERNEL_LABEL, Manifests, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, Observed, PlanInputs,
+        Resolved, ResolvedImage, plan, toolchain_key,
     },
     template::{self, Templates},
 };
@@ -175,81 +180,228 @@ fn the_table_of_distributions_is_of_these_families() {
     assert_eq!(named, shipped);
 }
 
-/// What the plan has to go by for nodes of all kinds, before anything is looked up.
-#[test]
-fn nodes_of_many_distributions_find_their_families() {
-    let families = load(None).unwrap().families;
-    let nodes = [
-        ("debian", "11", "5.10.0-46-amd64"),
-        ("debian", "11", "6.1.0-0.deb11.52-cloud-amd64"),
-        ("debian", "12", "6.1.0-56-rt-amd64"),
-        ("debian", "12", "6.12.117+deb12-amd64"),
-        ("debian", "12", "6.10.11+bpo-amd64"),
-        ("debian", "12", "6.1.176-Acme+"),
-        ("debian", "13", "6.12.115+deb13.1-amd64"),
-        ("debian", "13", "7.3.4+deb13-cloud-amd64"),
-        ("debian", "sid", "7.2.13+deb14-amd64"),
-        ("debian", "forky", "7.2.12+deb14-cloud-amd64"),
-        ("debian", "testing", "7.3-rt-amd64"),
-        ("debian", "13", "6.12.118+deb13-arm64-16k"),
-        ("scos", "4.16", "5.14.0-531.el9.x86_64"),
-        ("debian", "15", "8.1.1+deb15-amd64"),
-        ("ubuntu", "20.04", "5.4.0-216-generic"),
-        ("ubuntu", "22.04", "5.15.0-1081-azure"),
-        ("ubuntu", "24.04", "6.8.0-1012-nvidia-64k"),
-        ("ubuntu", "26.04", "7.0.0-14-generic"),
-        ("rhel", "8.10", "4.18.0-553.el8_10.x86_64"),
-        ("rocky", "9.5", "5.14.0-503.11.1.el9_5.x86_64"),
-        ("almalinux", "10.0", "6.12.0-55.9.1.el10_0.x86_64"),
-        ("ol", "9.5", "5.15.0-209.161.7.2.el9uek.x86_64"),
-        ("ol", "8.10", "5.15.0-209.161.7.2.el8uek.x86_64"),
-        ("centos", "9", "5.14.0-570.el9.x86_64+rt"),
-        ("ol", "10.0", "6.12.0-100.28.2.el10uek.x86_64"),
-        ("fedora", "42", "6.14.0-63.fc42.x86_64"),
-        ("rhcos", "4.18", "5.14.0-427.50.1.el9_4.x86_64"),
-        ("rhcos", "4.12", "4.18.0-372.76.1.el8_6.x86_64"),
-        ("sles", "15.6", "6.4.0-150600.23.60-default"),
-        ("sles", "16.0", "6.12.0-160000.5-default"),
-        ("opensuse-leap", "15.6", "6.4.0-150600.23.60-default"),
-        ("opensuse-leap", "16.0", "6.12.0-160000.5-azure"),
-        ("openEuler", "24.03", "6.6.0-72.0.0.76.oe2403sp1.x86_64"),
-        ("amzn", "2023", "6.1.112-122.189.amzn2023.x86_64"),
-        ("azurelinux", "3.0", "6.6.57.1-2.azl3"),
-        ("flatcar", "3815.2.0", "6.1.77-flatcar"),
-        ("talos", "v1.9.0", "6.12.6-talos"),
+/// What a look at archives, repositories and the store came to for a kernel.
+#[derive(Clone, Copy)]
+enum Seen {
+    There,
+    /// Headers were imported.
+    Brought,
+    Missing(&'static str),
+    Refused(&'static str),
+    Unknown,
+    /// Headers were imported, and nothing has the toolchain's packages.
+    NoToolchain(&'static str),
+}
+
+/// Nodes whose headers and toolchains can be had.
+const NODES: &[(&str, &str, &str)] = &[
+    ("debian", "11", "5.10.0-46-amd64"),
+    ("debian", "11", "6.1.0-0.deb11.52-cloud-amd64"),
+    ("debian", "12", "6.1.0-56-rt-amd64"),
+    ("debian", "12", "6.12.117+deb12-amd64"),
+    ("debian", "12", "6.10.11+bpo-amd64"),
+    ("debian", "12", "6.1.176-Acme+"),
+    ("debian", "13", "6.12.115+deb13.1-amd64"),
+    ("debian", "13", "7.3.4+deb13-cloud-amd64"),
+    ("debian", "sid", "7.2.13+deb14-amd64"),
+    ("debian", "forky", "7.2.12+deb14-cloud-amd64"),
+    ("debian", "testing", "7.3-rt-amd64"),
+    ("debian", "13", "6.12.118+deb13-arm64-16k"),
+    ("scos", "4.16", "5.14.0-531.el9.x86_64"),
+    ("debian", "forky", "7.2.12+deb14-cloud-amd64"),
+    ("debian", "testing", "7.3-rt-amd64"),
+    ("debian", "13", "6.12.118+deb13-arm64-16k"),
+    ("scos", "4.16", "5.14.0-531.el9.x86_64"),
+    ("debian", "15", "8.1.1+deb15-amd64"),
+    ("ubuntu", "20.04", "5.4.0-216-generic"),
+    ("ubuntu", "22.04", "5.15.0-1081-azure"),
+    ("ubuntu", "24.04", "6.8.0-1012-nvidia-64k"),
+    ("ubuntu", "26.04", "7.0.0-14-generic"),
+    ("rhel", "8.10", "4.18.0-553.el8_10.x86_64"),
+    ("rocky", "9.5", "5.14.0-503.11.1.el9_5.x86_64"),
+    ("almalinux", "10.0", "6.12.0-55.9.1.el10_0.x86_64"),
+    ("ol", "9.5", "5.15.0-209.161.7.2.el9uek.x86_64"),
+    ("ol", "8.10", "5.15.0-209.161.7.2.el8uek.x86_64"),
+    ("centos", "9", "5.14.0-570.el9.x86_64+rt"),
+    ("ol", "10.0", "6.12.0-100.28.2.el10uek.x86_64"),
+    ("fedora", "42", "6.14.0-63.fc42.x86_64"),
+    ("rhcos", "4.18", "5.14.0-427.50.1.el9_4.x86_64"),
+    ("rhcos", "4.12", "4.18.0-372.76.1.el8_6.x86_64"),
+    ("sles", "15.6", "6.4.0-150600.23.60-default"),
+    ("sles", "16.0", "6.12.0-160000.5-default"),
+    ("opensuse-leap", "15.6", "6.4.0-150600.23.60-default"),
+    ("opensuse-leap", "16.0", "6.12.0-160000.5-azure"),
+    ("openEuler", "24.03", "6.6.0-72.0.0.76.oe2403sp1.x86_64"),
+    ("amzn", "2023", "6.1.112-122.189.amzn2023.x86_64"),
+    ("azurelinux", "3.0", "6.6.57.1-2.azl3"),
+    ("flatcar", "3815.2.0", "6.1.77-flatcar"),
+    ("talos", "v1.9.0", "6.12.6-talos"),
+];
+
+/// Nodes of which something cannot be had, or is of another architecture than the machine.
+const FURTHER_NODES: &[(&str, &str, &str, Seen)] = &[
+    (
+        "ubuntu",
+        "24.04",
+        "6.8.0-45-generic",
+        Seen::Refused(
+            "fetch the package lists of noble, noble-updates, noble-security: The repository 'http://mirror.test/debian noble Release' \
+             does not have a Release file. (the mirror does not have this suite: check `suites`, or set `mirror` and `signedBy` beside it)",
+        ),
+    ),
+    (
+        "debian",
+        "12",
+        "6.1.0-99-amd64",
+        Seen::Missing(
+            "package linux-headers-6.1.0-99-amd64, without http://mirror.test/debian-security bookworm-security (not there) (amd64) in \
+             bookworm, bookworm-security",
+        ),
+    ),
+    (
+        "rhel",
+        "9.4",
+        "5.14.0-427.99.1.el9_4.x86_64",
+        Seen::Missing(
+            "package kernel-devel or kernel-rt-devel, without https://mirror.test/rhel/eus/repodata/repomd.xml (403) (amd64) for this \
+             kernel in the repositories",
+        ),
+    ),
+    (
+        "rocky",
+        "9.4",
+        "5.14.0-427.13.1.el9_4.x86_64",
+        Seen::Refused(
+            "verify the signature of the metadata of https://mirror.test/rocky/ with the keys in keys/rocky.asc: no good signature (nothing \
+             of it was used: look where it came from)",
+        ),
+    ),
+    (
+        "rhel",
+        "9.5",
+        "5.14.0-503.40.1.el9_5.x86_64",
+        Seen::NoToolchain(
+            "make a toolchain of https://rhel.invalid/content/dist/rhel9/9/x86_64/baseos/os/: there is no file keys/rhel.asc with the keys \
+             of the distribution (put the distribution's keys there)",
+        ),
+    ),
+    ("debian", "12", "6.1.0-57-amd64", Seen::Unknown),
+    ("debian", "12", "6.1.0-56-arm64", Seen::There),
+    ("debian", "12", "6.1.0-55-arm64", Seen::Brought),
+    ("ubuntu", "22.04", "5.15.0-1081-raspi", Seen::There),
+    ("rhel", "9.5", "5.14.0-503.11.1.el9_5.aarch64", Seen::There),
+    ("fedora", "42", "6.14.0-63.fc42.x86_64+debug", Seen::Brought),
+];
+
+fn planned_target((os, os_version, release): (&str, &str, &str)) -> KernelTarget {
+    let is_arm = ["-arm64", ".aarch64", "-raspi"].iter().any(|part| release.contains(part));
+    KernelTarget {
+        os: os.parse().unwrap(),
+        os_version: os_version.parse().unwrap(),
+        release: release.parse().unwrap(),
+        arch: if is_arm { Architecture::Arm64 } else { Architecture::Amd64 },
+    }
+}
+
+fn planned_node(target: &KernelTarget) -> NodeFacts {
+    let label = KernelLabel::of(&target.release).unwrap().to_string();
+    let labels = [
+        (OS_ID_LABEL, target.os.to_string()),
+        (OS_VERSION_LABEL, target.os_version.to_string()),
+        (KERNEL_LABEL, label),
+        ("feature.node.kubernetes.io/pci-15b3.present", "true".to_owned()),
     ];
-    let told = nodes.map(|(os, version, release)| {
-        let target = KernelTarget {
-            os: os.parse().unwrap(),
-            os_version: version.parse().unwrap(),
-            release: release.parse().unwrap(),
-            arch: if release.contains("arm64") { Architecture::Arm64 } else { Architecture::Amd64 },
-        };
-        let family = match_family(&families, &target).unwrap();
-        let compilers = family.spec.built_with.join(", ");
-        let toolchain = match &family.spec.toolchain {
-            Toolchain::Bootstrap(spec) => format!("packages of {}", spec.suite),
-            Toolchain::Rpm(rpm) => rpm.packages.join(" "),
-            Toolchain::Image(image) => image.to_string(),
-        };
-        assert_eq!(lacks_compiler(family, None), None, "{target}");
-        let headers = match &family.spec.headers {
-            HeaderSource::Apt(apt) => format!("{} in {}", apt.packages.join(", "), apt.suites.join(", ")),
-            HeaderSource::Rpm(rpm) => {
-                let address = |repository: &RpmRepository| {
-                    repository.address().expand(&target.repository_version(), "x86_64")
-                };
-                let places: Vec<String> = rpm.from.repositories.iter().map(address).collect();
-                format!("{} in {}", rpm.packages.join(", "), places.join(", "))
+    NodeFacts {
+        name: format!("{}-{}-{}", target.os, target.os_version, target.release),
+        labels: labels.map(|(key, value)| (key.to_owned(), value)).into(),
+        kernel_version: target.release.to_string(),
+        architecture: target.arch.to_string(),
+        ..NodeFacts::default()
+    }
+}
+
+/// The plan on a machine for amd64: each node's family, where its headers and toolchain come from, and whether there is a build, or
+/// why there is none.
+#[test]
+fn the_plan_for_nodes_of_many_distributions() {
+    let mut definitions = load(None).unwrap();
+    definitions.images.retain(|name, _| name.as_str() == "mstflint");
+    let image = image(&definitions, "mstflint").clone();
+    let usual = NODES.iter().map(|node| (planned_target(*node), Seen::There));
+    let further = FURTHER_NODES
+        .iter()
+        .map(|(os, version, release, seen)| (planned_target((os, version, release)), *seen));
+    let nodes: Vec<(KernelTarget, Seen)> = usual.chain(further).collect();
+
+    let (mut resolved, mut observed) = (Resolved::default(), Observed::default());
+    let found = ResolvedImage {
+        version: "4.26.0".to_owned(),
+        sources: [("mstflint".to_owned(), "mstflint-dkms=4.26.0".to_owned())].into(),
+        base_identity: Some("packages of bookworm".to_owned()),
+        ..ResolvedImage::default()
+    };
+    resolved.images.insert(image.metadata.name.clone(), Ok(found));
+    for (target, seen) in &nodes {
+        let family = match_family(&definitions.families, target).unwrap();
+        let identity = format!("of {}", family.metadata.name);
+        let key = toolchain_key(&image, family, target, &UNKNOWN_SYSTEM);
+        resolved.toolchains.insert(key, Ok(identity.clone()));
+        if let HeaderSource::Tarball(file) = &family.spec.headers {
+            resolved.without_headers.insert(target.clone(), target.fill(&file.path));
+        }
+        if matches!(seen, Seen::Brought | Seen::NoToolchain(_)) {
+            resolved.headers.insert(target.clone(), Ok(Some("0123abcd".to_owned())));
+        }
+        let state = match *seen {
+            Seen::There | Seen::Brought => HeaderState::There(None),
+            Seen::Missing(looked_for) => HeaderState::Missing(looked_for.to_owned()),
+            Seen::Refused(why) => HeaderState::Refused(why.to_owned()),
+            Seen::Unknown => HeaderState::Unknown,
+            Seen::NoToolchain(why) => {
+                let key = (FetchedInputs::TOOLCHAIN, identity, target.arch);
+                resolved.unmakeable_root_fs.insert(key, why.to_owned());
+                HeaderState::There(None)
             }
-            HeaderSource::Tarball(file) => without_headers(&families, &target, &file.path),
-            HeaderSource::Oci(headers) => headers.image.to_string(),
-            HeaderSource::Url(headers) => headers.url.to_string(),
         };
-        format!(
-            "{target}: {}\n  compiler: {compilers}, from {toolchain}\n  headers: {headers}",
-            family.metadata.name
-        )
+        observed.headers.insert(target.clone(), state);
+    }
+    let snapshot = ClusterSnapshot {
+        nodes: nodes.iter().map(|(target, _)| planned_node(target).into()).collect(),
+        ..ClusterSnapshot::default()
+    };
+    let location = ImageLocation { prefix: "registry.test".to_owned(), pullable: true };
+    let plan = loop {
+        let inputs = PlanInputs {
+            cells: CellInputs {
+                definitions: &definitions,
+                resolved: &resolved,
+                published: &observed.published,
+                location: &location,
+            },
+            observed: &observed,
+            snapshot: &snapshot,
+            announced: &Announcements::default(),
+            manifests: &Manifests::new(),
+            instance: &Instance::default(),
+            machine: Some(Architecture::Amd64),
+            now: jiff::Timestamp::UNIX_EPOCH,
+        };
+        match plan(&inputs) {
+            Ok(plan) => break plan,
+            Err(questions) => {
+                observed.absent.extend(questions.images);
+                observed.failures.extend(questions.failures.into_iter().map(|inputs| (inputs, None)));
+                assert!(questions.headers.is_empty(), "{:?}", questions.headers);
+            }
+        }
+    };
+    let explain = Explain { snapshot: &snapshot, definitions: &definitions, plan: &plan };
+    let told = nodes.iter().map(|(target, _)| {
+        let found = explain.image(&image, &target.release);
+        let found = found.iter().find(|found| found.subject.ends_with(&target.to_string())).unwrap();
+        let links = found.chain.iter().filter(|link| ["family", "state"].contains(&link.about.as_str()));
+        let told = links.map(|link| format!("\n  {}: {}", link.about, link.says));
+        format!("{target}{}", told.collect::<String>())
     });
-    insta::assert_snapshot!(told.join("\n"));
+    insta::assert_snapshot!(told.collect::<Vec<_>>().join("\n"));
 }
