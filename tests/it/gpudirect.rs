@@ -1,6 +1,6 @@
-//! GPUDirect RDMA whole: OFED, GPU driver and peer memory from the definitions that come with farrier, compiled
+//! GPUDirect whole: OFED, GPU driver, peer memory, nvidia-fs and gdrdrv from the definitions that come with farrier, compiled
 //! against each other, published under the operators' names, and started on a node. The GPU driver is Debian's real
-//! one; OFED and `nv_peer_mem`, which no package archive has, are small trees in the packing of the real ones.
+//! one; OFED and those that no package archive has are small trees in the packing of the real ones.
 use std::{
     collections::BTreeMap,
     fs,
@@ -22,7 +22,7 @@ use crate::support::{
     virtual_machine::entrypoint,
 };
 
-const IMAGES: [&str; 4] = ["mofed", "nvidia-gpu", "nvidia-peermem", "nv-peer-mem"];
+const IMAGES: [&str; 6] = ["mofed", "nvidia-gpu", "nvidia-peermem", "nv-peer-mem", "nvidia-fs", "gdrdrv"];
 const OFED: &str = "25.10-1.2.8.0";
 /// For a container to get ready, on a busy host and in software.
 const LIMIT: Duration = Duration::from_mins(1);
@@ -53,7 +53,8 @@ impl Chain {
         let site = Site::new();
         fs::remove_dir_all(site.definitions()).unwrap();
         for image in IMAGES {
-            for file in [format!("images/{image}.yaml"), format!("templates/{image}.Dockerfile.hbs")] {
+            let template = if matches!(image, "nvidia-fs" | "gdrdrv") { "nvidia-companion" } else { image };
+            for file in [format!("images/{image}.yaml"), format!("templates/{template}.Dockerfile.hbs")] {
                 site.define(&file, &fs::read_to_string(root().join(&file)).unwrap());
             }
         }
@@ -66,10 +67,16 @@ impl Chain {
         let (_, after) = rest.split_once("    entrypoint:").unwrap();
         let base = "    base: {minimal: {suites: [bookworm]}}\n    entrypoint:";
         site.define(file, &format!("{before}{base}{after}"));
+        for image in ["nvidia-fs", "gdrdrv"] {
+            let bootstrap = "{bootstrap: {suite: bookworm, include: [kmod]}}";
+            site.edit(&format!("images/{image}.yaml"), bootstrap, "{minimal: {suites: [bookworm]}}");
+        }
         let chain =
             Self { site, kernel: kernels::newest().newer, entrypoint: entrypoint().display().to_string() };
         chain.pack_ofed(OFED, &root().join("tests/fixtures/ofed"));
         chain.pack("nv_peer_memory-1.3.tar.gz", &fixture("nv_peer_memory"), "nv_peer_memory-1.3");
+        chain.pack("gds-nvidia-fs-2.26.6.tar.gz", &fixture("nvidia_fs"), "gds-nvidia-fs-2.26.6");
+        chain.pack("gdrcopy-2.5.1.tar.gz", &fixture("gdrcopy"), "gdrcopy-2.5.1");
         let sets = fixture("cluster/daemonsets.yaml");
         fs::copy(sets, chain.site.cluster().join("daemonsets.yaml")).unwrap();
         for node in ["gpu-1", "gpu-2"] {
@@ -198,6 +205,7 @@ fn builds_in_order(chain: &Chain) {
     for peer in ["nvidia-peermem", "nv-peer-mem"] {
         assert!(place("mofed").max(place("nvidia-gpu")) < place(peer), "{first}");
     }
+    assert!(place("nvidia-gpu") < place("nvidia-fs").min(place("gdrdrv")), "{first}");
 }
 
 fn is_published_under_the_operators_names(chain: &Chain) {
@@ -210,6 +218,9 @@ fn is_published_under_the_operators_names(chain: &Chain) {
         ("nvidia-gpu", gpu_operators_tag(&gpu, &labels)),
         ("nvidia-peermem", gpu_operators_tag(&format!("{gpu}-{ofed}"), &labels)),
         ("nv-peer-mem", network_operators_tag(&format!("1.3-{ofed}-{gpu}"), &labels)),
+        // The operator puts the os tag behind the version that it is told.
+        ("nvidia-fs", gpu_operators_tag(&format!("2.26.6-{gpu}"), &labels)),
+        ("gdrdrv", gpu_operators_tag(&format!("2.5.1-{gpu}"), &labels)),
     ];
     for (image, tag) in expected {
         assert_eq!(chain.site.tags(image), [tag]);
@@ -223,7 +234,8 @@ fn is_published_under_the_operators_names(chain: &Chain) {
 /// The check's verdict on the set, and another program's word on the symbols by which they hold together.
 fn loads_across(chain: &Chain, image: impl Fn(&str) -> PathBuf) {
     // What a node runs: the GPU driver's image with peer memory in it.
-    let references = ["mofed", "nvidia-peermem", "nv-peer-mem"].map(|image| chain.reference(image));
+    let references =
+        ["mofed", "nvidia-peermem", "nv-peer-mem", "nvidia-fs", "gdrdrv"].map(|image| chain.reference(image));
     let subjects: Vec<&str> = references.iter().map(String::as_str).collect();
     let report = chain.farrier(&[&["check", "-o", "json"], subjects.as_slice()].concat()).exits(0).json();
     assert_eq!(report["verdict"], "loads", "{report}");
@@ -232,6 +244,7 @@ fn loads_across(chain: &Chain, image: impl Fn(&str) -> PathBuf) {
     for peer in ["nvidia_peermem", "nv_peer_mem"] {
         assert!(place("ib_core").max(place("nvidia")) < place(peer), "{order:?}");
     }
+    assert!(place("nvidia") < place("nvidia_fs").min(place("gdrdrv")), "{order:?}");
 
     let ofed = image("mofed").join("usr/src/ofa_kernel/default/Module.symvers");
     let gpu = files(&image("nvidia-gpu").join("usr/src"), "/Module.symvers").pop().unwrap();
@@ -312,7 +325,12 @@ fn lives_on_a_node(kernel: &str, image: impl Fn(&str) -> PathBuf) {
     }
 
     // Without the GPU driver the kernel misses its symbols in peer memory, and not OFED's, nor another version of them.
-    for (image, module) in [("nvidia-peermem", "nvidia-peermem"), ("nv-peer-mem", "nv_peer_mem")] {
+    for (image, module) in [
+        ("nvidia-peermem", "nvidia-peermem"),
+        ("nv-peer-mem", "nv_peer_mem"),
+        ("nvidia-fs", "nvidia-fs"),
+        ("gdrdrv", "gdrdrv"),
+    ] {
         let file = format!("/images/{image}/lib/modules/{release}/extra/{module}.ko");
         node.sh("dmesg -c > /dev/null");
         assert!(!node.holds(&format!("insmod {file}")), "{module} needs nvidia");
@@ -356,6 +374,6 @@ fn another_ofed_builds_peer_memory_anew_and_nothing_else(chain: &Chain) {
     let mut images = built(&second);
     images.sort();
     assert_eq!(images, ["mofed", "nv-peer-mem", "nvidia-peermem"], "{second}");
-    assert_eq!(IMAGES.map(|image| chain.site.tags(image).len()), [2, 1, 2, 2]);
+    assert_eq!(IMAGES.map(|image| chain.site.tags(image).len()), [2, 1, 2, 2, 1, 1]);
     chain.pass().exits(0).line("nothing to do");
 }

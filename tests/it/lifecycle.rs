@@ -516,6 +516,14 @@ fn gpu_and_peer_memory_come_and_go_with_ofed() {
     let log = node.log(&old);
     assert_eq!(node.terminate(&old), 0, "{log}");
     assert!(!node.holds("[ -e /sys/module/nv_peer_mem ]"), "{log}");
+    // Where OFED says that it is another than the one that peer memory was compiled against, nothing is loaded.
+    let another = "s/^0x[0-9a-f]*\\(.ib_register_peer_memory_client\\)/0x00000001\\1/";
+    node.sh(&format!("sed -i '{another}' /run/mellanox/drivers/usr/src/ofa_kernel/x86_64/*/Module.symvers"));
+    let stale = node.start(&old_spec, "nv-peer-mem", &["driver-entrypoint", "nv-peer-mem"]);
+    let status = node.await_end(&stale);
+    let log = node.log(&stale);
+    let words = "compiled against another version of symbol ib_register_peer_memory_client of ib_uverbs than is loaded";
+    assert!(status == 1 && log.contains(words), "{log}");
     assert_eq!(node.terminate(&gpu), 0, "{}", node.log(&gpu));
     assert_eq!(node.terminate(&mofed), 0, "{}", node.log(&mofed));
 }
