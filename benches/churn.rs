@@ -94,6 +94,21 @@ impl Drop for Farrier {
     }
 }
 
+/// Asks for the page, made anew each time (a filter), and for the list of all nodes.
+fn look(address: SocketAddr) {
+    let ask = |path: &str| get(address, path);
+    let began = Instant::now();
+    while ask("").is_none() {
+        assert!(began.elapsed() < LIMIT, "no page");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    for _ in 0..20 {
+        let (took, bytes) = ask("?kernel=6.1").expect("the first view");
+        println!("page-ms {took:.1}\npage-bytes {bytes}");
+        println!("nodes-ms {:.1}", ask("nodes.html").expect("all nodes").0);
+    }
+}
+
 fn main() {
     let bench = Bench::new(std::env::var_os("FARRIER_BENCH_KUBECONFIG").map(PathBuf::from));
     let (client, name) = (bench.client.clone(), bench.name.clone());
@@ -216,7 +231,7 @@ impl Bench {
                 println!("{what} {:.1}", (*rewritten - started).as_secs_f64() * 1000.0);
             }
         }
-        self.look(address);
+        look(address);
     }
 
     /// Nodes run another kernel, one after the other; when the label of each said so.
@@ -232,21 +247,6 @@ impl Bench {
             }
             started
         })
-    }
-
-    /// Asks for the page, made anew each time (a filter), and for the list of all nodes.
-    fn look(&self, address: SocketAddr) {
-        let ask = |path: &str| get(address, path);
-        let began = Instant::now();
-        while ask("").is_none() {
-            assert!(began.elapsed() < LIMIT, "no page");
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        for _ in 0..20 {
-            let (took, bytes) = ask("?kernel=6.1").expect("the first view");
-            println!("page-ms {took:.1}\npage-bytes {bytes}");
-            println!("nodes-ms {:.1}", ask("nodes.html").expect("all nodes").0);
-        }
     }
 
     /// One driver image, for all nodes that have a DaemonSet.

@@ -201,6 +201,7 @@ fn daemon_set(number: usize) -> DaemonSetFacts {
             match_labels: labels.clone(),
             update: UpdateStrategy::OnDelete,
             max_unavailable: PodCount::Number(1),
+            desired: 0,
             deleting: false,
             manifest: std::sync::Arc::new(json!({
                 "apiVersion": "apps/v1",

@@ -1,6 +1,9 @@
 //! The shipped families of RPM distributions, each with stand-in packages at the paths of the distribution's mirrors. They say nothing of the
 //! distribution's own packages.
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use farrier::{
     definitions, error_chain,
@@ -112,7 +115,7 @@ async fn each_finds_headers_where_its_distribution_has_them() {
         // A server for each distribution, and each time another directory of it.
         let repository = rpm.from.repositories[0].address().expand(&target.repository_version(), "x86_64");
         let url = Url::parse(&repository).unwrap();
-        let is_list = url.path().ends_with(".list");
+        let is_list = Path::new(url.path()).extension().is_some_and(|end| end == "list");
         let place = format!("{name}{}", if is_list { "/core/" } else { url.path() });
         let directory = world.served(&place);
         for package in packages {
