@@ -105,7 +105,7 @@ async fn what_cannot_be_made_is_told_until_it_is_there() {
         ),
         (
             json!({"bootstrap": {"suite": "noble", "include": ["make"]}}),
-            "for suite noble: the host has no entry for it (set `mirror`",
+            "find an apt source for noble: no `mirrors` of site.yaml say where",
         ),
     ] {
         let toolchain: Toolchain = serde_json::from_value(toolchain).unwrap();

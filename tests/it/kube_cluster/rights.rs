@@ -105,7 +105,8 @@ async fn the_rights_of_rollouts_are_asked_for_beforehand() {
             "roll out: farrier may not patch daemonsets.apps in namespace net",
         ]
     );
-    assert!(missing[1].hint().unwrap().contains("Role in namespace gpu"));
+    let hint = missing[1].hint().unwrap();
+    assert!(hint.contains("kubectl create role farrier-daemonsets --namespace gpu "), "{hint}");
 }
 
 #[tokio::test]
@@ -126,7 +127,7 @@ async fn the_rights_of_builds_in_the_cluster_are_asked_for_beforehand() {
         ]
     );
     let hint = missing[1].hint().unwrap();
-    assert!(hint.contains("resources [pods/exec], verbs [get, create]"), "{hint}");
+    assert!(hint.contains("--verb get,create --resource pods/exec"), "{hint}");
 }
 
 /// A restarted API server answers before it knows who may do what.
