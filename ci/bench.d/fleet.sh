@@ -45,7 +45,7 @@ page_rows() {
     say "the page of 5,000 nodes of 100 kernels, by 10 images"
     fleet_of_cells "$state/cells"
     (
-        cd "$state/cells"
+        cd "$state/cells" || exit
         exec "$farrier" ui --no-browser --cluster dir:cluster --definitions definitions --registry "$registry" \
             > "$state/page.address" 2>> "$state/bench.log"
     ) &

@@ -34,8 +34,6 @@ pub const ROCKY: &str = "5.14.0-503.11.1.el9_5.x86_64";
 const ROCKY_RT: &str = "5.14.0-503.11.1.el9_5.x86_64+rt";
 const NEWER: &str = "5.14.0-503.15.1.el9_5.x86_64";
 const EUS: &str = "5.14.0-427.50.1.el9_4.x86_64";
-const SUSE: &str = "6.4.0-150600.23.60-default";
-const AZURE: &str = "6.6.57.1-2.azl3";
 
 /// A distribution's repositories at `https://acme.invalid/`, on a server that wants a certificate.
 pub struct World {
@@ -144,13 +142,13 @@ impl World {
             .with_net(Net::new(options).unwrap())
     }
 
-    async fn find(&self, headers: &HeaderSource, release: &str) -> Result<HeaderLookup, FetchError> {
+    pub async fn find(&self, headers: &HeaderSource, release: &str) -> Result<HeaderLookup, FetchError> {
         self.fetcher().headers().find(headers, &self.definitions(), &target(release)).await
     }
 
     /// The origin of the headers, which must be there.
     #[track_caller]
-    fn origin(found: Result<HeaderLookup, FetchError>) -> Vec<String> {
+    pub fn origin(found: Result<HeaderLookup, FetchError>) -> Vec<String> {
         match found.map_err(|error| error_chain(&error)) {
             Ok(Lookup::Found(set)) => {
                 set.origin.iter().map(|o| o.split(' ').next().unwrap().to_owned()).collect()
@@ -170,7 +168,7 @@ pub fn target(release: &str) -> KernelTarget {
 }
 
 /// Headers of these packages.
-fn headers(packages: &[&str], repositories: &[&str], signed: &str) -> HeaderSource {
+pub fn headers(packages: &[&str], repositories: &[&str], signed: &str) -> HeaderSource {
     let from = archive(repositories, signed);
     serde_json::from_value(json!({"rpm": {"packages": packages, "from": from}})).unwrap()
 }
@@ -246,49 +244,6 @@ async fn headers_of_each_form_are_found_behind_a_client_certificate() {
     fs::remove_file(world.definitions().join("acme.asc")).unwrap();
     let looked_for = missing(world.find(&rocky, ROCKY).await);
     assert!(looked_for.ends_with("acme.asc with the keys of the distribution"), "{looked_for}");
-}
-
-/// Neither says in its packages' provides which kernel they are for: the files do, or the version.
-#[tokio::test]
-async fn suse_s_and_azure_s_packages_are_told_by_their_files() {
-    let world = World::new();
-    let build = "usr/src/linux-6.4.0-150600.23.60-obj/x86_64/default";
-    let packages = world.served("repo/x86_64");
-    let stand_in = |name, version, release, files| {
-        StandIn { name, version, release, files, ..StandIn::default() }.build(&packages)
-    };
-    let source = vec![("usr/src/linux-6.4.0-150600.23.60/Makefile".to_owned(), String::new())];
-    for package in [
-        stand_in("kernel-default-devel", "6.4.0", "150600.23.60.5", tiny_headers(build, SUSE)),
-        stand_in("kernel-devel", "6.4.0", "150600.23.60.5", source),
-        stand_in(
-            "azl-devel",
-            "6.6.57.1",
-            "2.azl3",
-            tiny_headers(&format!("usr/src/linux-headers-{AZURE}"), AZURE),
-        ),
-    ] {
-        world.key.sign_package(&package);
-    }
-    // As openSUSE has it: the metadata is signed as well; in xz, with long checksums.
-    index(&world.served("repo"), "xz", "sha512");
-    let unsigned = headers(&["kernel-{{flavour}}-devel", "kernel-devel"], &["repo/"], "both");
-    let error = world.find(&unsigned, SUSE).await.unwrap_err();
-    assert!(error_chain(&error).contains("there is no signature"), "{}", error_chain(&error));
-    world.key.sign_file(&world.served("repo/repodata/repomd.xml"));
-
-    let suse = world.find(&unsigned, SUSE).await;
-    assert_eq!(
-        World::origin(suse),
-        ["kernel-default-devel=6.4.0-150600.23.60.5.x86_64", "kernel-devel=6.4.0-150600.23.60.5.x86_64"]
-    );
-    let azure = headers(&["azl-devel"], &["repo/"], "metadata");
-    assert_eq!(World::origin(world.find(&azure, AZURE).await), ["azl-devel=6.6.57.1-2.azl3.x86_64"]);
-
-    // Another's signature is none.
-    SigningKey::new("stranger").sign_file(&world.served("repo/repodata/repomd.xml"));
-    let error = world.find(&azure, AZURE).await.unwrap_err();
-    assert!(matches!(error, FetchError::Signature { .. }), "{}", error_chain(&error));
 }
 
 #[tokio::test]

@@ -7,15 +7,15 @@ use std::{
 
 use farrier::{
     definitions, error_chain,
-    inputs::Lookup,
+    inputs::{FetchError, Lookup},
     kernel::{Architecture, HeaderSource, KernelFamily, KernelTarget, match_family},
 };
 use serde_json::json;
 use url::Url;
 
 use crate::{
-    rpm::World,
-    support::rpm_repository::{StandIn, index, tiny_headers},
+    rpm::{World, headers},
+    support::rpm_repository::{SigningKey, StandIn, index, tiny_headers},
 };
 
 /// Family, distribution, version, release, and the packages that have its headers.
@@ -47,7 +47,7 @@ const KERNELS: [(&str, &str, &str, &str, &[&str]); 30] = [
     ("opensuse-leap-15", "opensuse-leap", "15.6", SUSE, DEFAULT),
     ("opensuse-leap-16", "opensuse-leap", "16.0", SUSE, DEFAULT),
     ("amazon-linux-2023", "amzn", "2023", "6.1.112-122.189.amzn2023.x86_64", KERNEL),
-    ("azure-linux-3", "azurelinux", "3.0", "6.6.57.1-2.azl3", KERNEL),
+    ("azure-linux-3", "azurelinux", "3.0", AZURE, KERNEL),
     ("openeuler-22-03", "openEuler", "22.03", "5.10.0-216.0.0.115.oe2203sp4.x86_64", KERNEL),
     ("openeuler-24-03", "openEuler", "24.03", "6.6.0-72.0.0.76.oe2403sp1.x86_64", KERNEL),
 ];
@@ -58,6 +58,7 @@ const EL8: &str = "4.18.0-553.el8_10.x86_64";
 const EL9: &str = "5.14.0-503.11.1.el9_5.x86_64";
 const EL10: &str = "6.12.0-55.9.1.el10_0.x86_64";
 const SUSE: &str = "6.4.0-150600.23.60-default";
+const AZURE: &str = "6.6.57.1-2.azl3";
 
 /// A signed stand-in, made once for each name and release.
 fn stand_in(
@@ -148,4 +149,47 @@ async fn each_finds_headers_where_its_distribution_has_them() {
     let names = families.iter().filter(is_rpm).map(|family| family.metadata.name.as_str());
     let untried: Vec<&str> = names.filter(|name| KERNELS.iter().all(|kernel| kernel.0 != *name)).collect();
     assert_eq!(untried, [""; 0]);
+}
+
+/// Neither says in its packages' provides which kernel they are for: the files do, or the version.
+#[tokio::test]
+async fn suse_s_and_azure_s_packages_are_told_by_their_files() {
+    let world = World::new();
+    let build = "usr/src/linux-6.4.0-150600.23.60-obj/x86_64/default";
+    let packages = world.served("repo/x86_64");
+    let stand_in = |name, version, release, files| {
+        StandIn { name, version, release, files, ..StandIn::default() }.build(&packages)
+    };
+    let source = vec![("usr/src/linux-6.4.0-150600.23.60/Makefile".to_owned(), String::new())];
+    for package in [
+        stand_in("kernel-default-devel", "6.4.0", "150600.23.60.5", tiny_headers(build, SUSE)),
+        stand_in("kernel-devel", "6.4.0", "150600.23.60.5", source),
+        stand_in(
+            "azl-devel",
+            "6.6.57.1",
+            "2.azl3",
+            tiny_headers(&format!("usr/src/linux-headers-{AZURE}"), AZURE),
+        ),
+    ] {
+        world.key.sign_package(&package);
+    }
+    // As openSUSE has it: the metadata is signed as well; in xz, with long checksums.
+    index(&world.served("repo"), "xz", "sha512");
+    let unsigned = headers(&["kernel-{{flavour}}-devel", "kernel-devel"], &["repo/"], "both");
+    let error = world.find(&unsigned, SUSE).await.unwrap_err();
+    assert!(error_chain(&error).contains("there is no signature"), "{}", error_chain(&error));
+    world.key.sign_file(&world.served("repo/repodata/repomd.xml"));
+
+    let suse = world.find(&unsigned, SUSE).await;
+    assert_eq!(
+        World::origin(suse),
+        ["kernel-default-devel=6.4.0-150600.23.60.5.x86_64", "kernel-devel=6.4.0-150600.23.60.5.x86_64"]
+    );
+    let azure = headers(&["azl-devel"], &["repo/"], "metadata");
+    assert_eq!(World::origin(world.find(&azure, AZURE).await), ["azl-devel=6.6.57.1-2.azl3.x86_64"]);
+
+    // Another's signature is none.
+    SigningKey::new("stranger").sign_file(&world.served("repo/repodata/repomd.xml"));
+    let error = world.find(&azure, AZURE).await.unwrap_err();
+    assert!(matches!(error, FetchError::Signature { .. }), "{}", error_chain(&error));
 }
