@@ -72,7 +72,7 @@ build_static() {
         (cd "$root/crates/$crate" && cargo build --profile entrypoint --locked --quiet --target-dir "$target") ||
             die "crates/$crate does not compile"
     done
-    target+="/$(rustc --print host-tuple)/entrypoint"
+    target+="/$(cd "$root" && rustc --print host-tuple)/entrypoint"
     for name in driver-entrypoint farrier-runner; do cp "$target/$name" "$(dirname "$farrier")/$name"; done
 }
 

@@ -46,7 +46,7 @@ page_rows() {
     fleet_of_cells "$state/cells"
     (
         cd "$state/cells" || exit
-        exec "$farrier" ui --no-browser --cluster dir:cluster --definitions definitions --registry "$registry" \
+        exec "$farrier" ui --no-browser --cluster dir:cluster --definitions "$state/cells/definitions" --registry "$registry" \
             > "$state/page.address" 2>> "$state/bench.log"
     ) &
     echo $! > "$state/page.pid"

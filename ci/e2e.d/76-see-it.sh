@@ -12,11 +12,11 @@ definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: d
 # without headers, and one has not been labelled yet.
 fleet_of_nodes() {
     jq -nc --argjson fleet "$fleet" --arg a "$kernel_a" --arg b "$kernel_b" --arg c "$no_headers" --arg nfd "$nfd" --arg mark "$mark" \
-        --arg prefix "$run-$scenario-f" --arg taint "$run_label" --arg arch "$(dpkg --print-architecture)" --arg now "$(date -u +%FT%TZ)" '
+        --arg prefix "$run-$scenario-f" --arg taint "$run_label" --arg run "$run" --arg arch "$(dpkg --print-architecture)" --arg now "$(date -u +%FT%TZ)" '
         range($fleet) | . as $number
         | (if $number < 3 then $c elif $number % 10 == 0 then $b else $a end) as $kernel
         | {apiVersion: "v1", kind: "Node",
-           metadata: {name: "\($prefix)\($number)", labels: ({($mark): "true", "kubernetes.io/os": "linux", "kubernetes.io/arch": $arch,
+           metadata: {name: "\($prefix)\($number)", labels: ({($mark): "true", ($taint): $run, "kubernetes.io/os": "linux", "kubernetes.io/arch": $arch,
                ($nfd + "/kernel-version.full"): $kernel, ($nfd + "/system-os_release.ID"): "debian",
                ($nfd + "/system-os_release.VERSION_ID"): "12"} | if $number == 3 then del(.[$nfd + "/kernel-version.full"]) else . end)},
            spec: {taints: [{key: $taint, effect: "NoSchedule"}]},

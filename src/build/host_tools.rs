@@ -17,6 +17,9 @@ use crate::{
 /// The programs that every build tree has; others come with them, from the same machine.
 const TOOLS: [&str; 3] = ["scripts/basic/fixdep", "scripts/mod/modpost", "tools/objtool/objtool"];
 
+/// Bytes of a program that are looked through: a C library has two million.
+const LARGEST: u64 = 64 << 20;
+
 /// Refuses header tools that do not run in the toolchain's tree. Where either says nothing of glibc, it is tried.
 pub(super) async fn check(job: &Job<'_>, headers: &HeaderSet, toolchain: &Path) -> Result<()> {
     let (arch, root, toolchain) = (job.cell.target.arch, headers.root.clone(), toolchain.to_owned());
@@ -63,6 +66,9 @@ fn newest_glibc(root: &Path, file: &Path) -> std::io::Result<Option<u32>> {
     else {
         return Ok(None);
     };
+    if fs::metadata(&place)?.len() > LARGEST {
+        return Ok(None);
+    }
     let bytes = fs::read(place)?;
     let names = bytes.split(|byte| *byte == 0).filter_map(|text| text.strip_prefix(b"GLIBC_2."));
     let minor = |name: &[u8]| std::str::from_utf8(name).ok()?.split('.').next()?.parse().ok();

@@ -26,7 +26,6 @@ use crate::{
     parts::{Parts, TargetError},
     plan::{Interest, NodeReason, Outcome, Plan, PlannedCell, WriteNamespaces},
     registry::{RegistryLocation, free_space},
-    shell::shell_word,
 };
 
 /// A certificate that ends within this time is told of, as the alert FarrierCertificateEnds does.
@@ -163,11 +162,8 @@ impl Visit {
             Ok(free) if free < ROOM => self.missing(
                 "cache",
                 format!("{place} has {} GiB left", free >> 30),
-                &format!(
-                    "rm -r {} when no build runs: what is needed is fetched again; or export FARRIER_CACHE_DIR=DIRECTORY on a larger \
-                     disk: a large driver's build takes several GiB",
-                    shell_word(&cache.to_string_lossy())
-                ),
+                "export FARRIER_CACHE_DIR=DIRECTORY on a larger disk: a large driver's build takes several GiB; or delete farrier's cache when no \
+                 build runs: what is needed is fetched again, which --offline forbids",
             ),
             Ok(free) => self.note("cache", Ok(format!("{place}, {} GiB free", free >> 30))),
         }

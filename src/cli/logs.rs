@@ -36,7 +36,15 @@ pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
     let LogsArgs { image, kernel, platform, follow } = args;
     let cache = open_cache(&session.global)?;
     let mut logs = logs_for(&cache, &parse("image", &image)?, &parse("kernel", &kernel)?)?;
-    logs.retain(|log| platform.as_ref().is_none_or(|wanted| log.platform == *wanted));
+    if let Some(wanted) = &platform {
+        let there: BTreeSet<String> = logs.iter().map(|log| log.platform.clone()).collect();
+        logs.retain(|log| log.platform == *wanted);
+        if logs.is_empty() && !there.is_empty() {
+            let there = there.into_iter().collect::<Vec<_>>().join(", ");
+            let message = format!("there is no log of {image} for {kernel} of platform {wanted}");
+            return Err(CliError::hinted(message, format!("those that there are: {there}")));
+        }
+    }
     let platforms: BTreeSet<&str> = logs.iter().map(|log| log.platform.as_str()).collect();
     if platforms.len() > 1 {
         let platforms = platforms.into_iter().collect::<Vec<_>>().join(", ");

@@ -161,8 +161,9 @@ impl MissingRight {
 
     /// The commands that give the right, as an administrator enters them: a role of its own, beside those that there are.
     pub fn remedy(&self) -> String {
-        let Self { user, verb: _, group, resource, scope, verbs } = self;
-        let name = format!("farrier-{}", resource.replace('/', "-"));
+        let Self { user, verb, group, resource, scope, verbs } = self;
+        // Two rights for one resource are two roles.
+        let name = format!("farrier-{verb}-{}", resource.replace('/', "-"));
         let resource = match resource.split_once('/') {
             _ if group.is_empty() => resource.clone(),
             Some((resource, part)) => format!("{resource}.{group}/{part}"),
@@ -203,8 +204,8 @@ mod tests {
         assert_eq!(
             format!("{}: {}", right.sentence(), right.remedy()),
             "farrier may not list daemonsets.apps in all namespaces (as system:serviceaccount:farrier:farrier): \
-             kubectl create clusterrole farrier-daemonsets --verb get,list,watch --resource daemonsets.apps && kubectl create \
-             clusterrolebinding farrier-daemonsets --clusterrole farrier-daemonsets --serviceaccount farrier:farrier"
+             kubectl create clusterrole farrier-list-daemonsets --verb get,list,watch --resource daemonsets.apps && kubectl create \
+             clusterrolebinding farrier-list-daemonsets --clusterrole farrier-list-daemonsets --serviceaccount farrier:farrier"
         );
         let right = MissingRight {
             user: None,
@@ -217,8 +218,8 @@ mod tests {
         assert_eq!(right.sentence(), "farrier may not create pods/eviction in namespace gpu");
         assert_eq!(
             right.remedy(),
-            "kubectl create role farrier-pods-eviction --namespace gpu --verb create --resource pods/eviction && kubectl create \
-             rolebinding farrier-pods-eviction --namespace gpu --role farrier-pods-eviction --user NAME"
+            "kubectl create role farrier-create-pods-eviction --namespace gpu --verb create --resource pods/eviction && kubectl create \
+             rolebinding farrier-create-pods-eviction --namespace gpu --role farrier-create-pods-eviction --user NAME"
         );
         let user = Some("x; reboot".to_owned());
         let right = MissingRight {

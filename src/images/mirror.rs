@@ -155,7 +155,19 @@ async fn inputs_of<'a>(
         // Headers that are here choose it as they do for a build.
         let source = family.spec.headers_for(kernel, &UNKNOWN_SYSTEM);
         let found = parts.fetcher.headers().identity(&source, &parts.definitions.root, kernel).await;
-        let compiler = found.ok().and_then(|found| found.compiler);
+        let compiler = match found {
+            Ok(found) => found.compiler,
+            Err(error) => {
+                let error = TargetError::from(error);
+                missing.push(MissingInput {
+                    what: format!("toolchain of {}", kernel.release),
+                    error: error_chain(&error),
+                    hint: error.hint(),
+                    unreachable: error.is_unreachable(),
+                });
+                continue;
+            }
+        };
         let family = family_for(&parts.definitions.families, kernel, compiler).unwrap_or(family);
         let toolchains = images.iter().filter_map(|image| image.spec.toolchain(family).ok());
         let roots =

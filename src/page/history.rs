@@ -15,6 +15,8 @@ use crate::{
 
 /// Changes that are kept and shown.
 const KEPT: usize = 10;
+/// Changes that are remembered: a pass may publish an image for each of many kernels, which are one line.
+const SEEN: usize = 1000;
 
 /// Rewrites that are kept.
 const REWRITES: usize = 50;
@@ -67,7 +69,7 @@ impl History {
         self.since.retain(|key, _| phases.contains_key(key));
         self.phases = phases;
         found.append(&mut self.changes);
-        found.truncate(KEPT);
+        found.truncate(SEEN);
         self.changes = found;
     }
 

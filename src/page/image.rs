@@ -111,10 +111,10 @@ impl Images {
 
     async fn usual(&self, PlannedCell { image, target, .. }: &PlannedCell) -> Option<Duration> {
         let known = self.times.lock().clone().filter(|(since, _)| since.elapsed() < FRESH);
-        let times = match known {
-            Some((_, times)) => times,
-            None => build_times(&self.parts).await,
-        };
+        if let Some((_, times)) = known {
+            return times.usual(image, target.arch);
+        }
+        let times = build_times(&self.parts).await;
         let usual = times.usual(image, target.arch);
         *self.times.lock() = Some((Instant::now(), times));
         usual

@@ -234,6 +234,7 @@ fn a_registry_alone_shows_the_image_of_each_architecture() {
         .map(|cell| ui.get(&format!("c/{cell}")))
         .collect();
     for image in &images {
-        assert!(cells.iter().any(|cell| cell.contains(digest(image))), "{image}: {cells:?}");
+        let digits = digest(image).split_once(':').unwrap().1;
+        assert!(cells.iter().any(|cell| cell.contains(digits)), "{image}: {cells:?}");
     }
 }

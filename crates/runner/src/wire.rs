@@ -1,7 +1,7 @@
 //! Pure: the forms on the pipes between farrier and the runner.
 //!
 //! farrier writes to the runner's standard input: a frame with a [`Sandbox`], one byte when the user namespace has its maps, a
-//! frame with a [`Plan`], and the build context as tar, to the end. The runner writes [`Message`]s to its standard output.
+//! frame with a [`Plan`](crate::plan::Plan), and the build context as tar, to the end. The runner writes [`Message`]s to its standard output.
 //! A frame is four bytes of length, the most significant first, and that many bytes, in postcard's form: both programs are of one
 //! release.
 

@@ -115,7 +115,8 @@ fn in_use<'a>(
     let called = |family: &KernelFamily| {
         cells().any(|cell| {
             let found = match_family(&definitions.families, &cell.target);
-            found.is_some_and(|found| found.metadata.name == family.metadata.name)
+            let chosen = cell.outcome.cell().map(|cell| &cell.family);
+            chosen.or(found.map(|found| &found.metadata.name)) == Some(&family.metadata.name)
         })
     };
     let images = definitions.images.values();

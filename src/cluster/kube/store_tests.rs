@@ -355,8 +355,8 @@ fn what_may_not_be_read_is_named_until_it_may() {
     assert!(snapshot.pods.is_empty() && matches!(store.readiness(), Readiness::Ready));
     assert_eq!(
         snapshot.unseen[&Seen::Pods],
-        "farrier may not list pods in namespace s: kubectl create role farrier-pods --namespace s --verb list --resource pods && \
-         kubectl create rolebinding farrier-pods --namespace s --role farrier-pods --user NAME"
+        "farrier may not list pods in namespace s: kubectl create role farrier-list-pods --namespace s --verb list --resource pods && \
+         kubectl create rolebinding farrier-list-pods --namespace s --role farrier-list-pods --user NAME"
     );
     list(&mut store, &pods(), epochs[&pods()], vec![pod("p", "7", false)]);
     assert!(store.snapshot().unseen.is_empty());

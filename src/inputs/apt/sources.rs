@@ -126,6 +126,13 @@ fn is_ubuntu(suite: &str) -> bool {
     UBUNTU.contains(&suite.split('-').next().unwrap_or_default())
 }
 
+/// Is it an entry for Ubuntu's own archive? Third parties have suites of the same names, and other releases have other suites.
+fn is_ubuntus(entry: &SourceEntry) -> bool {
+    let mut names = entry.uris.iter().filter_map(|uri| uri.trim_end_matches('/').rsplit('/').next());
+    let is_named = matches!(&entry.signed_by, SignedBy::Named(key) if key.contains("ubuntu-archive"));
+    rank(entry).is_some() && (is_named || names.any(|name| name.starts_with("ubuntu")))
+}
+
 /// The entries for what is wanted. With a mirror: that mirror. Else, for each suite: the host's own entry
 /// for it, or the host's entry for its distribution's main archive with the suite replaced. Ubuntu's suites on a host with another
 /// distribution are at a name that is no host.
@@ -133,8 +140,7 @@ pub fn select(host: &[SourceEntry], wanted: &AptSuites) -> Result<Vec<SourceEntr
     let AptSuites { suites, components, mirror, signed_by } = wanted;
     let mut selected: Vec<SourceEntry> = Vec::new();
     for suite in suites {
-        let has_ubuntu = host.iter().any(|entry| entry.suites.iter().any(|suite| is_ubuntu(suite)));
-        let ubuntu = (is_ubuntu(suite) && !has_ubuntu).then(|| SourceEntry {
+        let ubuntu = (is_ubuntu(suite) && !host.iter().any(is_ubuntus)).then(|| SourceEntry {
             uris: vec![UBUNTU_ARCHIVE.to_owned()],
             signed_by: SignedBy::Named(UBUNTU_KEYRING.to_owned()),
             ..SourceEntry::default()

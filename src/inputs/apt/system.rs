@@ -14,6 +14,15 @@ impl AptArchive {
     /// The essential packages, these, and what all of them need, without what is only recommended; in name order.
     pub async fn system(&self, include: &[PackageToInstall]) -> Result<Vec<PackageRecord>> {
         self.update(self.refresh).await?;
+        // Without one of its suites it would be another system, and it is kept.
+        let without = self.without()?;
+        if !without.is_empty() {
+            return Err(FetchError::Program {
+                action: format!("choose the packages of a root file system of {}", self.suites),
+                message: format!("the archives do not have all of them{without}"),
+                transient: false,
+            });
+        }
         let packages = match self.resolve(include).await {
             // It may have come since.
             Err(FetchError::Program { .. }) if self.renew().await? => self.resolve(include).await,
@@ -37,8 +46,7 @@ impl AptArchive {
         command.args(["--option", "pkgCacheGen::ForceEssential=,", "--option", "Dir::Cache::pkgcache="]);
         command.args(["--quiet", "--quiet", "--simulate", "--no-install-recommends", "install", "--"]);
         command.arg(ESSENTIAL).args(include.iter().map(PackageToInstall::as_str));
-        let without = self.without()?;
-        let action = || format!("choose the packages of a root file system of {}{without}", self.suites);
+        let action = || format!("choose the packages of a root file system of {}", self.suites);
         let mut packages = installed(&process::run(command, "apt-get", action).await?.stdout);
         packages.sort();
         Ok(packages)

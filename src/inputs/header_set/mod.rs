@@ -167,7 +167,12 @@ impl<'a> Headers<'a> {
                     // What is wrong with it is told where it is used.
                     HeaderSource::Tarball(_) => match self.find_here(source, root, target).await {
                         Ok(Lookup::Found(set)) => set.compiler,
-                        Ok(Lookup::Missing { .. }) | Err(_) => None,
+                        Ok(Lookup::Missing { .. })
+                        | Err(FetchError::Tree(_) | FetchError::Unusable { .. }) => None,
+                        Err(error) if !matches!(error, FetchError::Unpack(..)) || !error.is_usage() => {
+                            return Err(error);
+                        }
+                        Err(_) => None,
                     },
                     _ => None,
                 };

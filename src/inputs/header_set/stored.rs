@@ -266,8 +266,9 @@ impl Headers<'_> {
         let refused = Some(format!("{}{hint}", error_chain(error)));
         let found = self.0.required_store()?.find(InputKind::Headers, &header_tag(release, *arch)?).await?;
         let said = found.and_then(|stored| Imported::of_stored(&stored, release, *arch).ok());
+        let compiler = said.as_ref().and_then(|set| Compiler::named(set.compiler.as_deref()?));
         let identity = said.and_then(|set| set.identity);
-        Ok(HeaderIdentity { identity, refused, ..HeaderIdentity::default() })
+        Ok(HeaderIdentity { identity, compiler, refused, ..HeaderIdentity::default() })
     }
 
     /// The set that was imported for this kernel, if any: what the store has comes first, so that all who publish

@@ -208,11 +208,11 @@ impl Repositories {
         let mut files = Vec::with_capacity(packages.len());
         for Listed { package, places } in packages {
             let what = format!("package {}-{}", package.name, package.version);
-            let places = match &package.base {
-                Some(base) => based(&self.fetcher.net, base)?,
-                None => places.clone(),
-            };
-            files.push(self.fetch(&places, &what, &package.location, &package.checksum).await?);
+            // A copy of the repository may have the package, and metadata that still names where it came from.
+            let mut all =
+                package.base.as_ref().map_or(Ok(Vec::new()), |base| based(&self.fetcher.net, base))?;
+            all.extend(places.iter().cloned());
+            files.push(self.fetch(&all, &what, &package.location, &package.checksum).await?);
         }
         if self.signed.packages() {
             Box::pin(self.keys.verify_packages(&self.fetcher.cache.scratch()?, &files)).await?;

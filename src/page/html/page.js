@@ -1,7 +1,7 @@
 // Brings the newest pass into the page that is open, when the server says that there is one. Without script, a reload does it.
 "use strict";
 const { events } = document.currentScript.dataset;
-let stream, timer, busy = false, again = false, behind = false;
+let stream, timer, busy = false, again = false, behind = true;
 
 // Changes what differs, and leaves all else as it is: where it is scrolled to, what is unfolded, focused, written or marked.
 function renew(old, fresh, marked) {
@@ -12,9 +12,31 @@ function renew(old, fresh, marked) {
   }
   for (const { name } of [...old.attributes]) if (name !== "open" && !fresh.hasAttribute(name)) old.removeAttribute(name);
   for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
-  const [were, are] = [[...old.childNodes], [...fresh.childNodes]];
-  are.forEach((node, place) => (place < were.length ? renew(were[place], node, marked) : old.append(node)));
-  were.slice(are.length).forEach((node) => node.remove());
+  const known = new Map([...old.children].map((one) => [one.dataset.key, one]));
+  const wanted = new Set([...fresh.children].map((one) => one.dataset.key));
+  let place = old.firstChild;
+  const drop = (isOver) => {
+    while (place && isOver(place.dataset?.key)) {
+      const one = place;
+      place = one.nextSibling;
+      one.remove();
+    }
+  };
+  // A row is the same by its key, wherever it stands; what has none, by its place among its like.
+  for (const node of [...fresh.childNodes]) {
+    const key = node.dataset?.key, same = key && known.get(key);
+    drop((one) => (one ? !wanted.has(one) : same && same !== place));
+    const one = key ? same : place?.dataset?.key ? undefined : place;
+    known.delete(key);
+    if (!one) {
+      old.insertBefore(node, place);
+      continue;
+    }
+    if (one !== place) old.insertBefore(one, place);
+    place = one.nextSibling;
+    renew(one, node, marked);
+  }
+  drop(() => true);
 }
 
 function show(page) {
@@ -38,7 +60,7 @@ async function bring() {
     const answer = await fetch(location.href, { signal: AbortSignal.timeout(15000) });
     if (!answer.ok) throw new Error(`it answers ${answer.status}`);
     show(new DOMParser().parseFromString(await answer.text(), "text/html"));
-    behind = false;
+    behind = stream?.readyState !== EventSource.OPEN;
   } catch (error) {
     lost = `This page is not brought up to date: ${error.message}`;
   }

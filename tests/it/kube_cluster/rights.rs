@@ -106,7 +106,7 @@ async fn the_rights_of_rollouts_are_asked_for_beforehand() {
         ]
     );
     let hint = missing[1].hint().unwrap();
-    assert!(hint.contains("kubectl create role farrier-daemonsets --namespace gpu "), "{hint}");
+    assert!(hint.contains("kubectl create role farrier-patch-daemonsets --namespace gpu "), "{hint}");
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use crate::definition::{
 };
 
 /// The family of a kernel whose headers are there, and say what built it: where the toolchain of the one that matches lacks that compiler,
-/// the first that is for the compiler.
+/// the first that is for the compiler, and says the same of all that is no toolchain.
 pub fn family_for<'a>(
     families: &'a [KernelFamily],
     target: &KernelTarget,
@@ -22,9 +22,14 @@ pub fn family_for<'a>(
     let Some(compiler) = built_with.filter(|_| lacks_compiler(family, built_with).is_some()) else {
         return Some(family);
     };
+    let beside_toolchain = |family: &KernelFamily| {
+        let spec = family.spec.clone();
+        (spec.headers, spec.digests, spec.image_stream, spec.kernel_image, spec.btf)
+    };
     let is_for_it = |other: &&KernelFamily| {
         let matches = &other.spec.matches;
-        matches.built_with.iter().any(|name| Compiler::named(name) == Some(compiler))
+        beside_toolchain(other) == beside_toolchain(family)
+            && matches.built_with.iter().any(|name| Compiler::named(name) == Some(compiler))
             && matches.is_match(target)
     };
     families.iter().find(is_for_it).or(Some(family))

@@ -23,7 +23,7 @@ fn cannot_build(
     cell: &Cell,
     headers: &HeaderState,
 ) -> Option<SkipReason> {
-    let families = &inputs.definitions().families;
+    let (families, spec) = (&inputs.definitions().families, &image.spec);
     let built_with = match headers {
         HeaderState::Missing(looked_for) => {
             let detail = without_headers(families, &cell.target, looked_for);
@@ -41,16 +41,18 @@ fn cannot_build(
         let key = (what, identity.to_owned(), cell.target.arch);
         inputs.cells.resolved.unmakeable_root_fs.get(&key).cloned()
     };
-    if let Some(detail) = unmakeable(FetchedInputs::TOOLCHAIN, &cell.toolchain) {
+    // A payload that is reused, or only signed anew, is not compiled.
+    let compiles = spec.reuse == Reuse::Never && cell.unsigned_hash.is_none();
+    let toolchain = unmakeable(FetchedInputs::TOOLCHAIN, &cell.toolchain).filter(|_| compiles);
+    if let Some(detail) = toolchain {
         return Some(SkipReason::Toolchain { family: cell.family.to_string(), detail });
     }
     let base = cell.fetched.base.as_deref();
     if let Some(detail) = base.and_then(|base| unmakeable(FetchedInputs::BASE, base)) {
         return Some(SkipReason::Unresolved { detail: format!("runtime base: {detail}") });
     }
-    // A daemon makes a whole image, and may run programs of other architectures; what is reused is not compiled.
-    let compiles_here = image.spec.output == Output::Payload && image.spec.reuse == Reuse::Never;
-    let machine = inputs.machine.filter(|_| compiles_here)?;
+    // A daemon makes a whole image, and may run programs of other architectures.
+    let machine = inputs.machine.filter(|_| compiles && spec.output == Output::Payload)?;
     let detail = not_across(family, &cell.target, machine, cell.fetched.headers.is_some())?;
     Some(SkipReason::ForeignArchitecture { detail })
 }

@@ -30,6 +30,12 @@ pub(super) fn operators_upgrade(labels: &BTreeMap<String, String>) -> Option<(&'
     states.find(|(_, state)| is_upgrading(state))
 }
 
+/// The same, where the operator has begun: `upgrade-required` is a place in its queue, which a node may keep for good
+/// (`nvidia.com/...-driver-upgrade.skip`, an operator that was taken away).
+pub(super) fn operator_at_work(labels: &BTreeMap<String, String>) -> Option<(&'static str, &str)> {
+    operators_upgrade(labels).filter(|(_, state)| *state != "upgrade-required")
+}
+
 /// The annotation by which a node (or whoever upgrades it) names the kernel that it is to boot next.
 pub const NEXT_KERNEL_ANNOTATION: &str = "farrier.dev/next-kernel";
 /// The label and annotation of a node that names the kernel which it may boot: its value is the kernel's label.

@@ -125,6 +125,7 @@ pub(super) fn rollouts(
         // A strategy in the middle of its steps knows best what it may leave as it is when there is no image.
         let (decided, _) = decide(&Context { cells, ..*context }, &rollout.target);
         let Decided { decision, changes } = decided.unwrap_or_else(|_| RolloutDecision::Hold(why).into());
+        rollout.upgrade = planned_upgrade(context, &rollout.target, &decision);
         (rollout.decision, rollout.changes) = (decision, changes);
     }
     (planned, unions)

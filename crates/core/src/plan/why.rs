@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     image::{Definitions, DriverImage, ImageName},
-    kernel::{KernelRelease, KernelTarget, match_family, sources_of},
+    kernel::{KernelFamily, KernelRelease, KernelTarget, match_family, sources_of},
 };
 
 /// Nodes that are named before the rest is only counted.
@@ -89,7 +89,10 @@ impl Explain<'_> {
         }
         let explain = |cell: &PlannedCell| {
             let mut chain = self.callers(image, cell);
-            let family = match_family(&self.definitions.families, &cell.target);
+            let chosen = cell.outcome.cell().map(|cell| &cell.family);
+            let is_chosen = |family: &&KernelFamily| Some(&family.metadata.name) == chosen;
+            let families = &self.definitions.families;
+            let family = families.iter().find(is_chosen).or_else(|| match_family(families, &cell.target));
             chain.extend(family.map(|family| link("family", sources_of(family, &cell.target))));
             chain.extend(cell.outcome.cell().map(|cell| inputs(cell)));
             chain.extend(self.outcome(name, &cell.target));

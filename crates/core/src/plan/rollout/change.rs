@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde::Serialize;
 
 use super::super::{
-    NodeAffinity, NodeFacts, ObjectVersion, UPGRADE, labels::operators_upgrade, skip_reason::shared,
+    NodeAffinity, NodeFacts, ObjectVersion, UPGRADE, labels::operator_at_work, skip_reason::shared,
 };
 use crate::image::{ImageReference, OperatorResource};
 
@@ -145,7 +145,7 @@ impl NodeSeen {
         Self {
             note: node.annotations.get(UPGRADE).cloned(),
             unschedulable: node.unschedulable,
-            operated: operators_upgrade(&node.labels).is_some(),
+            operated: operator_at_work(&node.labels).is_some(),
         }
     }
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::{
     Change, NodeChange, NodeFacts, NodeSeen, UPGRADE,
-    labels::operators_upgrade,
+    labels::operator_at_work,
     rollout::{HANDED_OVER, short_hash},
 };
 
@@ -141,7 +141,7 @@ pub fn abandoned<'a>(
 ) -> Vec<Change> {
     let given_back = |node: &'a NodeFacts| {
         let note = UpgradeNote::under_way(node)?;
-        let is_left = is_served(node, &note) || operators_upgrade(&node.labels).is_some();
+        let is_left = is_served(node, &note) || operator_at_work(&node.labels).is_some();
         (!is_left).then(|| give_back(node, &note, None))
     };
     nodes.into_iter().filter_map(given_back).collect()

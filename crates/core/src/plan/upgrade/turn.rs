@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     image::{Period, WaitFor},
-    plan::{Change, NodeCheck, PodRestart, WorkloadFacts, labels::operators_upgrade},
+    plan::{Change, NodeCheck, PodRestart, WorkloadFacts, labels::operator_at_work},
 };
 
 /// What is done now, and what is waited for.
@@ -44,7 +44,7 @@ impl Upgrade<'_> {
             return mark(node.facts, Some(&UpgradeNote { cordoned: false, ..note.clone() }), None).into();
         }
         // The operator drains the node and gives it back by itself. The time of this state begins anew when that is over.
-        match operators_upgrade(&node.facts.labels) {
+        match operator_at_work(&node.facts.labels) {
             Some((label, state)) => {
                 let why = Some("left to the operator's upgrade controller".to_owned());
                 let noted = UpgradeNote { why, ..note.clone() };
@@ -56,7 +56,8 @@ impl Upgrade<'_> {
                 };
             }
             None if note.why.is_some() => {
-                let freed = UpgradeNote { since: self.now, why: None, ..note.clone() };
+                // What a check or a forecast said before does not count any more.
+                let freed = UpgradeNote { since: self.now, began: self.now, why: None, ..note.clone() };
                 return mark(node.facts, Some(&freed), None).into();
             }
             None => {}

@@ -52,9 +52,10 @@ impl<'a> Devlink<'a> {
         Some(Self { node, program: program(&node.paths, "devlink")? })
     }
 
-    /// The parameters of all devices that the driver drives.
+    /// The parameters of all physical functions that the driver drives: virtual ones are made anew after these are restored.
     pub(super) fn parameters(&self) -> Vec<Parameter> {
         let devices = entries(self.node.paths.at("/sys/bus/pci/drivers/mlx5_core")).into_iter();
+        let devices = devices.filter(|device| !device.join("physfn").exists());
         let names = devices.filter_map(|device| Some(device.file_name()?.to_str()?.to_owned()));
         let devices = names.filter(|name| name.contains(':')).map(|name| format!("pci/{name}"));
         devices.flat_map(|device| self.parameters_of(&device)).collect()

@@ -194,6 +194,12 @@ impl State {
         for physical in &self.physical {
             restoring.physical(physical);
         }
+        // The functions of one card have one switch: all of their representors come before any is looked for.
+        for Physical { pci, representors, .. } in self.physical.iter().filter(|physical| physical.switchdev) {
+            if let Some(interface) = restoring.interface(pci) {
+                restoring.representors(&interface, representors);
+            }
+        }
     }
 }
 
@@ -205,14 +211,15 @@ struct Restoring<'a> {
 
 impl Restoring<'_> {
     fn physical(&self, physical: &Physical) {
-        let Physical { pci, up, mtu, switchdev, functions, representors } = physical;
+        let Physical { pci, up, mtu, switchdev, functions, representors: _ } = physical;
         let device = self.device(pci);
         let Some(interface) = self.interface(pci) else {
             self.node.log.warn(format!("{pci} has no network interface: its settings are not restored"));
             return;
         };
         let number = text(device.join("sriov_numvfs")).unwrap_or_else(|| "0".to_owned());
-        if number != functions.len().to_string() {
+        // Those that were made meanwhile stay.
+        if !functions.is_empty() && number != functions.len().to_string() {
             self.set(&device.join("sriov_numvfs"), &functions.len().to_string());
         }
         self.bring_up(&interface, *up);
@@ -234,7 +241,6 @@ impl Restoring<'_> {
             for function in functions {
                 self.bind(&function.pci, "bind");
             }
-            self.representors(&interface, representors);
         }
         for function in functions.iter().filter(|function| function.mtu != "-") {
             let Some(interface) = self.interface(&function.pci) else {

@@ -151,6 +151,10 @@ impl<'a> Companion<'a> {
             Step::Keep if memory.is_ready => {}
             Step::Keep => {
                 node.log.step(format!("module {module} is loaded"));
+                // A container that was killed may have loaded it, and made no file.
+                if module == GDRDRV {
+                    make_device_files(node)?;
+                }
                 memory.against.clone_from(&seen.ib_core);
                 self.set_ready(node, memory)?;
             }
