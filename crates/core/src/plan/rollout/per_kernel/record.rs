@@ -105,10 +105,17 @@ fn watch(
     if record.is_failed() {
         return;
     }
+    // A node that boots the kernel gets the image outside the order.
+    let is_in_turn =
+        |node: &str| turns().any(|turn| turn.node == node && turn.stage == UpgradeStage::UnderWay);
+    let late = || {
+        let pods = pods().filter(|pod| !is_in_turn(&pod.node));
+        late_pod(progress(pods, fleet.container, &record.image, record.at, limits, now), watched)
+    };
     let why = match context.spec.upgrade().map(|spec| spec.on_failure) {
         Some(OnFailure::Stop) => None,
-        Some(OnFailure::PutBack) => failed,
-        None => late_pod(progress(pods(), fleet.container, &record.image, record.at, limits, now), watched),
+        Some(OnFailure::PutBack) => failed.or_else(late),
+        None => late(),
     };
     let Some(why) = why else { return };
     record.failed = Some(FailedImage { image: record.image.clone(), why });

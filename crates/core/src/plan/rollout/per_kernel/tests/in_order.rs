@@ -57,6 +57,22 @@ fn nodes_are_handed_over_and_get_new_versions_in_order() {
 }
 
 #[test]
+fn an_image_that_does_not_work_where_nodes_boot_its_kernel_is_found() {
+    let mut cluster = Cluster::in_order(&[K47, K47], &[K47], &json!({"drain": "node"}));
+    next_version(&mut cluster, "1");
+    cluster.upgrade();
+    cluster.set_kernel("n0", K48);
+    let fresh = next_version(&mut cluster, "1");
+    cluster.broken.extend(fresh.into_iter().filter(|image| cluster.modules[image].contains(K48)));
+    let planned = cluster.upgrade();
+    assert!(
+        matches!(planned.decision, RolloutDecision::Hold(HoldReason::CopyFailed { .. })),
+        "{:?}",
+        planned.decision
+    );
+}
+
+#[test]
 fn a_node_that_cannot_be_drained_keeps_the_originals_driver() {
     let mut cluster = Cluster::in_order(&[K47], &[K47], &json!({"drain": "node", "timeout": "5m"}));
     cluster.publish();
