@@ -87,11 +87,11 @@ pub enum SourceOrigin {
     },
     /// A package of a Debian-like archive, unpacked (not installed).
     Apt(AptSource),
-    /// Modules that somebody else compiled, in an image: one that KMM loads, or a vendor's.
+    /// Modules that others compiled, in an image: one that KMM loads, or a vendor's.
     Image(SourceImage),
 }
 
-/// An image of somebody else's that has compiled modules. Nothing of it is run.
+/// An image of others that has compiled modules. Nothing of it is run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SourceImage {

@@ -263,7 +263,7 @@ pub struct Resolved {
     pub unverified_headers: BTreeMap<KernelTarget, Unverified>,
     /// The same of root file systems; nothing for those that are vouched for.
     pub unverified_root_fs: BTreeMap<RootFsKey, Option<Unverified>>,
-    /// Why root file systems of packages that nobody has made yet cannot be made here, and what to do.
+    /// Why root file systems of packages that are not made yet cannot be made here, and what to do.
     pub unmakeable_root_fs: BTreeMap<RootFsKey, String>,
     /// Was an outside system out of reach?
     pub unreachable: bool,

@@ -129,7 +129,7 @@ fn with_kernel_sources<'a>(
     Ok(found)
 }
 
-/// Why a site that signs does not sign what is made of these sources: somebody else compiled it, and nobody answers for it.
+/// Why a site that signs does not sign what is made of these sources: others compiled it, and no key or word of the site stands for it.
 fn unvouched(definitions: &Definitions, image: &DriverImage, found: &ResolvedImage) -> Option<SkipReason> {
     let signs = found.signed_with.is_some() || definitions.site.image_signing.is_some();
     let source = image

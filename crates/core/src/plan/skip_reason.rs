@@ -41,7 +41,7 @@ pub enum SkipReason {
     /// What the registry's store has of an input is not signed with a key of this site: which input, why, and what to do.
     #[error("{detail}")]
     Untrusted { detail: String },
-    /// The site signs, and what somebody else compiled would be signed without a word of who answers for it.
+    /// The site signs, and modules of others would be signed without a word that allows it.
     #[error("{detail}")]
     Unvouched { detail: String },
     /// The template's name is not among the definitions.
