@@ -221,7 +221,7 @@ impl Bench {
         // It may have to wait for the other's lease first.
         self.change(CHANGES..CHANGES + 1, A);
         self.until(&seen, CHANGES..CHANGES + 1, &first);
-        // By turns, so that both have the same of what else the machine does.
+        // They alternate, so that other load on the machine meets both.
         let turns = [(A, &first, false), (B, &second, true), (A, &first, true), (B, &second, false)];
         for (kernel, image, looked_at) in turns {
             let viewers = looked_at.then(|| Viewers::open(address));

@@ -234,7 +234,7 @@ mod tests {
             ("acme", Some("gcc-14"), "91"),
             ("acme", Some("gcc-15"), "92"),
             ("debian", Some("gcc-15"), "92"),
-            // Nothing has it: what is told of is the family that matches.
+            // No family has it: the one that matches is named.
             ("acme", Some("clang-18"), "90"),
         ] {
             assert_eq!(chosen(os, built_with), wanted, "{os} {built_with:?}");

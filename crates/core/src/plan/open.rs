@@ -61,7 +61,7 @@ pub fn open_kernels(plan: &Plan) -> BTreeSet<KernelTarget> {
 }
 
 /// Rollouts on which something is to be done, or that cannot go on. Those that a person keeps back are not among them, nor those
-/// that lack an image: that is told of the kernel.
+/// that lack an image: the kernel says so.
 pub fn open_rollouts(plan: &Plan) -> BTreeSet<OpenRollout> {
     let open = |rollout: &PlannedRollout| {
         let (state, progress) = match &rollout.decision {

@@ -1,4 +1,4 @@
-//! Pure: nodes that somebody else is at: an operator's own upgrade, or that of another driver.
+//! Pure: nodes at which others work: an operator's own upgrade, or that of another driver.
 
 use serde_json::json;
 
