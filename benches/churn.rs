@@ -59,6 +59,9 @@ const NODES: usize = 5_000;
 /// Kernels that change one after the other, and as many again that change at once; each node has a DaemonSet of its own.
 const CHANGES: usize = 50;
 const APART: Duration = Duration::from_millis(400);
+/// So far apart, each change meets a loop that is done with the one before. Where changes come as often as passes may, the figure
+/// shows how the two happen to alternate.
+const UNDISTURBED: Duration = Duration::from_millis(1500);
 /// People who look at the page at once.
 const VIEWERS: usize = 50;
 /// On each object that is made.
@@ -200,7 +203,7 @@ impl Bench {
         let farrier = self.start("off");
         self.until(&seen, 0..2 * CHANGES, &first);
 
-        let started = self.change(0..CHANGES, B);
+        let started = self.change(0..CHANGES, B, APART);
         for (rewritten, started) in self.until(&seen, 0..CHANGES, &second).iter().zip(started) {
             println!("apart-ms {:.1}", (*rewritten - started).as_secs_f64() * 1000.0);
         }
@@ -219,13 +222,13 @@ impl Bench {
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let _farrier = self.start(&address.to_string());
         // It may have to wait for the other's lease first.
-        self.change(CHANGES..CHANGES + 1, A);
+        self.change(CHANGES..CHANGES + 1, A, APART);
         self.until(&seen, CHANGES..CHANGES + 1, &first);
         // They alternate, so that other load on the machine meets both.
         let turns = [(A, &first, false), (B, &second, true), (A, &first, true), (B, &second, false)];
         for (kernel, image, looked_at) in turns {
             let viewers = looked_at.then(|| Viewers::open(address));
-            let started = self.change(0..CHANGES / 2, kernel);
+            let started = self.change(0..CHANGES / 2, kernel, UNDISTURBED);
             let what = if viewers.is_some() { "watched-ms" } else { "alone-ms" };
             for (rewritten, started) in self.until(&seen, 0..CHANGES / 2, image).iter().zip(started) {
                 println!("{what} {:.1}", (*rewritten - started).as_secs_f64() * 1000.0);
@@ -235,10 +238,10 @@ impl Bench {
     }
 
     /// Nodes run another kernel, one after the other; when the label of each said so.
-    fn change(&self, numbers: std::ops::Range<usize>, kernel: &str) -> Vec<Instant> {
+    fn change(&self, numbers: std::ops::Range<usize>, kernel: &str, apart: Duration) -> Vec<Instant> {
         self.runtime.block_on(async {
             let mut started = Vec::new();
-            let mut ticks = tokio::time::interval(APART);
+            let mut ticks = tokio::time::interval(apart);
             for number in numbers {
                 ticks.tick().await;
                 self.boot(number, kernel).await;
