@@ -84,7 +84,7 @@ RUN mkdir -p /out/usr/share/crasher; echo "{{kernel.release}}" > /out/usr/share/
 FROM scratch
 COPY --from=modules /out /
 TEXT
-    for version in works crashes-after-0 crashes-after-60; do
+    for version in works works-too crashes-after-0 crashes-after-60; do
         after="${version#crashes-after-}"
         cat > "$dir/images/crasher.yaml" <<YAML
 apiVersion: farrier.dev/v1alpha1
@@ -101,7 +101,7 @@ spec:
     entrypoint:
       - sh
       - -c
-      - 'case \$CRASH_AFTER in works) exec sleep infinity ;; esac; sleep \$CRASH_AFTER; echo $crash_words > /dev/termination-log; exit 3'
+      - 'case \$CRASH_AFTER in works*) exec sleep infinity ;; esac; sleep \$CRASH_AFTER; echo $crash_words > /dev/termination-log; exit 3'
     env: {CRASH_AFTER: "$after"}
   tags: ["{{version}}-{{kernel_label}}"]
 YAML

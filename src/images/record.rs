@@ -59,11 +59,12 @@ pub(crate) async fn record_kernels(parts: &Parts, kernels: BTreeSet<KernelKey>, 
     }
 }
 
-/// Writes down how long a build took that compiled. That it cannot costs an estimate, and no build.
+/// Writes down how long a build took that compiled. That it cannot costs an estimate, and no build; so no build waits to see
+/// whether another one has overwritten it.
 pub(crate) async fn record_build(parts: &Parts, cell: &Cell, took: Duration) {
     let times = BuildTimes::of(&cell.image, cell.target.arch, Timestamp::now(), took);
-    let written = tokio::time::timeout(SHORT, add_to_record(parts, &times)).await;
-    if !matches!(written, Ok(Ok(()))) {
+    let written = tokio::time::timeout(SHORT, write_to_record(parts, &times)).await;
+    if !matches!(written, Ok(Ok(_))) {
         let error = written.ok().and_then(Result::err).map(|error| error_chain(&error));
         tracing::debug!(error, "how long a build took cannot be written down");
     }
@@ -96,24 +97,32 @@ pub(crate) async fn read_record<R: Record>(parts: &Parts) -> Result<R> {
 /// Writes what is not in the record yet, then reads it again until it is: the protocol has no way to make others
 /// wait that write at the same time.
 pub(crate) async fn add_to_record<R: Record>(parts: &Parts, news: &R) -> Result<()> {
-    let (repository, version) = place_of::<R>(parts)?;
     for attempt in 0..=MAX_TRIES {
         pause_before(attempt).await;
-        let known: R = read_record(parts).await?;
-        let all = known.joined(news);
-        if all == known {
+        if !write_to_record(parts, news).await? {
             return Ok(());
         }
-        parts.may_write()?;
-        let bytes = manifest(&all)?;
-        parts.registry.push_bytes(&repository, oci::EMPTY).await?;
-        parts.registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &bytes).await?;
     }
+    let (repository, version) = place_of::<R>(parts)?;
     Err(TargetError::Registry(RegistryError::Protocol {
         host: parts.registry.describe(),
         action: format!("write the record in {repository}{version}"),
         reason: format!("what is added is gone again, {MAX_TRIES} times"),
     }))
+}
+
+/// Writes what is not in the record yet; was there such? Who writes at the same time may overwrite it.
+async fn write_to_record<R: Record>(parts: &Parts, news: &R) -> Result<bool> {
+    let known: R = read_record(parts).await?;
+    let all = known.joined(news);
+    if all == known {
+        return Ok(false);
+    }
+    parts.may_write()?;
+    let (repository, version) = place_of::<R>(parts)?;
+    parts.registry.push_bytes(&repository, oci::EMPTY).await?;
+    parts.registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &manifest(&all)?).await?;
+    Ok(true)
 }
 
 fn place_of<R: Record>(parts: &Parts) -> Result<(Repository, Version)> {

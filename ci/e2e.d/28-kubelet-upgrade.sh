@@ -1,0 +1,84 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
+# Another version of a driver on a real kubelet: the user of the device is evicted within its budget and ends, the driver's container
+# starts anew, a Job runs on the node, and the node is given back..
+
+[ -n "$real_node" ] || { say "kubelet-upgrade: left out, because it needs a kubelet (--real-node)"; return 0; }
+components='drain upgrade-checks'
+install_farrier
+publish_crasher
+pinned() { jq -r .pinned "$state/crasher/$1.json"; }
+upgrade="stableFor: 5s, upgrade: {waitFor: {job: smoke}, drain: device-users, deviceResources: [e2e.farrier.dev/*], timeout: 5m}"
+
+# A device that a node has without a plug-in, as the documentation of extended resources has it.
+devices() {
+    k patch node "$real_node" --subresource status --type json \
+        -p "[{\"op\": \"$1\", \"path\": \"/status/capacity/e2e.farrier.dev~1device\", \"value\": \"1\"}]" > /dev/null
+}
+give_node_back() {
+    k uncordon "$real_node" > /dev/null || true
+    k label node "$real_node" farrier.dev/upgrade- > /dev/null || true
+    devices remove || true
+}
+trap give_node_back EXIT
+
+node_is() { k get node "$real_node" -o json | jq -e "$1" > /dev/null; }
+has_state() { node_is ".metadata.labels[\"farrier.dev/upgrade\"] == \"$1\""; }
+runs() { k get pod "$1" -n "$drivers" -o json | jq -e '.status.phase == "Running"' > /dev/null; }
+gone() { not k get pod "$1" -n "$drivers"; }
+# The container's own clock, which no one but the kubelet and its runtime write.
+started() { k get pods -n "$drivers" -l app=solo -o json | jq -r '[.items[].status.containerStatuses[]?.state.running.startedAt] | max // ""'; }
+
+devices add
+allocatable() { node_is '.status.allocatable["e2e.farrier.dev/device"] == "1"'; }
+expect 60 "$real_node offers a device" allocatable
+k apply -f - > /dev/null <<YAML
+apiVersion: batch/v1
+kind: CronJob
+metadata: {name: smoke, namespace: $drivers}
+spec:
+  schedule: "0 0 1 1 *"
+  suspend: true
+  jobTemplate:
+    spec:
+      backoffLimit: 0
+      template:
+        spec:
+          restartPolicy: Never
+          tolerations: [{operator: Exists}]
+          containers: [{name: smoke, image: "$(pinned works)", command: [sh, -c, "sleep 3"]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: train, namespace: $drivers, labels: {app: train}}
+spec:
+  nodeName: $real_node
+  terminationGracePeriodSeconds: 2
+  containers:
+    - {name: train, image: "$(pinned works)", resources: {requests: {e2e.farrier.dev/device: 1}, limits: {e2e.farrier.dev/device: 1}}}
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {name: train, namespace: $drivers}
+spec: {minAvailable: 1, selector: {matchLabels: {app: train}}}
+YAML
+crasher_definition works "$upgrade"
+add_daemonset solo "$(pinned works)" OnDelete "kubernetes.io/hostname: \"$(real_node_label kubernetes.io/hostname)\""
+expect 120 "the driver runs" driver_runs "$(pinned works)"
+expect 60 "and a user of the device" runs train
+before="$(started)"
+
+start_farrier one
+steady 10 "nothing is to do" started
+crasher_definition works-too "$upgrade"
+expect 60 "another version: the node is cordoned" has_state cordoned
+expect 30 "the budget is respected" grep -q 'may not be evicted now' "$here/farrier-one.log"
+steady 5 "the driver goes on meanwhile" started
+k delete pdb train -n "$drivers" > /dev/null
+expect 60 "without the budget the user leaves" gone train
+expect 60 "the driver's container is a new one" driver_runs "$(pinned works-too)"
+[[ "$(started)" > "$before" ]] || expect 0 "it began later" false
+checked() { k get jobs -n "$drivers" -o json | jq -e 'any(.items[]; .status.succeeded == 1)' > /dev/null; }
+expect 60 "the Job ran on the node" checked
+expect 60 "which is given back" has_state uncordoned
+expect 5 "really" node_is '.spec.unschedulable != true'
