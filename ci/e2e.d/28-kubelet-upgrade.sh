@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
 # Another version of a driver on a real kubelet: the user of the device is evicted within its budget and ends, the driver's container
-# starts anew, a Job runs on the node, and the node is given back..
+# starts anew, a Job runs on the node, and the node is given back.
 
 [ -n "$real_node" ] || { say "kubelet-upgrade: left out, because it needs a kubelet (--real-node)"; return 0; }
 components='drain upgrade-checks'
