@@ -69,6 +69,7 @@ mod support;
 mod terminal;
 mod toolchain;
 mod truth_table;
+mod ubuntu_families;
 mod upgrade;
 mod upload;
 mod version_order;

@@ -1,4 +1,4 @@
-//! A signed apt archive of one package behind TLS that wants a client's certificate: apt-ftparchive, gpg, python3.
+//! A signed apt archive behind TLS that wants a client's certificate: apt-ftparchive, gpg, python3.
 
 use std::{
     fs,
@@ -69,6 +69,41 @@ impl Drop for TlsServer {
     }
 }
 
+/// A package: what its control file and its archive say.
+pub struct Deb {
+    pub name: String,
+    /// `all`, or an architecture.
+    pub architecture: &'static str,
+    pub depends: String,
+    /// Paths without the leading slash, and what is in them.
+    pub files: Vec<(String, String)>,
+    /// Path of a symbolic link, and where it leads.
+    pub link: Option<(String, String)>,
+}
+
+impl Deb {
+    fn build(&self, tree: &Path, into: &Path) {
+        for (path, content) in &self.files {
+            let file = tree.join(path);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, content).unwrap();
+        }
+        if let Some((path, target)) = &self.link {
+            fs::create_dir_all(tree.join(path).parent().unwrap()).unwrap();
+            std::os::unix::fs::symlink(target, tree.join(path)).unwrap();
+        }
+        fs::create_dir_all(tree.join("DEBIAN")).unwrap();
+        let depends =
+            if self.depends.is_empty() { String::new() } else { format!("Depends: {}\n", self.depends) };
+        let control = format!(
+            "Package: {}\nVersion: 1.0\nArchitecture: {}\n{depends}Maintainer: T <t@example.test>\nDescription: t\n",
+            self.name, self.architecture
+        );
+        fs::write(tree.join("DEBIAN/control"), control).unwrap();
+        run(Command::new("dpkg-deb").args(["--build", "--root-owner-group"]).arg(tree).arg(into));
+    }
+}
+
 /// Ended and removed on drop.
 pub struct TlsArchive {
     server: TlsServer,
@@ -79,30 +114,47 @@ impl TlsArchive {
     /// Serves package `x-dkms` 1.0 with `/usr/src/x-1.0/x.c` in suite `stable`. The authority has a certificate
     /// `server`.
     pub fn start(authority: &Authority) -> Self {
+        let package = Deb {
+            name: "x-dkms".to_owned(),
+            architecture: "all",
+            depends: String::new(),
+            files: vec![("usr/src/x-1.0/x.c".to_owned(), "int x;\n".to_owned())],
+            link: None,
+        };
+        Self::of(authority, &[("stable", vec![package])])
+    }
+
+    /// Serves these suites with their packages, in `main` of two architectures; `universe` is empty.
+    pub fn of(authority: &Authority, suites: &[(&str, Vec<Deb>)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let at = |path: &str| directory.path().join(path);
-        let tree = at("tree");
-        fs::create_dir_all(tree.join("usr/src/x-1.0")).unwrap();
-        fs::write(tree.join("usr/src/x-1.0/x.c"), "int x;\n").unwrap();
-        fs::create_dir(tree.join("DEBIAN")).unwrap();
-        let control = "Package: x-dkms\nVersion: 1.0\nArchitecture: all\nMaintainer: T <t@example.test>\nDescription: t\n";
-        fs::write(tree.join("DEBIAN/control"), control).unwrap();
         let repository = at("repository");
-        let packages = repository.join("dists/stable/main/binary-amd64");
-        fs::create_dir_all(&packages).unwrap();
-        run(Command::new("dpkg-deb").args(["--build", "--root-owner-group"]).arg(&tree).arg(&repository));
         let ftparchive =
             |arguments: &[&str]| run(Command::new("apt-ftparchive").args(arguments).current_dir(&repository));
-        fs::write(packages.join("Packages"), ftparchive(&["packages", "."])).unwrap();
-        let option = |name: &str, value: &str| format!("APT::FTPArchive::Release::{name}={value}");
-        let options = [("Suite", "stable"), ("Components", "main"), ("Architectures", "amd64")];
-        let options = options.map(|(name, value)| option(name, value));
-        let [suite, components, architectures] = &options;
-        let release =
-            ftparchive(&["-o", suite, "-o", components, "-o", architectures, "release", "dists/stable"]);
-        fs::write(at("Release"), release).unwrap();
-        sign(&at("gnupg"), &at("Release"), &repository.join("dists/stable/InRelease"), &at("archive.gpg"));
-
+        for (number, (suite, packages)) in suites.iter().enumerate() {
+            let pool = format!("pool/{suite}");
+            fs::create_dir_all(repository.join(&pool)).unwrap();
+            for package in packages {
+                package.build(&at(&format!("trees/{number}/{}", package.name)), &repository.join(&pool));
+            }
+            for architecture in ["amd64", "arm64"] {
+                let index = ftparchive(&["--arch", architecture, "packages", &pool]);
+                for (component, index) in [("main", index.as_str()), ("universe", "")] {
+                    let place = repository.join(format!("dists/{suite}/{component}/binary-{architecture}"));
+                    fs::create_dir_all(&place).unwrap();
+                    fs::write(place.join("Packages"), index).unwrap();
+                }
+            }
+            let option = |name: &str, value: &str| format!("APT::FTPArchive::Release::{name}={value}");
+            let [name, components, architectures] =
+                [("Suite", *suite), ("Components", "main universe"), ("Architectures", "amd64 arm64")]
+                    .map(|(name, value)| option(name, value));
+            let release = ["-o", &name, "-o", &components, "-o", &architectures, "release"];
+            let release = ftparchive(&[&release[..], &[&format!("dists/{suite}")]].concat());
+            fs::write(at("Release"), release).unwrap();
+            let signed = repository.join(format!("dists/{suite}/InRelease"));
+            sign(&at("gnupg"), &at("Release"), &signed, &at("archive.gpg"));
+        }
         Self { server: TlsServer::start(authority, &repository), directory }
     }
 
@@ -124,15 +176,17 @@ impl TlsArchive {
 
 fn sign(home: &Path, file: &Path, to: &Path, keyring: &Path) {
     use std::os::unix::fs::DirBuilderExt as _;
-    fs::DirBuilder::new().mode(0o700).create(home).unwrap();
     let gpg = |arguments: &[&str]| {
         let mut command = Command::new("gpg");
         command.args(["--batch", "--quiet", "--passphrase", "", "--pinentry-mode", "loopback", "--homedir"]);
         command.arg(home).args(arguments);
         command
     };
-    run(&mut gpg(&["--quick-generate-key", "archive@example.test", "rsa2048", "sign", "never"]));
-    run(gpg(&["--export", "--output"]).arg(keyring));
+    if !home.exists() {
+        fs::DirBuilder::new().mode(0o700).create(home).unwrap();
+        run(&mut gpg(&["--quick-generate-key", "archive@example.test", "rsa2048", "sign", "never"]));
+        run(gpg(&["--export", "--output"]).arg(keyring));
+    }
     run(gpg(&["--clearsign", "--output"]).arg(to).arg(file));
     // Its agent would stay.
     run(Command::new("gpgconf").arg("--homedir").arg(home).args(["--kill", "all"]));
