@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    image::{Definitions, ImageName, Need, connected},
+    image::{Definitions, ImageName, connected, edges},
     plan::PlannedRollout,
 };
 
@@ -20,10 +20,7 @@ impl BrokenChains {
     /// None yet.
     pub(super) fn of(definitions: &Definitions) -> Self {
         let images = &definitions.images;
-        let edges = images.iter().flat_map(|(name, image)| {
-            image.spec.needs.iter().filter_map(Need::image).map(move |need| (name, need))
-        });
-        let chains = connected(images.keys(), edges);
+        let chains = connected(images.keys(), edges(images));
         // An image that no other one needs, and that needs none, is no chain.
         let shared: BTreeSet<_> =
             chains.iter().filter(|(image, chain)| image != chain).map(|(_, chain)| *chain).collect();

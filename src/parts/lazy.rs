@@ -63,8 +63,7 @@ impl LazyEngine {
 #[derive(Clone, Debug, Default)]
 pub struct LazyEntrypoint {
     given: Option<PathBuf>,
-    amd64: Arc<Program>,
-    arm64: Arc<Program>,
+    programs: Arc<[Program; 2]>,
 }
 
 /// The one for an architecture.
@@ -81,10 +80,7 @@ impl LazyEntrypoint {
     }
 
     fn program(&self, arch: Architecture) -> &Program {
-        match arch {
-            Architecture::Amd64 => &self.amd64,
-            Architecture::Arm64 => &self.arm64,
-        }
+        &self.programs[usize::from(arch == Architecture::Arm64)]
     }
 
     /// The binary for an architecture, read now if it was not; of another one, where there is no own.

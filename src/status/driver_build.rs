@@ -49,6 +49,7 @@ pub struct DriverBuildSpec {
 }
 
 /// How it stands.
+#[serde_with::apply(Vec => #[serde(default, skip_serializing_if = "Vec::is_empty")])]
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -57,7 +58,6 @@ pub struct DriverBuildStatus {
     /// `farrier status`.
     pub phase: String,
     /// Published, Checked, ConfigurationCurrent.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions")]
     pub conditions: Vec<Condition>,
     /// The image's name by tag.
@@ -72,10 +72,8 @@ pub struct DriverBuildStatus {
     #[schemars(range(min = 0))]
     pub nodes: i64,
     /// Who announces the kernel, beside nodes that run it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub announced_by: Vec<String>,
     /// What it is compiled against: `name@sha256:digits` of the exposed headers, or the names that it waits for.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<String>,
     /// Attempts with the present inputs.
     #[schemars(range(min = 0))]
@@ -87,7 +85,6 @@ pub struct DriverBuildStatus {
     /// How long the last attempt took, as in `72s`.
     pub last_duration: Option<String>,
     /// The last lines of the last build's output.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub log_tail: Vec<String>,
     /// Why it is as it is, for people.
     pub message: Option<String>,

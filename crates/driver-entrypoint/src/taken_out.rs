@@ -1,10 +1,9 @@
 //! The host's own modules that make way for those of an image, and come back. Which they were is kept below `/run`: until the
 //! node's next boot, which loads them by itself, a container that was killed leaves it to the next one.
 
-use crate::{error::Error, files, modules::load::Loader, node::Node};
+use crate::{error::Error, files, modules::load::Loader};
 
 pub(crate) struct TakenOut<'a> {
-    pub(crate) node: &'a Node<'a>,
     /// Loads from the host's tree alone.
     pub(crate) host: Loader<'a>,
     /// Where their names are kept.
@@ -14,7 +13,7 @@ pub(crate) struct TakenOut<'a> {
 impl TakenOut<'_> {
     /// Those of this container and of the ones before it, in the order in which they were unloaded.
     pub(crate) fn names(&self) -> Vec<String> {
-        let names = files::text(self.node.paths.at(&self.file)).unwrap_or_default();
+        let names = files::text(self.host.node.paths.at(&self.file)).unwrap_or_default();
         names.lines().map(str::to_owned).collect()
     }
 
@@ -26,7 +25,7 @@ impl TakenOut<'_> {
                 all.push(name.clone());
             }
         }
-        files::write(self.node, &self.file, &all.join("\n"))?;
+        files::write(self.host.node, &self.file, &all.join("\n"))?;
         Ok(all)
     }
 
@@ -42,7 +41,7 @@ impl TakenOut<'_> {
 
     /// All are back.
     pub(crate) fn forget(&self) -> Result<(), Error> {
-        files::remove(self.node, &self.file)?;
+        files::remove(self.host.node, &self.file)?;
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::{
-    api::core::v1::NodeSelectorRequirement,
+    api::{apps::v1::DaemonSetUpdateStrategy, core::v1::NodeSelectorRequirement},
     apimachinery::pkg::{
         apis::meta::v1::{LabelSelector, ObjectMeta},
         util::intstr::IntOrString,
@@ -176,8 +176,8 @@ fn requirement(requirement: &NodeSelectorRequirement) -> Result<Requirement, Str
     })
 }
 
-fn update(strategy: forms::UpdateStrategy) -> (UpdateStrategy, PodCount) {
-    let update = match strategy.kind.as_deref() {
+fn update(strategy: DaemonSetUpdateStrategy) -> (UpdateStrategy, PodCount) {
+    let update = match strategy.type_.as_deref() {
         Some("OnDelete") => UpdateStrategy::OnDelete,
         _ => UpdateStrategy::RollingUpdate,
     };

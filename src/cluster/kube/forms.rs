@@ -6,10 +6,11 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::{
-    api::core::v1::{
-        ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, NodeSelector, PodCondition,
+    api::{
+        apps::v1::DaemonSetUpdateStrategy,
+        core::v1::{ContainerState, NodeSelector, PodCondition},
     },
-    apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
+    apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta},
 };
 use kube::core::object;
 use serde::{Deserialize, de::IgnoredAny};
@@ -65,34 +66,14 @@ pub(super) struct DaemonSet {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct DaemonSetSpec {
-    pub(super) selector: Selector,
+    pub(super) selector: LabelSelector,
     pub(super) template: PodTemplate,
-    pub(super) update_strategy: Option<UpdateStrategy>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Selector {
-    pub(super) match_labels: Option<BTreeMap<String, String>>,
+    pub(super) update_strategy: Option<DaemonSetUpdateStrategy>,
 }
 
 #[derive(Debug, Deserialize)]
 pub(super) struct PodTemplate {
     pub(super) spec: Option<PodSpec>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct UpdateStrategy {
-    #[serde(rename = "type")]
-    pub(super) kind: Option<String>,
-    pub(super) rolling_update: Option<RollingUpdate>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct RollingUpdate {
-    pub(super) max_unavailable: Option<IntOrString>,
 }
 
 pub(super) type PodObject = object::Object<PodSpec, PodStatus>;
@@ -167,12 +148,4 @@ pub(super) struct ContainerStatus {
     pub(super) restart_count: i32,
     pub(super) state: Option<ContainerState>,
     pub(super) last_state: Option<ContainerState>,
-}
-
-/// One of these; none for a container that waits for its first start.
-#[derive(Clone, Debug, Deserialize)]
-pub(super) struct ContainerState {
-    pub(super) waiting: Option<ContainerStateWaiting>,
-    pub(super) running: Option<ContainerStateRunning>,
-    pub(super) terminated: Option<ContainerStateTerminated>,
 }

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use k8s_openapi::{
-    api::core::v1::{ContainerStateTerminated, ContainerStateWaiting, PodCondition},
+    api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStateWaiting, PodCondition},
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
 
 use super::{
     errors::one_line,
     facts::version,
-    forms::{Container, ContainerState, ContainerStatus, JobObject, PodObject, PodSpec, PodStatus},
+    forms::{Container, ContainerStatus, JobObject, PodObject, PodSpec, PodStatus},
     object::{Facts, Object},
 };
 use crate::plan::{Holder, JOB_NAME, JobState, PodFacts, WorkloadFacts};

@@ -21,7 +21,6 @@ use tokio::{
     sync::{Notify, watch},
     time::Instant,
 };
-use tokio_util::sync::CancellationToken;
 
 pub use activity::SharedActivity;
 pub use view::{PassView, StatusSink};
@@ -146,12 +145,11 @@ impl Live {
     /// Runs until it is cancelled. Then builds are stopped, a rewrite that is under way is finished, and
     /// nothing is written any more.
     pub async fn run(mut self) {
-        let cancel = self.parts.cancel.clone();
         self.context.metrics.leader(*self.context.leads.borrow_and_update());
         self.take_configuration();
-        while !cancel.is_cancelled() {
+        while !self.parts.cancel.is_cancelled() {
             self.context.health.beat();
-            self.turn(&cancel).await;
+            self.turn().await;
         }
         self.builds.stop().await;
         if let Some(status) = self.status.take() {
@@ -160,7 +158,7 @@ impl Live {
     }
 
     /// Waits for the next thing to happen, and does it.
-    async fn turn(&mut self, cancel: &CancellationToken) {
+    async fn turn(&mut self) {
         let turn = Instant::now() + TURN;
         let due = self.wake.due().map_or(turn, |due| due.min(turn));
         // A change that is waited upon already is not asked about again: the cluster goes on telling of it until
@@ -168,7 +166,7 @@ impl Live {
         let calm = !self.wake.is_changed();
         tokio::select! {
             biased;
-            () = cancel.cancelled() => {}
+            () = self.parts.cancel.cancelled() => {}
             () = changed(&mut self.context.leads) => self.take_leadership(),
             () = changed(&mut self.context.configuration) => {
                 self.take_configuration();
@@ -180,18 +178,18 @@ impl Live {
                 self.wake.changed(Instant::now());
             }
             () = self.context.asked.notified() => self.wake.changed(Instant::now()),
-            () = tokio::time::sleep_until(due) => self.run_due(cancel).await,
+            () = tokio::time::sleep_until(due) => self.run_due().await,
             () = self.context.cluster.changed(), if calm => self.wake.changed(Instant::now()),
         }
     }
 
     /// Starts builds whose wait is over, and makes the pass if it is due.
-    async fn run_due(&mut self, cancel: &CancellationToken) {
+    async fn run_due(&mut self) {
         let now = Instant::now();
         self.start_builds();
         self.show_waits(now);
         if self.wake.due().is_some_and(|due| due <= now) {
-            self.pass(cancel).await;
+            self.pass().await;
         }
     }
 
@@ -204,15 +202,15 @@ impl Live {
     }
 
     /// One pass, and when the next one comes.
-    async fn pass(&mut self, cancel: &CancellationToken) {
+    async fn pass(&mut self) {
         let began = Instant::now();
         self.wake.begin(began);
         if began - self.remembered_since >= self.context.resync {
             self.memory = Memory::default();
             self.remembered_since = began;
         }
-        let outcome = self.pass_once(cancel).await;
-        if cancel.is_cancelled() {
+        let outcome = self.pass_once().await;
+        if self.parts.cancel.is_cancelled() {
             return;
         }
         let outcome = outcome.unwrap_or_else(|error| {
@@ -239,13 +237,13 @@ impl Live {
         }
     }
 
-    async fn pass_once(&mut self, cancel: &CancellationToken) -> Result<PassOutcomeLabel> {
-        let Some(mut planned) = self.plan(cancel).await? else { return Ok(PassOutcomeLabel::Done) };
+    async fn pass_once(&mut self) -> Result<PassOutcomeLabel> {
+        let Some(mut planned) = self.plan().await? else { return Ok(PassOutcomeLabel::Done) };
         let deadline =
             crate::plan::next_deadline(&self.parts.definitions, &planned.snapshot, Timestamp::now());
         let (mut rollouts, mut targets) = (Vec::new(), Vec::new());
         if self.may_act() {
-            rollouts = self.roll_out(&mut planned, cancel).await?;
+            rollouts = self.roll_out(&mut planned).await?;
             targets = self.complete(&planned.plan).await;
             targets.extend(self.publish_unions(&planned.plan).await);
             self.upgrade(&planned).await;
@@ -275,9 +273,9 @@ impl Live {
     }
 
     /// Observes and plans, with all that could not be found out before asked for again; `None` when the loop is to end.
-    async fn plan(&mut self, cancel: &CancellationToken) -> Result<Option<Planned>> {
+    async fn plan(&mut self) -> Result<Option<Planned>> {
         self.memory.forget_faults();
-        let Some(snapshot) = self.snapshot(cancel).await? else { return Ok(None) };
+        let Some(snapshot) = self.snapshot().await? else { return Ok(None) };
         self.context.health.set_ready();
         let planned =
             noting_waits(Box::pin(self.parts.in_use().plan_for(snapshot, &mut self.memory))).await?;
@@ -287,12 +285,12 @@ impl Live {
 
     /// The cluster as it is, with what is not believed of it; `None` when the loop is to end. A cluster that is away for
     /// minutes is waited for: that is no hang, and a restart would not help.
-    async fn snapshot(&mut self, cancel: &CancellationToken) -> Result<Option<ClusterSnapshot>> {
+    async fn snapshot(&mut self) -> Result<Option<ClusterSnapshot>> {
         let mut observed = self.context.cluster.snapshot();
         let mut snapshot = loop {
             tokio::select! {
                 biased;
-                () = cancel.cancelled() => return Ok(None),
+                () = self.parts.cancel.cancelled() => return Ok(None),
                 outcome = &mut observed => break outcome?,
                 () = tokio::time::sleep(TURN) => self.context.health.beat(),
             }

@@ -3,7 +3,6 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 use super::{
     Live, LiveContext,
@@ -34,35 +33,35 @@ pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<PassRep
         metrics: Arc::new(Metrics::new()),
         health: Arc::new(Health::new()),
     };
-    let (cancel, queue) = (parts.cancel.clone(), Queue::once(parts.limits));
-    Box::pin(Live::with_queue(parts, context, queue).until_idle(&cancel)).await
+    let queue = Queue::once(parts.limits);
+    Box::pin(Live::with_queue(parts, context, queue).until_idle()).await
 }
 
 impl Live {
     /// Does what there is to do, and reports it.
-    async fn until_idle(mut self, cancel: &CancellationToken) -> Result<PassReport> {
+    async fn until_idle(mut self) -> Result<PassReport> {
         let mut report = PassReport::default();
-        let Some(mut planned) = self.plan(cancel).await? else { return Ok(report) };
+        let Some(mut planned) = self.plan().await? else { return Ok(report) };
         report.targets = self.complete(&planned.plan).await;
-        self.build_all(&mut planned, cancel, &mut report).await?;
+        self.build_all(&mut planned, &mut report).await?;
         if !report.targets.is_empty() {
-            planned = self.plan_again(planned, cancel, &mut report).await?;
+            planned = self.plan_again(planned, &mut report).await?;
         }
-        if !planned.plan.unions.is_empty() && !cancel.is_cancelled() {
+        if !planned.plan.unions.is_empty() && !self.parts.cancel.is_cancelled() {
             report.targets.extend(self.publish_unions(&planned.plan).await);
-            planned = self.plan_again(planned, cancel, &mut report).await?;
+            planned = self.plan_again(planned, &mut report).await?;
         }
         loop {
-            let rollouts = self.roll_out(&mut planned, cancel).await?;
+            let rollouts = self.roll_out(&mut planned).await?;
             let made: Vec<_> = report.rollouts.iter().map(|made| made.planned.target.clone()).collect();
             let is_new = |rollout: &RolloutReport| !made.contains(&rollout.planned.target);
             report.rollouts.extend(rollouts.into_iter().filter(is_new));
-            if report.rollouts.len() >= planned.plan.rollouts.len() || cancel.is_cancelled() {
+            if report.rollouts.len() >= planned.plan.rollouts.len() || self.parts.cancel.is_cancelled() {
                 break;
             }
             // Nodes changed meanwhile. What was not written yet is decided anew.
             report.rollouts.retain(|rollout| !rollout.planned.changes.is_empty());
-            planned = self.plan_again(planned, cancel, &mut report).await?;
+            planned = self.plan_again(planned, &mut report).await?;
         }
         self.upgrade(&planned).await;
         self.label_nodes(&mut planned.plan).await;
@@ -73,24 +72,14 @@ impl Live {
     }
 
     /// The plan after something was done; the one before, when the run is to end.
-    async fn plan_again(
-        &mut self,
-        before: Planned,
-        cancel: &CancellationToken,
-        report: &mut PassReport,
-    ) -> Result<Planned> {
+    async fn plan_again(&mut self, before: Planned, report: &mut PassReport) -> Result<Planned> {
         report.unreachable |= before.unreachable;
-        Ok(self.plan(cancel).await?.unwrap_or(before))
+        Ok(self.plan().await?.unwrap_or(before))
     }
 
     /// Makes the builds of a plan and, as soon as what they need is published, those that waited for it. After a fault
     /// of the run itself, what is under way is brought to its end: a build that is dropped leaves its parts in the engine.
-    async fn build_all(
-        &mut self,
-        planned: &mut Planned,
-        cancel: &CancellationToken,
-        report: &mut PassReport,
-    ) -> Result<()> {
+    async fn build_all(&mut self, planned: &mut Planned, report: &mut PassReport) -> Result<()> {
         let chains = Chains::of(&self.parts.definitions.images);
         let mut fault = None;
         self.builds.update(&planned.plan, &self.parts);
@@ -124,10 +113,10 @@ impl Live {
             report.unreachable |= end.fault == Some(BuildFault::Unreachable);
             report.targets.push(end.report);
             let is_needed = chains.dependents(&cell.image).next().is_some();
-            if end.fault.is_some() || !is_needed || cancel.is_cancelled() {
+            if end.fault.is_some() || !is_needed || self.parts.cancel.is_cancelled() {
                 continue;
             }
-            match self.plan(cancel).await {
+            match self.plan().await {
                 Ok(Some(anew)) => {
                     report.unreachable |= planned.unreachable;
                     *planned = anew;

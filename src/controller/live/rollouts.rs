@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::Live;
 use crate::{
@@ -23,16 +22,12 @@ const NEXT_EVICTION: Duration = Duration::from_secs(15);
 impl Live {
     /// Makes what the plan says of rollouts; the plan then says how things stand. One that would reach a node of which the
     /// plan does not know waits for the next plan (guarantee 1); it and its chain alone.
-    pub(super) async fn roll_out(
-        &mut self,
-        planned: &mut Planned,
-        cancel: &CancellationToken,
-    ) -> Result<Vec<RolloutReport>> {
+    pub(super) async fn roll_out(&mut self, planned: &mut Planned) -> Result<Vec<RolloutReport>> {
         let mut reports = Vec::with_capacity(planned.plan.rollouts.len());
         let mut broken = BrokenChains::of(&self.parts.definitions);
         let seen = &planned.snapshot;
         for rollout in &mut planned.plan.rollouts {
-            if cancel.is_cancelled() {
+            if self.parts.cancel.is_cancelled() {
                 break;
             }
             if let Some(why) = broken.hold(rollout) {
@@ -52,7 +47,7 @@ impl Live {
             if broken.is_put_off(rollout) {
                 continue;
             }
-            if !rollout.changes.is_empty() && !self.still_stands(seen, &rollout.target, cancel).await? {
+            if !rollout.changes.is_empty() && !self.still_stands(seen, &rollout.target).await? {
                 tracing::debug!(target = %rollout.target, "its nodes have changed since the plan was made");
                 broken.put_off(rollout);
                 continue;
@@ -115,13 +110,8 @@ impl Live {
 
     /// Does the plan know all kinds of nodes that the rollout reaches now? What else is different is seen in the next pass:
     /// looking at the cluster used up the notice of it.
-    async fn still_stands(
-        &mut self,
-        planned: &ClusterSnapshot,
-        target: &RolloutTarget,
-        cancel: &CancellationToken,
-    ) -> Result<bool> {
-        let Some(now) = self.snapshot(cancel).await? else { return Ok(false) };
+    async fn still_stands(&mut self, planned: &ClusterSnapshot, target: &RolloutTarget) -> Result<bool> {
+        let Some(now) = self.snapshot().await? else { return Ok(false) };
         if now != *planned {
             self.wake.changed(Instant::now());
         }

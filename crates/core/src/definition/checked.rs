@@ -15,8 +15,9 @@ use oci::ImageReference;
 use regex::Regex;
 use schemars::json_schema;
 use serde::Serialize;
+use serde_with::DeserializeFromStr;
 
-use super::form::{NotA, text_form};
+use super::form::{NotA, text_schema};
 
 /// Types that hold a text of one form. `(named)`: the JSON Schema has a definition of that name; `(unshown)`: it says no more
 /// than that it is a string.
@@ -24,7 +25,7 @@ macro_rules! texts {
     ($($(#[doc = $doc:literal])* $name:ident $(($shown:ident))?: $pattern:literal, $what:literal $(, $also:expr)?;)*) => {
         $(
             $(#[doc = $doc])*
-            #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, AsRef, Debug, Deref, Display, Into)]
+            #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, DeserializeFromStr, AsRef, Debug, Deref, Display, Into)]
             #[as_ref(str)]
             #[debug("{_0:?}")]
             pub struct $name(#[deref(forward)] String);
@@ -52,7 +53,7 @@ macro_rules! texts {
                 }
             }
 
-            text_form!(read $name, texts!(@inline $($shown)?), texts!(@schema $pattern, concat!($($doc),*).trim(), $($shown)?));
+            text_schema!($name, texts!(@inline $($shown)?), texts!(@schema $pattern, concat!($($doc),*).trim(), $($shown)?));
 
             impl Borrow<str> for $name {
                 fn borrow(&self) -> &str {
@@ -327,12 +328,12 @@ pub fn fits(pattern: &str, name: &str) -> bool {
 }
 
 /// A file on this machine, absolute or relative to the definitions directory.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, AsRef, Debug, Deref)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, DeserializeFromStr, AsRef, Debug, Deref)]
 #[as_ref(Path)]
 #[debug("{_0:?}")]
 pub struct LocalPath(#[deref(forward)] PathBuf);
 
-text_form!(read LocalPath, true, json_schema!({"type": "string"}));
+text_schema!(LocalPath, true, json_schema!({"type": "string"}));
 
 impl FromStr for LocalPath {
     type Err = NotA;

@@ -1,6 +1,6 @@
 //! Pure: the forms of values in definitions: parsed texts, lists, and texts in the place of a mapping.
 
-use std::{borrow::Cow, fmt, marker::PhantomData};
+use std::{borrow::Cow, fmt, marker::PhantomData, mem::discriminant};
 
 use derive_more::{Deref, IntoIterator};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -47,29 +47,10 @@ pub fn without_logins(text: &str) -> String {
     shown
 }
 
-/// Serde and JSON Schema of a type that stands in YAML and JSON as the text that it is parsed from and displayed as: both
-/// directions, or one (`read`, `write`). The schema stands in its place (`true`) or has a name of its own.
-macro_rules! text_form {
+/// JSON Schema of a type that stands in YAML and JSON as the text that it is parsed from and displayed as
+/// (`DeserializeFromStr`, `SerializeDisplay`). The schema stands in its place (`true`) or has a name of its own.
+macro_rules! text_schema {
     ($name:ident, $inline:expr, $schema:expr) => {
-        text_form!(write $name);
-        text_form!(read $name, $inline, $schema);
-    };
-    (write $name:ident) => {
-        impl ::serde::Serialize for $name {
-            fn serialize<S: ::serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
-            }
-        }
-    };
-    (read $name:ident, $inline:expr, $schema:expr) => {
-        impl<'de> ::serde::Deserialize<'de> for $name {
-            fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                <String as ::serde::Deserialize>::deserialize(deserializer)?
-                    .parse()
-                    .map_err(::serde::de::Error::custom)
-            }
-        }
-
         impl ::schemars::JsonSchema for $name {
             fn inline_schema() -> bool {
                 $inline
@@ -85,7 +66,7 @@ macro_rules! text_form {
         }
     };
 }
-pub(crate) use text_form;
+pub(crate) use text_schema;
 
 /// A list with at least one item.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deref, IntoIterator)]
@@ -130,54 +111,61 @@ impl<T: JsonSchema> JsonSchema for NonEmpty<T> {
     }
 }
 
-/// A text, or in its place a mapping or a list.
-pub enum TextOr<T, O> {
-    /// The text.
-    Text(T),
-    /// The mapping or list.
-    Other(O),
+/// A value of the first of two forms, or of the second.
+pub enum OneOf<T, O> {
+    /// The first.
+    First(T),
+    /// The second.
+    Second(O),
 }
 
-/// Reads a text, or in its place a mapping (`Map`) or a list (`Seq`). By hand, because serde's untagged enums lose both the
-/// place and the reason of an error.
-pub fn text_or<'de, T: Deserialize<'de>, O: Deserialize<'de>, D: Deserializer<'de>>(
+/// A text, as a kind of value in [`one_of`].
+pub const TEXT: Unexpected<'static> = Unexpected::Str("");
+
+/// Reads a value whose form is told by its kind: a text, a mapping (`Map`) or a list (`Seq`). By hand, because serde's untagged
+/// enums lose both the place and the reason of an error.
+pub fn one_of<'de, T: Deserialize<'de>, O: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
-    other: Unexpected<'static>,
+    kinds: [Unexpected<'static>; 2],
     expected: &'static str,
-) -> Result<TextOr<T, O>, D::Error> {
+) -> Result<OneOf<T, O>, D::Error> {
     struct Form<T, O> {
-        other: Unexpected<'static>,
+        kinds: [Unexpected<'static>; 2],
         expected: &'static str,
         types: PhantomData<(T, O)>,
     }
 
+    impl<'de, T: Deserialize<'de>, O: Deserialize<'de>> Form<T, O> {
+        fn read<D: Deserializer<'de>>(self, kind: Unexpected<'_>, value: D) -> Result<OneOf<T, O>, D::Error> {
+            match self.kinds.iter().position(|known| discriminant(known) == discriminant(&kind)) {
+                Some(0) => T::deserialize(value).map(OneOf::First),
+                Some(_) => O::deserialize(value).map(OneOf::Second),
+                None => Err(D::Error::invalid_type(kind, &self)),
+            }
+        }
+    }
+
     impl<'de, T: Deserialize<'de>, O: Deserialize<'de>> Visitor<'de> for Form<T, O> {
-        type Value = TextOr<T, O>;
+        type Value = OneOf<T, O>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str(self.expected)
         }
 
         fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-            T::deserialize(text.into_deserializer()).map(TextOr::Text)
+            self.read(Unexpected::Str(text), text.into_deserializer())
         }
 
         fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-            if self.other != Unexpected::Map {
-                return Err(A::Error::invalid_type(Unexpected::Map, &self));
-            }
-            O::deserialize(MapAccessDeserializer::new(map)).map(TextOr::Other)
+            self.read(Unexpected::Map, MapAccessDeserializer::new(map))
         }
 
         fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
-            if self.other != Unexpected::Seq {
-                return Err(A::Error::invalid_type(Unexpected::Seq, &self));
-            }
-            O::deserialize(SeqAccessDeserializer::new(list)).map(TextOr::Other)
+            self.read(Unexpected::Seq, SeqAccessDeserializer::new(list))
         }
     }
 
-    deserializer.deserialize_any(Form { other, expected, types: PhantomData })
+    deserializer.deserialize_any(Form { kinds, expected, types: PhantomData })
 }
 
 #[cfg(test)]

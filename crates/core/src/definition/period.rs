@@ -3,11 +3,12 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 use schemars::json_schema;
+use serde_with::{DeserializeFromStr, SerializeDisplay};
 
-use super::{NotA, text_form};
+use super::{NotA, text_schema};
 
 /// A length of time as people write it: `90s`, `10m`, `1h 30m`, `2d`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, DeserializeFromStr, SerializeDisplay)]
 pub struct Period(Duration);
 
 /// Ten years: no clock arithmetic with it overflows.
@@ -69,7 +70,7 @@ impl fmt::Display for Period {
     }
 }
 
-text_form!(
+text_schema!(
     Period,
     false,
     json_schema!({

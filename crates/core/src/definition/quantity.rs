@@ -3,15 +3,16 @@
 use std::{fmt, str::FromStr};
 
 use schemars::{Schema, json_schema};
+use serde_with::{DeserializeFromStr, SerializeDisplay};
 
-use super::{NotA, text_form};
+use super::{NotA, text_schema};
 
 /// Processors, counted in thousandths; 1 where nothing is said.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, DeserializeFromStr, SerializeDisplay)]
 pub struct Cpus(u64);
 
 /// Memory, counted in bytes; 1 GiB where nothing is said.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, DeserializeFromStr, SerializeDisplay)]
 pub struct Memory(u64);
 
 impl Cpus {
@@ -136,12 +137,12 @@ fn quantity(description: &str) -> Schema {
     })
 }
 
-text_form!(
+text_schema!(
     Cpus,
     false,
     quantity("Processors as Kubernetes writes them: `2`, `500m`; 1 where nothing is said.")
 );
-text_form!(
+text_schema!(
     Memory,
     false,
     quantity("Memory as Kubernetes writes it: `2Gi`, `1500M`; 1Gi where nothing is said.")

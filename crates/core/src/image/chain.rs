@@ -15,16 +15,10 @@ impl Chains {
     /// The chains of these images. Needs that no image covers connect nothing.
     pub fn of(images: &BTreeMap<ImageName, DriverImage>) -> Self {
         let mut dependents: BTreeMap<ImageName, BTreeSet<ImageName>> = BTreeMap::new();
-        for (name, image) in images {
-            for need in image.spec.needs.iter().filter_map(Need::image) {
-                dependents.entry(need.clone()).or_default().insert(name.clone());
-            }
+        for (name, need) in edges(images) {
+            dependents.entry(need.clone()).or_default().insert(name.clone());
         }
-        let edges = images.iter().flat_map(|(name, image)| {
-            let needs = image.spec.needs.iter().filter_map(Need::image);
-            needs.filter(|need| images.contains_key(*need)).map(move |need| (name, need))
-        });
-        let chains = connected(images.keys(), edges);
+        let chains = connected(images.keys(), edges(images));
         let mut places: Vec<_> =
             depths(images).into_iter().map(|(name, depth)| (chains.get(name), depth, name)).collect();
         places.sort();
@@ -42,6 +36,13 @@ impl Chains {
     pub fn dependents(&self, image: &ImageName) -> impl Iterator<Item = &ImageName> {
         self.dependents.get(image).into_iter().flatten()
     }
+}
+
+/// Each image with each that it is compiled against, whether that is defined or not.
+pub fn edges(images: &BTreeMap<ImageName, DriverImage>) -> impl Iterator<Item = (&ImageName, &ImageName)> {
+    images
+        .iter()
+        .flat_map(|(name, image)| image.spec.needs.iter().filter_map(move |need| Some((name, need.image()?))))
 }
 
 /// How many images stand one behind the other below each; in a circle, as many as there are images.

@@ -58,6 +58,7 @@ pub enum DriverImageKind {
 }
 
 /// How a driver image is built and where it goes.
+#[serde_with::apply(Vec => #[serde(default, skip_serializing_if = "Vec::is_empty")])]
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -70,27 +71,21 @@ pub struct DriverImageSpec {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub vars: BTreeMap<VariableName, OneLine>,
     /// Other values of these for some kernels; all entries that fit a kernel count, a later one before an earlier one.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kernel_vars: Vec<KernelVars>,
     /// What is compiled; each arrives in the build context as `sources/<name>/`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceSpec>,
     /// Patches, in order; those for the kernel arrive as `patches/<number>-<file name>`. Entries with the same path are one
     /// patch, which applies where one of them does.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub patches: Vec<PatchSpec>,
     /// Packages that its build needs beside the kernel family's toolchain, of the same suite: libraries, configure scripts'
     /// tools. Where the toolchain is an image nothing can be added to it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub build_packages: Vec<PackageToInstall>,
     /// Exposed headers that it is compiled against; each arrives in the build context as `needs/<name>/`, with its
     /// natural paths below. Those of driver images are built first, for the same kernel, and an image is built again when
     /// what a needed one exposes has changed.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<Need>,
     /// What the payload offers to the drivers that are compiled against it: absolute paths, such as
     /// `/usr/src/ofa_kernel`, whose last component may hold one `*`. Each must be there.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exposes: Vec<ExposedPath>,
     /// The nodes that the image is for.
     #[serde(default)]
@@ -102,7 +97,6 @@ pub struct DriverImageSpec {
     /// A regular expression over the kernel release, whole; kernels must fit both.
     pub release: Option<Pattern>,
     /// Module names that must be in the payload and must pass the check.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub modules: Vec<ModuleName>,
     /// What the load check does and accepts.
     #[serde(default)]
@@ -124,6 +118,7 @@ pub struct DriverImageSpec {
     /// `ostree_version` (a tag for each that nodes with the kernel have) and `rhel_version` (of the nodes' labels),
     /// `needs.NAME` (the version of the image that it is compiled against: a tag without it is taken when that is another),
     /// `signer` (the first 12 digits of the fingerprint of the certificate that modules are signed with, else `unsigned`).
+    #[serde_with(skip_apply)]
     #[serde(default = "default_tags", deserialize_with = "tag_patterns")]
     #[schemars(length(min = 1))]
     pub tags: Vec<String>,
@@ -131,7 +126,6 @@ pub struct DriverImageSpec {
     #[serde(default)]
     pub on_conflict: OnConflict,
     /// What is rewritten when a kernel changes.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rollout: Vec<RolloutSpec>,
 }
 

@@ -2,12 +2,14 @@
 
 use std::str::FromStr;
 
+use derive_more::{Debug, Display};
+use serde_with::SerializeDisplay;
 use sha2::Digest as _;
 
-use crate::definition::{NotA, text_form};
+use crate::definition::NotA;
 
 /// sha256 over everything that can change the payload or the image.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Debug, derive_more::Display)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Display, SerializeDisplay)]
 #[debug("{self}")]
 #[display("{}", hex::encode(_0))]
 pub struct InputHash([u8; 32]);
@@ -56,8 +58,6 @@ impl FromStr for InputHash {
         Ok(Self(bytes))
     }
 }
-
-text_form!(write InputHash);
 
 #[cfg(test)]
 mod tests {

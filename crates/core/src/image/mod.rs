@@ -15,7 +15,7 @@ mod upgrade;
 mod version;
 
 pub use build::BuildSpec;
-pub use chain::{Chains, connected, cycle};
+pub use chain::{Chains, connected, cycle, edges};
 pub use definition::{
     CheckSpec, DRIVER_ENTRYPOINTS, Definitions, DriverImage, DriverImageSpec, NodeSelector, OnConflict,
     Output, Reuse, RuntimeBase, RuntimeSpec, UnknownPolicy,

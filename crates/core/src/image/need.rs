@@ -4,9 +4,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Unexpected};
 
 use crate::definition::{
-    TextOr,
+    OneOf, TEXT,
     checked::{HeadersPath, ImageName},
-    text_or,
+    one_of,
 };
 
 /// Exposed headers that an image is compiled against: those of another driver image for the same kernel, or a tree
@@ -55,9 +55,9 @@ impl<'de> Deserialize<'de> for Need {
         }
 
         let expected = "the name of a driver image, or `{name: NAME, tree: PATH}`";
-        Ok(match text_or(deserializer, Unexpected::Map, expected)? {
-            TextOr::Text(name) => Self::Image(name),
-            TextOr::Other(Tree { name, tree }) => Self::Tree { name, tree },
+        Ok(match one_of(deserializer, [TEXT, Unexpected::Map], expected)? {
+            OneOf::First(name) => Self::Image(name),
+            OneOf::Second(Tree { name, tree }) => Self::Tree { name, tree },
         })
     }
 }

@@ -1,10 +1,8 @@
 //! Pure: what is rewritten when an image is there.
 
-use std::fmt;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use strum::{Display, IntoStaticStr};
+use strum::{Display, EnumDiscriminants, IntoStaticStr};
 
 use super::UpgradeSpec;
 use crate::definition::{
@@ -14,12 +12,19 @@ use crate::definition::{
 
 /// One thing whose image field is rewritten.
 #[serde_with::skip_serializing_none]
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, EnumDiscriminants)]
 #[serde(
     rename_all = "kebab-case",
     rename_all_fields = "camelCase",
     tag = "strategy",
     try_from = "RolloutForm"
+)]
+#[strum_discriminants(
+    name(Strategy),
+    derive(Hash, PartialOrd, Ord, Serialize, Deserialize, IntoStaticStr),
+    serde(rename_all = "kebab-case"),
+    strum(serialize_all = "kebab-case"),
+    doc = "How a target is rewritten."
 )]
 // The schema is that of the enum; the form below exists for the messages.
 #[schemars(!try_from, deny_unknown_fields)]
@@ -99,7 +104,8 @@ pub enum RolloutSpec {
 }
 
 /// Manifests in a Git repository.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, JsonSchema, derive_more::Display)]
+#[display("{repository}, branch {branch}{}", path.as_ref().map(|path| format!(", {path}")).unwrap_or_default())]
 pub struct GitPlace {
     /// The repository.
     pub repository: GitAddress,
@@ -108,13 +114,6 @@ pub struct GitPlace {
     /// The file or directory in it; without it, the whole repository.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<RepositoryPath>,
-}
-
-impl fmt::Display for GitPlace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, branch {}", self.repository, self.branch)?;
-        self.path.as_ref().map_or(Ok(()), |path| write!(f, ", {path}"))
-    }
 }
 
 /// A container of a DaemonSet.
@@ -267,9 +266,7 @@ impl RolloutSpec {
             Self::Image { watch, .. } | Self::PerKernel { watch, .. } | Self::Union { watch, .. } => {
                 Some(*watch)
             }
-            Self::PublishOnly { .. } | Self::CustomResource { .. } | Self::File { .. } | Self::Git { .. } => {
-                None
-            }
+            _ => None,
         }
     }
 
@@ -279,28 +276,19 @@ impl RolloutSpec {
             Self::Image { upgrade, .. } | Self::PerKernel { upgrade, .. } | Self::Union { upgrade, .. } => {
                 upgrade.as_deref()
             }
-            Self::PublishOnly { .. } | Self::CustomResource { .. } | Self::File { .. } | Self::Git { .. } => {
-                None
-            }
+            _ => None,
         }
     }
 
     /// How the target is rewritten.
     pub fn strategy(&self) -> Strategy {
-        match self {
-            Self::Image { .. } => Strategy::Image,
-            Self::PerKernel { .. } => Strategy::PerKernel,
-            Self::Union { .. } => Strategy::Union,
-            Self::PublishOnly { .. } => Strategy::PublishOnly,
-            Self::CustomResource { .. } => Strategy::CustomResource,
-            Self::File { .. } => Strategy::File,
-            Self::Git { .. } => Strategy::Git,
-        }
+        self.into()
     }
 }
 
 /// [`RolloutSpec`] as written: serde's internally tagged enums lose the place of an error.
-#[derive(Deserialize)]
+#[serde_with::skip_serializing_none]
+#[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct RolloutForm {
     strategy: Strategy,
@@ -321,57 +309,24 @@ struct RolloutForm {
     name: Option<DnsName>,
 }
 
-/// How a target is rewritten.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, IntoStaticStr)]
-#[serde(rename_all = "kebab-case")]
-#[strum(serialize_all = "kebab-case")]
-pub enum Strategy {
-    /// One image in a DaemonSet of the cluster.
-    Image,
-    /// A DaemonSet for each kernel.
-    PerKernel,
-    /// One image with the modules of all kernels.
-    Union,
-    /// Nothing; the tag is enough.
-    PublishOnly,
-    /// The resource of an operator.
-    CustomResource,
-    /// One image in a directory of manifests.
-    File,
-    /// One image in a Git repository.
-    Git,
-}
-
 impl Strategy {
     /// The name in definitions.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 
-    /// Fields that this strategy has beside `strategy`.
-    fn fields(self) -> &'static [&'static str] {
-        match self {
-            Self::Image => &["namespace", "daemonSet", "container", "deadline", "stableFor", "upgrade"],
-            Self::PerKernel => {
-                &["namespace", "daemonSet", "container", "deadline", "stableFor", "retireAfter", "upgrade"]
-            }
-            Self::Union => {
-                &["namespace", "daemonSet", "container", "deadline", "stableFor", "dropAfter", "upgrade"]
-            }
-            Self::PublishOnly => &["resource"],
-            Self::CustomResource => &["resource", "name"],
-            Self::File => &["path", "namespace", "daemonSet", "container"],
-            Self::Git => &[
-                "repository",
-                "branch",
-                "path",
-                "namespace",
-                "daemonSet",
-                "container",
-                "message",
-                "proposals",
-            ],
-        }
+    /// Whether it has a field beside `strategy`.
+    fn has(self, field: &str) -> bool {
+        let fields = match self {
+            Self::Image => "namespace daemonSet container deadline stableFor upgrade",
+            Self::PerKernel => "namespace daemonSet container deadline stableFor retireAfter upgrade",
+            Self::Union => "namespace daemonSet container deadline stableFor dropAfter upgrade",
+            Self::PublishOnly => "resource",
+            Self::CustomResource => "resource name",
+            Self::File => "path namespace daemonSet container",
+            Self::Git => "repository branch path namespace daemonSet container message proposals",
+        };
+        field == "strategy" || fields.split(' ').any(|known| known == field)
     }
 }
 
@@ -379,81 +334,50 @@ impl TryFrom<RolloutForm> for RolloutSpec {
     type Error = String;
 
     fn try_from(form: RolloutForm) -> Result<Self, Self::Error> {
-        let RolloutForm {
-            strategy,
-            namespace,
-            daemon_set,
-            container,
-            path,
-            repository,
-            branch,
-            message,
-            proposals,
-            deadline,
-            stable_for,
-            retire_after,
-            drop_after,
-            upgrade,
-            resource,
-            name,
-        } = form;
-        let given = [
-            ("namespace", namespace.is_some()),
-            ("daemonSet", daemon_set.is_some()),
-            ("container", container.is_some()),
-            ("path", path.is_some()),
-            ("repository", repository.is_some()),
-            ("branch", branch.is_some()),
-            ("message", message.is_some()),
-            ("proposals", proposals.is_some()),
-            ("deadline", deadline.is_some()),
-            ("stableFor", stable_for.is_some()),
-            ("retireAfter", retire_after.is_some()),
-            ("dropAfter", drop_after.is_some()),
-            ("upgrade", upgrade.is_some()),
-            ("resource", resource.is_some()),
-            ("name", name.is_some()),
-        ];
-        let known = strategy.fields();
-        if let Some((field, _)) = given.iter().find(|(field, given)| *given && !known.contains(field)) {
+        let strategy = form.strategy;
+        let given = serde_json::to_value(&form).map_err(|error| error.to_string())?;
+        let mut given = given.as_object().into_iter().flat_map(|given| given.keys());
+        if let Some(field) = given.find(|field| !strategy.has(field)) {
             return Err(format!("strategy `{}` has no `{field}`", strategy.as_str()));
         }
         let needed = |field: &str| format!("strategy `{}` needs a `{field}`", strategy.as_str());
         let target = || {
             Ok::<_, String>(DaemonSetContainer {
-                namespace: namespace.ok_or_else(|| needed("namespace"))?,
-                daemon_set: daemon_set.ok_or_else(|| needed("daemonSet"))?,
-                container: container.ok_or_else(|| needed("container"))?,
+                namespace: form.namespace.ok_or_else(|| needed("namespace"))?,
+                daemon_set: form.daemon_set.ok_or_else(|| needed("daemonSet"))?,
+                container: form.container.ok_or_else(|| needed("container"))?,
             })
         };
         let watch = Watch {
-            deadline: deadline.unwrap_or_else(default_deadline),
-            stable_for: stable_for.unwrap_or_else(default_stable_for),
+            deadline: form.deadline.unwrap_or_else(default_deadline),
+            stable_for: form.stable_for.unwrap_or_else(default_stable_for),
         };
-        let upgrade = upgrade.map(UpgradeSpec::checked).transpose()?.map(Box::new);
+        let upgrade = form.upgrade.map(UpgradeSpec::checked).transpose()?.map(Box::new);
         Ok(match strategy {
             Strategy::Image => Self::Image { target: target()?, watch, upgrade },
             Strategy::PerKernel => {
-                let retire_after = retire_after.unwrap_or_else(default_grace);
+                let retire_after = form.retire_after.unwrap_or_else(default_grace);
                 Self::PerKernel { target: target()?, watch, upgrade, retire_after }
             }
             Strategy::Union => {
-                let drop_after = drop_after.unwrap_or_else(default_grace);
+                let drop_after = form.drop_after.unwrap_or_else(default_grace);
                 Self::Union { target: target()?, watch, upgrade, drop_after }
             }
-            Strategy::PublishOnly => Self::PublishOnly { resource },
+            Strategy::PublishOnly => Self::PublishOnly { resource: form.resource },
             Strategy::CustomResource => Self::CustomResource {
-                resource: resource.ok_or_else(|| needed("resource"))?,
-                name: name.ok_or_else(|| needed("name"))?,
+                resource: form.resource.ok_or_else(|| needed("resource"))?,
+                name: form.name.ok_or_else(|| needed("name"))?,
             },
-            Strategy::File => Self::File { path: path.ok_or_else(|| needed("path"))?, target: target()? },
+            Strategy::File => {
+                Self::File { path: form.path.ok_or_else(|| needed("path"))?, target: target()? }
+            }
             Strategy::Git => {
                 let place = GitPlace {
-                    repository: repository.ok_or_else(|| needed("repository"))?,
-                    branch: branch.ok_or_else(|| needed("branch"))?,
-                    path: path.map(|path| in_repository(&path)).transpose()?,
+                    repository: form.repository.ok_or_else(|| needed("repository"))?,
+                    branch: form.branch.ok_or_else(|| needed("branch"))?,
+                    path: form.path.map(|path| in_repository(&path)).transpose()?,
                 };
-                Self::Git { place, target: target()?, message, proposals }
+                Self::Git { place, target: target()?, message: form.message, proposals: form.proposals }
             }
         })
     }

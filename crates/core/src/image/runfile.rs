@@ -4,9 +4,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Unexpected};
 
 use crate::definition::{
-    BootstrapSpec, TextOr,
+    BootstrapSpec, OneOf, TEXT,
     checked::{ImageName, PackageToInstall, Suite},
-    text_or,
+    one_of,
 };
 
 /// User space and firmware of NVIDIA's installer (`.run`), which is read and never run, on packages of a distribution.
@@ -66,9 +66,9 @@ fn debian() -> BootstrapSpec {
 impl<'de> Deserialize<'de> for RunfileBase {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "the name of a source, or `{source: NAME}` with what else is wanted";
-        Ok(match text_or(deserializer, Unexpected::Map, expected)? {
-            TextOr::Text(source) => Self::Compute(source),
-            TextOr::Other(spec) => Self::Spec(spec),
+        Ok(match one_of(deserializer, [TEXT, Unexpected::Map], expected)? {
+            OneOf::First(source) => Self::Compute(source),
+            OneOf::Second(spec) => Self::Spec(spec),
         })
     }
 }

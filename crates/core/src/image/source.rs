@@ -18,6 +18,7 @@ use crate::{
 };
 
 /// One input that is compiled, or has compiled modules.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SourceSpec {
@@ -28,11 +29,9 @@ pub struct SourceSpec {
     /// An archive inside the fetched tree that is unpacked in its place, as a path relative to the tree in which the
     /// last component may hold one `*` (`MLNX_OFED_SRC-24.10/SOURCES/mlnx-ofed-kernel_*.orig.tar.gz`); it must match
     /// exactly once.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unpack: Option<InnerPattern>,
     /// The part of the (unpacked) tree that is used, as a relative path in which the last component
     /// may hold one `*`; it must match exactly once. Default: the whole tree.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subdir: Option<InnerPattern>,
 }
 
@@ -125,13 +124,13 @@ impl SourceImage {
 }
 
 /// A package whose files are a source.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AptSource {
     /// The package's name; `{{release}}` stands for the kernel release.
     pub package: SourcePackage,
     /// Its exact version; the suite's newest when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<PackageVersion>,
     /// Suites, such as `bookworm`, `sid`.
     pub suites: NonEmpty<Suite>,
@@ -139,10 +138,8 @@ pub struct AptSource {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub components: Vec<Component>,
     /// The archive's address; the host's own entry for the suite when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<Mirror>,
     /// Keyring that signs the archive; that of the host's entry when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signed_by: Option<LocalPath>,
     /// The architecture that it is for; this machine's when absent, since what is compiled is the same on each.
     #[serde(skip)]
@@ -158,19 +155,17 @@ impl AptSource {
 }
 
 /// A patch, applied by the template.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PatchSpec {
     /// The file, relative to the definitions directory; where that has none, the one of this name that farrier brings.
     pub path: LocalPath,
     /// The range of kernels that it is for, as in the image's `kernels`; every kernel when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernels: Option<KernelRange>,
     /// A regular expression over the kernel release, whole.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub release: Option<Pattern>,
     /// What the kernel's headers say, for changes that distributions took over into kernels of older numbers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub when: Option<HeaderText>,
 }
 

@@ -4,9 +4,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Unexpected};
 
 use crate::definition::{
-    TextOr,
+    OneOf, TEXT,
     checked::{DriverVersion, ImageName},
-    text_or,
+    one_of,
 };
 
 /// A driver's version: written down, or that of one of its `apt` sources.
@@ -32,9 +32,9 @@ impl<'de> Deserialize<'de> for VersionSpec {
         }
 
         let expected = "a version, or `{source: NAME}` of an apt source";
-        Ok(match text_or(deserializer, Unexpected::Map, expected)? {
-            TextOr::Text(version) => Self::Literal(version),
-            TextOr::Other(FromSource { source }) => Self::FromSource { source: source.to_string() },
+        Ok(match one_of(deserializer, [TEXT, Unexpected::Map], expected)? {
+            OneOf::First(version) => Self::Literal(version),
+            OneOf::Second(FromSource { source }) => Self::FromSource { source: source.to_string() },
         })
     }
 }

@@ -11,13 +11,13 @@ use super::{
     KernelRelease, KernelTarget, NodeSystem, OSTREE_VERSION_LABEL, OsId, OsVersion, image_for,
 };
 use crate::definition::{
-    ApiVersion, AptPackages, BootstrapSpec, FurtherRpmPackages, Metadata, NonEmpty, RpmArchive, RpmPackages,
-    RpmToolchain, TextOr,
+    ApiVersion, AptPackages, BootstrapSpec, FurtherRpmPackages, Metadata, NonEmpty, OneOf, RpmArchive,
+    RpmPackages, RpmToolchain, TEXT,
     checked::{
         CompilerName, Flavour, HeadersPath, ImageDigest, ImagePattern, ImageStream, PackagePattern,
         PathInside, Suite,
     },
-    text_or,
+    one_of,
 };
 
 /// One file of `kernels/`.
@@ -332,9 +332,9 @@ enum OneOrMany {
 
 fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<OsId>, D::Error> {
     let expected = "an operating system's id, or a list of them";
-    Ok(match text_or(deserializer, Unexpected::Seq, expected)? {
-        TextOr::Text(id) => vec![id],
-        TextOr::Other(ids) => ids,
+    Ok(match one_of(deserializer, [TEXT, Unexpected::Seq], expected)? {
+        OneOf::First(id) => vec![id],
+        OneOf::Second(ids) => ids,
     })
 }
 

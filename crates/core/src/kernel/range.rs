@@ -4,14 +4,15 @@ use std::{borrow::Cow, cmp::Ordering, fmt, str::FromStr};
 
 use schemars::json_schema;
 use semver::{Comparator, VersionReq};
+use serde_with::{DeserializeFromStr, SerializeDisplay};
 
 use super::{KernelTarget, OsId, debian_version, rpm_version};
-use crate::definition::{NotA, text_form};
+use crate::definition::{NotA, text_schema};
 
 /// Bounds, all of which a kernel keeps to. Those of numbers alone are over the release's `x.y.z`, as semver has them. What
 /// stands behind the three numbers is compared in the order of the target's distribution: `>=6.1.0-56` holds Debian's
 /// `6.1.0-56-amd64` and not its `6.1.0-47-amd64`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, DeserializeFromStr, SerializeDisplay)]
 pub struct KernelRange(Vec<Bound>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -205,7 +206,7 @@ impl fmt::Display for KernelRange {
     }
 }
 
-text_form!(KernelRange, true, json_schema!({"type": "string"}));
+text_schema!(KernelRange, true, json_schema!({"type": "string"}));
 
 #[cfg(test)]
 mod tests {

@@ -12,7 +12,7 @@ use super::{
     outcome::{Key, waits_for},
 };
 use crate::{
-    image::{ImageName, Need, connected},
+    image::{ImageName, connected, edges as image_edges},
     kernel::KernelTarget,
 };
 
@@ -44,14 +44,10 @@ impl<'a> ChainStates<'a> {
         let mut this = Self::default();
         let mut edges = Vec::new();
         for (target, members) in members(inputs, cells) {
-            let needs = members.keys().filter_map(|name| Some((*name, images.get(*name)?)));
-            let here: Vec<(&ImageName, &ImageName)> = needs
-                .flat_map(|(name, image)| {
-                    let needs = image.spec.needs.iter().filter_map(Need::image);
-                    needs.map(move |need| (name, need))
-                })
-                .filter(|(_, need)| members.contains_key(need))
-                .collect();
+            let is_here = |(name, need): &(&ImageName, &ImageName)| {
+                members.contains_key(name) && members.contains_key(need)
+            };
+            let here: Vec<(&ImageName, &ImageName)> = image_edges(images).filter(is_here).collect();
             let chains = connected(members.keys().copied(), here.iter().copied());
             for (name, chain) in &chains {
                 let of_chain = || members.iter().filter(|(other, _)| chains.get(*other) == Some(chain));

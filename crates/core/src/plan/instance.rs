@@ -1,10 +1,12 @@
 //! Pure: what several farriers of one cluster are told apart by.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
 /// The name of one of several farriers in a cluster; nothing where there is only one. Its fields, its lease and what it
 /// writes on nodes have this name, so that none of them takes back what another one wrote.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Displayed, `farrier`, or `farrier-NAME`, it is a field manager and the name of a lease.
+#[derive(Clone, Debug, Default, PartialEq, Eq, derive_more::Display)]
+#[display("farrier{}", self.after('-'))]
 pub struct Instance(Option<String>);
 
 /// Characters of a name: with the longest mark before it, a label's name has at most 63.
@@ -28,24 +30,15 @@ impl FromStr for Instance {
     }
 }
 
-impl fmt::Display for Instance {
-    /// `farrier`, or `farrier-NAME`: its name as a field manager and that of its lease.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            None => f.write_str("farrier"),
-            Some(name) => write!(f, "farrier-{name}"),
-        }
-    }
-}
-
 impl Instance {
     /// The label and annotation by which this farrier marks nodes: `farrier.dev/ready-for`, or
     /// `farrier.dev/ready-for.NAME`.
     pub(super) fn mark(&self, mark: &str) -> String {
-        match &self.0 {
-            None => mark.to_owned(),
-            Some(name) => format!("{mark}.{name}"),
-        }
+        mark.to_owned() + &self.after('.')
+    }
+
+    fn after(&self, sign: char) -> String {
+        self.0.as_ref().map(|name| format!("{sign}{name}")).unwrap_or_default()
     }
 }
 

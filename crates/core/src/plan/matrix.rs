@@ -10,8 +10,7 @@ use serde::Serialize;
 use super::{
     Cell, NodeFacts, NodeReason, Outcome, PlanInputs, PlannedCell, Questions, SkipReason,
     decide::decide,
-    needs,
-    new_cell::{cell_with, family_for},
+    new_cell::CellRequest,
     node::{NodeGroup, group_nodes},
     outcome::Key,
     skip_reason::explained,
@@ -128,8 +127,9 @@ fn cells_of<'a>(
     let name = &image.metadata.name;
     let mut made: Vec<Result<Cell, Outcome>> = Vec::with_capacity(calls.len());
     for (target, call) in calls {
-        let needs = needs::find(&inputs.cells, |need| planned(need, target), image, target);
-        let cell = needs.and_then(|needs| Ok(cell_with(&inputs.cells, templates, image, target, needs)?));
+        let request = CellRequest { inputs: inputs.cells, image, target };
+        let needs = request.needs(|need| planned(need, target));
+        let cell = needs.and_then(|needs| Ok(request.cell(templates, needs)?));
         made.push(cell.map(|cell| {
             let mut nodes: Vec<String> = call.nodes.iter().map(|node| node.name.clone()).collect();
             nodes.sort_unstable();
@@ -199,7 +199,8 @@ fn calls<'a>(
         }
         // An image that is not meant for a kernel asks nothing of others there.
         let meant = |(target, call): (&&'a KernelTarget, &Call<'_>)| {
-            family_for(definitions, image, target).is_ok().then_some((*target, call.is_live()))
+            let request = CellRequest { inputs: inputs.cells, image, target };
+            request.family().is_ok().then_some((*target, call.is_live()))
         };
         let needs: Vec<&ImageName> = image.spec.needs.iter().filter_map(Need::image).collect();
         let targets: Vec<_> =

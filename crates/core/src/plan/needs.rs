@@ -2,7 +2,7 @@
 
 use super::{
     Cell, CellInputs, CellNeed, NeedReason, Outcome, PlannedCell, SkipReason,
-    new_cell::{cell_with, family_for, looked_up},
+    new_cell::{CellRequest, looked_up},
 };
 use crate::{
     image::{DriverImage, ImageName, Need},
@@ -18,49 +18,93 @@ pub fn cell_for(
     image: &DriverImage,
     target: &KernelTarget,
 ) -> Result<Cell, SkipReason> {
-    let needs = alone(inputs, templates, image, target, &mut Vec::new())?;
-    let cell = cell_with(inputs, templates, image, target, needs)?;
+    let request = CellRequest { inputs: *inputs, image, target };
+    let needs = request.needs_alone(templates, &mut Vec::new())?;
+    let cell = request.cell(templates, needs)?;
     match &cell.refused {
         Some(why @ (SkipReason::UnknownSystem { .. } | SkipReason::Unvouched { .. })) => Err(why.clone()),
         _ => Ok(cell),
     }
 }
 
-/// Everything that an image is compiled against, or the outcome of an image that lacks some of it. `planned` gives the
-/// cells of the images that stand before it, for the same target.
-pub(super) fn find<'a>(
-    inputs: &CellInputs<'_>,
-    planned: impl Fn(&ImageName) -> Option<&'a PlannedCell>,
-    image: &DriverImage,
-    target: &KernelTarget,
-) -> Result<Vec<CellNeed>, Outcome> {
-    // Of an image that is not meant for the kernel this is the reason, not what it needs.
-    if !image.spec.needs.is_empty() {
-        family_for(inputs.definitions, image, target)?;
-    }
-    let mut found = Vec::with_capacity(image.spec.needs.len());
-    let (mut missing, mut failed) = (Vec::new(), None);
-    for need in &image.spec.needs {
-        let found_need = match need {
-            Need::Tree { name, .. } => tree(inputs, image, name, target).map(Some),
-            Need::Image(name) => match planned(name) {
-                Some(cell) => built(inputs, &cell.outcome),
-                None if inputs.definitions.images.contains_key(name) => Err(NeedReason::Circle),
-                None => Err(NeedReason::Undefined),
-            },
-        };
-        match found_need {
-            Ok(Some(found_need)) => found.push(found_need),
-            Ok(None) => missing.push(need.name().clone()),
-            // That the definitions are not meant for the kernel is said first.
-            Err(why) if why.is_of_a_build() => failed = failed.or(Some(lacks(need.name(), why))),
-            Err(why) => return Err(lacks(need.name(), why).into()),
+impl<'a> CellRequest<'a> {
+    /// Everything that an image is compiled against, or the outcome of an image that lacks some of it. `planned` gives the
+    /// cells of the images that stand before it, for the same target.
+    pub(super) fn needs<'p>(
+        &self,
+        planned: impl Fn(&ImageName) -> Option<&'p PlannedCell>,
+    ) -> Result<Vec<CellNeed>, Outcome> {
+        let Self { inputs, image, .. } = self;
+        // Of an image that is not meant for the kernel this is the reason, not what it needs.
+        if !image.spec.needs.is_empty() {
+            self.family()?;
+        }
+        let mut found = Vec::with_capacity(image.spec.needs.len());
+        let (mut missing, mut failed) = (Vec::new(), None);
+        for need in &image.spec.needs {
+            let found_need = match need {
+                Need::Tree { name, .. } => self.tree(name).map(Some),
+                Need::Image(name) => match planned(name) {
+                    Some(cell) => built(inputs, &cell.outcome),
+                    None if inputs.definitions.images.contains_key(name) => Err(NeedReason::Circle),
+                    None => Err(NeedReason::Undefined),
+                },
+            };
+            match found_need {
+                Ok(Some(found_need)) => found.push(found_need),
+                Ok(None) => missing.push(need.name().clone()),
+                // That the definitions are not meant for the kernel is said first.
+                Err(why) if why.is_of_a_build() => failed = failed.or(Some(lacks(need.name(), why))),
+                Err(why) => return Err(lacks(need.name(), why).into()),
+            }
+        }
+        match failed {
+            Some(why) => Err(why.into()),
+            None if missing.is_empty() => Ok(found),
+            None => Err(Outcome::Waiting { needs: missing }),
         }
     }
-    match failed {
-        Some(why) => Err(why.into()),
-        None if missing.is_empty() => Ok(found),
-        None => Err(Outcome::Waiting { needs: missing }),
+
+    /// The needs of an image that is asked for by itself, `above` it the images that asked for it as their need.
+    fn needs_alone(
+        &self,
+        templates: &mut Templates,
+        above: &mut Vec<&'a ImageName>,
+    ) -> Result<Vec<CellNeed>, SkipReason> {
+        let Self { inputs, image, .. } = *self;
+        above.push(&image.metadata.name);
+        let mut found = Vec::with_capacity(image.spec.needs.len());
+        for need in &image.spec.needs {
+            let name = need.name();
+            let found_need = match need {
+                Need::Tree { .. } => self.tree(name).map_err(|why| lacks(name, why))?,
+                Need::Image(_) if above.contains(&name) => return Err(lacks(name, NeedReason::Circle)),
+                Need::Image(_) => {
+                    let needed = inputs.definitions.images.get(name);
+                    let needed = needed.ok_or_else(|| lacks(name, NeedReason::Undefined))?;
+                    let skipped = |why| lacks(name, NeedReason::Skipped { why: Box::new(why) });
+                    let needed = Self { image: needed, ..*self };
+                    let needs = needed.needs_alone(templates, above);
+                    let cell = needs.and_then(|needs| needed.cell(templates, needs)).map_err(skipped)?;
+                    let exposed = exposed_by(&inputs, &cell).map_err(|why| lacks(name, why))?;
+                    let not_published = NeedReason::NotPublished { reference: cell.reference.clone() };
+                    exposed.ok_or_else(|| lacks(name, not_published))?
+                }
+            };
+            found.push(found_need);
+        }
+        above.pop();
+        Ok(found)
+    }
+
+    fn tree(&self, need: &ImageName) -> Result<CellNeed, NeedReason> {
+        let Self { inputs, image, target } = *self;
+        let key = (image.metadata.name.clone(), need.clone(), target.clone());
+        let exposed = looked_up(&inputs.resolved.trees, &key, "its tree was not looked up")
+            .map_err(|detail| NeedReason::Tree { detail })?;
+        // What a host has says no version.
+        let version = exposed.short().to_owned();
+        Ok(CellNeed { name: need.clone(), version, exposed: exposed.clone(), image: None })
     }
 }
 
@@ -82,39 +126,6 @@ fn built(inputs: &CellInputs<'_>, outcome: &Outcome) -> Result<Option<CellNeed>,
     }
 }
 
-/// The needs of an image that is asked for by itself, `above` it the images that asked for it as their need.
-fn alone<'a>(
-    inputs: &CellInputs<'a>,
-    templates: &mut Templates,
-    image: &'a DriverImage,
-    target: &KernelTarget,
-    above: &mut Vec<&'a ImageName>,
-) -> Result<Vec<CellNeed>, SkipReason> {
-    above.push(&image.metadata.name);
-    let mut found = Vec::with_capacity(image.spec.needs.len());
-    for need in &image.spec.needs {
-        let name = need.name();
-        let found_need = match need {
-            Need::Tree { .. } => tree(inputs, image, name, target).map_err(|why| lacks(name, why))?,
-            Need::Image(_) if above.contains(&name) => return Err(lacks(name, NeedReason::Circle)),
-            Need::Image(_) => {
-                let needed = inputs.definitions.images.get(name);
-                let needed = needed.ok_or_else(|| lacks(name, NeedReason::Undefined))?;
-                let skipped = |why| lacks(name, NeedReason::Skipped { why: Box::new(why) });
-                let cell = alone(inputs, templates, needed, target, above)
-                    .and_then(|needs| cell_with(inputs, templates, needed, target, needs))
-                    .map_err(skipped)?;
-                let exposed = exposed_by(inputs, &cell).map_err(|why| lacks(name, why))?;
-                let not_published = NeedReason::NotPublished { reference: cell.reference.clone() };
-                exposed.ok_or_else(|| lacks(name, not_published))?
-            }
-        };
-        found.push(found_need);
-    }
-    above.pop();
-    Ok(found)
-}
-
 fn lacks(need: &ImageName, why: NeedReason) -> SkipReason {
     SkipReason::Need { need: need.clone(), why }
 }
@@ -130,18 +141,4 @@ fn exposed_by(inputs: &CellInputs<'_>, cell: &Cell) -> Result<Option<CellNeed>, 
     let image = Some(found.pinned(&cell.reference));
     let (name, version, exposed) = (cell.image.clone(), cell.version.clone(), exposed.clone());
     Ok(Some(CellNeed { name, version, exposed, image }))
-}
-
-fn tree(
-    inputs: &CellInputs<'_>,
-    image: &DriverImage,
-    need: &ImageName,
-    target: &KernelTarget,
-) -> Result<CellNeed, NeedReason> {
-    let key = (image.metadata.name.clone(), need.clone(), target.clone());
-    let exposed = looked_up(&inputs.resolved.trees, &key, "its tree was not looked up")
-        .map_err(|detail| NeedReason::Tree { detail })?;
-    // What a host has says no version.
-    let version = exposed.short().to_owned();
-    Ok(CellNeed { name: need.clone(), version, exposed: exposed.clone(), image: None })
 }

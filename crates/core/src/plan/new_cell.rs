@@ -3,18 +3,18 @@
 use std::{borrow::Cow, collections::BTreeMap, path::Path};
 
 use super::{
-    BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, FetchedInputs, ImageLocation, Resolved,
-    ResolvedImage, SignedWith, SkipReason, Unverified,
+    BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, FetchedInputs, ResolvedImage, SignedWith,
+    SkipReason, Unverified,
     cell_hash::{HashInputs, canonical, input_hash, recipe, unsigned_hash},
     toolchain_key,
 };
 use crate::{
     definition::checked::SYSTEM_PLACEHOLDERS,
     image::{
-        Definitions, Digest, DriverImage, DriverImageSpec, ImageReference, InputHash, InputHasher, PatchSpec,
-        SourceOrigin, TagInputs, Version, render_tags,
+        Digest, DriverImage, ImageReference, InputHash, InputHasher, PatchSpec, SourceOrigin, TagInputs,
+        Version, render_tags,
     },
-    kernel::{HeaderText, KernelFamily, KernelTarget, NodeSystem, Toolchain, match_family, without_headers},
+    kernel::{HeaderText, KernelFamily, KernelTarget, Toolchain, without_headers},
     template::{TemplateContext, Templates, fetching_add},
 };
 
@@ -24,19 +24,16 @@ pub fn dockerfile_for(
     image: &DriverImage,
     target: &KernelTarget,
 ) -> Result<String, SkipReason> {
-    rendered(inputs, &mut Templates::default(), image, target).map(|rendered| rendered.dockerfile)
+    let request = CellRequest { inputs: *inputs, image, target };
+    request.rendered(&mut Templates::default()).map(|rendered| rendered.dockerfile)
 }
 
-/// Is the image meant for the kernel at all?
-pub(super) fn family_for<'a>(
-    definitions: &'a Definitions,
-    image: &DriverImage,
-    target: &KernelTarget,
-) -> Result<&'a KernelFamily, SkipReason> {
-    if let Some(range) = image.spec.range_without(target) {
-        return Err(SkipReason::KernelOutOfRange { range });
-    }
-    match_family(&definitions.families, target).ok_or(SkipReason::NoFamily)
+/// One image for one kernel target, and what a cell of them is made from.
+#[derive(Clone, Copy)]
+pub(super) struct CellRequest<'a> {
+    pub(super) inputs: CellInputs<'a>,
+    pub(super) image: &'a DriverImage,
+    pub(super) target: &'a KernelTarget,
 }
 
 /// What was found out about an image, and the toolchain and headers of a kernel.
@@ -55,14 +52,28 @@ struct Found<'a> {
     lacking: Option<String>,
 }
 
-impl<'a> Found<'a> {
-    fn of(
-        inputs: &CellInputs<'a>,
-        image: &DriverImage,
-        family: &'a KernelFamily,
-        target: &KernelTarget,
-    ) -> Result<Self, SkipReason> {
-        let (resolved, system) = (inputs.resolved, inputs.resolved.system(target));
+/// What does not depend on the needs' content.
+struct Rendered<'a> {
+    family: &'a KernelFamily,
+    found: Found<'a>,
+    base_name: String,
+    patches: Vec<CellPatch>,
+    dockerfile: String,
+}
+
+impl<'a> CellRequest<'a> {
+    /// The kernel's family, where the image is meant for the kernel at all.
+    pub(super) fn family(&self) -> Result<&'a KernelFamily, SkipReason> {
+        if let Some(range) = self.image.spec.range_without(self.target) {
+            return Err(SkipReason::KernelOutOfRange { range });
+        }
+        let CellInputs { definitions, resolved, .. } = self.inputs;
+        resolved.family(&definitions.families, self.target).ok_or(SkipReason::NoFamily)
+    }
+
+    fn found(&self, family: &'a KernelFamily) -> Result<Found<'a>, SkipReason> {
+        let Self { inputs: CellInputs { definitions, resolved, .. }, image, target } = *self;
+        let system = resolved.system(target);
         let mut headers = canonical("headers", &family.spec.headers)?;
         let found_headers = resolved.headers.get(target);
         // Those that were imported need no name.
@@ -74,12 +85,12 @@ impl<'a> Found<'a> {
         let lacking = family.spec.lacks([of_toolchain.unwrap_or_default(), of_headers], target, system);
         let looked_for = resolved.without_headers.get(target).filter(|_| lacking.is_none());
         if let Some(looked_for) = looked_for {
-            let detail = without_headers(&inputs.definitions.families, target, looked_for);
+            let detail = without_headers(&definitions.families, target, looked_for);
             return Err(SkipReason::NoHeaders { detail });
         }
         let found_image = looked_up(&resolved.images, &image.metadata.name, "its sources were not looked up")
             .map_err(|detail| SkipReason::Unresolved { detail })?;
-        let found_image = with_kernel_sources(resolved, image, found_image, target)?;
+        let found_image = self.with_kernel_sources(found_image)?;
         let key = toolchain_key(image, family, target, system);
         let toolchain = match (looked_up(&resolved.toolchains, &key, "it was not looked up"), of_toolchain) {
             (Ok(found), _) => found.as_str(),
@@ -106,206 +117,226 @@ impl<'a> Found<'a> {
         }
         let declared_toolchain = of_toolchain.unwrap_or(toolchain);
         let resolved = found_image;
-        Ok(Self { resolved, toolchain, declared_toolchain, headers, headers_digest, of_system, lacking })
+        Ok(Found { resolved, toolchain, declared_toolchain, headers, headers_digest, of_system, lacking })
     }
-}
 
-/// With the identities of the sources that the kernel has.
-fn with_kernel_sources<'a>(
-    resolved: &Resolved,
-    image: &DriverImage,
-    found: &'a ResolvedImage,
-    target: &KernelTarget,
-) -> Result<Cow<'a, ResolvedImage>, SkipReason> {
-    let mut found = Cow::Borrowed(found);
-    for source in image.spec.sources.iter().filter(|source| source.is_of_kernel()) {
-        let key = (image.metadata.name.clone(), source.name.clone(), target.clone());
-        let identity =
-            looked_up(&resolved.kernel_sources, &key, "it was not looked up").map_err(|detail| {
-                SkipReason::Unresolved { detail: format!("source {}: {detail}", source.name) }
-            })?;
-        found.to_mut().sources.insert(source.name.to_string(), identity.clone());
+    /// With the identities of the sources that the kernel has.
+    fn with_kernel_sources(&self, found: &'a ResolvedImage) -> Result<Cow<'a, ResolvedImage>, SkipReason> {
+        let Self { inputs: CellInputs { resolved, .. }, image, target } = *self;
+        let mut found = Cow::Borrowed(found);
+        for source in image.spec.sources.iter().filter(|source| source.is_of_kernel()) {
+            let key = (image.metadata.name.clone(), source.name.clone(), target.clone());
+            let identity =
+                looked_up(&resolved.kernel_sources, &key, "it was not looked up").map_err(|detail| {
+                    SkipReason::Unresolved { detail: format!("source {}: {detail}", source.name) }
+                })?;
+            found.to_mut().sources.insert(source.name.to_string(), identity.clone());
+        }
+        Ok(found)
     }
-    Ok(found)
-}
 
-/// Why a site that signs does not sign what is made of these sources: others compiled it, and no key or word of the site stands for it.
-fn unvouched(definitions: &Definitions, image: &DriverImage, found: &ResolvedImage) -> Option<SkipReason> {
-    let signs = found.signed_with.is_some() || definitions.site.image_signing.is_some();
-    let source = image
-        .spec
-        .sources
-        .iter()
-        .filter(|_| signs)
-        .find(|source| matches!(&source.from, SourceOrigin::Image(image) if image.is_unvouched()))?;
-    let detail = format!(
-        "source {}: this site signs, and nothing vouches for modules out of another's image: name the key of who signed it \
+    /// Why a site that signs does not sign what is made of these sources: others compiled it, and no key or word of the site stands for it.
+    fn unvouched(&self, found: &ResolvedImage) -> Option<SkipReason> {
+        let signs = found.signed_with.is_some() || self.inputs.definitions.site.image_signing.is_some();
+        let source = self
+            .image
+            .spec
+            .sources
+            .iter()
+            .filter(|_| signs)
+            .find(|source| matches!(&source.from, SourceOrigin::Image(image) if image.is_unvouched()))?;
+        let detail = format!(
+            "source {}: this site signs, and nothing vouches for modules out of another's image: name the key of who signed it \
          (`signedBy`), or say that the site signs it all the same (`adoptUnsigned: true`)",
-        source.name
-    );
-    Some(SkipReason::Unvouched { detail })
+            source.name
+        );
+        Some(SkipReason::Unvouched { detail })
+    }
+
+    fn rendered(&self, templates: &mut Templates) -> Result<Rendered<'a>, SkipReason> {
+        let Self { inputs: CellInputs { resolved, .. }, image, target } = *self;
+        let family = self.family()?;
+        let found = self.found(family)?;
+        let base_name = base_name(found.declared_toolchain, &found.headers, target);
+        let says = |text: &HeaderText| {
+            let key = (target.clone(), text.to_string());
+            let found = looked_up(&resolved.header_texts, &key, "they were not looked at");
+            found.copied().map_err(|detail| SkipReason::Headers { detail })
+        };
+        let patches = image.spec.patches_for(target, says)?;
+        let patches = patches.into_iter().filter_map(|index| Some((index, image.spec.patches.get(index)?)));
+        let patches = patches
+            .map(|(index, patch)| {
+                let name = patch_name(index, patch);
+                let sha256 = found.resolved.patches.get(&index).cloned().ok_or_else(|| {
+                    SkipReason::Unresolved { detail: format!("patch {name} was not looked up") }
+                })?;
+                Ok(CellPatch { index, name, sha256 })
+            })
+            .collect::<Result<Vec<_>, SkipReason>>()?;
+        let mut context = image.template_context(&base_name, &found.resolved.version, target);
+        context.patches = patches.iter().map(|patch| patch.name.clone()).collect();
+        context.vars.extend(image.spec.vars_for(target, says)?);
+        if family.spec.btf {
+            context.with_btf();
+        }
+        let dockerfile = self.dockerfile(templates, &context)?;
+        Ok(Rendered { family, found, base_name, patches, dockerfile })
+    }
+
+    /// Works out one image for one kernel target, with what it is compiled against; no node calls for it yet.
+    pub(super) fn cell(&self, templates: &mut Templates, needs: Vec<CellNeed>) -> Result<Cell, SkipReason> {
+        let Self { inputs, image, target } = *self;
+        let rendered = self.rendered(templates)?;
+        let (unverified, refused) = self.unverified(&rendered.found);
+        let refused = refused.or_else(|| self.unvouched(&rendered.found.resolved));
+        let Rendered { family, found, base_name, patches, dockerfile } = rendered;
+        let Found {
+            resolved,
+            toolchain,
+            declared_toolchain,
+            headers,
+            headers_digest,
+            of_system: _,
+            lacking: _,
+        } = found;
+        let system = inputs.resolved.system(target);
+        let resolved = resolved.as_ref();
+        let mut references = self.references(templates, resolved, &needs)?.into_iter();
+        let reference = references.next().ok_or(SkipReason::NoTags)?;
+        let spec = &image.spec;
+        let inputs = HashInputs {
+            spec,
+            resolved,
+            patches: &patches,
+            needs: &needs,
+            toolchain: declared_toolchain,
+            headers: &headers,
+            target,
+        };
+        let declared_hash = input_hash(&inputs, &dockerfile)?;
+        let unsigned_hash =
+            resolved.signed_with.as_ref().map(|_| unsigned_hash(&inputs, &dockerfile)).transpose()?;
+        let recipe = recipe(&inputs, &family.metadata.name, &dockerfile.replace(&base_name, "toolchain"))?;
+        let input_hash = with_digests(declared_hash, &unverified);
+        // What an engine has of the same declared inputs may have other content.
+        let (dockerfile, base_name) =
+            match [FetchedInputs::HEADERS, FetchedInputs::TOOLCHAIN, FetchedInputs::SYSTEM]
+                .map(|input| unverified.get(input))
+            {
+                [None, None, None] => (dockerfile, base_name),
+                [of_headers, of_toolchain, of_system] => {
+                    let exact = |text: &str, digest: Option<&Digest>| match digest {
+                        Some(digest) => format!("{text} {digest}"),
+                        None => text.to_owned(),
+                    };
+                    let toolchain = exact(declared_toolchain, of_toolchain);
+                    let headers = exact(&exact(&headers, of_headers), of_system);
+                    let name = self::base_name(&toolchain, &headers, target);
+                    (dockerfile.replace(&base_name, &name), name)
+                }
+            };
+        Ok(Cell {
+            image: image.metadata.name.clone(),
+            version: resolved.version.clone(),
+            target: target.clone(),
+            family: family.metadata.name.clone(),
+            toolchain: toolchain.to_owned(),
+            reference,
+            further: references.collect(),
+            input_hash,
+            declared_hash,
+            unsigned_hash,
+            signed_with: resolved.signed_with.clone(),
+            recipe,
+            dockerfile,
+            base_name,
+            patches,
+            refused,
+            system: system.clone(),
+            fetched: FetchedInputs {
+                headers: headers_digest,
+                sources: resolved.sources.clone(),
+                base: resolved.base_identity.clone(),
+                unverified,
+            },
+            needs,
+            nodes: Vec::new(),
+            needed_by: Vec::new(),
+            announced_by: Vec::new(),
+        })
+    }
+
+    /// The inputs that only the registry's store vouches for, or that the nodes' system names: their digests, and why one of them
+    /// may not be used, or is not known.
+    fn unverified(&self, found: &Found<'_>) -> (BTreeMap<&'static str, Digest>, Option<SkipReason>) {
+        let Self { inputs: CellInputs { resolved, .. }, target, .. } = *self;
+        let root_fs = |what: &'static str, identity: &str| {
+            resolved.unverified_root_fs.get(&(what, identity.to_owned(), target.arch))?.as_ref()
+        };
+        let base = found.resolved.base_identity.as_deref();
+        let of_system = found.of_system.clone().map(|digest| (FetchedInputs::SYSTEM, digest));
+        let mut digests: BTreeMap<_, _> = of_system.into_iter().collect();
+        let mut refused = found.lacking.clone().map(|detail| SkipReason::UnknownSystem { detail });
+        for (name, input) in [
+            (FetchedInputs::HEADERS, resolved.unverified_headers.get(target)),
+            (FetchedInputs::TOOLCHAIN, root_fs(FetchedInputs::TOOLCHAIN, found.toolchain)),
+            (FetchedInputs::BASE, base.and_then(|base| root_fs(FetchedInputs::BASE, base))),
+        ] {
+            match input {
+                None => {}
+                Some(Unverified::Content(digest)) => drop(digests.insert(name, digest.clone())),
+                Some(Unverified::Refused(why)) => {
+                    let detail = format!("{name}: {why}");
+                    refused = refused.or(Some(SkipReason::Untrusted { detail }));
+                }
+            }
+        }
+        (digests, refused)
+    }
+
+    fn dockerfile(&self, templates: &mut Templates, context: &TemplateContext) -> Result<String, SkipReason> {
+        let (definitions, spec) = (self.inputs.definitions, &self.image.spec);
+        let text = definitions
+            .templates
+            .get(spec.template.as_str())
+            .ok_or_else(|| SkipReason::NoTemplate { template: spec.template.to_string() })?;
+        let refused = |detail: String| SkipReason::Template { detail };
+        let dockerfile =
+            templates.render(&spec.template, text, context).map_err(|error| refused(error.to_string()))?;
+        match fetching_add(&dockerfile) {
+            None => Ok(dockerfile),
+            Some((line, source)) => Err(refused(format!(
+                "template {} gives a Dockerfile in whose line {line} ADD takes {source}, which is no plain path of the build \
+             context: the engine would fetch it; name it in the image's `sources`, and COPY it",
+                spec.template
+            ))),
+        }
+    }
+
+    fn references(
+        &self,
+        templates: &mut Templates,
+        resolved: &ResolvedImage,
+        needs: &[CellNeed],
+    ) -> Result<Vec<ImageReference>, SkipReason> {
+        let Self { inputs: CellInputs { location, resolved: known, .. }, image, target } = *self;
+        let system = known.system(target);
+        let repository = location
+            .repository(&image.metadata.name)
+            .map_err(|error| SkipReason::Repository { detail: error.to_string() })?;
+        let needs = needs.iter().map(|need| (need.name.as_str(), need.version.as_str())).collect();
+        let signer = resolved.signed_with.as_ref().map(SignedWith::short);
+        let tags = TagInputs { version: &resolved.version, target, system, needs, signer };
+        let tags = render_tags(templates, &image.spec.tags, &tags)
+            .map_err(|error| SkipReason::Tag { detail: error.to_string() })?;
+        let reference = |tag| ImageReference { repository: repository.clone(), version: Version::Tag(tag) };
+        Ok(tags.into_iter().map(reference).collect())
+    }
 }
 
 fn is_of_system(text: &str) -> bool {
     SYSTEM_PLACEHOLDERS.iter().any(|placeholder| text.contains(placeholder))
-}
-
-/// What does not depend on the needs' content.
-struct Rendered<'a> {
-    family: &'a KernelFamily,
-    found: Found<'a>,
-    base_name: String,
-    patches: Vec<CellPatch>,
-    dockerfile: String,
-}
-
-fn rendered<'a>(
-    inputs: &CellInputs<'a>,
-    templates: &mut Templates,
-    image: &DriverImage,
-    target: &KernelTarget,
-) -> Result<Rendered<'a>, SkipReason> {
-    let CellInputs { definitions, resolved, published: _, location: _ } = *inputs;
-    let family = family_for(definitions, image, target)?;
-    let family = resolved.family(&definitions.families, target).unwrap_or(family);
-    let found = Found::of(inputs, image, family, target)?;
-    let base_name = base_name(found.declared_toolchain, &found.headers, target);
-    let says = |text: &HeaderText| {
-        let key = (target.clone(), text.to_string());
-        let found = looked_up(&resolved.header_texts, &key, "they were not looked at");
-        found.copied().map_err(|detail| SkipReason::Headers { detail })
-    };
-    let patches = image.spec.patches_for(target, says)?;
-    let patches = patches.into_iter().filter_map(|index| Some((index, image.spec.patches.get(index)?)));
-    let patches = patches
-        .map(|(index, patch)| {
-            let name = patch_name(index, patch);
-            let sha256 = found.resolved.patches.get(&index).cloned().ok_or_else(|| {
-                SkipReason::Unresolved { detail: format!("patch {name} was not looked up") }
-            })?;
-            Ok(CellPatch { index, name, sha256 })
-        })
-        .collect::<Result<Vec<_>, SkipReason>>()?;
-    let mut context = image.template_context(&base_name, &found.resolved.version, target);
-    context.patches = patches.iter().map(|patch| patch.name.clone()).collect();
-    context.vars.extend(image.spec.vars_for(target, says)?);
-    if family.spec.btf {
-        context.with_btf();
-    }
-    let dockerfile = dockerfile(definitions, templates, &image.spec, &context)?;
-    Ok(Rendered { family, found, base_name, patches, dockerfile })
-}
-
-/// Works out one image for one kernel target, with what it is compiled against; no node calls for it yet.
-pub(super) fn cell_with(
-    inputs: &CellInputs<'_>,
-    templates: &mut Templates,
-    image: &DriverImage,
-    target: &KernelTarget,
-    needs: Vec<CellNeed>,
-) -> Result<Cell, SkipReason> {
-    let rendered = rendered(inputs, templates, image, target)?;
-    let (unverified, refused) = unverified(inputs.resolved, &rendered.found, target);
-    let refused = refused.or_else(|| unvouched(inputs.definitions, image, &rendered.found.resolved));
-    let Rendered { family, found, base_name, patches, dockerfile } = rendered;
-    let Found { resolved, toolchain, declared_toolchain, headers, headers_digest, of_system: _, lacking: _ } =
-        found;
-    let system = inputs.resolved.system(target);
-    let resolved = resolved.as_ref();
-    let (reference, further) =
-        references(inputs.location, templates, (image, resolved), (target, system), &needs)?;
-    let spec = &image.spec;
-    let inputs = HashInputs {
-        spec,
-        resolved,
-        patches: &patches,
-        needs: &needs,
-        toolchain: declared_toolchain,
-        headers: &headers,
-        target,
-    };
-    let declared_hash = input_hash(&inputs, &dockerfile)?;
-    let unsigned_hash =
-        resolved.signed_with.as_ref().map(|_| unsigned_hash(&inputs, &dockerfile)).transpose()?;
-    let recipe = recipe(&inputs, &family.metadata.name, &dockerfile.replace(&base_name, "toolchain"))?;
-    let input_hash = with_digests(declared_hash, &unverified);
-    // What an engine has of the same declared inputs may have other content.
-    let (dockerfile, base_name) =
-        match [FetchedInputs::HEADERS, FetchedInputs::TOOLCHAIN, FetchedInputs::SYSTEM]
-            .map(|input| unverified.get(input))
-        {
-            [None, None, None] => (dockerfile, base_name),
-            [of_headers, of_toolchain, of_system] => {
-                let exact = |text: &str, digest: Option<&Digest>| match digest {
-                    Some(digest) => format!("{text} {digest}"),
-                    None => text.to_owned(),
-                };
-                let toolchain = exact(declared_toolchain, of_toolchain);
-                let headers = exact(&exact(&headers, of_headers), of_system);
-                let name = self::base_name(&toolchain, &headers, target);
-                (dockerfile.replace(&base_name, &name), name)
-            }
-        };
-    Ok(Cell {
-        image: image.metadata.name.clone(),
-        version: resolved.version.clone(),
-        target: target.clone(),
-        family: family.metadata.name.clone(),
-        toolchain: toolchain.to_owned(),
-        reference,
-        further,
-        input_hash,
-        declared_hash,
-        unsigned_hash,
-        signed_with: resolved.signed_with.clone(),
-        recipe,
-        dockerfile,
-        base_name,
-        patches,
-        refused,
-        system: system.clone(),
-        fetched: FetchedInputs {
-            headers: headers_digest,
-            sources: resolved.sources.clone(),
-            base: resolved.base_identity.clone(),
-            unverified,
-        },
-        needs,
-        nodes: Vec::new(),
-        needed_by: Vec::new(),
-        announced_by: Vec::new(),
-    })
-}
-
-/// The inputs that only the registry's store vouches for, or that the nodes' system names: their digests, and why one of them
-/// may not be used, or is not known.
-fn unverified(
-    resolved: &Resolved,
-    found: &Found<'_>,
-    target: &KernelTarget,
-) -> (BTreeMap<&'static str, Digest>, Option<SkipReason>) {
-    let root_fs = |what: &'static str, identity: &str| {
-        resolved.unverified_root_fs.get(&(what, identity.to_owned(), target.arch))?.as_ref()
-    };
-    let base = found.resolved.base_identity.as_deref();
-    let of_system = found.of_system.clone().map(|digest| (FetchedInputs::SYSTEM, digest));
-    let mut digests: BTreeMap<_, _> = of_system.into_iter().collect();
-    let mut refused = found.lacking.clone().map(|detail| SkipReason::UnknownSystem { detail });
-    for (name, input) in [
-        (FetchedInputs::HEADERS, resolved.unverified_headers.get(target)),
-        (FetchedInputs::TOOLCHAIN, root_fs(FetchedInputs::TOOLCHAIN, found.toolchain)),
-        (FetchedInputs::BASE, base.and_then(|base| root_fs(FetchedInputs::BASE, base))),
-    ] {
-        match input {
-            None => {}
-            Some(Unverified::Content(digest)) => drop(digests.insert(name, digest.clone())),
-            Some(Unverified::Refused(why)) => {
-                let detail = format!("{name}: {why}");
-                refused = refused.or(Some(SkipReason::Untrusted { detail }));
-            }
-        }
-    }
-    (digests, refused)
 }
 
 /// The declared hash itself where everything is vouched for.
@@ -328,50 +359,6 @@ pub(super) fn looked_up<'a, K: Ord, T>(
     missing: &str,
 ) -> Result<&'a T, String> {
     found.get(key).ok_or_else(|| missing.to_owned())?.as_ref().map_err(Clone::clone)
-}
-
-fn dockerfile(
-    definitions: &Definitions,
-    templates: &mut Templates,
-    spec: &DriverImageSpec,
-    context: &TemplateContext,
-) -> Result<String, SkipReason> {
-    let text = definitions
-        .templates
-        .get(spec.template.as_str())
-        .ok_or_else(|| SkipReason::NoTemplate { template: spec.template.to_string() })?;
-    let refused = |detail: String| SkipReason::Template { detail };
-    let dockerfile =
-        templates.render(&spec.template, text, context).map_err(|error| refused(error.to_string()))?;
-    match fetching_add(&dockerfile) {
-        None => Ok(dockerfile),
-        Some((line, source)) => Err(refused(format!(
-            "template {} gives a Dockerfile in whose line {line} ADD takes {source}, which is no plain path of the build \
-             context: the engine would fetch it; name it in the image's `sources`, and COPY it",
-            spec.template
-        ))),
-    }
-}
-
-fn references(
-    location: &ImageLocation,
-    templates: &mut Templates,
-    (image, resolved): (&DriverImage, &ResolvedImage),
-    (target, system): (&KernelTarget, &NodeSystem),
-    needs: &[CellNeed],
-) -> Result<(ImageReference, Vec<ImageReference>), SkipReason> {
-    let repository = location
-        .repository(&image.metadata.name)
-        .map_err(|error| SkipReason::Repository { detail: error.to_string() })?;
-    let needs = needs.iter().map(|need| (need.name.as_str(), need.version.as_str())).collect();
-    let signer = resolved.signed_with.as_ref().map(SignedWith::short);
-    let tags = TagInputs { version: &resolved.version, target, system, needs, signer };
-    let tags = render_tags(templates, &image.spec.tags, &tags)
-        .map_err(|error| SkipReason::Tag { detail: error.to_string() })?;
-    let reference = |tag| ImageReference { repository: repository.clone(), version: Version::Tag(tag) };
-    let mut references = tags.into_iter().map(reference);
-    let first = references.next().ok_or(SkipReason::NoTags)?;
-    Ok((first, references.collect()))
 }
 
 /// `localhost/` keeps engines from looking for it in a registry.

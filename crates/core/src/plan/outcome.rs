@@ -7,10 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use super::{
-    AnnouncedBy, BuildReason, Cell, Published, SkipReason,
-    skip_reason::{explained, shared},
-};
+use super::{AnnouncedBy, BuildReason, Cell, Published, SkipReason, skip_reason::explained};
 use crate::{
     image::{ImageName, ImageReference, InputHash},
     kernel::KernelTarget,
@@ -41,7 +38,6 @@ pub enum Outcome {
     /// It is built, checked and published.
     Build {
         /// The cell.
-        #[serde(serialize_with = "shared")]
         cell: Arc<Cell>,
         /// Why it is built.
         #[serde(serialize_with = "explained")]
@@ -53,7 +49,6 @@ pub enum Outcome {
     /// It is published with these very inputs.
     UpToDate {
         /// The cell.
-        #[serde(serialize_with = "shared")]
         cell: Arc<Cell>,
         /// The image.
         #[serde(flatten)]
@@ -68,7 +63,6 @@ pub enum Outcome {
     /// A tag holds something else than these inputs give (guarantee 3).
     Conflict {
         /// The cell.
-        #[serde(serialize_with = "shared")]
         cell: Arc<Cell>,
         /// The tag.
         reference: ImageReference,
@@ -80,7 +74,6 @@ pub enum Outcome {
     /// It failed before with the same inputs.
     HeldBack {
         /// The cell.
-        #[serde(serialize_with = "shared")]
         cell: Arc<Cell>,
         /// When it failed.
         at: jiff::Timestamp,
@@ -90,7 +83,6 @@ pub enum Outcome {
     /// The registry gave no answer.
     Unknown {
         /// The cell.
-        #[serde(serialize_with = "shared")]
         cell: Arc<Cell>,
         /// The reference that was looked up.
         reference: ImageReference,

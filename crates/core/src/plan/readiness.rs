@@ -13,7 +13,7 @@ use super::{
     Change, NEXT_KERNEL_ANNOTATION, NO_DRIVER_FOR, NodeChange, NodeFacts, PlanInputs, Platform, READY_FOR,
     guarantee::{MadeFor, passing},
     outcome::{Cells, State},
-    skip_reason::explained,
+    skip_reason::maybe_explained,
 };
 use crate::{
     image::{DriverImage, ImageName, ImageReference},
@@ -100,7 +100,7 @@ pub struct Next {
     /// The images, in name order.
     pub needs: Vec<Needed>,
     /// Why there may be more of them than none.
-    #[serde(serialize_with = "doubted", skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "maybe_explained", skip_serializing_if = "Option::is_none")]
     pub doubt: Option<Doubt>,
 }
 
@@ -128,7 +128,7 @@ pub struct PlannedNode {
     /// The node.
     pub node: String,
     /// What it is to boot; `None` where it is not announced any more.
-    #[serde(serialize_with = "shared", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<Arc<Next>>,
     /// May it, and were images checked for that?
     pub ready: bool,
@@ -137,19 +137,6 @@ pub struct PlannedNode {
     /// What is written to it; `None` where it says the right thing already.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub change: Option<Change>,
-}
-
-#[expect(clippy::ref_option, reason = "serde hands over the field as it is")]
-fn shared<S: serde::Serializer>(next: &Option<Arc<Next>>, serializer: S) -> Result<S::Ok, S::Error> {
-    next.as_deref().serialize(serializer)
-}
-
-#[expect(clippy::ref_option, reason = "serde hands over the field as it is")]
-fn doubted<S: serde::Serializer>(doubt: &Option<Doubt>, serializer: S) -> Result<S::Ok, S::Error> {
-    match doubt {
-        Some(doubt) => explained(doubt, serializer),
-        None => serializer.serialize_none(),
-    }
 }
 
 /// What every node's mark should be.

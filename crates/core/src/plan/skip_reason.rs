@@ -1,6 +1,6 @@
 //! Pure: why an image is not built for a kernel target, for people and for programs as in the other reasons.
 
-use std::{fmt, sync::Arc};
+use std::fmt;
 
 use serde::{Serialize, Serializer};
 
@@ -143,11 +143,6 @@ fn held(theirs: Option<&InputHash>) -> String {
     theirs.map_or(foreign.to_owned(), |theirs| format!("holds an image of other inputs ({})", theirs.short()))
 }
 
-/// A shared value, written out.
-pub(super) fn shared<S: Serializer>(value: &Arc<impl Serialize>, serializer: S) -> Result<S::Ok, S::Error> {
-    value.as_ref().serialize(serializer)
-}
-
 /// A reason's own fields, and the sentence for people as `message`.
 pub(super) fn explained<R: Serialize + fmt::Display, S: Serializer>(
     reason: &R,
@@ -160,4 +155,16 @@ pub(super) fn explained<R: Serialize + fmt::Display, S: Serializer>(
         message: String,
     }
     Explained { reason, message: reason.to_string() }.serialize(serializer)
+}
+
+/// The same of a reason that there may be.
+#[expect(clippy::ref_option, reason = "serde hands over the field as it is")]
+pub(super) fn maybe_explained<R: Serialize + fmt::Display, S: Serializer>(
+    reason: &Option<R>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match reason {
+        Some(reason) => explained(reason, serializer),
+        None => serializer.serialize_none(),
+    }
 }

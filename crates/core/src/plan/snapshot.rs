@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
-    ops::{Deref, DerefMut},
+    ops::DerefMut,
     sync::Arc,
 };
 
@@ -20,20 +20,12 @@ use crate::{
 
 /// Facts that one snapshot has in common with the next: of 10,000 nodes few change between two passes. Whoever changes them gets a copy of
 /// their own.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Shared<T>(Arc<T>);
+#[derive(Clone, Debug, Default, PartialEq, Eq, derive_more::Deref)]
+pub struct Shared<T>(#[deref(forward)] Arc<T>);
 
 impl<T> From<T> for Shared<T> {
     fn from(facts: T) -> Self {
         Self(Arc::new(facts))
-    }
-}
-
-impl<T> Deref for Shared<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.0
     }
 }
 

@@ -8,8 +8,8 @@ use std::{
 use regex::Regex;
 
 use super::{
-    AnnouncedBy, MayBoot, Needed, Next, Outcome, Phase, Plan, PlannedCell, PlannedNode, PlannedRollout,
-    PlannedSignature, Readiness, RolloutDecision, StatusRow,
+    MayBoot, Needed, Next, Outcome, Phase, Plan, PlannedCell, PlannedNode, PlannedRollout, PlannedSignature,
+    Readiness, RolloutDecision, StatusRow,
 };
 use crate::kmod::Verdict;
 
@@ -95,19 +95,14 @@ fn images(plan: &Plan) -> Table {
     for (place, planned) in plan.cells.iter().enumerate() {
         places.entry(planned.image.as_str()).or_insert(place);
         for (action, why) in actions(&planned.outcome) {
-            let needs: Vec<String> =
-                planned.outcome.cell().iter().flat_map(|cell| &cell.needs).map(ToString::to_string).collect();
-            let why = if needs.is_empty() { why } else { format!("{why}; needs {}", needs.join(", ")) };
-            let patches: Vec<&str> = planned
-                .outcome
-                .cell()
-                .iter()
-                .flat_map(|cell| &cell.patches)
-                .map(|patch| patch.name.as_str())
-                .collect();
-            let why =
-                if patches.is_empty() { why } else { format!("{why}; patched with {}", patches.join(", ")) };
-            let why = announced(why, &planned.announced_by);
+            let cell = planned.outcome.cell().into_iter();
+            let patches = cell.clone().flat_map(|cell| &cell.patches).map(|patch| &patch.name);
+            let more = [
+                listed("needs", cell.flat_map(|cell| &cell.needs), ", "),
+                listed("patched with", patches, ", "),
+                listed("announced by", &planned.announced_by, " and "),
+            ];
+            let why = [why].into_iter().chain(more.into_iter().flatten()).collect::<Vec<_>>().join("; ");
             rows.push((planned.image.to_string(), planned.target.to_string(), planned.nodes, action, why));
         }
     }
@@ -140,10 +135,8 @@ fn actions(outcome: &Outcome) -> Vec<(&'static str, String)> {
             let verdict = published.verdict.map_or("no check report", Verdict::as_str);
             let denied = if *denied { ", not accepted: check.unknown is deny" } else { "" };
             let mut actions = vec![("up to date", format!("{digest} ({verdict}{denied})"))];
-            if !missing_tags.is_empty() {
-                let names: Vec<_> = missing_tags.iter().map(ToString::to_string).collect();
-                actions.push(("tag", format!("{digest} also as {}", names.join(", "))));
-            }
+            let tags = listed("also as", missing_tags, ", ");
+            actions.extend(tags.map(|tags| ("tag", format!("{digest} {tags}"))));
             return actions;
         }
         Outcome::Conflict { cell, reference, theirs, remedy } => {
@@ -183,13 +176,10 @@ pub fn decided(decision: &RolloutDecision) -> (&'static str, String) {
     }
 }
 
-/// Who asks for it, where that is not only nodes that run the kernel.
-fn announced(why: String, by: &[AnnouncedBy]) -> String {
-    if by.is_empty() {
-        return why;
-    }
-    let by: Vec<String> = by.iter().map(ToString::to_string).collect();
-    format!("{why}; announced by {}", by.join(" and "))
+/// Those that there are, with what they are.
+fn listed<T: ToString>(what: &str, items: impl IntoIterator<Item = T>, with: &str) -> Option<String> {
+    let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
+    (!items.is_empty()).then(|| format!("{what} {}", items.join(with)))
 }
 
 /// The matrix of [`status`](super::status), in words.
@@ -201,12 +191,8 @@ pub fn status_table(rows: &[StatusRow]) -> Table {
             None => row.reason.clone(),
         };
         last.push(row.digest.as_ref().map_or_else(reason, |digest| format!("@{digest}")));
-        if !row.needs.is_empty() && row.phase != Phase::Waiting {
-            last.push(format!("needs {}", row.needs.join(", ")));
-        }
-        if !row.announced_by.is_empty() {
-            last.push(format!("announced by {}", row.announced_by.join(" and ")));
-        }
+        last.extend(listed("needs", &row.needs, ", ").filter(|_| row.phase != Phase::Waiting));
+        last.extend(listed("announced by", &row.announced_by, " and "));
         last.retain(|line| !line.is_empty());
         let check = row.verdict.map_or("", Verdict::as_str).to_owned();
         let phase = row.phase.as_str().to_owned();
@@ -258,7 +244,7 @@ fn nodes(plan: &Plan) -> Table {
         kernels.entry(key).or_default().push(node);
     }
     let row = |((kernel, answer, why), nodes): ((String, &str, String), Vec<&str>)| {
-        vec![named(&nodes), kernel, answer.to_owned(), why]
+        vec![some_of(&nodes, NAMED_NODES), kernel, answer.to_owned(), why]
     };
     table(&["NODES", "NEXT KERNEL", "REBOOT", "WHY"], kernels.into_iter().map(row))
 }
@@ -289,15 +275,15 @@ fn by_reason<'a>(header: &'static str, nodes: impl Iterator<Item = (String, &'a 
     for (why, node) in nodes {
         reasons.entry(why).or_default().push(node);
     }
-    table(&[header, "WHY"], reasons.into_iter().map(|(why, nodes)| vec![named(&nodes), why]))
+    table(&[header, "WHY"], reasons.into_iter().map(|(why, nodes)| vec![some_of(&nodes, NAMED_NODES), why]))
 }
 
 /// The first names; the rest is counted.
-fn named(nodes: &[&str]) -> String {
-    let names = nodes[..nodes.len().min(NAMED_NODES)].join(", ");
-    match nodes.len().saturating_sub(NAMED_NODES) {
-        0 => names,
-        more => format!("{names} and {more} more"),
+pub(super) fn some_of(names: &[&str], most: usize) -> String {
+    let first = names[..names.len().min(most)].join(", ");
+    match names.len().saturating_sub(most) {
+        0 => first,
+        more => format!("{first} and {more} more"),
     }
 }
 

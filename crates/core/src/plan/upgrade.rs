@@ -21,7 +21,9 @@ pub use self::{
     table::upgrade_table,
     wait::UpgradeWait,
 };
-use super::{Change, Holder, NodeFacts, PodFacts, UPGRADE_CHECKED, WorkloadFacts, skip_reason::explained};
+use super::{
+    Change, Holder, NodeFacts, PodFacts, UPGRADE_CHECKED, WorkloadFacts, skip_reason::maybe_explained,
+};
 use crate::image::UpgradeSpec;
 
 /// Everything that the next steps of one DaemonSet's upgrade are decided from.
@@ -129,7 +131,7 @@ pub struct UpgradeTurn {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<UpgradeNote>,
     /// What it waits for.
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "wait::maybe_explained")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "maybe_explained")]
     pub waits: Option<UpgradeWait>,
     /// What is done with it now, in this order. A change that is refused holds no other.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::{
     Activity, Cell, ClusterSnapshot, KERNEL_LABEL, MayBoot, NodeFacts, Plan, PlannedCell, StatusEntry,
     node_target, status_entries,
-    table::{decided, why_not},
+    table::{decided, some_of, why_not},
     tells_hardware,
 };
 use crate::{
@@ -108,11 +108,13 @@ impl Explain<'_> {
             running.into_iter().map(|node| (node, called_for(node, image))).partition(|(_, why)| why.is_ok());
         let mut links = Vec::new();
         if let Some((_, Ok(why))) = calling.first() {
-            let names = some_of(calling.iter().map(|(node, _)| node.name.as_str()));
+            let names: Vec<&str> = calling.iter().map(|(node, _)| node.name.as_str()).collect();
+            let names = some_of(&names, NAMED);
             links.push(link("nodes", format!("{names}: {why}")));
         }
         if let Some((_, Err(why))) = others.first() {
-            let names = some_of(others.iter().map(|(node, _)| node.name.as_str()));
+            let names: Vec<&str> = others.iter().map(|(node, _)| node.name.as_str()).collect();
+            let names = some_of(&names, NAMED);
             links.push(Link {
                 about: "other nodes".to_owned(),
                 says: format!("{names}: {}", why.says),
@@ -254,13 +256,6 @@ fn state(entry: &StatusEntry<'_>) -> Link {
         reason = format!("{}@{digest}{}", row.reference, verdict.unwrap_or_default());
     }
     Link { hint, ..link("state", format!("{}: {reason}", row.phase.as_str())) }
-}
-
-/// `n1, n2 and 3 more`.
-fn some_of<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
-    let more = names.len().saturating_sub(NAMED);
-    let first = names.take(NAMED).collect::<Vec<_>>().join(", ");
-    if more == 0 { first } else { format!("{first} and {more} more") }
 }
 
 #[cfg(test)]

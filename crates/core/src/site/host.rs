@@ -8,12 +8,13 @@ use ipnet::IpNet;
 use oci::is_docker_hub;
 use schemars::{Schema, json_schema};
 use serde::{Serialize, Serializer};
+use serde_with::{DeserializeFromStr, SerializeDisplay};
 use url::Url;
 
-use crate::definition::{NotA, text_form};
+use crate::definition::{NotA, text_schema};
 
 /// `host` or `host:port`; the name in lower case.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, DeserializeFromStr, SerializeDisplay)]
 pub struct HostPort {
     name: String,
     port: Option<u16>,
@@ -133,7 +134,7 @@ impl HostPolicy {
 }
 
 /// One entry of `noProxy`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, DeserializeFromStr, SerializeDisplay)]
 #[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum NoProxy {
     /// `*`: everything.
@@ -213,7 +214,8 @@ impl fmt::Display for NoProxy {
 }
 
 /// A proxy's address. Only the environment's may hold a name and a password: definitions are handed on.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, derive_more::Debug, DeserializeFromStr)]
+#[debug("ProxyUrl({self})")]
 pub struct ProxyUrl(Url);
 
 const A_PROXY: &str = "a proxy's address: `http://host[:port]` or the same with `https://`, without a password (`login` \
@@ -272,12 +274,6 @@ impl fmt::Display for ProxyUrl {
     }
 }
 
-impl fmt::Debug for ProxyUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ProxyUrl({self})")
-    }
-}
-
 /// Without its password.
 impl Serialize for ProxyUrl {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -293,9 +289,9 @@ pub(super) fn described(what: &str) -> Schema {
     json_schema!({"type": "string", "description": format!("{what}.")})
 }
 
-text_form!(HostPort, true, described(A_HOST));
-text_form!(NoProxy, true, described(A_DIRECT_HOST));
-text_form!(read ProxyUrl, true, described(A_PROXY));
+text_schema!(HostPort, true, described(A_HOST));
+text_schema!(NoProxy, true, described(A_DIRECT_HOST));
+text_schema!(ProxyUrl, true, described(A_PROXY));
 
 #[cfg(test)]
 mod tests {

@@ -4,15 +4,17 @@
 //! The place itself comes last and is not left out: a mirror that fills itself lacks files that were not yet asked for.
 //! With `--offline` it is asked only where its host is named ([`HostPolicy`](super::HostPolicy) decides, not this module).
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
+use derive_more::Display;
 use oci::{Repository, is_docker_hub};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_with::{DeserializeFromStr, SerializeDisplay};
 use url::Url;
 
 use super::host::described;
-use crate::definition::{NonEmpty, NotA, text_form};
+use crate::definition::{NonEmpty, NotA, text_schema};
 
 /// Other places for what begins with a prefix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -26,7 +28,7 @@ pub struct MirrorRule {
 }
 
 /// The beginning of image references or of addresses. It ends where a `/` follows.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Display, DeserializeFromStr, SerializeDisplay)]
 pub enum Prefix {
     /// `host[:port][/path]`.
     Image(Images),
@@ -35,7 +37,8 @@ pub enum Prefix {
 }
 
 /// The beginning of image references: a host and perhaps a path.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Display)]
+#[display("{host}{}{path}", if path.is_empty() { "" } else { "/" })]
 pub struct Images {
     host: String,
     path: String,
@@ -118,17 +121,7 @@ impl FromStr for Prefix {
     }
 }
 
-impl fmt::Display for Prefix {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Image(Images { host, path }) if path.is_empty() => f.write_str(host),
-            Self::Image(Images { host, path }) => write!(f, "{host}/{path}"),
-            Self::Address(url) => f.write_str(url.as_str()),
-        }
-    }
-}
-
-text_form!(Prefix, true, described(A_PREFIX));
+text_schema!(Prefix, true, described(A_PREFIX));
 
 /// The repositories to look in, the last of which is the one asked for.
 pub fn image_candidates(rules: &[MirrorRule], repository: &Repository) -> Vec<Repository> {

@@ -95,21 +95,19 @@ impl SiteSpec {
 }
 
 /// What holds for all images, kernels and commands of one site.
+#[serde_with::apply(Vec => #[serde(default, skip_serializing_if = "Vec::is_empty")])]
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SiteSpec {
     /// Where images and files are fetched from instead of where definitions say. The longest prefix that matches counts.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mirrors: Vec<MirrorRule>,
     /// The proxy for hosts that are not reached directly; without this, what the environment says.
     pub proxy: Option<Proxy>,
     /// How single hosts are reached. With `--offline` these, the mirrors, the registry and the cluster of the command line
     /// are all that may be asked.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<Host>,
     /// Further credentials, in the order in which they are looked through; Docker's own file comes last.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub credentials: Vec<Credentials>,
     /// Who signs modules, for kernels that load no others.
     pub module_signing: Option<ModuleSigning>,

@@ -1,17 +1,12 @@
 //! Pure: what must hold of an image before nodes get it.
 
-use std::fmt;
-
 use schemars::JsonSchema;
 use serde::{
     Deserialize, Deserializer, Serialize,
-    de::{
-        Error as _, MapAccess, SeqAccess, Visitor,
-        value::{MapAccessDeserializer, SeqAccessDeserializer},
-    },
+    de::{Error as _, Unexpected},
 };
 
-use crate::definition::checked::LocalPath;
+use crate::definition::{OneOf, checked::LocalPath, one_of};
 
 /// What must hold of an image before a rollout names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -83,37 +78,19 @@ impl Default for RequireSigned {
     }
 }
 
-/// By hand, because serde's untagged enums lose the place and the reason of an error.
 impl<'de> Deserialize<'de> for RequireSigned {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Form;
-
-        impl<'de> Visitor<'de> for Form {
-            type Value = RequireSigned;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a list of public keys, or {atLeast: NUMBER, keys: [...]}")
+        let expected = "a list of public keys, or {atLeast: NUMBER, keys: [...]}";
+        match one_of(deserializer, [Unexpected::Seq, Unexpected::Map], expected)? {
+            OneOf::First(keys) => Ok(Self::OneOf(keys)),
+            OneOf::Second(Signatures { at_least, keys }) if !(1..=keys.len()).contains(&at_least) => {
+                let named = keys.len();
+                Err(D::Error::custom(format!(
+                    "{at_least} keys must have signed, and {named} are named: no image can fit, or any does"
+                )))
             }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<RequireSigned, A::Error> {
-                Deserialize::deserialize(SeqAccessDeserializer::new(list)).map(RequireSigned::OneOf)
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<RequireSigned, A::Error> {
-                let wanted = Signatures::deserialize(MapAccessDeserializer::new(map))?;
-                let Signatures { at_least, keys } = &wanted;
-                if !(1..=keys.len()).contains(at_least) {
-                    let named = keys.len();
-                    let message = format!(
-                        "{at_least} keys must have signed, and {named} are named: no image can fit, or any does"
-                    );
-                    return Err(A::Error::custom(message));
-                }
-                Ok(RequireSigned::AtLeast(wanted))
-            }
+            OneOf::Second(wanted) => Ok(Self::AtLeast(wanted)),
         }
-
-        deserializer.deserialize_any(Form)
     }
 }
 

@@ -82,11 +82,11 @@ impl Loaded {
 
     /// Modules, with all that use them directly or not, those that nothing uses first. Names that are not loaded
     /// are left out.
-    pub(crate) fn with_holders(&self, names: &[&str]) -> Vec<String> {
+    pub(crate) fn with_holders(&self, names: impl IntoIterator<Item = impl AsRef<str>>) -> Vec<String> {
         let mut order = Vec::new();
         let mut seen = BTreeSet::new();
         for name in names {
-            self.visit(&kernel_name(name), &mut seen, &mut order);
+            self.visit(&kernel_name(name.as_ref()), &mut seen, &mut order);
         }
         order
     }

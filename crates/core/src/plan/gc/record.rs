@@ -1,6 +1,6 @@
 //! Pure: the record of when each kernel was last seen: in the registry, because registry and cluster are the only state.
 
-use std::{collections::BTreeMap, fmt, str::FromStr};
+use std::{collections::BTreeMap, str::FromStr};
 
 use jiff::civil::Date;
 
@@ -10,21 +10,13 @@ use crate::{
 };
 
 /// A kernel in the record.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, derive_more::Display)]
+#[display("{release}{}", arch.map(|arch| format!(" {arch}")).unwrap_or_default())]
 pub struct KernelKey {
     /// The exact release.
     pub release: String,
     /// The architecture; `None` for one that is known by an image alone.
     pub arch: Option<Architecture>,
-}
-
-impl fmt::Display for KernelKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.arch {
-            Some(arch) => write!(f, "{} {arch}", self.release),
-            None => f.write_str(&self.release),
-        }
-    }
 }
 
 impl FromStr for KernelKey {

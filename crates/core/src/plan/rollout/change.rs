@@ -8,9 +8,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use serde::Serialize;
 
-use super::super::{
-    NodeAffinity, NodeFacts, ObjectVersion, UPGRADE, labels::operator_at_work, skip_reason::shared,
-};
+use super::super::{NodeAffinity, NodeFacts, ObjectVersion, UPGRADE, labels::operator_at_work};
 use crate::image::{ImageReference, OperatorResource};
 
 /// One write.
@@ -69,7 +67,6 @@ pub struct DaemonSetCopy {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<ObjectVersion>,
     /// The whole object, as applied.
-    #[serde(serialize_with = "shared")]
     pub manifest: Arc<serde_json::Value>,
     /// Images that must be in the registry at the moment of the write (guarantee 1).
     pub proof: Vec<ImageReference>,

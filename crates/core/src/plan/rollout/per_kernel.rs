@@ -29,7 +29,7 @@ use super::{
 use crate::{
     image::{Period, RolloutSpec, Watch},
     kernel::KernelTarget,
-    plan::{NodeAffinity, PER_KERNEL_ANNOTATION, PlannedUpgrade, Seen},
+    plan::{NodeAffinity, PER_KERNEL_ANNOTATION, PlannedUpgrade, Seen, table::some_of},
 };
 
 pub(super) use self::{original::Original, record::OriginalNote};
@@ -334,10 +334,8 @@ fn conclude(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> Result
     }
     let unfinished: Vec<&str> = fleet.unfinished().collect();
     if !unfinished.is_empty() {
-        let more = unfinished.len().saturating_sub(3);
-        let names = unfinished[..unfinished.len() - more].join(", ");
-        let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
-        return Ok(RolloutDecision::Steps { now: vec![format!("waits for node {names}{rest}")] }.into());
+        let what = format!("waits for node {}", some_of(&unfinished, 3));
+        return Ok(RolloutDecision::Steps { now: vec![what] }.into());
     }
     let kernels = fleet.original.copies.len();
     let nodes = fleet.members.iter().filter(|member| member.handed_over).count();

@@ -1,9 +1,7 @@
 //! Pure: why a node waits, for people and for programs.
 
 use jiff::Timestamp;
-use serde::{Serialize, Serializer};
-
-use super::explained;
+use serde::Serialize;
 
 /// What a node waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
@@ -86,17 +84,5 @@ impl UpgradeWait {
                 | Self::NotReady
                 | Self::Operator { .. }
         )
-    }
-}
-
-/// With the message beside the reason.
-#[expect(clippy::ref_option, reason = "serde hands over the field as it is")]
-pub(super) fn maybe_explained<S: Serializer>(
-    wait: &Option<UpgradeWait>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    match wait {
-        Some(wait) => explained(wait, serializer),
-        None => serializer.serialize_none(),
     }
 }

@@ -90,10 +90,7 @@ pub struct Note {
 /// Reads the steps of the stage `modules`. There are no build arguments: `ARG` has its default.
 pub fn read(dockerfile: &str, base: &Base) -> Result<Recipe, StepsError> {
     if let Some(place) = dockerfile.lines().position(|line| line.contains('\0')) {
-        return Err(StepsError::Mistake {
-            line: number(place),
-            reason: "there is a NUL character".to_owned(),
-        });
+        return Err(Refusal::Mistake("there is a NUL character".to_owned()).at(number(place)));
     }
     check_directives(dockerfile)?;
     let instructions = same_to_all(dockerfile).map_err(|place| StepsError::Unsupported {
@@ -106,10 +103,8 @@ pub fn read(dockerfile: &str, base: &Base) -> Result<Recipe, StepsError> {
         .iter()
         .find_map(|one| one.documents.iter().find(|document| !document.ends).map(|document| (document, one)))
     {
-        return Err(StepsError::Mistake {
-            line: number(open.first),
-            reason: format!("the here-document {} does not end", document.name),
-        });
+        let reason = format!("the here-document {} does not end", document.name);
+        return Err(Refusal::Mistake(reason).at(number(open.first)));
     }
     let escape = escape_character(dockerfile, true);
     let (variables, from, body) = stage(&instructions, base, escape)?;

@@ -35,10 +35,7 @@ pub(super) fn stage<'a>(
         return Err(StepsError::Mistake { line: 1, reason });
     };
     if let Some(second) = named.next() {
-        return Err(StepsError::Mistake {
-            line: line(second),
-            reason: "a second stage `modules`".to_owned(),
-        });
+        return Err(Refusal::Mistake("a second stage `modules`".to_owned()).at(line(second)));
     }
     let stages: Vec<String> = starts
         .iter()

@@ -37,7 +37,6 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, ending: &mut dyn Ending) -
         options,
         loader: Loader { node, index: &index, parameters: &parameters },
         taken_out: TakenOut {
-            node,
             host: Loader { node, index: &host, parameters: &parameters },
             file: options.file("replaced"),
         },
@@ -88,7 +87,7 @@ impl Container<'_> {
             self.load(ending, loaded)?;
         } else {
             forecast::announce(node, &leaving)?;
-            self.taken_out.add(&self.of_the_host(&leaving)?)?;
+            self.taken_out.add(&self.of_the_host(&Loaded::read(&node.paths)?, &leaving)?)?;
             self.blacklist().write()?;
             let replaced = unload::unload_all(node, &leaving).and_then(|_| self.load(ending, loaded));
             self.blacklist().remove()?;
@@ -105,8 +104,7 @@ impl Container<'_> {
     fn stop(&self, modules: &[String], loaded: &[String]) -> Result<(), Error> {
         let node = self.node;
         // A dkms.conf may name what uses a module before it.
-        let last_first: Vec<&str> = modules.iter().rev().map(String::as_str).collect();
-        let leaving = Loaded::read(&node.paths)?.with_holders(&last_first);
+        let leaving = Loaded::read(&node.paths)?.with_holders(modules.iter().rev());
         for name in leaving.iter().filter(|name| modules.contains(name)) {
             unload::unload(node, name)?;
         }
@@ -160,13 +158,7 @@ impl Container<'_> {
     fn leaving(&self) -> Result<Vec<String>, Error> {
         let Self { node, options, .. } = self;
         let loaded = Loaded::read(&node.paths)?;
-        let mut seeds = Vec::new();
-        for name in &options.replace {
-            if !self.is_ours(&loaded, name)? {
-                seeds.push(name.as_str());
-            }
-        }
-        let order = loaded.with_holders(&seeds);
+        let order = loaded.with_holders(self.of_the_host(&loaded, &options.replace)?);
         for name in &order {
             if !options.replace.contains(name) && !options.modules.contains(name) {
                 return Err(Error::new(
@@ -186,11 +178,10 @@ impl Container<'_> {
     }
 
     /// Without the image's.
-    fn of_the_host(&self, names: &[String]) -> Result<Vec<String>, Error> {
-        let loaded = Loaded::read(&self.node.paths)?;
+    fn of_the_host(&self, loaded: &Loaded, names: &[String]) -> Result<Vec<String>, Error> {
         let mut theirs = Vec::new();
         for name in names {
-            if !self.is_ours(&loaded, name)? {
+            if !self.is_ours(loaded, name)? {
                 theirs.push(name.clone());
             }
         }

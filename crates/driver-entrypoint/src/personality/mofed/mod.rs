@@ -38,7 +38,6 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
         settings,
         stack: Stack { node, settings, loader: Loader { node, index: &index, parameters: &parameters } },
         taken_out: TakenOut {
-            node,
             host: Loader { node, index: &host, parameters: &parameters },
             file: settings.state_file("replaced"),
         },
@@ -188,8 +187,7 @@ impl Container<'_> {
             let info = self.stack.loader.index.of_image(name).and_then(|file| file.info().ok());
             info.is_some_and(|info| loaded.is(&self.node.paths, name, &info))
         };
-        let ours: Vec<&str> = loaded.names().filter(is_ours).collect();
-        unload::unload_all(self.node, &loaded.with_holders(&ours))?;
+        unload::unload_all(self.node, &loaded.with_holders(loaded.names().filter(is_ours)))?;
         self.taken_out.load(names)
     }
 

@@ -98,7 +98,6 @@ impl Stack<'_> {
                 || in_tree.clone().any(|other| other == name)
                 || PEER_MEMORY.contains(&name)
         };
-        let seeds: Vec<&str> = seeds.iter().map(String::as_str).collect();
         let mut order = loaded.with_holders(&seeds);
         if let Some(name) = order.iter().find(|name| !known(name)) {
             return Err(stranger(loaded, &order, name));

@@ -16,16 +16,15 @@ use crate::{
 };
 
 /// What is noted in the original. Its own node affinity need not be: the fence comes out of it as it went in.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(in super::super) struct OriginalNote {
     /// When it was made to keep off nodes that are handed over.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) fenced_at: Option<Timestamp>,
     /// How often another writer undid that.
     pub(super) undone: u32,
     /// When a person took the rollout back.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) rolled_back: Option<Timestamp>,
 }
 
