@@ -40,7 +40,7 @@ async fn main() {
             assert!(bytes < 100 << 20, "{bytes} bytes after {kernel} kernels");
         }
     }
-    let metrics = Metrics::new();
+    let metrics = Metrics::default();
     let waiting = |kernel| (format!("debian 12 6.1.{kernel} amd64"), Duration::from_secs(1));
     metrics.kernels((0..KERNELS).map(waiting).collect());
     let text = metrics.text().unwrap();

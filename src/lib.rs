@@ -16,6 +16,7 @@ pub mod collected;
 pub mod controller;
 pub mod definitions;
 pub mod engine;
+mod files;
 mod git;
 pub mod images;
 mod init;

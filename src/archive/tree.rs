@@ -13,7 +13,7 @@ use std::{
 use fs_err::{self as fs, File};
 
 use super::{Result, UnpackError, links};
-use crate::oci::Whiteout;
+use crate::{files::if_there, oci::Whiteout};
 
 /// What an archive's entries mean for what stands there before them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -273,10 +273,7 @@ impl<'a> Tree<'a> {
 
     /// Removes whatever is there, if anything is.
     fn remove(&mut self, path: &Path) -> io::Result<()> {
-        let metadata = match fs::symlink_metadata(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            other => other?,
-        };
+        let Some(metadata) = if_there(fs::symlink_metadata(path))? else { return Ok(()) };
         if metadata.is_file() {
             return fs::remove_file(path);
         }

@@ -184,7 +184,7 @@ pub(super) fn missing_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLo
 /// Makes sure that the engine has the toolchain, and says under which name.
 async fn ensure_toolchain(job: &Job<'_>, engine: &DockerEngine, toolchain: &Toolchain) -> Result<String> {
     let parts = job.parts;
-    let root = PackageRoot::of_toolchain(toolchain, &job.cell.target, &parts.definitions.root);
+    let root = PackageRoot::of_toolchain(toolchain, &job.cell.target);
     let Some(root) = root else {
         // With the digest that the input hash has, whatever the tag names by now.
         let reference: ImageReference = job.cell.toolchain.parse()?;

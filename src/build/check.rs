@@ -104,7 +104,7 @@ async fn facts_of_image(job: &Job<'_>) -> Result<Option<BeyondHeaders>> {
     if family.spec.kernel_image.is_none() {
         return Ok(None);
     }
-    let fetch = || parts.fetcher.kernel_images().find(family, &parts.definitions.root, &cell.target);
+    let fetch = || parts.fetcher.kernel_images().find(family, &cell.target);
     match parts.retry("fetch kernel image", fetch).await? {
         KernelImageLookup::Found(kernel) => Ok(Some(parts.fetcher.kernel_images().facts(&kernel).await?)),
         KernelImageLookup::Missing { .. } => Ok(None),

@@ -133,8 +133,8 @@ async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
 }
 
 async fn toolchain(job: &Job<'_>) -> Result<Material> {
-    let (cell, definitions) = (job.cell, &job.parts.definitions.root);
-    let Some(root) = PackageRoot::of_toolchain(&job.toolchain, &cell.target, definitions) else {
+    let cell = job.cell;
+    let Some(root) = PackageRoot::of_toolchain(&job.toolchain, &cell.target) else {
         // The cell's toolchain is the reference with its digest.
         let (name, digest) = cell.toolchain.split_once('@').unwrap_or((&cell.toolchain, ""));
         return Ok(Material {

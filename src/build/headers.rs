@@ -13,7 +13,7 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<HeaderSet> {
     job.stage(Stage::Headers);
     let (parts, target) = (job.parts, &job.cell.target);
     let source = job.family.spec.headers_for(target, &job.cell.system);
-    let look = || parts.fetcher.headers().find(&source, &parts.definitions.root, target);
+    let look = || parts.fetcher.headers().find(&source, target);
     match parts.retry("fetch headers", look).await? {
         HeaderLookup::Found(headers) => {
             let planned = &job.cell.fetched;

@@ -12,6 +12,7 @@ use fs_err::{self as fs, File};
 
 use crate::{
     cache::{Cache, CacheError},
+    files::if_there,
     image::{ImageName, InputHash},
     kernel::{KernelRelease, KernelTarget},
     plan::Cell,
@@ -93,10 +94,7 @@ pub(crate) fn logs_for(
 }
 
 fn all(cache: &Cache) -> io::Result<Vec<(SystemTime, String)>> {
-    let entries = match fs::read_dir(cache.root().join(KIND)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
-    };
+    let Some(entries) = if_there(fs::read_dir(cache.root().join(KIND)))? else { return Ok(Vec::new()) };
     let mut found = Vec::new();
     for entry in entries {
         let entry = entry?;

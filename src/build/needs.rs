@@ -87,7 +87,7 @@ async fn add_host_trees(job: &Job<'_>, needed: &mut Needed) -> Result<()> {
     let Job { parts, cell, .. } = job;
     for need in &job.image.spec.needs {
         let Need::Tree { name, tree } = need else { continue };
-        let found = parts.fetcher.host_tree(tree, &parts.definitions.root, &cell.target).await?;
+        let found = parts.fetcher.host_tree(tree, &cell.target).await?;
         let HostTree { root, digest, symvers, origin } = match found {
             HostTreeLookup::Found(found) => found,
             HostTreeLookup::Missing { looked_for, hint } => {

@@ -31,7 +31,7 @@ fn machine(bench: &mut Bench, name: &str) {
     let cache = Cache::open(bench.root().join(name)).unwrap();
     let options = FetchOptions { apt_dir: bench.root().join("no-apt"), ..FetchOptions::default() };
     bench.parts.cache = cache.clone();
-    bench.parts.fetcher = Fetcher::new(cache, options);
+    bench.parts.fetcher = Fetcher::new(cache, options).with_definitions(bench.root().to_owned());
     let registry = connect(&bench.parts.location, &RegistryOptions::default());
     let store = store_of(&bench.parts, bench.parts.location.clone(), registry);
     bench.parts.fetcher = bench.parts.fetcher.clone().with_store(store);
@@ -75,8 +75,7 @@ fn source(bench: &Bench) -> HeaderSource {
 /// The kernel's headers are put into the store, and are nowhere else from then on.
 async fn mirror_headers(bench: &mut Bench, release: &str) -> StoredInput {
     let root = bench.root().to_owned();
-    let kept =
-        bench.parts.fetcher.headers().keep(&source(bench), &root, &Bench::target(release)).await.unwrap();
+    let kept = bench.parts.fetcher.headers().keep(&source(bench), &Bench::target(release)).await.unwrap();
     let crate::inputs::Lookup::Found(kept) = kept else { panic!("no headers") };
     fs::rename(root.join(format!("headers-{release}")), root.join(format!("away-{release}"))).unwrap();
     machine(bench, &format!("after-{release}"));
@@ -88,14 +87,15 @@ async fn replace_headers(bench: &Bench, release: &str, stored: &StoredInput, not
     bench.headers_with(release, SYMBOLS, "CONFIG_EVIL=y\n");
     let root = bench.root().to_owned();
     let other = Cache::open(root.join(format!("evil-{release}"))).unwrap();
-    let evil = Fetcher::new(other, FetchOptions::default()).with_store(Store::new(
-        crate::registry::RegistryLocation::Layout(root.join(format!("evil-layout-{release}"))),
-        connect(
-            &crate::registry::RegistryLocation::Layout(root.join(format!("evil-layout-{release}"))),
-            &RegistryOptions::default(),
-        ),
-    ));
-    let kept = evil.headers().keep(&source(bench), &root, &Bench::target(release)).await.unwrap();
+    let evil =
+        Fetcher::new(other, FetchOptions::default()).with_definitions(root.clone()).with_store(Store::new(
+            crate::registry::RegistryLocation::Layout(root.join(format!("evil-layout-{release}"))),
+            connect(
+                &crate::registry::RegistryLocation::Layout(root.join(format!("evil-layout-{release}"))),
+                &RegistryOptions::default(),
+            ),
+        ));
+    let kept = evil.headers().keep(&source(bench), &Bench::target(release)).await.unwrap();
     let crate::inputs::Lookup::Found(kept) = kept else { panic!("no headers") };
     let layer = root.join("evil-layer");
     let _ = fs::remove_file(&layer);

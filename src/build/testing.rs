@@ -139,7 +139,8 @@ impl Bench {
                 patches: BTreeMap::new(),
                 root: directory.path().to_owned(),
             },
-            fetcher: Fetcher::new(cache.clone(), FetchOptions::default()),
+            fetcher: Fetcher::new(cache.clone(), FetchOptions::default())
+                .with_definitions(directory.path().to_owned()),
             cache,
             registry: connect(&location, &options),
             needs_from: None,

@@ -11,6 +11,7 @@ use walkdir::WalkDir;
 use super::{BundleError, ContentKind, Result, Verified, collect::blobs_of, review::review};
 use crate::{
     archive::{Limits, unpack_tar},
+    files::if_there,
     oci::LayerReader,
     registry::BlobSource as _,
 };
@@ -86,11 +87,8 @@ fn place(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<usize>
 
 /// Have both the same kind and content? `None` where there is nothing at the place.
 fn same(new: &Path, old: &Path) -> io::Result<Option<bool>> {
-    let kind = match fs::symlink_metadata(old) {
-        Ok(metadata) => metadata.file_type(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
+    let Some(found) = if_there(fs::symlink_metadata(old))? else { return Ok(None) };
+    let kind = found.file_type();
     let wanted = fs::symlink_metadata(new)?;
     if wanted.file_type() != kind {
         return Ok(Some(false));

@@ -13,6 +13,7 @@ use super::{
     collect::{blobs_of, children},
     index::Blob,
     referrers::repository,
+    verify::Manifest,
 };
 use crate::{
     image::{Digest, Repository, Version},
@@ -256,31 +257,18 @@ impl Target {
         let repository = self.repository(repository)?;
         for each in manifests_of(verified, digest) {
             let Some(manifest) = verified.manifests.get(each) else { continue };
-            let has_subject =
-                matches!(&manifest.parsed, AnyManifest::Image(image) if image.subject.is_some());
-            if has_subject {
-                self.registry.push_referrer(&repository, &manifest.bytes).await?;
+            let Manifest { bytes, media_type, parsed } = manifest;
+            let mut versions = Vec::new();
+            if matches!(parsed, AnyManifest::Image(image) if image.subject.is_some()) {
+                self.registry.push_referrer(&repository, bytes).await?;
             } else {
-                let version = Version::Digest(each.clone());
-                self.push(&repository, &version, &manifest.media_type, &manifest.bytes).await?;
+                versions.push(Version::Digest(each.clone()));
             }
-            if let Some(tag) = tag
-                && each == digest
-            {
-                let version = Version::Tag(tag.clone());
-                self.push(&repository, &version, &manifest.media_type, &manifest.bytes).await?;
+            versions.extend(tag.iter().filter(|_| each == digest).cloned().map(Version::Tag));
+            for version in &versions {
+                self.registry.push_manifest(&repository, version, media_type, bytes).await?;
             }
         }
         Ok(())
-    }
-
-    async fn push(
-        &self,
-        repository: &Repository,
-        version: &Version,
-        media_type: &str,
-        bytes: &[u8],
-    ) -> Result<()> {
-        Ok(self.registry.push_manifest(repository, version, media_type, bytes).await.map(drop)?)
     }
 }

@@ -4,6 +4,8 @@ use std::{fs::TryLockError, io, os::unix::fs::MetadataExt as _, path::Path, time
 
 use fs_err::{self as fs, File};
 
+use crate::files::if_there;
+
 /// Held while an entry is made.
 #[derive(Debug)]
 pub struct CacheLock {
@@ -39,11 +41,8 @@ pub(super) fn try_lock(path: &Path, mode: LockMode) -> io::Result<Option<CacheLo
 
 fn has_name(file: &File, path: &Path) -> io::Result<bool> {
     let own = file.metadata()?;
-    match fs::metadata(path) {
-        Ok(named) => Ok((named.dev(), named.ino()) == (own.dev(), own.ino())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
-    }
+    let named = if_there(fs::metadata(path))?;
+    Ok(named.is_some_and(|named| (named.dev(), named.ino()) == (own.dev(), own.ino())))
 }
 
 /// Waits for a lock. Dropping the future gives up the wait.

@@ -28,7 +28,7 @@ pub(crate) use self::{
     room::{Entry, surplus},
     scratch::remove_tree,
 };
-use crate::{error_causes, error_chain};
+use crate::{error_causes, error_chain, files::if_there};
 
 const LOCKS: &str = "locks";
 const USES: &str = "uses";
@@ -252,24 +252,15 @@ impl Cache {
     /// work.
     pub fn read_record<T: DeserializeOwned>(&self, kind: &str, key: &str) -> Result<Option<T>, CacheError> {
         let path = self.record_path(kind, key)?;
-        match fs::read(&path) {
-            Ok(bytes) => {
-                touch_at_times(&path);
-                Ok(serde_json::from_slice(&bytes).ok())
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        let Some(bytes) = if_there(fs::read(&path))? else { return Ok(None) };
+        touch_at_times(&path);
+        Ok(serde_json::from_slice(&bytes).ok())
     }
 
     /// All records of a kind, in no order; damaged ones are left out.
     pub fn records<T: DeserializeOwned>(&self, kind: &str) -> Result<Vec<T>, CacheError> {
         let directory = self.root.join("records").join(kind);
-        let listing = match fs::read_dir(&directory) {
-            Ok(listing) => listing,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(error.into()),
-        };
+        let Some(listing) = if_there(fs::read_dir(&directory))? else { return Ok(Vec::new()) };
         let read = |path: PathBuf| serde_json::from_slice(&fs::read(path).ok()?).ok();
         Ok(listing.flatten().filter_map(|entry| read(entry.path())).collect())
     }
@@ -299,10 +290,8 @@ impl Cache {
 
 /// Removes a file; one that is absent is fine.
 fn remove_file(path: &Path) -> Result<(), CacheError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.into()),
-        _ => Ok(()),
-    }
+    if_there(fs::remove_file(path))?;
+    Ok(())
 }
 
 /// How the name of what is being made begins; the entry's key follows, and something random.

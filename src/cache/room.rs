@@ -15,6 +15,7 @@ use fs_err as fs;
 
 use super::{Cache, CacheError, LockMode, locks, scratch};
 use crate::{
+    files::if_there,
     registry::{RESERVE, free_space},
     site::Storage,
 };
@@ -232,11 +233,7 @@ const GONE: &str = ".gone-";
 
 /// What is in a directory; nothing where there is none.
 fn listing(directory: &Path) -> io::Result<Vec<fs::DirEntry>> {
-    match fs::read_dir(directory) {
-        Ok(found) => found.collect(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error),
-    }
+    if_there(fs::read_dir(directory))?.into_iter().flatten().collect()
 }
 
 /// What a tree takes on the disk.

@@ -125,24 +125,4 @@ impl Command {
     pub fn goes_on(&self) -> bool {
         matches!(self, Self::Ui(_)) || matches!(self, Self::Status(args) if args.watch)
     }
-
-    /// `--cluster`, where the command has it.
-    pub fn cluster(&self) -> Option<&str> {
-        match self {
-            Self::Plan(args) => Some(&args.plan.cluster.cluster),
-            Self::Status(args) => Some(&args.plan.cluster.cluster),
-            Self::Ui(args) => args.cluster.as_deref(),
-            Self::Why(args) => Some(&args.plan.cluster.cluster),
-            Self::Retry(args) => Some(&args.plan.cluster.cluster),
-            Self::Doctor(args) => args.cluster.as_deref(),
-            Self::Init(args) => args.cluster.as_deref(),
-            Self::Prebuild(args) => args.cluster.as_deref(),
-            Self::Preflight(args) => Some(&args.cluster.cluster),
-            Self::Run(args) => Some(&args.cluster.cluster),
-            Self::Rollback(args) => Some(&args.cluster),
-            Self::Upgrade(command) => Some(command.cluster()),
-            Self::Gc(args) => Some(&args.cluster.cluster),
-            _ => None,
-        }
-    }
 }

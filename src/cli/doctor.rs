@@ -98,11 +98,15 @@ pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
 }
 
 impl Visit {
-    fn note(&mut self, check: &'static str, found: Result<String>) {
+    fn note(&mut self, check: &'static str, found: Result<String, impl Into<CliError>>) {
         match found {
-            Ok(says) => self.findings.push(Finding { check, ok: true, says, hint: String::new() }),
-            Err(error) => self.failed(check, &error, ""),
+            Ok(says) => self.fine(check, says),
+            Err(error) => self.failed(check, &error.into(), ""),
         }
+    }
+
+    fn fine(&mut self, check: &'static str, says: String) {
+        self.findings.push(Finding { check, ok: true, says, hint: String::new() });
     }
 
     /// Something is missing; `otherwise` is what to do where the error does not know better.
@@ -122,10 +126,10 @@ impl Visit {
     async fn machine(&mut self, session: &Session, parts: &Parts) {
         let definitions = &parts.definitions;
         let (images, families) = (definitions.images.len(), definitions.families.len());
-        self.note("definitions", Ok(format!("driver images: {images}, kernel families: {families}")));
+        self.fine("definitions", format!("driver images: {images}, kernel families: {families}"));
         self.room(parts.cache.root());
         self.certificates(&parts.certificate_ends());
-        let engine = parts.engine.get().await.map_err(|error| TargetError::from(error).into());
+        let engine = parts.engine.get().await.map_err(TargetError::from);
         self.note(
             "engine",
             engine.map(|engine| match engine {
@@ -135,10 +139,7 @@ impl Visit {
             }),
         );
         let entrypoint = boot::find_entrypoint(session.global.entrypoint.as_deref(), native());
-        self.note(
-            "driver-entrypoint",
-            entrypoint.map(|path| path.display().to_string()).map_err(CliError::from),
-        );
+        self.note("driver-entrypoint", entrypoint.map(|path| path.display().to_string()));
         let booted: Vec<&str> = definitions
             .images
             .iter()
@@ -158,14 +159,14 @@ impl Visit {
     fn room(&mut self, cache: &Path) {
         let place = cache.display();
         match free_space(cache) {
-            Err(error) => self.note("cache", Err(error.into())),
+            Err(error) => self.note("cache", Err(error)),
             Ok(free) if free < ROOM => self.missing(
                 "cache",
                 format!("{place} has {} GiB left", free >> 30),
                 "export FARRIER_CACHE_DIR=DIRECTORY on a larger disk: a large driver's build takes several GiB; or delete farrier's cache when no \
                  build runs: what is needed is fetched again, which --offline forbids",
             ),
-            Ok(free) => self.note("cache", Ok(format!("{place}, {} GiB free", free >> 30))),
+            Ok(free) => self.fine("cache", format!("{place}, {} GiB free", free >> 30)),
         }
     }
 
@@ -183,7 +184,7 @@ impl Visit {
             }
         }
         if let Some((_, first)) = ends.iter().min_by_key(|(_, end)| *end).filter(|_| in_order) {
-            self.note("certificates", Ok(format!("{}, of which the first ends at {first:.0}", ends.len())));
+            self.fine("certificates", format!("{}, of which the first ends at {first:.0}", ends.len()));
         }
     }
 
@@ -198,24 +199,20 @@ impl Visit {
         let reads = tags.is_ok();
         self.note(
             "registry",
-            tags.map(|tags| format!("{} may be read; tags of {name}: {}", parts.location, tags.len()))
-                .map_err(CliError::from),
+            tags.map(|tags| format!("{} may be read; tags of {name}: {}", parts.location, tags.len())),
         );
         if reads && matches!(parts.location, RegistryLocation::Remote { .. }) {
             let none = Digest::of(b"farrier doctor");
             let begun = parts.registry.mount_blob(&repository, &none, &repository).await;
-            self.note(
-                "push",
-                begun.map(|_| format!("{} may be pushed to", parts.location)).map_err(CliError::from),
-            );
+            self.note("push", begun.map(|_| format!("{} may be pushed to", parts.location)));
         }
     }
 
     fn rights(&mut self, missing: Result<Vec<ClusterError>, ClusterError>, none: String) {
         match missing {
-            Err(error) => self.note("rights", Err(error.into())),
-            Ok(missing) if missing.is_empty() => self.note("rights", Ok(none)),
-            Ok(missing) => missing.into_iter().for_each(|error| self.note("rights", Err(error.into()))),
+            Err(error) => self.note("rights", Err(error)),
+            Ok(missing) if missing.is_empty() => self.fine("rights", none),
+            Ok(missing) => missing.into_iter().for_each(|error| self.note("rights", Err(error))),
         }
     }
 
@@ -225,19 +222,19 @@ impl Visit {
         let planned = match parts.plan(cluster.as_ref()).await {
             Ok(planned) => planned,
             Err(error) => {
-                self.note("cluster", Err(error.into()));
+                self.note("cluster", Err(error));
                 return None;
             }
         };
         let Planned { plan, snapshot, .. } = &planned;
-        self.note("cluster", Ok(format!("{}: {} nodes", cluster.describe(), snapshot.nodes.len())));
+        self.fine("cluster", format!("{}: {} nodes", cluster.describe(), snapshot.nodes.len()));
         // Each names the right, and the command that gives it.
         for why in snapshot.unseen.values() {
             self.missing("cluster", why.clone(), "");
         }
         for (stream, found) in &snapshot.image_streams {
             match found {
-                Ok(tags) => self.note("image stream", Ok(format!("{stream}: {} tags", tags.len()))),
+                Ok(tags) => self.fine("image stream", format!("{stream}: {} tags", tags.len())),
                 Err(why) => self.missing("image stream", why.clone(), ""),
             }
         }
@@ -294,7 +291,7 @@ impl Visit {
             );
         }
         if none {
-            self.note("inputs", Ok("found for every image that a node calls for".to_owned()));
+            self.fine("inputs", "found for every image that a node calls for".to_owned());
         }
         Some(planned.plan)
     }

@@ -23,11 +23,12 @@ use crate::{
     signing::SigningError,
 };
 
-/// How a command ends.
+/// How a command ends, with the code that says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
 pub enum Exit {
     /// Everything that was to be done is done.
-    Done,
+    Done = 0,
     /// Some target failed.
     Failed,
     /// The command, the configuration or a definition is wrong.
@@ -35,18 +36,12 @@ pub enum Exit {
     /// An outside system could not be reached.
     Unreachable,
     /// Ctrl-C or SIGTERM, as shells report SIGINT.
-    Interrupted,
+    Interrupted = 130,
 }
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
-        Self::from(match exit {
-            Exit::Done => 0,
-            Exit::Failed => 1,
-            Exit::Wrong => 2,
-            Exit::Unreachable => 3,
-            Exit::Interrupted => 130,
-        })
+        Self::from(exit as u8)
     }
 }
 

@@ -4,8 +4,9 @@ use clap::Args;
 
 use super::{
     Exit, Result,
-    args::{ClusterArg, RegistryArg},
+    args::{ClusterArg, EngineArg, RegistryArg},
     output,
+    plan::PlanArgs,
     session::Session,
     settings::parse,
 };
@@ -36,7 +37,8 @@ pub struct GcArgs {
 pub async fn gc(session: &Session, args: GcArgs) -> Result<Exit> {
     let GcArgs { registry, cluster, keep_days, image, delete } = args;
     let further = image.iter().map(|name| parse("--image", name)).collect::<Result<_, _>>()?;
-    let (parts, cluster) = session.of_cluster(&registry, &cluster, EngineChoice::Auto).await?;
+    let plan = PlanArgs { registry, cluster, engine: EngineArg { engine: EngineChoice::Auto } };
+    let (parts, cluster) = session.of_cluster(&plan).await?;
     let options = GcOptions { keep_days, further, delete };
     let report = tokio::select! {
         // First, so that the report of deletions is printed in any case.

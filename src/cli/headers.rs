@@ -233,7 +233,7 @@ fn reference(
 pub async fn find(settings: &Settings, target: &KernelTarget) -> Result<HeaderLookup> {
     let family = family(settings, target)?;
     let source = family.spec.headers_for(target, &UNKNOWN_SYSTEM);
-    Ok(settings.fetcher.headers().find(&source, &settings.definitions.root, target).await?)
+    Ok(settings.fetcher.headers().find(&source, target).await?)
 }
 
 /// The kernel's family, without which it is not known where anything of the kernel comes from.

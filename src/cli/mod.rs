@@ -37,7 +37,7 @@ mod why;
 
 use std::process::ExitCode;
 
-use clap::FromArgMatches as _;
+use clap::{ArgMatches, FromArgMatches as _};
 
 use args::{Global, LogForm};
 use command::{Cli, Command};
@@ -56,7 +56,11 @@ pub fn main() -> ExitCode {
     if let Err(error) = plugin::become_kubectl() {
         return ended(Err(error));
     }
-    let parsed = plugin::command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let parsed = plugin::command().try_get_matches().and_then(|matches| {
+        let mut cli = Cli::from_arg_matches(&matches)?;
+        cli.global.kube = cluster(&matches).and_then(session::kube_options).unwrap_or_default();
+        Ok(cli)
+    });
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
@@ -95,11 +99,14 @@ fn ended(outcome: Result<Exit, CliError>) -> ExitCode {
     }
 }
 
-async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit> {
-    let Cli { mut global, command } = cli;
-    if let Some(options) = command.cluster().and_then(session::kube_options) {
-        global.kube = options;
-    }
+/// `--cluster`, where the command has it.
+fn cluster(matches: &ArgMatches) -> Option<&str> {
+    let (_, command) = matches.subcommand()?;
+    let own = command.try_get_one::<String>("cluster").ok().flatten();
+    own.map(String::as_str).or_else(|| cluster(command))
+}
+
+async fn dispatch(Cli { global, command }: Cli, stop: Stop) -> Result<Exit> {
     let session = Session { global, stop };
     // These stop by themselves, after what they have begun is cleaned up or whole.
     let cleans_up = matches!(

@@ -83,10 +83,12 @@ impl From<MatrixForm> for plan::MatrixForm {
 
 /// `farrier plan`.
 pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit> {
-    let PlanCommandArgs { plan: PlanArgs { registry, cluster, engine }, matrix } = args;
+    let PlanCommandArgs { mut plan, matrix } = args;
     // A CI system has machines of its own for the jobs, as a cluster has.
-    let engine = if matrix.is_some() { EngineChoice::Kubernetes } else { engine.engine };
-    let (parts, cluster) = session.of_cluster(&registry, &cluster, engine).await?;
+    if matrix.is_some() {
+        plan.engine.engine = EngineChoice::Kubernetes;
+    }
+    let (parts, cluster) = session.of_cluster(&plan).await?;
     let Some(form) = matrix else { return show(session, &parts, cluster.as_ref()).await };
     let planned = parts.plan(cluster.as_ref()).await?;
     // Jobs must not be made from half an answer.
@@ -111,8 +113,8 @@ pub async fn show(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Re
 
 /// `farrier status`.
 pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit> {
-    let StatusArgs { plan: PlanArgs { registry, cluster, engine }, html, watch } = args;
-    let (parts, cluster) = session.of_cluster(&registry, &cluster, engine.engine).await?;
+    let StatusArgs { plan, html, watch } = args;
+    let (parts, cluster) = session.of_cluster(&plan).await?;
     if watch {
         return watch_status(session, &parts, cluster.as_ref()).await;
     }

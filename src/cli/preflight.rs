@@ -7,8 +7,8 @@ use clap::Args;
 
 use super::{
     CliError, Exit, Result,
-    args::{ClusterArg, EngineArg, RegistryArg},
     output::preflight::{self, Answer, Asked},
+    plan::PlanArgs,
     session::Session,
     settings,
 };
@@ -39,17 +39,13 @@ pub struct PreflightArgs {
     #[arg(long, value_name = "ARCH")]
     pub arch: Option<String>,
     #[command(flatten)]
-    pub registry: RegistryArg,
-    #[command(flatten)]
-    pub cluster: ClusterArg,
-    #[command(flatten)]
-    pub engine: EngineArg,
+    pub plan: PlanArgs,
 }
 
 /// Asks, answers, and changes nothing.
 pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit> {
     let kernel: KernelRelease = settings::parse("--kernel", &args.kernel)?;
-    let (parts, cluster) = session.of_cluster(&args.registry, &args.cluster, args.engine.engine).await?;
+    let (parts, cluster) = session.of_cluster(&args.plan).await?;
     let snapshot = cluster.snapshot().await?;
     let asked: Vec<String> = asked(&args, &snapshot)?;
     let announcing = Announcing { cluster, snapshot, asked: asked.clone(), kernel: kernel.clone() };

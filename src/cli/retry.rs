@@ -26,7 +26,7 @@ pub struct RetryArgs {
 pub async fn retry(session: &Session, args: RetryArgs) -> Result<Exit, CliError> {
     let RetryArgs { image, kernel, plan } = args;
     let (image, release): (ImageName, KernelRelease) = (parse("image", &image)?, parse("kernel", &kernel)?);
-    let (parts, cluster) = session.of_cluster(&plan.registry, &plan.cluster, plan.engine.engine).await?;
+    let (parts, cluster) = session.of_cluster(&plan).await?;
     let Planned { plan, .. } = parts.plan(cluster.as_ref()).await?;
     let is_failed = |planned: &&PlannedCell| {
         let PlannedCell { image: name, target, outcome, .. } = planned;

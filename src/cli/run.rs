@@ -6,8 +6,9 @@ use clap::Args;
 
 use super::{
     CliError, Exit, Result,
-    args::{ClusterArg, EngineArg, LimitArgs, RegistryArg},
-    output, plan,
+    args::{ClusterArg, LimitArgs},
+    output,
+    plan::{self, PlanArgs},
     serve::{self, ServiceArgs},
     session::{self, Session, kube_options},
 };
@@ -16,11 +17,7 @@ use crate::{cluster::Cluster, controller::live::once::run_once, parts::Parts, pl
 #[derive(Debug, Args)]
 pub struct RunArgs {
     #[command(flatten)]
-    pub registry: RegistryArg,
-    #[command(flatten)]
-    pub cluster: ClusterArg,
-    #[command(flatten)]
-    pub engine: EngineArg,
+    pub plan: PlanArgs,
     /// One pass, then exit
     #[arg(long)]
     pub once: bool,
@@ -38,7 +35,8 @@ pub struct RunArgs {
 
 /// Runs one pass, or the loop until a signal comes.
 pub async fn run(session: &Session, args: RunArgs) -> Result<Exit> {
-    let ClusterArg { cluster, write_namespaces } = &args.cluster;
+    let PlanArgs { registry, cluster: place, engine } = &args.plan;
+    let ClusterArg { cluster, write_namespaces } = place;
     if kube_options(cluster).is_some() && write_namespaces.is_none() {
         return Err(CliError::usage(
             "--write-namespaces: say in which namespaces DaemonSets may be written and pods evicted, such as drivers,gpu, or \
@@ -46,10 +44,10 @@ pub async fn run(session: &Session, args: RunArgs) -> Result<Exit> {
                 .to_owned(),
         ));
     }
-    let mut parts = session.publisher(&args.registry, args.engine.engine)?;
-    parts.limits = session::limits(&args.limits, args.engine.engine, &parts.definitions.site.builds);
+    let mut parts = session.publisher(registry, engine.engine)?;
+    parts.limits = session::limits(&args.limits, engine.engine, &parts.definitions.site.builds);
     let interest = Interest::of(&parts.definitions);
-    let connection = session.connect(cluster, args.cluster.writable(), interest).await?;
+    let connection = session.connect(cluster, place.writable(), interest).await?;
     let cluster = Arc::clone(&connection.cluster);
     if args.dry_run {
         return plan::show(session, &parts, cluster.as_ref()).await;

@@ -72,7 +72,7 @@ pub async fn serve(
     connection: Connection,
 ) -> Result<Exit> {
     let Connection { cluster, kube } = connection;
-    let (metrics, health) = (Arc::new(Metrics::new()), Arc::new(Health::new()));
+    let (metrics, health) = (Arc::new(Metrics::default()), Arc::new(Health::default()));
     if let Some(kube) = &kube {
         metrics.add_api(kube.stats());
     }

@@ -6,9 +6,10 @@ use serde::Serialize;
 
 use super::{
     CliError, Result,
-    args::{ClusterArg, Global, LimitArgs, RegistryArg},
+    args::{Global, LimitArgs, RegistryArg},
     env_vars,
     output::{self, Progress},
+    plan::PlanArgs,
     settings::{Settings, connect, parse},
     stop::Stop,
 };
@@ -68,13 +69,9 @@ impl Session {
     }
 
     /// The parts of a registry, and the cluster.
-    pub async fn of_cluster(
-        &self,
-        registry: &RegistryArg,
-        cluster: &ClusterArg,
-        engine: EngineChoice,
-    ) -> Result<(Parts, Arc<dyn Cluster>)> {
-        let parts = self.publisher(registry, engine)?;
+    pub async fn of_cluster(&self, plan: &PlanArgs) -> Result<(Parts, Arc<dyn Cluster>)> {
+        let PlanArgs { registry, cluster, engine } = plan;
+        let parts = self.publisher(registry, engine.engine)?;
         let interest = Interest::of(&parts.definitions);
         let Connection { cluster, kube: _ } =
             self.connect(&cluster.cluster, cluster.writable(), interest).await?;
@@ -169,7 +166,6 @@ impl Session {
         parts.fetcher = parts.fetcher.with_store(store);
         parts.boot_checker = Some(Arc::new(QemuBoot {
             fetcher: parts.fetcher.clone(),
-            root: parts.definitions.root.clone(),
             entrypoint: self.global.entrypoint.clone(),
             memory: parts.cache.root().join(BOOT_MEMORY),
             cancel: parts.cancel.clone(),

@@ -47,6 +47,7 @@ impl Settings {
             FetchOptions { refresh: Duration::from_secs(global.refresh), ..FetchOptions::default() };
         let registry = reach(global, &definitions)?;
         let fetcher = Fetcher::new(cache.clone(), options)
+            .with_definitions(definitions.root.clone())
             .with_net(registry.net.clone())
             .with_credentials(registry.credentials.clone());
         Ok(Self { definitions, cache, fetcher, registry })

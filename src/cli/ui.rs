@@ -125,7 +125,7 @@ async fn show(
 
 /// Answers on a free port of the loopback device; gives the address.
 async fn serve(session: &Session, page: &Arc<PageServer>) -> Result<String> {
-    let (health, metrics) = (Arc::new(Health::new()), Arc::new(Metrics::new()));
+    let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
     let anywhere = (Ipv4Addr::LOCALHOST, 0).into();
     let server = HttpServer::bind(anywhere, health, metrics, page.local_router()).await?;
     let port = server.address().map(|address| address.port()).unwrap_or_default();

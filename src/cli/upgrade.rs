@@ -48,16 +48,6 @@ pub struct UpgradeArgs {
     pub cluster: String,
 }
 
-impl UpgradeCommand {
-    /// `--cluster`.
-    pub fn cluster(&self) -> &str {
-        match self {
-            Self::Plan(args) => &args.plan.cluster.cluster,
-            Self::Pause(args) | Self::Resume(args) | Self::Abort(args) => &args.cluster,
-        }
-    }
-}
-
 /// What became of an upgrade.
 #[derive(Serialize)]
 struct Told {
@@ -89,8 +79,8 @@ pub async fn upgrade(session: &Session, command: UpgradeCommand) -> Result<Exit>
 }
 
 async fn plan(session: &Session, args: UpgradePlanArgs) -> Result<Exit> {
-    let UpgradePlanArgs { object, plan: PlanArgs { registry, cluster, engine } } = args;
-    let (parts, cluster) = session.of_cluster(&registry, &cluster, engine.engine).await?;
+    let UpgradePlanArgs { object, plan } = args;
+    let (parts, cluster) = session.of_cluster(&plan).await?;
     let Planned { plan, unreachable, .. } = parts.plan(cluster.as_ref()).await?;
     let upgrades = plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
     let upgrades: Vec<&PlannedUpgrade> =

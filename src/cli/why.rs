@@ -30,7 +30,7 @@ enum Subject<'a> {
 /// Asks, answers, and changes nothing.
 pub async fn why(session: &Session, args: WhyArgs) -> Result<Exit> {
     let WhyArgs { subject, kernel, plan } = args;
-    let (parts, cluster) = session.of_cluster(&plan.registry, &plan.cluster, plan.engine.engine).await?;
+    let (parts, cluster) = session.of_cluster(&plan).await?;
     let subject = Subject::of(&subject, kernel.as_deref(), &parts.definitions)?;
     let Planned { plan, snapshot, unreachable, .. } = parts.plan(cluster.as_ref()).await?;
     let explain = Explain { snapshot: &snapshot, definitions: &parts.definitions, plan: &plan };

@@ -154,7 +154,7 @@ impl Parts {
             return (target, HeaderState::Unknown);
         };
         let source = family.spec.headers_for(&target, &system);
-        let state = match self.fetcher.headers().look(&source, &self.definitions.root, &target).await {
+        let state = match self.fetcher.headers().look(&source, &target).await {
             Ok(Lookup::Found(compiler)) => HeaderState::There(compiler),
             Ok(Lookup::Missing { looked_for, hint: _ }) => HeaderState::Missing(looked_for),
             Err(error) if error.is_transient() || matches!(error, FetchError::Interrupted) => {

@@ -13,7 +13,7 @@ mod kubernetes;
 mod lines;
 mod sandbox;
 
-use std::{fmt, path::PathBuf, sync::Arc, time::SystemTime};
+use std::{path::PathBuf, sync::Arc, time::SystemTime};
 
 use tokio_util::sync::CancellationToken;
 
@@ -96,19 +96,13 @@ pub struct KeptImage {
 }
 
 /// A name and a password for a registry.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, derive_more::Debug)]
 pub struct Credentials {
     /// The user.
     pub username: String,
     /// The password or token.
+    #[debug("***")]
     pub password: String,
-}
-
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { username, password: _ } = self;
-        f.debug_struct("Credentials").field("username", username).field("password", &"***").finish()
-    }
 }
 
 #[cfg(test)]

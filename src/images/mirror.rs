@@ -61,6 +61,14 @@ pub struct MissingInput {
     pub unreachable: bool,
 }
 
+impl MissingInput {
+    /// What could be in the registry, and is not.
+    pub fn absent(what: String, hint: impl Into<String>) -> Self {
+        let error = "the registry does not have it".to_owned();
+        Self { what, error, hint: Some(hint.into()), unreachable: false }
+    }
+}
+
 /// Images and kernels that another site is to get.
 #[derive(Clone, Debug)]
 pub struct Selection {
@@ -120,12 +128,9 @@ pub async fn find_inputs(parts: &Parts, selection: &Selection) -> (Vec<Content>,
     let mut found = Vec::new();
     for input in &inputs {
         match find_input(parts, input).await {
-            Ok(contents) if contents.is_empty() => missing.push(MissingInput {
-                what: input.what(),
-                error: "the registry does not have it".to_owned(),
-                hint: Some("farrier mirror puts it there".to_owned()),
-                unreachable: false,
-            }),
+            Ok(contents) if contents.is_empty() => {
+                missing.push(MissingInput::absent(input.what(), "farrier mirror puts it there"));
+            }
             Ok(contents) => found.extend(contents),
             Err(error) => missing.push(missing_of(input.what(), &error)),
         }
@@ -154,24 +159,17 @@ async fn inputs_of<'a>(
     for (kernel, family) in kernels {
         // Headers that are here choose it as they do for a build.
         let source = family.spec.headers_for(kernel, &UNKNOWN_SYSTEM);
-        let found = parts.fetcher.headers().identity(&source, &parts.definitions.root, kernel).await;
+        let found = parts.fetcher.headers().identity(&source, kernel).await;
         let compiler = match found {
             Ok(found) => found.compiler,
             Err(error) => {
-                let error = TargetError::from(error);
-                missing.push(MissingInput {
-                    what: format!("toolchain of {}", kernel.release),
-                    error: error_chain(&error),
-                    hint: error.hint(),
-                    unreachable: error.is_unreachable(),
-                });
+                missing.push(missing_of(format!("toolchain of {}", kernel.release), &error.into()));
                 continue;
             }
         };
         let family = family_for(&parts.definitions.families, kernel, compiler).unwrap_or(family);
         let toolchains = images.iter().filter_map(|image| image.spec.toolchain(family).ok());
-        let roots =
-            toolchains.filter_map(|made| PackageRoot::of_toolchain(&made, kernel, &parts.definitions.root));
+        let roots = toolchains.filter_map(|made| PackageRoot::of_toolchain(&made, kernel));
         inputs.extend(roots.filter_map(|root| packages(&root, kernel.arch)));
     }
     for (image, base) in bases {
@@ -207,10 +205,9 @@ async fn inputs_of<'a>(
 
 async fn mirror_input(parts: &Parts, input: &Input<'_>) -> Result<MirroredInput> {
     parts.may_write()?;
-    let root = &parts.definitions.root;
     let keep = "put into the store";
     let kept = match input {
-        Input::Source(spec) => parts.retry(keep, || parts.fetcher.sources().keep(spec, root)).await?,
+        Input::Source(spec) => parts.retry(keep, || parts.fetcher.sources().keep(spec)).await?,
         Input::Packages(root, arch) => {
             parts.retry(keep, || parts.fetcher.root_fs().keep_bootstrap(root, *arch)).await?
         }
@@ -218,7 +215,7 @@ async fn mirror_input(parts: &Parts, input: &Input<'_>) -> Result<MirroredInput>
             parts.retry(keep, || parts.fetcher.root_fs().keep_minimal(spec, *arch)).await?
         }
         Input::Headers(kernel, source) => {
-            let put = || parts.fetcher.headers().keep(source, root, kernel);
+            let put = || parts.fetcher.headers().keep(source, kernel);
             match parts.retry(keep, put).await? {
                 Lookup::Found(kept) => kept,
                 Lookup::Missing { looked_for, hint } => {

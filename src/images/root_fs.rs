@@ -86,8 +86,7 @@ pub(super) async fn base_root(
     sources: &[SourceSpec],
     version: &str,
 ) -> Result<Option<PackageRoot>> {
-    let root = &parts.definitions.root;
-    let look = || parts.fetcher.root_fs().of_base(base, sources, version, root);
+    let look = || parts.fetcher.root_fs().of_base(base, sources, version);
     parts.retry("look up runtime base", look).await
 }
 
@@ -329,7 +328,7 @@ pub(crate) async fn toolchain_tree(
     cell: &Cell,
 ) -> Result<(PathBuf, BaseImage)> {
     let arch = cell.target.arch;
-    let reference = match PackageRoot::of_toolchain(toolchain, &cell.target, &parts.definitions.root) {
+    let reference = match PackageRoot::of_toolchain(toolchain, &cell.target) {
         Some(root) => planned(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::TOOLCHAIN).await?,
         // With the digest that the input hash has, whatever the tag names by now.
         None => parts.nearest(cell.toolchain.parse()?).await?,

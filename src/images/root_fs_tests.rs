@@ -95,7 +95,7 @@ async fn a_layer_that_leads_out_or_is_another_leaves_nothing() {
 async fn what_cannot_be_made_is_told_until_it_is_there() {
     let bench = Bench::new(&json!({}));
     let options = FetchOptions { apt_dir: bench.root().join("no-apt"), ..FetchOptions::default() };
-    let fetcher = Fetcher::new(bench.parts.cache.clone(), options);
+    let fetcher = Fetcher::new(bench.parts.cache.clone(), options).with_definitions(bench.root().to_owned());
     let parts = Parts { fetcher, ..bench.parts.clone() };
     let from = json!({"repositories": [{"url": "https://acme.invalid/os/"}], "signedBy": "acme.asc"});
     for (toolchain, told) in [
@@ -109,7 +109,7 @@ async fn what_cannot_be_made_is_told_until_it_is_there() {
         ),
     ] {
         let toolchain: Toolchain = serde_json::from_value(toolchain).unwrap();
-        let root = PackageRoot::of_toolchain(&toolchain, &Bench::target(K9), bench.root()).unwrap();
+        let root = PackageRoot::of_toolchain(&toolchain, &Bench::target(K9)).unwrap();
         let why = unmakeable(&parts, &root, Architecture::Amd64).await.unwrap().unwrap();
         assert!(with_hint(&why).contains(told), "{}", with_hint(&why));
 

@@ -48,8 +48,8 @@ async fn identity(parts: &Parts, source: &SourceSpec, target: &KernelTarget) -> 
     if let SourceOrigin::Image(image) = &source.from {
         return Ok(Found::find(parts, image, target).await?.identity());
     }
-    let (source, root) = (source.for_kernel(target).map_err(unnamed)?, &parts.definitions.root);
-    let look = || parts.fetcher.sources().identity(&source, root);
+    let source = source.for_kernel(target).map_err(unnamed)?;
+    let look = || parts.fetcher.sources().identity(&source);
     Ok(parts.retry("look up source", look).await?.identity)
 }
 
@@ -62,8 +62,8 @@ pub(crate) async fn fetch_source(
     if let SourceOrigin::Image(image) = &source.from {
         return Found::find(parts, image, target).await?.fetch(parts, target).await;
     }
-    let (source, root) = (source.for_kernel(target).map_err(unnamed)?, &parts.definitions.root);
-    parts.retry("fetch source", || parts.fetcher.sources().fetch(&source, root)).await
+    let source = source.for_kernel(target).map_err(unnamed)?;
+    parts.retry("fetch source", || parts.fetcher.sources().fetch(&source)).await
 }
 
 fn unnamed(why: String) -> TargetError {

@@ -64,7 +64,7 @@ pub(crate) async fn look_at_root_fs(
         let Some(family) = resolved.family(&parts.definitions.families, target) else { continue };
         for image in images {
             let Ok(toolchain) = image.spec.toolchain(family) else { continue };
-            let root = PackageRoot::of_toolchain(&toolchain, target, &parts.definitions.root);
+            let root = PackageRoot::of_toolchain(&toolchain, target);
             let Some(root) = root else { continue };
             let key = toolchain_key(image, family, target, resolved.system(target));
             let Some(Ok(identity)) = resolved.toolchains.get(&key) else { continue };

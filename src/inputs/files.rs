@@ -12,7 +12,7 @@ use std::{
 use fs_err::{self as fs, File, os::unix::fs::symlink};
 
 use super::{FetchError, Result};
-use crate::kernel::Architecture;
+use crate::{files::if_there, kernel::Architecture};
 
 /// Copies files, directories and links (as links), with modes and times.
 pub(super) fn copy_tree(from: &Path, to: &Path, stop: &AtomicBool) -> Result<()> {
@@ -115,11 +115,7 @@ pub(super) fn names_in(dir: &Path) -> Result<Vec<OsString>> {
 
 /// A file's bytes, no more than so many; `None` when it is not there.
 pub(super) fn read_start(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
+    let Some(file) = if_there(File::open(path))? else { return Ok(None) };
     let mut bytes = Vec::new();
     file.take(limit).read_to_end(&mut bytes)?;
     Ok(Some(bytes))

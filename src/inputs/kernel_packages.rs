@@ -38,7 +38,7 @@ pub(super) enum Place<'a> {
     /// Suites. `{{release}}` is the kernel's.
     Apt(&'a AptSuites, Vec<Vec<String>>),
     /// Repositories, whose keys are below the directory. The packages say themselves which kernel they are for.
-    Rpm(&'a RpmArchive, &'a Path, &'a [RpmAlternatives]),
+    Rpm(&'a RpmArchive, &'a [RpmAlternatives]),
 }
 
 /// Where packages of one form are. Each archive chooses, and downloads, packages of its own form.
@@ -102,7 +102,7 @@ impl Search<'_> {
                 let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
                 Box::pin(self.is_in(&archive)).await
             }
-            Place::Rpm(archive, root, groups) => match self.repositories(archive, root, groups)? {
+            Place::Rpm(archive, groups) => match self.repositories(archive, groups)? {
                 Ok(archive) => Box::pin(self.is_in(&archive)).await,
                 Err(lacking) => Ok(self.lookup(lacking)),
             },
@@ -131,7 +131,7 @@ impl Search<'_> {
                 let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
                 Box::pin(self.take(&archive, finish)).await?
             }
-            Place::Rpm(archive, root, groups) => match self.repositories(archive, root, groups)? {
+            Place::Rpm(archive, groups) => match self.repositories(archive, groups)? {
                 Ok(archive) => Box::pin(self.take(&archive, finish)).await?,
                 Err(lacking) => self.lookup(lacking),
             },
@@ -188,13 +188,11 @@ impl Search<'_> {
     fn repositories(
         &self,
         archive: &RpmArchive,
-        root: &Path,
         groups: &[RpmAlternatives],
     ) -> Result<Result<Repositories, String>> {
         Repositories::open(
             self.fetcher,
             archive,
-            root,
             (&self.target.repository_version(), self.target.arch),
             groups,
         )
@@ -221,7 +219,7 @@ impl Search<'_> {
             Place::Apt(_, groups) => {
                 groups.iter().map(|group| group.iter().map(of_release).collect()).collect()
             }
-            Place::Rpm(_, _, groups) => groups.iter().map(|group| names_for(group, release)).collect(),
+            Place::Rpm(_, groups) => groups.iter().map(|group| names_for(group, release)).collect(),
         }
     }
 

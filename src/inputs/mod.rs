@@ -103,12 +103,14 @@ pub struct Fetcher {
     net: Net,
     credentials: Keyring,
     store: Option<Store>,
+    root: PathBuf,
 }
 
 impl Fetcher {
     /// A fetcher that keeps what it fetches in `cache`.
     pub fn new(cache: Cache, options: FetchOptions) -> Self {
-        Self { cache, options, net: Net::default(), credentials: Keyring::default(), store: None }
+        let (net, credentials, root) = (Net::default(), Keyring::default(), PathBuf::new());
+        Self { cache, options, net, credentials, store: None, root }
     }
 
     /// The same, for one piece of work: what it takes out of the cache is in use until it is dropped, and no longer.
@@ -143,6 +145,12 @@ impl Fetcher {
     fn registries(&self) -> RemoteRegistry {
         let (credentials, net) = (self.credentials.clone(), self.net.clone());
         RemoteRegistry::new("registries".to_owned(), &RegistryOptions { credentials, net })
+    }
+
+    /// The same for definitions of this directory, in which their relative paths start.
+    #[must_use]
+    pub fn with_definitions(self, root: PathBuf) -> Self {
+        Self { root, ..self }
     }
 
     /// The same with a store, in which inputs are kept beside the images.
@@ -259,9 +267,9 @@ mod tests {
         };
         let bootstrap =
             PackageRoot::Toolchain(serde_json::from_str(r#"{"suite": "x", "include": []}"#).unwrap());
-        is_send(fetcher.sources().fetch(&spec, dir.path()));
-        is_send(fetcher.sources().identity(&spec, dir.path()));
-        is_send(fetcher.headers().find(&headers, dir.path(), &target));
+        is_send(fetcher.sources().fetch(&spec));
+        is_send(fetcher.sources().identity(&spec));
+        is_send(fetcher.headers().find(&headers, &target));
         is_send(fetcher.root_fs().bootstrap(&bootstrap, Architecture::Amd64));
         let minimal: crate::image::MinimalSpec = serde_json::from_str(r#"{"suites": ["x"]}"#).unwrap();
         is_send(fetcher.root_fs().minimal(&minimal, Architecture::Amd64));

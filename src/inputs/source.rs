@@ -63,7 +63,7 @@ impl SourceIdentity {
     }
 }
 
-/// Sources of driver images; relative paths in their definitions start at `root`.
+/// Sources of driver images.
 #[derive(Clone, Copy)]
 pub struct Sources<'a>(pub(super) &'a Fetcher);
 
@@ -76,13 +76,13 @@ enum Content {
 
 impl Sources<'_> {
     /// What the source is at this moment. Downloads no source.
-    pub async fn identity(self, spec: &SourceSpec, root: &Path) -> Result<SourceIdentity> {
-        if let Some(stored) = self.in_place_of(spec, root).await? {
+    pub async fn identity(self, spec: &SourceSpec) -> Result<SourceIdentity> {
+        if let Some(stored) = self.in_place_of(spec).await? {
             let identity = stored_identity(spec, &stored)?;
             let version = stored.annotations.get(annotations::VERSION).cloned();
             return Ok(SourceIdentity { identity, version });
         }
-        let content = self.content(&spec.from, root).await?;
+        let content = self.content(&spec.from).await?;
         let version = match &content {
             Content::Package(package) => Some(version::upstream(&package.version).to_owned()),
             _ => None,
@@ -91,15 +91,15 @@ impl Sources<'_> {
     }
 
     /// Fetches and unpacks the source.
-    pub async fn fetch(self, spec: &SourceSpec, root: &Path) -> Result<FetchedSource> {
+    pub async fn fetch(self, spec: &SourceSpec) -> Result<FetchedSource> {
         let (Self(fetcher), SourceSpec { name: _, from, unpack, subdir }) = (self, spec);
-        if let Some(stored) = self.in_place_of(spec, root).await? {
+        if let Some(stored) = self.in_place_of(spec).await? {
             let origin = stored_identity(spec, &stored)?;
             let make = |dir| self.lay_out_stored(spec, &stored, &origin, dir);
             let place = fetcher.cache.get_or_make(PLACE, &content_key(&origin), make).await?;
             return Ok(FetchedSource { root: place.join(TREE), origin });
         }
-        let content = self.content(from, root).await?;
+        let content = self.content(from).await?;
         let origin = identity(spec, &content);
         if let (Content::Local { path, is_dir: true, .. }, None) = (&content, unpack) {
             // Used where it lies: the user's own tree, which the build only reads.
@@ -125,8 +125,8 @@ impl Sources<'_> {
     }
 
     /// Puts the source into the store, unless it is there.
-    pub async fn keep(self, spec: &SourceSpec, root: &Path) -> Result<StoredUnder> {
-        let SourceIdentity { identity, version } = self.identity(spec, root).await?;
+    pub async fn keep(self, spec: &SourceSpec) -> Result<StoredUnder> {
+        let SourceIdentity { identity, version } = self.identity(spec).await?;
         let input = Input {
             kind: InputKind::Source,
             what: format!("source {} ({identity})", spec.name),
@@ -134,7 +134,7 @@ impl Sources<'_> {
             declared: Some(source_tag(spec)?),
         };
         let content = async {
-            let original = self.original(spec, self.content(&spec.from, root).await?).await?;
+            let original = self.original(spec, self.content(&spec.from).await?).await?;
             let packed = if original.is_dir() {
                 self.0.pack(original).await?
             } else {
@@ -154,10 +154,12 @@ impl Sources<'_> {
 
     /// What the store has in place of a source that is not asked about upstream: one that the site lacks, one whose
     /// content is fixed, and with `--offline` any.
-    async fn in_place_of(self, spec: &SourceSpec, root: &Path) -> Result<Option<StoredInput>> {
+    async fn in_place_of(self, spec: &SourceSpec) -> Result<Option<StoredInput>> {
         let (kind, tag) = (InputKind::Source, source_tag(spec)?);
         match &spec.from {
-            SourceOrigin::Path { path, .. } if !root.join(path).exists() => self.0.stored(kind, &tag).await,
+            SourceOrigin::Path { path, .. } if !self.0.root.join(path).exists() => {
+                self.0.stored(kind, &tag).await
+            }
             SourceOrigin::Apt(source) if package::asks_store(self.0, source, arch_of(source))? => {
                 self.0.stored_package(kind, &tag).await
             }
@@ -227,7 +229,7 @@ impl Sources<'_> {
         self.lay_out(spec, original, dir).await
     }
 
-    async fn content(self, from: &SourceOrigin, root: &Path) -> Result<Content> {
+    async fn content(self, from: &SourceOrigin) -> Result<Content> {
         match from {
             SourceOrigin::Apt(source) => {
                 Ok(Content::Package(package::find(self.0, source, arch_of(source)).await?))
@@ -242,7 +244,7 @@ impl Sources<'_> {
                 Ok(Content::Download { url: url.clone(), sha256: sha256.to_ascii_lowercase() })
             }
             SourceOrigin::Path { path, sha256: wanted } => {
-                let path = root.join(path);
+                let path = self.0.root.join(path);
                 let known = self.0.digest_of(&path).await?;
                 match wanted {
                     Some(wanted) if known.is_dir => {

@@ -22,7 +22,7 @@ impl Scene {
         fs::create_dir(&root).unwrap();
         // An apt directory without sources: nothing here may reach for the network.
         let options = FetchOptions { apt_dir: dir.path().join("apt"), ..FetchOptions::default() };
-        Self { dir, fetcher: Fetcher::new(cache, options) }
+        Self { dir, fetcher: Fetcher::new(cache, options).with_definitions(root) }
     }
 
     fn root(&self) -> PathBuf {
@@ -48,7 +48,7 @@ impl Scene {
     }
 
     async fn source(&self, yaml: &str) -> Result<FetchedSource, FetchError> {
-        self.fetcher.sources().fetch(&spec(yaml), &self.root()).await
+        self.fetcher.sources().fetch(&spec(yaml)).await
     }
 }
 
@@ -138,10 +138,10 @@ async fn a_directory_is_used_where_it_lies() {
     let json = r#""from": {"path": {"path": "tree"}}, "subdir": "drivers/net""#;
     let found = scene.source(json).await.unwrap();
     assert_eq!(found.root, scene.root().join("tree/drivers/net"));
-    let before = scene.fetcher.sources().identity(&spec(json), &scene.root()).await.unwrap();
+    let before = scene.fetcher.sources().identity(&spec(json)).await.unwrap();
     assert_eq!(before.identity, found.origin);
     scene.write("tree/drivers/net/a.c", b"b");
-    let after = scene.fetcher.sources().identity(&spec(json), &scene.root()).await.unwrap();
+    let after = scene.fetcher.sources().identity(&spec(json)).await.unwrap();
     assert_ne!(before, after);
     // An archive inside the user's tree is unpacked in the cache, never beside it.
     scene.tarball("tree/x.tar", &[("x.c", b"x")]);

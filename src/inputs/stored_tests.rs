@@ -42,6 +42,7 @@ impl Sites {
         let net = Net::new(NetOptions { offline, ..NetOptions::default() }).unwrap();
         Fetcher::new(Cache::open(self.dir.path().join(cache)).unwrap(), options)
             .with_net(net)
+            .with_definitions(if cache == "cache" { self.here() } else { self.there() })
             .with_store(Store::new(location, registry))
     }
 
@@ -91,14 +92,14 @@ async fn a_source_that_lies_elsewhere_comes_from_the_store() {
     let sites = Sites::new();
     let spec = spec(r#"{"path": {"path": "driver"}}"#);
     let here = sites.fetcher("cache", false);
-    let kept = here.sources().keep(&spec, &sites.here()).await.unwrap();
+    let kept = here.sources().keep(&spec).await.unwrap();
     assert!(kept.new);
-    assert!(!here.sources().keep(&spec, &sites.here()).await.unwrap().new);
+    assert!(!here.sources().keep(&spec).await.unwrap().new);
 
     let there = sites.fetcher("other-cache", true);
-    let identity = here.sources().identity(&spec, &sites.here()).await.unwrap();
-    assert_eq!(there.sources().identity(&spec, &sites.there()).await.unwrap(), identity);
-    let FetchedSource { root, origin } = there.sources().fetch(&spec, &sites.there()).await.unwrap();
+    let identity = here.sources().identity(&spec).await.unwrap();
+    assert_eq!(there.sources().identity(&spec).await.unwrap(), identity);
+    let FetchedSource { root, origin } = there.sources().fetch(&spec).await.unwrap();
     assert_eq!(origin, identity.identity);
     assert_eq!(fs::read_link(root.join("Makefile")).unwrap(), Path::new("Kbuild"));
     assert_eq!(fs::read_to_string(root.join("Kbuild")).unwrap(), "obj-m += x.o\n");
@@ -106,7 +107,7 @@ async fn a_source_that_lies_elsewhere_comes_from_the_store() {
 
     // Another state of it has a place of its own, and is what the definition means from now on.
     fs::write(sites.here().join("driver/Kbuild"), "obj-m += y.o\n").unwrap();
-    let newer = here.sources().keep(&spec, &sites.here()).await.unwrap();
+    let newer = here.sources().keep(&spec).await.unwrap();
     assert!(newer.new && newer.stored.digest != kept.stored.digest);
     let store = there.store().unwrap();
     let tags = store.tags(InputKind::Source).await.unwrap();
@@ -115,7 +116,7 @@ async fn a_source_that_lies_elsewhere_comes_from_the_store() {
         store.find(InputKind::Source, &kept.tags[0]).await.unwrap().unwrap().digest,
         kept.stored.digest
     );
-    let newest = there.sources().identity(&spec, &sites.there()).await.unwrap();
+    let newest = there.sources().identity(&spec).await.unwrap();
     assert_ne!(newest.identity, identity.identity);
 }
 
@@ -127,11 +128,11 @@ async fn a_package_that_may_be_newer_is_asked_upstream_but_offline() {
     let identity = format!("driver-dkms=1.2-3 sha256:{sha256}");
     sites.keep_as(&spec, &archive, &identity, Some("1.2")).await;
     let offline = sites.fetcher("other-cache", true);
-    let found = offline.sources().identity(&spec, &sites.there()).await.unwrap();
+    let found = offline.sources().identity(&spec).await.unwrap();
     assert_eq!(found, SourceIdentity { identity, version: Some("1.2".to_owned()) });
-    assert!(offline.sources().fetch(&spec, &sites.there()).await.unwrap().root.join("Kbuild").is_file());
+    assert!(offline.sources().fetch(&spec).await.unwrap().root.join("Kbuild").is_file());
     // There is no apt configuration to ask by.
-    let asked = sites.fetcher("other-cache", false).sources().identity(&spec, &sites.there()).await;
+    let asked = sites.fetcher("other-cache", false).sources().identity(&spec).await;
     assert!(matches!(asked, Err(FetchError::NoAptSource(_))), "{asked:?}");
 }
 
@@ -142,7 +143,7 @@ async fn a_fixed_version_comes_from_the_store_in_any_case() {
     let (archive, sha256) = sites.archive();
     sites.keep_as(&spec, &archive, &format!("driver-dkms=1.2-3 sha256:{sha256}"), Some("1.2")).await;
     let online = sites.fetcher("other-cache", false);
-    assert!(online.sources().fetch(&spec, &sites.there()).await.unwrap().root.join("Kbuild").is_file());
+    assert!(online.sources().fetch(&spec).await.unwrap().root.join("Kbuild").is_file());
 }
 
 #[tokio::test]
@@ -155,7 +156,7 @@ async fn a_download_is_found_by_its_digest_and_verified_by_it() {
     // Wherever it is said to be; no server listens there.
     let elsewhere = spec("http://127.0.0.1:1/x.tar");
     let online = sites.fetcher("other-cache", false);
-    let found = online.sources().fetch(&elsewhere, &sites.there()).await.unwrap();
+    let found = online.sources().fetch(&elsewhere).await.unwrap();
     assert!(found.root.join("Kbuild").is_file());
 }
 
@@ -178,7 +179,7 @@ async fn a_stored_source_of_other_content_is_refused() {
         fs::write(sites.here().join("driver/Kbuild"), "obj-m += evil.o\n").unwrap();
         sites.keep_as(&spec, &sites.archive().0, identity, Some("1.2")).await;
         let there = sites.fetcher("other-cache", true);
-        let error = there.sources().fetch(&spec, &sites.there()).await.unwrap_err();
+        let error = there.sources().fetch(&spec).await.unwrap_err();
         assert!(matches!(&error, FetchError::Store(_)), "{from}: {error:?}");
         assert!(
             !sites
@@ -199,7 +200,7 @@ async fn a_stored_source_of_other_content_is_refused() {
         let (sites, spec) = (Sites::new(), spec(from));
         sites.keep_as(&spec, &sites.archive().0, &identity, Some("1.2")).await;
         let there = sites.fetcher("other-cache", true);
-        let error = there.sources().identity(&spec, &sites.there()).await.unwrap_err();
+        let error = there.sources().identity(&spec).await.unwrap_err();
         assert!(crate::error_chain(&error).contains("which the definition does not want"), "{error}");
     }
 }
@@ -210,7 +211,7 @@ async fn a_stored_tree_of_other_content_is_refused() {
     let sites = Sites::new();
     let spec = spec(r#"{"path": {"path": "driver"}}"#);
     let here = sites.fetcher("cache", false);
-    let identity = here.sources().identity(&spec, &sites.here()).await.unwrap().identity;
+    let identity = here.sources().identity(&spec).await.unwrap().identity;
     fs::write(sites.here().join("driver/Kbuild"), "obj-m += evil.o\n").unwrap();
     let input = Input {
         kind: InputKind::Source,
@@ -221,7 +222,7 @@ async fn a_stored_tree_of_other_content_is_refused() {
     let packed = here.pack(sites.here().join("driver")).await.unwrap();
     here.put(input, packed.with_notes([(annotations::IDENTITY, Some(identity))])).await.unwrap();
     let there = sites.fetcher("other-cache", true);
-    let error = there.sources().fetch(&spec, &sites.there()).await.unwrap_err();
+    let error = there.sources().fetch(&spec).await.unwrap_err();
     let said = crate::error_chain(&error);
     assert!(said.contains("it holds a tree with the digest") && said.contains("is wanted"), "{said}");
 }

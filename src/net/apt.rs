@@ -82,45 +82,41 @@ impl Net {
             if url.scheme() == "https"
                 && let Some((_, entry)) = self.host_entry(&host)
             {
-                self.certificates(entry, host.name(), &mut reach.options)?;
+                // apt takes one CA file for a host, in place of the system's certificates. Its manual has these options as
+                // `CAInfo::<host>`; what it reads is `<host>::CAInfo`.
+                for (option, path) in self.files_of("apt", entry, ["CAInfo", "SslCert", "SslKey"])? {
+                    reach.options.push(line(&format!("Acquire::https::{}::{option}", host.name()), &path)?);
+                }
             }
         }
         reach.options.dedup();
         Ok(reach)
     }
 
-    /// apt takes one CA file for a host, in place of the system's certificates. Its manual has these options as
-    /// `CAInfo::<host>`; what it reads is `<host>::CAInfo`.
-    fn certificates(&self, entry: &Host, name: &str, options: &mut Vec<String>) -> Result<(), NetError> {
-        let Host {
-            host,
-            ca_file,
-            client_certificate,
-            client_key,
-            plain_http: _,
-            login: _,
-            ssh_key: _,
-            known_hosts: _,
-        } = entry;
-        let key = match client_key {
-            Some(SecretSource::File(file)) => Some(file),
+    /// The files for a host that `program` reads by itself, each under the name of its option: authorities, certificate, key.
+    pub(super) fn files_of(
+        &self,
+        program: &str,
+        entry: &Host,
+        [authorities, certificate, key]: [&'static str; 3],
+    ) -> Result<Vec<(&'static str, String)>, NetError> {
+        let key_file = match &entry.client_key {
             Some(SecretSource::Secret(_)) => {
                 return Err(NetError::Options(
-                    format!("site.yaml, host {host}: clientKey"),
-                    "apt takes keys from files only: mount the Secret, and name the file".to_owned(),
+                    format!("site.yaml, host {}: clientKey", entry.host),
+                    format!("{program} takes keys from files only: mount the Secret, and name the file"),
                 ));
             }
+            Some(SecretSource::File(file)) => Some(file),
             None => None,
         };
-        for (option, file) in
-            [("CAInfo", ca_file.as_ref()), ("SslCert", client_certificate.as_ref()), ("SslKey", key)]
-        {
-            if let Some(file) = file {
-                let path = self.0.root.join(file).display().to_string();
-                options.push(line(&format!("Acquire::https::{name}::{option}"), &path)?);
-            }
-        }
-        Ok(())
+        let files = [
+            (authorities, entry.ca_file.as_ref()),
+            (certificate, entry.client_certificate.as_ref()),
+            (key, key_file),
+        ];
+        let there = files.into_iter().filter_map(|(option, file)| Some((option, self.0.root.join(file?))));
+        Ok(there.map(|(option, path)| (option, path.display().to_string())).collect())
     }
 }
 

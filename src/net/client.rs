@@ -14,7 +14,7 @@ use rustls::SupportedProtocolVersion;
 use url::Url;
 use zeroize::Zeroizing;
 
-use super::{Asker, Inner, Net, NetError};
+use super::{Asker, Net, NetError};
 use crate::site::{Host, HostPort, Login, Proxy};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -99,7 +99,25 @@ impl Net {
         };
         let proxy = self.proxies().await?;
         let host = special.map(|(at, _)| at);
-        make(&self.0, host, key, proxy, versions).await.map_err(|reason| {
+        // Reads the system's certificates.
+        let shared = Arc::clone(&self.0);
+        let config = tokio::task::spawn_blocking(move || shared.trusted.config(host, key.as_ref(), versions));
+        let config = config.await.map_err(|panic| panic.to_string()).flatten();
+        let made = config.and_then(|config| {
+            Client::builder()
+                .tls_backend_preconfigured(config)
+                .user_agent(concat!("farrier/", env!("CARGO_PKG_VERSION")))
+                .connect_timeout(CONNECT_TIMEOUT)
+                .referer(false)
+                .redirect(redirect::Policy::none())
+                .no_proxy()
+                .proxy(reqwest::Proxy::custom(move |url| {
+                    proxy.for_url(url).map(|proxy| proxy.as_url().clone())
+                }))
+                .build()
+                .map_err(|error| error.to_string())
+        });
+        made.map_err(|reason| {
             NetError::Options(
                 entry.map_or_else(|| "TLS".to_owned(), |entry| format!("site.yaml, host {}", entry.host)),
                 reason,
@@ -186,29 +204,6 @@ fn bare(client: &Client, request: &mut Request) -> Result<(), NetError> {
 
 fn refused(reason: &str) -> NetError {
     NetError::Redirect(reason.to_owned())
-}
-
-async fn make(
-    inner: &Arc<Inner>,
-    host: Option<usize>,
-    key: Option<super::Secret>,
-    proxy: Proxy,
-    versions: &'static [&'static SupportedProtocolVersion],
-) -> Result<Client, String> {
-    // Reads the system's certificates.
-    let shared = Arc::clone(inner);
-    let config = tokio::task::spawn_blocking(move || shared.trusted.config(host, key.as_ref(), versions));
-    let config = config.await.map_err(|panic| panic.to_string())??;
-    Client::builder()
-        .tls_backend_preconfigured(config)
-        .user_agent(concat!("farrier/", env!("CARGO_PKG_VERSION")))
-        .connect_timeout(CONNECT_TIMEOUT)
-        .referer(false)
-        .redirect(redirect::Policy::none())
-        .no_proxy()
-        .proxy(reqwest::Proxy::custom(move |url| proxy.for_url(url).map(|proxy| proxy.as_url().clone())))
-        .build()
-        .map_err(|error| error.to_string())
 }
 
 /// Where an answer leads.

@@ -7,7 +7,7 @@ use url::Url;
 use zeroize::Zeroizing;
 
 use super::{Asker, Net, NetError, Secret};
-use crate::site::{Host, HostPort, SecretSource};
+use crate::site::HostPort;
 
 /// How one repository is reached.
 #[derive(Default)]
@@ -43,7 +43,9 @@ pub async fn git_reach(net: &Net, repository: &Url) -> Result<GitReach, NetError
     let proxy = net.proxies().await?.for_url(repository).map(|proxy| proxy.as_url().to_string());
     settings.push(("http.proxy", proxy.unwrap_or_default().into()));
     if let Some(entry) = entry {
-        certificates(net, entry, &mut settings)?;
+        // As apt, git takes one file of authorities in place of the system's, and a key from a file.
+        let files = net.files_of("git", entry, ["http.sslCAInfo", "http.sslCert", "http.sslKey"])?;
+        settings.extend(files.into_iter().map(|(setting, path)| (setting, path.into())));
         if let Some(login) = &entry.login {
             net.may_log_in(repository, &host)?;
             let password = net.password(login, &host.to_string()).await?;
@@ -62,33 +64,4 @@ fn host_of(repository: &Url) -> Option<HostPort> {
         ("ssh", None) => format!("{host}:22").parse().ok(),
         _ => Some(host),
     }
-}
-
-/// As apt, git takes one file of authorities in place of the system's, and a key from a file.
-fn certificates(
-    net: &Net,
-    entry: &Host,
-    settings: &mut Vec<(&'static str, Zeroizing<String>)>,
-) -> Result<(), NetError> {
-    let key = match &entry.client_key {
-        Some(SecretSource::Secret(_)) => {
-            return Err(NetError::Options(
-                format!("site.yaml, host {}: clientKey", entry.host),
-                "git takes keys from files only: mount the Secret, and name the file".to_owned(),
-            ));
-        }
-        Some(SecretSource::File(file)) => Some(file),
-        None => None,
-    };
-    let files = [
-        ("http.sslCAInfo", entry.ca_file.as_ref()),
-        ("http.sslCert", entry.client_certificate.as_ref()),
-        ("http.sslKey", key),
-    ];
-    for (setting, file) in files {
-        if let Some(file) = file {
-            settings.push((setting, net.0.root.join(file).display().to_string().into()));
-        }
-    }
-    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt, io,
+    io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -20,16 +20,19 @@ use crate::{
 const MAX_SECRET: u64 = 1 << 20;
 
 /// Reads secrets. A clone shares the connection, which is made when a Secret is read first.
-#[derive(Clone, Default)]
+#[derive(Clone, Default, derive_more::Debug)]
 pub struct SecretReader {
     root: PathBuf,
+    #[debug(skip)]
     options: KubeOptions,
+    #[debug(skip)]
     client: Arc<tokio::sync::OnceCell<Client>>,
 }
 
 /// What was read. It is not shown by `{:?}`, and wiped when it is dropped; what carried it here, such as the API server's
 /// answer, is not.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, derive_more::Debug)]
+#[debug("Secret(...)")]
 pub struct Secret(Zeroizing<Vec<u8>>);
 
 /// Why a secret cannot be had.
@@ -176,18 +179,6 @@ impl Secret {
 impl From<Vec<u8>> for Secret {
     fn from(bytes: Vec<u8>) -> Self {
         Self(Zeroizing::new(bytes))
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(...)")
-    }
-}
-
-impl fmt::Debug for SecretReader {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SecretReader").field("root", &self.root).finish_non_exhaustive()
     }
 }
 

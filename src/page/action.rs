@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use axum::http::StatusCode;
 use serde::Serialize;
 
-use super::facts::Facts;
+use super::{facts::Facts, request::fields};
 use crate::{
     controller::rollback::Rolled,
     image::Strategy,
@@ -70,17 +70,9 @@ pub fn conflict(why: impl std::fmt::Display) -> Refusal {
 
 /// What an address or a form asks for, of what, and what its sender was shown.
 pub fn asked(text: &[u8]) -> Result<(Action, String, String), Refusal> {
-    let (mut action, mut of, mut seen) = (None, String::new(), String::new());
-    for (name, value) in url::form_urlencoded::parse(text) {
-        match &*name {
-            "what" => action = value.parse().ok(),
-            "of" => of = value.into_owned(),
-            "seen" => seen = value.into_owned(),
-            _ => {}
-        }
-    }
-    let action = action.ok_or((StatusCode::BAD_REQUEST, "there is no such action\n".to_owned()))?;
-    Ok((action, of, seen))
+    let mut take = fields(text);
+    let unknown = |_| (StatusCode::BAD_REQUEST, "there is no such action\n".to_owned());
+    Ok((take("what").parse().map_err(unknown)?, take("of"), take("seen")))
 }
 
 pub fn of_cell(facts: &Facts, cell: &PlannedCell) -> Vec<Action> {

@@ -47,7 +47,7 @@ pub struct FleetPage {
 }
 
 /// Something that changed.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Change {
     #[serde(skip)]
     pub at: Timestamp,

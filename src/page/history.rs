@@ -10,7 +10,7 @@ use crate::{
     controller::RolloutReport,
     image::ImageName,
     kernel::KernelTarget,
-    plan::{Outcome, Phase, RecordState, RolloutTarget, decided},
+    plan::{Outcome, Phase, RecordState, RolloutTarget, StatusEntry, decided},
 };
 
 /// Changes that are kept and shown.
@@ -53,16 +53,7 @@ impl History {
             let (phase, before) = (entry.row.phase, self.phases.get(&key));
             if before != Some(&phase) && !self.phases.is_empty() {
                 self.since.insert(key.clone(), now);
-                found.push(Change {
-                    at: now,
-                    subject: subject(entry),
-                    link: cell_link(entry.image, entry.target),
-                    state: phase.as_str(),
-                    class: class_of(entry),
-                    ago: String::new(),
-                    of: entry.image.to_string(),
-                    more: 0,
-                });
+                found.push(change_of(entry, now, (phase, class_of(entry))));
             }
             phases.insert(key, phase);
         }
@@ -84,19 +75,16 @@ impl History {
     }
 }
 
+fn change_of(entry: &StatusEntry<'_>, at: Timestamp, (phase, class): (Phase, &'static str)) -> Change {
+    let (subject, link) = (subject(entry), cell_link(entry.image, entry.target));
+    let (state, of) = (phase.as_str(), entry.image.to_string());
+    Change { at, subject, link, state, class, of, ..Change::default() }
+}
+
 /// What was seen, and the failures and rewrites that have a time: the newest first.
 pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
     let failed = fleet.entries.iter().filter_map(|entry| match entry.outcome {
-        Outcome::HeldBack { at, .. } => Some(Change {
-            at: *at,
-            subject: subject(entry),
-            link: cell_link(entry.image, entry.target),
-            state: Phase::Failed.as_str(),
-            class: "bad",
-            ago: String::new(),
-            of: entry.image.to_string(),
-            more: 0,
-        }),
+        Outcome::HeldBack { at, .. } => Some(change_of(entry, *at, (Phase::Failed, "bad"))),
         _ => None,
     });
     let records =
@@ -104,17 +92,8 @@ pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
     let rewritten = records.flat_map(|(object, record)| {
         record.0.iter().map(move |(field, record)| {
             let (state, class) = record_state(record.state);
-            let subject = format!("{object}, {field}");
-            Change {
-                at: record.at,
-                subject,
-                link: "rollouts.html".to_owned(),
-                state,
-                class,
-                ago: String::new(),
-                of: object.clone(),
-                more: 0,
-            }
+            let (subject, link) = (format!("{object}, {field}"), "rollouts.html".to_owned());
+            Change { at: record.at, subject, link, state, class, of: object.clone(), ..Change::default() }
         })
     });
     let mut all: Vec<Change> = failed.chain(rewritten).chain(seen.iter().cloned()).collect();

@@ -8,7 +8,7 @@ use handlebars::{
 use jiff::{SignedDuration, Timestamp};
 use regex::Regex;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     action::Offers,
@@ -30,47 +30,34 @@ pub const ICON: &str = include_str!("html/icon.svg");
 /// The style sheet.
 pub const STYLE: &str = include_str!("html/style.css");
 
-/// A template, by its name.
-#[derive(Clone, Copy, Debug, strum::IntoStaticStr, strum::VariantArray)]
-#[strum(serialize_all = "kebab-case")]
-enum Template {
-    /// The frame around the others.
-    Frame,
-    Fleet,
-    Cell,
-    Node,
-    Nodes,
-    Rollouts,
-    Confirm,
-}
-
-impl Template {
-    fn text(self) -> &'static str {
-        match self {
-            Self::Frame => include_str!("html/frame.hbs"),
-            Self::Fleet => include_str!("html/fleet.hbs"),
-            Self::Cell => include_str!("html/cell.hbs"),
-            Self::Node => include_str!("html/node.hbs"),
-            Self::Nodes => include_str!("html/nodes.hbs"),
-            Self::Rollouts => include_str!("html/rollouts.hbs"),
-            Self::Confirm => include_str!("html/confirm.hbs"),
-        }
-    }
-
-    fn name(self) -> &'static str {
-        self.into()
-    }
-}
+/// The templates, by their names. `frame` is around the others.
+const TEMPLATES: [(&str, &str); 7] = [
+    ("frame", include_str!("html/frame.hbs")),
+    ("fleet", include_str!("html/fleet.hbs")),
+    ("cell", include_str!("html/cell.hbs")),
+    ("node", include_str!("html/node.hbs")),
+    ("nodes", include_str!("html/nodes.hbs")),
+    ("rollouts", include_str!("html/rollouts.hbs")),
+    ("confirm", include_str!("html/confirm.hbs")),
+];
 
 static ENGINE: LazyLock<Result<Handlebars<'static>, String>> = LazyLock::new(|| {
     let mut engine = Handlebars::new();
     engine.register_escape_fn(|text| html_escape(&visible(text)));
-    engine.register_helper("words", Box::new(words));
-    engine.register_helper("told", Box::new(told));
-    for template in <Template as strum::VariantArray>::VARIANTS {
-        engine
-            .register_template_string(template.name(), template.text())
-            .map_err(|error| error.to_string())?;
+    for (name, write) in [("words", words as fn(&Value, Timestamp) -> String), ("told", told)] {
+        let helper = move |helper: &Helper<'_>,
+                           _: &Handlebars<'_>,
+                           context: &Context,
+                           _: &mut RenderContext<'_, '_>,
+                           out: &mut dyn Output|
+              -> HelperResult {
+            let now = context.data()["now"].as_str().and_then(|now| now.parse().ok()).unwrap_or_default();
+            Ok(out.write(&write(helper.param(0).map_or(&Value::Null, PathAndJson::value), now))?)
+        };
+        engine.register_helper(name, Box::new(helper));
+    }
+    for (name, text) in TEMPLATES {
+        engine.register_template_string(name, text).map_err(|error| error.to_string())?;
     }
     Ok(engine)
 });
@@ -82,49 +69,36 @@ pub struct HtmlError(String);
 
 /// A whole page. `root` leads to the directory of the style sheet: empty, or `../`.
 fn html(
-    template: Template,
+    template: &str,
     title: &str,
     root: &str,
     facts: &Facts,
     model: &impl Serialize,
 ) -> Result<String, HtmlError> {
     let engine = ENGINE.as_ref().map_err(|error| HtmlError(error.clone()))?;
-    let render = |name, model: &serde_json::Value| {
-        engine.render(name, model).map_err(|error| HtmlError(error.to_string()))
-    };
+    let render =
+        |name, model: &Value| engine.render(name, model).map_err(|error| HtmlError(error.to_string()));
     let mut model = serde_json::to_value(model).map_err(|error| HtmlError(error.to_string()))?;
     let now = format!("{:.0}", facts.now);
     (model["root"], model["title"], model["now"]) = (root.into(), title.into(), now.clone().into());
-    let body = render(template.name(), &model)?;
+    let body = render(template, &model)?;
     let as_of = facts.now.strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
     // What is confirmed is what was read: no script changes it.
-    let served = facts.served && !matches!(template, Template::Confirm);
+    let served = facts.served && template != "confirm";
     let frame = json!({
-        "title": title, "root": root, "now": now, "as_of": as_of, "served": served, "page": template.name(), "body": body,
+        "title": title, "root": root, "now": now, "as_of": as_of, "served": served, "page": template, "body": body,
         "live": served && model["live"] == true,
     });
-    render(Template::Frame.name(), &frame)
+    render("frame", &frame)
 }
 
 /// Text with what people read at a glance: a digest by its first digits, a time as a clock shows it. The whole is in the title.
-fn told(
-    helper: &Helper<'_>,
-    _: &Handlebars<'_>,
-    context: &Context,
-    _: &mut RenderContext<'_, '_>,
-    out: &mut dyn Output,
-) -> HelperResult {
-    let text = match helper.param(0).map(PathAndJson::value) {
-        Some(serde_json::Value::String(text)) => text.clone(),
-        None | Some(serde_json::Value::Null) => String::new(),
-        Some(other) => other.to_string(),
-    };
-    out.write(&glance(&text, now(context)))?;
-    Ok(())
-}
-
-fn now(context: &Context) -> Timestamp {
-    context.data()["now"].as_str().and_then(|now| now.parse().ok()).unwrap_or_default()
+fn told(given: &Value, now: Timestamp) -> String {
+    match given {
+        Value::String(text) => glance(text, now),
+        Value::Null => String::new(),
+        other => glance(&other.to_string(), now),
+    }
 }
 
 fn glance(text: &str, now: Timestamp) -> String {
@@ -154,19 +128,13 @@ fn glance(text: &str, now: Timestamp) -> String {
 }
 
 /// Text in which commands stand between backticks.
-fn words(
-    helper: &Helper<'_>,
-    _: &Handlebars<'_>,
-    context: &Context,
-    _: &mut RenderContext<'_, '_>,
-    out: &mut dyn Output,
-) -> HelperResult {
-    let text = helper.param(0).and_then(|text| text.value().as_str()).unwrap_or_default();
-    for (place, part) in text.split('`').enumerate() {
+fn words(given: &Value, now: Timestamp) -> String {
+    let parts = given.as_str().unwrap_or_default().split('`').enumerate();
+    let marked = |(place, part)| {
         let (open, close) = if place % 2 == 1 { ("<code>", "</code>") } else { ("", "") };
-        out.write(&format!("{open}{}{close}", glance(part, now(context))))?;
-    }
-    Ok(())
+        format!("{open}{}{close}", glance(part, now))
+    };
+    parts.map(marked).collect()
 }
 
 /// Without what steers a terminal or a reader's eye: control characters, and marks that turn the direction of text.
@@ -181,33 +149,33 @@ fn visible(text: &str) -> String {
 /// The first view.
 pub fn fleet_page(fleet: &Fleet<'_>, filter: Filter, seen: &[Change]) -> Result<String, HtmlError> {
     let title = if filter.state.is_empty() { "Fleet".to_owned() } else { format!("Fleet: {}", filter.state) };
-    html(Template::Fleet, &title, "", fleet.facts, &fleet.page(filter, changes(fleet, seen)))
+    html("fleet", &title, "", fleet.facts, &fleet.page(filter, changes(fleet, seen)))
 }
 
 /// The page of a cell.
 pub fn cell_page(fleet: &Fleet<'_>, entry: &StatusEntry<'_>, found: Found) -> Result<String, HtmlError> {
-    html(Template::Cell, &subject(entry), "../", fleet.facts, &fleet.cell_page(entry, found))
+    html("cell", &subject(entry), "../", fleet.facts, &fleet.cell_page(entry, found))
 }
 
 /// The page of a node, if there is one of this name.
 pub fn node_page(fleet: &Fleet<'_>, name: &str) -> Option<Result<String, HtmlError>> {
     let page = fleet.node_page(name)?;
-    Some(html(Template::Node, name, "../", fleet.facts, &page))
+    Some(html("node", name, "../", fleet.facts, &page))
 }
 
 /// All nodes.
 pub fn nodes_page(facts: &Facts) -> Result<String, HtmlError> {
-    html(Template::Nodes, "Nodes", "", facts, &NodesPage::of(facts))
+    html("nodes", "Nodes", "", facts, &NodesPage::of(facts))
 }
 
 /// All rollouts.
 pub fn rollouts_page(facts: &Facts, offers: &Offers, rewrites: &[Rewrite]) -> Result<String, HtmlError> {
-    html(Template::Rollouts, "Rollouts", "", facts, &RolloutsPage::of(facts, offers, rewrites))
+    html("rollouts", "Rollouts", "", facts, &RolloutsPage::of(facts, offers, rewrites))
 }
 
 /// What would happen, and the button to do it.
 pub fn confirm_page(facts: &Facts, preview: &Preview) -> Result<String, HtmlError> {
-    html(Template::Confirm, &preview.title, "", facts, preview)
+    html("confirm", &preview.title, "", facts, preview)
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Pure: where a request comes from, as its headers say.
 
+use std::collections::HashMap;
+
 use axum::http::{
     HeaderMap,
     header::{AUTHORIZATION, AsHeaderName, CONTENT_TYPE, FORWARDED, HOST, ORIGIN, VIA},
@@ -7,6 +9,12 @@ use axum::http::{
 
 fn text(headers: &HeaderMap, name: impl AsHeaderName) -> Option<&str> {
     headers.get(name).map(|value| value.to_str().unwrap_or_default())
+}
+
+/// Takes values out of an address or a form, by their names; a name that is not there has none.
+pub fn fields(text: &[u8]) -> impl FnMut(&str) -> String + use<> {
+    let mut said: HashMap<_, _> = url::form_urlencoded::parse(text).into_owned().collect();
+    move |name| said.remove(name).unwrap_or_default()
 }
 
 /// Does it name this machine's loopback device? A name from elsewhere that leads there is a foreign page's.

@@ -41,7 +41,7 @@ use super::{
     image::{Found, Images},
     log::{Excerpts, built},
     matrix::Filter,
-    request::names_this_machine,
+    request::{fields, names_this_machine},
 };
 use crate::{
     build::LogReader,
@@ -248,17 +248,8 @@ async fn named_as_here(request: Request, next: Next) -> Response {
 
 /// What the address asks for.
 fn filter(query: &str) -> Filter {
-    let mut filter = Filter::default();
-    for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
-        match &*name {
-            "image" => filter.image = value.into_owned(),
-            "kernel" => filter.kernel = value.into_owned(),
-            "os" => filter.os = value.into_owned(),
-            "state" => filter.state = value.into_owned(),
-            _ => {}
-        }
-    }
-    filter
+    let mut take = fields(query.as_bytes());
+    Filter { image: take("image"), kernel: take("kernel"), os: take("os"), state: take("state") }
 }
 
 async fn answer(State(page): State<Arc<PageServer>>, headers: HeaderMap, uri: Uri) -> Response {

@@ -38,7 +38,7 @@ fn view(fleet: &Small) -> PassView {
 async fn the_page_of_the_newest_pass_is_served_and_only_read() {
     let bench = Bench::new(&serde_json::json!({}));
     let page = PageServer::new(bench.parts.clone(), None);
-    let (health, metrics) = (Arc::new(Health::new()), Arc::new(Metrics::new()));
+    let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
     let server = HttpServer::bind(([127, 0, 0, 1], 0).into(), health, metrics, page.router()).await.unwrap();
     let (address, cancel) = (server.address().unwrap(), CancellationToken::new());
     let task = tokio::spawn(server.serve(cancel.clone()));

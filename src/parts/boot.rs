@@ -43,8 +43,6 @@ pub trait BootChecker: Send + Sync {
 pub struct QemuBoot {
     /// Fetches the kernels.
     pub fetcher: Fetcher,
-    /// The definitions directory, to which a family's paths are relative.
-    pub root: PathBuf,
     /// The static `driver-entrypoint`; `None` for the one beside farrier's own program.
     pub entrypoint: Option<PathBuf>,
     /// Where it is remembered that KVM does not work on this machine.
@@ -60,7 +58,7 @@ impl BootChecker for QemuBoot {
         // First what costs nothing to find out.
         let entrypoint = boot::find_entrypoint(self.entrypoint.as_deref(), target.arch)?;
         let fetcher = self.fetcher.in_use();
-        let fetch = || fetcher.kernel_images().find(family, &self.root, target);
+        let fetch = || fetcher.kernel_images().find(family, target);
         let kernel = match with_retry("fetch kernel image", &self.cancel, fetch).await? {
             KernelImageLookup::Found(image) => *image,
             KernelImageLookup::Missing { looked_for, hint } => {

@@ -56,7 +56,7 @@ pub(crate) async fn resolve_more(
         if !resolved.headers.contains_key(target) {
             let source = family.spec.headers_for(target, resolved.system(target));
             unknown_headers.push(async move {
-                let look = || parts.fetcher.headers().identity(&source, &parts.definitions.root, target);
+                let look = || parts.fetcher.headers().identity(&source, target);
                 (target.clone(), parts.retry("look up headers", look).await)
             });
         }
@@ -127,8 +127,7 @@ async fn resolve_header_texts(
         if !texts.is_empty() {
             let source = family.spec.headers_for(target, resolved.system(target));
             asked.push(async move {
-                let root = &parts.definitions.root;
-                let look = || parts.fetcher.headers().say(&source, root, target, &texts);
+                let look = || parts.fetcher.headers().say(&source, target, &texts);
                 let outcome = parts.retry("look into headers", look).await;
                 (target, texts, outcome)
             });
@@ -149,14 +148,12 @@ async fn resolve_header_texts(
 }
 
 async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedImage> {
-    let root = &parts.definitions.root;
     let spec = &image.spec;
     let mut sources = BTreeMap::new();
     let mut versions = BTreeMap::new();
     // Those that differ between kernels are looked up for each.
     for source in spec.sources.iter().filter(|source| !source.is_of_kernel()) {
-        let identity =
-            parts.retry("look up source", || parts.fetcher.sources().identity(source, root)).await?;
+        let identity = parts.retry("look up source", || parts.fetcher.sources().identity(source)).await?;
         versions.insert(source.name.as_str(), identity.version);
         sources.insert(source.name.to_string(), identity.identity);
     }
@@ -180,7 +177,7 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
         // The image that it is counts with the needs.
         None | Some(RuntimeBase::Need(_)) => None,
         Some(base @ (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_))) => {
-            let look = || parts.fetcher.root_fs().of_base(base, &spec.sources, &version, root);
+            let look = || parts.fetcher.root_fs().of_base(base, &spec.sources, &version);
             parts.retry("look up runtime base", look).await?.map(|root| root.identity())
         }
         Some(RuntimeBase::Minimal(base)) => {
@@ -207,7 +204,7 @@ async fn toolchain_identity(
         return Ok(parts.resolve_reference(&image.to_string()).await?.to_string());
     }
     // The specification alone: the architecture is hashed with the target.
-    let root = PackageRoot::of_toolchain(toolchain, target, &parts.definitions.root);
+    let root = PackageRoot::of_toolchain(toolchain, target);
     root.map(|root| root.identity()).ok_or_else(|| {
         let message = "nothing says where the RPM packages of the toolchain are".to_owned();
         TargetError::unmet(message, "name `from` in the kernel family")
@@ -243,7 +240,7 @@ pub(crate) async fn resolve_trees(
 }
 
 async fn digest_of_tree(parts: &Parts, tree: &HeadersPath, target: &KernelTarget) -> Result<Digest, String> {
-    match parts.fetcher.host_tree(tree, &parts.definitions.root, target).await {
+    match parts.fetcher.host_tree(tree, target).await {
         Ok(HostTreeLookup::Found(found)) => Ok(found.digest),
         Ok(HostTreeLookup::Missing { looked_for, hint }) => Err(format!("there is no {looked_for}: {hint}")),
         Err(error) => {

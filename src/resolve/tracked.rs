@@ -67,16 +67,15 @@ async fn of_repositories(
 ) -> Result<Vec<TrackedKernel>> {
     // Repositories are of a platform, and of no kernel.
     let Ok(any) = "any".parse() else { return Ok(Vec::new()) };
-    let (headers, root) = (parts.fetcher.headers(), &parts.definitions.root);
-    let releases =
-        match headers.rpm_releases(&family.spec.headers, packages, root, &platform.with(any)).await? {
-            Ok(releases) => releases,
-            Err(missing) => {
-                let family = &family.metadata.name;
-                tracing::warn!(%family, "no kernel is tracked: there is no {missing}");
-                return Ok(Vec::new());
-            }
-        };
+    let headers = parts.fetcher.headers();
+    let releases = match headers.rpm_releases(&family.spec.headers, packages, &platform.with(any)).await? {
+        Ok(releases) => releases,
+        Err(missing) => {
+            let family = &family.metadata.name;
+            tracing::warn!(%family, "no kernel is tracked: there is no {missing}");
+            return Ok(Vec::new());
+        }
+    };
     let mut found = Vec::new();
     for repository in releases {
         let mut flavours: BTreeMap<String, Vec<KernelRelease>> = BTreeMap::new();

@@ -19,12 +19,14 @@ struct State {
     ready: bool,
 }
 
-impl Health {
+impl Default for Health {
     /// Alive now, and not ready.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self(Mutex::new(State { beat: Instant::now(), ready: false }))
     }
+}
 
+impl Health {
     /// The loop turns.
     pub fn beat(&self) {
         self.0.lock().beat = Instant::now();
@@ -44,11 +46,5 @@ impl Health {
     pub fn stalled(&self) -> Option<Duration> {
         let still = self.0.lock().beat.elapsed();
         (still > STALLED).then_some(still)
-    }
-}
-
-impl Default for Health {
-    fn default() -> Self {
-        Self::new()
     }
 }

@@ -122,7 +122,7 @@ mod tests {
 
     #[tokio::test]
     async fn probes_and_figures() {
-        let (health, metrics) = (Arc::new(Health::new()), Arc::new(Metrics::new()));
+        let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
         let address = ([127, 0, 0, 1], 0).into();
         let server = HttpServer::bind(address, Arc::clone(&health), metrics, Router::new()).await.unwrap();
         let (address, cancel) = (server.listener.local_addr().unwrap(), CancellationToken::new());
@@ -146,7 +146,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_loop_that_does_not_turn_is_not_alive() {
-        let health = Health::new();
+        let health = Health::default();
         assert_eq!(health.stalled(), None);
         tokio::time::advance(Duration::from_mins(6)).await;
         assert!(health.stalled().is_some());

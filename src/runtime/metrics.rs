@@ -110,75 +110,63 @@ pub struct Metrics {
     configuration_valid: Gauge,
 }
 
-impl Metrics {
+impl Default for Metrics {
     /// All families, at zero. The configuration counts as valid: a wrong one ends the start.
-    pub fn new() -> Self {
+    fn default() -> Self {
         let mut registry = Registry::with_prefix("farrier");
         let version = [("version", env!("CARGO_PKG_VERSION"))];
         registry.register("build", "The running farrier", Info::new(version));
-        let mut registering = Registering(registry);
+        let mut made = Registering(registry);
         let metrics = Self {
-            images: registering.add(
-                "images",
-                "Driver images for kernel targets, by phase",
-                Family::default(),
-            ),
-            kernels: registering.seconds(
+            images: made.add("images", "Driver images for kernel targets, by phase"),
+            kernels: made.seconds(
                 "kernel_unresolved",
                 "How long a kernel target that nodes run has lacked an image or its rollout",
                 Family::default(),
             ),
-            kernels_left_out: registering.add(
+            kernels_left_out: made.add(
                 "kernels_unresolved_left_out",
                 "Kernel targets without a figure of their own because there are too many",
-                Gauge::default(),
             ),
-            nodes_left_alone: registering.add(
+            nodes_left_alone: made.add(
                 "nodes_left_alone",
                 "Nodes whose kernel target is not known or contradicts itself",
-                Gauge::default(),
             ),
-            upgrade_nodes: registering.add(
+            upgrade_nodes: made.add(
                 "upgrade_nodes",
                 "Nodes of DaemonSets that are upgraded in order, by stage",
-                Family::default(),
             ),
-            rollouts: registering.seconds(
+            rollouts: made.seconds(
                 "rollout_unresolved",
                 "How long a rollout has been held, or has not come further",
                 Family::default(),
             ),
-            certificates: registering.seconds(
+            certificates: made.seconds(
                 "certificate_expiry_timestamp",
                 "When a certificate ends that farrier shows, trusts or signs modules with, as read at its start, since 1970",
                 Family::default(),
             ),
-            build_seconds: registering.seconds(
+            build_seconds: made.seconds(
                 "build_duration",
                 "How long builds took, from headers to the published image",
                 Histogram::new(BUILD_SECONDS),
             ),
-            builds: registering.add("builds", "Builds that ended, by outcome", Family::default()),
-            builds_running: registering.add("builds_running", "Builds that run", Gauge::default()),
-            builds_waiting: registering.add(
-                "builds_waiting",
-                "Builds that wait for room or for their next attempt",
-                Gauge::default(),
-            ),
-            rewrites: registering.add("rewrites", "Rewrites, by strategy and outcome", Family::default()),
-            passes: registering.add("passes", "Passes, by outcome", Family::default()),
-            pass_seconds: registering.seconds(
+            builds: made.add("builds", "Builds that ended, by outcome"),
+            builds_running: made.add("builds_running", "Builds that run"),
+            builds_waiting: made.add("builds_waiting", "Builds that wait for room or for their next attempt"),
+            rewrites: made.add("rewrites", "Rewrites, by strategy and outcome"),
+            passes: made.add("passes", "Passes, by outcome"),
+            pass_seconds: made.seconds(
                 "pass_duration",
                 "How long passes took, builds apart",
                 Histogram::new(PASS_SECONDS),
             ),
-            leader: registering.add("leader", "1 where this farrier may write", Gauge::default()),
-            configuration_valid: registering.add(
+            leader: made.add("leader", "1 where this farrier may write"),
+            configuration_valid: made.add(
                 "configuration_valid",
                 "0 while the definitions on disk are wrong and the last good ones are in use",
-                Gauge::default(),
             ),
-            registry: Mutex::new(registering.0),
+            registry: Mutex::new(made.0),
         };
         metrics.configuration_valid.set(1);
         // A counter that appears with its first event has no increase to alert on.
@@ -195,7 +183,9 @@ impl Metrics {
         }
         metrics
     }
+}
 
+impl Metrics {
     /// Shows the counts of a connection to an API server, too.
     pub fn add_api(&self, stats: &KubeStats) {
         let requests = stats.requests.clone();
@@ -296,12 +286,6 @@ impl Metrics {
     }
 }
 
-impl Default for Metrics {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
@@ -310,7 +294,8 @@ fn count(number: usize) -> i64 {
 struct Registering(Registry);
 
 impl Registering {
-    fn add<M: Metric + Clone>(&mut self, name: &str, help: &str, metric: M) -> M {
+    fn add<M: Metric + Clone + Default>(&mut self, name: &str, help: &str) -> M {
+        let metric = M::default();
         self.0.register(name, help, metric.clone());
         metric
     }
@@ -328,7 +313,7 @@ mod tests {
 
     #[test]
     fn figures_are_shown_with_checked_labels() {
-        let metrics = Metrics::new();
+        let metrics = Metrics::default();
         let stats = KubeStats::default();
         stats.requests.get_or_create(&[("verb", "list"), ("kind", "nodes"), ("outcome", "success")]).inc();
         metrics.add_api(&stats);
@@ -376,7 +361,7 @@ mod tests {
     /// Whatever a dashboard or an alert asks for is a figure that farrier has, and so is each value of a label that it names.
     #[test]
     fn dashboard_and_alerts_ask_for_what_there_is() {
-        let metrics = Metrics::new();
+        let metrics = Metrics::default();
         let stats = KubeStats::default();
         metrics.add_api(&stats);
         // A family without a figure is not shown.

@@ -41,18 +41,13 @@ enum Key {
 }
 
 /// A key that signs, and its public half.
+#[derive(derive_more::Debug)]
 pub struct Signer {
+    #[debug(skip)]
     key: Key,
     public: PublicKey,
     /// Where the key comes from, for messages.
     from: String,
-}
-
-impl std::fmt::Debug for Signer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { key: _, public, from } = self;
-        f.debug_struct("Signer").field("from", from).field("public", public).finish_non_exhaustive()
-    }
 }
 
 impl Signer {

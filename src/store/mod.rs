@@ -10,7 +10,7 @@ mod error;
 mod tag;
 mod trust;
 
-use std::{collections::BTreeMap, fmt, path::Path, sync::Arc};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 pub use definitions::{PackedDefinitions, pack_definitions};
 pub use error::StoreError;
@@ -120,10 +120,12 @@ pub struct NewInput<'a> {
 }
 
 /// Artifacts in one registry. A clone shares its connections.
-#[derive(Clone)]
+#[derive(Clone, derive_more::Debug)]
 pub struct Store {
     location: RegistryLocation,
+    #[debug(skip)]
     registry: Arc<dyn Registry>,
+    #[debug(skip)]
     trust: Option<Arc<dyn Trust>>,
 }
 
@@ -243,12 +245,6 @@ impl Store {
     /// Where a kind stands.
     pub fn repository(&self, kind: InputKind) -> Result<Repository, StoreError> {
         Ok(self.location.repository(kind.repository())?)
-    }
-}
-
-impl fmt::Debug for Store {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store").field("location", &self.location).finish_non_exhaustive()
     }
 }
 

@@ -215,8 +215,7 @@ async fn no_kernel_of_debian_is_one_of_ones_own() {
 /// The header set of a kernel of Debian's.
 async fn headers_of(kernel: &KernelTarget, family: &KernelFamily) -> PathBuf {
     let fetcher = Fetcher::new(Cache::open(shared_cache()).unwrap(), FetchOptions::default());
-    let root = definitions::load(None).unwrap().root;
-    match fetcher.headers().find(&family.spec.headers, &root, kernel).await.unwrap() {
+    match fetcher.headers().find(&family.spec.headers, kernel).await.unwrap() {
         HeaderLookup::Found(headers) => headers.root.clone(),
         HeaderLookup::Missing { .. } => panic!("no headers of {kernel}"),
     }

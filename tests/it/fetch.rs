@@ -73,7 +73,7 @@ async fn newest_release(cache: &Cache) -> String {
 }
 
 async fn lookup(cache: &Cache, target: &KernelTarget) -> HeaderLookup {
-    fetcher(cache).headers().find(&debian_headers(), Path::new("/"), target).await.unwrap()
+    fetcher(cache).headers().find(&debian_headers(), target).await.unwrap()
 }
 
 async fn found(cache: &Cache, target: &KernelTarget) -> HeaderSet {
@@ -148,8 +148,7 @@ async fn a_suite_that_the_mirror_lacks() {
     let cache = shared_cache();
     let json = r#"{"apt": {"packages": ["linux-headers-{{release}}"], "suites": ["no-such-suite"]}}"#;
     let source = serde_json::from_str(json).unwrap();
-    let error =
-        fetcher(&cache).headers().find(&source, Path::new("/"), &target("6.1.0-1-amd64")).await.unwrap_err();
+    let error = fetcher(&cache).headers().find(&source, &target("6.1.0-1-amd64")).await.unwrap_err();
     assert!(error.to_string().contains("does not have a Release file"), "{error}");
     assert!(!error.is_transient());
     assert!(error.hint().unwrap().contains("mirror"));
@@ -158,7 +157,7 @@ async fn a_suite_that_the_mirror_lacks() {
     let json =
         r#"{"apt": {"packages": ["linux-headers-{{release}}"], "suites": ["no-such-suite", "bookworm"]}}"#;
     let source = serde_json::from_str(json).unwrap();
-    let found = fetcher(&cache).headers().find(&source, Path::new("/"), &target("6.1.0-999-amd64")).await;
+    let found = fetcher(&cache).headers().find(&source, &target("6.1.0-999-amd64")).await;
     let HeaderLookup::Missing { looked_for, .. } = found.unwrap() else { panic!("there are headers") };
     assert!(looked_for.contains("linux-headers-6.1.0-999-amd64, without http"), "{looked_for}");
     assert!(looked_for.contains(" no-such-suite (not there)"), "{looked_for}");
@@ -172,8 +171,7 @@ async fn a_mirror_that_does_not_answer() {
         r#"{{"apt": {{"packages": ["x-{{{{release}}}}"], "suites": ["bookworm"], "mirror": "http://127.0.0.1:{port}/debian"}}}}"#
     );
     let source = serde_json::from_str(&json).unwrap();
-    let error =
-        fetcher(&cache).headers().find(&source, Path::new("/"), &target("6.1.0-1-amd64")).await.unwrap_err();
+    let error = fetcher(&cache).headers().find(&source, &target("6.1.0-1-amd64")).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
 }
 
@@ -183,16 +181,16 @@ async fn source_from_a_package_of_another_suite() {
     let spec = source(
         r#""from": {"apt": {"package": "mstflint-dkms", "suites": ["sid"]}}, "subdir": "usr/src/mstflint-*""#,
     );
-    let identity = fetcher(&cache).sources().identity(&spec, Path::new("/")).await.unwrap();
+    let identity = fetcher(&cache).sources().identity(&spec).await.unwrap();
     assert!(identity.identity.starts_with("mstflint-dkms="), "{}", identity.identity);
     let version = identity.version.unwrap();
     assert!(!version.contains([':', '-']), "{version}");
-    let fetched = fetcher(&cache).sources().fetch(&spec, Path::new("/")).await.unwrap();
+    let fetched = fetcher(&cache).sources().fetch(&spec).await.unwrap();
     assert!(fetched.root.join("Makefile").is_file());
     assert_eq!(fetched.origin, identity.identity);
 
     let absent = source(r#""from": {"apt": {"package": "no-such-package", "suites": ["sid"]}}"#);
-    let error = fetcher(&cache).sources().identity(&absent, Path::new("/")).await.unwrap_err();
+    let error = fetcher(&cache).sources().identity(&absent).await.unwrap_err();
     assert_eq!(error.to_string(), "find package no-such-package in sid");
 }
 
@@ -232,7 +230,11 @@ async fn header_set_from_a_tarball() {
         serde_json::from_str(&format!(r#"{{"tarball": {{"path": "{path}"}}}}"#)).unwrap()
     };
     let look = async |path: &str, release: &str| {
-        fetcher(&cache).headers().find(&headers(path), dir.path(), &target(release)).await
+        fetcher(&cache)
+            .with_definitions(dir.path().to_owned())
+            .headers()
+            .find(&headers(path), &target(release))
+            .await
     };
     let mut identities = Vec::new();
     for path in ["headers-{{release}}.tar.xz", "linux-6.1.192"] {
@@ -313,7 +315,7 @@ impl Downloads {
 
     async fn get(&self, path: &str, sha256: &str) -> Result<PathBuf, FetchError> {
         let json = format!(r#""from": {{"url": {{"url": "{}{path}", "sha256": "{sha256}"}}}}"#, self.address);
-        fetcher(&self.cache).sources().fetch(&source(&json), Path::new("/")).await.map(|fetched| fetched.root)
+        fetcher(&self.cache).sources().fetch(&source(&json)).await.map(|fetched| fetched.root)
     }
 }
 

@@ -44,19 +44,20 @@ fn target(release: &str) -> KernelTarget {
 }
 
 async fn kernel(release: &str) -> Kernel {
-    let fetcher = Fetcher::new(Cache::open(shared_cache()).unwrap(), FetchOptions::default());
     let (families, root) = families();
+    let fetcher = Fetcher::new(Cache::open(shared_cache()).unwrap(), FetchOptions::default());
+    let fetcher = fetcher.with_definitions(root);
     let target = target(release);
     let family = match_family(&families, &target).unwrap();
-    let image = match fetcher.kernel_images().find(family, &root, &target).await.unwrap() {
+    let image = match fetcher.kernel_images().find(family, &target).await.unwrap() {
         KernelImageLookup::Found(image) => *image,
         KernelImageLookup::Missing { looked_for, hint } => panic!("no {looked_for}: {hint}"),
     };
-    let headers = match fetcher.headers().find(&family.spec.headers, &root, &target).await.unwrap() {
+    let headers = match fetcher.headers().find(&family.spec.headers, &target).await.unwrap() {
         HeaderLookup::Found(headers) => *headers,
         HeaderLookup::Missing { looked_for, hint } => panic!("no {looked_for}: {hint}"),
     };
-    let again = fetcher.kernel_images().find_here(family, &root, &target).await.unwrap();
+    let again = fetcher.kernel_images().find_here(family, &target).await.unwrap();
     assert_eq!(again.as_ref(), Some(&image), "what was fetched is in the cache");
     Kernel { target, image, headers, fetcher }
 }

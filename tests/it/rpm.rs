@@ -140,10 +140,11 @@ impl World {
         };
         Fetcher::new(Cache::open(cache).unwrap(), FetchOptions::default())
             .with_net(Net::new(options).unwrap())
+            .with_definitions(self.definitions())
     }
 
     pub async fn find(&self, headers: &HeaderSource, release: &str) -> Result<HeaderLookup, FetchError> {
-        self.fetcher().headers().find(headers, &self.definitions(), &target(release)).await
+        self.fetcher().headers().find(headers, &target(release)).await
     }
 
     /// The origin of the headers, which must be there.
@@ -236,10 +237,10 @@ async fn headers_of_each_form_are_found_behind_a_client_certificate() {
     site["hosts"][0]["clientCertificate"].take();
     site["hosts"][0]["clientKey"].take();
     let without = world.fetcher_of(&site);
-    let error = without.headers().find(&rocky, &world.definitions(), &target(ROCKY)).await.unwrap_err();
+    let error = without.headers().find(&rocky, &target(ROCKY)).await.unwrap_err();
     assert!(error_chain(&error).contains("CertificateRequired"), "{}", error_chain(&error));
     let nowhere = world.fetcher_of(&json!({}));
-    let looked_for = missing(nowhere.headers().look(&rocky, &world.definitions(), &target(ROCKY)).await);
+    let looked_for = missing(nowhere.headers().look(&rocky, &target(ROCKY)).await);
     assert!(looked_for.contains("https://acme.invalid/9.5/BaseOS/x86_64/os/ (no `mirrors`"), "{looked_for}");
     fs::remove_file(world.definitions().join("acme.asc")).unwrap();
     let looked_for = missing(world.find(&rocky, ROCKY).await);
@@ -288,8 +289,7 @@ async fn new_kernels_are_found_in_each_stream() {
     let track = serde_json::from_value(json!({"packages": ["kernel-devel | kernel-rt-devel"]})).unwrap();
     let releases = async || {
         let fetcher = world.fetcher();
-        let found =
-            fetcher.headers().rpm_releases(&source, &track, &world.definitions(), &target(ROCKY)).await;
+        let found = fetcher.headers().rpm_releases(&source, &track, &target(ROCKY)).await;
         let found = found.map_err(|error| error_chain(&error)).unwrap().unwrap();
         found
             .iter()
@@ -302,8 +302,8 @@ async fn new_kernels_are_found_in_each_stream() {
     let site = serde_json::from_value(world.site()).unwrap();
     let net = Net::new(NetOptions { site, root: world.definitions(), ..NetOptions::default() }).unwrap();
     let cache = Cache::open(world.directory.path().join("cache")).unwrap();
-    let fetcher = Fetcher::new(cache, options).with_net(net);
-    let look = async |release| fetcher.headers().look(&source, &world.definitions(), &target(release)).await;
+    let fetcher = Fetcher::new(cache, options).with_net(net).with_definitions(world.definitions());
+    let look = async |release| fetcher.headers().look(&source, &target(release)).await;
     assert!(missing(look(NEWER).await).starts_with("package kernel-devel"));
     world.add("os", "kernel-devel", NEWER);
     assert!(matches!(look(NEWER).await, Ok(Lookup::Found(None))));
@@ -440,21 +440,21 @@ async fn packages_of_make_binrpm_pkg_tell_their_kernel_by_their_files() {
         },
     }))
     .unwrap();
-    let (fetcher, root) = (world.fetcher(), world.definitions());
-    let found = fetcher.headers().find(&family.spec.headers, &root, &target(release)).await.unwrap();
+    let fetcher = world.fetcher();
+    let found = fetcher.headers().find(&family.spec.headers, &target(release)).await.unwrap();
     let Lookup::Found(set) = found else { panic!("{found:?}") };
     assert_eq!(set.compiler.unwrap().to_string(), "gcc 12");
     assert!(set.facts.symbols.is_some_and(|table| !table.is_empty()));
-    let image = fetcher.kernel_images().find(&family, &root, &target(release)).await.unwrap();
+    let image = fetcher.kernel_images().find(&family, &target(release)).await.unwrap();
     let KernelImageLookup::Found(image) = image else { panic!("{image:?}") };
     assert_eq!(fs::read(&image.vmlinuz).unwrap(), fs::read(kernel.vmlinuz()).unwrap());
     assert!(
         image.modules.is_some_and(|modules| modules.join("kernel/lib").is_dir())
             && image.system_map.is_some()
     );
-    let again = fetcher.kernel_images().find_here(&family, &root, &target(release)).await.unwrap();
+    let again = fetcher.kernel_images().find_here(&family, &target(release)).await.unwrap();
     assert!(again.is_some(), "what was fetched is found in the cache");
     let track = serde_json::from_value(json!({"packages": ["kernel-devel"]})).unwrap();
-    let releases = fetcher.headers().rpm_releases(&family.spec.headers, &track, &root, &target(ROCKY)).await;
+    let releases = fetcher.headers().rpm_releases(&family.spec.headers, &track, &target(ROCKY)).await;
     assert_eq!(releases.unwrap().unwrap(), [vec![kernel.release]]);
 }

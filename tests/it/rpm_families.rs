@@ -137,8 +137,7 @@ async fn each_finds_headers_where_its_distribution_has_them() {
         let mut site = world.site();
         let server = site["mirrors"][0]["to"][0].as_str().unwrap().to_owned();
         site["mirrors"] = json!([{"from": format!("https://{host}/"), "to": [format!("{server}{name}/")]}]);
-        let found =
-            world.fetcher_of(&site).headers().find(&family.spec.headers, &world.definitions(), &target).await;
+        let found = world.fetcher_of(&site).headers().find(&family.spec.headers, &target).await;
         let found = found.unwrap_or_else(|error| panic!("{name}: {}", error_chain(&error)));
         let Lookup::Found(set) = found else { panic!("{name}: {found:?}") };
         assert_eq!(set.facts.release.as_str(), release, "{name}");

@@ -46,16 +46,16 @@ pub const COMPILER: [&str; 20] = [
     "xz-utils",
 ];
 
-fn root(world: &World, packages: &[&str], repositories: &[&str]) -> PackageRoot {
+fn root(packages: &[&str], repositories: &[&str]) -> PackageRoot {
     let from = archive(repositories, "packages");
     let toolchain: Toolchain =
         serde_json::from_value(json!({"rpm": {"packages": packages, "from": from}})).unwrap();
-    PackageRoot::of_toolchain(&toolchain, &target(ROCKY), &world.definitions()).unwrap()
+    PackageRoot::of_toolchain(&toolchain, &target(ROCKY)).unwrap()
 }
 
 /// The toolchain's layer, made anew.
 async fn layer(world: &World, packages: &[&str], repositories: &[&str]) -> Result<PathBuf, FetchError> {
-    let root = root(world, packages, repositories);
+    let root = root(packages, repositories);
     Ok(world.fetcher().root_fs().bootstrap(&root, Architecture::Amd64).await?.layer)
 }
 

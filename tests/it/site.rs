@@ -296,10 +296,8 @@ async fn sources_come_from_mirrors_and_offline_from_nowhere_else() {
     let fetcher = |net: &Net| Fetcher::new(cache.clone(), FetchOptions::default()).with_net(net.clone());
     let forbidden = Forbidden::new();
     let address = format!("http://{}/pub/x.txt?raw=1", forbidden.host);
-    let error = fetcher(&net(json!({}), directory.path(), true))
-        .sources()
-        .fetch(&source(&address, b"text"), Path::new("/"))
-        .await;
+    let error =
+        fetcher(&net(json!({}), directory.path(), true)).sources().fetch(&source(&address, b"text")).await;
     let error = error.unwrap_err();
     assert!(matches!(error, FetchError::Net(NetError::Offline { .. })), "{error:?}");
     let wanted = format!("source ofed needs {}, which --offline forbids: nothing names it", forbidden.host);
@@ -312,7 +310,7 @@ async fn sources_come_from_mirrors_and_offline_from_nowhere_else() {
         "to": [format!("http://{}/files", first.host), format!("http://{}", second.host)],
     }]});
     let mirrored = fetcher(&net(rules, directory.path(), true));
-    let found = mirrored.sources().fetch(&source(&address, b"text"), Path::new("/")).await.unwrap();
+    let found = mirrored.sources().fetch(&source(&address, b"text")).await.unwrap();
     assert_eq!(fs::read(found.root.join("x.txt")).unwrap(), b"text");
     assert_eq!(first.requests()[0].target, "/files/x.txt?raw=1");
     assert_eq!(second.requests()[0].target, "/x.txt?raw=1");
@@ -323,7 +321,7 @@ async fn sources_come_from_mirrors_and_offline_from_nowhere_else() {
     let sending = FakeHttp::start(vec![answer(302, "").header("location", &address)]).await;
     let named = fetcher(&net(json!({"hosts": [{"host": sending.host}]}), directory.path(), true));
     let address = format!("http://{}/y", sending.host);
-    let error = named.sources().fetch(&source(&address, b"other"), Path::new("/")).await.unwrap_err();
+    let error = named.sources().fetch(&source(&address, b"other")).await.unwrap_err();
     let wanted = format!("source ofed (sent on by {}) needs {}, which", sending.host, forbidden.host);
     assert!(error.to_string().starts_with(&wanted), "{error}");
     forbidden.was_not_asked();
@@ -353,7 +351,7 @@ async fn a_download_with_a_password() {
         [(&private.host, "one", "one"), (&private.host, "sent-on", "two"), (&sending.host, "three", "three")]
     {
         let source = source(&format!("http://{host}/{name}.txt"), content.as_bytes());
-        fetcher.sources().fetch(&source, Path::new("/")).await.unwrap();
+        fetcher.sources().fetch(&source).await.unwrap();
     }
     let sent: Vec<_> =
         private.requests().iter().map(|r| r.header("authorization").map(str::to_owned)).collect();
@@ -374,7 +372,7 @@ async fn offline_apt_and_mmdebstrap_are_not_started_for_hosts_that_nothing_names
     let mirror = format!("http://{}/debian", forbidden.host);
     let apt = json!({"name": "x", "from": {"apt": {"package": "x-dkms", "suites": ["bookworm"], "mirror": mirror}}});
     let apt: SourceSpec = serde_json::from_value(apt).unwrap();
-    let error = fetcher.sources().identity(&apt, Path::new("/")).await.unwrap_err();
+    let error = fetcher.sources().identity(&apt).await.unwrap_err();
     let wanted = |who: &str| {
         format!("apt for {who} needs {}, which --offline forbids: nothing names it", forbidden.host)
     };
@@ -402,7 +400,7 @@ async fn apt_goes_through_the_sites_proxy() {
     let apt = json!({"name": "x", "from": {"apt":
         {"package": "x-dkms", "suites": ["bookworm"], "mirror": "http://archive.test/debian"}}});
     let apt: SourceSpec = serde_json::from_value(apt).unwrap();
-    assert!(fetcher.sources().identity(&apt, Path::new("/")).await.is_err());
+    assert!(fetcher.sources().identity(&apt).await.is_err());
     let asked = proxy.requests();
     assert!(
         asked.iter().any(|request| request.target == "http://archive.test/debian/dists/bookworm/InRelease"),
@@ -439,7 +437,7 @@ async fn apt_shows_and_checks_certificates_of_the_site() {
                 "mirror": format!("https://{name}:{}/", archive.port()), "signedBy": archive.keyring(),
             }}});
             let source: SourceSpec = serde_json::from_value(source).unwrap();
-            let found = fetcher.sources().fetch(&source, Path::new("/")).await?;
+            let found = fetcher.sources().fetch(&source).await?;
             Ok::<_, FetchError>(fs::read_to_string(found.root.join("usr/src/x-1.0/x.c")).unwrap())
         };
         assert_eq!(

@@ -71,12 +71,8 @@ async fn published(parts: &Parts, selection: &Selection) -> Result<(Vec<Content>
 }
 
 fn not_published(name: &ImageName, kernel: &KernelTarget) -> MissingInput {
-    MissingInput {
-        what: format!("{name} for {}", kernel.release),
-        error: "the registry does not have it".to_owned(),
-        hint: Some(format!("farrier build {name} --kernel {} --push puts it there", kernel.release)),
-        unreachable: false,
-    }
+    let hint = format!("farrier build {name} --kernel {} --push puts it there", kernel.release);
+    MissingInput::absent(format!("{name} for {}", kernel.release), hint)
 }
 
 fn is_for(facts: &ImageFacts, kernel: &KernelTarget) -> bool {

@@ -87,7 +87,7 @@ impl Kernel {
     async fn fetch_image(&mut self, context: &Context<'_>, target: &KernelTarget) -> Result<()> {
         let settings = context.settings()?;
         let family = headers::family(settings, target)?;
-        match settings.fetcher.kernel_images().find(family, &settings.definitions.root, target).await? {
+        match settings.fetcher.kernel_images().find(family, target).await? {
             KernelImageLookup::Found(image) => self.learn(context, *image).await,
             KernelImageLookup::Missing { looked_for, hint } => Err(missing("image", &looked_for, hint)),
         }
@@ -106,8 +106,7 @@ impl Kernel {
             self.hint = Some(NO_IMAGE.to_owned());
             return Ok(());
         };
-        let found =
-            settings.fetcher.kernel_images().find_here(family, &settings.definitions.root, &target).await?;
+        let found = settings.fetcher.kernel_images().find_here(family, &target).await?;
         match found {
             Some(image) => self.learn(context, image).await?,
             None => self.hint = Some(hint(family)),

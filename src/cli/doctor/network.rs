@@ -66,7 +66,7 @@ impl Visit {
         let reached = (!hosts.is_empty()).then(|| format!("answered: {}", list(hosts)));
         let says: Vec<String> = reached.into_iter().chain(left_out).collect();
         if !says.is_empty() {
-            self.note("network", Ok(says.join("; ")));
+            self.fine("network", says.join("; "));
         }
         // That it does not answer was told.
         if let RegistryLocation::Remote { host, .. } = &parts.location
@@ -98,7 +98,7 @@ impl Visit {
         }
         if off.is_empty() && !clocks.is_empty() {
             let hosts: Vec<&str> = clocks.keys().map(String::as_str).collect();
-            self.note("clock", Ok(format!("less than a minute from that of {}", hosts.join(", "))));
+            self.fine("clock", format!("less than a minute from that of {}", hosts.join(", ")));
         }
     }
 }

@@ -30,8 +30,8 @@ pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<PassRep
         status: None,
         page: None,
         asked: Arc::default(),
-        metrics: Arc::new(Metrics::new()),
-        health: Arc::new(Health::new()),
+        metrics: Arc::new(Metrics::default()),
+        health: Arc::new(Health::default()),
     };
     let queue = Queue::once(parts.limits);
     Box::pin(Live::with_queue(parts, context, queue).until_idle()).await

@@ -96,7 +96,7 @@ impl Running {
         let definitions = Arc::new(bench.parts.definitions.clone());
         let configuration = watch::channel(Configuration { definitions, error: None }).0;
         let leads = watch::channel(leads).0;
-        let (health, metrics) = (Arc::new(Health::new()), Arc::new(Metrics::new()));
+        let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
         let cancel = bench.parts.cancel.clone();
         let live = Live::new(
             bench.parts.clone(),

@@ -24,31 +24,15 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// Times in a row that nothing may be found after a builder was cut off.
 const QUIET_ROUNDS: usize = 4;
 
-/// What became of the things that were to be removed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Removal {
-    /// None is left.
-    Done,
-    /// At least one is still there.
-    Stuck,
-}
-
-impl Removal {
-    fn of(stuck: bool) -> Self {
-        if stuck { Self::Stuck } else { Self::Done }
-    }
-}
-
 impl DockerEngine {
     /// Removes the run's containers and images, but for one that has a name: that is kept for others.
     pub(super) async fn sweep(&self, run: &Run) -> Result<()> {
         let quiet_rounds = if run.unobserved.load(Ordering::Relaxed) { QUIET_ROUNDS } else { 1 };
         let mut quiet = 0;
         for _ in 0..ROUNDS {
-            let containers = self.remove_containers(run).await?;
-            let images = self.remove_images(run).await?;
+            let are_gone = self.remove_containers(run).await? & self.remove_images(run).await?;
             // What could be removed at once is gone; only what resisted is looked at again.
-            quiet = if containers == Removal::Stuck || images == Removal::Stuck { 0 } else { quiet + 1 };
+            quiet = if are_gone { quiet + 1 } else { 0 };
             if quiet == quiet_rounds {
                 return Ok(());
             }
@@ -57,8 +41,8 @@ impl DockerEngine {
         Err(EngineError::engine(super::EngineKind::Docker, "clean up", "containers or images resist removal"))
     }
 
-    /// Removes the run's containers, running or not.
-    pub(super) async fn remove_containers(&self, run: &Run) -> Result<Removal> {
+    /// Removes the run's containers, running or not. Is none left?
+    pub(super) async fn remove_containers(&self, run: &Run) -> Result<bool> {
         let options = ListContainersOptions {
             all: true,
             filters: Some(by_label(run)),
@@ -66,13 +50,13 @@ impl DockerEngine {
         };
         let containers =
             self.client.list_containers(Some(options)).await.map_err(fault("list containers"))?;
-        let mut stuck = false;
+        let mut are_gone = true;
         for id in containers.into_iter().filter_map(|container| container.id) {
             let options = RemoveContainerOptions { v: true, force: true, link: false };
             let removed = self.client.remove_container(&id, Some(options)).await;
-            stuck |= !is_gone(removed, "remove a container")?;
+            are_gone &= is_gone(removed, "remove a container")?;
         }
-        Ok(Removal::of(stuck))
+        Ok(are_gone)
     }
 
     /// The images that are kept, whoever made them.
@@ -91,17 +75,17 @@ impl DockerEngine {
     }
 
     /// Removes the run's images, children first, and never a parent that is not the run's own. An
-    /// intermediate image cannot go while the image made from it stays.
-    async fn remove_images(&self, run: &Run) -> Result<Removal> {
+    /// intermediate image cannot go while the image made from it stays. Is none left?
+    async fn remove_images(&self, run: &Run) -> Result<bool> {
         let options =
             ListImagesOptions { all: true, filters: Some(by_label(run)), ..ListImagesOptions::default() };
         let images = self.client.list_images(Some(options)).await.map_err(fault("list images"))?;
-        let mut stuck = false;
+        let mut are_gone = true;
         for id in children_first(&images) {
             let options = RemoveImageOptions { force: true, noprune: true, platforms: None };
-            stuck |= !is_gone(self.client.remove_image(id, Some(options), None).await, "remove an image")?;
+            are_gone &= is_gone(self.client.remove_image(id, Some(options), None).await, "remove an image")?;
         }
-        Ok(Removal::of(stuck))
+        Ok(are_gone)
     }
 }
 

@@ -24,6 +24,7 @@ use super::{FetchError, Fetcher, Result, YOUNG, digest, process};
 use crate::{
     blocking::stoppable,
     cache::{Cache, LockMode},
+    files::if_there,
     image::checked::{Mirror, Suite, texts},
     kernel::{AptSuites, Architecture},
     net::Net,
@@ -382,10 +383,8 @@ fn host_entries(apt_dir: &Path) -> Result<Vec<SourceEntry>> {
             Some("sources") => sources::parse_deb822,
             _ => continue,
         };
-        match fs::read(&file) {
-            Ok(bytes) => entries.extend(parse(&String::from_utf8_lossy(&bytes))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error.into()),
+        if let Some(bytes) = if_there(fs::read(&file))? {
+            entries.extend(parse(&String::from_utf8_lossy(&bytes)));
         }
     }
     Ok(entries)

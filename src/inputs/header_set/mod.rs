@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     blocking::stoppable,
+    cache::Cache,
     image::Digest,
     kernel::{
         AptHeaders, AptSuites, Architecture, Compiler, FurtherRpmPackages, HeaderSource, HeaderText,
@@ -76,43 +77,28 @@ pub struct HeaderIdentity {
 /// What became of a search for headers.
 pub type HeaderLookup = Lookup<Box<HeaderSet>>;
 
-/// Header sets; relative paths in definitions start at `root`.
+/// Header sets.
 #[derive(Clone, Copy)]
 pub struct Headers<'a>(pub(super) &'a Fetcher);
 
 impl<'a> Headers<'a> {
     /// Looks for the target's headers: imported ones first, else from the family's own source.
-    pub async fn find(
-        self,
-        source: &HeaderSource,
-        root: &Path,
-        target: &KernelTarget,
-    ) -> Result<HeaderLookup> {
+    pub async fn find(self, source: &HeaderSource, target: &KernelTarget) -> Result<HeaderLookup> {
         match self.imported(target).await? {
             Some(imported) => self.load_imported(&imported, target).await,
-            None => self.find_in(source, root, target).await,
+            None => self.find_in(source, target).await,
         }
     }
 
     /// The same without the store.
-    async fn find_here(
-        self,
-        source: &HeaderSource,
-        root: &Path,
-        target: &KernelTarget,
-    ) -> Result<HeaderLookup> {
+    async fn find_here(self, source: &HeaderSource, target: &KernelTarget) -> Result<HeaderLookup> {
         match self.imported_here(&target.release, target.arch)? {
             Some(imported) => self.load_imported(&imported, target).await,
-            None => self.find_in(source, root, target).await,
+            None => self.find_in(source, target).await,
         }
     }
 
-    async fn find_in(
-        self,
-        source: &HeaderSource,
-        root: &Path,
-        target: &KernelTarget,
-    ) -> Result<HeaderLookup> {
+    async fn find_in(self, source: &HeaderSource, target: &KernelTarget) -> Result<HeaderLookup> {
         let KernelTarget { release, arch, .. } = target;
         let what = || format!("headers of {release} ({arch})");
         let lookup = match source {
@@ -121,11 +107,11 @@ impl<'a> Headers<'a> {
                 self.0.unless_kept(found, what, CARRY)?.map(|found| (found, None))
             }
             HeaderSource::Rpm(rpm) => {
-                let found = self.in_rpms(rpm, root, target).await;
+                let found = self.in_rpms(rpm, target).await;
                 self.0.unless_kept(found, what, CARRY)?.map(|found| (found, None))
             }
             HeaderSource::Tarball(_) | HeaderSource::Oci(_) | HeaderSource::Url(_) => {
-                Box::pin(self.take_published(source, root, target)).await?
+                Box::pin(self.take_published(source, target)).await?
             }
         };
         match lookup {
@@ -139,12 +125,7 @@ impl<'a> Headers<'a> {
     /// What decides the content of the target's headers beyond the definition and the release: the digest
     /// of what was imported, of the file that the user brings, or of the image or file that is published. Nothing for packages,
     /// whose release says it all (decision 0002). Where there is no file or image yet, nothing can be built.
-    pub async fn identity(
-        self,
-        source: &HeaderSource,
-        root: &Path,
-        target: &KernelTarget,
-    ) -> Result<HeaderIdentity> {
+    pub async fn identity(self, source: &HeaderSource, target: &KernelTarget) -> Result<HeaderIdentity> {
         let imported = match self.imported(target).await {
             Err(FetchError::Store(refused @ StoreError::Untrusted(..))) => {
                 return self.refused(target, &refused).await;
@@ -161,11 +142,11 @@ impl<'a> Headers<'a> {
             });
         }
         let none = HeaderIdentity::default();
-        Ok(match self.published(source, root, target).await? {
+        Ok(match self.published(source, target).await? {
             Some(Lookup::Found(Published { digest, .. })) => {
                 let compiler = match source {
                     // What is wrong with it is told where it is used.
-                    HeaderSource::Tarball(_) => match self.find_here(source, root, target).await {
+                    HeaderSource::Tarball(_) => match self.find_here(source, target).await {
                         Ok(Lookup::Found(set)) => set.compiler,
                         Ok(Lookup::Missing { .. })
                         | Err(FetchError::Tree(_) | FetchError::Unusable { .. }) => None,
@@ -187,11 +168,10 @@ impl<'a> Headers<'a> {
     async fn published(
         self,
         source: &HeaderSource,
-        root: &Path,
         target: &KernelTarget,
     ) -> Result<Option<Lookup<Published>>> {
         let what = || format!("headers of {} ({})", target.release, target.arch);
-        self.0.unless_kept(published::look(self.0, source, root, target).await, what, CARRY)
+        self.0.unless_kept(published::look(self.0, source, target).await, what, CARRY)
     }
 
     /// The header sets in the cache, by release. One that cannot be read any more is left out.
@@ -202,25 +182,15 @@ impl<'a> Headers<'a> {
             for found in cache.records::<Found>(KIND)? {
                 let (Ok(release), Some(arch)) = (found.release.parse(), found.arch) else { continue };
                 // Looked at, and not used.
-                let root = cache.place(KIND, &found.key)?.join(TREE);
-                if let Ok((facts, compiler)) = read_header_set(&root, &release, arch) {
-                    let Found { key, origin, .. } = found;
-                    let (identity, content, unverified) = (None, None, None);
-                    sets.push(HeaderSet {
-                        root,
-                        facts,
-                        compiler,
-                        origin,
-                        key,
-                        identity,
-                        content,
-                        unverified,
-                    });
+                match read(&cache, found, &release, arch) {
+                    Ok(set) => sets.push(set),
+                    Err(FetchError::Tree(_)) => {}
+                    Err(error) => return Err(error),
                 }
             }
             sets.sort_by(|a, b| (&a.facts.release, &a.key).cmp(&(&b.facts.release, &b.key)));
             sets.dedup_by(|a, b| a.key == b.key);
-            Ok::<_, FetchError>(sets)
+            Ok(sets)
         })
         .await
     }
@@ -248,7 +218,6 @@ impl<'a> Headers<'a> {
         self,
         headers: &HeaderSource,
         tracked: &FurtherRpmPackages,
-        root: &Path,
         platform: &KernelTarget,
     ) -> Result<Result<Vec<Vec<KernelRelease>>, String>> {
         let Some(archive) = tracked.archive(headers.rpm_archive()) else {
@@ -257,7 +226,6 @@ impl<'a> Headers<'a> {
         match Repositories::open(
             self.0,
             archive,
-            root,
             (&platform.repository_version(), platform.arch),
             &tracked.packages,
         )? {
@@ -271,7 +239,6 @@ impl<'a> Headers<'a> {
     pub async fn look(
         self,
         source: &HeaderSource,
-        root: &Path,
         target: &KernelTarget,
     ) -> Result<Lookup<Option<Compiler>>> {
         if let Some(stored) = self.in_store(&target.release, target.arch).await? {
@@ -284,11 +251,11 @@ impl<'a> Headers<'a> {
             };
             let search = match source {
                 HeaderSource::Apt(apt) => Some(self.search(apt, &suites, target)),
-                HeaderSource::Rpm(rpm) => Some(self.rpm_search(rpm, root, target)),
+                HeaderSource::Rpm(rpm) => Some(self.rpm_search(rpm, target)),
                 HeaderSource::Tarball(_) | HeaderSource::Oci(_) | HeaderSource::Url(_) => None,
             };
             if matches!(source, HeaderSource::Oci(_) | HeaderSource::Url(_))
-                && let Some(published) = self.published(source, root, target).await?
+                && let Some(published) = self.published(source, target).await?
             {
                 return Ok(published.map(|_| None));
             }
@@ -301,18 +268,17 @@ impl<'a> Headers<'a> {
                 }
             }
         }
-        Ok(self.find_here(source, root, target).await?.map(|set| set.compiler))
+        Ok(self.find_here(source, target).await?.map(|set| set.compiler))
     }
 
     /// For each of the texts: is it in the kernel's headers?
     pub async fn say(
         self,
         source: &HeaderSource,
-        root: &Path,
         target: &KernelTarget,
         texts: &[HeaderText],
     ) -> Result<Lookup<Vec<bool>>> {
-        let set = match self.find(source, root, target).await? {
+        let set = match self.find(source, target).await? {
             Lookup::Found(set) => set,
             Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
         };
@@ -339,13 +305,13 @@ impl<'a> Headers<'a> {
         }
     }
 
-    fn rpm_search(self, rpm: &'a RpmPackages, root: &'a Path, target: &'a KernelTarget) -> Search<'a> {
+    fn rpm_search(self, rpm: &'a RpmPackages, target: &'a KernelTarget) -> Search<'a> {
         Search {
             fetcher: self.0,
             target,
             kind: KIND,
             format: FORMAT,
-            from: Place::Rpm(&rpm.from, root, &rpm.packages),
+            from: Place::Rpm(&rpm.from, &rpm.packages),
             with_dependencies: false,
             hint: rpm::LACKING,
         }
@@ -365,7 +331,7 @@ impl<'a> Headers<'a> {
         search.run(finish).await
     }
 
-    async fn in_rpms(self, rpm: &RpmPackages, root: &Path, target: &KernelTarget) -> Result<Lookup<Found>> {
+    async fn in_rpms(self, rpm: &RpmPackages, target: &KernelTarget) -> Result<Lookup<Found>> {
         let wanted = target.clone();
         let finish = move |root: &Path| {
             layout::merge_usr(root)?;
@@ -373,18 +339,17 @@ impl<'a> Headers<'a> {
             layout::link_build(root, &wanted.release)?;
             verify(root, &wanted)
         };
-        self.rpm_search(rpm, root, target).run(finish).await
+        self.rpm_search(rpm, target).run(finish).await
     }
 
     /// With its digest.
     async fn take_published(
         self,
         source: &HeaderSource,
-        root: &Path,
         target: &KernelTarget,
     ) -> Result<Lookup<(Found, Option<String>)>> {
         let what = || format!("headers of {} ({})", target.release, target.arch);
-        Ok(match self.published(source, root, target).await? {
+        Ok(match self.published(source, target).await? {
             Some(Lookup::Found(published)) => {
                 let digest = published.digest.clone();
                 let fetched = published::fetch(self.0, published, target).await;
@@ -402,14 +367,19 @@ impl<'a> Headers<'a> {
         identity: Option<String>,
         target: &KernelTarget,
     ) -> Result<HeaderLookup> {
-        let Found { release: _, arch: _, key, origin } = found;
-        let root = self.0.cache.place(KIND, &key)?.join(TREE);
-        let (place, KernelTarget { release, arch, .. }) = (root.clone(), target.clone());
-        let (facts, compiler) = stoppable(move |_| read_header_set(&place, &release, arch)).await?;
-        let (content, unverified) = (None, None);
-        let set = HeaderSet { root, facts, compiler, origin, key, identity, content, unverified };
-        Ok(Lookup::Found(Box::new(set)))
+        let (cache, KernelTarget { release, arch, .. }) = (self.0.cache.clone(), target.clone());
+        let set = stoppable(move |_| read(&cache, found, &release, arch)).await?;
+        Ok(Lookup::Found(Box::new(HeaderSet { identity, ..set })))
     }
+}
+
+/// A header set of the cache.
+fn read(cache: &Cache, found: Found, release: &KernelRelease, arch: Architecture) -> Result<HeaderSet> {
+    let Found { release: _, arch: _, key, origin } = found;
+    let root = cache.place(KIND, &key)?.join(TREE);
+    let (facts, compiler) = read_header_set(&root, release, arch)?;
+    let (identity, content, unverified) = (None, None, None);
+    Ok(HeaderSet { root, facts, compiler, origin, key, identity, content, unverified })
 }
 
 /// The finding that no package can have a name with this release in it. RPM's names have none.

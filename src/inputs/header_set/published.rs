@@ -69,13 +69,12 @@ enum Content {
 pub(super) async fn look(
     fetcher: &Fetcher,
     source: &HeaderSource,
-    root: &Path,
     target: &KernelTarget,
 ) -> Result<Option<Lookup<Published>>> {
     Ok(match source {
-        HeaderSource::Tarball(headers) => Some(on_disk(fetcher, headers, root, target).await?),
+        HeaderSource::Tarball(headers) => Some(on_disk(fetcher, headers, target).await?),
         HeaderSource::Oci(headers) => Some(in_image(fetcher, headers, target).await?),
-        HeaderSource::Url(headers) => Some(Box::pin(at_address(fetcher, headers, root, target)).await?),
+        HeaderSource::Url(headers) => Some(Box::pin(at_address(fetcher, headers, target)).await?),
         HeaderSource::Apt(_) | HeaderSource::Rpm(_) => None,
     })
 }
@@ -87,10 +86,9 @@ fn missing(looked_for: String) -> Lookup<Published> {
 async fn on_disk(
     fetcher: &Fetcher,
     headers: &TarballHeaders,
-    root: &Path,
     target: &KernelTarget,
 ) -> Result<Lookup<Published>> {
-    let place = root.join(with_release(&headers.path, target));
+    let place = fetcher.root.join(with_release(&headers.path, target));
     if !place.exists() {
         let hint = format!("put the headers of {} there, as a directory or a tarball", target.release);
         return Ok(Lookup::Missing { looked_for: place.display().to_string(), hint });
@@ -127,7 +125,6 @@ async fn in_image(
 async fn at_address(
     fetcher: &Fetcher,
     headers: &DownloadedHeaders,
-    root: &Path,
     target: &KernelTarget,
 ) -> Result<Lookup<Published>> {
     let DownloadedHeaders { url, verify, path } = headers;
@@ -138,7 +135,7 @@ async fn at_address(
     let (beside, keys) = match verify {
         FileProof::Checksums(list) => (list, None),
         FileProof::Signature(DetachedSignature { url, signed_by }) => {
-            let file = root.join(signed_by);
+            let file = fetcher.root.join(signed_by);
             let Some(keys) = Keys::read(&file)? else {
                 let file = file.display();
                 return Ok(missing(format!("file {file} with the keys of the distribution")));

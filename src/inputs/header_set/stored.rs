@@ -228,12 +228,7 @@ impl Headers<'_> {
 
     /// Puts the header set of a kernel into the store, unless one of its release is there. One that came from packages
     /// has no identity beyond its release.
-    pub async fn keep(
-        self,
-        source: &HeaderSource,
-        root: &Path,
-        target: &KernelTarget,
-    ) -> Result<Lookup<StoredUnder>> {
+    pub async fn keep(self, source: &HeaderSource, target: &KernelTarget) -> Result<Lookup<StoredUnder>> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
         let (tag, what) = (header_tag(release, *arch)?, title_of(release.as_str(), *arch));
         let input = Input { kind: InputKind::Headers, what, tag, declared: None };
@@ -241,7 +236,7 @@ impl Headers<'_> {
             return Ok(Lookup::Found(self.0.name(input, stored, false).await?));
         }
         let HeaderSet { root: tree, facts, compiler, origin, identity, .. } =
-            match self.find_here(source, root, target).await? {
+            match self.find_here(source, target).await? {
                 Lookup::Found(found) => *found,
                 Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
             };

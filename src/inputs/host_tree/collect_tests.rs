@@ -68,17 +68,14 @@ async fn what_is_collected_can_be_compiled_against() {
     assert_eq!(fs::metadata(host.at("trees-6.1.0-47-amd64.tar.gz")).unwrap().len(), collected.size);
 
     let cache = Cache::open(host.at("cache")).unwrap();
-    let fetcher = Fetcher::new(cache, FetchOptions::default());
+    let fetcher = Fetcher::new(cache, FetchOptions::default()).with_definitions(host.0.path().to_owned());
     let target = KernelTarget {
         os: "debian".parse().unwrap(),
         os_version: "12".parse().unwrap(),
         release: K47.parse().unwrap(),
         arch: Architecture::Amd64,
     };
-    let found = fetcher
-        .host_tree(&"trees-{{release}}.tar.gz".parse().unwrap(), host.0.path(), &target)
-        .await
-        .unwrap();
+    let found = fetcher.host_tree(&"trees-{{release}}.tar.gz".parse().unwrap(), &target).await.unwrap();
     let HostTreeLookup::Found(tree) = found else { panic!("{found:?}") };
     assert_eq!(tree.symvers, collected.symvers);
     let default = tree.root.join("usr/src/ofa_kernel/default");

@@ -56,18 +56,13 @@ struct Known {
 
 impl Fetcher {
     /// The tree of exposed headers at a path of the definitions (`{{release}}` stands for the kernel release, relative
-    /// paths start at `root`), for one kernel.
+    /// paths start in their directory), for one kernel.
     ///
     /// # Errors
     /// It cannot be read or unpacked, has no `Module.symvers`, was built for another kernel, or has links that lead
     /// out of it.
-    pub async fn host_tree(
-        &self,
-        tree: &HeadersPath,
-        root: &Path,
-        target: &KernelTarget,
-    ) -> Result<HostTreeLookup> {
-        let path = root.join(with_release(tree, target));
+    pub async fn host_tree(&self, tree: &HeadersPath, target: &KernelTarget) -> Result<HostTreeLookup> {
+        let path = self.root.join(with_release(tree, target));
         if !path.exists() {
             let (looked_for, release) = (path.display().to_string(), &target.release);
             let hint = format!(

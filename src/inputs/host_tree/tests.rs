@@ -15,7 +15,8 @@ impl Scene {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::open(dir.path().join("cache")).unwrap();
-        Self { dir, fetcher: Fetcher::new(cache, FetchOptions::default()) }
+        let root = dir.path().join("root");
+        Self { dir, fetcher: Fetcher::new(cache, FetchOptions::default()).with_definitions(root) }
     }
 
     fn write(&self, path: &str, content: &str) {
@@ -44,7 +45,7 @@ impl Scene {
             release: K47.parse().unwrap(),
             arch: crate::kernel::Architecture::Amd64,
         };
-        self.fetcher.host_tree(&tree.parse().unwrap(), &self.dir.path().join("root"), &target).await
+        self.fetcher.host_tree(&tree.parse().unwrap(), &target).await
     }
 
     async fn found(&self, tree: &str) -> HostTree {

@@ -35,23 +35,17 @@ enum Reach {
 
 impl KernelImages<'_> {
     /// Looks for the target's kernel image, and fetches it if need be.
-    pub async fn find(
-        self,
-        family: &KernelFamily,
-        root: &Path,
-        target: &KernelTarget,
-    ) -> Result<KernelImageLookup> {
-        self.look_for(family, root, target, Reach::Archive).await
+    pub async fn find(self, family: &KernelFamily, target: &KernelTarget) -> Result<KernelImageLookup> {
+        self.look_for(family, target, Reach::Archive).await
     }
 
     /// The target's kernel image if it is here already: in the cache, or where the definition says.
     pub async fn find_here(
         self,
         family: &KernelFamily,
-        root: &Path,
         target: &KernelTarget,
     ) -> Result<Option<KernelImage>> {
-        match self.look_for(family, root, target, Reach::Here).await? {
+        match self.look_for(family, target, Reach::Here).await? {
             Lookup::Found(image) => Ok(Some(*image)),
             Lookup::Missing { .. } => Ok(None),
         }
@@ -60,7 +54,6 @@ impl KernelImages<'_> {
     async fn look_for(
         self,
         family: &KernelFamily,
-        root: &Path,
         target: &KernelTarget,
         reach: Reach,
     ) -> Result<KernelImageLookup> {
@@ -73,12 +66,10 @@ impl KernelImages<'_> {
                 self.in_packages(Place::Apt(&from, groups), target, reach).await
             }
             Some(KernelImageSource::Rpm(rpm)) => match rpm.archive(family.spec.headers.rpm_archive()) {
-                Some(archive) => {
-                    self.in_packages(Place::Rpm(archive, root, &rpm.packages), target, reach).await
-                }
+                Some(archive) => self.in_packages(Place::Rpm(archive, &rpm.packages), target, reach).await,
                 None => Ok(without(family, target)),
             },
-            Some(KernelImageSource::File(file)) => Ok(file_image(file, root, target)),
+            Some(KernelImageSource::File(file)) => Ok(file_image(file, &self.0.root, target)),
             None => Ok(without(family, target)),
         }
     }

@@ -58,8 +58,6 @@ pub enum PackageRoot {
 pub struct Installer {
     /// The installer and the archives that go with it, with what is in each.
     sources: Vec<(SourceSpec, String)>,
-    /// Where relative paths of sources start. What is there counts by its content.
-    root: PathBuf,
     version: String,
     graphics: bool,
 }
@@ -71,33 +69,36 @@ pub struct RpmRoot {
     pub(super) from: RpmArchive,
     /// What its repositories have in their addresses.
     pub(super) version: String,
-    /// The directory of definitions, in which the keys are.
-    pub(super) definitions: PathBuf,
 }
 
 impl PackageRoot {
     /// A toolchain for a kernel, unless that is an image. It says where its packages are; their keys are in the directory of
-    /// definitions.
-    pub fn of_toolchain(toolchain: &Toolchain, target: &KernelTarget, definitions: &Path) -> Option<Self> {
+    /// the fetcher's definitions.
+    pub fn of_toolchain(toolchain: &Toolchain, target: &KernelTarget) -> Option<Self> {
         match toolchain {
             Toolchain::Bootstrap(spec) => Some(Self::Toolchain(spec.clone())),
             Toolchain::Rpm(RpmToolchain { packages, from }) => Some(Self::RpmToolchain(RpmRoot {
                 packages: packages.to_vec(),
                 from: from.clone()?,
                 version: target.repository_version().into_owned(),
-                definitions: definitions.to_owned(),
             })),
             Toolchain::Image(_) => None,
         }
     }
 
+    /// What apt is asked for, or which packages of RPM repositories it is.
+    fn spec(&self) -> Result<&BootstrapSpec, &RpmRoot> {
+        match self {
+            Self::Toolchain(spec) | Self::RuntimeBase(spec) | Self::Runfile(spec, _) => Ok(spec),
+            Self::RpmToolchain(root) => Err(root),
+        }
+    }
+
     /// Where its packages are from, for people.
     pub fn name(&self, arch: Architecture) -> String {
-        match self {
-            Self::Toolchain(spec) | Self::RuntimeBase(spec) | Self::Runfile(spec, _) => {
-                spec.suite.to_string()
-            }
-            Self::RpmToolchain(RpmRoot { from, version, .. }) => {
+        match self.spec() {
+            Ok(spec) => spec.suite.to_string(),
+            Err(RpmRoot { from, version, .. }) => {
                 let first = from.repositories.first();
                 first.map(|first| first.address().expand(version, arch.gnu_name())).unwrap_or_default()
             }
@@ -106,9 +107,9 @@ impl PackageRoot {
 
     /// The packages that it is asked to have.
     pub fn packages(&self) -> Vec<String> {
-        match self {
-            Self::Toolchain(spec) | Self::RuntimeBase(spec) | Self::Runfile(spec, _) => texts(&spec.include),
-            Self::RpmToolchain(root) => texts(&root.packages),
+        match self.spec() {
+            Ok(spec) => texts(&spec.include),
+            Err(root) => texts(&root.packages),
         }
     }
 
@@ -119,7 +120,7 @@ impl PackageRoot {
             Self::Toolchain(spec) => key(ASSEMBLED, spec, arch),
             Self::RuntimeBase(spec) => key(BOOTSTRAPPED, spec, arch),
             Self::Runfile(spec, installer) => installer.hash(&key(BOOTSTRAPPED, spec, arch)),
-            Self::RpmToolchain(RpmRoot { packages, from, version, definitions: _ }) => {
+            Self::RpmToolchain(RpmRoot { packages, from, version }) => {
                 let packages: BTreeSet<&str> = packages.iter().map(RpmName::as_str).collect();
                 let places = rpm::key_parts(from, (version, arch));
                 let head = [OF_RPM, arch.as_str(), "packages"];
@@ -144,7 +145,7 @@ impl PackageRoot {
 impl Installer {
     /// With the packages that the driver is installed over.
     fn hash(&self, packages: &str) -> String {
-        let Self { sources, root: _, version, graphics } = self;
+        let Self { sources, version, graphics } = self;
         let part = if *graphics { "graphics" } else { "compute" };
         let contents = sources.iter().map(|(_, identity)| identity.as_str());
         digest::of_parts([RUNFILE, packages, version, part].into_iter().chain(contents))
@@ -185,7 +186,6 @@ impl RootFileSystems<'_> {
         base: &RuntimeBase,
         sources: &[SourceSpec],
         version: &str,
-        root: &Path,
     ) -> Result<Option<PackageRoot>> {
         let runfile = match base {
             RuntimeBase::Bootstrap(spec) => {
@@ -201,13 +201,12 @@ impl RootFileSystems<'_> {
                 FetchError::value("a source of the runtime base", name, "the image has none of this name")
             })?;
             let whole = if *name == installer { source.without_part() } else { source.clone() };
-            let identity =
-                Box::pin(self.0.sources().identity(source, root)).await?.of_another_part(source, &whole);
+            let identity = Box::pin(self.0.sources().identity(source)).await?.of_another_part(source, &whole);
             found.push((whole, identity));
         }
-        let (root, version) = (root.to_owned(), version.to_owned());
+        let version = version.to_owned();
         let spec = bootstrap.for_version(&version);
-        Ok(Some(PackageRoot::Runfile(spec, Installer { sources: found, root, version, graphics })))
+        Ok(Some(PackageRoot::Runfile(spec, Installer { sources: found, version, graphics })))
     }
 
     /// Makes the root file system, or finds it made.
@@ -230,13 +229,9 @@ impl RootFileSystems<'_> {
     /// Is there something to make it from, as far as is known without asking anyone?
     pub fn can_make(self, root: &PackageRoot, arch: Architecture) -> Result<()> {
         let what = || format!("root file system of {} ({arch})", root.name(arch));
-        let spec = match root {
-            PackageRoot::RpmToolchain(rpm) => {
-                return assemble::open(self.0, rpm, &root.name(arch), arch).map(drop);
-            }
-            PackageRoot::Toolchain(spec) | PackageRoot::RuntimeBase(spec) | PackageRoot::Runfile(spec, _) => {
-                spec
-            }
+        let spec = match root.spec() {
+            Ok(spec) => spec,
+            Err(rpm) => return assemble::open(self.0, rpm, &root.name(arch), arch).map(drop),
         };
         let entries = apt::entries(&self.0.net, &self.0.options.apt_dir, &suites_of(spec))?;
         let uris = entries.iter().flat_map(|entry| &entry.uris).map(String::as_str);
@@ -245,13 +240,9 @@ impl RootFileSystems<'_> {
     }
 
     async fn make(self, root: &PackageRoot, arch: Architecture, dir: PathBuf) -> Result<()> {
-        let spec = match root {
-            PackageRoot::RpmToolchain(rpm) => {
-                return assemble_rpm(self.0, rpm, &root.name(arch), arch, dir).await;
-            }
-            PackageRoot::Toolchain(spec) | PackageRoot::RuntimeBase(spec) | PackageRoot::Runfile(spec, _) => {
-                spec
-            }
+        let spec = match root.spec() {
+            Ok(spec) => spec,
+            Err(rpm) => return assemble_rpm(self.0, rpm, &root.name(arch), arch, dir).await,
         };
         for name in &spec.include {
             if name.parse::<PackageToInstall>().is_err() || name.contains("{{") {
@@ -273,10 +264,10 @@ impl RootFileSystems<'_> {
 
     /// What is wanted of an installer as a tar in `dir`.
     async fn driver(self, installer: &Installer, arch: Architecture, dir: &Path) -> Result<PathBuf> {
-        let Installer { sources, root, version, graphics } = installer;
+        let Installer { sources, version, graphics } = installer;
         let mut unpacked = Vec::new();
         for (source, identity) in sources {
-            let found = self.0.sources().fetch(source, root).await?;
+            let found = self.0.sources().fetch(source).await?;
             if found.origin != *identity {
                 let (what, found) = (format!("source {}", source.name), found.origin);
                 return Err(FetchError::Checksum { what, found, wanted: identity.clone() });
@@ -353,7 +344,7 @@ mod tests {
                 release: "5.14.0-503.el9.x86_64".parse().unwrap(),
                 arch: Architecture::Amd64,
             };
-            PackageRoot::of_toolchain(toolchain, &target, Path::new("/definitions")).unwrap()
+            PackageRoot::of_toolchain(toolchain, &target).unwrap()
         };
         let place = "https://acme.invalid/{{releasever}}/{{basearch}}/";
         let plain = root(&toolchain(&["gcc", "make"], place), "9.5");
@@ -375,7 +366,6 @@ mod tests {
             serde_json::from_str(r#"{"name": "nvidia", "from": {"path": {"path": "a.run"}}}"#).unwrap();
         let installer = || Installer {
             sources: vec![(source.clone(), "sha256:1".to_owned())],
-            root: "/definitions".into(),
             version: "580.95.05".to_owned(),
             graphics: false,
         };
@@ -385,8 +375,6 @@ mod tests {
         };
         let plain = key(spec(), installer());
         assert_ne!(plain.0, PackageRoot::RuntimeBase(spec()).key(Architecture::Amd64));
-        // The same bytes from another place are the same base.
-        assert_eq!(key(spec(), Installer { root: "/elsewhere".into(), ..installer() }), plain);
         for other in [
             key(BootstrapSpec { suite: "sid".parse().unwrap(), ..spec() }, installer()),
             key(spec(), Installer { sources: vec![(source.clone(), "sha256:2".to_owned())], ..installer() }),

@@ -8,7 +8,7 @@ mod system;
 use std::{
     collections::BTreeSet,
     io::{BufRead, BufReader},
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -96,11 +96,10 @@ impl Repositories {
     pub fn open(
         fetcher: &Fetcher,
         archive: &RpmArchive,
-        root: &Path,
         (version, arch): (&str, Architecture),
         groups: &[RpmAlternatives],
     ) -> Result<Result<Self, String>> {
-        let file = root.join(&archive.signed_by);
+        let file = fetcher.root.join(&archive.signed_by);
         let Some(keys) = Keys::read(&file)? else {
             return Ok(Err(format!("file {} with the keys of the distribution", file.display())));
         };

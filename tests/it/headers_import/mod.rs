@@ -327,27 +327,23 @@ async fn everybody_finds_what_the_store_has() {
     let bench = Bench::new();
     bench.tree("linux");
     let first = bench.with_store("one");
-    let missing = first.headers().find(&family(), Path::new("/nowhere"), &target()).await.unwrap();
+    let missing = first.headers().find(&family(), &target()).await.unwrap();
     let HeaderLookup::Missing { hint, .. } = missing else { panic!("found") };
     assert!(hint.contains("farrier headers import") && hint.contains("farrier headers collect"), "{hint}");
     // What a machine has heard before is no reason to count other headers in an input hash than the others do.
-    let third = bench.with_store("three");
-    let identity_for_third = async || {
-        Ok::<_, FetchError>(
-            third.headers().identity(&family(), Path::new("/nowhere"), &target()).await?.identity,
-        )
-    };
-    let absent = third.headers().identity(&family(), Path::new("/nowhere"), &target()).await.unwrap();
+    let third = bench.with_store("three").with_definitions(PathBuf::from("/nowhere"));
+    let identity_for_third =
+        async || Ok::<_, FetchError>(third.headers().identity(&family(), &target()).await?.identity);
+    let absent = third.headers().identity(&family(), &target()).await.unwrap();
     assert!(absent.missing.as_ref().is_some_and(|file| file.starts_with("/nowhere/")), "{absent:?}");
 
     let imported = first.headers().import(request(&[&bench.path("linux")])).await.unwrap();
     let stored = imported.stored.unwrap();
     // Another machine, with a family that would not find it.
     let second = bench.with_store("two");
-    let identity =
-        second.headers().identity(&family(), Path::new("/nowhere"), &target()).await.unwrap().identity;
+    let identity = second.headers().identity(&family(), &target()).await.unwrap().identity;
     assert_eq!(identity.as_deref(), Some(imported.content.hex()));
-    let found = second.headers().find(&family(), Path::new("/nowhere"), &target()).await.unwrap();
+    let found = second.headers().find(&family(), &target()).await.unwrap();
     let HeaderLookup::Found(found) = found else { panic!("missing") };
     assert_eq!((&found.identity, identity_for_third().await.unwrap()), (&identity, identity.clone()));
     assert_eq!(found.origin, ["directory linux"]);
@@ -364,8 +360,7 @@ async fn everybody_finds_what_the_store_has() {
     let replace = HeaderImport { replace: true, ..request(&[&bench.path("linux")]) };
     let replaced = second.headers().import(replace).await.unwrap();
     assert_eq!(replaced.outcome, Outcome::Replaced);
-    let identity =
-        first.headers().identity(&family(), Path::new("/nowhere"), &target()).await.unwrap().identity;
+    let identity = first.headers().identity(&family(), &target()).await.unwrap().identity;
     assert_eq!(identity.as_deref(), Some(replaced.content.hex()));
     assert_eq!(identity_for_third().await.unwrap(), identity);
     let listed = first.headers().list_store().await.unwrap();
@@ -399,7 +394,7 @@ async fn a_store_that_lies_is_not_believed() {
     let bench = Bench::new();
     put(&bench, b"x", &[("kernel-release", "6.1.0\u{1b}[2J")]).await;
     let fetcher = bench.with_store("cache");
-    let error = fetcher.headers().identity(&family(), Path::new("/"), &target()).await.unwrap_err();
+    let error = fetcher.headers().identity(&family(), &target()).await.unwrap_err();
     assert!(matches!(&error, FetchError::StoredHeaders { .. }), "{error}");
     assert!(error.to_string().contains("its annotation farrier.dev/kernel-release holds"), "{error}");
     assert!(!error.to_string().contains('\u{1b}'));
@@ -410,7 +405,7 @@ async fn a_store_that_lies_is_not_believed() {
     let notes =
         [("kernel-release", RELEASE), ("architecture", "amd64"), ("headers-content", stated.as_str())];
     put(&bench, &layer, &notes).await;
-    let error = fetcher.headers().find(&family(), Path::new("/"), &target()).await.unwrap_err();
+    let error = fetcher.headers().find(&family(), &target()).await.unwrap_err();
     assert!(matches!(&error, FetchError::StoredHeaders { .. }), "{error}");
     assert!(error.to_string().contains("their content is sha256:"), "{error}");
     assert_eq!(fs::read_dir(bench.path("cache/headers")).unwrap().count(), 0);

@@ -73,11 +73,17 @@ pub async fn push(repository: &str, tag: &str, layers: &[PathBuf]) -> Digest {
 }
 
 async fn find(fetcher: &Fetcher, bench: &Bench, source: &HeaderSource) -> Result<HeaderLookup, FetchError> {
-    fetcher.headers().find(source, &bench.path("definitions"), &target()).await
+    fetcher.clone().with_definitions(bench.path("definitions")).headers().find(source, &target()).await
 }
 
 async fn identity(fetcher: &Fetcher, bench: &Bench, source: &HeaderSource) -> HeaderIdentity {
-    fetcher.headers().identity(source, &bench.path("definitions"), &target()).await.unwrap()
+    fetcher
+        .clone()
+        .with_definitions(bench.path("definitions"))
+        .headers()
+        .identity(source, &target())
+        .await
+        .unwrap()
 }
 
 #[track_caller]
@@ -107,7 +113,7 @@ async fn an_image_has_the_headers_at_a_path_and_counts_by_its_digest() {
 
     let digest = push(&repository, &format!("1-{LABEL}"), &[layer(&bench, "image")]).await;
     assert_eq!(identity(&fetcher, &bench, &talos).await.identity.as_deref(), Some(digest.hex()));
-    let looked = fetcher.headers().look(&talos, Path::new("/"), &target()).await.unwrap();
+    let looked = fetcher.headers().look(&talos, &target()).await.unwrap();
     assert_eq!(looked, Lookup::Found(None));
     assert_eq!(server.requests_to("GET", "talos/kernel/blobs/"), 0, "nothing was fetched to find that out");
 
@@ -121,7 +127,7 @@ async fn an_image_has_the_headers_at_a_path_and_counts_by_its_digest() {
 
     // What is kept in the store has the same identity, and the image is not asked for any more.
     let store = bench.with_store("mirror");
-    let kept = store.headers().keep(&talos, Path::new("/"), &target()).await.unwrap();
+    let kept = store.headers().keep(&talos, &target()).await.unwrap();
     assert!(matches!(kept, Lookup::Found(_)));
     drop(server);
     let there = identity(&bench.with_store("other"), &bench, &talos).await;

@@ -32,7 +32,7 @@ impl Sent {
         bench.write("keys/6.1.193-other", "2".repeat(64));
         bench.write("keys/6.1.194-short", "secret");
         let receiver = Receiver::new(bench.with_store("farrier"), bench.path("keys"));
-        let (health, metrics) = (Arc::new(Health::new()), Arc::new(Metrics::new()));
+        let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
         let any = ([127, 0, 0, 1], 0).into();
         let server = HttpServer::bind(any, health, metrics, receiver.router()).await.unwrap();
         let (address, cancel) = (server.address().unwrap(), CancellationToken::new());
