@@ -22,7 +22,7 @@ use crate::support::{
     docker::docker,
     kept,
     kernels::shared_cache,
-    packages::run,
+    packages::{run, unpacked},
     site::{Run, Site, skopeo},
     virtual_machine::entrypoint,
 };
@@ -187,6 +187,39 @@ async fn debian_13_backports() {
 #[tokio::test]
 async fn debian_sid() {
     proven(&site("mstflint"), "mstflint", &newest("debian-sid").await);
+}
+
+/// The GPU driver's definition tells Debian 12's own kernels apart by their number. The plan names the patch for those whose
+/// header wants it, and for no others. `ci/gpu-kernels` compiles and boots them.
+#[tokio::test]
+async fn the_gpu_driver_is_patched_where_debian_12_s_kernels_want_it() {
+    let site = site_with("nvidia-gpu");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let node = fs::read_to_string(root.join("tests/fixtures/gpudirect/cluster/node.yaml")).unwrap();
+    let mut kernels = Vec::new();
+    for kind in ["", "cloud-"] {
+        for kernel in flavour("debian-12", Architecture::Amd64, kind).await {
+            let release = kernel.release.as_str();
+            let text = node.replace("NAME", &format!("node-{}", kernels.len())).replace("KERNEL", release);
+            fs::write(site.cluster().join(format!("{release}.yaml")), text).unwrap();
+            let number = release.strip_suffix(&format!("-{kind}amd64")).unwrap();
+            let package = format!("linux-headers-{number}-common");
+            let header = unpacked(&package).join(format!("usr/src/{package}/include/linux/pci.h"));
+            let header = fs::read_to_string(header).unwrap();
+            let (_, declared) =
+                header.split_once("pci_resize_resource(").expect("the kernel has the function");
+            let arguments = declared.split(')').next().unwrap().split(',').count();
+            assert!([3, 4].contains(&arguments), "{release}: {arguments}");
+            kernels.push((release.to_owned(), arguments == 4));
+        }
+    }
+    assert!(kernels.len() > 1, "{kernels:?}");
+    let plan = site.farrier(&["plan"]).exits(0);
+    for (release, wanted) in kernels {
+        let row = plan.line(&format!(" {release} ("));
+        assert!(row.contains("not in the registry"), "{row}");
+        assert_eq!(row.contains("patched with 001-nvidia-535-pci-resize-resource.patch"), wanted, "{row}");
+    }
 }
 
 /// Every kernel that Debian's suites have headers of has one of Debian's families, and not the one for kernels of one's own.

@@ -12,11 +12,12 @@ use farrier::{
     image::Digest,
     inputs::{FetchOptions, Fetcher, PackageRoot},
     kernel::{Architecture, Toolchain},
+    oci::{Layer, compress},
 };
 use serde_json::json;
 
 use crate::{
-    headers_import::published::push,
+    headers_import::published::push_layers,
     support::{
         kernels::{self, shared_cache},
         kube_api::{FakeApi, objects},
@@ -209,12 +210,17 @@ async fn push_toolkit(repository: &str, tag: &str, trees: &[(&str, &Path)]) -> D
     for (release, tree) in trees {
         run(Command::new("cp").arg("-a").arg(tree).arg(kernels.join(release)));
     }
-    let (headers, unpacked) = (work.path().join("headers.tar"), work.path().join("toolchain.tar"));
-    run(Command::new("tar").arg("-cf").arg(&headers).arg("-C").arg(work.path().join("root")).arg("usr"));
-    let mut gunzip = Command::new("gunzip");
-    gunzip.arg("-c").arg(&toolchain.layer).stdout(fs::File::create(&unpacked).unwrap());
-    assert!(gunzip.status().unwrap().success());
-    push(repository, tag, &[unpacked, headers]).await
+    let (headers, tar) = (work.path().join("headers"), work.path().join("headers.tar"));
+    run(Command::new("tar").arg("-cf").arg(&tar).arg("-C").arg(work.path().join("root")).arg("usr"));
+    let blob = fs::File::create(&headers).unwrap();
+    let with_headers = compress(fs::File::open(tar).unwrap(), &blob).unwrap();
+    let made = Layer {
+        digest: toolchain.digest,
+        diff_id: toolchain.diff_id,
+        size: toolchain.size,
+        media_type: with_headers.media_type,
+    };
+    push_layers(repository, tag, &[(made, toolchain.layer), (with_headers, headers)]).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,9 +2,11 @@
 //! another engine they give the same image and bill.
 use std::collections::BTreeMap;
 
-use crate::support::{kernels, site::Site};
+use crate::support::{
+    kernels::{self, new_cache},
+    site::Site,
+};
 use farrier::{
-    cache::Cache,
     image::Digest,
     inputs::{FetchOptions, Fetcher, PackageRoot},
     kernel::{Architecture, BootstrapSpec},
@@ -67,8 +69,7 @@ async fn a_root_file_system_that_is_made_again() {
         let mut made = Vec::new();
         for _ in 0..2 {
             let directory = tempfile::tempdir().unwrap();
-            let cache = Cache::open(directory.path().join("cache")).unwrap();
-            let fetcher = Fetcher::new(cache, FetchOptions::default());
+            let fetcher = Fetcher::new(new_cache(directory.path()), FetchOptions::default());
             let found = fetcher.root_fs().bootstrap(&root, Architecture::Amd64).await.unwrap();
             assert_eq!(Digest::of(&std::fs::read(&found.layer).unwrap()), found.digest);
             made.push((found.digest, found.diff_id, found.size));

@@ -9,7 +9,11 @@ use std::{
 use crate::{
     fetch::{fetcher, names, shared_cache},
     offline::MSTFLINT,
-    support::{docker::docker, kernels, site::Site},
+    support::{
+        docker::docker,
+        kernels::{self, new_cache},
+        site::Site,
+    },
 };
 use farrier::{
     cache::Cache,
@@ -39,7 +43,7 @@ pub fn in_layer(layer: &Path, name: &str) -> Vec<u8> {
 #[tokio::test]
 async fn root_file_system_with_a_toolchain() {
     let dir = tempfile::tempdir().unwrap();
-    let cache = Cache::open(dir.path().join("cache")).unwrap();
+    let cache = new_cache(dir.path());
     let root = PackageRoot::Toolchain(packages(&["make", "gcc-12", "gcc", "kmod"]));
     let rootfs = fetcher(&cache).root_fs().bootstrap(&root, Architecture::Amd64).await.unwrap();
     assert_eq!(names(&cache, "packages-root"), [root.key(Architecture::Amd64)]);
@@ -106,7 +110,7 @@ async fn a_toolchain_of_another_architecture() {
 #[tokio::test]
 async fn root_file_system_of_packages_that_do_not_exist() {
     let dir = tempfile::tempdir().unwrap();
-    let cache = Cache::open(dir.path().join("cache")).unwrap();
+    let cache = new_cache(dir.path());
     let spec = packages(&["no-such-package"]);
     for root in [PackageRoot::Toolchain(spec.clone()), PackageRoot::RuntimeBase(spec.clone())] {
         let error = fetcher(&cache).root_fs().bootstrap(&root, Architecture::Amd64).await.unwrap_err();
@@ -130,7 +134,7 @@ fn processes(text: &str) -> usize {
 #[tokio::test]
 async fn a_cancelled_bootstrap_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let cache = Cache::open(dir.path().join("cache")).unwrap();
+    let cache = new_cache(dir.path());
     // A choice of packages that no other test makes tells our processes from others.
     let root = PackageRoot::RuntimeBase(packages(&["ed", "make"]));
     let marker = "--include=ed,make";

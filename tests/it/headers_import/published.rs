@@ -17,7 +17,7 @@ use farrier::{
     inputs::{Fetcher, HeaderIdentity, Lookup},
     kernel::HeaderSource,
     net::{Net, NetOptions},
-    oci::{Assembly, assemble, compress, media_type},
+    oci::{Assembly, Layer, assemble, compress, media_type},
     registry::{Registry as _, RemoteRegistry},
 };
 use serde_json::json;
@@ -44,17 +44,28 @@ fn layer(bench: &Bench, directory: &str) -> PathBuf {
     tar
 }
 
-/// Pushes an image of these layers; its digest.
+/// Pushes an image of these layers, which are not compressed; its digest.
 pub async fn push(repository: &str, tag: &str, layers: &[PathBuf]) -> Digest {
-    let registry = RemoteRegistry::new("test".to_owned(), &RegistryOptions::default());
-    let repository: Repository = repository.parse().unwrap();
-    let mut described = Vec::new();
-    for tar in layers {
+    let mut files = Vec::new();
+    let compressed = layers.iter().map(|tar| {
         let file = tempfile::NamedTempFile::new().unwrap();
         let layer = compress(fs::File::open(tar).unwrap(), file.as_file()).unwrap();
-        registry.push_blob(&repository, &layer.digest, file.path()).await.unwrap();
-        described.push(layer);
+        files.push(file);
+        layer
+    });
+    let compressed: Vec<Layer> = compressed.collect();
+    let paths = files.iter().map(|file| file.path().to_owned());
+    push_layers(repository, tag, &compressed.into_iter().zip(paths).collect::<Vec<_>>()).await
+}
+
+/// The same of layers with their blobs.
+pub async fn push_layers(repository: &str, tag: &str, layers: &[(Layer, PathBuf)]) -> Digest {
+    let registry = RemoteRegistry::new("test".to_owned(), &RegistryOptions::default());
+    let repository: Repository = repository.parse().unwrap();
+    for (layer, blob) in layers {
+        registry.push_blob(&repository, &layer.digest, blob).await.unwrap();
     }
+    let described: Vec<Layer> = layers.iter().map(|(layer, _)| layer.clone()).collect();
     let none = BTreeMap::new();
     let image = assemble(&Assembly {
         base: None,

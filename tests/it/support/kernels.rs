@@ -2,10 +2,13 @@
 
 use std::{
     fs::{self, File},
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::Command,
     time::{Duration, SystemTime},
 };
+
+use farrier::cache::Cache;
 
 use super::kept;
 
@@ -21,6 +24,23 @@ pub struct Kernels {
 /// The cache directory whose fetched parts all tests share.
 pub fn shared_cache() -> PathBuf {
     kept("shared-cache")
+}
+
+/// A new cache in a directory. Package lists and packages that other tests fetched are there; nothing is made of them.
+pub fn new_cache(directory: &Path) -> Cache {
+    let root = directory.join("cache");
+    link_shared(&root, &["apt", "debs", "locks"]);
+    Cache::open(root).unwrap()
+}
+
+/// Links parts of the shared cache into another one.
+pub fn link_shared(cache: &Path, kinds: &[&str]) {
+    fs::create_dir_all(cache).unwrap();
+    for kind in kinds {
+        let shared = shared_cache().join(kind);
+        fs::create_dir_all(&shared).unwrap();
+        symlink(shared, cache.join(kind)).unwrap();
+    }
 }
 
 /// The two newest.

@@ -4,7 +4,6 @@ use std::{
     collections::BTreeMap,
     ffi::OsStr,
     fs,
-    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
@@ -14,7 +13,7 @@ use serde_json::Value;
 
 use super::{
     docker,
-    kernels::shared_cache,
+    kernels::link_shared,
     registry_process::{RegistryProcess, Wants},
 };
 
@@ -85,11 +84,7 @@ impl Site {
 
     /// Links the shared parts into the cache directory.
     pub fn link_shared(&self) {
-        for kind in SHARED {
-            let shared = shared_cache().join(kind);
-            fs::create_dir_all(&shared).unwrap();
-            symlink(shared, self.cache().join(kind)).unwrap();
-        }
+        link_shared(&self.cache(), &SHARED);
     }
 
     pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
@@ -299,9 +294,9 @@ impl std::fmt::Display for Run {
 /// Waits for a condition.
 #[track_caller]
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_mins(1);
+    let until = Instant::now() + Duration::from_mins(3);
     while !condition() {
-        assert!(Instant::now() < until, "waited a minute for {what}");
+        assert!(Instant::now() < until, "waited three minutes for {what}");
         // Nothing tells; this only paces the question.
         std::thread::sleep(Duration::from_millis(20));
     }
