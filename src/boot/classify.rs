@@ -16,7 +16,28 @@ use crate::kmod::BootOutcome;
 pub(super) fn classify(steps: &[PlannedStep], run: &Run) -> Result<Vec<BootOutcome>> {
     let names: Vec<(&str, bool)> =
         steps.iter().map(|step| (step.name.as_str(), step.payload.is_some())).collect();
-    outcomes(&names, &run.transcript, run.ending, &run.console)
+    let mut outcomes = outcomes(&names, &run.transcript, run.ending, &run.console)?;
+    let needs: Vec<(&str, &[String])> =
+        steps.iter().map(|step| (step.name.as_str(), step.needs.as_slice())).collect();
+    withdraw(&needs, &mut outcomes);
+    Ok(outcomes)
+}
+
+/// Takes back what the loader said of a module whose symbols are those of another that found no hardware, and so is not
+/// there: of the module itself that says nothing. `steps`: name, and what it needs.
+fn withdraw(steps: &[(&str, &[String])], outcomes: &mut [BootOutcome]) {
+    let mut absent: Vec<&str> = Vec::new();
+    for ((name, needs), outcome) in steps.iter().zip(outcomes) {
+        let waits = needs.iter().any(|needed| absent.contains(&needed.as_str()));
+        match outcome {
+            BootOutcome::NotPresent { .. } => absent.push(name),
+            BootOutcome::Refused { error, .. } if waits && error == "ENOENT" => {
+                *outcome = BootOutcome::NotReached;
+                absent.push(name);
+            }
+            _ => {}
+        }
+    }
 }
 
 /// `steps`: name, and whether it is of the payload.
@@ -249,6 +270,28 @@ mod tests {
         let messages =
             vec!["libcrc32c, the kernel's own: ENOENT".to_owned(), "m: Unknown symbol y (err -2)".to_owned()];
         assert_eq!(found[1], BootOutcome::Refused { error: "ENOENT".into(), messages });
+    }
+
+    #[test]
+    fn a_module_that_needs_absent_hardware_was_not_judged() {
+        let refused = |error: &str| BootOutcome::Refused { error: error.to_owned(), messages: vec![] };
+        let not_present = BootOutcome::NotPresent { error: "ENODEV".to_owned(), messages: vec![] };
+        let (on_a, on_b) = (["a".to_owned()], ["b".to_owned()]);
+        let steps: [(&str, &[String]); 5] =
+            [("a", &[]), ("b", &on_a), ("c", &on_b), ("d", &on_a), ("e", &[])];
+        let mut outcomes = [
+            not_present.clone(),
+            refused("ENOENT"),
+            refused("ENOENT"),
+            refused("ENOEXEC"),
+            refused("ENOENT"),
+        ];
+        withdraw(&steps, &mut outcomes);
+        let unjudged = BootOutcome::NotReached;
+        assert_eq!(
+            outcomes,
+            [not_present, unjudged.clone(), unjudged, refused("ENOEXEC"), refused("ENOENT")]
+        );
     }
 
     #[test]

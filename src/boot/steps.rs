@@ -26,6 +26,8 @@ pub(super) struct PlannedStep {
     pub(super) path: String,
     /// Where it lies on this one.
     pub(super) source: PathBuf,
+    /// Names of the modules that it needs.
+    pub(super) needs: Vec<String>,
     parameters: String,
 }
 
@@ -96,7 +98,7 @@ impl Plan<'_> {
             self.need(needed, modules)?;
         }
         let parameters = self.request.parameters.get(name).cloned().unwrap_or_default();
-        self.push(Some(index), name.to_owned(), source.to_owned(), parameters);
+        self.push(Some(index), name.to_owned(), source.to_owned(), needs.to_vec(), parameters);
         Ok(())
     }
 
@@ -114,16 +116,24 @@ impl Plan<'_> {
         }
         // One that is part of the kernel image has no file; of one that is missing the kernel itself complains.
         let Some(source) = self.in_tree.file(name) else { return Ok(()) };
-        for needed in self.in_tree.needs(&source)? {
-            self.need(&needed, modules)?;
+        let needs = self.in_tree.needs(&source)?;
+        for needed in &needs {
+            self.need(needed, modules)?;
         }
-        self.push(None, name.to_owned(), source, String::new());
+        self.push(None, name.to_owned(), source, needs, String::new());
         Ok(())
     }
 
-    fn push(&mut self, payload: Option<usize>, name: String, source: PathBuf, parameters: String) {
+    fn push(
+        &mut self,
+        payload: Option<usize>,
+        name: String,
+        source: PathBuf,
+        needs: Vec<String>,
+        parameters: String,
+    ) {
         let path = format!("/modules/{}.ko", self.steps.len());
-        self.steps.push(PlannedStep { payload, name, path, source, parameters });
+        self.steps.push(PlannedStep { payload, name, path, source, needs, parameters });
     }
 }
 

@@ -74,6 +74,21 @@ fn any_dkms_module_is_compiled_as_its_conf_says() {
     insta::assert_snapshot!(dockerfile("generic"));
 }
 
+/// The definitions that docs/dkms.md has as a whole.
+#[test]
+fn images_of_the_documentation_are_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let images = directory.path().join("images");
+    fs_err::create_dir(&images).unwrap();
+    let blocks = include_str!("../../docs/dkms.md").split("```yaml\n").skip(1);
+    for (number, block) in blocks.filter(|block| block.starts_with("apiVersion: ")).enumerate() {
+        fs_err::write(images.join(format!("{number}.yaml")), block.split("```").next().unwrap()).unwrap();
+    }
+    let definitions = load(Some(directory.path())).unwrap_or_else(|errors| panic!("{errors}"));
+    let names: Vec<String> = definitions.images.keys().map(ToString::to_string).collect();
+    assert_eq!(names, ["acpi-call", "drbd", "zfs"]);
+}
+
 /// The families that docs/distributions.md has for distributions without packages.
 #[test]
 fn families_of_the_documentation_are_read() {

@@ -66,6 +66,35 @@ fn a_conf_with_a_configure_script_that_needs_packages() {
     assert_eq!(modules(&run), [format!("lib/modules/{kernel}/updates/dkms/ipt_NETFLOW.ko loads")]);
 }
 
+/// Its `MAKE` builds below `/usr/src`, and wants the sources of another DKMS package there, which `buildPackages` unpacks.
+#[test]
+fn a_conf_that_builds_where_its_package_is_unpacked() {
+    let (site, kernel) = (Site::new(), kernels::newest().newer);
+    let more = "  modules: [xt_gfw]\n  buildPackages: [xtables-addons-dkms]\n";
+    define(&site, "west-chamber-dkms", more);
+    let run = build(&site, "west-chamber", &kernel).exits(0);
+    let place = format!("lib/modules/{kernel}/updates/dkms");
+    assert_eq!(
+        modules(&run),
+        ["xt_CUI", "xt_ZHANG", "xt_gfw"].map(|name| format!("{place}/{name}.ko loads"))
+    );
+}
+
+/// One of its modules finds no hardware in a virtual machine, and the others need that one: nothing is known of them.
+#[test]
+fn a_driver_for_hardware_that_a_virtual_machine_has_not() {
+    let (site, kernel) = (Site::new(), kernels::newest().newer);
+    define(&site, "tp-smapi-dkms", "  check: {boot: true}\n");
+    let run = build(&site, "tp-smapi", &kernel).exits(0);
+    let report = run.json();
+    let booted = report["check"]["boot"]["modules"].as_array().unwrap_or_else(|| panic!("{run}")).iter();
+    let mut outcomes: Vec<_> =
+        booted.map(|module| format!("{} {}", module["name"], module["outcome"])).collect();
+    outcomes.sort();
+    let wanted = ["hdaps notReached", "thinkpad_ec notPresent", "tp_smapi notReached"];
+    assert_eq!(outcomes.join("\n").replace('"', ""), wanted.join("\n"));
+}
+
 const CONF: &str = r#"PACKAGE_NAME="strange"
 PACKAGE_VERSION="1.0"
 echo "this is thrown away"
@@ -112,7 +141,8 @@ fn strange() -> Site {
     define_from(&site, "strange", "'1.0'", "{path: {path: sources/strange}}", "  check: {boot: true}\n");
     // What it is told, and the place that dkms(8) promises.
     let configure = "#!/bin/sh -e\n[ \"$1 $2 $#\" = \"--kernel=$kernelver --module=strange-1.0 2\" ]\n\
-                     [ \"$PWD\" = /var/lib/dkms/strange/1.0/build ]\n[ -e /usr/src/strange-1.0/dkms.conf ]\n\
+                     [ \"$PWD\" = /var/lib/dkms/strange/1.0/build ]\n[ ../source/dkms.conf -ef /usr/src/strange-1.0/dkms.conf ]\n\
+                     [ -n \"$(find /usr/src/strange-1.0 -name strange.c)\" ]\n\
                      echo 'ccflags-y := -DCONFIGURED' >> src/Makefile\n";
     let after =
         "#!/bin/sh -e\n[ -e ../$kernelver/$1/module/strange_first.ko ]\necho POST_BUILD has seen it\n";

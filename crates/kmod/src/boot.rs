@@ -43,7 +43,7 @@ pub enum BootOutcome {
         /// The kernel's last lines.
         messages: Vec<String>,
     },
-    /// Its turn never came, because the kernel crashed or hung before.
+    /// Nothing is known of it: the kernel crashed or hung before, or a module that it needs found no hardware.
     NotReached,
 }
 
