@@ -229,7 +229,7 @@ impl Visit {
         let Planned { plan, snapshot, .. } = &planned;
         self.fine("cluster", format!("{}: {} nodes", cluster.describe(), snapshot.nodes.len()));
         // Each names the right, and the command that gives it.
-        for why in snapshot.unseen.values() {
+        for (_, why) in snapshot.all_unseen() {
             self.missing("cluster", why.clone(), "");
         }
         for (stream, found) in &snapshot.image_streams {

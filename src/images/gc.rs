@@ -205,7 +205,7 @@ async fn look_at_uses(parts: &Parts, cluster: &dyn Cluster, candidates: &Candida
             _ => {}
         }
     }
-    let unseen: Vec<String> = snapshot.unseen.iter().map(|(what, why)| format!("{what}: {why}")).collect();
+    let unseen: Vec<String> = snapshot.all_unseen().map(|(what, why)| format!("{what}: {why}")).collect();
     Ok(Uses {
         mentioned,
         live: LiveKernels::of(&snapshot, &announced),

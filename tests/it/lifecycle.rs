@@ -12,7 +12,9 @@ use crate::support::{
     virtual_machine::entrypoint,
 };
 
+mod eviction;
 mod gpu;
+mod network;
 
 /// For a container to get ready, on a busy host and in software.
 const LIMIT: Duration = Duration::from_mins(1);

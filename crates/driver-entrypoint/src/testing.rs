@@ -292,7 +292,11 @@ impl Kernel for FakeKernel {
         self.call(format!("unload {name}"), || {
             modules.remove(name);
             self.rewrite(&modules);
-            fs::remove_dir_all(self.paths.at(&format!("/sys/module/{name}"))).unwrap();
+            // It stays, out of sight: sysfs does not give a directory's number again, as a file system does.
+            let gone = self.paths.at("/sys/gone");
+            fs::create_dir_all(&gone).unwrap();
+            let number = fs::read_dir(&gone).unwrap().count();
+            fs::rename(self.paths.at(&format!("/sys/module/{name}")), gone.join(number.to_string())).unwrap();
         });
         Ok(())
     }

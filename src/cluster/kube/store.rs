@@ -321,14 +321,17 @@ impl Store {
 
     /// All facts, sorted by name, without what cannot be read (any more).
     pub(super) fn snapshot(&self) -> ClusterSnapshot {
+        let (unseen, unseen_in) = self.unseen();
         let mut snapshot = ClusterSnapshot {
-            unseen: self.unseen(),
+            unseen,
+            unseen_in,
             writable: self.writable.clone(),
             ..ClusterSnapshot::default()
         };
         for (target, watched) in &self.watched {
             let hidden = match target {
-                Target::Resources(_) => watched.forbidden().is_some(),
+                Target::Resources(_) | Target::Checks { .. } => watched.forbidden().is_some(),
+                Target::Pods { namespace, .. } => snapshot.why_unseen(Seen::Pods, namespace).is_some(),
                 _ => snapshot.unseen.contains_key(&target.seen()),
             };
             for kept in watched.objects.values().filter(|_| !hidden) {
@@ -350,16 +353,23 @@ impl Store {
         snapshot
     }
 
-    /// What cannot be read, with the rule that is missing.
-    fn unseen(&self) -> BTreeMap<Seen, String> {
-        let mut sentences: BTreeMap<Seen, BTreeSet<String>> = BTreeMap::new();
+    /// What cannot be read, with the rule that is missing: at all, and in a namespace.
+    fn unseen(&self) -> (BTreeMap<Seen, String>, BTreeMap<(Seen, String), String>) {
+        let mut sentences: BTreeMap<(Seen, Option<&str>), BTreeSet<String>> = BTreeMap::new();
         for (target, watched) in &self.watched {
             let Some(right) = watched.forbidden() else { continue };
             let sentence = format!("{}: {}", right.sentence(), right.remedy());
-            sentences.entry(target.seen()).or_default().insert(sentence);
+            sentences.entry((target.seen(), target.namespace())).or_default().insert(sentence);
         }
-        let join = |sentences: BTreeSet<String>| sentences.into_iter().collect::<Vec<_>>().join("; ");
-        sentences.into_iter().map(|(what, sentences)| (what, join(sentences))).collect()
+        let (mut everywhere, mut of_namespaces) = (BTreeMap::new(), BTreeMap::new());
+        for ((what, namespace), sentences) in sentences {
+            let why = sentences.into_iter().collect::<Vec<_>>().join("; ");
+            match namespace {
+                Some(namespace) => drop(of_namespaces.insert((what, namespace.to_owned()), why)),
+                None => drop(everywhere.insert(what, why)),
+            }
+        }
+        (everywhere, of_namespaces)
     }
 
     /// An object as it is now.

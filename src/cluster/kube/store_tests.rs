@@ -161,6 +161,28 @@ fn the_pods_of_a_node_are_watched_while_it_is_drained() {
 }
 
 #[test]
+fn a_namespace_whose_jobs_may_not_be_read_hides_none_of_others() {
+    let (mut store, _) = synced();
+    store.set_interest(Interest {
+        checks: ["s".to_owned(), "other".to_owned()].into(),
+        ..interest(&["driver"])
+    });
+    let (started, _) = store.reconcile();
+    let [hidden, seen] = ["other", "s"].map(|name| Target::Checks { namespace: name.to_owned() });
+    let job = Facts::Check(("s".to_owned(), "job".to_owned()), JobState::Succeeded);
+    let version = ObjectVersion { uid: "j".to_owned(), resource_version: "1".to_owned() };
+    list(&mut store, &seen, epoch(&started, &seen), vec![Object { version, facts: job }]);
+    store.trouble(&hidden, epoch(&started, &hidden), Trouble::Forbidden(right()));
+    assert!(matches!(store.readiness(), Readiness::Ready));
+    let snapshot = store.snapshot();
+    assert_eq!(snapshot.checks["job"], JobState::Succeeded);
+    assert_eq!(snapshot.why_unseen(Seen::Checks, "s"), None);
+    let why = snapshot.why_unseen(Seen::Checks, "other");
+    assert!(why.is_some_and(|why| why.contains("farrier may not list pods")), "{why:?}");
+    assert_eq!((snapshot.unseen.len(), snapshot.all_unseen().count()), (0, 1));
+}
+
+#[test]
 fn only_what_is_asked_for_is_kept() {
     let (store, _) = synced();
     let snapshot = store.snapshot();
@@ -354,12 +376,12 @@ fn what_may_not_be_read_is_named_until_it_may() {
     let snapshot = store.snapshot();
     assert!(snapshot.pods.is_empty() && matches!(store.readiness(), Readiness::Ready));
     assert_eq!(
-        snapshot.unseen[&Seen::Pods],
+        snapshot.unseen_in[&(Seen::Pods, "s".to_owned())],
         "farrier may not list pods in namespace s: kubectl create role farrier-list-pods --namespace s --verb list --resource pods && \
          kubectl create rolebinding farrier-list-pods --namespace s --role farrier-list-pods --user NAME"
     );
     list(&mut store, &pods(), epochs[&pods()], vec![pod("p", "7", false)]);
-    assert!(store.snapshot().unseen.is_empty());
+    assert_eq!(store.snapshot().all_unseen().count(), 0);
     let forbidden = Trouble::Forbidden(right());
     store.trouble(&Target::Nodes, epochs[&Target::Nodes], forbidden);
     assert!(

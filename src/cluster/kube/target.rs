@@ -47,6 +47,14 @@ impl Target {
         }
     }
 
+    /// The namespace, where what cannot be read there says nothing of another.
+    pub(super) fn namespace(&self) -> Option<&str> {
+        match self {
+            Self::Pods { namespace, .. } | Self::Checks { namespace } => Some(namespace),
+            Self::DaemonSets | Self::Nodes | Self::Resources(_) | Self::Workloads { .. } => None,
+        }
+    }
+
     pub(super) fn seen(&self) -> Seen {
         match self {
             Self::DaemonSets => Seen::DaemonSets,

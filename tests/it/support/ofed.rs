@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use super::{
     kept,
     node_vm::{depmod, files, image_tree},
-    packages::{header_tree, headers, run},
+    packages::{header_tree, headers, run, unpacked},
     virtual_machine::entrypoint,
 };
 
@@ -44,6 +44,42 @@ pub fn gpu_modules(release: &KernelRelease) -> PathBuf {
     made_once("gpu", release, &fixture("gpu"), |release, sources, work| {
         compile_gpu(release, sources, work, &ofed);
     })
+}
+
+/// The kernel's own simulated devices with a driver named `mlx5_core`: `host/mlx5_core.ko`, and `other/mlx5_core.ko`, whose
+/// parameters have other defaults. Debian's kernels are without it, their source package is not.
+pub fn netdevsim(release: &KernelRelease) -> PathBuf {
+    made_once("netdevsim", release, &fixture("netdevsim"), |release, fixture, work| {
+        let headers = header_tree(release, &work.join("root"));
+        let series = release.as_str().splitn(3, '.').take(2).collect::<Vec<_>>().join(".");
+        let package = format!("linux-source-{series}");
+        let archive = unpacked(&package).join(format!("usr/src/{package}.tar.xz"));
+        let sources = work.join("sources");
+        fs::create_dir(&sources).unwrap();
+        run(Command::new("tar")
+            .args(["--extract", "--strip-components=4", "--file"])
+            .args([&archive, Path::new("--directory"), &sources])
+            .arg(format!("{package}/drivers/net/netdevsim")));
+        for kind in ["host", "other"] {
+            let (tree, out) = (work.join(kind), work.join("out").join(kind));
+            fs::create_dir_all(&out).unwrap();
+            run(Command::new("cp").arg("-r").args([&sources, &tree]));
+            run(Command::new(fixture.join("prepare")).arg(kind).current_dir(&tree));
+            make_modules(&headers, &tree, &["CONFIG_NETDEVSIM=m".to_owned()]);
+            fs::copy(tree.join("mlx5_core.ko"), out.join("mlx5_core.ko")).unwrap();
+        }
+    })
+}
+
+/// Puts a program of the host, with the libraries that it needs, into an image.
+pub fn program(root: &Path, program: &str) {
+    let libraries = run(Command::new("ldd").arg(program));
+    let libraries = libraries.split_whitespace().filter(|word| word.starts_with('/'));
+    for file in libraries.chain([program]) {
+        let place = root.join(file.trim_start_matches('/'));
+        fs::create_dir_all(place.parent().unwrap()).unwrap();
+        fs::copy(file, place).unwrap();
+    }
 }
 
 fn fixture(name: &str) -> PathBuf {
@@ -107,14 +143,18 @@ fn compile_gpu(release: &KernelRelease, sources: &Path, work: &Path, ofed: &Path
     let (tree, out) = (work.join("tree"), work.join("out"));
     let exposed = ofed.join("usr/src/ofa_kernel").join("x86_64").join(release.as_str());
     run(Command::new("cp").arg("-r").args([sources, &tree]));
-    run(Command::new("make")
-        .args(["-s", "-j2", "CC=gcc-12", "KCFLAGS=-g0", "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules", "-C"])
-        .arg(headers)
-        .arg(format!("M={}", tree.display()))
-        .arg(format!("OFA_DIR={}", exposed.display()))
-        .arg(format!("KBUILD_EXTRA_SYMBOLS={}", exposed.join("Module.symvers").display())));
+    let symbols = format!("KBUILD_EXTRA_SYMBOLS={}", exposed.join("Module.symvers").display());
+    make_modules(&headers, &tree, &[format!("OFA_DIR={}", exposed.display()), symbols]);
     fs::create_dir(&out).unwrap();
     for module in files(&tree, ".ko") {
         fs::copy(&module, out.join(module.file_name().unwrap())).unwrap();
     }
+}
+
+fn make_modules(headers: &Path, tree: &Path, variables: &[String]) {
+    run(Command::new("make")
+        .args(["-s", "-j2", "CC=gcc-12", "KCFLAGS=-g0", "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules", "-C"])
+        .arg(headers)
+        .arg(format!("M={}", tree.display()))
+        .args(variables));
 }

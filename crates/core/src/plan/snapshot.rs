@@ -80,8 +80,7 @@ pub struct Owner {
     pub name: String,
 }
 
-/// Which state of which object a decision was made from: a write names it, so that the API server refuses the
-/// write when another writer was faster.
+/// Which state of which object a decision was made from: a write names it, so that the API server refuses it when another was faster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectVersion {
@@ -274,6 +273,8 @@ pub struct ClusterSnapshot {
     pub checks: BTreeMap<String, JobState>,
     /// What could not be read, and why, with what to do: what depends on it holds.
     pub unseen: BTreeMap<Seen, String>,
+    /// The same for a namespace: what is in others goes on.
+    pub unseen_in: BTreeMap<(Seen, String), String>,
     /// Nodes are manifests, to which nothing is written.
     pub read_only_nodes: bool,
     /// Where DaemonSets and pods may be written.
@@ -316,10 +317,19 @@ impl NodeFacts {
 }
 
 impl ClusterSnapshot {
-    /// Has each node of a later snapshot that a rollout to this target may reach its like in this one, in all that
-    /// decides which images may reach it: what it runs, its labels, and its name where nodes are selected by name? Then no
-    /// rollout that was decided from this snapshot reaches a kernel of which it did not know. Labels of farrier's own
-    /// change while it rolls out.
+    /// Why this cannot be read in a namespace.
+    pub fn why_unseen(&self, what: Seen, namespace: &str) -> Option<&String> {
+        self.unseen.get(&what).or_else(|| self.unseen_in.get(&(what, namespace.to_owned())))
+    }
+
+    /// All that could not be read, and why.
+    pub fn all_unseen(&self) -> impl Iterator<Item = (&Seen, &String)> {
+        self.unseen.iter().chain(self.unseen_in.iter().map(|((what, _), why)| (what, why)))
+    }
+
+    /// Has each node of a later snapshot that a rollout to this target may reach its like in this one, in all that decides which
+    /// images may reach it: what it runs, its labels, and its name where nodes are selected by name? Then no rollout that was decided
+    /// from this snapshot reaches a kernel of which it did not know. Labels of farrier's own change while it rolls out.
     pub fn knows_nodes_of(&self, later: &Self, target: &RolloutTarget) -> bool {
         let by_name = self.daemon_sets.iter().any(|found| found.affinity.names_nodes());
         // The nodes of copies, of operators' resources and of manifests are not those of one DaemonSet.

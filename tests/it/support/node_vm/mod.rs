@@ -110,6 +110,11 @@ impl Node {
         }
     }
 
+    /// The number that the container's first process has on the node.
+    pub fn process(&mut self, started: &Started) -> String {
+        self.sh(&format!("cat {}/pid", directory(&started.spec))).trim().to_owned()
+    }
+
     /// Sends a signal to the container's first process, such as `TERM`.
     pub fn signal(&mut self, started: &Started, signal: &str) {
         let directory = directory(&started.spec);

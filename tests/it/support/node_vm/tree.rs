@@ -68,6 +68,14 @@ impl NodeTree {
         self.root().join("lib/modules").join(self.kernel.release.as_str())
     }
 
+    /// Puts a module that its kernel's package does not have among the node's own.
+    pub fn module(&self, file: &Path) {
+        let place = self.modules().join("kernel").join(file.file_name().unwrap());
+        fs::create_dir_all(place.parent().unwrap()).unwrap();
+        fs::copy(file, place).unwrap();
+        depmod(&self.kernel, &self.root());
+    }
+
     /// Compresses the node's own modules as distributions ship them, each in the next of the ways there are; but for the
     /// one that the node's agent loads.
     pub fn compress_modules(&self) {

@@ -19,9 +19,7 @@ use super::{
 use crate::{
     image::ImageReference,
     kernel::KernelTarget,
-    plan::{
-        ClusterSnapshot, Container, LiveDaemonSet, PER_KERNEL_ANNOTATION, Published, Seen, outcome::State,
-    },
+    plan::{Container, LiveDaemonSet, PER_KERNEL_ANNOTATION, Published, Seen, outcome::State},
 };
 
 /// Decides one target.
@@ -166,10 +164,10 @@ fn how_pods_do(
     if let Some(progress) = upgrade::progress(context, daemon_set, live, container) {
         return progress;
     }
-    let ClusterSnapshot { pods, unseen, .. } = context.inputs.snapshot;
+    let snapshot = context.inputs.snapshot;
     match (record.set.as_str(), context.spec.watch()) {
-        (Some(image), Some(watch)) if !unseen.contains_key(&Seen::Pods) => {
-            let own = pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
+        (Some(image), Some(watch)) if snapshot.why_unseen(Seen::Pods, &daemon_set.namespace).is_none() => {
+            let own = snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
             progress(own, container, image, record.at, Limits::of(watch, live), context.inputs.now)
         }
         _ => Progress::Waiting,

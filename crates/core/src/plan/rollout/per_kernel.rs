@@ -74,7 +74,9 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     bring_up_to_date(context, &fleet, &images, upgrade.as_ref(), (*watch, *retire_after), &mut steps)?;
     if !fleet.original.is_fenced() {
         fence(context, &fleet, &images, note, &mut steps)?;
-    } else if let Some(detail) = context.inputs.snapshot.unseen.get(&Seen::Pods) {
+    } else if let Some(detail) =
+        context.inputs.snapshot.why_unseen(Seen::Pods, &fleet.original.facts.namespace)
+    {
         if steps.changes.is_empty() {
             return Err(HoldReason::Unreadable { detail: detail.clone() });
         }

@@ -36,13 +36,15 @@ pub(super) fn planned(
 /// Why the nodes of a DaemonSet cannot be upgraded in order, so that it gets no other image.
 pub(super) fn obstacle(context: &Context<'_>, target: &RolloutTarget) -> Option<HoldReason> {
     let spec = context.spec.upgrade()?;
-    let (_, live, _) = original(context, target).ok()?;
+    let (found, live, _) = original(context, target).ok()?;
     if live.update != UpdateStrategy::OnDelete {
         return Some(HoldReason::NotOnDelete);
     }
     let snapshot = context.inputs.snapshot;
     let mut needed = [Seen::Pods].into_iter().chain(spec.makes_jobs().then_some(Seen::Checks));
-    needed.find_map(|what| Some(HoldReason::Unseen { detail: snapshot.unseen.get(&what)?.clone(), what }))
+    needed.find_map(|what| {
+        Some(HoldReason::Unseen { detail: snapshot.why_unseen(what, &found.namespace)?.clone(), what })
+    })
 }
 
 /// Of a DaemonSet whose nodes all get its image, or the next one. What is under way goes on with the one that it has.
@@ -210,17 +212,20 @@ pub(super) fn progress(
     })
 }
 
-/// This farrier's nodes under way that no planned upgrade is about (any more), given back. Where the cluster cannot be seen, they stay.
+/// This farrier's nodes under way that no planned upgrade is about (any more), given back. Where the DaemonSets' namespace cannot be
+/// seen, they stay.
 pub fn given_back(
     snapshot: &ClusterSnapshot,
     rollouts: &[PlannedRollout],
     instance: &Instance,
 ) -> Vec<Change> {
-    let is_unseen =
-        [Seen::DaemonSets, Seen::Pods, Seen::Checks].iter().any(|what| snapshot.unseen.contains_key(what));
-    if is_unseen || snapshot.read_only_nodes {
+    if snapshot.unseen.contains_key(&Seen::DaemonSets) || snapshot.read_only_nodes {
         return Vec::new();
     }
+    let is_unseen = |rollout: &str| {
+        let namespace = rollout.split('/').next().unwrap_or_default();
+        [Seen::Pods, Seen::Checks].iter().any(|what| snapshot.why_unseen(*what, namespace).is_some())
+    };
     let upgrades = rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
     let served: BTreeSet<(&str, &str)> = upgrades
         .flat_map(|upgrade| upgrade.nodes.iter().map(|turn| (upgrade.rollout.as_str(), turn.node.as_str())))
@@ -228,7 +233,9 @@ pub fn given_back(
     let nodes = snapshot.nodes.iter().map(|node| &**node);
     let by = instance.to_string();
     abandoned(nodes, |node, note| {
-        note.by != by || served.contains(&(note.rollout.as_str(), node.name.as_str()))
+        note.by != by
+            || served.contains(&(note.rollout.as_str(), node.name.as_str()))
+            || is_unseen(&note.rollout)
     })
 }
 

@@ -3,10 +3,7 @@
 
 use std::{path::PathBuf, process::Command};
 
-use crate::{
-    files::{entries, program},
-    node::Node,
-};
+use crate::{files::program, node::Node};
 
 /// The program, for the devices of a node.
 pub(super) struct Devlink<'a> {
@@ -22,6 +19,40 @@ pub(super) struct Parameter {
     pub(super) name: String,
     pub(super) mode: Mode,
     pub(super) value: String,
+    /// Did people set it, as far as is known? Else a driver may have it by default.
+    pub(super) set: bool,
+}
+
+impl Parameter {
+    /// Is this the same one, whatever its value?
+    pub(super) fn is_of(&self, other: &Self) -> bool {
+        (&self.device, &self.name, self.mode) == (&other.device, &other.name, other.mode)
+    }
+
+    pub(super) fn to_line(&self) -> String {
+        let Self { device, name, mode, value, set } = self;
+        format!("parameter {device} {name} {} {value} {set}\n", mode.name())
+    }
+
+    /// Of a line's fields; `None` for another line.
+    pub(super) fn of_fields(fields: &[&str]) -> Option<Self> {
+        let ["parameter", device, name, mode, value, set] = *fields else { return None };
+        let [device, name, value] = [device, name, value].map(str::to_owned);
+        Some(Self { device, name, mode: Mode::of(mode)?, value, set: set == "true" })
+    }
+}
+
+/// Without those that have the value that the driver came with (`fresh`). Where that is not known, as with the one that the node
+/// booted with, a generic parameter counts as set, because it means the same to every driver, and one of the driver's own does not.
+pub(super) fn set_by_people(now: Vec<Parameter>, fresh: &[Parameter]) -> Vec<Parameter> {
+    let judged = now.into_iter().filter_map(|mut now| match fresh.iter().find(|fresh| fresh.is_of(&now)) {
+        Some(fresh) if !fresh.set && fresh.value == now.value => None,
+        known => {
+            now.set |= known.is_some();
+            Some(now)
+        }
+    });
+    judged.collect()
 }
 
 /// When a parameter counts.
@@ -52,13 +83,9 @@ impl<'a> Devlink<'a> {
         Some(Self { node, program: program(&node.paths, "devlink")? })
     }
 
-    /// The parameters of all physical functions that the driver drives: virtual ones are made anew after these are restored.
-    pub(super) fn parameters(&self) -> Vec<Parameter> {
-        let devices = entries(self.node.paths.at("/sys/bus/pci/drivers/mlx5_core")).into_iter();
-        let devices = devices.filter(|device| !device.join("physfn").exists());
-        let names = devices.filter_map(|device| Some(device.file_name()?.to_str()?.to_owned()));
-        let devices = names.filter(|name| name.contains(':')).map(|name| format!("pci/{name}"));
-        devices.flat_map(|device| self.parameters_of(&device)).collect()
+    /// The parameters of these devices.
+    pub(super) fn parameters(&self, devices: &[String]) -> Vec<Parameter> {
+        devices.iter().flat_map(|device| self.parameters_of(device)).collect()
     }
 
     fn parameters_of(&self, device: &str) -> Vec<Parameter> {
@@ -72,12 +99,22 @@ impl<'a> Devlink<'a> {
         devices.dedup();
         for device in devices {
             let now = self.parameters_of(device);
-            let others = wanted.iter().filter(|wanted| wanted.device == *device && !now.contains(wanted));
             let mut is_set_up_anew = false;
-            for Parameter { device, name, mode, value } in others {
+            for wanted in wanted.iter().filter(|wanted| wanted.device == *device) {
+                let Parameter { name, mode, value, set, .. } = wanted;
+                let there = now.iter().find(|now| now.is_of(wanted)).map(|now| now.value.as_str());
                 let words: [&str; 10] =
                     ["dev", "param", "set", device, "name", name, "value", value, "cmode", mode.name()];
-                is_set_up_anew |= self.set(&words) && *mode == Mode::Driverinit;
+                match there {
+                    Some(there) if there == value => {}
+                    Some(there) if !set => self.node.log.warn(format!(
+                        "{device}: {name} was {value}, and is {there}. Whether people set it, or the driver before came with it, is not \
+                         known; to have it again: devlink {}",
+                        words.join(" ")
+                    )),
+                    None if !set => {}
+                    _ => is_set_up_anew |= self.set(&words) && *mode == Mode::Driverinit,
+                }
             }
             if is_set_up_anew {
                 self.set(&["dev", "reload", device]);
@@ -86,8 +123,16 @@ impl<'a> Devlink<'a> {
     }
 
     /// Switchdev mode. Did it work?
-    pub(super) fn switchdev(&self, pci: &str) -> bool {
-        self.set(&["dev", "eswitch", "set", &format!("pci/{pci}"), "mode", "switchdev"])
+    pub(super) fn switchdev(&self, device: &str) -> bool {
+        self.set(&["dev", "eswitch", "set", device, "mode", "switchdev"])
+    }
+
+    /// Is a device in switchdev mode? `None` where it does not say.
+    pub(super) fn is_switchdev(&self, device: &str) -> Option<bool> {
+        // <device>: mode legacy inline-mode none encap-mode basic
+        let text = self.run(&["dev", "eswitch", "show", device]).ok()?;
+        let mode = text.split_whitespace().skip_while(|word| *word != "mode").nth(1)?;
+        Some(mode == "switchdev")
     }
 
     fn set(&self, words: &[&str]) -> bool {
@@ -108,22 +153,17 @@ impl<'a> Devlink<'a> {
     }
 }
 
-/// `devlink dev param show`: a line with the name, and one for each mode with its value.
+/// `devlink dev param show`: a line with the name, and one for each mode with its value. Generic ones count as set.
 fn parse(device: &str, text: &str) -> Vec<Parameter> {
-    let mut name = "";
+    let (mut name, mut set) = ("", false);
     let mut parameters = Vec::new();
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         match *words {
-            ["name", found, ..] => name = found,
+            ["name", found, "type", kind, ..] => (name, set) = (found, kind == "generic"),
             ["cmode", mode, "value", value, ..] => {
-                let parameter = |mode| Parameter {
-                    device: device.to_owned(),
-                    name: name.to_owned(),
-                    mode,
-                    value: value.to_owned(),
-                };
-                parameters.extend(Mode::of(mode).map(parameter));
+                let [device, name, value] = [device, name, value].map(str::to_owned);
+                parameters.extend(Mode::of(mode).map(|mode| Parameter { device, name, mode, value, set }));
             }
             _ => {}
         }
@@ -136,7 +176,7 @@ mod tests {
     use super::*;
     use crate::testing::Bench;
 
-    const PCI: &str = "0000:08:00.0";
+    const DEVICE: &str = "pci/0000:08:00.0";
     /// As devlink 6.1 writes it.
     const SHOWN: &str = "\
 pci/0000:08:00.0:
@@ -153,8 +193,6 @@ pci/0000:08:00.0:
     /// A program that shows these parameters, and notes what it is asked to set.
     fn bench(shown: &str) -> Bench {
         let bench = Bench::new();
-        bench.file(&format!("/sys/bus/pci/drivers/mlx5_core/{PCI}/vendor"), "0x15b3\n");
-        bench.file("/sys/bus/pci/drivers/mlx5_core/module/x", "");
         bench.file("/shown", shown);
         let [shown, asked] = ["/shown", "/asked"].map(|path| bench.at(path).display().to_string());
         let script = format!("case \"$*\" in *show*) cat {shown} ;; *) echo \"$*\" >> {asked} ;; esac");
@@ -162,30 +200,59 @@ pci/0000:08:00.0:
         bench
     }
 
+    fn parameters(shown: &str) -> Vec<Parameter> {
+        Devlink::of(&bench(shown).node()).unwrap().parameters(&[DEVICE.to_owned()])
+    }
+
     #[test]
     fn parameters_that_are_others_now_are_put_back() {
-        let saved = Devlink::of(&bench(SHOWN).node()).unwrap().parameters();
+        let mut saved = parameters(SHOWN);
         let words = |parameter: &Parameter| {
-            format!("{} {} {}", parameter.name, parameter.mode.name(), parameter.value)
+            let Parameter { name, mode, value, set, .. } = parameter;
+            format!("{name} {} {value} {set}", mode.name())
         };
         assert_eq!(
             saved.iter().map(words).collect::<Vec<_>>(),
-            ["enable_roce driverinit true", "flow_steering_mode runtime smfs"]
+            ["enable_roce driverinit true true", "flow_steering_mode runtime smfs false"]
         );
-        let asked = |shown: &str| {
+        let asked = |saved: &[Parameter], shown: &str| {
             let bench = bench(shown);
-            Devlink::of(&bench.node()).unwrap().restore(&saved);
-            bench.text("/asked").unwrap_or_default()
+            Devlink::of(&bench.node()).unwrap().restore(saved);
+            (bench.text("/asked").unwrap_or_default(), bench.log())
         };
-        assert_eq!(asked(SHOWN), "");
+        assert_eq!(asked(&saved, SHOWN), Default::default());
         assert_eq!(
-            asked(&SHOWN.replace("smfs", "dmfs")),
-            "dev param set pci/0000:08:00.0 name flow_steering_mode value smfs cmode runtime\n"
-        );
-        assert_eq!(
-            asked(&SHOWN.replace("driverinit value true", "driverinit value false")),
+            asked(&saved, &SHOWN.replace("driverinit value true", "driverinit value false")).0,
             "dev param set pci/0000:08:00.0 name enable_roce value true cmode driverinit\ndev reload pci/0000:08:00.0\n"
         );
+        let other = SHOWN.replace("smfs", "dmfs");
+        let command = "dev param set pci/0000:08:00.0 name flow_steering_mode value smfs cmode runtime";
+        let (none, log) = asked(&saved, &other);
+        assert!(none.is_empty() && log.contains("was smfs, and is dmfs") && log.ends_with(command), "{log}");
+        saved[1].set = true;
+        assert_eq!(asked(&saved, &other).0, format!("{command}\n"));
+    }
+
+    #[test]
+    fn what_a_driver_came_with_is_told_from_what_people_set() {
+        let judged = |fresh: &[Parameter], now: &str| {
+            let found = set_by_people(parameters(now), fresh).into_iter();
+            found.map(|found| format!("{} {} {}", found.name, found.value, found.set)).collect::<Vec<_>>()
+        };
+        let mut fresh = parameters(SHOWN);
+        fresh[0].set = false;
+        assert_eq!(judged(&fresh, SHOWN), [""; 0]);
+        assert_eq!(judged(&fresh, &SHOWN.replace("smfs", "dmfs")), ["flow_steering_mode dmfs true"]);
+        // Put back when this driver came.
+        fresh[0].set = true;
+        assert_eq!(judged(&fresh, SHOWN), ["enable_roce true true"]);
+        let unknown = ["enable_roce true true", "flow_steering_mode smfs false"];
+        assert_eq!(judged(&[], SHOWN), unknown);
+        for parameter in &fresh {
+            let line = parameter.to_line();
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            assert_eq!(Parameter::of_fields(&fields).as_ref(), Some(parameter));
+        }
     }
 
     #[test]
@@ -195,8 +262,9 @@ pci/0000:08:00.0:
         bench.program("devlink", "echo 'kernel answers: Operation not supported' >&2; exit 1");
         let node = bench.node();
         let devlink = Devlink::of(&node).unwrap();
-        assert!(devlink.parameters_of("pci/0000:08:00.0").is_empty());
-        assert!(!devlink.switchdev(PCI));
+        assert!(devlink.parameters_of(DEVICE).is_empty());
+        assert_eq!(devlink.is_switchdev(DEVICE), None);
+        assert!(!devlink.switchdev(DEVICE));
         let wanted = "WARN  devlink dev eswitch set pci/0000:08:00.0 mode switchdev: kernel answers: Operation not supported";
         assert_eq!(bench.log(), wanted);
     }

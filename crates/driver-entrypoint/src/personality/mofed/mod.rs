@@ -67,7 +67,9 @@ impl Container<'_> {
         // A container that was killed may have left it.
         self.blacklist().remove()?;
         let loaded = Loaded::read(&node.paths)?;
-        match stack.compare(&loaded)? {
+        let comparison = stack.compare(&loaded)?;
+        let is_replaced = comparison != Comparison::Same;
+        match comparison {
             Comparison::Same => {
                 node.log.step("the loaded drivers are those of this image: not reloaded");
                 // One that was killed half-way through loading left the rest to us.
@@ -98,7 +100,7 @@ impl Container<'_> {
             node.log
                 .warn(format!("this image has no {from}: no peer memory can be built against these drivers"));
         }
-        self.restore_network()?;
+        self.restore_network(is_replaced)?;
         files::set_ready(node, &settings.ready)
     }
 
@@ -141,7 +143,7 @@ impl Container<'_> {
         let exchanged = unload::unload_all(node, leaving).and_then(|_| stack.load(taken_out));
         if exchanged.is_err() {
             node.log.warn("the drivers could not be replaced: putting back the host's");
-            node.log.warn_of(self.put_back(taken_out).and_then(|()| self.restore_network()));
+            node.log.warn_of(self.put_back(taken_out).and_then(|()| self.restore_network(false)));
         }
         exchanged
     }
@@ -167,11 +169,12 @@ impl Container<'_> {
             let staying = Loaded::read(&node.paths)?;
             let gone: Vec<String> = leaving.into_iter().filter(|name| !staying.contains(name)).collect();
             stack.load(&gone)?;
+            self.restore_network(false)?;
             files::remove(node, &self.state_file("replacing"))?;
             return Err(error);
         }
         self.taken_out.load(&names)?;
-        self.restore_network()?;
+        self.restore_network(true)?;
         files::remove(node, &self.state_file("replacing"))?;
         self.taken_out.forget()
     }
@@ -215,13 +218,13 @@ impl Container<'_> {
         Ok(())
     }
 
-    /// What a container that was killed kept is older, and from before it unloaded anything: it counts.
+    /// What a container kept that was killed after it had unloaded the driver is older: it counts.
     fn save_network(&self, loaded: &Loaded) -> Result<(), Error> {
         let file = self.state_file("sriov");
         if State::kept(self.node, &file).is_some() || !loaded.contains("mlx5_core") {
             return Ok(());
         }
-        let state = State::read(self.node);
+        let state = State::read(self.node, &self.state_file("devlink"));
         if state.is_empty() {
             return Ok(());
         }
@@ -229,10 +232,13 @@ impl Container<'_> {
         state.keep(self.node, &file)
     }
 
-    fn restore_network(&self) -> Result<(), Error> {
+    /// Of what was kept, nothing where the driver is still the one that it was kept of. `fresh`: the driver was loaded just now.
+    fn restore_network(&self, fresh: bool) -> Result<(), Error> {
         let file = self.state_file("sriov");
-        if let Some(state) = State::kept(self.node, &file) {
-            state.restore(self.node, self.settings.bind_delay);
+        let state = State::kept(self.node, &file);
+        if fresh || state.is_some() {
+            let state = state.unwrap_or_default();
+            state.restore(self.node, self.settings.bind_delay, &self.state_file("devlink"));
         }
         files::remove(self.node, &file)?;
         Ok(())

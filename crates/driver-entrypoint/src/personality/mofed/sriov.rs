@@ -1,4 +1,4 @@
-//! The node's NVIDIA network devices over a reload of their driver: devlink parameters; virtual functions, addresses, MTU and whether
+//! The devices of `mlx5_core` over its reload: devlink parameters; virtual functions, addresses, MTU and whether
 //! interfaces are up; switchdev mode, with the representors' MTU and whether they are up.
 //!
 //! What cannot be done is said in the log: the address that the in-tree driver's physical function gives to a virtual one (only OFED
@@ -7,19 +7,18 @@
 
 use std::{
     fs,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use super::devlink::{Devlink, Mode, Parameter};
+use super::devlink::{Devlink, Parameter, set_by_people};
 use crate::{
     error::Error,
     files::{self, entries, text},
     node::Node,
 };
 
-/// The PCI vendor.
-const VENDOR: &str = "0x15b3";
 /// Between two looks whether a device is up.
 const LOOK: Duration = Duration::from_millis(100);
 /// Looks in a second.
@@ -28,6 +27,8 @@ const LOOKS: u32 = 10;
 /// The state of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State {
+    /// Which loading of the driver it is of: see [`load_of`].
+    load: u64,
     /// Sorted by device.
     parameters: Vec<Parameter>,
     physical: Vec<Physical>,
@@ -36,11 +37,13 @@ pub(crate) struct State {
 /// A physical function, with its virtual ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Physical {
-    /// Such as `0000:08:00.0`.
-    pci: String,
+    /// Such as `pci/0000:08:00.0`, as devlink has it.
+    device: String,
     up: bool,
     mtu: String,
     switchdev: bool,
+    /// `sriov_numvfs`.
+    number: usize,
     functions: Vec<Virtual>,
     representors: Vec<Representor>,
 }
@@ -66,39 +69,36 @@ struct Virtual {
 }
 
 impl State {
-    /// As it is now.
-    pub(crate) fn read(node: &Node<'_>) -> Self {
-        let mut physical: Vec<Physical> = entries(node.paths.at("/sys/class/net"))
-            .into_iter()
-            .filter_map(|interface| {
-                let device = interface.join("device");
-                // Virtual functions and representors have the same vendor.
-                if text(device.join("vendor")).as_deref() != Some(VENDOR)
-                    || device.join("physfn").exists()
-                    || text(interface.join("phys_port_name")).is_some_and(|name| name.contains("vf"))
-                {
-                    return None;
-                }
-                let number = text(device.join("sriov_numvfs")).and_then(|number| number.parse().ok());
-                let number: usize = number.unwrap_or_default();
-                Some(Physical {
-                    pci: target(&device)?,
-                    up: is_up(&interface),
-                    mtu: text(interface.join("mtu")).unwrap_or_else(none),
-                    // In legacy mode the kernel does not answer.
-                    switchdev: text(interface.join("phys_switch_id")).is_some_and(|id| !id.is_empty()),
-                    functions: (0..number).filter_map(|index| virtual_function(&device, index)).collect(),
-                    representors: representors(node, &interface)
-                        .into_iter()
-                        .map(|(_, found)| found)
-                        .collect(),
-                })
+    /// As it is now. `fresh` is the file with what the devices had when this driver came.
+    pub(crate) fn read(node: &Node<'_>, fresh: &str) -> Self {
+        let devlink = Devlink::of(node);
+        let devices = devices(node);
+        let physical = |device: &String| {
+            let path = path_of(node, device);
+            let interface = uplink(&path)?;
+            let number = text(path.join("sriov_numvfs")).and_then(|number| number.parse().ok());
+            let number = number.unwrap_or_default();
+            let representors = representors(node, &interface);
+            // The switch has its id in legacy mode, too (mlx5 since Linux 5.10), but no representors.
+            let mode = devlink.as_ref().and_then(|devlink| devlink.is_switchdev(device));
+            let compat = || text(interface.join("compat/devlink/mode")).map(|mode| mode == "switchdev");
+            Some(Physical {
+                device: device.clone(),
+                up: is_up(&interface),
+                mtu: text(interface.join("mtu")).unwrap_or_else(none),
+                switchdev: mode.or_else(compat).unwrap_or(!representors.is_empty()),
+                number,
+                functions: (0..number).filter_map(|index| virtual_function(&path, index)).collect(),
+                representors: representors.into_iter().map(|(_, found)| found).collect(),
             })
-            .collect();
-        physical.sort_by(|one, other| one.pci.cmp(&other.pci));
-        physical.dedup_by(|one, other| one.pci == other.pci);
-        let parameters = Devlink::of(node).map(|devlink| devlink.parameters()).unwrap_or_default();
-        Self { parameters, physical }
+        };
+        let physical = devices.iter().filter_map(physical).collect();
+        let parameters = devlink.map(|devlink| devlink.parameters(&devices)).unwrap_or_default();
+        let load = load_of(node);
+        let fresh =
+            text(node.paths.at(fresh)).map(|text| Self::parse(&text)).filter(|fresh| fresh.load == load);
+        let parameters = set_by_people(parameters, &fresh.unwrap_or_default().parameters);
+        Self { load, parameters, physical }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -107,7 +107,7 @@ impl State {
 
     /// For the log.
     pub(crate) fn summary(&self) -> String {
-        let functions: usize = self.physical.iter().map(|physical| physical.functions.len()).sum();
+        let functions: usize = self.physical.iter().map(|physical| physical.number).sum();
         let (devices, parameters) = (self.physical.len(), self.parameters.len());
         format!("{devices} device(s), {functions} virtual function(s), {parameters} devlink parameter(s)")
     }
@@ -117,18 +117,18 @@ impl State {
         files::write(node, path, &self.to_text())
     }
 
-    /// What a container that was killed kept.
+    /// What a container kept that was killed, or could not put it back. Where the driver was not unloaded since then, the devices have
+    /// what people have set meanwhile, and what was kept says nothing.
     pub(crate) fn kept(node: &Node<'_>, path: &str) -> Option<Self> {
-        Some(Self::parse(&text(node.paths.at(path))?)).filter(|state| !state.is_empty())
+        let state = Self::parse(&text(node.paths.at(path))?);
+        (!state.is_empty() && state.load != load_of(node)).then_some(state)
     }
 
     fn to_text(&self) -> String {
-        let mut lines = Vec::new();
-        for Parameter { device, name, mode, value } in &self.parameters {
-            lines.push(format!("parameter {device} {name} {} {value}\n", mode.name()));
-        }
-        for Physical { pci, up, mtu, switchdev, functions, representors } in &self.physical {
-            lines.push(format!("physical {pci} {up} {mtu} {switchdev}\n"));
+        let mut lines = vec![format!("load {}\n", self.load)];
+        lines.extend(self.parameters.iter().map(Parameter::to_line));
+        for Physical { device, up, mtu, switchdev, number, functions, representors } in &self.physical {
+            lines.push(format!("physical {device} {up} {mtu} {switchdev} {number}\n"));
             for Virtual { pci, up, mtu, mac, guid } in functions {
                 lines.push(format!("virtual {pci} {up} {mtu} {mac} {guid}\n"));
             }
@@ -144,23 +144,18 @@ impl State {
         for line in text.lines() {
             let fields: Vec<&str> = line.split(' ').collect();
             match (fields.as_slice(), state.physical.last_mut()) {
-                (["parameter", device, name, mode, value], _) => {
-                    let parameter = |mode| Parameter {
+                (["load", load], _) => state.load = load.parse().unwrap_or_default(),
+                (["physical", device, up, mtu, switchdev, number], _) if is_device(device) => {
+                    state.physical.push(Physical {
                         device: (*device).to_owned(),
-                        name: (*name).to_owned(),
-                        mode,
-                        value: (*value).to_owned(),
-                    };
-                    state.parameters.extend(Mode::of(mode).map(parameter));
+                        up: *up == "true",
+                        mtu: (*mtu).to_owned(),
+                        switchdev: *switchdev == "true",
+                        number: number.parse().unwrap_or_default(),
+                        functions: Vec::new(),
+                        representors: Vec::new(),
+                    });
                 }
-                (["physical", pci, up, mtu, switchdev], _) if is_pci(pci) => state.physical.push(Physical {
-                    pci: (*pci).to_owned(),
-                    up: *up == "true",
-                    mtu: (*mtu).to_owned(),
-                    switchdev: *switchdev == "true",
-                    functions: Vec::new(),
-                    representors: Vec::new(),
-                }),
                 (["representor", port, up, mtu], Some(physical)) => physical.representors.push(Representor {
                     port: (*port).to_owned(),
                     up: *up == "true",
@@ -175,19 +170,29 @@ impl State {
                         guid: (*guid).to_owned(),
                     });
                 }
-                _ => {}
+                (fields, _) => state.parameters.extend(Parameter::of_fields(fields)),
             }
         }
         state
     }
 
     /// Puts it back after a reload. What does not work is said, and the rest goes on: a network that is half there is
-    /// better than none.
-    pub(crate) fn restore(&self, node: &Node<'_>, wait_seconds: u32) {
+    /// better than none. What the devices have before is kept in the file `fresh`.
+    pub(crate) fn restore(&self, node: &Node<'_>, wait_seconds: u32, fresh: &str) {
         let restoring = Restoring { node, looks: wait_seconds * LOOKS, devlink: Devlink::of(node) };
         // Before virtual functions, because a device that is set up anew for them loses those.
         match &restoring.devlink {
-            Some(devlink) => devlink.restore(&self.parameters),
+            Some(devlink) => {
+                let mut parameters = devlink.parameters(&devices(node));
+                for parameter in &mut parameters {
+                    // Also where this driver has the same by default: the one after it may have another.
+                    parameter.set =
+                        self.parameters.iter().any(|wanted| wanted.set && wanted.is_of(parameter));
+                }
+                let came_with = Self { load: load_of(node), parameters, physical: Vec::new() };
+                node.log.warn_of(came_with.keep(node, fresh));
+                devlink.restore(&self.parameters);
+            }
             None if self.parameters.is_empty() => {}
             None => node.log.warn("this image has no devlink: parameters of devices are not restored"),
         }
@@ -195,8 +200,10 @@ impl State {
             restoring.physical(physical);
         }
         // The functions of one card have one switch: all of their representors come before any is looked for.
-        for Physical { pci, representors, .. } in self.physical.iter().filter(|physical| physical.switchdev) {
-            if let Some(interface) = restoring.interface(pci) {
+        for Physical { device, representors, .. } in
+            self.physical.iter().filter(|physical| physical.switchdev)
+        {
+            if let Some(interface) = restoring.interface(device) {
                 restoring.representors(&interface, representors);
             }
         }
@@ -211,21 +218,21 @@ struct Restoring<'a> {
 
 impl Restoring<'_> {
     fn physical(&self, physical: &Physical) {
-        let Physical { pci, up, mtu, switchdev, functions, representors: _ } = physical;
-        let device = self.device(pci);
-        let Some(interface) = self.interface(pci) else {
-            self.node.log.warn(format!("{pci} has no network interface: its settings are not restored"));
+        let Physical { device, up, mtu, switchdev, number, functions, representors: _ } = physical;
+        let path = path_of(self.node, device);
+        let Some(interface) = self.interface(device) else {
+            self.node.log.warn(format!("{device} has no network interface: its settings are not restored"));
             return;
         };
-        let number = text(device.join("sriov_numvfs")).unwrap_or_else(|| "0".to_owned());
+        let wanted = number.to_string();
         // Those that were made meanwhile stay.
-        if !functions.is_empty() && number != functions.len().to_string() {
-            self.set(&device.join("sriov_numvfs"), &functions.len().to_string());
+        if *number > 0 && text(path.join("sriov_numvfs")).as_ref() != Some(&wanted) {
+            self.set(&path.join("sriov_numvfs"), &wanted);
         }
         self.bring_up(&interface, *up);
         let mut addressed = true;
         for (index, function) in functions.iter().enumerate() {
-            addressed &= self.address(&device, index, function);
+            addressed &= self.address(&path, index, function);
             self.bind(&function.pci, "unbind");
             if !switchdev {
                 self.bind(&function.pci, "bind");
@@ -233,27 +240,30 @@ impl Restoring<'_> {
         }
         if !addressed {
             self.node.log.warn(format!(
-                "{pci}: this driver has no files for the addresses of virtual functions; they keep those that they have now"
+                "{device}: this driver has no files for the addresses of virtual functions; they keep those that they have now"
             ));
         }
         if *switchdev {
-            self.switchdev(pci, &interface);
+            self.switchdev(device, &interface);
             for function in functions {
                 self.bind(&function.pci, "bind");
             }
         }
         for function in functions.iter().filter(|function| function.mtu != "-") {
-            let Some(interface) = self.interface(&function.pci) else {
+            let Some(interface) = self.interface(&format!("pci/{}", function.pci)) else {
                 self.node.log.warn(format!("virtual function {} has no network interface", function.pci));
                 continue;
             };
             self.set(&interface.join("mtu"), &function.mtu);
             self.bring_up(&interface, function.up);
         }
+        // Some drivers make another one for switchdev mode.
+        let interface = self.interface(device).unwrap_or(interface);
         if mtu != "-" {
             self.set(&interface.join("mtu"), mtu);
         }
-        self.node.log.step(format!("restored {pci} with {} virtual function(s)", functions.len()));
+        self.bring_up(&interface, *up);
+        self.node.log.step(format!("restored {device} with {number} virtual function(s)"));
     }
 
     /// OFED's files `sriov/<index>/{mac,node,port}`. Were they there, or not needed?
@@ -273,13 +283,13 @@ impl Restoring<'_> {
         all
     }
 
-    fn switchdev(&self, pci: &str, interface: &Path) {
+    fn switchdev(&self, device: &str, interface: &Path) {
         let mode = interface.join("compat/devlink/mode");
         if mode.exists() {
             self.set(&mode, "switchdev");
-        } else if !self.devlink.as_ref().is_some_and(|devlink| devlink.switchdev(pci)) {
+        } else if !self.devlink.as_ref().is_some_and(|devlink| devlink.switchdev(device)) {
             self.node.log.warn(format!(
-                "{pci} was in switchdev mode, and is in legacy mode now: devlink dev eswitch set pci/{pci} mode switchdev"
+                "{device} was in switchdev mode, and is in legacy mode now: devlink dev eswitch set {device} mode switchdev"
             ));
         }
     }
@@ -306,9 +316,10 @@ impl Restoring<'_> {
     }
 
     fn bind(&self, pci: &str, file: &str) {
-        let driver = target(&self.device(pci).join("driver")).unwrap_or_else(|| "mlx5_core".to_owned());
+        let bound = path_of(self.node, &format!("pci/{pci}")).join("driver");
+        let driver = target(&bound).unwrap_or_else(|| "mlx5_core".to_owned());
         // A function that is given to a virtual machine is its driver's business.
-        if driver == "mlx5_core" && (file == "bind" || self.device(pci).join("driver").exists()) {
+        if driver == "mlx5_core" && (file == "bind" || bound.exists()) {
             self.set(&self.node.paths.at(&format!("/sys/bus/pci/drivers/{driver}/{file}")), pci);
         }
     }
@@ -321,21 +332,17 @@ impl Restoring<'_> {
         }
     }
 
-    /// The first interface of a device, as soon as it is there.
-    fn interface(&self, pci: &str) -> Option<PathBuf> {
-        let place = self.device(pci).join("net");
+    /// The interface of a device, as soon as it is there.
+    fn interface(&self, device: &str) -> Option<PathBuf> {
+        let device = path_of(self.node, device);
         let look = |_| {
-            let found = entries(&place).into_iter().next();
+            let found = uplink(&device);
             if found.is_none() {
                 self.node.kernel.pause(LOOK);
             }
             found
         };
-        (0..self.looks).find_map(look).or_else(|| entries(&place).into_iter().next())
-    }
-
-    fn device(&self, pci: &str) -> PathBuf {
-        self.node.paths.at("/sys/bus/pci/devices").join(pci)
+        (0..self.looks).find_map(look).or_else(|| uplink(&device))
     }
 
     fn set(&self, path: &Path, value: &str) {
@@ -343,6 +350,37 @@ impl Restoring<'_> {
             self.node.log.warn(format!("write {value} to {}: {error}", self.node.paths.name(path)));
         }
     }
+}
+
+/// The physical functions that the driver drives, sorted, as devlink has them. Virtual ones are made anew when these are restored.
+fn devices(node: &Node<'_>) -> Vec<String> {
+    let name = |path: &Path| Some(path.file_name()?.to_str()?.to_owned());
+    let of_bus = |bus: PathBuf| {
+        let found = entries(bus.join("drivers/mlx5_core")).into_iter();
+        let found = found.filter(|entry| entry.is_dir() && !entry.ends_with("module"));
+        let found = found.filter(|device| !device.join("physfn").exists()).collect::<Vec<_>>();
+        found.into_iter().filter_map(move |device| Some(format!("{}/{}", name(&bus)?, name(&device)?)))
+    };
+    entries(node.paths.at("/sys/bus")).into_iter().flat_map(of_bus).collect()
+}
+
+/// Of a device as devlink has it.
+fn path_of(node: &Node<'_>, device: &str) -> PathBuf {
+    let (bus, name) = device.split_once('/').unwrap_or(("pci", device));
+    node.paths.at("/sys/bus").join(bus).join("devices").join(name)
+}
+
+/// The interface of a function itself. Those that stand for others on its switch are below the same device, and have names
+/// such as `pf0vf3` and `c1pf0sf2` there.
+fn uplink(device: &Path) -> Option<PathBuf> {
+    let stands_for_another =
+        |path: &PathBuf| text(path.join("phys_port_name")).is_some_and(|name| name.contains("pf"));
+    entries(device.join("net")).into_iter().find(|interface| !stands_for_another(interface))
+}
+
+/// Which loading of the driver the node is at, 0 for none: sysfs gives no number twice.
+fn load_of(node: &Node<'_>) -> u64 {
+    fs::metadata(node.paths.at("/sys/module/mlx5_core")).map(|module| module.ino()).unwrap_or_default()
 }
 
 /// Those of the switch of a physical function's interface, with their paths.
@@ -381,6 +419,14 @@ fn colons(guid: &str) -> String {
     let digits: Vec<char> = guid.chars().filter(char::is_ascii_hexdigit).collect();
     let pairs: Vec<String> = digits.chunks(2).map(|pair| pair.iter().collect()).collect();
     pairs.join(":")
+}
+
+fn is_device(text: &str) -> bool {
+    let is_name = |name: &str| {
+        name.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || ":._-".contains(c))
+    };
+    text.split_once('/').is_some_and(|(bus, name)| is_name(bus) && is_name(name))
 }
 
 fn is_pci(text: &str) -> bool {

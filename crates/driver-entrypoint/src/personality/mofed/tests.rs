@@ -393,27 +393,31 @@ fn interfaces_keep_names_without_ports() {
 fn virtual_functions_outlive_a_container_that_is_killed_between_two_drivers() {
     let bench = bench();
     let device = "/sys/bus/pci/devices/0000:08:00.0";
-    let class = bench.at("/sys/class/net");
-    bench.file(&format!("{device}/vendor"), "0x15b3\n");
-    bench.file(&format!("{device}/sriov_numvfs"), "1\n");
     bench.file(&format!("{device}/net/ens1/mtu"), "9000\n");
     bench.file("/sys/bus/pci/devices/0000:08:00.2/vendor", "0x15b3\n");
-    std::fs::create_dir_all(&class).unwrap();
+    bench.file("/sys/bus/pci/drivers/mlx5_core/bind", "");
     for (to, at) in [
-        (format!("{device}/net/ens1"), class.join("ens1")),
-        (device.to_owned(), bench.at(&format!("{device}/net/ens1/device"))),
-        ("/sys/bus/pci/devices/0000:08:00.2".to_owned(), bench.at(&format!("{device}/virtfn0"))),
+        (device, "/sys/bus/pci/drivers/mlx5_core/0000:08:00.0"),
+        ("/sys/bus/pci/devices/0000:08:00.2", &format!("{device}/virtfn0")),
     ] {
-        std::os::unix::fs::symlink(bench.at(&to), at).unwrap();
+        std::os::unix::fs::symlink(bench.at(to), bench.at(at)).unwrap();
     }
-    // The sixth call unloads the in-tree mlx5_core.
-    bench.kernel.killed_at.set(Some((6, true)));
-    assert!(catch_unwind(AssertUnwindSafe(|| live(&bench, &settings(&[]), || {}))).is_err());
-    bench.kernel.killed_at.set(None);
-    bench.file(&format!("{device}/sriov_numvfs"), "0\n");
-    live(&bench, &settings(&[]), || {}).unwrap();
-    assert_eq!(bench.text(&format!("{device}/sriov_numvfs")).as_deref(), Some("1"));
-    assert_eq!(bench.text("/run/mellanox/drivers/.sriov"), None);
+    let number = format!("{device}/sriov_numvfs");
+    // What was saved when nothing had been unloaded is not what the devices have later.
+    for (call, saved, later, then) in [(1, "2", "1", "1"), (6, "1", "0", "1")] {
+        bench.file(&number, saved);
+        // The sixth call unloads the in-tree mlx5_core.
+        bench.kernel.killed_at.set(Some((call, true)));
+        assert!(catch_unwind(AssertUnwindSafe(|| live(&bench, &settings(&[]), || {}))).is_err());
+        bench.kernel.killed_at.set(None);
+        assert!(bench.text("/run/mellanox/drivers/.sriov").is_some());
+        bench.file(&number, later);
+        live(&bench, &settings(&[("RESTORE_DRIVER_ON_POD_TERMINATION", "true")]), || {
+            assert_eq!(bench.text(&number).as_deref(), Some(then), "{call}");
+        })
+        .unwrap();
+        assert_eq!(bench.text("/run/mellanox/drivers/.sriov"), None);
+    }
 }
 
 #[test]

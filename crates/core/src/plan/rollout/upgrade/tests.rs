@@ -272,6 +272,20 @@ fn an_image_that_fails_is_put_back_or_stays_as_the_definition_says() {
 }
 
 #[test]
+fn a_right_that_is_missing_in_another_namespace_holds_nothing() {
+    let mut world = world(json!({"drain": "device-users", "forecast": "forecast"}));
+    for what in [Seen::Pods, Seen::Checks] {
+        for (namespace, holds) in [("another", false), ("kube-system", true)] {
+            world.snapshot.unseen_in.insert((what, namespace.to_owned()), "no right".to_owned());
+            let decision = planned(&world).decision;
+            let held = matches!(&decision, RolloutDecision::Hold(HoldReason::Unseen { detail, .. }) if detail == "no right");
+            assert_eq!(held, holds, "{what} {namespace}: {decision:?}");
+        }
+        world.snapshot.unseen_in.clear();
+    }
+}
+
+#[test]
 fn nodes_of_an_upgrade_that_is_no_more_are_given_back() {
     let given = |world: &World| given_back(&world.snapshot, &world.plan().rollouts, &world.instance);
     let mut world = rewritten(json!({"drain": "node"}));
@@ -282,6 +296,12 @@ fn nodes_of_an_upgrade_that_is_no_more_are_given_back() {
         let others = given_back(&world.snapshot, &[], &world.instance);
         assert_eq!(others, [], "what cannot be seen is not gone");
         world.snapshot.unseen.clear();
+        for (namespace, given) in [("kube-system", 0), ("another", 1)] {
+            world.snapshot.unseen_in.insert((what, namespace.to_owned()), "no right".to_owned());
+            let others = given_back(&world.snapshot, &[], &world.instance);
+            assert_eq!(others.len(), given, "a namespace says nothing of another: {namespace}");
+            world.snapshot.unseen_in.clear();
+        }
     }
     let gone: [fn(&mut World); 4] = [
         |world| drop(world.snapshot.nodes[0].labels.remove("pci")),

@@ -26,6 +26,8 @@ fn bench() -> Bench {
         link(&bench, device, &format!("{interface}/device"));
         link(&bench, &interface, &format!("/sys/class/net/{name}"));
         link(&bench, "/sys/bus/pci/drivers/mlx5_core", &format!("{device}/driver"));
+        let pci = device.rsplit('/').next().unwrap();
+        link(&bench, device, &format!("/sys/bus/pci/drivers/mlx5_core/{pci}"));
     }
     bench.file(&format!("{PF}/sriov_numvfs"), "1\n");
     bench.file(&format!("{VF}/infiniband/mlx5_2/node_guid"), "0011:2233:4455:6677\n");
@@ -33,9 +35,41 @@ fn bench() -> Bench {
     bench.file("/sys/bus/pci/drivers/mlx5_core/unbind", "");
     link(&bench, VF, &format!("{PF}/virtfn0"));
     link(&bench, PF, &format!("{VF}/physfn"));
-    // Another vendor's.
-    bench.file("/sys/class/net/eth0/device/vendor", "0x8086\n");
+    // Another driver's.
+    bench.file("/sys/bus/pci/drivers/ice/0000:09:00.0/net/eth0/mtu", "1500\n");
     bench
+}
+
+const REPRESENTOR: &str = "/sys/class/net/a_representor";
+
+/// Of the virtual function, in switchdev mode; it is below the physical one's device.
+fn representor(bench: &Bench) {
+    bench.file(&format!("{PF}/net/enp8s0f0/phys_switch_id"), "ec0d9a\n");
+    let interface = format!("{PF}/net/a_representor");
+    for (file, text) in
+        [("phys_switch_id", "ec0d9a"), ("phys_port_name", "pf0vf0"), ("mtu", "9000"), ("flags", "0x1003")]
+    {
+        bench.file(&format!("{interface}/{file}"), text);
+    }
+    link(bench, &interface, REPRESENTOR);
+}
+
+/// A program that shows this mode and a parameter's value, and notes what it is asked to set.
+fn devlink(bench: &Bench, mode: &str, value: &str) {
+    let asked = bench.at("/asked").display().to_string();
+    let shown = format!("name enable_x type generic\n cmode runtime value {value}");
+    let script = format!(
+        "case \"$*\" in *eswitch\\ show*) echo {DEVICE}: mode {mode} inline-mode none ;;\n\
+         *show*) printf '{shown}' ;; *) echo \"$*\" >> {asked} ;; esac"
+    );
+    bench.program("devlink", &script);
+}
+
+const DEVICE: &str = "pci/0000:08:00.0";
+const FRESH: &str = "/run/mellanox/drivers/.devlink";
+
+fn saved(bench: &Bench) -> State {
+    State::read(&bench.node(), FRESH)
 }
 
 /// What a reload leaves of it.
@@ -54,11 +88,11 @@ fn a_device_is_after_a_reload_what_it_was() {
         bench.file(&format!("{PF}/sriov/0/{file}"), "");
     }
     let node = bench.node();
-    let state = State::read(&node);
+    let state = saved(&bench);
     assert_eq!(state.summary(), "1 device(s), 1 virtual function(s), 0 devlink parameter(s)");
     assert_eq!(State::parse(&state.to_text()), state);
     reload(&bench);
-    state.restore(&node, 4);
+    state.restore(&node, 4, FRESH);
     let text = |path: String| bench.text(&path).unwrap();
     assert_eq!(text(format!("{PF}/sriov_numvfs")), "1");
     assert_eq!(text(format!("{PF}/net/enp8s0f0/mtu")), "9000");
@@ -69,7 +103,7 @@ fn a_device_is_after_a_reload_what_it_was() {
     assert_eq!(text(format!("{PF}/sriov/0/node")), "00:11:22:33:44:55:66:77");
     assert_eq!(text("/sys/bus/pci/drivers/mlx5_core/unbind".into()), "0000:08:00.2");
     assert_eq!(text("/sys/bus/pci/drivers/mlx5_core/bind".into()), "0000:08:00.2");
-    assert_eq!(bench.log(), "INFO  restored 0000:08:00.0 with 1 virtual function(s)");
+    assert_eq!(bench.log(), "INFO  restored pci/0000:08:00.0 with 1 virtual function(s)");
 }
 
 #[test]
@@ -77,13 +111,13 @@ fn a_device_without_virtual_functions_keeps_what_it_has() {
     let bench = bench();
     fs::remove_file(bench.at(&format!("{PF}/sriov_numvfs"))).unwrap();
     let mode = format!("{PF}/net/enp8s0f0/compat/devlink/mode");
-    bench.file(&mode, "legacy");
-    bench.file(&format!("{PF}/net/enp8s0f0/phys_switch_id"), "ec0d9a\n");
+    bench.file(&mode, "switchdev\n");
     let node = bench.node();
-    let state = State::parse(&State::read(&node).to_text());
+    let state = State::parse(&saved(&bench).to_text());
     assert_eq!(state.summary(), "1 device(s), 0 virtual function(s), 0 devlink parameter(s)");
     reload(&bench);
-    state.restore(&node, 4);
+    bench.file(&mode, "legacy");
+    state.restore(&node, 4, FRESH);
     let text = |file: &str| bench.text(&format!("{PF}/{file}")).unwrap();
     assert_eq!((text("net/enp8s0f0/mtu"), text("net/enp8s0f0/flags")), ("9000".into(), "0x1003".into()));
     assert_eq!((bench.text(&mode).unwrap(), text("sriov_numvfs")), ("switchdev".into(), "0\n".into()));
@@ -92,59 +126,92 @@ fn a_device_without_virtual_functions_keeps_what_it_has() {
 #[test]
 fn what_sysfs_cannot_do_is_said() {
     let bench = bench();
-    bench.file(&format!("{PF}/net/enp8s0f0/phys_switch_id"), "ec0d9a\n");
-    let state = State::read(&bench.node());
+    representor(&bench);
+    let state = saved(&bench);
     reload(&bench);
-    state.restore(&bench.node(), 4);
+    state.restore(&bench.node(), 4, FRESH);
     let log = bench.log();
-    assert!(log.contains("WARN  0000:08:00.0: this driver has no files for the addresses"), "{log}");
+    assert!(log.contains("WARN  pci/0000:08:00.0: this driver has no files for the addresses"), "{log}");
     assert!(log.contains("devlink dev eswitch set pci/0000:08:00.0 mode switchdev"), "{log}");
+}
+
+/// Physical functions of mlx5 tell their switch's id in both modes.
+#[test]
+fn a_switch_in_legacy_mode_stays_in_it() {
+    let bench = bench();
+    bench.file(&format!("{PF}/net/enp8s0f0/phys_switch_id"), "ec0d9a\n");
+    assert!(!saved(&bench).physical[0].switchdev);
+    representor(&bench);
+    assert!(saved(&bench).physical[0].switchdev);
+    devlink(&bench, "legacy", "true");
+    assert!(!saved(&bench).physical[0].switchdev);
+}
+
+/// What a driver had when it was loaded is no setting, until it is loaded again.
+#[test]
+fn what_the_driver_came_with_is_known_as_long_as_it_stays() {
+    let bench = bench();
+    let module = "/sys/module/mlx5_core/srcversion";
+    bench.file(module, "");
+    devlink(&bench, "legacy", "true");
+    let values = || saved(&bench).parameters.into_iter().map(|found| found.value).collect::<Vec<_>>();
+    assert_eq!(values(), ["true"], "it may have been set before");
+    State::default().restore(&bench.node(), 4, FRESH);
+    assert_eq!(values(), [""; 0]);
+    devlink(&bench, "legacy", "false");
+    assert_eq!(values(), ["false"]);
+    // The directory of the one before is still there: its number is not given again.
+    fs::rename(bench.at("/sys/module/mlx5_core"), bench.at("/sys/gone")).unwrap();
+    bench.file(module, "");
+    devlink(&bench, "legacy", "true");
+    assert_eq!(values(), ["true"]);
+}
+
+/// A container that fails before it has unloaded the driver leaves what it saved, which is not what the devices have later.
+#[test]
+fn what_was_kept_of_the_driver_that_is_still_there_says_nothing() {
+    const KEPT: &str = "/run/mellanox/drivers/.sriov";
+    let bench = bench();
+    bench.file("/sys/module/mlx5_core/srcversion", "");
+    let state = saved(&bench);
+    state.keep(&bench.node(), KEPT).unwrap();
+    assert_eq!(State::kept(&bench.node(), KEPT), None);
+    fs::rename(bench.at("/sys/module/mlx5_core"), bench.at("/sys/gone")).unwrap();
+    assert_eq!(State::kept(&bench.node(), KEPT).as_ref(), Some(&state));
+    bench.file("/sys/module/mlx5_core/srcversion", "");
+    assert_eq!(State::kept(&bench.node(), KEPT), Some(state));
 }
 
 #[test]
 fn a_switch_comes_back_with_its_parameters_and_representors() {
     let bench = bench();
-    let representor = "/sys/class/net/enp8s0f0_0";
-    bench.file(&format!("{PF}/net/enp8s0f0/phys_switch_id"), "ec0d9a\n");
-    for (file, text) in
-        [("phys_switch_id", "ec0d9a"), ("phys_port_name", "pf0vf0"), ("mtu", "9000"), ("flags", "0x1003")]
-    {
-        bench.file(&format!("{representor}/{file}"), text);
-    }
-    bench.file("/sys/bus/pci/drivers/mlx5_core/0000:08:00.0/vendor", "");
-    let asked = bench.at("/asked").display().to_string();
-    let shown = "name flow_steering_mode\n cmode runtime value ";
-    let devlink = |value: &str| {
-        let script =
-            format!("case \"$*\" in *show*) printf '{shown}{value}' ;; *) echo \"$*\" >> {asked} ;; esac");
-        bench.program("devlink", &script);
-    };
-    devlink("smfs");
-    let state = State::read(&bench.node());
+    representor(&bench);
+    devlink(&bench, "switchdev", "true");
+    let state = saved(&bench);
     assert_eq!(State::parse(&state.to_text()), state);
     reload(&bench);
-    bench.file(&format!("{representor}/mtu"), "1500");
-    bench.file(&format!("{representor}/flags"), "0x1002");
-    devlink("dmfs");
-    state.restore(&bench.node(), 4);
-    let wanted = "dev param set pci/0000:08:00.0 name flow_steering_mode value smfs cmode runtime\n\
+    bench.file(&format!("{REPRESENTOR}/mtu"), "1500");
+    bench.file(&format!("{REPRESENTOR}/flags"), "0x1002");
+    devlink(&bench, "legacy", "false");
+    state.restore(&bench.node(), 4, FRESH);
+    let wanted = "dev param set pci/0000:08:00.0 name enable_x value true cmode runtime\n\
                   dev eswitch set pci/0000:08:00.0 mode switchdev\n";
     assert_eq!(bench.text("/asked").unwrap(), wanted);
-    assert_eq!(bench.text(&format!("{representor}/mtu")).unwrap(), "9000");
-    assert_eq!(bench.text(&format!("{representor}/flags")).unwrap(), "0x1003");
+    assert_eq!(bench.text(&format!("{REPRESENTOR}/mtu")).unwrap(), "9000");
+    assert_eq!(bench.text(&format!("{REPRESENTOR}/flags")).unwrap(), "0x1003");
 }
 
 #[test]
 fn a_device_that_does_not_come_up_is_waited_for_and_said() {
     let bench = bench();
-    let state = State::read(&bench.node());
+    let state = saved(&bench);
     fs::remove_dir_all(bench.at(&format!("{PF}/net"))).unwrap();
-    state.restore(&bench.node(), 2);
+    state.restore(&bench.node(), 2, FRESH);
     assert_eq!(bench.kernel.pauses.get(), 20);
-    assert!(bench.log().contains("WARN  0000:08:00.0 has no network interface"));
+    assert!(bench.log().contains("WARN  pci/0000:08:00.0 has no network interface"));
 }
 
 #[test]
 fn text_of_another_form_is_left_out() {
-    assert!(State::parse("physical ../../x true 1500 false\nvirtual 0000:08:00.2 true 1 - -\n").is_empty());
+    assert!(State::parse("physical pci/../../x true 1500 false 1\nphysical pci true 1500 false 1\nvirtual 0000:08:00.2 true 1 - -\n").is_empty());
 }

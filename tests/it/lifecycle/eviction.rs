@@ -1,0 +1,100 @@
+//! A pod that holds a driver's device, until it is evicted.
+use std::{fs, time::Duration};
+
+use super::{LIMIT, newest};
+use crate::support::{
+    node_vm::{ContainerSpec, Node, NodeTree, Started, depmod, image_tree},
+    packages::{fixture_modules, kernel_image},
+    virtual_machine::entrypoint,
+};
+
+const ENTRYPOINT: [&str; 1] = ["driver-entrypoint"];
+const USER: &str = "0f3a2b1c-0000-4000-8000-000000000001";
+const DRIVER: &str = "0f3a2b1c-0000-4000-8000-000000000002";
+/// Where the kubelet keeps the forecast's last words.
+const WORDS: &str = "/run/termination-log";
+
+/// Puts a container's process into the control group of a pod, as a kubelet with systemd does.
+fn into_pod(node: &mut Node, container: &Started, uid: &str) {
+    let name = uid.replace('-', "_");
+    let group = format!("/sys/fs/cgroup/kubepods.slice/kubepods-besteffort-pod{name}.slice/cri-1.scope");
+    let process = node.process(container);
+    node.sh(&format!("mkdir -p {group} && echo {process} > {group}/cgroup.procs"));
+}
+
+/// What the Job says that farrier starts on a node: its exit code, and its last words.
+fn forecast(node: &mut Node, spec: &ContainerSpec) -> (i32, String) {
+    node.sh(&format!(": > {WORDS}"));
+    let job = node.start(spec, "site", &ENTRYPOINT);
+    let status = node.await_end(&job);
+    println!("{}", node.log(&job));
+    (status, node.sh(&format!("cat {WORDS}")))
+}
+
+#[test]
+fn a_driver_goes_when_the_pod_that_holds_its_device_is_evicted() {
+    let release = newest();
+    let kernel = kernel_image(&release);
+    let tree = NodeTree::new(&kernel, &["mlx5_core", "rdma_ucm"]);
+    let image = image_tree(&entrypoint());
+    let updates = image.path().join("lib/modules").join(release.as_str()).join("updates");
+    fs::create_dir_all(&updates).unwrap();
+    fs::copy(fixture_modules(&release).join("farrier_good.ko"), updates.join("farrier_good.ko")).unwrap();
+    depmod(&kernel, image.path());
+    tree.image("site", image.path());
+    let mut node = Node::boot(&kernel, tree);
+    node.sh("mount -t cgroup2 cgroup2 /sys/fs/cgroup");
+
+    let driver_spec = ContainerSpec::read("generic.yaml", "site-driver");
+    let driver = node.start(&driver_spec, "site", &ENTRYPOINT);
+    node.await_startup(&driver, LIMIT);
+    into_pod(&mut node, &driver, DRIVER);
+    let mut job = driver_spec
+        .clone()
+        .with_env("FARRIER_DRIVER_POD", DRIVER)
+        .with_host_path(WORDS, "/dev/termination-log");
+    "forecast".clone_into(&mut job.name);
+    job.args = ["forecast", "--message", "/dev/termination-log", "rdma_ucm", "mlx5_core"]
+        .map(str::to_owned)
+        .to_vec();
+    assert_eq!(forecast(&mut node, &job), (0, String::new()), "nobody has the device open");
+
+    // A pod of somebody's, which sees no other process and asked for no device by a resource.
+    let mut user_spec = driver_spec.clone();
+    "training".clone_into(&mut user_spec.name);
+    user_spec.host_pid = false;
+    let program =
+        "trap 'exit 3' TERM; exec 3< /dev/infiniband/rdma_cm; while :; do /bin/busybox usleep 10000; done";
+    user_spec.command = ["sh", "-c", program].map(str::to_owned).to_vec();
+    user_spec.args = Vec::new();
+    let user = node.start(&user_spec, "site", &ENTRYPOINT);
+    into_pod(&mut node, &user, USER);
+    let process = node.process(&user);
+    let held = format!("ls -l /proc/{process}/fd | grep -q /dev/infiniband/rdma_cm");
+    assert!(node.await_that(&held, LIMIT));
+
+    // The forecast names the pod to farrier; and a driver that goes all the same stays, with all that stands on it.
+    let holder = format!(
+        "{USER} rdma_ucm: used by process {process} (sh) of pod {USER} with /dev/infiniband/rdma_cm open\n"
+    );
+    assert_eq!(forecast(&mut node, &job), (1, holder.clone()));
+    let before = node.loaded();
+    assert_ne!(node.terminate(&driver), 0, "{}", node.log(&driver));
+    let log = node.log(&driver);
+    assert!(log.contains("unload rdma_ucm") && log.contains(&format!("of pod {USER}")), "{log}");
+    assert!(
+        node.loaded().contains(&"rdma_ucm".to_owned()) && before.contains(&"rdma_ucm".to_owned()),
+        "{log}"
+    );
+    let driver = node.start(&driver_spec, "site", &ENTRYPOINT);
+    node.await_startup(&driver, LIMIT);
+    into_pod(&mut node, &driver, DRIVER);
+    assert_eq!(forecast(&mut node, &job), (1, holder));
+
+    // Evicted, it ends at its signal; then the driver goes.
+    assert_eq!(node.terminate(&user), 3);
+    assert_eq!(forecast(&mut node, &job), (0, String::new()));
+    assert_eq!(node.terminate(&driver), 0, "{}", node.log(&driver));
+    let gone = "! grep -qE '^(rdma_ucm|mlx5_core|farrier_good) ' /proc/modules";
+    assert!(node.await_that(gone, Duration::from_secs(1)), "{:?}", node.loaded());
+}
