@@ -1,7 +1,5 @@
 //! Adapter: the publish stage: pushes an image: blobs first, tags last.
 
-use std::collections::BTreeMap;
-
 use super::{
     assemble::Image,
     cell::cell,
@@ -10,12 +8,11 @@ use super::{
 use crate::{
     error_chain,
     image::{Digest, ImageReference, Repository, Version},
-    images::{BaseImage, Documents, StoredImage},
-    kernel::Architecture,
-    oci::{Descriptor, ImageIndex, Platform, media_type},
+    images::{BaseImage, Documents, StoredImage, tag_beside_others},
+    oci::{Descriptor, media_type},
     parts::{Parts, Result, Stage, TargetError},
-    plan::{Cell, Published},
-    registry::{MAX_TRIES, StoredManifest, pause_before},
+    plan::Cell,
+    registry::StoredManifest,
 };
 
 /// Publishes as soon as this process may write: a leader that cannot reach the API server for a while loses no build.
@@ -111,67 +108,15 @@ pub(crate) async fn add_tags(
     Ok(())
 }
 
-/// Points a tag at an image. Where it leads to images for other architectures, it leads to an index of all of them then. The
-/// protocol has no way to make other writers wait: it is looked whether the image is in what stands there at the end, and what
-/// another writer loses at the same moment is a missing tag in the next plan.
+/// Points a tag at an image, beside those for other architectures where the tags are theirs, too.
 async fn tag(parts: &Parts, cell: &Cell, reference: &ImageReference, image: &StoredManifest) -> Result<()> {
     let ImageReference { repository, version } = reference;
-    let arch = cell.target.arch;
-    if !parts.shares_tags(repository) {
-        // The layers may have taken minutes.
-        parts.may_write()?;
-        parts.registry.push_manifest(repository, version, &image.media_type, &image.bytes).await?;
-        return Ok(());
+    if parts.shares_tags(repository) {
+        return tag_beside_others(parts, &cell.image, cell.target.arch, reference, image).await;
     }
-    for attempt in 0..=MAX_TRIES {
-        let there = parts.look_up(reference).await?;
-        let held = there.as_ref().and_then(|there| there.for_architecture(arch));
-        if held.is_some_and(|held| held.digest == image.digest) {
-            return Ok(());
-        }
-        pause_before(attempt).await;
-        let mut others = there.map(|there| there.platforms).unwrap_or_default();
-        others.remove(&arch);
-        parts.may_write()?;
-        if others.is_empty() {
-            parts.registry.push_manifest(repository, version, &image.media_type, &image.bytes).await?;
-        } else {
-            push_index(parts, cell, reference, others, image).await?;
-        }
-    }
-    let message = format!("{reference} lacks the image for {arch}, {MAX_TRIES} times: others write it, too");
-    Err(TargetError::unmet(message, "run again; what is there is kept"))
-}
-
-/// Puts an index of the cell's image and those for other architectures under a tag, signed where the site signs.
-async fn push_index(
-    parts: &Parts,
-    cell: &Cell,
-    reference: &ImageReference,
-    others: BTreeMap<Architecture, Published>,
-    image: &StoredManifest,
-) -> Result<()> {
-    let ImageReference { repository, version } = reference;
-    let mut entries = BTreeMap::from([(cell.target.arch, image.clone())]);
-    for (architecture, Published { digest, .. }) in others {
-        let version = Version::Digest(digest);
-        let other = ImageReference { repository: repository.clone(), version };
-        entries.insert(architecture, parts.existing_manifest(&other).await?);
-    }
-    let mut index = ImageIndex::empty();
-    index.manifests = entries
-        .iter()
-        .map(|(architecture, StoredManifest { media_type, bytes, .. })| Descriptor {
-            platform: Some(Platform::linux(architecture.as_str())),
-            ..Descriptor::of(media_type, bytes)
-        })
-        .collect();
-    let (bytes, kind) = (index.to_bytes()?, media_type::OCI_INDEX);
-    let digest = Digest::of(&bytes);
-    parts.registry.push_manifest(repository, &Version::Digest(digest.clone()), kind, &bytes).await?;
-    StoredImage { parts, repository, digest: &digest }.sign(cell.image.as_str(), &[]).await?;
+    // The layers may have taken minutes.
     parts.may_write()?;
-    parts.registry.push_manifest(repository, version, kind, &bytes).await?;
+    parts.registry.push_manifest(repository, version, &image.media_type, &image.bytes).await?;
     Ok(())
 }
 

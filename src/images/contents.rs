@@ -6,9 +6,10 @@ use futures::{StreamExt, stream};
 
 use crate::{
     image::ImageReference,
-    oci::ImageFacts,
-    parts::{AT_ONCE, Parts, image_location},
+    oci::{AnyManifest, ImageFacts},
+    parts::{AT_ONCE, Parts, Result, entries, image_location},
     plan::ImageContents,
+    registry::StoredManifest,
 };
 
 /// Looks up those of the images that farrier publishes; others are not asked for, because no registry is contacted
@@ -31,15 +32,25 @@ pub(crate) async fn contents(
 }
 
 async fn contents_of(parts: &Parts, reference: &ImageReference) -> Option<ImageContents> {
-    match parts.registry.manifest(&reference.repository, &reference.version).await {
-        Ok(manifest) => {
-            let manifest = manifest?;
-            let facts = ImageFacts::from_manifest(&manifest.bytes).ok()?;
-            Some(ImageContents::of(&facts, &manifest.digest)).filter(|contents| !contents.kernels.is_empty())
-        }
-        Err(error) => {
-            tracing::debug!(%reference, %error, "image in use cannot be looked up");
-            None
-        }
-    }
+    let ImageReference { repository, version } = reference;
+    let found = async {
+        let Some(stored) = parts.registry.manifest(repository, version).await? else { return Ok(None) };
+        let Ok(AnyManifest::Index(index)) = AnyManifest::parse(&stored.bytes) else {
+            return Ok(contents_of_one(&stored));
+        };
+        let entries = entries(parts.registry.as_ref(), repository, &index).await?;
+        let platforms: Option<BTreeMap<_, _>> =
+            entries.iter().map(|(arch, stored)| Some((*arch, contents_of_one(stored)?))).collect();
+        let platforms = platforms.filter(|platforms| !platforms.is_empty());
+        Result::Ok(platforms.map(|platforms| ImageContents { platforms, ..ImageContents::default() }))
+    };
+    found.await.unwrap_or_else(|error| {
+        tracing::debug!(%reference, %error, "image in use cannot be looked up");
+        None
+    })
+}
+
+fn contents_of_one(stored: &StoredManifest) -> Option<ImageContents> {
+    let facts = ImageFacts::from_manifest(&stored.bytes).ok()?;
+    Some(ImageContents::of(&facts, &stored.digest)).filter(|contents| !contents.kernels.is_empty())
 }

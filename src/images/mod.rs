@@ -8,6 +8,7 @@ mod keys;
 mod mirror;
 mod record;
 mod root_fs;
+mod shared_tags;
 mod sign;
 mod signatures;
 mod sources;
@@ -27,6 +28,7 @@ pub(crate) use root_fs::{
     BaseImage, DEFAULT_PATH, base_image, layer_files, root_fs_layer, root_fs_reference, runtime_base,
     toolchain_tree,
 };
+pub(crate) use shared_tags::tag_beside_others;
 pub(crate) use signatures::{StoredImage, look_up_signatures};
 pub(crate) use sources::{fetch_source, look_at_sources};
 pub(crate) use stored_inputs::look_at_root_fs;

@@ -3,16 +3,18 @@
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 
-use super::{documents::Documents, signatures::StoredImage};
+use super::{documents::Documents, shared_tags::tag_beside_others, signatures::StoredImage};
 use crate::{
     image::{ImageReference, Repository, Version},
     oci::{self, Assembled, ImageError, ImageManifest, MAX_MANIFEST, UnionNotes, UnionPart, media_type},
     parts::{AT_ONCE, Parts, Result, TargetError},
     plan::{BUILD_FORMAT, PlannedUnion, Published, UnionMember},
     provenance::{Material, Provenance, Role, Subject},
+    registry::StoredManifest,
 };
 
-/// Makes sure that a union image is in the registry: the manifest under its digest first, then under its tag.
+/// Makes sure that a union image is in the registry: the manifest under its digest first, then under its tag, which leads to
+/// the images of other architectures as well.
 pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Published> {
     if let Some(found) = parts.look_up_for(&union.reference, union.architecture).await? {
         return if found.input_hash == Some(union.input_hash) {
@@ -48,7 +50,8 @@ pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Publis
     }
     image.sign(union.image.as_str(), &documents.claims).await?;
     parts.may_write()?;
-    registry.push_manifest(repository, &union.reference.version, kind, &made.manifest).await?;
+    let manifest = StoredManifest { digest: made.digest, media_type: kind.to_owned(), bytes: made.manifest };
+    tag_beside_others(parts, &union.image, union.architecture, &union.reference, &manifest).await?;
     let stored = parts.look_up_for(&union.reference, union.architecture).await?;
     stored.ok_or_else(|| TargetError::no_such_image(&union.reference))
 }

@@ -11,5 +11,5 @@ pub use boot::{BootCheck, BootChecker, QemuBoot};
 pub use error::{Finding, FindingKind, Result, TargetError};
 pub use lazy::{LazyEngine, LazyEntrypoint};
 pub use report::{Reporter, Stage};
-pub(crate) use shared::{AT_ONCE, image_location};
+pub(crate) use shared::{AT_ONCE, entries, image_location};
 pub use shared::{BuildLimits, NeedsFrom, Parts};

@@ -21,7 +21,7 @@ use crate::{
     image::{Definitions, Digest, ImageReference, Repository, Version, mirror_name, share_tags},
     inputs::Fetcher,
     kernel::Architecture,
-    oci::{self, AnyManifest, Descriptor, ImageFacts, ImageIndex},
+    oci::{self, AnyManifest, Descriptor, ImageFacts, ImageIndex, annotations},
     plan::{Budget, ImageLocation, Instance, Published},
     registry::{Keyring, Registry, RegistryError, RegistryLocation, StoredManifest},
     signing::ModuleSigner,
@@ -183,8 +183,14 @@ impl Parts {
         let Some(stored) = registry.manifest(repository, version).await? else { return Ok(None) };
         let mut found = published(&stored);
         found.platforms = match AnyManifest::parse(&stored.bytes) {
-            Ok(AnyManifest::Index(index)) => entries(registry, repository, &index).await?,
-            Ok(AnyManifest::Image(image)) if self.shares_tags(repository) => {
+            Ok(AnyManifest::Index(index)) => {
+                let entries = entries(registry, repository, &index).await?.into_iter();
+                entries.map(|(architecture, stored)| (architecture, published(&stored))).collect()
+            }
+            // One of several kernels shares its tag whatever the pattern of the others is.
+            Ok(AnyManifest::Image(image))
+                if self.shares_tags(repository) || image.annotations.contains_key(annotations::MEMBERS) =>
+            {
                 match fetch_small(&self.cache, registry, repository, &image.config, "configuration").await {
                     Err(error) if error.is_unreachable() => return Err(error),
                     config => {
@@ -322,11 +328,11 @@ fn published(stored: &StoredManifest) -> Published {
 }
 
 /// The images of an index, each for its architecture; none where something is in it that farrier did not publish.
-async fn entries(
+pub(crate) async fn entries(
     registry: &dyn Registry,
     repository: &Repository,
     index: &ImageIndex,
-) -> Result<BTreeMap<Architecture, Published>> {
+) -> Result<BTreeMap<Architecture, StoredManifest>> {
     let mut images = BTreeMap::new();
     for entry in &index.manifests {
         let platform = entry.platform.as_ref().filter(|platform| platform.os == "linux");
@@ -339,11 +345,10 @@ async fn entries(
         else {
             continue;
         };
-        let image = published(&stored);
-        if image.input_hash.is_none() {
+        if published(&stored).input_hash.is_none() {
             return Ok(BTreeMap::new());
         }
-        images.insert(architecture, image);
+        images.insert(architecture, stored);
     }
     Ok(images)
 }

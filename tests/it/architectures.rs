@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 use crate::page::Ui;
 use crate::signatures::{P256, SIGNING, key, site_yaml};
 use crate::support::{
+    kube_api::objects::node,
+    live::{DRIVER, Live, OLD_IMAGE},
     published::publish,
     registry_process::Wants,
     site::{Run, Site, skopeo},
@@ -37,18 +39,23 @@ fn site() -> Site {
         "apiVersion: farrier.dev/v1alpha1\nkind: KernelFamily\nmetadata: {name: shared}\nspec:\n  match: {release: '.*-generic'}\n  \
          headers: {tarball: {path: 'headers/{{release}}'}}\n  toolchain: {bootstrap: {suite: bookworm, include: [gcc-12, make]}}\n",
     );
-    for (file, text) in [
-        ("Makefile", String::new()),
-        (".config", "CONFIG_64BIT=y\nCONFIG_MODULES=y\nCONFIG_X86_64=y\nCONFIG_ARM64=y\n".to_owned()),
-        ("include/generated/utsrelease.h", format!("#define UTS_RELEASE \"{KERNEL}\"\n")),
-    ] {
-        site.define(&format!("headers/{KERNEL}/{file}"), &text);
-    }
+    headers(&site, KERNEL);
     site.canary(KERNEL);
     let node = fs::read_to_string(site.cluster().join("edge-2.yaml")).unwrap();
     let node = node.replace("amd64", "arm64").replace("edge-2", "edge-3");
     fs::write(site.cluster().join("edge-3.yaml"), node).unwrap();
     site
+}
+
+/// Headers for either architecture.
+fn headers(site: &Site, kernel: &str) {
+    for (file, text) in [
+        ("Makefile", String::new()),
+        (".config", "CONFIG_64BIT=y\nCONFIG_MODULES=y\nCONFIG_X86_64=y\nCONFIG_ARM64=y\n".to_owned()),
+        ("include/generated/utsrelease.h", format!("#define UTS_RELEASE \"{kernel}\"\n")),
+    ] {
+        site.define(&format!("headers/{kernel}/{file}"), &text);
+    }
 }
 
 /// The cells of both architectures, as they are planned.
@@ -237,4 +244,85 @@ fn a_registry_alone_shows_the_image_of_each_architecture() {
         let digits = digest(image).split_once(':').unwrap().1;
         assert!(cells.iter().any(|cell| cell.contains(digits)), "{image}: {cells:?}");
     }
+}
+
+/// A node with the other architecture.
+fn arm64_node(name: &str, kernel: &str) -> Value {
+    let mut node = node(name, kernel);
+    node["metadata"]["labels"]["kubernetes.io/arch"] = "arm64".into();
+    node["status"]["nodeInfo"]["architecture"] = "arm64".into();
+    node
+}
+
+/// The entries of an index by architecture, with the kernels of each.
+fn kernels_of(site: &Site, index: &Value) -> Vec<(String, String)> {
+    let entry = |entry: &Value| {
+        let image = site.inspect_raw(&format!("{DRIVER}@{}", entry["digest"].as_str().unwrap()));
+        let kernels = image["annotations"]["farrier.dev/kernels"].as_str().unwrap().to_owned();
+        (entry["platform"]["architecture"].as_str().unwrap().to_owned(), kernels)
+    };
+    index["manifests"].as_array().unwrap_or_else(|| panic!("no index: {index}")).iter().map(entry).collect()
+}
+
+/// One of the kernels is the same for both. The tags of single images have the architecture, that of the union does not.
+#[test]
+fn a_union_over_two_architectures_is_an_index_with_the_kernels_of_each() {
+    const NEXT: &str = "6.8.0-47-generic";
+    let nodes = [node("a", KERNEL), arm64_node("b", KERNEL), arm64_node("c", NEXT)];
+    let mut live = Live::at(site(), nodes, "union");
+    headers(&live.site, NEXT);
+    let planned = live.command(ELSEWHERE).output().unwrap();
+    let plan: Value = serde_json::from_slice(&planned.stdout).unwrap();
+    let builds = plan["builds"].as_array().unwrap();
+    assert_eq!(builds.len(), 3, "{plan}");
+    for build in builds {
+        publish(&build["cell"], Verdict::Loads);
+    }
+    live.start(&["--interval", "1"]);
+    live.until("the DaemonSet has an index", |live| live.image(DRIVER) != OLD_IMAGE);
+    let (site, image) = (&live.site, live.image(DRIVER));
+    let index = site.inspect_raw(&image[image.rfind("driver@").unwrap()..]);
+    let own = |arch: &str, kernels: &str| (arch.to_owned(), kernels.to_owned());
+    assert_eq!(
+        kernels_of(site, &index),
+        [own("amd64", KERNEL), own("arm64", &format!("{KERNEL} {NEXT}"))],
+        "{}",
+        live.log()
+    );
+    let mut tags = site.tags(DRIVER);
+    tags.retain(|tag| tag.starts_with("1.0-union-"));
+    let [tag] = tags.as_slice() else { panic!("not one name: {tags:?}") };
+    let tag = format!("{DRIVER}:{tag}");
+    assert_eq!(site.inspect_raw(&tag), index);
+    let verified = site.farrier(&["verify", "--insecure-no-signature", &tag, "-o", "json"]).json();
+    assert_eq!(
+        (verified["verified"].as_bool(), verified["platforms"].as_array().unwrap().len()),
+        (Some(true), 2)
+    );
+
+    // What it has is known: the next passes write nothing.
+    let (before, puts) = (live.passes(), site.registry.requests("PUT"));
+    live.until("further passes", |live| live.passes() > before + 1);
+    assert_eq!((live.image(DRIVER), site.registry.requests("PUT")), (image, puts), "{}", live.log());
+    live.kill();
+
+    let site = &live.site;
+    let file = site.path("site.bundle").display().to_string();
+    let target = ["--kernel", NEXT, "--os", "debian", "--os-version", "12", "--arch", "arm64"];
+    let words =
+        [&["bundle", "export", "--incomplete", "--image", DRIVER, "--to", &file], &target[..]].concat();
+    site.farrier(&words).exits(0);
+    let other = Site::new();
+    other.farrier(&["bundle", "import", "--insecure-no-signature", &file]).exits(0);
+    assert_eq!(other.inspect_raw(&tag), index);
+
+    // The cluster of this directory does not have the kernel of `c`: the index goes before what it leads to.
+    let gone = site.farrier(&["gc", "--keep-days", "0", "--delete", "-o", "json"]).exits(0).json();
+    let digests: Vec<&str> =
+        gone["images"].as_array().unwrap().iter().map(|image| image["digest"].as_str().unwrap()).collect();
+    let arm64 = index["manifests"][1]["digest"].as_str().unwrap();
+    assert_eq!(digests.len(), 3, "{gone}");
+    assert_eq!((digests[0], digests[1]), (self::digest(&live.image(DRIVER)), arm64), "{gone}");
+    let left = site.inspect_raw(&format!("{DRIVER}@{}", index["manifests"][0]["digest"].as_str().unwrap()));
+    assert_eq!(left["annotations"]["farrier.dev/kernels"], KERNEL);
 }

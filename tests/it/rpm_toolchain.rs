@@ -1,7 +1,7 @@
 //! Toolchains of RPM packages: what libsolv chooses of repositories behind a client's certificate, beside what dnf chooses of the same,
 //! and what becomes of it. `rpm.rs` compiles with one.
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -46,16 +46,29 @@ pub const COMPILER: [&str; 20] = [
     "xz-utils",
 ];
 
-fn root(packages: &[&str], repositories: &[&str]) -> PackageRoot {
+/// Streams by module.
+type Streams<'a> = &'a [(&'a str, &'a str)];
+
+fn root(packages: &[&str], repositories: &[&str], streams: Streams<'_>) -> PackageRoot {
     let from = archive(repositories, "packages");
-    let toolchain: Toolchain =
-        serde_json::from_value(json!({"rpm": {"packages": packages, "from": from}})).unwrap();
+    let streams: BTreeMap<&str, &str> = streams.iter().copied().collect();
+    let spec = json!({"rpm": {"packages": packages, "from": from, "moduleStreams": streams}});
+    let toolchain: Toolchain = serde_json::from_value(spec).unwrap();
     PackageRoot::of_toolchain(&toolchain, &target(ROCKY)).unwrap()
 }
 
 /// The toolchain's layer, made anew.
 async fn layer(world: &World, packages: &[&str], repositories: &[&str]) -> Result<PathBuf, FetchError> {
-    let root = root(packages, repositories);
+    layer_with(world, packages, repositories, &[]).await
+}
+
+async fn layer_with(
+    world: &World,
+    packages: &[&str],
+    repositories: &[&str],
+    streams: Streams<'_>,
+) -> Result<PathBuf, FetchError> {
+    let root = root(packages, repositories, streams);
     Ok(world.fetcher().root_fs().bootstrap(&root, Architecture::Amd64).await?.layer)
 }
 
@@ -78,10 +91,25 @@ async fn chosen(world: &World, names: &[&str], repositories: &[&str]) -> BTreeSe
 
 /// What dnf would install of these repositories into an empty root.
 fn dnf(world: &World, names: &[&str], repositories: &[&str]) -> BTreeSet<String> {
+    dnf_with(world, names, repositories, &[])
+}
+
+/// The same, where these streams are enabled.
+fn dnf_with(world: &World, names: &[&str], repositories: &[&str], streams: Streams<'_>) -> BTreeSet<String> {
     let work = tempfile::tempdir().unwrap();
+    let modules = work.path().join("root/etc/dnf/modules.d");
+    std::fs::create_dir_all(&modules).unwrap();
+    for (module, stream) in streams {
+        let text = format!("[{module}]\nname={module}\nstream={stream}\nprofiles=\nstate=enabled\n");
+        std::fs::write(modules.join(format!("{module}.module")), text).unwrap();
+    }
     let mut dnf = Command::new("dnf");
     dnf.args(["--quiet", "--assumeyes", "--nogpgcheck", "--releasever=9", "--setopt=reposdir=/var/empty"])
-        .args(["--setopt=install_weak_deps=False", "--setopt=keepcache=True", "--setopt=module_platform_id="])
+        .args([
+            "--setopt=install_weak_deps=False",
+            "--setopt=keepcache=True",
+            "--setopt=module_platform_id=platform:el8",
+        ])
         .arg(format!("--setopt=cachedir={}", work.path().join("cache").display()))
         .arg(format!("--installroot={}", work.path().join("root").display()));
     for repository in repositories {
@@ -227,6 +255,144 @@ async fn choices_are_those_of_dnf() {
             assert_eq!(found, wanted, "{names:?}");
         }
     }
+}
+
+/// Two streams of perl of which one is the default, builds for either of them, and a module without a default.
+const MODULES: &str = r#"---
+document: modulemd
+version: 2
+data:
+  name: perl
+  stream: "5.26"
+  version: 1
+  context: "00000001"
+  arch: x86_64
+  summary: s
+  description: d
+  license: {module: [MIT]}
+  dependencies: [{requires: {platform: [el8]}}]
+  artifacts: {rpms: ["perl-0:5.26-1.x86_64"]}
+...
+---
+document: modulemd
+version: 2
+data:
+  name: perl
+  stream: "5.32"
+  version: 1
+  context: "00000002"
+  arch: x86_64
+  summary: s
+  description: d
+  license: {module: [MIT]}
+  dependencies: [{requires: {platform: [el8]}}]
+  artifacts: {rpms: ["perl-0:5.32-1.x86_64"]}
+...
+---
+document: modulemd
+version: 2
+data:
+  name: perl-DBI
+  stream: "1"
+  version: 1
+  context: "00000003"
+  arch: x86_64
+  summary: s
+  description: d
+  license: {module: [MIT]}
+  dependencies: [{requires: {platform: [el8], perl: ["5.26"]}}]
+  artifacts: {rpms: ["perl-DBI-0:1.26-1.x86_64"]}
+...
+---
+document: modulemd
+version: 2
+data:
+  name: perl-DBI
+  stream: "1"
+  version: 1
+  context: "00000004"
+  arch: x86_64
+  summary: s
+  description: d
+  license: {module: [MIT]}
+  dependencies: [{requires: {platform: [el8], perl: ["5.32"]}}]
+  artifacts: {rpms: ["perl-DBI-0:1.32-1.x86_64"]}
+...
+---
+document: modulemd
+version: 2
+data:
+  name: tools
+  stream: rhel
+  version: 1
+  context: "00000005"
+  arch: x86_64
+  summary: s
+  description: d
+  license: {module: [MIT]}
+  dependencies: [{requires: {platform: [el8]}}]
+  artifacts: {rpms: ["make-0:9-1.x86_64", "extra-0:1-1.x86_64"]}
+...
+---
+document: modulemd-defaults
+version: 1
+data: {module: perl, stream: "5.26", profiles: {"5.26": []}}
+...
+---
+document: modulemd-defaults
+version: 1
+data: {module: perl-DBI, stream: "1", profiles: {"1": []}}
+...
+"#;
+
+#[tokio::test]
+async fn of_a_module_the_default_stream_is_chosen_or_the_one_that_is_named() {
+    let world = World::new();
+    stand_ins(
+        &world,
+        "base",
+        &[
+            ("make 4.2", "", "", "usr/bin/make"),
+            // Of no module, and newer than those of any stream.
+            ("perl 5.36", "", "", "usr/bin/perl"),
+        ],
+    );
+    stand_ins(
+        &world,
+        "app",
+        &[
+            ("perl 5.26", "", "", "usr/bin/perl"),
+            ("perl 5.32", "", "", "usr/bin/perl"),
+            ("perl-DBI 1.26", "", "perl = 5.26", "usr/share/dbi"),
+            ("perl-DBI 1.32", "", "perl = 5.32", "usr/share/dbi"),
+            ("make 9", "", "", "usr/bin/make"),
+            ("extra 1", "", "", "usr/bin/extra"),
+        ],
+    );
+    let file = world.definitions().join("modules.yaml");
+    std::fs::write(&file, MODULES).unwrap();
+    let metadata = world.served("app/repodata");
+    run(Command::new("modifyrepo_c").arg("--mdtype=modules").arg(&file).arg(&metadata));
+    let both = ["base/", "app/"];
+    for (names, streams, wanted) in [
+        (&["perl", "make"][..], &[][..], &["make-4.2-1", "perl-5.26-1"][..]),
+        (&["perl-DBI"], &[], &["perl-5.26-1", "perl-DBI-1.26-1"]),
+        (&["perl-DBI"], &[("perl", "5.32")], &["perl-5.32-1", "perl-DBI-1.32-1"]),
+        (&["make", "extra"], &[("tools", "rhel")], &["extra-1-1", "make-9-1"]),
+    ] {
+        let layer = layer_with(&world, names, &both, streams).await;
+        let found = packages(&layer.map_err(|error| error_chain(&error)).unwrap());
+        assert_eq!(found, dnf_with(&world, names, &both, streams), "{names:?} with {streams:?}");
+        let wanted: BTreeSet<String> = wanted.iter().map(|name| format!("{name}.x86_64")).collect();
+        assert_eq!(found, wanted, "{names:?} with {streams:?}");
+    }
+    let refused = async |names: &[&str], streams: Streams<'_>| {
+        layer_with(&world, names, &both, streams).await.unwrap_err().to_string()
+    };
+    let said = refused(&["extra"], &[]).await;
+    assert!(said.contains("extra"), "{said}");
+    let said = refused(&["perl"], &[("perl", "5.99")]).await;
+    assert!(said.contains("no repository has module stream perl:5.99"), "{said}");
 }
 
 #[tokio::test]

@@ -47,7 +47,8 @@ pub(super) async fn assemble_rpm(
     arch: Architecture,
     dir: PathBuf,
 ) -> Result<()> {
-    let files = open(fetcher, root, name, arch)?.system(&root.packages, &toolchain_of(name)).await?;
+    let repositories = open(fetcher, root, name, arch)?;
+    let files = repositories.system(&root.packages, &root.streams, &toolchain_of(name)).await?;
     stoppable(move |stop| write(stop, &files, (RPM_LIST, rpm_list), arch, &dir)).await
 }
 

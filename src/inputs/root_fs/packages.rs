@@ -1,7 +1,7 @@
 //! Adapter: root file systems of several packages, by what they are for.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
 };
 
@@ -17,7 +17,7 @@ use crate::{
     blocking::stoppable,
     image::{
         RunfileSpec, RuntimeBase, SourceSpec,
-        checked::{Component, PackageToInstall, RpmName, Suite, texts},
+        checked::{Component, ModuleName, PackageToInstall, RpmName, Suite, texts},
     },
     inputs::{
         CARRY, FetchError, Result, StoredUnder, apt, digest,
@@ -66,6 +66,8 @@ pub struct Installer {
 #[derive(Clone, Debug, PartialEq)]
 pub struct RpmRoot {
     pub(super) packages: Vec<RpmName>,
+    /// Of modules whose default stream is not the one.
+    pub(super) streams: BTreeMap<ModuleName, ModuleName>,
     pub(super) from: RpmArchive,
     /// What its repositories have in their addresses.
     pub(super) version: String,
@@ -77,11 +79,14 @@ impl PackageRoot {
     pub fn of_toolchain(toolchain: &Toolchain, target: &KernelTarget) -> Option<Self> {
         match toolchain {
             Toolchain::Bootstrap(spec) => Some(Self::Toolchain(spec.clone())),
-            Toolchain::Rpm(RpmToolchain { packages, from }) => Some(Self::RpmToolchain(RpmRoot {
-                packages: packages.to_vec(),
-                from: from.clone()?,
-                version: target.repository_version().into_owned(),
-            })),
+            Toolchain::Rpm(RpmToolchain { packages, from, module_streams }) => {
+                Some(Self::RpmToolchain(RpmRoot {
+                    packages: packages.to_vec(),
+                    streams: module_streams.clone(),
+                    from: from.clone()?,
+                    version: target.repository_version().into_owned(),
+                }))
+            }
             Toolchain::Image(_) => None,
         }
     }
@@ -120,9 +125,10 @@ impl PackageRoot {
             Self::Toolchain(spec) => key(ASSEMBLED, spec, arch),
             Self::RuntimeBase(spec) => key(BOOTSTRAPPED, spec, arch),
             Self::Runfile(spec, installer) => installer.hash(&key(BOOTSTRAPPED, spec, arch)),
-            Self::RpmToolchain(RpmRoot { packages, from, version }) => {
+            Self::RpmToolchain(RpmRoot { packages, streams, from, version }) => {
                 let packages: BTreeSet<&str> = packages.iter().map(RpmName::as_str).collect();
-                let places = rpm::key_parts(from, (version, arch));
+                let mut places = rpm::key_parts(from, (version, arch));
+                places.extend(streams.iter().map(|(module, stream)| format!("module {module}:{stream}")));
                 let head = [OF_RPM, arch.as_str(), "packages"];
                 let parts = head.into_iter().chain(packages).chain(["from"]);
                 digest::of_parts(parts.chain(places.iter().map(String::as_str)))
@@ -351,10 +357,15 @@ mod tests {
         assert_eq!(plain.name(Architecture::Arm64), "https://acme.invalid/9.5/aarch64/");
         assert_eq!(plain.identity(), root(&toolchain(&["make", "gcc"], place), "9.5").identity());
         assert_ne!(plain.key(Architecture::Arm64), plain.key(Architecture::Amd64));
+        let mut with_stream = toolchain(&["gcc", "make"], place);
+        if let Toolchain::Rpm(spec) = &mut with_stream {
+            spec.module_streams.insert("perl".parse().unwrap(), "5.32".parse().unwrap());
+        }
         for other in [
             root(&toolchain(&["gcc", "make"], place), "9.4"),
             root(&toolchain(&["gcc"], place), "9.5"),
             root(&toolchain(&["gcc", "make"], "https://acme.invalid/"), "9.5"),
+            root(&with_stream, "9.5"),
         ] {
             assert_ne!(plain.identity(), other.identity(), "{other:?}");
         }

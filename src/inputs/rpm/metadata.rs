@@ -63,6 +63,8 @@ pub struct Repomd {
     pub primary: Part,
     /// Their files.
     pub filelists: Option<Part>,
+    /// Which of them belong to streams of modules.
+    pub modules: Option<Part>,
 }
 
 /// Reads `repomd.xml`.
@@ -78,7 +80,7 @@ pub fn repomd(from: impl BufRead) -> Result<Repomd, MetadataError> {
             Step::Start("checksum", tag) => algorithm = attribute(tag, "type")?,
             Step::Start("location", tag) => location = attribute(tag, "href")?,
             Step::End("checksum", text) => text.clone_into(&mut checksum),
-            Step::End("data", _) if ["primary", "filelists"].contains(&kind.as_str()) => {
+            Step::End("data", _) if ["primary", "filelists", "modules"].contains(&kind.as_str()) => {
                 let checksum = known(&algorithm, &checksum, &kind)?;
                 parts.insert(kind.clone(), Part { location: location.clone(), checksum });
             }
@@ -87,7 +89,7 @@ pub fn repomd(from: impl BufRead) -> Result<Repomd, MetadataError> {
         Ok(())
     })?;
     let primary = parts.remove("primary").ok_or_else(|| form("it names no primary metadata"))?;
-    Ok(Repomd { primary, filelists: parts.remove("filelists") })
+    Ok(Repomd { primary, filelists: parts.remove("filelists"), modules: parts.remove("modules") })
 }
 
 fn known(algorithm: &str, checksum: &str, what: &str) -> Result<Checksum, MetadataError> {
@@ -105,6 +107,23 @@ pub fn primary(
     wanted: &dyn Fn(&str) -> bool,
 ) -> Result<Vec<RpmPackage>, MetadataError> {
     let mut packages = Vec::new();
+    each_package(from, arch, wanted, |package| {
+        if packages.len() == MOST_PACKAGES {
+            return Err(form(format!("it has more than {MOST_PACKAGES} packages of these names")));
+        }
+        packages.push(package);
+        Ok(())
+    })?;
+    Ok(packages)
+}
+
+/// The same, one after the other.
+pub fn each_package(
+    from: impl BufRead,
+    arch: Architecture,
+    wanted: &dyn Fn(&str) -> bool,
+    mut visit: impl FnMut(RpmPackage) -> Result<(), MetadataError>,
+) -> Result<(), MetadataError> {
     let mut current = Current::default();
     walk(from, |step| {
         match step {
@@ -112,18 +131,14 @@ pub fn primary(
             Step::End("name", text) if current.name.is_empty() => text.clone_into(&mut current.name),
             Step::End("arch", text) => text.clone_into(&mut current.arch),
             Step::End("package", _) if current.is_wanted(arch, wanted) => {
-                if packages.len() == MOST_PACKAGES {
-                    return Err(form(format!("it has more than {MOST_PACKAGES} packages of these names")));
-                }
-                packages.push(std::mem::take(&mut current).finish()?);
+                visit(std::mem::take(&mut current).finish()?)?;
             }
             // Most packages are none of these: their attributes are not looked at.
             _ if !current.name.is_empty() && !wanted(&current.name) => {}
             step => current.take(&step)?,
         }
         Ok(())
-    })?;
-    Ok(packages)
+    })
 }
 
 /// A package while it is read.
@@ -389,7 +404,7 @@ mod tests {
         let found = repomd(REPOMD.replace("SUM", &sum()).as_bytes()).unwrap();
         let checksum = Checksum::sha256(&sum());
         let primary = Part { location: "repodata/p.xml.gz".to_owned(), checksum };
-        assert_eq!(found, Repomd { primary, filelists: None });
+        assert_eq!(found, Repomd { primary, filelists: None, modules: None });
         let reason = |text: &str| repomd(text.as_bytes()).unwrap_err().to_string();
         insta::assert_snapshot!(
             [

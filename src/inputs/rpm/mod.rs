@@ -2,6 +2,7 @@
 
 pub(super) mod keys;
 pub mod metadata;
+mod modules;
 pub mod package;
 mod system;
 
@@ -37,7 +38,7 @@ use crate::{
 };
 
 /// Changes when listings have another form.
-const FORMAT: &str = "rpm-3";
+const FORMAT: &str = "rpm-4";
 /// The kind of the cache's records and locks.
 const KIND: &str = "rpm";
 /// What to do where keys, or any address of a repository, are missing.

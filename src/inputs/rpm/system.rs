@@ -2,7 +2,7 @@
 //! was verified, and nothing else.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     io::{self, BufRead, Read as _},
     path::{Path, PathBuf},
     sync::atomic::AtomicBool,
@@ -11,14 +11,15 @@ use std::{
 use fs_err::{self as fs, File};
 
 use super::{
-    Listed, Repositories, RpmPackage,
+    Listed, Repomd, Repositories, RpmPackage,
     metadata::{self, Part},
+    modules::{Choice, MOST_MODULES, Modules},
     sorted,
 };
 use crate::{
     archive,
     blocking::stoppable,
-    image::checked::RpmName,
+    image::checked::{ModuleName, RpmName},
     inputs::{FetchError, Result, process},
 };
 
@@ -34,26 +35,42 @@ struct Known {
     places: Vec<String>,
     primary: PathBuf,
     filelists: Option<Part>,
+    modules: Option<Part>,
 }
 
 impl Repositories {
     /// The files of these packages and of what all of them need, without what is only recommended; in the order of their names.
-    /// `what` names in errors what they are for.
-    pub async fn system(&self, packages: &[RpmName], what: &str) -> Result<Vec<PathBuf>> {
-        match self.system_now(packages, what).await {
+    /// Of modules come those of the default streams alone, or of these. `what` names in errors what they are for.
+    pub async fn system(
+        &self,
+        packages: &[RpmName],
+        streams: &BTreeMap<ModuleName, ModuleName>,
+        what: &str,
+    ) -> Result<Vec<PathBuf>> {
+        match self.system_now(packages, streams, what).await {
             // Another signature will not be there next time.
             Err(error @ FetchError::Signature { .. }) => Err(error),
             // A package may have come since, or a newer one took its place.
-            Err(_) if self.renew().await? => self.system_now(packages, what).await,
+            Err(_) if self.renew().await? => self.system_now(packages, streams, what).await,
             outcome => outcome,
         }
     }
 
-    async fn system_now(&self, packages: &[RpmName], what: &str) -> Result<Vec<PathBuf>> {
-        self.download(&self.resolve(packages, what).await?).await
+    async fn system_now(
+        &self,
+        packages: &[RpmName],
+        streams: &BTreeMap<ModuleName, ModuleName>,
+        what: &str,
+    ) -> Result<Vec<PathBuf>> {
+        self.download(&self.resolve(packages, streams, what).await?).await
     }
 
-    async fn resolve(&self, packages: &[RpmName], what: &str) -> Result<Vec<Listed>> {
+    async fn resolve(
+        &self,
+        packages: &[RpmName],
+        streams: &BTreeMap<ModuleName, ModuleName>,
+        what: &str,
+    ) -> Result<Vec<Listed>> {
         let (listings, faults) = self.listings(self.fetcher.options.refresh).await;
         // Without one of its repositories it would be another system, unless this site never has that one.
         let (refused, fault) = sorted(faults, listings.is_empty());
@@ -65,12 +82,21 @@ impl Repositories {
         for listing in listings {
             let Some(parts) = listing.parts else { continue };
             let primary = self.part_of(&listing.places, &parts.primary).await?;
-            known.push(Known { places: listing.places, primary, filelists: parts.filelists });
+            let Repomd { primary: _, filelists, modules } = parts;
+            known.push(Known { places: listing.places, primary, filelists, modules });
         }
+        let choice = self.modules(&known).await?.choose(streams).map_err(|stream| {
+            FetchError::unusable(
+                format!("choose the packages of {what}: no repository has module stream {stream}{without}"),
+                "name in `moduleStreams` streams that the repositories have",
+            )
+        })?;
+        let primaries: Vec<PathBuf> = known.iter().map(|repository| repository.primary.clone()).collect();
+        let left_out = self.left_out(primaries, choice).await?;
         // Most distributions require only files that `primary` names. The lists of all files are many times as large.
-        let chosen = match self.solve(&known, packages, false).await? {
+        let chosen = match self.solve(&known, &left_out, packages, false).await? {
             Ok(chosen) => Ok(chosen),
-            Err(_) => self.solve(&known, packages, true).await?,
+            Err(_) => self.solve(&known, &left_out, packages, true).await?,
         };
         let chosen = chosen.map_err(|said| FetchError::Program {
             action: format!("choose the packages of {what}"),
@@ -90,10 +116,50 @@ impl Repositories {
         self.fetch(places, &what, &part.location, &part.checksum).await
     }
 
+    /// What the repositories say of modules.
+    async fn modules(&self, known: &[Known]) -> Result<Modules> {
+        let mut modules = Modules::default();
+        for Known { places, modules: part, .. } in known {
+            let Some(part) = part else { continue };
+            let file = self.part_of(places, part).await?;
+            let text = stoppable(move |stop| {
+                let mut text = String::new();
+                opened(&file, stop)?.take(MOST_MODULES).read_to_string(&mut text)?;
+                Result::Ok(text)
+            });
+            let unreadable = |source| FetchError::Metadata(places.join(", "), source);
+            modules.add(&text.await?).map_err(unreadable)?;
+        }
+        Ok(modules)
+    }
+
+    /// The packages that are not to be taken, each as the solver names it.
+    async fn left_out(&self, primaries: Vec<PathBuf>, choice: Choice) -> Result<Vec<String>> {
+        let arch = self.arch;
+        stoppable(move |stop| {
+            let mut found = Vec::new();
+            for (number, primary) in primaries.iter().enumerate() {
+                let read = metadata::each_package(
+                    opened(primary, stop)?,
+                    arch,
+                    &|name| choice.tells_of(name),
+                    |package| {
+                        found.extend(choice.leaves_out(&package).then(|| id(&package, number)));
+                        Ok(())
+                    },
+                );
+                read.map_err(|source| FetchError::Metadata(primary.display().to_string(), source))?;
+            }
+            Ok(found)
+        })
+        .await
+    }
+
     /// What libsolv chooses, each as `name-version.arch@number of the repository`; or why it cannot.
     async fn solve(
         &self,
         known: &[Known],
+        left_out: &[String],
         packages: &[RpmName],
         with_files: bool,
     ) -> Result<Result<BTreeSet<String>, String>> {
@@ -105,8 +171,9 @@ impl Repositories {
         let repositories = (0..known.len()).map(|number| format!("repo {number} 0 solv {number}.solv"));
         // The colon: this architecture alone, and `noarch`.
         let rules = [format!("system :{} rpm", self.arch.gnu_name()), RULES.to_owned()];
+        let left_out = left_out.iter().map(|package| format!("disable pkg {package}"));
         let jobs = packages.iter().map(|name| format!("job install name {name}"));
-        let case: Vec<String> = repositories.chain(rules).chain(jobs).collect();
+        let case: Vec<String> = repositories.chain(rules).chain(left_out).chain(jobs).collect();
         let file = scratch.path().join("case.t");
         fs::write(&file, case.join("\n") + "\n")?;
         let mut solve = process::command("testsolv");
@@ -116,7 +183,7 @@ impl Repositories {
 
     /// The repository in libsolv's form, in a file beside `directory`, which is made and removed.
     async fn convert(&self, repository: &Known, with_files: bool, directory: &Path) -> Result<()> {
-        let Known { places, primary, filelists } = repository;
+        let Known { places, primary, filelists, modules: _ } = repository;
         let mut parts = vec![(primary.clone(), "primary.xml")];
         if let Some(filelists) = filelists.as_ref().filter(|_| with_files) {
             parts.push((self.part_of(places, filelists).await?, "filelists.xml"));
@@ -142,15 +209,10 @@ impl Repositories {
             let names: BTreeSet<&str> = chosen.iter().filter_map(|id| id.rsplitn(3, '-').nth(2)).collect();
             let mut found = Vec::with_capacity(chosen.len());
             for (number, Known { places, primary, .. }) in known.into_iter().enumerate() {
-                let id = |package: &RpmPackage| {
-                    let RpmPackage { name, epoch, version, arch, .. } = package;
-                    let epoch = if *epoch == 0 { String::new() } else { format!("{epoch}:") };
-                    format!("{name}-{epoch}{version}.{arch}@{number}")
-                };
                 let packages = metadata::primary(opened(&primary, stop)?, arch, &|name| names.contains(name));
                 let packages =
                     packages.map_err(|source| FetchError::Metadata(primary.display().to_string(), source))?;
-                let fit = packages.into_iter().filter(|package| chosen.contains(&id(package)));
+                let fit = packages.into_iter().filter(|package| chosen.contains(&id(package, number)));
                 found.extend(fit.map(|package| Listed { package, places: places.clone() }));
             }
             // The links that `filesystem` has are there before what other packages put behind them.
@@ -161,6 +223,13 @@ impl Repositories {
         })
         .await
     }
+}
+
+/// How the solver names a package of a repository.
+fn id(package: &RpmPackage, repository: usize) -> String {
+    let RpmPackage { name, epoch, version, arch, .. } = package;
+    let epoch = if *epoch == 0 { String::new() } else { format!("{epoch}:") };
+    format!("{name}-{epoch}{version}.{arch}@{repository}")
 }
 
 fn opened<'a>(part: &Path, stop: &'a AtomicBool) -> Result<Box<dyn BufRead + 'a>> {

@@ -1,11 +1,13 @@
 //! Pure: RPM repositories, and packages in them.
 
+use std::collections::BTreeMap;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
     NonEmpty,
-    checked::{LocalPath, RepositoryAddress, RpmAlternatives, RpmName},
+    checked::{LocalPath, ModuleName, RepositoryAddress, RpmAlternatives, RpmName},
     is_default,
 };
 
@@ -23,17 +25,28 @@ pub struct RpmPackages {
 /// Further RPM packages of a family whose headers may be RPM packages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[schemars(rename = "Further{P}")]
-pub struct FurtherRpmPackages<P = RpmAlternatives> {
+pub struct FurtherRpmPackages {
     /// Package names.
-    pub packages: NonEmpty<P>,
+    pub packages: NonEmpty<RpmAlternatives>,
     /// Where the packages are, where that is not where the headers are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<RpmArchive>,
 }
 
 /// RPM packages that compile. What they need comes along, without what is only recommended.
-pub type RpmToolchain = FurtherRpmPackages<RpmName>;
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RpmToolchain {
+    /// Package names.
+    pub packages: NonEmpty<RpmName>,
+    /// Where the packages are, where that is not where the headers are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<RpmArchive>,
+    /// Streams of modules whose packages may be taken, by module: `{perl: "5.32"}`. Of other modules it is the default stream;
+    /// packages of all other streams are left out, as dnf leaves them out.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub module_streams: BTreeMap<ModuleName, ModuleName>,
+}
 
 /// RPM repositories that belong together, and how they are trusted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -93,8 +106,15 @@ impl RpmRepository {
     }
 }
 
-impl<P> FurtherRpmPackages<P> {
+impl FurtherRpmPackages {
     /// Where they are, in a family whose headers are in `headers`.
+    pub fn archive<'a>(&'a self, headers: Option<&'a RpmArchive>) -> Option<&'a RpmArchive> {
+        self.from.as_ref().or(headers)
+    }
+}
+
+impl RpmToolchain {
+    /// The same.
     pub fn archive<'a>(&'a self, headers: Option<&'a RpmArchive>) -> Option<&'a RpmArchive> {
         self.from.as_ref().or(headers)
     }

@@ -12,7 +12,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use jiff::{ToSpan, civil::Date};
 use serde::Serialize;
 
-use super::{Announcements, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, node_target, rollout::left_kernels};
+use super::{
+    Announcements, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, node_target,
+    rollout::{left_kernels, left_release},
+};
 use crate::image::{Digest, Repository, Tag};
 
 pub use candidates::Candidates;
@@ -38,7 +41,7 @@ impl LiveKernels {
         let mut kernels = BTreeMap::new();
         for live in snapshot.daemon_sets.iter().filter_map(|found| found.live.as_ref()) {
             let left = left_kernels(&live.annotations);
-            kernels.extend(left.into_keys().map(|kernel| (kernel, KernelUse::Left)));
+            kernels.extend(left.keys().map(|key| (left_release(key).to_owned(), KernelUse::Left)));
         }
         for target in announced.targets() {
             kernels.insert(target.release.to_string(), KernelUse::Announced);
@@ -172,8 +175,12 @@ pub fn gc_plan(inputs: &GcInputs<'_>) -> GcPlan {
         freed.extend(own);
     }
     // What is put together from others goes before them: at no time does it name what is not there.
+    let held = |digest: &Digest| images.iter().find(|image| image.digest == *digest);
+    let count = |digest: &Digest| held(digest).map_or(0, |image| image.members.len());
+    // An index leads to images that are put together themselves.
     let parts = |going: &GoingImage| {
-        images.iter().find(|image| image.digest == going.digest).map_or(0, |image| image.members.len())
+        let members = held(&going.digest).into_iter().flat_map(|image| &image.members);
+        members.map(|member| 1 + count(member)).sum::<usize>()
     };
     plan.going.sort_by_cached_key(|going| {
         (std::cmp::Reverse(parts(going)), going.repository.clone(), going.tags.clone())

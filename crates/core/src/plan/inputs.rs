@@ -195,6 +195,8 @@ pub struct ImageContents {
     pub kernels: BTreeSet<String>,
     /// The image whose payload it has for each of them: itself, where it is for one kernel only.
     pub members: BTreeMap<String, Digest>,
+    /// The images by architecture, where it is an index; the other fields are empty then.
+    pub platforms: BTreeMap<Architecture, Self>,
 }
 
 impl ImageContents {
@@ -207,11 +209,21 @@ impl ImageContents {
         }
         members.into()
     }
+
+    /// What nodes of an architecture get of it.
+    pub(super) fn for_architecture(&self, architecture: Architecture) -> Option<&Self> {
+        if self.platforms.is_empty() { Some(self) } else { self.platforms.get(&architecture) }
+    }
+
+    /// Has it modules for a kernel?
+    pub(super) fn has(&self, architecture: Architecture, release: &str) -> bool {
+        self.for_architecture(architecture).is_some_and(|image| image.kernels.contains(release))
+    }
 }
 
 impl From<BTreeMap<String, Digest>> for ImageContents {
     fn from(members: BTreeMap<String, Digest>) -> Self {
-        Self { kernels: members.keys().cloned().collect(), members }
+        Self { kernels: members.keys().cloned().collect(), members, platforms: BTreeMap::new() }
     }
 }
 

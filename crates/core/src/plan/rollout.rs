@@ -24,7 +24,7 @@ mod union;
 mod upgrade;
 mod watch;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 
 use self::context::{Context, Decided, no_image};
 pub use self::context::{PlannedRollout, RolloutDecision};
@@ -40,7 +40,7 @@ pub(super) use operator::switches;
 pub use pause::{pause, paused};
 pub use record::{Earlier, FieldRecord, Record, RecordState};
 pub use rollback::{RollbackOutcome, RollbackStep, rollback};
-pub(super) use union::left_kernels;
+pub(super) use union::{left_kernels, left_release};
 pub use upgrade::given_back;
 pub(super) use watch::Limits;
 
@@ -86,10 +86,10 @@ pub(super) fn rollouts(
     for (image, spec, target) in &wanted {
         let mut context = Context { inputs, cells, groups: &groups, image, spec };
         let claimed = target.field().and_then(|field| claims.get(&field));
-        let (mut decided, mut union) = match claimed.filter(|images| images.len() > 1) {
+        let (mut decided, mut united) = match claimed.filter(|images| images.len() > 1) {
             Some(images) => {
                 let images = images.iter().copied().cloned().collect();
-                (Err(HoldReason::ClaimedTwice { images }), None)
+                (Err(HoldReason::ClaimedTwice { images }), Vec::new())
             }
             None => decide(&context, target),
         };
@@ -100,9 +100,9 @@ pub(super) fn rollouts(
             && decided.as_ref().is_ok_and(Decided::goes_further)
         {
             context.cells = in_complete_chains;
-            (decided, union) = decide(&context, target);
+            (decided, united) = decide(&context, target);
         }
-        unions.extend(union);
+        unions.extend(united);
         // A definition that neither a node nor a DaemonSet asks for, such as a built-in one, says nothing.
         if decided.as_ref().is_err_and(HoldReason::is_absence) && cells.of(image).next().is_none() {
             continue;
@@ -184,23 +184,20 @@ pub fn per_kernel_originals(snapshot: &ClusterSnapshot) -> BTreeSet<(String, Str
     snapshot.daemon_sets.iter().filter_map(original).collect()
 }
 
-/// Decides one rollout, with the union image that it asks for.
-fn decide(
-    context: &Context<'_>,
-    target: &RolloutTarget,
-) -> (Result<Decided, HoldReason>, Option<PlannedUnion>) {
+/// Decides one rollout, with the union images that it asks for.
+fn decide(context: &Context<'_>, target: &RolloutTarget) -> (Result<Decided, HoldReason>, Vec<PlannedUnion>) {
     if let Some(namespace) = elsewhere(context) {
-        return (Err(HoldReason::NotWritable { namespace }), None);
+        return (Err(HoldReason::NotWritable { namespace }), Vec::new());
     }
     if let Some(why) = upgrade::obstacle(context, target) {
-        return (Err(why), None);
+        return (Err(why), Vec::new());
     }
-    let (decided, union) = decide_by_strategy(context, target);
+    let (decided, unions) = decide_by_strategy(context, target);
     let writes = |decided: &Decided| decided.goes_further() || !decided.changes.is_empty();
     if decided.as_ref().is_ok_and(writes) && pause::is_paused(context.inputs.snapshot, target) {
-        return (Err(HoldReason::Paused), union);
+        return (Err(HoldReason::Paused), unions);
     }
-    (decided, union)
+    (decided, unions)
 }
 
 /// The plan of its upgrade, where the definition asks for one and its DaemonSet is farrier's to change. What is under way goes on
@@ -229,18 +226,17 @@ fn next_image(
     if !matches!(decision, RolloutDecision::Rewrite { .. } | RolloutDecision::Hold(HoldReason::Paused)) {
         return None;
     }
-    let (decided, union) = decide_by_strategy(context, target);
+    let (decided, unions) = decide_by_strategy(context, target);
     let RolloutDecision::Rewrite { to, .. } = decided.ok()?.decision else { return None };
-    let contents = if let Some(PlannedUnion { members, .. }) = union {
-        let members = members.into_iter().map(|member| (member.kernel.to_string(), member.digest));
-        ImageContents::from(members.collect::<BTreeMap<_, _>>())
-    } else {
+    let contents = if unions.is_empty() {
         // It was decided that it has modules for every kernel that its nodes run.
         let kernels = context.groups.iter().filter_map(|group| group.target.as_ref().ok());
         ImageContents {
             kernels: kernels.map(|kernel| kernel.release.to_string()).collect(),
             ..ImageContents::default()
         }
+    } else {
+        PlannedUnion::contents(unions)
     };
     Some(upgrade::Next { image: to.to_string(), contents })
 }
@@ -249,7 +245,7 @@ fn next_image(
 fn decide_by_strategy(
     context: &Context<'_>,
     target: &RolloutTarget,
-) -> (Result<Decided, HoldReason>, Option<PlannedUnion>) {
+) -> (Result<Decided, HoldReason>, Vec<PlannedUnion>) {
     let decided = match context.spec {
         RolloutSpec::Image { .. } => {
             image::decide(context, target).map(|decided| with_restarts(context, target, decided))
@@ -261,7 +257,7 @@ fn decide_by_strategy(
         RolloutSpec::PublishOnly { resource } => publish_only::decide(context, *resource),
         RolloutSpec::CustomResource { resource, name } => resource::decide(context, *resource, name),
     };
-    (decided, None)
+    (decided, Vec::new())
 }
 
 /// The namespace of a live DaemonSet, where this farrier does not write in it.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{ClusterSnapshot, reuse::by_numbers};
+use super::{ClusterSnapshot, ImageContents, reuse::by_numbers};
 use crate::{
     image::{Definitions, Digest, ImageName, ImageReference, InputHash, InputHasher, Repository, Version},
     kernel::{Architecture, KernelRelease},
@@ -12,6 +12,8 @@ use crate::{
 
 /// The format of union images; it changes when the same members would give other bytes.
 const FORMAT: &str = "farrier.dev/union/1";
+/// The format of the names that unions of several architectures share.
+const INDEX_FORMAT: &str = "farrier.dev/union-index/1";
 /// Most kernels in one image. Each is a layer, and container runtimes stack 128 with those of the base.
 pub(super) const MAX_MEMBERS: usize = 100;
 
@@ -25,6 +27,9 @@ pub struct UnionMember {
     pub digest: Digest,
 }
 
+/// What unions are made from: images by architecture and kernel.
+pub(super) type UnionMembers = BTreeMap<Architecture, BTreeMap<KernelRelease, Digest>>;
+
 /// A union image to publish.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -33,7 +38,7 @@ pub struct PlannedUnion {
     pub image: ImageName,
     /// The driver's version.
     pub version: String,
-    /// Its name: `<version>-union-<12 digits of the input hash>`.
+    /// Its name: `<version>-union-<12 digits>`, of the input hash, or of those of all architectures that share the name.
     pub reference: ImageReference,
     /// Over the members: their digests decide every byte, the base's included.
     pub input_hash: InputHash,
@@ -44,38 +49,71 @@ pub struct PlannedUnion {
 }
 
 impl PlannedUnion {
-    /// The union of these members. `None` where the version gives no tag.
-    pub(super) fn new(
+    /// The unions of these members, one for each architecture, under one name. `None` where the version gives no tag.
+    pub(super) fn all(
         image: &ImageName,
         version: &str,
         repository: &Repository,
-        architecture: Architecture,
-        members: &BTreeMap<KernelRelease, Digest>,
-    ) -> Option<Self> {
-        let mut members: Vec<UnionMember> = members
+        members: &UnionMembers,
+    ) -> Option<Vec<Self>> {
+        let parts: Vec<_> = members
             .iter()
-            .map(|(kernel, digest)| UnionMember { kernel: kernel.clone(), digest: digest.clone() })
+            .map(|(architecture, images)| {
+                let members = in_order(images);
+                (*architecture, input_hash(version, *architecture, &members), members)
+            })
             .collect();
-        members.sort_by(|a, b| by_numbers(a.kernel.as_str(), b.kernel.as_str()));
-        let mut hasher = InputHasher::new(FORMAT);
-        hasher.add("version", version).add("architecture", architecture.as_str());
-        for UnionMember { kernel, digest } in &members {
-            hasher.add("kernel", kernel.as_str()).add("image", digest.as_str());
-        }
-        let input_hash = hasher.finish();
+        let hash = if let [(_, input_hash, _)] = parts.as_slice() {
+            *input_hash
+        } else {
+            let mut hasher = InputHasher::new(INDEX_FORMAT);
+            for (_, input_hash, _) in &parts {
+                hasher.add("union", input_hash.to_string());
+            }
+            hasher.finish()
+        };
         let plain = |c: char| if c.is_ascii_alphanumeric() || "_.-".contains(c) { c } else { '_' };
         let start: String = version.chars().map(plain).take(100).collect();
-        let tag = format!("{start}-union-{}", input_hash.short()).parse().ok()?;
+        let tag = format!("{start}-union-{}", hash.short()).parse().ok()?;
         let reference = ImageReference { repository: repository.clone(), version: Version::Tag(tag) };
-        Some(Self {
+        let union = |(architecture, input_hash, members)| Self {
             image: image.clone(),
             version: version.to_owned(),
-            reference,
+            reference: reference.clone(),
             input_hash,
             architecture,
             members,
-        })
+        };
+        Some(parts.into_iter().map(union).collect())
     }
+
+    /// What nodes find in these, which share a name.
+    pub(super) fn contents(unions: Vec<Self>) -> ImageContents {
+        let of_each = unions.into_iter().map(|union| {
+            let members = union.members.into_iter().map(|member| (member.kernel.to_string(), member.digest));
+            (union.architecture, ImageContents::from(members.collect::<BTreeMap<_, _>>()))
+        });
+        ImageContents { platforms: of_each.collect(), ..ImageContents::default() }
+    }
+}
+
+fn in_order(images: &BTreeMap<KernelRelease, Digest>) -> Vec<UnionMember> {
+    let member = |(kernel, digest): (&KernelRelease, &Digest)| UnionMember {
+        kernel: kernel.clone(),
+        digest: digest.clone(),
+    };
+    let mut members: Vec<UnionMember> = images.iter().map(member).collect();
+    members.sort_by(|a, b| by_numbers(a.kernel.as_str(), b.kernel.as_str()));
+    members
+}
+
+fn input_hash(version: &str, architecture: Architecture, members: &[UnionMember]) -> InputHash {
+    let mut hasher = InputHasher::new(FORMAT);
+    hasher.add("version", version).add("architecture", architecture.as_str());
+    for UnionMember { kernel, digest } in members {
+        hasher.add("kernel", kernel.as_str()).add("image", digest.as_str());
+    }
+    hasher.finish()
 }
 
 /// Images that rollout targets and their pods name: what they hold must be known before a node is judged by it.

@@ -5,7 +5,7 @@ use super::*;
 use crate::{
     image::InputHasher,
     kernel::KernelRelease,
-    oci::{Descriptor, ImageFacts, ImageManifest, annotations, media_type},
+    oci::{Descriptor, ImageFacts, ImageIndex, ImageManifest, annotations, media_type},
     plan::fixtures,
 };
 
@@ -148,6 +148,30 @@ fn what_a_named_union_is_made_from_stays_and_an_unnamed_one_goes_first() {
     let plan = world.plan();
     assert_eq!(going(&plan), [""; 0]);
     assert_eq!(plan.kept[0].why, KeptWhy::PartOf { image: format!("{REPOSITORY}:1.0-union-1") });
+}
+
+/// It has fewer members than one of them.
+#[test]
+fn an_index_goes_before_the_unions_that_it_leads_to() {
+    let singles = ["6.1.1", "6.1.2", "6.1.3"].map(image);
+    let [a, b, c] = &singles;
+    let unions = [union_of("1.0-union-amd64", &[a]), union_of("1.0-union-arm64", &[a, b, c])];
+    let mut index = ImageIndex::empty();
+    index.manifests =
+        unions.iter().map(|one| Descriptor::new(media_type::OCI_MANIFEST, one.digest.clone(), 1)).collect();
+    let bytes = index.to_bytes().unwrap();
+    let tags = ["1.0-union-both".parse().unwrap()].into();
+    let mut index = HeldImage::new(REPOSITORY.parse().unwrap(), Digest::of(&bytes), tags, &bytes);
+    index.lead_to(&unions);
+    let images = singles.into_iter().chain(unions).chain([index.clone()]).collect();
+    let old = date(2020, 1, 1);
+    let mut world =
+        World { images, ..World::default() }.seen("6.1.1", old).seen("6.1.2", old).seen("6.1.3", old);
+    let plan = world.plan();
+    assert_eq!(going(&plan)[..3], ["1.0-union-both", "1.0-union-arm64", "1.0-union-amd64"]);
+    assert_eq!(going(&plan).len(), 6);
+    world.mentioned.insert(format!("{REPOSITORY}@{}", index.digest));
+    assert_eq!(going(&world.plan()), [""; 0], "all that it is made from stays");
 }
 
 #[test]

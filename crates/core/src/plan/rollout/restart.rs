@@ -34,8 +34,8 @@ pub(super) fn restarts(
         let Ok(reached) = reached(found, group) else { return Vec::new() };
         nodes += reached.len();
         let Ok(kernel) = &group.target else { continue };
-        let kernel = kernel.release.as_str();
-        if !new.kernels.contains(kernel) {
+        let (arch, kernel) = (kernel.arch, kernel.release.as_str());
+        if !new.has(arch, kernel) {
             continue;
         }
         let mut names: Vec<&str> =
@@ -45,7 +45,7 @@ pub(super) fn restarts(
             let held = pod.images.get(container).and_then(|image| contents.get(image));
             !pod.deleting
                 && names.binary_search(&pod.node.as_str()).is_ok()
-                && held.is_some_and(|held| !held.kernels.contains(kernel))
+                && held.is_some_and(|held| !held.has(arch, kernel))
         };
         outdated.extend(pods().filter(lacks).map(|pod| (pod, kernel)));
     }

@@ -1,5 +1,5 @@
 //! Pure: the strategy `union`: one image holds the modules for every kernel that the DaemonSet's nodes run, that was
-//! announced, or that left only a while ago.
+//! announced, or that left only a while ago. Nodes of several architectures get an index of one such image for each.
 
 use std::{
     cmp::Reverse,
@@ -18,17 +18,18 @@ use super::{
 };
 use crate::{
     image::{Digest, ImageReference, Period, RolloutSpec},
-    kernel::{KernelRelease, KernelTarget},
+    kernel::{Architecture, KernelRelease, KernelTarget},
     plan::{
         ImageContents, LiveDaemonSet, NodeFacts, NodeReason, UpdateStrategy,
         guarantee::{MadeFor, passing},
         node::NodeGroup,
         outcome::State,
-        union::{MAX_MEMBERS, PlannedUnion},
+        union::{MAX_MEMBERS, PlannedUnion, UnionMembers},
     },
 };
 
-/// On the DaemonSet: since when which kernels of its image are run by no node, as JSON.
+/// On the DaemonSet: since when which kernels of its image are run by no node, as JSON. Where the image is for several
+/// architectures, the kernel has its own before it: `arm64/6.8.0-45-generic`.
 const LEFT: &str = "farrier.dev/union-left";
 
 /// Kernels that a DaemonSet's next union may hold still, though no node runs them, with the time since when that is so.
@@ -36,40 +37,54 @@ pub(in crate::plan) fn left_kernels(annotations: &BTreeMap<String, String>) -> B
     annotations.get(LEFT).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
 }
 
+/// The kernel's release in a key of [`left_kernels`].
+pub(in crate::plan) fn left_release(key: &str) -> &str {
+    key.rsplit('/').next().unwrap_or(key)
+}
+
 /// What the image of a DaemonSet is to be.
 struct Wanted<'a> {
     found: &'a DaemonSetFacts,
     live: &'a LiveDaemonSet,
     container: &'a str,
-    /// The image, or what is waited for.
-    image: Result<PlannedUnion, ImageReference>,
+    /// The image of each architecture, or what is waited for.
+    images: Result<Vec<PlannedUnion>, ImageReference>,
     left: BTreeMap<String, Timestamp>,
 }
 
-/// Decides one target, with the union image that it asks for.
+/// Decides one target, with the union images that it asks for.
 pub(super) fn decide(
     context: &Context<'_>,
     target: &RolloutTarget,
-) -> (Result<Decided, HoldReason>, Option<PlannedUnion>) {
+) -> (Result<Decided, HoldReason>, Vec<PlannedUnion>) {
     let wanted = match wanted(context, target) {
         Ok(wanted) => wanted,
-        Err(why) => return (Err(why), None),
+        Err(why) => return (Err(why), Vec::new()),
     };
-    match &wanted.image {
-        Ok(union) => (set(context, &wanted, union), Some(union.clone())),
-        Err(on) => (Ok(RolloutDecision::Pending { on: on.clone() }.into()), None),
+    match &wanted.images {
+        Ok(unions) => (set(context, &wanted, unions), unions.clone()),
+        Err(on) => (Ok(RolloutDecision::Pending { on: on.clone() }.into()), Vec::new()),
     }
 }
 
-/// Sets the union image, once it is published.
-fn set(context: &Context<'_>, wanted: &Wanted<'_>, union: &PlannedUnion) -> Result<Decided, HoldReason> {
-    let Wanted { found, live, container, image: _, left } = wanted;
-    let Some(published) = context.inputs.observed.image(&union.reference, union.architecture) else {
-        return Ok(RolloutDecision::Pending { on: union.reference.clone() }.into());
-    };
-    let made_for = MadeFor::Members(union.input_hash);
-    let to = passing(context.inputs, context.image, published, &union.reference, made_for)?;
-    let mut decided = set_image(context, found, container, to)?;
+/// Sets the union image, once it is published for every architecture.
+fn set(context: &Context<'_>, wanted: &Wanted<'_>, unions: &[PlannedUnion]) -> Result<Decided, HoldReason> {
+    let Wanted { found, live, container, images: _, left } = wanted;
+    let observed = context.inputs.observed;
+    let mut to = Err(HoldReason::NoNodes);
+    for union in unions {
+        let Some(published) = observed.image(&union.reference, union.architecture) else {
+            return Ok(RolloutDecision::Pending { on: union.reference.clone() }.into());
+        };
+        let made_for = MadeFor::Members(union.input_hash);
+        to = Ok(passing(context.inputs, context.image, published, &union.reference, made_for)?);
+    }
+    if let [PlannedUnion { reference, .. }, _, ..] = unions
+        && let Some(index) = observed.published.get(reference)
+    {
+        to = Ok(index.pinned(reference));
+    }
+    let mut decided = set_image(context, found, container, to?)?;
     note_left(found, live, left, &mut decided);
     if matches!(decided.decision, RolloutDecision::AlreadySet { .. }) {
         decided.changes.extend(restarts(context, found, live, container));
@@ -87,24 +102,27 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
         return Err(HoldReason::NoNodes);
     }
     let mut members = Members::default();
+    let mut all: BTreeSet<&KernelTarget> = live_kernels.keys().copied().collect();
     let announced = context.announced().filter(|cell| cell.outcome.cell().is_some()).map(|cell| &cell.target);
     // Kernels that nodes run go before those that they may run one day.
-    let announced = announced.take(MAX_MEMBERS.saturating_sub(live_kernels.len()));
-    let all: BTreeSet<&KernelTarget> = live_kernels.keys().copied().chain(announced).collect();
+    for kernel in announced {
+        if all.iter().filter(|other| other.arch == kernel.arch).count() < MAX_MEMBERS {
+            all.insert(kernel);
+        }
+    }
     for kernel in &all {
         members.add(context, kernel, current)?;
     }
     let left = members.keep(context, live, current, &all, *drop_after);
-    let done = |image| Ok(Wanted { found, live, container, image, left });
+    let done = |images| Ok(Wanted { found, live, container, images, left });
 
-    let spared = |kernel: &str| {
+    let spared = |arch: Architecture, kernel: &str| {
         // A pod that is not restarted keeps its image, and a kernel that has no modules in either has nothing to lose.
-        live.update == UpdateStrategy::OnDelete
-            && current.is_some_and(|current| !current.kernels.contains(kernel))
+        live.update == UpdateStrategy::OnDelete && current.is_some_and(|current| !current.has(arch, kernel))
     };
-    for kernel in live_kernels.keys().filter(|kernel| !members.has(kernel.release.as_str())) {
+    for kernel in live_kernels.keys().filter(|kernel| !members.has(kernel.arch, kernel.release.as_str())) {
         match members.building.get(*kernel) {
-            _ if spared(kernel.release.as_str()) => {}
+            _ if spared(kernel.arch, kernel.release.as_str()) => {}
             Some(on) => return done(Err(on.clone())),
             None => {
                 let reason = members.missing.remove(*kernel);
@@ -114,36 +132,42 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
     }
     let is_harmed = |(node, _): &(&NodeFacts, &NodeReason)| {
         let release = &node.kernel_version;
-        live.update == UpdateStrategy::RollingUpdate || !(members.has(release) || spared(release))
+        let is_served = match node.architecture.parse() {
+            Ok(arch) => members.has(arch, release) || spared(arch, release),
+            // No image of farrier's has anything for it, neither the one before nor the next.
+            Err(_) => current.is_some(),
+        };
+        live.update == UpdateStrategy::RollingUpdate || !is_served
     };
     if let Some(why) = unknown_node(unknown.into_iter().filter(is_harmed)) {
         return Err(why);
     }
     // One rewrite rather than two, where no node waits for the first.
-    let is_served = |kernel: &&&KernelTarget| {
-        current.is_some_and(|current| current.kernels.contains(kernel.release.as_str()))
-            || !members.has(kernel.release.as_str())
+    let is_served = |kernel: &&KernelTarget| {
+        let (arch, release) = (kernel.arch, kernel.release.as_str());
+        current.is_some_and(|current| current.has(arch, release)) || !members.has(arch, release)
     };
     if let Some(on) = members.building.values().next()
-        && live_kernels.keys().all(|kernel| is_served(&kernel))
+        && live_kernels.keys().all(is_served)
     {
         return done(Err(on.clone()));
     }
-    let union = members.union(context, &all)?;
-    done(Ok(union))
+    let unions = members.unions(context)?;
+    done(Ok(unions))
 }
 
-/// What goes into the image.
+/// What goes into the images.
 #[derive(Default)]
 struct Members {
-    images: BTreeMap<KernelRelease, Digest>,
+    images: UnionMembers,
     building: BTreeMap<KernelTarget, ImageReference>,
     missing: BTreeMap<KernelTarget, HoldReason>,
 }
 
 impl Members {
-    fn has(&self, release: &str) -> bool {
-        self.images.keys().any(|kernel| kernel.as_str() == release)
+    fn has(&self, arch: Architecture, release: &str) -> bool {
+        let images = self.images.get(&arch);
+        images.is_some_and(|images| images.keys().any(|kernel| kernel.as_str() == release))
     }
 
     /// Adds the kernel's image: the published one, or while there is none the one in the image that is in use.
@@ -163,6 +187,7 @@ impl Members {
                 return Ok(());
             }
             State::Absent(absence) => {
+                let current = current.and_then(|current| current.for_architecture(kernel.arch));
                 let held = current.filter(|_| absence.cell.is_some());
                 if let Some(digest) = held.and_then(|held| held.members.get(kernel.release.as_str())) {
                     return self.insert(kernel, digest);
@@ -174,9 +199,10 @@ impl Members {
         Ok(())
     }
 
-    /// Two targets with one release would lie over each other in `/lib/modules`.
+    /// Two targets with one release and architecture would lie over each other in `/lib/modules`.
     fn insert(&mut self, kernel: &KernelTarget, digest: &Digest) -> Result<(), HoldReason> {
-        match self.images.insert(kernel.release.clone(), digest.clone()) {
+        let images = self.images.entry(kernel.arch).or_default();
+        match images.insert(kernel.release.clone(), digest.clone()) {
             Some(other) if other != *digest => Err(HoldReason::NoUnion {
                 detail: format!("two kernel targets have the release {}", kernel.release),
             }),
@@ -196,64 +222,78 @@ impl Members {
         drop_after: Period,
     ) -> BTreeMap<String, Timestamp> {
         let Some(current) = current else { return BTreeMap::new() };
-        let is_alike =
-            self.images.iter().any(|(kernel, digest)| current.members.get(kernel.as_str()) == Some(digest));
         let before = left_kernels(&live.annotations);
-        let is_unknown = |group: &NodeGroup<'_>| group.target.as_ref().is_err_and(|why| !why.is_distrust());
         let now = context.inputs.now;
-        let mut left = BTreeMap::new();
-        let mut kept = Vec::new();
-        for (release, digest) in current.members.iter().filter(|_| is_alike) {
-            let Ok(kernel) = release.parse::<KernelRelease>() else { continue };
-            if wanted.iter().any(|target| target.release == kernel) {
-                continue;
+        let mut left = Vec::new();
+        for arch in self.still_alike(current) {
+            let Some(held) = current.for_architecture(arch) else { continue };
+            let wanted: BTreeSet<&KernelRelease> =
+                wanted.iter().filter(|target| target.arch == arch).map(|target| &target.release).collect();
+            let mut kept = Vec::new();
+            for (release, digest) in &held.members {
+                let Ok(kernel) = release.parse::<KernelRelease>() else { continue };
+                if wanted.contains(&kernel) {
+                    continue;
+                }
+                let since = before.get(&format!("{arch}/{release}")).or_else(|| before.get(release));
+                let since = since.copied().unwrap_or(now);
+                let is_over =
+                    now > since && now.duration_since(since).unsigned_abs() >= drop_after.duration();
+                let may_run = may_run(context.groups, release);
+                if may_run || !is_over {
+                    kept.push(((!may_run).then_some(since), kernel, digest));
+                }
             }
-            // A node whose labels are gone for a moment still says what it runs.
-            let may_run = context
-                .groups
-                .iter()
-                .any(|group| is_unknown(group) && group.sample.kernel_version == *release);
-            let since = before.get(release).copied().unwrap_or(now);
-            let is_over = now > since && now.duration_since(since).unsigned_abs() >= drop_after.duration();
-            if may_run || !is_over {
-                kept.push(((!may_run).then_some(since), kernel, digest));
+            // Those that a node may still run, then the last that left.
+            kept.sort_by(|(a, kernel, _), (b, other, _)| {
+                (a.is_some(), Reverse(a), kernel).cmp(&(b.is_some(), Reverse(b), other))
+            });
+            for (since, kernel, digest) in kept.into_iter().take(MAX_MEMBERS.saturating_sub(wanted.len())) {
+                left.extend(since.map(|since| (arch, kernel.clone(), since)));
+                self.images.entry(arch).or_default().insert(kernel, digest.clone());
             }
         }
-        // Those that a node may still run, then the last that left.
-        kept.sort_by(|(a, kernel, _), (b, other, _)| {
-            (a.is_some(), Reverse(a), kernel).cmp(&(b.is_some(), Reverse(b), other))
-        });
-        for (since, kernel, digest) in kept.into_iter().take(MAX_MEMBERS.saturating_sub(wanted.len())) {
-            left.extend(since.map(|since| (kernel.to_string(), since)));
-            self.images.insert(kernel, digest.clone());
-        }
-        left
+        let key = |arch, kernel| match self.images.len() {
+            0 | 1 => format!("{kernel}"),
+            _ => format!("{arch}/{kernel}"),
+        };
+        left.into_iter().map(|(arch, kernel, since)| (key(arch, kernel), since)).collect()
     }
 
-    fn union(
-        &self,
-        context: &Context<'_>,
-        kernels: &BTreeSet<&KernelTarget>,
-    ) -> Result<PlannedUnion, HoldReason> {
-        let architectures: BTreeSet<_> = kernels.iter().map(|kernel| kernel.arch.as_str()).collect();
-        if architectures.len() > 1 {
-            let all: Vec<_> = architectures.into_iter().collect();
-            return Err(HoldReason::NoUnion { detail: format!("its kernels are for {}", all.join(" and ")) });
-        }
-        if self.images.len() > MAX_MEMBERS {
+    /// The architectures whose images are made from the same things as those in the current image. One of which no kernel
+    /// is wanted goes by the others.
+    fn still_alike(&self, current: &ImageContents) -> Vec<Architecture> {
+        let is_alike = |arch: Architecture| {
+            let (new, old) = (self.images.get(&arch)?, current.for_architecture(arch)?);
+            Some(new.iter().any(|(kernel, digest)| old.members.get(kernel.as_str()) == Some(digest)))
+        };
+        let all: BTreeSet<Architecture> =
+            self.images.keys().chain(current.platforms.keys()).copied().collect();
+        let any = all.iter().any(|arch| is_alike(*arch) == Some(true));
+        all.into_iter().filter(|arch| is_alike(*arch).unwrap_or(any)).collect()
+    }
+
+    fn unions(&self, context: &Context<'_>) -> Result<Vec<PlannedUnion>, HoldReason> {
+        if let Some(images) = self.images.values().find(|images| images.len() > MAX_MEMBERS) {
             let detail = format!(
                 "{} kernels are more than {MAX_MEMBERS}, for which an image has layers",
-                self.images.len()
+                images.len()
             );
             return Err(HoldReason::NoUnion { detail });
         }
         let cell = context.cells.of(context.image).find_map(|planned| planned.outcome.cell());
-        let (Some(cell), Some(kernel), false) = (cell, kernels.first(), self.images.is_empty()) else {
+        let (Some(cell), false) = (cell, self.images.is_empty()) else {
             return Err(self.missing.values().next().cloned().unwrap_or(HoldReason::NoNodes));
         };
-        PlannedUnion::new(context.image, &cell.version, &cell.reference.repository, kernel.arch, &self.images)
+        PlannedUnion::all(context.image, &cell.version, &cell.reference.repository, &self.images)
             .ok_or_else(|| HoldReason::NoUnion { detail: format!("version {:?} gives no tag", cell.version) })
     }
+}
+
+/// May a node run a kernel whose labels do not say so? They are gone for a moment now and then, and the node still says it.
+fn may_run(groups: &[NodeGroup<'_>], release: &str) -> bool {
+    let is_unknown = |group: &NodeGroup<'_>| group.target.as_ref().is_err_and(|why| !why.is_distrust());
+    groups.iter().any(|group| is_unknown(group) && group.sample.kernel_version == *release)
 }
 
 /// Writes down since when kernels are unused: with a change that is made anyhow, or by itself when that differs.

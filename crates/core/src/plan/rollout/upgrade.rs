@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     image::{Drain, OnFailure, UpgradeSpec},
+    kernel::KernelTarget,
     plan::{
         Change, ClusterSnapshot, DriverPod, Holder, ImageContents, Instance, JOB_NAME, JobKind,
         LiveDaemonSet, NodeFacts, PlannedRollout, PlannedUpgrade, PodFacts, Seen, UpdateStrategy, Upgrade,
@@ -60,7 +61,7 @@ fn plan_of(
     let pods = pods_by_node(context.inputs.snapshot);
     let mut nodes = Vec::new();
     for group in context.groups {
-        let kernel = group.target.as_ref().ok().map(|kernel| kernel.release.as_str());
+        let kernel = group.target.as_ref().ok();
         for node in reached(found, group).ok()? {
             let next = next.filter(|_| UpgradeNote::under_way(node).is_none());
             let (target, new) = match next {
@@ -68,7 +69,7 @@ fn plan_of(
                 None => (has, contents.get(has)),
             };
             let fits = match new {
-                Some(new) => kernel.map(|kernel| new.kernels.contains(kernel)),
+                Some(new) => kernel.map(|kernel| new.has(kernel.arch, kernel.release.as_str())),
                 None => is_put_back(live, container, target).then_some(true),
             };
             let driver = pods.get(&(live.version.uid.as_str(), node.name.as_str())).copied().map(|pod| {
@@ -142,8 +143,14 @@ fn is_put_back(live: &LiveDaemonSet, container: &str, image: &str) -> bool {
 }
 
 /// Have two images the same modules for a kernel? Then a node has nothing of the newer one.
-pub(super) fn has_same(kernel: &str, old: Option<&ImageContents>, new: Option<&ImageContents>) -> bool {
-    let member = |contents: Option<&ImageContents>| contents?.members.get(kernel).cloned();
+pub(super) fn has_same(
+    kernel: &KernelTarget,
+    old: Option<&ImageContents>,
+    new: Option<&ImageContents>,
+) -> bool {
+    let member = |contents: Option<&ImageContents>| {
+        contents?.for_architecture(kernel.arch)?.members.get(kernel.release.as_str()).cloned()
+    };
     member(old).is_some_and(|old| member(new) == Some(old))
 }
 

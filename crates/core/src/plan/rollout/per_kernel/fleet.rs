@@ -112,7 +112,7 @@ impl<'a> Fleet<'a> {
 
     /// Is the original's image known to have no modules for this kernel?
     pub(super) fn original_lacks(&self, kernel: &KernelTarget) -> bool {
-        self.contents.is_some_and(|contents| !contents.kernels.contains(kernel.release.as_str()))
+        self.contents.is_some_and(|contents| !contents.has(kernel.arch, kernel.release.as_str()))
     }
 
     /// Can nodes of this kernel be handed over now?

@@ -29,9 +29,9 @@ pub(super) fn planned(context: &Context<'_>, fleet: &Fleet<'_>) -> Option<Planne
         let pod = owner.and_then(|live| pods.get(&(live.version.uid.as_str(), member.node.name.as_str())));
         let driver = pod.copied().map(|pod| {
             let held = pod.images.get(*container).map_or("", String::as_str);
-            let release = kernel.map_or("", |kernel| kernel.release.as_str());
-            let is_alike = held == target || has_same(release, contents.get(held), contents.get(target));
-            DriverPod { pod, is_current: member.handed_over && is_alike }
+            let has_same =
+                kernel.is_some_and(|kernel| has_same(kernel, contents.get(held), contents.get(target)));
+            DriverPod { pod, is_current: member.handed_over && (held == target || has_same) }
         });
         UpgradeNode {
             target,

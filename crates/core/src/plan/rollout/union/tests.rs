@@ -9,7 +9,8 @@ use super::super::{
     *,
 };
 use crate::{
-    image::Digest,
+    image::{Digest, Version},
+    kernel::Architecture,
     kmod::Verdict,
     plan::{ImageContents, PassedLimit, Published, UpdateStrategy, union::MAX_MEMBERS},
 };
@@ -41,25 +42,37 @@ fn world(releases: &[&str], update: UpdateStrategy) -> World {
     world
 }
 
-/// The registry gets the union image that the plan asks for.
+/// The registry gets the union images that the plan asks for, those of several architectures behind an index.
 fn publish_union(world: &mut World) {
-    for union in world.plan().unions {
-        let published = Published {
-            digest: Digest::of(union.input_hash.to_string().as_bytes()),
-            input_hash: Some(union.input_hash),
-            declared_hash: None,
-            exposed: None,
-            verdict: Some(Verdict::Loads),
-            kernel_release: None,
-            platforms: BTreeMap::new(),
-        };
-        let members: BTreeMap<String, Digest> =
-            union.members.iter().map(|m| (m.kernel.to_string(), m.digest.clone())).collect();
-        let contents = ImageContents { kernels: members.keys().cloned().collect(), members };
-        let pinned = published.pinned(&union.reference).to_string();
-        world.observed.contents.insert(pinned, contents);
-        world.observed.published.insert(union.reference, published);
+    let unions = world.plan().unions;
+    for union in &unions {
+        publish_one(world, union);
     }
+    let Some(PlannedUnion { reference, .. }) = unions.first() else { return };
+    let contents = PlannedUnion::contents(unions.clone());
+    let pinned = world.observed.published[reference].pinned(reference).to_string();
+    world.observed.contents.insert(pinned, contents);
+}
+
+/// One of them, beside those that are there.
+fn publish_one(world: &mut World, union: &PlannedUnion) {
+    let mut published = Published {
+        digest: Digest::of(union.input_hash.to_string().as_bytes()),
+        input_hash: Some(union.input_hash),
+        declared_hash: None,
+        exposed: None,
+        verdict: Some(Verdict::Loads),
+        kernel_release: None,
+        platforms: BTreeMap::new(),
+    };
+    let there = world.observed.published.get(&union.reference).map(|there| there.platforms.clone());
+    let mut platforms = there.unwrap_or_default();
+    platforms.insert(union.architecture, published.clone());
+    if platforms.len() > 1 {
+        (published.digest, published.input_hash) = (Digest::of(b"index"), None);
+    }
+    published.platforms = platforms;
+    world.observed.published.insert(union.reference.clone(), published);
 }
 
 /// Makes the changes of the DaemonSet; the pods that were to be restarted.
@@ -86,7 +99,9 @@ fn decision(world: &World) -> RolloutDecision {
 }
 
 fn held(world: &World) -> BTreeSet<String> {
-    world.observed.contents[&world.snapshot.daemon_sets[0].containers[0].image].kernels.clone()
+    let contents = &world.observed.contents[&world.snapshot.daemon_sets[0].containers[0].image];
+    let all = contents.platforms.values().chain([contents]);
+    all.flat_map(|image| image.kernels.clone()).collect()
 }
 
 fn old_holds(world: &mut World, kernels: &[&str]) {
@@ -251,13 +266,128 @@ fn nodes_of_unknown_kernels_are_not_harmed() {
     assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::UnknownNode { .. })));
 }
 
-#[test]
-fn two_architectures_have_no_one_image() {
-    let mut world = world(&[K47, K48], UpdateStrategy::RollingUpdate);
-    world.snapshot.nodes[1].architecture = "arm64".to_owned();
+/// The first node has the one architecture, all others have the other.
+fn two_architectures(releases: &[&str], update: UpdateStrategy) -> World {
+    let mut world = world(releases, update);
+    world.image("mft").spec.tags = vec!["{{version}}-{{kernel_label}}-{{arch}}".to_owned()];
+    for number in 1..releases.len() {
+        to_arm64(&mut world, number);
+    }
     world.publish(Verdict::Loads);
+    world
+}
+
+fn to_arm64(world: &mut World, number: usize) {
+    let node = &mut world.snapshot.nodes[number];
+    node.architecture = "arm64".to_owned();
+    node.labels.insert("kubernetes.io/arch".to_owned(), "arm64".to_owned());
+}
+
+fn members(union: &PlannedUnion) -> Vec<&str> {
+    union.members.iter().map(|member| member.kernel.as_str()).collect()
+}
+
+#[test]
+fn nodes_of_two_architectures_get_an_index_with_the_kernels_of_each() {
+    // One release is the same for both, as Ubuntu's are.
+    let mut world = two_architectures(&[K47, K47, K48], UpdateStrategy::RollingUpdate);
+    let unions = world.plan().unions;
+    let [amd64, arm64] = unions.as_slice() else { panic!("{unions:?}") };
+    assert_eq!((amd64.architecture, arm64.architecture), (Architecture::Amd64, Architecture::Arm64));
+    assert_eq!((members(amd64), members(arm64)), (vec![K47], vec![K47, K48]));
+    assert_eq!(amd64.reference, arm64.reference);
+    assert_ne!(amd64.members[0].digest, arm64.members[0].digest);
+
+    // No field gets an index that lacks an architecture, and what lacks in it is published.
+    publish_one(&mut world, &unions[0]);
+    assert!(matches!(decision(&world), RolloutDecision::Pending { .. }));
+    assert_eq!(world.plan().unions, unions[1..]);
+    publish_union(&mut world);
+    let RolloutDecision::Rewrite { to, .. } = decision(&world) else { panic!("not rewritten") };
+    assert_eq!(to.version, Version::Digest(Digest::of(b"index")));
+    world.observed.contents.insert(to.to_string(), PlannedUnion::contents(unions.clone()));
+    apply(&mut world);
+    assert!(world.plan().is_idle(), "{:?}", world.plan());
+
+    // One of them that is not what was planned is not rolled out.
+    let index = world.observed.published.get_mut(&unions[0].reference).unwrap();
+    index.platforms.get_mut(&Architecture::Arm64).unwrap().input_hash = None;
     let RolloutDecision::Hold(reason) = decision(&world) else { panic!("not held") };
-    insta::assert_snapshot!(reason, @"there is no one image for all kernels: its kernels are for amd64 and arm64");
+    assert!(matches!(reason, HoldReason::NoUnion { .. }), "{reason:?}");
+}
+
+#[test]
+fn one_architecture_keeps_the_name_that_it_had() {
+    let mut world = world(&[K47, K48], UpdateStrategy::RollingUpdate);
+    let unions = world.plan().unions;
+    let [union] = unions.as_slice() else { panic!("{unions:?}") };
+    let short = union.input_hash.short();
+    assert_eq!(union.reference.to_string(), format!("registry.test/drivers/mft:4.33.0-union-{short}"));
+    publish_union(&mut world);
+    apply(&mut world);
+    let image = &world.snapshot.daemon_sets[0].containers[0].image;
+    assert!(image.ends_with(&Digest::of(union.input_hash.to_string().as_bytes()).to_string()), "{image}");
+}
+
+#[test]
+fn kernels_leave_the_image_of_their_own_architecture() {
+    let mut world = two_architectures(&[K47, K47, K48], UpdateStrategy::RollingUpdate);
+    publish_union(&mut world);
+    apply(&mut world);
+    let left = |world: &World| -> Vec<String> {
+        let live = world.snapshot.daemon_sets[0].live.as_ref().unwrap();
+        left_kernels(&live.annotations).into_keys().collect()
+    };
+    // It is still run by the node of the other architecture.
+    world.snapshot.nodes[1] = node("n1", K48);
+    to_arm64(&mut world, 1);
+    apply(&mut world);
+    let key = format!("arm64/{K47}");
+    assert_eq!(left(&world), std::slice::from_ref(&key));
+    assert_eq!(left_release(&key), K47);
+    world.now += jiff::SignedDuration::from_hours(25);
+    let unions = world.plan().unions;
+    assert_eq!(unions.iter().map(members).collect::<Vec<_>>(), [[K47], [K48]]);
+    publish_union(&mut world);
+    apply(&mut world);
+    assert_eq!(left(&world), [""; 0]);
+
+    // The last node of an architecture leaves: its image stays for as long.
+    let index = PlannedUnion::contents(unions);
+    world.snapshot.nodes.truncate(1);
+    world.observed.contents.insert(world.snapshot.daemon_sets[0].containers[0].image.clone(), index);
+    apply(&mut world);
+    assert_eq!(left(&world), [format!("arm64/{K48}")]);
+    assert!(world.plan().is_idle(), "{:?}", world.plan());
+    world.now += jiff::SignedDuration::from_hours(25);
+    let unions = world.plan().unions;
+    assert_eq!(unions.iter().map(members).collect::<Vec<_>>(), [[K47]]);
+}
+
+/// What a pod has is looked up in the image of its node's architecture.
+#[test]
+fn a_pod_is_restarted_for_a_kernel_that_only_the_other_architecture_had() {
+    let mut world = two_architectures(&[K47, K48], UpdateStrategy::OnDelete);
+    publish_union(&mut world);
+    apply(&mut world);
+    let old = world.snapshot.daemon_sets[0].containers[0].image.clone();
+    world.snapshot.pods = (0..2).map(|n| pod(&format!("n{n}"), &old, true)).collect();
+    assert_eq!(apply(&mut world), [""; 0]);
+    let before = world.observed.contents[&old].clone();
+    world.snapshot.nodes[1] = node("n1", K47);
+    to_arm64(&mut world, 1);
+    world.publish(Verdict::Loads);
+    let unions = world.plan().unions;
+    publish_one(&mut world, &unions[0]);
+    publish_one(&mut world, &unions[1]);
+    let reference = &unions[0].reference;
+    let index = world.observed.published.get_mut(reference).unwrap();
+    index.digest = Digest::of(b"the next index");
+    let pinned = index.pinned(reference).to_string();
+    world.observed.contents.insert(pinned, PlannedUnion::contents(unions));
+    world.observed.contents.insert(old, before);
+    apply(&mut world);
+    assert_eq!(apply(&mut world), ["mft-n1"]);
 }
 
 fn pod(node: &str, image: &str, ready: bool) -> PodFacts {

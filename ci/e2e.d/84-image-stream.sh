@@ -1,0 +1,171 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# OpenShift's ImageStream in a real API server: the toolkit of a node by its OSTREE_VERSION. The CRD is written from OpenShift's
+# documentation, the toolkit is made of Debian's packages, and so are node and kernel.
+
+streams=imagestreams.image.openshift.io
+first=416.94.202410151600-0 next=416.94.202412170927-0
+if ! k get crd "$streams" > /dev/null 2>&1 && [ -z "$(k api-resources --api-group image.openshift.io -o name)" ]; then
+    echo "$streams" >> "$state/crds"
+    k apply --server-side -f - > /dev/null <<YAML
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: $streams, labels: {$run_label: $run}}
+spec:
+  group: image.openshift.io
+  scope: Namespaced
+  names: {kind: ImageStream, listKind: ImageStreamList, plural: imagestreams, singular: imagestream, shortNames: [is]}
+  versions:
+    - name: v1
+      served: true
+      storage: true
+      subresources: {status: {}}
+      schema:
+        openAPIV3Schema:
+          type: object
+          properties:
+            spec:
+              type: object
+              properties:
+                dockerImageRepository: {type: string}
+                lookupPolicy: {type: object, required: [local], properties: {local: {type: boolean}}}
+                tags:
+                  type: array
+                  items:
+                    type: object
+                    required: [name]
+                    properties:
+                      name: {type: string}
+                      annotations: {type: object, nullable: true, additionalProperties: {type: string}}
+                      from:
+                        type: object
+                        properties: {kind: {type: string}, name: {type: string}, namespace: {type: string}}
+                      reference: {type: boolean}
+                      generation: {type: integer, format: int64, nullable: true}
+                      importPolicy:
+                        type: object
+                        properties: {insecure: {type: boolean}, scheduled: {type: boolean}, importMode: {type: string}}
+                      referencePolicy: {type: object, required: [type], properties: {type: {type: string}}}
+            status:
+              type: object
+              properties:
+                dockerImageRepository: {type: string}
+                publicDockerImageRepository: {type: string}
+                tags:
+                  type: array
+                  items:
+                    type: object
+                    required: [tag, items]
+                    properties:
+                      tag: {type: string}
+                      items:
+                        type: array
+                        nullable: true
+                        items:
+                          type: object
+                          required: [created, dockerImageReference, image, generation]
+                          properties:
+                            created: {type: string, format: date-time}
+                            dockerImageReference: {type: string}
+                            image: {type: string}
+                            generation: {type: integer, format: int64}
+YAML
+    k wait --for condition=established --timeout 30s "crd/$streams" > /dev/null
+fi
+# OpenShift's own stream stays as it is.
+where=openshift
+if k create namespace "$where" > /dev/null 2>&1; then k label namespace "$where" "$run_label=$run" > /dev/null; else where="$drivers"; fi
+
+# image_stream: from standard input the tags of its specification, YAML in flow style.
+image_stream() {
+    k apply --server-side --force-conflicts --field-manager e2e -f - > /dev/null <<YAML
+apiVersion: image.openshift.io/v1
+kind: ImageStream
+metadata: {name: driver-toolkit, namespace: $where, labels: {$run_label: $run}}
+spec: {lookupPolicy: {local: false}, tags: [$(cat)]}
+YAML
+}
+
+# tag NAME REFERENCE
+tag() { echo "{name: \"$1\", from: {kind: DockerImage, name: \"$2\"}, importPolicy: {scheduled: true}, referencePolicy: {type: Source}}"; }
+
+# The toolkit: Debian 12's compiler and kernel A's headers, in one image. Prints its digest.
+toolkit="${registry%%/*}/ocp/$run/toolkit"
+push_toolkit() {
+    local layout="$here/toolkit" layers='' diff_ids='' layer compiler=''
+    for layer in "$XDG_CACHE_HOME"/farrier/packages-root/*/layer.tar.gz; do
+        if tar -tzf "$layer" | grep -E '^(\./)?usr/bin/gcc-12$' > /dev/null; then compiler="$layer"; fi
+    done
+    [ -n "$compiler" ] || die "no toolchain with gcc-12 in $XDG_CACHE_HOME"
+    mkdir -p "$layout/blobs/sha256"
+    unpack_headers "$kernel_a" "$here/headers" > /dev/null
+    gunzip -c "$compiler" > "$here/compiler.tar"
+    tar -C "$here/headers" -cf "$here/headers.tar" usr
+    for layer in "$here/compiler.tar" "$here/headers.tar"; do
+        blob application/vnd.oci.image.layer.v1.tar "$layer"
+        layers+="${layers:+,}$descriptor" diff_ids+="${diff_ids:+,}\"$digest\""
+    done
+    echo "{\"architecture\":\"$(dpkg --print-architecture)\",\"os\":\"linux\",\"config\":{},\"rootfs\":{\"type\":\"layers\",\"diff_ids\":[$diff_ids]}}" > "$here/config.json"
+    blob application/vnd.oci.image.config.v1+json "$here/config.json"
+    echo "{\"schemaVersion\":2,\"mediaType\":\"application/vnd.oci.image.manifest.v1+json\",\"config\":$descriptor,\"layers\":[$layers]}" > "$here/manifest.json"
+    blob application/vnd.oci.image.manifest.v1+json "$here/manifest.json"
+    echo '{"imageLayoutVersion":"1.0.0"}' > "$layout/oci-layout"
+    echo "{\"schemaVersion\":2,\"manifests\":[$descriptor]}" > "$layout/index.json"
+    skopeo copy --quiet --dest-tls-verify=false "oci:$layout" "docker://$toolkit:first" >&2
+    echo "$digest"
+}
+
+# blob TYPE FILE: into the layout; sets $digest and $descriptor.
+blob() {
+    digest="sha256:$(sha256sum "$2" | cut -d ' ' -f 1)"
+    cp "$2" "$here/toolkit/blobs/sha256/${digest#sha256:}"
+    descriptor="{\"mediaType\":\"$1\",\"digest\":\"$digest\",\"size\":$(stat -c %s "$2")}"
+}
+
+mkdir -p "$here/definitions/kernels"
+cat > "$here/definitions/kernels/05-coreos.yaml" <<YAML
+apiVersion: farrier.dev/v1alpha1
+kind: KernelFamily
+metadata: {name: coreos}
+spec:
+  match: {os: rhcos}
+  headers: {oci: {image: "$toolkit@{{digest}}"}}
+  toolchain: {image: "$toolkit@{{digest}}"}
+  imageStream: $where/driver-toolkit
+YAML
+definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, deadline: 10m, stableFor: 2s}"
+add_node n1 "$kernel_a"
+k label node "$run-$scenario-n1" --overwrite "$nfd/system-os_release.ID=rhcos" "$nfd/system-os_release.VERSION_ID=4.16" \
+    "$nfd/system-os_release.OSTREE_VERSION=$first" > /dev/null
+add_daemonset solo "$registry/$driver:vendor" RollingUpdate
+
+planned() { as_farrier plan --cluster kube --registry "$registry" --engine "$engine" -o json || true; }
+skipped() { planned | jq -r '.skipped[].why.message' | grep -F "$1"; }
+why() { { as_farrier why "node/$run-$scenario-n1" --cluster kube --registry "$registry" --engine "$engine" || true; } | grep -F "$1"; }
+expect 30 "without an ImageStream, that is the reason" skipped "the cluster has no ImageStream $where/driver-toolkit"
+tag "$next" "quay.io/openshift-release-dev/ocp-v4.0-art-dev@sha256:$(printf '%064d' 1)" | image_stream
+expect 30 "the ImageStream lacks the node's version, and the plan says so" skipped "ImageStream $where/driver-toolkit has no tag $first"
+expect 30 "farrier why says it of the node" why "has no tag $first"
+
+push_toolkit > "$here/digest"
+digest="$(cat "$here/digest")"
+{ tag "$first" "quay.io/openshift-release-dev/ocp-v4.0-art-dev@$digest"; echo ,; tag "$next" quay.io/openshift/toolkit:next; } | image_stream
+toolchain() { planned | jq -e --arg image "$toolkit@$1" '.builds | length == 1 and .[0].cell.toolchain == $image'; }
+expect 30 "with the version, the plan builds with that toolkit" toolchain "$digest"
+
+# What was imported under a tag counts before what the specification names.
+other="sha256:$(printf '%064d' 2)"
+status() {
+    jq -n --arg tag "$first" --arg image "$1" '{status: {dockerImageRepository: "", tags: [{tag: $tag, items: [{created: "2026-01-01T00:00:00Z",
+        dockerImageReference: ("quay.io/x@" + $image), image: $image, generation: 2}]}]}}' |
+        k patch "$streams" driver-toolkit -n "$where" --subresource status --type merge --patch-file /dev/stdin > /dev/null
+}
+if status "$other"; then
+    expect 30 "what was imported under the tag is the toolkit" toolchain "$other"
+    status "$digest"
+fi
+start_farrier one
+expect 300 "the driver is built with it, and the DaemonSet has its image" ours_is_set
+k get secrets -n "$where" --as "system:serviceaccount:$ns:$account" > /dev/null 2>&1 && expect 0 "farrier reads nothing else there" false
+cannot_list() { ! k get "$streams" -n "$where" --as "system:serviceaccount:$ns:$account" > /dev/null 2>&1; }
+expect 5 "and may read no other ImageStream" cannot_list

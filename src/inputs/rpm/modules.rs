@@ -1,0 +1,306 @@
+//! Pure: the modules of RPM repositories (`modules.yaml`): which of their packages dnf would leave out.
+//!
+//! A module has streams, such as perl 5.26 and 5.32, and each stream builds with the packages of its own. Of one module a system
+//! has one stream at most: the one that was chosen, else the default, if the repositories name one.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use serde::Deserialize;
+
+use super::package::RpmPackage;
+use crate::{image::checked::ModuleName, inputs::error::MetadataError};
+
+/// Bytes of the modules of one repository. RHEL's have a quarter of it.
+pub const MOST_MODULES: u64 = 64 << 20;
+
+/// What repositories say of modules.
+#[derive(Debug, Default)]
+pub struct Modules {
+    builds: Vec<Build>,
+    /// The default stream of each module that has one.
+    defaults: BTreeMap<String, String>,
+}
+
+/// One build of a stream (a document `modulemd`, version 2).
+#[derive(Debug, Deserialize)]
+struct Build {
+    name: String,
+    stream: String,
+    /// Alternatives.
+    #[serde(default)]
+    dependencies: Vec<Dependencies>,
+    #[serde(default)]
+    artifacts: Artifacts,
+}
+
+#[derive(Debug, Deserialize)]
+struct Dependencies {
+    /// Streams by module; one with a `-` before it is any other.
+    #[serde(default)]
+    requires: BTreeMap<String, Vec<String>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Artifacts {
+    /// `name-epoch:version-release.arch`.
+    #[serde(default)]
+    rpms: Vec<String>,
+}
+
+/// A document `modulemd-defaults`.
+#[derive(Debug, Deserialize)]
+struct StreamDefault {
+    module: String,
+    #[serde(default)]
+    stream: Option<String>,
+}
+
+/// A document of one of these kinds.
+#[derive(Deserialize)]
+struct Document<T> {
+    data: T,
+}
+
+/// Which packages may be taken.
+#[derive(Debug, Default)]
+pub struct Choice {
+    /// Those of the streams that the system has.
+    taken: HashSet<String>,
+    /// Those of all streams.
+    all: HashSet<String>,
+    /// The names of those that are taken: no package without a module stands in for them.
+    names: HashSet<String>,
+    /// The names of all that belong to modules.
+    known: HashSet<String>,
+}
+
+impl Modules {
+    /// Adds what one repository says. Of two defaults for a module the first counts.
+    pub fn add(&mut self, text: &str) -> Result<(), MetadataError> {
+        // Kinds of documents that say nothing of packages, such as translations, are the larger part.
+        for document in text.split("\n---").map(|document| document.strip_prefix("---").unwrap_or(document)) {
+            let has = |line: &str| document.lines().any(|found| found.trim_end() == line);
+            if has("document: modulemd") && has("version: 2") {
+                self.builds.push(read(document)?);
+            } else if has("document: modulemd-defaults") {
+                let StreamDefault { module, stream } = read(document)?;
+                if let Some(stream) = stream {
+                    self.defaults.entry(module).or_insert(stream);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Which packages may be taken on a system with these streams; or the stream that no repository has.
+    pub fn choose(&self, named: &BTreeMap<ModuleName, ModuleName>) -> Result<Choice, String> {
+        let named: BTreeMap<&str, &str> =
+            named.iter().map(|(module, stream)| (module.as_str(), stream.as_str())).collect();
+        let is_there = |module: &str, stream: &str| {
+            self.builds.iter().any(|build| build.name == module && build.stream == stream)
+        };
+        if let Some((module, stream)) = named.iter().find(|(module, stream)| !is_there(module, stream)) {
+            return Err(format!("{module}:{stream}"));
+        }
+        let stream_of = |module: &str| {
+            named.get(module).copied().or_else(|| self.defaults.get(module).map(String::as_str))
+        };
+        let mut active: Vec<&Build> =
+            self.builds.iter().filter(|build| stream_of(&build.name) == Some(&build.stream)).collect();
+        // One that needs a stream of another module is there only with that one.
+        loop {
+            let streams: BTreeSet<(&str, &str)> =
+                active.iter().map(|build| (build.name.as_str(), build.stream.as_str())).collect();
+            let before = active.len();
+            active.retain(|build| build.is_met(&streams));
+            if active.len() == before {
+                break;
+            }
+        }
+        let packages = |builds: &mut dyn Iterator<Item = &Build>| -> HashSet<String> {
+            builds.flat_map(|build| build.artifacts.rpms.iter().cloned()).collect()
+        };
+        let taken = packages(&mut active.iter().copied());
+        let all = packages(&mut self.builds.iter());
+        Ok(Choice { names: names(&taken), known: names(&all), taken, all })
+    }
+}
+
+fn names(packages: &HashSet<String>) -> HashSet<String> {
+    let binary = packages.iter().filter(|package| !package.ends_with("src"));
+    binary.filter_map(|package| package.rsplitn(3, '-').nth(2)).map(str::to_owned).collect()
+}
+
+impl Build {
+    fn is_met(&self, streams: &BTreeSet<(&str, &str)>) -> bool {
+        let is_met = |(module, wanted): (&String, &Vec<String>)| {
+            // A repository is for one version of the distribution.
+            let mut there = streams.iter().filter(|(name, _)| name == module).map(|(_, stream)| *stream);
+            module == "platform" || there.any(|stream| allows(wanted, stream))
+        };
+        self.dependencies.is_empty()
+            || self.dependencies.iter().any(|alternative| alternative.requires.iter().all(is_met))
+    }
+}
+
+/// An empty list allows every stream, and so does one that only names others.
+fn allows(wanted: &[String], stream: &str) -> bool {
+    let mut names = wanted.iter().filter(|name| !name.starts_with('-')).peekable();
+    let is_refused = wanted.iter().any(|name| name.strip_prefix('-') == Some(stream));
+    !is_refused && (names.peek().is_none() || names.any(|name| name == stream))
+}
+
+impl Choice {
+    /// Is a package not to be taken?
+    pub fn leaves_out(&self, package: &RpmPackage) -> bool {
+        let RpmPackage { name, epoch, version, arch, .. } = package;
+        let id = format!("{name}-{epoch}:{version}.{arch}");
+        !self.taken.contains(&id) && (self.all.contains(&id) || self.names.contains(name))
+    }
+
+    /// May it leave out packages of this name?
+    pub fn tells_of(&self, name: &str) -> bool {
+        self.known.contains(name)
+    }
+}
+
+fn read<T: for<'de> Deserialize<'de>>(document: &str) -> Result<T, MetadataError> {
+    let read: Document<T> =
+        serde_saphyr::from_str(document).map_err(|error| MetadataError::Form(error.to_string()))?;
+    Ok(read.data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inputs::checksum::Checksum;
+
+    /// The form of RHEL 8, with two streams of perl, what is built for either of them, and a module without a default.
+    const MODULES: &str = r#"---
+document: modulemd
+version: 2
+data:
+  name: perl
+  stream: 5.30
+  version: 8040020200923213406
+  context: 466ea64f
+  arch: x86_64
+  summary: Practical Extraction and Report Language
+  description: >-
+    Perl is a high-level programming language
+    --- with a line of its own.
+  license: {module: [MIT]}
+  dependencies:
+  - buildrequires: {platform: [el8.4.0]}
+    requires: {platform: [el8]}
+  artifacts:
+    rpms:
+    - perl-4:5.30.1-452.x86_64
+    - perl-4:5.30.1-452.src
+...
+---
+document: modulemd
+version: 2
+data:
+  name: perl
+  stream: "5.26"
+  dependencies: [{requires: {platform: [el8]}}]
+  artifacts: {rpms: [perl-4:5.26.3-416.x86_64]}
+...
+---
+document: modulemd
+version: 2
+data:
+  name: perl-DBI
+  stream: '1.641'
+  context: one
+  dependencies: [{requires: {platform: [el8], perl: ['5.26']}}]
+  artifacts: {rpms: [perl-DBI-0:1.641-3.one.x86_64]}
+---
+document: modulemd
+version: 2
+data:
+  name: perl-DBI
+  stream: '1.641'
+  context: two
+  dependencies: [{requires: {platform: [el8], perl: [-5.26]}}]
+  artifacts: {rpms: [perl-DBI-0:1.641-3.two.x86_64]}
+---
+document: modulemd
+version: 2
+data: {name: python, stream: "3.9", artifacts: {rpms: [make-0:9-1.x86_64]}}
+---
+document: modulemd-translations
+version: 1
+data: [not, looked, at]
+---
+document: modulemd-defaults
+version: 1
+data: {module: perl, stream: "5.26", profiles: {"5.26": [common]}}
+---
+document: modulemd-defaults
+version: 1
+data: {module: perl-DBI, stream: '1.641'}
+---
+document: modulemd-defaults
+version: 1
+data: {module: python}
+"#;
+
+    fn package(name: &str, epoch: u64, version: &str) -> RpmPackage {
+        RpmPackage {
+            name: name.to_owned(),
+            epoch,
+            version: version.to_owned(),
+            arch: "x86_64".to_owned(),
+            checksum: Checksum::sha256(&"0".repeat(64)),
+            location: String::new(),
+            base: None,
+            releases: Vec::new(),
+        }
+    }
+
+    /// The packages that may be taken with these streams.
+    fn taken(streams: &[(&str, &str)]) -> Result<Vec<String>, String> {
+        let mut modules = Modules::default();
+        modules.add(MODULES).unwrap();
+        let named = streams.iter().map(|(module, stream)| (module.parse().unwrap(), stream.parse().unwrap()));
+        let choice = modules.choose(&named.collect())?;
+        let all = [
+            package("perl", 4, "5.30.1-452"),
+            package("perl", 4, "5.26.3-416"),
+            // Of no module.
+            package("perl", 4, "5.36-1"),
+            package("perl-DBI", 0, "1.641-3.one"),
+            package("perl-DBI", 0, "1.641-3.two"),
+            package("make", 0, "9-1"),
+            package("make", 0, "4.2-11"),
+        ];
+        assert!(all.iter().all(|package| choice.tells_of(&package.name)) && !choice.tells_of("gcc"));
+        let taken = all.iter().filter(|package| !choice.leaves_out(package));
+        Ok(taken.map(|package| format!("{}-{}", package.name, package.version)).collect())
+    }
+
+    #[test]
+    fn packages_of_default_streams_and_of_none_are_taken() {
+        assert_eq!(taken(&[]).unwrap(), ["perl-5.26.3-416", "perl-DBI-1.641-3.one", "make-4.2-11"]);
+    }
+
+    #[test]
+    fn a_named_stream_takes_the_place_of_the_default_and_brings_what_was_built_for_it() {
+        let found = taken(&[("perl", "5.30")]).unwrap();
+        assert_eq!(found, ["perl-5.30.1-452", "perl-DBI-1.641-3.two", "make-4.2-11"]);
+        let found = taken(&[("python", "3.9")]).unwrap();
+        assert_eq!(found, ["perl-5.26.3-416", "perl-DBI-1.641-3.one", "make-9-1"]);
+        assert_eq!(taken(&[("perl", "5.99")]).unwrap_err(), "perl:5.99");
+    }
+
+    #[test]
+    fn without_modules_nothing_is_left_out() {
+        let choice = Modules::default().choose(&BTreeMap::new()).unwrap();
+        assert!(!choice.tells_of("perl") && !choice.leaves_out(&package("perl", 4, "5.30.1-452")));
+        let error =
+            Modules::default().add("---\ndocument: modulemd\nversion: 2\ndata: {name: [}\n").unwrap_err();
+        assert!(matches!(error, MetadataError::Form(_)), "{error}");
+    }
+}
