@@ -1,5 +1,7 @@
 //! Pure: what became of each module, from the report and from how the virtual machine ended.
 
+use std::collections::BTreeSet;
+
 use driver_entrypoint::report::{Ended, ReadBack, Record};
 use nix::errno::Errno;
 
@@ -17,25 +19,27 @@ pub(super) fn classify(steps: &[PlannedStep], run: &Run) -> Result<Vec<BootOutco
     let names: Vec<(&str, bool)> =
         steps.iter().map(|step| (step.name.as_str(), step.payload.is_some())).collect();
     let mut outcomes = outcomes(&names, &run.transcript, run.ending, &run.console)?;
-    let needs: Vec<(&str, &[String])> =
-        steps.iter().map(|step| (step.name.as_str(), step.needs.as_slice())).collect();
-    withdraw(&needs, &mut outcomes);
+    let needs: Vec<_> = steps.iter().map(|step| (step.name.as_str(), step.needs.as_slice())).collect();
+    excuse(&needs, &mut outcomes);
     Ok(outcomes)
 }
 
-/// Takes back what the loader said of a module whose symbols are those of another that found no hardware, and so is not
-/// there: of the module itself that says nothing. `steps`: name, and what it needs.
-fn withdraw(steps: &[(&str, &[String])], outcomes: &mut [BootOutcome]) {
-    let mut absent: Vec<&str> = Vec::new();
+/// A module without the symbols of one that found no hardware cannot be tried: the answer that it got says nothing about it.
+fn excuse(steps: &[(&str, &[String])], outcomes: &mut [BootOutcome]) {
+    let mut absent = BTreeSet::new();
     for ((name, needs), outcome) in steps.iter().zip(outcomes) {
-        let waits = needs.iter().any(|needed| absent.contains(&needed.as_str()));
-        match outcome {
-            BootOutcome::NotPresent { .. } => absent.push(name),
-            BootOutcome::Refused { error, .. } if waits && error == "ENOENT" => {
-                *outcome = BootOutcome::NotReached;
-                absent.push(name);
+        let is_absent = match outcome {
+            BootOutcome::NotPresent { error, .. } => matches!(error.as_str(), "ENODEV" | "ENXIO"),
+            BootOutcome::Refused { error, .. } if error == "ENOENT" => {
+                needs.iter().any(|needed| absent.contains(needed.as_str()))
             }
-            _ => {}
+            _ => false,
+        };
+        if is_absent {
+            absent.insert(*name);
+        }
+        if is_absent && matches!(outcome, BootOutcome::Refused { .. }) {
+            *outcome = BootOutcome::NotReached;
         }
     }
 }
@@ -273,25 +277,31 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_needs_absent_hardware_was_not_judged() {
-        let refused = |error: &str| BootOutcome::Refused { error: error.to_owned(), messages: vec![] };
-        let not_present = BootOutcome::NotPresent { error: "ENODEV".to_owned(), messages: vec![] };
-        let (on_a, on_b) = (["a".to_owned()], ["b".to_owned()]);
-        let steps: [(&str, &[String]); 5] =
-            [("a", &[]), ("b", &on_a), ("c", &on_b), ("d", &on_a), ("e", &[])];
-        let mut outcomes = [
-            not_present.clone(),
-            refused("ENOENT"),
-            refused("ENOENT"),
-            refused("ENOEXEC"),
-            refused("ENOENT"),
+    fn what_needs_absent_hardware_is_not_tried() {
+        let refused = |error: &str| BootOutcome::Refused { error: error.to_owned(), messages: Vec::new() };
+        let absent = |error: &str| BootOutcome::NotPresent { error: error.to_owned(), messages: Vec::new() };
+        let [gpu, modeset, crc] = ["gpu", "modeset", "crc"].map(|name| [name.to_owned()]);
+        let none: &[String] = &[];
+        let steps: [(&str, &[String]); 7] = [
+            ("gpu", none),
+            ("modeset", &gpu),
+            ("drm", &modeset),
+            ("other", none),
+            ("uvm", &gpu),
+            ("crc", none),
+            ("net", &crc),
         ];
-        withdraw(&steps, &mut outcomes);
-        let unjudged = BootOutcome::NotReached;
+        let said = ["ENOENT", "ENOENT", "ENOENT", "EINVAL"].map(refused);
+        let mut outcomes = vec![absent("ENODEV")];
+        outcomes.extend(said);
+        // It lacks no hardware.
+        outcomes.extend([absent("ENOENT"), refused("ENOENT")]);
+        excuse(&steps, &mut outcomes);
         assert_eq!(
-            outcomes,
-            [not_present, unjudged.clone(), unjudged, refused("ENOEXEC"), refused("ENOENT")]
+            outcomes[..4],
+            [absent("ENODEV"), BootOutcome::NotReached, BootOutcome::NotReached, refused("ENOENT")]
         );
+        assert_eq!(outcomes[4..], [refused("EINVAL"), absent("ENOENT"), refused("ENOENT")]);
     }
 
     #[test]

@@ -15,6 +15,9 @@ pub enum BootError {
     /// The static binary is not there.
     #[error("find driver-entrypoint at {0}")]
     NoEntrypoint(PathBuf),
+    /// The static binary is for other machines, or no such binary.
+    #[error("start driver-entrypoint in a virtual machine")]
+    Entrypoint(#[source] PayloadError),
     /// QEMU is not there; `package` has it.
     #[error("start {program}: there is no such program")]
     NoEmulator { program: String, package: &'static str },
@@ -62,6 +65,7 @@ impl BootError {
                 "build it with `cargo build --profile entrypoint` in crates/driver-entrypoint/, and put it beside farrier \
                  or name it with --entrypoint"
             }
+            Self::Entrypoint(error) => return error.hint().unwrap_or_default(),
             Self::Start(..) => "look at the program's permissions",
             Self::Read(_) | Self::Cancelled => "start the check again",
             Self::Io(_) | Self::Payload(_) => "look at the file, its permissions and its disk",

@@ -38,6 +38,7 @@ use crate::{
     kernel::Architecture,
     kmod::{BootReport, ModuleBoot},
     machine::program_for,
+    payload::Entrypoint,
 };
 use initramfs::Initramfs;
 use qemu::{Accelerator, Machine, Run};
@@ -52,6 +53,16 @@ pub fn find_entrypoint(given: Option<&Path>, arch: Architecture) -> Result<PathB
     let path = given.map(Path::to_owned).or_else(beside).unwrap_or_else(|| PathBuf::from(ENTRYPOINT));
     let path = program_for(&path, arch);
     if path.is_file() { Ok(path) } else { Err(BootError::NoEntrypoint(path)) }
+}
+
+/// The same, where it is known that it runs on that architecture: as init of a virtual machine.
+pub async fn find_init(given: Option<&Path>, arch: Architecture) -> Result<PathBuf> {
+    let path = find_entrypoint(given, arch)?;
+    blocking(move || {
+        let runs = Entrypoint::read(&path).and_then(|entrypoint| entrypoint.runs_on(arch));
+        runs.map(|()| path).map_err(BootError::Entrypoint)
+    })
+    .await
 }
 
 /// Boots the kernel, loads the modules and says what became of each. When it returns, with whatever result, or
@@ -192,6 +203,7 @@ fn write_initramfs(request: &BootRequest, steps: &[PlannedStep], key: Key, out: 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::payload::elf_program;
 
     #[test]
     fn memory_follows_the_initramfs_up_to_the_limit() {
@@ -207,5 +219,22 @@ mod tests {
             .unwrap_err();
         assert_eq!(error.to_string(), "find driver-entrypoint at /nonexistent/driver-entrypoint");
         assert!(error.hint().contains("cargo build --profile entrypoint"), "{}", error.hint());
+    }
+
+    #[tokio::test]
+    async fn an_entrypoint_of_another_architecture_is_no_init() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(ENTRYPOINT);
+        fs_err::write(&path, elf_program(62, 1)).unwrap();
+        let found = |arch| find_init(Some(&path), arch);
+        assert_eq!(found(Architecture::Amd64).await.unwrap(), path);
+        let error = found(Architecture::Arm64).await.unwrap_err();
+        let said = crate::error_chain(&error);
+        assert!(said.starts_with("start driver-entrypoint in a virtual machine: use "), "{said}");
+        assert!(said.ends_with("it is for amd64, and one for arm64 is wanted"), "{said}");
+        assert!(error.hint().contains("driver-entrypoint-ARCHITECTURE"), "{}", error.hint());
+        let other = directory.path().join("driver-entrypoint-arm64");
+        fs_err::write(&other, elf_program(183, 1)).unwrap();
+        assert_eq!(found(Architecture::Arm64).await.unwrap(), other);
     }
 }

@@ -18,17 +18,20 @@ use crate::{
 };
 
 /// Finds out before the work that the check which the definition asks for cannot be made.
-pub(super) fn can_check(job: &Job<'_>) -> Result<()> {
-    if job.image.spec.check.boot && job.parts.boot_checker.is_none() {
-        let name = &job.image.metadata.name;
-        return Err(TargetError::unmet(
-            format!(
-                "image {name} asks for a boot check (check.boot: true), and this farrier cannot boot kernels"
-            ),
-            "leave check.boot out, or run a farrier that can",
-        ));
+pub(super) async fn can_check(job: &Job<'_>) -> Result<()> {
+    if !job.image.spec.check.boot {
+        return Ok(());
     }
-    Ok(())
+    if let Some(checker) = &job.parts.boot_checker {
+        return checker.can_boot(job.cell.target.arch).await;
+    }
+    let name = &job.image.metadata.name;
+    Err(TargetError::unmet(
+        format!(
+            "image {name} asks for a boot check (check.boot: true), and this farrier cannot boot kernels"
+        ),
+        "leave check.boot out, or run a farrier that can",
+    ))
 }
 
 /// Checks a payload against its kernel's header set, signs its modules where the site has them signed, and, where the

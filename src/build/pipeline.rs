@@ -41,7 +41,7 @@ pub struct Built {
 pub async fn build(parts: &Parts, cell: &Cell, options: BuildOptions) -> Result<Built> {
     let job = Job::of(parts, cell)?;
     // What would stop the build at its end is found before the work.
-    check::can_check(&job)?;
+    check::can_check(&job).await?;
     if options.push {
         can_sign_images(parts).await?;
     }

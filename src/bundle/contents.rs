@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     image::{Definitions, Digest, DriverImage, ImageName, RuntimeBase, SourceOrigin, SourceSpec, Tag},
     kernel::{KernelFamily, KernelTarget, Toolchain, UNKNOWN_SYSTEM, match_family},
+    machine::native,
     store::InputKind,
 };
 
@@ -115,17 +116,15 @@ pub fn needed<'a>(
     }
     for image in needed.images.clone() {
         for source in &image.spec.sources {
-            let of_kernels: Vec<SourceSpec> = match &source.from {
-                // They are copied as they are.
-                SourceOrigin::Image(_) => continue,
-                // A kernel for which none can be named is told in the plan.
-                _ if source.is_of_kernel() => needed
-                    .kernels_of(image)
-                    .filter_map(|kernel| Some(source.for_kernel(kernel).ok()?.into_owned()))
-                    .collect(),
-                _ => vec![source.clone()],
-            };
-            for source in of_kernels {
+            // They are copied as they are.
+            if matches!(source.from, SourceOrigin::Image(_)) {
+                continue;
+            }
+            // A plan takes the driver's version from the machine's own. A kernel for which none can be named is told in the plan.
+            let own = (!source.is_of_kernel()).then(|| source.for_architecture(native()));
+            let of_kernels = needed.kernels_of(image).filter_map(|kernel| source.for_kernel(kernel).ok());
+            let wanted: Vec<SourceSpec> = own.into_iter().chain(of_kernels).collect();
+            for source in wanted {
                 let same = |other: &SourceSpec| {
                     let SourceSpec { name: _, from, unpack, subdir } = &source;
                     (&other.from, &other.unpack, &other.subdir) == (from, unpack, subdir)
@@ -187,6 +186,7 @@ pub fn in_order(contents: impl IntoIterator<Item = Content>) -> Vec<Content> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::Architecture;
 
     fn definitions() -> Definitions {
         let image = |name: &str, source: &str, needs: &str| -> DriverImage {
@@ -217,7 +217,7 @@ mod tests {
             os: os.parse().unwrap(),
             os_version: "12".parse().unwrap(),
             release: "6.1.0".parse().unwrap(),
-            arch: crate::kernel::Architecture::Amd64,
+            arch: Architecture::Amd64,
         }
     }
 
@@ -239,19 +239,23 @@ mod tests {
     fn packages_and_images_with_modules_are_those_of_the_kernels() {
         let mut definitions = definitions();
         let name: ImageName = "c".parse().unwrap();
-        let sources: [SourceSpec; 2] = [
+        let sources: [SourceSpec; 3] = [
             r#"{"name": "p", "from": {"apt": {"package": "modules-{{release}}", "suites": ["sid"]}}}"#,
+            r#"{"name": "d", "from": {"apt": {"package": "driver", "suites": ["sid"]}}}"#,
             r#"{"name": "i", "from": {"image": {"reference": "r.test/acme:{{release}}"}}}"#,
         ]
         .map(|source| serde_json::from_str(source).unwrap());
         definitions.images.get_mut(&name).unwrap().spec.sources = sources.to_vec();
-        let kernels = BTreeSet::from([kernel("debian"), kernel("plan9")]);
+        let arm64 = KernelTarget { arch: Architecture::Arm64, ..kernel("debian") };
+        let kernels = BTreeSet::from([kernel("debian"), arm64, kernel("plan9")]);
         let images = BTreeSet::from([name]);
         let needed = needed(&definitions, &images, &kernels);
-        let [SourceSpec { from: SourceOrigin::Apt(package), .. }] = &needed.sources[..] else {
-            panic!("one package")
-        };
-        assert_eq!(package.package, "modules-6.1.0");
+        let packages = needed.sources.iter().map(|source| match &source.from {
+            SourceOrigin::Apt(package) => format!("{}:{}", package.package, package.arch.unwrap()),
+            other => panic!("{other:?}"),
+        });
+        let packages: Vec<String> = packages.collect();
+        assert_eq!(packages, ["modules-6.1.0:amd64", "modules-6.1.0:arm64", "driver:amd64", "driver:arm64"]);
         assert_eq!(needed.foreign(), BTreeSet::from(["debian:12", "r.test/acme:6.1.0"].map(str::to_owned)));
     }
 

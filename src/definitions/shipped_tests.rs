@@ -32,9 +32,14 @@ fn image<'a>(definitions: &'a Definitions, name: &str) -> &'a DriverImage {
 
 /// The Dockerfile as `farrier render` prints it, of a source of version `535.261.03`.
 fn dockerfile(name: &str) -> String {
+    dockerfile_for(name, Architecture::Amd64)
+}
+
+fn dockerfile_for(name: &str, arch: Architecture) -> String {
     let definitions = load(None).unwrap();
     let image = image(&definitions, name);
-    let context = image.template_context("localhost/toolchain", "535.261.03", &target());
+    let target = KernelTarget { arch, ..target() };
+    let context = image.template_context("localhost/toolchain", "535.261.03", &target);
     let template = image.spec.template.as_str();
     template::render(template, &definitions.templates[template], &context).unwrap()
 }
@@ -47,6 +52,15 @@ fn ofed_is_configured_compiled_and_exposed() {
 #[test]
 fn the_gpu_driver_exposes_what_peer_memory_looks_for() {
     insta::assert_snapshot!(dockerfile("nvidia-gpu"));
+}
+
+/// NVIDIA's own makefiles take the machine's architecture unless they are told another.
+#[test]
+fn the_whole_tree_of_the_gpu_driver_is_told_that_it_is_for_arm64() {
+    let arm64 = dockerfile_for("nvidia-gpu", Architecture::Arm64);
+    let told = r#"DATE="date --date=@0" TARGET_ARCH=aarch64; \"#;
+    assert!(arm64.contains(told), "{arm64}");
+    assert_eq!(arm64.replace(" TARGET_ARCH=aarch64", ""), dockerfile("nvidia-gpu"));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use futures::{StreamExt, stream};
 use crate::{
     image::ImageReference,
     oci::{AnyManifest, ImageFacts},
-    parts::{AT_ONCE, Parts, Result, entries, image_location},
+    parts::{AT_ONCE, Parts, TargetError, entries, image_location},
     plan::ImageContents,
     registry::StoredManifest,
 };
@@ -42,7 +42,9 @@ async fn contents_of(parts: &Parts, reference: &ImageReference) -> Option<ImageC
         let platforms: Option<BTreeMap<_, _>> =
             entries.iter().map(|(arch, stored)| Some((*arch, contents_of_one(stored)?))).collect();
         let platforms = platforms.filter(|platforms| !platforms.is_empty());
-        Result::Ok(platforms.map(|platforms| ImageContents { platforms, ..ImageContents::default() }))
+        Ok::<_, TargetError>(
+            platforms.map(|platforms| ImageContents { platforms, ..ImageContents::default() }),
+        )
     };
     found.await.unwrap_or_else(|error| {
         tracing::debug!(%reference, %error, "image in use cannot be looked up");

@@ -1,5 +1,5 @@
-//! Adapter: what driver images are made of for a kernel: sources that are the same for each, packages of that kernel, and modules
-//! in other people's images.
+//! Adapter: what driver images are made of for a kernel: sources that are the same for each, packages of that kernel or its
+//! architecture, and modules in other people's images.
 
 use std::{
     collections::BTreeSet,
@@ -11,15 +11,19 @@ use futures::{StreamExt as _, stream};
 use super::{keys::signers, root_fs::image_tree, signatures::StoredImage};
 use crate::{
     archive::links,
-    image::{Digest, DriverImage, ImageReference, SourceImage, SourceOrigin, SourceSpec, Version},
-    inputs::FetchedSource,
+    image::{
+        Digest, DriverImage, ImageReference, SourceImage, SourceOrigin, SourceSpec, Version, VersionSpec,
+    },
+    inputs::{FetchedSource, SourceIdentity},
     kernel::KernelTarget,
+    machine::native,
     parts::{AT_ONCE, Parts, Result, TargetError},
-    plan::Resolved,
+    plan::{Resolved, TreeKey},
     resolve::with_hint,
 };
 
-/// Looks up the sources that are others for each kernel. One that is not there is a reason not to build.
+/// Looks up the sources that are others for each kernel, and packages for other machines than this one. One that is not there is a
+/// reason not to build.
 pub(crate) async fn look_at_sources(
     parts: &Parts,
     images: &[&DriverImage],
@@ -28,29 +32,65 @@ pub(crate) async fn look_at_sources(
 ) {
     let mut unknown = Vec::new();
     for image in images {
-        let meant = targets.iter().filter(|target| image.spec.range_without(target).is_none());
-        for target in meant {
-            for source in image.spec.sources.iter().filter(|source| source.is_of_kernel()) {
-                let key = (image.metadata.name.clone(), source.name.clone(), target.clone());
-                if !resolved.kernel_sources.contains_key(&key) {
-                    unknown.push(async move { (key, identity(parts, source, target).await) });
-                }
+        for source in &image.spec.sources {
+            let is_package = matches!(source.from, SourceOrigin::Apt(_));
+            let key =
+                |target: &KernelTarget| (image.metadata.name.clone(), source.name.clone(), target.clone());
+            let is_asked = |target: &&KernelTarget| {
+                (source.is_of_kernel() || is_package && target.arch != native())
+                    && image.spec.range_without(target).is_none()
+                    && !resolved.kernel_sources.contains_key(&key(target))
+            };
+            let asked: Vec<&KernelTarget> = targets.iter().filter(is_asked).collect();
+            // There is one other architecture, whose kernels share the package.
+            let together = if source.is_of_kernel() { 1 } else { asked.len().max(1) };
+            for kernels in asked.chunks(together) {
+                let keys: Vec<TreeKey> = kernels.iter().map(|target| key(target)).collect();
+                let version = version_from(image, source, resolved);
+                unknown.extend(kernels.first().copied().map(|target| async move {
+                    (keys, identity(parts, source, target, version.as_deref()).await)
+                }));
             }
         }
     }
-    for (key, outcome) in stream::iter(unknown).buffered(AT_ONCE).collect::<Vec<_>>().await {
+    for (keys, outcome) in stream::iter(unknown).buffered(AT_ONCE).collect::<Vec<_>>().await {
         resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
-        resolved.kernel_sources.insert(key, outcome.map_err(|error| with_hint(&error)));
+        let outcome = outcome.map_err(|error| with_hint(&error));
+        resolved.kernel_sources.extend(keys.into_iter().map(|key| (key, outcome.clone())));
     }
 }
 
-async fn identity(parts: &Parts, source: &SourceSpec, target: &KernelTarget) -> Result<String> {
+/// The image's version, where the source is what it is taken from.
+fn version_from(image: &DriverImage, source: &SourceSpec, resolved: &Resolved) -> Option<String> {
+    match &image.spec.version {
+        VersionSpec::FromSource { source: name } if source.name.as_str() == name => {
+            Some(resolved.images.get(&image.metadata.name)?.as_ref().ok()?.version.clone())
+        }
+        _ => None,
+    }
+}
+
+async fn identity(
+    parts: &Parts,
+    source: &SourceSpec,
+    target: &KernelTarget,
+    wanted: Option<&str>,
+) -> Result<String> {
     if let SourceOrigin::Image(image) = &source.from {
         return Ok(Found::find(parts, image, target).await?.identity());
     }
     let source = source.for_kernel(target).map_err(unnamed)?;
     let look = || parts.fetcher.sources().identity(&source);
-    Ok(parts.retry("look up source", look).await?.identity)
+    let SourceIdentity { identity, version } = parts.retry("look up source", look).await?;
+    match (wanted, version.as_deref()) {
+        (Some(wanted), Some(found)) if found != wanted => {
+            let (arch, own) = (target.arch, native());
+            let message = format!("the package for {arch} has version {found}, the one for {own} {wanted}");
+            let hint = "wait until the archive has both in one version, or name one in the definition (`version` of the source)";
+            Err(TargetError::unmet(message, hint))
+        }
+        _ => Ok(identity),
+    }
 }
 
 /// Fetches a source of a cell's image.

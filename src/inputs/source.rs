@@ -297,8 +297,8 @@ fn file_name(from: &SourceOrigin) -> Result<String> {
     Ok(name.unwrap_or("file").to_owned())
 }
 
-/// Source code is the same in the packages of each architecture, and unpacked by this machine's tools; modules are not.
-fn arch_of(source: &AptSource) -> Architecture {
+/// The architecture of a source's package.
+pub(super) fn arch_of(source: &AptSource) -> Architecture {
     source.arch.unwrap_or_else(native)
 }
 

@@ -11,7 +11,7 @@ use std::{
 
 use fs_err as fs;
 
-use super::{FetchError, Fetcher, Result, TREE, apt, digest, root_fs_layer, unpack};
+use super::{FetchError, Fetcher, Result, TREE, apt, digest, root_fs_layer, source::arch_of, unpack};
 use crate::{
     blocking::stoppable,
     cache::Scratch,
@@ -272,7 +272,13 @@ pub fn source_tag(spec: &SourceSpec) -> Result<Tag> {
         SourceOrigin::Url { url, sha256 } => {
             vec!["url".to_owned(), url.to_string(), sha256.to_ascii_lowercase()]
         }
-        SourceOrigin::Apt(source) => apt_parts(source),
+        SourceOrigin::Apt(source) => {
+            let mut parts = apt_parts(source);
+            // Tags that are in use name no architecture.
+            let other = Some(arch_of(source)).filter(|arch| *arch != Architecture::Amd64);
+            parts.extend(other.map(|arch| arch.to_string()));
+            parts
+        }
         SourceOrigin::Image(source) => vec!["image".to_owned(), source.reference.to_string()],
     };
     parts.extend(["unpack".to_owned(), unpack.as_deref().unwrap_or_default().to_owned()]);
@@ -288,10 +294,9 @@ pub fn minimal_tag(spec: &MinimalSpec, arch: Architecture) -> Result<Tag> {
 }
 
 fn apt_parts(source: &AptSource) -> Vec<String> {
-    let AptSource { package, version, arch, .. } = source;
+    let AptSource { package, version, .. } = source;
     let head = ["apt".to_owned(), package.to_string(), version.as_deref().unwrap_or_default().to_owned()];
-    let arch = arch.map(|arch| arch.to_string());
-    head.into_iter().chain(apt::key_parts(&source.apt_suites())).chain(arch).collect()
+    head.into_iter().chain(apt::key_parts(&source.apt_suites())).collect()
 }
 
 fn declared_tag(kind: &str, parts: &[String]) -> Result<Tag> {

@@ -4,6 +4,7 @@ use super::*;
 use crate::{
     cache::Cache,
     inputs::{FetchOptions, FetchedSource, SourceIdentity},
+    machine::native,
     net::{Net, NetOptions},
     registry::{self, RegistryLocation, RegistryOptions},
 };
@@ -244,6 +245,13 @@ fn every_part_of_a_definition_counts() {
     let all = tags.len();
     tags.dedup();
     assert_eq!(tags.len(), all);
+    // Packages have tags of their own for each architecture; those of amd64 are named as they were before.
+    let package = spec(r#"{"apt": {"package": "driver-dkms", "suites": ["bookworm"]}}"#);
+    let [amd64, arm64] = [Architecture::Amd64, Architecture::Arm64]
+        .map(|arch| source_tag(&package.for_architecture(arch)).unwrap());
+    assert_eq!(amd64.as_str(), "TAG");
+    assert_ne!(amd64, arm64);
+    assert_eq!(source_tag(&package).unwrap(), if native() == Architecture::Amd64 { amd64 } else { arm64 });
     // Not what it is called in one image.
     let named = SourceSpec { name: "x".parse().unwrap(), ..spec(FLOATING) };
     assert_eq!(source_tag(&named).unwrap(), source_tag(&spec(FLOATING)).unwrap());

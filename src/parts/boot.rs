@@ -11,7 +11,7 @@ use super::{
 use crate::{
     boot::{self, BootRequest},
     inputs::{Fetcher, KernelImageLookup},
-    kernel::{KernelFamily, KernelTarget},
+    kernel::{Architecture, KernelFamily, KernelTarget},
     kmod::BootReport,
 };
 
@@ -33,6 +33,11 @@ pub struct BootCheck<'a> {
 /// Boots kernels in throwaway virtual machines and loads modules there.
 #[async_trait::async_trait]
 pub trait BootChecker: Send + Sync {
+    /// Finds out before the work that no kernel of this architecture can be booted.
+    async fn can_boot(&self, _arch: Architecture) -> Result<()> {
+        Ok(())
+    }
+
     /// What became of the modules. That the kernel refuses one is in the report, and no error; that its image is
     /// missing, or that no virtual machine can be started, is one.
     async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport>;
@@ -53,10 +58,15 @@ pub struct QemuBoot {
 
 #[async_trait::async_trait]
 impl BootChecker for QemuBoot {
+    async fn can_boot(&self, arch: Architecture) -> Result<()> {
+        boot::find_init(self.entrypoint.as_deref(), arch).await?;
+        Ok(())
+    }
+
     async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport> {
         let &BootCheck { target, family, payload, ref modules, needed } = check;
         // First what costs nothing to find out.
-        let entrypoint = boot::find_entrypoint(self.entrypoint.as_deref(), target.arch)?;
+        let entrypoint = boot::find_init(self.entrypoint.as_deref(), target.arch).await?;
         let fetcher = self.fetcher.in_use();
         let fetch = || fetcher.kernel_images().find(family, target);
         let kernel = match with_retry("fetch kernel image", &self.cancel, fetch).await? {

@@ -49,12 +49,12 @@ impl Entrypoint {
         Ok(Self { path: path.to_owned(), digest: Digest::of(&bytes), arch, bytes })
     }
 
-    /// Fails where an image is for other machines.
+    /// Fails where an image or a kernel is for other machines.
     pub fn runs_on(&self, wanted: Architecture) -> Result<()> {
         if self.arch == wanted {
             return Ok(());
         }
-        let why = format!("it is for {}, the image for {wanted}", self.arch);
+        let why = format!("it is for {}, and one for {wanted} is wanted", self.arch);
         Err(PayloadError::Unfit(self.path.clone(), why))
     }
 
@@ -181,7 +181,7 @@ mod tests {
         let arm = read(&elf_program(183, 1)).unwrap();
         assert!(arm.runs_on(Architecture::Arm64).is_ok());
         let error = arm.runs_on(Architecture::Amd64).unwrap_err().to_string();
-        assert!(error.ends_with("it is for arm64, the image for amd64"), "{error}");
+        assert!(error.ends_with("it is for arm64, and one for amd64 is wanted"), "{error}");
     }
 
     #[test]

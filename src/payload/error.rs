@@ -92,8 +92,9 @@ impl PayloadError {
             Self::Merged(_) => "let the template install it below /out/usr instead",
             Self::Conflict { .. } | Self::HidesBase(_) => "let the template install below /out/usr instead",
             Self::Entrypoint(..) | Self::Unfit(..) => {
-                "build it for the image's architecture with `cargo build --profile entrypoint` in \
-                 crates/driver-entrypoint/, and put it beside farrier or name it with --entrypoint"
+                "build it for the kernel's architecture with `cargo build --profile entrypoint` in crates/driver-entrypoint/ \
+                 (ci/arm64 does on amd64), and put it beside farrier, another machine's as driver-entrypoint-ARCHITECTURE, or \
+                 name it with --entrypoint"
             }
             Self::Signing(_, source) => return source.hint(),
             _ => return None,

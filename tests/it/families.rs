@@ -98,6 +98,18 @@ fn site(image: &str) -> Site {
     site
 }
 
+/// Puts a shipped image on a base that is made for any architecture.
+fn with_minimal_base(site: &Site, image: &str) {
+    let file = format!("images/{image}.yaml");
+    let text = fs::read_to_string(site.definitions().join(&file)).unwrap();
+    let (before, rest) = text.split_once("    base:\n").unwrap();
+    let (_, after) = rest.split_once("    entrypoint:").unwrap();
+    site.define(
+        &file,
+        &format!("{before}    base: {{minimal: {{suites: [bookworm]}}}}\n    entrypoint:{after}"),
+    );
+}
+
 /// A site with this shipped definition alone.
 fn site_with(image: &str) -> Site {
     let site = Site::new();
@@ -292,19 +304,56 @@ async fn custom_with_another_compiler() {
     assert_eq!(said, (&"built".into(), &"loads".into()), "{run}");
 }
 
+/// Compiles the static programs for arm64.
+fn compile_programs_for_arm64() {
+    run(Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("ci/arm64")).arg(kept("arm64")));
+}
+
+/// All published modules are for arm64.
+fn are_for_arm64(site: &Site, built: &serde_json::Value) {
+    let modules = published_modules(site, built);
+    assert!(!modules.is_empty());
+    for module in modules {
+        let header = run(Command::new("readelf").arg("-h").arg(&module));
+        assert!(header.lines().any(|line| line.ends_with(" AArch64")), "{}: {header}", module.display());
+    }
+}
+
 /// Compiled on this machine by Debian's cross compilers, loaded by that kernel in an emulator of its processor.
 #[tokio::test]
 async fn arm64_kernels_of_debian() {
-    run(Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("ci/arm64")).arg(kept("arm64")));
+    compile_programs_for_arm64();
     for name in ["debian-12", "debian-13"] {
         let site = site("mstflint");
         let kernel = newest_for(name, Architecture::Arm64).await;
         let built = proven(&site, "mstflint", &kernel);
-        for module in published_modules(&site, &built) {
-            let header = run(Command::new("readelf").arg("-h").arg(&module));
-            assert!(header.lines().any(|line| line.ends_with(" AArch64")), "{}: {header}", module.display());
-        }
+        are_for_arm64(&site, &built);
     }
+}
+
+/// The same of the GPU driver, out of the package for arm64, which has parts that NVIDIA compiled. The kernel resolves the symbols of
+/// `nvidia`; it finds no GPU, and modules that need its symbols have none to find. User space is another test's: the base is a small one.
+#[tokio::test]
+async fn the_gpu_driver_for_arm64_kernels_of_debian() {
+    const IMAGE: &str = "nvidia-gpu";
+    compile_programs_for_arm64();
+    let site = site(IMAGE);
+    with_minimal_base(&site, IMAGE);
+    let kernel = newest_for("debian-12", Architecture::Arm64).await;
+    let built = proven(&site, IMAGE, &kernel);
+    are_for_arm64(&site, &built);
+    let outcome = |name: &str| {
+        let modules = built["check"]["boot"]["modules"].as_array().unwrap();
+        let module = modules.iter().find(|module| module["name"] == name);
+        module.unwrap_or_else(|| panic!("no {name}: {built}"))["outcome"].as_str().unwrap()
+    };
+    assert_eq!(outcome("nvidia"), "notPresent");
+    for name in ["nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem"] {
+        assert_eq!(outcome(name), "notReached", "{name}");
+    }
+    let manifest = site.inspect_raw(&format!("{IMAGE}@{}", built["digest"].as_str().unwrap()));
+    let sources = manifest["annotations"]["farrier.dev/sources"].as_str().unwrap();
+    assert!(sources.starts_with("nvidia-open-kernel-source="), "{sources}");
 }
 
 /// The shipped definitions make none; a family that asks for it gets it, and the kernel takes both.

@@ -138,7 +138,7 @@ async fn each_finds_headers_of_each_flavour_in_its_suites() {
         let mut headers = serde_json::to_value(&family.spec.headers).unwrap();
         headers["apt"]["signedBy"] = json!(archive.keyring());
         let headers: HeaderSource = serde_json::from_value(headers).unwrap();
-        let found = fetcher.headers().find(&headers, directory.path(), &target).await;
+        let found = fetcher.headers().find(&headers, &target).await;
         let found = found.unwrap_or_else(|error| panic!("{release}: {}", error_chain(&error)));
         let Lookup::Found(set) = found else { panic!("{release}: {found:?}") };
         assert_eq!(set.facts.release.as_str(), release);

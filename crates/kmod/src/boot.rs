@@ -78,9 +78,10 @@ impl BootOutcome {
     /// What the outcome says about the module.
     pub fn verdict(&self) -> Verdict {
         match self {
-            Self::Loaded | Self::NotPresent { .. } => Verdict::Loads,
+            // What crashed or hung before it is refused; absent hardware says nothing against it.
+            Self::Loaded | Self::NotPresent { .. } | Self::NotReached => Verdict::Loads,
             Self::Refused { .. } | Self::Crashed { .. } | Self::Hung { .. } => Verdict::Refused,
-            Self::Failed { .. } | Self::NotReached => Verdict::Unknown,
+            Self::Failed { .. } => Verdict::Unknown,
         }
     }
 

@@ -16,7 +16,8 @@ pub(super) async fn boot(
     checked: &Checked,
     report: CheckReport,
 ) -> Result<CheckReport, CliError> {
-    let entrypoint = boot::find_entrypoint(context.session.global.entrypoint.as_deref(), kernel.facts.arch)?;
+    let given = context.session.global.entrypoint.as_deref();
+    let entrypoint = boot::find_init(given, kernel.facts.arch).await?;
     let image = kernel.bootable(context).await?;
     let order = in_load_order(&report, checked);
     let (payload, modules) = gather(checked, &order)?;

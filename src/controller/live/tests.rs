@@ -11,6 +11,7 @@ use futures::FutureExt as _;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{sync::Notify, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::{

@@ -12,6 +12,7 @@ use crate::{
     image::AptSource,
     inputs::{CARRY, FetchError, Fetcher, Result, digest},
     kernel::Architecture,
+    machine::native,
 };
 
 /// Changes when records of searches have another form.
@@ -96,8 +97,10 @@ async fn look_up(
     {
         return Ok((archive, found));
     }
+    // As apt names those of other machines.
+    let named = if arch == native() { package } else { format!("{package}:{arch}") };
     Err(FetchError::NoPackage(
-        version.map_or_else(|| package.clone(), |version| format!("{package}={version}")),
+        version.map_or_else(|| named.clone(), |version| format!("{named}={version}")),
         suites.suites.join(", "),
     ))
 }

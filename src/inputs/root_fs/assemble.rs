@@ -59,7 +59,7 @@ pub(super) fn open(
     name: &str,
     arch: Architecture,
 ) -> Result<rpm::Repositories> {
-    let RpmRoot { packages: _, from, version } = root;
+    let RpmRoot { packages: _, streams: _, from, version } = root;
     rpm::Repositories::open(fetcher, from, (version, arch), &[])?.map_err(|lacking| {
         let message = format!("make {}: there is no {lacking}", toolchain_of(name));
         FetchError::unusable(message, rpm::LACKING)

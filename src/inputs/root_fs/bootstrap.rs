@@ -4,6 +4,7 @@ use std::{
     fs::File,
     io,
     path::{Path, PathBuf},
+    process::Stdio,
     sync::atomic::AtomicBool,
     time::Duration,
 };
@@ -17,6 +18,7 @@ use crate::{
     blocking::stoppable,
     inputs::{FetchError, Fetcher, Result, apt, process, root_fs_layer as layer},
     kernel::{AptSuites, Architecture, BootstrapSpec},
+    machine::native,
     oci,
 };
 
@@ -65,7 +67,7 @@ pub(super) async fn mmdebstrap(
     }
     // The sources come on its standard input: a file in the cache is not readable for the user that
     // mmdebstrap turns into when it is not root.
-    command.arg(suite.as_str()).arg("-").arg("-").stdin(std::process::Stdio::piped());
+    command.arg(suite.as_str()).arg("-").arg("-").stdin(Stdio::piped());
     let mut running = process::start(command, "mmdebstrap", GRACE)?;
     let failed = |source| FetchError::Start("mmdebstrap", source);
     let (stdin, stdout, stderr) =
@@ -87,6 +89,22 @@ pub(super) async fn mmdebstrap(
         return Err(failure(format!("make a root file system of {suite}"), &words));
     }
     written
+}
+
+/// The scripts of a base's packages run while it is made. mmdebstrap asks the same program whether they can.
+pub(super) fn runs(arch: Architecture) -> Result<()> {
+    let mut command = std::process::Command::new("arch-test");
+    command.arg(arch.as_str()).stdout(Stdio::null()).stderr(Stdio::null());
+    if arch == native() || command.status().is_ok_and(|status| status.success()) {
+        return Ok(());
+    }
+    Err(FetchError::unusable(
+        format!(
+            "a base of packages for {arch} is made by running programs for {arch}, which this machine does not"
+        ),
+        "install arch-test and qemu-user-static; or make it on a machine that runs them, where `farrier mirror` puts it into the \
+         registry; bases with `minimal` or `image` need none of it",
+    ))
 }
 
 /// What mmdebstrap's own words come to.

@@ -10,14 +10,14 @@ use fs_err as fs;
 use super::{
     RootFileSystems,
     assemble::{self, assemble, assemble_rpm},
-    bootstrap::mmdebstrap,
+    bootstrap::{mmdebstrap, runs},
     runfile::{self, Wanted},
 };
 use crate::{
     blocking::stoppable,
     image::{
         RunfileSpec, RuntimeBase, SourceSpec,
-        checked::{Component, ModuleName, PackageToInstall, RpmName, Suite, texts},
+        checked::{Component, PackageToInstall, RpmName, StreamName, Suite, texts},
     },
     inputs::{
         CARRY, FetchError, Result, StoredUnder, apt, digest,
@@ -67,7 +67,7 @@ pub struct Installer {
 pub struct RpmRoot {
     pub(super) packages: Vec<RpmName>,
     /// Of modules whose default stream is not the one.
-    pub(super) streams: BTreeMap<ModuleName, ModuleName>,
+    pub(super) streams: BTreeMap<StreamName, StreamName>,
     pub(super) from: RpmArchive,
     /// What its repositories have in their addresses.
     pub(super) version: String,
@@ -239,6 +239,9 @@ impl RootFileSystems<'_> {
             Ok(spec) => spec,
             Err(rpm) => return assemble::open(self.0, rpm, &root.name(arch), arch).map(drop),
         };
+        if matches!(root, PackageRoot::RuntimeBase(_) | PackageRoot::Runfile(..)) {
+            runs(arch)?;
+        }
         let entries = apt::entries(&self.0.net, &self.0.options.apt_dir, &suites_of(spec))?;
         let uris = entries.iter().flat_map(|entry| &entry.uris).map(String::as_str);
         let permitted = self.0.net.permit_archives(uris, &format!("suite {}", spec.suite));

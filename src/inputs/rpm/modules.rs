@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use serde::Deserialize;
 
 use super::package::RpmPackage;
-use crate::{image::checked::ModuleName, inputs::error::MetadataError};
+use crate::{image::checked::StreamName, inputs::error::MetadataError};
 
 /// Bytes of the modules of one repository. RHEL's have a quarter of it.
 pub const MOST_MODULES: u64 = 64 << 20;
@@ -93,7 +93,7 @@ impl Modules {
     }
 
     /// Which packages may be taken on a system with these streams; or the stream that no repository has.
-    pub fn choose(&self, named: &BTreeMap<ModuleName, ModuleName>) -> Result<Choice, String> {
+    pub fn choose(&self, named: &BTreeMap<StreamName, StreamName>) -> Result<Choice, String> {
         let named: BTreeMap<&str, &str> =
             named.iter().map(|(module, stream)| (module.as_str(), stream.as_str())).collect();
         let is_there = |module: &str, stream: &str| {

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     archive,
     blocking::stoppable,
-    image::checked::{ModuleName, RpmName},
+    image::checked::{RpmName, StreamName},
     inputs::{FetchError, Result, process},
 };
 
@@ -44,7 +44,7 @@ impl Repositories {
     pub async fn system(
         &self,
         packages: &[RpmName],
-        streams: &BTreeMap<ModuleName, ModuleName>,
+        streams: &BTreeMap<StreamName, StreamName>,
         what: &str,
     ) -> Result<Vec<PathBuf>> {
         match self.system_now(packages, streams, what).await {
@@ -59,7 +59,7 @@ impl Repositories {
     async fn system_now(
         &self,
         packages: &[RpmName],
-        streams: &BTreeMap<ModuleName, ModuleName>,
+        streams: &BTreeMap<StreamName, StreamName>,
         what: &str,
     ) -> Result<Vec<PathBuf>> {
         self.download(&self.resolve(packages, streams, what).await?).await
@@ -68,7 +68,7 @@ impl Repositories {
     async fn resolve(
         &self,
         packages: &[RpmName],
-        streams: &BTreeMap<ModuleName, ModuleName>,
+        streams: &BTreeMap<StreamName, StreamName>,
         what: &str,
     ) -> Result<Vec<Listed>> {
         let (listings, faults) = self.listings(self.fetcher.options.refresh).await;
@@ -125,7 +125,7 @@ impl Repositories {
             let text = stoppable(move |stop| {
                 let mut text = String::new();
                 opened(&file, stop)?.take(MOST_MODULES).read_to_string(&mut text)?;
-                Result::Ok(text)
+                Ok::<_, FetchError>(text)
             });
             let unreadable = |source| FetchError::Metadata(places.join(", "), source);
             modules.add(&text.await?).map_err(unreadable)?;

@@ -150,7 +150,7 @@ texts! {
     RpmName: r"^[A-Za-z0-9_][A-Za-z0-9+._-]*$",
         "an RPM package's name: letters, digits and `+._-`, starting with a letter, a digit or `_`";
     /// A module of RPM repositories, or a stream of one.
-    ModuleName: r"^[A-Za-z0-9][A-Za-z0-9+._-]*$",
+    StreamName: r"^[A-Za-z0-9][A-Za-z0-9+._-]*$",
         "the name of a module or of a stream: letters, digits and `+._-`, starting with a letter or digit";
     /// RPM packages of which the first that is of the kernel's release is taken.
     RpmAlternatives: r"^[A-Za-z0-9_][A-Za-z0-9+._-]*(\{\{flavour\}\}[A-Za-z0-9+._-]*)?( \| [A-Za-z0-9_][A-Za-z0-9+._-]*(\{\{flavour\}\}[A-Za-z0-9+._-]*)?)*$",

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     NonEmpty,
-    checked::{LocalPath, ModuleName, RepositoryAddress, RpmAlternatives, RpmName},
+    checked::{LocalPath, RepositoryAddress, RpmAlternatives, RpmName, StreamName},
     is_default,
 };
 
@@ -45,7 +45,7 @@ pub struct RpmToolchain {
     /// Streams of modules whose packages may be taken, by module: `{perl: "5.32"}`. Of other modules it is the default stream;
     /// packages of all other streams are left out, as dnf leaves them out.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub module_streams: BTreeMap<ModuleName, ModuleName>,
+    pub module_streams: BTreeMap<StreamName, StreamName>,
 }
 
 /// RPM repositories that belong together, and how they are trusted.

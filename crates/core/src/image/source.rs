@@ -1,7 +1,5 @@
 //! Pure: what a driver image is made from: sources and patches.
 
-use std::borrow::Cow;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -51,16 +49,24 @@ impl SourceSpec {
         }
     }
 
-    /// The one for a kernel: of packages, whose names have the release in them and which are for its architecture.
-    pub fn for_kernel(&self, target: &KernelTarget) -> Result<Cow<'_, Self>, String> {
-        let SourceOrigin::Apt(source) = &self.from else { return Ok(Cow::Borrowed(self)) };
-        if !self.is_of_kernel() {
-            return Ok(Cow::Borrowed(self));
+    /// The one for a kernel: of packages, those for its architecture, which may have the release in their names.
+    pub fn for_kernel(&self, target: &KernelTarget) -> Result<Self, String> {
+        let mut found = self.for_architecture(target.arch);
+        if let SourceOrigin::Apt(source) = &mut found.from {
+            let named = target.fill(source.package.as_str());
+            source.package = named.parse().map_err(|_| format!("no package can be named {named}"))?;
         }
-        let named = target.fill(source.package.as_str());
-        let package = named.parse().map_err(|_| format!("no package can be named {named}"))?;
-        let source = AptSource { package, arch: Some(target.arch), ..source.clone() };
-        Ok(Cow::Owned(Self { from: SourceOrigin::Apt(source), ..self.clone() }))
+        Ok(found)
+    }
+
+    /// The one for an architecture: packages may have parts that are compiled already.
+    #[must_use]
+    pub fn for_architecture(&self, arch: Architecture) -> Self {
+        let mut found = self.clone();
+        if let SourceOrigin::Apt(source) = &mut found.from {
+            source.arch = Some(arch);
+        }
+        found
     }
 }
 
@@ -141,7 +147,7 @@ pub struct AptSource {
     pub mirror: Option<Mirror>,
     /// Keyring that signs the archive; that of the host's entry when absent.
     pub signed_by: Option<LocalPath>,
-    /// The architecture that it is for; this machine's when absent, since what is compiled is the same on each.
+    /// The architecture that it is for; this machine's when absent.
     #[serde(skip)]
     pub arch: Option<Architecture>,
 }
@@ -193,15 +199,13 @@ mod tests {
     #[test]
     fn a_package_is_named_for_a_kernel_and_its_architecture() {
         let plain = package("mft-dkms").unwrap();
-        assert!(!plain.is_of_kernel() && *plain.for_kernel(&target("6.1.0")).unwrap() == plain);
         let spec = package("linux-modules-nvidia-535-{{release}}").unwrap();
-        assert!(spec.is_of_kernel());
-        let SourceOrigin::Apt(found) = spec.for_kernel(&target("6.1.0-9-generic")).unwrap().into_owned().from
-        else {
-            panic!("another origin")
-        };
-        assert_eq!(found.package, "linux-modules-nvidia-535-6.1.0-9-generic");
-        assert_eq!(found.arch, Some(Architecture::Arm64));
+        assert!(!plain.is_of_kernel() && spec.is_of_kernel());
+        for (spec, name) in [(&plain, "mft-dkms"), (&spec, "linux-modules-nvidia-535-6.1.0-9-generic")] {
+            let found = spec.for_kernel(&target("6.1.0-9-generic")).unwrap().from;
+            let SourceOrigin::Apt(found) = found else { panic!("another origin") };
+            assert_eq!((found.package.as_str(), found.arch), (name, Some(Architecture::Arm64)));
+        }
         let why = spec.for_kernel(&target("6.1.0_ACME")).unwrap_err();
         assert_eq!(why, "no package can be named linux-modules-nvidia-535-6.1.0_ACME");
         for name in ["linux-{{kernel}}", "linux-{{version}}", "linux-{{ release", "-x"] {

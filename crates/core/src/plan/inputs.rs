@@ -267,7 +267,7 @@ pub struct Resolved {
     pub without_headers: BTreeMap<KernelTarget, String>,
     /// Whether a kernel's headers say what an image asks, by the question's text.
     pub header_texts: BTreeMap<(KernelTarget, String), Result<bool, String>>,
-    /// Identities of the sources that are others for each kernel.
+    /// Identities of the sources that are others for each kernel, and of packages for another architecture than the machine's.
     pub kernel_sources: BTreeMap<TreeKey, Result<String, String>>,
     /// Digests of the trees that users bring as needs.
     pub trees: BTreeMap<TreeKey, Result<Digest, String>>,

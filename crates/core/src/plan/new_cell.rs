@@ -11,8 +11,8 @@ use super::{
 use crate::{
     definition::checked::SYSTEM_PLACEHOLDERS,
     image::{
-        Digest, DriverImage, ImageReference, InputHash, InputHasher, PatchSpec, SourceOrigin, TagInputs,
-        Version, render_tags,
+        Digest, DriverImage, ImageReference, InputHash, InputHasher, PatchSpec, SourceOrigin, SourceSpec,
+        TagInputs, Version, render_tags,
     },
     kernel::{HeaderText, KernelFamily, KernelTarget, Toolchain, without_headers},
     template::{TemplateContext, Templates, fetching_add},
@@ -124,8 +124,13 @@ impl<'a> CellRequest<'a> {
     fn with_kernel_sources(&self, found: &'a ResolvedImage) -> Result<Cow<'a, ResolvedImage>, SkipReason> {
         let Self { inputs: CellInputs { resolved, .. }, image, target } = *self;
         let mut found = Cow::Borrowed(found);
-        for source in image.spec.sources.iter().filter(|source| source.is_of_kernel()) {
-            let key = (image.metadata.name.clone(), source.name.clone(), target.clone());
+        let key = |source: &SourceSpec| (image.metadata.name.clone(), source.name.clone(), target.clone());
+        let is_other = |source: &SourceSpec| {
+            let is_package = matches!(source.from, SourceOrigin::Apt(_));
+            source.is_of_kernel() || is_package && resolved.kernel_sources.contains_key(&key(source))
+        };
+        for source in image.spec.sources.iter().filter(|source| is_other(source)) {
+            let key = key(source);
             let identity =
                 looked_up(&resolved.kernel_sources, &key, "it was not looked up").map_err(|detail| {
                     SkipReason::Unresolved { detail: format!("source {}: {detail}", source.name) }

@@ -109,7 +109,7 @@ mod tests {
     fn holders_go_first() {
         let bench = bench();
         let loaded = Loaded::read(&bench.node().paths).unwrap();
-        let order = loaded.with_holders(&["ib_core", "absent"]);
+        let order = loaded.with_holders(["ib_core", "absent"]);
         assert_eq!(order, ["mlx5_ib", "ib_uverbs", "ib_core"]);
         assert_eq!(unload_all(&bench.node(), &order).unwrap(), order);
         assert_eq!(bench.loaded(), Vec::<String>::new());

@@ -4,7 +4,7 @@ use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 
 use super::*;
 use crate::{
-    image::{Digest, InputHash, OnConflict, RuntimeBase, Version},
+    image::{Digest, InputHash, Need, OnConflict, RuntimeBase, Version},
     kmod::Verdict,
     plan::{
         Cell, Failure, HoldReason, MayBoot, NEXT_KERNEL_ANNOTATION, PAUSED_ANNOTATION, Phase, Published,

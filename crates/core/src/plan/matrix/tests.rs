@@ -423,6 +423,20 @@ fn what_others_built_counts_for_each_kernel_and_may_be_absent() {
 }
 
 #[test]
+fn a_package_for_other_machines_counts_for_their_kernels() {
+    let mut world = World::new(&[K47, K48]);
+    let from = r#"{"apt": {"package": "acme-source", "suites": ["sid"]}}"#;
+    world.image("mft").spec.sources[0].from = serde_json::from_str(from).unwrap();
+    let own = world.cells();
+    let found = Ok("acme-source=1 sha256:2".to_owned());
+    world.resolved.kernel_sources.insert((name("mft"), name("src"), target(K47)), found);
+    let cells = world.cells();
+    assert_eq!(cells[0].fetched.sources["src"], "acme-source=1 sha256:2");
+    assert_eq!(cells[0].changed_since(&own[0]), Some("a source"));
+    assert_eq!((&cells[1].fetched, cells[1].input_hash), (&own[1].fetched, own[1].input_hash));
+}
+
+#[test]
 fn a_site_that_signs_adopts_nothing_without_a_word() {
     let planned = |json: &str| {
         let mut world = prebuilt(json);
