@@ -146,9 +146,10 @@ literal() { printf '%s' "$1" | sed 's/[.+]/\\&/g'; }
 
 # unpack_headers KERNEL DIRECTORY: a Debian kernel's headers as packages put them on a node.
 unpack_headers() {
-    local packages="$state/headers-$1" package suite
+    local packages="$state/headers-$1" package suite common
     mkdir -p "$packages"
-    for package in "linux-headers-$1" "linux-headers-${1%-cloud-*}-common" linux-kbuild-6.1; do
+    common="${1%-"$(dpkg --print-architecture)"}"
+    for package in "linux-headers-$1" "linux-headers-${common%-cloud}-common" linux-kbuild-6.1; do
         for suite in bookworm-security bookworm; do
             (cd "$packages" && APT_CONFIG="$(private_apt "$suite")" apt-get download -qq "$package" 2> /dev/null) && break
         done || die "no suite has $package"

@@ -154,7 +154,8 @@ impl Machine<'_> {
     fn command(&self, program: &OsString, accelerator: Accelerator, has_sandbox: bool) -> Command {
         let (machine, hardware) = match self.kernel.arch {
             Architecture::Amd64 => ("pc", "console=ttyS0 no_timer_check"),
-            Architecture::Arm64 => ("virt", "console=ttyAMA0"),
+            // Pointers that the kernel signs cost the emulator three quarters of a boot (Linux 6.1: 16 s and 4 s).
+            Architecture::Arm64 => ("virt", "console=ttyAMA0 arm64.nopauth"),
         };
         let mut command = Command::new(program);
         if has_sandbox {

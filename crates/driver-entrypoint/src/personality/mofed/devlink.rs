@@ -85,26 +85,34 @@ impl<'a> Devlink<'a> {
 
     /// The parameters of these devices.
     pub(super) fn parameters(&self, devices: &[String]) -> Vec<Parameter> {
-        devices.iter().flat_map(|device| self.parameters_of(device)).collect()
-    }
-
-    fn parameters_of(&self, device: &str) -> Vec<Parameter> {
-        // A device without any is an error to the program.
-        self.run(&["dev", "param", "show", device]).map(|text| parse(device, &text)).unwrap_or_default()
+        // The program shows all of them, or one by its name, and not those of one device.
+        let mut all = self.run(&["dev", "param", "show"]).map(|text| parse(&text)).unwrap_or_default();
+        all.retain(|parameter| devices.contains(&parameter.device));
+        all
     }
 
     /// Puts those back that are others now; a device is set up anew where one of them asks for it.
     pub(super) fn restore(&self, wanted: &[Parameter]) {
-        let mut devices: Vec<&str> = wanted.iter().map(|parameter| parameter.device.as_str()).collect();
+        let mut devices: Vec<String> = wanted.iter().map(|parameter| parameter.device.clone()).collect();
         devices.dedup();
-        for device in devices {
-            let now = self.parameters_of(device);
+        let now = self.parameters(&devices);
+        for device in &devices {
             let mut is_set_up_anew = false;
             for wanted in wanted.iter().filter(|wanted| wanted.device == *device) {
                 let Parameter { name, mode, value, set, .. } = wanted;
                 let there = now.iter().find(|now| now.is_of(wanted)).map(|now| now.value.as_str());
-                let words: [&str; 10] =
-                    ["dev", "param", "set", device, "name", name, "value", value, "cmode", mode.name()];
+                let words: [&str; 10] = [
+                    "dev",
+                    "param",
+                    "set",
+                    device.as_str(),
+                    "name",
+                    name,
+                    "value",
+                    value,
+                    "cmode",
+                    mode.name(),
+                ];
                 match there {
                     Some(there) if there == value => {}
                     Some(there) if !set => self.node.log.warn(format!(
@@ -117,7 +125,7 @@ impl<'a> Devlink<'a> {
                 }
             }
             if is_set_up_anew {
-                self.set(&["dev", "reload", device]);
+                self.set(&["dev", "reload", device.as_str()]);
             }
         }
     }
@@ -153,13 +161,15 @@ impl<'a> Devlink<'a> {
     }
 }
 
-/// `devlink dev param show`: a line with the name, and one for each mode with its value. Generic ones count as set.
-fn parse(device: &str, text: &str) -> Vec<Parameter> {
-    let (mut name, mut set) = ("", false);
+/// `devlink dev param show`: a line with the device, for each parameter one with the name, and one for each mode with its value.
+/// Generic ones count as set.
+fn parse(text: &str) -> Vec<Parameter> {
+    let (mut device, mut name, mut set) = ("", "", false);
     let mut parameters = Vec::new();
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         match *words {
+            [found] if found.contains('/') => device = found.trim_end_matches(':'),
             ["name", found, "type", kind, ..] => (name, set) = (found, kind == "generic"),
             ["cmode", mode, "value", value, ..] => {
                 let [device, name, value] = [device, name, value].map(str::to_owned);
@@ -177,8 +187,12 @@ mod tests {
     use crate::testing::Bench;
 
     const DEVICE: &str = "pci/0000:08:00.0";
-    /// As devlink 6.1 writes it.
+    /// As devlink 6.1 writes it; the first device is another driver's.
     const SHOWN: &str = "\
+pci/0000:07:00.0:
+  name enable_roce type generic
+    values:
+      cmode driverinit value true
 pci/0000:08:00.0:
   name enable_roce type generic
     values:
@@ -195,7 +209,8 @@ pci/0000:08:00.0:
         let bench = Bench::new();
         bench.file("/shown", shown);
         let [shown, asked] = ["/shown", "/asked"].map(|path| bench.at(path).display().to_string());
-        let script = format!("case \"$*\" in *show*) cat {shown} ;; *) echo \"$*\" >> {asked} ;; esac");
+        let script =
+            format!("case \"$*\" in 'dev param show') cat {shown} ;; *) echo \"$*\" >> {asked} ;; esac");
         bench.program("devlink", &script);
         bench
     }
@@ -262,7 +277,7 @@ pci/0000:08:00.0:
         bench.program("devlink", "echo 'kernel answers: Operation not supported' >&2; exit 1");
         let node = bench.node();
         let devlink = Devlink::of(&node).unwrap();
-        assert!(devlink.parameters_of(DEVICE).is_empty());
+        assert!(devlink.parameters(&[DEVICE.to_owned()]).is_empty());
         assert_eq!(devlink.is_switchdev(DEVICE), None);
         assert!(!devlink.switchdev(DEVICE));
         let wanted = "WARN  devlink dev eswitch set pci/0000:08:00.0 mode switchdev: kernel answers: Operation not supported";

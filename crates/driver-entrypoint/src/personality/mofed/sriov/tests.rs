@@ -57,10 +57,10 @@ fn representor(bench: &Bench) {
 /// A program that shows this mode and a parameter's value, and notes what it is asked to set.
 fn devlink(bench: &Bench, mode: &str, value: &str) {
     let asked = bench.at("/asked").display().to_string();
-    let shown = format!("name enable_x type generic\n cmode runtime value {value}");
+    let shown = format!("{DEVICE}:\n name enable_x type generic\n cmode runtime value {value}");
     let script = format!(
         "case \"$*\" in *eswitch\\ show*) echo {DEVICE}: mode {mode} inline-mode none ;;\n\
-         *show*) printf '{shown}' ;; *) echo \"$*\" >> {asked} ;; esac"
+         'dev param show') printf '{shown}' ;; *) echo \"$*\" >> {asked} ;; esac"
     );
     bench.program("devlink", &script);
 }
