@@ -130,6 +130,7 @@ impl Fleet {
             manifests: &Manifests::new(),
             instance: &Instance::default(),
             machine: None,
+            has_daemon: true,
             now: jiff::Timestamp::UNIX_EPOCH,
         })
     }

@@ -9,6 +9,8 @@ use crate::{
         testing::{Bench, K9, K10, module},
     },
     error_chain,
+    image::SourceOrigin,
+    kernel::{Architecture, KernelTarget},
     signing::testing::{EC_256, Workshop},
 };
 
@@ -65,4 +67,19 @@ async fn what_nobody_vouches_for_is_not_taken() {
     std::fs::copy(other.path("p.pem"), strange.root().join("other.pub")).unwrap();
     let why = look(&strange, K9).await.unwrap_err();
     assert!(why.contains("is not signed with a key of `signedBy`: none of its signatures is by"), "{why}");
+}
+
+#[tokio::test]
+async fn an_image_of_another_architecture_is_a_reason_in_the_plan() {
+    let (mut bench, _) = bench(r#", "adoptUnsigned": true"#).await;
+    let source = &mut bench.parts.definitions.images.get_mut("y").unwrap().spec.sources[0];
+    let SourceOrigin::Image(image) = &mut source.from else { panic!("an image") };
+    image.reference = format!("x:1.0-{K9}-debian12-amd64").parse().unwrap();
+    let target = KernelTarget { arch: Architecture::Arm64, ..Bench::target(K9) };
+    let why = cell::cell(&bench.parts, &"y".parse().unwrap(), &target).await.unwrap_err();
+    let why = error_chain(&why);
+    assert!(
+        why.contains("debian12-amd64 is not for linux/arm64: base image: its architecture is \"amd64\""),
+        "{why}"
+    );
 }

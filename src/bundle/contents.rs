@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     image::{Definitions, Digest, DriverImage, ImageName, RuntimeBase, SourceOrigin, SourceSpec, Tag},
-    kernel::{KernelFamily, KernelTarget, Toolchain, UNKNOWN_SYSTEM, match_family},
+    kernel::{KernelFamily, KernelTarget, match_family},
     machine::native,
     store::InputKind,
 };
@@ -149,10 +149,10 @@ impl<'a> Needed<'a> {
         kernels.filter(|kernel| image.spec.range_without(kernel).is_none())
     }
 
-    /// Images of other registries: what definitions name as toolchain, base or prebuilt modules. Those with headers are not among them: the
-    /// header sets are kept.
+    /// Images of other registries: what definitions name as base or prebuilt modules. Those with headers are not among them, since the
+    /// header sets are kept; headers choose toolchains.
     pub fn foreign(&self) -> BTreeSet<String> {
-        let Self { images, sources: _, bases, kernels, strangers: _ } = self;
+        let Self { images, sources: _, bases, kernels: _, strangers: _ } = self;
         let prebuilt = images.iter().flat_map(|image| {
             let sources = image.spec.sources.iter().filter_map(|source| match &source.from {
                 SourceOrigin::Image(source) => Some(source),
@@ -162,19 +162,11 @@ impl<'a> Needed<'a> {
                 .flat_map(|source| self.kernels_of(image).filter_map(|kernel| source.for_kernel(kernel).ok()))
         });
         let prebuilt = prebuilt.map(|(image, _)| image.to_string());
-        let toolchains = kernels.iter().filter_map(|(kernel, family)| match &family.spec.toolchain {
-            // One that cannot be named is told when it is to be copied.
-            Toolchain::Image(image) => {
-                let named = family.spec.image_for(image, kernel, &UNKNOWN_SYSTEM);
-                Some(named.map_or_else(|_| image.to_string(), |named| named.to_string()))
-            }
-            Toolchain::Bootstrap(_) | Toolchain::Rpm(_) => None,
-        });
         let bases = bases.iter().filter_map(|(_, base)| match base {
             RuntimeBase::Image(reference) => Some(reference.to_string()),
             _ => None,
         });
-        toolchains.chain(bases).chain(prebuilt).collect()
+        bases.chain(prebuilt).collect()
     }
 }
 

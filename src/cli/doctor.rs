@@ -28,7 +28,7 @@ use crate::{
     registry::{RegistryLocation, free_space},
 };
 
-/// A certificate that ends within this time is told of, as the alert FarrierCertificateEnds does.
+/// A certificate or an OpenPGP key that ends within this time is told of, as the alert FarrierCertificateEnds does.
 const NEAR: SignedDuration = SignedDuration::from_hours(30 * 24);
 /// Free bytes of the cache's disk below which builds of large drivers may fail: a GPU driver's tree with its objects, twice.
 const ROOM: u64 = 10 << 30;
@@ -170,7 +170,7 @@ impl Visit {
         }
     }
 
-    /// The certificates that the site names, with their ends.
+    /// The certificates that the site names and the OpenPGP keys of definitions, with their ends.
     fn certificates(&mut self, ends: &[(String, Timestamp)]) {
         let now = Timestamp::now();
         let mut in_order = true;
@@ -178,8 +178,8 @@ impl Visit {
             if end.duration_since(now) < NEAR {
                 in_order = false;
                 let ends = if *end < now { "ended" } else { "ends" };
-                let hint = "renew it, and start farrier again, which reads it then: kubectl -n farrier rollout restart deployment \
-                            farrier";
+                let hint = "renew it, or take the newer keys that the archive's publisher has, and start farrier again, which reads \
+                            both then: kubectl -n farrier rollout restart deployment farrier";
                 self.missing("certificates", format!("{what}: it {ends} at {end:.0}"), hint);
             }
         }

@@ -21,6 +21,8 @@ use crate::{
 pub enum UpgradeCommand {
     /// Show in which order nodes get another driver, what each one waits for, and when the last one is done
     Plan(UpgradePlanArgs),
+    /// Show the images that DaemonSets got, the newest first: when, in the place of what, and how that went
+    History(UpgradeHistoryArgs),
     /// Begin no other node; those that are begun are finished
     Pause(UpgradeArgs),
     /// Go on, also where the upgrade stopped because a node failed
@@ -48,6 +50,16 @@ pub struct UpgradeArgs {
     pub cluster: String,
 }
 
+#[derive(Debug, Args)]
+pub struct UpgradeHistoryArgs {
+    /// namespace/name of a DaemonSet [default: all that carry farrier's record]
+    #[arg(value_name = "OBJECT")]
+    pub object: Option<String>,
+    /// The cluster
+    #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", default_value = "kube", hide_env_values = true)]
+    pub cluster: String,
+}
+
 /// What became of an upgrade.
 #[derive(Serialize)]
 struct Told {
@@ -61,6 +73,7 @@ struct Told {
 pub async fn upgrade(session: &Session, command: UpgradeCommand) -> Result<Exit> {
     match command {
         UpgradeCommand::Plan(args) => plan(session, args).await,
+        UpgradeCommand::History(args) => history(session, args).await,
         UpgradeCommand::Pause(args) => tell(session, &args, true).await,
         UpgradeCommand::Resume(args) => tell(session, &args, false).await,
         UpgradeCommand::Abort(args) => {
@@ -87,6 +100,17 @@ async fn plan(session: &Session, args: UpgradePlanArgs) -> Result<Exit> {
         upgrades.filter(|upgrade| object.as_ref().is_none_or(|object| upgrade.rollout == *object)).collect();
     session.show(upgrades.as_slice(), output::upgrades)?;
     Ok(if unreachable { Exit::Unreachable } else { Exit::Done })
+}
+
+async fn history(session: &Session, args: UpgradeHistoryArgs) -> Result<Exit> {
+    let UpgradeHistoryArgs { object, cluster } = args;
+    let (cluster, _) = connect(session, &cluster, object.as_slice()).await?;
+    let past = plan::past_upgrades(&cluster.snapshot().await?, object.as_deref()).map_err(|why| {
+        let object = object.as_deref().unwrap_or("a DaemonSet");
+        CliError::usage(format!("{object} in {}: {why}", cluster.describe()))
+    })?;
+    session.show(past.as_slice(), output::past_upgrades)?;
+    Ok(Exit::Done)
 }
 
 async fn tell(session: &Session, args: &UpgradeArgs, paused: bool) -> Result<Exit> {

@@ -13,7 +13,9 @@ use crate::{
     inputs::{FetchError, Lookup},
     kernel::{KernelTarget, NodeSystem, match_family},
     parts::{AT_ONCE, Parts, Result},
-    plan::{Cell, HeaderState, ManifestFacts, Observed, Questions, Resolved, SignatureState, Unverified},
+    plan::{
+        Cell, HeaderState, ManifestFacts, Observed, Questions, Resolved, SignatureState, TreeKey, Unverified,
+    },
     resolve::with_hint,
 };
 
@@ -27,15 +29,34 @@ pub struct Memory {
     pub(super) unreachable: bool,
     /// What stood in Git repositories, and when they were asked.
     pub(super) repositories: BTreeMap<GitPlace, (Instant, Result<ManifestFacts, String>)>,
+    /// Prebuilt images that are not there, or do not count, and when their registries said so.
+    refused_sources: BTreeMap<TreeKey, Instant>,
 }
 
 /// A Git repository is asked again after this long: it cannot tell that it changed.
 const REPOSITORIES_ASKED: Duration = Duration::from_secs(30);
 
+/// The registry of a prebuilt image that does not count is asked again after this long: it is somebody else's, and may count requests.
+const SOURCES_ASKED: Duration = Duration::from_mins(5);
+
 impl Memory {
+    /// Forgets what is to be looked up anew now and then.
+    pub(super) fn renew(&mut self) {
+        let Self { resolved: Resolved { mut kernel_sources, .. }, refused_sources, .. } =
+            std::mem::take(self);
+        kernel_sources.retain(|key, _| refused_sources.contains_key(key));
+        self.resolved.kernel_sources = kernel_sources;
+        self.refused_sources = refused_sources;
+    }
+
+    /// Notes prebuilt images that do not count.
+    pub(super) fn note_refused(&mut self, sources: Vec<TreeKey>) {
+        self.refused_sources.extend(sources.into_iter().map(|source| (source, Instant::now())));
+    }
+
     /// Forgets what could not be found out, so that it is tried again.
     pub fn forget_faults(&mut self) {
-        let Self { resolved, observed, unreachable, repositories: _ } = self;
+        let Self { resolved, observed, unreachable, repositories: _, refused_sources } = self;
         let Resolved {
             systems: _,
             images,
@@ -62,7 +83,8 @@ impl Memory {
         without_headers.clear();
         compilers.retain(|target, _| headers.contains_key(target));
         header_texts.retain(|_, outcome| outcome.is_ok());
-        kernel_sources.retain(|_, outcome| outcome.is_ok());
+        refused_sources.retain(|_, asked| asked.elapsed() < SOURCES_ASKED);
+        kernel_sources.retain(|key, outcome| outcome.is_ok() || refused_sources.contains_key(key));
         trees.retain(|_, outcome| outcome.is_ok());
         unverified_root_fs.retain(|key, found| {
             !found.as_ref().is_some_and(refused) && !unmakeable_root_fs.contains_key(key)
@@ -120,7 +142,7 @@ impl Parts {
     /// Finds out what the planner asks.
     pub(super) async fn answer(&self, questions: Questions, memory: &mut Memory) -> Result<()> {
         let Questions { images, signatures, failures, headers } = questions;
-        let Memory { resolved, observed, unreachable, repositories: _ } = memory;
+        let Memory { resolved, observed, unreachable, .. } = memory;
         observed.failures.extend(known_failures(&self.cache, failures)?);
         let found = stream::iter(images)
             .map(|reference| async move {

@@ -13,12 +13,13 @@ use crate::{
     build::{self, BuildOptions, Built, add_needs},
     cluster::{Cluster, Directory},
     error_chain, git,
-    image::{DriverImage, GitPlace, Version},
+    image::{DriverImage, GitPlace, Output, Version},
     images::{
         LastRecord, StoredImage, contents, look_at_root_fs, look_at_sources, publish_union, record_kernels,
     },
-    kernel::KernelTarget,
+    kernel::{Architecture, KernelTarget},
     kmod::{CheckReport, Verdict},
+    machine::native,
     parts::{Parts, Result, TargetError, image_location},
     plan::{
         self, Announcements, Cell, CellInputs, Change, Claims, ClusterSnapshot, ManifestFacts, ManifestPlace,
@@ -95,13 +96,15 @@ impl Parts {
             .collect();
         add_needs(&self.definitions, &mut called_for);
         resolve_more(self, &called_for, &targets, &mut memory.resolved).await;
-        look_at_sources(self, &called_for, &targets, &mut memory.resolved).await;
+        let refused = look_at_sources(self, &called_for, &targets, &mut memory.resolved).await;
+        memory.note_refused(refused);
         look_at_root_fs(self, &called_for, &targets, &mut memory.resolved).await;
         let manifests = self.manifests(memory).await;
         // Another process may have built meanwhile, or forgotten a failure (`farrier retry`), and tags that are in use may have been moved.
         memory.observed.failures.clear();
         contents(self, &images_in_use(&snapshot, &self.definitions), &mut memory.observed.contents).await;
         let (location, now) = (image_location(&self.location), jiff::Timestamp::now());
+        let (machine, has_daemon) = Box::pin(self.engines_for(&called_for, &targets)).await;
         let plan = loop {
             let Memory { resolved, observed, .. } = &*memory;
             let cells = CellInputs {
@@ -117,7 +120,8 @@ impl Parts {
                 announced: &announced,
                 manifests: &manifests,
                 instance: &self.instance,
-                machine: self.engine.machine(),
+                machine,
+                has_daemon,
                 now,
             };
             match plan::plan(&inputs) {
@@ -127,6 +131,19 @@ impl Parts {
         };
         let unreachable = memory.resolved.unreachable || memory.unreachable;
         Ok(Planned { plan, unreachable, announced, snapshot })
+    }
+
+    /// The architecture that these images are built on, and whether a daemon is there, each where that matters: an engine that
+    /// nobody named is looked for only then.
+    async fn engines_for(
+        &self,
+        images: &[&DriverImage],
+        targets: &BTreeSet<KernelTarget>,
+    ) -> (Option<Architecture>, bool) {
+        let is_foreign = targets.iter().any(|target| target.arch != native());
+        let machine = if is_foreign { self.engine.machine().await } else { None };
+        let is_whole = images.iter().any(|image| image.spec.output == Output::Image);
+        (machine, is_whole && self.engine.has_daemon().await)
     }
 
     /// Builds one cell and records the outcome.

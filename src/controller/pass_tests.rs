@@ -1,14 +1,16 @@
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use serde_json::json;
 
+use super::Memory;
 use crate::{
+    cluster::Cluster as _,
     controller::{
         live::once::run_once,
         testing::{Bench, FIRST, Fleet, Gate, K9, K10, K11, module},
     },
     parts::BootChecker,
-    plan::{HoldReason, RolloutDecision},
+    plan::{HoldReason, Outcome, RolloutDecision},
     registry::RegistryLocation,
 };
 
@@ -40,4 +42,38 @@ async fn a_node_that_joins_while_a_build_runs_is_asked_about() {
     };
     assert_eq!(kernels.len(), 2);
     assert_eq!((fleet.state().writes.len(), fleet.state().image("a")), (0, FIRST));
+}
+
+/// Why there is nothing to build of image `y`.
+async fn refused(bench: &Bench, fleet: &Fleet, memory: &mut Memory) -> Option<String> {
+    memory.forget_faults();
+    let planned = bench.parts.plan_for(fleet.snapshot().await.unwrap(), memory).await.unwrap();
+    let mut cells = planned.plan.cells.into_iter();
+    match cells.find(|cell| cell.image.as_str() == "y").unwrap().outcome {
+        Outcome::Skipped { why } => Some(why.to_string()),
+        Outcome::Build { .. } => None,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Somebody else's registry is not asked in each pass for an image that it does not have.
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_prebuilt_image_that_is_absent_is_asked_for_after_a_pause() {
+    let mut bench = Bench::new(&json!({}));
+    let image = json!({"reference": "x:1.0-{{kernel_label}}-debian12-amd64"});
+    bench.add("y", &json!({"sources": [{"name": "vendor", "from": {"image": image}}]}));
+    let fleet = Fleet::new(|state| state.node("n", K9));
+    let mut memory = Memory::default();
+    let why = refused(&bench, &fleet, &mut memory).await.unwrap();
+    assert!(why.contains("no prebuilt image x:1.0-"), "{why}");
+    bench.publish(K9, &[&module()]).await.unwrap();
+    memory.renew();
+    assert_eq!(refused(&bench, &fleet, &mut memory).await, Some(why));
+    // Another kernel's is asked for at once.
+    fleet.change(|state| state.node("n", K10));
+    let why = refused(&bench, &fleet, &mut memory).await.unwrap();
+    assert!(why.contains(K10), "{why}");
+    fleet.change(|state| state.node("n", K9));
+    tokio::time::advance(Duration::from_mins(6)).await;
+    assert_eq!(refused(&bench, &fleet, &mut memory).await, None);
 }

@@ -409,6 +409,7 @@ fn the_plan_for_nodes_of_many_distributions() {
             manifests: &Manifests::new(),
             instance: &Instance::default(),
             machine: Some(Architecture::Amd64),
+            has_daemon: false,
             now: jiff::Timestamp::UNIX_EPOCH,
         };
         match plan(&inputs) {

@@ -14,7 +14,7 @@ use crate::{
     error_chain,
     image::{ImageName, ImageReference, MinimalSpec, RuntimeBase, SourceSpec, Version},
     inputs::{self, FetchError, Lookup, PackageRoot, StoredUnder},
-    kernel::{Architecture, HeaderSource, KernelTarget, UNKNOWN_SYSTEM, family_for},
+    kernel::{Architecture, HeaderSource, KernelTarget, Toolchain, UNKNOWN_SYSTEM, family_for},
     parts::{Parts, Result, TargetError},
     plan::Resolved,
     resolve::resolve,
@@ -152,7 +152,7 @@ async fn inputs_of<'a>(
     let arches: BTreeSet<Architecture> = kernels.iter().map(|(kernel, _)| kernel.arch).collect();
     let mut inputs: Vec<Input<'a>> = sources.iter().map(Input::Source).collect();
     let mut missing: Vec<MissingInput> = strangers.iter().map(|kernel| without_family(kernel)).collect();
-    let mut root_fs = BTreeSet::new();
+    let (mut root_fs, mut copies) = (BTreeSet::new(), needed.foreign());
     let mut packages = |root: &PackageRoot, arch: Architecture| {
         root_fs.insert(root.key(arch)).then(|| Input::Packages(root.clone(), arch))
     };
@@ -168,6 +168,11 @@ async fn inputs_of<'a>(
             }
         };
         let family = family_for(&parts.definitions.families, kernel, compiler).unwrap_or(family);
+        if let Toolchain::Image(image) = &family.spec.toolchain {
+            // One that cannot be named is told when it is to be copied.
+            let named = family.spec.image_for(image, kernel, &UNKNOWN_SYSTEM);
+            copies.insert(named.map_or_else(|_| image.to_string(), |named| named.to_string()));
+        }
         let toolchains = images.iter().filter_map(|image| image.spec.toolchain(family).ok());
         let roots = toolchains.filter_map(|made| PackageRoot::of_toolchain(&made, kernel));
         inputs.extend(roots.filter_map(|root| packages(&root, kernel.arch)));
@@ -196,7 +201,7 @@ async fn inputs_of<'a>(
             _ => {}
         }
     }
-    inputs.extend(needed.foreign().into_iter().map(Input::Copy));
+    inputs.extend(copies.into_iter().map(Input::Copy));
     let headers =
         kernels.iter().map(|(kernel, family)| (*kernel, family.spec.headers_for(kernel, &UNKNOWN_SYSTEM)));
     inputs.extend(headers.map(|(kernel, source)| Input::Headers(kernel, source)));
@@ -356,4 +361,33 @@ fn without_family(kernel: &KernelTarget) -> MissingInput {
 
 fn missing_of(what: String, error: &TargetError) -> MissingInput {
     MissingInput { what, error: error_chain(error), hint: error.hint(), unreachable: error.is_unreachable() }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::build::testing::{Bench, K9, K10};
+
+    #[tokio::test]
+    async fn the_toolchain_that_headers_choose_is_among_the_images() {
+        let mut bench = Bench::new(&json!({}));
+        let families = &mut bench.parts.definitions.families;
+        families[0].spec.built_with = vec!["gcc-11".parse().unwrap()];
+        let mut chosen = families[0].clone();
+        chosen.spec.matches.built_with = vec!["gcc-12".parse().unwrap()];
+        chosen.spec.built_with = chosen.spec.matches.built_with.clone();
+        chosen.spec.toolchain = Toolchain::Image("registry.test/gcc:12".parse().unwrap());
+        families.push(chosen);
+        let kernels = [K9, K10].map(Bench::target).into();
+        let selection = Selection { images: ["x".parse().unwrap()].into(), kernels };
+        let needed = needed(&bench.parts.definitions, &selection.images, &selection.kernels);
+        let resolved = resolve(&bench.parts, &needed.images, &BTreeSet::new()).await;
+        let (inputs, missing) = inputs_of(&bench.parts, &needed, &resolved).await;
+        assert!(missing.is_empty(), "{missing:?}");
+        let copies: Vec<String> =
+            inputs.iter().map(Input::what).filter(|what| what.starts_with("image")).collect();
+        assert_eq!(copies, ["image registry.test/gcc:12"]);
+    }
 }

@@ -305,7 +305,7 @@ pub(crate) async fn base_image(
 }
 
 /// The same without a look into the layers, and with the manifest's annotations.
-async fn read_image(
+pub(super) async fn read_image(
     parts: &Parts,
     reference: &ImageReference,
     arch: Architecture,

@@ -172,13 +172,13 @@ impl StoredImage<'_> {
         statements.filter(|statement| provenance::is_about(statement, self.digest)).collect()
     }
 
-    /// Compares the image's signatures with what `judge` asks for. What was found good once is not looked up again; where
-    /// the registry does not answer, that is the reason.
+    /// Compares the image's signatures with what `judge` asks for; why they are not enough, as a value. What was found good once is
+    /// not looked up again.
     async fn must_satisfy<'k>(
         self,
         keys: impl Iterator<Item = &'k PublicKey>,
         judge: &(dyn Fn(&FoundSignatures) -> Result<(), String> + Sync),
-    ) -> Result<(), String> {
+    ) -> Result<Result<(), String>> {
         let keys: Vec<&PublicKey> = keys.collect();
         let mut known = FoundSignatures::default();
         for key in &keys {
@@ -188,10 +188,9 @@ impl StoredImage<'_> {
             }
         }
         if keys.is_empty() || judge(&known).is_ok() {
-            return judge(&known);
+            return Ok(judge(&known));
         }
-        let mut found =
-            self.look_for(&keys, &|found| judge(found).is_ok()).await.map_err(|error| error_chain(&error))?;
+        let mut found = self.look_for(&keys, &|found| judge(found).is_ok()).await?;
         for key in found.signers() {
             // A record that cannot be written is only a look-up more the next time.
             let _ = self.remember_signature(key);
@@ -199,20 +198,25 @@ impl StoredImage<'_> {
         for key in known.signers() {
             found.add_signer(key);
         }
-        judge(&found)
+        Ok(judge(&found))
     }
 
-    /// Fails where not enough of the keys signed the image.
-    pub(super) async fn must_be_signed(self, required: &RequiredSigners) -> Result<(), String> {
+    /// Did enough of the keys sign the image? Why not, as a value.
+    pub(super) async fn signed_by(self, required: &RequiredSigners) -> Result<Result<(), String>> {
         self.must_satisfy(required.keys(), &|found| required.judge(found).accept()).await
     }
 
-    /// May something be made from the image ([`Trust`])? Why not, as a value.
+    /// The same; where the registry does not answer, that is the reason.
+    pub(super) async fn must_be_signed(self, required: &RequiredSigners) -> Result<(), String> {
+        told(self.signed_by(required).await)
+    }
+
+    /// May something be made from the image ([`Trust`])? Why not, as a value; a registry that does not answer is such a reason.
     pub(crate) async fn trusted(self) -> Result<Result<(), String>> {
         let (own, required) = (own_key(self.parts).await?, required_signers(self.parts).await?);
         let signs_modules = self.parts.module_signer.is_some();
         let trust = Trust { own: own.as_ref(), required: required.as_ref(), signs_modules };
-        Ok(self.must_satisfy(trust.keys(), &|found| trust.judge(found)).await)
+        Ok(told(self.must_satisfy(trust.keys(), &|found| trust.judge(found)).await))
     }
 
     /// The same, for what cannot be made without it; `what` names it.
@@ -235,6 +239,10 @@ impl StoredImage<'_> {
         let Self { repository, digest, .. } = self;
         Digest::of(format!("{repository}@{digest} {}", key.fingerprint()).as_bytes()).hex().to_owned()
     }
+}
+
+fn told(outcome: Result<Result<(), String>>) -> Result<(), String> {
+    outcome.unwrap_or_else(|error| Err(error_chain(&error)))
 }
 
 /// Looks up the signatures of images about which nothing is known yet.

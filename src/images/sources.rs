@@ -8,7 +8,11 @@ use std::{
 
 use futures::{StreamExt as _, stream};
 
-use super::{keys::signers, root_fs::image_tree, signatures::StoredImage};
+use super::{
+    keys::signers,
+    root_fs::{image_tree, read_image},
+    signatures::StoredImage,
+};
 use crate::{
     archive::links,
     image::{
@@ -23,17 +27,18 @@ use crate::{
 };
 
 /// Looks up the sources that are others for each kernel, and packages for other machines than this one. One that is not there is a
-/// reason not to build.
+/// reason not to build. The images that a registry answered of, and that do not count, are handed back.
 pub(crate) async fn look_at_sources(
     parts: &Parts,
     images: &[&DriverImage],
     targets: &BTreeSet<KernelTarget>,
     resolved: &mut Resolved,
-) {
+) -> Vec<TreeKey> {
     let mut unknown = Vec::new();
     for image in images {
         for source in &image.spec.sources {
             let is_package = matches!(source.from, SourceOrigin::Apt(_));
+            let is_image = matches!(source.from, SourceOrigin::Image(_));
             let key =
                 |target: &KernelTarget| (image.metadata.name.clone(), source.name.clone(), target.clone());
             let is_asked = |target: &&KernelTarget| {
@@ -48,16 +53,21 @@ pub(crate) async fn look_at_sources(
                 let keys: Vec<TreeKey> = kernels.iter().map(|target| key(target)).collect();
                 let version = version_from(image, source, resolved);
                 unknown.extend(kernels.first().copied().map(|target| async move {
-                    (keys, identity(parts, source, target, version.as_deref()).await)
+                    (keys, is_image, identity(parts, source, target, version.as_deref()).await)
                 }));
             }
         }
     }
-    for (keys, outcome) in stream::iter(unknown).buffered(AT_ONCE).collect::<Vec<_>>().await {
+    let mut refused = Vec::new();
+    for (keys, is_image, outcome) in stream::iter(unknown).buffered(AT_ONCE).collect::<Vec<_>>().await {
         resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
+        if is_image && matches!(outcome, Err(TargetError::Finding(_))) {
+            refused.extend(keys.iter().cloned());
+        }
         let outcome = outcome.map_err(|error| with_hint(&error));
         resolved.kernel_sources.extend(keys.into_iter().map(|key| (key, outcome.clone())));
     }
+    refused
 }
 
 /// The image's version, where the source is what it is taken from.
@@ -141,7 +151,7 @@ impl Found {
             let named = source.signed_by.iter().map(|key| (key.display().to_string(), root.join(key)));
             let required = signers("signedBy", named.collect(), 1).await?;
             let stored = StoredImage { parts, repository: &nearest.repository, digest };
-            stored.must_be_signed(&required).await.map_err(|why| {
+            stored.signed_by(&required).await?.map_err(|why| {
                 let message = format!(
                     "prebuilt image {wanted} ({digest}) is not signed with a key of `signedBy`: {why}"
                 );
@@ -151,6 +161,15 @@ impl Found {
                 )
             })?;
         }
+        // Last: a configuration is as large as whoever pushed it says.
+        let read = read_image(parts, &nearest, target.arch).await;
+        read.map_err(|error| match error {
+            TargetError::Image(why) => {
+                let hint = "name the one of this architecture ({{arch}} in `reference`), or publish an index with both";
+                TargetError::unmet(format!("prebuilt image {wanted} is not for linux/{}: {why}", target.arch), hint)
+            }
+            error => error,
+        })?;
         Ok(Self { image, nearest, path })
     }
 

@@ -15,6 +15,7 @@ mod header_tree;
 pub mod host_tree;
 pub mod kernel_image;
 mod kernel_packages;
+mod openpgp;
 pub(crate) mod process;
 pub mod root_fs;
 pub(crate) mod root_fs_layer;
@@ -40,6 +41,7 @@ pub use host_tree::{
     collect::{Collected, Collection, collect},
 };
 pub use kernel_image::{KernelImage, KernelImageLookup, KernelImages, host::read_host};
+pub use openpgp::key_ends;
 pub use root_fs::{PackageRoot, RootFileSystems, RpmRoot};
 pub use root_fs_layer::RootFs;
 pub use source::{FetchedSource, SourceIdentity, Sources};

@@ -18,6 +18,7 @@ use super::{
     digest,
     download::{download, name_of},
     files::{copy_file, listing, names_in},
+    rpm,
     stored::{Input, Packed, StoredUnder, content_key, source_tag},
     unpack,
 };
@@ -70,6 +71,7 @@ pub struct Sources<'a>(pub(super) &'a Fetcher);
 /// The content of a source, before it is fetched.
 enum Content {
     Package(Package),
+    Rpm(Box<rpm::source::Found>),
     Download { url: Download, sha256: String },
     Local { path: PathBuf, sha256: String, is_dir: bool },
 }
@@ -163,10 +165,12 @@ impl Sources<'_> {
             SourceOrigin::Apt(source) if package::asks_store(self.0, source, arch_of(source))? => {
                 self.0.stored_package(kind, &tag).await
             }
+            SourceOrigin::Rpm(_) if self.0.is_offline() => self.0.stored_package(kind, &tag).await,
             // The content of a download says what it is, wherever it comes from.
             SourceOrigin::Url { .. }
             | SourceOrigin::Path { .. }
             | SourceOrigin::Apt(_)
+            | SourceOrigin::Rpm(_)
             | SourceOrigin::Image(_) => Ok(None),
         }
     }
@@ -177,6 +181,9 @@ impl Sources<'_> {
             Content::Package(found) => {
                 let SourceOrigin::Apt(source) = &spec.from else { return Err(FetchError::Interrupted) };
                 package::file(self.0, source, &found, arch_of(source)).await
+            }
+            Content::Rpm(found) => {
+                self.0.unless_kept(Box::pin(found.file()).await, || format!("source {}", spec.name), CARRY)
             }
             Content::Download { url, sha256 } => {
                 let what = format!("source {}", spec.name);
@@ -233,6 +240,11 @@ impl Sources<'_> {
         match from {
             SourceOrigin::Apt(source) => {
                 Ok(Content::Package(package::find(self.0, source, arch_of(source)).await?))
+            }
+            SourceOrigin::Rpm(source) => {
+                let found = Box::pin(rpm::source::Found::find(self.0, source)).await;
+                let found = self.0.unless_kept(found, || format!("package {}", &*source.package), CARRY)?;
+                Ok(Content::Rpm(Box::new(found)))
             }
             // Its layers are fetched as those of other images are, and each kernel has its own.
             SourceOrigin::Image(source) => Err(FetchError::value(
@@ -292,7 +304,7 @@ fn file_name(from: &SourceOrigin) -> Result<String> {
         SourceOrigin::Url { url, .. } => return name_of(url),
         SourceOrigin::Path { path, .. } => path.file_name().and_then(OsStr::to_str),
         SourceOrigin::Apt(source) => Some(source.package.as_str()),
-        SourceOrigin::Image(_) => None,
+        SourceOrigin::Rpm(_) | SourceOrigin::Image(_) => None,
     };
     Ok(name.unwrap_or("file").to_owned())
 }
@@ -305,6 +317,7 @@ pub(super) fn arch_of(source: &AptSource) -> Architecture {
 fn identity(spec: &SourceSpec, content: &Content) -> String {
     let original = match content {
         Content::Package(package) => package.identity(),
+        Content::Rpm(found) => found.identity(),
         Content::Local { path: _, sha256, is_dir: true } => format!("tree sha256:{sha256}"),
         Content::Download { sha256, .. } | Content::Local { sha256, .. } => format!("sha256:{sha256}"),
     };
@@ -336,6 +349,7 @@ fn stored_identity(spec: &SourceSpec, stored: &StoredInput) -> Result<String> {
             Some(version) => original.starts_with(&format!("{}={version} sha256:", source.package)),
             None => original.starts_with(&format!("{}=", source.package)),
         },
+        SourceOrigin::Rpm(source) => rpm::source::is_wanted(source, original),
         SourceOrigin::Image(_) => false,
     });
     if is_it {

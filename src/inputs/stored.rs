@@ -11,7 +11,7 @@ use std::{
 
 use fs_err as fs;
 
-use super::{FetchError, Fetcher, Result, TREE, apt, digest, root_fs_layer, source::arch_of, unpack};
+use super::{FetchError, Fetcher, Result, TREE, apt, digest, root_fs_layer, rpm, source::arch_of, unpack};
 use crate::{
     blocking::stoppable,
     cache::Scratch,
@@ -279,6 +279,7 @@ pub fn source_tag(spec: &SourceSpec) -> Result<Tag> {
             parts.extend(other.map(|arch| arch.to_string()));
             parts
         }
+        SourceOrigin::Rpm(source) => rpm::source::declared(source)?,
         SourceOrigin::Image(source) => vec!["image".to_owned(), source.reference.to_string()],
     };
     parts.extend(["unpack".to_owned(), unpack.as_deref().unwrap_or_default().to_owned()]);

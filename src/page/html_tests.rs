@@ -120,6 +120,7 @@ fn hostile_pages() -> Vec<(String, String)> {
         why: Some(HOSTILE.to_owned()),
         earlier: vec![Earlier {
             set: HOSTILE.to_owned(),
+            replaced: HOSTILE.to_owned(),
             at: facts.now,
             state: RecordState::Conflict,
             why: Some(HOSTILE.to_owned()),
@@ -211,6 +212,7 @@ fn story() -> Vec<(String, String)> {
     plan.rollouts[0].upgrade = Some(upgrade);
     let earlier = Earlier {
         set: with_short_digests(&image("b")),
+        replaced: String::new(),
         at: now - SignedDuration::from_hours(50),
         state: RecordState::Failed,
         why: Some("on node n17: driver: CrashLoopBackOff: no such device".to_owned()),

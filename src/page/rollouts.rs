@@ -176,8 +176,8 @@ fn fields(name: &str, record: &FieldRecord) -> Vec<FieldView> {
         let (state, class) = record_state(*state);
         FieldView { field: name.to_owned(), at: format!("{at:.0}"), state, class, set, replaced, why }
     };
-    let older = earlier.iter().map(|Earlier { set, at, state, why }| {
-        view(at, state, set.clone(), String::new(), why.clone().unwrap_or_default())
+    let older = earlier.iter().map(|Earlier { set, replaced, at, state, why }| {
+        view(at, state, set.clone(), replaced.clone(), why.clone().unwrap_or_default())
     });
     std::iter::once(view(at, state, text(set), text(replaced), why)).chain(older).collect()
 }

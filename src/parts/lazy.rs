@@ -44,12 +44,23 @@ impl LazyEngine {
         self.docker.get_or_try_init(connect).await.cloned()
     }
 
-    /// The architecture that builds run on, before any engine is asked: this machine's in a sandbox. A daemon may run programs of
-    /// others, and a cluster may have machines of others.
-    pub(crate) fn machine(&self) -> Option<Architecture> {
-        let may_be_sandbox = matches!(self.choice, EngineChoice::Auto | EngineChoice::Sandbox);
-        let is_another = self.engine.get().is_some_and(|engine| !matches!(engine, Engine::Sandbox(_)));
-        (may_be_sandbox && !is_another).then(native)
+    /// The architecture that builds run on, of the engine that is found now where none was named: this machine's in a sandbox. A
+    /// daemon may run programs of others, and a cluster may have machines of others.
+    pub(crate) async fn machine(&self) -> Option<Architecture> {
+        let is_sandbox = match self.choice {
+            EngineChoice::Auto => matches!(self.get().await, Ok(Engine::Sandbox(_))),
+            choice => choice == EngineChoice::Sandbox,
+        };
+        is_sandbox.then(native)
+    }
+
+    /// Is there a daemon? One that was named and does not answer is told where it is needed.
+    pub(crate) async fn has_daemon(&self) -> bool {
+        match self.choice {
+            EngineChoice::Auto => self.docker().await.is_ok(),
+            EngineChoice::Docker | EngineChoice::Podman => true,
+            EngineChoice::Sandbox | EngineChoice::Kubernetes => false,
+        }
     }
 
     /// May another engine than the one that was found do a build?
@@ -118,6 +129,7 @@ impl LazyEntrypoint {
 mod tests {
     use serde_json::json;
 
+    use super::*;
     use crate::{
         build::testing::{Bench, K9, K10, module},
         oci::{Descriptor, ImageManifest},
@@ -150,6 +162,21 @@ mod tests {
         assert_ne!(first_layers[1], second_layers[1]);
         // The two payloads differ by a few bytes, the entrypoint's layer has hundreds.
         assert!(second.pushed_bytes < first.pushed_bytes, "{second:?} after {first:?}");
+    }
+
+    #[tokio::test]
+    async fn an_engine_that_nobody_named_is_the_one_that_is_there() {
+        let found = |choice| async move {
+            let nowhere = PathBuf::from("/nonexistent/runner");
+            let docker_host = Some("unix:///nonexistent/docker.sock".to_owned());
+            let env = EngineEnv { runner: Some(nowhere), docker_host, ..EngineEnv::default() };
+            let engine = LazyEngine::new(choice, env);
+            (engine.machine().await, engine.has_daemon().await)
+        };
+        assert_eq!(found(EngineChoice::Sandbox).await, (Some(native()), false));
+        assert_eq!(found(EngineChoice::Docker).await, (None, true));
+        // There is no sandbox, whatever else there is.
+        assert_eq!(found(EngineChoice::Auto).await.0, None);
     }
 
     #[tokio::test]

@@ -19,7 +19,7 @@ use crate::{
     cluster::Fence,
     error_chain,
     image::{Definitions, Digest, ImageReference, Repository, Version, mirror_name, share_tags},
-    inputs::Fetcher,
+    inputs::{Fetcher, key_ends},
     kernel::Architecture,
     oci::{self, AnyManifest, Descriptor, ImageFacts, ImageIndex, annotations},
     plan::{Budget, ImageLocation, Instance, Published},
@@ -117,11 +117,13 @@ impl Parts {
         }
     }
 
-    /// The certificates that farrier shows, trusts and signs modules with, as read at the start, and when each ends.
+    /// When each certificate that farrier shows, trusts and signs modules with ends, as read at the start, and each file of OpenPGP
+    /// keys that definitions name.
     pub(crate) fn certificate_ends(&self) -> Vec<(String, Timestamp)> {
         let signer = self.module_signer.iter();
         let signer = signer.map(|signer| ("moduleSigning".to_owned(), signer.certificate().not_after));
-        self.fetcher.net().certificate_ends().into_iter().chain(signer).collect()
+        let keys = key_ends(&self.definitions);
+        self.fetcher.net().certificate_ends().into_iter().chain(signer).chain(keys).collect()
     }
 
     /// Fails where this process may not write (any more). Asked before each write to a registry or cluster.

@@ -143,7 +143,8 @@ impl Default for Metrics {
             ),
             certificates: made.seconds(
                 "certificate_expiry_timestamp",
-                "When a certificate ends that farrier shows, trusts or signs modules with, as read at its start, since 1970",
+                "When a certificate ends that farrier shows, trusts or signs modules with, or a file of OpenPGP keys that definitions name, as \
+                 read at its start and with definitions, since 1970",
                 Family::default(),
             ),
             build_seconds: made.seconds(
@@ -236,8 +237,10 @@ impl Metrics {
         }
     }
 
-    /// When certificates end, by what they are for: a few for each host that the site names.
+    /// When certificates and keys end, by what they are for: a few for each host that the site names, and the files of keys that
+    /// definitions name.
     pub fn certificates(&self, ends: impl IntoIterator<Item = (String, Timestamp)>) {
+        self.certificates.clear();
         for (what, end) in ends {
             self.certificates.get_or_create(&[("certificate", what)]).set(end.as_duration().as_secs_f64());
         }

@@ -8,6 +8,7 @@ use crate::support::{
     fake_http::{Answer, FakeHttp, answer},
     kube_api::objects::node,
     live::Live,
+    rpm_repository::SigningKey,
     site::{Run, Site},
 };
 
@@ -189,6 +190,21 @@ async fn a_certificate_near_its_end_is_named() {
         let says = only(&found, "certificates", false);
         assert!(says[0].starts_with(wanted) && says[0].contains("start farrier again"), "{says:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_of_a_repository_near_its_end_is_named() {
+    let site = site("  {}\n");
+    site.define(
+        "kernels/own.yaml",
+        "apiVersion: farrier.dev/v1alpha1\nkind: KernelFamily\nmetadata: {name: own}\nspec:\n  match: {os: own}\n  headers:\n    rpm:\n      \
+         packages: [kernel-devel]\n      from: {signedBy: keys/own.asc, repositories: [{url: 'https://own.invalid/'}]}\n  \
+         toolchain: {rpm: {packages: [gcc]}}\n",
+    );
+    site.define("keys/own.asc", &SigningKey::lasting("own", "2d").armored());
+    let found = doctor(site, &[], &[], 1).await;
+    let says = only(&found, "certificates", false);
+    assert!(says.len() == 1 && says[0].starts_with("signedBy keys/own.asc: it ends at 20"), "{says:?}");
 }
 
 #[test]

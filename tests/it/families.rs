@@ -362,7 +362,7 @@ async fn the_gpu_driver_for_arm64_kernels_of_debian() {
     assert_eq!(verdicts.collect::<Vec<_>>(), ["loads"; 5], "{built}");
     let manifest = site.inspect_raw(&format!("{IMAGE}@{}", built["digest"].as_str().unwrap()));
     let sources = manifest["annotations"]["farrier.dev/sources"].as_str().unwrap();
-    assert!(sources.starts_with("nvidia-open-kernel-source="), "{sources}");
+    assert!(sources.starts_with("nvidia-open: nvidia-open-kernel-source="), "{sources}");
 }
 
 /// The shipped definitions make none; a family that asks for it gets it, and the kernel takes both.

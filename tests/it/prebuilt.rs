@@ -1,13 +1,27 @@
 //! Modules that others compiled, with the real parts: an image as KMM has them, and a kernel's own package of Debian.
 use std::fs;
 
-use serde_json::Value;
+use farrier::{
+    error_chain,
+    image::SourceSpec,
+    inputs::FetchError,
+    kernel::{Architecture, KernelTarget},
+    oci::media_type,
+};
+use serde_json::{Value, json};
 
-use crate::support::{
-    kernels,
-    packages::{fixture_modules, run},
-    site::{Run, Site},
-    tiny_image,
+use crate::{
+    rpm::{ROCKY, World},
+    support::{
+        fake_http::{FakeHttp, answer},
+        kernels,
+        kube_api::objects::node,
+        live::{DRIVER, Live, NAMESPACE, OLD_IMAGE},
+        packages::{fixture_modules, run},
+        rpm_repository::{SigningKey, StandIn, index},
+        site::{Run, Site},
+        tiny_image,
+    },
 };
 
 /// A definition that takes modules from `from`.
@@ -123,4 +137,128 @@ fn a_package_with_modules_of_each_kernel() {
     let purl = source_in_bill(&site, &kernel, "6.1")["purl"].as_str().unwrap().to_owned();
     assert!(purl.starts_with(&format!("pkg:deb/debian/linux-image-{kernel}@6.1.")), "{purl}");
     build(&site, "6.1.0-1-amd64").exits(2).line("find package linux-image-6.1.0-1-amd64 in bookworm");
+}
+
+/// The definition of an image that KMM has, at the site's own registry.
+fn define_as_kmm_has_it(site: &Site) {
+    let reference = format!("{}/kmm/acme:{{{{kernel_label}}}}", site.registry.host);
+    let from = format!("{{image: {{reference: '{reference}', path: /opt/lib/modules}}}}");
+    define(site, "1.0", &from, "*", "farrier_good");
+}
+
+#[tokio::test]
+async fn prebuilt_modules_are_loaded_by_their_kernel_before_they_are_published() {
+    let (site, kernel) = (Site::new(), kernels::newest().newer);
+    push(&site, &kernel, &kernel, &kernel).await;
+    define_as_kmm_has_it(&site);
+    site.edit("images/acme.yaml", "  modules: [", "  check: {boot: true}\n  modules: [");
+    let built = build(&site, &kernel).exits(0);
+    let boot = &built.json()["check"]["boot"];
+    assert_eq!(boot["kernel"], kernel.as_str(), "{built}");
+    assert_eq!(boot["modules"][0]["outcome"], "loaded", "{built}");
+}
+
+#[test]
+fn a_prebuilt_image_is_rolled_out() {
+    let kernel = kernels::newest().newer;
+    let mut live = Live::new([node("n0", &kernel)], "image");
+    let pushing = push(&live.site, &kernel, &kernel, &kernel);
+    let vendors = tokio::runtime::Runtime::new().unwrap().block_on(pushing);
+    define_as_kmm_has_it(&live.site);
+    live.site.edit(
+        "images/acme.yaml",
+        "{test.farrier.dev/hello: 'true'}}\n",
+        &format!(
+            "{{feature.node.kubernetes.io/pci-15b3.present: 'true'}}}}\n  rollout: [{{strategy: image, namespace: {NAMESPACE}, \
+             daemonSet: {DRIVER}, container: driver}}]\n"
+        ),
+    );
+    fs::remove_file(live.site.definitions().join("images/driver.yaml")).unwrap();
+    live.start(&[]);
+    live.until("the DaemonSet has another image", |live| live.image(DRIVER) != OLD_IMAGE);
+    let image = live.image(DRIVER);
+    let digest = live.site.inspect(&format!("acme:1.0-{kernel}-debian12-amd64"))["Digest"].clone();
+    assert_eq!(image, format!("{}/acme@{}", live.site.location, digest.as_str().unwrap()));
+    assert_ne!(image, vendors);
+}
+
+/// A kernel's package of an RPM repository: by what its files say, however its name has the release.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_rpm_package_with_modules_of_each_kernel() {
+    let (world, others) = (World::new(), "5.14.0-427.13.1.el9_4.x86_64");
+    for (name, version, kernel) in [
+        ("kmod-acme-5.14.0-503.11.1", "1.4", ROCKY),
+        ("kmod-acme-5.14.0-503.11.1", "1.5", ROCKY),
+        ("kmod-acme-5.14.0-427.13.1", "1.6", others),
+        ("kmod-acme-debuginfo", "1.7", ROCKY),
+    ] {
+        let place = if name.ends_with("debuginfo") { "usr/lib/debug" } else { "lib/modules" };
+        let files = vec![(format!("{place}/{kernel}/extra/acme.ko"), version.to_owned())];
+        let package = StandIn { name, version, release: "1.el9", files, ..StandIn::default() };
+        let package = package.build(&world.served("os").join("Packages"));
+        world.key.sign_package(&package);
+    }
+    index(&world.served("os"), "gz", "sha256");
+    let source = |name: &str| -> SourceSpec {
+        let archive = json!({"signedBy": "acme.asc", "repositories": [{"url": "https://acme.invalid/os/"}]});
+        let from = json!({"rpm": {"package": name, "from": archive}});
+        serde_json::from_value(json!({"name": "acme", "from": from, "subdir": "lib/modules"})).unwrap()
+    };
+    let kernel = |release: &str| KernelTarget {
+        os: "rocky".parse().unwrap(),
+        os_version: "9.5".parse().unwrap(),
+        release: release.parse().unwrap(),
+        arch: Architecture::Amd64,
+    };
+    let fetcher = world.fetcher();
+    let spec = source("kmod-acme-{{release}} | kmod-other");
+    for (release, wanted) in
+        [(ROCKY, "kmod-acme-5.14.0-503.11.1=1.5-1.el9"), (others, "kmod-acme-5.14.0-427.13.1=1.6-1.el9")]
+    {
+        let spec = spec.for_kernel(&kernel(release)).unwrap();
+        let identity = fetcher.sources().identity(&spec).await.unwrap().identity;
+        assert!(identity.starts_with(&format!("{wanted}.x86_64 sha256:")), "{identity}");
+        let source = fetcher.sources().fetch(&spec).await.unwrap();
+        assert_eq!(source.origin, identity);
+        assert!(source.root.join(release).join("extra/acme.ko").is_file(), "{}", source.root.display());
+    }
+    for (name, release) in [("kmod-acme-{{release}}", "5.14.0-570.12.1.el9_6.x86_64"), ("kmod-other", ROCKY)]
+    {
+        let spec = source(name);
+        let why = fetcher.sources().identity(&spec.for_kernel(&kernel(release)).unwrap()).await;
+        let why = error_chain(&why.unwrap_err());
+        assert!(why.contains(&format!(" in its repositories for kernel {release}")), "{why}");
+    }
+    // Packages that another key signed.
+    world.define("acme.asc", &SigningKey::new("other").armored());
+    let spec = spec.for_kernel(&kernel(ROCKY)).unwrap();
+    let error = world.fetcher().sources().fetch(&spec).await.unwrap_err();
+    assert!(matches!(error, FetchError::Signature { .. }), "{error:?}");
+}
+
+/// A registry that fails while signatures are read says nothing of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_that_fails_is_out_of_reach_and_not_one_without_signatures() {
+    let (site, kernel) = (Site::new(), kernels::newest().newer);
+    fs::remove_file(site.definitions().join("images/hello.yaml")).unwrap();
+    site.manifest("edge-1.yaml", &kernel);
+    push(&site, &kernel, &kernel, &kernel).await;
+    let url = format!("http://{}/v2/kmm/acme/manifests/{kernel}", site.registry.host);
+    let accept = format!("Accept: {}", media_type::OCI_MANIFEST);
+    let manifest = run(std::process::Command::new("curl").args(["-sSfH", &accept, &url]));
+    let found = answer(200, manifest).header("Content-Type", media_type::OCI_MANIFEST);
+    // The tag, and the image of its digest; what follows fails.
+    let vendor = FakeHttp::start(vec![found.clone(), found]).await;
+    let options = "genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out k.pem";
+    run(std::process::Command::new("openssl").args(options.split(' ')).current_dir(site.definitions()));
+    let options = "pkey -in k.pem -pubout -out vendor.pub";
+    run(std::process::Command::new("openssl").args(options.split(' ')).current_dir(site.definitions()));
+    let from = format!(
+        "{{image: {{reference: '{}/kmm/acme:{{{{kernel_label}}}}', path: /opt/lib/modules, signedBy: [vendor.pub]}}}}",
+        vendor.host
+    );
+    define(&site, "1.0", &from, "*", "farrier_good");
+    let plan = tokio::task::spawn_blocking(move || (site.farrier(&["plan"]), site)).await.unwrap().0.exits(3);
+    plan.line("source vendor: ");
+    assert!(!plan.to_string().contains("is not signed"), "{plan}");
 }

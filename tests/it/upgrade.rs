@@ -200,6 +200,13 @@ fn a_person_pauses_an_upgrade_goes_on_and_gives_it_up() {
     assert_eq!(taken[0]["fields"]["driver"]["outcome"], "put-back", "{taken}");
     live.until("all nodes have the old driver again", |live| all(live, OLD_IMAGE));
     assert_eq!(live.image(DRIVER), OLD_IMAGE);
+    let past = said(&live, &["upgrade", "history"]);
+    let [past] = past.as_array().unwrap().as_slice() else { panic!("{past}") };
+    assert_eq!((&past["object"], &past["outcome"]), (&json!(object), &json!("rolled-back")));
+    assert_eq!(past["from"], OLD_IMAGE);
+    let shown = live.command(&["upgrade", "history", &object]).output().unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("taken back"), "{shown}");
 
     let unknown = live.command(&["upgrade", "pause", "drivers/none"]).output().unwrap();
     let stderr = String::from_utf8_lossy(&unknown.stderr);
@@ -231,6 +238,8 @@ fn a_job_says_whether_a_node_does_well() {
         live.until("the node is done", |live| has(live, node, "uncordoned", false));
     }
     assert!(["n0", "n1", "n2"].iter().all(|node| driver_on(&live, node) == image));
+    live.until("the upgrade is over", |live| said(live, &["upgrade", "history"])[0]["outcome"] == "good");
+    assert_eq!(said(&live, &["upgrade", "history"])[0]["nodes"], json!({"uncordoned": 3}));
 }
 
 #[test]

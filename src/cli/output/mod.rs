@@ -18,7 +18,7 @@ use comfy_table::{Cell, ContentArrangement, Row, Table, presets::NOTHING};
 use serde::Serialize;
 
 pub use pass::pass;
-pub use plan::{plan, status, upgrades};
+pub use plan::{past_upgrades, plan, status, upgrades};
 pub use progress::{Bar, Progress};
 
 use super::{args::OutputForm, error::OutputError};

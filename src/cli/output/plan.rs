@@ -2,7 +2,8 @@
 
 use super::{lines, printable};
 use crate::plan::{
-    Plan, PlannedUpgrade, StatusRow, Table, left_alone, status_table, summary, tables, upgrade_table,
+    PastUpgrade, Plan, PlannedUpgrade, StatusRow, Table, left_alone, past_table, status_table, summary,
+    tables, upgrade_table,
 };
 
 /// The plan as tables, and one closing line.
@@ -34,6 +35,14 @@ pub fn upgrades(upgrades: &[&PlannedUpgrade]) -> String {
     match upgrades {
         [] => "no upgrade is planned; `farrier plan` says what rollouts wait for\n".to_owned(),
         upgrades => upgrades.iter().map(text).collect::<Vec<_>>().join("\n"),
+    }
+}
+
+/// The images that DaemonSets got.
+pub fn past_upgrades(past: &[PastUpgrade]) -> String {
+    match past {
+        [] => "no DaemonSet carries a record of an image that farrier set\n".to_owned(),
+        past => laid_out(&past_table(past)),
     }
 }
 

@@ -206,7 +206,7 @@ impl Live {
         let began = Instant::now();
         self.wake.begin(began);
         if began - self.remembered_since >= self.context.resync {
-            self.memory = Memory::default();
+            self.memory.renew();
             self.remembered_since = began;
         }
         let outcome = self.pass_once().await;
@@ -414,6 +414,7 @@ impl Live {
         if self.parts.definitions != *definitions {
             self.parts.definitions = definitions.as_ref().clone();
             self.context.cluster.set_interest(&Interest::of(&self.parts.definitions));
+            self.context.metrics.certificates(self.parts.certificate_ends());
             self.memory = Memory::default();
             self.remembered_since = Instant::now();
         }

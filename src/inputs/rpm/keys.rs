@@ -2,17 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use base64::{Engine as _, engine::general_purpose::STANDARD};
 use fs_err as fs;
 
 use crate::{
     cache::Scratch,
     image::Digest,
-    inputs::{FetchError, Result, process},
+    inputs::{
+        FetchError, Result,
+        openpgp::{BEGIN, dearmored},
+        process,
+    },
 };
-
-const BEGIN: &str = "-----BEGIN PGP PUBLIC KEY BLOCK-----";
-const END: &str = "-----END PGP PUBLIC KEY BLOCK-----";
 
 /// The keys that an archive is signed with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,35 +99,5 @@ impl Keys {
             keys: self.file.display().to_string(),
             said: said.chars().filter(|c| !c.is_control()).take(300).collect(),
         }
-    }
-}
-
-/// The keys in a text, without their armor (RFC 9580, 6.2).
-fn dearmored(text: &str) -> Option<Vec<u8>> {
-    let mut keys = Vec::new();
-    for block in text.split(BEGIN).skip(1) {
-        let lines = block.split(END).next()?.lines().map(str::trim);
-        // Headers, then an empty line; the checksum at the end begins with `=`.
-        let body =
-            lines.skip(1).skip_while(|line| line.contains(": ")).take_while(|line| !line.starts_with('='));
-        keys.extend(STANDARD.decode(body.collect::<String>()).ok()?);
-    }
-    (!keys.is_empty()).then_some(keys)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn armor_is_taken_off() {
-        let block = |body: &str| format!("a comment\n{BEGIN}\nVersion: x 1\n\n{body}\n=abcd\n{END}\n");
-        assert_eq!(dearmored(&block("Zm9v\nYmFy")).unwrap(), b"foobar");
-        assert_eq!(
-            dearmored(&[block("Zm9v"), format!("{BEGIN}\n\nYmFy\n{END}")].concat()).unwrap(),
-            b"foobar"
-        );
-        assert_eq!(dearmored("foobar"), None);
-        assert_eq!(dearmored(&block("!")), None);
     }
 }

@@ -4,6 +4,7 @@ pub(super) mod keys;
 pub mod metadata;
 mod modules;
 pub mod package;
+pub(super) mod source;
 mod system;
 
 use std::{
@@ -55,7 +56,7 @@ pub struct Repositories {
     signed: RpmSigned,
     keys: Keys,
     places: Vec<Place>,
-    /// Names of packages, in which a `*` stands for a flavour.
+    /// Names of packages, in which a `*` stands for a flavour or a release.
     names: Vec<String>,
     /// What is not there, for messages.
     absent: Vec<String>,
@@ -122,7 +123,7 @@ impl Repositories {
             return Ok(Err(format!("repository {}", absent.join(", "))));
         }
         let names = groups.iter().flat_map(RpmAlternatives::names);
-        let names = names.map(|name| name.replace("{{flavour}}", "*")).collect();
+        let names = names.map(|name| name.replace("{{flavour}}", "*").replace("{{release}}", "*")).collect();
         let (fetcher, signed) = (fetcher.clone(), archive.signed);
         Ok(Ok(Self { fetcher, arch, signed, keys, places, names, absent }))
     }

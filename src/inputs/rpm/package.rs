@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{inputs::checksum::Checksum, kernel::rpm_version};
+use crate::{image::checked::fits, inputs::checksum::Checksum, kernel::rpm_version};
 
 /// A package as a repository's metadata describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,22 +77,23 @@ pub fn release_in(path: &str) -> Option<String> {
     }
 }
 
-/// The names of a group for a release; `{{flavour}}` is what follows the release's last `-`. A name with a flavour is none
-/// where the release has none.
+/// The names of a group for a release; `{{flavour}}` is what follows the release's last `-`, and `{{release}}` any text, since names
+/// shorten it in different ways. A name with a flavour is none where the release has none.
 pub fn names_for(group: &str, release: &str) -> Vec<String> {
     let flavour = release.rsplit_once('-').map(|(_, flavour)| flavour);
     let named = |name: &str| match flavour {
         Some(flavour) => Some(name.replace("{{flavour}}", flavour)),
-        None => (!name.contains("{{")).then(|| name.to_owned()),
+        None => (!name.contains("{{flavour}}")).then(|| name.to_owned()),
     };
-    group.split(" | ").filter_map(named).collect()
+    group.split(" | ").filter_map(named).map(|name| name.replace("{{release}}", "*")).collect()
 }
 
 /// The package of the first name that has one for this kernel, the newest of several.
 pub fn choose<'a>(packages: &'a [RpmPackage], names: &[String], release: &str) -> Option<&'a RpmPackage> {
     names.iter().find_map(|name| {
         // The first of equals, as repositories are written: `max_by` takes the last.
-        let fit = packages.iter().rev().filter(|package| package.name == *name && package.is_for(release));
+        let fit =
+            packages.iter().rev().filter(|package| fits(name, &package.name) && package.is_for(release));
         fit.max_by(|a, b| a.compare(b))
     })
 }

@@ -17,12 +17,17 @@ pub struct SigningKey {
 
 impl SigningKey {
     pub fn new(user: &str) -> Self {
+        Self::lasting(user, "never")
+    }
+
+    /// One that ends, as gpg has it: `2d`.
+    pub fn lasting(user: &str, time: &str) -> Self {
         let home = tempfile::tempdir().unwrap();
         fs::DirBuilder::new().mode(0o700).create(home.path().join("gnupg")).unwrap();
         let key = Self { home, user: format!("{user}@example.test") };
         run(key
             .gpg(&["--passphrase", "", "--quick-generate-key"])
-            .args([&key.user, "rsa2048", "sign", "never"]));
+            .args([&key.user, "rsa2048", "sign", time]));
         key
     }
 

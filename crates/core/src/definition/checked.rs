@@ -153,8 +153,8 @@ texts! {
     StreamName: r"^[A-Za-z0-9][A-Za-z0-9+._-]*$",
         "the name of a module or of a stream: letters, digits and `+._-`, starting with a letter or digit";
     /// RPM packages of which the first that is of the kernel's release is taken.
-    RpmAlternatives: r"^[A-Za-z0-9_][A-Za-z0-9+._-]*(\{\{flavour\}\}[A-Za-z0-9+._-]*)?( \| [A-Za-z0-9_][A-Za-z0-9+._-]*(\{\{flavour\}\}[A-Za-z0-9+._-]*)?)*$",
-        "an RPM package's name, or several with ` | ` between them, in which `{{flavour}}` may stand for what follows the last `-` of the kernel release";
+    RpmAlternatives: r"^[A-Za-z0-9_][A-Za-z0-9+._-]*(\{\{(flavour|release)\}\}[A-Za-z0-9+._-]*)?( \| [A-Za-z0-9_][A-Za-z0-9+._-]*(\{\{(flavour|release)\}\}[A-Za-z0-9+._-]*)?)*$",
+        "an RPM package's name, or several with ` | ` between them, in which `{{flavour}}` may stand for what follows the last `-` of the kernel release, or `{{release}}` for the release in any form";
     /// The address of an RPM repository, or of a list of its mirrors.
     RepositoryAddress: r"^https?://[^\s\x00-\x1f/?#@{}]+(/([^\s\x00-\x1f{}#]|\{\{(releasever|releasever_major|releasever_minor|basearch)\}\})*)?$",
         "an RPM repository's address: `http://` or `https://`, without a password (site.yaml says in `hosts` where that is: `login`), in which `{{releasever}}`, `{{releasever_major}}`, `{{releasever_minor}}` and `{{basearch}}` may stand for the node's system";

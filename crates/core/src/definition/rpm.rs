@@ -16,7 +16,8 @@ use super::{
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RpmPackages {
     /// Package names. Those with ` | ` between them are alternatives: the first that is of the kernel's release is taken.
-    /// `{{flavour}}` stands for what follows the last `-` of the release.
+    /// `{{flavour}}` stands for what follows the last `-` of the release, `{{release}}` for the release in whatever form names have
+    /// it: what a package provides, or its files, say which kernel it is for.
     pub packages: NonEmpty<RpmAlternatives>,
     /// Where the packages are.
     pub from: RpmArchive,
@@ -162,10 +163,15 @@ mod tests {
 
     #[test]
     fn names_of_packages() {
-        for text in ["kernel-devel", "kernel6.12-devel | kernel-devel", "kernel-{{flavour}}-devel"] {
+        for text in [
+            "kernel-devel",
+            "kernel6.12-devel | kernel-devel",
+            "kernel-{{flavour}}-devel",
+            "kmod-acme-{{release}}",
+        ] {
             assert!(text.parse::<RpmAlternatives>().is_ok(), "{text}");
         }
-        for text in ["", "-x", "a|b", "a b", "{{release}}", "{{flavour}}-{{flavour}}", "../x"] {
+        for text in ["", "-x", "a|b", "a b", "{{release}}", "k{{flavour}}-{{release}}", "../x"] {
             assert!(text.parse::<RpmAlternatives>().is_err(), "{text}");
         }
     }

@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 use super::ImageReference;
 use crate::{
     definition::{
-        AptSuites, NonEmpty,
+        AptSuites, NonEmpty, RpmArchive,
         checked::{
             Component, Download, ImageName, ImagePattern, InnerPattern, LocalPath, Mirror, PackageVersion,
-            PathInside, Sha256, SourcePackage, Suite,
+            PathInside, RpmAlternatives, Sha256, SourcePackage, Suite,
         },
     },
     kernel::{Architecture, HeaderText, KernelRange, KernelTarget, Pattern, image_for, text_for},
@@ -22,7 +22,7 @@ use crate::{
 pub struct SourceSpec {
     /// Its directory under `sources/` in the build context.
     pub name: ImageName,
-    /// Where it comes from: exactly one of `path`, `url`, `apt`, `image`.
+    /// Where it comes from: exactly one of `path`, `url`, `apt`, `rpm`, `image`.
     pub from: SourceOrigin,
     /// An archive inside the fetched tree that is unpacked in its place, as a path relative to the tree in which the
     /// last component may hold one `*` (`MLNX_OFED_SRC-24.10/SOURCES/mlnx-ofed-kernel_*.orig.tar.gz`); it must match
@@ -43,7 +43,7 @@ impl SourceSpec {
     /// Is it another one for each kernel?
     pub fn is_of_kernel(&self) -> bool {
         match &self.from {
-            SourceOrigin::Image(_) => true,
+            SourceOrigin::Image(_) | SourceOrigin::Rpm(_) => true,
             SourceOrigin::Apt(source) => source.package.contains("{{"),
             SourceOrigin::Path { .. } | SourceOrigin::Url { .. } => false,
         }
@@ -52,9 +52,13 @@ impl SourceSpec {
     /// The one for a kernel: of packages, those for its architecture, which may have the release in their names.
     pub fn for_kernel(&self, target: &KernelTarget) -> Result<Self, String> {
         let mut found = self.for_architecture(target.arch);
-        if let SourceOrigin::Apt(source) = &mut found.from {
-            let named = target.fill(source.package.as_str());
-            source.package = named.parse().map_err(|_| format!("no package can be named {named}"))?;
+        match &mut found.from {
+            SourceOrigin::Apt(source) => {
+                let named = target.fill(source.package.as_str());
+                source.package = named.parse().map_err(|_| format!("no package can be named {named}"))?;
+            }
+            SourceOrigin::Rpm(source) => source.kernel = Some(target.clone()),
+            _ => {}
         }
         Ok(found)
     }
@@ -92,6 +96,8 @@ pub enum SourceOrigin {
     },
     /// A package of a Debian-like archive, unpacked (not installed).
     Apt(AptSource),
+    /// A package of RPM repositories with a kernel's modules, unpacked (not installed).
+    Rpm(RpmSource),
     /// Modules that others compiled, in an image: one that KMM loads, or a vendor's.
     Image(SourceImage),
 }
@@ -150,6 +156,21 @@ pub struct AptSource {
     /// The architecture that it is for; this machine's when absent.
     #[serde(skip)]
     pub arch: Option<Architecture>,
+}
+
+/// An RPM package that has modules of one kernel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RpmSource {
+    /// Its name. Those with ` | ` between them are alternatives: the first that is of the kernel's release is taken. `{{flavour}}`
+    /// stands for what follows the last `-` of the release, `{{release}}` for the release in whatever form names have it: what a
+    /// package provides, or its files, say which kernel it is for.
+    pub package: RpmAlternatives,
+    /// Where it is.
+    pub from: RpmArchive,
+    /// The kernel.
+    #[serde(skip)]
+    pub kernel: Option<KernelTarget>,
 }
 
 impl AptSource {
@@ -211,6 +232,19 @@ mod tests {
         for name in ["linux-{{kernel}}", "linux-{{version}}", "linux-{{ release", "-x"] {
             assert!(package(name).is_err(), "{name}");
         }
+    }
+
+    #[test]
+    fn an_rpm_package_is_looked_for_by_its_kernel() {
+        let from = r#"{"rpm": {"package": "kmod-acme-{{release}} | kmod-acme", "from": {"signedBy": "a.asc", "repositories": [{"url": "https://a.test/"}]}}}"#;
+        let spec = read(from).unwrap();
+        assert!(spec.is_of_kernel());
+        let target = target("5.14.0-503.el9.x86_64");
+        let SourceOrigin::Rpm(found) = spec.for_kernel(&target).unwrap().from else {
+            panic!("another origin")
+        };
+        assert_eq!(found.kernel, Some(target));
+        assert!(read(&from.replace("{{release}}", "{{version}}")).is_err());
     }
 
     #[test]

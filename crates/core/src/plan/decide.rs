@@ -51,8 +51,10 @@ fn cannot_build(
     if let Some(detail) = base.and_then(|base| unmakeable(FetchedInputs::BASE, base)) {
         return Some(SkipReason::Unresolved { detail: format!("runtime base: {detail}") });
     }
-    // A daemon makes a whole image, and may run programs of other architectures.
-    let machine = inputs.machine.filter(|_| compiles && spec.output == Output::Payload)?;
+    if spec.output == Output::Image {
+        return (!inputs.has_daemon).then_some(SkipReason::NoDaemon);
+    }
+    let machine = inputs.machine.filter(|_| compiles)?;
     let detail = not_across(family, &cell.target, machine, cell.fetched.headers.is_some())?;
     Some(SkipReason::ForeignArchitecture { detail })
 }

@@ -33,6 +33,7 @@ pub(super) struct World {
     pub(super) manifests: Manifests,
     pub(super) instance: Instance,
     pub(super) machine: Option<Architecture>,
+    pub(super) has_daemon: bool,
     pub(super) now: jiff::Timestamp,
 }
 
@@ -64,6 +65,7 @@ impl World {
             manifests: Manifests::new(),
             instance: Instance::default(),
             machine: None,
+            has_daemon: true,
             now: jiff::Timestamp::UNIX_EPOCH,
         }
     }
@@ -112,6 +114,7 @@ impl World {
                 manifests: &self.manifests,
                 instance: &self.instance,
                 machine: self.machine,
+                has_daemon: self.has_daemon,
                 now: self.now,
             }) {
                 Err(questions) if questions.signatures.is_empty() => questions,

@@ -36,6 +36,8 @@ pub struct PlanInputs<'a> {
     pub instance: &'a Instance,
     /// The architecture of the machine whose sandbox compiles; `None` for an engine that may have machines of others.
     pub machine: Option<Architecture>,
+    /// Is there a daemon, which makes whole images?
+    pub has_daemon: bool,
     /// The time of the plan.
     pub now: jiff::Timestamp,
 }

@@ -95,9 +95,10 @@ pub use readiness::{Doubt, MayBoot, Needed, Next, PlannedNode, Readiness};
 pub use reasons::{BuildReason, HoldReason};
 pub use rollout::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, Earlier, FieldRecord, GitCommit,
-    ImageChange, NodeChange, NodeCheck, NodeSeen, PlannedRollout, PodRestart, Record, RecordState,
-    ResourceChange, RollbackOutcome, RollbackStep, RolloutDecision, git_commit, given_back, handover_label,
-    pause, paused, per_kernel_originals, rollback, rollback_per_kernel,
+    ImageChange, NodeChange, NodeCheck, NodeSeen, PastUpgrade, PlannedRollout, PodRestart, Record,
+    RecordState, ResourceChange, RollbackOutcome, RollbackStep, RolloutDecision, git_commit, given_back,
+    handover_label, past_table, past_upgrades, pause, paused, per_kernel_originals, rollback,
+    rollback_per_kernel,
 };
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
 pub use signatures::{PlannedSignature, asks_for_signatures};

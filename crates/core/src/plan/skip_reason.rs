@@ -38,6 +38,12 @@ pub enum SkipReason {
     /// Its modules cannot be compiled on this machine, which is of another architecture: why, and what to do.
     #[error("{detail}")]
     ForeignArchitecture { detail: String },
+    /// The engine is to make the whole image, and no daemon is there that does.
+    #[error(
+        "the engine makes this image whole (output: image), which Docker and Podman do, and none of them is used or answers: give farrier a \
+         daemon (--engine docker), or write a template whose modules farrier takes (output: payload)"
+    )]
+    NoDaemon,
     /// What the registry's store has of an input is not signed with a key of this site: which input, why, and what to do.
     #[error("{detail}")]
     Untrusted { detail: String },

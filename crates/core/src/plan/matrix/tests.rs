@@ -394,6 +394,17 @@ fn another_machine_s_kernels_are_compiled_here_or_the_plan_says_why_not() {
     assert_eq!(why(&world), "", "it is there");
 }
 
+#[test]
+fn a_whole_image_wants_a_daemon() {
+    let mut world = World::new(&[K47]);
+    world.image("mft").spec.output = Output::Image;
+    assert!(world.skipped().is_empty());
+    world.has_daemon = false;
+    assert!(matches!(&world.skipped()[..], [(_, SkipReason::NoDaemon)]));
+    world.image("mft").spec.output = Output::Payload;
+    assert!(world.skipped().is_empty());
+}
+
 /// A world whose image is made of another's image for each kernel; `json` is what the source says beside the reference.
 fn prebuilt(json: &str) -> World {
     let mut world = World::new(&[K47, K48]);

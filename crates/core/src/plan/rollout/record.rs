@@ -63,6 +63,9 @@ pub struct FieldRecord {
 pub struct Earlier {
     /// What farrier set.
     pub set: String,
+    /// What it replaced; empty in records of farriers that did not keep it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub replaced: String,
     /// When.
     pub at: Timestamp,
     /// How it went.
@@ -74,7 +77,7 @@ pub struct Earlier {
 }
 
 /// A value that no word of names an image.
-fn in_words(value: &Value) -> String {
+pub(super) fn in_words(value: &Value) -> String {
     match value {
         Value::String(text) => with_short_digests(text),
         Value::Object(fields) => fields
@@ -103,9 +106,10 @@ impl FieldRecord {
 
     /// The rewrites up to this one, for the record of one that sets this value.
     pub(super) fn history(&self, wished: &Value) -> Vec<Earlier> {
-        let Self { set, replaced: _, at, state, changed_back: _, why, earlier } = self;
+        let Self { set, replaced, at, state, changed_back: _, why, earlier } = self;
         let this = (set != wished).then(|| Earlier {
             set: in_words(set),
+            replaced: in_words(replaced),
             at: *at,
             state: *state,
             why: why.as_deref().map(with_short_digests),
@@ -175,7 +179,7 @@ mod tests {
         let failed = FieldRecord { earlier, ..failed };
         let record = Record([("driver".to_owned(), failed), ("init".to_owned(), set)].into());
         let text = record.annotations(&BTreeMap::new()).remove(RECORD_ANNOTATION).unwrap();
-        insta::assert_snapshot!(text, @r#"{"driver":{"set":"registry.test/drivers/mft@sha256:1","replaced":"registry.test/old:1","at":"1970-01-01T00:00:00Z","state":"failed","changedBack":1,"why":"driver: CrashLoopBackOff","earlier":[{"set":"registry.test/drivers/mft@sha256:1","at":"1970-01-01T00:00:00Z","state":"failed","why":"driver: CrashLoopBackOff"}]},"init":{"set":"registry.test/drivers/mft@sha256:1","replaced":"registry.test/old:1","at":"1970-01-01T00:00:00Z","state":"rolled-back"}}"#);
+        insta::assert_snapshot!(text, @r#"{"driver":{"set":"registry.test/drivers/mft@sha256:1","replaced":"registry.test/old:1","at":"1970-01-01T00:00:00Z","state":"failed","changedBack":1,"why":"driver: CrashLoopBackOff","earlier":[{"set":"registry.test/drivers/mft@sha256:1","replaced":"registry.test/old:1","at":"1970-01-01T00:00:00Z","state":"failed","why":"driver: CrashLoopBackOff"}]},"init":{"set":"registry.test/drivers/mft@sha256:1","replaced":"registry.test/old:1","at":"1970-01-01T00:00:00Z","state":"rolled-back"}}"#);
         let annotations = [(RECORD_ANNOTATION.to_owned(), text)].into();
         assert_eq!(Record::of(&annotations), Ok(record));
     }

@@ -1,0 +1,106 @@
+//! Pure: the images that DaemonSets got, and what became of each, as the records on them and on their nodes tell.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::{DaemonSetFacts, Earlier, FieldRecord, HoldReason, Record, RecordState, record::in_words};
+use crate::plan::{ClusterSnapshot, Table, UpgradeNote, table::table};
+
+/// An image that a DaemonSet got.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PastUpgrade {
+    /// The DaemonSet, as `namespace/name`.
+    pub object: String,
+    /// The container.
+    pub container: String,
+    /// When its field was set.
+    pub at: Timestamp,
+    /// What it had; empty where an earlier farrier did not write that down.
+    pub from: String,
+    /// What it got.
+    pub to: String,
+    /// How that went.
+    pub outcome: RecordState,
+    /// How many nodes stand so with it, where they got it in order; of each node its last upgrade is known.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub nodes: BTreeMap<&'static str, usize>,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// Those of one DaemonSet, or of all, each one's newest first.
+///
+/// # Errors
+/// There is no such DaemonSet, or its record cannot be read.
+pub fn past_upgrades(
+    snapshot: &ClusterSnapshot,
+    object: Option<&str>,
+) -> Result<Vec<PastUpgrade>, HoldReason> {
+    let name = |found: &DaemonSetFacts| format!("{}/{}", found.namespace, found.name);
+    let found = snapshot.daemon_sets.iter().filter_map(|found| Some((name(found), found.live.as_ref()?)));
+    let mut found = found.filter(|(name, _)| object.is_none_or(|object| object == name)).peekable();
+    if found.peek().is_none() && object.is_some() {
+        return Err(HoldReason::NotFound);
+    }
+    let noted: Vec<UpgradeNote> = snapshot.nodes.iter().filter_map(|node| UpgradeNote::of(node)).collect();
+    let mut past = Vec::new();
+    for (object, live) in found {
+        for (container, record) in Record::of(&live.annotations)?.0 {
+            past.extend(of_field(&object, &container, &record, &noted));
+        }
+    }
+    Ok(past)
+}
+
+fn of_field(object: &str, container: &str, record: &FieldRecord, noted: &[UpgradeNote]) -> Vec<PastUpgrade> {
+    let FieldRecord { set, replaced, at, state, changed_back: _, why, earlier } = record;
+    let mut nodes: BTreeMap<&'static str, usize> = BTreeMap::new();
+    for note in noted.iter().filter(|note| note.rollout == object && set.as_str() == Some(note.to.as_str())) {
+        *nodes.entry(note.state.into()).or_default() += 1;
+    }
+    let (object, container) = (object.to_owned(), container.to_owned());
+    let newest = PastUpgrade {
+        object,
+        container,
+        at: *at,
+        from: in_words(replaced),
+        to: in_words(set),
+        outcome: *state,
+        nodes,
+        why: why.clone(),
+    };
+    let older = earlier.iter().map(|Earlier { set, replaced, at, state, why }| PastUpgrade {
+        at: *at,
+        from: replaced.clone(),
+        to: set.clone(),
+        outcome: *state,
+        nodes: BTreeMap::new(),
+        why: why.clone(),
+        ..newest.clone()
+    });
+    let older: Vec<PastUpgrade> = older.collect();
+    std::iter::once(newest).chain(older).collect()
+}
+
+/// A row for each.
+pub fn past_table(past: &[PastUpgrade]) -> Table {
+    let rows = past.iter().map(|upgrade| {
+        let PastUpgrade { object, container, at, from, to, outcome, nodes, why } = upgrade;
+        let outcome = match outcome {
+            RecordState::Set => "not over",
+            RecordState::Good => "done",
+            RecordState::Failed => "failed, put back",
+            RecordState::RolledBack => "taken back",
+            RecordState::Conflict => "changed by another writer",
+        };
+        let nodes = nodes.iter().map(|(state, count)| format!("{count} {state}"));
+        let why = nodes.chain(why.clone()).collect::<Vec<_>>().join("; ");
+        let subject = format!("{object}, {container}");
+        vec![subject, format!("{at:.0}"), from.clone(), to.clone(), outcome.to_owned(), why]
+    });
+    table(&["OBJECT", "SET AT", "FROM", "TO", "OUTCOME", "NODES AND WHY"], rows)
+}
