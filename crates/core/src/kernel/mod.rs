@@ -9,6 +9,7 @@ mod header_text;
 mod image_source;
 mod label;
 mod offer;
+mod pattern;
 mod published;
 mod range;
 pub mod rpm_version;
@@ -21,13 +22,14 @@ pub use cross::{
     ELSEWHERE, FOREIGN_TOOLS, NO_CROSS_COMPILERS, cross_toolchain, not_across, not_compiled_here,
 };
 pub use family::{
-    AptHeaders, FamilyMatch, HeaderSource, KernelFamily, KernelFamilySpec, KernelTrack, Pattern,
-    TarballHeaders, Toolchain, TrackedSuites, match_family,
+    AptHeaders, FamilyMatch, HeaderSource, KernelFamily, KernelFamilySpec, KernelTrack, TarballHeaders,
+    Toolchain, TrackedSuites, match_family,
 };
 pub use header_text::HeaderText;
 pub use image_source::{AptKernelImage, KernelImageFile, KernelImageSource};
 pub use kmod::{Architecture, ArchitectureError, KernelRelease, ReleaseError};
 pub use offer::{family_for, lacks_compiler, sources_of, without_headers};
+pub use pattern::Pattern;
 pub use published::{DetachedSignature, DownloadedHeaders, FileProof, ImageHeaders, image_for, text_for};
 pub use range::{KernelRange, order_of};
 pub use system::{ImageStreams, NodeSystem, OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL, UNKNOWN_SYSTEM};
