@@ -1,11 +1,10 @@
 //! Adapter: when OpenPGP keys end that definitions name (`signedBy`). gpgv, apt and rpm verify with them, and tell only of those
-//! that have ended. The form is RFC 9580's, of keys of version 4, which are those that gpgv takes.
+//! that have ended; gpg says when.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path, process::Command};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use jiff::Timestamp;
-use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use serde_json::Value;
 
 use crate::image::Definitions;
@@ -13,7 +12,7 @@ use crate::image::Definitions;
 pub(super) const BEGIN: &str = "-----BEGIN PGP PUBLIC KEY BLOCK-----";
 const END: &str = "-----END PGP PUBLIC KEY BLOCK-----";
 /// The end of what has none.
-const NEVER: u64 = u64::MAX;
+const NEVER: i64 = i64::MAX;
 
 /// The files of keys that definitions name, and when the last key of each ends. Those that are not there, or cannot be read, are told
 /// of where something is to be verified with them. Definitions are looked through as data, so that no field that may come to name
@@ -25,7 +24,7 @@ pub fn key_ends(definitions: &Definitions) -> Vec<(String, Timestamp)> {
         collect(&definition.unwrap_or_default(), &mut files);
     }
     files.retain(|file, end| {
-        *end = fs_err::read(definitions.root.join(file)).ok().and_then(|bytes| last_end(&bytes));
+        *end = last_end(&definitions.root.join(file));
         end.is_some()
     });
     files.into_iter().filter_map(|(file, end)| Some((format!("signedBy {file}"), end?))).collect()
@@ -57,141 +56,37 @@ pub(super) fn dearmored(text: &str) -> Option<Vec<u8>> {
     (!keys.is_empty()).then_some(keys)
 }
 
-/// When the last key of a file may sign no more; `None` where one has no end, or none was found.
-fn last_end(file: &[u8]) -> Option<Timestamp> {
-    let armored = dearmored(&String::from_utf8_lossy(file));
-    let end =
-        certificates(armored.as_deref().unwrap_or(file)).iter().filter_map(|keys| signs_until(keys)).max();
-    Timestamp::from_second(i64::try_from(end?).ok()?).ok()
+/// When the last key of a file may sign no more; `None` where one has no end, none was found, or there is no gpg.
+fn last_end(file: &Path) -> Option<Timestamp> {
+    // It reads no configuration and no other keys, and writes nothing.
+    let output = Command::new("gpg")
+        .args(["--batch", "--no-options", "--homedir", "/nonexistent", "--trust-model", "always"])
+        .args(["--with-colons", "--show-keys", "--"])
+        .arg(file)
+        .output()
+        .inspect_err(|error| tracing::debug!(%error, "gpg says no ends of keys"))
+        .ok()?;
+    let end = ends(&String::from_utf8_lossy(&output.stdout)).max()?;
+    Timestamp::from_second(end).ok()
 }
 
-/// A primary key, or one of its subkeys.
-struct Key {
-    made: u64,
-    /// Can its algorithm sign?
-    is_signer: bool,
-    id: [u8; 8],
-    /// What the newest of its own signatures says.
-    newest: Option<OwnSignature>,
-    revoked: u64,
-}
-
-/// What the primary key says of itself or of a subkey (5.2.3).
-#[derive(Default)]
-struct OwnSignature {
-    made: u64,
-    /// Seconds from when the key was made; 0 is for ever.
-    lasts: u64,
-    /// Its lowest bits: certify, sign.
-    flags: Option<u8>,
-    by: Option<[u8; 8]>,
-}
-
-impl Key {
-    fn end(&self) -> u64 {
-        let lasts = self.newest.as_ref().map_or(0, |newest| newest.lasts);
-        let end = if lasts == 0 { NEVER } else { self.made.saturating_add(lasts) };
-        end.min(self.revoked)
-    }
-
-    fn may_sign(&self) -> bool {
-        let flags = self.newest.as_ref().and_then(|newest| newest.flags);
-        self.is_signer && flags.is_none_or(|flags| flags & 2 != 0)
-    }
-}
-
-/// A primary key's end is its subkeys', too.
-fn signs_until(keys: &[Key]) -> Option<u64> {
-    let primary = keys.first()?.end();
-    keys.iter().filter(|key| key.may_sign()).map(|key| key.end().min(primary)).max()
-}
-
-/// Each primary key with its subkeys; what follows something unreadable is left out.
-fn certificates(mut from: &[u8]) -> Vec<Vec<Key>> {
-    let mut all: Vec<Vec<Key>> = Vec::new();
-    while let Some((tag, body)) = packet(&mut from) {
-        match (tag, all.last_mut()) {
-            (6, _) => all.push(key(body).into_iter().collect()),
-            (14, Some(keys)) if !keys.is_empty() => keys.extend(key(body)),
-            (2, Some(keys)) => drop(note_signature(keys, body)),
-            _ => {}
+/// Until when each key that signs may do so, in seconds of Unix time (GnuPG's doc/DETAILS, "Format of the colon listings"). A
+/// primary key's end is its subkeys', too.
+fn ends(listing: &str) -> impl Iterator<Item = i64> {
+    let mut of_primary = NEVER;
+    listing.lines().filter_map(move |line| {
+        let fields: Vec<&str> = line.split(':').collect();
+        let [kind @ ("pub" | "sub"), validity, _, _, _, _, end, _, _, _, _, uses, ..] = *fields else {
+            return None;
+        };
+        let mut end = end.parse().unwrap_or(NEVER);
+        if kind == "pub" {
+            of_primary = end;
         }
-    }
-    all
-}
-
-fn key(body: &[u8]) -> Option<Key> {
-    let [4, made @ .., algorithm] = body.get(..6)? else { return None };
-    // RSA, DSA, ECDSA and EdDSA (9.1).
-    let is_signer = matches!(algorithm, 1 | 3 | 17 | 19 | 22 | 27 | 28);
-    let length = u16::try_from(body.len()).ok()?.to_be_bytes();
-    let fingerprint = digest(&SHA1_FOR_LEGACY_USE_ONLY, &[&[0x99], &length[..], body].concat());
-    let id = fingerprint.as_ref().last_chunk().copied()?;
-    Some(Key { made: number(made), is_signer, id, newest: None, revoked: NEVER })
-}
-
-/// Notes a signature that the primary key made of itself or of the subkey before.
-fn note_signature(keys: &mut [Key], body: &[u8]) -> Option<()> {
-    let mut rest = body;
-    let [4, kind, _, _] = take(&mut rest, 4)? else { return None };
-    let mut found = OwnSignature::default();
-    for _ in 0..2 {
-        let count = number(take(&mut rest, 2)?);
-        let mut area = take(&mut rest, count)?;
-        while let Some(length) = length(&mut area) {
-            let (kind, value) = take(&mut area, length)?.split_first()?;
-            match kind & 0x7f {
-                2 => found.made = number(value),
-                9 => found.lasts = number(value),
-                16 | 33 => found.by = value.last_chunk().copied(),
-                27 => found.flags = value.first().copied(),
-                _ => {}
-            }
-        }
-    }
-    let primary = keys.first()?.id;
-    let is_of_subkey = keys.len() > 1;
-    let key = keys.last_mut().filter(|_| found.by == Some(primary))?;
-    match (kind, is_of_subkey) {
-        (0x10..=0x13 | 0x1f, false) | (0x18, true)
-            if key.newest.as_ref().is_none_or(|newest| newest.made <= found.made) =>
-        {
-            key.newest = Some(found);
-        }
-        (0x20, false) | (0x28, true) => key.revoked = found.made,
-        _ => {}
-    }
-    Some(())
-}
-
-/// The next packet's type and content (4.2).
-fn packet<'a>(from: &mut &'a [u8]) -> Option<(u8, &'a [u8])> {
-    let head = *take(from, 1)?.first()?;
-    let (tag, length) = match (head & 0x80, head & 0x40, head & 3) {
-        (0, ..) | (_, 0, 3) => return None,
-        (_, 0, size) => ((head >> 2) & 0xf, number(take(from, 1 << size)?)),
-        _ => (head & 0x3f, length(from)?),
-    };
-    Some((tag, take(from, length)?))
-}
-
-/// A length in the form of subpackets, and of packets that are whole.
-fn length(from: &mut &[u8]) -> Option<u64> {
-    Some(match number(take(from, 1)?) {
-        255 => number(take(from, 4)?),
-        first @ 192.. => ((first - 192) << 8) + number(take(from, 1)?) + 192,
-        first => first,
+        end = end.min(of_primary);
+        // Capital letters are those of the whole key; a revoked one signs nothing.
+        (uses.contains('s') && validity != "r").then_some(end)
     })
-}
-
-fn take<'a>(from: &mut &'a [u8], count: u64) -> Option<&'a [u8]> {
-    let (head, tail) = from.split_at_checked(usize::try_from(count).ok()?)?;
-    *from = tail;
-    Some(head)
-}
-
-fn number(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0, |number, byte| (number << 8) | u64::from(*byte))
 }
 
 #[cfg(test)]
@@ -251,7 +146,9 @@ kUu/Q3sdoRR9x/5H+VF4jMDiDA==
 -----END PGP PUBLIC KEY BLOCK-----\n";
 
     fn end(file: &[u8]) -> Option<String> {
-        last_end(file).map(|end| end.to_string())
+        let named = tempfile::NamedTempFile::new().unwrap();
+        fs_err::write(named.path(), file).unwrap();
+        last_end(named.path()).map(|end| end.to_string())
     }
 
     #[test]
@@ -280,16 +177,9 @@ kUu/Q3sdoRR9x/5H+VF4jMDiDA==
 
     #[test]
     fn what_is_no_key_has_no_end() {
-        let key = dearmored(BOTH_UNTIL_2030).unwrap();
-        for length in 0..key.len() {
-            let _ = last_end(&key[..length]);
-        }
-        for (at, bit) in (0..key.len()).flat_map(|at| [1, 0x80].map(|bit| (at, bit))) {
-            let mut damaged = key.clone();
-            damaged[at] ^= bit;
-            let _ = last_end(&damaged);
-        }
         assert_eq!((end(b""), end(b"no key")), (None, None));
+        let revoked = "pub:r:255:22:DBEF83C24AE9CBA3:1767225600:1893456000::-:::scSC:::::ed25519:::0:";
+        assert_eq!(ends(revoked).count(), 0);
     }
 
     #[test]
