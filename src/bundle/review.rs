@@ -17,8 +17,8 @@ const TEMPLATES: &str = "templates";
 pub(super) fn review(from: &Path, to: &Path, new: &[PathBuf]) -> Result<String> {
     let mut said = String::new();
     let known = commands(to).unwrap_or_default();
-    let brought = commands(from);
-    let brings_command = brought.as_ref().is_none_or(|brought| !brought.is_subset(&known));
+    let bundled = commands(from);
+    let brings_command = bundled.as_ref().is_none_or(|bundled| !bundled.is_subset(&known));
     let text = |path: PathBuf| {
         let is_file = fs::symlink_metadata(&path).is_ok_and(|found| found.is_file());
         let bytes = if is_file { fs::read(path)? } else { Vec::new() };

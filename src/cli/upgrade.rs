@@ -62,7 +62,7 @@ pub struct UpgradeHistoryArgs {
 
 /// What became of an upgrade.
 #[derive(Serialize)]
-struct Told {
+struct PauseOutcome {
     object: String,
     paused: bool,
     /// Nodes on which the new driver did not work, which are begun again.
@@ -114,11 +114,13 @@ async fn history(session: &Session, args: UpgradeHistoryArgs) -> Result<Exit> {
 }
 
 async fn tell(session: &Session, args: &UpgradeArgs, paused: bool) -> Result<Exit> {
-    let told = set_paused(session, args, paused).await?;
-    session.show(&told, |Told { object, paused, forgiven }| match (paused, forgiven.as_slice()) {
-        (true, _) => format!("{object}: no other node is begun; those that are begun are finished\n"),
-        (false, []) => format!("{object}: the upgrade goes on\n"),
-        (false, forgiven) => format!("{object}: the upgrade goes on, with {}\n", forgiven.join(", ")),
+    let outcome = set_paused(session, args, paused).await?;
+    session.show(&outcome, |PauseOutcome { object, paused, forgiven }| {
+        match (paused, forgiven.as_slice()) {
+            (true, _) => format!("{object}: no other node is begun; those that are begun are finished\n"),
+            (false, []) => format!("{object}: the upgrade goes on\n"),
+            (false, forgiven) => format!("{object}: the upgrade goes on, with {}\n", forgiven.join(", ")),
+        }
     })?;
     Ok(Exit::Done)
 }
@@ -128,7 +130,7 @@ async fn is_paused(session: &Session, UpgradeArgs { object, cluster }: &UpgradeA
     Ok(plan::paused(&cluster.snapshot().await?).get(object).copied().unwrap_or_default())
 }
 
-async fn set_paused(session: &Session, args: &UpgradeArgs, paused: bool) -> Result<Told> {
+async fn set_paused(session: &Session, args: &UpgradeArgs, paused: bool) -> Result<PauseOutcome> {
     let UpgradeArgs { object, cluster } = args;
     let (cluster, _) = connect(session, cluster, std::slice::from_ref(object)).await?;
     let mut tries = 1;
@@ -144,7 +146,7 @@ async fn set_paused(session: &Session, args: &UpgradeArgs, paused: bool) -> Resu
                     _ => None,
                 };
                 let forgiven = changes.iter().filter_map(node).collect();
-                return Ok(Told { object: object.clone(), paused, forgiven });
+                return Ok(PauseOutcome { object: object.clone(), paused, forgiven });
             }
         }
         until_news(cluster.as_ref()).await;

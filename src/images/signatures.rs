@@ -208,7 +208,7 @@ impl StoredImage<'_> {
 
     /// The same; where the registry does not answer, that is the reason.
     pub(super) async fn must_be_signed(self, required: &RequiredSigners) -> Result<(), String> {
-        told(self.signed_by(required).await)
+        reason(self.signed_by(required).await)
     }
 
     /// May something be made from the image ([`Trust`])? Why not, as a value; a registry that does not answer is such a reason.
@@ -216,7 +216,7 @@ impl StoredImage<'_> {
         let (own, required) = (own_key(self.parts).await?, required_signers(self.parts).await?);
         let signs_modules = self.parts.module_signer.is_some();
         let trust = Trust { own: own.as_ref(), required: required.as_ref(), signs_modules };
-        Ok(told(self.must_satisfy(trust.keys(), &|found| trust.judge(found)).await))
+        Ok(reason(self.must_satisfy(trust.keys(), &|found| trust.judge(found)).await))
     }
 
     /// The same, for what cannot be made without it; `what` names it.
@@ -241,7 +241,7 @@ impl StoredImage<'_> {
     }
 }
 
-fn told(outcome: Result<Result<(), String>>) -> Result<(), String> {
+fn reason(outcome: Result<Result<(), String>>) -> Result<(), String> {
     outcome.unwrap_or_else(|error| Err(error_chain(&error)))
 }
 

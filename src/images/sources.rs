@@ -48,8 +48,8 @@ pub(crate) async fn look_at_sources(
             };
             let asked: Vec<&KernelTarget> = targets.iter().filter(is_asked).collect();
             // There is one other architecture, whose kernels share the package.
-            let together = if source.is_of_kernel() { 1 } else { asked.len().max(1) };
-            for kernels in asked.chunks(together) {
+            let per_lookup = if source.is_of_kernel() { 1 } else { asked.len().max(1) };
+            for kernels in asked.chunks(per_lookup) {
                 let keys: Vec<TreeKey> = kernels.iter().map(|target| key(target)).collect();
                 let version = version_from(image, source, resolved);
                 unknown.extend(kernels.first().copied().map(|target| async move {

@@ -289,7 +289,7 @@ fn check_annotations(manifest: &ImageManifest) -> (ImageFacts, Outcome) {
     };
     let outcome = match (facts.input_hash, kernels.is_empty()) {
         (Some(hash), false) => Ok(format!("inputs {}, for {}", hash.short(), kernels.join(", "))),
-        _ => Err(Finding::absent("no input hash or no kernel is noted", hint)),
+        _ => Err(Finding::absent("no input hash or no kernel is recorded", hint)),
     };
     (facts, outcome)
 }
@@ -426,8 +426,8 @@ fn report_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
         return Err(format!("it is about kernel {}", kernel.unwrap_or("of no name")).into());
     }
     let kernel = kernel.unwrap_or_default();
-    let noted = subject.facts.verdict.map(Verdict::as_str);
-    match (verdict, noted) {
+    let recorded = subject.facts.verdict.map(Verdict::as_str);
+    match (verdict, recorded) {
         ("loads", Some("loads")) => Ok(format!("loads on {kernel}")),
         ("unknown", Some("unknown")) if subject.unknown => Ok(format!(
             "unknown on {kernel}, which the definition allows{}",
@@ -436,8 +436,8 @@ fn report_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
         ("unknown", Some("unknown")) => {
             Err(Finding::failed("it says unknown, and nothing here allows that", ALLOW))
         }
-        (said, Some(noted)) if said != noted => {
-            Err(format!("it says {said}, and the image's annotation {noted}").into())
+        (said, Some(recorded)) if said != recorded => {
+            Err(format!("it says {said}, and the image's annotation {recorded}").into())
         }
         (said, _) => Err(format!("it says {said}").into()),
     }
@@ -462,8 +462,8 @@ fn provenance_fits(predicate: &Value, subject: &Subject<'_>) -> Outcome {
     let definition = &predicate["buildDefinition"];
     same_inputs(definition["internalParameters"]["inputHash"].as_str(), subject)?;
     let kernel = definition["externalParameters"]["kernel"]["release"].as_str();
-    let noted = subject.facts.kernel_release.as_ref().map(ToString::to_string);
-    if kernel != noted.as_deref() {
+    let recorded = subject.facts.kernel_release.as_ref().map(ToString::to_string);
+    if kernel != recorded.as_deref() {
         return Err(format!("it is about kernel {}", kernel.unwrap_or("of no name")).into());
     }
     let count = definition["resolvedDependencies"].as_array().map_or(0, Vec::len);
@@ -472,8 +472,8 @@ fn provenance_fits(predicate: &Value, subject: &Subject<'_>) -> Outcome {
 }
 
 fn same_inputs(hash: Option<&str>, subject: &Subject<'_>) -> Result<(), String> {
-    let noted = subject.facts.input_hash.map(|hash| hash.to_string());
-    if hash.is_some() && hash == noted.as_deref() {
+    let recorded = subject.facts.input_hash.map(|hash| hash.to_string());
+    if hash.is_some() && hash == recorded.as_deref() {
         return Ok(());
     }
     Err("its input hash is not that of the image's annotation".to_owned())

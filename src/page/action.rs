@@ -146,7 +146,7 @@ pub fn foresee_rolled(rolled: &[Rolled]) -> Result<Vec<String>, String> {
             step.error.iter().chain(failed).map(|why| format!("{}: nothing, because {why}", step.object)),
         );
         says.extend(step.fields.iter().map(|(field, outcome)| {
-            let (what, detail) = outcome.told();
+            let (what, detail) = outcome.summary();
             format!("{}, {field}: {what}: {detail}", step.object)
         }));
     }

@@ -220,9 +220,9 @@ impl Fleet<'_> {
         facts.extend(unused.as_ref().map(|why| fact("Announcement not used", why)));
         facts.extend(own.iter().map(|own| fact("Own driver", format!("{}: {own}", own.image))));
         facts.extend(turns.iter().map(|(upgrade, turn)| {
-            let told = turn.note.as_ref();
-            let told = told.map(|told| format!(" ({} since {:.0})", told.state.as_str(), told.since));
-            fact("Upgrade", format!("{}: {turn}{}", upgrade.rollout, told.unwrap_or_default()))
+            let since =
+                turn.note.as_ref().map(|last| format!(" ({} since {:.0})", last.state.as_str(), last.since));
+            fact("Upgrade", format!("{}: {turn}{}", upgrade.rollout, since.unwrap_or_default()))
         }));
         let called = group.into_iter();
         let called = called.flat_map(|group| group.calls.iter().map(move |image| (image, &group.target)));

@@ -210,9 +210,9 @@ fn records(snapshot: &ClusterSnapshot) -> BTreeMap<String, Result<Record, String
     });
     let resources = snapshot.resources.iter();
     let resources = resources.map(|found| (format!("{} {}", found.kind, found.name), &found.annotations));
-    let noted =
+    let recorded =
         daemon_sets.chain(resources).filter(|(_, annotations)| annotations.contains_key(RECORD_ANNOTATION));
-    noted
+    recorded
         .map(|(object, annotations)| (object, Record::of(annotations).map_err(|why| why.to_string())))
         .collect()
 }

@@ -99,8 +99,8 @@ pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
     let mut all: Vec<Change> = failed.chain(rewritten).chain(seen.iter().cloned()).collect();
     all.sort_by(|a, b| b.at.cmp(&a.at).then_with(|| a.cmp(b)));
     // A failure that was seen has its own time, too.
-    let mut told = std::collections::BTreeSet::new();
-    all.retain(|change| told.insert((change.subject.clone(), change.state)));
+    let mut seen = std::collections::BTreeSet::new();
+    all.retain(|change| seen.insert((change.subject.clone(), change.state)));
     // One fault of a driver is one line, whatever the number of kernels.
     let mut lines: Vec<Change> = Vec::new();
     for mut change in all {

@@ -44,7 +44,7 @@ const TEMPLATES: [(&str, &str); 7] = [
 static ENGINE: LazyLock<Result<Handlebars<'static>, String>> = LazyLock::new(|| {
     let mut engine = Handlebars::new();
     engine.register_escape_fn(|text| html_escape(&visible(text)));
-    for (name, write) in [("words", words as fn(&Value, Timestamp) -> String), ("told", told)] {
+    for (name, write) in [("words", words as fn(&Value, Timestamp) -> String), ("brief", brief)] {
         let helper = move |helper: &Helper<'_>,
                            _: &Handlebars<'_>,
                            context: &Context,
@@ -93,7 +93,7 @@ fn html(
 }
 
 /// Text with what people read at a glance: a digest by its first digits, a time as a clock shows it. The whole is in the title.
-fn told(given: &Value, now: Timestamp) -> String {
+fn brief(given: &Value, now: Timestamp) -> String {
     match given {
         Value::String(text) => glance(text, now),
         Value::Null => String::new(),

@@ -18,7 +18,7 @@ use std::{io, process::ExitCode};
 use messages::Messages;
 use runner::wire::{Message, Outcome};
 
-fn told(ended: io::Result<()>) -> ExitCode {
+fn exit_code(ended: io::Result<()>) -> ExitCode {
     let Err(error) = ended else { return ExitCode::SUCCESS };
     let _ = rustix::io::write(rustix::stdio::stderr(), format!("farrier-runner: {error}\n").as_bytes());
     ExitCode::FAILURE
@@ -30,8 +30,8 @@ fn main() -> ExitCode {
     let messages = Messages::default();
     let outcome = match words.as_slice() {
         ["sandbox"] => sandbox::enter(&messages),
-        ["pod"] => return told(in_pod::run()),
-        ["follow", place] => return told(in_pod::follow(place)),
+        ["pod"] => return exit_code(in_pod::run()),
+        ["follow", place] => return exit_code(in_pod::follow(place)),
         ["init", scratch, lowers @ ..] => sandbox::init(&messages, scratch, lowers).map(Some),
         _ => {
             let _ = rustix::io::write(

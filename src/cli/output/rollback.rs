@@ -33,7 +33,7 @@ pub fn text(rolled: &[Rolled], dry_run: bool, looked: &Looked<'_>) -> String {
         }
         for (field, outcome) in fields {
             let (action, detail) =
-                failed.as_ref().map_or_else(|| outcome.told(), |failed| ("failed", failed.clone()));
+                failed.as_ref().map_or_else(|| outcome.summary(), |failed| ("failed", failed.clone()));
             add(field, action, &detail);
         }
         if *written && failed.is_none() {

@@ -363,7 +363,7 @@ impl Live {
     fn note_build(&mut self, ended: &EndedBuild) {
         self.memory.forget_build(&ended.cell, ended.is_outdated());
         if let Some(phase) = self.builds.note(ended, &self.context.metrics) {
-            self.states.told(&ended.cell, phase);
+            self.states.note_end(&ended.cell, phase);
         }
     }
 

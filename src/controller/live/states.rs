@@ -87,7 +87,7 @@ impl States {
     }
 
     /// A build ended, and its end was logged.
-    pub(super) fn told(&mut self, cell: &Cell, phase: Phase) {
+    pub(super) fn note_end(&mut self, cell: &Cell, phase: Phase) {
         let subject = (cell.image.to_string(), cell.target.to_string());
         self.said.insert(subject, (phase.as_str(), None));
     }
@@ -217,7 +217,7 @@ mod tests {
         // The end of the build is noted after, or before, a plan that knows of it.
         fleet.publish(Verdict::Loads);
         assert_eq!(news(&mut states, &fleet, None), NOTHING);
-        states.told(&fleet.plan().cells[0].outcome.cell().unwrap().clone(), Phase::Published);
+        states.note_end(&fleet.plan().cells[0].outcome.cell().unwrap().clone(), Phase::Published);
         assert_eq!(news(&mut states, &fleet, None), NOTHING);
         fleet.lose();
         assert_eq!(news(&mut states, &fleet, Some(Stage::Queued)), [queued]);

@@ -33,8 +33,8 @@ pub(super) struct Wait<'a> {
     events: Api<Event>,
     job: Started,
     phases: &'a (dyn Fn(Phase) + Send + Sync),
-    /// What was told last.
-    told: Option<String>,
+    /// What was reported last.
+    reported: Option<String>,
 }
 
 impl<'a> Wait<'a> {
@@ -51,7 +51,7 @@ impl<'a> Wait<'a> {
             events: Api::namespaced(client(), namespace),
             job,
             phases,
-            told: None,
+            reported: None,
         }
     }
 
@@ -130,9 +130,9 @@ impl<'a> Wait<'a> {
     }
 
     fn tell(&mut self, why: String) {
-        if self.told.as_ref() != Some(&why) {
+        if self.reported.as_ref() != Some(&why) {
             (self.phases)(Phase::Waiting(&why));
-            self.told = Some(why);
+            self.reported = Some(why);
         }
     }
 }

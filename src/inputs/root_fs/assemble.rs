@@ -103,18 +103,18 @@ fn write(
 /// dpkg's list: a paragraph for each package.
 fn dpkg_status(packages: &[PathBuf]) -> Result<String> {
     let paragraph = |package: &PathBuf| -> Result<String> {
-        let fields = told_by("dpkg-deb", &["--field"], std::slice::from_ref(package))?;
+        let fields = output_of("dpkg-deb", &["--field"], std::slice::from_ref(package))?;
         Ok(format!("{}\nStatus: install ok installed\n\n", fields.trim_end()))
     };
     packages.iter().map(paragraph).collect()
 }
 
 fn rpm_list(packages: &[PathBuf]) -> Result<String> {
-    told_by("rpm", &["--query", "--package", "--nosignature", "--queryformat", RPM_LIST_FORMAT], packages)
+    output_of("rpm", &["--query", "--package", "--nosignature", "--queryformat", RPM_LIST_FORMAT], packages)
 }
 
 /// What a program says of packages, without the user's own configuration.
-fn told_by(program: &'static str, arguments: &[&str], packages: &[PathBuf]) -> Result<String> {
+fn output_of(program: &'static str, arguments: &[&str], packages: &[PathBuf]) -> Result<String> {
     let mut command = Command::new(program);
     let output = command.args(arguments).args(packages).env("HOME", "/").output();
     let output = output.map_err(|source| FetchError::Start(program, source))?;

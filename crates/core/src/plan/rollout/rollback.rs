@@ -31,7 +31,7 @@ pub enum RollbackOutcome {
 
 impl RollbackOutcome {
     /// In a word, and what of it.
-    pub fn told(&self) -> (&'static str, String) {
+    pub fn summary(&self) -> (&'static str, String) {
         match self {
             Self::PutBack { from, to } => ("put back", format!("{from} -> {to}")),
             Self::Released { holds } => {
