@@ -375,6 +375,8 @@ mod tests {
         let mut bench = Bench::new(&json!({}));
         let families = &mut bench.parts.definitions.families;
         families[0].spec.built_with = vec!["gcc-11".parse().unwrap()];
+        let packages = json!({"bootstrap": {"suite": "bookworm", "include": ["gcc-11", "make"]}});
+        families[0].spec.toolchain = serde_json::from_value(packages).unwrap();
         let mut chosen = families[0].clone();
         chosen.spec.matches.built_with = vec!["gcc-12".parse().unwrap()];
         chosen.spec.built_with = chosen.spec.matches.built_with.clone();

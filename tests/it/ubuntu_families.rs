@@ -82,15 +82,23 @@ const ARM64: Architecture = Architecture::Arm64;
 /// The packages of a kernel's headers: those of its flavour lead to what all flavours have.
 fn packages(release: &str, arch: Architecture, common: &str) -> [Deb; 2] {
     let build = format!("usr/src/linux-headers-{release}");
+    let mut files = tiny_headers(&build, release);
+    if arch == ARM64 {
+        for (_, text) in &mut files {
+            *text = text.replace("CONFIG_X86_64=y", "CONFIG_ARM64=y");
+        }
+    }
     let flavour = Deb {
         name: format!("linux-headers-{release}"),
+        source: "linux",
         architecture: if arch == ARM64 { "arm64" } else { "amd64" },
         depends: common.to_owned(),
-        files: tiny_headers(&build, release),
+        files,
         link: Some((format!("lib/modules/{release}/build"), format!("/{build}"))),
     };
     let common = Deb {
         name: common.to_owned(),
+        source: "linux",
         architecture: "all",
         depends: String::new(),
         files: vec![(format!("usr/src/{common}/Makefile"), String::new())],

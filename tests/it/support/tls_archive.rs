@@ -72,6 +72,7 @@ impl Drop for TlsServer {
 /// A package: what its control file and its archive say.
 pub struct Deb {
     pub name: String,
+    pub source: &'static str,
     /// `all`, or an architecture.
     pub architecture: &'static str,
     pub depends: String,
@@ -96,8 +97,8 @@ impl Deb {
         let depends =
             if self.depends.is_empty() { String::new() } else { format!("Depends: {}\n", self.depends) };
         let control = format!(
-            "Package: {}\nVersion: 1.0\nArchitecture: {}\n{depends}Maintainer: T <t@example.test>\nDescription: t\n",
-            self.name, self.architecture
+            "Package: {}\nSource: {}\nVersion: 1.0\nArchitecture: {}\n{depends}Maintainer: T <t@example.test>\nDescription: t\n",
+            self.name, self.source, self.architecture
         );
         fs::write(tree.join("DEBIAN/control"), control).unwrap();
         run(Command::new("dpkg-deb").args(["--build", "--root-owner-group"]).arg(tree).arg(into));
@@ -116,6 +117,7 @@ impl TlsArchive {
     pub fn start(authority: &Authority) -> Self {
         let package = Deb {
             name: "x-dkms".to_owned(),
+            source: "x",
             architecture: "all",
             depends: String::new(),
             files: vec![("usr/src/x-1.0/x.c".to_owned(), "int x;\n".to_owned())],
