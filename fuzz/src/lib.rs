@@ -33,6 +33,8 @@ pub mod protocol;
 pub(crate) mod yaml;
 #[path = "../../src/cluster/edit.rs"]
 mod edit;
+#[path = "../../src/files.rs"]
+pub(crate) mod files;
 
 /// What `sources` and `metadata` refuse with, and what `metadata` says of files.
 mod inputs {
