@@ -28,7 +28,7 @@ use crate::{
     registry::{RegistryLocation, free_space},
 };
 
-/// A certificate or an OpenPGP key that ends within this time is told of, as the alert FarrierCertificateEnds does.
+/// A certificate or an OpenPGP key that ends within this time is a finding, as it is for the alert FarrierCertificateEnds.
 const NEAR: SignedDuration = SignedDuration::from_hours(30 * 24);
 /// Free bytes of the cache's disk below which builds of large drivers may fail: a GPU driver's tree with its objects, twice.
 const ROOM: u64 = 10 << 30;

@@ -21,7 +21,7 @@ use crate::{
 pub enum UpgradeCommand {
     /// Show in which order nodes get another driver, what each one waits for, and when the last one is done
     Plan(UpgradePlanArgs),
-    /// Show the images that DaemonSets got, the newest first: when, in the place of what, and how that went
+    /// Show the images that DaemonSets got, the newest first: when, what each replaced, and its outcome
     History(UpgradeHistoryArgs),
     /// Begin no other node; those that are begun are finished
     Pause(UpgradeArgs),

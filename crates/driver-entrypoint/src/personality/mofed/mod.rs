@@ -232,7 +232,7 @@ impl Container<'_> {
         state.keep(self.node, &file)
     }
 
-    /// Of what was kept, nothing where the driver is still the one that it was kept of. `fresh`: the driver was loaded just now.
+    /// What was kept of the driver before this one; nothing where that driver is still loaded. `fresh`: the driver was loaded just now.
     fn restore_network(&self, fresh: bool) -> Result<(), Error> {
         let file = self.state_file("sriov");
         let state = State::kept(self.node, &file);
