@@ -64,7 +64,7 @@ fn last_end(file: &Path) -> Option<Timestamp> {
         .args(["--with-colons", "--show-keys", "--"])
         .arg(file)
         .output()
-        .inspect_err(|error| tracing::debug!(%error, "gpg says no ends of keys"))
+        .inspect_err(|error| tracing::warn!(%error, file = %file.display(), "install gpg: without it the end of this key is not known"))
         .ok()?;
     let end = ends(&String::from_utf8_lossy(&output.stdout)).max()?;
     Timestamp::from_second(end).ok()
