@@ -1,6 +1,5 @@
 //! Adapter: unpacking of untrusted archives.
 
-mod entry;
 pub mod links;
 mod makeself;
 mod tree;
@@ -17,13 +16,12 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use entry::{Extensions, Names};
 use fs_err::File;
 use tar::EntryType;
 pub use tree::Manner;
 use tree::Tree;
 
-use crate::oci::{LayerReader, Whiteout};
+use crate::oci::{Extensions, LayerReader, NameError, Names, Whiteout};
 
 /// Bounds on what an archive may hold.
 #[derive(Clone, Copy, Debug)]
@@ -193,12 +191,10 @@ fn unpack_counted(reader: impl Read, dest: &Path, options: &Options<'_>) -> Resu
             continue;
         }
         if entry.header().entry_type().is_file() {
-            bytes = u64::saturating_add(bytes, entry.size());
-            if bytes > limits.bytes {
-                return Err(too_big(limits));
-            }
+            bytes = within(limits, bytes, entry.size())?;
         }
-        unpack_entry(&mut tree, &names, &mut entry)?;
+        let again = unpack_entry(&mut tree, &names, &mut entry)?;
+        bytes = within(limits, bytes, again)?;
     }
     if !extensions.is_empty() {
         return Err(truncated());
@@ -218,12 +214,19 @@ fn unpack_counted(reader: impl Read, dest: &Path, options: &Options<'_>) -> Resu
     Ok(Limits { entries: limits.entries - entries, bytes: limits.bytes - bytes, ..*limits })
 }
 
-fn unpack_entry(tree: &mut Tree<'_>, names: &Names, entry: &mut tar::Entry<'_, impl Read>) -> Result<()> {
+/// The sum of both, which the limit allows.
+fn within(limits: &Limits, bytes: u64, more: u64) -> Result<u64> {
+    bytes.checked_add(more).filter(|sum| *sum <= limits.bytes).ok_or_else(|| too_big(limits))
+}
+
+/// Gives the bytes of the file that a hard link names once more: what reads the tree finds them once more, too.
+fn unpack_entry(tree: &mut Tree<'_>, names: &Names, entry: &mut tar::Entry<'_, impl Read>) -> Result<u64> {
     let mode = entry.header().mode().map_err(UnpackError::Damaged)?;
     if tree.manner() == Manner::Layer
         && let Some(whiteout) = Path::new(&names.path).file_name().and_then(Whiteout::of)
     {
-        return tree.white_out(&names.path, whiteout);
+        tree.white_out(&names.path, whiteout)?;
+        return Ok(0);
     }
     match entry.header().entry_type() {
         // Before POSIX a directory was a file whose name ends in a slash.
@@ -236,15 +239,19 @@ fn unpack_entry(tree: &mut Tree<'_>, names: &Names, entry: &mut tar::Entry<'_, i
         }
         EntryType::Directory => tree.directory(&names.path, mode)?,
         EntryType::Symlink => tree.symlink(&names.path, &names.link)?,
-        EntryType::Link => tree.hard_link(&names.path, &names.link)?,
+        EntryType::Link => {
+            let again = tree.hard_link(&names.path, &names.link)?;
+            // Packages and layers have many of them, and are neither packed nor sent as they are here.
+            return Ok(if tree.manner() == Manner::Alone { again } else { 0 });
+        }
         EntryType::Char | EntryType::Block | EntryType::Fifo if tree.manner() == Manner::Layer => {
             tree.leave_out(&names.path)?;
         }
         other => {
-            return Err(UnpackError::Kind(names.path.to_string_lossy().into_owned(), entry::kind(other)));
+            return Err(UnpackError::Kind(names.path.to_string_lossy().into_owned(), kind(other)));
         }
     }
-    Ok(())
+    Ok(0)
 }
 
 /// As [`unpack_tar`], for a file in one of the known [formats](Format) (told by its first bytes).
@@ -403,6 +410,26 @@ const XZ_MEMORY: u64 = 128 << 20;
 
 fn too_big(limits: &Limits) -> UnpackError {
     UnpackError::Limit(format!("{} bytes", limits.bytes))
+}
+
+impl From<NameError> for UnpackError {
+    fn from(error: NameError) -> Self {
+        match error {
+            NameError::TooLong => Self::Limit("1 MiB in the name of one entry".to_owned()),
+            NameError::Sparse(name) => Self::Kind(name, "sparse file"),
+            NameError::Damaged(error) => Self::Damaged(error),
+        }
+    }
+}
+
+/// What an entry that is refused is called.
+fn kind(entry_type: EntryType) -> &'static str {
+    match entry_type {
+        EntryType::Block | EntryType::Char => "device",
+        EntryType::Fifo => "FIFO",
+        EntryType::GNUSparse => "sparse file",
+        _ => "special entry",
+    }
 }
 
 fn truncated() -> UnpackError {

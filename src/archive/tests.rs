@@ -184,6 +184,18 @@ fn long_names_are_read_but_not_without_a_bound() {
 }
 
 #[test]
+fn a_file_counts_under_each_of_its_names() {
+    let (content, limits) = ([0; 1000], Limits { bytes: 2500, ..Limits::default() });
+    let mut items = vec![Item::File("a", 0o644, &content), Item::Hardlink("b", "a")];
+    let directory = tempfile::tempdir().unwrap();
+    unpack_tar(&tarball(&items)[..], directory.path(), &limits).unwrap();
+    items.extend([Item::Hardlink("c", "a"), Item::Hardlink("d", "b")]);
+    let directory = tempfile::tempdir().unwrap();
+    let result = unpack_tar(&tarball(&items)[..], directory.path(), &limits);
+    assert!(matches!(result, Err(UnpackError::Limit(_))), "{result:?}");
+}
+
+#[test]
 fn every_truncation_is_seen() {
     let tar = tarball(&[Item::File("a", 0o644, &[0; 700]), Item::File("b", 0o644, &[0; 512])]);
     let contents = tar.len() - 1024;

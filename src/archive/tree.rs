@@ -113,7 +113,8 @@ impl<'a> Tree<'a> {
         Ok(self.instead(&path, || fs::os::unix::fs::symlink(target, &path))?)
     }
 
-    pub(super) fn hard_link(&mut self, name: &OsStr, target: &OsStr) -> Result<()> {
+    /// Gives the bytes that stand under both names.
+    pub(super) fn hard_link(&mut self, name: &OsStr, target: &OsStr) -> Result<u64> {
         let lossy = |name: &OsStr| name.to_string_lossy().into_owned();
         let target = self.relative(target)?.ok_or_else(|| UnpackError::Outside(lossy(name)))?;
         let existing = self.root.join(self.real_path(&target, name, false)?);
@@ -123,10 +124,10 @@ impl<'a> Tree<'a> {
             return Err(UnpackError::ThroughLink(lossy(name)));
         }
         let path = self.place(name)?;
-        if path == existing {
-            return Ok(());
+        if path != existing {
+            self.instead(&path, || fs::hard_link(&existing, &path))?;
         }
-        Ok(self.instead(&path, || fs::hard_link(&existing, &path))?)
+        Ok(metadata.len())
     }
 
     /// Takes away what a whiteout of a layer names, or all that lower layers have in its directory.

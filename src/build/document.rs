@@ -15,8 +15,8 @@ use super::{
 use crate::{
     blocking::blocking,
     definitions::read_patch,
-    image::{Digest, RuntimeBase, SourceOrigin, Version},
-    images::{BaseImage, Claim, Documents, FARRIER, base_image, layer_files, root_fs_reference},
+    image::{Digest, RuntimeBase, SourceOrigin},
+    images::{BaseImage, Claim, Documents, FARRIER, base_image, layer_files, published_root_fs},
     inputs::PackageRoot,
     kernel::Architecture,
     kmod::CheckReport,
@@ -144,12 +144,13 @@ async fn toolchain(job: &Job<'_>) -> Result<Material> {
         });
     };
     let mut material = Material::new(Role::Toolchain, root.name(cell.target.arch));
-    if let Some((digest, packages)) = toolchain_packages(job.parts, cell.target.arch, &root).await? {
+    let used = cell.fetched.unverified.get(FetchedInputs::TOOLCHAIN);
+    if let Some((digest, packages)) = toolchain_packages(job.parts, cell.target.arch, &root, used).await? {
         material.digest = Some(digest);
         material.packages = packages;
     }
     // What was used: the registry may have another one by now.
-    if let Some(used) = cell.fetched.unverified.get(FetchedInputs::TOOLCHAIN)
+    if let Some(used) = used
         && material.digest.as_ref() != Some(used)
     {
         material = Material { digest: Some(used.clone()), packages: Vec::new(), ..material };
@@ -157,17 +158,17 @@ async fn toolchain(job: &Job<'_>) -> Result<Material> {
     Ok(material)
 }
 
-/// Layer and packages of the toolchain: of the one in the registry, else of the one in the cache. Neither is there
-/// when the engine kept the toolchain for longer than both; nothing is fetched anew only to be written down.
+/// Layer and packages of the toolchain: of the one in the registry, where that is as trusted as the one that was used, else of the
+/// one in the cache. Neither is there when the engine kept the toolchain for longer than both; nothing is fetched anew only to be
+/// written down.
 async fn toolchain_packages(
     parts: &Parts,
     arch: Architecture,
     root: &PackageRoot,
+    used: Option<&Digest>,
 ) -> Result<Option<(Digest, Vec<Package>)>> {
-    let mut reference = root_fs_reference(parts, root, arch)?;
-    let found = parts.registry.manifest(&reference.repository, &reference.version).await?;
-    if let Some(stored) = found {
-        reference.version = Version::Digest(stored.digest);
+    let found = published_root_fs(parts, root, arch).await?;
+    if let Some((reference, _)) = found.filter(|(_, unverified)| unverified.as_ref() == used) {
         let base = base_image(parts, &reference, arch).await?;
         let digest = base.image.layers.first().map(|layer| layer.digest.clone());
         let packages = packages_of(parts, &base).await?;

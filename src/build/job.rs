@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::{
     cache::Scratch,
     engine::ContextEntry,
-    image::{Digest, DriverImage, OnConflict},
+    image::{Digest, DriverImage},
     inputs::HeaderSet,
     kernel::{KernelFamily, Toolchain},
     kmod::{CheckReport, NeededTable},
@@ -47,11 +47,6 @@ impl<'a> Job<'a> {
     /// Something to know that stops nothing.
     pub(super) fn note(&self, text: &str) {
         self.parts.reporter.note(&self.cell.subject(), text);
-    }
-
-    /// May a tag that holds other content be replaced?
-    pub(super) fn overwrites(&self) -> bool {
-        self.image.spec.on_conflict == OnConflict::Overwrite
     }
 }
 

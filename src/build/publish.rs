@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     error_chain,
-    image::{Digest, ImageReference, Repository, Version},
+    image::{Digest, ImageReference, OnConflict, Repository, Version},
     images::{BaseImage, Documents, StoredImage, tag_beside_others},
     oci::{Descriptor, media_type},
     parts::{Parts, Result, Stage, TargetError},
@@ -74,22 +74,9 @@ async fn push(job: &Job<'_>, image: &Image, documents: &Documents) -> Result<u64
     }
     sent += image.sign(job.cell.image.as_str(), &documents.claims).await?;
     for reference in job.cell.references() {
-        push_tag(job, reference, &stored).await?;
+        tag(parts, job.cell, reference, &stored).await?;
     }
     Ok(sent)
-}
-
-/// Puts the image under one tag, unless the tag has got other content for its architecture meanwhile (guarantee 3).
-async fn push_tag(job: &Job<'_>, reference: &ImageReference, image: &StoredManifest) -> Result<()> {
-    if !job.overwrites()
-        && let Some(found) = job.parts.look_up_for(reference, job.cell.target.arch).await?
-    {
-        if found.is_of(job.cell) {
-            return Ok(());
-        }
-        return Err(TargetError::overtaken(reference));
-    }
-    tag(job.parts, job.cell, reference, image).await
 }
 
 /// Gives an image that is published further tags.
@@ -108,11 +95,18 @@ pub(crate) async fn add_tags(
     Ok(())
 }
 
-/// Points a tag at an image, beside those for other architectures where the tags are theirs, too.
+/// Points a tag at an image, beside those for other architectures where the tags are theirs, too. A tag that has got other content
+/// for its architecture since it was planned keeps that (guarantee 3), unless the definition lets it be overwritten.
 async fn tag(parts: &Parts, cell: &Cell, reference: &ImageReference, image: &StoredManifest) -> Result<()> {
     let ImageReference { repository, version } = reference;
+    let (definition, arch) = (parts.definitions.images.get(&cell.image), cell.target.arch);
+    let overwrite = definition.is_some_and(|image| image.spec.on_conflict == OnConflict::Overwrite);
+    if !overwrite && let Some(found) = parts.look_up_for(reference, arch).await? {
+        let is_there = found.is_of(cell);
+        return if is_there { Ok(()) } else { Err(TargetError::overtaken(reference)) };
+    }
     if parts.shares_tags(repository) {
-        return tag_beside_others(parts, &cell.image, cell.target.arch, reference, image).await;
+        return tag_beside_others(parts, &cell.image, arch, reference, image, overwrite).await;
     }
     // The layers may have taken minutes.
     parts.may_write()?;

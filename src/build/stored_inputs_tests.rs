@@ -10,7 +10,7 @@ use crate::{
     build::testing::{Bench, K9, K10, SYMBOLS, module},
     cache::Cache,
     error_chain,
-    image::{Digest, ImageReference, RuntimeBase},
+    image::{Digest, ImageReference, RuntimeBase, Version},
     images::{self, runtime_base, store_of},
     inputs::{FetchOptions, Fetcher, PackageRoot},
     kernel::{Architecture, BootstrapSpec, HeaderSource, Toolchain},
@@ -209,7 +209,9 @@ fn made_here(bench: &Bench, root: &PackageRoot, content: &[u8]) {
 
 /// The image that it is published as.
 fn published_as(bench: &Bench, root: &PackageRoot) -> ImageReference {
-    images::root_fs_reference(&bench.parts, root, Architecture::Amd64).unwrap()
+    let repository = bench.parts.location.repository("farrier-rootfs").unwrap();
+    let tag = root.key(Architecture::Amd64)[..32].parse().unwrap();
+    ImageReference { repository, version: Version::Tag(tag) }
 }
 
 /// What an attacker does to a published root file system.
@@ -218,6 +220,10 @@ enum Change {
     Layer,
     FurtherLayer,
     Variable,
+    /// One that only readers find which ignore case, as Go's do.
+    Hidden,
+    /// More than is read.
+    Large,
 }
 
 /// Everything else stays as it was, but for what must fit. Gives the digest of the changed part.
@@ -245,6 +251,14 @@ async fn replace_root_fs(bench: &Bench, root: &PackageRoot, change: Change) -> D
         }
         Change::Variable => {
             config["config"]["Env"].as_array_mut().unwrap().push(json!("KCFLAGS=-DEVIL"));
+            Digest::of(config.to_string().as_bytes())
+        }
+        Change::Large => {
+            config["comment"] = json!("x".repeat(5 << 20));
+            Digest::of(b"")
+        }
+        Change::Hidden => {
+            config["Config"] = json!({"Env": ["KCFLAGS=-DEVIL"]});
             Digest::of(config.to_string().as_bytes())
         }
     };
@@ -310,7 +324,7 @@ async fn root_fs_that_is_not_signed(is_base: bool) {
     let cell = bench.cell(K9).await;
     assert_eq!((cell.refused, cell.input_hash), (None, cell.declared_hash));
 
-    for change in [Change::Variable, Change::Layer] {
+    for change in [Change::Variable, Change::Hidden, Change::Layer] {
         replace_root_fs(&bench, &root, change).await;
         for name in ["first", "second", "third"] {
             machine(&mut bench, name);
@@ -395,7 +409,7 @@ async fn without_keys_a_toolchain_counts_for_its_content() {
         let mut planned = bench.cell(K9).await;
         assert_eq!((planned.declared_hash, &planned.fetched.unverified[name]), (before.input_hash, &good));
         assert_eq!(taken_for(&bench, &root, &planned).await.unwrap(), good);
-        for change in [Change::FurtherLayer, Change::Variable, Change::Layer] {
+        for change in [Change::FurtherLayer, Change::Variable, Change::Hidden, Change::Layer] {
             let evil = replace_root_fs(&bench, &root, change).await;
             // A build that was planned with the one does not use the other, on whatever machine.
             for machine_name in ["first", "second"] {
@@ -416,6 +430,19 @@ async fn without_keys_a_toolchain_counts_for_its_content() {
         let used = taken_for(&bench, &root, &planned).await.unwrap();
         assert_eq!(used, planned.fetched.unverified[name]);
     }
+}
+
+#[tokio::test]
+async fn a_large_configuration_is_not_read() {
+    let mut bench = bench(false, &json!({}));
+    let root = with_bootstrap(&mut bench, false);
+    made_here(&bench, &root, b"the compiler");
+    taken(&bench, &root).await.unwrap();
+    machine(&mut bench, "second");
+    let planned = bench.cell(K9).await;
+    replace_root_fs(&bench, &root, Change::Large).await;
+    let said = error_chain(&taken_for(&bench, &root, &planned).await.unwrap_err());
+    assert!(said.contains("at most 4194304 are read"), "{said}");
 }
 
 /// Of the same packages, they are made otherwise: the one says nothing of the other.

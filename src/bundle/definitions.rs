@@ -10,7 +10,7 @@ use walkdir::WalkDir;
 
 use super::{BundleError, ContentKind, Result, Verified, collect::blobs_of, review::review};
 use crate::{
-    archive::{Limits, unpack_tar},
+    archive::{Limits, links::stays_below, unpack_tar},
     files::if_there,
     oci::LayerReader,
     registry::BlobSource as _,
@@ -62,6 +62,7 @@ fn place(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<usize>
     let mut differ = Vec::new();
     let mut new = Vec::new();
     for file in files {
+        ensure_below(from, to, &file)?;
         match same(&from.join(&file), &to.join(&file))? {
             Some(true) => {}
             Some(false) if !overwrite => differ.push(file.display().to_string()),
@@ -85,6 +86,24 @@ fn place(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<usize>
     Ok(new.len())
 }
 
+/// Refuses links that lead out of the directory, and files whose place leads through a link: both would get past what is shown
+/// before the definitions are taken.
+fn ensure_below(from: &Path, to: &Path, file: &Path) -> Result<()> {
+    let is_link = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
+    let link = from.join(file);
+    if is_link(&link) && !stays_below(Path::new(""), file, &fs::read_link(&link)?) {
+        return Err(BundleError::Outside(file.to_owned(), "is a link that leads out of the directory"));
+    }
+    let mut above = file.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
+    if above.any(|above| is_link(&to.join(above))) {
+        return Err(BundleError::Outside(
+            file.to_owned(),
+            "would be written through a link of that directory",
+        ));
+    }
+    Ok(())
+}
+
 /// Have both the same kind and content? `None` where there is nothing at the place.
 fn same(new: &Path, old: &Path) -> io::Result<Option<bool>> {
     let Some(found) = if_there(fs::symlink_metadata(old))? else { return Ok(None) };
@@ -100,4 +119,37 @@ fn same(new: &Path, old: &Path) -> io::Result<Option<bool>> {
         return Ok(Some(false));
     }
     Ok(Some(fs::read(new)? == fs::read(old)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use fs_err::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_link_is_no_way_around_the_review() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let placed = |accept| place(from.path(), to.path(), false, accept);
+        symlink("../outside", from.path().join("x")).unwrap();
+        let error = placed(true).unwrap_err();
+        assert_eq!(error.to_string(), "definitions: x is a link that leads out of the directory");
+
+        fs::remove_file(from.path().join("x")).unwrap();
+        symlink("templates", from.path().join("x")).unwrap();
+        assert_eq!(placed(false).unwrap(), 1, "it leads to nothing that is run");
+        fs::create_dir(from.path().join("x")).unwrap();
+        fs::create_dir(to.path().join("templates")).unwrap();
+        fs::write(from.path().join("x/kbuild.Dockerfile.hbs"), "FROM scratch\n").unwrap();
+        let error = placed(true).unwrap_err().to_string();
+        assert!(error.contains("x/kbuild.Dockerfile.hbs would be written through a link"), "{error}");
+        assert!(fs::read_dir(to.path().join("templates")).unwrap().next().is_none());
+
+        // A template that is a link shows where it leads.
+        fs::remove_dir_all(from.path().join("x")).unwrap();
+        fs::create_dir(from.path().join("templates")).unwrap();
+        symlink("../patches/a", from.path().join("templates/a.Dockerfile.hbs")).unwrap();
+        let error = placed(false).unwrap_err().to_string();
+        assert!(error.contains("+ a link to ../patches/a"), "{error}");
+    }
 }

@@ -48,6 +48,9 @@ pub enum BundleError {
     /// Files of a directory that definitions from the bundle would replace.
     #[error("definitions: {files} in {0} differ from those in the bundle", files = .1.join(", "))]
     Differs(PathBuf, Vec<String>),
+    /// A file of the definitions that would not be where its name says, and why.
+    #[error("definitions: {0} {1}")]
+    Outside(PathBuf, &'static str),
     /// Definitions that would run something new here, and what that is.
     #[error("the bundle's definitions bring commands or templates to {0}:\n{1}")]
     NotAccepted(PathBuf, String),
@@ -106,6 +109,9 @@ impl BundleError {
             Self::Since(..) => "name a bundle, or what `farrier bundle inspect -o json` printed of it",
             Self::Differs(..) => {
                 "name an empty directory and compare, or pass --overwrite to take those of the bundle"
+            }
+            Self::Outside(..) => {
+                "take the file out where the bundle is exported, or name a directory without such a link; nothing was written"
             }
             Self::NotAccepted(..) => {
                 "what they run has farrier's rights: read it, then give --accept; nothing was written or pushed"

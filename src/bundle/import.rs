@@ -98,8 +98,13 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
     // Collected first: a stream that borrows from a closure's argument is not `Send` for all lifetimes.
     let pushes: Vec<_> = blobs.iter().map(|wanted| target.push_blob(verified, wanted, meter)).collect();
     let sent: Vec<u64> = futures::stream::iter(pushes).buffer_unordered(AT_ONCE).try_collect().await?;
-    for content in pending {
-        target.push_content(verified, content).await?;
+    // What refers to an image goes before its tag: no tag is ever there without its report. The uploads may have taken hours, in
+    // which a tag may have been given to something else.
+    for (content, taken) in contents.iter_mut().rev().filter(|(_, taken)| is_pending(taken)) {
+        *taken = target.state(content).await?;
+        if is_pending(taken) {
+            target.push_content(verified, content).await?;
+        }
     }
     meter.end();
     Ok(Imported { contents, sent: sent.iter().sum(), blobs: sent.iter().filter(|bytes| **bytes > 0).count() })

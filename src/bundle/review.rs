@@ -20,9 +20,11 @@ pub(super) fn review(from: &Path, to: &Path, new: &[PathBuf]) -> Result<String> 
     let bundled = commands(from);
     let brings_command = bundled.as_ref().is_none_or(|bundled| !bundled.is_subset(&known));
     let text = |path: PathBuf| {
-        let is_file = fs::symlink_metadata(&path).is_ok_and(|found| found.is_file());
-        let bytes = if is_file { fs::read(path)? } else { Vec::new() };
-        Ok::<_, BundleError>(String::from_utf8_lossy(&bytes).into_owned())
+        Ok::<_, BundleError>(match fs::symlink_metadata(&path) {
+            Ok(found) if found.is_file() => String::from_utf8_lossy(&fs::read(path)?).into_owned(),
+            Ok(found) if found.is_symlink() => format!("a link to {}\n", fs::read_link(path)?.display()),
+            _ => String::new(),
+        })
     };
     for file in new {
         let is_template = file.starts_with(TEMPLATES);

@@ -38,7 +38,7 @@ async fn contents_of(parts: &Parts, reference: &ImageReference) -> Option<ImageC
         let Ok(AnyManifest::Index(index)) = AnyManifest::parse(&stored.bytes) else {
             return Ok(contents_of_one(&stored));
         };
-        let entries = entries(parts.registry.as_ref(), repository, &index).await?;
+        let entries = entries(parts.registry.as_ref(), repository, &index, &stored.bytes).await?;
         let platforms: Option<BTreeMap<_, _>> =
             entries.iter().map(|(arch, stored)| Some((*arch, contents_of_one(stored)?))).collect();
         let platforms = platforms.filter(|platforms| !platforms.is_empty());

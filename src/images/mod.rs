@@ -25,7 +25,7 @@ pub use mirror::{MirrorReport, MirroredInput, MissingInput, Selection, find_inpu
 pub use record::REPOSITORY as RECORDS;
 pub(crate) use record::{LastRecord, build_times, record_build, record_kernels};
 pub(crate) use root_fs::{
-    BaseImage, DEFAULT_PATH, base_image, layer_files, root_fs_layer, root_fs_reference, runtime_base,
+    BaseImage, DEFAULT_PATH, base_image, layer_files, published_root_fs, root_fs_layer, runtime_base,
     toolchain_tree,
 };
 pub(crate) use shared_tags::tag_beside_others;

@@ -3,15 +3,13 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use serde_json::json;
-
 use super::{keys::has_keys, signatures::StoredImage};
 use crate::{
     blocking::blocking,
     image::{Digest, ImageReference, MinimalSpec, Repository, RuntimeBase, SourceSpec, Tag, Version},
     inputs::PackageRoot,
     kernel::{Architecture, Toolchain},
-    oci::{self, Assembly, Base, ImageManifest, Layer, annotations, media_type},
+    oci::{self, Assembled, Assembly, Base, ImageError, ImageManifest, Layer, annotations, media_type},
     parts::{Parts, Result, TargetError},
     payload,
     plan::{Cell, FetchedInputs},
@@ -102,15 +100,6 @@ pub(crate) async fn root_fs_layer(
     Ok((layer.digest.clone(), parts.blob_file(&base.repository, layer).await?))
 }
 
-/// Where a root file system of packages is published.
-pub(crate) fn root_fs_reference(
-    parts: &Parts,
-    root: &PackageRoot,
-    arch: Architecture,
-) -> Result<ImageReference> {
-    reference_of_key(parts, &root.key(arch))
-}
-
 fn reference_of_key(parts: &Parts, key: &str) -> Result<ImageReference> {
     let (name, tag) = root_fs_tag(key)?;
     Ok(ImageReference { repository: parts.location.repository(name)?, version: Version::Tag(tag) })
@@ -153,6 +142,19 @@ pub(super) async fn unverified_root_fs(
     }
     let stored = parts.fetcher.root_fs().in_store(&key).await?;
     Ok(stored.filter(|stored| !stored.is_signed).map(|stored| stored.layer.digest))
+}
+
+/// What a root file system of packages is published as, by digest, and the digest of its content where nothing vouches for it.
+///
+/// # Errors
+/// The site has keys, and none of them signed it.
+pub(crate) async fn published_root_fs(
+    parts: &Parts,
+    root: &PackageRoot,
+    arch: Architecture,
+) -> Result<Option<(ImageReference, Option<Digest>)>> {
+    let found = published(parts, &root.key(arch), arch).await?;
+    Ok(found.map(|found| (found.reference, found.unverified)))
 }
 
 /// Why a root file system of packages that is nowhere yet cannot be made here.
@@ -200,21 +202,45 @@ async fn published(parts: &Parts, key: &str, arch: Architecture) -> Result<Optio
     Ok(Some(Published { reference, unverified }))
 }
 
-/// What a root file system's image holds: the layer, where it is all that can matter. Further layers, and variables or anything
-/// else that steps in place and containers get from a configuration, count with the manifest.
+/// What a root file system's image holds: the layer, where it is all that can matter, because farrier would write the same image
+/// over it. Anything else that steps in place and containers may find in a manifest or a configuration counts with the manifest.
 async fn content(
     parts: &Parts,
     repository: &Repository,
     manifest: &[u8],
     arch: Architecture,
 ) -> Result<Digest> {
-    let config = &ImageManifest::parse(manifest)?.config;
-    let config = fs_err::tokio::read(parts.blob_file(repository, config).await?).await?;
+    let parsed = ImageManifest::parse(manifest)?;
+    let config = parts.configuration(repository, &parsed.config).await?;
     let image = Base::parse(manifest, &config, arch.as_str())?;
-    let is_plain = image.config.get("config") == Some(&json!({"Env": [format!("PATH={DEFAULT_PATH}")]}));
-    Ok(match &image.layers[..] {
-        [only] if is_plain => only.digest.clone(),
-        _ => image.digest,
+    if let ([only], [diff_id]) = (&image.layers[..], &image.diff_ids[..])
+        && let Ok(diff_id) = diff_id.parse()
+    {
+        let media_type = media_type::OCI_LAYER_GZIP;
+        let layer = Layer { digest: only.digest.clone(), diff_id, size: only.size, media_type };
+        let ours = image_of(&layer, &parsed.annotations, arch)?;
+        if ours.manifest == manifest && ours.config == config {
+            return Ok(layer.digest);
+        }
+    }
+    Ok(image.digest)
+}
+
+/// The image over a root file system's only layer.
+fn image_of(
+    layer: &Layer,
+    annotations: &BTreeMap<String, String>,
+    arch: Architecture,
+) -> Result<Assembled, ImageError> {
+    oci::assemble(&Assembly {
+        base: None,
+        entrypoint_layer: None,
+        layers: std::slice::from_ref(layer),
+        entrypoint: &[],
+        env: &BTreeMap::from([("PATH".to_owned(), DEFAULT_PATH.to_owned())]),
+        labels: &BTreeMap::new(),
+        annotations,
+        architecture: arch.as_str(),
     })
 }
 
@@ -263,16 +289,7 @@ async fn publish(parts: &Parts, spec: RootFsSpec<'_>, arch: Architecture, key: &
         (annotations::IDENTITY.to_owned(), key.to_owned()),
         (USR_MERGED.to_owned(), usr_merged.to_string()),
     ]);
-    let image = oci::assemble(&Assembly {
-        base: None,
-        entrypoint_layer: None,
-        layers: std::slice::from_ref(&layer),
-        entrypoint: &[],
-        env: &BTreeMap::from([("PATH".to_owned(), DEFAULT_PATH.to_owned())]),
-        labels: &BTreeMap::new(),
-        annotations: &notes,
-        architecture: arch.as_str(),
-    })?;
+    let image = image_of(&layer, &notes, arch)?;
     let (ImageReference { repository, version }, registry) = (reference_of_key(parts, key)?, &parts.registry);
     registry.push_blob(&repository, &layer.digest, &made.layer).await?;
     registry.push_bytes(&repository, &image.config).await?;
@@ -314,7 +331,7 @@ pub(super) async fn read_image(
     let stored = parts.registry_of(repository).image(repository, version, arch.as_str()).await?;
     let stored = stored.ok_or_else(|| TargetError::no_such_image(reference))?;
     let manifest = ImageManifest::parse(&stored.bytes)?;
-    let config = fs_err::tokio::read(parts.blob_file(repository, &manifest.config).await?).await?;
+    let config = parts.configuration(repository, &manifest.config).await?;
     let image = Base::parse(&stored.bytes, &config, arch.as_str())?;
     let base = BaseImage { image, repository: repository.clone(), usr_merged: false };
     Ok((base, manifest.annotations))

@@ -13,21 +13,25 @@ use crate::{
 };
 
 /// Points a tag at an image of `title`. Where it leads to images for other architectures, it leads to an index of all of them
-/// then. The protocol has no way to make other writers wait: it is looked whether the image is in what stands there at the end,
-/// and what another writer loses at the same moment is a missing tag in the next plan.
+/// then. Another image for the same architecture stays, and is an error, unless the definition lets it be overwritten. The
+/// protocol has no way to make other writers wait: it is looked whether the image is in what stands there at the end, and what
+/// another writer loses at the same moment is a missing tag in the next plan.
 pub(crate) async fn tag_beside_others(
     parts: &Parts,
     title: &ImageName,
     arch: Architecture,
     reference: &ImageReference,
     image: &StoredManifest,
+    overwrite: bool,
 ) -> Result<()> {
     let ImageReference { repository, version } = reference;
     for attempt in 0..=MAX_TRIES {
         let there = parts.look_up(reference).await?;
         let held = there.as_ref().and_then(|there| there.for_architecture(arch));
-        if held.is_some_and(|held| held.digest == image.digest) {
-            return Ok(());
+        match held {
+            Some(held) if held.digest == image.digest => return Ok(()),
+            Some(_) if !overwrite => return Err(TargetError::overtaken(reference)),
+            _ => {}
         }
         pause_before(attempt).await;
         let mut others = there.map(|there| there.platforms).unwrap_or_default();
@@ -43,7 +47,8 @@ pub(crate) async fn tag_beside_others(
     Err(TargetError::unmet(message, "run again; what is there is kept"))
 }
 
-/// Puts an index of an image and those for other architectures under a tag, signed where the site signs.
+/// Puts an index of an image and those for other architectures under a tag, signed where the site signs: then the others must be
+/// signed as well, because a signature of the index is taken for one of all that it leads to.
 async fn push_index(
     parts: &Parts,
     title: &ImageName,
@@ -55,6 +60,8 @@ async fn push_index(
     let ImageReference { repository, version } = reference;
     let mut entries = BTreeMap::from([(arch, image.clone())]);
     for (architecture, Published { digest, .. }) in others {
+        let what = format!("the image for {architecture} under {reference},");
+        StoredImage { parts, repository, digest: &digest }.ensure_trusted(&what).await?;
         let version = Version::Digest(digest);
         let other = ImageReference { repository: repository.clone(), version };
         entries.insert(architecture, parts.existing_manifest(&other).await?);

@@ -6,7 +6,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use super::{documents::Documents, shared_tags::tag_beside_others, signatures::StoredImage};
 use crate::{
     image::{ImageReference, Repository, Version},
-    oci::{self, Assembled, ImageError, ImageManifest, MAX_MANIFEST, UnionNotes, UnionPart, media_type},
+    oci::{self, Assembled, ImageManifest, UnionNotes, UnionPart, media_type},
     parts::{AT_ONCE, Parts, Result, TargetError},
     plan::{BUILD_FORMAT, PlannedUnion, Published, UnionMember},
     provenance::{Material, Provenance, Role, Subject},
@@ -51,7 +51,7 @@ pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Publis
     image.sign(union.image.as_str(), &documents.claims).await?;
     parts.may_write()?;
     let manifest = StoredManifest { digest: made.digest, media_type: kind.to_owned(), bytes: made.manifest };
-    tag_beside_others(parts, &union.image, union.architecture, &union.reference, &manifest).await?;
+    tag_beside_others(parts, &union.image, union.architecture, &union.reference, &manifest, false).await?;
     let stored = parts.look_up_for(&union.reference, union.architecture).await?;
     stored.ok_or_else(|| TargetError::no_such_image(&union.reference))
 }
@@ -88,12 +88,7 @@ async fn union_part(parts: &Parts, repository: &Repository, member: &UnionMember
     image.ensure_trusted(&format!("the image for kernel {kernel},")).await?;
     let version = Version::Digest(digest.clone());
     let stored = parts.existing_manifest(&ImageReference { repository: repository.clone(), version }).await?;
-    let wanted = ImageManifest::parse(&stored.bytes)?.config;
-    if wanted.size > MAX_MANIFEST as u64 {
-        let bytes = usize::try_from(wanted.size).unwrap_or(usize::MAX);
-        return Err(ImageError::TooLarge("image configuration", bytes).into());
-    }
-    let config = parts.small_blob(repository, &wanted, "configuration").await?;
+    let config = parts.configuration(repository, &ImageManifest::parse(&stored.bytes)?.config).await?;
     Ok(UnionPart { kernel: kernel.clone(), digest: digest.clone(), manifest: stored.bytes, config })
 }
 

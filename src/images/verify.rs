@@ -135,6 +135,7 @@ impl Checks {
     }
 }
 
+const GIVE_OURS: &str = "give an image that farrier published";
 const PUSH_AGAIN: &str = "build it again with --push --force, or copy it again from where it is whole";
 const SIGN: &str = "`farrier build --push --force` signs what it builds with the key in site.yaml (imageSigning); or give \
                     the key that did sign with --key";
@@ -181,14 +182,17 @@ pub async fn verify(
     let manifest = match AnyManifest::parse(&stored.bytes) {
         Ok(AnyManifest::Image(manifest)) => manifest,
         Ok(AnyManifest::Index(index)) => {
+            if !index.is_written_as(&stored.bytes) {
+                let reason =
+                    "it is an index that farrier did not write: other programs may find other images in it";
+                checks.add("manifest", Err(Finding::failed(reason.to_owned(), GIVE_OURS)));
+                return Ok(checks.report(image));
+            }
             let report = Checks::default().report(image);
             return verify_index(parts, repository, &index, (signers, deep), report).await;
         }
         Err(error) => {
-            checks.add(
-                "manifest",
-                Err(Finding::failed(error_chain(&error), "give an image that farrier published")),
-            );
+            checks.add("manifest", Err(Finding::failed(error_chain(&error), GIVE_OURS)));
             return Ok(checks.report(image));
         }
     };

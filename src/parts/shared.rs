@@ -1,6 +1,11 @@
 //! Adapter: the parts themselves: which registry holds a repository, what stands there, and may this process write.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use jiff::Timestamp;
 use tokio::io::AsyncReadExt as _;
@@ -21,7 +26,10 @@ use crate::{
     image::{Definitions, Digest, ImageReference, Repository, Version, mirror_name, share_tags},
     inputs::{Fetcher, key_ends},
     kernel::Architecture,
-    oci::{self, AnyManifest, Descriptor, ImageFacts, ImageIndex, annotations},
+    oci::{
+        self, AnyManifest, Descriptor, ImageError, ImageFacts, ImageIndex, MAX_MANIFEST, Platform,
+        annotations,
+    },
     plan::{Budget, ImageLocation, Instance, Published},
     registry::{Keyring, Registry, RegistryError, RegistryLocation, StoredManifest},
     signing::ModuleSigner,
@@ -186,7 +194,7 @@ impl Parts {
         let mut found = published(&stored);
         found.platforms = match AnyManifest::parse(&stored.bytes) {
             Ok(AnyManifest::Index(index)) => {
-                let entries = entries(registry, repository, &index).await?.into_iter();
+                let entries = entries(registry, repository, &index, &stored.bytes).await?.into_iter();
                 entries.map(|(architecture, stored)| (architecture, published(&stored))).collect()
             }
             // One of several kernels shares its tag whatever the pattern of the others is.
@@ -282,6 +290,19 @@ impl Parts {
         self.cache.get_or_make_file(BLOBS, blob.digest.hex(), fetch).await
     }
 
+    /// An image's configuration, of at most [`MAX_MANIFEST`] bytes.
+    pub(crate) async fn configuration(&self, repository: &Repository, blob: &Descriptor) -> Result<Vec<u8>> {
+        if blob.size > MAX_MANIFEST as u64 {
+            let bytes = usize::try_from(blob.size).unwrap_or(usize::MAX);
+            return Err(ImageError::TooLarge("image configuration", bytes).into());
+        }
+        let file = fs_err::tokio::File::open(self.blob_file(repository, blob).await?).await?;
+        let mut bytes = Vec::new();
+        // What is in the cache under this digest may have come with another size.
+        file.take(blob.size).read_to_end(&mut bytes).await?;
+        Ok(bytes)
+    }
+
     /// A small blob in memory.
     pub(crate) async fn small_blob(
         &self,
@@ -329,17 +350,22 @@ fn published(stored: &StoredManifest) -> Published {
     }
 }
 
-/// The images of an index, each for its architecture; none where something is in it that farrier did not publish.
+/// The images of an index, each for its architecture; none where something is in it that farrier did not publish, or the bytes are
+/// not as farrier writes an index: runtimes get the whole of it, and must find these images in it and no others.
 pub(crate) async fn entries(
     registry: &dyn Registry,
     repository: &Repository,
     index: &ImageIndex,
+    bytes: &[u8],
 ) -> Result<BTreeMap<Architecture, StoredManifest>> {
-    let mut images = BTreeMap::new();
+    let (mut images, mut named) = (BTreeMap::new(), BTreeSet::new());
+    if !index.is_written_as(bytes) {
+        return Ok(images);
+    }
     for entry in &index.manifests {
-        let platform = entry.platform.as_ref().filter(|platform| platform.os == "linux");
-        let architecture = platform.and_then(|platform| platform.architecture.parse().ok());
-        let Some(architecture) = architecture.filter(|found| !images.contains_key(found)) else {
+        let linux = |arch: &Architecture| entry.platform == Some(Platform::linux(arch.as_str()));
+        let architecture = entry.platform.as_ref().and_then(|platform| platform.architecture.parse().ok());
+        let Some(architecture) = architecture.filter(linux).filter(|found| named.insert(*found)) else {
             return Ok(BTreeMap::new());
         };
         // One that has gone is published again.

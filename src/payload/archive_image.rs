@@ -15,7 +15,7 @@ use super::{
     modules::is_module_file,
 };
 use crate::oci::{
-    Layer, LayerReader, Whiteout, compress,
+    Extensions, Layer, LayerReader, Names, Whiteout, compress,
     docker_archive::{ImageArchive, part},
     plain_path,
 };
@@ -112,22 +112,21 @@ pub(super) fn apply_layers(layers: &ImageLayers, dest: &Path, keep: &dyn Fn(&Pat
 fn apply_layer(tar: impl io::Read, dest: &Path, left: &mut u64, keep: &dyn Fn(&Path) -> Keep) -> Result<()> {
     let mut written = HashSet::new();
     let mut tar = tar::Archive::new(tar);
-    for entry in tar.entries()? {
+    let mut extensions = Extensions::default();
+    for entry in tar.entries()?.raw(true) {
         let mut entry = entry?;
-        let Some(named) = plain_path(&entry.path()?) else { continue };
-        let kind = entry.header().entry_type();
-        let link = entry.link_name()?;
-        let merge_link =
-            kind == EntryType::Symlink && link.as_deref().is_some_and(|to| is_link_into_usr(&named, to));
+        if extensions.absorb(&mut entry).map_err(io::Error::from)? {
+            continue;
+        }
+        let Names { path, link } = std::mem::take(&mut extensions).names(&entry).map_err(io::Error::from)?;
+        let Some(named) = plain_path(Path::new(&path)) else { continue };
+        let (kind, link) = (entry.header().entry_type(), Path::new(&link));
+        let merge_link = kind == EntryType::Symlink && is_link_into_usr(&named, link);
         // `lib -> usr/lib` replaces nothing: both are one directory in `dest`.
         if kind == EntryType::Directory || merge_link {
             continue;
         }
-        let hard_link = if kind == EntryType::Link {
-            link.as_deref().and_then(plain_path).map(without_usr)
-        } else {
-            None
-        };
+        let hard_link = (kind == EntryType::Link).then(|| plain_path(link)).flatten().map(without_usr);
         let path = without_usr(named);
         let place = dest.join(&path);
         match path.file_name().and_then(Whiteout::of) {
@@ -159,13 +158,18 @@ fn apply_layer(tar: impl io::Read, dest: &Path, left: &mut u64, keep: &dyn Fn(&P
             continue;
         }
         make_parents(dest, &place)?;
+        // A link is copied, so it counts as often as there are names.
+        let size = match &content {
+            _ if keep == Keep::Name => 0,
+            Some(source) => fs::metadata(source)?.len(),
+            None => entry.size(),
+        };
+        *left = left.checked_sub(size).ok_or(PayloadError::TooLarge(MAX_MODULE_BYTES))?;
         if keep == Keep::Name {
             File::create(&place)?;
         } else if let Some(source) = content {
             fs::copy(&source, &place)?;
         } else {
-            let size = entry.size();
-            *left = left.checked_sub(size).ok_or(PayloadError::TooLarge(MAX_MODULE_BYTES))?;
             let mut out = File::create(&place)?;
             if io::copy(&mut entry, &mut out)? != size {
                 return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());

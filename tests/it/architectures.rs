@@ -76,17 +76,22 @@ fn digest(image: &str) -> &str {
     image.split_once('@').unwrap().1
 }
 
-/// Both are published: amd64 first, under the common tag; arm64 under its own alone. A pass puts it beside the other.
-fn shared(site: &Site) -> [String; 2] {
+/// Both are published: amd64 first, under the common tag; arm64 under its own alone.
+fn published_apart(site: &Site) -> [String; 2] {
     let [amd64, mut arm64] = cells(site);
     let first = publish(&amd64, Verdict::Loads);
     assert_eq!(site.inspect_raw(TAG)["config"]["mediaType"], "application/vnd.oci.image.config.v1+json");
     assert_eq!(amd64["reference"], arm64["reference"]);
     arm64["reference"] = arm64["further"][0].clone();
-    let second = publish(&arm64, Verdict::Loads);
+    [first, publish(&arm64, Verdict::Loads)]
+}
+
+/// The same, and a pass puts the one beside the other.
+fn shared(site: &Site) -> [String; 2] {
+    let images = published_apart(site);
     site.run_once().exits(0);
     site.run_once().exits(0);
-    [first, second]
+    images
 }
 
 #[test]
@@ -158,17 +163,44 @@ fn put_a_stranger_in(ImageReference { repository, version }: &ImageReference) {
 fn an_index_of_others_is_a_conflict() {
     let site = site();
     shared(&site);
-    put_a_stranger_in(&format!("{}/{TAG}", site.location).parse().unwrap());
-    let plan = site.farrier(ELSEWHERE).json();
-    assert_eq!(plan["conflicts"].as_array().unwrap().len(), 2, "{plan}");
+    let tag: ImageReference = format!("{}/{TAG}", site.location).parse().unwrap();
+    let ours = site.inspect_raw(TAG);
+    // Go's reader takes the last of both lists, farrier's the one with the name as it should be.
+    let images = ours["manifests"].to_string();
+    let hidden =
+        ours.to_string().replacen(r#""manifests":"#, &format!(r#""Manifests":{images},"manifests":"#), 1);
+    push_index(&tag, hidden.as_bytes());
+    let conflicts = |site: &Site| site.farrier(ELSEWHERE).json()["conflicts"].as_array().unwrap().len();
+    assert_eq!(conflicts(&site), 2);
+    let said = site.farrier(&["verify", "--insecure-no-signature", TAG]).exits(1);
+    said.line("an index that farrier did not write");
+
+    push_index(&tag, ours.to_string().as_bytes());
+    assert_eq!(conflicts(&site), 0, "as it was");
+    put_a_stranger_in(&tag);
+    assert_eq!(conflicts(&site), 2);
 }
 
+fn push_index(ImageReference { repository, version }: &ImageReference, bytes: &[u8]) {
+    let registry = RemoteRegistry::new("registry".to_owned(), &RegistryOptions::default());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(registry.push_manifest(repository, version, media_type::OCI_INDEX, bytes)).unwrap();
+}
+
+/// The key vouches for no image that it did not sign, so it signs no index of one.
 #[test]
-fn an_index_is_signed_where_the_site_signs() {
+fn an_index_is_signed_where_the_site_signs_and_its_images_are() {
     let site = site();
     key(&site, "site", P256);
     site_yaml(&site, SIGNING);
-    shared(&site);
+    published_apart(&site);
+    let apart = site.inspect_raw(TAG);
+    site.run_once().exits(1).line("is not signed with a key of this site");
+    assert_eq!(site.inspect_raw(TAG), apart);
+
+    site_yaml(&site, "  imageSigning: {key: {file: site.key}, existing: sign}\n");
+    site.run_once().exits(0);
+    site.run_once().exits(0);
     let set = site.image();
     let signature = site.inspect_raw(&format!("hello:{}.sig", digest(&set).replace(':', "-")));
     let payload = &signature["layers"][0];

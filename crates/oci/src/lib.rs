@@ -9,6 +9,7 @@ mod base;
 #[cfg(feature = "client")]
 pub mod client;
 pub mod docker_archive;
+mod entry;
 mod layer;
 mod manifest;
 pub mod media_type;
@@ -18,6 +19,7 @@ mod scan;
 pub use artifact::{Artifact, EMPTY, is_referrers_tag, referrers_tag, subject_of_tag};
 pub use assemble::{Assembled, Assembly, CREATED, PAYLOAD_HISTORY, assemble};
 pub use base::{Base, architecture_of};
+pub use entry::{Extensions, NameError, Names, each_entry};
 pub use layer::{EntryKind, Hashing, Layer, LayerError, LayerWriter, TreeDigester, compress, compress_at};
 pub use manifest::{
     AnyManifest, Descriptor, ImageError, ImageIndex, ImageManifest, MAX_MANIFEST, Platform, write,

@@ -261,6 +261,12 @@ impl ImageIndex {
     pub fn to_bytes(&self) -> Result<Vec<u8>, ImageError> {
         write("image index", self)
     }
+
+    /// Are these bytes what [`Self::to_bytes`] makes of the index that was read from them? Other bytes may lead other readers
+    /// to other images under the same digest: Go takes `Manifests` for `manifests`, and the last of both.
+    pub fn is_written_as(&self, bytes: &[u8]) -> bool {
+        self.to_bytes().is_ok_and(|written| written == bytes)
+    }
 }
 
 fn check_version(what: &'static str, version: u32) -> Result<(), ImageError> {

@@ -3,12 +3,15 @@
 use std::{
     ffi::OsStr,
     io::{self, BufRead, BufReader, Read},
+    ops::ControlFlow,
     os::unix::ffi::OsStrExt as _,
     path::{Component, Path, PathBuf},
 };
 
 use flate2::bufread::MultiGzDecoder;
 use tar::EntryType;
+
+use super::each_entry;
 
 /// A layer's tar stream, whatever its blob is compressed with (told by its first bytes, because
 /// media types are wrong now and then, and `docker save` gives none).
@@ -51,21 +54,17 @@ pub enum TopLevel {
 /// layer, so reading ends at the first.
 pub fn top_level_entry(tar: impl Read, name: &str) -> io::Result<Option<TopLevel>> {
     let whiteout = format!(".wh.{name}");
-    let mut archive = tar::Archive::new(tar);
-    for entry in archive.entries()? {
-        let entry = entry?;
-        let Some(path) = plain_path(&entry.path()?) else { continue };
-        if path == Path::new(name) {
-            return Ok(Some(match (entry.header().entry_type(), entry.link_name()?) {
-                (EntryType::Symlink, Some(target)) => TopLevel::Symlink(target.into_owned()),
-                _ => TopLevel::Other,
-            }));
-        }
-        if path == Path::new(&whiteout) {
-            return Ok(Some(TopLevel::Deleted));
-        }
-    }
-    Ok(None)
+    each_entry(tar, |names, entry| {
+        let path = plain_path(Path::new(&names.path));
+        Ok(match (path, entry.header().entry_type()) {
+            (Some(path), EntryType::Symlink) if path == Path::new(name) => {
+                ControlFlow::Break(TopLevel::Symlink(PathBuf::from(&names.link)))
+            }
+            (Some(path), _) if path == Path::new(name) => ControlFlow::Break(TopLevel::Other),
+            (Some(path), _) if path == Path::new(&whiteout) => ControlFlow::Break(TopLevel::Deleted),
+            _ => ControlFlow::Continue(()),
+        })
+    })
 }
 
 /// What a name takes away in a layer (OCI image spec, `layer.md`, "whiteouts").
@@ -157,6 +156,17 @@ mod tests {
         assert_eq!(find(&tar_of(&[(".wh.lib", EntryType::Regular, "")])), Some(TopLevel::Deleted));
         assert_eq!(find(&tar_of(&[("lib/x", EntryType::Regular, "")])), None);
         assert!(top_level_entry(&tar_of(&[("a", EntryType::Regular, "")])[..100], "lib").is_err());
+    }
+
+    #[test]
+    fn long_names_are_not_read() {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(EntryType::GNULongName);
+        header.set_size(1 << 32);
+        header.set_cksum();
+        let endless = header.as_bytes().chain(io::repeat(b'a'));
+        let error = top_level_entry(endless, "lib").unwrap_err();
+        assert!(error.to_string().contains("1048576 bytes in the name"), "{error}");
     }
 
     #[test]

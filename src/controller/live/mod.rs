@@ -307,6 +307,11 @@ impl Live {
     /// Adds names and signatures that published images lack.
     async fn complete(&mut self, plan: &Plan) -> Vec<TargetReport> {
         let mut reports = Vec::new();
+        // An index is signed where its images are.
+        for planned in &plan.signatures {
+            let report = self.parts.in_use().sign_planned(planned).await;
+            reports.push(self.logged(report));
+        }
         for planned in &plan.cells {
             let Outcome::UpToDate { cell, published, missing_tags, .. } = &planned.outcome else { continue };
             if missing_tags.is_empty() {
@@ -314,10 +319,6 @@ impl Live {
             }
             let report = self.parts.in_use().add_tags(cell, &published.digest, missing_tags).await;
             self.memory.forget(cell.references());
-            reports.push(self.logged(report));
-        }
-        for planned in &plan.signatures {
-            let report = self.parts.in_use().sign_planned(planned).await;
             reports.push(self.logged(report));
         }
         reports

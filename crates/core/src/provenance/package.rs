@@ -4,12 +4,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::{self, Read},
+    ops::ControlFlow,
     path::Path,
 };
 
 use serde::{Deserialize, Serialize};
 
-use crate::oci::{LayerReader, plain_path};
+use crate::oci::{LayerReader, Names, each_entry, plain_path};
 
 /// Largest status or copyright file that is read. Debian's whole archive has a status of 70 MB, and no image has that.
 const MAX_FILE: u64 = 32 << 20;
@@ -44,13 +45,11 @@ pub struct PackageReader {
 impl PackageReader {
     /// Reads a layer's blob.
     pub fn layer(&mut self, blob: impl Read + Send) -> io::Result<()> {
-        let mut archive = tar::Archive::new(LayerReader::new(blob)?);
-        for entry in archive.entries()? {
-            let entry = entry?;
-            if !entry.header().entry_type().is_file() {
-                continue;
-            }
-            let Some(path) = plain_path(&entry.path()?) else { continue };
+        let read = |names: &Names, entry: &mut tar::Entry<'_, _>| {
+            let path = plain_path(Path::new(&names.path));
+            let Some(path) = path.filter(|_| entry.header().entry_type().is_file()) else {
+                return Ok(ControlFlow::<()>::Continue(()));
+            };
             if path == Path::new(RPM_LIST) {
                 self.status.insert(RPM_LIST.to_owned(), rpm_packages(&text(entry)?));
             } else if let Some(file) = status_file(&path) {
@@ -58,8 +57,9 @@ impl PackageReader {
             } else if let Some(name) = copyright_of(&path) {
                 self.licences.insert(name, licences(&text(entry)?));
             }
-        }
-        Ok(())
+            Ok(ControlFlow::Continue(()))
+        };
+        each_entry(LayerReader::new(blob)?, read).map(drop)
     }
 
     /// The packages, by name; none where the image has no list of them.

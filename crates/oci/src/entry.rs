@@ -1,21 +1,65 @@
-//! Pure: an entry's names, which may come in entries of their own before it.
+//! Pure: the names of an entry in a tar of others, which may come in entries of their own before it. The tar crate reads such
+//! entries into memory without a bound.
 
 use std::{
     ffi::OsString,
     io::{self, Read},
+    ops::ControlFlow,
     os::unix::ffi::OsStringExt,
 };
 
 use tar::EntryType;
 
-use super::{Result, UnpackError};
-
 /// Longest extension read: several times the longest path (4,096 bytes) in every record.
 const LIMIT: u64 = 1 << 20;
 
+/// Why an entry's names are not known.
+#[derive(Debug, thiserror::Error)]
+pub enum NameError {
+    /// Longer than any path.
+    #[error("archive holds more than {LIMIT} bytes in the name of one entry")]
+    TooLong,
+    /// The name of a file with holes, whose content is not what follows.
+    #[error("entry {0:?} is a sparse file")]
+    Sparse(String),
+    /// Damaged or truncated.
+    #[error("archive is damaged or truncated")]
+    Damaged(#[source] io::Error),
+}
+
+impl From<NameError> for io::Error {
+    fn from(error: NameError) -> Self {
+        match error {
+            NameError::Damaged(error) => error,
+            other => Self::new(io::ErrorKind::InvalidData, other),
+        }
+    }
+}
+
+type Result<T> = std::result::Result<T, NameError>;
+
+/// Shows the entries of a tar with their names, until `look` has found what it looks for.
+pub fn each_entry<R: Read, T>(
+    tar: R,
+    mut look: impl FnMut(&Names, &mut tar::Entry<'_, R>) -> io::Result<ControlFlow<T>>,
+) -> io::Result<Option<T>> {
+    let mut extensions = Extensions::default();
+    for entry in tar::Archive::new(tar).entries()?.raw(true) {
+        let mut entry = entry?;
+        if extensions.absorb(&mut entry)? {
+            continue;
+        }
+        let names = std::mem::take(&mut extensions).names(&entry)?;
+        if let ControlFlow::Break(found) = look(&names, &mut entry)? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
 /// What GNU's and POSIX's extension entries say about the entry that follows them.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Extensions {
+pub struct Extensions {
     path: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
     size: Option<u64>,
@@ -24,18 +68,20 @@ pub(super) struct Extensions {
 
 /// What an entry is called, and what it points to if it is a link.
 #[derive(Debug)]
-pub(super) struct Names {
-    pub(super) path: OsString,
-    pub(super) link: OsString,
+pub struct Names {
+    /// As it stands in the archive.
+    pub path: OsString,
+    /// Empty where it is no link.
+    pub link: OsString,
 }
 
 impl Extensions {
     /// Takes in an extension entry; `false` for any other, which is left unread.
-    pub(super) fn absorb(&mut self, entry: &mut tar::Entry<'_, impl Read>) -> Result<bool> {
+    pub fn absorb(&mut self, entry: &mut tar::Entry<'_, impl Read>) -> Result<bool> {
         match entry.header().entry_type() {
             EntryType::GNULongName => self.path = Some(text(entry)?),
             EntryType::GNULongLink => self.link = Some(text(entry)?),
-            EntryType::XHeader => self.records(&data(entry)?).map_err(UnpackError::Damaged)?,
+            EntryType::XHeader => self.records(&data(entry)?).map_err(NameError::Damaged)?,
             // Defaults for the whole archive: git puts a comment there. No name can be common to all.
             EntryType::XGlobalHeader => drop(data(entry)?),
             _ => return Ok(false),
@@ -72,20 +118,20 @@ impl Extensions {
     }
 
     /// Whether nothing was said.
-    pub(super) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
     /// The names of the entry that the extensions belong to.
-    pub(super) fn names(self, entry: &tar::Entry<'_, impl Read>) -> Result<Names> {
+    pub fn names(self, entry: &tar::Entry<'_, impl Read>) -> Result<Names> {
         let path = OsString::from_vec(self.path.unwrap_or_else(|| entry.path_bytes().into_owned()));
         let lossy = || path.to_string_lossy().into_owned();
         if self.sparse {
-            return Err(UnpackError::Kind(lossy(), "sparse file"));
+            return Err(NameError::Sparse(lossy()));
         }
         // Only files over 8 GiB need it, and two sizes are how an archive shows two faces.
         if self.size.is_some_and(|size| size != entry.size()) {
-            return Err(UnpackError::Damaged(io::Error::new(
+            return Err(NameError::Damaged(io::Error::new(
                 io::ErrorKind::InvalidData,
                 format!("entry {:?} has two sizes", lossy()),
             )));
@@ -98,11 +144,15 @@ impl Extensions {
 fn data(entry: &mut tar::Entry<'_, impl Read>) -> Result<Vec<u8>> {
     let size = entry.size();
     if size > LIMIT {
-        return Err(UnpackError::Limit(format!("{LIMIT} bytes in the name of one entry")));
+        return Err(NameError::TooLong);
     }
     let mut data = Vec::new();
-    entry.take(LIMIT).read_to_end(&mut data).map_err(UnpackError::Damaged)?;
-    if data.len() as u64 == size { Ok(data) } else { Err(super::truncated()) }
+    entry.take(LIMIT).read_to_end(&mut data).map_err(NameError::Damaged)?;
+    if data.len() as u64 == size {
+        Ok(data)
+    } else {
+        Err(NameError::Damaged(io::ErrorKind::UnexpectedEof.into()))
+    }
 }
 
 /// A name that ends at the first zero byte.
@@ -112,14 +162,4 @@ fn text(entry: &mut tar::Entry<'_, impl Read>) -> Result<Vec<u8>> {
         name.truncate(end);
     }
     Ok(name)
-}
-
-/// What an entry that is refused is called.
-pub(super) fn kind(entry_type: EntryType) -> &'static str {
-    match entry_type {
-        EntryType::Block | EntryType::Char => "device",
-        EntryType::Fifo => "FIFO",
-        EntryType::GNUSparse => "sparse file",
-        _ => "special entry",
-    }
 }
