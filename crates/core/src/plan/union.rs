@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{ClusterSnapshot, ImageContents, reuse::by_numbers};
+use super::{ClusterSnapshot, ImageContents, Record, reuse::by_numbers};
 use crate::{
     image::{Definitions, Digest, ImageName, ImageReference, InputHash, InputHasher, Repository, Version},
     kernel::{Architecture, KernelRelease},
@@ -125,6 +125,9 @@ pub fn images_in_use(snapshot: &ClusterSnapshot, definitions: &Definitions) -> B
             let containers = found.containers.iter().filter(|found| found.name == *wanted.container);
             images.extend(containers.map(|found| found.image.clone()));
             let Some(live) = &found.live else { continue };
+            // What was taken back is not set again by another name.
+            let record = Record::of(&live.annotations).unwrap_or_default().0.remove(&*wanted.container);
+            images.extend(record.and_then(|record| record.set.as_str().map(str::to_owned)));
             let pods = snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
             images.extend(pods.filter_map(|pod| pod.images.get(&*wanted.container).cloned()));
         }

@@ -93,15 +93,9 @@ pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> P
         RecordState::Conflict if *wished == record.set || !record.at_peace(now) => {
             Step::Leave(None, HoldReason::ChangedBack { times: record.changed_back })
         }
-        RecordState::Failed if *wished == record.set => {
-            let why = record.why.clone().unwrap_or_default();
-            Step::Leave(None, HoldReason::RolloutFailed { at: record.at, why })
-        }
-        RecordState::RolledBack if *wished == record.set => {
-            Step::Leave(None, HoldReason::RolledBack { at: record.at })
-        }
         RecordState::Conflict | RecordState::Failed | RecordState::RolledBack => {
-            Step::Set(fresh(count, current))
+            let refused = record.refused().filter(|_| *wished == record.set);
+            refused.map_or_else(|| Step::Set(fresh(count, current)), |why| Step::Leave(None, why))
         }
     }
 }

@@ -104,6 +104,18 @@ impl FieldRecord {
         }
     }
 
+    /// Why the value is not set again, where it was taken back.
+    pub(super) fn refused(&self) -> Option<HoldReason> {
+        match self.state {
+            RecordState::Failed => {
+                let why = self.why.clone().unwrap_or_default();
+                Some(HoldReason::RolloutFailed { at: self.at, why })
+            }
+            RecordState::RolledBack => Some(HoldReason::RolledBack { at: self.at }),
+            RecordState::Set | RecordState::Good | RecordState::Conflict => None,
+        }
+    }
+
     /// The rewrites up to this one, for the record of one that sets this value.
     pub(super) fn history(&self, wished: &Value) -> Vec<Earlier> {
         let Self { set, replaced, at, state, changed_back: _, why, earlier } = self;

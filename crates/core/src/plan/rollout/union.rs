@@ -24,7 +24,7 @@ use crate::{
         guarantee::{MadeFor, passing},
         node::NodeGroup,
         outcome::State,
-        union::{MAX_MEMBERS, PlannedUnion, UnionMembers},
+        union::{MAX_MEMBERS, PlannedUnion, UnionMember, UnionMembers},
     },
 };
 
@@ -62,9 +62,28 @@ pub(super) fn decide(
         Err(why) => return (Err(why), Vec::new()),
     };
     match &wanted.images {
-        Ok(unions) => (set(context, &wanted, unions), unions.clone()),
+        Ok(unions) => match taken_back(context, &wanted, unions) {
+            Some(why) => (Err(why), Vec::new()),
+            None => (set(context, &wanted, unions), unions.clone()),
+        },
         Err(on) => (Ok(RolloutDecision::Pending { on: on.clone() }.into()), Vec::new()),
     }
+}
+
+/// Why an image is not set that has nothing but what was taken back: kernels that no node runs go with the image before it, so that
+/// it is another image with the same modules.
+fn taken_back(context: &Context<'_>, wanted: &Wanted<'_>, unions: &[PlannedUnion]) -> Option<HoldReason> {
+    let record = Record::of(&wanted.live.annotations).ok()?.0.remove(wanted.container)?;
+    let has_all = |image: &str| {
+        let contents = context.inputs.observed.contents.get(image);
+        let has = |union: &PlannedUnion, member: &UnionMember| {
+            let held = contents.and_then(|held| held.for_architecture(union.architecture));
+            held.and_then(|held| held.members.get(member.kernel.as_str())) == Some(&member.digest)
+        };
+        unions.iter().all(|union| union.members.iter().all(|member| has(union, member)))
+    };
+    let is_taken_back = has_all(record.set.as_str()?) && !has_all(wanted.found.image_of(wanted.container)?);
+    record.refused().filter(|_| is_taken_back)
 }
 
 /// Sets the union image, once it is published for every architecture.

@@ -1,3 +1,5 @@
+mod taken_back;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::{
