@@ -86,7 +86,8 @@ impl Session {
         interest: Interest,
     ) -> Result<Connection> {
         if let Some(options) = kube_options(cluster) {
-            let options = KubeOptions { instance: self.global.instance(), writable, ..options };
+            let pod = env_vars::in_pod().then(env_vars::host_name);
+            let options = KubeOptions { instance: self.global.instance(), writable, pod, ..options };
             let kube = KubeCluster::connect(options, interest, self.stop.cancel.clone()).await?;
             return Ok(Connection { cluster: Arc::clone(&kube) as Arc<dyn Cluster>, kube: Some(kube) });
         }

@@ -9,7 +9,8 @@ use farrier::{
     cluster::{ApiError, Cluster as _, ClusterError, Fence, KubeCluster, KubeOptions},
     image::OperatorResource,
     plan::{
-        Change, ClusterSnapshot, DaemonSetChange, DaemonSetFacts, Interest, NodeChange, PodRestart, Seen,
+        Change, ClusterSnapshot, DaemonSetChange, DaemonSetFacts, Interest, NodeChange, NodeCheck,
+        PodRestart, Seen,
     },
 };
 use serde_json::json;
@@ -420,4 +421,23 @@ async fn a_budget_refuses_an_eviction_in_the_servers_words() {
     assert!(api.get("pods", &pod.namespace, &pod.name).is_some(), "another pod of this name is not touched");
     kube.apply(&restart(&pod.version.uid)).await.unwrap();
     assert!(api.get("pods", &pod.namespace, &pod.name).is_none());
+}
+
+/// It is not taken for something that has gone and need not be said.
+#[tokio::test]
+async fn a_check_without_its_cron_job_is_said() {
+    let api = cluster();
+    let kube = connect(&api).await;
+    let check = NodeCheck {
+        node: "a".to_owned(),
+        namespace: "drivers".to_owned(),
+        template: "smoke".to_owned(),
+        name: "farrier-check-1".to_owned(),
+        driver_pod: None,
+    };
+    let error = kube.apply(&Change::Check(check)).await.unwrap_err();
+    assert!(
+        !error.is_conflict() && error.to_string().contains("there is no CronJob smoke in drivers"),
+        "{error}"
+    );
 }

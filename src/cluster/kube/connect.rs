@@ -27,6 +27,8 @@ pub struct KubeOptions {
     pub context: Option<String>,
     /// farrier's own namespace; `None` takes the pod's, the context's, or `farrier`.
     pub namespace: Option<String>,
+    /// The pod of that namespace in which farrier runs.
+    pub pod: Option<String>,
     /// How often farrier asks whether the API serves an operator's kind that it did not serve before.
     pub discovery_interval: Duration,
     /// Which farrier this is: whose fields they are in `managedFields`.
@@ -41,6 +43,7 @@ impl Default for KubeOptions {
             kubeconfig: None,
             context: None,
             namespace: None,
+            pod: None,
             discovery_interval: Duration::from_secs(30),
             instance: Instance::default(),
             writable: WriteNamespaces::All,

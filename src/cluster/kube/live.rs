@@ -66,7 +66,9 @@ impl KubeCluster {
         tracing::info!(address, user = user.as_deref().unwrap_or_default(), "cluster found");
         let mut store = Store::new(interest);
         store.writable = options.writable;
-        let shared = Arc::new(Shared::new(client, stats, user, options.discovery_interval, store));
+        let own_pod = options.pod.map(|pod| (namespace.clone(), pod));
+        let shared = Shared::new(client, stats, user, own_pod, options.discovery_interval, store);
+        let shared = Arc::new(shared);
         let cancel = cancel.child_token();
         tokio::spawn(supervise(shared.clone(), cancel.clone()));
         let watches = cancel.clone().drop_guard();

@@ -12,7 +12,7 @@ use super::{
     errors::one_line,
     facts::version,
     forms::{Container, ContainerStatus, JobObject, PodObject, PodSpec, PodStatus},
-    object::{Facts, Object},
+    object::{Facts, Key, Object},
 };
 use crate::plan::{Holder, JOB_NAME, JobState, PodFacts, WorkloadFacts};
 
@@ -42,11 +42,15 @@ pub(super) fn pod(pod: PodObject) -> Object {
     Object { version, facts: Facts::Pod(Box::new(facts)) }
 }
 
-/// Facts of a pod that may have to leave its node.
-pub(super) fn workload(pod: PodObject) -> Object {
+/// Facts of a pod that may have to leave its node. The one in which farrier itself runs stays: where its next pod could run on this
+/// node only, nobody would give the node back.
+pub(super) fn workload(pod: PodObject, own: Option<&Key>) -> Object {
     let PodObject { types: _, metadata, spec, status } = pod;
     let version = version(&metadata);
     let is_of_job = metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(JOB_NAME));
+    let is_own = own.is_some_and(|(namespace, name)| {
+        metadata.namespace.as_ref() == Some(namespace) && metadata.name.as_ref() == Some(name)
+    });
     let is_mirror =
         metadata.annotations.iter().flatten().any(|(key, _)| key == "kubernetes.io/config.mirror");
     let mut owners = metadata.owner_references.into_iter().flatten();
@@ -56,7 +60,7 @@ pub(super) fn workload(pod: PodObject) -> Object {
     let requests = spec.all_containers().flat_map(Container::requests).filter(|name| name.contains('/'));
     let facts = WorkloadFacts {
         uid: version.uid.clone(),
-        stays: is_mirror || owners.any(stays),
+        stays: is_own || is_mirror || owners.any(stays),
         requests: requests.cloned().collect(),
         holders: status.filter(|_| is_of_job).map(|status| holders(&status)).unwrap_or_default(),
         node: spec.node_name.unwrap_or_default(),
@@ -237,9 +241,9 @@ mod tests {
             let container =
                 json!({"name": "c", "resources": {"requests": {"cpu": "1", "nvidia.com/gpu": "2"}}});
             let found = json!({"metadata": metadata, "spec": {"nodeName": "n", "initContainers": null, "containers": [container]}});
-            let Facts::Workload(facts) = workload(serde_json::from_value(found).unwrap()).facts else {
-                panic!()
-            };
+            let own = ("s".to_owned(), "own".to_owned());
+            let found = workload(serde_json::from_value(found).unwrap(), Some(&own));
+            let Facts::Workload(facts) = found.facts else { panic!() };
             *facts
         };
         let owned = |kind: &str| {
@@ -252,6 +256,8 @@ mod tests {
         assert_eq!(job.requests, ["nvidia.com/gpu".to_owned()].into());
         assert!(!job.stays && facts(owned("DaemonSet")).stays && facts(owned("Node")).stays);
         assert!(!facts(json!({"name": "bare"})).stays);
+        assert!(facts(json!({"name": "own", "namespace": "s"})).stays, "farrier gives the node back");
+        assert!(!facts(json!({"name": "own", "namespace": "another"})).stays);
         assert!(facts(json!({"name": "m", "annotations": {"kubernetes.io/config.mirror": "h"}})).stays);
     }
 
@@ -269,9 +275,8 @@ mod tests {
             let container = json!({"name": "forecast", "state": state, "lastState": last});
             let read = |labels: Value| {
                 let found = json!({"metadata": {"name": "f", "labels": labels}, "spec": {}, "status": {"containerStatuses": [container]}});
-                let Facts::Workload(facts) = workload(serde_json::from_value(found).unwrap()).facts else {
-                    panic!()
-                };
+                let found = workload(serde_json::from_value(found).unwrap(), None);
+                let Facts::Workload(facts) = found.facts else { panic!() };
                 facts.holders.into_iter().map(|holder| (holder.pod, holder.what)).collect::<Vec<_>>()
             };
             assert_eq!(read(json!({JOB_NAME: "farrier-forecast-0a1b2c3d"})), all);

@@ -156,10 +156,11 @@ impl KubeCluster {
 
     /// What an upgrade needs beside its rollout.
     fn of_upgrade(&self, upgrade: &UpgradeSpec, namespace: &str) -> Vec<MissingRight> {
-        let mut rights = Vec::new();
+        let pods = ApiResource::erase::<Pod>(&());
+        let evictions = ApiResource { plural: "pods/eviction".to_owned(), ..pods.clone() };
+        // The driver's own pod is evicted also where no other leaves.
+        let mut rights = vec![self.right("create", &evictions, Some(namespace), &["create"])];
         if upgrade.drain != Drain::None {
-            let pods = ApiResource::erase::<Pod>(&());
-            let evictions = ApiResource { plural: "pods/eviction".to_owned(), ..pods.clone() };
             rights.push(self.shared.right("list", &pods, Scope::AllNamespaces, READ));
             rights.push(self.shared.right("create", &evictions, Scope::AllNamespaces, &["create"]));
         }

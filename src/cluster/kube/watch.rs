@@ -21,7 +21,7 @@ use super::{
     super::error::{ApiError, MissingRight, Scope},
     errors::{causes, one_line},
     facts,
-    object::{Facts, Object},
+    object::{Facts, Key, Object},
     pods,
     stats::KubeStats,
     store::Store,
@@ -40,6 +40,8 @@ pub(super) struct Shared {
     pub(super) stats: Arc<KubeStats>,
     /// Who farrier is to the API server, where it says so.
     user: Option<String>,
+    /// The pod in which farrier runs.
+    own_pod: Option<Key>,
     /// How often farrier asks whether the API serves an operator's kind by now.
     discovery_interval: Duration,
     store: Mutex<Store>,
@@ -52,11 +54,12 @@ impl Shared {
         client: Client,
         stats: Arc<KubeStats>,
         user: Option<String>,
+        own_pod: Option<Key>,
         discovery_interval: Duration,
         store: Store,
     ) -> Self {
         let (bell, _) = watch::channel(());
-        Self { client, stats, user, discovery_interval, store: Mutex::new(store), bell }
+        Self { client, stats, user, own_pod, discovery_interval, store: Mutex::new(store), bell }
     }
 
     /// The store. Never held over an await.
@@ -143,7 +146,10 @@ impl Watch {
                     |error: &String| tracing::warn!(error, "DaemonSet is not of the API's form, passed over");
                 self.follow(|object| facts::daemon_set(object).inspect_err(warn).ok()).await;
             }
-            Target::Workloads { .. } => self.follow(|pod| Some(pods::workload(pod))).await,
+            Target::Workloads { .. } => {
+                let own = self.shared.own_pod.as_ref();
+                self.follow(|pod| Some(pods::workload(pod, own))).await;
+            }
             Target::Checks { .. } => self.follow(|job| Some(pods::check(job))).await,
             // The API need not serve this kind.
             Target::Resources(kind) => loop {

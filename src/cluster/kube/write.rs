@@ -198,7 +198,12 @@ impl KubeCluster {
         self.check_namespace(namespace)?;
         let right = self.right("get", &ApiResource::erase::<CronJob>(&()), Some(namespace), &["get"]);
         let templates: Api<CronJob> = Api::namespaced(self.client(), namespace);
-        let found = self.caller.call(&right, || templates.get(template)).await?;
+        let found = self.caller.call(&right, || templates.get(template)).await;
+        let found = found.map_err(|error| match error {
+            // No other object is meant: a new plan would ask for this one again.
+            ApiError::Gone => ApiError::Unwritable(format!("there is no CronJob {template} in {namespace}")),
+            other => other,
+        })?;
         let job = bodies::check(check, found)
             .ok_or_else(|| ApiError::Unwritable(format!("CronJob {template} has no template of a pod")))?;
         let right = self.right("create", &ApiResource::erase::<Job>(&()), Some(namespace), CHECK_VERBS);

@@ -86,12 +86,18 @@ async fn the_rights_of_rollouts_are_asked_for_beforehand() {
     assert_eq!(
         told,
         [
+            "roll out: farrier may not create pods/eviction in namespace gpu",
             "roll out: farrier may not list pods in all namespaces",
             "roll out: farrier may not create pods/eviction in all namespaces",
             "roll out: farrier may not get cronjobs.batch in namespace gpu",
             "roll out: farrier may not create jobs.batch in namespace gpu",
         ]
     );
+    let undrained = rollout(json!({
+        "strategy": "image", "namespace": "gpu", "daemonSet": "driver", "container": "main", "upgrade": {},
+    }));
+    let missing = kube.missing_rights([&undrained]).await.unwrap();
+    assert_eq!(missing.len(), 1, "the driver's own pod is evicted: {missing:?}");
     api.deny("patch", "daemonsets.apps");
     api.deny("patch", "nodes");
     let missing = kube.missing_rights(&rollouts).await.unwrap();

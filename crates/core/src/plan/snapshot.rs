@@ -197,7 +197,7 @@ pub struct WorkloadFacts {
     pub node: String,
     /// `metadata.labels`.
     pub labels: BTreeMap<String, String>,
-    /// Is it of a DaemonSet, or a static pod, which no drain ends?
+    /// Is it of a DaemonSet, a static pod, or farrier's own, which no drain ends?
     pub stays: bool,
     /// Extended resources that its containers request.
     pub requests: BTreeSet<String>,
