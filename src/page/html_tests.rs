@@ -58,6 +58,7 @@ fn upgrade(says: &str, nodes: &[String], now: Timestamp) -> PlannedUpgrade {
             began: now,
             to: says.to_owned(),
             cordoned: false,
+            unchecked: false,
             why: (stage == UpgradeStage::Failed).then(|| says.to_owned()),
         });
         UpgradeTurn { node: node.clone(), to: says.to_owned(), stage, note, waits, changes: Vec::new() }

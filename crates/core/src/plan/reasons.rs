@@ -50,6 +50,9 @@ pub enum HoldReason {
     /// Two rollouts of the definitions would write the same field.
     #[error("several rollouts name this container: {}", joined(.images))]
     ClaimedTwice { images: Vec<ImageName> },
+    /// Two rollouts of the definitions would upgrade the same DaemonSet in order.
+    #[error("several rollouts of this DaemonSet have `upgrade`, and one may: {}", joined(.images))]
+    OrderedTwice { images: Vec<ImageName> },
     /// An operator owns the DaemonSet and would put its own image back.
     #[error("{} {} owns the DaemonSet and would undo the change; {remedy}", .owner.kind, .owner.name)]
     Owned { owner: Owner, remedy: String },

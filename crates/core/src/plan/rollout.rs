@@ -194,7 +194,13 @@ fn decide(context: &Context<'_>, target: &RolloutTarget) -> (Result<Decided, Hol
     if let Some(why) = upgrade::obstacle(context, target) {
         return (Err(why), Vec::new());
     }
-    let (decided, unions) = decide_by_strategy(context, target);
+    let (mut decided, unions) = decide_by_strategy(context, target);
+    let waits = |decided: &Decided| matches!(decided.decision, RolloutDecision::Pending { .. });
+    if decided.as_ref().map_or(true, waits)
+        && let Some(put_back) = image::put_back(context, target)
+    {
+        decided = Ok(put_back);
+    }
     let writes = |decided: &Decided| decided.goes_further() || !decided.changes.is_empty();
     if decided.as_ref().is_ok_and(writes) && pause::is_paused(context.inputs.snapshot, target) {
         return (Err(HoldReason::Paused), unions);

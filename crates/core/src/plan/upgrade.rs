@@ -83,6 +83,8 @@ pub struct UpgradeNode<'a> {
 pub struct DriverPod<'a> {
     /// The pod.
     pub pod: &'a PodFacts,
+    /// Its image.
+    pub image: &'a str,
     /// Has it the target's modules for the node's kernel, so that a new one would change nothing?
     pub is_current: bool,
 }
@@ -151,16 +153,30 @@ pub struct PlannedUpgrade {
 }
 
 impl PlannedUpgrade {
-    /// The first node on which the new driver does not work, with the reason: with `onFailure: put-back` the image before it is put
-    /// back for this.
+    /// The first node that failed, with the reason.
     pub fn failure(&self) -> Option<(&str, &str)> {
-        let failed = self.nodes.iter().find(|turn| turn.stage == UpgradeStage::Failed)?;
-        Some((&failed.node, failed.note.as_ref()?.why.as_deref().unwrap_or_default()))
+        self.nodes.iter().find(|turn| turn.stage == UpgradeStage::Failed)?.failure()
+    }
+
+    /// The same where the new driver is to blame: with `onFailure: put-back` the image before it is put back for this.
+    pub(super) fn fault(&self) -> Option<(&str, &str)> {
+        self.nodes.iter().find(|turn| turn.is_faulty())?.failure()
     }
 
     /// What is done now.
     pub fn changes(&self) -> impl Iterator<Item = &Change> {
         self.nodes.iter().flat_map(|turn| &turn.changes)
+    }
+}
+
+impl UpgradeTurn {
+    /// Does the new driver not work on it?
+    pub(super) fn is_faulty(&self) -> bool {
+        self.stage == UpgradeStage::Failed && self.note.as_ref().is_some_and(|note| !note.unchecked)
+    }
+
+    fn failure(&self) -> Option<(&str, &str)> {
+        Some((&self.node, self.note.as_ref()?.why.as_deref().unwrap_or_default()))
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{
     Change, Context, DaemonSetChange, DaemonSetFacts, Decided, HoldReason, Record, RolloutDecision,
     RolloutTarget,
-    daemon_set::{Named, named},
+    daemon_set::{Named, named, original},
     field::{self, Field, Step},
     no_image,
     reached::Reached,
@@ -17,7 +17,7 @@ use super::{
     watch::{Limits, Progress, progress},
 };
 use crate::{
-    image::ImageReference,
+    image::{ImageReference, RolloutSpec},
     kernel::KernelTarget,
     plan::{Container, LiveDaemonSet, PER_KERNEL_ANNOTATION, Published, Seen, outcome::State},
 };
@@ -126,6 +126,17 @@ pub(super) fn set_image(
         Step::Leave(entry, why) => (RolloutDecision::Hold(why), entry.map(|entry| change(entry, None))),
     };
     Ok(Decided { decision, changes: change.into_iter().map(Change::DaemonSet).collect() })
+}
+
+/// The image before, where the one that is set does not work: that waits for no kernel, and for no image that is built.
+pub(super) fn put_back(context: &Context<'_>, target: &RolloutTarget) -> Option<Decided> {
+    if !matches!(context.spec, RolloutSpec::Image { .. } | RolloutSpec::Union { .. }) {
+        return None;
+    }
+    let (found, _, container) = original(context, target).ok()?;
+    let decided = set_image(context, found, container, found.image_of(container)?.parse().ok()?).ok()?;
+    let is_put_back = matches!(decided.decision, RolloutDecision::Hold(HoldReason::RolloutFailed { .. }));
+    (is_put_back && !decided.changes.is_empty()).then_some(decided)
 }
 
 /// A change that sets nothing, and keeps all that farrier has set in a DaemonSet: an apply gives up what it does not

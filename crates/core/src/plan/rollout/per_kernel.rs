@@ -141,12 +141,9 @@ fn take_back(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &
         }
         let why = match fleet.original.copies.get(kernel) {
             None if images.get(kernel).and_then(Image::ready).is_none() => "there is no image for its kernel",
-            Some(copy)
-                if copy.record.as_ref().is_some_and(CopyRecord::is_failed)
-                    && !fleet.is_ready(copy, &member.node.name) =>
-            {
-                "its pod did not get ready"
-            }
+            Some(copy) if !copy.record.as_ref().is_some_and(CopyRecord::is_failed) => continue,
+            Some(copy) if !fleet.is_ready(copy, &member.node.name) => "its pod did not get ready",
+            Some(copy) if fleet.has_failed(copy, member.node) => "its driver did not work",
             _ => continue,
         };
         let (node, original) = (&member.node.name, &fleet.original.facts.name);

@@ -6,15 +6,15 @@ use super::{
     Context, DaemonSetFacts, HoldReason, Record, RecordState, RolloutTarget,
     daemon_set::original,
     reached::reached,
-    watch::{Limits, Progress},
+    watch::{Limits, Progress, is_same_image},
 };
 use crate::{
-    image::{Drain, OnFailure, UpgradeSpec},
+    image::{Drain, ImageName, OnFailure, RolloutSpec, UpgradeSpec},
     kernel::KernelTarget,
     plan::{
         Change, ClusterSnapshot, DriverPod, Holder, ImageContents, Instance, JOB_NAME, JobKind,
         LiveDaemonSet, NodeFacts, PlannedRollout, PlannedUpgrade, PodFacts, Seen, UpdateStrategy, Upgrade,
-        UpgradeNode, UpgradeNote, WorkloadFacts, abandoned, labels::says_paused,
+        UpgradeNode, UpgradeNote, UpgradeStage, WorkloadFacts, abandoned, labels::says_paused,
     },
 };
 
@@ -41,11 +41,27 @@ pub(super) fn obstacle(context: &Context<'_>, target: &RolloutTarget) -> Option<
     if live.update != UpdateStrategy::OnDelete {
         return Some(HoldReason::NotOnDelete);
     }
+    let images = ordered(context, found);
+    if images.len() > 1 {
+        return Some(HoldReason::OrderedTwice { images });
+    }
     let snapshot = context.inputs.snapshot;
     let mut needed = [Seen::Pods].into_iter().chain(spec.makes_jobs().then_some(Seen::Checks));
     needed.find_map(|what| {
         Some(HoldReason::Unseen { detail: snapshot.why_unseen(what, &found.namespace)?.clone(), what })
     })
+}
+
+/// The images whose rollouts upgrade a DaemonSet. Each of several would take the notes of the others for its own.
+fn ordered(context: &Context<'_>, found: &DaemonSetFacts) -> Vec<ImageName> {
+    let orders = |spec: &&RolloutSpec| {
+        spec.upgrade().is_some() && spec.daemon_set().is_some_and(|wanted| found.is_named(wanted))
+    };
+    let mut images = Vec::new();
+    for (name, image) in &context.inputs.definitions().images {
+        images.extend(image.spec.rollout.iter().filter(orders).map(|_| name.clone()));
+    }
+    images
 }
 
 /// Of a DaemonSet whose nodes all get its image, or the next one. What is under way goes on with the one that it has.
@@ -73,9 +89,9 @@ fn plan_of(
                 None => is_put_back(live, container, target).then_some(true),
             };
             let driver = pods.get(&(live.version.uid.as_str(), node.name.as_str())).copied().map(|pod| {
-                let held = pod.images.get(container).map_or("", String::as_str);
-                let alike = kernel.is_some_and(|kernel| has_same(kernel, contents.get(held), new));
-                DriverPod { pod, is_current: held == target || alike }
+                let image = pod.images.get(container).map_or("", String::as_str);
+                let alike = kernel.is_some_and(|kernel| has_same(kernel, contents.get(image), new));
+                DriverPod { pod, image, is_current: is_same_image(image, target) || alike }
             });
             let to_come = next.is_some();
             nodes.push(UpgradeNode { target, to_come, fits, ..UpgradeNode::of(node, driver) });
@@ -210,7 +226,7 @@ pub(super) fn progress(
 ) -> Option<Progress> {
     let spec = context.spec.upgrade()?;
     let Some(plan) = plan_of(context, found, live, container, None) else { return Some(Progress::Waiting) };
-    Some(match plan.failure() {
+    Some(match plan.fault() {
         Some((node, why)) if spec.on_failure == OnFailure::PutBack => {
             Progress::Failed { node: node.to_owned(), messages: vec![why.to_owned()] }
         }
@@ -234,9 +250,12 @@ pub fn given_back(
         [Seen::Pods, Seen::Checks].iter().any(|what| snapshot.why_unseen(*what, namespace).is_some())
     };
     let upgrades = rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
-    let served: BTreeSet<(&str, &str)> = upgrades
-        .flat_map(|upgrade| upgrade.nodes.iter().map(|turn| (upgrade.rollout.as_str(), turn.node.as_str())))
-        .collect();
+    let mut served: BTreeSet<(&str, &str)> = BTreeSet::new();
+    for upgrade in upgrades {
+        // A failure of a node that is done is of an image that it has no more.
+        let turns = upgrade.nodes.iter().filter(|turn| turn.stage != UpgradeStage::Done);
+        served.extend(turns.map(|turn| (upgrade.rollout.as_str(), turn.node.as_str())));
+    }
     let nodes = snapshot.nodes.iter().map(|node| &**node);
     let by = instance.to_string();
     abandoned(nodes, |node, note| {

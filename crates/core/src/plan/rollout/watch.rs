@@ -19,6 +19,12 @@ pub(super) enum Progress {
     Failed { node: String, messages: Vec<String> },
 }
 
+/// Are these one image? A webhook may write another registry into pods; the digest says what it is.
+pub(super) fn is_same_image(one: &str, other: &str) -> bool {
+    let digests = one.split_once('@').zip(other.split_once('@'));
+    one == other || digests.is_some_and(|((_, one), (_, other))| one == other)
+}
+
 /// Looks at the pods in which `container` runs `image`, which was set at `since`. A pod that was made later has its
 /// own time; one that is bound to no node has none, because the cluster and not the image is what it waits for. One that
 /// got ready within the deadline has the time that it must stay so.
@@ -35,7 +41,7 @@ pub(super) fn progress<'a>(
     let mut late: Vec<&PodFacts> = Vec::new();
     let (mut ready, mut young) = (0, 0);
     for pod in pods {
-        let runs = pod.images.get(container).is_some_and(|found| found == image);
+        let runs = pod.images.get(container).is_some_and(|found| is_same_image(found, image));
         if !runs || pod.deleting || !pod.bound {
             continue;
         }

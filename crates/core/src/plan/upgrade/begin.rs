@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use jiff::Timestamp;
 
 use super::{
-    Upgrade, UpgradeNode, UpgradeNote, UpgradeStage, UpgradeState, UpgradeTurn, UpgradeWait,
+    DriverPod, Upgrade, UpgradeNode, UpgradeNote, UpgradeStage, UpgradeState, UpgradeTurn, UpgradeWait,
     note::mark,
     turn::{Next, seconds},
 };
@@ -26,6 +26,17 @@ enum First {
     Missing,
 }
 
+/// Does the node's new driver not work? The image can have become another with the same modules for it meanwhile: then the note
+/// is still about the pod that it has.
+fn has_failed(node: &UpgradeNode<'_>, note: &UpgradeNote) -> bool {
+    let is_about = |driver: DriverPod<'_>| {
+        let was_made_in_turn = |at| (note.began..=note.since).contains(&at);
+        driver.is_current && driver.pod.created.is_some_and(was_made_in_turn)
+    };
+    note.is_failure_of(node.target)
+        || (note.state == UpgradeState::Failed && node.living().is_some_and(is_about))
+}
+
 impl Upgrade<'_> {
     /// How far a node is, without a word about other nodes.
     pub(super) fn stand(&self, node: &UpgradeNode<'_>) -> UpgradeTurn {
@@ -43,7 +54,7 @@ impl Upgrade<'_> {
             let Next { changes, waits } = self.next(node, note);
             return UpgradeTurn { changes, ..turn(UpgradeStage::UnderWay, waits) };
         }
-        if ours.is_some_and(|note| note.state == UpgradeState::Failed && note.to == node.target) {
+        if ours.is_some_and(|note| has_failed(node, note)) {
             return turn(UpgradeStage::Failed, None);
         }
         // The DaemonSet's controller makes the next pod from the target by itself.
@@ -58,7 +69,9 @@ impl Upgrade<'_> {
     /// Why the node itself cannot be begun.
     fn kept(&self, node: &UpgradeNode<'_>, note: Option<&UpgradeNote>) -> Option<UpgradeWait> {
         let facts = node.facts;
-        if let Some(other) = note.filter(|note| note.state.is_under_way()) {
+        // A node has room for one note: another driver's failure would be forgotten, and its upgrade go on.
+        let is_other = |note: &&UpgradeNote| note.state.is_open() && note.rollout != self.rollout();
+        if let Some(other) = note.filter(is_other) {
             return Some(UpgradeWait::Other { rollout: other.rollout.clone() });
         }
         if let Some((label, state)) = operators_upgrade(&facts.labels) {
@@ -116,10 +129,13 @@ impl Upgrade<'_> {
                 _ => left > 0,
             };
             let is_down = are_down[place];
-            turn.waits = match &stopped {
+            // Its driver failed and does not work: another image can only mend that, and nobody waits for it.
+            let is_mended =
+                is_down && turn.note.as_ref().is_some_and(|note| note.state == UpgradeState::Failed);
+            turn.waits = match stopped.as_ref().filter(|why| !is_mended || !why.is_about_time()) {
                 Some(stopped) => Some(stopped.clone()),
-                None if matches!(first, First::Missing) => Some(UpgradeWait::NoCanary),
-                None if !is_first => Some(UpgradeWait::Canary),
+                None if matches!(first, First::Missing) && !is_mended => Some(UpgradeWait::NoCanary),
+                None if !is_first && !is_mended => Some(UpgradeWait::Canary),
                 None if taken >= most || (!is_down && down >= most) => Some(UpgradeWait::Room { down, most }),
                 None => None,
             };
@@ -156,6 +172,7 @@ impl Upgrade<'_> {
             began: self.now,
             to: node.target.to_owned(),
             cordoned: is_drained,
+            unchecked: false,
             why: None,
         };
         mark(node.facts, Some(&note), is_drained.then_some(true))

@@ -43,6 +43,11 @@ impl UpgradeState {
             Self::Uncordoned | Self::NotDrained | Self::Failed => false,
         }
     }
+
+    /// Does another driver of the node wait for the end of it?
+    pub(super) fn is_open(self) -> bool {
+        self.is_under_way() || self == Self::Failed
+    }
 }
 
 /// What a Job on a node under way is for.
@@ -76,6 +81,9 @@ pub struct UpgradeNote {
     /// Is its cordon farrier's? A cordon by someone else stays.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cordoned: bool,
+    /// Did it fail because its check could not be made? That says nothing against the image.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unchecked: bool,
     /// Why it failed, was not drained, or is left alone while it is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
@@ -90,6 +98,11 @@ impl UpgradeNote {
     /// That of a node whose upgrade is under way.
     pub fn under_way(node: &NodeFacts) -> Option<Self> {
         Self::of(node).filter(|note| note.state.is_under_way())
+    }
+
+    /// Is it said that this image does not work?
+    pub(in crate::plan) fn is_failure_of(&self, image: &str) -> bool {
+        self.state == UpgradeState::Failed && self.to == image
     }
 
     /// Do the pods of its node decide what comes next?
@@ -134,13 +147,14 @@ pub(super) fn give_back(node: &NodeFacts, before: &UpgradeNote, note: Option<&Up
 }
 
 /// Gives back the nodes under way that no upgrade is about (any more): the DaemonSet is gone or does not reach them, or the
-/// definition has no `upgrade`. Those that an operator upgrades meanwhile, when it has done that.
+/// definition has no `upgrade`. Those that an operator upgrades meanwhile, when it has done that. A failure that no upgrade is about
+/// is forgotten, because other drivers wait for it.
 pub fn abandoned<'a>(
     nodes: impl IntoIterator<Item = &'a NodeFacts>,
     is_served: impl Fn(&NodeFacts, &UpgradeNote) -> bool,
 ) -> Vec<Change> {
     let given_back = |node: &'a NodeFacts| {
-        let note = UpgradeNote::under_way(node)?;
+        let note = UpgradeNote::of(node).filter(|note| note.state.is_open())?;
         let is_left = is_served(node, &note) || operator_at_work(&node.labels).is_some();
         (!is_left).then(|| give_back(node, &note, None))
     };

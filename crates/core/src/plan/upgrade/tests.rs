@@ -1,3 +1,4 @@
+mod failures;
 mod fleet;
 mod forecast;
 mod others;
@@ -176,7 +177,9 @@ fn a_check_must_say_yes() {
 
     let mut fleet = Fleet::new(1, draining(json!({"waitFor": {"job": "not-there"}})));
     fleet.new_job = None;
-    assert_eq!(fleet.settle().failure().unwrap().1, "it waits for its check, and did so for too long");
+    let plan = fleet.settle();
+    let why = "its check could not be made: see CronJob not-there of drivers";
+    assert_eq!((plan.failure().unwrap().1, plan.fault()), (why, None), "the image is not to blame");
     assert!(!fleet.nodes["n0"].facts.unschedulable);
 
     let mut fleet = Fleet::new(1, draining(json!({"waitFor": "annotation"})));
@@ -390,6 +393,13 @@ fn look(
     let (begun, more_down) = (begun.clone().count(), begun.filter(works).count());
     prop_assert!(begun == 0 || taken + begun <= most, "{taken} are under way, and {begun} more");
     prop_assert!(more_down == 0 || down + more_down <= most, "{down} are down, and {more_down} more");
+    for turn in plan.nodes.iter().filter(|turn| turn.stage == UpgradeStage::Done) {
+        prop_assert!(
+            !fleet.unchecked.contains(&turn.node),
+            "{} has a driver that was not checked",
+            turn.node
+        );
+    }
     if let Some(event) = meanwhile {
         happen(fleet, event);
     }
@@ -405,8 +415,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     /// Killed between any two steps, with nodes that vanish, reboot and are cordoned by people: at no moment are more nodes taken than
-    /// may be, and none loses its driver for one that does not fit, or in an operator's hands (see `Fleet::evict`), nor someone else's cordon (`Fleet::mark`). When
-    /// the world gets calm, all nodes are as they were, and those that can have the new driver have it.
+    /// may be, and none loses its driver for one that does not fit, or in an operator's hands (see `Fleet::evict`), nor someone else's cordon (`Fleet::mark`). None
+    /// whose driver farrier has ended is done before the next one was looked at. When the world gets calm, all nodes are as they were, and those that can have the new driver have it.
     #[test]
     fn no_node_stays_cordoned_and_never_too_many_are_down(
         most in 1..4_u32,

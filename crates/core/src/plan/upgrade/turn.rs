@@ -68,7 +68,7 @@ impl Upgrade<'_> {
         }
         let is_current = node.living().is_some_and(|driver| driver.is_current);
         match note.state {
-            UpgradeState::Cordoned | UpgradeState::Drained if is_current => {
+            UpgradeState::Cordoned | UpgradeState::Drained if is_current || self.is_left(node, note) => {
                 self.enter(node, note, UpgradeState::DriverRestarted)
             }
             UpgradeState::Cordoned | UpgradeState::Drained if self.unseen.is_some() => {
@@ -154,6 +154,15 @@ impl Upgrade<'_> {
 
     /// The old driver goes, and the new one comes.
     fn replace(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Next {
+        let is_next = |driver: &DriverPod<'_>| driver.pod.created > Some(note.since);
+        // A webhook may write another image into pods: the next one would have that, too.
+        if node.hand_over.is_none()
+            && note.to == node.target
+            && let Some(driver) = node.living().filter(is_next)
+        {
+            let why = format!("its new pod has image {}, not {}", driver.image, node.target);
+            return self.fail(node, note, why);
+        }
         if let (Some(_), Some(next)) = (node.living(), self.foresee(node, note)) {
             return next;
         }
@@ -166,7 +175,7 @@ impl Upgrade<'_> {
             // Unknown is not fine: the old driver stays until the kernel is known for which the new one must fit.
             _ if node.fits.is_none() => return UpgradeWait::KernelUnknown.into(),
             (Some(label), _) => hand_over(node.facts, label),
-            (None, Some(DriverPod { pod, is_current: _ })) => Change::Restart(PodRestart {
+            (None, Some(DriverPod { pod, .. })) => Change::Restart(PodRestart {
                 namespace: pod.namespace.clone(),
                 name: pod.name.clone(),
                 uid: pod.version.uid.clone(),
@@ -206,13 +215,25 @@ impl Upgrade<'_> {
                 let change = self.job(node, note, template, JobKind::Check, None);
                 return Next { changes: vec![change], waits: Some(UpgradeWait::Job) };
             }
-            (WaitFor::Job(_), Some(JobState::Running) | None) => UpgradeWait::Job,
+            (WaitFor::Job(template), None) => {
+                let why =
+                    format!("its check could not be made: see CronJob {template} of {}", self.namespace);
+                return self.fail(node, &UpgradeNote { unchecked: true, ..note.clone() }, why);
+            }
+            (WaitFor::Job(_), Some(JobState::Running)) => UpgradeWait::Job,
             (WaitFor::Annotation, _) => UpgradeWait::Annotation,
         };
         if self.is_late(note, checked_by) {
             return self.fail(node, note, format!("it {wait}, and did so for too long"));
         }
         wait.into()
+    }
+
+    /// Has the old driver gone, when the node should be given back with it? Then the new one is waited for, and checked.
+    fn is_left(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> bool {
+        let is_gone = node.hand_over.is_none() && node.living().is_none() && !node.facts.not_ready;
+        let is_over = self.unseen.is_some() || self.is_late(note, seconds(self.spec.timeout));
+        note.state == UpgradeState::Drained && is_gone && is_over
     }
 
     fn is_late(&self, note: &UpgradeNote, limit: SignedDuration) -> bool {

@@ -74,6 +74,11 @@ pub enum UpgradeWait {
 }
 
 impl UpgradeWait {
+    /// Does it end by itself at a time?
+    pub(super) fn is_about_time(&self) -> bool {
+        matches!(self, Self::Window { .. } | Self::Between { .. })
+    }
+
     /// Does the node have to change for farrier to begin it?
     pub(super) fn leaves_alone(&self) -> bool {
         matches!(

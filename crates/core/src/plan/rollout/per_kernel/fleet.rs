@@ -15,7 +15,10 @@ use super::{
 use crate::{
     image::ImageReference,
     kernel::{KernelLabel, KernelTarget},
-    plan::{ImageContents, KERNEL_LABEL, NodeFacts, NodeReason, PodFacts, node::NodeGroup, outcome::State},
+    plan::{
+        DaemonSetFacts, ImageContents, KERNEL_LABEL, NodeFacts, NodeReason, PodFacts, UpgradeNote,
+        node::NodeGroup, outcome::State,
+    },
 };
 
 /// The image for one kernel.
@@ -152,6 +155,16 @@ impl<'a> Fleet<'a> {
     /// Is the copy's pod on this node ready?
     pub(super) fn is_ready(&self, copy: &FoundCopy<'_>, node: &str) -> bool {
         ready_nodes(self.pods_of(&copy.live.version.uid)).any(|ready| ready == node)
+    }
+
+    /// Does the node's note say that the copy's image does not work there?
+    pub(super) fn has_failed(&self, copy: &FoundCopy<'_>, node: &NodeFacts) -> bool {
+        let DaemonSetFacts { namespace, name, .. } = self.original.facts;
+        let is_said = |note: UpgradeNote| {
+            let image = copy.image(self.container).unwrap_or_default();
+            note.rollout == format!("{namespace}/{name}") && note.is_failure_of(image)
+        };
+        UpgradeNote::of(node).is_some_and(is_said)
     }
 
     /// Is a pod of some copy ready on this node?

@@ -5,6 +5,7 @@ use super::{
     super::{
         copy::{CopyRecord, FoundCopy},
         upgrade::{has_same, in_order, pods_by_node},
+        watch::is_same_image,
     },
     Context, Fleet, OriginalNote,
     fleet::Member,
@@ -28,10 +29,11 @@ pub(super) fn planned(context: &Context<'_>, fleet: &Fleet<'_>) -> Option<Planne
         let owner = if member.handed_over { copy.map(|copy| copy.live) } else { Some(original.live) };
         let pod = owner.and_then(|live| pods.get(&(live.version.uid.as_str(), member.node.name.as_str())));
         let driver = pod.copied().map(|pod| {
-            let held = pod.images.get(*container).map_or("", String::as_str);
-            let has_same =
-                kernel.is_some_and(|kernel| has_same(kernel, contents.get(held), contents.get(target)));
-            DriverPod { pod, is_current: member.handed_over && (held == target || has_same) }
+            let image = pod.images.get(*container).map_or("", String::as_str);
+            let alike =
+                kernel.is_some_and(|kernel| has_same(kernel, contents.get(image), contents.get(target)));
+            let is_current = member.handed_over && (is_same_image(image, target) || alike);
+            DriverPod { pod, image, is_current }
         });
         UpgradeNode {
             target,

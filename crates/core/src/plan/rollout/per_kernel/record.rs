@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     super::{
         copy::{CopyRecord, FailedImage, FoundCopy},
-        watch::{Limits, Progress, progress},
+        watch::{Limits, Progress, is_same_image, progress},
     },
     Context, Fleet,
 };
@@ -89,10 +89,16 @@ fn watch(
 ) {
     let (limits, now) = (Limits::of(watched, copy.live), context.inputs.now);
     let pods = || fleet.pods_of(&copy.live.version.uid);
-    let runs_it = |image: Option<&String>| image == Some(&record.image);
-    let turns = || upgrade.into_iter().flat_map(|plan| &plan.nodes).filter(|turn| turn.to == record.image);
-    let is_over = turns().all(|turn| matches!(turn.stage, UpgradeStage::Done | UpgradeStage::LeftAlone));
-    let failed = turns().find(|turn| turn.stage == UpgradeStage::Failed).map(failure);
+    let runs_it = |image: Option<&String>| image.is_some_and(|image| is_same_image(image, &record.image));
+    let nodes = || upgrade.into_iter().flat_map(|plan| &plan.nodes);
+    let turns = || nodes().filter(|turn| turn.to == record.image);
+    // An image that failed is nobody's target any more; the note of its node still says so.
+    let is_against =
+        |turn: &UpgradeTurn| turn.note.as_ref().is_some_and(|note| note.is_failure_of(&record.image));
+    let is_done = |turn: &UpgradeTurn| matches!(turn.stage, UpgradeStage::Done | UpgradeStage::LeftAlone);
+    let is_over = context.spec.upgrade().is_none()
+        || (upgrade.is_some() && turns().all(is_done) && !nodes().any(is_against));
+    let failed = turns().find(|turn| turn.is_faulty()).map(failure);
     let is_steady = pods().any(|pod| {
         pod.is_steady(limits.stable_for, now) && !pod.deleting && runs_it(pod.images.get(fleet.container))
     });

@@ -4,8 +4,8 @@ use super::*;
 use crate::{
     kmod::Verdict,
     plan::{
-        JobState, PAUSED_ANNOTATION, RolloutDecision, UPGRADE, UpgradeStage, WorkloadFacts,
-        fixtures::{K47, K48, World, node},
+        Container, JobState, PAUSED_ANNOTATION, RolloutDecision, UPGRADE, WorkloadFacts,
+        fixtures::{K47, K48, World, name, node},
     },
 };
 
@@ -69,6 +69,8 @@ fn make(world: &mut World) -> Vec<String> {
                 node.unschedulable = change.cordon.unwrap_or(node.unschedulable);
             }
             Change::Restart(pod) => evicted.push(pod.name.clone()),
+            // None is made.
+            Change::Check(_) => {}
             other => panic!("{other:?}"),
         }
     }
@@ -271,6 +273,103 @@ fn an_image_that_fails_is_put_back_or_stays_as_the_definition_says() {
     assert_ne!(world.image_of("driver"), OLD);
 }
 
+/// Makes the changes of the DaemonSet.
+fn apply(world: &mut World) -> RolloutDecision {
+    let planned = planned(world);
+    for change in &planned.changes {
+        world.apply(change).unwrap();
+    }
+    planned.decision
+}
+
+fn stage(world: &World, node: &str) -> UpgradeStage {
+    let turns = planned(world).upgrade.unwrap().nodes;
+    turns.iter().find(|turn| turn.node == node).unwrap().stage
+}
+
+#[test]
+fn an_image_is_put_back_whatever_else_the_rollout_waits_for() {
+    let mut world = failed("put-back");
+    world.snapshot.nodes.push(node("n3", K48));
+    let live = world.snapshot.daemon_sets[0].live.as_mut().unwrap();
+    live.annotations.insert(PAUSED_ANNOTATION.to_owned(), "true".to_owned());
+    assert_eq!(apply(&mut world), RolloutDecision::Hold(HoldReason::Paused), "a person can stop it");
+    world.snapshot.daemon_sets[0].live.as_mut().unwrap().annotations.remove(PAUSED_ANNOTATION);
+    assert!(matches!(apply(&mut world), RolloutDecision::Hold(HoldReason::RolloutFailed { .. })));
+    assert_eq!(world.image_of("driver"), OLD);
+    assert!(matches!(apply(&mut world), RolloutDecision::Hold(HoldReason::MixedKernels { .. })));
+}
+
+#[test]
+fn a_check_that_cannot_be_made_is_not_the_drivers_failure() {
+    let mut world = rewritten(json!({"waitFor": {"job": "not-there"}, "timeout": "5m"}));
+    make(&mut world);
+    make(&mut world);
+    world.run_pod("n0", true);
+    make(&mut world);
+    later(&mut world, 60);
+    make(&mut world);
+    let image = world.image_of("driver").to_owned();
+    apply(&mut world);
+    assert_eq!((world.image_of("driver"), stage(&world, "n0")), (image.as_str(), UpgradeStage::Failed));
+    assert!(world.plan().has_failures());
+    assert_eq!(planned(&world).upgrade.unwrap().changes().count(), 0, "no other node is begun");
+}
+
+/// As a union's does with each kernel: it is another image, with the same modules for the node that failed.
+#[test]
+fn a_failure_stays_with_the_pod_when_the_image_becomes_another() {
+    let mut world = failed("stop");
+    let first = world.image_of("driver").to_owned();
+    "2".clone_into(&mut world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap().version);
+    world.publish(Verdict::Loads);
+    assert!(matches!(apply(&mut world), RolloutDecision::Rewrite { .. }));
+    let second = world.image_of("driver").to_owned();
+    assert_ne!(first, second);
+    for image in [first, second] {
+        holds(&mut world, &image, &[K47]);
+        let members = [(K47.to_owned(), crate::image::Digest::of(b"the same"))].into();
+        world.observed.contents.get_mut(&image).unwrap().members = members;
+    }
+    assert_eq!(stage(&world, "n0"), UpgradeStage::Failed);
+    assert_eq!(planned(&world).upgrade.unwrap().changes().count(), 0);
+    world.run_pod("n0", true);
+    later(&mut world, 1);
+    world.snapshot.pods.last_mut().unwrap().created = Some(world.now);
+    assert_eq!(stage(&world, "n0"), UpgradeStage::Done, "it is about the pod that it was then");
+}
+
+/// With another registry, and the same digest.
+#[test]
+fn a_pod_whose_image_comes_from_a_mirror_is_not_outdated() {
+    let mut world = rewritten(json!({}));
+    let (_, digest) = world.image_of("driver").split_once('@').unwrap();
+    let mirrored = format!("mirror.test/drivers/mft@{digest}");
+    for pod in &mut world.snapshot.pods {
+        pod.images.insert("driver".to_owned(), mirrored.clone());
+    }
+    assert_eq!(planned(&world).upgrade.unwrap().forecast.done, 3);
+}
+
+#[test]
+fn a_daemon_set_has_one_order() {
+    let mut world = world(json!({}));
+    let found = &mut world.snapshot.daemon_sets[0];
+    found.containers.push(Container { name: "other".to_owned(), ..found.containers[0].clone() });
+    let mut second = serde_json::to_value(&world.image("mft").spec.rollout[0]).unwrap();
+    second["container"] = "other".into();
+    world.image("mft").spec.rollout.push(serde_json::from_value(second.clone()).unwrap());
+    let planned = world.plan().rollouts;
+    assert_eq!(planned.len(), 2);
+    for rollout in planned {
+        let held = matches!(rollout.decision, RolloutDecision::Hold(HoldReason::OrderedTwice { .. }));
+        assert!(held && rollout.upgrade.is_none(), "{:?}", rollout.decision);
+    }
+    second.as_object_mut().unwrap().remove("upgrade");
+    world.image("mft").spec.rollout[1] = serde_json::from_value(second).unwrap();
+    assert!(world.plan().rollouts[0].upgrade.is_some());
+}
+
 #[test]
 fn a_right_that_is_missing_in_another_namespace_holds_nothing() {
     let mut world = world(json!({"drain": "device-users", "forecast": "forecast"}));
@@ -283,6 +382,21 @@ fn a_right_that_is_missing_in_another_namespace_holds_nothing() {
         }
         world.snapshot.unseen_in.clear();
     }
+}
+
+#[test]
+fn a_failure_is_forgotten_that_no_upgrade_is_about() {
+    let given = |world: &World| given_back(&world.snapshot, &world.plan().rollouts, &world.instance).len();
+    let mut world = failed("put-back");
+    assert_eq!(given(&world), 0);
+    apply(&mut world);
+    assert_eq!(given(&world), 0, "it is to get the old driver back");
+    later(&mut world, 1);
+    world.run_pod("n0", true);
+    assert_eq!((stage(&world, "n0"), given(&world)), (UpgradeStage::Done, 1), "it has it by someone's hand");
+    let mut world = failed("stop");
+    world.image("mft").spec.rollout.clear();
+    assert_eq!(given(&world), 1);
 }
 
 #[test]

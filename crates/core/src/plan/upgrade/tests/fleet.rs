@@ -52,6 +52,10 @@ pub(super) struct Fleet {
     pub(super) modules: BTreeMap<String, BTreeSet<String>>,
     /// Images that never get ready.
     pub(super) broken: BTreeSet<String>,
+    /// The image that a webhook writes into new pods.
+    pub(super) rewritten: Option<String>,
+    /// Nodes whose old driver farrier has ended, and whose new one nobody has looked at.
+    pub(super) unchecked: BTreeSet<String>,
     /// Does a budget hold all users of the device?
     pub(super) held: bool,
     pub(super) paused: bool,
@@ -77,6 +81,8 @@ impl Fleet {
             image: "v1".to_owned(),
             modules: BTreeMap::new(),
             broken: BTreeSet::new(),
+            rewritten: None,
+            unchecked: BTreeSet::new(),
             held: false,
             paused: false,
             unseen: None,
@@ -108,6 +114,7 @@ impl Fleet {
 
     pub(super) fn join(&mut self, name: &str, kernel: &str) {
         let image = self.image.clone();
+        self.unchecked.remove(name);
         let (driver, user) = (self.pod(&image), self.pod("app"));
         let facts = NodeFacts {
             name: name.to_owned(),
@@ -201,7 +208,7 @@ impl Fleet {
         self.now += seconds;
         let now = self.now;
         let has_ended = |pod: &Pod| pod.ends_at.is_some_and(|ends| ends <= now);
-        let image = self.image.clone();
+        let image = self.rewritten.clone().unwrap_or_else(|| self.image.clone());
         let names: Vec<String> = self.nodes.keys().cloned().collect();
         let mut moved = 0;
         for name in &names {
@@ -293,7 +300,10 @@ impl Fleet {
                 target: &self.image,
                 to_come: false,
                 hand_over: None,
-                driver: pod.map(|pod| DriverPod { pod, is_current: pod.images["driver"] == self.image }),
+                driver: pod.map(|pod| {
+                    let image = pod.images["driver"].as_str();
+                    DriverPod { pod, image, is_current: image == self.image }
+                }),
                 fits: node.is_known.then(|| self.fits(&self.image, &node.facts.kernel_version)),
                 users: users[name].iter().collect(),
                 forecast: self.forecast(node),
@@ -354,6 +364,14 @@ impl Fleet {
             assert!(node.operator.is_none(), "an operator upgrades {}", change.name);
             node.facts.unschedulable = cordon;
         }
+        let has_driver = node.driver.as_ref().is_some_and(|driver| driver.ends_at.is_none());
+        match node.facts.labels.get(UPGRADE).map_or("", String::as_str) {
+            "not-drained" if !has_driver => {}
+            "" | "checked" | "failed" | "not-drained" => {
+                self.unchecked.remove(&change.name);
+            }
+            _ => {}
+        }
     }
 
     fn evict(&mut self, uid: &str) {
@@ -370,6 +388,7 @@ impl Fleet {
                 let is_held = self.stuck || !node.users.is_empty();
                 assert!(self.spec.forecast.is_none() || !is_held, "{name} loses a driver that is held");
                 driver.ends_at = driver.ends_at.or(ends_at);
+                self.unchecked.insert(name.clone());
             }
             for user in node.users.iter_mut().filter(|user| user.uid == uid && !is_refused) {
                 assert!(node.operator.is_none(), "an operator drains {name}");

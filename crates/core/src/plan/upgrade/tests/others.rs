@@ -24,6 +24,25 @@ fn operators_and_other_upgrades_come_first() {
     insta::assert_snapshot!(waits(&plan, "n1"), @"the driver of drivers/gpu comes first");
 }
 
+/// A node has room for one note: without that of the failure, the other driver's upgrade would go on.
+#[test]
+fn the_failure_of_another_driver_is_kept_until_nobody_is_about_it() {
+    let mut fleet = Fleet::new(1, draining(json!({})));
+    let other = r#"{"rollout": "drivers/gpu", "state": "failed", "since": "1970-01-01T00:00:00Z",
+        "began": "1970-01-01T00:00:00Z", "to": "gpu:2"}"#;
+    let annotations = &mut fleet.nodes.get_mut("n0").unwrap().facts.annotations;
+    annotations.insert(UPGRADE.to_owned(), other.to_owned());
+    let plan = fleet.settle();
+    assert_eq!(waits(&plan, "n0"), "the driver of drivers/gpu comes first");
+    assert_eq!(fleet.nodes["n0"].facts.annotations[UPGRADE], other);
+    let facts = [fleet.nodes["n0"].facts.clone()];
+    assert_eq!(abandoned(&facts, |_, _| true), []);
+    for change in abandoned(&facts, |_, _| false) {
+        fleet.make(&change);
+    }
+    assert_eq!(fleet.settle().forecast.done, 1);
+}
+
 #[test]
 fn an_operator_that_begins_meanwhile_is_left_to_it() {
     for state in ["cordoned", "drained", "driver-restarted", "checked"] {

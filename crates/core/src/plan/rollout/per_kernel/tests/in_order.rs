@@ -57,6 +57,20 @@ fn nodes_are_handed_over_and_get_new_versions_in_order() {
 }
 
 #[test]
+fn a_first_image_that_fails_its_check_gives_its_node_back() {
+    let upgrade = json!({"drain": "node", "waitFor": "annotation", "timeout": "2m"});
+    let mut cluster = Cluster::in_order(&[K47, K47], &[K47], &upgrade);
+    next_version(&mut cluster, "1");
+    let planned = cluster.upgrade();
+    assert!(
+        matches!(planned.decision, RolloutDecision::Hold(HoldReason::CopyFailed { .. })),
+        "{:?}",
+        planned.decision
+    );
+    assert!(cluster.running().values().all(|image| *image == OLD), "{:?}", cluster.running());
+}
+
+#[test]
 fn an_image_that_does_not_work_where_nodes_boot_its_kernel_is_found() {
     let mut cluster = Cluster::in_order(&[K47, K47], &[K47], &json!({"drain": "node"}));
     next_version(&mut cluster, "1");

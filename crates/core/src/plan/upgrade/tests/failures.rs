@@ -1,0 +1,73 @@
+//! Pure: drivers that do not come, or not as they should.
+
+use serde_json::json;
+
+use super::{
+    super::UpgradeStage,
+    fleet::{Fleet, draining},
+    stage, waits,
+};
+
+/// A node whose driver is evicted a moment before the time of its state is over.
+fn evicted_late() -> Fleet {
+    let mut fleet = Fleet::new(1, draining(json!({})));
+    fleet.settle_until(|fleet| fleet.state("n0") == "drained");
+    fleet.pass_time(295);
+    fleet.pass(usize::MAX);
+    fleet.pass_time(10);
+    fleet.pass(usize::MAX);
+    fleet
+}
+
+#[test]
+fn a_driver_that_is_evicted_late_is_followed_by_one_that_is_checked() {
+    let mut fleet = evicted_late();
+    assert_eq!(fleet.state("n0"), "driver-restarted", "it has no old driver to be given back with");
+    assert_eq!(fleet.settle().forecast.done, 1);
+    assert_eq!(fleet.state("n0"), "uncordoned");
+
+    let mut fleet = evicted_late();
+    fleet.broken.insert("v2".to_owned());
+    assert_eq!(stage(&fleet.settle(), "n0"), UpgradeStage::Failed);
+}
+
+#[test]
+fn a_pod_that_gets_another_image_is_not_evicted_again() {
+    let mut fleet = Fleet::new(2, draining(json!({})));
+    fleet.rewritten = Some("mirror/v2".to_owned());
+    let plan = fleet.settle();
+    assert_eq!(plan.failure(), Some(("n0", "its new pod has image mirror/v2, not v2")));
+    assert_eq!(fleet.nodes["n1"].driver.as_ref().unwrap().image, "v1", "no other node is begun");
+
+    // The DaemonSet gets another image while the pod is made: that is nobody's fault.
+    let mut fleet = Fleet::new(1, draining(json!({})));
+    fleet.settle_until(|fleet| fleet.state("n0") == "drained");
+    fleet.pass(usize::MAX);
+    for _ in 0..3 {
+        fleet.pass_time(10);
+    }
+    assert_eq!(fleet.nodes["n0"].driver.as_ref().unwrap().image, "v2");
+    fleet.image = "v3".to_owned();
+    assert_eq!(fleet.settle().forecast.done, 1);
+}
+
+#[test]
+fn what_failed_and_does_not_work_waits_for_no_window_and_no_other_node() {
+    let mut fleet = Fleet::new(3, draining(json!({})));
+    fleet.broken.insert("v2".to_owned());
+    fleet.settle();
+    assert_eq!(fleet.state("n0"), "failed");
+    fleet.image = "v1".to_owned();
+    fleet.spec = serde_json::from_value(draining(json!({
+        "canary": {"matchLabels": {"name": "n7"}},
+        "between": "10h",
+        "window": {"opens": "0 3 * * * UTC", "duration": "1h"},
+    })))
+    .unwrap();
+    assert_eq!(stage(&fleet.plan(), "n0"), UpgradeStage::Begins);
+    fleet.broken.clear();
+    assert!(waits(&fleet.plan(), "n0").starts_with("the window opens"), "it works by now, and has time");
+    fleet.broken.insert("v2".to_owned());
+    fleet.paused = true;
+    assert!(waits(&fleet.plan(), "n0").starts_with("the upgrade is paused"));
+}
