@@ -126,7 +126,9 @@ fn forecast(node: &Node<'_>, names: &[&str], without: Option<&str>) -> Result<Ve
         };
         let own = |what: String| Holder { pod: None, what };
         let mut held: Vec<Holder> = of(&mounts).into_iter().map(own).collect();
-        if let Some(Error::InUse { by, references, .. }) = unload::in_use(node, &loaded, &name) {
+        let users = [unload::in_use, unload::functions_in_use].map(|users| users(node, &loaded, &name));
+        for error in users.into_iter().flatten() {
+            let Error::InUse { by, references, .. } = error else { continue };
             let others = by.iter().filter(|user| without.is_none() || user.pod.as_deref() != without);
             held.extend(others.map(|user| Holder { pod: user.pod.clone(), what: format!("used by {user}") }));
             if by.is_empty() && held.is_empty() {
@@ -271,6 +273,25 @@ mod tests {
                 "module mlx5_core goes",
                 "module nvme stays: a file system is mounted at /var/lib/data; a file system is mounted at /var/lib/volume",
                 "module dummy stays: 2 reference(s) of an unknown user",
+            ]
+        );
+    }
+
+    #[test]
+    fn who_has_a_virtual_function_open_is_told() {
+        let bench = bench();
+        bench.virtual_function("mlx5_core", "vfio_pci");
+        bench.host_module("vfio_pci", "");
+        bench.loaded_from_host(&["vfio_pci"]);
+        bench.held("vfio_pci", 1);
+        bench.file("/proc/12/comm", "qemu\n");
+        fs::create_dir_all(bench.at("/proc/12/fd")).unwrap();
+        symlink("/dev/vfio/17", bench.at("/proc/12/fd/9")).unwrap();
+        assert_eq!(
+            told(&bench, &["mlx5_core"]),
+            [
+                "module mlx5_ib goes",
+                "module mlx5_core stays: used by process 12 (qemu) with /dev/vfio/17 open"
             ]
         );
     }

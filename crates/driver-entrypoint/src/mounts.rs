@@ -40,8 +40,8 @@ pub(crate) fn expose(node: &Node<'_>, from: &str, to: &str) -> Result<(), Error>
     let bound = node.kernel.bind(&source, &target);
     bound.map_err(Error::on("bind-mount", format!("{from} onto {to}")))?;
     node.log.step(format!("exposed {from} at {to}"));
-    let mounts = mounts(node)?;
-    if !mounts.iter().rev().find(|mount| mount.point == Path::new(to)).is_some_and(|mount| mount.shared) {
+    let (mounts, point) = (mounts(node)?, point(node, to));
+    if !mounts.iter().rev().find(|mount| mount.point == point).is_some_and(|mount| mount.shared) {
         node.log.warn(format!(
             "{to} is not shared: neither the host nor other pods see it. Give its volume mountPropagation: Bidirectional"
         ));
@@ -51,13 +51,13 @@ pub(crate) fn expose(node: &Node<'_>, from: &str, to: &str) -> Result<(), Error>
 
 /// Undoes [`expose`], as often as it was done. A place that the container runtime itself mounted is left alone.
 pub(crate) fn conceal(node: &Node<'_>, to: &str) -> Result<(), Error> {
-    let target = node.paths.at(to);
+    let (target, point) = (node.paths.at(to), point(node, to));
     for _ in 0..MAX_DEPTH {
         let mounts = mounts(node)?;
-        let Some(top) = mounts.iter().rev().find(|mount| mount.point == Path::new(to)) else { break };
+        let Some(top) = mounts.iter().rev().find(|mount| mount.point == point) else { break };
         let parent = mounts.iter().find(|mount| mount.id == top.parent);
         // Volumes are mounted on the container's root.
-        if parent.is_some_and(|parent| parent.point == Path::new("/")) && is_volume(to) {
+        if parent.is_some_and(|parent| parent.point == Path::new("/")) && is_volume(&point) {
             break;
         }
         node.kernel.unmount(&target).map_err(Error::on("unmount", to))?;
@@ -67,8 +67,15 @@ pub(crate) fn conceal(node: &Node<'_>, to: &str) -> Result<(), Error> {
 }
 
 /// Only these are both a volume and a place to expose the root at (first generation of the operators).
-fn is_volume(place: &str) -> bool {
-    matches!(place, "/run/mellanox/drivers" | "/run/nvidia/driver" | "/run/nvidia/drivers")
+fn is_volume(place: &Path) -> bool {
+    let volumes = ["/run/mellanox/drivers", "/run/nvidia/driver", "/run/nvidia/drivers"];
+    volumes.iter().any(|volume| place == Path::new(volume))
+}
+
+/// A place as the kernel names it: `/var/run` is a link to `/run`.
+fn point(node: &Node<'_>, place: &str) -> PathBuf {
+    let at = fs::canonicalize(node.paths.at(place));
+    at.map_or_else(|_| place.into(), |at| node.paths.name(&at).into())
 }
 
 fn propagate(node: &Node<'_>, place: &str, flags: MountPropagationFlags) -> Result<(), Error> {
@@ -137,6 +144,22 @@ mod tests {
         conceal(&node, to).unwrap();
         conceal(&node, to).unwrap();
         assert_eq!(count(), 0);
+    }
+
+    #[test]
+    fn a_place_behind_a_link_is_found_again() {
+        let bench = Bench::new();
+        fs::create_dir_all(bench.at("/run")).unwrap();
+        fs::create_dir(bench.at("/var")).unwrap();
+        std::os::unix::fs::symlink(bench.at("/run"), bench.at("/var/run")).unwrap();
+        let (node, to) = (bench.node(), "/var/run/mellanox/drivers/usr/src");
+        for _ in 0..2 {
+            expose(&node, "/usr/src", to).unwrap();
+            assert_eq!(mounts(&node).unwrap().len(), 3);
+        }
+        conceal(&node, to).unwrap();
+        assert_eq!(mounts(&node).unwrap().len(), 2);
+        assert_eq!(bench.log().matches("WARN").count(), 0, "{}", bench.log());
     }
 
     #[test]

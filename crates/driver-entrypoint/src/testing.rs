@@ -6,7 +6,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{self, Write},
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
     rc::Rc,
     time::Duration,
@@ -42,14 +42,24 @@ pub(crate) struct FakeKernel {
     pub(crate) calls: RefCell<Vec<String>>,
     /// References that processes hold.
     pub(crate) users: RefCell<BTreeMap<String, usize>>,
-    /// Modules whose loading fails.
+    /// Modules whose loading fails: `ib_core`, or `ib_core of the host`.
     pub(crate) refuses: RefCell<BTreeMap<String, Errno>>,
+    /// How often the kernel is busy with another loader of a module, before it loads it.
+    pub(crate) busy: RefCell<BTreeMap<String, u32>>,
+    /// Modules without an exit function.
+    pub(crate) permanent: RefCell<Vec<String>>,
+    /// What happens on the node when a module of this name is gone.
+    pub(crate) after_unload: RefCell<Option<Box<AfterUnload>>>,
+    /// What others do on the node meanwhile.
+    pub(crate) at_pause: RefCell<Option<Box<dyn FnMut()>>>,
     /// The call at which the container is killed: the call itself takes place or not.
     pub(crate) killed_at: Cell<Option<(usize, bool)>>,
     pub(crate) pauses: Cell<u32>,
     /// New mounts are not shared.
     pub(crate) private_mounts: Cell<bool>,
 }
+
+type AfterUnload = dyn Fn(&FakeKernel, &str);
 
 /// What a killed container unwinds with.
 pub(crate) struct Killed;
@@ -82,13 +92,18 @@ impl Write for Shared {
 
 impl Bench {
     pub(crate) fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
+        // Without links, as the kernel shows paths.
+        let directory = tempfile::tempdir_in(fs::canonicalize(std::env::temp_dir()).unwrap()).unwrap();
         let paths = Paths::new(directory.path());
         let kernel = FakeKernel {
             paths,
             calls: RefCell::default(),
             users: RefCell::default(),
             refuses: RefCell::default(),
+            busy: RefCell::default(),
+            permanent: RefCell::default(),
+            after_unload: RefCell::default(),
+            at_pause: RefCell::default(),
             killed_at: Cell::default(),
             pauses: Cell::default(),
             private_mounts: Cell::default(),
@@ -173,11 +188,35 @@ impl Bench {
     /// Loads modules of the host, as the node had them before the container.
     pub(crate) fn loaded_from_host(&self, names: &[&str]) {
         for name in names {
-            let path = self.at(&format!("/host/lib/modules/{RELEASE}/kernel/{name}.ko"));
-            let (_, file) = ModuleFile::of(&path, Origin::Host).unwrap();
-            self.kernel.load(&file, "").unwrap();
+            self.loaded_from(&format!("/host/lib/modules/{RELEASE}/kernel/{name}.ko"));
         }
+    }
+
+    /// Loads a module from a file, as somebody else did before the container.
+    pub(crate) fn loaded_from(&self, path: &str) {
+        let (_, file) = ModuleFile::of(&self.at(path), Origin::Host).unwrap();
+        self.kernel.load(&file, "").unwrap();
         self.calls();
+    }
+
+    /// So many references of a module are held by processes from now on.
+    pub(crate) fn held(&self, name: &str, references: usize) {
+        self.kernel.users.borrow_mut().insert(name.to_owned(), references);
+        self.kernel.rewrite(&self.kernel.modules());
+    }
+
+    /// A device that a module drives, and a virtual function of it that is bound to another driver.
+    pub(crate) fn virtual_function(&self, module: &str, other: &str) {
+        let driver = format!("/sys/bus/pci/drivers/{module}");
+        for (to, at) in [
+            (format!("/sys/module/{other}"), "/sys/devices/function/driver/module"),
+            ("/sys/devices/function".to_owned(), "/sys/devices/card/virtfn0"),
+            ("/sys/devices/card".to_owned(), &format!("{driver}/0000:0a:00.0")),
+            (driver.clone(), &format!("/sys/module/{module}/drivers/pci:{module}")),
+        ] {
+            fs::create_dir_all(self.at(at).parent().unwrap()).unwrap();
+            symlink(self.at(&to), self.at(at)).unwrap();
+        }
     }
 
     /// `name srcversion`, sorted: what is loaded, and from where.
@@ -260,8 +299,13 @@ impl Kernel for FakeKernel {
         let info = file.info().unwrap();
         let mut modules = self.modules();
         let refuse = |errno, message: &str| Err(LoadRefusal { errno, messages: vec![message.to_owned()] });
-        if let Some(errno) = self.refuses.borrow().get(&name) {
+        let refuses = self.refuses.borrow();
+        if let Some(errno) = refuses.get(&name).or_else(|| refuses.get(&format!("{name} of the {from}"))) {
             return refuse(*errno, &format!("{name}: no"));
+        }
+        if let Some(left) = self.busy.borrow_mut().get_mut(&name).filter(|left| **left > 0) {
+            *left -= 1;
+            return refuse(Errno::BUSY, "");
         }
         if modules.contains_key(&name) {
             return refuse(Errno::EXIST, "");
@@ -274,6 +318,7 @@ impl Kernel for FakeKernel {
             fs::create_dir_all(&directory).unwrap();
             fs::write(directory.join("srcversion"), format!("{}\n", info.source_version)).unwrap();
             fs::write(directory.join("depends"), info.depends.join(" ")).unwrap();
+            fs::write(directory.join("taint"), if from == "host" { "\n" } else { "OE\n" }).unwrap();
             modules.insert(name, info.depends);
             self.rewrite(&modules);
         });
@@ -284,6 +329,9 @@ impl Kernel for FakeKernel {
         let mut modules = self.modules();
         if !modules.contains_key(name) {
             return Err(Errno::NOENT);
+        }
+        if self.permanent.borrow().iter().any(|other| other == name) {
+            return Err(Errno::BUSY);
         }
         let held = modules.values().any(|depends| depends.iter().any(|need| need == name));
         if held || self.users.borrow().get(name).is_some_and(|users| *users > 0) {
@@ -297,12 +345,16 @@ impl Kernel for FakeKernel {
             fs::create_dir_all(&gone).unwrap();
             let number = fs::read_dir(&gone).unwrap().count();
             fs::rename(self.paths.at(&format!("/sys/module/{name}")), gone.join(number.to_string())).unwrap();
+            if let Some(happens) = self.after_unload.borrow().as_ref() {
+                happens(self, name);
+            }
         });
         Ok(())
     }
 
     fn bind(&self, from: &Path, to: &Path) -> io::Result<()> {
-        let (from, to) = (self.paths.name(from), self.paths.name(to));
+        let place = fs::canonicalize(to).unwrap();
+        let (from, to) = (self.paths.name(from), self.paths.name(&place));
         self.call(format!("bind {from} {to}"), || {
             let mut mounts = self.mounts();
             let id = mounts.len() + 1;
@@ -312,17 +364,24 @@ impl Kernel for FakeKernel {
             let shared = if self.private_mounts.get() { "" } else { "shared:5 " };
             mounts.push(format!("{id} {parent} 0:1 {from} {to} rw {shared}- overlay overlay rw"));
             self.write("/proc/self/mountinfo", &mounts);
+            // What was there is out of sight until it is unmounted.
+            fs::create_dir_all(self.paths.at("/under")).unwrap();
+            fs::rename(&place, self.paths.at(&format!("/under/{id}"))).unwrap();
+            fs::create_dir(&place).unwrap();
         });
         Ok(())
     }
 
     fn unmount(&self, place: &Path) -> io::Result<()> {
-        let place = self.paths.name(place);
+        let at = fs::canonicalize(place).unwrap();
+        let place = self.paths.name(&at);
         self.call(format!("unmount {place}"), || {
             let mut mounts = self.mounts();
             let last = mounts.iter().rposition(|line| line.split(' ').nth(4) == Some(place.as_str()));
-            mounts.remove(last.unwrap());
+            let line = mounts.remove(last.unwrap());
             self.write("/proc/self/mountinfo", &mounts);
+            fs::remove_dir_all(&at).unwrap();
+            fs::rename(self.paths.at(&format!("/under/{}", line.split(' ').next().unwrap())), &at).unwrap();
         });
         Ok(())
     }
@@ -340,6 +399,9 @@ impl Kernel for FakeKernel {
 
     fn pause(&self, _: Duration) {
         self.pauses.set(self.pauses.get() + 1);
+        if let Some(others) = self.at_pause.borrow_mut().as_mut() {
+            others();
+        }
     }
 }
 

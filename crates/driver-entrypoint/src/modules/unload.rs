@@ -9,16 +9,20 @@ use crate::{error::Error, module_file::kernel_name, node::Node};
 
 /// How often a module that is in use is tried again. References of a device that is just going away, or of a
 /// work queue, are given back after moments.
-const TRIES: u32 = 10;
-const BETWEEN_TRIES: Duration = Duration::from_millis(100);
+pub(super) const TRIES: u32 = 10;
+pub(super) const BETWEEN_TRIES: Duration = Duration::from_millis(100);
 
 /// Unloads a module. Returns whether it was loaded.
 pub(crate) fn unload(node: &Node<'_>, name: &str) -> Result<bool, Error> {
     let name = kernel_name(name);
     let mut tries = 1;
     loop {
-        if !Loaded::read(&node.paths)?.contains(&name) {
+        let loaded = Loaded::read(&node.paths)?;
+        if !loaded.contains(&name) {
             return Ok(false);
+        }
+        if let Some(error) = functions_in_use(node, &loaded, &name) {
+            return Err(error);
         }
         match node.kernel.unload(&name) {
             Ok(()) => {
@@ -26,7 +30,7 @@ pub(crate) fn unload(node: &Node<'_>, name: &str) -> Result<bool, Error> {
                 return Ok(true);
             }
             Err(Errno::NOENT) => return Ok(false),
-            Err(Errno::AGAIN | Errno::BUSY) if tries < TRIES && is_free_of_modules(node, &name)? => {
+            Err(Errno::AGAIN | Errno::BUSY) if tries < TRIES && is_free_of_modules(&loaded, &name) => {
                 tries += 1;
                 node.kernel.pause(BETWEEN_TRIES);
             }
@@ -58,18 +62,38 @@ pub(crate) fn in_use(node: &Node<'_>, loaded: &Loaded, name: &str) -> Option<Err
     Some(Error::InUse { name, references, by })
 }
 
-/// Says whether processes stand in the way of unloading a module, before anything is unloaded. References that no
-/// process seems to hold are no reason: they may go with the modules that go first.
-pub(crate) fn check_processes(node: &Node<'_>, loaded: &Loaded, name: &str) -> Result<(), Error> {
-    match in_use(node, loaded, name) {
-        Some(Error::InUse { by, .. }) if by.is_empty() => Ok(()),
-        Some(error) => Err(error),
-        None => Ok(()),
+/// The same of other drivers, such as `vfio_pci`, that have virtual functions of the module's devices. These go with it, and the
+/// kernel waits without limit for who has one open.
+pub(crate) fn functions_in_use(node: &Node<'_>, loaded: &Loaded, name: &str) -> Option<Error> {
+    let others = users::drivers_of_functions(&node.paths, name);
+    others.iter().find_map(|driver| in_use(node, loaded, driver))
+}
+
+/// Says who stands in the way of unloading a module, before anything is unloaded. References that no process seems to
+/// hold may go with the modules that go first; where none uses it they are a reason, unless they are given back.
+pub(crate) fn check_users(node: &Node<'_>, name: &str) -> Result<(), Error> {
+    let mut tries = 1;
+    loop {
+        let loaded = Loaded::read(&node.paths)?;
+        if let Some(error) = functions_in_use(node, &loaded, name) {
+            return Err(error);
+        }
+        match in_use(node, &loaded, name) {
+            None => return Ok(()),
+            Some(Error::InUse { by, .. }) if by.is_empty() && !is_free_of_modules(&loaded, name) => {
+                return Ok(());
+            }
+            Some(Error::InUse { by, .. }) if by.is_empty() && tries < TRIES => {
+                tries += 1;
+                node.kernel.pause(BETWEEN_TRIES);
+            }
+            Some(error) => return Err(error),
+        }
     }
 }
 
-fn is_free_of_modules(node: &Node<'_>, name: &str) -> Result<bool, Error> {
-    Ok(Loaded::read(&node.paths)?.get(name).is_none_or(|module| module.holders.is_empty()))
+fn is_free_of_modules(loaded: &Loaded, name: &str) -> bool {
+    loaded.get(name).is_none_or(|module| module.holders.is_empty())
 }
 
 fn in_the_way(node: &Node<'_>, name: &str, errno: Errno) -> Result<Error, Error> {
@@ -113,6 +137,26 @@ mod tests {
         assert_eq!(order, ["mlx5_ib", "ib_uverbs", "ib_core"]);
         assert_eq!(unload_all(&bench.node(), &order).unwrap(), order);
         assert_eq!(bench.loaded(), Vec::<String>::new());
+    }
+
+    /// The kernel would wait for the virtual machine, in the middle of taking the device away.
+    #[test]
+    fn a_virtual_function_that_is_open_keeps_its_device_s_driver() {
+        let bench = bench();
+        for name in ["vfio_pci", "mlx5_core"] {
+            bench.host_module(name, "");
+        }
+        bench.loaded_from_host(&["mlx5_core"]);
+        bench.virtual_function("mlx5_core", "vfio_pci");
+        bench.loaded_from_host(&["vfio_pci"]);
+        check_users(&bench.node(), "mlx5_core").unwrap();
+        bench.held("vfio_pci", 1);
+        let wanted = "unload vfio_pci: 1 reference(s) that no module holds";
+        let error = check_users(&bench.node(), "mlx5-core").unwrap_err();
+        assert!(error.to_string().starts_with(wanted), "{error}");
+        let error = unload(&bench.node(), "mlx5_core").unwrap_err();
+        assert!(error.to_string().starts_with(wanted), "{error}");
+        assert_eq!(bench.calls(), [""; 0]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Which processes use a driver: who has its device files open, or mapped.
 
-use std::{fmt, fs, path::Path};
+use std::{collections::BTreeSet, fmt, fs, path::Path};
 
 use super::loaded::Loaded;
 use crate::{
@@ -37,6 +37,7 @@ pub(crate) fn devices(paths: &Paths, loaded: &Loaded, module: &str) -> Vec<Strin
         name if name.starts_with("mst") => &["/dev/mst", "/dev/mstflint"],
         name if name.contains("vdpa") => &["/dev/vhost-vdpa"],
         name if name.contains("fwctl") => &["/dev/fwctl"],
+        name if name.starts_with("vfio") => &["/dev/vfio/"],
         name if ["ib_", "rdma", "mlx"].iter().any(|start| name.starts_with(start)) || uses_rdma() => {
             &["/dev/infiniband/"]
         }
@@ -50,6 +51,16 @@ pub(crate) fn devices(paths: &Paths, loaded: &Loaded, module: &str) -> Vec<Strin
         Some(format!("/dev/{name}"))
     });
     of_its_kind.iter().map(|&start| start.to_owned()).chain(driven).collect()
+}
+
+/// The modules of other drivers that have virtual functions of the devices that a module drives.
+pub(crate) fn drivers_of_functions(paths: &Paths, module: &str) -> BTreeSet<String> {
+    let module = kernel_name(module);
+    let drivers = entries(paths.at(&format!("/sys/module/{module}/drivers"))).into_iter();
+    let functions = drivers.flat_map(entries).flat_map(entries).filter(|path| {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("virtfn"))
+    });
+    functions.filter_map(|function| module_of(&function)).filter(|driver| *driver != module).collect()
 }
 
 /// The module of a device's driver.
