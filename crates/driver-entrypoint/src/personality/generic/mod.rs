@@ -168,7 +168,7 @@ impl Container<'_> {
                     ),
                 ));
             }
-            unload::check_processes(node, &loaded, name)?;
+            unload::check_users(node, name)?;
         }
         let staying = loaded.without(&order);
         for name in &options.modules {

@@ -122,7 +122,7 @@ impl Container<'_> {
     /// Out with the old, in with the new. What cannot be done is found before, and what goes wrong then is undone.
     fn replace(&self, loaded: &Loaded) -> Result<(), Error> {
         let Self { node, stack, .. } = self;
-        self.check_peer_memory(loaded)?;
+        check_peer_memory(node)?;
         let leaving = stack.in_the_way(loaded)?;
         forecast::announce(node, &leaving)?;
         unload::unload_all(node, &PEER_MEMORY)?;
@@ -156,7 +156,7 @@ impl Container<'_> {
             node.log.step("the loaded drivers are not those of this image: they stay");
             return Ok(());
         }
-        self.check_peer_memory(&loaded)?;
+        check_peer_memory(node)?;
         let leaving = stack.in_the_way(&loaded)?;
         forecast::announce(node, &leaving)?;
         unload::unload_all(node, &PEER_MEMORY)?;
@@ -177,10 +177,6 @@ impl Container<'_> {
         self.restore_network(true)?;
         files::remove(node, &self.state_file("replacing"))?;
         self.taken_out.forget()
-    }
-
-    fn check_peer_memory(&self, loaded: &Loaded) -> Result<(), Error> {
-        PEER_MEMORY.iter().try_for_each(|name| unload::check_processes(self.node, loaded, name))
     }
 
     /// After a failure half-way: what is loaded of ours goes, what was loaded of the host's comes.
@@ -247,6 +243,10 @@ impl Container<'_> {
     fn state_file(&self, name: &str) -> String {
         self.settings.state_file(name)
     }
+}
+
+fn check_peer_memory(node: &Node<'_>) -> Result<(), Error> {
+    PEER_MEMORY.iter().try_for_each(|name| unload::check_users(node, name))
 }
 
 /// Does udev give an NVIDIA interface a name with its port, such as `enp8s0f0np0`? From its database, where the pod

@@ -103,7 +103,7 @@ impl Stack<'_> {
             return Err(stranger(loaded, &order, name));
         }
         for name in &order {
-            unload::check_processes(self.node, loaded, name)?;
+            unload::check_users(self.node, name)?;
         }
         order.retain(|name| !PEER_MEMORY.contains(&name.as_str()));
         Ok(order)

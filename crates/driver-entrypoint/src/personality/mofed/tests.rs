@@ -228,15 +228,14 @@ fn an_unknown_user_of_the_stack_is_named_before_anything_is_touched() {
 fn peer_memory_goes_first_and_in_use_it_ends_the_start() {
     let bench = bench();
     bench.loaded_from_host(&["nvidia_peermem"]);
-    bench.kernel.users.borrow_mut().insert("nvidia_peermem".to_owned(), 2);
-    bench.loaded_from_host(&["tls"]);
+    bench.held("nvidia_peermem", 2);
     assert_eq!(
         refusal(&bench, &[]).split(" | ").next().unwrap(),
         "unload nvidia_peermem: 2 reference(s) that no module holds, by an unknown user (no process that this \
          container can see)"
     );
     assert_eq!(bench.calls(), Vec::<String>::new());
-    bench.kernel.users.borrow_mut().clear();
+    bench.held("nvidia_peermem", 0);
     live(&bench, &settings(&[]), || assert_eq!(bench.loaded(), OURS)).unwrap();
     assert_eq!(bench.calls()[0], "unload nvidia_peermem");
 }
