@@ -72,6 +72,10 @@ impl Container<'_> {
         match comparison {
             Comparison::Same => {
                 node.log.step("the loaded drivers are those of this image: not reloaded");
+                // Of an attempt that did not come as far as to unload them.
+                if State::kept(node, &self.state_file("sriov")).is_none() {
+                    files::remove(node, &self.state_file("sriov"))?;
+                }
                 // One that was killed half-way through loading left the rest to us.
                 let unfinished = node.paths.at(&self.state_file("replacing")).exists();
                 stack.load(&if unfinished { self.taken_out.names() } else { Vec::new() })?;
@@ -91,6 +95,8 @@ impl Container<'_> {
                 self.replace(&loaded)?;
             }
         }
+        // Before the root is exposed: that is over what was kept.
+        self.restore_network(is_replaced)?;
         let (from, to) = settings.exposed();
         if node.paths.at(from).exists() {
             mounts::expose(node, from, &to)?;
@@ -100,7 +106,6 @@ impl Container<'_> {
             node.log
                 .warn(format!("this image has no {from}: no peer memory can be built against these drivers"));
         }
-        self.restore_network(is_replaced)?;
         files::set_ready(node, &settings.ready)
     }
 
@@ -143,7 +148,8 @@ impl Container<'_> {
         let exchanged = unload::unload_all(node, leaving).and_then(|_| stack.load(taken_out));
         if exchanged.is_err() {
             node.log.warn("the drivers could not be replaced: putting back the host's");
-            node.log.warn_of(self.put_back(taken_out).and_then(|()| self.restore_network(false)));
+            node.log.warn_of(self.put_back(taken_out));
+            node.log.warn_of(self.restore_network(false));
         }
         exchanged
     }
@@ -168,13 +174,15 @@ impl Container<'_> {
             node.log.warn("the image's drivers stay loaded");
             let staying = Loaded::read(&node.paths)?;
             let gone: Vec<String> = leaving.into_iter().filter(|name| !staying.contains(name)).collect();
-            stack.load(&gone)?;
+            let back = stack.load(&gone);
             self.restore_network(false)?;
+            back?;
             files::remove(node, &self.state_file("replacing"))?;
             return Err(error);
         }
-        self.taken_out.load(&names)?;
+        let back = self.taken_out.load(&names);
         self.restore_network(true)?;
+        back?;
         files::remove(node, &self.state_file("replacing"))?;
         self.taken_out.forget()
     }
@@ -228,10 +236,13 @@ impl Container<'_> {
         state.keep(self.node, &file)
     }
 
-    /// What was kept of the driver before this one; nothing where that driver is still loaded. `fresh`: the driver was loaded just now.
+    /// What was kept of the driver before this one. `fresh`: the driver was loaded just now. Without a driver it is left to the next container.
     fn restore_network(&self, fresh: bool) -> Result<(), Error> {
+        if !Loaded::read(&self.node.paths)?.contains("mlx5_core") {
+            return Ok(());
+        }
         let file = self.state_file("sriov");
-        let state = State::kept(self.node, &file);
+        let state = State::found(self.node, &file);
         if fresh || state.is_some() {
             let state = state.unwrap_or_default();
             state.restore(self.node, self.settings.bind_delay, &self.state_file("devlink"));

@@ -40,6 +40,7 @@ struct Physical {
     /// Such as `pci/0000:08:00.0`, as devlink has it.
     device: String,
     up: bool,
+    /// `-` without an interface: InfiniBand without IPoIB, or one in a pod's network namespace.
     mtu: String,
     switchdev: bool,
     /// `sriov_numvfs`.
@@ -75,24 +76,26 @@ impl State {
         let devices = devices(node);
         let physical = |device: &String| {
             let path = path_of(node, device);
-            let interface = uplink(&path)?;
+            let interface = uplink(&path);
             let number = text(path.join("sriov_numvfs")).and_then(|number| number.parse().ok());
             let number = number.unwrap_or_default();
-            let representors = representors(node, &interface);
+            let representors = interface.iter().flat_map(|interface| representors(node, interface));
+            let representors: Vec<Representor> = representors.map(|(_, found)| found).collect();
             // The switch has its id in legacy mode, too (mlx5 since Linux 5.10), but no representors.
             let mode = devlink.as_ref().and_then(|devlink| devlink.is_switchdev(device));
-            let compat = || text(interface.join("compat/devlink/mode")).map(|mode| mode == "switchdev");
-            Some(Physical {
+            let attribute = |name: &str| interface.as_ref().and_then(|path| text(path.join(name)));
+            let compat = || attribute("compat/devlink/mode").map(|mode| mode == "switchdev");
+            Physical {
                 device: device.clone(),
-                up: is_up(&interface),
-                mtu: text(interface.join("mtu")).unwrap_or_else(none),
+                up: interface.as_deref().is_some_and(is_up),
+                mtu: attribute("mtu").unwrap_or_else(none),
                 switchdev: mode.or_else(compat).unwrap_or(!representors.is_empty()),
                 number,
                 functions: (0..number).filter_map(|index| virtual_function(&path, index)).collect(),
-                representors: representors.into_iter().map(|(_, found)| found).collect(),
-            })
+                representors,
+            }
         };
-        let physical = devices.iter().filter_map(physical).collect();
+        let physical = devices.iter().map(physical).collect();
         let parameters = devlink.map(|devlink| devlink.parameters(&devices)).unwrap_or_default();
         let load = load_of(node);
         let fresh =
@@ -117,11 +120,15 @@ impl State {
         files::write(node, path, &self.to_text())
     }
 
+    /// What was kept, by this container or one before it.
+    pub(crate) fn found(node: &Node<'_>, path: &str) -> Option<Self> {
+        text(node.paths.at(path)).map(|text| Self::parse(&text)).filter(|state| !state.is_empty())
+    }
+
     /// What a container kept that was killed, or could not put it back. Where the driver was not unloaded since then, the devices have
     /// what people have set meanwhile, and what was kept says nothing.
     pub(crate) fn kept(node: &Node<'_>, path: &str) -> Option<Self> {
-        let state = Self::parse(&text(node.paths.at(path))?);
-        (!state.is_empty() && state.load != load_of(node)).then_some(state)
+        Self::found(node, path).filter(|state| state.load != load_of(node))
     }
 
     fn to_text(&self) -> String {
@@ -180,6 +187,13 @@ impl State {
     /// better than none. What the devices have before is kept in the file `fresh`.
     pub(crate) fn restore(&self, node: &Node<'_>, wait_seconds: u32, fresh: &str) {
         let restoring = Restoring { node, looks: wait_seconds * LOOKS, devlink: Devlink::of(node) };
+        // The driver was not unloaded: only interfaces that others made on its devices went.
+        if self.load != 0 && self.load == load_of(node) {
+            for physical in &self.physical {
+                restoring.interfaces(physical);
+            }
+            return;
+        }
         // Before virtual functions, because a device that is set up anew for them loses those.
         match &restoring.devlink {
             Some(devlink) => {
@@ -201,7 +215,7 @@ impl State {
         }
         // The functions of one card have one switch: all of their representors come before any is looked for.
         for Physical { device, representors, .. } in
-            self.physical.iter().filter(|physical| physical.switchdev)
+            self.physical.iter().filter(|physical| !physical.representors.is_empty())
         {
             if let Some(interface) = restoring.interface(device) {
                 restoring.representors(&interface, representors);
@@ -218,18 +232,13 @@ struct Restoring<'a> {
 
 impl Restoring<'_> {
     fn physical(&self, physical: &Physical) {
-        let Physical { device, up, mtu, switchdev, number, functions, representors: _ } = physical;
+        let Physical { device, switchdev, number, functions, .. } = physical;
         let path = path_of(self.node, device);
-        let Some(interface) = self.interface(device) else {
-            self.node.log.warn(format!("{device} has no network interface: its settings are not restored"));
-            return;
-        };
         let wanted = number.to_string();
         // Those that were made meanwhile stay.
         if *number > 0 && text(path.join("sriov_numvfs")).as_ref() != Some(&wanted) {
             self.set(&path.join("sriov_numvfs"), &wanted);
         }
-        self.bring_up(&interface, *up);
         let mut addressed = true;
         for (index, function) in functions.iter().enumerate() {
             addressed &= self.address(&path, index, function);
@@ -244,11 +253,18 @@ impl Restoring<'_> {
             ));
         }
         if *switchdev {
-            self.switchdev(device, &interface);
+            self.switchdev(physical);
             for function in functions {
                 self.bind(&function.pci, "bind");
             }
         }
+        self.interfaces(physical);
+        self.node.log.step(format!("restored {device} with {number} virtual function(s)"));
+    }
+
+    /// MTU and state of those of a device and of its virtual functions.
+    fn interfaces(&self, physical: &Physical) {
+        let Physical { device, up, mtu, functions, .. } = physical;
         for function in functions.iter().filter(|function| function.mtu != "-") {
             let Some(interface) = self.interface(&format!("pci/{}", function.pci)) else {
                 self.node.log.warn(format!("virtual function {} has no network interface", function.pci));
@@ -257,13 +273,17 @@ impl Restoring<'_> {
             self.set(&interface.join("mtu"), &function.mtu);
             self.bring_up(&interface, function.up);
         }
-        // Some drivers make another one for switchdev mode.
-        let interface = self.interface(device).unwrap_or(interface);
-        if mtu != "-" {
-            self.set(&interface.join("mtu"), mtu);
+        if mtu == "-" {
+            return;
         }
+        let Some(interface) = self.interface(device) else {
+            self.node
+                .log
+                .warn(format!("{device} has no network interface: its MTU and state are not restored"));
+            return;
+        };
+        self.set(&interface.join("mtu"), mtu);
         self.bring_up(&interface, *up);
-        self.node.log.step(format!("restored {device} with {number} virtual function(s)"));
     }
 
     /// OFED's files `sriov/<index>/{mac,node,port}`. Were they there, or not needed?
@@ -283,9 +303,11 @@ impl Restoring<'_> {
         all
     }
 
-    fn switchdev(&self, device: &str, interface: &Path) {
-        let mode = interface.join("compat/devlink/mode");
-        if mode.exists() {
+    fn switchdev(&self, physical: &Physical) {
+        let Physical { device, mtu, .. } = physical;
+        let interface = if mtu == "-" { None } else { self.interface(device) };
+        let mode = interface.map(|interface| interface.join("compat/devlink/mode"));
+        if let Some(mode) = mode.filter(|mode| mode.exists()) {
             self.set(&mode, "switchdev");
         } else if !self.devlink.as_ref().is_some_and(|devlink| devlink.switchdev(device)) {
             self.node.log.warn(format!(
@@ -298,7 +320,7 @@ impl Restoring<'_> {
     fn representors(&self, interface: &Path, wanted: &[Representor]) {
         let mut found = representors(self.node, interface);
         for _ in 0..self.looks {
-            if found.len() >= wanted.len() {
+            if found.len() >= wanted.len() && found.iter().all(|(path, _)| self.is_named(path)) {
                 break;
             }
             self.node.kernel.pause(LOOK);
@@ -332,11 +354,18 @@ impl Restoring<'_> {
         }
     }
 
-    /// The interface of a device, as soon as it is there.
+    /// Is udev done with it? Before Linux 6.2 an interface that is up takes no other name.
+    fn is_named(&self, interface: &Path) -> bool {
+        let at = |path: &str| self.node.paths.at(&format!("/run/udev/{path}"));
+        let data = text(interface.join("ifindex")).and_then(|number| text(at(&format!("data/n{number}"))));
+        data.is_some_and(|data| !data.contains("ID_RENAMING=1")) || !at("control").exists()
+    }
+
+    /// The interface of a device, as soon as it is there and has its name.
     fn interface(&self, device: &str) -> Option<PathBuf> {
         let device = path_of(self.node, device);
         let look = |_| {
-            let found = uplink(&device);
+            let found = uplink(&device).filter(|interface| self.is_named(interface));
             if found.is_none() {
                 self.node.kernel.pause(LOOK);
             }

@@ -1,5 +1,7 @@
 //! The life of a MOFED container on a bench.
 
+mod network;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use proptest::prelude::*;
@@ -362,61 +364,6 @@ fn the_first_generation_exposes_the_root() {
         ]
     );
     assert_eq!(bench.text("/.driver-ready"), None);
-}
-
-/// An interface of a device that mlx5_core drives, as udev knows it.
-fn interface(bench: &Bench, name: &str) {
-    bench.file("/sys/class/net/eth0/device/vendor", "0x15b3\n");
-    bench.file("/sys/class/net/eth0/ifindex", "3\n");
-    bench.file("/run/udev/data/n3", &format!("I:1\nE:ID_NET_NAME_PATH={name}\n"));
-}
-
-#[test]
-fn interfaces_keep_names_without_ports() {
-    const RULES: &str = "/host/etc/udev/rules.d/77-mlnx-net-names.rules";
-    for (name, written) in [("enp8s0f0", true), ("enp8s0f0np0", false)] {
-        let bench = bench();
-        interface(&bench, name);
-        live(&bench, &settings(&[("CREATE_IFNAMES_UDEV", "true")]), || {
-            assert_eq!(bench.text(RULES).is_some(), written, "{name}");
-        })
-        .unwrap();
-        assert_eq!(bench.text(RULES), None, "{name}");
-    }
-    let bench = bench();
-    interface(&bench, "enp8s0f0");
-    live(&bench, &settings(&[]), || assert_eq!(bench.text(RULES), None)).unwrap();
-}
-
-#[test]
-fn virtual_functions_outlive_a_container_that_is_killed_between_two_drivers() {
-    let bench = bench();
-    let device = "/sys/bus/pci/devices/0000:08:00.0";
-    bench.file(&format!("{device}/net/ens1/mtu"), "9000\n");
-    bench.file("/sys/bus/pci/devices/0000:08:00.2/vendor", "0x15b3\n");
-    bench.file("/sys/bus/pci/drivers/mlx5_core/bind", "");
-    for (to, at) in [
-        (device, "/sys/bus/pci/drivers/mlx5_core/0000:08:00.0"),
-        ("/sys/bus/pci/devices/0000:08:00.2", &format!("{device}/virtfn0")),
-    ] {
-        std::os::unix::fs::symlink(bench.at(to), bench.at(at)).unwrap();
-    }
-    let number = format!("{device}/sriov_numvfs");
-    // What was saved when nothing had been unloaded is not what the devices have later.
-    for (call, saved, later, then) in [(1, "2", "1", "1"), (6, "1", "0", "1")] {
-        bench.file(&number, saved);
-        // The sixth call unloads the in-tree mlx5_core.
-        bench.kernel.killed_at.set(Some((call, true)));
-        assert!(catch_unwind(AssertUnwindSafe(|| live(&bench, &settings(&[]), || {}))).is_err());
-        bench.kernel.killed_at.set(None);
-        assert!(bench.text("/run/mellanox/drivers/.sriov").is_some());
-        bench.file(&number, later);
-        live(&bench, &settings(&[("RESTORE_DRIVER_ON_POD_TERMINATION", "true")]), || {
-            assert_eq!(bench.text(&number).as_deref(), Some(then), "{call}");
-        })
-        .unwrap();
-        assert_eq!(bench.text("/run/mellanox/drivers/.sriov"), None);
-    }
 }
 
 #[test]

@@ -211,6 +211,51 @@ fn a_device_that_does_not_come_up_is_waited_for_and_said() {
     assert!(bench.log().contains("WARN  pci/0000:08:00.0 has no network interface"));
 }
 
+/// InfiniBand without IPoIB, or an interface in a pod's network namespace.
+#[test]
+fn virtual_functions_do_not_need_an_interface() {
+    let bench = bench();
+    bench.file(&format!("{PF}/sriov/0/mac"), "");
+    fs::remove_dir_all(bench.at(&format!("{PF}/net"))).unwrap();
+    let state = saved(&bench);
+    assert_eq!(state.summary(), "1 device(s), 1 virtual function(s), 0 devlink parameter(s)");
+    assert_eq!(State::parse(&state.to_text()), state);
+    bench.file(&format!("{PF}/sriov_numvfs"), "0\n");
+    state.restore(&bench.node(), 4, FRESH);
+    assert_eq!(bench.text(&format!("{PF}/sriov_numvfs")).unwrap(), "1");
+    assert_eq!(bench.text(&format!("{PF}/sriov/0/mac")).unwrap(), "02:00:00:00:00:02");
+    assert_eq!(bench.text("/sys/bus/pci/drivers/mlx5_core/bind").unwrap(), "0000:08:00.2");
+    assert_eq!(bench.log(), "INFO  restored pci/0000:08:00.0 with 1 virtual function(s)");
+    assert_eq!(bench.kernel.pauses.get(), 0);
+}
+
+/// An old kernel gives an interface that is up no other name.
+#[test]
+fn interfaces_are_set_up_when_udev_has_named_them() {
+    let bench = bench();
+    bench.file("/run/udev/control", "");
+    for (interface, number) in [(format!("{PF}/net/enp8s0f0"), 7), (format!("{VF}/net/enp8s0f0v0"), 8)] {
+        bench.file(&format!("{interface}/ifindex"), &format!("{number}\n"));
+        bench.file(&format!("/run/udev/data/n{number}"), "E:ID_NET_NAME=x\n");
+    }
+    let state = saved(&bench);
+    reload(&bench);
+    bench.file("/run/udev/data/n7", "E:ID_RENAMING=1\n");
+    let [before, after] = ["eth0", "enp8s0f0"].map(|name| bench.at(&format!("{PF}/net/{name}")));
+    fs::rename(&after, &before).unwrap();
+    let data = bench.at("/run/udev/data/n7");
+    bench.kernel.at_pause.replace(Some(Box::new(move || {
+        if flags(&before) & 1 == 0 && before.exists() {
+            fs::rename(&before, &after).unwrap();
+        }
+        fs::write(&data, "E:ID_NET_NAME=enp8s0f0\n").unwrap();
+    })));
+    state.restore(&bench.node(), 4, FRESH);
+    assert_eq!(bench.kernel.pauses.get(), 1);
+    let text = |file: &str| bench.text(&format!("{PF}/net/enp8s0f0/{file}"));
+    assert_eq!((text("mtu").as_deref(), text("flags").as_deref()), (Some("9000"), Some("0x1003")));
+}
+
 #[test]
 fn text_of_another_form_is_left_out() {
     assert!(State::parse("physical pci/../../x true 1500 false 1\nphysical pci true 1500 false 1\nvirtual 0000:08:00.2 true 1 - -\n").is_empty());
