@@ -77,6 +77,11 @@ impl Index {
         self.file(name).is_some() || self.is_built_in(name)
     }
 
+    /// Is there no file at all?
+    pub(crate) fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
     /// A name is nowhere: where it was looked for.
     pub(crate) fn missing(&self, name: &str, needed_by: Option<&str>) -> Error {
         let needed_by = needed_by.map(|by| format!(", which {by} needs,")).unwrap_or_default();
@@ -102,7 +107,8 @@ fn tree(directory: &Path, origin: Origin) -> Result<Vec<PathBuf>, Error> {
     if let Some(list) = text(&directory.join("modules.dep"))? {
         let names = list.lines().filter_map(|line| Some(line.split_once(':')?.0));
         // Its paths are below the tree, unless it was built in an unusual way.
-        files.extend(names.map(|name| directory.join(name)).filter(|file| file.is_file()));
+        let found = names.map(|name| followed(directory, directory.join(name)));
+        files.extend(found.filter(|file| file.is_file()));
         if origin == Origin::Host && !files.is_empty() {
             return Ok(files);
         }
@@ -113,11 +119,23 @@ fn tree(directory: &Path, origin: Origin) -> Result<Vec<PathBuf>, Error> {
     for entry in WalkDir::new(directory) {
         let entry = if_there(entry.map_err(io::Error::from));
         let entry = entry.map_err(Error::on("read", directory.to_string_lossy()))?.map(DirEntry::into_path);
-        found.extend(entry.filter(|path| ModuleFile::of(path, origin).is_some() && path.is_file()));
+        found.extend(entry.filter(|path| ModuleFile::of(path, origin).is_some()));
     }
     found.sort_by_cached_key(|file| (rank(directory, file), file.clone()));
-    files.append(&mut found);
+    let found = found.into_iter().map(|file| followed(directory, file));
+    files.extend(found.filter(|file| file.is_file()));
     Ok(files)
+}
+
+/// A link to an absolute path, as weak-updates of RPM distributions has them, is meant for the root that the tree is from: it leads
+/// to a place beside the tree.
+fn followed(directory: &Path, file: PathBuf) -> PathBuf {
+    let target = fs::read_link(&file).unwrap_or_default();
+    let below = ["/lib/modules", "/usr/lib/modules"].iter().find_map(|top| target.strip_prefix(top).ok());
+    match below.zip(directory.parent()) {
+        Some((below, top)) => top.join(below),
+        None => file,
+    }
 }
 
 /// depmod's default order (`search updates extra built-in weak-updates`).
@@ -177,6 +195,22 @@ mod tests {
         let index = Index::of_host(&bench.node()).unwrap();
         assert!(index.file("a").unwrap().path.ends_with("kernel/a.ko"));
         assert!(!index.has("gone"));
+    }
+
+    /// As EL and SLES have them, for modules that were built for another kernel of theirs.
+    #[test]
+    fn a_link_of_weak_updates_is_followed_below_the_host_s_tree() {
+        for (top, list) in [("/lib/modules", ""), ("/usr/lib/modules", "weak-updates/a.ko:\n")] {
+            let bench = Bench::new();
+            let tree = format!("/host/lib/modules/{RELEASE}");
+            bench.module("/host/lib/modules/6.1.0-1/extra/a.ko", "", "x");
+            bench.file(&format!("{tree}/modules.dep"), list);
+            let link = bench.at(&format!("{tree}/weak-updates/a.ko"));
+            fs::create_dir_all(link.parent().unwrap()).unwrap();
+            std::os::unix::fs::symlink(format!("{top}/6.1.0-1/extra/a.ko"), link).unwrap();
+            let index = Index::of_host(&bench.node()).unwrap();
+            assert_eq!(index.file("a").unwrap().info().unwrap().source_version, "x", "{top}");
+        }
     }
 
     /// A layer that is put on another image brings the list of its own modules alone.

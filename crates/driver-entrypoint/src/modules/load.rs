@@ -4,7 +4,12 @@ use std::collections::BTreeSet;
 
 use rustix::io::Errno;
 
-use super::{index::Index, loaded::Loaded, parameters::Parameters};
+use super::{
+    index::Index,
+    loaded::Loaded,
+    parameters::Parameters,
+    unload::{BETWEEN_TRIES, TRIES},
+};
 use crate::{
     error::Error,
     module_file::{ModuleFile, Origin, REBUILD, kernel_name},
@@ -30,19 +35,18 @@ pub(crate) struct Step {
 impl Loader<'_> {
     /// Loads a module with what it needs. Returns the names of those that were not loaded before, in order.
     pub(crate) fn load(&self, name: &str) -> Result<Vec<String>, Error> {
-        let loaded = Loaded::read(&self.node.paths)?;
         let mut done = Vec::new();
-        for step in self.plan(name, &loaded)? {
-            match self.insert(&step) {
-                Ok(true) => done.push(step.name),
-                Ok(false) => {}
-                Err(error) if step.optional => {
-                    self.node.log.warn(format!("go on without {}: {error}", step.name));
-                }
-                Err(error) => return Err(error),
+        self.load_noting(name, &mut done).map(|()| done)
+    }
+
+    /// The same. `done` has them after a failure, too.
+    pub(crate) fn load_noting(&self, name: &str, done: &mut Vec<String>) -> Result<(), Error> {
+        for step in self.plan(name, &Loaded::read(&self.node.paths)?)? {
+            if self.insert(&step)? {
+                done.push(step.name);
             }
         }
-        Ok(done)
+        Ok(())
     }
 
     /// Loads what a module needs of a tree, and not the module itself, as if only `loaded` were loaded.
@@ -60,6 +64,23 @@ impl Loader<'_> {
         Ok(done)
     }
 
+    /// The image's own modules that one comes to, whatever is loaded.
+    pub(crate) fn of_image(&self, name: &str) -> Result<Vec<String>, Error> {
+        let steps = self.plan(name, &Loaded::default())?.into_iter();
+        Ok(steps.filter(|step| step.file.origin == Origin::Image).map(|step| step.name).collect())
+    }
+
+    /// Is the module that is loaded under this name the image's?
+    pub(crate) fn is_ours(&self, loaded: &Loaded, name: &str) -> bool {
+        let info = self.index.of_image(name).and_then(|file| file.info().ok());
+        info.is_some_and(|info| loaded.is(&self.node.paths, name, &info))
+    }
+
+    /// Without the image's.
+    pub(crate) fn of_others(&self, loaded: &Loaded, names: &[String]) -> Vec<String> {
+        names.iter().filter(|name| !self.is_ours(loaded, name)).cloned().collect()
+    }
+
     /// What has to be loaded for a module, in order: nothing when it is loaded or built in.
     pub(crate) fn plan(&self, name: &str, loaded: &Loaded) -> Result<Vec<Step>, Error> {
         let mut walk =
@@ -68,13 +89,21 @@ impl Loader<'_> {
         Ok(walk.steps)
     }
 
-    /// Was it loaded by this? `EEXIST`: another process was faster, which is as good.
+    /// Was it loaded by this? `EEXIST`: another process was faster, which is as good. `EBUSY`: another one's attempt has just failed.
     fn insert(&self, step: &Step) -> Result<bool, Error> {
-        let Step { name, file, optional: _ } = step;
+        let Step { name, file, optional } = step;
         let parameters = self.parameters.of(name);
         let path = self.node.paths.name(&file.path);
         let from = if file.origin == Origin::Host { " of the host" } else { "" };
-        match self.node.kernel.load(file, &parameters) {
+        let mut answer = self.node.kernel.load(file, &parameters);
+        for _ in 1..TRIES {
+            if !answer.as_ref().is_err_and(|refusal| refusal.errno == Errno::BUSY) {
+                break;
+            }
+            self.node.kernel.pause(BETWEEN_TRIES);
+            answer = self.node.kernel.load(file, &parameters);
+        }
+        match answer {
             Ok(()) => {
                 let with =
                     if parameters.is_empty() { String::new() } else { format!(" with \"{parameters}\"") };
@@ -82,7 +111,14 @@ impl Loader<'_> {
                 Ok(true)
             }
             Err(refusal) if refusal.errno == Errno::EXIST => Ok(false),
-            Err(refusal) => Err(Error::Refused { name: name.clone(), path, parameters, refusal }),
+            Err(refusal) => {
+                let error = Error::Refused { name: name.clone(), path, parameters, refusal };
+                if !optional {
+                    return Err(error);
+                }
+                self.node.log.warn(format!("go on without {name}: {error}"));
+                Ok(false)
+            }
         }
     }
 }
@@ -180,6 +216,34 @@ mod tests {
         bench.kernel.refuses.borrow_mut().insert("early".into(), Errno::NODEV);
         assert_eq!(load(&bench, "m").unwrap(), ["more", "m", "late"]);
         assert!(bench.log().contains("WARN  go on without early: load early from"), "{}", bench.log());
+    }
+
+    #[test]
+    fn what_a_module_needs_of_the_host_may_be_absent_where_it_is_optional() {
+        let bench = Bench::new();
+        bench.host_module("early", "");
+        let module = elf_module("softdep=pre: early\0");
+        std::fs::create_dir_all(bench.at(&format!("/lib/modules/{RELEASE}"))).unwrap();
+        std::fs::write(bench.at(&format!("/lib/modules/{RELEASE}/m.ko")), module).unwrap();
+        bench.kernel.refuses.borrow_mut().insert("early".into(), Errno::NODEV);
+        let node = bench.node();
+        let index = Index::of_node(&node).unwrap();
+        let loader = Loader { node: &node, index: &index, parameters: &Parameters::read(&node.paths) };
+        let needs = loader.load_needs("m", Origin::Host, &Loaded::default()).unwrap();
+        assert_eq!(needs, Vec::<String>::new());
+        assert!(bench.log().contains("WARN  go on without early: load early from"), "{}", bench.log());
+    }
+
+    #[test]
+    fn a_module_that_another_loader_is_at_is_tried_again() {
+        let bench = Bench::new();
+        bench.image_module("m", "");
+        bench.kernel.busy.borrow_mut().insert("m".into(), 3);
+        assert_eq!(load(&bench, "m").unwrap(), ["m"]);
+        assert_eq!(bench.kernel.pauses.get(), 3);
+        bench.image_module("n", "");
+        bench.kernel.busy.borrow_mut().insert("n".into(), TRIES);
+        assert!(load(&bench, "n").unwrap_err().to_string().contains("it is being loaded or unloaded"));
     }
 
     #[test]

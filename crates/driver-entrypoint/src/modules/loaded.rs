@@ -62,6 +62,12 @@ impl Loaded {
         identity(&self.get(&name)?.source_version, &note.unwrap_or_default())
     }
 
+    /// Was it built with the kernel, and not outside of its tree, as the drivers of images are?
+    pub(crate) fn is_of_kernel(paths: &Paths, name: &str) -> bool {
+        let taint = files::text(paths.at(&format!("/sys/module/{}/taint", kernel_name(name))));
+        taint.is_some_and(|taint| !taint.contains('O'))
+    }
+
     pub(crate) fn get(&self, name: &str) -> Option<&Module> {
         self.0.get(&kernel_name(name))
     }

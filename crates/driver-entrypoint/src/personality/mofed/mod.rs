@@ -126,9 +126,13 @@ impl Container<'_> {
 
     /// Out with the old, in with the new. What cannot be done is found before, and what goes wrong then is undone.
     fn replace(&self, loaded: &Loaded) -> Result<(), Error> {
-        let Self { node, stack, .. } = self;
+        let Self { node, settings, stack, .. } = self;
         check_peer_memory(node)?;
         let leaving = stack.in_the_way(loaded)?;
+        // The manifests of the first generation do not mount the host's modules.
+        if settings.restore || !settings.expose_root {
+            self.taken_out.check(&stack.loader.of_others(loaded, &leaving))?;
+        }
         forecast::announce(node, &leaving)?;
         unload::unload_all(node, &PEER_MEMORY)?;
         self.save_network(loaded)?;
@@ -146,6 +150,7 @@ impl Container<'_> {
         let Self { node, stack, .. } = self;
         stack.load_host_needs(loaded, leaving)?;
         let exchanged = unload::unload_all(node, leaving).and_then(|_| stack.load(taken_out));
+        let exchanged = exchanged.and_then(|()| stack.check_loaded());
         if exchanged.is_err() {
             node.log.warn("the drivers could not be replaced: putting back the host's");
             node.log.warn_of(self.put_back(taken_out));
@@ -164,6 +169,7 @@ impl Container<'_> {
         }
         check_peer_memory(node)?;
         let leaving = stack.in_the_way(&loaded)?;
+        self.taken_out.check(&leaving)?;
         forecast::announce(node, &leaving)?;
         unload::unload_all(node, &PEER_MEMORY)?;
         self.save_network(&loaded)?;
@@ -190,10 +196,7 @@ impl Container<'_> {
     /// After a failure half-way: what is loaded of ours goes, what was loaded of the host's comes.
     fn put_back(&self, names: &[String]) -> Result<(), Error> {
         let loaded = Loaded::read(&self.node.paths)?;
-        let is_ours = |name: &&str| {
-            let info = self.stack.loader.index.of_image(name).and_then(|file| file.info().ok());
-            info.is_some_and(|info| loaded.is(&self.node.paths, name, &info))
-        };
+        let is_ours = |name: &&str| self.stack.loader.is_ours(&loaded, name);
         unload::unload_all(self.node, &loaded.with_holders(loaded.names().filter(is_ours)))?;
         self.taken_out.load(names)
     }

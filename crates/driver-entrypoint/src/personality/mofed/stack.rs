@@ -139,15 +139,26 @@ impl Stack<'_> {
         Ok(())
     }
 
+    /// Udev may have been faster, and have loaded the host's.
+    pub(super) fn check_loaded(&self) -> Result<(), Error> {
+        let loaded = Loaded::read(&self.node.paths)?;
+        match self.compare(&loaded)? {
+            // Modules may have nothing by which they are told from others.
+            Comparison::Differs { module, .. } if loaded.identity(&self.node.paths, module).is_some() => {
+                Err(Error::new(
+                    format!("something else on the node has loaded another {module} than the image's"),
+                    "mount the host's /run/modprobe.d at /host/run/modprobe.d: the blacklist there keeps udev from it",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The names of the image's modules that the stack is made of.
     fn own_modules(&self) -> Result<BTreeSet<String>, Error> {
-        let nothing = Loaded::default();
         let mut names = BTreeSet::new();
         for wanted in self.wanted() {
-            let steps = self.loader.plan(wanted, &nothing)?;
-            names.extend(
-                steps.into_iter().filter(|step| step.file.origin == Origin::Image).map(|step| step.name),
-            );
+            names.extend(self.loader.of_image(wanted)?);
         }
         Ok(names)
     }

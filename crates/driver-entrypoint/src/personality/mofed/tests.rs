@@ -8,7 +8,11 @@ use proptest::prelude::*;
 use rustix::io::Errno;
 
 use super::*;
-use crate::testing::{Bench, EndsWhenReady, Killed, RELEASE};
+use crate::{
+    kernel::Kernel as _,
+    module_file::{ModuleFile, Origin},
+    testing::{Bench, EndsWhenReady, Killed, RELEASE},
+};
 
 const READY: &str = "/run/mellanox/drivers/.driver-ready";
 const BLACKLIST: &str = "/host/etc/modprobe.d/blacklist-ofed-modules.conf";
@@ -283,6 +287,44 @@ fn the_hosts_drivers_come_back_when_the_kernel_refuses_ours() {
              demands signatures (Secure Boot)"
         )) && refusal.contains("\n    kernel: mlx_compat: no |")
             && refusal.contains("mokutil"),
+        "{refusal}"
+    );
+    let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
+    assert_eq!(after, before);
+}
+
+/// Without their files the drivers that were taken away could not come back.
+#[test]
+fn without_the_host_s_modules_nothing_is_taken_away() {
+    let bench = bench();
+    bench.image_module("mlx5_core", "mlx_compat");
+    std::fs::remove_dir_all(bench.at("/host/lib")).unwrap();
+    let refusal = refusal(&bench, &[]);
+    let lost = format!(
+        "module rdma_cm is the host's, and cannot come back: it is not below /host/lib/modules/{RELEASE}"
+    );
+    assert!(refusal.starts_with(&lost), "{refusal}");
+    assert_eq!(bench.calls(), Vec::<String>::new());
+    // The operators of that time do not mount them.
+    let first = Settings::read(&["--expose-root"], |_| None).unwrap();
+    live(&bench, &first, || assert!(bench.loaded().contains(&"image-mlx5_core".to_owned()))).unwrap();
+}
+
+#[test]
+fn drivers_that_something_else_loads_meanwhile_are_not_called_ready() {
+    let bench = bench();
+    let before = bench.loaded();
+    let path = bench.at(&format!("/host/lib/modules/{RELEASE}/kernel/mlx5_core.ko"));
+    let (_, file) = ModuleFile::of(&path, Origin::Host).unwrap();
+    bench.kernel.after_unload.replace(Some(Box::new(move |kernel, name| {
+        if name == "mlx5_core" {
+            let _ = kernel.load(&file, "");
+        }
+    })));
+    let refusal = refusal(&bench, &[]);
+    assert!(
+        refusal
+            .starts_with("something else on the node has loaded another mlx5_core than the image's | mount"),
         "{refusal}"
     );
     let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();

@@ -1,0 +1,402 @@
+//! The life of a container of one's own driver on a bench.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Instant,
+};
+
+use rustix::io::Errno;
+
+use super::*;
+use crate::{
+    kernel::Kernel as _,
+    testing::{Bench, EndsWhenReady},
+};
+
+fn bench() -> Bench {
+    let bench = Bench::new();
+    bench.host_module("firmware_class", "");
+    bench.image_module("mst_pci", "firmware_class");
+    bench.image_module("mst_pciconf", "mst_pci");
+    bench
+}
+
+fn live(bench: &Bench, arguments: &[&str], mut look: impl FnMut()) -> Result<(), Error> {
+    run(&bench.node(), &Options::parse(arguments).unwrap(), &mut EndsWhenReady(&mut look))
+}
+
+#[test]
+fn modules_are_loaded_until_the_end() {
+    let bench = bench();
+    live(&bench, &["mst-pciconf"], || {
+        assert_eq!(bench.text("/run/farrier/mst_pciconf.ready").as_deref(), Some(""));
+    })
+    .unwrap();
+    assert_eq!(bench.text("/run/farrier/mst_pciconf.ready"), None);
+    assert_eq!(
+        bench.calls(),
+        [
+            "load firmware_class of the host",
+            "load mst_pci of the image",
+            "load mst_pciconf of the image",
+            "unload mst_pciconf",
+            "unload mst_pci",
+            "unload firmware_class",
+        ]
+    );
+}
+
+#[test]
+fn without_a_name_they_are_those_of_the_conf() {
+    let bench = bench();
+    let error = live(&bench, &["--keep"], || {}).unwrap_err().to_string();
+    assert_eq!(error, "no module is named, and the image has no modules.order for this kernel");
+    let order = format!("/lib/modules/{}/modules.order", crate::testing::RELEASE);
+    bench.file(&order, "updates/dkms/mst_pciconf.ko\nreadme\nupdates/dkms/mst_pci.ko\n");
+    live(&bench, &[], || assert!(bench.at("/run/farrier/mst_pciconf.ready").exists())).unwrap();
+}
+
+#[test]
+fn they_stay_where_asked_to() {
+    let bench = bench();
+    live(&bench, &["--keep", "mst_pci", "mst_pciconf"], || {}).unwrap();
+    assert_eq!(bench.loaded().len(), 3);
+    assert_eq!(bench.text("/run/farrier/mst_pci.ready"), None);
+}
+
+#[test]
+fn what_was_loaded_goes_when_a_later_one_does_not_come() {
+    let bench = bench();
+    let error = live(&bench, &["mst_pci", "absent"], || panic!("it became ready")).unwrap_err();
+    assert!(error.to_string().starts_with("module absent is not there for kernel"), "{error}");
+    assert_eq!(bench.loaded(), Vec::<String>::new());
+}
+
+#[test]
+fn a_killed_one_is_followed_by_one_that_ends_clean() {
+    let bench = bench();
+    live(&bench, &["--keep", "mst_pciconf"], || {}).unwrap();
+    live(&bench, &["mst_pciconf"], || {}).unwrap();
+    assert!(bench.log().contains("module mst_pciconf is there already"));
+    assert_eq!(bench.loaded(), ["host-firmware_class"], "it is unknown who loaded it");
+}
+
+const REPLACE: [&str; 5] = ["--replace", "acme_net", "--replace", "acme", "acme"];
+
+/// In-tree modules, one of which uses the other, and an image that replaces the first.
+fn in_tree() -> Bench {
+    let bench = Bench::new();
+    bench.host_module("acme", "");
+    bench.host_module("acme_net", "acme");
+    bench.image_module("acme", "");
+    bench.loaded_from_host(&["acme", "acme_net"]);
+    fs::create_dir_all(bench.at("/host/run/modprobe.d")).unwrap();
+    bench
+}
+
+fn is_as_before(bench: &Bench) {
+    assert_eq!(bench.loaded(), ["host-acme", "host-acme_net"], "{}", bench.log());
+    assert_eq!(files::entries(bench.at("/host/run/modprobe.d")), Vec::<std::path::PathBuf>::new());
+    assert_eq!(bench.text("/run/farrier/acme.replaced"), None);
+}
+
+#[test]
+fn the_host_s_modules_make_way_and_come_back() {
+    let bench = in_tree();
+    live(&bench, &REPLACE, || assert_eq!(bench.loaded(), ["image-acme"])).unwrap();
+    let calls = ["unload acme_net", "unload acme", "load acme of the image"];
+    let back = ["unload acme", "load acme of the host", "load acme_net of the host"];
+    assert_eq!(bench.calls(), [calls, back].concat());
+    assert!(bench.log().contains("wrote /host/run/modprobe.d/farrier-acme.conf"), "{}", bench.log());
+    is_as_before(&bench);
+}
+
+#[test]
+fn one_that_is_killed_at_any_step_is_followed_by_one_that_ends_as_it_began() {
+    for takes_place in [false, true] {
+        for step in 0.. {
+            let bench = in_tree();
+            bench.kernel.killed_at.set(Some((step, takes_place)));
+            let first = catch_unwind(AssertUnwindSafe(|| live(&bench, &REPLACE, || {})));
+            if first.is_ok() {
+                assert!(step > 4, "it was killed at each of its steps");
+                break;
+            }
+            bench.kernel.killed_at.set(None);
+            live(&bench, &REPLACE, || assert_eq!(bench.loaded(), ["image-acme"])).unwrap();
+            is_as_before(&bench);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_replaced_is_found_before_anything_is_touched() {
+    let bench = in_tree();
+    let refused = |arguments: &[&str]| {
+        let error = live(&bench, arguments, || panic!("it became ready")).unwrap_err();
+        assert_eq!(bench.calls(), Vec::<String>::new());
+        is_as_before(&bench);
+        error
+    };
+    let error = refused(&["--replace", "acme", "acme"]);
+    assert_eq!(error.to_string(), "module acme_net uses what is to be replaced: acme");
+    assert!(error.hint().starts_with("add --replace acme_net"), "{}", error.hint());
+    let error = refused(&["--replace", "acme_net", "--replace", "acme", "acme", "absent"]);
+    assert!(error.to_string().starts_with("module absent is not there for kernel"), "{error}");
+}
+
+#[test]
+fn what_the_kernel_refuses_is_undone() {
+    let bench = in_tree();
+    bench.image_module("acme_more", "acme");
+    bench.kernel.refuses.borrow_mut().insert("acme_more".to_owned(), Errno::NOEXEC);
+    live(&bench, &[&REPLACE[..], &["acme_more"]].concat(), || panic!("it became ready")).unwrap_err();
+    is_as_before(&bench);
+}
+
+#[test]
+fn what_went_before_one_that_stays_comes_back() {
+    let bench = in_tree();
+    // No process that this container sees: only the kernel knows.
+    bench.kernel.users.borrow_mut().insert("acme".to_owned(), 1);
+    let error = live(&bench, &REPLACE, || panic!("it became ready")).unwrap_err();
+    assert!(error.to_string().starts_with("unload acme: 1 reference(s)"), "{error}");
+    assert_eq!(bench.calls(), ["unload acme_net", "load acme_net of the host"]);
+    is_as_before(&bench);
+}
+
+#[test]
+fn the_host_s_modules_are_not_forgotten_while_the_image_s_stay() {
+    let bench = in_tree();
+    live(&bench, &[&["--keep"], &REPLACE[..]].concat(), || {}).unwrap();
+    assert_eq!(bench.loaded(), ["image-acme"]);
+    live(&bench, &[&REPLACE[..], &["absent"]].concat(), || panic!("it became ready")).unwrap_err();
+    assert_eq!(bench.loaded(), ["image-acme"], "{}", bench.log());
+    live(&bench, &REPLACE, || {}).unwrap();
+    is_as_before(&bench);
+}
+
+#[test]
+fn a_module_of_another_build_is_told() {
+    let bench = in_tree();
+    live(&bench, &["--keep", "acme"], || {}).unwrap();
+    let expected = "module acme is there already, and is not the image's: --replace would take it away first";
+    assert!(bench.log().contains(expected), "{}", bench.log());
+}
+
+#[test]
+fn what_could_not_come_back_is_not_taken_away() {
+    let refused = |bench: &Bench| {
+        let error = live(bench, &REPLACE, || panic!("it became ready")).unwrap_err();
+        assert_eq!(bench.calls(), Vec::<String>::new());
+        assert_eq!(bench.text("/run/farrier/acme.replaced"), None);
+        assert!(error.hint().starts_with("mount the host's /lib/modules at /host/lib/modules"));
+        error.to_string()
+    };
+    let tree = format!("/host/lib/modules/{}", crate::testing::RELEASE);
+    let bench = in_tree();
+    fs::remove_file(bench.at(&format!("{tree}/kernel/acme_net.ko"))).unwrap();
+    let lost = "is the host's, and cannot come back: it is not below";
+    assert_eq!(refused(&bench), format!("module acme_net {lost} {tree}"));
+    fs::remove_dir_all(bench.at("/host/lib")).unwrap();
+    assert!(refused(&bench).contains(lost));
+}
+
+/// The next container has no mount of the host's modules.
+#[test]
+fn what_does_not_come_back_is_an_error_and_not_forgotten() {
+    let bench = in_tree();
+    live(&bench, &[&["--keep"], &REPLACE[..]].concat(), || {}).unwrap();
+    fs::rename(bench.at("/host/lib"), bench.at("/away")).unwrap();
+    let error = live(&bench, &REPLACE, || {}).unwrap_err();
+    assert_eq!(
+        error.to_string().split(':').next(),
+        Some("module acme_net is the host's, and cannot come back")
+    );
+    assert_eq!(bench.loaded(), Vec::<String>::new());
+    fs::rename(bench.at("/away"), bench.at("/host/lib")).unwrap();
+    live(&bench, &REPLACE, || {}).unwrap();
+    is_as_before(&bench);
+}
+
+/// What an image before this one has left has no file on the host, and nothing is missed when it goes.
+#[test]
+fn modules_of_another_image_go_for_good() {
+    let bench = Bench::new();
+    bench.host_module("acme", "");
+    bench.image_module("acme_lib", "");
+    bench.image_module("acme", "acme_lib");
+    for (name, depends) in [("acme_lib", ""), ("acme", "acme_lib"), ("acme_more", "acme")] {
+        bench.module(&format!("/old/{name}.ko"), depends, &format!("old-{name}"));
+        bench.loaded_from(&format!("/old/{name}.ko"));
+    }
+    let error = live(&bench, &["acme"], || panic!("it became ready")).unwrap_err();
+    assert!(error.to_string().starts_with("module acme_more uses what is to be replaced: "), "{error}");
+    live(&bench, &["--replace", "acme_more", "acme"], || {
+        assert_eq!(bench.loaded(), ["image-acme", "image-acme_lib"]);
+    })
+    .unwrap();
+    assert_eq!(bench.loaded(), Vec::<String>::new());
+    assert!(bench.log().contains("module acme is there already, of another image: it goes first"));
+}
+
+/// The one before was killed, with the host's modules taken out.
+#[test]
+fn the_host_s_modules_are_not_forgotten_while_another_image_s_stay() {
+    let bench = in_tree();
+    bench.module("/old/acme.ko", "", "old-acme");
+    live(&bench, &[&["--keep"], &REPLACE[..]].concat(), || {}).unwrap();
+    bench.kernel.unload("acme").unwrap();
+    bench.loaded_from("/old/acme.ko");
+    bench.held("acme", 1);
+    let error = live(&bench, &REPLACE, || panic!("it became ready")).unwrap_err();
+    assert!(error.to_string().starts_with("unload acme: 1 reference(s)"), "{error}");
+    bench.held("acme", 0);
+    live(&bench, &REPLACE, || assert_eq!(bench.loaded(), ["image-acme"])).unwrap();
+    is_as_before(&bench);
+}
+
+const REPLACE_BOTH: [&str; 5] = ["--replace", "acme_net", "--replace", "acme", "acme_net"];
+
+/// An image that has both, of which one comes for the other's sake.
+fn image_of_both() -> Bench {
+    let bench = in_tree();
+    bench.image_module("acme_net", "acme");
+    bench
+}
+
+#[test]
+fn what_a_module_needs_goes_when_the_module_does_not_come() {
+    let bench = image_of_both();
+    bench.kernel.refuses.borrow_mut().insert("acme_net of the image".to_owned(), Errno::NOEXEC);
+    live(&bench, &REPLACE_BOTH, || panic!("it became ready")).unwrap_err();
+    assert_eq!(bench.loaded(), ["host-acme", "host-acme_net"], "{}", bench.log());
+}
+
+#[test]
+fn what_a_killed_one_loaded_for_a_module_s_sake_makes_way_for_the_host_s() {
+    for step in 0..=4 {
+        let bench = image_of_both();
+        bench.kernel.killed_at.set(Some((step, false)));
+        assert!(catch_unwind(AssertUnwindSafe(|| live(&bench, &REPLACE_BOTH, || {}))).is_err());
+        bench.kernel.killed_at.set(None);
+        live(&bench, &REPLACE_BOTH, || assert_eq!(bench.loaded(), ["image-acme", "image-acme_net"])).unwrap();
+        assert_eq!(bench.loaded(), ["host-acme", "host-acme_net"], "{step}: {}", bench.log());
+        assert_eq!(bench.text("/run/farrier/acme_net.replaced"), None);
+    }
+}
+
+#[test]
+fn one_that_cannot_be_unloaded_keeps_nothing_from_coming_back() {
+    let bench = in_tree();
+    bench.image_module("acme_lib", "");
+    bench.image_module("acme", "acme_lib");
+    bench.kernel.permanent.borrow_mut().push("acme_lib".to_owned());
+    live(&bench, &REPLACE, || {}).unwrap();
+    assert_eq!(bench.loaded(), ["host-acme", "image-acme_lib", "host-acme_net"]);
+    assert!(bench.log().contains("WARN  unload acme_lib: it is being loaded or unloaded"), "{}", bench.log());
+}
+
+#[test]
+fn one_that_does_not_come_back_keeps_no_other_away() {
+    let bench = in_tree();
+    bench.host_module("zeta", "");
+    bench.loaded_from_host(&["zeta"]);
+    bench.kernel.refuses.borrow_mut().insert("zeta of the host".to_owned(), Errno::NODEV);
+    let error = live(&bench, &[&REPLACE[..4], &["--replace", "zeta", "acme"]].concat(), || {}).unwrap_err();
+    assert!(error.to_string().starts_with("load zeta from"), "{error}");
+    assert_eq!(bench.loaded(), ["host-acme", "host-acme_net"]);
+    assert_eq!(bench.text("/run/farrier/acme.replaced").as_deref(), Some("acme_net\nacme\nzeta"));
+}
+
+#[test]
+fn firmware_is_there_while_the_container_runs() {
+    const SEARCH_PATH: &str = "/sys/module/firmware_class/parameters/path";
+    let bench = in_tree();
+    bench.image_module("mst", "");
+    bench.file(SEARCH_PATH, "");
+    bench.file("/lib/firmware/acme/card.fw", "firmware");
+    live(&bench, &["--firmware", "mst"], || {
+        let directory = bench.text(SEARCH_PATH).unwrap();
+        assert_eq!(directory, "/run/farrier/mst.firmware");
+        assert_eq!(bench.text(&format!("{directory}/acme/card.fw")).as_deref(), Some("firmware"));
+    })
+    .unwrap();
+    assert_eq!(bench.text(SEARCH_PATH).as_deref(), Some("\0"));
+}
+
+/// A device that shows at the third look.
+struct Appears<'a>(&'a Bench, u32);
+
+impl Ending for Appears<'_> {
+    fn asked(&mut self) -> Option<&'static str> {
+        self.1 += 1;
+        if self.1 == 3 {
+            self.0.file("/sys/class/acme/state", "up\n");
+        }
+        (self.1 > 20).then_some("SIGTERM")
+    }
+
+    fn wait(&mut self) -> &'static str {
+        "SIGTERM"
+    }
+}
+
+#[test]
+fn a_device_is_waited_for() {
+    let bench = bench();
+    let start =
+        |arguments: &[&str]| run(&bench.node(), &Options::parse(arguments).unwrap(), &mut Appears(&bench, 0));
+    start(&["--wait-for", "/sys/class/acme", "--ready-when", "/sys/class/acme/state=up", "mst_pci"]).unwrap();
+    assert!(bench.log().contains("waiting for /sys/class/acme, to load"), "{}", bench.log());
+    let error = start(&["--ready-when", "/sys/class/acme/state=down", "mst_pci"]).unwrap_err();
+    assert_eq!(error.to_string(), "SIGTERM came before the drivers were ready");
+    assert_eq!(bench.loaded(), Vec::<String>::new());
+}
+
+#[test]
+fn a_program_runs_after_the_modules_are_loaded() {
+    let bench = bench();
+    let program = bench.at("/setup").to_str().unwrap().to_owned();
+    bench.file("/setup", "#!/bin/sh\necho \"$@\" > \"$0.done\"; exit $(cat \"$0.code\")\n");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    bench.file("/setup.code", "0");
+    live(&bench, &["--then", &program, "mst_pci", "mst_pciconf"], || {
+        assert_eq!(bench.text("/setup.done").as_deref(), Some("mst_pci mst_pciconf\n"));
+    })
+    .unwrap();
+    bench.file("/setup.code", "3");
+    let error = live(&bench, &["--then", &program, "mst_pci"], || panic!("it became ready")).unwrap_err();
+    assert_eq!(error.to_string(), format!("{program} failed: exit status: 3"));
+    assert_eq!(bench.loaded(), Vec::<String>::new());
+}
+
+/// Asked to end at the n-th question.
+struct EndsAt(u32);
+
+impl Ending for EndsAt {
+    fn asked(&mut self) -> Option<&'static str> {
+        self.0 = self.0.saturating_sub(1);
+        (self.0 == 0).then_some("SIGTERM")
+    }
+
+    fn wait(&mut self) -> &'static str {
+        "SIGTERM"
+    }
+}
+
+#[test]
+fn a_program_ends_when_the_container_is_to_end() {
+    let bench = in_tree();
+    let program = bench.at("/setup").to_str().unwrap().to_owned();
+    bench.file("/setup", "#!/bin/sh\nsleep 100\n");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let arguments = [&["--then", program.as_str()], &REPLACE[..]].concat();
+    let begun = Instant::now();
+    let error = run(&bench.node(), &Options::parse(&arguments).unwrap(), &mut EndsAt(9)).unwrap_err();
+    assert_eq!(error.to_string(), "SIGTERM came before the drivers were ready");
+    assert!(begun.elapsed() < Duration::from_mins(1));
+    is_as_before(&bench);
+}
