@@ -242,6 +242,7 @@ async fn replace_root_fs(bench: &Bench, root: &PackageRoot, change: Change) -> D
             manifest.layers = vec![of_layer];
             config["rootfs"]["diff_ids"] = json!([diff_id.as_str()]);
             config["config"]["Env"].as_array_mut().unwrap().truncate(1);
+            config.as_object_mut().unwrap().remove("Config");
             Digest::of(&evil)
         }
         Change::FurtherLayer => {
