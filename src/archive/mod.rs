@@ -21,7 +21,7 @@ use tar::EntryType;
 pub use tree::Manner;
 use tree::Tree;
 
-use crate::oci::{Extensions, LayerReader, NameError, Names, Whiteout};
+use crate::oci::{Extensions, LayerReader, MAX_NAME, NameError, Names, Whiteout};
 
 /// Bounds on what an archive may hold.
 #[derive(Clone, Copy, Debug)]
@@ -415,7 +415,7 @@ fn too_big(limits: &Limits) -> UnpackError {
 impl From<NameError> for UnpackError {
     fn from(error: NameError) -> Self {
         match error {
-            NameError::TooLong => Self::Limit("1 MiB in the name of one entry".to_owned()),
+            NameError::TooLong => Self::Limit(format!("{MAX_NAME} bytes in the name of one entry")),
             NameError::Sparse(name) => Self::Kind(name, "sparse file"),
             NameError::Damaged(error) => Self::Damaged(error),
         }

@@ -11,13 +11,13 @@ use std::{
 use tar::EntryType;
 
 /// Longest extension read: several times the longest path (4,096 bytes) in every record.
-const LIMIT: u64 = 1 << 20;
+pub const MAX_NAME: u64 = 1 << 20;
 
 /// Why an entry's names are not known.
 #[derive(Debug, thiserror::Error)]
 pub enum NameError {
     /// Longer than any path.
-    #[error("archive holds more than {LIMIT} bytes in the name of one entry")]
+    #[error("archive holds more than {MAX_NAME} bytes in the name of one entry")]
     TooLong,
     /// The name of a file with holes, whose content is not what follows.
     #[error("entry {0:?} is a sparse file")]
@@ -143,11 +143,11 @@ impl Extensions {
 
 fn data(entry: &mut tar::Entry<'_, impl Read>) -> Result<Vec<u8>> {
     let size = entry.size();
-    if size > LIMIT {
+    if size > MAX_NAME {
         return Err(NameError::TooLong);
     }
     let mut data = Vec::new();
-    entry.take(LIMIT).read_to_end(&mut data).map_err(NameError::Damaged)?;
+    entry.take(MAX_NAME).read_to_end(&mut data).map_err(NameError::Damaged)?;
     if data.len() as u64 == size {
         Ok(data)
     } else {

@@ -19,7 +19,7 @@ mod scan;
 pub use artifact::{Artifact, EMPTY, is_referrers_tag, referrers_tag, subject_of_tag};
 pub use assemble::{Assembled, Assembly, CREATED, PAYLOAD_HISTORY, assemble};
 pub use base::{Base, architecture_of};
-pub use entry::{Extensions, NameError, Names, each_entry};
+pub use entry::{Extensions, MAX_NAME, NameError, Names, each_entry};
 pub use layer::{EntryKind, Hashing, Layer, LayerError, LayerWriter, TreeDigester, compress, compress_at};
 pub use manifest::{
     AnyManifest, Descriptor, ImageError, ImageIndex, ImageManifest, MAX_MANIFEST, Platform, write,
