@@ -3,6 +3,7 @@
 use std::{
     collections::HashSet,
     io::{self, BufReader, BufWriter},
+    ops::ControlFlow,
     path::{Path, PathBuf},
 };
 
@@ -15,9 +16,9 @@ use super::{
     modules::is_module_file,
 };
 use crate::oci::{
-    Extensions, Layer, LayerReader, Names, Whiteout, compress,
+    Layer, LayerReader, Names, Whiteout, compress,
     docker_archive::{ImageArchive, part},
-    plain_path,
+    each_entry, plain_path,
 };
 
 /// Larger than all modules of any distribution's kernel together.
@@ -89,95 +90,100 @@ pub(super) enum Keep {
 
 /// Puts what `keep` wants of all layers into `dest`, the lowest first.
 pub(super) fn apply_layers(layers: &ImageLayers, dest: &Path, keep: &dyn Fn(&Path) -> Keep) -> Result<()> {
-    let mut left = MAX_MODULE_BYTES;
+    let mut stack = Stack { dest, keep, left: MAX_MODULE_BYTES, written: HashSet::new() };
     match layers {
         ImageLayers::Files(files) => {
             for path in files {
-                apply_layer(LayerReader::new(File::open(path)?)?, dest, &mut left, keep)?;
+                stack.apply(LayerReader::new(File::open(path)?)?)?;
             }
         }
         ImageLayers::Archive(path) => {
             let mut file = File::open(path)?;
             let image = ImageArchive::open(BufReader::new(&file))?;
             for extent in &image.layers {
-                apply_layer(LayerReader::new(part(&mut file, *extent)?)?, dest, &mut left, keep)?;
+                stack.apply(LayerReader::new(part(&mut file, *extent)?)?)?;
             }
         }
     }
     Ok(())
 }
 
-/// Puts what `keep` wants of a layer over what lower layers left in `dest`. Only directories and regular files are
-/// ever made below `dest`, so no path leads out of it.
-fn apply_layer(tar: impl io::Read, dest: &Path, left: &mut u64, keep: &dyn Fn(&Path) -> Keep) -> Result<()> {
-    let mut written = HashSet::new();
-    let mut tar = tar::Archive::new(tar);
-    let mut extensions = Extensions::default();
-    for entry in tar.entries()?.raw(true) {
-        let mut entry = entry?;
-        if extensions.absorb(&mut entry).map_err(io::Error::from)? {
-            continue;
-        }
-        let Names { path, link } = std::mem::take(&mut extensions).names(&entry).map_err(io::Error::from)?;
-        let Some(named) = plain_path(Path::new(&path)) else { continue };
-        let (kind, link) = (entry.header().entry_type(), Path::new(&link));
-        let merge_link = kind == EntryType::Symlink && is_link_into_usr(&named, link);
+/// What the layers have left so far. Only directories and regular files are ever made below `dest`, so no path leads out of it.
+struct Stack<'a> {
+    dest: &'a Path,
+    keep: &'a dyn Fn(&Path) -> Keep,
+    /// Bytes that may still be written.
+    left: u64,
+    /// By the uppermost layer.
+    written: HashSet<PathBuf>,
+}
+
+impl Stack<'_> {
+    /// Puts a layer over those before it.
+    fn apply(&mut self, tar: impl io::Read) -> Result<()> {
+        self.written.clear();
+        each_entry(tar, |names, entry| self.entry(names, entry).map(ControlFlow::<()>::Continue)).map(drop)
+    }
+
+    fn entry(&mut self, names: &Names, entry: &mut tar::Entry<'_, impl io::Read>) -> Result<()> {
+        let Some(plain) = plain_path(Path::new(&names.path)) else { return Ok(()) };
+        let (kind, link) = (entry.header().entry_type(), Path::new(&names.link));
+        let merge_link = kind == EntryType::Symlink && is_link_into_usr(&plain, link);
         // `lib -> usr/lib` replaces nothing: both are one directory in `dest`.
         if kind == EntryType::Directory || merge_link {
-            continue;
+            return Ok(());
         }
         let hard_link = (kind == EntryType::Link).then(|| plain_path(link)).flatten().map(without_usr);
-        let path = without_usr(named);
-        let place = dest.join(&path);
+        let path = without_usr(plain);
+        let place = self.dest.join(&path);
         match path.file_name().and_then(Whiteout::of) {
-            Some(Whiteout::Opaque) => {
-                clear(place.parent().unwrap_or(dest), &written)?;
-                continue;
-            }
-            Some(Whiteout::Of(name)) => {
-                remove(&place.with_file_name(name))?;
-                continue;
-            }
+            Some(Whiteout::Opaque) => return clear(place.parent().unwrap_or(self.dest), &self.written),
+            Some(Whiteout::Of(name)) => return remove(&place.with_file_name(name)),
             None => {}
         }
-        let source = hard_link.map(|target| dest.join(target));
+        let source = hard_link.map(|target| self.dest.join(target));
         if source.as_deref() == Some(&place) {
-            continue;
+            return Ok(());
         }
         // Whatever the entry is, it replaces what lower layers had there.
         remove(&place)?;
-        let keep = keep(&path);
+        let keep = (self.keep)(&path);
         let content = match source {
             // A link to something that was not written is a link to something that is not wanted.
             Some(source) if source.is_file() => Some(source),
             None if kind == EntryType::Regular => None,
             None if kind == EntryType::Symlink && keep == Keep::Name => None,
-            _ => continue,
+            _ => return Ok(()),
         };
-        if keep == Keep::Nothing {
-            continue;
-        }
-        make_parents(dest, &place)?;
-        // A link is copied, so it counts as often as there are names.
-        let size = match &content {
-            _ if keep == Keep::Name => 0,
-            Some(source) => fs::metadata(source)?.len(),
-            None => entry.size(),
-        };
-        *left = left.checked_sub(size).ok_or(PayloadError::TooLarge(MAX_MODULE_BYTES))?;
-        if keep == Keep::Name {
-            File::create(&place)?;
-        } else if let Some(source) = content {
-            fs::copy(&source, &place)?;
-        } else {
-            let mut out = File::create(&place)?;
-            if io::copy(&mut entry, &mut out)? != size {
-                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        match keep {
+            Keep::Nothing => return Ok(()),
+            Keep::Name => {
+                make_parents(self.dest, &place)?;
+                File::create(&place)?;
             }
+            Keep::Content => self.write(&place, content.as_deref(), entry)?,
         }
-        written.insert(place);
+        self.written.insert(place);
+        Ok(())
     }
-    Ok(())
+
+    /// A link is copied, so it counts as often as there are names.
+    fn write(
+        &mut self,
+        place: &Path,
+        linked: Option<&Path>,
+        entry: &mut tar::Entry<'_, impl io::Read>,
+    ) -> Result<()> {
+        make_parents(self.dest, place)?;
+        let size =
+            linked.map_or_else(|| Ok(entry.size()), |file| fs::metadata(file).map(|file| file.len()))?;
+        self.left = self.left.checked_sub(size).ok_or(PayloadError::TooLarge(MAX_MODULE_BYTES))?;
+        let copied = match linked {
+            Some(file) => fs::copy(file, place)?,
+            None => io::copy(entry, &mut File::create(place)?)?,
+        };
+        if copied == size { Ok(()) } else { Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()) }
+    }
 }
 
 /// Removes the files of lower layers below a directory.

@@ -39,17 +39,17 @@ impl From<NameError> for io::Error {
 type Result<T> = std::result::Result<T, NameError>;
 
 /// Shows the entries of a tar with their names, until `look` has found what it looks for.
-pub fn each_entry<R: Read, T>(
+pub fn each_entry<R: Read, T, E: From<io::Error>>(
     tar: R,
-    mut look: impl FnMut(&Names, &mut tar::Entry<'_, R>) -> io::Result<ControlFlow<T>>,
-) -> io::Result<Option<T>> {
+    mut look: impl FnMut(&Names, &mut tar::Entry<'_, R>) -> std::result::Result<ControlFlow<T>, E>,
+) -> std::result::Result<Option<T>, E> {
     let mut extensions = Extensions::default();
     for entry in tar::Archive::new(tar).entries()?.raw(true) {
         let mut entry = entry?;
-        if extensions.absorb(&mut entry)? {
+        if extensions.absorb(&mut entry).map_err(io::Error::from)? {
             continue;
         }
-        let names = std::mem::take(&mut extensions).names(&entry)?;
+        let names = std::mem::take(&mut extensions).names(&entry).map_err(io::Error::from)?;
         if let ControlFlow::Break(found) = look(&names, &mut entry)? {
             return Ok(Some(found));
         }

@@ -10,7 +10,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::oci::{LayerReader, Names, each_entry, plain_path};
+use crate::oci::{LayerReader, each_entry, plain_path};
 
 /// Largest status or copyright file that is read. Debian's whole archive has a status of 70 MB, and no image has that.
 const MAX_FILE: u64 = 32 << 20;
@@ -45,7 +45,7 @@ pub struct PackageReader {
 impl PackageReader {
     /// Reads a layer's blob.
     pub fn layer(&mut self, blob: impl Read + Send) -> io::Result<()> {
-        let read = |names: &Names, entry: &mut tar::Entry<'_, _>| {
+        each_entry(LayerReader::new(blob)?, |names, entry| {
             let path = plain_path(Path::new(&names.path));
             let Some(path) = path.filter(|_| entry.header().entry_type().is_file()) else {
                 return Ok(ControlFlow::<()>::Continue(()));
@@ -58,8 +58,8 @@ impl PackageReader {
                 self.licences.insert(name, licences(&text(entry)?));
             }
             Ok(ControlFlow::Continue(()))
-        };
-        each_entry(LayerReader::new(blob)?, read).map(drop)
+        })
+        .map(drop)
     }
 
     /// The packages, by name; none where the image has no list of them.
