@@ -2,7 +2,7 @@
 //! are started as their DaemonSets say, probed, ended, killed and started again.
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command, time::Duration};
 
-use farrier::kernel::KernelRelease;
+use farrier::{inputs::KernelImage, kernel::KernelRelease};
 use tempfile::TempDir;
 
 use crate::support::{
@@ -18,6 +18,18 @@ mod network;
 
 /// For a container to get ready, on a busy host and in software.
 const LIMIT: Duration = Duration::from_mins(1);
+
+/// A driver's image with these test modules, which go before the host's.
+fn image_with(release: &KernelRelease, kernel: &KernelImage, modules: &[&str]) -> TempDir {
+    let image = image_tree(&entrypoint());
+    let updates = image.path().join("lib/modules").join(release.as_str()).join("updates");
+    fs::create_dir_all(&updates).unwrap();
+    for module in modules {
+        fs::copy(fixture_modules(release).join(module), updates.join(module)).unwrap();
+    }
+    depmod(kernel, image.path());
+    image
+}
 
 fn newest() -> KernelRelease {
     releases("6.1.0-", "-amd64").pop().expect("the host's suites have a 6.1 kernel")
@@ -74,11 +86,7 @@ fn a_drivers_modules_come_from_the_image_and_from_the_host() {
     let kernel = kernel_image(&release);
     let tree = NodeTree::new(&kernel, &["mlx5_core", "rdma_ucm"]);
     tree.compress_modules();
-    let image = image_tree(&entrypoint());
-    let updates = image.path().join("lib/modules").join(release.as_str()).join("updates");
-    fs::create_dir_all(&updates).unwrap();
-    fs::copy(fixture_modules(&release).join("farrier_good.ko"), updates.join("farrier_good.ko")).unwrap();
-    depmod(&kernel, image.path());
+    let image = image_with(&release, &kernel, &["farrier_good.ko"]);
     tree.image("site", image.path());
     let mut node = Node::boot(&kernel, tree);
     let before = node.loaded();
@@ -124,13 +132,7 @@ fn a_driver_of_ones_own_replaces_the_hosts_and_brings_its_firmware() {
     let release = newest();
     let kernel = kernel_image(&release);
     let tree = NodeTree::new(&kernel, &["mlx5_core"]);
-    let image = image_tree(&entrypoint());
-    let updates = image.path().join("lib/modules").join(release.as_str()).join("updates");
-    fs::create_dir_all(&updates).unwrap();
-    for module in ["farrier_firmware.ko", "mlxfw.ko"] {
-        fs::copy(fixture_modules(&release).join(module), updates.join(module)).unwrap();
-    }
-    depmod(&kernel, image.path());
+    let image = image_with(&release, &kernel, &["farrier_firmware.ko", "mlxfw.ko"]);
     fs::create_dir_all(image.path().join("lib/firmware/acme")).unwrap();
     fs::write(image.path().join("lib/firmware/acme/card.fw"), "of the image").unwrap();
     let setup = image.path().join("usr/bin/setup");

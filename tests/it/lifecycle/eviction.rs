@@ -1,11 +1,10 @@
 //! A pod that holds a driver's device, until it is evicted.
-use std::{fs, time::Duration};
+use std::time::Duration;
 
-use super::{LIMIT, newest};
+use super::{LIMIT, image_with, newest};
 use crate::support::{
-    node_vm::{ContainerSpec, Node, NodeTree, Started, depmod, image_tree},
-    packages::{fixture_modules, kernel_image},
-    virtual_machine::entrypoint,
+    node_vm::{ContainerSpec, Node, NodeTree, Started},
+    packages::kernel_image,
 };
 
 const ENTRYPOINT: [&str; 1] = ["driver-entrypoint"];
@@ -36,11 +35,7 @@ fn a_driver_goes_when_the_pod_that_holds_its_device_is_evicted() {
     let release = newest();
     let kernel = kernel_image(&release);
     let tree = NodeTree::new(&kernel, &["mlx5_core", "rdma_ucm"]);
-    let image = image_tree(&entrypoint());
-    let updates = image.path().join("lib/modules").join(release.as_str()).join("updates");
-    fs::create_dir_all(&updates).unwrap();
-    fs::copy(fixture_modules(&release).join("farrier_good.ko"), updates.join("farrier_good.ko")).unwrap();
-    depmod(&kernel, image.path());
+    let image = image_with(&release, &kernel, &["farrier_good.ko"]);
     tree.image("site", image.path());
     let mut node = Node::boot(&kernel, tree);
     node.sh("mount -t cgroup2 cgroup2 /sys/fs/cgroup");
