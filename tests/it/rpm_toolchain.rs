@@ -258,92 +258,30 @@ async fn choices_are_those_of_dnf() {
 }
 
 /// Two streams of perl of which one is the default, builds for either of them, and a module without a default.
-const MODULES: &str = r#"---
-document: modulemd
-version: 2
-data:
-  name: perl
-  stream: "5.26"
-  version: 1
-  context: "00000001"
-  arch: x86_64
-  summary: s
-  description: d
-  license: {module: [MIT]}
-  dependencies: [{requires: {platform: [el8]}}]
-  artifacts: {rpms: ["perl-0:5.26-1.x86_64"]}
-...
----
-document: modulemd
-version: 2
-data:
-  name: perl
-  stream: "5.32"
-  version: 1
-  context: "00000002"
-  arch: x86_64
-  summary: s
-  description: d
-  license: {module: [MIT]}
-  dependencies: [{requires: {platform: [el8]}}]
-  artifacts: {rpms: ["perl-0:5.32-1.x86_64"]}
-...
----
-document: modulemd
-version: 2
-data:
-  name: perl-DBI
-  stream: "1"
-  version: 1
-  context: "00000003"
-  arch: x86_64
-  summary: s
-  description: d
-  license: {module: [MIT]}
-  dependencies: [{requires: {platform: [el8], perl: ["5.26"]}}]
-  artifacts: {rpms: ["perl-DBI-0:1.26-1.x86_64"]}
-...
----
-document: modulemd
-version: 2
-data:
-  name: perl-DBI
-  stream: "1"
-  version: 1
-  context: "00000004"
-  arch: x86_64
-  summary: s
-  description: d
-  license: {module: [MIT]}
-  dependencies: [{requires: {platform: [el8], perl: ["5.32"]}}]
-  artifacts: {rpms: ["perl-DBI-0:1.32-1.x86_64"]}
-...
----
-document: modulemd
-version: 2
-data:
-  name: tools
-  stream: rhel
-  version: 1
-  context: "00000005"
-  arch: x86_64
-  summary: s
-  description: d
-  license: {module: [MIT]}
-  dependencies: [{requires: {platform: [el8]}}]
-  artifacts: {rpms: ["make-0:9-1.x86_64", "extra-0:1-1.x86_64"]}
-...
----
-document: modulemd-defaults
-version: 1
-data: {module: perl, stream: "5.26", profiles: {"5.26": []}}
-...
----
-document: modulemd-defaults
-version: 1
-data: {module: perl-DBI, stream: "1", profiles: {"1": []}}
-...
-"#;
+fn modules() -> String {
+    let stream = |number: usize, (name, stream, requires, packages): (&str, &str, &str, &str)| {
+        format!(
+            "---\ndocument: modulemd\nversion: 2\ndata:\n  name: {name}\n  stream: '{stream}'\n  version: 1\n  \
+             context: '{number:08}'\n  arch: x86_64\n  summary: s\n  description: d\n  license: {{module: [MIT]}}\n  \
+             dependencies: [{{requires: {{platform: [el8]{requires}}}}}]\n  artifacts: {{rpms: [{packages}]}}\n...\n"
+        )
+    };
+    let default = |name: &str, stream: &str| {
+        format!(
+            "---\ndocument: modulemd-defaults\nversion: 1\n\
+             data: {{module: {name}, stream: '{stream}', profiles: {{'{stream}': []}}}}\n...\n"
+        )
+    };
+    let streams = [
+        ("perl", "5.26", "", "'perl-0:5.26-1.x86_64'"),
+        ("perl", "5.32", "", "'perl-0:5.32-1.x86_64'"),
+        ("perl-DBI", "1", ", perl: ['5.26']", "'perl-DBI-0:1.26-1.x86_64'"),
+        ("perl-DBI", "1", ", perl: ['5.32']", "'perl-DBI-0:1.32-1.x86_64'"),
+        ("tools", "rhel", "", "'make-0:9-1.x86_64', 'extra-0:1-1.x86_64'"),
+    ];
+    let streams = (1..).zip(streams).map(|(number, about)| stream(number, about));
+    streams.chain([default("perl", "5.26"), default("perl-DBI", "1")]).collect()
+}
 
 #[tokio::test]
 async fn of_a_module_the_default_stream_is_chosen_or_the_one_that_is_named() {
@@ -370,7 +308,7 @@ async fn of_a_module_the_default_stream_is_chosen_or_the_one_that_is_named() {
         ],
     );
     let file = world.definitions().join("modules.yaml");
-    std::fs::write(&file, MODULES).unwrap();
+    std::fs::write(&file, modules()).unwrap();
     let metadata = world.served("app/repodata");
     run(Command::new("modifyrepo_c").arg("--mdtype=modules").arg(&file).arg(&metadata));
     let both = ["base/", "app/"];
