@@ -192,7 +192,7 @@ impl Bench {
         }
     }
 
-    /// Loads a module from a file, as somebody else did before the container.
+    /// Loads a module from a file, as another program did before the container.
     pub(crate) fn loaded_from(&self, path: &str) {
         let (_, file) = ModuleFile::of(&self.at(path), Origin::Host).unwrap();
         self.kernel.load(&file, "").unwrap();

@@ -129,7 +129,8 @@ impl Upgrade<'_> {
                 _ => left > 0,
             };
             let is_down = are_down[place];
-            // Its driver failed and does not work: another image can only mend that, and nobody waits for it.
+            // Its driver failed and does not work. Another image can only mend that, so the node waits neither for a time nor for
+            // the canary.
             let is_mended =
                 is_down && turn.note.as_ref().is_some_and(|note| note.state == UpgradeState::Failed);
             turn.waits = match stopped.as_ref().filter(|why| !is_mended || !why.is_about_time()) {

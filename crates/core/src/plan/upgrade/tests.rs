@@ -155,7 +155,7 @@ fn after_a_resume_a_node_that_works_by_now_counts() {
     fleet.broken.insert("v2".to_owned());
     fleet.settle();
     fleet.broken.clear();
-    assert_eq!(stage(&fleet.settle(), "n0"), UpgradeStage::Failed, "nobody has looked at it");
+    assert_eq!(stage(&fleet.settle(), "n0"), UpgradeStage::Failed, "it was not checked");
     let facts: Vec<_> = fleet.nodes.values().map(|node| node.facts.clone()).collect();
     for mark in forgiven(&facts, ROLLOUT) {
         fleet.make(&mark);

@@ -92,7 +92,7 @@ fn watch(
     let runs_it = |image: Option<&String>| image.is_some_and(|image| is_same_image(image, &record.image));
     let nodes = || upgrade.into_iter().flat_map(|plan| &plan.nodes);
     let turns = || nodes().filter(|turn| turn.to == record.image);
-    // An image that failed is nobody's target any more; the note of its node still says so.
+    // An image that failed is the target of no node any more. The note of the node on which it failed still names it.
     let is_against =
         |turn: &UpgradeTurn| turn.note.as_ref().is_some_and(|note| note.is_failure_of(&record.image));
     let is_done = |turn: &UpgradeTurn| matches!(turn.stage, UpgradeStage::Done | UpgradeStage::LeftAlone);

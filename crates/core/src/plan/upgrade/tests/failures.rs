@@ -39,7 +39,7 @@ fn a_pod_that_gets_another_image_is_not_evicted_again() {
     assert_eq!(plan.failure(), Some(("n0", "its new pod has image mirror/v2, not v2")));
     assert_eq!(fleet.nodes["n1"].driver.as_ref().unwrap().image, "v1", "no other node is begun");
 
-    // The DaemonSet gets another image while the pod is made: that is nobody's fault.
+    // The DaemonSet gets another image while the pod is made: that is no failure of the image.
     let mut fleet = Fleet::new(1, draining(json!({})));
     fleet.settle_until(|fleet| fleet.state("n0") == "drained");
     fleet.pass(usize::MAX);

@@ -54,7 +54,7 @@ pub(super) struct Fleet {
     pub(super) broken: BTreeSet<String>,
     /// The image that a webhook writes into new pods.
     pub(super) rewritten: Option<String>,
-    /// Nodes whose old driver farrier has ended, and whose new one nobody has looked at.
+    /// Nodes whose old driver farrier has ended, and whose new one was not checked yet.
     pub(super) unchecked: BTreeSet<String>,
     /// Does a budget hold all users of the device?
     pub(super) held: bool,
