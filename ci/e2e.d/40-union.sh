@@ -27,6 +27,5 @@ second="$(ds_image whole)"
 expect 60 "n2's pod is restarted with it" pod_on whole n2 "$second"
 pod_on whole n1 "$first" || expect 0 "n1's pod was not disturbed" pod_on whole n1 "$first"
 # The pods are ready, and that is the last thing to be noted.
-noted() { k get daemonset whole -n "$drivers" -o json | jq -e '.metadata.annotations["farrier.dev/record"] | fromjson | .driver.state == "good"' > /dev/null; }
-expect 30 "the image is noted as good" noted
+expect 30 "the image is noted as good" noted_good whole
 steady 5 "then nothing is written" ds_spec whole

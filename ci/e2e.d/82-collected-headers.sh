@@ -52,6 +52,7 @@ echo "struct evil;" >> "$(find "$here/node/usr/src" -name module.h -path '*/incl
 not_replaced() { not collect && grep -qF ' holds others, with content ' "$here/expected"; }
 expect 0 "others in their place are not taken" not_replaced
 expect 180 "the image is built from them and set" ours_is_set
+expect 60 "and noted as good" noted_good solo
 first="$(ds_image solo)"
 
 # Another replica, and whoever plans elsewhere, have caches of their own: all find what was published as they want it.

@@ -156,11 +156,12 @@ kind: Pod
 metadata: {name: others}
 spec:
   automountServiceAccountToken: false
+  nodeSelector: {e2e.farrier.dev/none: "true"}
   securityContext: {runAsNonRoot: true, runAsUser: 65532, seccompProfile: {type: RuntimeDefault}}
   containers: [{name: build, image: "$vendor", securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}}]
 YAML
 refused "a pod that is not restricted, whoever makes it" "violates PodSecurity" k run alone --image "$vendor" -n "$builds" --dry-run=server
-# Without a dry run, which exec does not have. The pod has no node: what is allowed ends there.
+# Without a dry run, which exec does not have. No node is the pod's: what is allowed ends there.
 exec_as_account() { kubectl --kubeconfig "$here/kubeconfig" exec others -n "$builds" -- "$@"; }
 wait=30 refused "a shell in a pod" "nothing in a pod but the runner's follow" exec_as_account sh -c id
 refused "output of a build, by nothing but the pod" "does not have a host assigned" exec_as_account /.farrier/runner follow 0

@@ -443,6 +443,12 @@ ours_is_set() { [[ "$(ds_image solo)" == "$registry/$driver@sha256:"* ]]; }
 # What farrier or anybody else could write in it.
 ds_spec() { k get daemonset "$1" -n "$drivers" -o json | jq -cS '[.metadata.annotations, .spec]'; }
 
+# noted_good APP: farrier has found that its image works.
+noted_good() {
+    k get daemonset "$1" -n "$drivers" -o json |
+        jq -e '.metadata.annotations["farrier.dev/record"] | fromjson | .driver.state == "good"' > /dev/null
+}
+
 # pods_of APP: "node image" of each of its pods that is ready.
 pods_of() {
     k get pods -n "$drivers" -l "app=$1" -o json | jq -r '.items[]
