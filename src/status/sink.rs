@@ -2,7 +2,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use futures::{StreamExt, stream};
@@ -58,6 +61,8 @@ pub struct KubeStatus {
     place: Place,
     fence: Option<Arc<dyn Fence>>,
     state: Mutex<State>,
+    /// Is `state` of a time that is over?
+    outdated: AtomicBool,
 }
 
 #[derive(Default)]
@@ -77,7 +82,7 @@ struct State {
 impl KubeStatus {
     /// Writes to `place`, while `fence` is open.
     pub fn new(client: Client, place: Place, fence: Option<Arc<dyn Fence>>) -> Self {
-        Self { client, place, fence, state: Mutex::default() }
+        Self { client, place, fence, state: Mutex::default(), outdated: AtomicBool::default() }
     }
 
     fn builds(&self) -> Api<DriverBuild> {
@@ -270,10 +275,18 @@ impl StatusSink for KubeStatus {
             return;
         }
         let mut state = self.state.lock().await;
+        if self.outdated.swap(false, Ordering::SeqCst) {
+            *state = State::default();
+        }
         if self.list(&mut state, view.now).await {
             self.write_builds(&mut state, view).await;
         }
         self.write_events(&mut state, view).await;
+    }
+
+    /// With the next pass: one may be under way.
+    fn forget(&self) {
+        self.outdated.store(true, Ordering::SeqCst);
     }
 }
 

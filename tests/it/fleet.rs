@@ -96,6 +96,29 @@ fn a_kernel_on_one_node_gets_a_daemon_set_of_its_own_and_the_others_keep_theirs(
     assert_eq!(live.api.list("daemonsets.apps").len(), 3);
 }
 
+/// Each turn would end the driver's pod on the node twice.
+#[test]
+fn a_node_that_another_writer_takes_back_is_left_after_a_few_times() {
+    let mut live = Live::new(nodes(1, A), "per-kernel");
+    live.api.run_daemon_sets(true, |_| Fate::Ready);
+    live.publish();
+    live.start(&[]);
+    let mut taken = 0;
+    live.until("it is left", |live| {
+        let node = live.api.get("nodes", "", "n0").unwrap();
+        let labels = node["metadata"]["labels"].as_object().unwrap();
+        if let Some(label) = labels.keys().find(|label| label.starts_with("farrier.dev/driver.")) {
+            let gone = json!({"metadata": {"labels": {label: null}}});
+            live.api.patch_as("gitops", "nodes", "", "n0", &gone);
+            taken += 1;
+        }
+        live.log().contains("another writer takes back to which DaemonSet")
+    });
+    assert_eq!(taken, 3, "{}", live.log());
+    live.until("the driver as it was", |live| on_node(live, "n0") == [OLD_IMAGE]);
+    assert_eq!(live.log().matches("another writer takes back to which DaemonSet").count(), 1);
+}
+
 #[test]
 fn two_farriers_started_together_write_like_one() {
     let mut live = Live::new(nodes(3, A), "image");

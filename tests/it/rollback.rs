@@ -157,6 +157,16 @@ fn a_rollout_by_kernel_is_taken_back_without_its_definition() {
     let original = live.api.get("daemonsets.apps", NAMESPACE, DRIVER).unwrap();
     let affinity = original.pointer("/spec/template/spec/affinity/nodeAffinity");
     assert!(affinity.is_none_or(|affinity| affinity == &json!({})), "{original}");
+
+    for words in ["pause", "resume", "resume"] {
+        let words = ["upgrade", words, "drivers/driver"];
+        let output = live.command(&words).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{words:?}: {said}");
+    }
+    let original = live.api.get("daemonsets.apps", NAMESPACE, DRIVER).unwrap();
+    let annotations = &original["metadata"]["annotations"];
+    assert!(annotations["farrier.dev/per-kernel"].is_null(), "{original}");
 }
 
 #[test]

@@ -234,6 +234,24 @@ async fn who_lost_the_lease_writes_nothing() {
     assert_eq!(story.pass(1).await.len(), 4);
 }
 
+/// Nothing else misses what another one has deleted before the hourly list.
+#[tokio::test]
+async fn who_leads_again_lists_what_another_has_written() {
+    let api = FakeApi::start();
+    with_driver_builds(&api);
+    let mut story = Story::new(api, None);
+    story.pass(0).await;
+    let names = story.names();
+    story.api.delete(BUILDS, "farrier", &names[0]);
+    // It tells nothing of what came to be in the other one's time.
+    let why = AnnouncementReason::NoPlatform;
+    story.plan.unused_announcements.push(UnusedAnnouncement { node: "n1".to_owned(), why });
+    story.sink.forget();
+    assert_eq!(story.pass(1).await.len(), 2, "an object and its status");
+    assert_eq!((story.lists(), story.names()), (1, names));
+    assert_eq!(story.api.list(EVENTS).len(), 0);
+}
+
 /// The canary runs one kernel and announces another.
 #[test]
 fn preflight_waits_for_the_images_that_a_node_will_need() {

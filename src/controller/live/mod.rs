@@ -44,8 +44,8 @@ use crate::{
     kernel::KernelTarget,
     parts::{Parts, Result},
     plan::{
-        Claims, ClusterSnapshot, Interest, OpenRollout, Outcome, Pace, Plan, open_kernels, open_rollouts,
-        retry,
+        Claims, ClusterSnapshot, Interest, Marks, OpenRollout, Outcome, Pace, Plan, open_kernels,
+        open_rollouts, retry,
     },
     runtime::{Configuration, Health, Metrics, PassOutcomeLabel},
 };
@@ -94,6 +94,8 @@ pub struct Live {
     states: States,
     claims: Claims,
     labels: NodeLabels,
+    /// Which nodes were handed over lately, or given back.
+    handovers: Marks,
     pace: Pace,
     /// When the next pod of a target, or this pod of an upgraded node, may be evicted, after a refusal.
     evictions: BTreeMap<String, Instant>,
@@ -135,6 +137,7 @@ impl Live {
             states: States::default(),
             claims: Claims::default(),
             labels: NodeLabels::new(now),
+            handovers: Marks::default(),
             pace: Pace::default(),
             evictions: BTreeMap::new(),
             started: now,
@@ -426,8 +429,9 @@ impl Live {
         let leads = *self.context.leads.borrow_and_update();
         self.context.metrics.leader(self.may_act());
         if self.may_act() {
-            // Another one may have published and rewritten meanwhile.
+            // Another one may have published, rewritten and told meanwhile.
             self.memory = Memory::default();
+            self.status.iter().for_each(StatusWorker::forget);
             self.remembered_since = Instant::now();
             self.wake.by(Instant::now());
         } else if !leads {

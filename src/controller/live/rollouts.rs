@@ -47,6 +47,12 @@ impl Live {
             if broken.is_put_off(rollout) {
                 continue;
             }
+            let contested = self.handovers.hold_back(&mut rollout.changes, self.started.elapsed());
+            if let Some(node) = contested.first() {
+                let (count, target) = (contested.len(), &rollout.target);
+                let hint = "let it keep labels farrier.dev/driver... of nodes; they are written again later";
+                tracing::warn!(%target, node, count, hint, "another writer takes back to which DaemonSet nodes belong");
+            }
             if !rollout.changes.is_empty() && !self.still_stands(seen, &rollout.target).await? {
                 tracing::debug!(target = %rollout.target, "its nodes have changed since the plan was made");
                 broken.put_off(rollout);
@@ -75,10 +81,11 @@ impl Live {
                 continue;
             }
             let error = error.map(|error| error_chain(&error));
-            if let Some(error) = &error {
-                broken.note(rollout, error);
+            match &error {
+                Some(error) => broken.note(rollout, error),
+                None => self.handovers.note_made(&rollout.changes, self.started.elapsed()),
             }
-            self.log(rollout, error.as_deref());
+            self.log(seen, rollout, error.as_deref());
             let planned = rollout.clone();
             if let (RolloutDecision::Rewrite { to, .. }, None) = (&planned.decision, &error) {
                 rollout.decision = RolloutDecision::AlreadySet { image: to.clone() };
@@ -133,12 +140,12 @@ impl Live {
     }
 
     /// Logs and counts a rollout. Notes are no rewrites.
-    fn log(&self, rollout: &PlannedRollout, error: Option<&str>) {
+    fn log(&self, seen: &ClusterSnapshot, rollout: &PlannedRollout, error: Option<&str>) {
         if self.builds.is_single_run() {
             return;
         }
         let (image, target, changes) = (&rollout.image, &rollout.target, rollout.changes.len());
-        let sets_image = rollout.changes.iter().any(Change::sets_image);
+        let sets_image = rollout.changes.iter().any(|change| change.sets_image(seen));
         let outcome = match error {
             None if sets_image => {
                 tracing::info!(%image, %target, changes, "rolled out");

@@ -39,6 +39,9 @@ pub struct PassView {
 pub trait StatusSink: Send + Sync {
     /// After a pass. Faults are the sink's own to report and to get over: it is called again.
     async fn pass(&self, view: &PassView);
+
+    /// Another farrier may have written since the last pass: what was known then is not compared with any more.
+    fn forget(&self) {}
 }
 
 /// Hands views to a sink, one after the other, in a task of its own. A view that a later one overtook is not shown;
@@ -46,6 +49,7 @@ pub trait StatusSink: Send + Sync {
 pub(super) struct StatusWorker {
     /// The view that is to be shown next.
     next: Arc<Mutex<Option<PassView>>>,
+    sink: Arc<dyn StatusSink>,
     filled: mpsc::Sender<()>,
     task: JoinHandle<()>,
 }
@@ -56,16 +60,16 @@ impl StatusWorker {
         let next = Arc::<Mutex<Option<PassView>>>::default();
         // One notice is enough: the view that it announces may be replaced meanwhile.
         let (filled, mut notices) = mpsc::channel(1);
-        let views = Arc::clone(&next);
+        let (views, shown) = (Arc::clone(&next), Arc::clone(&sink));
         let task = tokio::spawn(async move {
             while notices.recv().await.is_some() {
                 let view = views.lock().take();
                 if let Some(view) = view {
-                    sink.pass(&view).await;
+                    shown.pass(&view).await;
                 }
             }
         });
-        Self { next, filled, task }
+        Self { next, sink, filled, task }
     }
 
     /// Shows a view, now or when the sink has done with the one before it.
@@ -81,9 +85,15 @@ impl StatusWorker {
         let _ = self.filled.try_send(());
     }
 
+    /// Makes the sink begin anew. What it has not shown yet is of a time that is over.
+    pub(super) fn forget(&self) {
+        self.next.lock().take();
+        self.sink.forget();
+    }
+
     /// Lets the sink do what it was given last, for so long, and ends the task.
     pub(super) async fn finish(self, patience: Duration) {
-        let Self { next: _, filled, mut task } = self;
+        let Self { next: _, sink: _, filled, mut task } = self;
         drop(filled);
         if tokio::time::timeout(patience, &mut task).await.is_err() {
             tracing::warn!("status was not written in time before the end");

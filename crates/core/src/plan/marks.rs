@@ -1,9 +1,9 @@
-//! Pure: which nodes are told of their next kernel now. Where another writer takes a mark back each time, farrier would
-//! else write it for ever.
+//! Pure: which nodes are told of their next kernel now, or are handed over to another DaemonSet. Where another writer takes a label
+//! back each time, farrier would else write it for ever.
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{Change, PlannedNode};
+use super::{Change, NodeChange, PlannedNode};
 
 /// So often the same is written to a node within [`A_WHILE`]: then another writer takes it back, and would again.
 const TIMES: u32 = 3;
@@ -19,6 +19,14 @@ struct Written {
     times: u32,
     /// When it was written first.
     since: Duration,
+    /// Was it said that another writer takes it back?
+    told: bool,
+}
+
+impl Written {
+    fn is_contested(&self, change: &Change) -> bool {
+        self.change == *change && self.times >= TIMES
+    }
 }
 
 /// The nodes whose marks are not right.
@@ -33,13 +41,11 @@ pub struct DueMarks {
 impl Marks {
     /// Which of the planned changes are made now.
     pub fn due(&mut self, nodes: &[PlannedNode], now: Duration) -> DueMarks {
-        self.0.retain(|_, written| now < written.since + A_WHILE);
+        self.forget_old(now);
         let mut due = DueMarks::default();
         for (place, node) in nodes.iter().enumerate() {
             let Some(change) = &node.change else { continue };
-            let contested =
-                self.0.get(&node.node).is_some_and(|last| last.change == *change && last.times >= TIMES);
-            if contested {
+            if self.0.get(&node.node).is_some_and(|last| last.is_contested(change)) {
                 due.contested.push(node.node.clone());
             } else {
                 due.write.push((place, change.clone()));
@@ -52,14 +58,49 @@ impl Marks {
     pub fn note(&mut self, node: &str, change: Change, now: Duration) {
         let last = self.0.remove(node).filter(|last| last.change == change);
         let (times, since) = last.map_or((1, now), |last| (last.times + 1, last.since));
-        self.0.insert(node.to_owned(), Written { change, times, since });
+        self.0.insert(node.to_owned(), Written { change, times, since, told: false });
     }
+
+    /// Takes the changes of nodes out of a rollout that another writer takes back. Names the nodes of which that is not said yet.
+    pub fn hold_back(&mut self, changes: &mut Vec<Change>, now: Duration) -> Vec<String> {
+        self.forget_old(now);
+        let mut contested = Vec::new();
+        changes.retain(|change| {
+            let Change::Node(node) = change else { return true };
+            let last = self.0.get_mut(&place(node)).filter(|last| last.is_contested(change));
+            let Some(last) = last else { return true };
+            if !std::mem::replace(&mut last.told, true) {
+                contested.push(node.name.clone());
+            }
+            false
+        });
+        contested
+    }
+
+    /// The changes of a rollout are made.
+    pub fn note_made(&mut self, changes: &[Change], now: Duration) {
+        for change in changes {
+            if let Change::Node(node) = change {
+                self.note(&place(node), change.clone(), now);
+            }
+        }
+    }
+
+    fn forget_old(&mut self, now: Duration) {
+        self.0.retain(|_, written| now < written.since + A_WHILE);
+    }
+}
+
+/// The node and its labels: several rollouts have labels of their own on one node.
+fn place(NodeChange { name, labels, .. }: &NodeChange) -> String {
+    let labels: Vec<&str> = labels.keys().map(String::as_str).collect();
+    format!("{name} {}", labels.join(" "))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::testing::Fleet;
+    use crate::plan::{PodRestart, testing::Fleet};
 
     #[test]
     fn a_mark_that_another_writer_takes_back_is_left_for_a_while() {
@@ -80,6 +121,22 @@ mod tests {
         }
         assert_eq!(written, TIMES);
         assert_eq!(marks.due(&nodes, began + A_WHILE).write.len(), 1);
+
+        // So it is for the changes of a rollout, of which the others are made.
+        let (mut marks, mark) = (Marks::default(), nodes[0].change.clone().unwrap());
+        let other = Change::Node(NodeChange { name: "other".to_owned(), ..NodeChange::default() });
+        let (mut written, mut told) = (0, Vec::new());
+        for second in 0..100 {
+            let now = began + Duration::from_secs(second);
+            let mut changes = vec![mark.clone(), Change::Restart(PodRestart::default())];
+            told.extend(marks.hold_back(&mut changes, now));
+            written += changes.len() - 1;
+            marks.note_made(&changes, now);
+        }
+        assert_eq!((written, told), (3, vec![nodes[0].node.clone()]));
+        let mut changes = vec![mark, other];
+        marks.hold_back(&mut changes, began + Duration::from_secs(100));
+        assert_eq!(changes.len(), 1);
 
         // Another mark is another matter.
         fleet.announce(0, "6.1.0-49-amd64");

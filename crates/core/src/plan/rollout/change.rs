@@ -8,7 +8,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use serde::Serialize;
 
-use super::super::{NodeAffinity, NodeFacts, ObjectVersion, UPGRADE, labels::operator_at_work};
+use super::{
+    super::{ClusterSnapshot, NodeAffinity, NodeFacts, ObjectVersion, UPGRADE, labels::operator_at_work},
+    copy::gives_image,
+};
 use crate::image::{ImageReference, OperatorResource};
 
 /// One write.
@@ -208,10 +211,19 @@ impl Change {
         }
     }
 
-    /// Does it give something another image? Notes, restarts and labels do not.
-    pub fn sets_image(&self) -> bool {
-        let put_back = matches!(self, Self::DaemonSet(change) if !change.image_changes().is_empty());
-        put_back || !self.proof().is_empty()
+    /// Does it give something another image than the snapshot has? Notes, restarts and labels do not. An image that is put back
+    /// needs no proof.
+    pub fn sets_image(&self, seen: &ClusterSnapshot) -> bool {
+        let puts_back = match self {
+            Self::DaemonSet(change) => !change.image_changes().is_empty(),
+            Self::Copy(DaemonSetCopy { namespace, name, manifest, .. }) => {
+                let mut found = seen.daemon_sets.iter();
+                let found = found.find(|found| found.namespace == *namespace && found.name == *name);
+                found.is_some_and(|found| gives_image(manifest, found))
+            }
+            _ => false,
+        };
+        puts_back || !self.proof().is_empty()
     }
 
     /// For messages: `DaemonSet kube-system/driver`.

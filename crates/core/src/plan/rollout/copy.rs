@@ -169,6 +169,13 @@ pub(in crate::plan) fn copy_times<'a>(
     })
 }
 
+/// Does a copy get another image by this manifest than it had?
+pub(super) fn gives_image(manifest: &Value, before: &DaemonSetFacts) -> bool {
+    let record = manifest["metadata"]["annotations"][ROLLOUT].as_str();
+    let record: Option<CopyRecord> = record.and_then(|text| serde_json::from_str(text).ok());
+    record.is_some_and(|record| before.containers.iter().all(|found| found.image != record.image))
+}
+
 impl FoundCopy<'_> {
     /// Is it owned by this very original? One of a DaemonSet that was deleted goes with it.
     pub(super) fn belongs_to(&self, original: &LiveDaemonSet) -> bool {
@@ -207,9 +214,9 @@ pub(super) fn manifest(wanted: &WantedCopy<'_>) -> Option<Arc<Value>> {
     if let Some(strategy) = theirs.get("updateStrategy") {
         spec.insert("updateStrategy".to_owned(), without_surge(strategy));
     }
-    let match_labels = entry(entry(&mut spec, "selector")?, "matchLabels")?;
-    let sibling: Map<String, Value> = match_labels.clone();
-    put_all(match_labels, &marks);
+    let selector = entry(&mut spec, "selector")?;
+    let sibling = selector.clone();
+    put_all(entry(selector, "matchLabels")?, &marks);
     let template = entry(&mut spec, "template")?;
     let template_meta = entry(template, "metadata")?;
     template_meta.remove("creationTimestamp");
@@ -329,14 +336,15 @@ fn remove_fence(affinity: &mut Map<String, Value>, handover: &str) {
 }
 
 /// No two driver pods on one node: the scheduler waits until the one that goes is gone. It looks at the terms of
-/// running pods, too, so the original's pods wait for the copies' in the same way.
+/// running pods, too, so the original's pods wait for the copies' in the same way. `sibling` selects all of them: the original's
+/// whole selector, because an empty one would select every pod of the namespace.
 fn keep_apart(affinity: &mut Map<String, Value>, sibling: &Map<String, Value>) -> Option<()> {
     let pods = entry(affinity, "podAntiAffinity")?;
     let required = pods
         .entry("requiredDuringSchedulingIgnoredDuringExecution")
         .or_insert_with(|| Value::Array(Vec::new()));
     required.as_array_mut()?.push(json!({
-        "labelSelector": {"matchLabels": sibling},
+        "labelSelector": sibling,
         "topologyKey": "kubernetes.io/hostname",
     }));
     Some(())

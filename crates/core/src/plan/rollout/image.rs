@@ -19,7 +19,7 @@ use super::{
 use crate::{
     image::{ImageReference, RolloutSpec},
     kernel::KernelTarget,
-    plan::{Container, LiveDaemonSet, PER_KERNEL_ANNOTATION, Published, Seen, outcome::State},
+    plan::{Container, LiveDaemonSet, NodeAffinity, PER_KERNEL_ANNOTATION, Published, Seen, outcome::State},
 };
 
 /// Decides one target.
@@ -155,10 +155,11 @@ pub(super) fn naming(daemon_set: &DaemonSetFacts, record: &Record) -> DaemonSetC
         version: live.map(|live| live.version.clone()),
         expected: images.clone(),
         images,
-        // The fence of a rollout by kernel is farrier's, too.
+        // The fence of a rollout by kernel is farrier's, too; one that has been taken away leaves nothing to name.
         affinity: live
             .filter(|live| live.annotations.contains_key(PER_KERNEL_ANNOTATION))
-            .map(|_| daemon_set.affinity.clone()),
+            .map(|_| daemon_set.affinity.clone())
+            .filter(|affinity| *affinity != NodeAffinity::Any),
         annotations: live.map(|live| record.annotations(&live.annotations)).unwrap_or_default(),
         proof: Vec::new(),
     }

@@ -25,9 +25,10 @@ use super::{
     copy::{CopyRecord, FoundCopy, WantedCopy, copy_name, manifest},
     handover::{self, HANDED_OVER},
     image::naming,
+    record::PEACE,
 };
 use crate::{
-    image::{Period, RolloutSpec, Watch},
+    image::{ImageReference, Period, RolloutSpec, Watch},
     kernel::KernelTarget,
     plan::{NodeAffinity, PER_KERNEL_ANNOTATION, PlannedUpgrade, Seen, table::some_of},
 };
@@ -73,7 +74,11 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     let upgrade = order::planned(context, &fleet);
     bring_up_to_date(context, &fleet, &images, upgrade.as_ref(), (*watch, *retire_after), &mut steps)?;
     if !fleet.original.is_fenced() {
-        fence(context, &fleet, &images, note, &mut steps)?;
+        let fenced = fence(context, &fleet, &images, note, &mut steps);
+        // What else is to be done does not wait for the fence.
+        if steps.changes.is_empty() {
+            fenced?;
+        }
     } else if let Some(detail) =
         context.inputs.snapshot.why_unseen(Seen::Pods, &fleet.original.facts.namespace)
     {
@@ -219,7 +224,10 @@ fn bring_up_to_date(
             }
             Some(_) => format!("brings DaemonSet {name} up to date"),
         };
-        let proof = if same_image { Vec::new() } else { record.image.parse().into_iter().collect() };
+        // The image before is not looked up, as with the other strategies: better one that may have gone than one that does not
+        // come up.
+        let is_new = |image: &&ImageReference| !same_image && image.to_string() == record.image;
+        let proof = image.filter(is_new).cloned().into_iter().collect();
         let change = DaemonSetCopy {
             namespace: fleet.original.facts.namespace.clone(),
             name,
@@ -257,8 +265,9 @@ fn fence(
     if !needed {
         return Ok(());
     }
-    if note.fenced_at.is_some() {
-        note.undone += 1;
+    if let Some(at) = note.fenced_at {
+        let is_forgotten = context.inputs.now.duration_since(at) >= PEACE;
+        note.undone = if is_forgotten { 1 } else { note.undone + 1 };
         if note.undone >= 2 {
             return Err(HoldReason::FenceUndone { times: note.undone });
         }
@@ -270,7 +279,8 @@ fn fence(
     Ok(())
 }
 
-/// Hands nodes over: those first whose pod of the original does not work anyhow.
+/// Hands nodes over: those first whose pod of the original does not work anyhow. One that gets no pod would be waited for without
+/// end, and one that is not Ready would speak against the image.
 fn hand_over(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &mut Steps) {
     let limit = handover::at_once(fleet.original.live.max_unavailable, fleet.members.len());
     let is_away = |member: &&fleet::Member<'_>| {
@@ -283,6 +293,7 @@ fn hand_over(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &
         .members
         .iter()
         .filter(|member| !member.handed_over && !handover::is_in_maintenance(member.node))
+        .filter(|member| fleet.can_get_pods(member.node))
         .filter_map(|member| Some((member.node, member.target.as_ref().ok()?)))
         .collect();
     waiting.sort_by_key(|(node, _)| (fleet.original_is_ready_on(&node.name), &node.name));

@@ -29,7 +29,7 @@ pub(super) fn restarts(
 
     let mut nodes = 0;
     let mut outdated: Vec<(&PodFacts, &str)> = Vec::new();
-    let mut away = pods().filter(|pod| pod.deleting || !pod.ready).count();
+    let away = pods().filter(|pod| pod.deleting || !pod.ready).count();
     for group in context.groups {
         let Ok(reached) = reached(found, group) else { return Vec::new() };
         nodes += reached.len();
@@ -49,11 +49,11 @@ pub(super) fn restarts(
         };
         outdated.extend(pods().filter(lacks).map(|pod| (pod, kernel)));
     }
-    // What does not work anyhow is no loss, and goes first.
-    away -= outdated.iter().filter(|(pod, _)| !pod.ready).count();
+    // What does not work anyhow is no loss: it goes first, and whatever else is away, as with the DaemonSet controller.
     outdated.sort_by_key(|(pod, _)| (pod.ready, &pod.name));
+    let broken = outdated.iter().filter(|(pod, _)| !pod.ready).count();
     let left = at_once(live.max_unavailable, nodes).saturating_sub(away);
-    outdated.iter().take(left).map(|(pod, kernel)| restart(pod, kernel)).collect()
+    outdated.iter().take(broken + left).map(|(pod, kernel)| restart(pod, kernel)).collect()
 }
 
 fn restart(pod: &PodFacts, kernel: &str) -> Change {

@@ -90,6 +90,27 @@ fn nothing_but_a_fence_is_no_affinity() {
     assert_eq!(with, made(&original("mft", &spec)).unwrap(), "the fence changes no copy");
 }
 
+/// An empty selector in the anti-affinity would keep the copies off every node with any pod of the namespace.
+#[test]
+fn copies_keep_apart_from_the_pods_of_their_original_alone() {
+    let expressions = json!([{"key": "app", "operator": "In", "values": ["mft"]}]);
+    let apart = |selector: &Value| {
+        let mut spec = spec();
+        spec["selector"] = selector.clone();
+        let copy = made(&original("mft", &spec)).unwrap();
+        assert_eq!(copy["spec"]["selector"]["matchLabels"][COPY_OF_LABEL], "mft");
+        let pods = &copy["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"];
+        pods["requiredDuringSchedulingIgnoredDuringExecution"][0]["labelSelector"].clone()
+    };
+    for selector in [
+        json!({"matchExpressions": expressions}),
+        json!({"matchLabels": {"app": "mft"}, "matchExpressions": expressions}),
+        json!({"matchLabels": {"app": "mft"}}),
+    ] {
+        assert_eq!(apart(&selector), selector);
+    }
+}
+
 #[test]
 fn objects_that_are_no_daemon_set_have_no_copy() {
     for spec in [json!(null), json!({"selector": 1}), json!({"template": {"spec": []}})] {

@@ -1,9 +1,12 @@
-use super::*;
+use super::{
+    super::handover::{fenced, handover_label},
+    *,
+};
 use crate::{
     image::{OperatorResource, RolloutSpec},
     kmod::Verdict,
     plan::{
-        RolloutDecision, UPGRADE,
+        NodeAffinity, RolloutDecision, UPGRADE,
         fixtures::{K47, World, resource as policy},
         rollback,
     },
@@ -86,6 +89,32 @@ fn what_was_taken_back_is_set_again_once_it_may_go_on() {
     assert_eq!(change.images, [("driver".to_owned(), "registry.test/old:1".to_owned())].into());
     world.apply(&changes[0]).unwrap();
     assert!(matches!(decision(&world), RolloutDecision::Rewrite { .. }));
+}
+
+/// A node affinity that is not there is nothing that an apply could name.
+#[test]
+fn what_has_been_rolled_out_by_kernel_can_be_paused_and_goes_on() {
+    let fence = |world: &World| {
+        let found = &world.snapshot.daemon_sets[0];
+        fenced(&found.affinity, &handover_label(&found.namespace, &found.name))
+    };
+    for (note, affinity, paused) in [
+        (r#"{"rolledBack": "2026-01-01T00:00:00Z"}"#, None, false),
+        (r#"{"rolledBack": "2026-01-01T00:00:00Z"}"#, None, true),
+        ("{}", Some(()), true),
+    ] {
+        let mut world = world();
+        let affinity = affinity.map(|()| fence(&world));
+        let found = &mut world.snapshot.daemon_sets[0];
+        found.affinity = affinity.clone().unwrap_or(NodeAffinity::Any);
+        found.live.as_mut().unwrap().annotations.insert(PER_KERNEL_ANNOTATION.to_owned(), note.to_owned());
+        let changes = pause(&world.snapshot, DRIVER, paused).unwrap();
+        let [Change::DaemonSet(change)] = &changes[..] else { panic!("{changes:?}") };
+        assert_eq!(
+            (&change.affinity, change.annotations.contains_key(PER_KERNEL_ANNOTATION)),
+            (&affinity, paused)
+        );
+    }
 }
 
 #[test]

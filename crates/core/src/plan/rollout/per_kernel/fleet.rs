@@ -56,6 +56,8 @@ pub(super) struct Fleet<'a> {
     ready: HashSet<&'a str>,
     /// Nodes with a ready pod of the original.
     ready_before: HashSet<&'a str>,
+    /// Nodes that a pod of the original is bound to.
+    placed: HashSet<&'a str>,
 }
 
 impl<'a> Fleet<'a> {
@@ -84,8 +86,10 @@ impl<'a> Fleet<'a> {
         };
         let ready = original.copies.values().flat_map(|copy| ready_of(&copy.live.version.uid)).collect();
         let ready_before = ready_of(&live.version.uid);
+        let own = pods.get(live.version.uid.as_str()).into_iter().flatten();
+        let placed = own.filter(|pod| pod.bound && !pod.deleting).map(|pod| pod.node.as_str()).collect();
         let contents = facts.image_of(container).and_then(|image| inputs.observed.contents.get(image));
-        Ok(Self { original, container, members, contents, pods, ready, ready_before })
+        Ok(Self { original, container, members, contents, pods, ready, ready_before, placed })
     }
 
     /// The image of every kernel that a node runs or that was announced.
@@ -177,6 +181,12 @@ impl<'a> Fleet<'a> {
         self.ready_before.contains(node)
     }
 
+    /// Would the node get a pod of its copy? The copies have the original's tolerations and requests, so that it would not where
+    /// the original has no pod. A node that has just joined gets that pod in a moment.
+    pub(super) fn can_get_pods(&self, node: &NodeFacts) -> bool {
+        !node.not_ready && self.placed.contains(node.name.as_str())
+    }
+
     /// How many nodes of a kernel wait for their pod of the copy.
     pub(super) fn trying(&self, copy: &FoundCopy<'_>, kernel: &KernelTarget) -> usize {
         let ready: HashSet<&str> = ready_nodes(self.pods_of(&copy.live.version.uid)).collect();
@@ -188,12 +198,21 @@ impl<'a> Fleet<'a> {
         self.members.iter().filter(waits).count()
     }
 
-    /// Nodes of known kernels that are not handed over, or whose pod is not ready.
+    /// Nodes of known kernels that are not handed over and can be, or whose pod is not ready. One that gets no pod in any case is
+    /// not waited for.
     pub(super) fn unfinished(&self) -> impl Iterator<Item = &str> {
+        let is_to_come = self.original.live.desired > self.placed.len();
+        let is_open = move |member: &&Member<'_>| {
+            let node = member.node;
+            if member.handed_over {
+                return !self.has_ready_copy(&node.name);
+            }
+            self.can_get_pods(node) || (is_to_come && !node.not_ready)
+        };
         self.members
             .iter()
             .filter(|member| member.target.is_ok())
-            .filter(|member| !member.handed_over || !self.has_ready_copy(&member.node.name))
+            .filter(is_open)
             .map(|member| member.node.name.as_str())
     }
 }

@@ -461,6 +461,23 @@ fn pods_that_do_not_work_anyhow_go_first_and_nodes_in_maintenance_wait() {
 }
 
 #[test]
+fn a_dead_node_keeps_no_pod_that_does_not_work() {
+    let mut world = after_upgrades();
+    // The pod of a node whose kernel is as it was: it has what it needs, and nothing brings it back.
+    world.snapshot.pods[2].ready = false;
+    assert_eq!(apply(&mut world), [""; 0], "one is away already");
+    world.snapshot.pods[0].ready = false;
+    world.snapshot.pods[3].ready = false;
+    assert_eq!(apply(&mut world), ["mft-n0", "mft-n3"]);
+    world.snapshot.nodes[3].unschedulable = true;
+    assert_eq!(apply(&mut world), ["mft-n0"]);
+    // Those that work go as far as no more are away than may be.
+    world.snapshot.daemon_sets[0].live.as_mut().unwrap().max_unavailable = PodCount::Number(3);
+    world.snapshot.pods[3].ready = true;
+    assert_eq!(apply(&mut world), ["mft-n0", "mft-n1"]);
+}
+
+#[test]
 fn images_in_use_are_those_of_the_containers_that_are_rolled_out() {
     let world = after_upgrades();
     let images = images_in_use(&world.snapshot, &world.definitions);

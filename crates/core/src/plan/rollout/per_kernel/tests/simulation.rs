@@ -25,6 +25,10 @@ pub(super) struct Cluster {
     pub(super) modules: BTreeMap<String, BTreeSet<String>>,
     /// Images whose pods do not get ready, whatever is in them.
     pub(super) broken: BTreeSet<String>,
+    /// Nodes with a taint that no DaemonSet tolerates.
+    pub(super) tainted: BTreeSet<String>,
+    /// On so many nodes the original says that its pods are to run.
+    pub(super) desired: usize,
     counter: u64,
     pub(super) writes: usize,
 }
@@ -49,6 +53,8 @@ impl Cluster {
             pods: BTreeMap::new(),
             modules: [(OLD.to_owned(), old.iter().map(|k| (*k).to_owned()).collect())].into(),
             broken: BTreeSet::new(),
+            tainted: BTreeSet::new(),
+            desired: 0,
             counter: 0,
             writes: 0,
         };
@@ -147,6 +153,9 @@ impl Cluster {
     /// What the API server would say now.
     fn refresh(&mut self) {
         self.world.snapshot.daemon_sets = self.objects.values().map(facts).collect();
+        let mut sets = self.world.snapshot.daemon_sets.iter_mut();
+        let original = sets.find(|set| set.name == "mft").and_then(|set| set.live.as_mut());
+        original.unwrap().desired = self.desired;
         self.world.snapshot.pods = self.pods.values().cloned().collect();
         self.world.observed.contents = self
             .modules
@@ -229,14 +238,15 @@ impl Cluster {
     pub(super) fn settle(&mut self) {
         let sets: Vec<DaemonSetFacts> = self.objects.values().map(facts).collect();
         let mut pods = BTreeMap::new();
-        for node in &self.world.snapshot.nodes {
+        for node in self.world.snapshot.nodes.iter().filter(|node| !self.tainted.contains(&node.name)) {
             for set in sets.iter().filter(|set| set.reaches(node) == Some(true)) {
                 let LiveDaemonSet { version: ObjectVersion { uid, .. }, update, .. } =
                     set.live.as_ref().unwrap();
                 let key = (uid.clone(), node.name.clone());
                 let kept = self.pods.get(&key).filter(|_| *update == UpdateStrategy::OnDelete);
                 let image = kept.map_or(&set.containers[0].image, |kept| &kept.images["driver"]);
-                let works = !self.broken.contains(image)
+                let works = !node.not_ready
+                    && !self.broken.contains(image)
                     && self.modules.get(image).is_some_and(|kernels| kernels.contains(&node.kernel_version));
                 let old = self.pods.get(&key).filter(|old| old.images["driver"] == *image);
                 let pod = PodFacts {

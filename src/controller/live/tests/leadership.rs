@@ -1,0 +1,39 @@
+//! Leadership comes and goes.
+
+use super::*;
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_lost_leadership_stops_its_builds() {
+    let mut bench = bench(&json!({}), &["a"]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    bench.image().spec.check.boot = true;
+    let gate = Arc::new(Gate::default());
+    bench.parts.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
+    let fleet = Fleet::new(|state| state.node("n", K10));
+    let live = Running::start(bench, fleet, true);
+    gate.asked.notified().await;
+    live.leads.send_replace(false);
+    let looks = live.fleet.state().looks;
+    live.fleet.until(|state| state.looks >= looks + 3).await;
+    assert!(live.metrics.text().unwrap().contains("farrier_builds_running 0"));
+    assert_eq!(live.published(K10).await, None);
+    live.stop().await;
+}
+
+/// Another one has written status meanwhile.
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn who_leads_again_compares_status_with_nothing_of_its_earlier_term() {
+    let bench = bench(&json!({}), &["a"]);
+    let live = Running::start(bench, Fleet::new(|state| state.node("n", K9)), true);
+    let looks = || live.fleet.state().looks + 3;
+    live.fleet.until(|state| state.looks >= 3).await;
+    live.leads.send_replace(false);
+    let next = looks();
+    live.fleet.until(|state| state.looks >= next).await;
+    assert_eq!(live.views.forgot.load(Ordering::SeqCst), 0);
+    live.leads.send_replace(true);
+    let next = looks();
+    live.fleet.until(|state| state.looks >= next).await;
+    assert_eq!(live.views.forgot.load(Ordering::SeqCst), 1);
+    live.stop().await;
+}
