@@ -8,6 +8,7 @@ use crate::{
     image::{Definitions, Digest, DriverImage, ImageName, RuntimeBase, SourceOrigin, SourceSpec, Tag},
     kernel::{KernelFamily, KernelTarget, match_family},
     machine::native,
+    registry::is_joined,
     store::InputKind,
 };
 
@@ -64,6 +65,16 @@ pub struct Content {
 }
 
 impl Content {
+    /// Is it an image, to which others refer?
+    pub(super) fn is_image(&self) -> bool {
+        self.kind == ContentKind::Image
+    }
+
+    /// Does its tag hold signatures, to which others may be added?
+    pub(super) fn is_joined(&self) -> bool {
+        self.kind == ContentKind::Signature && self.tag.as_ref().is_some_and(is_joined)
+    }
+
     /// Does its tag name what was kept last, and so another content in time? The store has such tags for definitions
     /// (`latest`), and for sources and bases by what definitions say of them (`declared-...`). All others never change.
     pub fn has_moving_tag(&self) -> bool {

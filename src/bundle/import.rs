@@ -18,7 +18,7 @@ use super::{
 use crate::{
     image::{Digest, Repository, Version},
     oci::AnyManifest,
-    registry::{BlobContent, BlobSource, Registry, RegistryLocation, Upload},
+    registry::{BlobContent, BlobSource, Joined, Registry, RegistryLocation, Upload, join},
 };
 
 /// Uploads at the same time: one is packed out while another waits for the registry.
@@ -34,7 +34,8 @@ pub enum Taken {
     Pushed,
     /// The registry had it.
     Present,
-    /// The tag, one of those that name what was kept last, held something else before.
+    /// The tag held something else before: it is one of those that name what was kept last, or one with signatures, and then it has
+    /// those of both now.
     Moved {
         /// What it held.
         #[serde(rename = "holds")]
@@ -85,7 +86,7 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
     let index = verified.bundle.index();
     let mut contents = Vec::new();
     for listed in &index.contents {
-        contents.push((listed.content.clone(), target.state(&listed.content).await?));
+        contents.push((listed.content.clone(), target.state(verified, &listed.content).await?));
     }
     let is_pending = |taken: &Taken| matches!(taken, Taken::Pushed | Taken::Moved { .. });
     let pending: Vec<&Content> =
@@ -98,12 +99,16 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
     // Collected first: a stream that borrows from a closure's argument is not `Send` for all lifetimes.
     let pushes: Vec<_> = blobs.iter().map(|wanted| target.push_blob(verified, wanted, meter)).collect();
     let sent: Vec<u64> = futures::stream::iter(pushes).buffer_unordered(AT_ONCE).try_collect().await?;
+    // The images themselves go before what refers to them: what refers to no image may be deleted by `farrier gc` at any time.
+    for (content, _) in contents.iter().filter(|(content, taken)| content.is_image() && is_pending(taken)) {
+        target.push_manifests(verified, content).await?;
+    }
     // What refers to an image goes before its tag: no tag is ever there without its report. The uploads may have taken hours, in
     // which a tag may have been given to something else.
     for (content, taken) in contents.iter_mut().rev().filter(|(_, taken)| is_pending(taken)) {
-        *taken = target.state(content).await?;
-        if is_pending(taken) {
-            target.push_content(verified, content).await?;
+        *taken = target.state(verified, content).await?;
+        if is_pending(taken) && !target.push_content(verified, content, taken).await? {
+            *taken = target.state(verified, content).await?;
         }
     }
     meter.end();
@@ -157,16 +162,23 @@ impl Target {
     }
 
     /// Is there anything to do about it? What is under its tag already is whole: registries see to that.
-    async fn state(&self, content: &Content) -> Result<Taken> {
+    async fn state(&self, verified: &Verified, content: &Content) -> Result<Taken> {
         let Content { repository, tag, digest, .. } = content;
         // Whether a referrer is listed is asked where it is pushed.
         let Some(tag) = tag else { return Ok(Taken::Pushed) };
         let found = self.registry.manifest(&self.repository(repository)?, &Version::Tag(tag.clone())).await?;
-        Ok(match found {
-            None => Taken::Pushed,
-            Some(found) if found.digest == *digest => Taken::Present,
-            Some(found) if content.has_moving_tag() => Taken::Moved { held: found.digest },
-            Some(found) => Taken::Conflict { holds: found.digest },
+        let Some(found) = found else { return Ok(Taken::Pushed) };
+        if found.digest == *digest {
+            return Ok(Taken::Present);
+        }
+        if content.has_moving_tag() {
+            return Ok(Taken::Moved { held: found.digest });
+        }
+        let new = verified.manifests.get(digest).filter(|_| content.is_joined());
+        Ok(match new.map_or(Joined::Foreign, |new| Joined::of(&found.bytes, &new.bytes)) {
+            Joined::Whole => Taken::Present,
+            Joined::New | Joined::Both(_) => Taken::Moved { held: found.digest },
+            Joined::Foreign => Taken::Conflict { holds: found.digest },
         })
     }
 
@@ -256,24 +268,48 @@ impl Target {
         Ok(self.registry.push_blob(to, digest, &file).await?)
     }
 
-    /// Pushes the manifests, the tag last.
-    async fn push_content(&self, verified: &Verified, content: &Content) -> Result<()> {
+    /// Pushes the manifests, those of images aside, which are there by now, and the tag last. `false` where the tag keeps what it
+    /// holds.
+    async fn push_content(&self, verified: &Verified, content: &Content, taken: &Taken) -> Result<bool> {
         let Content { kind: _, repository, tag, digest } = content;
-        let repository = self.repository(repository)?;
-        for each in manifests_of(verified, digest) {
-            let Some(manifest) = verified.manifests.get(each) else { continue };
-            let Manifest { bytes, media_type, parsed } = manifest;
-            let mut versions = Vec::new();
+        if let (Taken::Moved { .. }, true, Some(tag), Some(new)) =
+            (taken, content.is_joined(), tag, verified.manifests.get(digest))
+        {
+            let repository = self.repository(repository)?;
+            let new = (&*new.media_type, &new.bytes[..]);
+            return Ok(join(self.registry.as_ref(), &repository, tag, new).await?);
+        }
+        if !content.is_image() {
+            self.push_manifests(verified, content).await?;
+        }
+        self.push_tag(verified, content).await?;
+        Ok(true)
+    }
+
+    /// Pushes the manifests by their digests.
+    async fn push_manifests(&self, verified: &Verified, content: &Content) -> Result<()> {
+        let repository = self.repository(&content.repository)?;
+        for digest in manifests_of(verified, &content.digest) {
+            let Some(Manifest { bytes, media_type, parsed }) = verified.manifests.get(digest) else {
+                continue;
+            };
             if matches!(parsed, AnyManifest::Image(image) if image.subject.is_some()) {
                 self.registry.push_referrer(&repository, bytes).await?;
             } else {
-                versions.push(Version::Digest(each.clone()));
-            }
-            versions.extend(tag.iter().filter(|_| each == digest).cloned().map(Version::Tag));
-            for version in &versions {
-                self.registry.push_manifest(&repository, version, media_type, bytes).await?;
+                let version = Version::Digest(digest.clone());
+                self.registry.push_manifest(&repository, &version, media_type, bytes).await?;
             }
         }
+        Ok(())
+    }
+
+    /// Gives the tag, if there is one, to what it names.
+    async fn push_tag(&self, verified: &Verified, content: &Content) -> Result<()> {
+        let Content { kind: _, repository, tag, digest } = content;
+        let (Some(tag), Some(manifest)) = (tag, verified.manifests.get(digest)) else { return Ok(()) };
+        let Manifest { bytes, media_type, parsed: _ } = manifest;
+        let version = Version::Tag(tag.clone());
+        self.registry.push_manifest(&self.repository(repository)?, &version, media_type, bytes).await?;
         Ok(())
     }
 }

@@ -12,13 +12,10 @@ use std::{
 };
 
 use fs_err as fs;
+use runner::plan::LEAST_FREE;
 
 use super::{Cache, CacheError, LockMode, locks, scratch};
-use crate::{
-    files::if_there,
-    registry::{RESERVE, free_space},
-    site::Storage,
-};
+use crate::{files::if_there, registry::free_space, site::Storage};
 
 /// Directories that hold no entries: work, locks, notes, what is remembered of engines' images and of this machine, and the
 /// layout directory of builds that publish nothing.
@@ -43,6 +40,8 @@ const SIZES: &str = "sizes";
 
 /// Bytes of all records: a hundred thousand of the small ones.
 const RECORDS_QUOTA: u64 = 256 << 20;
+/// Bytes that are kept free for builds: with less than half of it they are stopped.
+const FOR_BUILDS: u64 = 2 * LEAST_FREE;
 /// What has no lock, was left by a killed process, and might be another one's, is removed when it is so old.
 const LEFT_BEHIND: Duration = Duration::from_hours(24);
 
@@ -94,7 +93,7 @@ impl Cache {
         }
         let held: u64 = entries.iter().map(|entry| entry.bytes).sum();
         // On a disk that others fill, the cache holds less.
-        let missing = RESERVE.saturating_sub(free_space(&self.root)?);
+        let missing = FOR_BUILDS.saturating_sub(free_space(&self.root)?);
         let doomed = surplus(entries, most.min(held.saturating_sub(missing)), &self.uses.all()?);
         if doomed.is_empty() {
             return Ok(());

@@ -98,6 +98,10 @@ impl Hearing<'_> {
             Outcome::Limit { step, why } => {
                 Err(EngineError::Limit(format!("{}: {why}", shortened(self.text(step)))))
             }
+            Outcome::DiskFull { step, why } => {
+                let action = format!("run {}", shortened(self.text(step)));
+                Err(EngineError::DiskFull { engine: self.engine, action, message: why })
+            }
             Outcome::Broken(why) => Err(self.fault("run a build", io::Error::other(why))),
         }
     }

@@ -6,7 +6,7 @@ use crate::{
     oci::{AnyManifest, Descriptor, media_type},
     parts::{Parts, Result, TargetError},
     provenance,
-    registry::Registry,
+    registry::{Registry, join},
 };
 
 /// A copy that stands in the registry.
@@ -78,11 +78,17 @@ async fn copy_what_refers_to(
             copy_blob(parts, source, from, place, blob).await?;
         }
         match &version {
-            Version::Digest(_) => parts.registry.push_referrer(place, &found.bytes).await?,
-            Version::Tag(_) => {
-                parts.registry.push_manifest(place, &version, &found.media_type, &found.bytes).await?
+            Version::Digest(_) => {
+                parts.registry.push_referrer(place, &found.bytes).await?;
             }
-        };
+            // What the site itself signed stays. What is not of this form is replaced.
+            Version::Tag(tag) => {
+                let (kind, bytes) = (&*found.media_type, &found.bytes[..]);
+                if !join(parts.registry.as_ref(), place, tag, (kind, bytes)).await? {
+                    parts.registry.push_manifest(place, &version, kind, bytes).await?;
+                }
+            }
+        }
     }
     Ok(())
 }
@@ -229,8 +235,10 @@ mod tests {
         let tag = Version::Tag(provenance::signature_tag(&digest).unwrap());
         let signed = here.manifest(&place, &tag).await.unwrap().unwrap();
         let signed = ImageManifest::parse(&signed.bytes).unwrap();
-        assert_eq!(signed.layers[0].digest, Digest::of(b"another signature"));
-        assert!(here.has_blob(&place, &signed.layers[0].digest).await.unwrap());
+        // The first one stays, though the other registry has it no more: it may be the site's own.
+        let layers: Vec<Digest> = signed.layers.into_iter().map(|layer| layer.digest).collect();
+        assert_eq!(layers, [Digest::of(b"a signature"), Digest::of(b"another signature")]);
+        assert!(here.has_blob(&place, &layers[1]).await.unwrap());
 
         // The other registry is gone.
         bench.parts.remote = Arc::new(RemoteRegistry::new("none".to_owned(), &options));

@@ -359,9 +359,14 @@ async fn delete_all(parts: &Parts, holdings: &Holdings, report: &mut GcReport) -
     for (repository, digest, is_image, state) in leftovers.chain(images) {
         *state = match stopped {
             Some(_) => GcState::Untouched,
-            None => state_of(delete(parts, holdings, repository, digest, is_image).await, &mut stopped),
+            None => match delete(parts, holdings, repository, digest, is_image).await {
+                Ok(false) => continue,
+                outcome => state_of(outcome.map(drop), &mut stopped),
+            },
         };
     }
+    // An image that came meanwhile has left nothing.
+    report.leftovers.retain(|leftover| leftover.state != GcState::WouldGo);
     match stopped {
         Some(TargetError::Cancelled) => Err(TargetError::Cancelled),
         Some(error) => {
@@ -374,17 +379,19 @@ async fn delete_all(parts: &Parts, holdings: &Holdings, report: &mut GcReport) -
 }
 
 /// Deletes an image (first: while it is there, so is what proves it) and what is stored beside it; of an image that is
-/// gone already, only the latter.
+/// gone already, only the latter. `false` where that image is there by now: another publishes it, and all of it stays.
 async fn delete(
     parts: &Parts,
     holdings: &Holdings,
     repository: &Repository,
     digest: &Digest,
     is_image: bool,
-) -> Result<()> {
+) -> Result<bool> {
     let referrers = parts.registry.referrers(repository, digest, None).await?;
     if is_image {
         delete_one(parts, repository, digest).await?;
+    } else if parts.registry.manifest(repository, &Version::Digest(digest.clone())).await?.is_some() {
+        return Ok(false);
     }
     // The list of referrers last: it says what is left to be deleted.
     let lists = holdings.about.get(&(repository.clone(), digest.clone()));
@@ -397,7 +404,7 @@ async fn delete(
             delete_one(parts, repository, &digest).await?;
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// What is not there (any more) is as good as deleted.
@@ -436,3 +443,7 @@ fn state_of(outcome: Result<()>, stopped: &mut Option<TargetError>) -> GcState {
     }
     state
 }
+
+#[cfg(test)]
+#[path = "gc_tests.rs"]
+mod tests;

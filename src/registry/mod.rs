@@ -2,13 +2,15 @@
 
 mod access;
 mod keyring;
+mod signatures;
 
 pub use ::oci::client::{
     Access, BlobContent, BlobSource, BlobStream, ConnectionProblem, Credential, LayoutRegistry,
-    LocationError, MAX_TRIES, RESERVE, Registry, RegistryError, RegistryLocation, RemoteRegistry, Retrying,
-    Room, StoredManifest, Upload, connection_problem, excerpt, free_space, pause_before, retry_delay,
+    LocationError, MAX_TRIES, Registry, RegistryError, RegistryLocation, RemoteRegistry, Retrying, Room,
+    StoredManifest, Upload, connection_problem, excerpt, free_space, pause_before, retry_delay,
 };
 
+pub(crate) use self::signatures::{Joined, is_joined, join};
 pub use self::{
     access::{RegistryOptions, connect, hint, is_forbidden, not_sent},
     keyring::{CredentialFile, Keyring},

@@ -2,6 +2,7 @@
 //! scripted server for answers that no real registry gives on request.
 
 mod at_once;
+mod authorization;
 
 use std::{
     collections::BTreeMap,

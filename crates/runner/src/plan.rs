@@ -11,6 +11,9 @@ pub struct Plan {
     pub limits: Limits,
 }
 
+/// Bytes that stay free on the disk whatever a build may write: others write there, too. A build that leaves less is stopped.
+pub const LEAST_FREE: u64 = 512 << 20;
+
 /// What a build may use. `None`: as much as there is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {

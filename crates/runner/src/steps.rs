@@ -21,7 +21,11 @@ use rustix::{
     process::{Pid, Signal, WaitOptions, kill_process_group, wait},
 };
 
-use crate::{copy, messages::Messages, watch::Watch};
+use crate::{
+    copy,
+    messages::Messages,
+    watch::{Stop, Watch},
+};
 
 /// Where a script of a here-document lies while it runs.
 const SCRIPT: &str = "/tmp/.farrier-script";
@@ -38,8 +42,10 @@ pub fn run(messages: &Messages, plan: &Plan, context: &Path, disk: &File) -> io:
             }
             Action::Run(run) => command(messages, run)?,
         };
-        if let Some(why) = watch.exceeded() {
-            return Ok(Some(Outcome::Limit { step: place, why }));
+        match watch.stopped() {
+            Some(Stop::Limit(why)) => return Ok(Some(Outcome::Limit { step: place, why })),
+            Some(Stop::DiskFull(why)) => return Ok(Some(Outcome::DiskFull { step: place, why })),
+            None => {}
         }
         if let Err(why) = done {
             return Ok(Some(Outcome::Failed { step: place, why }));

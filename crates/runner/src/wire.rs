@@ -48,6 +48,8 @@ pub enum Outcome {
     Failed { step: u32, why: String },
     /// A step, by its place in the plan, went over a limit: which, and by how much.
     Limit { step: u32, why: String },
+    /// The disk that a step, by its place in the plan, writes to is full: how full. It is no fault of the build.
+    DiskFull { step: u32, why: String },
     /// There is no sandbox here, or it broke: what was tried, and what the kernel said. It is no fault of the build.
     Broken(String),
 }
@@ -129,6 +131,7 @@ mod tests {
             Message::End(Outcome::Done { size: 9, sha256: [7; 32] }),
             Message::End(Outcome::Failed { step: 1, why: why() }),
             Message::End(Outcome::Limit { step: 2, why: why() }),
+            Message::End(Outcome::DiskFull { step: 2, why: why() }),
             Message::End(Outcome::Broken(why())),
         ]
     }

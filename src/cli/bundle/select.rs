@@ -18,7 +18,7 @@ use crate::{
 pub(super) async fn contents(parts: &Parts, args: &BundleExportArgs) -> Result<Option<Vec<Content>>> {
     let mut found = Vec::new();
     for reference in &args.reference {
-        found.push(referred(parts, reference).await?);
+        found.extend(referred(parts, reference).await?);
     }
     if !args.carry.kernel.is_empty() {
         let selection = selection(&args.carry, parts)?;
@@ -130,13 +130,16 @@ async fn entries(parts: &Parts, repository: &Repository, bytes: &[u8]) -> Result
     Ok(found)
 }
 
-/// What stands under a name below the registry's prefix.
-async fn referred(parts: &Parts, text: &str) -> Result<Content> {
+/// What stands under a name below the registry's prefix, and the images of an index there: what is said of each of them comes along
+/// with it.
+async fn referred(parts: &Parts, text: &str) -> Result<Vec<Content>> {
     let ImageReference { repository: name, version } = settings::parse("--reference", text)?;
     let place = repository(&parts.location, name.as_str())?;
     let found = parts.registry.manifest(&place, &version).await?;
     let found = found.ok_or_else(|| BundleError::Absent(format!("{place}{version}")))?;
-    let tag = version.tag().cloned();
-    let repository = name.as_str().to_owned();
-    Ok(Content { kind: ContentKind::Image, repository, tag, digest: found.digest })
+    let content =
+        |tag, digest| Content { kind: ContentKind::Image, repository: name.as_str().to_owned(), tag, digest };
+    let entries = entries(parts, &place, &found.bytes).await?;
+    let named = content(version.tag().cloned(), found.digest);
+    Ok(std::iter::once(named).chain(entries.into_iter().map(|(_, digest)| content(None, digest))).collect())
 }

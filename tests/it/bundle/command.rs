@@ -6,7 +6,10 @@ use std::{
     process::{Command, Stdio},
 };
 
-use farrier::bundle::ContentKind;
+use farrier::{
+    bundle::ContentKind,
+    oci::{Descriptor, ImageIndex, media_type},
+};
 
 use super::{KERNEL, Site, content, farrier, filled, noise, text};
 
@@ -299,4 +302,34 @@ async fn a_bundle_counts_for_who_signed_it() {
     fs::remove_file(format!("{file}.sig")).unwrap();
     let (code, said) = import(&["--key", ours.to_str().unwrap()]);
     assert!(code == Some(1) && said.contains("its signature cannot be read"), "{said}");
+}
+
+/// What is published for more than one architecture: each image is signed, and has its report.
+#[tokio::test]
+async fn an_index_that_is_named_brings_what_is_said_of_its_images() {
+    let site = Site::start();
+    let member = site.publish("one", "1-amd64", &[b"one"]).await;
+    let report = site.refer("one", &member).await;
+    let bytes = site.manifest("one", member.as_str()).await.unwrap();
+    let descriptor = Descriptor::new(media_type::OCI_MANIFEST, member.clone(), bytes.len() as u64);
+    let list = ImageIndex { manifests: vec![descriptor], ..ImageIndex::empty() }.to_bytes().unwrap();
+    let index = site.put("one", "1", media_type::OCI_INDEX, &list).await;
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("site.bundle");
+    let (registry, to) = (site.location.to_string(), file.to_str().unwrap());
+    let output = farrier(&["bundle", "export", "--registry", &registry, "--reference", "one:1", "--to", to]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let output = farrier(&["bundle", "inspect", to, "-o", "json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let printed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let word = |row: &serde_json::Value, key: &str| row[key].as_str().unwrap_or_default().to_owned();
+    let contents = printed["contents"].as_array().unwrap().iter();
+    let rows: Vec<_> =
+        contents.map(|row| (word(row, "kind"), word(row, "tag"), word(row, "digest"))).collect();
+    let row = |kind: &str, tag: &str, digest: &str| (kind.to_owned(), tag.to_owned(), digest.to_owned());
+    assert!(rows.contains(&row("image", "1", index.as_str())), "{rows:?}");
+    assert!(rows.contains(&row("image", "", member.as_str())), "{rows:?}");
+    assert!(rows.contains(&row("referrer", "", report.as_str())), "{rows:?}");
+    let signature = format!("sha256-{}.sig", member.hex());
+    assert!(rows.iter().any(|(kind, tag, _)| kind == "signature" && *tag == signature), "{rows:?}");
 }

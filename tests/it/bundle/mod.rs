@@ -1,6 +1,8 @@
 //! Bundles between real registries: Debian's docker-registry on both sides, skopeo and tar as other readers.
 
 mod command;
+mod held;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -376,37 +378,6 @@ async fn a_delta_needs_its_base_and_says_so() {
     let imported = bundle::import(&verified, &to.target(), &Silent).await.unwrap();
     assert!(imported.sent < 10_000, "the shared layer was sent again: {imported:?}");
     assert_eq!(to.manifest("three", "3").await, from.manifest("three", "3").await);
-}
-
-#[tokio::test]
-async fn a_tag_with_other_content_keeps_it_and_the_others_are_taken() {
-    let (from, contents, _) = filled().await;
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("site.bundle");
-    from.export(&contents, &file, None).await.unwrap();
-    let to = Site::start();
-    let other = to.publish("one", "1", &[b"of the site itself"]).await;
-    let registry = to.location.to_string();
-    let output = farrier(&[
-        "bundle",
-        "import",
-        "--insecure-no-signature",
-        file.to_str().unwrap(),
-        "--registry",
-        &registry,
-        "-o",
-        "json",
-    ]);
-    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let conflicts: Vec<&serde_json::Value> =
-        report["contents"].as_array().unwrap().iter().filter(|row| row["outcome"] == "conflict").collect();
-    let [conflict] = conflicts[..] else { panic!("{report}") };
-    assert_eq!((&conflict["repository"], &conflict["holds"]), (&"one".into(), &other.as_str().into()));
-    assert!(to.manifest("two", "2").await.is_some());
-    assert_eq!(Digest::of(&to.manifest("one", "1").await.unwrap()), other);
-    let said = text(&output.stderr);
-    assert!(said.contains("hint: a published tag never changes"), "{said}");
 }
 
 #[tokio::test]

@@ -38,6 +38,24 @@ pub(super) enum Scope {
     Delete,
 }
 
+/// What a request is authorized for.
+#[derive(Clone, Copy)]
+pub(super) struct Purpose<'a> {
+    pub name: &'a RemoteName,
+    pub scope: Scope,
+    /// The path of another repository of the registry that the request reads: a blob is mounted from there.
+    pub source: Option<&'a str>,
+}
+
+impl Purpose<'_> {
+    /// As the token specification has them.
+    fn scopes(&self) -> Vec<String> {
+        let Self { name, scope, source } = self;
+        let further = source.map(|source| format!("repository:{source}:{}", Scope::Pull));
+        std::iter::once(format!("repository:{}:{scope}", name.path)).chain(further).collect()
+    }
+}
+
 /// A header's value, and until when it is good.
 #[derive(Clone)]
 struct Grant {
@@ -45,13 +63,20 @@ struct Grant {
     until: Option<Instant>,
 }
 
-/// One lock for each (authority, repository, scope): concurrent requests wait for one token instead of
+impl Grant {
+    fn is_good(&self) -> bool {
+        self.until.is_none_or(|until| Instant::now() < until)
+    }
+}
+
+/// One lock for each (authority, repository, scope, source): concurrent requests wait for one token instead of
 /// asking for one each, and other repositories do not wait.
 type Slot = Arc<tokio::sync::Mutex<Option<Grant>>>;
+type Key = (String, String, Scope, Option<String>);
 
 #[derive(Default)]
 pub(super) struct Authorizer {
-    slots: Mutex<HashMap<(String, String, Scope), Slot>>,
+    slots: Mutex<HashMap<Key, Slot>>,
 }
 
 #[derive(Deserialize)]
@@ -64,41 +89,75 @@ struct TokenAnswer {
 }
 
 impl Authorizer {
-    fn slot(&self, name: &RemoteName, scope: Scope) -> Slot {
-        let key = (name.authority.clone(), name.path.clone(), scope);
+    fn slot(&self, Purpose { name, scope, source }: Purpose<'_>) -> Slot {
+        let key = (name.authority.clone(), name.path.clone(), scope, source.map(str::to_owned));
         self.slots.lock().entry(key).or_default().clone()
     }
 
-    /// The header that a request to the repository had better carry, as far as that is known.
-    pub(super) async fn known(&self, name: &RemoteName, scope: Scope) -> Option<HeaderValue> {
-        let good = |grant: &Grant| grant.until.is_none_or(|until| Instant::now() < until);
+    /// Where a good header for it may be, the slot of its own last.
+    fn candidates(&self, purpose: Purpose<'_>) -> Vec<Slot> {
         // A token to push with is also one to pull with.
-        let candidates = if scope == Scope::Pull { vec![Scope::Push, Scope::Pull] } else { vec![scope] };
-        for scope in candidates {
-            let slot = self.slot(name, scope);
+        let push = (purpose.scope == Scope::Pull).then_some(Purpose { scope: Scope::Push, ..purpose });
+        push.into_iter().chain([purpose]).map(|purpose| self.slot(purpose)).collect()
+    }
+
+    /// The header that a request had better carry, as far as that is known.
+    pub(super) async fn known(&self, purpose: Purpose<'_>) -> Option<HeaderValue> {
+        for slot in self.candidates(purpose) {
             let grant = slot.lock().await;
-            if let Some(grant) = grant.as_ref().filter(|grant| good(grant)) {
+            if let Some(grant) = grant.as_ref().filter(|grant| grant.is_good()) {
                 return Some(grant.header.clone());
             }
         }
         None
     }
 
+    /// The password that is to be had by now, after a 403 to a request that carried `used`; `None` where that is no
+    /// password, or there is no other. Some registries (ECR) refuse a password that has expired so, and not with a 401.
+    /// The credentials are read before anything is sent: a request without any may get another answer than a refusal, and a
+    /// body is sent once more only where that may help.
+    pub(super) async fn renewed(
+        &self,
+        transport: &Transport,
+        purpose: Purpose<'_>,
+        action: &str,
+        used: &HeaderValue,
+    ) -> Option<HeaderValue> {
+        if !is_basic(used) {
+            return None;
+        }
+        // Where they cannot be read, the 403 says more.
+        let credential = credential(transport, purpose.name, action).await.ok().flatten();
+        let Some(Credential::Password { user, password }) = credential else { return None };
+        let header = basic(&user, &password);
+        if header == *used {
+            return None;
+        }
+        for slot in self.candidates(purpose) {
+            let mut grant = slot.lock().await;
+            if grant.as_ref().is_some_and(|grant| grant.header == *used) {
+                *grant = Some(Grant { header: header.clone(), until: None });
+            }
+        }
+        Some(header)
+    }
+
     /// Answers the 401 in `refusal` to a request that carried `used`; `None` when nothing better is to be had.
     pub(super) async fn answer(
         &self,
         transport: &Transport,
-        name: &RemoteName,
-        scope: Scope,
+        purpose: Purpose<'_>,
         action: &str,
         refusal: &reqwest::Response,
         used: Option<&HeaderValue>,
     ) -> Result<Option<HeaderValue>> {
-        let slot = self.slot(name, scope);
+        let slot = self.slot(purpose);
         let mut grant = slot.lock().await;
-        match grant.as_ref().map(|grant| &grant.header) {
-            // Another request got a new one in the meantime.
-            Some(newer) if Some(newer) != used => return Ok(Some(newer.clone())),
+        match grant.as_ref() {
+            // Another request got a new one in the meantime. One that has expired is what this request went without.
+            Some(newer) if newer.is_good() && Some(&newer.header) != used => {
+                return Ok(Some(newer.header.clone()));
+            }
             _ => *grant = None,
         }
         let challenges: Vec<_> = refusal
@@ -111,12 +170,7 @@ impl Authorizer {
         let bearer = challenges.iter().find(|c| matches!(c, Challenge::Bearer { .. }));
         let Some(challenge) = bearer.or(challenges.first()) else { return Ok(None) };
 
-        let credential = transport.access.credential(&name.host, &name.path).await;
-        let credential = credential.map_err(|reason| RegistryError::Denied {
-            host: name.host.clone(),
-            action: action.to_owned(),
-            reason: format!("its credentials cannot be used: {reason}"),
-        })?;
+        let credential = credential(transport, purpose.name, action).await?;
         let new = match challenge {
             Challenge::Basic => match credential {
                 Some(Credential::Password { user, password }) => {
@@ -125,7 +179,7 @@ impl Authorizer {
                 _ => None,
             },
             Challenge::Bearer { realm, service } => {
-                let query = TokenQuery { name, scope, action, realm, service: service.as_deref() };
+                let query = TokenQuery { purpose, action, realm, service: service.as_deref() };
                 Some(query.send(transport, credential).await?)
             }
         };
@@ -135,11 +189,20 @@ impl Authorizer {
     }
 }
 
+async fn credential(transport: &Transport, name: &RemoteName, action: &str) -> Result<Option<Credential>> {
+    let credential = transport.access.credential(&name.host, &name.path).await;
+    credential.map_err(|reason| RegistryError::Denied {
+        host: name.host.clone(),
+        action: action.to_owned(),
+        reason: format!("its credentials cannot be used: {reason}"),
+    })
+}
+
 /// Why a 401 stays one, in words.
 pub(super) fn explain(transport: &Transport, name: &RemoteName, used: Option<&HeaderValue>) -> String {
     let place = transport.access.credentials_from();
     match used {
-        Some(value) if value.as_bytes().starts_with(b"Basic ") => {
+        Some(value) if is_basic(value) => {
             format!("the user name or password in {place} is wrong")
         }
         Some(_) => "its token server gave a token that it does not accept".to_owned(),
@@ -153,6 +216,10 @@ fn basic(user: &str, password: &str) -> HeaderValue {
     sensitive(&format!("Basic {encoded}")).unwrap_or_else(|| HeaderValue::from_static("Basic"))
 }
 
+fn is_basic(header: &HeaderValue) -> bool {
+    header.as_bytes().starts_with(b"Basic ")
+}
+
 fn sensitive(text: &str) -> Option<HeaderValue> {
     let mut value = HeaderValue::from_str(text).ok()?;
     value.set_sensitive(true);
@@ -161,8 +228,7 @@ fn sensitive(text: &str) -> Option<HeaderValue> {
 
 /// One question to a token server.
 struct TokenQuery<'a> {
-    name: &'a RemoteName,
-    scope: Scope,
+    purpose: Purpose<'a>,
     action: &'a str,
     realm: &'a str,
     service: Option<&'a str>,
@@ -171,7 +237,8 @@ struct TokenQuery<'a> {
 impl TokenQuery<'_> {
     async fn send(&self, transport: &Transport, credential: Option<Credential>) -> Result<Grant> {
         let url = self.realm(transport)?;
-        let scope = format!("repository:{}:{}", self.name.path, self.scope);
+        let name = self.purpose.name;
+        let scopes = self.purpose.scopes();
         let mut request;
         match credential {
             // OAuth2 form of the token specification; identity tokens cannot be sent in the other one.
@@ -180,7 +247,7 @@ impl TokenQuery<'_> {
                 form.append_pair("grant_type", "refresh_token")
                     .append_pair("client_id", "farrier")
                     .append_pair("refresh_token", &token)
-                    .append_pair("scope", &scope);
+                    .append_pair("scope", &scopes.join(" "));
                 form.extend_pairs(self.service.map(|service| ("service", service)));
                 request = Request::new(Method::POST, url);
                 let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
@@ -190,7 +257,7 @@ impl TokenQuery<'_> {
             password => {
                 let mut url = url;
                 url.query_pairs_mut()
-                    .append_pair("scope", &scope)
+                    .extend_pairs(scopes.iter().map(|scope| ("scope", scope)))
                     .extend_pairs(self.service.map(|service| ("service", service)));
                 request = Request::new(Method::GET, url);
                 if let Some(Credential::Password { user, password }) = password {
@@ -200,13 +267,13 @@ impl TokenQuery<'_> {
         }
         let start = Instant::now();
         let action = format!("{} (token)", self.action);
-        let host = &self.name.host;
+        let host = &name.host;
         let mut response =
             transport.execute(request, &AtomicU64::default(), &action, host, Some(host)).await?;
         let status = response.status();
         let body = body_start(&mut response, 1 << 20).await;
         let action = self.action.to_owned();
-        let answered = |status| match self.name.quote(&response, &body) {
+        let answered = |status| match name.quote(&response, &body) {
             Ok(words) => format!("its token server answered {status}: {words}"),
             Err(other) => format!("its token server {other} answered {status}"),
         };
@@ -235,7 +302,7 @@ impl TokenQuery<'_> {
     fn realm(&self, transport: &Transport) -> Result<Url> {
         let refused = |reason: &str| {
             let reason = format!("its token server {} {reason}", excerpt(self.realm.as_bytes()));
-            RegistryError::protocol(&self.name.host, self.action, reason)
+            RegistryError::protocol(&self.purpose.name.host, self.action, reason)
         };
         let url = Url::parse(self.realm).map_err(|_| refused("is no address"))?;
         match url.scheme() {

@@ -22,7 +22,7 @@ use tokio_util::io::ReaderStream;
 use url::Url;
 
 use super::{
-    auth::{Authorizer, Scope, explain},
+    auth::{Authorizer, Purpose, Scope, explain},
     error::{RegistryError, Result},
     registry::{Access, BlobSource},
     rest::{Rests, retry_after},
@@ -52,6 +52,8 @@ pub(super) enum Payload<'a> {
 pub(super) struct Call<'a> {
     pub name: &'a RemoteName,
     pub scope: Scope,
+    /// The path of another repository that it reads.
+    pub source: Option<&'a str>,
     /// In words, such as `fetch manifest of drivers/x:1`.
     pub action: &'a str,
     pub method: Method,
@@ -62,12 +64,17 @@ pub(super) struct Call<'a> {
 
 impl<'a> Call<'a> {
     pub(super) fn new(method: Method, name: &'a RemoteName, scope: Scope, action: &'a str, url: Url) -> Self {
-        Self { name, scope, action, method, url, headers: Vec::new(), payload: Payload::None }
+        Self { name, scope, source: None, action, method, url, headers: Vec::new(), payload: Payload::None }
     }
 
     pub(super) fn with(mut self, header: HeaderName, value: impl Into<String>) -> Self {
         self.headers.push((header, value.into()));
         self
+    }
+
+    /// The same, for which another repository of the registry is read.
+    pub(super) fn reading(self, source: Option<&'a str>) -> Self {
+        Self { source, ..self }
     }
 
     pub(super) fn sending(self, payload: Payload<'a>) -> Self {
@@ -123,14 +130,15 @@ impl Http {
     /// Sends the request, answering challenges. Refusals and server faults come back as errors, every other
     /// status as a response.
     pub(super) async fn send(&self, call: &Call<'_>) -> Result<Response> {
-        let Call { name, scope, action, .. } = *call;
+        let Call { name, scope, source, action, .. } = *call;
+        let purpose = Purpose { name, scope, source };
         // Uploads may be sent elsewhere; credentials are only for the registry itself.
         let own = name.serves(&call.url);
         if own && let Some((status, left)) = self.rests.left(&name.authority, Instant::now()) {
             let (host, action) = (name.host.clone(), action.to_owned());
             return Err(RegistryError::Server { host, status, action, after: Some(left) });
         }
-        let mut header = if own { self.authorizer.known(name, scope).await } else { None };
+        let mut header = if own { self.authorizer.known(purpose).await } else { None };
         let mut challenged = false;
         loop {
             let mut request = Request::new(call.method.clone(), call.url.clone());
@@ -152,10 +160,22 @@ impl Http {
                 challenged = true;
                 let new = self
                     .authorizer
-                    .answer(&self.transport, name, scope, action, &response, header.as_ref())
+                    .answer(&self.transport, purpose, action, &response, header.as_ref())
                     .await?;
                 if new.is_some() {
                     header = new;
+                    continue;
+                }
+            }
+            // Once, and not for a password that was read for this very request.
+            if response.status().as_u16() == 403
+                && !challenged
+                && answers
+                && let Some(used) = &header
+            {
+                challenged = true;
+                if let Some(new) = self.authorizer.renewed(&self.transport, purpose, action, used).await {
+                    header = Some(new);
                     continue;
                 }
             }

@@ -27,5 +27,5 @@ pub use self::{
     remote::RemoteRegistry,
     retry::{MAX_TRIES, delay_after, pause_before, retry_delay},
     retrying::Retrying,
-    room::{RESERVE, Room, free_space},
+    room::{Room, free_space},
 };

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::{
     auth::Scope,
-    error::{RegistryError, Result},
+    error::{RegistryError, Result, chain},
     http::{Http, Payload, body, header, unexpected},
     mirrored::Places,
     referrers::Added,
@@ -203,10 +203,20 @@ impl Registry for RemoteRegistry {
             return Ok(false);
         }
         let action = format!("mount blob {digest} of {} in {}", source.path, name.path);
-        let mut call = self.http.call(Method::POST, name, Scope::Push, "blobs/uploads/", &action).await?;
+        let further = Some(source.path.as_str()).filter(|source| *source != name.path);
+        let call = self.http.call(Method::POST, name, Scope::Push, "blobs/uploads/", &action).await?;
+        let mut call = call.reading(further);
         call.url.query_pairs_mut().append_pair("mount", digest.as_str()).append_pair("from", &source.path);
         // With 202 an upload was begun instead (distribution spec, "Mounting a blob"); registries drop it in time.
-        Ok(self.http.expect(&call, &[201, 202]).await?.status().as_u16() == 201)
+        match self.http.expect(&call, &[201, 202]).await {
+            Ok(response) => Ok(response.status().as_u16() == 201),
+            // Whoever may push here may not read there, or the token server gives no token for two repositories.
+            Err(error @ RegistryError::Denied { .. }) if further.is_some() => {
+                tracing::debug!(error = %chain(&error), "blob is not mounted");
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     async fn fetch_blob(&self, repository: &Repository, digest: &Digest, most: u64, to: &Path) -> Result<()> {

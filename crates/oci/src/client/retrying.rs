@@ -47,7 +47,7 @@ impl Retrying {
     }
 }
 
-/// The calls, each of them repeated.
+/// The calls, each of them repeated, and the one that a stop does not end.
 macro_rules! repeated {
     ($($call:ident($($argument:ident: $type:ty),*) -> $answer:ty;)*) => {
         #[async_trait::async_trait]
@@ -59,6 +59,14 @@ macro_rules! repeated {
             $(async fn $call(&self, $($argument: $type),*) -> Result<$answer> {
                 self.retry(|| self.inner.$call($($argument),*)).await
             })*
+
+            // After a stop, what was made for a while is still taken away; it is tried once.
+            async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool> {
+                if self.cancel.is_cancelled() {
+                    return self.inner.delete_manifest(repository, digest).await;
+                }
+                self.retry(|| self.inner.delete_manifest(repository, digest)).await
+            }
         }
     };
 }
@@ -74,5 +82,4 @@ repeated! {
     push_manifest(repository: &Repository, version: &Version, media_type: &str, bytes: &[u8]) -> Digest;
     push_referrer(repository: &Repository, bytes: &[u8]) -> Digest;
     referrers(repository: &Repository, subject: &Digest, artifact_type: Option<&str>) -> Vec<Descriptor>;
-    delete_manifest(repository: &Repository, digest: &Digest) -> bool;
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 /// Bytes that are left free: for the rest of the machine, and for words about what failed.
-pub const RESERVE: u64 = 256 << 20;
+const RESERVE: u64 = 256 << 20;
 
 /// How many bytes are taken between two looks at the disk.
 const LOOK_EVERY: u64 = 64 << 20;
