@@ -24,9 +24,12 @@ pub(super) fn classify(steps: &[PlannedStep], run: &Run) -> Result<Vec<BootOutco
     Ok(outcomes)
 }
 
-/// A module without the symbols of one that found no hardware cannot be tried: the answer that it got says nothing about it.
+/// A module without the symbols of one that found no hardware, or that was not there to load, cannot be tried: the answer that
+/// it got says nothing about it.
 fn excuse(steps: &[(&str, &[String])], outcomes: &mut [BootOutcome]) {
-    let mut absent = BTreeSet::new();
+    let own: BTreeSet<&str> = steps.iter().map(|(name, _)| *name).collect();
+    let needed = steps.iter().flat_map(|(_, needs)| *needs).map(String::as_str);
+    let mut absent: BTreeSet<&str> = needed.filter(|name| !own.contains(name)).collect();
     for ((name, needs), outcome) in steps.iter().zip(outcomes) {
         let is_absent = match outcome {
             BootOutcome::NotPresent { error, .. } => matches!(error.as_str(), "ENODEV" | "ENXIO"),
@@ -302,6 +305,31 @@ mod tests {
             [absent("ENODEV"), BootOutcome::NotReached, BootOutcome::NotReached, refused("ENOENT")]
         );
         assert_eq!(outcomes[4..], [refused("EINVAL"), absent("ENOENT"), refused("ENOENT")]);
+    }
+
+    #[test]
+    fn what_needs_a_module_that_was_not_there_to_load_is_not_tried() {
+        let refused = |error: &str| BootOutcome::Refused { error: error.to_owned(), messages: Vec::new() };
+        let [video, own, bridge] = ["video", "own", "bridge"].map(|name| [name.to_owned()]);
+        let none: &[String] = &[];
+        let steps: [(&str, &[String]); 6] = [
+            ("bridge", &video),
+            ("camera", &bridge),
+            ("own", none),
+            // It has all that it needs, and a symbol that nothing exports.
+            ("user", &own),
+            ("alone", none),
+            // It got as far as to be judged.
+            ("other", &video),
+        ];
+        let mut outcomes = ["ENOENT", "ENOENT", "", "ENOENT", "ENOENT", "ENOEXEC"].map(refused);
+        outcomes[2] = BootOutcome::Loaded;
+        excuse(&steps, &mut outcomes);
+        let (out, enoent) = (BootOutcome::NotReached, refused("ENOENT"));
+        assert_eq!(
+            outcomes,
+            [out.clone(), out, BootOutcome::Loaded, enoent.clone(), enoent, refused("ENOEXEC")]
+        );
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //! an unpacked package has no `modules.dep` before `depmod` has run.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::File,
-    io,
+    io::{self, Read as _},
     path::{Path, PathBuf},
 };
 
@@ -12,14 +12,19 @@ use object::read::ReadCache;
 
 use super::{BootError, Result};
 use crate::{
-    kmod::{Module, module_name},
+    kmod::{InTree, Module, module_name},
     payload::{self, is_module_file},
 };
+
+/// Bytes of `modules.builtin`; Debian's has 20 kB.
+const MAX_INDEX: u64 = 16 << 20;
 
 /// The kernel's own modules.
 #[derive(Debug, Default)]
 pub(super) struct InTreeModules {
     files: BTreeMap<String, PathBuf>,
+    /// Names of those that are part of the kernel image.
+    built_in: BTreeSet<String>,
 }
 
 impl InTreeModules {
@@ -39,12 +44,17 @@ impl InTreeModules {
                 files.insert(name, entry.into_path());
             }
         }
-        Ok(Self { files })
+        Ok(Self { files, built_in: built_in(directory)? })
     }
 
     /// Puts modules that others brought in the places of the kernel's own.
     pub(super) fn replace(&mut self, others: Self) {
         self.files.extend(others.files);
+    }
+
+    /// Is a module of this name part of the kernel image?
+    pub(super) fn is_built_in(&self, name: &str) -> bool {
+        self.built_in.contains(name)
     }
 
     /// The file of a module, by its name as `lsmod` shows it.
@@ -78,6 +88,21 @@ impl InTreeModules {
         }
         Ok(names)
     }
+}
+
+/// What `modules.builtin` names, where there is one.
+fn built_in(directory: &Path) -> Result<BTreeSet<String>> {
+    let mut index = InTree::default();
+    match File::open(directory.join("modules.builtin")) {
+        Ok(file) => {
+            let mut text = Vec::new();
+            file.take(MAX_INDEX).read_to_end(&mut text)?;
+            index.add_builtin(&String::from_utf8_lossy(&text));
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(index.builtin)
 }
 
 /// `None` for a file that is no module: it cannot be loaded, and the kernel says so where it matters.
@@ -119,6 +144,16 @@ fn before(softdep: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_part_of_the_kernel_image_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!InTreeModules::find(dir.path()).unwrap().is_built_in("crc32c_intel"));
+        let text = "kernel/arch/x86/crypto/crc32c-intel.ko\n";
+        fs_err::write(dir.path().join("modules.builtin"), text).unwrap();
+        let found = InTreeModules::find(dir.path()).unwrap();
+        assert!(found.is_built_in("crc32c_intel") && !found.is_built_in("crc32c"));
+    }
 
     #[test]
     fn only_what_comes_before_counts() {

@@ -26,7 +26,7 @@ pub(super) struct PlannedStep {
     pub(super) path: String,
     /// Where it lies on this one.
     pub(super) source: PathBuf,
-    /// Names of the modules that it needs.
+    /// Names of the modules that it needs, but for those that are part of the kernel image.
     pub(super) needs: Vec<String>,
     parameters: String,
 }
@@ -114,7 +114,7 @@ impl Plan<'_> {
                 None => Ok(()),
             };
         }
-        // One that is part of the kernel image has no file; of one that is missing the kernel itself complains.
+        // Of one that is missing the outcome tells: what needs it cannot be judged.
         let Some(source) = self.in_tree.file(name) else { return Ok(()) };
         let needs = self.in_tree.needs(&source)?;
         for needed in &needs {
@@ -133,6 +133,7 @@ impl Plan<'_> {
         parameters: String,
     ) {
         let path = format!("/modules/{}.ko", self.steps.len());
+        let needs = needs.into_iter().filter(|name| !self.in_tree.is_built_in(name)).collect();
         self.steps.push(PlannedStep { payload, name, path, source, needs, parameters });
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     image::{Digest, ImageName, ImageReference, Need, Version},
     images::StoredImage,
     inputs::{HostTree, HostTreeLookup},
-    kmod::{NeededTable, SymbolTable},
+    kmod::{NeededTable, SymbolTable, proprietary_modules},
     oci::{ImageFacts, ImageManifest},
     parts::{Parts, Result, Stage, TargetError},
     payload,
@@ -61,24 +61,34 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<Needed> {
     }
     job.stage(Stage::Needs);
     add_host_trees(job, &mut needed).await?;
+    let (mut tables, mut modules) = (Vec::new(), Vec::new());
     for image in needed_images(job).await? {
         let ImageReference { repository, version } = &image.image;
         let Version::Digest(digest) = version else { return Err(vanished(&image.image)) };
         // Its headers are compiled, and its symbols believed.
         StoredImage { parts: job.parts, repository, digest }.ensure_trusted("needed image").await?;
         let tree = exposed_tree(job.parts, &image).await?;
-        let tables = read_tables(&image, &tree).await?;
-        if tables.is_empty() {
+        let found = read_tables(&image, &tree).await?;
+        if found.is_empty() {
             job.note(&format!("{} exposes no Module.symvers: nothing can use its symbols", image.name));
         }
-        needed.tables.extend(tables);
+        let boots = job.image.spec.check.boot;
+        if boots || !found.is_empty() {
+            let directory = modules_of(job, &image).await?;
+            if boots {
+                needed.modules.push(directory.clone());
+            }
+            modules.extend(blocking(move || payload::read_modules(&directory)).await?);
+        }
+        tables.extend(found);
         if image.compiled_against {
             needed.context.push(ContextEntry { dest: format!("needs/{}", image.name), from: tree });
         }
-        if job.image.spec.check.boot {
-            needed.modules.push(modules_of(job, &image).await?);
-        }
     }
+    // A module may inherit the taint from one of another image.
+    let proprietary = proprietary_modules(&modules);
+    let known = |table| NeededTable { proprietary: Some(proprietary.clone()), ..table };
+    needed.tables.extend(tables.into_iter().map(known));
     Ok(needed)
 }
 
@@ -225,7 +235,10 @@ async fn read_tables(needed: &NeededImage, tree: &Path) -> Result<Vec<NeededTabl
 /// Reads the symbol tables of one need; `from` names where they come from in errors.
 fn parse_tables(need: &str, from: &str, texts: Vec<(PathBuf, String)>) -> Result<Vec<NeededTable>> {
     let read = |(path, text): (PathBuf, String)| match SymbolTable::parse(&text) {
-        Ok(symbols) => Ok(NeededTable { image: need.to_owned(), symbols }),
+        // A host's tree has headers and no modules: nothing tells more, and it is not held against it.
+        Ok(symbols) => {
+            Ok(NeededTable { image: need.to_owned(), symbols, proprietary: Some(BTreeSet::new()) })
+        }
         Err(error) => Err(lacks(from, &format!("its /{} is no symbol table: {error}", path.display()))),
     };
     texts.into_iter().map(read).collect()
@@ -233,4 +246,7 @@ fn parse_tables(need: &str, from: &str, texts: Vec<(PathBuf, String)>) -> Result
 
 #[cfg(test)]
 #[path = "host_trees_tests.rs"]
+mod host_trees_tests;
+#[cfg(test)]
+#[path = "needs_tests.rs"]
 mod tests;

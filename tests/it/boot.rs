@@ -2,14 +2,15 @@
 //! down in every way.
 use std::{
     fs,
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
 use crate::support::{
-    packages::{fixture_modules, kernel_image, releases},
-    virtual_machine::{boot, children, outcomes, request},
+    packages::{fixture_modules, header_tree, kernel_image, releases},
+    virtual_machine::{boot, children, entrypoint, outcomes, request},
 };
 use farrier::{
     boot::{BootError, boot_check},
@@ -92,6 +93,89 @@ async fn parameters_and_the_kernels_own_modules_are_given() {
         matches!(outcomes["farrier_good"], BootOutcome::Failed { error, .. } if error == "ERANGE"),
         "{report:#?}"
     );
+}
+
+/// What it needs cannot be had here: no verdict of the kernel's on it, while one that lacks a symbol is refused.
+#[tokio::test]
+async fn what_lacks_modules_that_are_not_there_is_not_refused() {
+    let release = newest();
+    let own = kernel_image(&release).modules.unwrap().join("kernel");
+    let payload = tempfile::tempdir().unwrap();
+    fs::copy(own.join("net/netfilter/nf_nat.ko"), payload.path().join("nf_nat.ko")).unwrap();
+    // As if it needed nothing: then no module was left out, and the symbols are exported by nothing.
+    let mut bytes = fs::read(own.join("net/netfilter/xt_nat.ko")).unwrap();
+    let at = bytes.windows(8).position(|window| window == b"depends=").unwrap();
+    let length = bytes[at..].iter().position(|&byte| byte == 0).unwrap();
+    bytes[at..at + length].fill(0);
+    // Its signature counts no more, rather than be wrong.
+    bytes.push(0);
+    fs::write(payload.path().join("xt_nat.ko"), bytes).unwrap();
+    let mut request = request(&release, payload.path(), &["nf_nat.ko", "xt_nat.ko"]);
+    request.kernel.modules = None;
+    let report = boot(&request).await;
+    let outcomes = outcomes(&report);
+    assert_eq!(*outcomes["nf_nat"], BootOutcome::NotReached, "{report:#?}");
+    assert!(
+        matches!(outcomes["xt_nat"], BootOutcome::Refused { error, .. } if error == "ENOENT"),
+        "{report:#?}"
+    );
+}
+
+/// An image alone has no modules beside it: those of `--needs` are loaded.
+#[test]
+fn modules_of_needed_directories_are_loaded() {
+    let release = newest();
+    let image = kernel_image(&release);
+    let own = image.modules.unwrap().join("kernel");
+    let work = tempfile::tempdir().unwrap();
+    let place = |name: &str| work.path().join(name).display().to_string();
+    fs::copy(image.vmlinuz, place("vmlinuz")).unwrap();
+    header_tree(&release, &work.path().join("headers"));
+    let build = work.path().join("headers/lib/modules").join(release.as_str()).join("build");
+    fs::create_dir_all(build.parent().unwrap()).unwrap();
+    symlink(format!("/usr/src/linux-headers-{release}"), build).unwrap();
+    for file in [
+        "net/netfilter/nf_conntrack.ko",
+        "net/ipv4/netfilter/nf_defrag_ipv4.ko",
+        "net/ipv6/netfilter/nf_defrag_ipv6.ko",
+        "lib/libcrc32c.ko",
+        "crypto/crc32c_generic.ko",
+    ] {
+        let to = work.path().join("needed").join(file);
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(own.join(file), to).unwrap();
+    }
+    let table = "0x00000001\tother_f\textra/other\tEXPORT_SYMBOL\t\n";
+    fs::write(place("needed/Module.symvers"), table).unwrap();
+    let outcome = |more: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_farrier"))
+            .args([
+                "check",
+                "--boot",
+                "-o",
+                "json",
+                "--os",
+                "debian",
+                "--os-version",
+                "12",
+                "--arch",
+                "amd64",
+            ])
+            .args(["--kernel", release.as_str(), "--headers", &place("headers")])
+            .args(["--kernel-image", &place("vmlinuz"), "--cache-dir", &place("cache")])
+            .arg("--entrypoint")
+            .arg(entrypoint())
+            .args(more)
+            .arg(own.join("net/netfilter/nf_nat.ko"))
+            .output()
+            .unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+        assert_eq!(report["boot"]["modules"][0]["name"], "nf_nat", "{report:#}");
+        report["boot"]["modules"][0]["outcome"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(outcome(&[]), "notReached");
+    assert_eq!(outcome(&["--needs", &place("needed")]), "loaded");
 }
 
 /// One machine for each: none survives.

@@ -43,7 +43,7 @@ pub enum BootOutcome {
         /// The kernel's last lines.
         messages: Vec<String>,
     },
-    /// Nothing is known of it: the kernel crashed or hung before, or a module that it needs found no hardware.
+    /// Nothing is known of it: the kernel crashed or hung before, or a module that it needs found no hardware or was not there.
     NotReached,
 }
 
@@ -78,7 +78,7 @@ impl BootOutcome {
     /// What the outcome says about the module.
     pub fn verdict(&self) -> Verdict {
         match self {
-            // What crashed or hung before it is refused; absent hardware says nothing against it.
+            // What crashed or hung before it is refused; absent hardware and absent modules say nothing against it.
             Self::Loaded | Self::NotPresent { .. } | Self::NotReached => Verdict::Loads,
             Self::Refused { .. } | Self::Crashed { .. } | Self::Hung { .. } => Verdict::Refused,
             Self::Failed { .. } => Verdict::Unknown,

@@ -9,6 +9,7 @@ use super::{
     module_name,
     resolve::{Import, Provider, Resolver},
     rules::{self, Subject},
+    taint,
 };
 
 /// What is checked against what.
@@ -41,6 +42,9 @@ pub struct NeededTable {
     pub image: String,
     /// The `Module.symvers` of its exposed headers.
     pub symbols: SymbolTable,
+    /// Names of its modules that bring the taint of a proprietary licence ([`crate::proprietary_modules`]); `None` where its modules are
+    /// not at hand. Then the licences are unknown, but for a table that replaces modules of the kernel's own.
+    pub proprietary: Option<BTreeSet<String>>,
 }
 
 /// A module file of a payload.
@@ -62,19 +66,19 @@ pub fn check(request: &CheckRequest<'_>) -> CheckReport {
         .collect();
     let needs: Vec<BTreeSet<usize>> = imports.iter().map(|imports| payload_needs(imports)).collect();
     let order = load_order(&needs);
-    let tainted = inherited_taint(request, &order, &needs);
+    let tainted = taint::inherited(request, &imports, &order, &needs);
 
     let mut reports: Vec<ModuleReport> = modules
         .iter()
         .zip(&imports)
         .zip(&tainted)
-        .map(|((payload, imports), &tainted_by)| match &payload.module {
+        .map(|((payload, imports), taint)| match &payload.module {
             Ok(module) => ModuleReport {
                 about: ModuleAbout::of(module, kernel, files),
                 ..report(
                     payload,
                     module.name.clone(),
-                    rules::apply(&Subject { kernel, module, imports, tainted_by }),
+                    rules::apply(&Subject { kernel, module, imports, taint: taint.as_ref() }),
                 )
             },
             Err(error) => {
@@ -122,32 +126,6 @@ fn payload_needs(imports: &[Import<'_>]) -> BTreeSet<usize> {
         _ => None,
     };
     imports.iter().filter_map(provider).collect()
-}
-
-/// For each module, the proprietary one of the payload whose taint it inherits, directly or through others.
-/// Linux inherits it since 5.9 (commit 262e6ae7081d).
-fn inherited_taint<'a>(
-    request: &CheckRequest<'a>,
-    order: &LoadOrder,
-    needs: &[BTreeSet<usize>],
-) -> Vec<Option<&'a str>> {
-    let mut inherited: Vec<Option<&'a str>> = vec![None; request.modules.len()];
-    if request.kernel.release.version() < semver::Version::new(5, 9, 0) {
-        return inherited;
-    }
-    let proprietary = |index: usize| {
-        let module = request.modules.get(index)?.module.as_ref().ok()?;
-        (!module.is_gpl_compatible()).then_some(module.name.as_str())
-    };
-    for &index in &order.order {
-        let mut needed = needs.get(index).into_iter().flatten();
-        let taint = needed
-            .find_map(|&needed| proprietary(needed).or_else(|| inherited.get(needed).copied().flatten()));
-        if let Some(place) = inherited.get_mut(index) {
-            *place = taint;
-        }
-    }
-    inherited
 }
 
 /// A module does not load if one that it needs does not. Goes through the load order, so that it carries on.

@@ -23,6 +23,7 @@ mod sign;
 mod signature;
 mod symvers;
 mod system_map;
+mod taint;
 mod text;
 mod vermagic;
 mod vmlinux;
@@ -55,6 +56,7 @@ pub use sign::{CannotVerify, ModuleKey, SignatureHash, SigningRule, signer, trai
 pub use signature::{Signature, Signer};
 pub use symvers::{ExportedSymbol, SymbolTable, SymbolTableError};
 pub use system_map::exported_names;
+pub use taint::proprietary_modules;
 pub use vermagic::{Difference, Vermagic};
 pub use vmlinux::Vmlinux;
 pub use vmlinuz::{Method, Payload, VmlinuzError, kernel, locate};

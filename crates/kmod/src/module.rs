@@ -24,6 +24,10 @@ const MAX_KEPT: usize = 65_536;
 const MAX_EXPORTS: usize = 16_384;
 /// Bytes of all that text.
 const MAX_TEXT: usize = 8 << 20;
+/// `KSYM_FLAG_GPL_ONLY` (`include/linux/module_symbol.h`).
+const GPL_ONLY: u8 = 1;
+/// Versions in entries of a fixed size.
+const BASIC_VERSIONS: &str = "__versions";
 /// Holds `struct module`.
 const THIS_MODULE: &str = ".gnu.linkonce.this_module";
 
@@ -38,6 +42,8 @@ pub struct Module {
     pub info: Vec<(String, String)>,
     /// The versions of the symbols that it was built with, by name; `None` when it carries no such table.
     pub versions: Option<BTreeMap<String, u32>>,
+    /// Has it the section `__versions`, and not the extended table alone? The kernel then compares less of `vermagic`.
+    pub basic_versions: bool,
     /// What it needs, by name.
     pub undefined: Vec<UndefinedSymbol>,
     /// What it exports, by name.
@@ -123,6 +129,7 @@ impl Module {
             name,
             arch,
             versions: read_versions(&elf, &mut room)?,
+            basic_versions: elf.find(BASIC_VERSIONS).is_some(),
             undefined,
             exports,
             this_module_size: elf.size(this_module),
@@ -261,7 +268,7 @@ fn read_versions<'d, R: ReadRef<'d>>(
         }
         return Ok(Some(versions));
     }
-    let Some(index) = elf.find("__versions") else { return Ok(None) };
+    let Some(index) = elf.find(BASIC_VERSIONS) else { return Ok(None) };
     let mut versions = BTreeMap::new();
     for entry in elf.contents(index)?.chunks_exact(VERSION_ENTRY) {
         let (crc, name) = entry.split_at(8);
@@ -286,6 +293,7 @@ struct ExportParts<'d> {
     tables: BTreeMap<&'d [u8], Symbol<'d>>,
     crcs: BTreeMap<&'d [u8], Symbol<'d>>,
     namespaces: BTreeMap<&'d [u8], Symbol<'d>>,
+    flags: BTreeMap<&'d [u8], Symbol<'d>>,
 }
 
 fn read_symbols<'d, R: ReadRef<'d>>(
@@ -339,6 +347,8 @@ impl<'d> ExportParts<'d> {
             (&mut self.crcs, name)
         } else if let Some(name) = symbol.name.strip_prefix(b"__kstrtabns_") {
             (&mut self.namespaces, name)
+        } else if let Some(name) = symbol.name.strip_prefix(b"__flags_") {
+            (&mut self.flags, name)
         } else {
             return Ok(());
         };
@@ -348,7 +358,7 @@ impl<'d> ExportParts<'d> {
     }
 
     fn finish<R: ReadRef<'d>>(self, elf: &Elf<'d, R>, room: &mut Room) -> Result<Vec<ModuleExport>> {
-        let Self { tables, crcs, namespaces } = self;
+        let Self { tables, crcs, namespaces, flags } = self;
         let mut exports = Vec::with_capacity(tables.len());
         for (name, table) in tables {
             let Place::Section(section) = table.place else { continue };
@@ -364,7 +374,9 @@ impl<'d> ExportParts<'d> {
             exports.push(ModuleExport {
                 name: room.name(name)?,
                 crc: crcs.get(name).map(|symbol| crc_of(elf, symbol)).transpose()?.flatten(),
-                gpl_only: section == b"__ksymtab_gpl" || section.starts_with(b"___ksymtab_gpl+"),
+                gpl_only: section == b"__ksymtab_gpl"
+                    || section.starts_with(b"___ksymtab_gpl+")
+                    || flags.get(name).map_or(Ok(false), |symbol| flagged_gpl_only(elf, symbol))?,
                 namespace: namespace.map(|namespace| room.name(namespace)).transpose()?,
             });
         }
@@ -379,6 +391,16 @@ fn crc_of<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -> Result<O
         return Ok(u32::try_from(symbol.value).ok());
     }
     Ok(bytes_at(elf, symbol, 4)?.get(..4).map(u32_of))
+}
+
+/// Linux 7.2 and later have one table for all exports, and a byte of flags for each in a section of its own.
+fn flagged_gpl_only<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -> Result<bool> {
+    let Place::Section(index) = symbol.place else { return Ok(false) };
+    let section = elf.name(index);
+    if section != b"__kflagstab" && !section.starts_with(b"___kflagstab+") {
+        return Ok(false);
+    }
+    Ok(bytes_at(elf, symbol, 1)?.first().is_some_and(|flags| flags & GPL_ONLY != 0))
 }
 
 /// What a symbol points to, up to a size.

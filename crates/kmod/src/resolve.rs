@@ -9,7 +9,8 @@ pub(super) struct Resolver<'a> {
     kernel: Option<&'a SymbolTable>,
     /// What the kernel image exports, from another source.
     named: Option<&'a BTreeSet<String>>,
-    needs: &'a [NeededTable],
+    /// With each, whether it replaces modules of the kernel's own.
+    needs: Vec<(&'a NeededTable, bool)>,
     /// Symbol to payload module and its export.
     exports: HashMap<&'a str, (usize, &'a Module, &'a ModuleExport)>,
     /// Modules that replace the kernel's own of the same name, and whose they are: `None` is the payload.
@@ -26,8 +27,8 @@ pub(super) struct Import<'a> {
 pub(super) enum Provider<'a> {
     /// Another module of the payload, by its place in the request.
     Payload { index: usize, module: &'a Module, export: &'a ModuleExport },
-    /// A needed image's module.
-    Needed { image: &'a str, symbol: ExportedSymbol<'a> },
+    /// A needed image's module, and whether that brings the taint of a proprietary licence, where it is known.
+    Needed { image: &'a str, symbol: ExportedSymbol<'a>, proprietary: Option<bool> },
     /// The kernel, or one of its own modules.
     Kernel(ExportedSymbol<'a>),
     /// One of the kernel's own modules would, if the payload or the needed image did not replace it by one
@@ -64,8 +65,16 @@ impl<'a> Resolver<'a> {
                 exports.entry(export.name.as_str()).or_insert((index, module, export));
             }
         }
+        let kernel = request.kernel.symbols.as_ref();
+        let asked = kernel.filter(|_| request.needs.iter().any(|need| need.proprietary.is_none()));
+        let own: BTreeSet<String> =
+            asked.into_iter().flat_map(|table| table.exporters().map(super::module_name)).collect();
+        let stands_in = |need: &NeededTable| {
+            need.symbols.exporters().any(|exporter| own.contains(&super::module_name(exporter)))
+        };
+        let needs = request.needs.iter().map(|need| (need, stands_in(need))).collect();
         let named = request.kernel.beyond_headers.exports.as_ref().map(|known| &known.value);
-        Self { kernel: request.kernel.symbols.as_ref(), named, needs: request.needs, exports, replaced }
+        Self { kernel, named, needs, exports, replaced }
     }
 
     pub fn imports(&self, module: &'a Module) -> Vec<Import<'a>> {
@@ -79,9 +88,12 @@ impl<'a> Resolver<'a> {
         if let Some(&(index, module, export)) = self.exports.get(symbol) {
             return Provider::Payload { index, module, export };
         }
-        for need in self.needs {
+        for &(need, stands_in) in &self.needs {
             if let Some(symbol) = need.symbols.get(symbol) {
-                return Provider::Needed { image: &need.image, symbol };
+                let known = need.proprietary.as_ref().map(|names| names.contains(&symbol.module_name()));
+                // What stands in for the kernel's own modules, as OFED does, is made of them, and has their licence.
+                let proprietary = known.or(stands_in.then_some(false));
+                return Provider::Needed { image: &need.image, symbol, proprietary };
             }
         }
         let Some(kernel) = self.kernel else {
@@ -117,7 +129,7 @@ impl<'a> Provider<'a> {
     pub fn describe(&self) -> String {
         match self {
             Self::Payload { module, .. } => format!("{} of this payload", module.name),
-            Self::Needed { image, symbol } => format!("{} of {image}", symbol.module_name()),
+            Self::Needed { image, symbol, .. } => format!("{} of {image}", symbol.module_name()),
             Self::Named => "the kernel".to_owned(),
             Self::Kernel(symbol) if symbol.module == "vmlinux" => "the kernel".to_owned(),
             Self::Kernel(symbol) => format!("the kernel's {}", symbol.module_name()),

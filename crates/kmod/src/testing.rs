@@ -21,6 +21,8 @@ pub struct ModuleFile {
     pub undefined: Vec<(&'static str, bool)>,
     /// Name, version, GPL only, namespace.
     pub exports: Vec<(&'static str, Option<u32>, bool, &'static str)>,
+    /// The section of the flags that say what is GPL only, as Linux 7.2 has them; else a table of its own says it.
+    pub flags: Option<&'static str>,
     pub common: Option<&'static str>,
     pub this_module: bool,
     /// Bytes of `struct module`.
@@ -59,6 +61,7 @@ impl ModuleFile {
             extended: None,
             undefined: Vec::new(),
             exports: Vec::new(),
+            flags: None,
             common: None,
             this_module: true,
             size: 896,
@@ -148,9 +151,14 @@ impl ModuleFile {
             symbol(name, 0xfff2, 8, false);
         }
         let first = u16::try_from(sections.len()).unwrap();
-        let (mut crcs, mut strings) = (Vec::new(), vec![0]);
+        let (mut crcs, mut strings, mut flags) = (Vec::new(), vec![0], Vec::new());
         for (name, crc, gpl_only, namespace) in &self.exports {
-            symbol(&format!("__ksymtab_{name}"), if *gpl_only { first + 1 } else { first }, 0, false);
+            let table = if *gpl_only && self.flags.is_none() { first + 1 } else { first };
+            symbol(&format!("__ksymtab_{name}"), table, 0, false);
+            if self.flags.is_some() {
+                symbol(&format!("__flags_{name}"), first + 1, flags.len() as u64, false);
+                flags.push(u8::from(*gpl_only));
+            }
             if let Some(crc) = crc {
                 symbol(&format!("__crc_{name}"), first + 2, crcs.len() as u64, false);
                 crcs.extend(crc.to_le_bytes());
@@ -160,7 +168,10 @@ impl ModuleFile {
             strings.push(0);
         }
         sections.push(Section::loaded("__ksymtab", vec![0; 12]));
-        sections.push(Section::loaded("__ksymtab_gpl", vec![0; 12]));
+        sections.push(match self.flags {
+            Some(name) => Section::loaded(name, flags),
+            None => Section::loaded("__ksymtab_gpl", vec![0; 12]),
+        });
         sections.push(Section::loaded("__kcrctab", crcs));
         sections.push(Section::loaded("__ksymtab_strings", strings));
         let strtab = u32::try_from(sections.len()).unwrap() + 1;

@@ -139,7 +139,8 @@ fn outcome(outcome: &BootOutcome) -> String {
         BootOutcome::Crashed { .. } => format!("crashed the kernel{last}"),
         BootOutcome::Hung { .. } => format!("the machine went silent{last}"),
         BootOutcome::NotReached => {
-            "not tried: the boot did not come to it, or what it needs found no hardware".to_owned()
+            "not tried: the boot did not come to it, or what it needs found no hardware or was not there to load"
+                .to_owned()
         }
     }
 }

@@ -26,6 +26,8 @@ pub(super) async fn boot(
     output::message(&format!("booting {} with {count} module{plural}", kernel.facts.release));
     let mut request = BootRequest::new(image, payload.path().to_owned(), modules.clone(), entrypoint);
     request.memory = Some(context.settings()?.cache.root().join(BOOT_MEMORY));
+    let needed = context.args.needs.iter().filter(|path| path.is_dir());
+    request.needed = needed.cloned().collect();
     let mut shown = boot::boot_check(&request, &context.session.stop.cancel).await?;
     use_paths_of_the_report(&mut shown, &modules, &order, checked);
     Ok(report.with_boot(shown))

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     cli::{CliError, Result},
     kernel::KernelRelease,
-    kmod::{NeededTable, SymbolTable},
+    kmod::{NeededTable, SymbolTable, proprietary_modules},
     payload,
 };
 
@@ -80,16 +80,20 @@ pub(super) fn read(subjects: &[Subject], release: &KernelRelease) -> Result<Chec
     Ok(all)
 }
 
-/// The symbol tables of `--needs`.
+/// The symbol tables of `--needs`, with the licences of the modules that lie in the same directory.
 pub(super) fn needs(paths: &[PathBuf]) -> Result<Vec<NeededTable>> {
     let mut tables = Vec::new();
     for path in paths {
-        for file in table_files(path)? {
+        let files = table_files(path)?;
+        let modules = if path.is_dir() { payload::read_modules(path)? } else { Vec::new() };
+        let proprietary = (!modules.is_empty()).then(|| proprietary_modules(&modules));
+        for file in files {
             let table = |text: String| SymbolTable::parse(&text).map_err(|error| error.to_string());
             let symbols = read_text(&file).map_err(|error| error.to_string()).and_then(table);
             let symbols =
                 symbols.map_err(|error| CliError::usage(format!("--needs {}: {error}", file.display())))?;
-            tables.push(NeededTable { image: file.display().to_string(), symbols });
+            let (image, proprietary) = (file.display().to_string(), proprietary.clone());
+            tables.push(NeededTable { image, symbols, proprietary });
         }
     }
     Ok(tables)

@@ -136,7 +136,8 @@ impl KernelImages<'_> {
         let system_map = vmlinuz.with_file_name(format!("System.map-{release}"));
         let is_its = name_of(vmlinuz) == format!("vmlinuz-{release}") && system_map.is_file();
         let system_map = is_its.then_some(system_map);
-        Ok(KernelImage { release, arch, vmlinuz: vmlinuz.to_owned(), system_map, modules: None, origin })
+        let modules = KernelImage::modules_beside(vmlinuz, &release);
+        Ok(KernelImage { release, arch, vmlinuz: vmlinuz.to_owned(), system_map, modules, origin })
     }
 }
 

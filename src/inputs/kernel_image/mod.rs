@@ -32,8 +32,7 @@ pub struct KernelImage {
 impl KernelImage {
     /// The image and what comes with it at their natural places below `root`; its own path is its origin.
     fn below(root: &Path, release: &KernelRelease, arch: Architecture) -> Option<Self> {
-        let modules = ["lib/modules", "usr/lib/modules"].map(|dir| root.join(dir).join(release.as_str()));
-        let modules = modules.into_iter().find(|path| path.is_dir());
+        let modules = Self::module_directories(root, release).into_iter().find(|path| path.is_dir());
         let vmlinuz = Self::places(root, release).into_iter().find(|path| path.is_file())?;
         // RHEL's kernel-core, and newer kernels' own `make binrpm-pkg`, keep it with the modules.
         let maps = [
@@ -48,6 +47,25 @@ impl KernelImage {
             system_map: maps.into_iter().flatten().find(|path| path.is_file()),
             modules,
         })
+    }
+
+    /// The kernel's own modules that an image lies with: in their directory, or in `/boot` beside them.
+    fn modules_beside(vmlinuz: &Path, release: &KernelRelease) -> Option<PathBuf> {
+        // `/vmlinuz` and the like are links.
+        let vmlinuz = vmlinuz.canonicalize().ok()?;
+        let directory = vmlinuz.parent()?;
+        let mut places = Vec::new();
+        if directory.file_name().is_some_and(|name| name == release.as_str()) {
+            places.push(directory.to_owned());
+        }
+        if vmlinuz.file_name().is_some_and(|name| *name == *format!("vmlinuz-{release}")) {
+            places.extend(directory.parent().into_iter().flat_map(|r| Self::module_directories(r, release)));
+        }
+        places.into_iter().find(|path| path.join("kernel").is_dir())
+    }
+
+    fn module_directories(root: &Path, release: &KernelRelease) -> [PathBuf; 2] {
+        ["lib/modules", "usr/lib/modules"].map(|dir| root.join(dir).join(release.as_str()))
     }
 
     /// Where images are looked for: RHEL and newer Ubuntu keep them with the modules.
@@ -75,6 +93,33 @@ mod tests {
     use fs_err as fs;
 
     use super::*;
+
+    #[test]
+    fn a_given_image_has_the_modules_that_it_lies_with() {
+        let release: KernelRelease = "6.1.0-56-amd64".parse().unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().canonicalize().unwrap();
+        let modules = root.join("usr/lib/modules/6.1.0-56-amd64");
+        let place = |path: &str| {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, "").unwrap();
+            path
+        };
+        let its = ["boot/vmlinuz-6.1.0-56-amd64", "usr/lib/modules/6.1.0-56-amd64/vmlinuz"].map(place);
+        let others =
+            ["boot/vmlinuz", "boot/vmlinuz-6.1.0-55-amd64", "usr/lib/modules/vmlinuz", "a/b/vmlinuz"]
+                .map(place);
+        let beside = |vmlinuz: &PathBuf| KernelImage::modules_beside(vmlinuz, &release);
+        // A directory without modules tells nothing.
+        assert!(its.iter().all(|vmlinuz| beside(vmlinuz).is_none()));
+        fs::create_dir(modules.join("kernel")).unwrap();
+        assert!(its.iter().all(|vmlinuz| beside(vmlinuz).as_ref() == Some(&modules)));
+        assert!(others.iter().all(|vmlinuz| beside(vmlinuz).is_none()));
+        let link = root.join("vmlinuz");
+        fs::os::unix::fs::symlink("boot/vmlinuz-6.1.0-56-amd64", &link).unwrap();
+        assert_eq!(beside(&link), Some(modules));
+    }
 
     #[test]
     fn symbols_addresses_are_with_the_image_or_with_the_modules() {

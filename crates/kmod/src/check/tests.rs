@@ -1,3 +1,4 @@
+mod licences;
 mod signatures;
 
 use std::fmt::Write;
@@ -11,7 +12,7 @@ use crate::{
 const PRINTK: &str = "0x00000001\tprintk\tvmlinux\tEXPORT_SYMBOL\t\n";
 
 fn needed(image: &str, table: &str) -> NeededTable {
-    NeededTable { image: image.to_owned(), symbols: SymbolTable::parse(table).unwrap() }
+    NeededTable { image: image.to_owned(), symbols: SymbolTable::parse(table).unwrap(), proprietary: None }
 }
 
 fn run(kernel: &KernelFacts, needs: &[NeededTable], modules: &[PayloadModule]) -> CheckReport {
@@ -105,6 +106,17 @@ fn another_vermagic_is_refused() {
 }
 
 #[test]
+fn extended_versions_alone_do_not_excuse_another_release() {
+    let mut file =
+        ModuleFile::named("m").info("vermagic", "6.1.0-8-amd64 SMP preempt mod_unload modversions ");
+    file.extended = Some((vec![0xaaaa], b"module_layout\0".to_vec()));
+    let verdict = |file: &ModuleFile| run(&kernel(&[], ""), &[], &[file.payload()]).verdict;
+    assert_eq!(verdict(&file), Verdict::Loads);
+    file.versions = None;
+    assert_eq!(verdict(&file), Verdict::Refused);
+}
+
+#[test]
 fn what_only_force_would_load_is_not_fine() {
     let mut file = ModuleFile::named("m");
     file.versions = None;
@@ -164,7 +176,9 @@ fn namespaces_must_be_imported() {
     assert_eq!(verdict(file("m").info("import_ns", "CXL"), &[]), Verdict::Loads);
     assert_eq!(verdict(ModuleFile::named("kvm_intel").needs("only_f", 1), &[]), Verdict::Loads);
     assert_eq!(verdict(ModuleFile::named("nvidia").needs("only_f", 1), &[]), Verdict::Loads);
-    assert_eq!(verdict(ModuleFile::named("kvm").needs("only_f", 1), &[]), Verdict::Refused);
+    let other = ModuleFile::named("kvm").needs("only_f", 1);
+    assert_eq!(verdict(other.clone(), &[]), Verdict::Refused);
+    assert_eq!(verdict(other, &["MODULE_ALLOW_MISSING_NAMESPACE_IMPORTS"]), Verdict::Loads);
 }
 
 #[test]

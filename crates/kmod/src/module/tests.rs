@@ -60,6 +60,19 @@ fn reads_the_facts_alike_from_memory_and_from_a_file() {
 }
 
 #[test]
+fn what_is_gpl_only_is_said_by_a_table_or_by_flags() {
+    let mut file = sample();
+    let by_table = file.module();
+    // The last one is what an object has before the final link.
+    for section in ["__kflagstab", "___kflagstab+for_gpl"] {
+        file.flags = Some(section);
+        assert_eq!(file.module(), by_table, "{section}");
+    }
+    file.flags = Some(".rodata");
+    assert!(file.module().exports.iter().all(|export| !export.gpl_only));
+}
+
+#[test]
 fn a_signature_does_not_hide_the_module() {
     let mut bytes = sample().build();
     bytes.extend([0; 40]);

@@ -2,14 +2,19 @@
 //! `inherit_taint` in `kernel/module/main.c`).
 
 use super::Subject;
-use crate::{Finding, Rule, Verdict, resolve::Provider};
+use crate::{Finding, Rule, Verdict, resolve::Provider, taint::InheritedTaint};
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let module = subject.module;
     let licence = module.field("license").unwrap_or("unspecified");
-    let reason = match (module.is_gpl_compatible(), subject.tainted_by) {
-        (false, _) => "but the module's licence is not compatible".to_owned(),
-        (true, Some(by)) => format!("but the module also uses symbols of {by}, which is proprietary"),
+    let (verdict, reason) = match (module.is_gpl_compatible(), subject.taint) {
+        (false, _) => (Verdict::Refused, "but the module's licence is not compatible".to_owned()),
+        (true, Some(InheritedTaint { by, known: true })) => {
+            (Verdict::Refused, format!("but the module also uses symbols of {by}, which is proprietary"))
+        }
+        (true, Some(InheritedTaint { by, known: false })) => {
+            (Verdict::Unknown, format!("and no source tells the licence of {by}, whose symbols it also uses"))
+        }
         (true, None) => return,
     };
     let unknown = subject.imports.iter().filter(|import| matches!(import.provider, Provider::Named)).count();
@@ -26,8 +31,14 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         let name = &import.symbol.name;
         let exporter = import.provider.describe();
         let message = format!("symbol {name}, exported by {exporter}, is for GPL modules only, {reason}");
-        let remedy = "use the vendor's open modules, or a driver version that does without this symbol";
-        let finding = Finding::new(Rule::Licence, Verdict::Refused, name, message, remedy);
-        findings.push(finding.found(licence).wanted("a GPL-compatible licence"));
+        findings.push(if verdict == Verdict::Unknown {
+            let remedy =
+                "bring the modules of what is needed beside its symbol table, which does not tell licences";
+            Finding::new(Rule::Licence, verdict, name, message, remedy)
+        } else {
+            let remedy = "use the vendor's open modules, or a driver version that does without this symbol";
+            let finding = Finding::new(Rule::Licence, verdict, name, message, remedy);
+            finding.found(licence).wanted("a GPL-compatible licence")
+        });
     }
 }

@@ -10,7 +10,7 @@ mod symbol_version;
 mod undefined_symbol;
 mod vermagic;
 
-use crate::{Finding, KernelFacts, Module, Rule, Verdict, resolve::Import};
+use crate::{Finding, KernelFacts, Module, Rule, Verdict, resolve::Import, taint::InheritedTaint};
 
 /// A module, and what surrounds it.
 pub(crate) struct Subject<'a> {
@@ -18,8 +18,8 @@ pub(crate) struct Subject<'a> {
     pub module: &'a Module,
     /// What it needs, and who provides that.
     pub imports: &'a [Import<'a>],
-    /// A module of the payload from which it inherits the taint of a proprietary licence, if it does.
-    pub tainted_by: Option<&'a str>,
+    /// The taint of a proprietary licence that it inherits, or may.
+    pub taint: Option<&'a InheritedTaint>,
 }
 
 impl Subject<'_> {

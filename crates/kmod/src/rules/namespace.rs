@@ -10,6 +10,7 @@ const MODULES: &str = "module:";
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let module = subject.module;
     let allowed = subject.kernel.config.is_set("MODULE_ALLOW_MISSING_NAMESPACE_IMPORTS");
+    let verdict = if allowed { Verdict::Loads } else { Verdict::Refused };
     for import in subject.imports {
         let Some(namespace) = import.provider.export().and_then(|export| export.namespace) else { continue };
         let name = &import.symbol.name;
@@ -20,14 +21,14 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         if let Some(modules) = namespace.strip_prefix(MODULES) {
             if !names(modules, &module.name) {
                 findings.push(finding(
-                    Verdict::Refused,
+                    verdict,
                     format!("symbol {name}, exported by {exporter}, is for other modules only"),
                     "use a driver version that does without this symbol".to_owned(),
                 ));
             }
         } else if !module.fields("import_ns").any(|imported| imported == namespace) {
             findings.push(finding(
-                if allowed { Verdict::Loads } else { Verdict::Refused },
+                verdict,
                 format!(
                     "symbol {name}, exported by {exporter}, is in a namespace that the module does not import"
                 ),

@@ -16,8 +16,9 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         findings.push(finding(subject.forced(), message, rebuild()));
         return;
     };
-    // Without symbol versions in the kernel, its `same_magic` compares all words.
-    let has_versions = subject.module.versions.is_some() && kernel.config.is_set("MODVERSIONS");
+    // Without symbol versions in the kernel, its `same_magic` compares all words. It is told of `__versions` alone, not of
+    // the extended table.
+    let has_versions = subject.module.basic_versions && kernel.config.is_set("MODVERSIONS");
     match expected.compare(magic, has_versions) {
         Difference::None => {}
         Difference::Undecidable => findings.push(finding(

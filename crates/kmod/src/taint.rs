@@ -1,0 +1,82 @@
+//! Pure: the taint of a proprietary licence, which modules inherit from those whose symbols they use (`inherit_taint` in
+//! `kernel/module/main.c`).
+
+use std::collections::{BTreeSet, HashSet};
+
+use super::{
+    CheckRequest, Module, PayloadModule,
+    load_order::LoadOrder,
+    resolve::{Import, Provider},
+};
+
+/// The taint that a module inherits.
+#[derive(Clone)]
+pub(super) struct InheritedTaint {
+    /// The module that it is from, for people: `nvidia`, or `nvidia of gpu`.
+    pub by: String,
+    /// Does a source tell that that one is proprietary? Else none tells its licence.
+    pub known: bool,
+}
+
+/// For each module of the payload the taint that it inherits, directly or through others. Linux inherits it since 5.9 (commit
+/// 262e6ae7081d).
+pub(super) fn inherited(
+    request: &CheckRequest<'_>,
+    imports: &[Vec<Import<'_>>],
+    order: &LoadOrder,
+    needs: &[BTreeSet<usize>],
+) -> Vec<Option<InheritedTaint>> {
+    let mut inherited: Vec<Option<InheritedTaint>> = vec![None; request.modules.len()];
+    if request.kernel.release.version() < semver::Version::new(5, 9, 0) {
+        return inherited;
+    }
+    let proprietary = |index: usize| {
+        let module = request.modules.get(index)?.module.as_ref().ok()?;
+        (!module.is_gpl_compatible()).then(|| InheritedTaint { by: module.name.clone(), known: true })
+    };
+    for &index in &order.order {
+        let needed = needs.get(index).into_iter().flatten();
+        let of_payload =
+            needed.filter_map(|&needed| proprietary(needed).or_else(|| inherited.get(needed).cloned()?));
+        let imports = imports.get(index).into_iter().flatten();
+        let mut taints: Vec<InheritedTaint> = of_payload.chain(imports.filter_map(of_needed)).collect();
+        // The first that is known, else the first.
+        taints.sort_by_key(|taint| !taint.known);
+        if let Some(place) = inherited.get_mut(index) {
+            *place = taints.into_iter().next();
+        }
+    }
+    inherited
+}
+
+fn of_needed(import: &Import<'_>) -> Option<InheritedTaint> {
+    match import.provider {
+        Provider::Needed { proprietary: Some(false), .. } => None,
+        Provider::Needed { proprietary, .. } => {
+            Some(InheritedTaint { by: import.provider.describe(), known: proprietary.is_some() })
+        }
+        _ => None,
+    }
+}
+
+/// The names of those modules that bring the taint of a proprietary licence, each with the files of all others at hand: those
+/// with such a licence, and those that use symbols of one that does.
+pub fn proprietary_modules(modules: &[PayloadModule]) -> BTreeSet<String> {
+    let mut clean: Vec<&Module> = modules.iter().filter_map(|payload| payload.module.as_ref().ok()).collect();
+    let (mut names, mut exports) = (BTreeSet::new(), HashSet::new());
+    loop {
+        let is_clean = |module: &&Module| {
+            let inherits = || module.undefined.iter().any(|symbol| exports.contains(symbol.name.as_str()));
+            module.is_gpl_compatible() && !inherits()
+        };
+        let (still, tainted): (Vec<&Module>, Vec<&Module>) = clean.into_iter().partition(is_clean);
+        if tainted.is_empty() {
+            return names;
+        }
+        for module in tainted {
+            names.insert(module.name.clone());
+            exports.extend(module.exports.iter().map(|export| export.name.as_str()));
+        }
+        clean = still;
+    }
+}
