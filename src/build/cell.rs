@@ -7,7 +7,7 @@ use crate::{
     images::{look_at_root_fs, look_at_sources},
     kernel::KernelTarget,
     parts::{Parts, Result, TargetError, image_location},
-    plan::{self, Cell, CellInputs, Resolved},
+    plan::{self, Cell, CellInputs, Resolved, SkipReason},
     resolve::resolve,
     template::Templates,
 };
@@ -34,7 +34,7 @@ pub async fn cell(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Res
                 }
             }
             Err(reason) if image.metadata.name == *name => {
-                return Err(TargetError::Skipped(subject(), reason));
+                return Err(not_planned(subject(), reason, &resolved));
             }
             // The image that is compiled against it says so.
             Err(_) => {}
@@ -55,7 +55,16 @@ pub async fn dockerfile(parts: &Parts, name: &ImageName, target: &KernelTarget) 
         location: &location,
     };
     plan::dockerfile_for(&inputs, image, target)
-        .map_err(|reason| TargetError::Skipped(format!("{name} for {target}"), reason))
+        .map_err(|reason| not_planned(format!("{name} for {target}"), reason, &resolved))
+}
+
+/// There is nothing to build. What an outside system did not tell is no mistake of the command.
+fn not_planned(subject: String, reason: SkipReason, resolved: &Resolved) -> TargetError {
+    if resolved.unreachable && !reason.is_finding() {
+        TargetError::Unresolved(subject, reason)
+    } else {
+        TargetError::Skipped(subject, reason)
+    }
 }
 
 async fn resolved(parts: &Parts, images: &[&DriverImage], target: &KernelTarget) -> Resolved {

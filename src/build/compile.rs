@@ -21,8 +21,9 @@ use super::{
 };
 use crate::{
     blocking::blocking,
+    cache::says_full_disk,
     definitions::read_patch,
-    engine::{BuildJob, BuildLog, ContextEntry, EngineError, FileLog, InPlace},
+    engine::{BuildJob, BuildLog, ContextEntry, EngineError, EngineKind, FileLog, InPlace},
     image::{BuildSpec, Digest, Output, Period},
     images::fetch_source,
     parts::{Finding, FindingKind, Result, Stage, TargetError},
@@ -82,10 +83,8 @@ pub(super) async fn compile(job: &Job<'_>, base: &PreparedBase, against: &Agains
     let canary = match within(image.spec.build.deadline, &begun, &build.cancel, run).await {
         Some(Ok(refused)) => refused,
         Some(Err(TargetError::Engine(EngineError::Step(message)))) => {
-            return Err(match missing_compiler(job, &against.headers, &probe) {
-                Some(error) => error,
-                None => failed(&log, &message, &log_path).into(),
-            });
+            let compiler = missing_compiler(job, &against.headers, &probe);
+            return Err(compiler.unwrap_or_else(|| failed(base.engine(), &log, message, &log_path)));
         }
         Some(Err(TargetError::Engine(EngineError::Limit(message)))) => {
             return Err(over_limit(&log, &message, &log_path).into());
@@ -146,18 +145,23 @@ async fn within<T>(
 }
 
 /// A step of the Dockerfile failed.
-fn failed(log: &FileLog, message: &str, log_path: &Path) -> Finding {
+fn failed(engine: EngineKind, log: &FileLog, message: String, log_path: &Path) -> TargetError {
     let (diagnosis, tail) = log.finish();
+    // An engine has a step's exit code alone: what the step says of the disk is in its output.
+    if let Some(line) = tail.iter().find(|line| says_full_disk(line)) {
+        let message = format!("{} (the log is {})", line.trim(), log_path.display());
+        return EngineError::DiskFull { engine, action: "compile".to_owned(), message }.into();
+    }
     let (message, detail) = match diagnosis {
         Some(diagnosis) => (diagnosis.to_string(), Vec::new()),
-        None => (message.to_owned(), tail),
+        None => (message, tail),
     };
     let hint = format!(
         "the whole log is {}; these inputs are not compiled again until one of them changes (driver version, patch, template, kernel)",
         log_path.display()
     );
     let message = format!("compile failed: {message}");
-    Finding { kind: FindingKind::Compile, message, detail, hint: Some(hint) }
+    Finding { kind: FindingKind::Compile, message, detail, hint: Some(hint) }.into()
 }
 
 /// A step used more than it may.
@@ -240,6 +244,23 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    /// Others may have filled the disk: the same inputs are no failure where there is room.
+    #[test]
+    fn a_step_that_finds_no_room_is_not_remembered() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("build.log");
+        let outcome = |last: &str| {
+            let log = FileLog::create(&path, |_: &str| ()).unwrap();
+            log.line("  CC [M]  /build/acme.o");
+            log.line(last);
+            failed(EngineKind::Docker, &log, "RUN make: exit code 2".to_owned(), &path)
+        };
+        let full =
+            outcome("/build/acme.c:3:1: fatal error: error writing to /tmp/cc.s: No space left on device");
+        assert!(matches!(full, TargetError::Engine(EngineError::DiskFull { .. })) && !full.is_permanent());
+        assert!(outcome("/build/acme.c:3:1: error: expected ';'").is_permanent());
+    }
 
     /// An engine's run that ends by itself after some seconds, or when it is stopped.
     async fn run(seconds: u64, cancel: &CancellationToken) -> Result<u64, TargetError> {

@@ -81,6 +81,8 @@ pub(super) async fn compile(
         }
     };
     let limits = plan.limits;
+    // Where another replica leads after this one, it takes the Job over.
+    let leave = if parts.fence.is_some() { parts.cancel.clone() } else { CancellationToken::new() };
     let in_cluster = InCluster {
         job: JobSpec {
             builds: &parts.definitions.site.builds,
@@ -96,11 +98,10 @@ pub(super) async fn compile(
         log: Arc::clone(&build.log),
         phases: &phases,
         cancel: build.cancel.clone(),
-        // Where another replica leads after this one, it takes the Job over.
-        leave: if parts.fence.is_some() { parts.cancel.clone() } else { CancellationToken::new() },
+        leave: leave.clone(),
     };
     let outcome = Box::pin(cluster.compile(in_cluster, tree)).await;
-    if !matches!(outcome, Err(EngineError::Cancelled)) {
+    if !leave.is_cancelled() {
         remove(job, &reference).await;
     }
     Ok(outcome?)

@@ -149,6 +149,7 @@ impl Search<'_> {
         finish: impl FnOnce(&Path) -> Result<()> + Send + 'static,
     ) -> Result<Lookup<Found>> {
         let cache = &self.fetcher.cache;
+        let mut renewed = false;
         loop {
             let packages = match Box::pin(archive.search(self, self.with_dependencies)).await? {
                 Packages::Found(packages) => packages,
@@ -163,9 +164,11 @@ impl Search<'_> {
                 Ok(files) => files,
                 // Another signature will not be there next time.
                 Err(error @ FetchError::Signature { .. }) => return Err(error),
-                // A mirror drops a package when a newer one replaces it: the lists may be too old. New
-                // ones are not fetched twice, so this ends.
-                Err(_) if archive.update().await? => continue,
+                // A mirror drops a package when a newer one replaces it: the lists may be too old.
+                Err(_) if !renewed && archive.update().await? => {
+                    renewed = true;
+                    continue;
+                }
                 Err(error) => return Err(error),
             };
             let names = found.origin.clone();
@@ -279,7 +282,63 @@ impl Archive for Repositories {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
+    use crate::{cache::Cache, inputs::FetchOptions};
+
+    /// An archive that lists a package and gives no file of it; counts what it is asked for.
+    #[derive(Default)]
+    struct Broken(AtomicUsize);
+
+    impl Archive for Broken {
+        type Package = ();
+
+        async fn search(&self, _: &Search<'_>, _: bool) -> Result<Packages<()>> {
+            Ok(Packages::Found(vec![()]))
+        }
+
+        fn identity((): &()) -> String {
+            "linux-image=6.1 sha256:1f".to_owned()
+        }
+
+        async fn fetch(&self, _: &[()]) -> Result<Vec<PathBuf>> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Err(FetchError::Interrupted)
+        }
+
+        // An attempt took so long that the lists are old again.
+        async fn update(&self) -> Result<bool> {
+            Ok(true)
+        }
+    }
+
+    #[tokio::test]
+    async fn packages_are_asked_for_twice_at_most() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::open(dir.path().to_owned()).unwrap();
+        let fetcher = Fetcher::new(cache, FetchOptions::default());
+        let target = KernelTarget {
+            os: "debian".parse().unwrap(),
+            os_version: "12".parse().unwrap(),
+            release: "6.1.0-47-amd64".parse().unwrap(),
+            arch: Architecture::Amd64,
+        };
+        let suites = AptSuites::default();
+        let search = Search {
+            fetcher: &fetcher,
+            target: &target,
+            kind: "headers",
+            format: "1",
+            from: Place::Apt(&suites, Vec::new()),
+            with_dependencies: false,
+            hint: "",
+        };
+        let archive = Broken::default();
+        let outcome = search.take(&archive, |_| Ok(())).await;
+        assert!(matches!(outcome, Err(FetchError::Interrupted)), "{outcome:?}");
+        assert_eq!(archive.0.into_inner(), 2);
+    }
 
     #[test]
     fn what_an_older_farrier_found_counts() {

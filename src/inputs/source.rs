@@ -98,7 +98,7 @@ impl Sources<'_> {
         if let Some(stored) = self.in_place_of(spec).await? {
             let origin = stored_identity(spec, &stored)?;
             let make = |dir| self.lay_out_stored(spec, &stored, &origin, dir);
-            let place = fetcher.cache.get_or_make(PLACE, &content_key(&origin), make).await?;
+            let place = fetcher.cache.get_or_make(PLACE, &tree_key(spec, &origin)?, make).await?;
             return Ok(FetchedSource { root: place.join(TREE), origin });
         }
         let content = self.content(from).await?;
@@ -122,7 +122,7 @@ impl Sources<'_> {
             let original = self.original(spec, content).await?;
             self.lay_out(spec, original, dir).await
         };
-        let root = fetcher.cache.get_or_make(PLACE, &key, make).await?.join(TREE);
+        let root = fetcher.cache.get_or_make(PLACE, &tree_key(spec, &origin)?, make).await?.join(TREE);
         Ok(FetchedSource { root, origin })
     }
 
@@ -196,8 +196,8 @@ impl Sources<'_> {
 
     /// Makes the source's tree in `dir`.
     async fn lay_out(self, spec: &SourceSpec, original: PathBuf, dir: PathBuf) -> Result<()> {
-        let (inner, subdir) = (spec.unpack.clone(), spec.subdir.clone());
-        stoppable(move |stop| lay_out(stop, &original, &dir, inner.as_ref(), subdir.as_ref())).await
+        let (name, inner, subdir) = (file_name(&spec.from)?, spec.unpack.clone(), spec.subdir.clone());
+        stoppable(move |stop| lay_out(stop, (&original, &name), &dir, inner.as_ref(), subdir.as_ref())).await
     }
 
     /// The same from the store. What is there counts for its digest only, which must be the one in the identity: its tag
@@ -309,6 +309,11 @@ fn file_name(from: &SourceOrigin) -> Result<String> {
     Ok(name.unwrap_or("file").to_owned())
 }
 
+/// The key of a source's tree in the cache. Its content is all that counts elsewhere, but a tree of one file has its name, too.
+fn tree_key(spec: &SourceSpec, identity: &str) -> Result<String> {
+    Ok(content_key(&format!("{identity} file={}", file_name(&spec.from)?)))
+}
+
 /// The architecture of a source's package.
 pub(super) fn arch_of(source: &AptSource) -> Architecture {
     source.arch.unwrap_or_else(native)
@@ -361,10 +366,10 @@ fn stored_identity(spec: &SourceSpec, stored: &StoredInput) -> Result<String> {
     }
 }
 
-/// Makes `dir/tree` from a file or directory.
+/// Makes `dir/tree` from a file, which the definition names so, or a directory.
 fn lay_out(
     stop: &AtomicBool,
-    from: &Path,
+    (from, name): (&Path, &str),
     dir: &Path,
     inner: Option<&InnerPattern>,
     subdir: Option<&InnerPattern>,
@@ -378,7 +383,7 @@ fn lay_out(
             unpack(stop, from, &raw, &from.display().to_string())?;
         } else {
             // A file that is no archive is a tree of one file.
-            copy_file(from, &raw.join(from.file_name().unwrap_or(OsStr::new("file"))))?;
+            copy_file(from, &raw.join(name))?;
         }
         raw.clone()
     };

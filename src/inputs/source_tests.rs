@@ -56,6 +56,17 @@ fn spec(json: &str) -> SourceSpec {
     serde_json::from_str(&format!(r#"{{"name": "driver", {json}}}"#)).unwrap()
 }
 
+/// Templates copy a file by its name.
+#[tokio::test]
+async fn a_tree_of_one_file_has_the_name_in_its_definition() {
+    let scene = Scene::new();
+    for name in ["a.c", "b.c"] {
+        scene.write(name, b"int x;\n");
+        let tree = scene.source(&format!(r#""from": {{"path": {{"path": "{name}"}}}}"#)).await.unwrap();
+        assert_eq!(names_in(&tree.root).unwrap(), [name]);
+    }
+}
+
 #[tokio::test]
 async fn an_archive_with_its_part() {
     let scene = Scene::new();

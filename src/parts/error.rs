@@ -63,6 +63,9 @@ pub enum TargetError {
     /// There is nothing to build of this subject (`<image> for <target>`), and why.
     #[error("{0}: {1}")]
     Skipped(String, SkipReason),
+    /// Whether this subject can be built could not be found out: an outside system did not answer.
+    #[error("{0}: {1}")]
+    Unresolved(String, SkipReason),
     /// An image that another is compiled against cannot be built.
     #[error("{image} is compiled against {need}, which cannot be built: {}", error_chain(error.as_ref()))]
     Need {
@@ -219,7 +222,7 @@ impl TargetError {
     pub fn is_unreachable(&self) -> bool {
         match self {
             Self::Registry(error) => error.is_unreachable(),
-            Self::Engine(EngineError::Unavailable(_)) => true,
+            Self::Engine(EngineError::Unavailable(_)) | Self::Unresolved(..) => true,
             Self::Fetch(error) => error.is_transient(),
             Self::Cluster(error) => error.is_unreachable(),
             Self::Need { error, .. } => error.is_unreachable(),

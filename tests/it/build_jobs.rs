@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use crate::support::{
     kernels,
     kube_api::FakeApi,
+    registry_process::Wants,
     site::{Run, Site, skopeo, wait_until},
 };
 
@@ -28,7 +29,8 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let (site, api, kernel) = (Site::new(), FakeApi::start(), kernels::newest().newer);
+        let registry = Wants { deletion: true, ..Wants::default() };
+        let (site, api, kernel) = (Site::with_registry(registry), FakeApi::start(), kernels::newest().newer);
         site.canary(&kernel);
         api.create(json!({
             "apiVersion": "v1", "kind": "Namespace",
@@ -76,6 +78,11 @@ impl Bench {
     fn assert_all_gone(&self) {
         assert_eq!(self.api.list("jobs.batch"), [Value::Null; 0]);
         wait_until("the containers are gone", || self.api.containers().is_empty());
+    }
+
+    /// No image of a build is left in the registry.
+    fn assert_no_image(&self) {
+        assert!(self.site.tags("builds").is_empty(), "{:?}", self.site.tags("builds"));
     }
 
     /// Has the build do something else.
@@ -191,6 +198,17 @@ fn a_build_that_is_stopped_leaves_no_job() {
     Command::new("kill").args(["-s", "INT", &build.id().to_string()]).status().unwrap();
     bench.site.finish(build).exits(130);
     bench.assert_all_gone();
+    bench.assert_no_image();
+}
+
+#[test]
+fn a_build_that_takes_too_long_leaves_no_image() {
+    let bench = Bench::new();
+    bench.slow();
+    bench.site.edit("images/hello.yaml", "  modules: [", "  build: {deadline: 2s}\n  modules: [");
+    bench.build("kubernetes", &[]).exits(1).line("did not end within its deadline of 2s");
+    bench.assert_all_gone();
+    bench.assert_no_image();
 }
 
 /// The first one that ends takes its image away, and the other's node may not have pulled it yet.

@@ -11,7 +11,7 @@ use farrier::{
 use serde_json::{Value, json};
 
 use crate::{
-    rpm::{ROCKY, World},
+    rpm::{ROCKY, World, archive},
     support::{
         fake_http::{FakeHttp, answer},
         kernels,
@@ -229,6 +229,13 @@ async fn an_rpm_package_with_modules_of_each_kernel() {
         let why = error_chain(&why.unwrap_err());
         assert!(why.contains(&format!(" in its repositories for kernel {release}")), "{why}");
     }
+    // A repository that does not answer as it should may have a newer one.
+    fs::create_dir_all(world.served("updates/repodata")).unwrap();
+    fs::write(world.served("updates/repodata/repomd.xml"), "<html>busy</html>").unwrap();
+    let from = json!({"rpm": {"package": "kmod-other", "from": archive(&["os/", "updates/"], "packages")}});
+    let both: SourceSpec = serde_json::from_value(json!({"name": "acme", "from": from})).unwrap();
+    let silent = world.fetcher().sources().identity(&both.for_kernel(&kernel(others)).unwrap()).await;
+    assert!(matches!(silent, Err(FetchError::Metadata(..))), "{silent:?}");
     // Packages that another key signed.
     world.define("acme.asc", &SigningKey::new("other").armored());
     let spec = spec.for_kernel(&kernel(ROCKY)).unwrap();

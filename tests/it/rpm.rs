@@ -132,14 +132,23 @@ impl World {
 
     /// With a cache of its own, which is new.
     pub fn fetcher_of(&self, site: &Value) -> Fetcher {
+        self.fetcher_with(site, FetchOptions::default())
+    }
+
+    /// One that asks the repositories each time.
+    pub fn asking_fetcher(&self) -> Fetcher {
+        self.fetcher_with(&self.site(), FetchOptions { refresh: Duration::ZERO, ..FetchOptions::default() })
+    }
+
+    fn fetcher_with(&self, site: &Value, options: FetchOptions) -> Fetcher {
         let cache = tempfile::TempDir::with_prefix_in("cache-", self.directory.path()).unwrap().keep();
-        let options = NetOptions {
+        let net = NetOptions {
             site: serde_json::from_value(site.clone()).unwrap(),
             root: self.definitions(),
             ..NetOptions::default()
         };
-        Fetcher::new(Cache::open(cache).unwrap(), FetchOptions::default())
-            .with_net(Net::new(options).unwrap())
+        Fetcher::new(Cache::open(cache).unwrap(), options)
+            .with_net(Net::new(net).unwrap())
             .with_definitions(self.definitions())
     }
 
@@ -298,16 +307,33 @@ async fn new_kernels_are_found_in_each_stream() {
     };
     assert_eq!(releases().await, [vec![ROCKY], vec![EUS]]);
     // Lists that are just fetched are believed; older ones are asked for again before a kernel has no package.
-    let options = FetchOptions { refresh: Duration::ZERO, ..FetchOptions::default() };
-    let site = serde_json::from_value(world.site()).unwrap();
-    let net = Net::new(NetOptions { site, root: world.definitions(), ..NetOptions::default() }).unwrap();
-    let cache = Cache::open(world.directory.path().join("cache")).unwrap();
-    let fetcher = Fetcher::new(cache, options).with_net(net).with_definitions(world.definitions());
+    let fetcher = world.asking_fetcher();
     let look = async |release| fetcher.headers().look(&source, &target(release)).await;
     assert!(missing(look(NEWER).await).starts_with("package kernel-devel"));
     world.add("os", "kernel-devel", NEWER);
     assert!(matches!(look(NEWER).await, Ok(Lookup::Found(None))));
     assert_eq!(releases().await[0].len(), 2);
+}
+
+/// A mirror that is being changed: its index is there before, or after, what it names.
+#[tokio::test]
+async fn an_index_that_names_what_is_not_there_takes_nothing_away() {
+    let world = World::new();
+    world.add("os", "kernel-devel", ROCKY);
+    let source = headers(&["kernel-devel"], &["os/"], "packages");
+    let fetcher = world.asking_fetcher();
+    let look = async |release| fetcher.headers().look(&source, &target(release)).await;
+    assert!(matches!(look(ROCKY).await, Ok(Lookup::Found(None))));
+    world.add("os", "kernel-devel", NEWER);
+    let (metadata, away) = (world.served("os/repodata"), world.served("away"));
+    let parts = fs::read_dir(&metadata).unwrap().map(|part| part.unwrap().file_name());
+    let primary = parts.into_iter().find(|part| part.to_string_lossy().contains("primary.xml")).unwrap();
+    fs::rename(metadata.join(&primary), &away).unwrap();
+    assert!(matches!(look(ROCKY).await, Err(FetchError::Status(_, 404))));
+    fs::rename(&away, metadata.join(&primary)).unwrap();
+    for release in [ROCKY, NEWER] {
+        assert!(matches!(look(release).await, Ok(Lookup::Found(None))), "{release}");
+    }
 }
 
 /// The repository of the kernel that `ci/own-kernel` compiles, signed, one of a compiler, and a site that uses them.

@@ -1,5 +1,6 @@
 //! Adapter: RPM repositories. Their metadata is read by farrier, signatures are verified by the distributions' own tools.
 
+mod address;
 pub(super) mod keys;
 pub mod metadata;
 mod modules;
@@ -14,6 +15,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use address::{based, below, directory};
 use fs_err::{self as fs, File};
 use keys::Keys;
 use metadata::{Part, Repomd};
@@ -35,7 +37,6 @@ use crate::{
     cache::LockMode,
     image::checked::{RpmAlternatives, fits},
     kernel::{Architecture, KernelRelease, RpmArchive, RpmRepository, RpmSigned},
-    net::Net,
 };
 
 /// Changes when listings have another form.
@@ -60,6 +61,8 @@ pub struct Repositories {
     names: Vec<String>,
     /// What is not there, for messages.
     absent: Vec<String>,
+    /// Must all of them answer? Where the newest package is wanted, one that is silent may have it.
+    all: bool,
 }
 
 /// Where a repository is, before it is asked.
@@ -125,7 +128,7 @@ impl Repositories {
         let names = groups.iter().flat_map(RpmAlternatives::names);
         let names = names.map(|name| name.replace("{{flavour}}", "*").replace("{{release}}", "*")).collect();
         let (fetcher, signed) = (fetcher.clone(), archive.signed);
-        Ok(Ok(Self { fetcher, arch, signed, keys, places, names, absent }))
+        Ok(Ok(Self { fetcher, arch, signed, keys, places, names, absent, all: false }))
     }
 
     /// One package of each group for a kernel; the listings are asked for again before a group has none.
@@ -142,7 +145,10 @@ impl Repositories {
         max_age: Duration,
     ) -> Result<Packages<Listed>> {
         let (listings, faults) = self.listings(max_age).await;
-        let (refused, fault) = sorted(faults, listings.is_empty());
+        let (refused, mut fault) = sorted(faults, listings.is_empty());
+        if let Some(fault) = fault.take_if(|_| self.all) {
+            return Err(fault);
+        }
         let without = self.without(&listings, &refused);
         let with_places = |listing: Listing| {
             let Listing { places, packages, .. } = listing;
@@ -273,14 +279,14 @@ impl Repositories {
         let mut fault = None;
         for place in places {
             match self.read(place, known.as_ref()).await {
-                Ok(listing) => {
+                Ok(Some(listing)) => {
                     let others = places.iter().filter(|other| *other != place);
                     return Ok(Listing {
                         places: std::iter::once(place).chain(others).map(Url::to_string).collect(),
                         ..listing
                     });
                 }
-                Err(FetchError::Status(_, 404 | 410)) => {}
+                Ok(None) => {}
                 Err(error) => {
                     tracing::debug!(repository = %place, error = %crate::error_chain(&error), "the repository cannot be read");
                     // Of several, the first is the place that is meant.
@@ -291,11 +297,15 @@ impl Repositories {
         fault.map_or_else(|| Ok(Listing::absent(places)), Err)
     }
 
-    async fn read(&self, place: &Url, known: Option<&Listing>) -> Result<Listing> {
+    /// `None` where there is no repository. One whose index names what is not there is being changed: that is a fault.
+    async fn read(&self, place: &Url, known: Option<&Listing>) -> Result<Option<Listing>> {
         let (scratch, net) = (self.fetcher.cache.scratch()?, &self.fetcher.net);
         let (index, url) = (scratch.path().join("repomd.xml"), below(place, "repodata/repomd.xml")?);
         let what = format!("the metadata of {place}");
-        let revision = transfer(net, &what, &url, None, MOST_INDEX, index.clone()).await?;
+        let revision = match transfer(net, &what, &url, None, MOST_INDEX, index.clone()).await {
+            Err(FetchError::Status(_, 404 | 410)) => return Ok(None),
+            got => got?,
+        };
         if self.signed.metadata() {
             let (signature, url) =
                 (scratch.path().join("repomd.xml.asc"), below(place, "repodata/repomd.xml.asc")?);
@@ -311,12 +321,12 @@ impl Repositories {
         }
         let revision = Some(revision.to_string());
         if let Some(known) = known.filter(|known| known.revision == revision) {
-            return Ok(Listing { asked: now(), ..known.clone() });
+            return Ok(Some(Listing { asked: now(), ..known.clone() }));
         }
         let index = BufReader::new(File::open(&index)?);
         let parts = metadata::repomd(index).map_err(|source| unreadable(&url, source))?;
         let packages = self.packages(place, &parts).await?;
-        Ok(Listing { asked: now(), revision, places: Vec::new(), parts: Some(parts), packages })
+        Ok(Some(Listing { asked: now(), revision, places: Vec::new(), parts: Some(parts), packages }))
     }
 
     /// The packages of these names; of those that do not say which kernel they are for, their files are looked at.
@@ -425,57 +435,9 @@ fn unreadable(url: &Url, source: MetadataError) -> FetchError {
     FetchError::Metadata(url.to_string(), source)
 }
 
-/// An address; one of a directory ends in `/`, so that what is below it can be joined.
-fn directory(text: &str, is_directory: bool) -> Result<Url> {
-    let wrong = || FetchError::value("the address of an RPM repository", text, "it is not an address");
-    let mut url = Url::parse(text).map_err(|_| wrong())?;
-    if is_directory && !url.path().ends_with('/') {
-        url.set_path(&format!("{}/", url.path()));
-    }
-    Ok(url)
-}
-
-/// The addresses of a repository that another one's metadata names, as a list of mirrors might.
-fn based(net: &Net, base: &str) -> Result<Vec<String>> {
-    let url = directory(base, true)?;
-    if !matches!(url.scheme(), "https" | "http") {
-        let why = "metadata may name one by http or https alone";
-        return Err(FetchError::value("the address of an RPM repository", base, why));
-    }
-    Ok(net.url_candidates(&url).iter().map(Url::to_string).collect())
-}
-
-/// What a repository names lies below it, and nowhere else.
-fn below(place: &Url, location: &str) -> Result<Url> {
-    let url = place.join(location).ok().filter(|url| {
-        url.origin() == place.origin() && url.path().starts_with(place.path()) && url.path() != place.path()
-    });
-    url.ok_or_else(|| {
-        FetchError::value("a place in an RPM repository", location, "it is not below the repository")
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_a_repository_names_is_below_it() {
-        let place = directory("https://a.test/os", true).unwrap();
-        assert_eq!(below(&place, "Packages/x+1.rpm").unwrap().as_str(), "https://a.test/os/Packages/x+1.rpm");
-        for location in ["", "/x", "../x", "https://b.test/os/x", "//b.test/os/x", "a/../../x"] {
-            assert!(below(&place, location).is_err(), "{location:?}");
-        }
-    }
-
-    #[test]
-    fn a_merged_repository_names_others_by_http_alone() {
-        let based = |base: &str| based(&Net::default(), base);
-        assert_eq!(based("https://b.test/os").unwrap(), ["https://b.test/os/"]);
-        for base in ["", "../other", "file:///etc/", "ftp://b.test/os/", "/os"] {
-            assert!(based(base).is_err(), "{base:?}");
-        }
-    }
 
     #[test]
     fn a_repository_that_the_site_may_not_ask_is_told_beside_what_others_lack() {

@@ -24,6 +24,7 @@ impl Found {
         let archive = Repositories::open(fetcher, &source.from, system, groups)?.map_err(|lacking| {
             FetchError::unusable(format!("find package {}: there is no {lacking}", &*source.package), LACKING)
         })?;
+        let archive = Repositories { all: true, ..archive };
         let names = names_for(&source.package, kernel.release.as_str());
         match Box::pin(archive.choose(&[names], &kernel.release)).await? {
             Packages::Found(mut found) => {

@@ -1,0 +1,61 @@
+//! Pure: addresses of RPM repositories, and what their metadata may name.
+
+use url::Url;
+
+use crate::{
+    inputs::{FetchError, Result},
+    net::Net,
+};
+
+/// An address; one of a directory ends in `/`, so that what is below it can be joined.
+pub(super) fn directory(text: &str, is_directory: bool) -> Result<Url> {
+    let wrong = || FetchError::value("the address of an RPM repository", text, "it is not an address");
+    let mut url = Url::parse(text).map_err(|_| wrong())?;
+    if is_directory && !url.path().ends_with('/') {
+        url.set_path(&format!("{}/", url.path()));
+    }
+    Ok(url)
+}
+
+/// The addresses of a repository that another one's metadata names, as a list of mirrors might.
+pub(super) fn based(net: &Net, base: &str) -> Result<Vec<String>> {
+    let url = directory(base, true)?;
+    if !matches!(url.scheme(), "https" | "http") {
+        let why = "metadata may name one by http or https alone";
+        return Err(FetchError::value("the address of an RPM repository", base, why));
+    }
+    Ok(net.url_candidates(&url).iter().map(Url::to_string).collect())
+}
+
+/// What a repository names lies below it, and nowhere else.
+pub(super) fn below(place: &Url, location: &str) -> Result<Url> {
+    let url = place.join(location).ok().filter(|url| {
+        url.origin() == place.origin() && url.path().starts_with(place.path()) && url.path() != place.path()
+    });
+    url.ok_or_else(|| {
+        FetchError::value("a place in an RPM repository", location, "it is not below the repository")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_repository_names_is_below_it() {
+        let place = directory("https://a.test/os", true).unwrap();
+        assert_eq!(below(&place, "Packages/x+1.rpm").unwrap().as_str(), "https://a.test/os/Packages/x+1.rpm");
+        for location in ["", "/x", "../x", "https://b.test/os/x", "//b.test/os/x", "a/../../x"] {
+            assert!(below(&place, location).is_err(), "{location:?}");
+        }
+    }
+
+    #[test]
+    fn a_merged_repository_names_others_by_http_alone() {
+        let based = |base: &str| based(&Net::default(), base);
+        assert_eq!(based("https://b.test/os").unwrap(), ["https://b.test/os/"]);
+        for base in ["", "../other", "file:///etc/", "ftp://b.test/os/", "/os"] {
+            assert!(based(base).is_err(), "{base:?}");
+        }
+    }
+}
