@@ -15,7 +15,7 @@ use crate::{
 /// Options of every command.
 #[derive(Debug, Args)]
 pub struct Global {
-    /// Directory with images/, kernels/, templates/ and announced/; what it lacks comes from the built-in definitions
+    /// Directory with images/, kernels/, templates/, patches/, announced/ and site.yaml; what it lacks comes from the built-in definitions
     #[arg(long, global = true, env = vars::FARRIER_DEFINITIONS, value_name = "DIR", hide_env_values = true)]
     pub definitions: Option<PathBuf>,
     /// Cache of headers, sources and logs [default: $XDG_CACHE_HOME/farrier]; it may be deleted at any time

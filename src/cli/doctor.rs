@@ -227,7 +227,7 @@ impl Visit {
             }
         };
         let Planned { plan, snapshot, .. } = &planned;
-        self.fine("cluster", format!("{}: {} nodes", cluster.describe(), snapshot.nodes.len()));
+        self.fine("cluster", format!("{}; its nodes: {}", cluster.describe(), snapshot.nodes.len()));
         // Each names the right, and the command that gives it.
         for (_, why) in snapshot.all_unseen() {
             self.missing("cluster", why.clone(), "");

@@ -18,7 +18,7 @@ use crate::{
     engine::EngineChoice,
     page::{Facts, built, write_files},
     parts::Parts,
-    plan,
+    plan::{self, Outcome, PlannedCell},
 };
 
 #[derive(Debug, Args)]
@@ -95,6 +95,12 @@ pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit> {
     if planned.unreachable {
         output::message(&output::plan(&planned.plan));
         return Ok(Exit::Unreachable);
+    }
+    // Its list has no place for what cannot be built, and why.
+    let is_lacking =
+        |cell: &PlannedCell| matches!(&cell.outcome, Outcome::Skipped { why } if !why.is_finding());
+    if planned.plan.cells.iter().any(is_lacking) {
+        output::message(&output::plan(&planned.plan));
     }
     let text = plan::ci_matrix(&planned.plan, form.into());
     // No lines are no empty line either.

@@ -92,7 +92,10 @@ fn existing_directory(path: &Path) -> Result<PathBuf> {
     match path.canonicalize() {
         Ok(path) if path.is_dir() => Ok(path),
         Ok(path) => Err(CliError::usage(format!("definitions {}: not a directory", path.display()))),
-        Err(error) => Err(CliError::usage(format!("definitions {}: {error}", path.display()))),
+        Err(error) => Err(CliError::hinted(
+            format!("definitions {}: {error}", path.display()),
+            "`farrier init` makes a directory of definitions",
+        )),
     }
 }
 

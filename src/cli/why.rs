@@ -38,7 +38,7 @@ pub async fn why(session: &Session, args: WhyArgs) -> Result<Exit> {
         Subject::Node(name) => vec![explain.node(name).ok_or_else(|| {
             let first = snapshot.nodes.iter().map(|node| node.name.as_str()).min();
             let hint = first.map_or("there are no nodes".to_owned(), |first| {
-                format!("{} nodes are there, such as {}", snapshot.nodes.len(), output::printable(first))
+                format!("its nodes: {}, such as {}", snapshot.nodes.len(), output::printable(first))
             });
             CliError::hinted(format!("{}: no node is named {name:?}", cluster.describe()), hint)
         })?],

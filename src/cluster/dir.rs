@@ -42,8 +42,10 @@ pub struct Directory {
 impl Directory {
     /// Opens a directory or file, which must exist.
     pub fn open(path: &Path) -> Result<Self, ClusterError> {
-        let root = std::fs::canonicalize(path)
-            .map_err(|source| io::Error::new(source.kind(), format!("open {}: {source}", path.display())))?;
+        let words = "read the manifests of --cluster";
+        let root = std::fs::canonicalize(path).map_err(|source| {
+            io::Error::new(source.kind(), format!("{words} dir:{}: {source}", path.display()))
+        })?;
         Ok(Self { root })
     }
 

@@ -95,7 +95,7 @@ impl ClusterError {
                  works; in a pod, mount the service account's token"
             }
             Self::Api { error: ApiError::Unavailable(_), .. } => {
-                "see that `kubectl version` reaches the API server from here; farrier tries again with its next pass"
+                "see that `kubectl version` reaches the API server from here; `farrier run` tries again by itself"
             }
             Self::Api { error: ApiError::Unauthorized(_), .. } => {
                 "log in again, or see that the kubeconfig's or service account's token has not run out"

@@ -48,6 +48,9 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
         let message = "there is no such directory".to_owned();
         return Err(DefinitionErrors(vec![DefinitionError::of_file(&dir.display().to_string(), message)]));
     }
+    if let Some(dir) = dir {
+        misplaced(dir, &mut errors);
+    }
     let mut read = |name: &str, extensions: &[&str]| match dir {
         Some(dir) => directory(&dir.join(name), name, extensions, &mut errors),
         None => None,
@@ -188,6 +191,18 @@ fn directory(
     }
     files.sort_by(|a, b| a.name.cmp(&b.name));
     Some(files)
+}
+
+/// Reports definitions beside the directories where they are read: farrier would go on with its own in their place.
+fn misplaced(dir: &Path, errors: &mut Vec<DefinitionError>) {
+    for file in directory(dir, "", &["yaml", "yml"], errors).unwrap_or_default() {
+        let name = file.name.trim_start_matches('/');
+        if name != SITE && file.text.lines().any(|line| line.starts_with("apiVersion: farrier.dev/")) {
+            let message = "is not read here: driver images stand in images/, kernel families in kernels/, announced kernels in \
+                           announced/, and settings in site.yaml";
+            errors.push(DefinitionError::of_file(name, message.to_owned()));
+        }
+    }
 }
 
 /// One file; `None` where it is not there, or cannot be read, which is reported.

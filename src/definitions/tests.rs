@@ -305,6 +305,21 @@ fn a_definition_in_the_wrong_directory_is_told() {
     )]));
 }
 
+/// It would be passed over, and the built-in images built in its place.
+#[test]
+fn a_definition_beside_the_directories_is_told() {
+    let site = "apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {name: site}\nspec: {}\n";
+    let said = mistakes(&[("m.yaml", IMAGE), ("site.yml", site), ("kustomization.yaml", "resources: []\n")]);
+    for file in ["m.yaml", "site.yml"] {
+        assert!(
+            said.contains(&format!("{file}: is not read here: driver images stand in images/")),
+            "{said}"
+        );
+    }
+    assert!(!said.contains("kustomization"), "{said}");
+    assert!(load_files(&[("site.yaml", site)]).is_ok());
+}
+
 #[test]
 fn text_that_is_no_yaml_is_refused_at_its_place() {
     insta::assert_snapshot!(mistakes(&[("images/a.yaml", "kind: DriverImage\nmetadata: {name: [x}\n")]));

@@ -137,7 +137,9 @@ mod tests {
     async fn without_a_runner_there_is_no_sandbox() {
         let env = EngineEnv { runner: Some("/nonexistent/runner".into()), ..EngineEnv::default() };
         let error = connect(EngineChoice::Sandbox, &env).await.err().unwrap();
-        assert_eq!(error.to_string(), "no build engine: sandbox: there is no /nonexistent/runner");
+        let what = "no build engine: sandbox: there is no /nonexistent/runner: put farrier-runner beside farrier, or name it with \
+                    FARRIER_RUNNER";
+        assert_eq!(error.to_string(), what);
     }
 
     #[tokio::test]

@@ -64,7 +64,7 @@ pub async fn verification_keys(parts: &Parts, named: &[PathBuf], at_least: usize
             "there is no key to verify the image with".to_owned(),
             Some(
                 "give --key, or name keys in site.yaml (policy.requireSigned, imageSigning); without one, \
-                 --insecure-no-signature looks at the rest, which whoever may write to the registry can make fit"
+                 --insecure-no-signature checks only what everyone who may push could forge"
                     .to_owned(),
             ),
         )

@@ -153,7 +153,13 @@ pub(super) fn find_runner(given: Option<&Path>) -> Result<PathBuf, String> {
         Some(runner) => runner.to_owned(),
         None => beside().ok_or("farrier's own program cannot be found")?,
     };
-    if runner.is_file() { Ok(runner) } else { Err(format!("there is no {}", runner.display())) }
+    if runner.is_file() {
+        return Ok(runner);
+    }
+    Err(format!(
+        "there is no {}: put farrier-runner beside farrier, or name it with FARRIER_RUNNER",
+        runner.display()
+    ))
 }
 
 fn beside() -> Option<PathBuf> {

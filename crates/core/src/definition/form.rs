@@ -30,12 +30,14 @@ impl NotA {
 }
 
 /// The text without names and passwords in addresses: what stands before an `@` is a `*` for each character. An image's name
-/// before its digest stays.
+/// before its digest stays, and so does what no login can be, such as a shell's `$@`.
 pub fn without_logins(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for word in text.split_inclusive(|c: char| c.is_whitespace() || "\"'".contains(c)) {
         match word.rsplit_once('@') {
-            Some((login, rest)) if !rest.starts_with("sha256:") => {
+            Some((login, rest))
+                if !rest.starts_with("sha256:") && login.contains(|c: char| c.is_alphanumeric()) =>
+            {
                 let (scheme, login) = login.split_at(login.find("://").map_or(0, |at| at + 3));
                 shown.push_str(scheme);
                 shown.extend(login.chars().map(|_| '*').chain(['@']));
@@ -180,6 +182,7 @@ mod tests {
             ("me:secret@proxy", "*********@proxy"),
             ("r.example/x@sha256:00", "r.example/x@sha256:00"),
             ("https://h/x", "https://h/x"),
+            ("\"$@\" {{vars.makeArgs}}", "\"$@\" {{vars.makeArgs}}"),
             ("", ""),
         ] {
             assert_eq!(without_logins(text), shown);
