@@ -385,10 +385,13 @@ fn commands_that_are_wrong() {
     let site = Site::new();
     let wrong = |args: &[&str]| site.neutral(&site.farrier(args).exits(2).stderr);
     insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "kubernetes"]), @r#"error: --cluster: "kubernetes" is none of kube, kube:CONTEXT and dir:PATH"#);
-    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "dir:/nonesuch"]), @"error: open /nonesuch: No such file or directory (os error 2)");
+    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "dir:/nonesuch"]), @"error: read the manifests of --cluster dir:/nonesuch: No such file or directory (os error 2)");
     insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "kube"]), @"error: --write-namespaces: say in which namespaces DaemonSets may be written and pods evicted, such as drivers,gpu, or `*` for all (FARRIER_WRITE_NAMESPACES; with the chart, rbac.writeNamespaces)");
     insta::assert_snapshot!(wrong(&["plan", "--registry", "not a registry"]), @r#"error: --registry: "not a registry" is not a registry: wanted host[:port][/prefix] or oci:PATH, the host needs a dot or a port, or to be localhost"#);
-    insta::assert_snapshot!(wrong(&["plan", "--definitions", "/nonesuch"]), @"error: definitions /nonesuch: No such file or directory (os error 2)");
+    insta::assert_snapshot!(wrong(&["plan", "--definitions", "/nonesuch"]), @r"
+    error: definitions /nonesuch: No such file or directory (os error 2)
+    hint: `farrier init` makes a directory of definitions
+    ");
     insta::assert_snapshot!(wrong(&["render", "nonesuch", "--kernel", "6.1.0-1-amd64"]), @"error: no driver image is named nonesuch; there is broken, hello");
 }
 
