@@ -1,6 +1,11 @@
 //! Adapter: what several modules do with files.
 
-use std::io;
+use std::{
+    io::{self, Read as _},
+    path::Path,
+};
+
+use fs_err::File;
 
 /// What was found; nothing where there is no such file.
 pub(crate) fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
@@ -9,4 +14,12 @@ pub(crate) fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// A file's bytes, no more than so many; `None` when it is not there.
+pub(crate) fn read_start(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
+    let Some(file) = if_there(File::open(path))? else { return Ok(None) };
+    let mut bytes = Vec::new();
+    file.take(limit).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
 }

@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
-    io::{self, Read as _},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -12,6 +12,7 @@ use object::read::ReadCache;
 
 use super::{BootError, Result};
 use crate::{
+    files::read_start,
     kmod::{InTree, Module, module_name},
     payload::{self, is_module_file},
 };
@@ -93,14 +94,8 @@ impl InTreeModules {
 /// What `modules.builtin` names, where there is one.
 fn built_in(directory: &Path) -> Result<BTreeSet<String>> {
     let mut index = InTree::default();
-    match File::open(directory.join("modules.builtin")) {
-        Ok(file) => {
-            let mut text = Vec::new();
-            file.take(MAX_INDEX).read_to_end(&mut text)?;
-            index.add_builtin(&String::from_utf8_lossy(&text));
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error.into()),
+    if let Some(text) = read_start(&directory.join("modules.builtin"), MAX_INDEX)? {
+        index.add_builtin(&String::from_utf8_lossy(&text));
     }
     Ok(index.builtin)
 }

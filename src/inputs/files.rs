@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     fs::Permissions,
-    io::{self, Read},
+    io::Read,
     os::unix::fs::PermissionsExt,
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
@@ -12,7 +12,8 @@ use std::{
 use fs_err::{self as fs, File, os::unix::fs::symlink};
 
 use super::{FetchError, Result};
-use crate::{files::if_there, kernel::Architecture};
+pub(super) use crate::files::read_start;
+use crate::kernel::Architecture;
 
 /// Copies files, directories and links (as links), with modes and times.
 pub(super) fn copy_tree(from: &Path, to: &Path, stop: &AtomicBool) -> Result<()> {
@@ -111,14 +112,6 @@ pub(super) fn names_in(dir: &Path) -> Result<Vec<OsString>> {
     }
     names.sort();
     Ok(names)
-}
-
-/// A file's bytes, no more than so many; `None` when it is not there.
-pub(super) fn read_start(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
-    let Some(file) = if_there(File::open(path))? else { return Ok(None) };
-    let mut bytes = Vec::new();
-    file.take(limit).read_to_end(&mut bytes)?;
-    Ok(Some(bytes))
 }
 
 /// Goes on, unless the work is to be cut short.
