@@ -18,7 +18,7 @@ use crate::{
     engine::EngineChoice,
     page::{Facts, built, write_files},
     parts::Parts,
-    plan::{self, Outcome, PlannedCell},
+    plan,
 };
 
 #[derive(Debug, Args)]
@@ -91,16 +91,13 @@ pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit> {
     let (parts, cluster) = session.of_cluster(&plan).await?;
     let Some(form) = matrix else { return show(session, &parts, cluster.as_ref()).await };
     let planned = parts.plan(cluster.as_ref()).await?;
+    // Its list has no place for what cannot be built, and why.
+    if planned.unreachable || planned.plan.cells.iter().any(|cell| cell.outcome.is_unbuildable()) {
+        output::message(&output::plan(&planned.plan));
+    }
     // Jobs must not be made from half an answer.
     if planned.unreachable {
-        output::message(&output::plan(&planned.plan));
         return Ok(Exit::Unreachable);
-    }
-    // Its list has no place for what cannot be built, and why.
-    let is_lacking =
-        |cell: &PlannedCell| matches!(&cell.outcome, Outcome::Skipped { why } if !why.is_finding());
-    if planned.plan.cells.iter().any(is_lacking) {
-        output::message(&output::plan(&planned.plan));
     }
     let text = plan::ci_matrix(&planned.plan, form.into());
     // No lines are no empty line either.

@@ -9,8 +9,8 @@ use crate::controller::live::PassView;
 use crate::{
     image::OperatorResource,
     plan::{
-        Change, HoldReason, NodeReason, Outcome, Phase, PlannedRollout, RolloutDecision, RolloutObject,
-        UpgradeNote, UpgradeState, status_entries,
+        Change, HoldReason, NodeReason, Phase, PlannedRollout, RolloutDecision, RolloutObject, UpgradeNote,
+        UpgradeState, status_entries,
     },
 };
 
@@ -248,13 +248,14 @@ fn of_builds(before: &EventHistory, now: &EventHistory, view: &PassView, found: 
         let about = Regarding::DriverBuild(name);
         let failed = |phase| matches!(phase, Phase::Failed | Phase::Retrying);
         // That a definition is not meant for a kernel is no news.
-        let fails = |outcome: &Outcome| matches!(outcome, Outcome::Skipped { why } if !why.is_finding());
         let reason = match *phase {
             Phase::Published if was != Phase::Published || known != *digest => EventReason::Published,
             Phase::Building if was != Phase::Building => EventReason::BuildStarted,
             phase if failed(phase) && (!failed(was) || *attempts != tried) => EventReason::BuildFailed,
             Phase::Missing | Phase::Queued if was == Phase::Published => EventReason::PublicationLost,
-            Phase::Skipped if was != Phase::Skipped && fails(entry.outcome) => EventReason::NotBuildable,
+            Phase::Skipped if was != Phase::Skipped && entry.outcome.is_unbuildable() => {
+                EventReason::NotBuildable
+            }
             _ => continue,
         };
         let row = &entry.row;

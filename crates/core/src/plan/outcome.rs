@@ -178,6 +178,13 @@ impl Outcome {
     }
 }
 
+impl Outcome {
+    /// Can nothing be built, though a definition is meant for the kernel?
+    pub fn is_unbuildable(&self) -> bool {
+        matches!(self, Self::Skipped { why } if !why.is_finding())
+    }
+}
+
 impl From<SkipReason> for Outcome {
     fn from(why: SkipReason) -> Self {
         Self::Skipped { why }
