@@ -42,9 +42,9 @@ pub struct Directory {
 impl Directory {
     /// Opens a directory or file, which must exist.
     pub fn open(path: &Path) -> Result<Self, ClusterError> {
-        let words = "read the manifests of --cluster";
         let root = std::fs::canonicalize(path).map_err(|source| {
-            io::Error::new(source.kind(), format!("{words} dir:{}: {source}", path.display()))
+            let words = format!("read the manifests of --cluster dir:{}: {source}", path.display());
+            io::Error::new(source.kind(), words)
         })?;
         Ok(Self { root })
     }

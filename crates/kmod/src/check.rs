@@ -42,8 +42,8 @@ pub struct NeededTable {
     pub image: String,
     /// The `Module.symvers` of its exposed headers.
     pub symbols: SymbolTable,
-    /// Names of its modules that bring the taint of a proprietary licence ([`crate::proprietary_modules`]); `None` where its modules are
-    /// not at hand. Then the licences are unknown, but for a table that replaces modules of the kernel's own.
+    /// Names of its modules that bring the taint of a proprietary licence ([`crate::proprietary_modules`]). `None` where its modules
+    /// are not at hand: their licences are unknown, unless the table replaces modules of the kernel's own.
     pub proprietary: Option<BTreeSet<String>>,
 }
 

@@ -59,8 +59,8 @@ fn of_needed(import: &Import<'_>) -> Option<InheritedTaint> {
     }
 }
 
-/// The names of those modules that bring the taint of a proprietary licence, each with the files of all others at hand: those
-/// with such a licence, and those that use symbols of one that does.
+/// The names of the modules that bring the taint of a proprietary licence: a module has such a licence, or uses symbols of one
+/// that brings the taint.
 pub fn proprietary_modules(modules: &[PayloadModule]) -> BTreeSet<String> {
     let mut clean: Vec<&Module> = modules.iter().filter_map(|payload| payload.module.as_ref().ok()).collect();
     let (mut names, mut exports) = (BTreeSet::new(), HashSet::new());

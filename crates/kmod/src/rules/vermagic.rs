@@ -16,8 +16,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         findings.push(finding(subject.forced(), message, rebuild()));
         return;
     };
-    // Without symbol versions in the kernel, its `same_magic` compares all words. It is told of `__versions` alone, not of
-    // the extended table.
+    // Without symbol versions in the kernel, its `same_magic` compares all words. Only the section `__versions` counts for it,
+    // not the extended table.
     let has_versions = subject.module.basic_versions && kernel.config.is_set("MODVERSIONS");
     match expected.compare(magic, has_versions) {
         Difference::None => {}
