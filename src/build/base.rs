@@ -31,6 +31,13 @@ const PROBE_MARK: &str = "farrier: toolchain offers ";
 /// Memory that any build may use, in bytes.
 pub(super) const LEAST_MEMORY: u64 = 4 << 30;
 
+/// Processes of a build at a time: several for each processor of the largest machines.
+const MOST_PROCESSES: u64 = 8 << 10;
+/// Bytes that a build may write: a pod's share of its node's disk (`JobSpec`) is the same.
+const MOST_DISK: u64 = 32 << 30;
+/// Files, links and directories that a build may make: ten times those of a kernel's whole source tree, compiled.
+const MOST_INODES: u64 = 2_000_000;
+
 /// What a compile starts from.
 pub(super) enum PreparedBase {
     /// An image of the daemon, under the name that the cell's Dockerfile starts from.
@@ -68,7 +75,13 @@ impl InPlaceBase {
     /// an estimate.
     pub(super) fn plan(&self, spec: BuildSpec) -> Plan {
         let memory = spec.memory.bytes().saturating_mul(2).max(LEAST_MEMORY);
-        Plan { steps: self.steps.clone(), limits: Limits { memory: Some(memory), ..Limits::default() } }
+        let limits = Limits {
+            memory: Some(memory),
+            processes: Some(MOST_PROCESSES),
+            disk: Some(MOST_DISK),
+            inodes: Some(MOST_INODES),
+        };
+        Plan { steps: self.steps.clone(), limits }
     }
 }
 
