@@ -92,6 +92,9 @@ pub fn change(scratch: &Path, lowers: &[PathBuf]) -> io::Result<()> {
     let quiet = MountFlags::NOSUID | MountFlags::NOEXEC;
     mount("proc", "/proc", "proc", quiet | MountFlags::NODEV, None)
         .map_err(|error| said("mount /proc", error))?;
+    // A namespace of a step's own is a way to capabilities.
+    fs::write("/proc/sys/user/max_user_namespaces", "0")
+        .map_err(|error| said("forbid namespaces in the sandbox", error))?;
     mount("dev", "/dev", "tmpfs", quiet, c"mode=755,size=1m").map_err(|error| said("mount /dev", error))?;
     for (name, device) in DEVICES {
         let place = Path::new("/dev").join(name);

@@ -50,12 +50,13 @@ const PROCESSES: u64 = 16 << 10;
 pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> {
     // It has to end by itself when farrier is killed.
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    sys::close_inherited()?;
+    sys::close_inherited(None)?;
     let Sandbox { lowers, scratch, maps_owners } = read_frame(&mut StandardInput)?;
     if geteuid().is_root() {
         // An ordinary user may not: the groups stay, and give nothing that the user does not have.
         set_thread_groups(&[]).map_err(|error| said("leave all supplementary groups", error))?;
     }
+    walls.leak()?;
     let trees = if maps_owners { Trees::detach(&lowers)? } else { Trees::Owned(lowers) };
     let namespaces = CloneFlags::CLONE_NEWUSER
         | CloneFlags::CLONE_NEWNS
@@ -191,12 +192,10 @@ pub fn init(messages: &Messages, scratch: &str, lowers: &str, walls: Walls) -> i
     umask(Mode::from_raw_mode(0o022));
     let number: RawFd = scratch.parse().map_err(io::Error::other)?;
     let lowers: usize = lowers.parse().map_err(io::Error::other)?;
-    sys::close_range(3, number - 1)?;
-    sys::close_range(number + 1, RawFd::MAX)?;
+    sys::close_inherited([number].into_iter().chain(walls.leaked()))?;
     let scratch = sys::inherited(number);
     sethostname(b"farrier").map_err(|error| said("name the sandbox", error))?;
     let plan: Plan = read_frame(&mut StandardInput)?;
-    walls.leak()?;
     let place = path_of(&scratch);
     let trees: Vec<_> = (0..lowers).map(|number| lower(&place, number)).collect();
     root::change(&place, &trees)?;
@@ -204,8 +203,9 @@ pub fn init(messages: &Messages, scratch: &str, lowers: &str, walls: Walls) -> i
     unpack(Path::new(root::CONTEXT)).map_err(|error| said("unpack the build context", error))?;
     root::seal()?;
     give_up_capabilities()?;
+    let all_walls = walls.filter;
     let landlock = confine(plan.limits.processes, walls)?;
-    messages.send(&Message::Canary(Canary { refused: canary::look()?, landlock }))?;
+    messages.send(&Message::Canary(Canary { refused: canary::look(all_walls)?, landlock }))?;
     let root = Root::open(Path::new("/"))?;
     steps::run(messages, &plan, &Place { root, context: root::CONTEXT, written: Some(root::WRITTEN) })
 }

@@ -7,15 +7,22 @@ use std::{
     os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
 };
 
-/// Closes every descriptor from `first` to `last`.
-pub fn close_range(first: RawFd, last: RawFd) -> io::Result<()> {
-    // SAFETY: callers run before this process has opened a file of its own in that range.
-    check(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) })
+/// Closes every inherited descriptor but standard input, output and error, and those in `kept`, in ascending order.
+pub fn close_inherited(kept: impl IntoIterator<Item = RawFd>) -> io::Result<()> {
+    let mut first = 3;
+    for kept in kept {
+        close_range(first, kept - 1)?;
+        first = kept + 1;
+    }
+    close_range(first, RawFd::MAX)
 }
 
-/// Closes every inherited descriptor but standard input, output and error.
-pub fn close_inherited() -> io::Result<()> {
-    close_range(3, RawFd::MAX)
+fn close_range(first: RawFd, last: RawFd) -> io::Result<()> {
+    if first > last {
+        return Ok(());
+    }
+    // SAFETY: callers run before this process has opened a file of its own in that range.
+    check(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) })
 }
 
 /// Takes over a descriptor that this program was started with.

@@ -41,7 +41,17 @@ impl Walls {
     pub fn leak(&self) -> std::io::Result<()> {
         Ok(())
     }
+
+    /// The descriptor that is leaked: none.
+    #[expect(clippy::unused_self, reason = "the other one does what it says")]
+    pub fn leaked(&self) -> Option<std::os::fd::RawFd> {
+        None
+    }
 }
+
+/// Number of the descriptor.
+#[cfg(feature = "breakable")]
+const LEAKED: std::os::fd::RawFd = 100;
 
 #[cfg(feature = "breakable")]
 impl Walls {
@@ -74,7 +84,12 @@ impl Walls {
         use rustix::fs::{Mode, OFlags, open};
         let Some(leak) = &self.leak else { return Ok(()) };
         let directory = open(leak, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
-        let leaked = nix::fcntl::fcntl(&directory, nix::fcntl::FcntlArg::F_DUPFD(100))?;
-        if leaked == 100 { Ok(()) } else { Err(std::io::Error::other("descriptor 100 is taken")) }
+        let leaked = nix::fcntl::fcntl(&directory, nix::fcntl::FcntlArg::F_DUPFD(LEAKED))?;
+        if leaked == LEAKED { Ok(()) } else { Err(std::io::Error::other("the descriptor is taken")) }
+    }
+
+    /// The descriptor that is leaked.
+    pub fn leaked(&self) -> Option<std::os::fd::RawFd> {
+        self.leak.is_some().then_some(LEAKED)
     }
 }
