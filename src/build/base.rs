@@ -114,8 +114,20 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
         (Output::Payload, Err(error)) => return Err(error.into()),
         (Output::Image, _) => engines.docker().await?,
     };
+    confined_by_docker(job.parts.definitions.site.builds.landlock)?;
     with_image(job, headers, &docker).await?;
     Ok(PreparedBase::Image(docker))
+}
+
+/// A daemon's containers have no Landlock of farrier's.
+fn confined_by_docker(least_landlock: u32) -> Result<()> {
+    if least_landlock == 0 {
+        return Ok(());
+    }
+    let message =
+        format!("the site requires Landlock ABI {least_landlock}, which Docker does not give to builds");
+    let hint = "build with --engine sandbox or kubernetes, or lower builds.landlock in site.yaml";
+    Err(TargetError::finding(FindingKind::Usage, message, Some(hint.to_owned())))
 }
 
 /// The cell's toolchain as a tree, in which the tools of the headers run, and the image that it is.
