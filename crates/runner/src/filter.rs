@@ -10,6 +10,11 @@ use seccompiler::{
     SeccompCondition as Condition, SeccompFilter, SeccompRule, TargetArch, apply_filter,
 };
 
+/// System calls by the names of libc.
+macro_rules! calls {
+    ($($name:ident)*) => { &[$(libc::$name),*] };
+}
+
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// `CLONE_NEW*`: a namespace of a step's own is a way to capabilities.
@@ -25,270 +30,56 @@ const NAMESPACES: [libc::c_int; 8] = [
 ];
 
 /// System calls that any step may make.
-const ALLOWED: &[i64] = &[
+const ALLOWED: &[i64] = calls![
     // Files and directories.
-    libc::SYS_read,
-    libc::SYS_write,
-    libc::SYS_readv,
-    libc::SYS_writev,
-    libc::SYS_pread64,
-    libc::SYS_pwrite64,
-    libc::SYS_preadv,
-    libc::SYS_pwritev,
-    libc::SYS_preadv2,
-    libc::SYS_pwritev2,
-    libc::SYS_openat,
-    libc::SYS_openat2,
-    libc::SYS_close,
-    libc::SYS_close_range,
-    libc::SYS_lseek,
-    libc::SYS_fstat,
-    libc::SYS_newfstatat,
-    libc::SYS_statx,
-    libc::SYS_statfs,
-    libc::SYS_fstatfs,
-    libc::SYS_faccessat,
-    libc::SYS_faccessat2,
-    libc::SYS_readlinkat,
-    libc::SYS_getdents64,
-    libc::SYS_getcwd,
-    libc::SYS_chdir,
-    libc::SYS_fchdir,
-    libc::SYS_umask,
-    libc::SYS_mkdirat,
-    libc::SYS_mknodat,
-    libc::SYS_unlinkat,
-    libc::SYS_renameat,
-    libc::SYS_renameat2,
-    libc::SYS_linkat,
-    libc::SYS_symlinkat,
-    libc::SYS_fchmod,
-    libc::SYS_fchmodat,
-    FCHMODAT2,
-    libc::SYS_utimensat,
-    libc::SYS_ftruncate,
-    libc::SYS_fallocate,
-    libc::SYS_fadvise64,
-    libc::SYS_readahead,
-    libc::SYS_fsync,
-    libc::SYS_fdatasync,
-    libc::SYS_sync,
-    libc::SYS_syncfs,
-    libc::SYS_sync_file_range,
-    libc::SYS_copy_file_range,
-    libc::SYS_sendfile,
-    libc::SYS_splice,
-    libc::SYS_tee,
-    libc::SYS_vmsplice,
-    libc::SYS_flock,
-    libc::SYS_fcntl,
-    libc::SYS_ioctl,
-    libc::SYS_dup,
-    libc::SYS_dup3,
-    libc::SYS_pipe2,
-    libc::SYS_inotify_init1,
-    libc::SYS_inotify_add_watch,
-    libc::SYS_inotify_rm_watch,
-    libc::SYS_setxattr,
-    libc::SYS_lsetxattr,
-    libc::SYS_fsetxattr,
-    libc::SYS_getxattr,
-    libc::SYS_lgetxattr,
-    libc::SYS_fgetxattr,
-    libc::SYS_listxattr,
-    libc::SYS_llistxattr,
-    libc::SYS_flistxattr,
-    libc::SYS_removexattr,
-    libc::SYS_lremovexattr,
-    libc::SYS_fremovexattr,
+    SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_preadv SYS_pwritev SYS_preadv2
+    SYS_pwritev2 SYS_openat SYS_openat2 SYS_close SYS_close_range SYS_lseek SYS_fstat SYS_newfstatat
+    SYS_statx SYS_statfs SYS_fstatfs SYS_faccessat SYS_faccessat2 SYS_readlinkat SYS_getdents64 SYS_getcwd
+    SYS_chdir SYS_fchdir SYS_umask SYS_mkdirat SYS_mknodat SYS_unlinkat SYS_renameat SYS_renameat2
+    SYS_linkat SYS_symlinkat SYS_fchmod SYS_fchmodat SYS_utimensat SYS_ftruncate SYS_fallocate
+    SYS_fadvise64 SYS_readahead SYS_fsync SYS_fdatasync SYS_sync SYS_syncfs SYS_sync_file_range
+    SYS_copy_file_range SYS_sendfile SYS_splice SYS_tee SYS_vmsplice SYS_flock SYS_fcntl SYS_ioctl SYS_dup
+    SYS_dup3 SYS_pipe2 SYS_inotify_init1 SYS_inotify_add_watch SYS_inotify_rm_watch SYS_setxattr
+    SYS_lsetxattr SYS_fsetxattr SYS_getxattr SYS_lgetxattr SYS_fgetxattr SYS_listxattr SYS_llistxattr
+    SYS_flistxattr SYS_removexattr SYS_lremovexattr SYS_fremovexattr
     // Memory of the process itself. Shared memory without a file is refused below.
-    libc::SYS_brk,
-    libc::SYS_mmap,
-    libc::SYS_munmap,
-    libc::SYS_mremap,
-    libc::SYS_mprotect,
-    libc::SYS_madvise,
-    libc::SYS_mincore,
-    libc::SYS_msync,
-    libc::SYS_mlock,
-    libc::SYS_mlock2,
-    libc::SYS_munlock,
-    libc::SYS_mlockall,
-    libc::SYS_munlockall,
-    libc::SYS_membarrier,
-    libc::SYS_pkey_alloc,
-    libc::SYS_pkey_free,
-    libc::SYS_pkey_mprotect,
-    libc::SYS_mseal,
-    libc::SYS_get_mempolicy,
-    libc::SYS_set_mempolicy,
-    libc::SYS_mbind,
+    SYS_brk SYS_mmap SYS_munmap SYS_mremap SYS_mprotect SYS_madvise SYS_mincore SYS_msync SYS_mlock
+    SYS_mlock2 SYS_munlock SYS_mlockall SYS_munlockall SYS_membarrier SYS_pkey_alloc SYS_pkey_free
+    SYS_pkey_mprotect SYS_mseal SYS_get_mempolicy SYS_set_mempolicy SYS_mbind
     // Processes, threads and signals.
-    libc::SYS_clone,
-    libc::SYS_execve,
-    libc::SYS_execveat,
-    libc::SYS_exit,
-    libc::SYS_exit_group,
-    libc::SYS_wait4,
-    libc::SYS_waitid,
-    libc::SYS_getpid,
-    libc::SYS_getppid,
-    libc::SYS_gettid,
-    libc::SYS_getpgid,
-    libc::SYS_setpgid,
-    libc::SYS_getsid,
-    libc::SYS_setsid,
-    libc::SYS_getuid,
-    libc::SYS_geteuid,
-    libc::SYS_getgid,
-    libc::SYS_getegid,
-    libc::SYS_getresuid,
-    libc::SYS_getresgid,
-    libc::SYS_getgroups,
-    libc::SYS_setuid,
-    libc::SYS_setgid,
-    libc::SYS_setreuid,
-    libc::SYS_setregid,
-    libc::SYS_setresuid,
-    libc::SYS_setresgid,
-    libc::SYS_setfsuid,
-    libc::SYS_setfsgid,
-    libc::SYS_setgroups,
-    libc::SYS_capget,
-    libc::SYS_capset,
-    libc::SYS_prctl,
-    libc::SYS_seccomp,
-    libc::SYS_personality,
-    libc::SYS_futex,
-    libc::SYS_futex_waitv,
-    libc::SYS_set_tid_address,
-    libc::SYS_set_robust_list,
-    libc::SYS_get_robust_list,
-    libc::SYS_rseq,
-    libc::SYS_restart_syscall,
-    libc::SYS_kill,
-    libc::SYS_tkill,
-    libc::SYS_tgkill,
-    libc::SYS_pidfd_open,
-    libc::SYS_pidfd_send_signal,
-    libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigprocmask,
-    libc::SYS_rt_sigpending,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_rt_sigqueueinfo,
-    libc::SYS_rt_tgsigqueueinfo,
-    libc::SYS_rt_sigsuspend,
-    libc::SYS_rt_sigreturn,
-    libc::SYS_sigaltstack,
-    libc::SYS_sched_yield,
-    libc::SYS_sched_getaffinity,
-    libc::SYS_sched_setaffinity,
-    libc::SYS_sched_getparam,
-    libc::SYS_sched_setparam,
-    libc::SYS_sched_getscheduler,
-    libc::SYS_sched_setscheduler,
-    libc::SYS_sched_getattr,
-    libc::SYS_sched_setattr,
-    libc::SYS_sched_get_priority_max,
-    libc::SYS_sched_get_priority_min,
-    libc::SYS_sched_rr_get_interval,
-    libc::SYS_getpriority,
-    libc::SYS_setpriority,
-    libc::SYS_ioprio_get,
-    libc::SYS_ioprio_set,
-    libc::SYS_prlimit64,
-    libc::SYS_getrlimit,
-    libc::SYS_setrlimit,
-    libc::SYS_getrusage,
-    libc::SYS_times,
-    libc::SYS_getcpu,
+    SYS_clone SYS_execve SYS_execveat SYS_exit SYS_exit_group SYS_wait4 SYS_waitid SYS_getpid SYS_getppid
+    SYS_gettid SYS_getpgid SYS_setpgid SYS_getsid SYS_setsid SYS_getuid SYS_geteuid SYS_getgid SYS_getegid
+    SYS_getresuid SYS_getresgid SYS_getgroups SYS_setuid SYS_setgid SYS_setreuid SYS_setregid
+    SYS_setresuid SYS_setresgid SYS_setfsuid SYS_setfsgid SYS_setgroups SYS_capget SYS_capset SYS_prctl
+    SYS_seccomp SYS_personality SYS_futex SYS_futex_waitv SYS_set_tid_address SYS_set_robust_list
+    SYS_get_robust_list SYS_rseq SYS_restart_syscall SYS_kill SYS_tkill SYS_tgkill SYS_pidfd_open
+    SYS_pidfd_send_signal SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigpending SYS_rt_sigtimedwait
+    SYS_rt_sigqueueinfo SYS_rt_tgsigqueueinfo SYS_rt_sigsuspend SYS_rt_sigreturn SYS_sigaltstack
+    SYS_sched_yield SYS_sched_getaffinity SYS_sched_setaffinity SYS_sched_getparam SYS_sched_setparam
+    SYS_sched_getscheduler SYS_sched_setscheduler SYS_sched_getattr SYS_sched_setattr
+    SYS_sched_get_priority_max SYS_sched_get_priority_min SYS_sched_rr_get_interval SYS_getpriority
+    SYS_setpriority SYS_ioprio_get SYS_ioprio_set SYS_prlimit64 SYS_getrlimit SYS_setrlimit SYS_getrusage
+    SYS_times SYS_getcpu
     // Waiting, time and the machine's name.
-    libc::SYS_ppoll,
-    libc::SYS_pselect6,
-    libc::SYS_epoll_create1,
-    libc::SYS_epoll_ctl,
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_eventfd2,
-    libc::SYS_signalfd4,
-    libc::SYS_timerfd_create,
-    libc::SYS_timerfd_settime,
-    libc::SYS_timerfd_gettime,
-    libc::SYS_timer_create,
-    libc::SYS_timer_settime,
-    libc::SYS_timer_gettime,
-    libc::SYS_timer_getoverrun,
-    libc::SYS_timer_delete,
-    libc::SYS_getitimer,
-    libc::SYS_setitimer,
-    libc::SYS_nanosleep,
-    libc::SYS_clock_nanosleep,
-    libc::SYS_clock_gettime,
-    libc::SYS_clock_getres,
-    libc::SYS_gettimeofday,
-    libc::SYS_getrandom,
-    libc::SYS_uname,
-    libc::SYS_sysinfo,
+    SYS_ppoll SYS_pselect6 SYS_epoll_create1 SYS_epoll_ctl SYS_epoll_pwait SYS_epoll_pwait2 SYS_eventfd2
+    SYS_signalfd4 SYS_timerfd_create SYS_timerfd_settime SYS_timerfd_gettime SYS_timer_create
+    SYS_timer_settime SYS_timer_gettime SYS_timer_getoverrun SYS_timer_delete SYS_getitimer SYS_setitimer
+    SYS_nanosleep SYS_clock_nanosleep SYS_clock_gettime SYS_clock_getres SYS_gettimeofday SYS_getrandom
+    SYS_uname SYS_sysinfo
     // Pairs of connected sockets, which are pipes in both directions. No other socket exists.
-    libc::SYS_sendto,
-    libc::SYS_recvfrom,
-    libc::SYS_sendmsg,
-    libc::SYS_recvmsg,
-    libc::SYS_sendmmsg,
-    libc::SYS_recvmmsg,
-    libc::SYS_shutdown,
-    libc::SYS_getsockname,
-    libc::SYS_getpeername,
-    libc::SYS_getsockopt,
-    libc::SYS_setsockopt,
+    SYS_sendto SYS_recvfrom SYS_sendmsg SYS_recvmsg SYS_sendmmsg SYS_recvmmsg SYS_shutdown SYS_getsockname
+    SYS_getpeername SYS_getsockopt SYS_setsockopt
     // Semaphores and message queues of the sandbox's own namespace.
-    libc::SYS_semget,
-    libc::SYS_semop,
-    libc::SYS_semctl,
-    libc::SYS_semtimedop,
-    libc::SYS_msgget,
-    libc::SYS_msgsnd,
-    libc::SYS_msgrcv,
-    libc::SYS_msgctl,
+    SYS_semget SYS_semop SYS_semctl SYS_semtimedop SYS_msgget SYS_msgsnd SYS_msgrcv SYS_msgctl
 ];
 
 /// The same that only older architectures have.
 #[cfg(target_arch = "x86_64")]
-const ALLOWED_OLD: &[i64] = &[
-    libc::SYS_open,
-    libc::SYS_creat,
-    libc::SYS_stat,
-    libc::SYS_lstat,
-    libc::SYS_access,
-    libc::SYS_readlink,
-    libc::SYS_getdents,
-    libc::SYS_mkdir,
-    libc::SYS_rmdir,
-    libc::SYS_mknod,
-    libc::SYS_unlink,
-    libc::SYS_rename,
-    libc::SYS_link,
-    libc::SYS_symlink,
-    libc::SYS_chmod,
-    libc::SYS_utime,
-    libc::SYS_utimes,
-    libc::SYS_futimesat,
-    libc::SYS_dup2,
-    libc::SYS_pipe,
-    libc::SYS_inotify_init,
-    libc::SYS_fork,
-    libc::SYS_vfork,
-    libc::SYS_getpgrp,
-    libc::SYS_arch_prctl,
-    libc::SYS_alarm,
-    libc::SYS_pause,
-    libc::SYS_time,
-    libc::SYS_poll,
-    libc::SYS_select,
-    libc::SYS_epoll_create,
-    libc::SYS_epoll_wait,
-    libc::SYS_eventfd,
-    libc::SYS_signalfd,
+const ALLOWED_OLD: &[i64] = calls![
+    SYS_open SYS_creat SYS_stat SYS_lstat SYS_access SYS_readlink SYS_getdents SYS_mkdir SYS_rmdir
+    SYS_mknod SYS_unlink SYS_rename SYS_link SYS_symlink SYS_chmod SYS_utime SYS_utimes SYS_futimesat
+    SYS_dup2 SYS_pipe SYS_inotify_init SYS_fork SYS_vfork SYS_getpgrp SYS_arch_prctl SYS_alarm SYS_pause
+    SYS_time SYS_poll SYS_select SYS_epoll_create SYS_epoll_wait SYS_eventfd SYS_signalfd
 ];
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_OLD: &[i64] = &[];
@@ -296,64 +87,29 @@ const ALLOWED_OLD: &[i64] = &[];
 /// `fchmodat2`, which not every version of libc knows for every architecture.
 const FCHMODAT2: i64 = 452;
 
+/// The same of one architecture.
+#[cfg(target_arch = "x86_64")]
+const REFUSED_OLD: &[i64] = calls![SYS_iopl SYS_ioperm SYS_modify_ldt];
+#[cfg(not(target_arch = "x86_64"))]
+const REFUSED_OLD: &[i64] = &[];
+
 /// System calls that are refused whatever their arguments are.
-const REFUSED: &[i64] = &[
+const REFUSED: &[i64] = calls![
     // Sockets: a build has no network, and reaches no other process by one. Pairs are pipes, and stay.
-    libc::SYS_socket,
+    SYS_socket
     // Other processes, and what the kernel can be asked to do in a process's place.
-    libc::SYS_ptrace,
-    libc::SYS_process_vm_readv,
-    libc::SYS_process_vm_writev,
-    libc::SYS_process_madvise,
-    libc::SYS_kcmp,
-    libc::SYS_pidfd_getfd,
-    libc::SYS_userfaultfd,
-    libc::SYS_bpf,
-    libc::SYS_perf_event_open,
-    libc::SYS_fanotify_init,
+    SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev SYS_process_madvise SYS_kcmp SYS_pidfd_getfd
+    SYS_userfaultfd SYS_bpf SYS_perf_event_open SYS_fanotify_init
     // Keys of the kernel's keyrings, which no namespace divides.
-    libc::SYS_keyctl,
-    libc::SYS_add_key,
-    libc::SYS_request_key,
+    SYS_keyctl SYS_add_key SYS_request_key
     // Mounts, roots and namespaces.
-    libc::SYS_mount,
-    libc::SYS_umount2,
-    libc::SYS_pivot_root,
-    libc::SYS_chroot,
-    libc::SYS_move_mount,
-    libc::SYS_open_tree,
-    libc::SYS_fsopen,
-    libc::SYS_fsconfig,
-    libc::SYS_fsmount,
-    libc::SYS_fspick,
-    libc::SYS_mount_setattr,
-    libc::SYS_setns,
-    libc::SYS_unshare,
-    libc::SYS_open_by_handle_at,
-    libc::SYS_name_to_handle_at,
+    SYS_mount SYS_umount2 SYS_pivot_root SYS_chroot SYS_move_mount SYS_open_tree SYS_fsopen SYS_fsconfig
+    SYS_fsmount SYS_fspick SYS_mount_setattr SYS_setns SYS_unshare SYS_open_by_handle_at
+    SYS_name_to_handle_at
     // The machine.
-    libc::SYS_init_module,
-    libc::SYS_finit_module,
-    libc::SYS_delete_module,
-    libc::SYS_kexec_load,
-    libc::SYS_kexec_file_load,
-    libc::SYS_reboot,
-    libc::SYS_swapon,
-    libc::SYS_swapoff,
-    libc::SYS_acct,
-    libc::SYS_quotactl,
-    libc::SYS_syslog,
-    libc::SYS_settimeofday,
-    libc::SYS_clock_settime,
-    libc::SYS_clock_adjtime,
-    libc::SYS_adjtimex,
-    libc::SYS_vhangup,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_iopl,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_ioperm,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_modify_ldt,
+    SYS_init_module SYS_finit_module SYS_delete_module SYS_kexec_load SYS_kexec_file_load SYS_reboot
+    SYS_swapon SYS_swapoff SYS_acct SYS_quotactl SYS_syslog SYS_settimeofday SYS_clock_settime
+    SYS_clock_adjtime SYS_adjtimex SYS_vhangup
 ];
 
 /// System calls that are said to have worked: a sandbox has one owner, and archives are unpacked with others.
@@ -395,7 +151,7 @@ fn compile(rules: Rules, otherwise: SeccompAction, matched: SeccompAction) -> Re
 }
 
 fn allowed(truncates_by_path: bool) -> Result<Rules, Error> {
-    let mut rules = always(&[ALLOWED, ALLOWED_OLD, REFUSED, FEIGNED].concat());
+    let mut rules = always(&[ALLOWED, ALLOWED_OLD, &[FCHMODAT2], REFUSED, REFUSED_OLD, FEIGNED].concat());
     if truncates_by_path {
         rules.insert(libc::SYS_truncate, Vec::new());
     }
@@ -406,7 +162,7 @@ fn allowed(truncates_by_path: bool) -> Result<Rules, Error> {
 }
 
 fn refused() -> Result<Rules, Error> {
-    let mut rules = always(REFUSED);
+    let mut rules = always(&[REFUSED, REFUSED_OLD].concat());
     let has_bits = |argument, bits: libc::c_int| rule(&[(argument, bits.unsigned_abs(), bits)]);
     let namespaces = NAMESPACES.iter().map(|flag| has_bits(0, *flag));
     rules.insert(libc::SYS_clone, namespaces.collect::<Result<_, _>>()?);
@@ -445,7 +201,7 @@ mod tests {
     #[test]
     fn the_filters_compile_and_list_each_call_once() {
         assert!(programs(true).unwrap().iter().all(|program| program.len() < 4096));
-        let all = [ALLOWED, ALLOWED_OLD, REFUSED, FEIGNED].concat();
+        let all = [ALLOWED, ALLOWED_OLD, REFUSED, REFUSED_OLD, FEIGNED].concat();
         let unique: BTreeSet<_> = all.iter().collect();
         assert_eq!(all.len(), unique.len());
         assert!(!all.contains(&libc::SYS_truncate));
