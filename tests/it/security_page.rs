@@ -8,7 +8,7 @@ use walkdir::WalkDir;
 fn names() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut names = BTreeSet::new();
-    for part in ["src", "crates", "tests/it"] {
+    for part in ["src", "crates", "tests/it", "tests/escape"] {
         for entry in WalkDir::new(root.join(part)).into_iter().map(Result::unwrap) {
             names.extend(entry.path().file_stem().map(|name| name.to_string_lossy().into_owned()));
             if entry.path().extension().is_none_or(|end| end != "rs") {

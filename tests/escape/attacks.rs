@@ -1,0 +1,198 @@
+//! The builds that are played: every attack in every position, links in the place of directories, and what uses too much.
+
+use std::fs;
+
+use runner::plan::{Limits, Step};
+
+use crate::{
+    forgery,
+    player::{Played, Player, Walls, copy, document, run, run_in, script, workdir},
+    table::{Row, Verdict},
+};
+
+/// Where in a build the attacks are made. Names have no colon.
+pub const PLACES: [&str; 7] =
+    ["first RUN", "after COPY", "after WORKDIR", "script", "middle RUN", "between scripts", "last RUN"];
+/// Descriptors that process 1 may have open. A virtual machine without hardware support tries the first of them.
+fn descriptors() -> std::ops::RangeInclusive<u32> {
+    3..=if is_small() { 7 } else { 31 }
+}
+
+fn is_small() -> bool {
+    std::env::var_os("ESCAPE_SCALE").is_some()
+}
+const MIB: u64 = 1 << 20;
+
+/// All that a player plays.
+pub async fn all(player: &Player) -> Vec<Row> {
+    let mut rows = everywhere(player).await;
+    rows.extend(links(player).await);
+    rows.extend(forgeries(player).await);
+    if player.walls() == Walls::Both {
+        rows.extend(limits(player).await);
+        rows.extend(leftovers(player).await);
+    }
+    rows
+}
+
+/// One build with all attacks in all places.
+async fn everywhere(player: &Player) -> Vec<Row> {
+    let attack = |place: &str| player.attack(place);
+    let namespaces = NAMESPACES.map(|name| format!("readlink /proc/self/ns/{name}")).join("; ");
+    let steps = vec![
+        run(&attack("first RUN")),
+        run(&format!("env; {namespaces}")),
+        copy("sources/x/", "/build/"),
+        run_in("/build", &attack("after COPY")),
+        workdir("/build/sub/new"),
+        run_in("/build/sub/new", &attack("after WORKDIR")),
+        script("/build", &format!("#!/bin/sh\n{}\n", attack("script"))),
+        run(&attack("middle RUN")),
+        script("/", "#!/bin/sh\ntrue\n"),
+        run(&attack("between scripts")),
+        script("/build", "#!/bin/sh\ntrue\n"),
+        document("late", "late", "/build/late/"),
+        workdir("/build/late"),
+        run("attack linger attack & echo left"),
+        run_in("/build/late", &format!("{}; mkdir /out; echo fine > /out/the-end", attack("last RUN"))),
+    ];
+    let played = player.build(steps, Limits::default()).await;
+    let mut rows: Vec<Row> = played.lines.iter().filter_map(|line| Row::attacked(line)).collect();
+    let ended = played.is_done && played.payload.iter().any(|entry| entry == "the-end: fine\n");
+    rows.push(player.judge("the build", "its result", &played, ended));
+    rows.push(Row::new("the build", "another environment", Verdict::of(!has_the_plans_environment(&played))));
+    rows.push(Row::new("the build", "the machine's namespaces", Verdict::of(!has_own_namespaces(&played))));
+    rows
+}
+
+/// Each is a border of its own, behind the filter of system calls.
+const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
+
+fn has_own_namespaces(played: &Played) -> bool {
+    NAMESPACES.iter().all(|name| {
+        let ours = fs::read_link(format!("/proc/self/ns/{name}")).unwrap().display().to_string();
+        let theirs = played.lines.iter().find(|line| line.starts_with(&format!("{name}:[")));
+        theirs.is_some_and(|theirs| *theirs != ours)
+    })
+}
+
+/// The plan's, and what the shell adds.
+fn has_the_plans_environment(played: &Played) -> bool {
+    let lines = played.lines.iter().filter(|line| !line.starts_with("Step") && !line.contains(':'));
+    let mut variables: Vec<_> = lines.filter_map(|line| Some(line.split_once('=')?.0)).collect();
+    variables.sort_unstable();
+    variables == ["PATH", "PWD", "SHLVL"]
+}
+
+/// What is made of a link in the place of a directory, for each descriptor that process 1 may have.
+async fn links(player: &Player) -> Vec<Row> {
+    let mut rows = Vec::new();
+    // From where a build is, three levels lead to the cache.
+    let mut targets: Vec<_> = descriptors().map(|number| (number, "../../../keys".to_owned())).collect();
+    targets.extend(player.leak().map(|(number, below)| (number, format!("{below}/keys"))));
+    for (number, keys) in targets {
+        let near = format!("/proc/self/fd/{number}");
+        let far = format!("{near}/{keys}");
+        for link in [&near, &far] {
+            let builds = [
+                (
+                    "WORKDIR",
+                    vec![swap("/build", link), workdir("/build"), run_in("/build", "attack walk link")],
+                ),
+                ("RUN in a directory", vec![swap("/build", link), run_in("/build", "attack walk link")]),
+                (
+                    "COPY",
+                    vec![swap("/build", link), document("farrier-escaped", "out", "/build/"), run("true")],
+                ),
+                ("/out", vec![swap("/out", link)]),
+            ];
+            for (place, steps) in builds {
+                let played = player.build(steps, Limits::default()).await;
+                let has_payload = place == "/out" && !played.payload.is_empty();
+                rows.push(player.judge(place, "a link to a descriptor of process 1", &played, !has_payload));
+            }
+        }
+        let steps =
+            vec![swap("/tmp", &near), script("/", "#!/bin/sh\nrm /tmp; mkdir /tmp; attack walk link\n")];
+        let played = player.build(steps, Limits::default()).await;
+        rows.push(player.judge("script", "a link to a descriptor of process 1", &played, true));
+    }
+    for link in [
+        "/proc/1/root",
+        "/proc/1/cwd",
+        "/proc/self/root",
+        "/proc/self/cwd",
+        "/proc/self/task/1/cwd",
+        "/proc/1/fd/3/..",
+    ] {
+        let steps = vec![swap("/build", link), workdir("/build"), run_in("/build", "attack walk link")];
+        let played = player.build(steps, Limits::default()).await;
+        rows.push(player.judge("WORKDIR", "a link of process 1", &played, true));
+    }
+    rows
+}
+
+/// Puts a link in the place of a directory.
+fn swap(directory: &str, link: &str) -> Step {
+    run(&format!("mkdir -p {directory}; mv {directory} {directory}.old; ln -s {link} {directory}"))
+}
+
+/// Messages of the runner's that steps forge, by files that process 1 writes.
+async fn forgeries(player: &Player) -> Vec<Row> {
+    let frames = forgery::fails(&player.forged);
+    let mut rows = Vec::new();
+    for number in [1, 2].into_iter().chain(descriptors()) {
+        let link = |place: &str| {
+            run(&format!("mkdir -p /build; ln -s /proc/self/fd/{number} {place}; rm -rf /out; mkdir /out"))
+        };
+        let builds = [
+            ("COPY", vec![link("/build/file"), document("file", &frames, "/build/file")]),
+            ("script", vec![link("/tmp/.farrier-script"), script("/", &frames)]),
+        ];
+        for (place, steps) in builds {
+            let played = player.build(steps, Limits::default()).await;
+            rows.push(player.judge(place, "forged messages by a link", &played, true));
+        }
+    }
+    rows
+}
+
+/// Verdict on a build that uses too much: it is stopped for that reason, or was refused what it wanted.
+fn stopped(player: &Player, attack: &str, played: &Played, why: &str) -> Row {
+    let was_stopped = !played.is_done && played.outcome.contains(why);
+    let was_refused = played.lines.iter().any(|line| line.ends_with(": denied"));
+    player.judge("a limit", attack, played, was_stopped || was_refused)
+}
+
+async fn limits(player: &Player) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let memory = Limits { memory: Some(64 * MIB), ..Limits::default() };
+    for kind in ["private", "shared", "zero", "memfd", "unmapped", "secret", "sysv", "dev-shm", "small"] {
+        let steps = vec![run(&format!("attack memory {kind} 300"))];
+        let played = player.build(steps, memory).await;
+        rows.push(stopped(player, &format!("memory, {kind}"), &played, "of memory"));
+    }
+    let disk = Limits { disk: Some(64 * MIB), ..Limits::default() };
+    let played = player.build(vec![run("attack disk 1000")], disk).await;
+    rows.push(stopped(player, "disk", &played, "may write 64"));
+    let processes = Limits { processes: Some(64), ..Limits::default() };
+    let played = player.build(vec![run("attack forks 300")], processes).await;
+    rows.push(stopped(player, "processes", &played, "processes"));
+    rows
+}
+
+/// What costs farrier itself, after the build.
+async fn leftovers(player: &Player) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let steps = vec![run("mkdir /out; attack sparse /out/hole 5120; echo fine > /out/the-end")];
+    let played = player.build(steps, Limits::default()).await;
+    rows.push(player.judge("/out", "a sparse file", &played, played.payload_size < 64 * MIB));
+    for levels in [2_000, if is_small() { 20_000 } else { 200_000 }] {
+        // Removed with the build's directory, in `build`.
+        let played = player.build(vec![run(&format!("attack deep {levels}"))], Limits::default()).await;
+        rows.push(player.judge("what is left", "a deep tree", &played, true));
+    }
+    let played = player.build(vec![run("mkdir /out; echo fine > /out/the-end")], Limits::default()).await;
+    rows.push(player.judge("the next build", "a deep tree", &played, played.is_done));
+    rows
+}

@@ -1,0 +1,151 @@
+//! The canaries around a cache, and what became of them. Everything is open to every user: only the sandbox stands between a step
+//! and a canary.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::TcpListener,
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::{
+            fs::{MetadataExt as _, PermissionsExt as _, symlink},
+            net::{SocketAddr, UnixListener},
+        },
+    },
+    path::{Path, PathBuf},
+};
+
+use farrier::cache::Cache;
+use tempfile::TempDir;
+use walkdir::WalkDir;
+
+/// Name of each canary's file.
+pub const CANARY: &str = "farrier-canary";
+/// Beginning of the names that attacks give to what they make.
+const ESCAPED: &str = "farrier-escaped";
+/// The script of a `RUN` with an interpreter, while it runs.
+const SCRIPT: &str = ".farrier-script";
+
+/// A cache between canaries: beside it, in the caller's home, in a neighbor's tree and in a neighboring build.
+pub struct Domain {
+    directory: TempDir,
+    pub cache: Cache,
+    pub secret: String,
+    pub abstract_name: String,
+    pub port: u16,
+    _listeners: (UnixListener, UnixListener, TcpListener),
+}
+
+/// Path below the domain, and what is there.
+type Snapshot = BTreeMap<PathBuf, String>;
+
+impl Domain {
+    /// Puts canaries with this content.
+    pub fn new(secret: &str, program: &Path) -> Self {
+        let directory = tempfile::Builder::new().prefix("escape-").tempdir().unwrap();
+        let root = directory.path();
+        for place in ["", "home", "cache", "cache/neighbor", "cache/work", "cache/work/neighbor/upper"] {
+            let place = root.join(place);
+            fs::create_dir_all(place.join("keys/empty")).unwrap();
+            for name in [CANARY, "keys/farrier-canary", "keys/truncated", "keys/removed", "keys/moved"] {
+                fs::write(place.join(name), secret).unwrap();
+            }
+        }
+        symlink(secret, root.join("link")).unwrap();
+        fs::copy(program, root.join("program")).unwrap();
+        let abstract_name = root.file_name().unwrap().to_string_lossy().into_owned();
+        let address = SocketAddr::from_abstract_name(&abstract_name).unwrap();
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = tcp.local_addr().unwrap().port();
+        let local = UnixListener::bind(root.join("socket")).unwrap();
+        open_to_all(root);
+        Self {
+            cache: Cache::open(root.join("cache")).unwrap(),
+            secret: secret.to_owned(),
+            abstract_name,
+            port,
+            _listeners: (UnixListener::bind_addr(&address).unwrap(), local, tcp),
+            directory,
+        }
+    }
+
+    pub fn root(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Everything but what running builds write.
+    pub fn snapshot(&self) -> Snapshot {
+        let work = self.root().join("cache/work");
+        let of_a_build = |path: &Path| {
+            path.parent() == Some(&work) && path.file_name().unwrap().to_string_lossy().starts_with("build-")
+        };
+        let entries = WalkDir::new(self.root()).into_iter().filter_entry(|entry| !of_a_build(entry.path()));
+        entries.map(|entry| describe(entry.unwrap().path())).collect()
+    }
+
+    /// What is not as it was.
+    pub fn changes(&self, before: &Snapshot) -> Vec<String> {
+        let after = self.snapshot();
+        let names: Vec<_> = before.keys().chain(after.keys()).collect();
+        let changed = names.into_iter().filter(|path| before.get(*path) != after.get(*path));
+        let mut changed: Vec<_> = changed.map(|path| path.display().to_string()).collect();
+        changed.dedup();
+        changed
+    }
+
+    /// Whether a text has the canaries' content, or their name.
+    pub fn is_seen_in(&self, text: &str) -> bool {
+        text.contains(&self.secret) || text.contains(CANARY)
+    }
+}
+
+fn open_to_all(root: &Path) {
+    for entry in WalkDir::new(root).into_iter().map(Result::unwrap) {
+        let mode = if entry.file_type().is_dir() || entry.file_name() == "program" { 0o777 } else { 0o666 };
+        if !entry.file_type().is_symlink() {
+            fs::set_permissions(entry.path(), fs::Permissions::from_mode(mode)).unwrap();
+        }
+    }
+}
+
+/// Content where it is short. The modes of directories are the cache's own to change.
+fn describe(path: &Path) -> (PathBuf, String) {
+    let found = path.symlink_metadata().unwrap();
+    let text = if found.is_file() && found.len() < 4096 {
+        format!("{:o} {:?}", found.mode(), fs::read(path).unwrap())
+    } else if found.is_dir() {
+        "a directory".to_owned()
+    } else {
+        format!("{:o} {} {} {}", found.mode(), found.len(), found.ino(), found.mtime())
+    };
+    (path.to_owned(), text)
+}
+
+/// What attacks made in a build's directory, outside of the layer that the build may write to.
+pub fn strays(scratch: &Path) -> Vec<String> {
+    let mut entries = WalkDir::new(scratch).max_depth(12).into_iter();
+    let mut found = Vec::new();
+    while let Some(entry) = entries.next() {
+        let Ok(entry) = entry else { continue };
+        let name = entry.file_name().to_string_lossy();
+        if name == "upper" && entry.file_type().is_dir() {
+            entries.skip_current_dir();
+        } else if name.starts_with(ESCAPED) || name == SCRIPT {
+            found.push(entry.path().display().to_string());
+        }
+    }
+    found
+}
+
+/// Command lines of processes that name the domain: none is left behind by a build.
+pub fn processes(domain: &Domain) -> Vec<String> {
+    let name = domain.abstract_name.as_bytes();
+    let is_left = |line: &Vec<u8>| {
+        line.starts_with(b"attack\0") && line.windows(name.len()).any(|window| window == name)
+    };
+    let lines = fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|process| fs::read(process.path().join("cmdline")).ok());
+    lines.filter(is_left).map(|line| String::from_utf8_lossy(&line).into_owned()).collect()
+}

@@ -1,0 +1,97 @@
+//! The same attacks on Debian 12's own kernel: another version of Landlock, and control groups.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use crate::{
+    check,
+    host::{PLAYED, USER, User, pack, words},
+    kit::Kit,
+    player::Walls,
+    support::{
+        node_vm::{machine::Machine, tree::NodeTree},
+        packages::{kernel_image, releases, run},
+    },
+    table::{Row, Table},
+};
+
+/// Mebibytes of the machine: the programs, and the memory that attacks may take.
+const MEMORY: u32 = 2048;
+/// For one user and one state of the walls, in software.
+const PLAY: Duration = Duration::from_mins(15);
+
+/// Boots, and plays each user and each state of the walls one after the other.
+#[test]
+fn debian_12s_kernel_holds() {
+    let release = releases("6.1.0-", "-amd64").pop().expect("the host's suites have a 6.1 kernel");
+    let tree = NodeTree::new(&kernel_image(&release), &["ext4", "loop"]);
+    let programs = tempfile::tempdir().unwrap();
+    fill(programs.path());
+    tree.image("kit", programs.path());
+    let kernel = kernel_image(&release).vmlinuz;
+    let (directory, initramfs) = tree.pack();
+    let mut machine = Machine::boot(&kernel, directory, initramfs, MEMORY);
+    let prepared = machine.run(include_str!("guest.sh"), Duration::from_mins(2));
+    assert_eq!(prepared.status, 0, "{}", prepared.text);
+    for (walls, name) in Walls::ALL {
+        for user in [User::Root, User::Ordinary] {
+            let output = machine.run(&script(user, walls), PLAY);
+            let is_whole = output.status == 0 && output.text.lines().any(|line| line == PLAYED);
+            let table = Table::new(output.text.lines().filter_map(Row::printed));
+            println!("{release}, {}, {name}:\n{table}", user.name());
+            assert!(is_whole, "{}, {name}: {}\n{}", user.name(), output.status, output.text);
+            check(&table, walls);
+        }
+    }
+}
+
+/// Starts the player as the only process of its control group.
+fn script(user: User, walls: Walls) -> String {
+    let kit = Kit::at(Path::new("/work/kit"));
+    let id = if user == User::Root { 0 } else { USER };
+    let program = kit.attack().display().to_string();
+    let words = words(&kit).join(" ");
+    format!(
+        "echo $$ > /sys/fs/cgroup/{id}/cgroup.procs || exit 1\n\
+         export HOME=/work/{id}/home TMPDIR=/work/{id} ESCAPE_KIT=/work/kit ESCAPE_SCALE=small ESCAPE_WALLS='{}'\n\
+         exec {program} user {id} {words}\n",
+        walls.name()
+    )
+}
+
+/// The kit, `mke2fs`, and the libraries of both.
+fn fill(directory: &Path) {
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).unwrap();
+    let (programs, libraries) = (directory.join("programs"), directory.join("libraries"));
+    fs::create_dir_all(&programs).unwrap();
+    let kit = pack(&programs);
+    // It may be a link to the program that runs.
+    let stripped = directory.join("stripped");
+    run(Command::new("strip").arg("-o").arg(&stripped).arg(kit.player()));
+    fs::remove_file(kit.player()).unwrap();
+    fs::rename(stripped, kit.player()).unwrap();
+    let mke2fs = ["/usr/sbin/mke2fs", "/sbin/mke2fs"].into_iter().find(|path| Path::new(path).exists());
+    let mke2fs = Path::new(mke2fs.expect("install e2fsprogs"));
+    let place = libraries.join("sbin/mke2fs");
+    fs::create_dir_all(place.parent().unwrap()).unwrap();
+    fs::copy(mke2fs, place).unwrap();
+    for program in [mke2fs, &kit.player()] {
+        for library in needed(program) {
+            let place = libraries.join(library.strip_prefix("/").unwrap());
+            fs::create_dir_all(place.parent().unwrap()).unwrap();
+            fs::copy(&library, place).unwrap();
+        }
+    }
+}
+
+/// The shared libraries of a program, its loader among them.
+fn needed(program: &Path) -> Vec<PathBuf> {
+    let printed = run(Command::new("ldd").arg(program));
+    let words = printed.split_whitespace().filter(|word| word.starts_with('/'));
+    words.map(PathBuf::from).collect()
+}

@@ -1,0 +1,108 @@
+//! What a hostile build step can do: nothing. `attack.c` tries every way out, from every position of a build, as root and as an
+//! ordinary user; with both walls, and with either of them taken down. Canaries stand wherever a way out leads to.
+//!
+//! Each test starts this program again, as the user in question and as a careless caller would (`player`): it runs the builds,
+//! and prints one row for each attack.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
+
+mod attacks;
+mod daemon;
+mod domain;
+mod forgery;
+mod host;
+mod kit;
+mod machine;
+mod player;
+mod support;
+mod table;
+
+use host::User;
+use player::Walls;
+use table::{Table, Verdict};
+
+/// Attacks that have to be tried everywhere: one of each kind.
+const TRIED: [&str; 14] = [
+    "open the secret",
+    "an inherited descriptor",
+    "out by links of /proc/PID",
+    "files of process 1",
+    "double chroot",
+    "ptrace",
+    "sockets",
+    "abstract socket",
+    "vsock",
+    "io_uring",
+    "userfaultfd",
+    "the caller's session keyring",
+    "a setuid file of this step",
+    "core pattern",
+];
+
+/// Plays, prints the table, and finds that nothing escaped.
+fn holds(user: User, walls: Walls) {
+    let table = Table::new(host::play(user, walls));
+    println!("{}, {}:\n{table}", user.name(), walls.name());
+    check(&table, walls);
+}
+
+fn check(table: &Table, walls: Walls) {
+    assert_eq!(table.escapes(), [""; 0]);
+    for place in attacks::PLACES {
+        for attack in TRIED {
+            assert!(table.has(attack, place), "{attack} was not tried: {place}");
+        }
+        assert!(table.count(place) > 100, "{place}: {}", table.count(place));
+    }
+    let allowed = table.with(Verdict::Allowed);
+    assert!(walls == Walls::OnlyA || allowed.is_empty(), "{allowed:?}");
+}
+
+#[test]
+fn a_hostile_step_gets_at_nothing() {
+    holds(User::Root, Walls::Both);
+}
+
+#[test]
+fn a_hostile_step_of_an_ordinary_user_gets_at_nothing() {
+    holds(User::Ordinary, Walls::Both);
+}
+
+#[test]
+fn wall_a_holds_alone() {
+    holds(User::Root, Walls::OnlyA);
+}
+
+#[test]
+fn wall_a_of_an_ordinary_user_holds_alone() {
+    holds(User::Ordinary, Walls::OnlyA);
+}
+
+#[test]
+fn wall_b_holds_alone() {
+    holds(User::Root, Walls::LeakOfCanaries);
+    holds(User::Root, Walls::LeakOfRoot);
+}
+
+#[test]
+fn wall_b_of_an_ordinary_user_holds_alone() {
+    holds(User::Ordinary, Walls::LeakOfCanaries);
+    holds(User::Ordinary, Walls::LeakOfRoot);
+}
+
+/// Not a test of its own: the others start it.
+#[test]
+#[ignore = "the other tests start it"]
+fn player() {
+    let (walls, kit) = player::wanted();
+    let secret = std::fs::read_to_string(kit.secret()).unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let rows = runtime.block_on(async {
+        let player = player::Player::new(&kit, &secret, walls).await;
+        attacks::all(&player).await
+    });
+    println!();
+    for row in rows {
+        println!("{row}");
+    }
+    println!("{}", host::PLAYED);
+}

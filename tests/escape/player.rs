@@ -1,0 +1,311 @@
+//! Plays the attacks in the process of a caller: each position of a build, each place that a link can be swapped, each limit.
+
+use std::{
+    env,
+    fmt::Debug,
+    fs,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+
+use farrier::engine::{BuildLog, ContextEntry, Engine, EngineChoice, EngineEnv, InPlace, Sandbox, connect};
+use runner::plan::{Action, Limits, Plan, Run, Source, Step};
+use tokio_util::sync::CancellationToken;
+use walkdir::WalkDir;
+
+use crate::{
+    domain::{Domain, processes, strays},
+    kit::Kit,
+    table::{Row, Verdict},
+};
+
+/// Number of the descriptor that the breakable runner leaks.
+const LEAK: u32 = 100;
+
+/// Which walls stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Walls {
+    /// Both.
+    Both,
+    /// Namespaces and root alone: without Landlock and the filter of system calls.
+    OnlyA,
+    /// Landlock and filter, while a descriptor of the canaries' directory is open in process 1 and in every step.
+    LeakOfCanaries,
+    /// The same with the machine's root directory.
+    LeakOfRoot,
+}
+
+impl Walls {
+    pub const ALL: [(Self, &str); 4] = [
+        (Self::Both, "both walls"),
+        (Self::OnlyA, "wall B off"),
+        (Self::LeakOfCanaries, "wall A broken at the canaries"),
+        (Self::LeakOfRoot, "wall A broken at the root"),
+    ];
+
+    pub fn name(self) -> &'static str {
+        Self::ALL.into_iter().find(|(walls, _)| *walls == self).unwrap().1
+    }
+}
+
+/// Collects lines.
+#[derive(Default)]
+pub struct Lines(Mutex<Vec<String>>);
+
+impl Lines {
+    /// All so far.
+    pub fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+impl BuildLog for Lines {
+    fn line(&self, line: &str) {
+        self.0.lock().unwrap().push(line.to_owned());
+    }
+}
+
+/// A caller with a sandbox.
+pub struct Player {
+    pub domain: Domain,
+    walls: Walls,
+    sandbox: Arc<Sandbox>,
+    lower: PathBuf,
+    /// What only a forged message says.
+    pub forged: String,
+}
+
+/// What became of a build.
+pub struct Played {
+    pub lines: Vec<String>,
+    /// The outcome, as a developer sees it: with everything that it holds.
+    pub outcome: String,
+    pub is_done: bool,
+    /// Paths and short contents of the payload.
+    pub payload: Vec<String>,
+    /// Bytes that the payload takes on the disk.
+    pub payload_size: u64,
+    /// What is not as it was, and what is left behind.
+    pub changed: Vec<String>,
+}
+
+impl Played {
+    /// Everything that somebody could read.
+    pub fn text(&self) -> String {
+        format!("{}\n{}\n{}", self.lines.join("\n"), self.outcome, self.payload.join("\n"))
+    }
+}
+
+impl Player {
+    /// Makes the canaries and the tree, and tries out the sandbox.
+    pub async fn new(kit: &Kit, secret: &str, walls: Walls) -> Self {
+        let domain = Domain::new(secret, &kit.attack());
+        let lower = domain.root().join("cache/tree");
+        let forged = format!("FORGED-{}", domain.abstract_name);
+        let env = EngineEnv {
+            runner: Some(runner(kit, walls, domain.root())),
+            scratch: Some(domain.root().join("cache")),
+            ..EngineEnv::default()
+        };
+        let sandbox = match connect(EngineChoice::Sandbox, &env).await {
+            Ok(Engine::Sandbox(sandbox)) => sandbox,
+            Ok(_) => panic!("another engine was connected to"),
+            Err(error) => panic!("there is no sandbox on this machine: {error:?}"),
+        };
+        make_tree(kit, &lower, &forged);
+        sandbox.owner().own(&lower).unwrap();
+        // A change of owners takes the bit away.
+        fs::set_permissions(lower.join("bin/setuid"), fs::Permissions::from_mode(0o6755)).unwrap();
+        Self { domain, walls, sandbox, lower, forged }
+    }
+
+    /// Words for the attacking program.
+    pub fn attack(&self, place: &str) -> String {
+        let known = match self.leak() {
+            Some((number, below)) => format!("leak={number} below={below}"),
+            None if self.walls == Walls::OnlyA => "filter=off".to_owned(),
+            None => String::new(),
+        };
+        attack(&self.domain, place, &known)
+    }
+
+    /// Runs a build, and looks at everything that it could have reached.
+    pub async fn build(&self, steps: Vec<Step>, limits: Limits) -> Played {
+        let before = self.domain.snapshot();
+        let work = self.domain.cache.scratch().unwrap();
+        let (context, dest) = (work.path().join("source"), work.path().join("payload"));
+        fs::create_dir_all(context.join("sub")).unwrap();
+        fs::create_dir(&dest).unwrap();
+        fs::write(context.join("sub/a.c"), "int a;").unwrap();
+        let log = Arc::new(Lines::default());
+        let build = InPlace {
+            plan: Plan { steps, limits },
+            lowers: vec![self.lower.clone()],
+            context: vec![ContextEntry { dest: "sources/x".to_owned(), from: context }],
+            scratch: work.path().join("sandbox"),
+            log: Arc::clone(&log) as Arc<dyn BuildLog>,
+            cancel: CancellationToken::new(),
+        };
+        let outcome = self.sandbox.compile(build, &dest).await;
+        let mut changed = strays(&work.path().join("sandbox"));
+        let (payload, payload_size) = contents(&dest);
+        let path = work.path().to_owned();
+        drop(work);
+        if path.exists() {
+            changed.push(format!("{} is left", path.display()));
+        }
+        changed.extend(self.domain.changes(&before));
+        changed.extend(processes(&self.domain));
+        let lines = log.take();
+        Played {
+            lines,
+            is_done: outcome.is_ok(),
+            outcome: describe(&outcome),
+            payload,
+            payload_size,
+            changed,
+        }
+    }
+
+    /// Whether a build got at something: a canary in what it says, another message than the runner's, or a change outside.
+    pub fn is_out(&self, played: &Played) -> bool {
+        let text = played.text();
+        self.domain.is_seen_in(&text)
+            || text.contains(&self.forged)
+            || text.contains("ESCAPED")
+            || !played.changed.is_empty()
+    }
+
+    /// A verdict on a whole build, with what speaks against it on standard error.
+    pub fn judge(&self, place: &str, attack: &str, played: &Played, expected: bool) -> Row {
+        let is_reached = self.is_out(played) || !expected;
+        if is_reached {
+            eprintln!("{place}: {attack}: {}\nchanged: {:#?}", played.text(), played.changed);
+        }
+        Row::new(place, attack, Verdict::of(is_reached))
+    }
+}
+
+fn describe(outcome: &Result<impl Debug, farrier::engine::EngineError>) -> String {
+    match outcome {
+        Ok(done) => format!("{done:?}"),
+        Err(error) => format!("{error}: {error:?}"),
+    }
+}
+
+/// The runner, or a script that starts the one that can be broken.
+fn runner(kit: &Kit, walls: Walls, outside: &Path) -> PathBuf {
+    let arguments = match walls {
+        Walls::Both => return kit.runner(),
+        Walls::OnlyA => "--without-landlock --without-seccomp".to_owned(),
+        Walls::LeakOfCanaries => format!("--leak {}", outside.display()),
+        Walls::LeakOfRoot => "--leak /".to_owned(),
+    };
+    let script = outside.join("runner");
+    let program = kit.breakable().display().to_string();
+    let text =
+        format!("#!/bin/sh\n[ \"$1\" = sandbox ] && set -- \"$@\" {arguments}\nexec {program} \"$@\"\n");
+    fs::write(&script, text).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    script
+}
+
+/// The command that makes every attack on the canaries of a domain.
+pub fn attack(domain: &Domain, place: &str, more: &str) -> String {
+    let Domain { abstract_name, port, .. } = domain;
+    let outside = domain.root().display();
+    format!(
+        "attack all '{place}' outside={outside} home={outside}/home abstract={abstract_name} port={port} {more}"
+    )
+}
+
+/// A root with a static busybox, the attacking program, the same with a setuid bit, and forged messages.
+pub fn make_tree(kit: &Kit, tree: &Path, forged: &str) {
+    for directory in ["bin", "tmp", "etc"] {
+        fs::create_dir_all(tree.join(directory)).unwrap();
+    }
+    fs::copy(kit.busybox(), tree.join("bin/busybox")).unwrap();
+    for applet in ["sh", "cat", "mkdir", "mv", "ln", "rm", "env", "ls", "echo", "true", "readlink"] {
+        symlink("busybox", tree.join("bin").join(applet)).unwrap();
+    }
+    fs::copy(kit.attack(), tree.join("bin/attack")).unwrap();
+    fs::copy(kit.attack(), tree.join("bin/setuid")).unwrap();
+    fs::write(tree.join("frames"), crate::forgery::ends(forged)).unwrap();
+    fs::set_permissions(tree.join("bin/setuid"), fs::Permissions::from_mode(0o6755)).unwrap();
+}
+
+/// Paths and short contents of what a build handed out, and the bytes that it takes on the disk.
+fn contents(payload: &Path) -> (Vec<String>, u64) {
+    let mut size = 0;
+    let mut found = Vec::new();
+    for entry in WalkDir::new(payload).min_depth(1).into_iter().map(Result::unwrap) {
+        let metadata = entry.path().symlink_metadata().unwrap();
+        size += metadata.blocks() * 512;
+        let is_short = metadata.is_file() && metadata.len() < 4096;
+        let text = if is_short { fs::read(entry.path()).unwrap_or_default() } else { Vec::new() };
+        let path = entry.path().strip_prefix(payload).unwrap().display().to_string();
+        found.push(format!("{path}: {}", String::from_utf8_lossy(&text)));
+    }
+    (found, size)
+}
+
+/// Steps.
+pub fn step(text: &str, action: Action) -> Step {
+    Step { line: 1, text: text.to_owned(), action }
+}
+
+fn command(argv: Vec<String>, workdir: &str, script: Option<String>) -> Step {
+    let env = vec![("PATH".to_owned(), "/bin".to_owned())];
+    step("RUN", Action::Run(Run { argv, env, workdir: workdir.to_owned(), script }))
+}
+
+pub fn run_in(workdir: &str, script: &str) -> Step {
+    command(["/bin/sh", "-c", script].map(str::to_owned).to_vec(), workdir, None)
+}
+
+pub fn run(script: &str) -> Step {
+    run_in("/", script)
+}
+
+/// `RUN <<EOF` whose first line names an interpreter.
+pub fn script(workdir: &str, text: &str) -> Step {
+    command(Vec::new(), workdir, Some(text.to_owned()))
+}
+
+pub fn workdir(path: &str) -> Step {
+    step("WORKDIR", Action::Directory(path.to_owned()))
+}
+
+pub fn copy(pattern: &str, dest: &str) -> Step {
+    let sources = vec![Source::Context(pattern.to_owned())];
+    step("COPY", Action::Copy { sources, dest: dest.to_owned(), mode: None })
+}
+
+pub fn document(name: &str, content: &str, dest: &str) -> Step {
+    let sources = vec![Source::Document { name: name.to_owned(), content: content.to_owned() }];
+    step("COPY", Action::Copy { sources, dest: dest.to_owned(), mode: None })
+}
+
+/// The part of the attacks that this process plays, from its environment.
+pub fn wanted() -> (Walls, Kit) {
+    let name = env::var("ESCAPE_WALLS").expect("the player is started by the other tests");
+    let walls = Walls::ALL.into_iter().find(|(_, known)| *known == name).unwrap().0;
+    (walls, Kit::at(Path::new(&env::var("ESCAPE_KIT").unwrap())))
+}
+
+impl Player {
+    /// The leaked descriptor, and the canaries' directory, relative to it.
+    pub fn leak(&self) -> Option<(u32, String)> {
+        let outside = self.domain.root().display().to_string();
+        match self.walls {
+            Walls::Both | Walls::OnlyA => None,
+            Walls::LeakOfCanaries => Some((LEAK, ".".to_owned())),
+            Walls::LeakOfRoot => Some((LEAK, outside.trim_start_matches('/').to_owned())),
+        }
+    }
+
+    pub fn walls(&self) -> Walls {
+        self.walls
+    }
+}
