@@ -33,6 +33,7 @@ use crate::{
     parts::{
         BootCheck, BootChecker, BuildLimits, LazyEngine, LazyEntrypoint, Parts, Reporter, Stage, TargetError,
     },
+    payload::DecompressionBudget,
     plan::{Cell, Instance},
     registry::{Keyring, RegistryLocation, RegistryOptions, RemoteRegistry, connect},
     signing::testing::Workshop,
@@ -274,6 +275,7 @@ impl Bench {
             exposed: None,
             reused_from: None,
             canary: vec!["a mount".to_owned()],
+            decompression: Arc::new(DecompressionBudget::without_build()),
             work,
         }
     }
