@@ -52,6 +52,14 @@ pub fn map_owners(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::
     })
 }
 
+/// Leaves the session keyring of the caller, which no namespace divides, for an empty one.
+pub fn leave_keyring() -> io::Result<()> {
+    // SAFETY: the name is absent, and no other argument is read.
+    let joined = check(unsafe { libc::syscall(libc::SYS_keyctl, libc::KEYCTL_JOIN_SESSION_KEYRING, 0) });
+    // A kernel without keyrings has none to leave.
+    joined.or_else(|error| if error.raw_os_error() == Some(libc::ENOSYS) { Ok(()) } else { Err(error) })
+}
+
 fn check(result: libc::c_long) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
