@@ -59,6 +59,19 @@ fn unpack(tar: &[u8]) -> (TempDir, Result<(), UnpackError>) {
     (outer, result)
 }
 
+/// Holes come as zeros, and become holes again.
+#[test]
+fn a_sparse_file_takes_what_it_holds() {
+    use std::os::unix::fs::MetadataExt as _;
+    let mut content = vec![0; 8 << 20];
+    content[3 << 20] = 1;
+    let (outer, result) = unpack(&tarball(&[Item::File("hole", 0o644, &content)]));
+    result.unwrap();
+    let place = outer.path().join("dest/hole");
+    assert_eq!(std::fs::read(&place).unwrap(), content);
+    assert!(std::fs::metadata(&place).unwrap().blocks() * 512 <= 1 << 20);
+}
+
 #[test]
 fn files_directories_and_links() {
     let (outer, result) = unpack(&tarball(&[

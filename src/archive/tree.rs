@@ -4,7 +4,7 @@ use std::{
     collections::{HashMap, HashSet},
     ffi::OsStr,
     fs::Permissions,
-    io::{self, Read, Write},
+    io::{self, Read, Seek as _, SeekFrom, Write},
     os::unix::fs::PermissionsExt,
     path::{Component, Path, PathBuf},
     time::{Duration, SystemTime},
@@ -82,7 +82,7 @@ impl<'a> Tree<'a> {
         let path = self.place(name)?;
         // `create_new` follows no link.
         let mut file = self.instead(&path, || File::create_new(&path))?;
-        let mut left = size;
+        let (mut left, mut ends_in_hole) = (size, false);
         while left > 0 {
             let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(self.buffer.len());
             let count = match content.read(&mut self.buffer[..wanted]) {
@@ -91,8 +91,18 @@ impl<'a> Tree<'a> {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) => return Err(UnpackError::Damaged(e)),
             };
-            file.write_all(&self.buffer[..count])?;
+            // A sparse file takes no more room here than it did where it was made.
+            let chunk = &self.buffer[..count];
+            ends_in_hole = chunk.iter().all(|byte| *byte == 0);
+            if ends_in_hole {
+                file.seek(SeekFrom::Current(i64::try_from(count).unwrap_or(i64::MAX)))?;
+            } else {
+                file.write_all(chunk)?;
+            }
             left -= count as u64;
+        }
+        if ends_in_hole {
+            file.set_len(size)?;
         }
         // Whoever unpacked a file must be able to read it.
         file.set_permissions(Permissions::from_mode(self.allowed(mode) | 0o400))?;

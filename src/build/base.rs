@@ -31,6 +31,13 @@ const PROBE_MARK: &str = "farrier: toolchain offers ";
 /// Memory that any build may use, in bytes.
 pub(super) const LEAST_MEMORY: u64 = 4 << 30;
 
+/// Processes of a build at a time: several for each processor of the largest machines.
+const MOST_PROCESSES: u64 = 8 << 10;
+/// Bytes that a build may write: a pod's share of its node's disk (`JobSpec`) is the same.
+const MOST_DISK: u64 = 32 << 30;
+/// Files, links and directories that a build may make: ten times those of a kernel's whole source tree, compiled.
+const MOST_INODES: u64 = 2_000_000;
+
 /// What a compile starts from.
 pub(super) enum PreparedBase {
     /// An image of the daemon, under the name that the cell's Dockerfile starts from.
@@ -68,7 +75,13 @@ impl InPlaceBase {
     /// an estimate.
     pub(super) fn plan(&self, spec: BuildSpec) -> Plan {
         let memory = spec.memory.bytes().saturating_mul(2).max(LEAST_MEMORY);
-        Plan { steps: self.steps.clone(), limits: Limits { memory: Some(memory), ..Limits::default() } }
+        let limits = Limits {
+            memory: Some(memory),
+            processes: Some(MOST_PROCESSES),
+            disk: Some(MOST_DISK),
+            inodes: Some(MOST_INODES),
+        };
+        Plan { steps: self.steps.clone(), limits }
     }
 }
 
@@ -101,8 +114,20 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
         (Output::Payload, Err(error)) => return Err(error.into()),
         (Output::Image, _) => engines.docker().await?,
     };
+    confined_by_docker(job.parts.definitions.site.builds.landlock)?;
     with_image(job, headers, &docker).await?;
     Ok(PreparedBase::Image(docker))
+}
+
+/// A daemon's containers have no Landlock of farrier's.
+fn confined_by_docker(least_landlock: u32) -> Result<()> {
+    if least_landlock == 0 {
+        return Ok(());
+    }
+    let message =
+        format!("the site requires Landlock ABI {least_landlock}, which Docker does not give to builds");
+    let hint = "build with --engine sandbox or kubernetes, or lower builds.landlock in site.yaml";
+    Err(TargetError::finding(FindingKind::Usage, message, Some(hint.to_owned())))
 }
 
 /// The cell's toolchain as a tree, in which the tools of the headers run, and the image that it is.

@@ -28,6 +28,7 @@ use crate::{
     images::fetch_source,
     parts::{Finding, FindingKind, Result, Stage, TargetError},
     payload,
+    provenance::Confinement,
 };
 
 /// Runs the engine and collects what it left.
@@ -64,7 +65,8 @@ pub(super) async fn compile(job: &Job<'_>, base: &PreparedBase, against: &Agains
         match (base, image.spec.output) {
             (PreparedBase::InPlace(sandbox, base), _) => {
                 let scratch = work.path().join("sandbox");
-                let build = in_place(base, build.clone(), scratch, image.spec.build);
+                let least_landlock = parts.definitions.site.builds.landlock;
+                let build = in_place(base, build.clone(), scratch, (image.spec.build, least_landlock));
                 Ok(sandbox.compile(build, &tree).await?)
             }
             (PreparedBase::InCluster(cluster, base, toolchain), _) => {
@@ -72,22 +74,25 @@ pub(super) async fn compile(job: &Job<'_>, base: &PreparedBase, against: &Agains
             }
             (PreparedBase::Image(engine), Output::Payload) => {
                 engine.build_payload(&build, &tree).await?;
-                Ok(Vec::new())
+                Ok(Confinement::default())
             }
             (PreparedBase::Image(engine), Output::Image) => {
                 engine.build_archive(&build, &archive).await?;
-                Ok(Vec::new())
+                Ok(Confinement::default())
             }
         }
     };
-    let canary = match within(image.spec.build.deadline, &begun, &build.cancel, run).await {
-        Some(Ok(refused)) => refused,
+    let confinement = match within(image.spec.build.deadline, &begun, &build.cancel, run).await {
+        Some(Ok(confinement)) => confinement,
         Some(Err(TargetError::Engine(EngineError::Step(message)))) => {
             let compiler = missing_compiler(job, &against.headers, &probe);
             return Err(compiler.unwrap_or_else(|| failed(base.engine(), &log, message, &log_path)));
         }
         Some(Err(TargetError::Engine(EngineError::Limit(message)))) => {
             return Err(over_limit(&log, &message, &log_path).into());
+        }
+        Some(Err(TargetError::Engine(error @ EngineError::Tampered(_)))) => {
+            return Err(tampered(&log, &error, &log_path).into());
         }
         Some(Err(other)) => return Err(other),
         None => return Err(too_long(&log, image.spec.build.deadline, &log_path).into()),
@@ -110,16 +115,29 @@ pub(super) async fn compile(job: &Job<'_>, base: &PreparedBase, against: &Agains
         toolchain: cell.toolchain.clone(),
         exposed: None,
         reused_from: None,
-        canary,
+        confinement,
         work,
     };
     payload.exposed = expose(job, &payload).await?;
     Ok(payload)
 }
 
-fn in_place(base: &InPlaceBase, job: BuildJob, scratch: PathBuf, spec: BuildSpec) -> InPlace {
+fn in_place(
+    base: &InPlaceBase,
+    job: BuildJob,
+    scratch: PathBuf,
+    (spec, least_landlock): (BuildSpec, u32),
+) -> InPlace {
     let BuildJob { id: _, dockerfile: _, context, log, cancel } = job;
-    InPlace { plan: base.plan(spec), lowers: base.lowers.to_vec(), context, scratch, log, cancel }
+    InPlace {
+        plan: base.plan(spec),
+        lowers: base.lowers.to_vec(),
+        context,
+        scratch,
+        log,
+        least_landlock,
+        cancel,
+    }
 }
 
 /// What the engine's run comes to; `None` where it was stopped because it took longer than it may.
@@ -179,6 +197,14 @@ fn over_limit(log: &FileLog, message: &str, log_path: &Path) -> Finding {
         detail,
         hint: Some(hint),
     }
+}
+
+/// A step forged messages of the runner.
+fn tampered(log: &FileLog, error: &EngineError, log_path: &Path) -> Finding {
+    let (_, detail) = log.finish();
+    let hint = error.hint().unwrap_or_default();
+    let hint = Some(format!("{hint}: {}", log_path.display()));
+    Finding { kind: FindingKind::Tampered, message: error.to_string(), detail, hint }
 }
 
 /// The build was stopped at its deadline.

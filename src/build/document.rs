@@ -82,7 +82,7 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, made: &Ima
         build_format: BUILD_FORMAT.to_owned(),
         materials,
         modules,
-        canary: payload.canary.clone(),
+        confinement: payload.confinement.clone(),
     };
     let mut documents = Documents::of(&provenance, &made.assembled.manifest)?;
     documents.claims.insert(0, Claim::of_report(&made.check_report.content)?);

@@ -13,6 +13,7 @@ use crate::{
     parts::{FindingKind, Parts, Result, Stage, TargetError},
     payload::ArchiveImage,
     plan::Cell,
+    provenance::Confinement,
 };
 
 /// One image for one kernel, which is being built.
@@ -88,8 +89,8 @@ pub(super) struct Payload {
     pub(super) exposed: Option<Digest>,
     /// The image whose payload it is; `None` where it was compiled.
     pub(super) reused_from: Option<ReusedFrom>,
-    /// What the build's canary was refused; empty where the engine has none, and where nothing was compiled.
-    pub(super) canary: Vec<String>,
+    /// What confined the build.
+    pub(super) confinement: Confinement,
     /// Keeps the files above until it is dropped.
     pub(super) work: Scratch,
 }

@@ -37,6 +37,7 @@ use crate::{
     oci::{self, Assembly, Layer, media_type},
     parts::{FindingKind, Result, Stage, TargetError},
     payload::Entrypoint,
+    provenance::Confinement,
     registry::RegistryLocation,
 };
 
@@ -58,7 +59,7 @@ pub(super) async fn compile(
     build: BuildJob,
     begun: &CancellationToken,
     tree: &Path,
-) -> Result<Vec<String>> {
+) -> Result<Confinement> {
     let Job { parts, cell, image, .. } = job;
     let spec = image.spec.build;
     let mut plan = base.plan(spec);
@@ -94,6 +95,7 @@ pub(super) async fn compile(
             build: spec,
             limits,
         },
+        least_landlock: parts.definitions.site.builds.landlock,
         plan,
         log: Arc::clone(&build.log),
         phases: &phases,

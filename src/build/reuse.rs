@@ -22,6 +22,7 @@ use crate::{
     parts::{AT_ONCE, Result, Stage, TargetError},
     payload::{self, PayloadError},
     plan::reuse::{by_numbers, may_lend, may_resign, tags_to_resign, tags_to_try},
+    provenance::Confinement,
     registry::RegistryError,
 };
 
@@ -254,7 +255,7 @@ impl Lender {
             toolchain: self.facts.toolchain.clone().unwrap_or_default(),
             exposed: None,
             reused_from: Some(ReusedFrom { kernel, digest: self.digest.clone() }),
-            canary: Vec::new(),
+            confinement: Confinement::default(),
             work,
         }
     }

@@ -273,7 +273,11 @@ impl Bench {
             toolchain: toolchain.to_string(),
             exposed: None,
             reused_from: None,
-            canary: vec!["a mount".to_owned()],
+            confinement: Confinement {
+                refused: vec!["a mount".to_owned()],
+                landlock: 7,
+                ..Confinement::default()
+            },
             work,
         }
     }

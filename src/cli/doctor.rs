@@ -25,6 +25,7 @@ use crate::{
     machine::native,
     parts::{Parts, TargetError},
     plan::{Interest, NodeReason, Outcome, Plan, PlannedCell, WriteNamespaces},
+    provenance::Confinement,
     registry::{RegistryLocation, free_space},
 };
 
@@ -97,6 +98,16 @@ pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
     Ok(visit.exit)
 }
 
+/// The sandbox of this machine: its second wall, and what enforces its limits.
+fn describe(Confinement { refused: _, landlock, limits }: &Confinement) -> String {
+    let wall = match landlock {
+        0 => "no Landlock in this kernel: one wall, and a filter of system calls".to_owned(),
+        abi => format!("Landlock ABI {abi}"),
+    };
+    let limits: Vec<String> = limits.iter().map(|(limit, by)| format!("{limit}: {by}")).collect();
+    format!("sandbox: namespaces of this machine, {wall}; limits: {}", limits.join("; "))
+}
+
 impl Visit {
     fn note(&mut self, check: &'static str, found: Result<String, impl Into<CliError>>) {
         match found {
@@ -133,7 +144,7 @@ impl Visit {
         self.note(
             "engine",
             engine.map(|engine| match engine {
-                Engine::Sandbox(_) => "sandbox: namespaces of this machine".to_owned(),
+                Engine::Sandbox(sandbox) => describe(sandbox.confinement()),
                 Engine::Docker(engine) => engine.describe().to_owned(),
                 Engine::Kubernetes(_) => "kubernetes: Jobs in the cluster".to_owned(),
             }),

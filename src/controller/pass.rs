@@ -20,7 +20,7 @@ use crate::{
     kernel::{Architecture, KernelTarget},
     kmod::{CheckReport, Verdict},
     machine::native,
-    parts::{Parts, Result, TargetError, image_location},
+    parts::{Finding, FindingKind, Parts, Result, TargetError, image_location},
     plan::{
         self, Announcements, Cell, CellInputs, Change, Claims, ClusterSnapshot, ManifestFacts, ManifestPlace,
         Manifests, Plan, PlanInputs, PlannedRollout, PlannedSignature, PlannedUnion, RolloutTarget,
@@ -51,6 +51,8 @@ pub(super) struct BuildEnd {
 pub(super) enum BuildFault {
     /// The same inputs fail again.
     Permanent,
+    /// A step forged messages of the runner; the same inputs would do it again.
+    Tampered,
     /// An outside system was out of reach.
     Unreachable,
     /// It may be otherwise the next time.
@@ -66,6 +68,7 @@ impl BuildFault {
         match error {
             TargetError::Cancelled | TargetError::Fenced(_) => Self::Stopped,
             TargetError::Outdated(_) => Self::Outdated,
+            TargetError::Finding(Finding { kind: FindingKind::Tampered, .. }) => Self::Tampered,
             error if error.is_permanent() => Self::Permanent,
             error if error.is_unreachable() => Self::Unreachable,
             _ => Self::Passing,

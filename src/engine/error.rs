@@ -22,6 +22,12 @@ pub enum EngineError {
     /// A step went over a limit: which step, and which limit. Permanent.
     #[error("build step stopped: {0}")]
     Limit(String),
+    /// A message came that the runner does not send at that point: a step wrote it. Permanent.
+    #[error("build tampered with: {0}")]
+    Tampered(String),
+    /// The sandbox or pod lacks a wall that the site requires.
+    #[error("build refused: {0}")]
+    Unconfined(String),
     /// The engine's disk is full. Permanent until there is room.
     #[error("{engine} has no space left to {action}: {message}")]
     DiskFull { engine: EngineKind, action: String, message: String },
@@ -72,6 +78,13 @@ impl EngineError {
             }
             Self::DiskFull { .. } => Some(FULL_DISK.to_owned()),
             Self::Pod { hint, .. } => Some(hint.clone()),
+            Self::Tampered(_) => Some(
+                "a step of this build forged messages of the runner: treat the driver's source as hostile, and keep the log"
+                    .to_owned(),
+            ),
+            Self::Unconfined(_) => Some(
+                "build on a newer kernel, or lower builds.landlock in site.yaml".to_owned(),
+            ),
             Self::Limit(_) => {
                 Some("raise build.memory in the definition if the build needs more".to_owned())
             }

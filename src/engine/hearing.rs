@@ -6,13 +6,16 @@ use bytes::Bytes;
 use futures::{SinkExt as _, channel::mpsc};
 use runner::{
     plan::Plan,
-    wire::{self, Message, Outcome},
+    wire::{self, Canary, Message, Outcome},
 };
 use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio_util::sync::CancellationToken;
 
-use super::{BuildLog, EngineError, EngineKind, Result, bridge::unpack_out, lines::LineSplitter};
+use super::{
+    BuildLog, EngineError, EngineKind, Result, bridge::unpack_out, lines::LineSplitter, protocol::Protocol,
+};
+use crate::provenance::Confinement;
 
 /// Messages of the payload that are under way.
 const UNDER_WAY: usize = 8;
@@ -28,6 +31,8 @@ pub(super) struct Hearing<'a> {
     pub(super) engine: EngineKind,
     pub(super) plan: &'a Plan,
     pub(super) log: &'a dyn BuildLog,
+    /// Lowest Landlock ABI that the site accepts.
+    pub(super) least_landlock: u32,
     pub(super) cancel: &'a CancellationToken,
 }
 
@@ -35,8 +40,8 @@ pub(super) struct Hearing<'a> {
 type Payload = mpsc::Sender<Result<Bytes, io::Error>>;
 
 impl Hearing<'_> {
-    /// Hears the runner to its last word, and unpacks its payload into `dest`. Gives what its canary was refused.
-    pub(super) async fn run(&self, source: &mut impl Source, dest: &Path) -> Result<Vec<String>> {
+    /// Hears the runner to its last message, and unpacks its payload into `dest`. Returns what confined the build.
+    pub(super) async fn run(&self, source: &mut impl Source, dest: &Path) -> Result<Confinement> {
         let (to, payload) = mpsc::channel(UNDER_WAY);
         // A payload is whole when the runner has said so: anything else ends its unpacking.
         let stop = self.cancel.child_token();
@@ -54,18 +59,21 @@ impl Hearing<'_> {
         match tokio::join!(listen, unpack_out(payload, dest, &stop, EngineError::Io)) {
             // It was refused while it came.
             (Err(EngineError::Cancelled), Err(refused)) if !self.cancel.is_cancelled() => Err(refused),
-            (ended, unpacked) => ended.and_then(|refused| unpacked.map(|()| refused)),
+            (ended, unpacked) => ended.and_then(|confined| unpacked.map(|()| confined)),
         }
     }
 
-    async fn listen(&self, source: &mut impl Source, mut payload: Payload) -> Result<Vec<String>> {
+    async fn listen(&self, source: &mut impl Source, mut payload: Payload) -> Result<Confinement> {
         let mut splitter = LineSplitter::default();
         let (mut size, mut hash) = (0, Sha256::new());
-        let mut refused = Vec::new();
+        let mut confined = Confinement::default();
+        let mut protocol = Protocol::new(self.plan.steps.len());
         loop {
-            match source.next().await? {
-                Message::Unshared => return Err(self.fault("run a build", damaged())),
-                Message::Canary(what) => refused = what,
+            let message = source.next().await?;
+            protocol.accept(&message).map_err(EngineError::Tampered)?;
+            match message {
+                Message::Unshared => {}
+                Message::Canary(canary) => confined = self.confined(canary)?,
                 Message::Step(step) => {
                     splitter.finish(|line| self.log.line(line));
                     let steps = self.plan.steps.len();
@@ -80,12 +88,20 @@ impl Hearing<'_> {
                 Message::End(outcome) => {
                     splitter.finish(|line| self.log.line(line));
                     let received = Outcome::Done { size, sha256: hash.finalize().into() };
-                    self.judge(outcome, &received)?;
-                    let without_canary = || self.fault("run a build", io::Error::other("it had no canary"));
-                    return Some(refused).filter(|refused| !refused.is_empty()).ok_or_else(without_canary);
+                    return self.judge(outcome, &received).map(|()| confined);
                 }
             }
         }
+    }
+
+    fn confined(&self, Canary { refused, landlock }: Canary) -> Result<Confinement> {
+        if landlock < self.least_landlock {
+            return Err(EngineError::Unconfined(format!(
+                "the site requires Landlock ABI {}, and the kernel here has {landlock}",
+                self.least_landlock
+            )));
+        }
+        Ok(Confinement { refused, landlock, ..Confinement::default() })
     }
 
     fn judge(&self, outcome: Outcome, received: &Outcome) -> Result<()> {
@@ -155,13 +171,23 @@ mod tests {
     }
 
     /// What is heard of one that hands `payload` out, with an end, or without.
-    async fn heard(payload: &[u8], end: Option<Outcome>) -> (Result<Vec<String>>, usize) {
-        let dest = tempfile::tempdir().unwrap();
-        let mut messages =
-            vec![Message::Canary(vec!["a disk".to_owned()]), Message::Payload(payload.to_vec())];
+    async fn heard(payload: &[u8], end: Option<Outcome>) -> (Result<Confinement>, usize) {
+        let canary = Canary { refused: vec!["a disk".to_owned()], landlock: 2 };
+        let mut messages = vec![Message::Canary(canary), Message::Payload(payload.to_vec())];
         messages.extend(end.map(Message::End));
+        hear(messages, 0).await
+    }
+
+    async fn hear(messages: Vec<Message>, least_landlock: u32) -> (Result<Confinement>, usize) {
+        let dest = tempfile::tempdir().unwrap();
         let (plan, cancel) = (Plan::default(), CancellationToken::new());
-        let hearing = Hearing { engine: EngineKind::Kubernetes, plan: &plan, log: &(), cancel: &cancel };
+        let hearing = Hearing {
+            engine: EngineKind::Kubernetes,
+            plan: &plan,
+            log: &(),
+            least_landlock,
+            cancel: &cancel,
+        };
         let heard = hearing.run(&mut messages.into_iter(), dest.path()).await;
         (heard, dest.path().read_dir().unwrap().count())
     }
@@ -177,7 +203,9 @@ mod tests {
         let payload = archive.into_inner().unwrap();
         let (size, sha256) = (payload.len() as u64, Sha256::digest(&payload).into());
         let (whole, entries) = heard(&payload, Some(Outcome::Done { size, sha256 })).await;
-        assert_eq!((whole.unwrap(), entries), (vec!["a disk".to_owned()], 1));
+        let confined =
+            Confinement { refused: vec!["a disk".to_owned()], landlock: 2, ..Confinement::default() };
+        assert_eq!((whole.unwrap(), entries), (confined, 1));
         for lie in [
             Outcome::Done { size, sha256: [0; 32] },
             Outcome::Done { size: size + 1, sha256 },
@@ -188,6 +216,27 @@ mod tests {
         }
         let (cut, entries) = heard(&payload, None).await;
         assert_eq!((cut.is_err(), entries), (true, 0));
+    }
+
+    #[tokio::test]
+    async fn a_build_without_the_required_wall_does_not_begin() {
+        let canary = Canary { refused: vec!["a disk".to_owned()], landlock: 2 };
+        let (refused, entries) = hear(vec![Message::Canary(canary)], 3).await;
+        let error = refused.unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "build refused: the site requires Landlock ABI 3, and the kernel here has 2"
+        );
+        assert!(!error.is_transient() && error.hint().is_some() && entries == 0);
+    }
+
+    #[tokio::test]
+    async fn a_forged_message_ends_the_build() {
+        let canary = || Message::Canary(Canary { refused: vec!["a disk".to_owned()], landlock: 2 });
+        let (refused, entries) = hear(vec![canary(), canary()], 0).await;
+        let error = refused.unwrap_err();
+        assert!(matches!(error, EngineError::Tampered(_)) && !error.is_transient(), "{error}");
+        assert_eq!(entries, 0);
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod file_log;
 mod hearing;
 mod kubernetes;
 mod lines;
+mod protocol;
 mod sandbox;
 
 use std::{path::PathBuf, sync::Arc, time::SystemTime};

@@ -9,7 +9,7 @@ use crate::{
     oci::{self, Assembled, ImageManifest, UnionNotes, UnionPart, media_type},
     parts::{AT_ONCE, Parts, Result, TargetError},
     plan::{BUILD_FORMAT, PlannedUnion, Published, UnionMember},
-    provenance::{Material, Provenance, Role, Subject},
+    provenance::{Confinement, Material, Provenance, Role, Subject},
     registry::StoredManifest,
 };
 
@@ -76,7 +76,7 @@ fn documents(union: &PlannedUnion, made: &Assembled) -> Result<Documents> {
         build_format: BUILD_FORMAT.to_owned(),
         materials: members.collect(),
         modules: Vec::new(),
-        canary: Vec::new(),
+        confinement: Confinement::default(),
     };
     Documents::of(&provenance, &made.manifest)
 }

@@ -25,6 +25,8 @@ pub enum FindingKind {
     Compile,
     /// It did not compile within its deadline.
     TooLong,
+    /// A build step forged messages of the runner.
+    Tampered,
     /// The kernel would refuse the modules.
     Refused,
     /// It is not known whether the modules load, and the definition does not accept that.
@@ -202,7 +204,10 @@ impl TargetError {
     /// Will the same inputs fail again, so that trying again before one changes is a waste?
     pub fn is_permanent(&self) -> bool {
         match self {
-            Self::Finding(Finding { kind: FindingKind::Compile | FindingKind::Refused, .. }) => true,
+            Self::Finding(Finding {
+                kind: FindingKind::Compile | FindingKind::Tampered | FindingKind::Refused,
+                ..
+            }) => true,
             Self::Payload(error) => error.is_permanent(),
             _ => self.is_of_policy() || self.is_of_deadline(),
         }

@@ -42,6 +42,8 @@ pub enum BuildOutcomeLabel {
     Reused,
     /// Failed, and will again with the same inputs.
     Failed,
+    /// A step forged messages of the runner.
+    Tampered,
     /// Met a fault that may pass.
     Faulted,
     /// Was stopped.

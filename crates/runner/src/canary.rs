@@ -41,13 +41,18 @@ const ATTEMPTS: [Attempt; 13] = [
     ("a kernel module", || Ok(init_module(&[], c"")?)),
 ];
 
-/// Tries all, and gives what was refused. The error names what was not.
-pub fn look() -> io::Result<Vec<String>> {
-    let tried = ATTEMPTS.iter().map(|(what, attempt)| {
+/// Tries all, and returns what was refused. The error names the first that was not, where `all_walls` stand.
+pub fn look(all_walls: bool) -> io::Result<Vec<String>> {
+    let mut refused = Vec::new();
+    for (what, attempt) in ATTEMPTS {
         let outcome = attempt();
-        if is_refused(&outcome) { Ok((*what).to_owned()) } else { Err(got(what, &outcome)) }
-    });
-    tried.collect()
+        if is_refused(&outcome) {
+            refused.push(what.to_owned());
+        } else if all_walls {
+            return Err(got(what, &outcome));
+        }
+    }
+    Ok(refused)
 }
 
 /// Only a refusal is one: that something is not there, or was asked for in a wrong way, shows nothing.

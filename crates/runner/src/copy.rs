@@ -3,25 +3,35 @@
 use std::{
     ffi::OsStr,
     fs::{self, File, FileTimes, Permissions},
-    io,
+    io::{self, Write as _},
     os::{
-        fd::{AsRawFd as _, OwnedFd},
-        unix::fs::{PermissionsExt as _, symlink},
+        fd::{AsFd as _, AsRawFd as _, OwnedFd},
+        unix::fs::PermissionsExt as _,
     },
     path::{Component, Path, PathBuf},
 };
 
 use runner::plan::Source;
 use rustix::{
-    fs::{Mode, OFlags, ResolveFlags, open, openat2},
+    fs::{Mode, OFlags, ResolveFlags, open, openat2, symlinkat},
     io::Errno,
 };
 use walkdir::WalkDir;
 
-use crate::glob;
+use crate::{
+    glob,
+    rooted::{self, Root},
+};
 
-/// Copies. `context` is where the build context lies; nothing outside of it is read.
-pub fn copy(context: &Path, sources: &[Source], dest: &str, mode: Option<u32>) -> io::Result<()> {
+/// Copies. `context` is the directory of the build context: nothing outside of it is read, and nothing outside of `root` is
+/// written.
+pub fn copy(
+    root: &Root,
+    context: &Path,
+    sources: &[Source],
+    dest: &str,
+    mode: Option<u32>,
+) -> io::Result<()> {
     let mut found = Vec::new();
     let mut documents = Vec::new();
     for source in sources {
@@ -32,26 +42,33 @@ pub fn copy(context: &Path, sources: &[Source], dest: &str, mode: Option<u32>) -
     }
     let is_directory = dest.ends_with('/') || found.len() + documents.len() > 1;
     let dest = Path::new(dest);
+    let place = |name: &OsStr| {
+        if is_directory || root.is_directory(dest) { dest.join(name) } else { dest.to_owned() }
+    };
     for source in found {
         // A source that is a link means what it leads to; links below it stay links.
         let opened = inside(context, &source)?;
         let from = Path::new("/proc/self/fd").join(opened.as_raw_fd().to_string());
         if from.is_dir() {
-            copy_tree(&from, dest, mode)?;
+            copy_tree(root, &from, dest, mode)?;
         } else {
-            let name = source.file_name().unwrap_or(OsStr::new("file"));
-            let to = if is_directory || dest.is_dir() { dest.join(name) } else { dest.to_owned() };
-            make_parents(&to)?;
-            copy_file(&from, &to, mode)?;
+            let (directory, name) = target(root, &place(source.file_name().unwrap_or(OsStr::new("file"))))?;
+            copy_file(&from, &directory, &name, mode)?;
         }
     }
     for (name, content) in documents {
-        let to = if is_directory || dest.is_dir() { dest.join(name) } else { dest.to_owned() };
-        make_parents(&to)?;
-        fs::write(&to, content)?;
-        fs::set_permissions(&to, Permissions::from_mode(mode.unwrap_or(0o644)))?;
+        let (directory, name) = target(root, &place(OsStr::new(name)))?;
+        let mut file = File::from(rooted::create(directory.as_fd(), &name)?);
+        file.write_all(content.as_bytes())?;
+        file.set_permissions(Permissions::from_mode(mode.unwrap_or(0o644)))?;
     }
     Ok(())
+}
+
+/// The directory of a target, created where it is missing, and the target's name in it.
+fn target(root: &Root, place: &Path) -> io::Result<(OwnedFd, std::ffi::OsString)> {
+    let name = place.file_name().ok_or(Errno::ISDIR)?.to_owned();
+    Ok((root.directory(place.parent().unwrap_or(Path::new("/")))?, name))
 }
 
 /// The places of the context that a pattern names, in order. There must be one.
@@ -103,71 +120,55 @@ fn inside(context: &Path, place: &Path) -> io::Result<OwnedFd> {
     })
 }
 
-/// What is in a directory, over what is in another.
-fn copy_tree(from: &Path, dest: &Path, mode: Option<u32>) -> io::Result<()> {
-    let is_new = !dest.exists();
-    make_parents(&dest.join("x"))?;
-    let mut directories = Vec::new();
+/// Copies what is in a directory over what is in another.
+fn copy_tree(root: &Root, from: &Path, dest: &Path, mode: Option<u32>) -> io::Result<()> {
+    let is_new = !root.is_directory(dest);
+    let top = root.directory(dest)?;
     // The slash: the descriptor's link is followed.
     let from = &from.join("");
     if is_new || mode.is_some() {
-        let bits = mode.unwrap_or(fs::metadata(from)?.permissions().mode() & 0o7777);
-        fs::set_permissions(dest, Permissions::from_mode(bits))?;
+        rooted::set_mode(&top, mode.unwrap_or(fs::metadata(from)?.permissions().mode() & 0o7777))?;
     }
+    let mut directories = Vec::new();
     for entry in WalkDir::new(from).min_depth(1).sort_by_file_name() {
         let entry = entry?;
         let to = dest.join(entry.path().strip_prefix(from).map_err(io::Error::other)?);
         if entry.file_type().is_dir() {
-            if !to.is_dir() {
-                fs::create_dir(&to)?;
-            }
+            root.directory(&to)?;
             directories.push((to, entry.metadata()?));
+            continue;
+        }
+        let (directory, name) = target(root, &to)?;
+        if entry.path_is_symlink() {
+            rooted::make_room(directory.as_fd(), &name)?;
+            symlinkat(fs::read_link(entry.path())?, &directory, &name)?;
         } else {
-            copy_one(entry.path(), &to, mode)?;
+            copy_file(entry.path(), &directory, &name, mode)?;
         }
     }
     // Once nothing is written below them any more.
     for (to, metadata) in directories.into_iter().rev() {
-        let bits = mode.unwrap_or_else(|| metadata.permissions().mode() & 0o7777);
-        fs::set_permissions(&to, Permissions::from_mode(bits))?;
-        let times = FileTimes::new().set_modified(metadata.modified()?);
-        File::open(&to)?.set_times(times)?;
+        let directory = root.directory(&to)?;
+        rooted::set_modified(&directory, metadata.modified()?)?;
+        rooted::set_mode(&directory, mode.unwrap_or_else(|| metadata.permissions().mode() & 0o7777))?;
     }
     Ok(())
 }
 
-/// A file or a link, in the place of what is there.
-fn copy_one(from: &Path, to: &Path, mode: Option<u32>) -> io::Result<()> {
-    if !from.is_symlink() {
-        return copy_file(from, to, mode);
-    }
-    make_room(to)?;
-    symlink(fs::read_link(from)?, to)
-}
-
-fn copy_file(from: &Path, to: &Path, mode: Option<u32>) -> io::Result<()> {
-    make_room(to)?;
+fn copy_file(from: &Path, directory: &OwnedFd, name: &OsStr, mode: Option<u32>) -> io::Result<()> {
     let mut source = File::open(from)?;
     let metadata = source.metadata()?;
-    let mut target = File::create_new(to)?;
+    let mut target = File::from(rooted::create(directory.as_fd(), name)?);
     io::copy(&mut source, &mut target)?;
     let bits = mode.unwrap_or_else(|| metadata.permissions().mode() & 0o7777);
     target.set_permissions(Permissions::from_mode(bits))?;
     target.set_times(FileTimes::new().set_modified(metadata.modified()?))
 }
 
-fn make_room(to: &Path) -> io::Result<()> {
-    let is_there = to.symlink_metadata().is_ok_and(|there| !there.is_dir());
-    if is_there { fs::remove_file(to) } else { Ok(()) }
-}
-
-/// Makes the directories above a path.
-fn make_parents(path: &Path) -> io::Result<()> {
-    path.parent().map_or(Ok(()), fs::create_dir_all)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     fn context() -> tempfile::TempDir {
@@ -184,14 +185,15 @@ mod tests {
         make("patches/2.patch", "2");
         symlink("sub", dir.path().join("context/sources/a/link")).unwrap();
         symlink("/etc", dir.path().join("context/out")).unwrap();
+        fs::create_dir(dir.path().join("root")).unwrap();
         dir
     }
 
     fn run(dir: &tempfile::TempDir, sources: &[&str], dest: &str) -> io::Result<PathBuf> {
-        let root = dir.path().join("root");
+        let place = dir.path().join("root");
         let sources: Vec<_> = sources.iter().map(|s| Source::Context((*s).to_owned())).collect();
-        let dest = format!("{}/{dest}", root.display());
-        copy(&dir.path().join("context"), &sources, &dest, None).map(|()| root)
+        let (root, context) = (Root::open(&place)?, dir.path().join("context"));
+        copy(&root, &context, &sources, &format!("/{dest}"), None).map(|()| place)
     }
 
     #[test]
@@ -231,9 +233,28 @@ mod tests {
     #[test]
     fn documents_and_modes() {
         let dir = context();
-        let dest = dir.path().join("root/run.sh");
+        let root = Root::open(&dir.path().join("root")).unwrap();
         let document = Source::Document { name: "EOF".to_owned(), content: "#!/bin/sh\n".to_owned() };
-        copy(dir.path(), &[document], dest.to_str().unwrap(), Some(0o755)).unwrap();
-        assert_eq!(fs::metadata(&dest).unwrap().permissions().mode() & 0o7777, 0o755);
+        copy(&root, dir.path(), &[document], "/run.sh", Some(0o755)).unwrap();
+        let made = fs::metadata(dir.path().join("root/run.sh")).unwrap();
+        assert_eq!(made.permissions().mode() & 0o7777, 0o755);
+    }
+
+    /// A step may have put links where something is copied to.
+    #[test]
+    fn nothing_is_written_outside_of_the_root() {
+        let dir = context();
+        for (link, target) in [("up", "../../.."), ("absolute", "/"), ("file", "../canary")] {
+            symlink(target, dir.path().join("root").join(link)).unwrap();
+        }
+        fs::write(dir.path().join("canary"), "whole").unwrap();
+        let before = fs::read_dir(dir.path()).unwrap().count();
+        run(&dir, &["sources/a/"], "up/x/").unwrap();
+        run(&dir, &["sources/b/"], "absolute/../..").unwrap();
+        run(&dir, &["patches/1.patch"], "file").unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("canary")).unwrap(), "whole");
+        assert_eq!(fs::read_to_string(dir.path().join("root/file")).unwrap(), "1");
+        assert!(dir.path().join("root/x/Makefile").exists() && dir.path().join("root/y.c").exists());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), before);
     }
 }

@@ -1,7 +1,7 @@
-//! Which system calls a build step may make.
+//! The filter of system calls: an allow-list, and what is refused on it by its arguments.
 //!
-//! The list names what is refused, because compilers and scripts call more than a list of what is allowed would foresee. With
-//! the namespaces it is the second border in a sandbox; in a pod, where network policies come late, it is the first.
+//! A call that is not listed does not exist (`ENOSYS`), so that programs take their older way. Calls that a hostile step would
+//! try are refused by name (`EPERM`): the canary tells a refusal from a kernel without the call.
 
 use std::{collections::BTreeMap, io};
 
@@ -9,6 +9,11 @@ use seccompiler::{
     BpfProgram, Error, SeccompAction, SeccompCmpArgLen as Width, SeccompCmpOp as Compare,
     SeccompCondition as Condition, SeccompFilter, SeccompRule, TargetArch, apply_filter,
 };
+
+/// System calls by the names of libc.
+macro_rules! calls {
+    ($($name:ident)*) => { &[$(libc::$name),*] };
+}
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
@@ -24,69 +29,88 @@ const NAMESPACES: [libc::c_int; 8] = [
     0x80, // CLONE_NEWTIME
 ];
 
-/// System calls that are refused whatever their arguments are.
-const REFUSED: &[i64] = &[
-    // Sockets: a build has no network, and reaches no other process by one. Pairs are pipes, and stay.
-    libc::SYS_socket,
-    // Other processes, and what the kernel can be asked to do in a process's place.
-    libc::SYS_ptrace,
-    libc::SYS_process_vm_readv,
-    libc::SYS_process_vm_writev,
-    libc::SYS_process_madvise,
-    libc::SYS_kcmp,
-    libc::SYS_pidfd_getfd,
-    libc::SYS_userfaultfd,
-    libc::SYS_bpf,
-    libc::SYS_perf_event_open,
-    libc::SYS_fanotify_init,
-    // Keys of the kernel's keyrings, which no namespace divides.
-    libc::SYS_keyctl,
-    libc::SYS_add_key,
-    libc::SYS_request_key,
-    // Mounts, roots and namespaces.
-    libc::SYS_mount,
-    libc::SYS_umount2,
-    libc::SYS_pivot_root,
-    libc::SYS_chroot,
-    libc::SYS_move_mount,
-    libc::SYS_open_tree,
-    libc::SYS_fsopen,
-    libc::SYS_fsconfig,
-    libc::SYS_fsmount,
-    libc::SYS_fspick,
-    libc::SYS_mount_setattr,
-    libc::SYS_setns,
-    libc::SYS_unshare,
-    libc::SYS_open_by_handle_at,
-    libc::SYS_name_to_handle_at,
-    // The machine.
-    libc::SYS_init_module,
-    libc::SYS_finit_module,
-    libc::SYS_delete_module,
-    libc::SYS_kexec_load,
-    libc::SYS_kexec_file_load,
-    libc::SYS_reboot,
-    libc::SYS_swapon,
-    libc::SYS_swapoff,
-    libc::SYS_acct,
-    libc::SYS_quotactl,
-    libc::SYS_syslog,
-    libc::SYS_settimeofday,
-    libc::SYS_clock_settime,
-    libc::SYS_clock_adjtime,
-    libc::SYS_adjtimex,
-    libc::SYS_vhangup,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_iopl,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_ioperm,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_modify_ldt,
+/// System calls that any step may make.
+const ALLOWED: &[i64] = calls![
+    // Files and directories.
+    SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_preadv SYS_pwritev SYS_preadv2
+    SYS_pwritev2 SYS_openat SYS_openat2 SYS_close SYS_close_range SYS_lseek SYS_fstat SYS_newfstatat
+    SYS_statx SYS_statfs SYS_fstatfs SYS_faccessat SYS_faccessat2 SYS_readlinkat SYS_getdents64 SYS_getcwd
+    SYS_chdir SYS_fchdir SYS_umask SYS_mkdirat SYS_mknodat SYS_unlinkat SYS_renameat SYS_renameat2
+    SYS_linkat SYS_symlinkat SYS_fchmod SYS_fchmodat SYS_utimensat SYS_ftruncate SYS_fallocate
+    SYS_fadvise64 SYS_readahead SYS_fsync SYS_fdatasync SYS_sync SYS_syncfs SYS_sync_file_range
+    SYS_copy_file_range SYS_sendfile SYS_splice SYS_tee SYS_vmsplice SYS_flock SYS_fcntl SYS_ioctl SYS_dup
+    SYS_dup3 SYS_pipe2 SYS_inotify_init1 SYS_inotify_add_watch SYS_inotify_rm_watch SYS_setxattr
+    SYS_lsetxattr SYS_fsetxattr SYS_getxattr SYS_lgetxattr SYS_fgetxattr SYS_listxattr SYS_llistxattr
+    SYS_flistxattr SYS_removexattr SYS_lremovexattr SYS_fremovexattr
+    // Memory of the process itself. Shared memory without a file is refused below.
+    SYS_brk SYS_mmap SYS_munmap SYS_mremap SYS_mprotect SYS_madvise SYS_mincore SYS_msync SYS_mlock
+    SYS_mlock2 SYS_munlock SYS_mlockall SYS_munlockall SYS_membarrier SYS_pkey_alloc SYS_pkey_free
+    SYS_pkey_mprotect SYS_mseal SYS_get_mempolicy SYS_set_mempolicy SYS_mbind
+    // Processes, threads and signals.
+    SYS_clone SYS_execve SYS_execveat SYS_exit SYS_exit_group SYS_wait4 SYS_waitid SYS_getpid SYS_getppid
+    SYS_gettid SYS_getpgid SYS_setpgid SYS_getsid SYS_setsid SYS_getuid SYS_geteuid SYS_getgid SYS_getegid
+    SYS_getresuid SYS_getresgid SYS_getgroups SYS_setuid SYS_setgid SYS_setreuid SYS_setregid
+    SYS_setresuid SYS_setresgid SYS_setfsuid SYS_setfsgid SYS_setgroups SYS_capget SYS_capset SYS_prctl
+    SYS_seccomp SYS_personality SYS_futex SYS_futex_waitv SYS_set_tid_address SYS_set_robust_list
+    SYS_get_robust_list SYS_rseq SYS_restart_syscall SYS_kill SYS_tkill SYS_tgkill SYS_pidfd_open
+    SYS_pidfd_send_signal SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigpending SYS_rt_sigtimedwait
+    SYS_rt_sigqueueinfo SYS_rt_tgsigqueueinfo SYS_rt_sigsuspend SYS_rt_sigreturn SYS_sigaltstack
+    SYS_sched_yield SYS_sched_getaffinity SYS_sched_setaffinity SYS_sched_getparam SYS_sched_setparam
+    SYS_sched_getscheduler SYS_sched_setscheduler SYS_sched_getattr SYS_sched_setattr
+    SYS_sched_get_priority_max SYS_sched_get_priority_min SYS_sched_rr_get_interval SYS_getpriority
+    SYS_setpriority SYS_ioprio_get SYS_ioprio_set SYS_prlimit64 SYS_getrlimit SYS_setrlimit SYS_getrusage
+    SYS_times SYS_getcpu
+    // Waiting, time and the machine's name.
+    SYS_ppoll SYS_pselect6 SYS_epoll_create1 SYS_epoll_ctl SYS_epoll_pwait SYS_epoll_pwait2 SYS_eventfd2
+    SYS_signalfd4 SYS_timerfd_create SYS_timerfd_settime SYS_timerfd_gettime SYS_timer_create
+    SYS_timer_settime SYS_timer_gettime SYS_timer_getoverrun SYS_timer_delete SYS_getitimer SYS_setitimer
+    SYS_nanosleep SYS_clock_nanosleep SYS_clock_gettime SYS_clock_getres SYS_gettimeofday SYS_getrandom
+    SYS_uname SYS_sysinfo
+    // Pairs of connected sockets, which are pipes in both directions. No other socket exists.
+    SYS_sendto SYS_recvfrom SYS_sendmsg SYS_recvmsg SYS_sendmmsg SYS_recvmmsg SYS_shutdown SYS_getsockname
+    SYS_getpeername SYS_getsockopt SYS_setsockopt
+    // Semaphores and message queues of the sandbox's own namespace.
+    SYS_semget SYS_semop SYS_semctl SYS_semtimedop SYS_msgget SYS_msgsnd SYS_msgrcv SYS_msgctl
 ];
 
-/// System calls that are said not to exist: whoever makes them has another way.
-const ABSENT: &[i64] =
-    &[libc::SYS_clone3, libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
+/// The same that only older architectures have.
+#[cfg(target_arch = "x86_64")]
+const ALLOWED_OLD: &[i64] = calls![
+    SYS_open SYS_creat SYS_stat SYS_lstat SYS_access SYS_readlink SYS_getdents SYS_mkdir SYS_rmdir
+    SYS_mknod SYS_unlink SYS_rename SYS_link SYS_symlink SYS_chmod SYS_utime SYS_utimes SYS_futimesat
+    SYS_dup2 SYS_pipe SYS_inotify_init SYS_fork SYS_vfork SYS_getpgrp SYS_arch_prctl SYS_alarm SYS_pause
+    SYS_time SYS_poll SYS_select SYS_epoll_create SYS_epoll_wait SYS_eventfd SYS_signalfd
+];
+#[cfg(not(target_arch = "x86_64"))]
+const ALLOWED_OLD: &[i64] = &[];
+
+/// `fchmodat2`, which not every version of libc knows for every architecture.
+const FCHMODAT2: i64 = 452;
+
+/// The same of one architecture.
+#[cfg(target_arch = "x86_64")]
+const REFUSED_OLD: &[i64] = calls![SYS_iopl SYS_ioperm SYS_modify_ldt];
+#[cfg(not(target_arch = "x86_64"))]
+const REFUSED_OLD: &[i64] = &[];
+
+/// System calls that are refused whatever their arguments are.
+const REFUSED: &[i64] = calls![
+    // Sockets: a build has no network, and reaches no other process by one. Pairs are pipes, and stay.
+    SYS_socket
+    // Other processes, and what the kernel can be asked to do in a process's place.
+    SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev SYS_process_madvise SYS_kcmp SYS_pidfd_getfd
+    SYS_userfaultfd SYS_bpf SYS_perf_event_open SYS_fanotify_init
+    // Keys of the kernel's keyrings, which no namespace divides.
+    SYS_keyctl SYS_add_key SYS_request_key
+    // Mounts, roots and namespaces.
+    SYS_mount SYS_umount2 SYS_pivot_root SYS_chroot SYS_move_mount SYS_open_tree SYS_fsopen SYS_fsconfig
+    SYS_fsmount SYS_fspick SYS_mount_setattr SYS_setns SYS_unshare SYS_open_by_handle_at
+    SYS_name_to_handle_at
+    // The machine.
+    SYS_init_module SYS_finit_module SYS_delete_module SYS_kexec_load SYS_kexec_file_load SYS_reboot
+    SYS_swapon SYS_swapoff SYS_acct SYS_quotactl SYS_syslog SYS_settimeofday SYS_clock_settime
+    SYS_clock_adjtime SYS_adjtimex SYS_vhangup
+];
 
 /// System calls that are said to have worked: a sandbox has one owner, and archives are unpacked with others.
 const FEIGNED: &[i64] = &[
@@ -103,62 +127,84 @@ const ARCH: TargetArch = TargetArch::x86_64;
 #[cfg(target_arch = "aarch64")]
 const ARCH: TargetArch = TargetArch::aarch64;
 
-/// Installs the filter in this process and what it starts; it can get no new privileges either. Other instruction sets' system
-/// calls kill who makes them.
-pub fn install() -> io::Result<()> {
-    for program in programs().map_err(io::Error::other)? {
+/// Installs the filter in this process and what it starts; neither can get new privileges any more. System calls of other
+/// instruction sets kill the caller. `truncates_by_path` is whether Landlock watches over `truncate(2)`.
+pub fn install(truncates_by_path: bool) -> io::Result<()> {
+    for program in programs(truncates_by_path).map_err(io::Error::other)? {
         apply_filter(&program).map_err(io::Error::other)?;
     }
     Ok(())
 }
 
-/// One program for each answer: of several the strictest counts.
-fn programs() -> Result<Vec<BpfProgram>, Error> {
-    let errno = |number: libc::c_int| SeccompAction::Errno(number.unsigned_abs());
-    let always = |calls: &[i64]| calls.iter().map(|call| (*call, Vec::new())).collect::<Rules>();
-    let mut refused = always(REFUSED);
-    let bit = |argument, bit: libc::c_int| {
-        let bit = u64::from(bit.unsigned_abs());
-        SeccompRule::new(vec![Condition::new(argument, Width::Qword, Compare::MaskedEq(bit), bit)?])
-    };
-    refused.insert(libc::SYS_clone, NAMESPACES.iter().map(|flag| bit(0, *flag)).collect::<Result<_, _>>()?);
+/// One program for each answer. Of two that refuse, the one that was installed later gives the error.
+fn programs(truncates_by_path: bool) -> Result<[BpfProgram; 3], Error> {
+    let answer = |number: libc::c_int| SeccompAction::Errno(number.unsigned_abs());
+    Ok([
+        compile(allowed(truncates_by_path)?, answer(libc::ENOSYS), SeccompAction::Allow)?,
+        compile(refused()?, SeccompAction::Allow, answer(libc::EPERM))?,
+        compile(always(FEIGNED), SeccompAction::Allow, answer(0))?,
+    ])
+}
+
+fn compile(rules: Rules, otherwise: SeccompAction, matched: SeccompAction) -> Result<BpfProgram, Error> {
+    Ok(SeccompFilter::new(rules, otherwise, matched, ARCH)?.try_into()?)
+}
+
+fn allowed(truncates_by_path: bool) -> Result<Rules, Error> {
+    let mut rules = always(&[ALLOWED, ALLOWED_OLD, &[FCHMODAT2], REFUSED, REFUSED_OLD, FEIGNED].concat());
+    if truncates_by_path {
+        rules.insert(libc::SYS_truncate, Vec::new());
+    }
+    // A pair of datagram sockets could send to any socket that has a path.
+    let pair = |kind| rule(&[(0, u32::MAX, libc::AF_UNIX), (1, 0xf, kind)]);
+    rules.insert(libc::SYS_socketpair, vec![pair(libc::SOCK_STREAM)?, pair(libc::SOCK_SEQPACKET)?]);
+    Ok(rules)
+}
+
+fn refused() -> Result<Rules, Error> {
+    let mut rules = always(&[REFUSED, REFUSED_OLD].concat());
+    let has_bits = |argument, bits: libc::c_int| rule(&[(argument, bits.unsigned_abs(), bits)]);
+    let namespaces = NAMESPACES.iter().map(|flag| has_bits(0, *flag));
+    rules.insert(libc::SYS_clone, namespaces.collect::<Result<_, _>>()?);
     // Words put into a terminal's input, as if its user had typed them.
     let injects =
         |request: u64| SeccompRule::new(vec![Condition::new(1, Width::Dword, Compare::Eq, request)?]);
-    refused.insert(
-        libc::SYS_ioctl,
-        [libc::TIOCSTI, TIOCLINUX].into_iter().map(injects).collect::<Result<_, _>>()?,
-    );
-    [(refused, errno(libc::EPERM)), (always(ABSENT), errno(libc::ENOSYS)), (always(FEIGNED), errno(0))]
-        .into_iter()
-        .map(|(rules, answer)| {
-            let filter = SeccompFilter::new(other_abi(rules), SeccompAction::Allow, answer, ARCH)?;
-            Ok(filter.try_into()?)
-        })
-        .collect()
+    rules.insert(libc::SYS_ioctl, vec![injects(libc::TIOCSTI)?, injects(TIOCLINUX)?]);
+    // Memory that no process's own figures show: shared without a file, or in huge pages.
+    let maps = [libc::MAP_SHARED | libc::MAP_ANONYMOUS, libc::MAP_HUGETLB].map(|flags| has_bits(3, flags));
+    rules.insert(libc::SYS_mmap, maps.into_iter().collect::<Result<_, _>>()?);
+    Ok(rules)
+}
+
+fn always(calls: &[i64]) -> Rules {
+    calls.iter().map(|call| (*call, Vec::new())).collect()
+}
+
+/// Matches where each of these arguments has these bits below this mask.
+fn rule(arguments: &[(u8, u32, libc::c_int)]) -> Result<SeccompRule, Error> {
+    let conditions = arguments.iter().map(|(argument, mask, bits)| {
+        let compare = Compare::MaskedEq(u64::from(*mask));
+        Condition::new(*argument, Width::Qword, compare, u64::from(bits.unsigned_abs()))
+    });
+    Ok(SeccompRule::new(conditions.collect::<Result<_, _>>()?)?)
 }
 
 /// Requests to a virtual console, pasting among them.
 const TIOCLINUX: libc::Ioctl = 0x541c;
 
-/// The same for x32, whose system calls are those of x86-64 with one bit more.
-fn other_abi(mut rules: Rules) -> Rules {
-    if cfg!(target_arch = "x86_64") {
-        let x32: Rules = rules.iter().map(|(call, rules)| (call | 0x4000_0000, rules.clone())).collect();
-        rules.extend(x32);
-    }
-    rules
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
-    fn the_filters_compile_and_name_each_call_once() {
-        assert_eq!(programs().unwrap().len(), 3);
-        let all = [REFUSED, ABSENT, FEIGNED].concat();
-        let unique: std::collections::BTreeSet<_> = all.iter().collect();
+    fn the_filters_compile_and_list_each_call_once() {
+        assert!(programs(true).unwrap().iter().all(|program| program.len() < 4096));
+        let all = [ALLOWED, ALLOWED_OLD, REFUSED, REFUSED_OLD, FEIGNED].concat();
+        let unique: BTreeSet<_> = all.iter().collect();
         assert_eq!(all.len(), unique.len());
+        assert!(!all.contains(&libc::SYS_truncate));
+        assert!(allowed(true).unwrap().contains_key(&libc::SYS_truncate));
     }
 }

@@ -27,16 +27,17 @@ use std::{
 use runner::{
     plan::Plan,
     pod::{BEAT, CONTEXT, HOLD, PLAN},
-    wire::{Message, Outcome, decode},
+    wire::{Canary, Message, Outcome, decode},
 };
 use rustix::{fs::Mode, process::umask};
 
 use crate::{
     canary,
-    messages::{Messages, said},
-    payload,
+    messages::{Messages, StandardOutput, said},
+    rooted::Root,
     sandbox::confine,
-    steps,
+    steps::{self, Place},
+    walls::Walls,
 };
 
 /// The name of the socket, in the pod's network namespace.
@@ -65,12 +66,9 @@ pub fn run() -> io::Result<()> {
 
 fn build(messages: &Messages) -> io::Result<Outcome> {
     let plan = fs::read(PLAN).and_then(|bytes| decode::<Plan>(&bytes)).map_err(|error| said(PLAN, error))?;
-    confine(plan.limits.processes)?;
-    messages.send(&Message::Canary(canary::look()?))?;
-    match steps::run(messages, &plan, Path::new(CONTEXT), &File::open("/")?)? {
-        Some(failure) => Ok(failure),
-        None => payload::hand_out(messages, Path::new("/out")),
-    }
+    let landlock = confine(plan.limits.processes, Walls::default())?;
+    messages.send(&Message::Canary(Canary { refused: canary::look(true)?, landlock }))?;
+    steps::run(messages, &plan, &Place { root: Root::open(Path::new("/"))?, context: CONTEXT, written: None })
 }
 
 /// A file that only this process has.
@@ -119,12 +117,11 @@ pub fn follow(place: &str) -> io::Result<()> {
         }
         process::exit(1);
     });
-    let mut out = File::from(rustix::io::dup(rustix::stdio::stdout())?);
     let mut buffer = vec![0; 256 << 10];
     loop {
         match from.read(&mut buffer)? {
             0 => return Ok(()),
-            read => out.write_all(&buffer[..read])?,
+            read => StandardOutput.write_all(&buffer[..read])?,
         }
         goes_on.store(true, Ordering::Relaxed);
     }

@@ -9,14 +9,20 @@ mod in_pod;
 mod messages;
 mod payload;
 mod root;
+mod rooted;
 mod sandbox;
 mod steps;
+mod sys;
+mod usage;
+mod wall;
+mod walls;
 mod watch;
 
 use std::{io, process::ExitCode};
 
 use messages::Messages;
 use runner::wire::{Message, Outcome};
+use walls::Walls;
 
 fn exit_code(ended: io::Result<()>) -> ExitCode {
     let Err(error) = ended else { return ExitCode::SUCCESS };
@@ -29,10 +35,13 @@ fn main() -> ExitCode {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let messages = Messages::default();
     let outcome = match words.as_slice() {
-        ["sandbox"] => sandbox::enter(&messages),
         ["pod"] => return exit_code(in_pod::run()),
         ["follow", place] => return exit_code(in_pod::follow(place)),
-        ["init", scratch, lowers @ ..] => sandbox::init(&messages, scratch, lowers).map(Some),
+        ["map-owners", words @ ..] => return exit_code(sandbox::map_owners(words)),
+        ["sandbox", words @ ..] if let Some(walls) = Walls::of(words) => sandbox::enter(&messages, &walls),
+        ["init", scratch, lowers, words @ ..] if let Some(walls) = Walls::of(words) => {
+            sandbox::init(&messages, scratch, lowers, walls).map(Some)
+        }
         _ => {
             let _ = rustix::io::write(
                 rustix::stdio::stderr(),

@@ -1,15 +1,20 @@
 //! Messages to farrier: on standard output, or kept until they are fetched.
+//!
+//! Standard input and output are used in place: a copy of either would be one more descriptor for a step to inherit.
 
 use std::{
     error::Error as _,
     fs::File,
-    io::{self, Read, Write as _},
+    io::{self, Read, Write},
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use runner::wire::{Message, frame};
-use rustix::io::dup;
+use rustix::{
+    io::retry_on_intr,
+    stdio::{stdin, stdout},
+};
 
 /// The way to farrier. Messages of several threads do not mix.
 #[derive(Default)]
@@ -20,8 +25,7 @@ pub struct Messages {
 
 #[derive(Default)]
 struct Out {
-    file: Option<File>,
-    is_kept: bool,
+    kept: Option<File>,
     written: Written,
 }
 
@@ -37,7 +41,7 @@ pub struct Written {
 impl Messages {
     /// Those that are kept in a file. What steps print goes to standard output, too, for people.
     pub fn kept(file: File) -> Self {
-        let out = Out { file: Some(file), is_kept: true, ..Out::default() };
+        let out = Out { kept: Some(file), ..Out::default() };
         Self { out: Mutex::new(out), more: Condvar::new() }
     }
 
@@ -45,14 +49,17 @@ impl Messages {
     pub fn send(&self, message: &Message) -> io::Result<()> {
         let mut out = self.lock();
         let frame = frame(message)?;
-        out.file()?.write_all(&frame)?;
+        match &mut out.kept {
+            Some(file) => file.write_all(&frame)?,
+            None => StandardOutput.write_all(&frame)?,
+        }
         out.written.length += frame.len() as u64;
         out.written.is_whole = matches!(message, Message::End(_));
-        if out.is_kept
+        if out.kept.is_some()
             && let Message::Output(text) = message
         {
             // Whoever reads it may have gone.
-            let _ = File::from(dup(rustix::stdio::stdout())?).write_all(text);
+            let _ = StandardOutput.write_all(text);
         }
         self.more.notify_all();
         Ok(())
@@ -70,18 +77,26 @@ impl Messages {
     }
 }
 
-impl Out {
-    fn file(&mut self) -> io::Result<&mut File> {
-        if self.file.is_none() {
-            self.file = Some(File::from(dup(rustix::stdio::stdout())?));
-        }
-        self.file.as_mut().ok_or_else(|| io::ErrorKind::BrokenPipe.into())
+/// Standard output, without a buffer.
+pub struct StandardOutput;
+
+impl Write for StandardOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(retry_on_intr(|| rustix::io::write(stdout(), bytes))?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
 /// Standard input, without a buffer: another program reads on where this one stops.
-pub fn input() -> io::Result<impl Read> {
-    Ok(File::from(dup(rustix::stdio::stdin())?))
+pub struct StandardInput;
+
+impl Read for StandardInput {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        Ok(retry_on_intr(|| rustix::io::read(stdin(), &mut *bytes))?)
+    }
 }
 
 /// The same error with what was tried in front of it, and what was behind it.

@@ -4,7 +4,10 @@ use std::{
     collections::HashMap,
     fs::{self, File, Metadata},
     io::{self, Read as _, Write},
-    os::unix::fs::{FileTypeExt as _, MetadataExt as _},
+    os::{
+        fd::AsRawFd as _,
+        unix::fs::{FileTypeExt as _, MetadataExt as _},
+    },
     path::{Path, PathBuf},
 };
 
@@ -13,30 +16,33 @@ use sha2::{Digest as _, Sha256};
 use tar::{Builder, EntryType, Header};
 use walkdir::WalkDir;
 
-use crate::messages::Messages;
+use crate::{messages::Messages, rooted::Root};
 
 /// Sends the tree as `out/...`. Without one the archive is empty, and its reader says what is missing.
-pub fn hand_out(messages: &Messages, out: &Path) -> io::Result<Outcome> {
+pub fn hand_out(messages: &Messages, root: &Root) -> io::Result<Outcome> {
     let mut sender =
         io::BufWriter::with_capacity(256 << 10, Sender { messages, size: 0, hash: Sha256::new() });
-    write_tar(&mut sender, out)?;
+    match root.existing_directory(Path::new("/out")) {
+        Ok(out) => write_tar(&mut sender, &Path::new("/proc/self/fd").join(out.as_raw_fd().to_string()))?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Builder::new(&mut sender).finish()?,
+        Err(error) => return Err(error),
+    }
     let Sender { size, hash, .. } = sender.into_inner().map_err(io::IntoInnerError::into_error)?;
     Ok(Outcome::Done { size, sha256: hash.finalize().into() })
 }
 
+/// `out` may be a link.
 fn write_tar(to: impl Write, out: &Path) -> io::Result<()> {
     let mut tar = Builder::new(to);
     let mut first: HashMap<(u64, u64), PathBuf> = HashMap::new();
+    // The slash: the link is followed.
+    let out = &out.join("");
     for entry in WalkDir::new(out).sort_by_file_name() {
-        let entry = match entry {
-            Ok(entry) => entry,
-            // There is none.
-            Err(error) if error.depth() == 0 => break,
-            Err(error) => return Err(error.into()),
-        };
+        let entry = entry?;
         let below = entry.path().strip_prefix(out).map_err(io::Error::other)?;
         let name: PathBuf = Path::new("out").components().chain(below.components()).collect();
-        let metadata = entry.path().symlink_metadata()?;
+        let metadata =
+            if entry.depth() == 0 { fs::metadata(out)? } else { entry.path().symlink_metadata()? };
         let mut header = header(&metadata);
         if metadata.is_dir() {
             header.set_entry_type(EntryType::Directory);
@@ -132,8 +138,11 @@ mod tests {
     #[test]
     fn nothing_to_hand_out_is_an_empty_archive() {
         let dir = tempfile::tempdir().unwrap();
-        let mut bytes = Vec::new();
-        write_tar(&mut bytes, &dir.path().join("none")).unwrap();
-        assert_eq!(tar::Archive::new(&bytes[..]).entries().unwrap().count(), 0);
+        let messages = Messages::kept(File::create(dir.path().join("messages")).unwrap());
+        let empty = Sha256::digest([0; 1024]).into();
+        let outcome = hand_out(&messages, &Root::open(dir.path()).unwrap()).unwrap();
+        assert_eq!(outcome, Outcome::Done { size: 1024, sha256: empty });
+        fs::write(dir.path().join("out"), "a file").unwrap();
+        assert!(hand_out(&messages, &Root::open(dir.path()).unwrap()).is_err());
     }
 }

@@ -21,8 +21,10 @@ pub struct Limits {
     pub memory: Option<u64>,
     /// Processes at a time.
     pub processes: Option<u64>,
-    /// Bytes that it writes.
+    /// Bytes that its files take on the disk.
     pub disk: Option<u64>,
+    /// Files, links and directories that it makes.
+    pub inodes: Option<u64>,
 }
 
 /// One instruction of the Dockerfile.

@@ -1,27 +1,29 @@
 //! The sandbox: two processes. The first makes the namespaces, which need maps from outside, and waits; the second is
 //! the new namespaces' process 1, makes the root, gives up everything, and runs the steps.
 //!
-//! No process of a build is of farrier's user where farrier is root: farrier maps the sandbox's only user to one that owns
+//! No process of a build has farrier's user where farrier is root: farrier maps the sandbox's only user to one that owns
 //! nothing else. Everything below process 1 ends with it, and it ends with the first, which ends with farrier.
 
 use std::{
-    fs::{self, File},
-    io::{self, Read as _},
-    os::fd::{AsRawFd as _, OwnedFd},
-    path::Path,
-    process::{Command, Stdio},
+    fs,
+    io::{self, Read as _, Write as _},
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd},
+    path::{Path, PathBuf},
+    process::{self, Child, Command, Stdio},
 };
 
 use nix::sched::{CloneFlags, unshare};
 use runner::{
     plan::Plan,
-    wire::{Message, Outcome, Sandbox, read_frame},
+    wire::{Canary, Message, Outcome, Sandbox, read_frame},
 };
 use rustix::{
-    fs::{Mode, OFlags, open},
+    fs::{CWD, Mode, OFlags, open},
+    io::{FdFlags, fcntl_setfd},
+    mount::{MoveMountFlags, OpenTreeFlags, mount_bind, move_mount, open_tree},
     process::{
-        DumpableBehavior, Resource, Rlimit, Signal, set_dumpable_behavior, set_parent_process_death_signal,
-        setrlimit, umask,
+        DumpableBehavior, Resource, Rlimit, Signal, geteuid, set_dumpable_behavior,
+        set_parent_process_death_signal, setrlimit, umask,
     },
     system::sethostname,
     thread::{
@@ -33,19 +35,29 @@ use rustix::{
 
 use crate::{
     canary, filter,
-    messages::{Messages, input, said},
-    payload, root, steps,
+    messages::{Messages, StandardInput, said},
+    root,
+    rooted::Root,
+    steps::{self, Place},
+    sys, wall,
+    walls::Walls,
 };
 
 /// Processes at a time where the plan does not say. The node's own limits hold beside it.
 const PROCESSES: u64 = 16 << 10;
 
 /// The first process. `None`: the second has said how it ended.
-pub fn enter(messages: &Messages) -> io::Result<Option<Outcome>> {
+pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> {
     // It has to end by itself when farrier is killed.
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    let mut input = input()?;
-    let Sandbox { lowers, scratch } = read_frame(&mut input)?;
+    sys::close_inherited(None)?;
+    let Sandbox { lowers, scratch, maps_owners } = read_frame(&mut StandardInput)?;
+    if geteuid().is_root() {
+        // An ordinary user may not: the groups stay, and give nothing that the user does not have.
+        set_thread_groups(&[]).map_err(|error| said("leave all supplementary groups", error))?;
+    }
+    walls.leak()?;
+    let trees = if maps_owners { Trees::detach(&lowers)? } else { Trees::Owned(lowers) };
     let namespaces = CloneFlags::CLONE_NEWUSER
         | CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWPID
@@ -54,50 +66,148 @@ pub fn enter(messages: &Messages) -> io::Result<Option<Outcome>> {
         | CloneFlags::CLONE_NEWUTS
         | CloneFlags::CLONE_NEWCGROUP;
     unshare(namespaces).map_err(|error| said("the kernel refuses new namespaces", error))?;
-    // Opened as who farrier is, who may look where the sandbox's user may not; and in the new namespace's own mounts.
+    // Opened as farrier's user, who may look where the sandbox's user may not, and in the new namespace's own mounts.
     let scratch = directory(&scratch)?;
-    let lowers = lowers.iter().map(|lower| directory(lower)).collect::<io::Result<Vec<_>>>()?;
+    let trees = trees.open()?;
     messages.send(&Message::Unshared)?;
-    input.read_exact(&mut [0])?;
-    // Where setgroups is denied there are none that could be taken away.
-    let _ = set_thread_groups(&[]);
+    StandardInput.read_exact(&mut [0])?;
+    let trees = trees.map_owners()?;
     set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
     set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
-    // A change of users clears both. Process 1 reaches what is open here through /proc, so that nothing is open there.
+    // A change of users clears it.
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    set_dumpable_behavior(DumpableBehavior::Dumpable)?;
+    root::separate_mounts()?;
+    let count = trees.attach(&scratch)?;
+    fcntl_setfd(&scratch, FdFlags::empty())?;
     let mut init = Command::new("/proc/self/exe");
-    let own = Path::new("/proc").join(fs::read_link("/proc/self")?).join("fd");
-    let place = |fd: &OwnedFd| own.join(fd.as_raw_fd().to_string());
-    init.arg("init").arg(place(&scratch)).args(lowers.iter().map(place));
-    let ended = init.env_clear().stdin(Stdio::inherit()).status()?;
+    init.arg("init").arg(scratch.as_raw_fd().to_string()).arg(count.to_string()).args(walls.words());
+    let mut init = init.env_clear().stdin(Stdio::inherit()).spawn()?;
+    drop(scratch);
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    let ended = init.wait()?;
     if ended.success() {
         return Ok(None);
     }
     Ok(Some(Outcome::Broken(format!("the sandbox's first process ended: {ended}"))))
 }
 
+/// The trees below a build's own layer, on their way into the mount namespace of the sandbox.
+enum Trees {
+    /// They belong to the sandbox's user: paths.
+    Owned(Vec<String>),
+    /// The same, opened.
+    Opened(Vec<OwnedFd>),
+    /// They belong to farrier's user: detached mounts, and a process that may map their owners.
+    Detached(Vec<OwnedFd>, Child),
+    /// Mounts whose owners are mapped.
+    Mapped(Vec<OwnedFd>),
+}
+
+impl Trees {
+    /// Makes a detached mount of each tree. The process that maps their owners keeps the rights that this one gives up.
+    fn detach(lowers: &[String]) -> io::Result<Self> {
+        // Not closed on execution: the helper inherits them.
+        let detach = |lower: &String| open_tree(CWD, lower, OpenTreeFlags::OPEN_TREE_CLONE);
+        let mounts = lowers.iter().map(detach).collect::<Result<Vec<_>, _>>();
+        let mounts = mounts.map_err(|error| said("detach mounts of the trees", error))?;
+        let mut helper = Command::new("/proc/self/exe");
+        helper.arg("map-owners").arg(process::id().to_string());
+        helper.args(mounts.iter().map(|mount| mount.as_raw_fd().to_string()));
+        let helper =
+            helper.env_clear().stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+        mounts.iter().try_for_each(|mount| fcntl_setfd(mount, FdFlags::CLOEXEC))?;
+        Ok(Self::Detached(mounts, helper))
+    }
+
+    fn open(self) -> io::Result<Self> {
+        match self {
+            Self::Owned(lowers) => {
+                lowers.iter().map(|lower| directory(lower)).collect::<io::Result<_>>().map(Self::Opened)
+            }
+            other => Ok(other),
+        }
+    }
+
+    /// Waits until the helper has mapped the owners by the maps of this process's user namespace.
+    fn map_owners(self) -> io::Result<Self> {
+        let Self::Detached(mounts, mut helper) = self else { return Ok(self) };
+        if let Some(mut go) = helper.stdin.take() {
+            go.write_all(b".")?;
+        }
+        let output = helper.wait_with_output()?;
+        if output.status.success() {
+            return Ok(Self::Mapped(mounts));
+        }
+        let why = String::from_utf8_lossy(&output.stderr);
+        Err(io::Error::other(format!("{MAP_OWNERS}: {}", why.trim())))
+    }
+
+    /// Mounts them below the scratch directory, the uppermost first, and returns their number.
+    fn attach(self, scratch: &OwnedFd) -> io::Result<usize> {
+        let (Self::Opened(trees) | Self::Mapped(trees) | Self::Detached(trees, _)) = &self else {
+            return Ok(0);
+        };
+        for (number, tree) in trees.iter().enumerate() {
+            let place = lower(&path_of(scratch), number);
+            fs::create_dir(&place)?;
+            let attached = match &self {
+                Self::Mapped(_) => move_mount(tree, "", CWD, &place, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH),
+                _ => mount_bind(path_of(tree), &place),
+            };
+            attached.map_err(|error| said("bring in the toolchain and headers", error))?;
+        }
+        Ok(trees.len())
+    }
+}
+
+/// What failed where the owners of trees cannot be mapped: farrier tries without then.
+const MAP_OWNERS: &str = "map the owners of trees";
+
+/// The helper: maps the owners of detached mounts by the user namespace of its parent, once that has its maps.
+pub fn map_owners(words: &[&str]) -> io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let numbers = words.iter().map(|word| word.parse::<RawFd>().map_err(io::Error::other));
+    let numbers = numbers.collect::<io::Result<Vec<_>>>()?;
+    let Some((parent, mounts)) = numbers.split_first() else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let mounts: Vec<OwnedFd> = mounts.iter().map(|mount| sys::inherited(*mount)).collect();
+    StandardInput.read_exact(&mut [0])?;
+    let namespace = open(format!("/proc/{parent}/ns/user"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    mounts.iter().try_for_each(|mount| sys::map_owners(mount.as_fd(), namespace.as_fd()))
+}
+
+fn lower(scratch: &Path, number: usize) -> PathBuf {
+    scratch.join(format!("lower-{number}"))
+}
+
+/// The path of an open file of this process.
+fn path_of(file: &OwnedFd) -> PathBuf {
+    Path::new("/proc/self/fd").join(file.as_raw_fd().to_string())
+}
+
 /// The second process: process 1 of the sandbox.
-pub fn init(messages: &Messages, scratch: &str, lowers: &[&str]) -> io::Result<Outcome> {
+pub fn init(messages: &Messages, scratch: &str, lowers: &str, walls: Walls) -> io::Result<Outcome> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     umask(Mode::from_raw_mode(0o022));
+    let number: RawFd = scratch.parse().map_err(io::Error::other)?;
+    let lowers: usize = lowers.parse().map_err(io::Error::other)?;
+    sys::close_inherited([number].into_iter().chain(walls.leaked()))?;
+    let scratch = sys::inherited(number);
     sethostname(b"farrier").map_err(|error| said("name the sandbox", error))?;
-    let mut input = input()?;
-    let plan: Plan = read_frame(&mut input)?;
-    let scratch = Path::new(scratch);
-    let context = scratch.join("context");
-    unpack(input, &context).map_err(|error| said("unpack the build context", error))?;
-    // Open still when there is no path to it any more.
-    let (context, disk) = (File::open(&context)?, File::open(scratch)?);
-    root::change(scratch, lowers)?;
+    let plan: Plan = read_frame(&mut StandardInput)?;
+    let place = path_of(&scratch);
+    let trees: Vec<_> = (0..lowers).map(|number| lower(&place, number)).collect();
+    root::change(&place, &trees)?;
+    drop(scratch);
+    unpack(Path::new(root::CONTEXT)).map_err(|error| said("unpack the build context", error))?;
+    root::seal()?;
     give_up_capabilities()?;
-    confine(plan.limits.processes)?;
-    messages.send(&Message::Canary(canary::look()?))?;
-    let context = Path::new("/proc/self/fd").join(context.as_raw_fd().to_string());
-    match steps::run(messages, &plan, &context, &disk)? {
-        Some(failure) => Ok(failure),
-        None => payload::hand_out(messages, Path::new("/out")),
-    }
+    let all_walls = walls.filter;
+    let landlock = confine(plan.limits.processes, walls)?;
+    messages.send(&Message::Canary(Canary { refused: canary::look(all_walls)?, landlock }))?;
+    let root = Root::open(Path::new("/"))?;
+    steps::run(messages, &plan, &Place { root, context: root::CONTEXT, written: Some(root::WRITTEN) })
 }
 
 /// Gives up the capabilities of a new user namespace's process 1, for good.
@@ -119,14 +229,19 @@ fn give_up_capabilities() -> io::Result<()> {
     Ok(set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?)
 }
 
-/// Gives up what process 1 could do without a capability that a step must not; what it starts inherits that.
-pub fn confine(processes: Option<u64>) -> io::Result<()> {
+/// Gives up what process 1 could do without a capability that a step must not; what it starts inherits that. Returns the Landlock
+/// ABI in force.
+pub fn confine(processes: Option<u64>, walls: Walls) -> io::Result<u32> {
     let limit = |resource, value| setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) });
     limit(Resource::Core, 0)?;
     limit(Resource::Nproc, processes.unwrap_or(PROCESSES))?;
     // Steps have the same user: what process 1 has open is not for them.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    filter::install()
+    let landlock = if walls.landlock { wall::restrict()? } else { 0 };
+    if walls.filter {
+        filter::install(landlock >= wall::WATCHES_TRUNCATE)?;
+    }
+    Ok(landlock)
 }
 
 fn directory(path: &str) -> io::Result<OwnedFd> {
@@ -134,11 +249,9 @@ fn directory(path: &str) -> io::Result<OwnedFd> {
     open(path, flags, Mode::empty()).map_err(|error| said(&format!("open {path}"), error))
 }
 
-/// Unpacks the build context: farrier wrote the archive. Its places are taken as they are: the archive's own way to unpack
-/// looks them up from the root, where the sandbox's user may not look.
-fn unpack(input: impl io::Read, context: &Path) -> io::Result<()> {
-    fs::create_dir(context)?;
-    let mut archive = tar::Archive::new(io::BufReader::with_capacity(256 << 10, input));
+/// Unpacks the build context, an archive of farrier's own. No step has run yet, and nothing outside of the root is there.
+fn unpack(context: &Path) -> io::Result<()> {
+    let mut archive = tar::Archive::new(io::BufReader::with_capacity(256 << 10, StandardInput));
     archive.set_preserve_permissions(true);
     archive.set_preserve_mtime(true);
     archive.set_preserve_ownerships(false);

@@ -1,11 +1,15 @@
-//! Runs the steps, one after the other.
+//! Runs the steps, one after the other, and hands out what they leave.
 
 use std::{
-    fs::{self, File, Permissions},
-    io::{self, Read as _},
-    os::unix::{
-        fs::PermissionsExt as _,
-        process::{CommandExt as _, ExitStatusExt as _},
+    ffi::OsStr,
+    fs::{File, Permissions},
+    io::{self, Read as _, Write as _},
+    os::{
+        fd::{AsFd as _, AsRawFd as _},
+        unix::{
+            fs::PermissionsExt as _,
+            process::{CommandExt as _, ExitStatusExt as _},
+        },
     },
     path::Path,
     process::{Command, ExitStatus, Stdio},
@@ -24,53 +28,94 @@ use rustix::{
 use crate::{
     copy,
     messages::Messages,
+    payload,
+    rooted::{self, Root},
     watch::{Stop, Watch},
 };
 
-/// Where a script of a here-document lies while it runs.
-const SCRIPT: &str = "/tmp/.farrier-script";
+/// Directory and name of a here-document's script while it runs.
+const SCRIPT: (&str, &str) = ("/tmp", ".farrier-script");
 
-/// Runs them. `None`: all of them did what they should.
-pub fn run(messages: &Messages, plan: &Plan, context: &Path, disk: &File) -> io::Result<Option<Outcome>> {
-    let watch = Watch::start(plan.limits, disk)?;
-    for (place, step) in (0..).zip(&plan.steps) {
-        messages.send(&Message::Step(place))?;
-        let done = match &step.action {
-            Action::Directory(path) => fs::create_dir_all(path).map_err(|error| error.to_string()),
-            Action::Copy { sources, dest, mode } => {
-                copy::copy(context, sources, dest, *mode).map_err(|error| error.to_string())
-            }
-            Action::Run(run) => command(messages, run)?,
-        };
-        match watch.stopped() {
-            Some(Stop::Limit(why)) => return Ok(Some(Outcome::Limit { step: place, why })),
-            Some(Stop::DiskFull(why)) => return Ok(Some(Outcome::DiskFull { step: place, why })),
-            None => {}
+/// Where a build runs.
+pub struct Place<'a> {
+    /// The root of its file system, which is also this process's.
+    pub root: Root,
+    /// The directory of the build context.
+    pub context: &'a str,
+    /// The directory that receives what the build writes, where it can be measured.
+    pub written: Option<&'a str>,
+}
+
+/// Runs the steps, and sends `/out` after the last of them.
+pub fn run(messages: &Messages, plan: &Plan, place: &Place<'_>) -> io::Result<Outcome> {
+    let watch = Watch::start(plan.limits, place.written.map(Path::new))?;
+    let mut last = 0;
+    for (number, step) in (0..).zip(&plan.steps) {
+        last = number;
+        messages.send(&Message::Step(number))?;
+        let done = act(messages, place, &step.action)?;
+        if let Some(outcome) = stopped(&watch, number) {
+            return Ok(outcome);
         }
         if let Err(why) = done {
-            return Ok(Some(Outcome::Failed { step: place, why }));
+            return Ok(Outcome::Failed { step: number, why });
         }
     }
-    Ok(None)
+    let payload = payload::hand_out(messages, &place.root);
+    // Nothing runs any more: what cannot be read is the build's own making.
+    let failed = |error: io::Error| Outcome::Failed { step: last, why: format!("read /out: {error}") };
+    Ok(stopped(&watch, last).unwrap_or_else(|| payload.unwrap_or_else(failed)))
+}
+
+fn stopped(watch: &Watch, step: u32) -> Option<Outcome> {
+    Some(match watch.stopped()? {
+        Stop::Limit(why) => Outcome::Limit { step, why },
+        Stop::DiskFull(why) => Outcome::DiskFull { step, why },
+    })
+}
+
+/// Runs one step. The inner error is the step's.
+fn act(messages: &Messages, place: &Place<'_>, action: &Action) -> io::Result<Result<(), String>> {
+    let done = match action {
+        Action::Directory(path) => place.root.directory(Path::new(path)).map(drop),
+        Action::Copy { sources, dest, mode } => {
+            copy::copy(&place.root, Path::new(place.context), sources, dest, *mode)
+        }
+        Action::Run(run) => return command(messages, &place.root, run),
+    };
+    Ok(done.map_err(|error| error.to_string()))
+}
+
+/// Writes a script to a new file, whatever a step has left there, and returns its path.
+fn write_script(root: &Root, script: &str) -> io::Result<String> {
+    let (directory, name) = SCRIPT;
+    let opened = root.directory(Path::new(directory))?;
+    let mut file = File::from(rooted::create(opened.as_fd(), OsStr::new(name))?);
+    file.write_all(script.as_bytes())?;
+    file.set_permissions(Permissions::from_mode(0o755))?;
+    Ok(format!("{directory}/{name}"))
 }
 
 /// Runs a command, sends on what it prints, and ends what it leaves running. The inner error is the command's.
-fn command(messages: &Messages, run: &Run) -> io::Result<Result<(), String>> {
+fn command(messages: &Messages, root: &Root, run: &Run) -> io::Result<Result<(), String>> {
     let Run { argv, env, workdir, script } = run;
-    let mut words = argv.iter().map(String::as_str);
-    let program = if let Some(script) = script {
-        fs::write(SCRIPT, script)?;
-        fs::set_permissions(SCRIPT, Permissions::from_mode(0o755))?;
-        SCRIPT
-    } else {
-        match words.next() {
-            Some(program) => program,
-            None => return Ok(Err("it names no program".to_owned())),
-        }
+    let (program, words) = match (script, argv.split_first()) {
+        (Some(script), _) => match write_script(root, script) {
+            Ok(path) => (path, [].as_slice()),
+            Err(error) => return Ok(Err(format!("the script cannot be written: {error}"))),
+        },
+        (None, Some((program, words))) => (program.clone(), words),
+        (None, None) => return Ok(Err("it names no program".to_owned())),
+    };
+    // By its descriptor: the path may lead elsewhere for a process that has just been started.
+    let directory = match root.existing_directory(Path::new(workdir)) {
+        Ok(directory) => directory,
+        Err(error) => return Ok(Err(format!("{workdir} cannot be entered: {error}"))),
     };
     let (mut output, writer) = io::pipe()?;
-    let mut command = Command::new(program);
-    command.args(words).env_clear().envs(env.iter().map(|(name, value)| (name, value))).current_dir(workdir);
+    let mut command = Command::new(&program);
+    command.args(words).env_clear().envs(env.iter().map(|(name, value)| (name, value)));
+    command.current_dir(Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()));
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).process_group(0);
     let child = command.spawn();
     // The last writers of ours.
@@ -97,9 +142,6 @@ fn command(messages: &Messages, run: &Run) -> io::Result<Result<(), String>> {
             reader.join().unwrap_or_else(|_| Err(io::Error::other("the reader of a step's output panicked")));
         read.and(status)
     })?;
-    if script.is_some() {
-        let _ = fs::remove_file(SCRIPT);
-    }
     Ok(if status.success() { Ok(()) } else { Err(ended(status)) })
 }
 

@@ -1,24 +1,29 @@
-//! Limits that no resource limit expresses: what all processes of a sandbox use together, and what the disk has left.
+//! Limits that no resource limit expresses: what all processes of a sandbox use together, and what they have written.
 
 use std::{
-    fs::{self, File},
     io,
+    os::fd::OwnedFd,
+    path::Path,
     sync::{Arc, Mutex, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use runner::plan::{LEAST_FREE, Limits};
 use rustix::{
-    fs::fstatvfs,
-    param::page_size,
+    fs::{Mode, OFlags, open},
     process::{Pid, Signal, kill_process_group},
 };
 
-/// How often it is looked.
-const EVERY: Duration = Duration::from_millis(250);
+use crate::usage::{Free, Written, memory, written};
 
-/// Looks at what is used, and ends everything when it is too much.
+/// Shortest time between two measurements.
+const INTERVAL: Duration = Duration::from_millis(250);
+/// What is written is counted again after so many times the duration of the last count, or as soon as the file system has lost
+/// as much as the build may still write.
+const PAUSE: u32 = 50;
+
+/// Measures what is used, and ends everything when it is too much.
 pub struct Watch(Arc<Mutex<Option<Stop>>>);
 
 /// Why a build is stopped, with what it used.
@@ -31,23 +36,13 @@ pub enum Stop {
 }
 
 impl Watch {
-    /// Starts to look. `disk` is on the file system that the build writes to.
-    pub fn start(limits: Limits, disk: &File) -> io::Result<Self> {
+    /// Starts to measure. `written` is the directory that receives what the build writes; `None`: its share of a disk is the
+    /// container runtime's to limit.
+    pub fn start(limits: Limits, written: Option<&Path>) -> io::Result<Self> {
+        let disk = written.map(|place| Disk::open(place, limits)).transpose()?;
         let stopped = Arc::new(Mutex::new(None));
-        let (disk, noted) = (disk.try_clone()?, Arc::clone(&stopped));
-        let before = free(&disk)?;
-        thread::spawn(move || {
-            loop {
-                let used =
-                    Used { memory: memory(), disk: before.saturating_sub(free(&disk).unwrap_or(before)) };
-                if let Some(why) = judge(limits, used, free(&disk).unwrap_or(LEAST_FREE)) {
-                    noted.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
-                    // All but this process, which is process 1.
-                    let _ = kill_process_group(Pid::INIT, Signal::KILL);
-                }
-                thread::sleep(EVERY);
-            }
-        });
+        let noted = Arc::clone(&stopped);
+        thread::Builder::new().name("watch".to_owned()).spawn(move || watch(limits, disk, &noted))?;
         Ok(Self(stopped))
     }
 
@@ -57,75 +52,148 @@ impl Watch {
     }
 }
 
-/// What is used, in bytes.
-#[derive(Clone, Copy, Debug)]
-struct Used {
-    memory: u64,
-    disk: u64,
+fn watch(limits: Limits, mut disk: Option<Disk>, noted: &Mutex<Option<Stop>>) {
+    loop {
+        // What cannot be measured now is measured the next time.
+        let written = disk.as_mut().map(|disk| disk.written()).unwrap_or_default();
+        let free = Free::at(Path::new("/")).map_or(LEAST_FREE, |free| free.bytes);
+        if let Some(why) = judge(limits, memory(), written, free) {
+            noted.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
+            // All but this process, which is process 1.
+            let _ = kill_process_group(Pid::INIT, Signal::KILL);
+        }
+        thread::sleep(INTERVAL);
+    }
 }
 
-fn judge(limits: Limits, used: Used, free: u64) -> Option<Stop> {
-    let mib = |bytes: u64| bytes >> 20;
-    match limits {
-        Limits { memory: Some(limit), .. } if used.memory > limit => Some(Stop::Limit(format!(
-            "its processes use {} MiB of memory, and may use {}",
-            mib(used.memory),
-            mib(limit)
-        ))),
-        Limits { disk: Some(limit), .. } if used.disk > limit => {
-            Some(Stop::Limit(format!("it wrote {} MiB, and may write {}", mib(used.disk), mib(limit))))
+/// The directory that receives what a build writes.
+struct Disk {
+    top: OwnedFd,
+    limits: Limits,
+    last: Written,
+    /// Free space when the build began, and at the last count.
+    begin: Free,
+    free: Free,
+    due: Instant,
+}
+
+impl Disk {
+    fn open(place: &Path, limits: Limits) -> io::Result<Self> {
+        let top = open(place, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let free = Free::at(Path::new("/"))?;
+        Ok(Self { top, limits, last: Written::default(), begin: free, free, due: Instant::now() })
+    }
+
+    /// What the build has written, as it was counted last.
+    fn written(&mut self) -> Written {
+        let now = Free::at(Path::new("/")).unwrap_or(self.free);
+        let lost = u64::saturating_sub;
+        let may_exceed = lost(self.free.bytes, now.bytes) > left(self.limits.disk, self.last.bytes)
+            || lost(self.free.inodes, now.inodes) > left(self.limits.inodes, self.last.inodes);
+        let begun = Instant::now();
+        if may_exceed || begun >= self.due {
+            let exceeds = |sum: &Written| exceeded(self.limits, *sum).is_some();
+            self.last = written(&self.top, exceeds).unwrap_or(self.last);
+            if self.last.has_closed {
+                // Closed directories cannot be counted: all that the file system has lost is charged instead.
+                self.last.bytes = self.last.bytes.max(lost(self.begin.bytes, now.bytes));
+                self.last.inodes = self.last.inodes.max(lost(self.begin.inodes, now.inodes));
+            }
+            self.free = now;
+            self.due = Instant::now() + begun.elapsed() * PAUSE;
         }
-        _ if free < LEAST_FREE => Some(Stop::DiskFull(format!(
+        self.last
+    }
+}
+
+fn left(limit: Option<u64>, used: u64) -> u64 {
+    limit.map_or(u64::MAX, |limit| limit.saturating_sub(used))
+}
+
+fn judge(limits: Limits, memory: u64, written: Written, free: u64) -> Option<Stop> {
+    if let Some(limit) = limits.memory.filter(|limit| memory > *limit) {
+        return Some(Stop::Limit(format!(
+            "its processes use {} MiB of memory, and may use {}",
+            mib(memory),
+            mib(limit)
+        )));
+    }
+    if let Some(why) = exceeded(limits, written) {
+        return Some(Stop::Limit(why));
+    }
+    (free < LEAST_FREE).then(|| {
+        Stop::DiskFull(format!(
             "the disk has {} MiB left, of which {} stay free; the build wrote {} MiB",
             mib(free),
             mib(LEAST_FREE),
-            mib(used.disk)
-        ))),
+            mib(written.bytes)
+        ))
+    })
+}
+
+/// The limit of the disk that is exceeded.
+fn exceeded(limits: Limits, written: Written) -> Option<String> {
+    match limits {
+        Limits { disk: Some(limit), .. } if written.bytes > limit => {
+            Some(format!("it wrote {} MiB, and may write {}", mib(written.bytes), mib(limit)))
+        }
+        Limits { inodes: Some(limit), .. } if written.inodes > limit => {
+            Some(format!("it made more than {limit} files and directories"))
+        }
+        _ if written.is_too_deep => Some("it nested directories more than 500 levels deep".to_owned()),
         _ => None,
     }
 }
 
-fn free(disk: &File) -> io::Result<u64> {
-    let found = fstatvfs(disk)?;
-    Ok(found.f_bavail.saturating_mul(found.f_frsize))
-}
-
-/// What the processes have in memory for themselves. Who ends meanwhile uses nothing.
-fn memory() -> u64 {
-    let Ok(entries) = fs::read_dir("/proc") else { return 0 };
-    let pages = entries.filter_map(|entry| {
-        let entry = entry.ok()?;
-        let number = entry.file_name().to_str()?.parse::<u32>().ok()?;
-        let statm = fs::read_to_string(entry.path().join("statm")).ok()?;
-        let mut fields = statm.split(' ').skip(1).map_while(|field| field.trim().parse::<u64>().ok());
-        let (resident, shared) = (fields.next()?, fields.next()?);
-        (number > 1).then(|| resident.saturating_sub(shared))
-    });
-    pages.sum::<u64>() * page_size() as u64
+fn mib(bytes: u64) -> u64 {
+    bytes >> 20
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    const LIMITS: Limits =
+        Limits { memory: Some(64 << 20), processes: None, disk: Some(100 << 20), inodes: Some(1000) };
+    const PLENTY: u64 = 1 << 40;
+
+    fn wrote(mib: u64, inodes: u64) -> Written {
+        Written { bytes: mib << 20, inodes, ..Written::default() }
+    }
 
     #[test]
     fn a_limit_is_named_with_what_was_used() {
-        let limits = Limits { memory: Some(64 << 20), processes: None, disk: Some(100 << 20) };
-        let used = |memory: u64, disk: u64| Used { memory: memory << 20, disk: disk << 20 };
-        let plenty = 1 << 40;
         let limit = |why: &str| Some(Stop::Limit(why.to_owned()));
-        assert_eq!(judge(limits, used(64, 100), plenty), None);
-        let memory = "its processes use 65 MiB of memory, and may use 64";
-        assert_eq!(judge(limits, used(65, 0), plenty), limit(memory));
-        assert_eq!(judge(limits, used(0, 101), plenty), limit("it wrote 101 MiB, and may write 100"));
-        assert_eq!(judge(Limits::default(), used(1 << 20, 1 << 20), plenty), None);
+        let judged = |memory: u64, written| judge(LIMITS, memory << 20, written, PLENTY);
+        assert_eq!(judged(64, wrote(100, 1000)), None);
+        assert_eq!(judged(65, wrote(0, 0)), limit("its processes use 65 MiB of memory, and may use 64"));
+        assert_eq!(judged(0, wrote(101, 0)), limit("it wrote 101 MiB, and may write 100"));
+        assert_eq!(judged(0, wrote(0, 1001)), limit("it made more than 1000 files and directories"));
+        let deep = Written { is_too_deep: true, ..Written::default() };
+        assert_eq!(judged(0, deep), limit("it nested directories more than 500 levels deep"));
+        assert_eq!(judge(Limits::default(), 1 << 50, wrote(1 << 20, 1 << 40), PLENTY), None);
     }
 
     /// Others may have filled it: the same build goes on where there is room.
     #[test]
     fn a_full_disk_is_no_limit_of_the_build() {
-        let used = Used { memory: 0, disk: 7 << 20 };
         let why = "the disk has 1 MiB left, of which 512 stay free; the build wrote 7 MiB";
-        assert_eq!(judge(Limits::default(), used, 1 << 20), Some(Stop::DiskFull(why.to_owned())));
+        assert_eq!(judge(Limits::default(), 0, wrote(7, 1), 1 << 20), Some(Stop::DiskFull(why.to_owned())));
+    }
+
+    /// Only what lies in the build's own directory counts, whatever else fills the file system.
+    #[test]
+    fn a_neighbor_is_not_charged_to_the_build() {
+        let dir = tempfile::tempdir().unwrap();
+        let (own, others) = (dir.path().join("own"), dir.path().join("others"));
+        fs::create_dir_all(&own).unwrap();
+        fs::write(&others, vec![1; 4 << 20]).unwrap();
+        let mut disk = Disk::open(&own, LIMITS).unwrap();
+        fs::write(own.join("a"), vec![1; 1 << 20]).unwrap();
+        let found = disk.written();
+        assert_eq!(found.inodes, 1);
+        assert!(found.bytes < 2 << 20, "{found:?}");
     }
 }

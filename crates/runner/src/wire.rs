@@ -1,7 +1,11 @@
 //! Pure: the forms on the pipes between farrier and the runner.
 //!
 //! farrier writes to the runner's standard input: a frame with a [`Sandbox`], one byte when the user namespace has its maps, a
-//! frame with a [`Plan`](crate::plan::Plan), and the build context as tar, to the end. The runner writes [`Message`]s to its standard output.
+//! frame with a [`Plan`](crate::plan::Plan), and the build context as tar, to the end. The runner writes [`Message`]s to its
+//! standard output: [`Unshared`](Message::Unshared) in a sandbox, one [`Canary`](Message::Canary), and then for each step a
+//! [`Step`](Message::Step) with its [`Output`](Message::Output). After the last step come the [`Payload`](Message::Payload)s.
+//! [`End`](Message::End) may follow at any point, and nothing follows it.
+//!
 //! A frame is four bytes of length, the most significant first, and that many bytes, in postcard's form: both programs are of one
 //! release.
 
@@ -19,6 +23,18 @@ pub struct Sandbox {
     pub lowers: Vec<String>,
     /// An empty directory, for what the build writes.
     pub scratch: String,
+    /// Whether the trees belong to farrier's user, and are mapped to the sandbox's by idmapped mounts. Else they belong to the
+    /// sandbox's user.
+    pub maps_owners: bool,
+}
+
+/// What confines a build, as its process 1 found it before the first step.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Canary {
+    /// What process 1 tried, as a hostile step would, and was refused.
+    pub refused: Vec<String>,
+    /// Landlock ABI in force; 0 where the kernel has none that can be used.
+    pub landlock: u32,
 }
 
 /// What the runner says.
@@ -26,8 +42,8 @@ pub struct Sandbox {
 pub enum Message {
     /// The user namespace is there and has no maps yet: they and one byte are waited for.
     Unshared,
-    /// What the canary was refused, before the first step.
-    Canary(Vec<String>),
+    /// What confines the build. Once, before the first step.
+    Canary(Canary),
     /// A step begins: its place in the plan, from 0.
     Step(u32),
     /// What a step prints, as it comes: lines may be cut anywhere.
@@ -116,7 +132,7 @@ mod tests {
                     script: None,
                 })),
             ],
-            limits: Limits { memory: Some(1 << 33), processes: None, disk: Some(0) },
+            limits: Limits { memory: Some(1 << 33), processes: None, disk: Some(0), inodes: Some(9) },
         }
     }
 
@@ -124,7 +140,7 @@ mod tests {
         let why = || "exit code 2".to_owned();
         vec![
             Message::Unshared,
-            Message::Canary(vec!["a mount".to_owned(), "a disk".to_owned()]),
+            Message::Canary(Canary { refused: vec!["a mount".to_owned(), "a disk".to_owned()], landlock: 7 }),
             Message::Step(7),
             Message::Output(b"line\n".to_vec()),
             Message::Payload(vec![0; 70_000]),
@@ -138,7 +154,11 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let sandbox = Sandbox { lowers: vec!["/a:b".to_owned(), "/c".to_owned()], scratch: "/d".to_owned() };
+        let sandbox = Sandbox {
+            lowers: vec!["/a:b".to_owned(), "/c".to_owned()],
+            scratch: "/d".to_owned(),
+            maps_owners: true,
+        };
         assert_eq!(decode::<Sandbox>(&encode(&sandbox).unwrap()).unwrap(), sandbox);
         assert_eq!(decode::<Plan>(&encode(&plan()).unwrap()).unwrap(), plan());
         let mut stream = Vec::new();

@@ -179,6 +179,7 @@ impl Builds {
         let (how, label) = match end.map(|end| end.fault) {
             Some(None) => (Ended::Settled, label_of(end)),
             Some(Some(BuildFault::Permanent)) => (Ended::Settled, BuildOutcomeLabel::Failed),
+            Some(Some(BuildFault::Tampered)) => (Ended::Settled, BuildOutcomeLabel::Tampered),
             Some(Some(BuildFault::Stopped)) => (Ended::Stopped, BuildOutcomeLabel::Stopped),
             // The next plan has another input hash, and begins anew. Should it be the same, the wait keeps it from spinning.
             Some(Some(BuildFault::Outdated)) => (Ended::Passing, BuildOutcomeLabel::Stopped),

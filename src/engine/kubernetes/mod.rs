@@ -35,12 +35,20 @@ use crate::{
     },
     kernel::Architecture,
     machine::program_for,
+    provenance::Confinement,
 };
 
 /// Between two looks at a Job that is being deleted, and between two tries of a call.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Tries of a call that may pass.
 const TRIES: u32 = 30;
+
+/// What enforces the limits of a pod.
+const LIMITS: [(&str, &str); 3] = [
+    ("memory", "the container's limit, and the runner's own measurement"),
+    ("processes", "a resource limit, and the kubelet's of the pod"),
+    ("disk", "the container's ephemeral-storage limit"),
+];
 
 /// Builds in a cluster.
 pub struct Kubernetes {
@@ -77,6 +85,8 @@ impl Started {
 pub struct InCluster<'a> {
     /// Its Job.
     pub job: JobSpec<'a>,
+    /// Lowest Landlock ABI that the site accepts.
+    pub least_landlock: u32,
     /// What it does: as it is in the image.
     pub plan: Plan,
     /// Where output goes.
@@ -101,10 +111,9 @@ impl Kubernetes {
         program_for(&self.runner, arch)
     }
 
-    /// Runs the build, unpacks `/out` into `dest`, an empty directory, and deletes the Job. Gives what the pod's process 1 was
-    /// refused, as a step would be, before the first of them.
-    pub async fn compile(&self, build: InCluster<'_>, dest: &Path) -> Result<Vec<String>> {
-        let InCluster { job, plan, log, phases, cancel, leave } = build;
+    /// Runs the build, unpacks `/out` into `dest`, an empty directory, and deletes the Job. Returns what confined the build.
+    pub async fn compile(&self, build: InCluster<'_>, dest: &Path) -> Result<Confinement> {
+        let InCluster { job, least_landlock, plan, log, phases, cancel, leave } = build;
         let namespace = job.builds.namespace();
         let jobs: Api<Job> = Api::namespaced(self.client.clone(), namespace);
         let name = job::name(job.driver, job.image);
@@ -112,13 +121,18 @@ impl Kubernetes {
         let started = started.unwrap_or(Err(EngineError::Cancelled))?;
         let wait = Wait::new(self, namespace, started, phases);
         let mut follower = Follower::new(self, namespace, wait);
-        let hearing =
-            Hearing { engine: EngineKind::Kubernetes, plan: &plan, log: log.as_ref(), cancel: &cancel };
+        let hearing = Hearing {
+            engine: EngineKind::Kubernetes,
+            plan: &plan,
+            log: log.as_ref(),
+            least_landlock,
+            cancel: &cancel,
+        };
         let outcome = hearing.run(&mut follower, dest).await;
         if !leave.is_cancelled() {
             delete(&jobs, &name).await;
         }
-        outcome
+        outcome.map(|confined| Confinement { limits: LIMITS.into(), ..confined })
     }
 
     /// Makes the Job, or finds the one that is there: of another farrier, or of this one before it was restarted. One that has

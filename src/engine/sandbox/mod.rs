@@ -1,8 +1,9 @@
 //! Adapter: the `sandbox` engine: steps run in place, in namespaces of this machine, over trees of farrier's cache. No daemon,
-//! and no root: what runs there is of a user that owns nothing else.
+//! and no root: steps run as a user that owns nothing else.
 //!
 //! `farrier-runner` makes the sandbox and runs the steps (`crates/runner`); this is the other end of its pipes.
 
+mod cgroup;
 mod owner;
 mod talk;
 
@@ -14,15 +15,19 @@ use std::{
 };
 
 use fs_err as fs;
-use runner::{plan::Plan, wire};
+use runner::{
+    plan::{Action, Limits, Plan, Step},
+    wire,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
 
 pub use owner::Owner;
 
+use self::cgroup::{Group, Subtree};
 use super::{BuildLog, ContextEntry, EngineError, EngineKind, Result, hearing::Hearing};
-use crate::cache::remove_tree;
+use crate::{cache::remove_tree, provenance::Confinement};
 
 /// The runner's name, beside farrier's own program.
 pub const RUNNER: &str = "farrier-runner";
@@ -32,6 +37,9 @@ pub const RUNNER: &str = "farrier-runner";
 pub struct Sandbox {
     runner: PathBuf,
     owner: Owner,
+    /// Where control groups of builds are made.
+    subtree: Option<Subtree>,
+    confinement: Confinement,
 }
 
 /// A build in place.
@@ -47,6 +55,8 @@ pub struct InPlace {
     pub scratch: PathBuf,
     /// Where output goes.
     pub log: Arc<dyn BuildLog>,
+    /// Lowest Landlock ABI that the site accepts.
+    pub least_landlock: u32,
     /// Stops it.
     pub cancel: CancellationToken,
 }
@@ -55,12 +65,29 @@ impl Sandbox {
     /// Finds the runner, and sees that this machine lets it make a sandbox below `scratch`. The error says in words what is
     /// in the way.
     pub(super) async fn connect(runner: Option<&Path>, scratch: Option<&Path>) -> Result<Self, String> {
-        let sandbox = Self { runner: find_runner(runner)?, owner: Owner::of_this_process() };
-        sandbox.try_out(scratch).await.map_err(|error| match error {
+        let owner = Owner::of_this_process();
+        let mut sandbox = Self {
+            runner: find_runner(runner)?,
+            owner: owner.with_mapped_trees().unwrap_or(owner),
+            subtree: Subtree::find(),
+            confinement: Confinement::default(),
+        };
+        let mut tried = sandbox.try_out(scratch).await;
+        if tried.is_err() && sandbox.owner != owner {
+            // Older kernels, and some file systems, map no owners.
+            sandbox.owner = owner;
+            tried = sandbox.try_out(scratch).await;
+        }
+        sandbox.confinement = tried.map_err(|error| match error {
             EngineError::Engine { source, .. } => blame(&source.to_string()),
             error => error.to_string(),
         })?;
         Ok(sandbox)
+    }
+
+    /// What confines builds here.
+    pub fn confinement(&self) -> &Confinement {
+        &self.confinement
     }
 
     /// Who owns what a sandbox reads and writes.
@@ -68,39 +95,39 @@ impl Sandbox {
         self.owner
     }
 
-    /// A build without a step.
-    async fn try_out(&self, scratch: Option<&Path>) -> Result<()> {
+    /// Runs a build that makes an empty `/out`.
+    async fn try_out(&self, scratch: Option<&Path>) -> Result<Confinement> {
         let place = scratch.map_or_else(env::temp_dir, Path::to_owned);
         fs::create_dir_all(&place)?;
         let place = tempfile::Builder::new().prefix(".sandbox-").tempdir_in(place)?;
         let lower = place.path().join("lower");
         fs::create_dir(&lower)?;
         self.owner.own(&lower)?;
+        let action = Action::Directory("/out".to_owned());
+        let step = Step { line: 0, text: "WORKDIR /out".to_owned(), action };
         let build = InPlace {
-            plan: Plan::default(),
+            plan: Plan { steps: vec![step], limits: Limits::default() },
             lowers: vec![lower],
             context: Vec::new(),
             scratch: place.path().join("scratch"),
             log: Arc::new(Silent),
+            least_landlock: 0,
             cancel: CancellationToken::new(),
         };
         let dest = place.path().join("payload");
         fs::create_dir(&dest)?;
         let outcome = self.compile(build, &dest).await;
         remove_tree(&place.keep())?;
-        match outcome {
-            // It has no /out.
-            Err(EngineError::Step(_)) => Ok(()),
-            other => other.map(drop),
-        }
+        outcome
     }
 
-    /// Runs the steps, unpacks `/out` into `dest`, an empty directory, and leaves no process. Gives what process 1 was refused,
-    /// as a step would be, before the first of them.
-    pub async fn compile(&self, build: InPlace, dest: &Path) -> Result<Vec<String>> {
-        let InPlace { plan, lowers, context, scratch, log, cancel } = build;
+    /// Runs the steps, unpacks `/out` into `dest`, an empty directory, and leaves no process. Returns what confined the build.
+    pub async fn compile(&self, build: InPlace, dest: &Path) -> Result<Confinement> {
+        let InPlace { plan, lowers, context, scratch, log, least_landlock, cancel } = build;
         fs::create_dir(&scratch)?;
-        self.owner.own(&scratch)?;
+        self.owner.hand_over(&scratch)?;
+        let group = self.subtree.as_ref().map(|subtree| subtree.group(plan.limits)).transpose();
+        let group = group.map_err(|source| fault("make a control group", source))?;
         let mut child = Command::new(&self.runner)
             .arg("sandbox")
             .env_clear()
@@ -110,20 +137,49 @@ impl Sandbox {
             .kill_on_drop(true)
             .spawn()
             .map_err(|source| fault("start", source))?;
-        let place = wire::Sandbox { lowers: texts(&lowers)?, scratch: text(&scratch)? };
+        let place = wire::Sandbox {
+            lowers: texts(&lowers)?,
+            scratch: text(&scratch)?,
+            maps_owners: self.owner.maps_trees(),
+        };
         let (stdin, stdout) = pipes(&mut child)?;
         let id = child.id().ok_or_else(|| fault("start", io::ErrorKind::NotFound))?;
-        let hearing =
-            Hearing { engine: EngineKind::Sandbox, plan: &plan, log: log.as_ref(), cancel: &cancel };
+        let hearing = Hearing {
+            engine: EngineKind::Sandbox,
+            plan: &plan,
+            log: log.as_ref(),
+            least_landlock,
+            cancel: &cancel,
+        };
         let outcome = async {
+            // The runner waits for its first message: nothing has run outside of the group.
+            if let Some(group) = &group {
+                group.add(id).map_err(|source| fault("use a control group", source))?;
+            }
             let inputs = (&plan, context.as_slice());
             let mut talk = talk::Talk::begin((self.owner, id), &place, inputs, (stdin, stdout)).await?;
             hearing.run(&mut talk, dest).await
         };
         let outcome = outcome.await;
         end(&mut child, id).await;
-        outcome
+        let confined = match group.as_ref().and_then(Group::exceeded) {
+            Some(why) if !matches!(outcome, Ok(_) | Err(EngineError::Cancelled)) => {
+                Err(EngineError::Limit(why))
+            }
+            _ => outcome,
+        };
+        confined.map(|confined| Confinement { limits: limits(group.is_some()).into(), ..confined })
     }
+}
+
+/// What enforces the limits of a build.
+fn limits(has_group: bool) -> [(&'static str, &'static str); 3] {
+    let [memory, processes] = if has_group {
+        ["cgroup v2", "cgroup v2"]
+    } else {
+        ["measured four times a second, without the kernel's own memory", "a resource limit"]
+    };
+    [("memory", memory), ("processes", processes), ("disk", "measured four times a second, per build")]
 }
 
 /// Ends what still runs. With process 1 of a sandbox everything in it has ended, and its parent waits for that: so nothing is

@@ -14,48 +14,66 @@ use walkdir::WalkDir;
 /// (systemd's "Users, Groups, UIDs and GIDs").
 const USER: u32 = 2_100_000_015;
 
-/// The one user of a sandbox, who is root inside: as the machine knows him.
+/// The one user of a sandbox, who is root inside, and who owns the trees that it starts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     user: u32,
     group: u32,
+    maps_trees: bool,
 }
 
 impl Owner {
-    /// The user that runs farrier; for root, one that owns nothing else.
+    /// The user that runs farrier; for root, one that owns nothing else. Trees belong to that user.
     pub fn of_this_process() -> Self {
         let (user, group) = (geteuid().as_raw(), getegid().as_raw());
         if user != 0 {
-            return Self { user, group };
+            return Self { user, group, maps_trees: false };
         }
         let maps = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
         let user = least_privileged(&maps);
-        Self { user, group: user }
+        Self { user, group: user, maps_trees: false }
+    }
+
+    /// The same user, while trees belong to root: idmapped mounts show them to the sandbox as its own. `None` where farrier is
+    /// not root, or has no other user.
+    pub(super) fn with_mapped_trees(self) -> Option<Self> {
+        (geteuid().is_root() && self.user != 0).then_some(Self { maps_trees: true, ..self })
+    }
+
+    /// Whether idmapped mounts show the trees to the sandbox.
+    pub(super) fn maps_trees(self) -> bool {
+        self.maps_trees
     }
 
     /// One line of a map: the sandbox's root is this user. (`uid_map` and `gid_map`, user_namespaces(7).)
     pub(super) fn maps(self) -> [(&'static str, String); 3] {
-        let Self { user, group } = self;
+        let Self { user, group, maps_trees: _ } = self;
         let line = |id| format!("0 {id} 1");
         [("setgroups", "deny".to_owned()), ("uid_map", line(user)), ("gid_map", line(group))]
     }
 
-    /// Makes a tree his; one that is, is not walked again. Blocks.
+    /// Gives a tree that sandboxes start from its owner. A tree that has it already is not walked again. Blocks.
     pub fn own(self, tree: &Path) -> io::Result<()> {
-        let Self { user, group } = self;
-        if is_owned(tree, user)? {
+        let owner = if self.maps_trees { (0, 0) } else { (self.user, self.group) };
+        if is_owned(tree, owner)? {
             return Ok(());
         }
         // The tree itself last: it says that all of it is done.
         for entry in WalkDir::new(tree).contents_first(true) {
-            lchown(entry?.path(), Some(user), Some(group))?;
+            lchown(entry?.path(), Some(owner.0), Some(owner.1))?;
         }
         Ok(())
     }
+
+    /// Gives the sandbox's user a directory to write to.
+    pub(super) fn hand_over(self, directory: &Path) -> io::Result<()> {
+        lchown(directory, Some(self.user), Some(self.group))
+    }
 }
 
-fn is_owned(path: &Path, user: u32) -> io::Result<bool> {
-    Ok(fs::symlink_metadata(path)?.uid() == user)
+fn is_owned(path: &Path, owner: (u32, u32)) -> io::Result<bool> {
+    let found = fs::symlink_metadata(path)?;
+    Ok((found.uid(), found.gid()) == owner)
 }
 
 /// The user of sandboxes for a root that has these maps: in a container root may have few users.
@@ -92,8 +110,12 @@ mod tests {
         let owner = Owner::of_this_process();
         owner.own(tree.path()).unwrap();
         for path in ["", "sub", "sub/link"] {
-            assert!(is_owned(&tree.path().join(path), owner.user).unwrap(), "{path}");
+            assert!(is_owned(&tree.path().join(path), (owner.user, owner.group)).unwrap(), "{path}");
         }
         owner.own(tree.path()).unwrap();
+        if let Some(mapped) = owner.with_mapped_trees() {
+            mapped.own(tree.path()).unwrap();
+            assert!(is_owned(&tree.path().join("sub/link"), (0, 0)).unwrap());
+        }
     }
 }

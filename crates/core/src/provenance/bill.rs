@@ -20,7 +20,7 @@ const IMAGE: &str = "image";
 
 /// The bill of one image.
 pub fn bill(provenance: &Provenance) -> Value {
-    let Provenance { subject, farrier, build_format: _, materials, modules, canary: _ } = provenance;
+    let Provenance { subject, farrier, build_format: _, materials, modules, confinement: _ } = provenance;
     let mut components = Components::default();
     for material in materials {
         components.material(material);

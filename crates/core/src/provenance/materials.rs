@@ -1,6 +1,6 @@
 //! Pure: what an image was made of, before it is written down in any form.
 
-use std::fmt::Write as _;
+use std::{collections::BTreeMap, fmt::Write as _};
 
 use serde_json::Value;
 
@@ -191,7 +191,7 @@ pub struct Subject {
 }
 
 /// Everything that the documents say. The same provenance gives the same bytes: it has no time, no machine, no
-/// registry and no engine in it, but for what the engine's canary said.
+/// registry and no engine in it, but for what confined the build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Provenance {
     /// The image.
@@ -204,8 +204,20 @@ pub struct Provenance {
     pub materials: Vec<Material>,
     /// Its modules.
     pub modules: Vec<ModuleFile>,
-    /// What the engine saw refused, as it would be to a build step, before the first one; empty where it did not look.
-    pub canary: Vec<String>,
+    /// What confined the build.
+    pub confinement: Confinement,
+}
+
+/// What confined a build, as its engine found it before the first step. Empty where the engine does not look, and where nothing
+/// was compiled.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Confinement {
+    /// What was tried, as a hostile step would, and refused.
+    pub refused: Vec<String>,
+    /// Landlock ABI in force; 0: none.
+    pub landlock: u32,
+    /// Each limit, and what enforces it.
+    pub limits: BTreeMap<&'static str, &'static str>,
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ pub use cosign::{
 };
 pub use dsse::{DSSE, Envelope, EnvelopeError, pre_authentication};
 pub use key::{KeyAlgorithm, KeyError, PublicKey};
-pub use materials::{Material, ModuleFile, Provenance, Role, Subject};
+pub use materials::{Confinement, Material, ModuleFile, Provenance, Role, Subject};
 pub use package::{Package, PackageReader, RPM_LIST, RPM_LIST_FORMAT};
 pub use signers::{FoundSignatures, ImageSignature, Judgement, NamedKey, RequiredSigners, TooFewKeys, Trust};
 pub use slsa::{SLSA_PREDICATE, slsa};

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{
-    Material, Package, Provenance,
+    Confinement, Material, Package, Provenance,
     materials::{package_url, without_nulls},
 };
 
@@ -16,7 +16,7 @@ const BUILDER: &str = "https://farrier.dev/builder/v1";
 
 /// The predicate. External parameters are what the user chose; everything else follows from the dependencies.
 pub fn slsa(provenance: &Provenance) -> Value {
-    let Provenance { subject, farrier, build_format, materials, modules: _, canary } = provenance;
+    let Provenance { subject, farrier, build_format, materials, modules: _, confinement } = provenance;
     let kernel = subject.target.as_ref().map(|target| {
         json!({
             "release": target.release.as_str(),
@@ -31,8 +31,11 @@ pub fn slsa(provenance: &Provenance) -> Value {
         "kernel": kernel,
     }));
     let dependencies: Vec<Value> = materials.iter().map(dependency).collect();
-    let byproducts =
-        (!canary.is_empty()).then(|| json!([{"name": "canary", "annotations": {"refused": canary}}]));
+    let Confinement { refused, landlock, limits } = confinement;
+    let byproducts = (!refused.is_empty()).then(|| {
+        let found = json!({"refused": refused, "landlock": landlock, "limits": limits});
+        json!([{"name": "canary", "annotations": found}])
+    });
     json!({
         "buildDefinition": {
             "buildType": BUILD_TYPE,
@@ -77,9 +80,15 @@ mod tests {
     #[test]
     fn what_the_canary_was_refused_is_a_byproduct() {
         assert_eq!(slsa(&provenance())["runDetails"].get("byproducts"), None);
-        let looked = Provenance { canary: vec!["a mount".to_owned()], ..provenance() };
+        let confinement = Confinement {
+            refused: vec!["a mount".to_owned()],
+            landlock: 7,
+            limits: [("memory", "cgroup v2")].into(),
+        };
+        let looked = Provenance { confinement, ..provenance() };
         let byproducts = &slsa(&looked)["runDetails"]["byproducts"];
-        assert_eq!(*byproducts, json!([{"name": "canary", "annotations": {"refused": ["a mount"]}}]));
+        let found = json!({"refused": ["a mount"], "landlock": 7, "limits": {"memory": "cgroup v2"}});
+        assert_eq!(*byproducts, json!([{"name": "canary", "annotations": found}]));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Pure: a provenance with something of everything, and keys.
 
-use super::{Material, ModuleFile, Package, Provenance, Role, Subject};
+use super::{Confinement, Material, ModuleFile, Package, Provenance, Role, Subject};
 use crate::{
     image::Digest,
     kernel::{Architecture, KernelTarget},
@@ -62,6 +62,6 @@ pub(super) fn provenance() -> Provenance {
             srcversion: Some("0123456789ABCDEF".to_owned()),
             digest: digest("mst.ko"),
         }],
-        canary: Vec::new(),
+        confinement: Confinement::default(),
     }
 }

@@ -23,9 +23,18 @@ pub struct Builds {
     /// Jobs are made suspended: someone else, such as Kueue, lets them start.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub suspend: bool,
+    /// Lowest Landlock ABI that confines a build, in a sandbox and in a pod; 0: a kernel without Landlock may build. Docker has
+    /// none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub landlock: u32,
     /// What is added to the specification of pods: where they may run.
     #[serde(skip_serializing_if = "PodAdditions::is_empty")]
     pub pod: PodAdditions,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 impl Default for Builds {
@@ -35,6 +44,7 @@ impl Default for Builds {
             at_once: NonZeroU32::new(20).unwrap_or(NonZeroU32::MIN),
             labels: BTreeMap::new(),
             suspend: false,
+            landlock: 0,
             pod: PodAdditions::default(),
         }
     }

@@ -1,0 +1,57 @@
+//! System calls that neither rustix nor nix wraps.
+#![expect(unsafe_code, reason = "raw system calls; each block states why it is sound")]
+
+use std::{
+    io,
+    mem::size_of,
+    os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
+};
+
+/// Closes every inherited descriptor but standard input, output and error, and those in `kept`, in ascending order.
+pub fn close_inherited(kept: impl IntoIterator<Item = RawFd>) -> io::Result<()> {
+    let mut first = 3;
+    for kept in kept {
+        close_range(first, kept - 1)?;
+        first = kept + 1;
+    }
+    close_range(first, RawFd::MAX)
+}
+
+fn close_range(first: RawFd, last: RawFd) -> io::Result<()> {
+    if first > last {
+        return Ok(());
+    }
+    // SAFETY: callers run before this process has opened a file of its own in that range.
+    check(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) })
+}
+
+/// Takes over a descriptor that this program was started with.
+pub fn inherited(number: RawFd) -> OwnedFd {
+    // SAFETY: the parent opened this descriptor for this process, and nothing else here owns it.
+    unsafe { OwnedFd::from_raw_fd(number) }
+}
+
+/// Maps the owners of files below a detached mount by the maps of a user namespace (`mount_setattr(2)`, `MOUNT_ATTR_IDMAP`).
+pub fn map_owners(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::Result<()> {
+    let attributes = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_IDMAP,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: u64::try_from(user_namespace.as_raw_fd()).map_err(io::Error::other)?,
+    };
+    // SAFETY: both pointers are valid for the call, and the size is that of the structure.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attributes,
+            size_of::<libc::mount_attr>(),
+        )
+    })
+}
+
+fn check(result: libc::c_long) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

@@ -1,0 +1,153 @@
+//! Pure: the order of a runner's messages.
+//!
+//! Steps run beside the process that writes the messages. A message that does not fit is therefore not an accident: whoever wrote
+//! it wants the build to end otherwise than it does, or its provenance to say what is not so.
+
+use runner::wire::{Message, Outcome};
+
+/// Where a build stands, by its messages so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Protocol {
+    steps: u32,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Nothing was said yet.
+    Start,
+    /// The canary was heard; so many steps have begun.
+    Steps(u32),
+    /// The payload comes.
+    Payload,
+    /// The last message was heard.
+    End,
+}
+
+impl Protocol {
+    /// A build of so many steps.
+    pub(super) fn new(steps: usize) -> Self {
+        Self { steps: u32::try_from(steps).unwrap_or(u32::MAX), stage: Stage::Start }
+    }
+
+    /// Takes a message, or says what is wrong with it.
+    pub(super) fn accept(&mut self, message: &Message) -> Result<(), String> {
+        self.stage = self.next(message).ok_or_else(|| self.complaint(message))?;
+        Ok(())
+    }
+
+    fn next(self, message: &Message) -> Option<Stage> {
+        let Self { steps, stage } = self;
+        match (stage, message) {
+            (Stage::Start, Message::Canary(canary)) if !canary.refused.is_empty() => Some(Stage::Steps(0)),
+            (Stage::Start, Message::End(Outcome::Broken(_))) => Some(Stage::End),
+            (Stage::Steps(begun), Message::Step(step)) if *step == begun && begun < steps => {
+                Some(Stage::Steps(begun + 1))
+            }
+            (Stage::Steps(begun), Message::Output(_)) if begun > 0 => Some(stage),
+            (Stage::Steps(begun), Message::Payload(_)) if begun == steps => Some(Stage::Payload),
+            (Stage::Payload, Message::Payload(_)) => Some(stage),
+            (Stage::Steps(_) | Stage::Payload, Message::End(outcome)) => {
+                self.may_end(outcome).then_some(Stage::End)
+            }
+            _ => None,
+        }
+    }
+
+    fn may_end(self, outcome: &Outcome) -> bool {
+        let begun = match self.stage {
+            Stage::Steps(begun) => begun,
+            Stage::Payload => self.steps,
+            Stage::Start | Stage::End => return false,
+        };
+        match outcome {
+            Outcome::Done { .. } => self.stage == Stage::Payload,
+            Outcome::Failed { step, .. } | Outcome::Limit { step, .. } | Outcome::DiskFull { step, .. } => {
+                *step == begun.saturating_sub(1)
+            }
+            Outcome::Broken(_) => true,
+        }
+    }
+
+    fn complaint(self, message: &Message) -> String {
+        let what = match message {
+            Message::Unshared => "a request for user maps".to_owned(),
+            Message::Canary(_) => "a canary".to_owned(),
+            Message::Step(step) => format!("the start of step {step}"),
+            Message::Output(_) => "output".to_owned(),
+            Message::Payload(_) => "a payload".to_owned(),
+            Message::End(Outcome::Done { .. }) => "a successful end".to_owned(),
+            Message::End(_) => "an end".to_owned(),
+        };
+        let when = match self.stage {
+            Stage::Start => "before the canary".to_owned(),
+            Stage::Steps(begun) => format!("after the start of {begun} of {} steps", self.steps),
+            Stage::Payload => "within the payload".to_owned(),
+            Stage::End => "after the end".to_owned(),
+        };
+        format!("{what} came {when}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use runner::wire::Canary;
+
+    use super::*;
+
+    const DONE: Outcome = Outcome::Done { size: 0, sha256: [0; 32] };
+
+    fn canary() -> Message {
+        Message::Canary(Canary { refused: vec!["a mount".to_owned()], landlock: 7 })
+    }
+
+    fn failed(step: u32) -> Message {
+        Message::End(Outcome::Failed { step, why: String::new() })
+    }
+
+    /// Plays messages of a build of two steps; the complaint about the last of them.
+    fn play(messages: impl IntoIterator<Item = Message>) -> Option<String> {
+        let mut protocol = Protocol::new(2);
+        let mut messages: Vec<Message> = messages.into_iter().collect();
+        let last = messages.pop().unwrap();
+        for message in &messages {
+            protocol.accept(message).unwrap();
+        }
+        protocol.accept(&last).err()
+    }
+
+    #[test]
+    fn a_build_in_order_is_accepted() {
+        let (output, payload) = (|| Message::Output(vec![1]), || Message::Payload(vec![1]));
+        let begun = || [canary(), Message::Step(0), output()];
+        assert_eq!(play(begun()), None);
+        assert_eq!(play(begun().into_iter().chain([failed(0)])), None);
+        let rest = [Message::Step(1), output(), output(), payload(), payload(), Message::End(DONE)];
+        assert_eq!(play(begun().into_iter().chain(rest)), None);
+        assert_eq!(play([Message::End(Outcome::Broken("no namespaces".to_owned()))]), None);
+    }
+
+    #[test]
+    fn forged_messages_are_told() {
+        let said = |messages: &[Message]| play(messages.to_vec()).unwrap_or_default();
+        assert_eq!(said(&[Message::Step(0)]), "the start of step 0 came before the canary");
+        assert_eq!(said(&[canary(), canary()]), "a canary came after the start of 0 of 2 steps");
+        let begun = [canary(), Message::Step(0)];
+        let with = |message: Message| said(&[begun.as_slice(), &[message]].concat());
+        assert_eq!(with(canary()), "a canary came after the start of 1 of 2 steps");
+        assert_eq!(with(Message::Payload(vec![])), "a payload came after the start of 1 of 2 steps");
+        assert_eq!(with(Message::End(DONE)), "a successful end came after the start of 1 of 2 steps");
+        assert_eq!(with(failed(1)), "an end came after the start of 1 of 2 steps");
+        assert_eq!(with(Message::Step(0)), "the start of step 0 came after the start of 1 of 2 steps");
+        assert_eq!(with(Message::Unshared), "a request for user maps came after the start of 1 of 2 steps");
+        let paid = [canary(), Message::Step(0), Message::Step(1), Message::Payload(vec![])];
+        let with = |message: Message| said(&[paid.as_slice(), &[message]].concat());
+        assert_eq!(with(Message::Output(vec![])), "output came within the payload");
+        assert_eq!(with(Message::Step(2)), "the start of step 2 came within the payload");
+        assert_eq!(
+            said(&[Message::Canary(Canary::default())]),
+            "a canary came before the canary",
+            "a canary that was refused nothing is none"
+        );
+    }
+}

@@ -1,0 +1,159 @@
+//! Adapter: control groups (v2) for builds, where a subtree is delegated to farrier.
+//!
+//! systemd delegates with `Delegate=yes`, and marks the directory with an extended attribute (systemd's "Control Group APIs and
+//! Delegation"). Only such a subtree is touched. A group with controllers holds no process itself (cgroups(7), "no internal
+//! processes"), so farrier moves into a group of its own below it.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    process,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use fs_err as fs;
+use runner::plan::Limits;
+use rustix::fs::getxattr;
+
+/// Where cgroup v2 is mounted.
+const MOUNT: &str = "/sys/fs/cgroup";
+/// farrier's own group in the subtree.
+const OWN: &str = "farrier";
+/// How names of groups of builds begin; farrier's process number and a count follow.
+const BUILD: &str = "build-";
+
+/// A subtree that is delegated to farrier.
+#[derive(Debug)]
+pub(super) struct Subtree(PathBuf);
+
+/// The group of one build. It is removed when this is dropped.
+pub(super) struct Group(PathBuf);
+
+impl Subtree {
+    /// The subtree, with farrier moved out of its top; `None` where none is delegated, or it has other processes in it.
+    pub(super) fn find() -> Option<Self> {
+        let own = own_group(&fs::read_to_string("/proc/self/cgroup").ok()?)?;
+        let top = if own.file_name().is_some_and(|name| name == OWN) { own.parent()? } else { &own };
+        if !is_delegated(top) {
+            return None;
+        }
+        match Self::prepare(top) {
+            Ok(subtree) => Some(subtree),
+            Err(error) => {
+                tracing::debug!(%error, group = %top.display(), "the delegated control group cannot be used");
+                None
+            }
+        }
+    }
+
+    fn prepare(top: &Path) -> io::Result<Self> {
+        let own = top.join(OWN);
+        if !own.exists() {
+            fs::create_dir(&own)?;
+        }
+        fs::write(own.join("cgroup.procs"), "0")?;
+        fs::write(top.join("cgroup.subtree_control"), "+memory +pids")?;
+        remove_left(top)?;
+        Ok(Self(top.to_owned()))
+    }
+
+    /// Makes the group of a build.
+    pub(super) fn group(&self, limits: Limits) -> io::Result<Group> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let name = format!("{BUILD}{}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let group = Group(self.0.join(name));
+        fs::create_dir(&group.0)?;
+        let limit = |limit: Option<u64>| limit.map_or_else(|| "max".to_owned(), |limit| limit.to_string());
+        fs::write(group.0.join("memory.max"), limit(limits.memory))?;
+        fs::write(group.0.join("memory.oom.group"), "1")?;
+        fs::write(group.0.join("pids.max"), limit(limits.processes))?;
+        // Absent where the kernel has no swap.
+        let swap = group.0.join("memory.swap.max");
+        if swap.exists() {
+            fs::write(swap, "0")?;
+        }
+        Ok(group)
+    }
+}
+
+impl Group {
+    /// Moves a process into the group.
+    pub(super) fn add(&self, process: u32) -> io::Result<()> {
+        fs::write(self.0.join("cgroup.procs"), process.to_string())
+    }
+
+    /// Which limit the kernel has ended processes for.
+    pub(super) fn exceeded(&self) -> Option<String> {
+        let events = fs::read_to_string(self.0.join("memory.events")).ok()?;
+        let limit = fs::read_to_string(self.0.join("memory.max")).ok()?;
+        let mib = limit.trim().parse::<u64>().ok()? >> 20;
+        killed(&events).then(|| format!("its control group used all of the {mib} MiB of memory that it may"))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir(&self.0) {
+            tracing::warn!(%error, "the control group of a build was not removed");
+        }
+    }
+}
+
+/// Removes groups of builds whose farrier has ended.
+fn remove_left(top: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(top)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some((process, _)) = name.to_str().and_then(|name| name.strip_prefix(BUILD)?.split_once('-'))
+        else {
+            continue;
+        };
+        if !Path::new("/proc").join(process).exists() {
+            // One with processes stays.
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+    Ok(())
+}
+
+/// The directory of this process's group, from `/proc/self/cgroup`.
+fn own_group(text: &str) -> Option<PathBuf> {
+    let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    Some(Path::new(MOUNT).join(path))
+}
+
+fn is_delegated(directory: &Path) -> bool {
+    let mut value = [0; 1];
+    ["trusted.delegate", "user.delegate"]
+        .iter()
+        .any(|name| getxattr(directory, *name, &mut value).is_ok_and(|size| size == 1) && value == *b"1")
+}
+
+fn killed(events: &str) -> bool {
+    let count = events.lines().find_map(|line| line.strip_prefix("oom_kill "));
+    count.is_some_and(|count| count.trim() != "0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_group_of_a_process_is_that_of_version_two() {
+        let text = "9:name=systemd:/x\n4:memory:/y\n0::/system.slice/farrier.service\n";
+        assert_eq!(own_group(text).unwrap(), Path::new("/sys/fs/cgroup/system.slice/farrier.service"));
+        assert_eq!(own_group("4:memory:/y\n"), None);
+    }
+
+    #[test]
+    fn a_group_whose_processes_were_killed_for_memory_is_told() {
+        assert!(killed("low 0\noom 1\noom_kill 3\noom_group_kill 1\n"));
+        assert!(!killed("low 0\noom 1\noom_kill 0\n"));
+    }
+
+    #[test]
+    fn what_is_not_delegated_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!is_delegated(dir.path()));
+    }
+}
