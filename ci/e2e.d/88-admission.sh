@@ -1,8 +1,11 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
 # Whoever has farrier's ServiceAccount can write what farrier writes, and nothing else: the API server refuses it by the
 # ValidatingAdmissionPolicies of deploy/. Every write here is a dry run of the server, which asks admission all the same.
 
+# The Jobs of checks and forecasts, too: without these components all of them are refused.
+components='upgrade-checks upgrade-forecasts'
+install_farrier
 vendor=vendor.example/driver:1
 add_node n1 "$kernel_a"
 for name in solo fleet; do add_daemonset "$name" "$vendor" OnDelete; done
@@ -65,28 +68,65 @@ refused "what a pod says" "images of its own registry" patch ds solo "$(containe
 k patch ds solo -n "$drivers" --type merge -p "$(record '"replaced":"replaced":"evil.example/root:1"')" > /dev/null
 refused "an image between two names" "images of its own registry" patch ds solo "$(container evil.example/root:1)"
 
-# copy LABELS IMAGE OWNERS: makes a DaemonSet.
-copy() {
-    as_account create -f - <<YAML
-apiVersion: apps/v1
-kind: DaemonSet
-metadata:
-  name: made
-  namespace: $drivers
-  labels: $1
-  ownerReferences: $3
-spec:
-  selector: {matchLabels: {app: made}}
-  template:
-    metadata: {labels: {app: made}}
-    spec: {nodeSelector: {$mark: none}, containers: [{name: driver, image: "$2"}]}
-YAML
+# A driver as they are, which is fenced off and stays off some nodes. `fleet` is one of the originals that the installation names.
+k patch ds fleet -n "$drivers" --type merge -p "$(affinity "[{\"matchExpressions\":[$zone,$fence]}]")" > /dev/null
+k patch ds fleet -n "$drivers" --type merge -p '{"spec": {"template": {"metadata": {"annotations": {"site.example/a": "b"}}, "spec": {
+    "serviceAccountName": "driver", "hostPID": true, "volumes": [{"name": "modules", "hostPath": {"path": "/lib/modules"}}],
+    "initContainers": [{"name": "first", "image": "'"$image_a"'"}],
+    "containers": [{"name": "driver", "image": "'"$vendor"'", "command": ["driver"], "securityContext": {"privileged": true},
+        "volumeMounts": [{"name": "modules", "mountPath": "/lib/modules"}]}]}}}}' > /dev/null
+# copy_of_fleet [FILTER]: a DaemonSet, as farrier makes one of `fleet` and a filter of jq changes it.
+copy_of_fleet() {
+    k get ds fleet -n "$drivers" -o json | jq --arg image "$image_a" --arg driver "$image_b" '.metadata as $fleet | {apiVersion, kind,
+        metadata: {name: "made", namespace: .metadata.namespace, labels: {"farrier.dev/copy-of": "fleet"},
+            ownerReferences: [{apiVersion, kind, name: $fleet.name, uid: $fleet.uid}]},
+        spec: (.spec | .selector.matchLabels["farrier.dev/copy-of"] = "fleet" | .template.metadata.labels["farrier.dev/copy-of"] = "fleet"
+            | .template.spec |= (.containers[0].image = $driver | .nodeSelector["farrier.dev/driver.0"] = "handed-over"
+                | .affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions |= map(select(.operator == "In"))
+                | .affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution += [{labelSelector: {matchLabels: {app: "fleet"}},
+                    topologyKey: "kubernetes.io/hostname"}]))}
+        | '"${1:-.}"
 }
-owners="[{apiVersion: apps/v1, kind: DaemonSet, name: fleet, uid: $(k get ds fleet -n "$drivers" -o jsonpath='{.metadata.uid}')}]"
-refused "a new DaemonSet" "no DaemonSets but its copies" copy '{}' "$image_a" "$owners"
-refused "a copy of nothing" "owned by its original" copy '{farrier.dev/copy-of: fleet}' "$image_a" '[]'
-refused "a copy with another image" "images of farrier's registry only" copy '{farrier.dev/copy-of: fleet}' evil.example/root:1 "$owners"
-allowed "a copy" copy '{farrier.dev/copy-of: fleet}' "$image_a" "$owners"
+copy() { copy_of_fleet "${1:-.}" | as_account create -f -; }
+pod_of_copy() { copy ".spec.template.spec |= ($1)"; }
+allowed "a copy" copy
+refused "a new DaemonSet" "no DaemonSets but its copies" copy 'del(.metadata.labels)'
+refused "a copy of nothing" "owned by its original" copy '.metadata.ownerReferences = []'
+refused "a copy of a DaemonSet that the site did not name" "that its admission policy names" copy '.metadata.ownerReferences[0].name = "ghost"'
+refused "a copy of a DaemonSet that was there before" "of that name which is there" copy '.metadata.ownerReferences[0].uid = "0"'
+while read -r what words filter; do refused "a copy with ${what//_/ }" "${words//_/ }" pod_of_copy "$filter"; done <<'TEXT'
+another_image images_of_farrier's_registry_only .containers[0].image = "evil.example/root:1"
+another_command its_original's_containers .containers[0].command = ["sh", "-c", "id"]
+arguments its_original's_containers .containers[0].args = ["id"]
+no_command_of_its_own its_original's_containers del(.containers[0].command)
+a_second_container its_original's_containers .containers += [.containers[0] + {name: "more"}]
+one_container_twice its_original's_containers .initContainers += [.initContainers[0] + {name: "more"}]
+no_initial_container its_original's_containers del(.initContainers)
+containers_in_each_other's_place its_original's_containers .containers[0].name = "first" | .initContainers[0].name = "driver"
+a_Secret_in_a_variable its_original's_containers .containers[0].env = [{name: "KEY", valueFrom: {secretKeyRef: {name: "key", key: "key"}}}]
+another_mount its_original's_containers .containers[0].volumeMounts[0].mountPath = "/"
+a_capability its_original's_containers .containers[0].securityContext.capabilities.add = ["SYS_BOOT"]
+all_of_the_host's_files its_original's_volumes .volumes[0].hostPath.path = "/"
+a_second_volume its_original's_volumes .volumes += [{name: "host", hostPath: {path: "/"}}]
+another_account its_original's_volumes .serviceAccountName = "farrier" | .serviceAccount = "farrier"
+the_host's_network its_original's_volumes .hostNetwork = true
+another_priority its_original's_volumes .priorityClassName = "system-node-critical"
+all_nodes nodes_of_its_original's_only del(.nodeSelector)
+a_zone_more nodes_of_its_original's_only .affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].values += ["b"]
+a_way_around_the_zone nodes_of_its_original's_only .affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms += [{matchExpressions: [{key: "farrier.dev/x", operator: "DoesNotExist"}]}]
+no_affinity nodes_of_its_original's_only del(.affinity)
+TEXT
+refused "a copy with another annotation of its pods" "original's annotations and labels" copy '.spec.template.metadata.annotations["x.example/y"] = "1"'
+refused "a copy with another label of its pods" "original's annotations and labels" copy '.spec.template.metadata.labels["app.example/y"] = "1"'
+# A copy that is there. Its original changed since: what the copy has stays, what it gets is the original's.
+copy_of_fleet | k create -f - > /dev/null
+k patch ds fleet -n "$drivers" --type merge -p '{"spec": {"template": {"spec": {"hostPID": false}}}}' > /dev/null
+wait=10 allowed "an annotation of a copy whose original changed" patch ds made '{"metadata":{"annotations":{"farrier.dev/rollout":"{}"}}}'
+refused "the host's network for a copy that is there" "original's volumes" patch ds made '{"spec":{"template":{"spec":{"hostNetwork":true}}}}'
+refused "a command for a copy that is there" "original's containers" patch ds made "$(container "$image_b" ', "command": ["sh"]')"
+allowed "what the original has by now" patch ds made '{"spec":{"template":{"spec":{"hostPID":false}}}}'
+allowed "the end of a copy" as_account delete ds made -n "$drivers"
+k delete ds made -n "$drivers" > /dev/null
 refused "the end of a DaemonSet" "no DaemonSets but its copies" as_account delete ds fleet -n "$drivers"
 
 refused "another field of an operator's resource" "nothing of an operator's resource but" patch "$plural" "$resource" '{"spec":{"nodeSelector":null}}'
@@ -165,6 +205,65 @@ refused "a pod that is not restricted, whoever makes it" "violates PodSecurity" 
 exec_as_account() { kubectl --kubeconfig "$here/kubeconfig" exec others -n "$builds" -- "$@"; }
 wait=30 refused "a shell in a pod" "nothing in a pod but the runner's follow" exec_as_account sh -c id
 refused "output of a build, by nothing but the pod" "does not have a host assigned" exec_as_account /.farrier/runner follow 0
+
+# check NAME [FILTER]: the Job of a check, as farrier makes it of a site's CronJob and a filter of jq changes its pod.
+check() {
+    jq -n --arg name "$1" --arg namespace "$drivers" --arg node "$node" '{apiVersion: "batch/v1", kind: "Job",
+        metadata: {name: $name, namespace: $namespace, labels: {"farrier.dev/upgrade-check": ""}},
+        spec: {backoffLimit: 0, suspend: true, template: {spec: {restartPolicy: "Never", nodeName: $node, automountServiceAccountToken: false,
+            tolerations: [{operator: "Exists"}], imagePullSecrets: [{name: "any"}], securityContext: {runAsUser: 1000, fsGroup: 1000},
+            volumes: [{name: "scratch", emptyDir: {}}, {name: "settings", configMap: {name: "any"}}],
+            initContainers: [{name: "first", image: "smoke.example/smoke:1", args: ["first"]}],
+            containers: [{name: "smoke", image: "smoke.example/smoke:1", command: ["smoke"], workingDir: "/tmp",
+                env: [{name: "FARRIER_DRIVER_POD", value: "uid"}, {name: "NODE", valueFrom: {fieldRef: {fieldPath: "spec.nodeName"}}}],
+                envFrom: [{configMapRef: {name: "any"}}], volumeMounts: [{name: "scratch", mountPath: "/scratch"}],
+                securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: ["ALL"]}, seccompProfile: {type: "RuntimeDefault"}},
+                resources: {limits: {"e2e.farrier.dev/device": "1"}}}]}}}}
+        | .spec.template.spec |= ('"${2:-.}"')' | as_account create -f -
+}
+wait=30 allowed "a check" check farrier-check-1
+refused "a check of another name" "no Jobs but its builds" check any
+while read -r what words filter; do refused "a check with ${what//_/ }" "${words//_/ }" check farrier-check-1 "$filter"; done <<'TEXT'
+all_rights not_privileged .containers[0].securityContext = {privileged: true}
+all_rights_at_first not_privileged .initContainers[0].securityContext = {privileged: true}
+the_host's_network nothing_of_its_node's .hostNetwork = true
+the_host's_processes nothing_of_its_node's .hostPID = true
+the_host's_IPC nothing_of_its_node's .hostIPC = true
+a_port_of_the_host's nothing_of_its_node's .containers[0].ports = [{containerPort: 80, hostPort: 80}]
+another_account no_account .serviceAccountName = "farrier"
+a_token no_token .automountServiceAccountToken = true
+a_token_by_default no_token del(.automountServiceAccountToken)
+the_host's_files no_volumes_but .volumes += [{name: "host", hostPath: {path: "/"}}]
+a_Secret no_volumes_but .volumes += [{name: "key", secret: {secretName: "key"}}]
+a_Secret_among_others no_volumes_but .volumes += [{name: "key", projected: {sources: [{secret: {name: "key"}}]}}]
+a_projected_token no_volumes_but .volumes += [{name: "key", projected: {sources: [{serviceAccountToken: {path: "token"}}]}}]
+others'_data no_volumes_but .volumes += [{name: "data", persistentVolumeClaim: {claimName: "data"}}]
+a_volume_of_a_driver's no_volumes_but .volumes += [{name: "data", csi: {driver: "csi.example", nodePublishSecretRef: {name: "key"}}}]
+a_Secret_in_a_variable no_variables_from .containers[0].env += [{name: "KEY", valueFrom: {secretKeyRef: {name: "key", key: "key"}}}]
+a_Secret_in_a_variable_at_first no_variables_from .initContainers[0].env = [{name: "KEY", valueFrom: {secretKeyRef: {name: "key", key: "key"}}}]
+a_Secret_as_variables no_variables_from .containers[0].envFrom += [{secretRef: {name: "key"}}]
+a_capability adds_no_capability .containers[0].securityContext.capabilities.add = ["SYS_MODULE"]
+a_capability_at_first adds_no_capability .initContainers[0].securityContext.capabilities.add = ["SYS_ADMIN"]
+all_system_calls adds_no_capability .containers[0].securityContext.seccompProfile.type = "Unconfined"
+all_system_calls_of_its_pod adds_no_capability .securityContext.seccompProfile.type = "Unconfined"
+all_of_proc adds_no_capability .hostUsers = false | .containers[0].securityContext.procMount = "Unmasked"
+no_AppArmor adds_no_capability .containers[0].securityContext.appArmorProfile.type = "Unconfined"
+a_type_of_SELinux adds_no_capability .containers[0].securityContext.seLinuxOptions.type = "spc_t"
+a_kernel_parameter adds_no_capability .securityContext.sysctls = [{name: "net.ipv4.ip_forward", value: "1"}]
+a_priority_of_the_system's displaces_nothing .priorityClassName = "system-node-critical"
+TEXT
+forecast='del(.volumes, .initContainers, .securityContext) | .hostPID = true | .hostNetwork = true | .containers = [{name: "forecast", image: "'"$image_a"'",
+    command: ["driver-entrypoint", "forecast", "--message", "/dev/termination-log", "m"], env: [{name: "FARRIER_DRIVER_POD", value: "uid"}],
+    securityContext: {capabilities: {drop: ["ALL"], add: ["SYS_PTRACE", "DAC_READ_SEARCH"]}, appArmorProfile: {type: "Unconfined"}}}]'
+allowed "a forecast" check farrier-forecast-1 "$forecast"
+while read -r what words filter; do refused "a forecast with ${what//_/ }" "${words//_/ }" check farrier-forecast-1 "$forecast | $filter"; done <<'TEXT'
+another_image nothing_but_driver-entrypoint .containers[0].image = "evil.example/root:1"
+another_program nothing_but_driver-entrypoint .containers[0].command = ["sh", "-c"]
+a_capability nothing_but_driver-entrypoint .containers[0].securityContext.capabilities.add += ["SYS_ADMIN"]
+all_rights not_privileged .containers[0].securityContext.privileged = true
+a_token no_token .automountServiceAccountToken = true
+another_account no_account .serviceAccountName = "farrier"
+TEXT
 
 # Namespaces that were not named: RBAC ends there.
 k create -f - > /dev/null <<YAML

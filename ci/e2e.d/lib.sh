@@ -227,6 +227,10 @@ patches:
     patch: |-
       - {op: replace, path: /spec/matchConditions/0/expression, value: "request.userInfo.username == 'system:serviceaccount:$ns:$account'"}
       - {op: replace, path: /spec/variables/0/expression, value: "['$registry/']"}
+  # The original of the scenarios with strategy per-kernel, where they have one.
+  - target: {kind: ValidatingAdmissionPolicy, name: farrier-daemonsets.*}
+    patch: |-
+      - {op: replace, path: /spec/variables/1/expression, value: "['$drivers/fleet', '$drivers/doomed']"}
 YAML
     # The CRD is there, and was not changed for this scenario.
     {

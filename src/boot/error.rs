@@ -68,6 +68,7 @@ impl BootError {
             Self::Entrypoint(error) => return error.hint().unwrap_or_default(),
             Self::Start(..) => "look at the program's permissions",
             Self::Read(_) | Self::Cancelled => "start the check again",
+            Self::Payload(error) if error.hint().is_some() => return error.hint().unwrap_or_default(),
             Self::Io(_) | Self::Payload(_) => "look at the file, its permissions and its disk",
             Self::Module(..) => "check the payload without the boot, which says more",
             Self::Memory { .. } => {

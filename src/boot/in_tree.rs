@@ -14,7 +14,7 @@ use super::{BootError, Result};
 use crate::{
     files::read_start,
     kmod::{InTree, Module, module_name},
-    payload::{self, is_module_file},
+    payload::{self, DecompressionBudget, is_module_file},
 };
 
 /// Bytes of `modules.builtin`; Debian's has 20 kB.
@@ -64,25 +64,25 @@ impl InTreeModules {
     }
 
     /// What a module must find loaded: `depends`, and what `modprobe` loads before it (`softdep` with `pre:`).
-    pub(super) fn needs(&self, file: &Path) -> Result<Vec<String>> {
-        let Some(module) = parse(file)? else { return Ok(Vec::new()) };
+    pub(super) fn needs(&self, file: &Path, budget: &DecompressionBudget) -> Result<Vec<String>> {
+        let Some(module) = parse(file, budget)? else { return Ok(Vec::new()) };
         let mut names = needs(&module);
         for wish in module.fields("softdep").flat_map(before) {
             if self.files.contains_key(&wish) {
                 names.push(wish);
             } else {
-                names.extend(self.algorithms(&wish)?);
+                names.extend(self.algorithms(&wish, budget)?);
             }
         }
         Ok(names)
     }
 
     /// Modules that offer a cryptographic algorithm, which `softdep` names by it (`libcrc32c` wishes `crc32c`).
-    fn algorithms(&self, algorithm: &str) -> Result<Vec<String>> {
+    fn algorithms(&self, algorithm: &str, budget: &DecompressionBudget) -> Result<Vec<String>> {
         let mut names = Vec::new();
         let cryptographic = |path: &Path| path.components().any(|part| part.as_os_str() == "crypto");
         for (name, file) in self.files.iter().filter(|(_, file)| cryptographic(file)) {
-            let Some(module) = parse(file)? else { continue };
+            let Some(module) = parse(file, budget)? else { continue };
             if module.fields("alias").any(|alias| module_name(alias) == algorithm) {
                 names.push(name.clone());
             }
@@ -101,8 +101,8 @@ fn built_in(directory: &Path) -> Result<BTreeSet<String>> {
 }
 
 /// `None` for a file that is no module: it cannot be loaded, and the kernel says so where it matters.
-fn parse(file: &Path) -> Result<Option<Module>> {
-    Ok(Module::parse(&ReadCache::new(open(file)?)).ok())
+fn parse(file: &Path, budget: &DecompressionBudget) -> Result<Option<Module>> {
+    Ok(Module::parse(&ReadCache::new(open(file, budget)?)).ok())
 }
 
 /// The names in `depends`, as `lsmod` shows them.
@@ -112,9 +112,9 @@ pub(super) fn needs(module: &Module) -> Vec<String> {
 }
 
 /// Opens a module file, decompressed.
-pub(super) fn open(path: &Path) -> Result<File> {
+pub(super) fn open(path: &Path, budget: &DecompressionBudget) -> Result<File> {
     let reason = |reason: &str| BootError::Module(path.to_owned(), reason.to_owned());
-    match payload::open_module(path)? {
+    match payload::open_module(path, budget)? {
         Some(Ok(file)) => Ok(file),
         Some(Err(error)) => Err(reason(&error.to_string())),
         None => Err(reason("its name does not end in .ko, .ko.gz, .ko.xz or .ko.zst")),

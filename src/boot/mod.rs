@@ -193,7 +193,7 @@ fn write_initramfs(request: &BootRequest, steps: &[PlannedStep], key: Key, out: 
         initramfs.bytes(path.trim_start_matches('/'), 0o400, &bytes)?;
     }
     for step in steps {
-        let mut file = in_tree::open(&step.source)?;
+        let mut file = in_tree::open(&step.source, &request.decompression)?;
         let size = file.metadata()?.len();
         initramfs.file(step.path.trim_start_matches('/'), 0o400, size, &mut file)?;
     }

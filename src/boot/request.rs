@@ -1,8 +1,8 @@
 //! Pure: what a boot check is to do.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
-use crate::inputs::KernelImage;
+use crate::{inputs::KernelImage, payload::DecompressionBudget};
 
 /// What a boot check is to do.
 #[derive(Clone, Debug)]
@@ -31,6 +31,8 @@ pub struct BootRequest {
     pub directory: Option<PathBuf>,
     /// Limits of the virtual machine.
     pub limits: BootLimits,
+    /// What is left for the decompression of modules; a budget of its own unless another is set.
+    pub decompression: Arc<DecompressionBudget>,
 }
 
 impl BootRequest {
@@ -48,6 +50,7 @@ impl BootRequest {
             memory: None,
             directory: None,
             limits: BootLimits::default(),
+            decompression: Arc::new(DecompressionBudget::without_build()),
         }
     }
 }

@@ -13,7 +13,10 @@ use super::{
     BootRequest, Result,
     in_tree::{InTreeModules, needs, open},
 };
-use crate::kmod::{Module, module_name};
+use crate::{
+    kmod::{Module, module_name},
+    payload::DecompressionBudget,
+};
 
 /// A module that is going to be loaded.
 #[derive(Debug)]
@@ -57,7 +60,7 @@ pub(super) fn plan(request: &BootRequest) -> Result<Vec<PlannedStep>> {
     let mut modules = Vec::new();
     for (index, path) in request.modules.iter().enumerate() {
         let source = request.payload.join(path);
-        let (name, needs) = read(&source)?;
+        let (name, needs) = read(&source, &request.decompression)?;
         if !request.tried_alone {
             plan.payload.insert(name.clone(), index);
         }
@@ -116,7 +119,7 @@ impl Plan<'_> {
         }
         // Of one that is missing the outcome tells: what needs it cannot be judged.
         let Some(source) = self.in_tree.file(name) else { return Ok(()) };
-        let needs = self.in_tree.needs(&source)?;
+        let needs = self.in_tree.needs(&source, &self.request.decompression)?;
         for needed in &needs {
             self.need(needed, modules)?;
         }
@@ -138,8 +141,8 @@ impl Plan<'_> {
     }
 }
 
-fn read(path: &Path) -> Result<(String, Vec<String>)> {
-    let file = open(path)?;
+fn read(path: &Path, budget: &DecompressionBudget) -> Result<(String, Vec<String>)> {
+    let file = open(path, budget)?;
     // What farrier cannot read the kernel refuses, and that is what it is asked for.
     Ok(match Module::parse(&ReadCache::new(file)) {
         Ok(module) => (module.name.clone(), needs(&module)),

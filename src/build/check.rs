@@ -1,7 +1,7 @@
 //! Adapter: the check stage: what the kernel's loader says about a payload, and what the definition makes of it. Between
 //! the static check and the boot check the modules are signed.
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
 use super::{
     job::{Against, CheckedPayload, Job, Payload},
@@ -44,10 +44,10 @@ pub(super) async fn check(
 ) -> Result<CheckedPayload> {
     job.stage(Stage::Check);
     let signing = sign::signing(job, &against.headers, previous).await?;
-    let report = static_check(job, against, signing.as_ref(), &payload.tree).await?;
+    let report = static_check(job, against, signing.as_ref(), &payload).await?;
     accept(&report, job.image.spec.check.unknown)?;
-    sign::sign(job, signing, &payload.tree).await?;
-    let report = boot(job, against, &payload.tree, report).await?;
+    sign::sign(job, signing, &payload).await?;
+    let report = boot(job, against, &payload, report).await?;
     accept(&report, job.image.spec.check.unknown)?;
     Ok(CheckedPayload::of(payload, &against.headers, report))
 }
@@ -77,10 +77,10 @@ pub(super) async fn static_check(
     job: &Job<'_>,
     against: &Against,
     signing: Option<&Signing>,
-    tree: &Path,
+    payload: &Payload,
 ) -> Result<CheckReport> {
-    let tree = tree.to_owned();
-    let mut modules = blocking(move || payload::read_modules(&tree)).await?;
+    let (tree, budget) = (payload.tree.clone(), Arc::clone(&payload.decompression));
+    let mut modules = blocking(move || payload::read_modules(&tree, &budget)).await?;
     let future_key = signing.map(|signing| signing.anticipate(&mut modules));
     let modules = Arc::new(modules);
     let check = |mut facts: KernelFacts| {
@@ -118,7 +118,7 @@ async fn facts_of_image(job: &Job<'_>) -> Result<Option<BeyondHeaders>> {
 pub(super) async fn boot(
     job: &Job<'_>,
     against: &Against,
-    tree: &Path,
+    payload: &Payload,
     report: CheckReport,
 ) -> Result<CheckReport> {
     let Some(checker) = job.parts.boot_checker.as_ref().filter(|_| job.image.spec.check.boot) else {
@@ -130,9 +130,10 @@ pub(super) async fn boot(
     let check = BootCheck {
         target: &job.cell.target,
         family: job.family,
-        payload: tree,
+        payload: &payload.tree,
         modules: in_load_order.map(|module| module.path.clone()).collect(),
         needed: &against.needed.modules,
+        decompression: Arc::clone(&payload.decompression),
     };
     // The virtual machine ends with the future that waits for it.
     tokio::select! {

@@ -1,3 +1,5 @@
+use std::io::{self, Read as _};
+
 use serde_json::json;
 
 use super::{super::job::Needed, *};
@@ -8,7 +10,9 @@ use crate::{
         known_failures,
         testing::{Bench, K9, module},
     },
+    image::Period,
     kmod::{BootOutcome, ModuleBoot, testing::ModuleFile},
+    payload::DecompressionBudget,
 };
 
 /// What a scripted boot comes to.
@@ -76,6 +80,42 @@ async fn what_was_published_as_unknown_is_not_accepted_after_a_change_of_mind() 
     let error = build_one(&bench.parts, &name, &target, true, false).await.unwrap_err();
     assert!(error.to_string().ends_with("with the verdict unknown, and check.unknown is deny"), "{error}");
     assert!(error.hint().is_some());
+}
+
+/// Compressed modules that hold far more than they are long end the build once and for all.
+#[tokio::test]
+async fn modules_that_do_not_decompress_within_the_budget_end_the_build() {
+    let mut bench = Bench::new(&json!({}));
+    let bomb = zstd::encode_all(io::repeat(0).take(1 << 20), 1).unwrap();
+    let (cell, deadline) = (bench.cell(K9).await, bench.image().spec.build.deadline);
+    let checked = async |budget: DecompressionBudget| {
+        let job = Job::of(&bench.parts, &cell).unwrap();
+        let against =
+            Against { headers: crate::build::headers::fetch(&job).await.unwrap(), needed: Needed::default() };
+        let mut payload = bench.payload(K9, &[&module()]);
+        for number in 0..10 {
+            fs_err::write(payload.tree.join(format!("{number}.ko.zst")), &bomb).unwrap();
+        }
+        payload.decompression = Arc::new(budget);
+        check(&job, &against, payload, None).await.map(|checked| checked.report).unwrap_err()
+    };
+    let refused = checked(DecompressionBudget::without_build()).await;
+    assert!(matches!(refused, TargetError::Finding(Finding { kind: FindingKind::Refused, .. })), "{refused}");
+
+    let many = checked(DecompressionBudget::of_bytes(9 << 20)).await;
+    assert!(many.to_string().starts_with("decompress module "), "{many}");
+    assert!(many.to_string().ends_with("the modules of one check may have 9437184 bytes together"), "{many}");
+    assert!(many.is_permanent() && !many.is_of_deadline() && many.hint().is_some());
+
+    let late = checked(DecompressionBudget::of_build(deadline, deadline.duration())).await;
+    assert!(late.to_string().ends_with(": the deadline of 2h is over"), "{late}");
+    assert!(late.is_permanent() && late.is_of_deadline() && late.hint().is_some());
+    record_outcome(&bench.parts, &cell, &Err(late)).unwrap();
+    let failures = known_failures(&bench.parts.cache, [cell.input_hash]).unwrap();
+    let failure = failures[&cell.input_hash].as_ref().unwrap();
+    assert!(failure.still_holds(&bench.definition().0.spec));
+    bench.image().spec.build.deadline = Period::seconds(3 * 60 * 60);
+    assert!(!failure.still_holds(&bench.definition().0.spec));
 }
 
 #[tokio::test]

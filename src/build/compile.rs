@@ -4,13 +4,13 @@ use std::{
     path::{Path, PathBuf},
     pin::pin,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -27,7 +27,7 @@ use crate::{
     image::{BuildSpec, Digest, Output, Period},
     images::fetch_source,
     parts::{Finding, FindingKind, Result, Stage, TargetError},
-    payload,
+    payload::{self, DecompressionBudget},
     provenance::Confinement,
 };
 
@@ -82,7 +82,11 @@ pub(super) async fn compile(job: &Job<'_>, base: &PreparedBase, against: &Agains
             }
         }
     };
-    let confinement = match within(image.spec.build.deadline, &begun, &build.cancel, run).await {
+    let deadline = image.spec.build.deadline;
+    let started = OnceLock::new();
+    let outcome = within(deadline, (&begun, &started), &build.cancel, run).await;
+    let used = started.get().map(Instant::elapsed).unwrap_or_default();
+    let confinement = match outcome {
         Some(Ok(confinement)) => confinement,
         Some(Err(TargetError::Engine(EngineError::Step(message)))) => {
             let compiler = missing_compiler(job, &against.headers, &probe);
@@ -95,7 +99,7 @@ pub(super) async fn compile(job: &Job<'_>, base: &PreparedBase, against: &Agains
             return Err(tampered(&log, &error, &log_path).into());
         }
         Some(Err(other)) => return Err(other),
-        None => return Err(too_long(&log, image.spec.build.deadline, &log_path).into()),
+        None => return Err(too_long(&log, deadline, &log_path).into()),
     };
     let made = match image.spec.output {
         Output::Payload => None,
@@ -116,6 +120,7 @@ pub(super) async fn compile(job: &Job<'_>, base: &PreparedBase, against: &Agains
         exposed: None,
         reused_from: None,
         confinement,
+        decompression: Arc::new(DecompressionBudget::of_build(deadline, used)),
         work,
     };
     payload.exposed = expose(job, &payload).await?;
@@ -141,16 +146,17 @@ fn in_place(
 }
 
 /// What the engine's run comes to; `None` where it was stopped because it took longer than it may.
-/// The time counts from when it has begun.
+/// The time counts from when it has begun, which is noted.
 async fn within<T>(
     deadline: Period,
-    begun: &CancellationToken,
+    (begun, started): (&CancellationToken, &OnceLock<Instant>),
     cancel: &CancellationToken,
     run: impl Future<Output = Result<T>>,
 ) -> Option<Result<T>> {
     let mut run = pin!(run);
     let late = async {
         begun.cancelled().await;
+        started.get_or_init(Instant::now);
         sleep(deadline.duration()).await;
     };
     tokio::select! {
@@ -267,8 +273,6 @@ fn job_id(job: &Job<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     /// Others may have filled the disk: the same inputs are no failure where there is room.
@@ -300,29 +304,35 @@ mod tests {
     async fn a_run_is_stopped_at_its_deadline() {
         let deadline = Period::seconds(60);
         let (in_time, begun) = (CancellationToken::new(), CancellationToken::new());
+        let any = OnceLock::new();
         begun.cancel();
-        assert!(matches!(within(deadline, &begun, &in_time, run(59, &in_time)).await, Some(Ok(59))));
+        assert!(matches!(within(deadline, (&begun, &any), &in_time, run(59, &in_time)).await, Some(Ok(59))));
         assert!(!in_time.is_cancelled());
         let late = CancellationToken::new();
-        assert!(within(deadline, &begun, &late, run(61, &late)).await.is_none());
+        assert!(within(deadline, (&begun, &any), &late, run(61, &late)).await.is_none());
         // Whoever stops farrier stops the run, which is then not late.
         let stopped = CancellationToken::new();
         let stop = async {
             sleep(Duration::from_secs(5)).await;
             stopped.cancel();
         };
-        let (outcome, ()) = tokio::join!(within(deadline, &begun, &stopped, run(61, &stopped)), stop);
+        let (outcome, ()) = tokio::join!(within(deadline, (&begun, &any), &stopped, run(61, &stopped)), stop);
         assert!(matches!(outcome, Some(Err(TargetError::Cancelled))));
         // It came to its end while it was being stopped.
         let ends = CancellationToken::new();
-        let outcome = within(deadline, &begun, &ends, async {
+        let started = OnceLock::new();
+        let outcome = within(deadline, (&begun, &started), &ends, async {
             sleep(Duration::from_secs(61)).await;
             Ok(())
         });
         assert!(matches!(outcome.await, Some(Ok(()))));
+        // What is left of the deadline is its check's.
+        assert_eq!(started.get().unwrap().elapsed(), Duration::from_secs(61));
         // What waits for a place has not begun.
         let (waits, begun) = (CancellationToken::new(), CancellationToken::new());
-        assert!(matches!(within(deadline, &begun, &waits, run(600, &waits)).await, Some(Ok(600))));
+        let started = OnceLock::new();
+        let outcome = within(deadline, (&begun, &started), &waits, run(600, &waits)).await;
+        assert!(matches!(outcome, Some(Ok(600))) && started.get().is_none());
     }
 }
 

@@ -1,6 +1,6 @@
 //! Adapter: what the stages of one build share, and what they hand to each other.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use crate::{
     cache::Scratch,
@@ -11,7 +11,7 @@ use crate::{
     kmod::{CheckReport, NeededTable},
     oci::ReusedFrom,
     parts::{FindingKind, Parts, Result, Stage, TargetError},
-    payload::ArchiveImage,
+    payload::{ArchiveImage, DecompressionBudget},
     plan::Cell,
     provenance::Confinement,
 };
@@ -91,6 +91,8 @@ pub(super) struct Payload {
     pub(super) reused_from: Option<ReusedFrom>,
     /// What confined the build.
     pub(super) confinement: Confinement,
+    /// What its check may spend on the decompression of its modules.
+    pub(super) decompression: Arc<DecompressionBudget>,
     /// Keeps the files above until it is dropped.
     pub(super) work: Scratch,
 }

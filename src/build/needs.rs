@@ -4,6 +4,8 @@
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
 };
 
 use super::{
@@ -20,7 +22,7 @@ use crate::{
     kmod::{NeededTable, SymbolTable, proprietary_modules},
     oci::{ImageFacts, ImageManifest},
     parts::{Parts, Result, Stage, TargetError},
-    payload,
+    payload::{self, DecompressionBudget},
 };
 
 /// Kinds of cache entries: exposed trees by their own digest, modules by their image's.
@@ -62,6 +64,8 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<Needed> {
     job.stage(Stage::Needs);
     add_host_trees(job, &mut needed).await?;
     let (mut tables, mut modules) = (Vec::new(), Vec::new());
+    let budget = DecompressionBudget::of_build(job.image.spec.build.deadline, Duration::ZERO);
+    let budget = Arc::new(budget);
     for image in needed_images(job).await? {
         let ImageReference { repository, version } = &image.image;
         let Version::Digest(digest) = version else { return Err(vanished(&image.image)) };
@@ -78,7 +82,8 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<Needed> {
             if boots {
                 needed.modules.push(directory.clone());
             }
-            modules.extend(blocking(move || payload::read_modules(&directory)).await?);
+            let budget = Arc::clone(&budget);
+            modules.extend(blocking(move || payload::read_modules(&directory, &budget)).await?);
         }
         tables.extend(found);
         if image.compiled_against {

@@ -1,7 +1,7 @@
 //! Adapter: a published payload that needs no compiler: this kernel's own whose modules are signed otherwise (after the
 //! key was rotated, or signing was switched on), or one that was built for another kernel.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures::{StreamExt as _, stream};
 
@@ -20,7 +20,7 @@ use crate::{
     kmod::{BootReport, Verdict},
     oci::{ImageFacts, ImageManifest, ReusedFrom, annotations},
     parts::{AT_ONCE, Result, Stage, TargetError},
-    payload::{self, PayloadError},
+    payload::{self, DecompressionBudget, PayloadError},
     plan::reuse::{by_numbers, may_lend, may_resign, tags_to_resign, tags_to_try},
     provenance::Confinement,
     registry::RegistryError,
@@ -81,7 +81,7 @@ async fn resign(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayloa
     };
     let payload = Payload {
         exposed: lender.facts.exposed_digest.clone(),
-        ..lender.payload(work, job.cell.target.release.clone())
+        ..lender.payload(job, work, job.cell.target.release.clone())
     };
     check::check(job, against, payload, lender.facts.module_signer.as_ref()).await.map(Some)
 }
@@ -180,16 +180,16 @@ async fn borrow(
             return Ok(Err(format!("the payload of {} cannot be used: {}", kernel(), error_chain(&why))));
         }
     };
-    let payload = lender.payload(work, kernel());
+    let payload = lender.payload(job, work, kernel());
 
     let signing = sign::signing(job, &against.headers, lender.facts.module_signer.as_ref()).await?;
-    let report = check::static_check(job, against, signing.as_ref(), &payload.tree).await?;
+    let report = check::static_check(job, against, signing.as_ref(), &payload).await?;
     if report.verdict != Verdict::Loads {
         let (verdict, summary) = (report.verdict, report.summary());
         return Ok(Err(format!("the payload of {}: the check says {verdict}: {summary}", kernel())));
     }
-    sign::sign(job, signing, &payload.tree).await?;
-    let report = check::boot(job, against, &payload.tree, report).await?;
+    sign::sign(job, signing, &payload).await?;
+    let report = check::boot(job, against, &payload, report).await?;
     if report.verdict != Verdict::Loads {
         let summary = report.boot.as_ref().and_then(BootReport::failure);
         let summary = summary.unwrap_or_else(|| "not every module was reached".to_owned());
@@ -246,7 +246,8 @@ impl Lender {
     }
 
     /// The unpacked payload, built for `kernel`.
-    fn payload(&self, work: Scratch, kernel: KernelRelease) -> Payload {
+    fn payload(&self, job: &Job<'_>, work: Scratch, kernel: KernelRelease) -> Payload {
+        let deadline = job.image.spec.build.deadline;
         let sources = self.manifest.annotations.get(annotations::SOURCES);
         Payload {
             tree: work.path().join("payload"),
@@ -256,6 +257,7 @@ impl Lender {
             exposed: None,
             reused_from: Some(ReusedFrom { kernel, digest: self.digest.clone() }),
             confinement: Confinement::default(),
+            decompression: Arc::new(DecompressionBudget::of_build(deadline, Duration::ZERO)),
             work,
         }
     }

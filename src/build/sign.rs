@@ -1,8 +1,8 @@
 //! Adapter: the sign stage: signs the modules of a payload between the static check and the boot check.
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
-use super::job::Job;
+use super::job::{Job, Payload};
 use crate::{
     blocking::blocking,
     image::Output,
@@ -75,13 +75,13 @@ pub(super) async fn signing(
 }
 
 /// Signs a payload's modules in place.
-pub(super) async fn sign(job: &Job<'_>, signing: Option<Signing>, tree: &Path) -> Result<()> {
+pub(super) async fn sign(job: &Job<'_>, signing: Option<Signing>, payload: &Payload) -> Result<()> {
     let Some(Signing { modules, signer, hash, rule }) = signing else { return Ok(()) };
     job.stage(Stage::Sign);
-    let tree = tree.to_owned();
+    let (tree, budget) = (payload.tree.clone(), Arc::clone(&payload.decompression));
     let signed = blocking(move || {
         let how = payload::ModuleSigning { certificate: &modules, signer: &signer, hash, rule: &rule };
-        payload::sign_modules(&tree, &how)
+        payload::sign_modules(&tree, &how, &budget)
     })
     .await?;
     tracing::info!(subject = job.cell.subject(), modules = signed, "signed");

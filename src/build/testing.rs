@@ -33,6 +33,7 @@ use crate::{
     parts::{
         BootCheck, BootChecker, BuildLimits, LazyEngine, LazyEntrypoint, Parts, Reporter, Stage, TargetError,
     },
+    payload::DecompressionBudget,
     plan::{Cell, Instance},
     registry::{Keyring, RegistryLocation, RegistryOptions, RemoteRegistry, connect},
     signing::testing::Workshop,
@@ -278,6 +279,7 @@ impl Bench {
                 landlock: 7,
                 ..Confinement::default()
             },
+            decompression: Arc::new(DecompressionBudget::without_build()),
             work,
         }
     }

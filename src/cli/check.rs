@@ -5,7 +5,7 @@ mod image;
 mod kernel;
 mod subject;
 
-use std::{cell::OnceCell, path::PathBuf};
+use std::{cell::OnceCell, path::PathBuf, sync::Arc};
 
 use clap::Args;
 
@@ -17,6 +17,7 @@ use crate::{
     build::check_with_image,
     kernel::KernelRelease,
     kmod::{self, CheckReport, CheckRequest, KernelFacts, NeededTable, Verdict},
+    payload::DecompressionBudget,
 };
 use image::Checked;
 use kernel::Kernel;
@@ -69,6 +70,8 @@ struct Context<'a> {
     session: &'a Session,
     args: &'a CheckArgs,
     settings: OnceCell<Settings>,
+    /// For the modules of all subjects, each time that they are read.
+    decompression: Arc<DecompressionBudget>,
 }
 
 impl Context<'_> {
@@ -83,14 +86,19 @@ impl Context<'_> {
 
 /// Checks the modules and prints the report. A refused module is exit code 1.
 pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit> {
-    let context = &Context { session, args: &args, settings: OnceCell::new() };
+    let context = &Context {
+        session,
+        args: &args,
+        settings: OnceCell::new(),
+        decompression: Arc::new(DecompressionBudget::without_build()),
+    };
     let mut subjects = Vec::new();
     for word in &context.args.subjects {
         subjects.push(Subject::open(context, word).await?);
     }
     let mut kernel = Kernel::find(context, suggested(&subjects)?.as_ref()).await?;
-    let checked = subject::read(&subjects, &kernel.facts.release)?;
-    let needs = subject::needs(&context.args.needs)?;
+    let checked = subject::read(&subjects, &kernel.facts.release, &context.decompression)?;
+    let needs = subject::needs(&context.args.needs, &context.decompression)?;
     let check = |facts| std::future::ready(Ok(apply(&facts, &checked, &needs)));
     let mut report = check_with_image(kernel.facts.clone(), check, kernel.take_image(context)).await?;
     if context.args.boot {

@@ -12,8 +12,8 @@ use std::{
 
 use axum::{
     Router,
-    body::{Body, Bytes},
-    extract::{DefaultBodyLimit, Request, State},
+    body::{Body, Bytes, to_bytes},
+    extract::{Request, State},
     http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
     middleware::{Next, from_fn},
     response::{
@@ -59,8 +59,9 @@ const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; scri
                       base-uri 'none'; frame-ancestors 'none'";
 /// Viewers that are told of newer passes. Further ones reload by hand.
 const VIEWERS: usize = 200;
-/// Bytes of a form.
+/// Bytes of a form, and how long it is waited for.
 const FORM: usize = 4096;
+const FORM_TIME: Duration = Duration::from_secs(10);
 /// How old a first view may be while something builds, and while nothing but ages changes in it.
 const FRESH: Duration = Duration::from_secs(5);
 const AGES: Duration = Duration::from_mins(1);
@@ -144,8 +145,7 @@ impl PageServer {
             router = router.route(path, get(answer));
         }
         if self.actions.is_some() {
-            let acts = get(confirm).post(act).layer(DefaultBodyLimit::max(FORM));
-            router = router.route(&format!("/{PATH}"), acts);
+            router = router.route(&format!("/{PATH}"), get(confirm).post(act));
         }
         router.with_state(Arc::clone(self))
     }
@@ -285,14 +285,27 @@ async fn confirm(State(page): State<Arc<PageServer>>, headers: HeaderMap, uri: U
 }
 
 /// What was confirmed is done.
-async fn act(State(page): State<Arc<PageServer>>, headers: HeaderMap, form: Bytes) -> Response {
+async fn act(State(page): State<Arc<PageServer>>, headers: HeaderMap, body: Body) -> Response {
     let (Some(shown), Some(actions)) = (page.shown(), &page.actions) else {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    };
+    let form = match form(body).await {
+        Ok(form) => form,
+        Err(refusal) => return guarded(refusal.into_response()),
     };
     guarded(match actions.act(&headers, &shown.facts, &shown.definitions, &form).await {
         Ok(back) => (StatusCode::SEE_OTHER, [(header::LOCATION, back)]).into_response(),
         Err(refusal) => refusal.into_response(),
     })
+}
+
+/// The whole of a form that is short and comes in time.
+async fn form(body: Body) -> Result<Bytes, (StatusCode, &'static str)> {
+    match tokio::time::timeout(FORM_TIME, to_bytes(body, FORM)).await {
+        Ok(Ok(form)) => Ok(form),
+        Ok(Err(_)) => Err((StatusCode::PAYLOAD_TOO_LARGE, "the form is too long, or did not come whole\n")),
+        Err(_) => Err((StatusCode::REQUEST_TIMEOUT, "the form did not come in time\n")),
+    }
 }
 
 fn guarded(mut response: Response) -> Response {

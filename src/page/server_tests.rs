@@ -221,3 +221,12 @@ async fn a_build_is_followed_while_it_runs() {
     let rest: Vec<u8> = lines.map(|part| part.unwrap().to_vec()).concat().await;
     assert_eq!(String::from_utf8(rest).unwrap(), "  LD [M]  a.ko\n");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_form_is_short_and_comes_in_time() {
+    assert_eq!(form(Body::from("a=b")).await.unwrap(), "a=b");
+    let long = form(Body::from(vec![b'a'; FORM + 1])).await.unwrap_err();
+    assert_eq!(long.0, StatusCode::PAYLOAD_TOO_LARGE);
+    let silent = Body::from_stream(futures::stream::pending::<Result<Bytes, io::Error>>());
+    assert_eq!(form(silent).await.unwrap_err().0, StatusCode::REQUEST_TIMEOUT);
+}

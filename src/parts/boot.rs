@@ -1,6 +1,9 @@
 //! Adapter: boot checks with QEMU and the kernel image that the target's family names.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use tokio_util::sync::CancellationToken;
 
@@ -13,6 +16,7 @@ use crate::{
     inputs::{Fetcher, KernelImageLookup},
     kernel::{Architecture, KernelFamily, KernelTarget},
     kmod::BootReport,
+    payload::DecompressionBudget,
 };
 
 /// A boot check to make.
@@ -28,6 +32,8 @@ pub struct BootCheck<'a> {
     pub modules: Vec<String>,
     /// Directories with modules of needed images, which are there before.
     pub needed: &'a [PathBuf],
+    /// What is left for the decompression of modules.
+    pub decompression: Arc<DecompressionBudget>,
 }
 
 /// Boots kernels in throwaway virtual machines and loads modules there.
@@ -64,7 +70,7 @@ impl BootChecker for QemuBoot {
     }
 
     async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport> {
-        let &BootCheck { target, family, payload, ref modules, needed } = check;
+        let &BootCheck { target, family, payload, ref modules, needed, ref decompression } = check;
         // First what costs nothing to find out.
         let entrypoint = boot::find_init(self.entrypoint.as_deref(), target.arch).await?;
         let fetcher = self.fetcher.in_use();
@@ -79,6 +85,7 @@ impl BootChecker for QemuBoot {
         let mut request = BootRequest::new(kernel, payload.to_owned(), modules.clone(), entrypoint);
         request.needed = needed.to_vec();
         request.memory = Some(self.memory.clone());
+        request.decompression = Arc::clone(decompression);
         Ok(boot::boot_check(&request, &self.cancel).await?)
     }
 }

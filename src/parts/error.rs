@@ -208,7 +208,7 @@ impl TargetError {
                 kind: FindingKind::Compile | FindingKind::Tampered | FindingKind::Refused,
                 ..
             }) => true,
-            Self::Payload(error) => error.is_permanent(),
+            Self::Payload(error) | Self::Boot(BootError::Payload(error)) => error.is_permanent(),
             _ => self.is_of_policy() || self.is_of_deadline(),
         }
     }
@@ -220,7 +220,11 @@ impl TargetError {
 
     /// Did the definition's deadline make the failure? Given more time, the same inputs may do.
     pub fn is_of_deadline(&self) -> bool {
-        matches!(self, Self::Finding(Finding { kind: FindingKind::TooLong, .. }))
+        match self {
+            Self::Finding(finding) => finding.kind == FindingKind::TooLong,
+            Self::Payload(error) | Self::Boot(BootError::Payload(error)) => error.is_of_deadline(),
+            _ => false,
+        }
     }
 
     /// Was an outside system out of reach?

@@ -4,6 +4,7 @@ use std::{io, path::PathBuf};
 
 use crate::{
     archive::UnpackError,
+    image::Period,
     kernel::KernelRelease,
     oci::{LayerError, docker_archive::ArchiveError},
     signing::SigningError,
@@ -70,6 +71,15 @@ pub enum PayloadError {
     /// `driver-entrypoint` is no program that could run in an image: the file, and why.
     #[error("use {0} as driver-entrypoint: {1}")]
     Unfit(PathBuf, String),
+    /// The modules of one check have more bytes than its budget.
+    #[error(
+        "decompress module {}: stopped after {bytes} bytes of it: the modules of one check may have {limit} bytes together",
+        .module.display()
+    )]
+    DecompressionBytes { module: PathBuf, bytes: u64, limit: u64 },
+    /// The steps of a build and the decompression of its modules take longer than its deadline.
+    #[error("decompress module {}: stopped after {bytes} bytes of it: the deadline of {deadline} is over", .module.display())]
+    DecompressionTime { module: PathBuf, bytes: u64, deadline: Period },
     /// A module cannot be signed.
     #[error("sign module {}", .0.display())]
     Signing(PathBuf, #[source] SigningError),
@@ -96,6 +106,14 @@ impl PayloadError {
                  (ci/arm64 does on amd64), and put it beside farrier, another machine's as driver-entrypoint-ARCHITECTURE, or \
                  name it with --entrypoint"
             }
+            Self::DecompressionBytes { .. } => {
+                "let the template remove the modules' debug information (strip --strip-debug), or install the modules without \
+                 compression; a few kB that hold a GiB are no module"
+            }
+            Self::DecompressionTime { .. } => {
+                "raise build.deadline in the definition: the steps and the decompression of the modules share it; or let the \
+                 template install the modules without compression"
+            }
             Self::Signing(_, source) => return source.hint(),
             _ => return None,
         };
@@ -104,6 +122,15 @@ impl PayloadError {
 
     /// Would the same build give the same error?
     pub fn is_permanent(&self) -> bool {
-        matches!(self, Self::Missing(..) | Self::Link { .. } | Self::Merged(_) | Self::ExposedKind(_))
+        match self {
+            Self::Missing(..) | Self::Link { .. } | Self::Merged(_) | Self::ExposedKind(_) => true,
+            Self::DecompressionBytes { .. } => true,
+            _ => self.is_of_deadline(),
+        }
+    }
+
+    /// Would the same build do with a longer deadline?
+    pub fn is_of_deadline(&self) -> bool {
+        matches!(self, Self::DecompressionTime { .. })
     }
 }

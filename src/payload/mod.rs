@@ -1,6 +1,7 @@
 //! Adapter: the tree that a build leaves: its modules, and the layers that the image takes from it.
 
 mod archive_image;
+mod decompression;
 mod entrypoint;
 mod error;
 mod exposed;
@@ -11,6 +12,7 @@ mod reuse;
 mod sign;
 
 pub use archive_image::{ArchiveImage, ImageLayers, extract_modules, import_docker_archive};
+pub use decompression::DecompressionBudget;
 pub use entrypoint::Entrypoint;
 #[cfg(test)]
 pub use entrypoint::elf_program;

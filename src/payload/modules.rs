@@ -2,20 +2,13 @@
 
 use std::{
     fs::File,
-    io::{self, Read, Seek, Write},
     path::{Path, PathBuf},
 };
 
-use liblzma::stream::{CONCATENATED, Stream};
 use object::read::ReadCache;
 
-use super::error::Result;
+use super::{decompression::DecompressionBudget, error::Result};
 use crate::kmod::{Module, ModuleError, PayloadModule};
-
-/// Bytes of one module after decompression; the largest known one has 185 MB with its debug information.
-const MAX_MODULE: u64 = 1 << 30;
-/// Memory that an xz stream may ask for. The kernel's own build uses a dictionary of 2 MiB.
-const MAX_XZ_MEMORY: u64 = 128 << 20;
 
 /// How a module file is compressed, by its name, as `depmod` and the kernel's build tell it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,12 +29,13 @@ impl Compression {
 
 /// All modules (`*.ko`, plain or compressed with gzip, xz or zstd) below a directory, ordered by path. Symbolic
 /// links are not followed. A file that is no module is a value, because the check reports it.
-pub fn read_modules(payload: &Path) -> Result<Vec<PayloadModule>> {
-    let read = |(file, compression): (PathBuf, _)| {
-        let path = file.strip_prefix(payload).unwrap_or(&file).to_string_lossy().into_owned();
-        Ok(PayloadModule { path, module: parse_file(&file, compression)? })
-    };
-    let mut modules = files(payload)?.into_iter().map(read).collect::<Result<Vec<_>>>()?;
+pub fn read_modules(payload: &Path, budget: &DecompressionBudget) -> Result<Vec<PayloadModule>> {
+    let mut modules = Vec::new();
+    for (file, compression) in files(payload)? {
+        let name = file.strip_prefix(payload).unwrap_or(&file);
+        let module = parse(budget.open(&file, name, compression)?);
+        modules.push(PayloadModule { path: name.to_string_lossy().into_owned(), module });
+    }
     modules.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(modules)
 }
@@ -60,20 +54,16 @@ pub(super) fn files(payload: &Path) -> Result<Vec<(PathBuf, Compression)>> {
 }
 
 /// One module file; `None` when its name is not that of a module.
-pub fn read_module(path: &Path) -> Result<Option<PayloadModule>> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let Some(compression) = Compression::of(&name) else { return Ok(None) };
-    Ok(Some(PayloadModule {
-        path: path.to_string_lossy().into_owned(),
-        module: parse_file(path, compression)?,
-    }))
+pub fn read_module(path: &Path, budget: &DecompressionBudget) -> Result<Option<PayloadModule>> {
+    let Some(file) = open_module(path, budget)? else { return Ok(None) };
+    Ok(Some(PayloadModule { path: path.to_string_lossy().into_owned(), module: parse(file) }))
 }
 
 /// Opens a module file, decompressed into a file without a name where it must be; `None` when its name is not that
 /// of a module.
-pub fn open_module(path: &Path) -> Result<Option<Result<File, ModuleError>>> {
+pub fn open_module(path: &Path, budget: &DecompressionBudget) -> Result<Option<Result<File, ModuleError>>> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    Compression::of(&name).map(|compression| open_plain(path, compression)).transpose()
+    Compression::of(&name).map(|compression| budget.open(path, path, compression)).transpose()
 }
 
 /// Is it the name of a module file?
@@ -81,60 +71,24 @@ pub fn is_module_file(name: &str) -> bool {
     Compression::of(name).is_some()
 }
 
-fn parse_file(path: &Path, compression: Compression) -> Result<Result<Module, ModuleError>> {
-    Ok(open_plain(path, compression)?.and_then(|file| Module::parse(&ReadCache::new(file))))
-}
-
-pub(super) fn open_plain(path: &Path, compression: Compression) -> Result<Result<File, ModuleError>> {
-    let file = fs_err::File::open(path)?;
-    let mut reader: Box<dyn Read> = match compression {
-        Compression::None => return Ok(Ok(file.into_parts().0)),
-        Compression::Gzip => Box::new(flate2::read::MultiGzDecoder::new(file)),
-        Compression::Xz => match Stream::new_stream_decoder(MAX_XZ_MEMORY, CONCATENATED) {
-            Ok(stream) => Box::new(liblzma::read::XzDecoder::new_stream(file, stream)),
-            Err(error) => return Err(io::Error::from(error).into()),
-        },
-        Compression::Zstd => Box::new(zstd::Decoder::new(file)?),
-    };
-    // A file, not memory: with debug information a module can be larger than all else that farrier holds.
-    let mut plain = tempfile::tempfile()?;
-    match decompress(&mut reader, &mut plain, MAX_MODULE)? {
-        Ok(()) => {}
-        Err(error) => return Ok(Err(error)),
-    }
-    plain.rewind()?;
-    Ok(Ok(plain))
-}
-
-/// Copies, telling faults of the compressed data (inner) from those of the disk (outer).
-fn decompress(
-    reader: &mut dyn Read,
-    writer: &mut dyn Write,
-    limit: u64,
-) -> io::Result<Result<(), ModuleError>> {
-    let mut buffer = vec![0; 128 << 10];
-    let mut total = 0_u64;
-    loop {
-        let count = match reader.read(&mut buffer) {
-            Ok(0) => return Ok(Ok(())),
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Ok(Err(ModuleError::decompress(error))),
-        };
-        total += count as u64;
-        if total > limit {
-            return Ok(Err(ModuleError::decompress(format_args!("it holds more than {} MiB", limit >> 20))));
-        }
-        writer.write_all(buffer.get(..count).unwrap_or_default())?;
-    }
+fn parse(file: Result<File, ModuleError>) -> Result<Module, ModuleError> {
+    file.and_then(|file| Module::parse(&ReadCache::new(file)))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::symlink};
+    use std::{
+        fs,
+        io::{self, Read as _},
+        os::unix::fs::symlink,
+    };
 
     use super::*;
     use crate::kmod::testing::ModuleFile;
+
+    fn read(dir: &Path) -> Vec<PayloadModule> {
+        read_modules(dir, &DecompressionBudget::without_build()).unwrap()
+    }
 
     fn xz(bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
@@ -160,7 +114,7 @@ mod tests {
         fs::write(dir.path().join("lib/readme.kore"), "no module").unwrap();
         symlink("plain.ko", dir.path().join("lib/b/link.ko")).unwrap();
         symlink("/", dir.path().join("lib/root")).unwrap();
-        let modules = read_modules(dir.path()).unwrap();
+        let modules = read(dir.path());
         let paths: Vec<&str> = modules.iter().map(|module| module.path.as_str()).collect();
         assert_eq!(paths, ["lib/a.ko.gz", "lib/b.ko.zst", "lib/b/plain.ko", "lib/z.ko.xz"]);
         let expected = Module::parse(&plain[..]).unwrap();
@@ -177,8 +131,7 @@ mod tests {
         fs::write(dir.path().join("c.ko.gz"), half(gzip(&plain))).unwrap();
         fs::write(dir.path().join("d.ko.xz"), "no xz at all").unwrap();
         fs::write(dir.path().join("e.ko"), "").unwrap();
-        let errors: Vec<ModuleError> =
-            read_modules(dir.path()).unwrap().into_iter().map(|m| m.module.unwrap_err()).collect();
+        let errors: Vec<ModuleError> = read(dir.path()).into_iter().map(|m| m.module.unwrap_err()).collect();
         let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
         assert_eq!(errors.last().unwrap(), "the file is no ELF object");
         assert!(
@@ -188,17 +141,27 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_stops_at_the_limit() {
-        let bomb = zstd::encode_all(io::repeat(0).take(5 << 20), 1).unwrap();
-        let mut out = Vec::new();
-        let result = decompress(&mut zstd::Decoder::new(&bomb[..]).unwrap(), &mut out, 1 << 20).unwrap();
-        assert_eq!(result, Err(ModuleError::decompress("it holds more than 1 MiB")));
-        assert!(out.len() <= 1 << 20);
+    fn compressed_modules_share_one_budget() {
+        let dir = tempfile::tempdir().unwrap();
+        let bomb = zstd::encode_all(io::repeat(0).take(1 << 20), 1).unwrap();
+        for name in ["a.ko.zst", "b.ko.zst", "c.ko.zst"] {
+            fs::write(dir.path().join(name), &bomb).unwrap();
+        }
+        let enough = DecompressionBudget::of_bytes(3 << 20);
+        assert_eq!(read_modules(dir.path(), &enough).unwrap().len(), 3);
+        let error =
+            read_modules(dir.path(), &DecompressionBudget::of_bytes(2 << 20)).unwrap_err().to_string();
+        assert!(
+            error.contains(".ko.zst: stopped after 131072 bytes") && error.contains("2097152 bytes"),
+            "{error}"
+        );
+        assert!(!error.contains('/'), "{error}");
     }
 
     #[test]
     fn a_payload_that_is_not_there_is_a_fault() {
-        let error = read_modules(Path::new("/nonexistent/payload")).unwrap_err();
+        let error = read_modules(Path::new("/nonexistent/payload"), &DecompressionBudget::without_build())
+            .unwrap_err();
         assert!(error.to_string().contains("/nonexistent/payload"), "{error}");
     }
 }

@@ -1,8 +1,7 @@
 //! Adapter: signs the modules of a payload directory in place.
 
 use std::{
-    fs::File,
-    io::{self, Read as _, Write as _},
+    io::{self, Read as _, Write},
     path::Path,
 };
 
@@ -10,8 +9,9 @@ use fs_err as fs;
 use liblzma::stream::{Check, Filters, LzmaOptions, Stream};
 
 use super::{
+    decompression::{DecompressionBudget, Meter, Metered},
     error::{PayloadError, Result},
-    modules::{Compression, files, open_plain},
+    modules::{Compression, files},
 };
 use crate::{
     kmod::{self, SignatureHash, SigningRule},
@@ -41,10 +41,15 @@ pub struct ModuleSigning<'a> {
 /// Signs all modules (`*.ko`, plain or compressed) below a directory, in place, each whole or not at all. Compressed ones
 /// are compressed again, always in the same way. What is no module stays as it is. Returns how many were signed. Blocks; memory is twice the
 /// largest module.
-pub fn sign_modules(payload: &Path, signing: &ModuleSigning<'_>) -> Result<usize> {
+pub fn sign_modules(
+    payload: &Path,
+    signing: &ModuleSigning<'_>,
+    budget: &DecompressionBudget,
+) -> Result<usize> {
     let mut signed = 0;
     for (path, compression) in files(payload)? {
-        if sign_file(payload, &path, compression, signing)? {
+        let name = path.strip_prefix(payload).unwrap_or(&path);
+        if sign_file(&path, name, compression, signing, budget)? {
             signed += 1;
         }
     }
@@ -52,13 +57,14 @@ pub fn sign_modules(payload: &Path, signing: &ModuleSigning<'_>) -> Result<usize
 }
 
 fn sign_file(
-    payload: &Path,
     path: &Path,
+    name: &Path,
     compression: Compression,
     signing: &ModuleSigning<'_>,
+    budget: &DecompressionBudget,
 ) -> Result<bool> {
     // The check has refused what does not decompress.
-    let Ok(mut file) = open_plain(path, compression)? else { return Ok(false) };
+    let Ok(mut file) = budget.open(path, name, compression)? else { return Ok(false) };
     let mut module = Vec::new();
     file.read_to_end(&mut module)?;
     let (bare, signature) = kmod::without_signature(&module);
@@ -66,28 +72,31 @@ fn sign_file(
         return Ok(false);
     }
     let trailer = signing.certificate.trailer(signing.signer, signing.hash, bare);
-    let trailer = trailer.map_err(|source| {
-        PayloadError::Signing(path.strip_prefix(payload).unwrap_or(path).to_owned(), source)
-    })?;
+    let trailer = trailer.map_err(|source| PayloadError::Signing(name.to_owned(), source))?;
     let length = bare.len();
     module.truncate(length);
     module.extend(trailer);
-    replace(path, compression, &module)?;
+    replace(path, compression, &module, budget.meter(name)).map_err(of_budget)?;
     Ok(true)
 }
 
 /// Writes beside the file and renames, so that it is never half there.
-fn replace(path: &Path, compression: Compression, module: &[u8]) -> io::Result<()> {
+fn replace(path: &Path, compression: Compression, module: &[u8], meter: Meter<'_>) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     let mode = fs::metadata(path)?.permissions();
     let mut file = tempfile::NamedTempFile::new_in(directory)?;
-    compress(compression, module, file.as_file_mut())?;
+    compress(compression, module, Metered { meter, writer: file.as_file_mut() })?;
     file.as_file().set_permissions(mode)?;
     file.persist(path)?;
     Ok(())
 }
 
-fn compress(compression: Compression, module: &[u8], mut file: &mut File) -> io::Result<()> {
+/// What ended the work inside an encoder, which passes errors of its writer on.
+fn of_budget(error: io::Error) -> PayloadError {
+    error.downcast().unwrap_or_else(PayloadError::Io)
+}
+
+fn compress(compression: Compression, module: &[u8], mut file: impl Write) -> io::Result<()> {
     match compression {
         Compression::None => file.write_all(module),
         Compression::Gzip => {

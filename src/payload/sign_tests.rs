@@ -31,6 +31,10 @@ async fn key(workshop: &Workshop, kind: &str) -> (ModuleSigner, Arc<Signer>) {
     (certificate, signer)
 }
 
+fn budget() -> DecompressionBudget {
+    DecompressionBudget::without_build()
+}
+
 fn contents(tree: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let files = walkdir::WalkDir::new(tree).into_iter().map(Result::unwrap);
     files
@@ -49,7 +53,7 @@ fn payload() -> tempfile::TempDir {
         ("c.ko.xz", Compression::Xz),
         ("d.ko.zst", Compression::Zstd),
     ] {
-        let mut file = File::create(tree.path().join(name)).unwrap();
+        let mut file = fs::File::create(tree.path().join(name)).unwrap();
         compress(compression, &module, &mut file).unwrap();
         file.set_permissions(fs::Permissions::from_mode(0o644)).unwrap();
     }
@@ -67,21 +71,21 @@ async fn every_compression_is_signed_and_the_bytes_are_the_same_again() {
         let how = ModuleSigning { certificate: &certificate, signer: &signer, hash, rule: &rule };
         let (tree, again) = (payload(), payload());
         let before = contents(tree.path());
-        assert_eq!(sign_modules(tree.path(), &how).unwrap(), 4);
-        assert_eq!(sign_modules(again.path(), &how).unwrap(), 4);
+        assert_eq!(sign_modules(tree.path(), &how, &budget()).unwrap(), 4);
+        assert_eq!(sign_modules(again.path(), &how, &budget()).unwrap(), 4);
         let after = contents(tree.path());
         assert_eq!(after, contents(again.path()));
         assert_eq!(after.len(), 5, "nothing is left beside them");
         assert_eq!(after[Path::new("readme")], before[Path::new("readme")]);
         let expected = Signature::By(kmod::signer(certificate.certificate(), hash));
-        for module in read_modules(tree.path()).unwrap() {
+        for module in read_modules(tree.path(), &budget()).unwrap() {
             assert_eq!(module.module.unwrap().signature, expected, "{}", module.path);
         }
         for name in after.keys() {
             let mode = fs::metadata(tree.path().join(name)).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o644, "{}", name.display());
         }
-        assert_eq!(sign_modules(tree.path(), &how).unwrap(), 0, "a signed module is kept");
+        assert_eq!(sign_modules(tree.path(), &how, &budget()).unwrap(), 0, "a signed module is kept");
         verify(&workshop, &tree.path().join("a.ko"), "m");
     }
 }
@@ -122,7 +126,7 @@ async fn signatures_are_kept_or_replaced_as_said() {
     let hash = SignatureHash::Sha256;
     let sign = |key: &(ModuleSigner, Arc<Signer>), rule: &SigningRule| {
         let how = ModuleSigning { certificate: &key.0, signer: &key.1, hash, rule };
-        sign_modules(tree.path(), &how).unwrap()
+        sign_modules(tree.path(), &how, &budget()).unwrap()
     };
     assert_eq!(sign(&vendor, &SigningRule::default()), 4);
     let by_vendor = contents(tree.path());
@@ -161,4 +165,35 @@ async fn the_certificate_must_be_the_keys_and_its_age_is_said() {
     fs::write(ours.path("c.pem"), "no certificate").unwrap();
     let error = ModuleSigner::open(&spec, ours.root(), secrets).unwrap_err();
     assert!(matches!(error, SigningError::Certificate(..)), "{error}");
+}
+
+/// What was decompressed for the check counts when the modules are signed, and no file is half there.
+#[tokio::test]
+async fn signing_spends_the_budget_of_the_check() {
+    let workshop = Workshop::new();
+    let (certificate, signer) = key(&workshop, RSA_2048).await;
+    let rule = SigningRule::default();
+    let how = ModuleSigning {
+        certificate: &certificate,
+        signer: &signer,
+        hash: SignatureHash::Sha256,
+        rule: &rule,
+    };
+    let tree = payload();
+    let before = contents(tree.path());
+    let size = before[Path::new("a.ko")].len() as u64;
+    // Three modules are compressed.
+    let budget = DecompressionBudget::of_bytes(5 * size);
+    assert_eq!(read_modules(tree.path(), &budget).unwrap().len(), 4);
+    let error = sign_modules(tree.path(), &how, &budget).unwrap_err();
+    assert!(matches!(error, PayloadError::DecompressionBytes { bytes, .. } if bytes == size), "{error}");
+    let after = contents(tree.path());
+    assert_eq!(after.keys().collect::<Vec<_>>(), before.keys().collect::<Vec<_>>());
+    let late = DecompressionBudget::of_build(crate::image::Period::seconds(0), std::time::Duration::ZERO);
+    let error = of_budget(
+        replace(&tree.path().join("a.ko"), Compression::Xz, b"module", late.meter(Path::new("a.ko")))
+            .unwrap_err(),
+    );
+    assert!(error.is_of_deadline(), "{error}");
+    assert_eq!(contents(tree.path()), after);
 }

@@ -6,13 +6,18 @@ use axum::{
     Router,
     extract::State,
     http::{StatusCode, header},
+    middleware::from_fn_with_state,
     response::{IntoResponse, Response},
     routing::get,
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
 
-use super::{health::Health, metrics::Metrics};
+use super::{
+    connections::{self, Limits},
+    health::Health,
+    metrics::Metrics,
+};
 
 /// OpenMetrics, as `prometheus-client` writes it.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -31,6 +36,7 @@ pub struct HttpError {
 pub struct HttpServer {
     listener: TcpListener,
     router: Router,
+    limits: Limits,
 }
 
 #[derive(Clone)]
@@ -47,14 +53,26 @@ impl HttpServer {
         metrics: Arc<Metrics>,
         further: Router,
     ) -> Result<Self, HttpError> {
+        Self::bind_with(address, health, metrics, further, Limits::of_process()).await
+    }
+
+    /// The same, with other limits than the process's.
+    pub(super) async fn bind_with(
+        address: SocketAddr,
+        health: Arc<Health>,
+        metrics: Arc<Metrics>,
+        further: Router,
+        limits: Limits,
+    ) -> Result<Self, HttpError> {
+        let free = Arc::new(Semaphore::new(limits.requests));
         let listener = TcpListener::bind(address).await.map_err(|source| HttpError { address, source })?;
         let router = Router::new()
             .route("/metrics", get(figures))
             .route("/healthz", get(alive))
             .route("/readyz", get(ready))
             .with_state(Shown { health, metrics })
-            .merge(further);
-        Ok(Self { listener, router })
+            .merge(further.layer(from_fn_with_state(free, connections::limit_requests)));
+        Ok(Self { listener, router, limits })
     }
 
     /// Where it listens.
@@ -64,14 +82,11 @@ impl HttpServer {
 
     /// Answers until cancelled.
     pub async fn serve(self, cancel: CancellationToken) {
-        let Self { listener, router } = self;
+        let Self { listener, router, limits } = self;
         // Connections that a scraper keeps open are no reason to stay.
-        let served = async { axum::serve(listener, router).await };
         tokio::select! {
             () = cancel.cancelled() => {}
-            outcome = served => if let Err(error) = outcome {
-                tracing::error!(%error, "the HTTP server ended");
-            },
+            () = connections::serve(listener, router, limits) => {}
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Adapter: what a service has around its work: leadership, metrics, health, HTTP, configuration that is read again.
 
 mod configuration;
+mod connections;
 mod health;
 mod http;
 pub mod lease;

@@ -33,7 +33,7 @@ fn text(value: &Value) -> &str {
 fn each_policy_is_bound_and_denies_and_is_about_farrier_alone() {
     let (bindings, policies): (Vec<Value>, Vec<Value>) =
         documents().into_iter().partition(|found| found["kind"] == "ValidatingAdmissionPolicyBinding");
-    assert_eq!((policies.len(), bindings.len()), (5, 5));
+    assert_eq!((policies.len(), bindings.len()), (6, 6));
     for policy in &policies {
         let spec = &policy["spec"];
         assert_eq!(spec["failurePolicy"], "Fail");
@@ -52,6 +52,52 @@ fn each_policy_is_bound_and_denies_and_is_about_farrier_alone() {
             bindings.iter().find(|binding| binding["spec"]["policyName"] == policy["metadata"]["name"]);
         let actions = bound.unwrap()["spec"]["validationActions"].as_array().unwrap().clone();
         assert!(actions.contains(&"Deny".into()), "{actions:?}");
+    }
+}
+
+/// Whose pod template a copy has the API server looks up: it goes through the DaemonSets of the copy's namespace, and where there are none,
+/// nobody's first DaemonSet is refused.
+#[test]
+fn a_copy_is_compared_with_the_original_that_the_site_named() {
+    let made = policy("farrier-daemonsets");
+    let originals = &made["spec"]["variables"][1];
+    assert_eq!((text(&originals["name"]), text(&originals["expression"])), ("originals", "[]"));
+    let asked = made["spec"]["validations"].as_array().unwrap().iter().map(|rule| text(&rule["expression"]));
+    let named = asked.filter(|rule| rule.contains("in variables.originals")).count();
+    assert_eq!(named, 1);
+
+    let copies = policy("farrier-copies")["spec"].clone();
+    assert_eq!(copies["paramKind"], serde_json::json!({"apiVersion": "apps/v1", "kind": "DaemonSet"}));
+    let selected = &copies["matchConstraints"]["objectSelector"]["matchExpressions"];
+    assert_eq!(*selected, serde_json::json!([{"key": COPY_OF_LABEL, "operator": "Exists"}]));
+    let is = |found: &Value| found["spec"]["policyName"] == "farrier-copies";
+    let binding = documents().into_iter().find(is).unwrap();
+    assert_eq!(
+        binding["spec"]["paramRef"],
+        serde_json::json!({"selector": {}, "parameterNotFoundAction": "Allow"})
+    );
+    // What farrier changes of a pod template, and nothing beside it.
+    let rules = copies["validations"].to_string();
+    assert!(rules.contains("k in ['containers', 'initContainers', 'nodeSelector', 'affinity']"), "{rules}");
+}
+
+/// A check is the site's own CronJob: what it may have is a list.
+#[test]
+fn a_check_has_no_secret_no_token_and_no_capability() {
+    let policy = policy("farrier-jobs");
+    let in_pods = list(&policy, "checkPodFields");
+    assert_eq!(in_pods, ["nodeName", "volumes", "initContainers", "hostUsers", "hostNetwork", "hostPID"]);
+    let expressions = policy["spec"]["variables"].to_string();
+    assert!(expressions.contains("variables.isForecast ? ['hostNetwork', 'hostPID'] : []"), "{expressions}");
+    let rules = policy["spec"]["validations"].to_string();
+    for wanted in [
+        "['name', 'emptyDir', 'configMap', 'downwardAPI']",
+        "['prefix', 'configMapRef']",
+        "['configMapKeyRef', 'fieldRef', 'resourceFieldRef']",
+        "!variables.isCheck || variables.pod.?automountServiceAccountToken.orValue(true) == false",
+        "(variables.isForecast || size(c.?securityContext.capabilities.add.orValue([])) == 0)",
+    ] {
+        assert!(rules.contains(wanted), "{wanted} is not in {rules}");
     }
 }
 

@@ -130,7 +130,8 @@ async fn the_kernels_tools_take_farriers_signature_for_their_own() {
     let signer = certificate.load().await.unwrap();
     let (hash, rule) = (SignatureHash::Sha256, SigningRule { replace: true, previous: None });
     let how = payload::ModuleSigning { certificate: &certificate, signer: &signer, hash, rule: &rule };
-    payload::sign_modules(ours.parent().unwrap(), &how).unwrap();
+    payload::sign_modules(ours.parent().unwrap(), &how, &payload::DecompressionBudget::without_build())
+        .unwrap();
 
     let theirs = signed(&kernel, &module, &kernel.signing_key(), &work.path().join("theirs"));
     assert!(fs::read(&ours).unwrap() == fs::read(theirs).unwrap(), "sign-file makes other bytes");

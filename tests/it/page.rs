@@ -3,7 +3,7 @@
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{TcpListener, TcpStream},
-    process::Child,
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -185,6 +185,8 @@ fn others_are_refused_with_a_reason_and_see_no_buttons() {
     assert_ne!(first, OLD_IMAGE);
 }
 
+const UI: [&str; 4] = ["ui", "--no-browser", "-o", "json"];
+
 /// `farrier ui` over a registry alone.
 pub struct Ui {
     port: u16,
@@ -193,7 +195,25 @@ pub struct Ui {
 
 impl Ui {
     pub fn of(site: &Site) -> Self {
-        let mut ui = site.command(&["ui", "--no-browser", "-o", "json"]);
+        Self::spawn(site.command(&UI))
+    }
+
+    /// With this limit of open files.
+    fn with_files(site: &Site, files: u32) -> Self {
+        let ui = site.command(&UI);
+        let mut limited = Command::new("prlimit");
+        limited.arg(format!("--nofile={files}")).arg(ui.get_program()).args(ui.get_args());
+        for (name, value) in ui.get_envs() {
+            match value {
+                Some(value) => limited.env(name, value),
+                None => limited.env_remove(name),
+            };
+        }
+        limited.stdin(Stdio::null()).stdout(Stdio::piped());
+        Self::spawn(limited)
+    }
+
+    fn spawn(mut ui: Command) -> Self {
         let mut running = Running(ui.env_remove("FARRIER_CLUSTER").spawn().unwrap());
         let lines = BufReader::new(running.0.stdout.take().unwrap()).lines().map(Result::unwrap);
         let address = lines.map_while(|line| (line != "}").then_some(line)).collect::<String>();
@@ -204,6 +224,24 @@ impl Ui {
     pub fn get(&self, path: &str) -> String {
         ask(self.port, &format!("GET /{path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"))
     }
+}
+
+/// Clients that begin a request and never end it: more than the program may have files open.
+#[test]
+fn half_requests_keep_nobody_from_probes_and_pages() {
+    let live = Live::new([objects::node("n0", "6.1.0-901-amd64")], "image");
+    live.publish();
+    let ui = Ui::with_files(&live.site, 256);
+    let half = || {
+        let mut stream = TcpStream::connect(("127.0.0.1", ui.port)).unwrap();
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: local").unwrap();
+        stream
+    };
+    let halves: Vec<TcpStream> = (0..400).map(|_| half()).collect();
+    for path in ["healthz", "metrics", ""] {
+        assert!(ui.get(path).starts_with("HTTP/1.1 200"), "{path}");
+    }
+    drop(halves);
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn sign(tree: &Path, directory: &Path, source: KeySource, certificate: &str, has
     let signer = runtime.block_on(certificate.load()).unwrap();
     let rule = SigningRule { replace: true, previous: None };
     let how = ModuleSigning { certificate: &certificate, signer: &signer, hash, rule: &rule };
-    payload::sign_modules(tree, &how).unwrap();
+    payload::sign_modules(tree, &how, &payload::DecompressionBudget::without_build()).unwrap();
 }
 
 /// The bytes before the signature: to `sign-file` they are any file.

@@ -16,7 +16,7 @@ use farrier::{
     inputs::read_header_set,
     kernel::{Architecture, KernelRelease},
     kmod::{BootOutcome, CheckRequest, KernelFacts, Module, Verdict, check, module_name},
-    payload::{is_module_file, open_module, read_module},
+    payload::{DecompressionBudget, is_module_file, open_module, read_module},
 };
 use futures::{StreamExt, stream};
 
@@ -50,7 +50,12 @@ fn files(modules: &Path, directory: &str) -> BTreeMap<String, PathBuf> {
 /// place free.
 fn is_suitable(path: &Path) -> bool {
     let mut bytes = Vec::new();
-    open_module(path).unwrap().unwrap().unwrap().read_to_end(&mut bytes).unwrap();
+    open_module(path, &DecompressionBudget::without_build())
+        .unwrap()
+        .unwrap()
+        .unwrap()
+        .read_to_end(&mut bytes)
+        .unwrap();
     if bytes.len() > SMALL {
         return false;
     }
@@ -104,7 +109,8 @@ fn verdicts(kernel: &KernelRelease, directory: &Path, modules: &[String]) -> Vec
     modules
         .iter()
         .map(|path| {
-            let modules = [read_module(&directory.join(path)).unwrap().unwrap()];
+            let modules =
+                [read_module(&directory.join(path), &DecompressionBudget::without_build()).unwrap().unwrap()];
             let request =
                 CheckRequest { kernel: &facts, needs: &[], modules: &modules, required: &[], files: None };
             let report = check(&request);

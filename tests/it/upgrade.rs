@@ -218,6 +218,8 @@ fn a_job_says_whether_a_node_does_well() {
     let (mut live, image) = fleet("{waitFor: {job: smoke}, onFailure: stop, drain: node}");
     cron_job(&live, "smoke");
     live.start(&[]);
+    let pod = job_on(&live, "n0")["spec"]["template"]["spec"].clone();
+    assert_eq!(pod["automountServiceAccountToken"], false, "{pod}");
     end_job(&live, "n0", "Failed");
     live.until("the node has failed, and is given back", |live| has(live, "n0", "failed", false));
     assert_eq!(waits(&live, "n1"), "stopped, because node n0 failed");

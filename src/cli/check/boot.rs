@@ -1,5 +1,7 @@
 //! `farrier check --boot`: the kernel itself loads the modules.
 
+use std::sync::Arc;
+
 use tempfile::TempDir;
 
 use super::{Context, image::Checked, kernel::Kernel};
@@ -25,6 +27,7 @@ pub(super) async fn boot(
     let plural = if count == 1 { "" } else { "s" };
     output::message(&format!("booting {} with {count} module{plural}", kernel.facts.release));
     let mut request = BootRequest::new(image, payload.path().to_owned(), modules.clone(), entrypoint);
+    request.decompression = Arc::clone(&context.decompression);
     request.memory = Some(context.settings()?.cache.root().join(BOOT_MEMORY));
     let needed = context.args.needs.iter().filter(|path| path.is_dir());
     request.needed = needed.cloned().collect();

@@ -16,7 +16,7 @@ use crate::{
     kernel::{Architecture, KernelRelease},
     kmod::PayloadModule,
     oci::{AnyManifest, Descriptor, ImageIndex, ImageManifest, annotations},
-    payload::{self, ImageLayers, ImageTree},
+    payload::{self, DecompressionBudget, ImageLayers, ImageTree},
     registry::{LayoutRegistry, Registry, RegistryError, RemoteRegistry},
 };
 
@@ -87,7 +87,7 @@ impl OpenImage {
     }
 
     /// Its modules for a kernel.
-    pub fn read(&self, release: &KernelRelease) -> Result<Checked> {
+    pub fn read(&self, release: &KernelRelease, budget: &DecompressionBudget) -> Result<Checked> {
         let (dest, ImageTree { releases, firmware }) = self.unpack(Some(release))?;
         if !releases.iter().any(|found| found == release.as_str()) {
             let has = match &releases[..] {
@@ -96,7 +96,7 @@ impl OpenImage {
             };
             return Err(CliError::usage(format!("image {} has no modules for {release}: {has}", self.name)));
         }
-        let mut modules = payload::read_modules(dest.path())?;
+        let mut modules = payload::read_modules(dest.path(), budget)?;
         let of_release = format!("lib/modules/{release}/");
         modules.retain(|module| module.path.contains(&of_release));
         let firmware = firmware.iter().map(|file| format!("lib/firmware/{file}")).collect();

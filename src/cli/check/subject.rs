@@ -14,7 +14,7 @@ use crate::{
     cli::{CliError, Result},
     kernel::KernelRelease,
     kmod::{NeededTable, SymbolTable, proprietary_modules},
-    payload,
+    payload::{self, DecompressionBudget},
 };
 
 /// Bytes of one symbol table; nvidia's has 100 kB, a kernel's 2 MB.
@@ -46,16 +46,16 @@ impl Subject {
         }
     }
 
-    fn read(&self, release: &KernelRelease) -> Result<Checked> {
+    fn read(&self, release: &KernelRelease, budget: &DecompressionBudget) -> Result<Checked> {
         let path = match self {
             Self::Path(path) => path,
-            Self::Image(image) => return image.read(release),
+            Self::Image(image) => return image.read(release, budget),
         };
         // A single file's path is the user's own; those of a directory are relative to it.
         let (modules, base) = if path.is_dir() {
-            (payload::read_modules(path)?, path.as_path())
+            (payload::read_modules(path, budget)?, path.as_path())
         } else {
-            (payload::read_module(path)?.into_iter().collect(), Path::new(""))
+            (payload::read_module(path, budget)?.into_iter().collect(), Path::new(""))
         };
         if modules.is_empty() {
             return Err(CliError::usage(format!(
@@ -68,10 +68,14 @@ impl Subject {
 }
 
 /// Reads all of them for one kernel.
-pub(super) fn read(subjects: &[Subject], release: &KernelRelease) -> Result<Checked> {
+pub(super) fn read(
+    subjects: &[Subject],
+    release: &KernelRelease,
+    budget: &DecompressionBudget,
+) -> Result<Checked> {
     let mut all = Checked { firmware: Some(Vec::new()), ..Checked::default() };
     for subject in subjects {
-        let Checked { modules, files, unpacked, firmware } = subject.read(release)?;
+        let Checked { modules, files, unpacked, firmware } = subject.read(release, budget)?;
         all.modules.extend(modules);
         all.files.extend(files);
         all.unpacked.extend(unpacked);
@@ -81,11 +85,11 @@ pub(super) fn read(subjects: &[Subject], release: &KernelRelease) -> Result<Chec
 }
 
 /// The symbol tables of `--needs`, with the licences of the modules that lie in the same directory.
-pub(super) fn needs(paths: &[PathBuf]) -> Result<Vec<NeededTable>> {
+pub(super) fn needs(paths: &[PathBuf], budget: &DecompressionBudget) -> Result<Vec<NeededTable>> {
     let mut tables = Vec::new();
     for path in paths {
         let files = table_files(path)?;
-        let modules = if path.is_dir() { payload::read_modules(path)? } else { Vec::new() };
+        let modules = if path.is_dir() { payload::read_modules(path, budget)? } else { Vec::new() };
         let proprietary = (!modules.is_empty()).then(|| proprietary_modules(&modules));
         for file in files {
             let table = |text: String| SymbolTable::parse(&text).map_err(|error| error.to_string());

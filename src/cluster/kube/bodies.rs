@@ -127,6 +127,8 @@ pub(super) fn check(check: &NodeCheck, template: CronJob) -> Option<Job> {
     let pod = spec.template.spec.as_mut()?;
     // Past the scheduler, which gives a cordoned node no pod.
     pod.node_name = Some(node.clone());
+    // The API server takes no check with a token; one that wants it all the same says so itself.
+    pod.automount_service_account_token.get_or_insert(false);
     if let Some(uid) = driver_pod {
         let variable = EnvVar { name: DRIVER_POD.to_owned(), value: Some(uid.clone()), ..EnvVar::default() };
         for container in &mut pod.containers {

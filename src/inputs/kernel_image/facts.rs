@@ -17,7 +17,7 @@ use crate::{
     inputs::{FetchError, Result, digest, files::read_start},
     kernel::KernelRelease,
     kmod::{self, BeyondHeaders, Btf, FactSource, InTree, Known, Vmlinux, VmlinuzError, exported_names},
-    payload,
+    payload::{self, DecompressionBudget},
 };
 
 /// Bytes of one decompressed kernel. Debian's have 60 MiB, one with every debugging aid 300.
@@ -202,7 +202,7 @@ pub(super) fn add_modules(facts: &mut BeyondHeaders, directory: &Path) -> Result
         index.add_builtin(&text);
     }
     let sample = match index.modules.values().map(|file| directory.join(file)).find(|path| path.is_file()) {
-        Some(path) => payload::read_module(&path)
+        Some(path) => payload::read_module(&path, &DecompressionBudget::without_build())
             .map_err(|error| {
                 FetchError::unusable(error_chain(&error), "look at the file's rights and the disk")
             })?

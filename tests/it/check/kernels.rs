@@ -10,7 +10,7 @@ use farrier::{
     inputs::read_header_set,
     kernel::{Architecture, KernelRelease},
     kmod::{CheckReport, CheckRequest, KernelFacts, Module, ModuleError, PayloadModule, check},
-    payload::read_modules,
+    payload::{DecompressionBudget, read_modules},
 };
 
 pub use crate::support::packages::{image_package, run, unpacked, unpacked_with};
@@ -70,13 +70,21 @@ pub fn facts(release: &KernelRelease) -> KernelFacts {
 }
 
 pub fn in_tree(release: &KernelRelease) -> Vec<PayloadModule> {
-    read_modules(&unpacked(&image_package(release)).join("lib/modules").join(release.as_str())).unwrap()
+    read_modules(
+        &unpacked(&image_package(release)).join("lib/modules").join(release.as_str()),
+        &DecompressionBudget::without_build(),
+    )
+    .unwrap()
 }
 
 /// The network drivers among them: enough of those that are compressed.
 pub fn network(release: &KernelRelease) -> Vec<PayloadModule> {
     let root = unpacked(&image_package(release));
-    read_modules(&root.join(format!("lib/modules/{release}/kernel/drivers/net"))).unwrap()
+    read_modules(
+        &root.join(format!("lib/modules/{release}/kernel/drivers/net")),
+        &DecompressionBudget::without_build(),
+    )
+    .unwrap()
 }
 
 /// The file of one in-tree module, decompressed.

@@ -1,0 +1,137 @@
+use std::net::SocketAddr;
+
+use axum::routing::get;
+use bytes::Bytes;
+use futures::{StreamExt as _, stream};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    sync::{Notify, mpsc},
+};
+
+use super::{super::http::HttpServer, *};
+use crate::runtime::{Health, Metrics};
+
+/// Time that no test waits for.
+const LONG: Duration = Duration::from_hours(1);
+const LIMITS: Limits = Limits { connections: 8, requests: 4, head: LONG, unread: LONG };
+
+async fn start(further: Router, limits: Limits) -> SocketAddr {
+    let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
+    let address = ([127, 0, 0, 1], 0).into();
+    let server = HttpServer::bind_with(address, health, metrics, further, limits).await.unwrap();
+    let address = server.address().unwrap();
+    tokio::spawn(server.serve(CancellationToken::new()));
+    address
+}
+
+async fn send(address: SocketAddr, text: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(text.as_bytes()).await.unwrap();
+    stream
+}
+
+/// All that comes until the server closes.
+async fn rest(mut stream: TcpStream) -> String {
+    let mut answer = Vec::new();
+    // What was still under way to a closed connection resets it.
+    let _ = stream.read_to_end(&mut answer).await;
+    String::from_utf8(answer).unwrap()
+}
+
+async fn status(address: SocketAddr, path: &str) -> String {
+    let request = format!("GET {path} HTTP/1.1\r\nhost: farrier\r\nconnection: close\r\n\r\n");
+    rest(send(address, &request).await).await.split(' ').nth(1).unwrap_or("none").to_owned()
+}
+
+#[tokio::test]
+async fn half_requests_take_no_probes_place() {
+    let address = start(Router::new(), LIMITS).await;
+    let mut halves = Vec::new();
+    for _ in 0..100 {
+        halves.push(send(address, "GET /healthz HTTP/1.1\r\nhost: far").await);
+    }
+    for path in ["/healthz", "/metrics"] {
+        assert_eq!(status(address, path).await, "200", "{path}");
+    }
+    // Those that waited longest were closed, without an answer.
+    for half in halves.drain(..90) {
+        assert_eq!(rest(half).await, "");
+    }
+}
+
+#[tokio::test]
+async fn a_head_that_does_not_come_ends_the_connection() {
+    let address = start(Router::new(), Limits { head: Duration::from_millis(50), ..LIMITS }).await;
+    for begun in ["", "GET /healthz HTTP/1.1\r\nhost: far"] {
+        let answer = rest(send(address, begun).await).await;
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408"), "{answer}");
+    }
+    // After an answer the next head is waited for no longer.
+    let answer = rest(send(address, "GET /healthz HTTP/1.1\r\nhost: farrier\r\n\r\n").await).await;
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("ok\n"), "{answer}");
+}
+
+#[tokio::test]
+async fn requests_under_way_leave_room_for_probes() {
+    let (asked, mut started) = mpsc::unbounded_channel();
+    let go = Arc::new(Notify::new());
+    let waits = Arc::clone(&go);
+    let slow = get(async move || {
+        asked.send(()).unwrap();
+        waits.notified().await;
+        "done\n"
+    });
+    let address = start(Router::new().route("/slow", slow), LIMITS).await;
+    let mut under_way = Vec::new();
+    for _ in 0..LIMITS.requests {
+        under_way.push(tokio::spawn(status(address, "/slow")));
+        started.recv().await.unwrap();
+    }
+    assert_eq!(status(address, "/slow").await, "503");
+    let mut halves = Vec::new();
+    for _ in 0..20 {
+        halves.push(send(address, "GET").await);
+    }
+    assert_eq!(status(address, "/readyz").await, "503", "not ready, but answered");
+    assert_eq!(status(address, "/healthz").await, "200");
+    go.notify_waiters();
+    for request in under_way {
+        assert_eq!(request.await.unwrap(), "200", "what is being answered makes no room");
+    }
+    go.notify_one();
+    assert_eq!(status(address, "/slow").await, "200", "there is room again");
+}
+
+/// Tells that it was dropped.
+struct Told(mpsc::UnboundedSender<()>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.0.send(()).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_reads_nothing_is_given_up() {
+    let (dropped, mut given_up) = mpsc::unbounded_channel();
+    let endless = get(async move || {
+        let chunks = stream::repeat(Bytes::from(vec![b'x'; 1 << 16]));
+        let kept = Told(dropped.clone());
+        Body::from_stream(chunks.map(move |chunk| {
+            let _ = &kept;
+            Ok::<_, Infallible>(chunk)
+        }))
+    });
+    let address =
+        start(Router::new().route("/log", endless), Limits { unread: Duration::from_millis(100), ..LIMITS })
+            .await;
+    let silent = send(address, "GET /log HTTP/1.1\r\nhost: farrier\r\n\r\n").await;
+    assert_eq!(given_up.recv().await, Some(()));
+    drop(silent);
+}
+
+#[test]
+fn there_is_always_a_connection_that_waits() {
+    let limits = Limits::of_process();
+    assert!((1..limits.connections).contains(&limits.requests), "{limits:?}");
+}
