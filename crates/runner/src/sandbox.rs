@@ -51,6 +51,7 @@ pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> 
     // It has to end by itself when farrier is killed.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     sys::close_inherited(None)?;
+    sys::leave_session_keyring().map_err(|error| said("leave the session keyring", error))?;
     let Sandbox { lowers, scratch, maps_owners } = read_frame(&mut StandardInput)?;
     if geteuid().is_root() {
         // An ordinary user may not: the groups stay, and give nothing that the user does not have.
@@ -189,6 +190,7 @@ fn path_of(file: &OwnedFd) -> PathBuf {
 /// The second process: process 1 of the sandbox.
 pub fn init(messages: &Messages, scratch: &str, lowers: &str, walls: Walls) -> io::Result<Outcome> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
+    sys::handle_no_signals();
     umask(Mode::from_raw_mode(0o022));
     let number: RawFd = scratch.parse().map_err(io::Error::other)?;
     let lowers: usize = lowers.parse().map_err(io::Error::other)?;
