@@ -26,6 +26,9 @@ const MIB: u64 = 1 << 20;
 /// All that a player plays.
 pub async fn all(player: &Player) -> Vec<Row> {
     let mut rows = everywhere(player).await;
+    if player.walls() == Walls::Nothing {
+        return rows;
+    }
     rows.extend(links(player).await);
     rows.extend(forgeries(player).await);
     if player.walls() == Walls::Both {
@@ -175,6 +178,9 @@ async fn limits(player: &Player) -> Vec<Row> {
     let disk = Limits { disk: Some(64 * MIB), ..Limits::default() };
     let played = player.build(vec![run("attack disk 1000")], disk).await;
     rows.push(stopped(player, "disk", &played, "may write 64"));
+    let inodes = Limits { inodes: Some(5_000), ..Limits::default() };
+    let played = player.build(vec![run("attack inodes 200000")], inodes).await;
+    rows.push(stopped(player, "inodes", &played, "5000"));
     let processes = Limits { processes: Some(64), ..Limits::default() };
     let played = player.build(vec![run("attack forks 300")], processes).await;
     rows.push(stopped(player, "processes", &played, "processes"));

@@ -1,6 +1,6 @@
 //! Messages that a step would forge, in the form of the runner's own.
 
-use runner::wire::{Message, Outcome, frame};
+use runner::wire::{Canary, Message, Outcome, frame};
 use sha2::{Digest as _, Sha256};
 
 /// A whole build: what confines it, a payload, and its end.
@@ -24,5 +24,5 @@ pub fn fails(word: &str) -> String {
 }
 
 fn canary(word: &str) -> Message {
-    Message::Canary(vec![word.to_owned()])
+    Message::Canary(Canary { refused: vec![word.to_owned()], landlock: 99 })
 }

@@ -89,6 +89,31 @@ fn wall_b_of_an_ordinary_user_holds_alone() {
     holds(User::Ordinary, Walls::LeakOfRoot);
 }
 
+/// The attacks are what they are called: they get out where nothing is in their way.
+#[test]
+fn attacks_get_out_where_no_wall_stands() {
+    let table = Table::new(host::play(User::Root, Walls::Nothing));
+    let escapes = table.escapes();
+    for attack in [
+        "read",
+        "map",
+        "walk",
+        "read names",
+        "write",
+        "truncate by path",
+        "create",
+        "unlink",
+        "rename",
+        "mkdir",
+        "start a program",
+    ] {
+        let attack = format!("leak: {attack} (first RUN)");
+        assert!(escapes.contains(&attack), "{attack}: {escapes:#?}");
+    }
+    // The harness sees what became of the canaries.
+    assert!(escapes.contains(&"its result (the build)".to_owned()), "{escapes:#?}");
+}
+
 /// Not a test of its own: the others start it.
 #[test]
 #[ignore = "the other tests start it"]
