@@ -174,6 +174,7 @@ impl Bench {
                     context: job.context.clone(),
                     scratch: self.work.path().join(format!("scratch-{number}")),
                     log: Arc::clone(&job.log),
+                    least_landlock: 0,
                     cancel: job.cancel.clone(),
                 };
                 sandbox.compile(build, &dest).await?;
