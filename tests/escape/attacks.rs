@@ -23,19 +23,25 @@ fn is_small() -> bool {
 }
 const MIB: u64 = 1 << 20;
 
-/// All that a player plays.
-pub async fn all(player: &Player) -> Vec<Row> {
-    let mut rows = everywhere(player).await;
+/// All that a player plays. Rows are printed as they come: an attack may end the player.
+pub async fn all(player: &Player) {
+    print(&everywhere(player).await);
     if player.walls() == Walls::Nothing {
-        return rows;
+        return;
     }
-    rows.extend(links(player).await);
-    rows.extend(forgeries(player).await);
+    print(&links(player).await);
+    print(&forgeries(player).await);
     if player.walls() == Walls::Both {
-        rows.extend(limits(player).await);
-        rows.extend(leftovers(player).await);
+        print(&limits(player).await);
+        print(&leftovers(player).await);
     }
-    rows
+}
+
+fn print(rows: &[Row]) {
+    println!();
+    for row in rows {
+        println!("{row}");
+    }
 }
 
 /// One build with all attacks in all places.
@@ -108,6 +114,8 @@ async fn links(player: &Player) -> Vec<Row> {
                     vec![swap("/build", link), document("farrier-escaped", "out", "/build/"), run("true")],
                 ),
                 ("/out", vec![swap("/out", link)]),
+                // Process 1 does not find the script again that it wrote.
+                ("script", vec![swap("/tmp", link), script("/", "#!/bin/attack restore\n")]),
             ];
             for (place, steps) in builds {
                 let played = player.build(steps, Limits::default()).await;

@@ -121,13 +121,9 @@ fn player() {
     let (walls, kit) = player::wanted();
     let secret = std::fs::read_to_string(kit.secret()).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let rows = runtime.block_on(async {
+    runtime.block_on(async {
         let player = player::Player::new(&kit, &secret, walls).await;
-        attacks::all(&player).await
+        attacks::all(&player).await;
     });
-    println!();
-    for row in rows {
-        println!("{row}");
-    }
     println!("{}", host::PLAYED);
 }
