@@ -161,7 +161,9 @@ async fn forgeries(player: &Player) -> Vec<Row> {
             ("script", vec![link("/tmp/.farrier-script"), script("/", &frames)]),
         ];
         for (place, steps) in builds {
-            let played = player.build(steps, Limits::default()).await;
+            let mut played = player.build(steps, Limits::default()).await;
+            // The shell quotes the words of a script that it cannot run.
+            played.lines.retain(|line| !line.starts_with("/tmp/.farrier-script: "));
             rows.push(player.judge(place, "forged messages by a link", &played, true));
         }
     }

@@ -51,7 +51,7 @@ pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> 
     // It has to end by itself when farrier is killed.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     sys::close_inherited(None)?;
-    sys::leave_session_keyring().map_err(|error| said("leave the session keyring", error))?;
+    sys::leave_keyring().map_err(|error| said("leave the caller's keyring", error))?;
     let Sandbox { lowers, scratch, maps_owners } = read_frame(&mut StandardInput)?;
     if geteuid().is_root() {
         // An ordinary user may not: the groups stay, and give nothing that the user does not have.

@@ -54,7 +54,7 @@ pub fn map_owners(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::
 }
 
 /// Leaves the caller's session keyring for an empty one. No namespace divides keyrings: whoever inherits one reads its keys.
-pub fn leave_session_keyring() -> io::Result<()> {
+pub fn leave_keyring() -> io::Result<()> {
     // SAFETY: without a name there is no memory to read.
     let joined = check(unsafe {
         libc::syscall(libc::SYS_keyctl, libc::KEYCTL_JOIN_SESSION_KEYRING, ptr::null::<libc::c_char>())
