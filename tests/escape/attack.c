@@ -7,6 +7,7 @@
  *   attack all PLACE KEY=VALUE...    every attack that leaves the build as it was
  *   attack walk PLACE                looks for canaries from the current directory upwards
  *   attack memory KIND MIB | disk MIB | inodes COUNT | sparse FILE MIB | deep LEVELS | forks COUNT | linger
+ *   attack restore                   the interpreter of a script: makes /tmp a directory again
  *   attack true | capabilities       ends with 0, or with 0 where the program has a capability
  *   attack user ID COMMAND...        starts a command as an ordinary user
  *   attack delegate DIRECTORY        marks a control group as delegated
@@ -903,9 +904,13 @@ int main(int count, char **words) {
         int fd = open(MARK, O_CREAT | O_WRONLY, 0666);
         if (fd >= 0) close(fd);
     } else if (strcmp(what, "true") == 0) return 0;
+    else if (strcmp(what, "restore") == 0) return unlink("/tmp") != 0 || mkdir("/tmp", 01777) != 0;
     else if (strcmp(what, "capabilities") == 0) return has_capabilities() ? 0 : 3;
     else if (strcmp(what, "user") == 0) return as_user(words + 2);
-    else if (strcmp(what, "delegate") == 0) return setxattr(first, "trusted.delegate", "1", 1, 0) != 0;
+    else if (strcmp(what, "delegate") == 0) {
+        /* An ordinary user sees the second alone. */
+        return setxattr(first, "trusted.delegate", "1", 1, 0) != 0 || setxattr(first, "user.delegate", "1", 1, 0) != 0;
+    }
     else if (strcmp(what, "caller") == 0) return as_caller(words + 2);
     else if (strcmp(what, "memory") == 0) memory(first, (size_t)atol(words[3]) << 20);
     else if (strcmp(what, "disk") == 0) disk((size_t)atol(first) << 20);

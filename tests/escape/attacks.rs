@@ -23,16 +23,25 @@ fn is_small() -> bool {
 }
 const MIB: u64 = 1 << 20;
 
-/// All that a player plays.
-pub async fn all(player: &Player) -> Vec<Row> {
-    let mut rows = everywhere(player).await;
-    rows.extend(links(player).await);
-    rows.extend(forgeries(player).await);
-    if player.walls() == Walls::Both {
-        rows.extend(limits(player).await);
-        rows.extend(leftovers(player).await);
+/// All that a player plays. Rows are printed as they come: an attack may end the player.
+pub async fn all(player: &Player) {
+    print(&everywhere(player).await);
+    if player.walls() == Walls::Nothing {
+        return;
     }
-    rows
+    print(&links(player).await);
+    print(&forgeries(player).await);
+    if player.walls() == Walls::Both {
+        print(&limits(player).await);
+        print(&leftovers(player).await);
+    }
+}
+
+fn print(rows: &[Row]) {
+    println!();
+    for row in rows {
+        println!("{row}");
+    }
 }
 
 /// One build with all attacks in all places.
@@ -105,6 +114,8 @@ async fn links(player: &Player) -> Vec<Row> {
                     vec![swap("/build", link), document("farrier-escaped", "out", "/build/"), run("true")],
                 ),
                 ("/out", vec![swap("/out", link)]),
+                // Process 1 does not find the script again that it wrote.
+                ("script", vec![swap("/tmp", link), script("/", "#!/bin/attack restore\n")]),
             ];
             for (place, steps) in builds {
                 let played = player.build(steps, Limits::default()).await;
@@ -177,6 +188,9 @@ async fn limits(player: &Player) -> Vec<Row> {
     let disk = Limits { disk: Some(64 * MIB), ..Limits::default() };
     let played = player.build(vec![run("attack disk 1000")], disk).await;
     rows.push(stopped(player, "disk", &played, "may write 64"));
+    let inodes = Limits { inodes: Some(5_000), ..Limits::default() };
+    let played = player.build(vec![run("attack inodes 200000")], inodes).await;
+    rows.push(stopped(player, "inodes", &played, "5000"));
     let processes = Limits { processes: Some(64), ..Limits::default() };
     let played = player.build(vec![run("attack forks 300")], processes).await;
     rows.push(stopped(player, "processes", &played, "processes"));

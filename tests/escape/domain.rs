@@ -47,6 +47,8 @@ impl Domain {
         for place in ["", "home", "cache", "cache/neighbor", "cache/work", "cache/work/neighbor/upper"] {
             let place = root.join(place);
             fs::create_dir_all(place.join("keys/empty")).unwrap();
+            // An error names it.
+            fs::create_dir(place.join("keys/farrier-canary-closed")).unwrap();
             for name in [CANARY, "keys/farrier-canary", "keys/truncated", "keys/removed", "keys/moved"] {
                 fs::write(place.join(name), secret).unwrap();
             }
@@ -80,7 +82,8 @@ impl Domain {
             path.parent() == Some(&work) && path.file_name().unwrap().to_string_lossy().starts_with("build-")
         };
         let entries = WalkDir::new(self.root()).into_iter().filter_entry(|entry| !of_a_build(entry.path()));
-        entries.map(|entry| describe(entry.unwrap().path())).collect()
+        // Of the closed directories an ordinary user learns no more than that they are there.
+        entries.flatten().map(|entry| describe(entry.path())).collect()
     }
 
     /// What is not as it was.
@@ -100,8 +103,14 @@ impl Domain {
 }
 
 fn open_to_all(root: &Path) {
-    for entry in WalkDir::new(root).into_iter().map(Result::unwrap) {
-        let mode = if entry.file_type().is_dir() || entry.file_name() == "program" { 0o777 } else { 0o666 };
+    for entry in WalkDir::new(root).into_iter().flatten() {
+        let mode = if entry.file_name() == "farrier-canary-closed" {
+            0o000
+        } else if entry.file_type().is_dir() || entry.file_name() == "program" {
+            0o777
+        } else {
+            0o666
+        };
         if !entry.file_type().is_symlink() {
             fs::set_permissions(entry.path(), fs::Permissions::from_mode(mode)).unwrap();
         }

@@ -38,7 +38,7 @@ fn debian_12s_kernel_holds() {
     let mut machine = Machine::boot(&kernel, directory, initramfs, MEMORY);
     let prepared = machine.run(include_str!("guest.sh"), Duration::from_mins(2));
     assert_eq!(prepared.status, 0, "{}", prepared.text);
-    for (walls, name) in Walls::ALL {
+    for (walls, name) in Walls::ALL.into_iter().filter(|(walls, _)| *walls != Walls::Nothing) {
         for user in [User::Root, User::Ordinary] {
             let output = machine.run(&script(user, walls), PLAY);
             let is_whole = output.status == 0 && output.text.lines().any(|line| line == PLAYED);
@@ -57,7 +57,9 @@ fn script(user: User, walls: Walls) -> String {
     let program = kit.attack().display().to_string();
     let words = words(&kit).join(" ");
     format!(
-        "echo $$ > /sys/fs/cgroup/{id}/cgroup.procs || exit 1\n\
+        // farrier has moved into a group of its own before.
+        "group=/sys/fs/cgroup/{id}; [ ! -d $group/farrier ] || group=$group/farrier\n\
+         echo $$ > $group/cgroup.procs || exit 1\n\
          export HOME=/work/{id}/home TMPDIR=/work/{id} ESCAPE_KIT=/work/kit ESCAPE_SCALE=small ESCAPE_WALLS='{}'\n\
          exec {program} user {id} {words}\n",
         walls.name()

@@ -34,14 +34,17 @@ pub enum Walls {
     LeakOfCanaries,
     /// The same with the machine's root directory.
     LeakOfRoot,
+    /// None: what the attacks can do.
+    Nothing,
 }
 
 impl Walls {
-    pub const ALL: [(Self, &str); 4] = [
+    pub const ALL: [(Self, &str); 5] = [
         (Self::Both, "both walls"),
         (Self::OnlyA, "wall B off"),
         (Self::LeakOfCanaries, "wall A broken at the canaries"),
         (Self::LeakOfRoot, "wall A broken at the root"),
+        (Self::Nothing, "no wall"),
     ];
 
     pub fn name(self) -> &'static str {
@@ -122,11 +125,11 @@ impl Player {
 
     /// Words for the attacking program.
     pub fn attack(&self, place: &str) -> String {
-        let known = match self.leak() {
-            Some((number, below)) => format!("leak={number} below={below}"),
-            None if self.walls == Walls::OnlyA => "filter=off".to_owned(),
-            None => String::new(),
-        };
+        let mut known =
+            self.leak().map_or_else(String::new, |(number, below)| format!("leak={number} below={below}"));
+        if matches!(self.walls, Walls::OnlyA | Walls::Nothing) {
+            known += " filter=off";
+        }
         attack(&self.domain, place, &known)
     }
 
@@ -202,6 +205,7 @@ fn runner(kit: &Kit, walls: Walls, outside: &Path) -> PathBuf {
         Walls::OnlyA => "--without-landlock --without-seccomp".to_owned(),
         Walls::LeakOfCanaries => format!("--leak {}", outside.display()),
         Walls::LeakOfRoot => "--leak /".to_owned(),
+        Walls::Nothing => format!("--leak {} --without-landlock --without-seccomp", outside.display()),
     };
     let script = outside.join("runner");
     let program = kit.breakable().display().to_string();
@@ -301,7 +305,7 @@ impl Player {
         let outside = self.domain.root().display().to_string();
         match self.walls {
             Walls::Both | Walls::OnlyA => None,
-            Walls::LeakOfCanaries => Some((LEAK, ".".to_owned())),
+            Walls::LeakOfCanaries | Walls::Nothing => Some((LEAK, ".".to_owned())),
             Walls::LeakOfRoot => Some((LEAK, outside.trim_start_matches('/').to_owned())),
         }
     }

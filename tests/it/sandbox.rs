@@ -9,8 +9,9 @@ use std::{
     time::Duration,
 };
 
-use farrier::engine::{
-    BuildLog, ContextEntry, Engine, EngineChoice, EngineEnv, EngineError, InPlace, Owner, connect,
+use farrier::{
+    engine::{BuildLog, ContextEntry, Engine, EngineChoice, EngineEnv, EngineError, InPlace, connect},
+    provenance::Confinement,
 };
 use runner::plan::{Action, Limits, Plan, Run, Source, Step};
 use tokio_util::sync::CancellationToken;
@@ -48,7 +49,6 @@ fn tree(work: &Path) -> std::path::PathBuf {
     {
         std::os::unix::fs::symlink("busybox", tree.join("bin").join(applet)).unwrap();
     }
-    Owner::of_this_process().own(&tree).unwrap();
     tree
 }
 
@@ -58,10 +58,11 @@ async fn in_sandbox(
     steps: Vec<Step>,
     limits: Limits,
     context: Vec<ContextEntry>,
-) -> (Vec<String>, Result<Vec<String>, EngineError>) {
+) -> (Vec<String>, Result<Confinement, EngineError>) {
     let Ok(Engine::Sandbox(sandbox)) = connect(EngineChoice::Sandbox, &EngineEnv::default()).await else {
         panic!("there is no sandbox on this machine");
     };
+    sandbox.owner().own(&work.join("tree")).unwrap();
     let log = Arc::new(Lines::default());
     let number = fs::read_dir(work).unwrap().count();
     let dest = work.join(format!("payload-{number}"));

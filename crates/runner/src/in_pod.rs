@@ -37,6 +37,7 @@ use crate::{
     rooted::Root,
     sandbox::confine,
     steps::{self, Place},
+    sys,
     walls::Walls,
 };
 
@@ -47,6 +48,7 @@ const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Runs the build, and waits until its result was fetched: farrier ends the pod then.
 pub fn run() -> io::Result<()> {
+    sys::handle_no_signals();
     umask(Mode::from_raw_mode(0o022));
     let kept = without_name(Path::new("/tmp/.farrier-messages"))?;
     let messages = Arc::new(Messages::kept(kept.try_clone()?));

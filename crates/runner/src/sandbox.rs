@@ -190,6 +190,7 @@ fn path_of(file: &OwnedFd) -> PathBuf {
 /// The second process: process 1 of the sandbox.
 pub fn init(messages: &Messages, scratch: &str, lowers: &str, walls: Walls) -> io::Result<Outcome> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
+    sys::handle_no_signals();
     umask(Mode::from_raw_mode(0o022));
     let number: RawFd = scratch.parse().map_err(io::Error::other)?;
     let lowers: usize = lowers.parse().map_err(io::Error::other)?;
