@@ -9,6 +9,7 @@ builds="$ns-builds"
 engine=kubernetes
 mkdir -p "$here/definitions/templates"
 cp "$root"/ci/e2e.d/builds/*.hbs "$here/definitions/templates/"
+sed -i -e "/^ATTACK\$/{r $root/tests/escape/pod.c" -e 'd}' "$here/definitions/templates/hostile.Dockerfile.hbs"
 cat > "$here/definitions/site.yaml" <<YAML
 apiVersion: farrier.dev/v1alpha1
 kind: Site
@@ -68,10 +69,76 @@ build_definition greedy 1 'dd if=/dev/zero of=/dev/null bs=5G count=1 iflag=full
 wants "$mark-greedy"
 expect 300 "a build that takes too much memory is told which and how much" says 'MiB of memory, and may use|OOMKilled'
 
+# with_template NAME TEMPLATE VARS: gives a definition another template.
+with_template() { sed -i -e "s/^  template: .*/  template: $2/" -e "s|^  vars: .*|  vars: {$3}|" "$here/definitions/images/$1.yaml"; }
+# The driver's build ended in failure; where WORDS are given, with them.
+failed() {
+    k get driverbuilds -n "$ns" -o json | jq -e --arg image "$1" --arg words "${2:-}" \
+        '.items | any(.spec.image == $image and .status.phase == "failed" and (tostring | test($words)))' > /dev/null
+}
+log_of() { cat "$here"/cache-*/logs/"$1"-*.log; }
+
+# Starts one more follower in the pod of the hostile build, as farrier does when a line is cut, and looks whether that build is over.
+hostile_is_over() {
+    local pod
+    for pod in $(k get pods -n "$builds" -l farrier.dev/image=hostile --field-selector status.phase=Running -o name); do
+        timeout 1 kubectl --kubeconfig "$kubeconfig" exec -n "$builds" "$pod" -- /.farrier/runner follow 0 > /dev/null 2>&1 || true
+    done
+    published hostile || failed hostile
+}
+
 build_definition hostile 1
-sed -i -e 's/^  template: .*/  template: hostile/' -e 's/^  vars: .*/  vars: {}/' "$here/definitions/images/hostile.yaml"
+with_template hostile hostile ''
 wants "$mark-hostile"
-expect 300 "a build that looks for ways out finds none, and is built" published hostile
+expect 300 "a build attacks the runner, and looks for ways out" hostile_is_over
+log_of hostile > "$here/hostile.log"
+if grep ' ESCAPED$\|^error: a step got at' "$here/hostile.log" >&2; then expect 0 "it gets at nothing" false; fi
+# attacked TIMES: each time all attacks were tried, those that are named here among them, and denied.
+attacked() {
+    local denied what
+    denied="$(grep -c ' denied$' "$here/hostile.log")"
+    [ "$(grep -cx "$((denied / $1)) attacks" "$here/hostile.log")" = "$1" ] || return 1
+    while read -r what; do
+        [ "$(grep -cxF "$what denied" "$here/hostile.log")" = "$1" ] || { echo "not $1 times: $what"; return 1; }
+    done <<'TEXT'
+the follower: write mem
+the follower: write fd/1
+the follower: read exe
+the follower: attach
+the follower: take its descriptor 1
+process 1: write mem
+process 1: write fd/1
+process 1: list fd
+process 1: seize
+process 1: end or stop it by signals
+the runner's files: read the runner
+the runner's files: write the plan
+the runner's files: replace the directory
+the runner's files: replace the runner
+the runner's files: ask the runner
+the runner's socket: connect a pair of type 2
+descriptors: frames to descriptor 1
+a follower that begins: write its memory
+a follower that begins: write its output
+TEXT
+}
+expect 0 "in each of four places all attacks were tried, and denied" attacked 4
+expect 0 "it tried the other ways out as well" grep -qx 'all was refused' "$here/hostile.log"
+expect 0 "none is found, and it is built" published hostile
+# What it printed as if it were the runner's is output.
+expect 0 "its forged messages are lines of its log" grep -qa 'forged' "$here/hostile.log"
+
+# Links in the place of what the runner itself opens next.
+swapped() { build_definition "swapped-$1" 1 && with_template "swapped-$1" swapped "place: $2, link: $3"; }
+swapped workdir workdir /proc/self/root/tmp
+swapped copy copy /proc/self/root/tmp
+swapped document document /proc/self/root/tmp
+swapped current workdir /proc/self/cwd
+for name in workdir copy document current; do wants "$mark-swapped-$name"; done
+for name in workdir copy document current; do
+    expect 300 "the runner follows no magic link: $name" failed "swapped-$name" 'symbolic links'
+    expect 0 "and nothing is published" not published "swapped-$name"
+done
 newest_image() { echo "$registry/$1:$(skopeo list-tags --tls-verify=false "docker://$registry/$1" | jq -r '.Tags[]' | grep -v '^sha256-' | tail -n 1)"; }
 
 # The same inputs give the same image in a sandbox.

@@ -14,9 +14,10 @@ use std::{
 use fs_err::{self as fs, File};
 use runner::{
     plan::{Action, Plan},
-    pod::{CONTEXT, PLAN, RUNNER},
+    pod::{CONTEXT, OWN, PLAN, RUNNER},
     wire::encode,
 };
+use serde_json::Value;
 use tar::{Builder, EntryType, Header};
 use tokio_util::sync::CancellationToken;
 use walkdir::WalkDir;
@@ -34,7 +35,7 @@ use crate::{
     images::{BaseImage, layer_files},
     inputs::{RootFs, root_fs_layer},
     kernel::KernelLabel,
-    oci::{self, Assembly, Layer, media_type},
+    oci::{self, Assembly, Base, Layer, media_type},
     parts::{FindingKind, Result, Stage, TargetError},
     payload::Entrypoint,
     provenance::Confinement,
@@ -140,8 +141,9 @@ async fn publish(
     // Another cell's build may have the same root file system, and the first one that ends takes its image away. Whichever farrier builds
     // this cell has the same label, so that the other one's Job is found.
     let labels = BTreeMap::from([("farrier.dev/build".to_owned(), tag.to_string())]);
+    let base = for_pod(&toolchain.image);
     let image = oci::assemble(&Assembly {
-        base: Some(&toolchain.image),
+        base: Some(&base),
         entrypoint_layer: None,
         layers: &own,
         entrypoint: &[RUNNER.to_owned(), "pod".to_owned()],
@@ -176,6 +178,19 @@ async fn publish(
         .push_manifest(&repository, &Version::Tag(tag), media_type::OCI_MANIFEST, &image.manifest)
         .await?;
     Ok(ImageReference { repository, version: Version::Digest(image.digest) })
+}
+
+/// The toolchain's image as the base of a pod. `runner follow` starts in the image's working directory, which must be none
+/// that a step can replace. A volume would hide what is there.
+fn for_pod(base: &Base) -> Base {
+    let mut base = base.clone();
+    if let Some(Value::Object(config)) = base.config.get_mut("config") {
+        for name in ["User", "Volumes"] {
+            config.remove(name);
+        }
+        config.insert("WorkingDir".to_owned(), "/".into());
+    }
+    base
 }
 
 /// Takes the image away, where the registry deletes at all: its layers are of use to others.
@@ -219,12 +234,10 @@ fn write_layers(
     runner: &[u8],
     work: &Path,
 ) -> Result<Vec<(Layer, PathBuf)>, EngineError> {
-    let below = CONTEXT.trim_start_matches('/');
     let mut layers = Vec::new();
-    for (number, ContextEntry { dest, from }) in context.iter().enumerate() {
-        let entry = ContextEntry { dest: format!("{below}/{dest}"), from: from.clone() };
+    for (number, entry) in context.iter().enumerate() {
         let place = work.join(format!("context-{number}"));
-        layers.push((write_layer(&place, |out| write_tar(None, &[entry], out))?, place));
+        layers.push((write_layer(&place, |out| write_context(entry, out))?, place));
     }
     let place = work.join("own");
     layers.push((write_layer(&place, |out| Ok(write_own(lowers, plan, runner, out)?))?, place));
@@ -245,8 +258,27 @@ fn write_layer(
     Ok(layer)
 }
 
+/// An entry of the build context. The directories above it are root's: for those that no layer names, each container runtime has
+/// a mode of its own.
+fn write_context(
+    ContextEntry { dest, from }: &ContextEntry,
+    out: &mut impl Write,
+) -> Result<(), EngineError> {
+    let dest = format!("{}/{dest}", CONTEXT.trim_start_matches('/'));
+    let mut above: Vec<&Path> = Path::new(&dest).ancestors().skip(1).collect();
+    // The path itself has no name.
+    above.pop();
+    for place in above.into_iter().rev() {
+        let mut header = header(EntryType::Directory, 0o755, 0);
+        header.set_path(place.join(""))?;
+        header.set_cksum();
+        out.write_all(header.as_bytes())?;
+    }
+    write_tar(None, &[ContextEntry { dest, from: from.clone() }], out)
+}
+
 /// The uppermost layer: all directories that are there, and those that the plan names, are the build's user's, so that its steps
-/// write where root would; but not into `/` itself, whose owner no layer sets.
+/// write where root would; but not into `/` itself, whose owner no layer sets, and not into the runner's own.
 fn write_own(lowers: &[PathBuf; 2], plan: &Plan, runner: &[u8], out: impl Write) -> io::Result<()> {
     let mut directories: BTreeMap<PathBuf, u32> = BTreeMap::new();
     for lower in lowers {
@@ -272,12 +304,20 @@ fn write_own(lowers: &[PathBuf; 2], plan: &Plan, runner: &[u8], out: impl Write)
             directories.insert(top.into(), 0o755);
         }
     }
+    let own = Path::new(OWN.trim_start_matches('/'));
+    directories.retain(|place, _| !place.starts_with(own));
     let mut tar = Builder::new(out);
     for (place, mode) in directories {
         let mut header = header(EntryType::Directory, mode, USER);
         tar.append_data(&mut header, place.join(""), io::empty())?;
     }
-    for (place, mode, bytes) in [(PLAN, 0o444, encode(plan)?.as_slice()), (RUNNER, 0o555, runner)] {
+    for place in [OWN, CONTEXT] {
+        let place = Path::new(place.trim_start_matches('/')).join("");
+        tar.append_data(&mut header(EntryType::Directory, 0o755, 0), place, io::empty())?;
+    }
+    // A process whose program its user cannot read is not dumpable, from its first instruction on: the kernel lets no step, which has
+    // the same user, into its memory and its descriptors.
+    for (place, mode, bytes) in [(PLAN, 0o444, encode(plan)?.as_slice()), (RUNNER, 0o111, runner)] {
         let mut header = header(EntryType::Regular, mode, 0);
         header.set_size(bytes.len() as u64);
         tar.append_data(&mut header, place.trim_start_matches('/'), bytes)?;
@@ -298,35 +338,75 @@ fn header(kind: EntryType, mode: u32, owner: u32) -> Header {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs::DirBuilder, os::unix::fs::DirBuilderExt as _};
+
     use runner::plan::Step;
+    use serde_json::json;
 
     use super::*;
+    use crate::image::Digest;
+
+    /// Names, owners and modes in an archive.
+    fn entries(archive: &[u8]) -> Vec<String> {
+        let mut archive = tar::Archive::new(archive);
+        let entries = archive.entries().unwrap().map(|entry| {
+            let entry = entry.unwrap();
+            let (path, header) = (entry.path().unwrap().display().to_string(), entry.header());
+            format!("{path} {} {:o}", header.uid().unwrap(), header.mode().unwrap() & 0o7777)
+        });
+        entries.collect()
+    }
 
     #[test]
     fn the_build_owns_the_directories_and_nothing_of_the_runner() {
         let dir = tempfile::tempdir().unwrap();
         let [headers, toolchain] = ["headers", "toolchain"].map(|name| dir.path().join(name));
-        fs::create_dir_all(headers.join("usr/src/linux")).unwrap();
-        fs::create_dir_all(toolchain.join("usr/bin")).unwrap();
-        fs::create_dir_all(toolchain.join("tmp")).unwrap();
+        let make = |path: PathBuf| DirBuilder::new().recursive(true).mode(0o755).create(path).unwrap();
+        make(headers.join("usr/src/linux"));
+        make(toolchain.join("usr/bin"));
+        make(toolchain.join("tmp"));
         fs::write(toolchain.join("usr/bin/make"), "").unwrap();
         fs_err::os::unix::fs::symlink("usr/bin", toolchain.join("bin")).unwrap();
         let copy = Action::Copy { sources: vec![], dest: "/build/".to_owned(), mode: None };
         let step = |action| Step { line: 1, text: String::new(), action };
         let work = Action::Directory("/bin/work".to_owned());
-        let plan = Plan { steps: vec![step(copy), step(work)], ..Plan::default() };
+        // Neither a toolchain nor a step makes the runner's directory the build's.
+        make(toolchain.join(".farrier/context"));
+        let runners = Action::Directory("/.farrier/work".to_owned());
+        let plan = Plan { steps: vec![step(copy), step(work), step(runners)], ..Plan::default() };
         let mut bytes = Vec::new();
         write_own(&[headers, toolchain], &plan, b"runner", &mut bytes).unwrap();
-        let mut archive = tar::Archive::new(&bytes[..]);
-        let entries = archive.entries().unwrap().map(|entry| {
-            let entry = entry.unwrap();
-            let (path, header) = (entry.path().unwrap().display().to_string(), entry.header());
-            format!("{path} {} {:o}", header.uid().unwrap(), header.mode().unwrap() & 0o111)
-        });
-        let entries: Vec<_> = entries.collect();
+        let entries = entries(&bytes);
         let owned = ["build/", "out/", "tmp/", "usr/", "usr/bin/", "usr/src/", "usr/src/linux/"];
-        let owned = owned.map(|name| format!("{name} {USER} 111"));
-        let runners = [".farrier/plan 0 0".to_owned(), ".farrier/runner 0 111".to_owned()];
-        assert_eq!(entries, [owned.as_slice(), &runners].concat());
+        let owned = owned.map(|name| format!("{name} {USER} 755"));
+        // Without the right to read, what runs it can be neither read nor traced.
+        let runners =
+            [".farrier/ 0 755", ".farrier/context/ 0 755", ".farrier/plan 0 444", ".farrier/runner 0 111"];
+        assert_eq!(entries, [owned.as_slice(), &runners.map(str::to_owned)].concat());
+    }
+
+    #[test]
+    fn directories_around_the_context_are_roots() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("hello")).unwrap();
+        let entry = ContextEntry { dest: "sources/hello".to_owned(), from: dir.path().join("hello") };
+        let mut bytes = Vec::new();
+        write_context(&entry, &mut bytes).unwrap();
+        let names = [".farrier/", ".farrier/context/", ".farrier/context/sources/"];
+        let names = names.map(|name| format!("{name} 0 755"));
+        assert_eq!(entries(&bytes)[..3], names);
+        assert!(entries(&bytes)[3].starts_with(".farrier/context/sources/hello"));
+    }
+
+    #[test]
+    fn the_pod_starts_in_the_root_and_has_no_volume() {
+        let config = json!({"config": {
+            "WorkingDir": "/build", "Volumes": {"/.farrier": {}}, "User": "me", "Env": ["PATH=/bin"],
+        }});
+        let Value::Object(config) = config else { panic!("it is no object") };
+        let base = Base { digest: Digest::of(b""), layers: vec![], config, diff_ids: vec!["x".to_owned()] };
+        let base = for_pod(&base);
+        assert_eq!(Value::from(base.config), json!({"config": {"WorkingDir": "/", "Env": ["PATH=/bin"]}}));
+        assert_eq!(base.diff_ids, ["x"]);
     }
 }

@@ -4,7 +4,8 @@
 use std::{
     collections::BTreeSet,
     fs,
-    process::{Child, Command},
+    io::Read as _,
+    process::{Child, Command, Stdio},
 };
 
 use flate2::read::GzDecoder;
@@ -96,6 +97,53 @@ impl Bench {
     /// Has the build wait, so that something can happen to it.
     fn slow(&self) {
         self.template("RUN set -eu;", "RUN set -eu; sleep 20;");
+    }
+}
+
+/// Attacks on the runner in each place of a build, and how many there are.
+const ATTACKED: usize = 3;
+
+/// `runner follow`, which has the user of the steps, is started all the time, as by farrier after a line was cut.
+#[test]
+fn a_step_in_a_pod_gets_at_nothing_of_the_runner() {
+    let bench = Bench::new();
+    let attack = include_str!("../escape/pod.c");
+    let first = format!(
+        "COPY <<'POD_C' /attack/pod.c\n{attack}POD_C\nRUN gcc -o /attack/pod /attack/pod.c && /attack/pod\nWORKDIR /build\n\
+         RUN [\"/attack/pod\"]\nRUN set -eu;"
+    );
+    bench.template("RUN set -eu;", &first);
+    let done = "find /build -mindepth 1 -delete";
+    let template = bench.site.definitions().join("templates/kbuild.Dockerfile.hbs");
+    let text = fs::read_to_string(&template).unwrap();
+    assert!(text.contains(done));
+    fs::write(&template, text.replace(done, &format!("{done}\nRUN /attack/pod"))).unwrap();
+    let mut build = bench.start("kubernetes", &["-o", "json"]);
+    while build.try_wait().unwrap().is_none() {
+        for container in bench.api.containers() {
+            let mut follow = Command::new("docker");
+            follow.args(["exec", &container, "/.farrier/runner", "follow", "0"]);
+            let mut follow = follow.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+            // Until its first byte: it is seen by then.
+            let _ = follow.stdout.take().unwrap().read(&mut [0]);
+            let _ = follow.kill();
+            follow.wait().unwrap();
+        }
+    }
+    let run = bench.site.finish(build);
+    let log = bench.log();
+    let reached: Vec<&str> = log.lines().filter(|line| line.ends_with(" ESCAPED")).collect();
+    assert!(reached.is_empty(), "{}", reached.join("\n"));
+    run.exits(0);
+    // Each was tried each time.
+    let denied: Vec<&str> = log.lines().filter(|line| line.ends_with(" denied")).collect();
+    let total = format!("{} attacks", denied.len() / ATTACKED);
+    assert_eq!(log.lines().filter(|line| **line == total).count(), ATTACKED, "{log}");
+    for what in
+        ["the follower: write mem", "process 1: write mem", "the runner's files: replace the directory"]
+    {
+        let times = denied.iter().filter(|line| line.strip_suffix(" denied") == Some(what)).count();
+        assert_eq!(times, ATTACKED, "{what}: {log}");
     }
 }
 

@@ -2,7 +2,8 @@
 //! says is kept until farrier fetches it: `runner follow OFFSET`, which farrier has the API server run beside it, prints it from any
 //! place on.
 //!
-//! The kept messages have no name that a step could open, and no step can make a socket to ask for them (`filter`).
+//! The kept messages have no name that a step could open, and no step can make a socket to ask for them (`filter`). Both programs
+//! have the user of the steps: neither is dumpable, so that no step gets at their memory and their descriptors.
 
 use std::{
     fs::{self, File},
@@ -29,7 +30,10 @@ use runner::{
     pod::{BEAT, CONTEXT, HOLD, PLAN},
     wire::{Canary, Message, Outcome, decode},
 };
-use rustix::{fs::Mode, process::umask};
+use rustix::{
+    fs::Mode,
+    process::{DumpableBehavior, set_dumpable_behavior, umask},
+};
 
 use crate::{
     canary,
@@ -49,6 +53,7 @@ const PATIENCE: Duration = Duration::from_mins(1);
 /// Runs the build, and waits until its result was fetched: farrier ends the pod then.
 pub fn run() -> io::Result<()> {
     sys::handle_no_signals();
+    close_to_steps()?;
     umask(Mode::from_raw_mode(0o022));
     let kept = without_name(Path::new("/tmp/.farrier-messages"))?;
     let messages = Arc::new(Messages::kept(kept.try_clone()?));
@@ -71,6 +76,13 @@ fn build(messages: &Messages) -> io::Result<Outcome> {
     let landlock = confine(plan.limits.processes, Walls::default())?;
     messages.send(&Message::Canary(Canary { refused: canary::look(true)?, landlock }))?;
     steps::run(messages, &plan, &Place { root: Root::open(Path::new("/"))?, context: CONTEXT, written: None })
+}
+
+/// Before anything else: no step reaches this process, and it has nothing open but standard input, output and error. The image's
+/// runner is unreadable, so that it is not dumpable before either; where the node's `fs.suid_dumpable` is 1 only this call holds.
+fn close_to_steps() -> io::Result<()> {
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    sys::close_inherited(None)
 }
 
 /// A file that only this process has.
@@ -107,9 +119,13 @@ fn hand_out(messages: &Messages, kept: &File, mut to: UnixStream) -> io::Result<
 /// Prints what the build has said from a place on. The container runtime does not end a process whose reader has gone: it ends
 /// itself when nothing was taken for a while.
 pub fn follow(place: &str) -> io::Result<()> {
+    close_to_steps()?;
     let place: u64 = place.parse().map_err(|_| io::Error::other("the place is no number"))?;
+    // Process 1 listens before there is a step, and until the pod ends: nobody else has this name.
     let address = SocketAddr::from_abstract_name(SOCKET)?;
     let mut from = UnixStream::connect_addr(&address).map_err(|error| said("ask the runner", error))?;
+    // From here on it can do no more than a step.
+    confine(None, Walls::default())?;
     from.write_all(&place.to_be_bytes())?;
     let goes_on = Arc::new(AtomicBool::new(true));
     let looked_at = Arc::clone(&goes_on);
@@ -131,9 +147,35 @@ pub fn follow(place: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use runner::wire::{frame, read_frame};
+    use rustix::process::dumpable_behavior;
 
     use super::*;
+
+    /// In a process of its own: what other tests have open is not for this one to close.
+    #[test]
+    fn a_process_beside_steps_is_not_dumpable_and_has_nothing_open() {
+        const INSIDE: &str = "FARRIER_TEST_INSIDE";
+        let open = || fs::read_dir("/proc/self/fd").unwrap().count();
+        if std::env::var_os(INSIDE).is_some() {
+            let _leaked = std::mem::ManuallyDrop::new(File::open("/proc/self/status").unwrap());
+            assert!(open() > 4);
+            close_to_steps().unwrap();
+            assert_eq!(dumpable_behavior().unwrap(), DumpableBehavior::NotDumpable);
+            // The three, and the directory while it is read.
+            assert_eq!(open(), 4);
+            return;
+        }
+        let mut inside = Command::new(std::env::current_exe().unwrap());
+        inside
+            .args(["--exact", "in_pod::tests::a_process_beside_steps_is_not_dumpable_and_has_nothing_open"])
+            .env(INSIDE, "1");
+        let inside = inside.output().unwrap();
+        assert!(inside.status.success(), "{}", String::from_utf8_lossy(&inside.stdout));
+        assert!(String::from_utf8_lossy(&inside.stdout).contains("1 passed"));
+    }
 
     #[test]
     fn followers_get_all_from_any_place_on() {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+/// The directory of all that is the runner's: no step writes there.
+pub const OWN: &str = "/.farrier";
 /// The runner itself: the image's command.
 pub const RUNNER: &str = "/.farrier/runner";
 /// The [plan](crate::plan::Plan), as the bytes of a frame.
