@@ -7,7 +7,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use tokio::time::{Instant, sleep};
@@ -247,6 +247,8 @@ fn job_id(job: &Job<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     /// Others may have filled the disk: the same inputs are no failure where there is room.
