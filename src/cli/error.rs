@@ -185,7 +185,7 @@ endings! {
     };
     SendError: |error| if error.is_transient() { Exit::Unreachable } else { Exit::Failed }, |_| None;
     ImageError: |_| Exit::Failed, |_| None;
-    PayloadError: |_| Exit::Failed, |_| None;
+    PayloadError: |_| Exit::Failed, PayloadError::hint;
     CacheError: |_| Exit::Failed, CacheError::hint;
     OutputError: |_| Exit::Failed, |_| None;
     FilesError: |_| Exit::Failed, |_| None;

@@ -123,8 +123,11 @@ impl PayloadError {
     /// Would the same build give the same error?
     pub fn is_permanent(&self) -> bool {
         match self {
-            Self::Missing(..) | Self::Link { .. } | Self::Merged(_) | Self::ExposedKind(_) => true,
-            Self::DecompressionBytes { .. } => true,
+            Self::Missing(..)
+            | Self::Link { .. }
+            | Self::Merged(_)
+            | Self::ExposedKind(_)
+            | Self::DecompressionBytes { .. } => true,
             _ => self.is_of_deadline(),
         }
     }

@@ -53,7 +53,7 @@ impl Limits {
             connections,
             requests: connections / 4 * 3,
             head: Duration::from_secs(20),
-            unread: Duration::from_secs(60),
+            unread: Duration::from_mins(1),
         }
     }
 }

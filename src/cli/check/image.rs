@@ -96,7 +96,8 @@ impl OpenImage {
             };
             return Err(CliError::usage(format!("image {} has no modules for {release}: {has}", self.name)));
         }
-        let mut modules = payload::read_modules(dest.path(), budget)?;
+        let modules = payload::read_modules(dest.path(), budget);
+        let mut modules = modules.map_err(|error| CliError::from(error).of_image(&self.name))?;
         let of_release = format!("lib/modules/{release}/");
         modules.retain(|module| module.path.contains(&of_release));
         let firmware = firmware.iter().map(|file| format!("lib/firmware/{file}")).collect();

@@ -1,4 +1,8 @@
-use std::{collections::BTreeMap, fs};
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, Read as _},
+};
 
 use super::*;
 use crate::{image::Digest, oci::media_type};
@@ -52,4 +56,32 @@ fn the_path_ends_where_a_directory_does() {
         assert_eq!(split_place(&place), (root.clone(), wanted), "{place}");
     }
     assert_eq!(split_place("/nonexistent:1"), (PathBuf::from("/nonexistent:1"), None));
+}
+
+/// Whoever made the image: its compressed modules cost no more than a build's.
+#[test]
+fn compressed_modules_of_an_image_are_read_within_the_budget() {
+    let dir = tempfile::tempdir().unwrap();
+    let bomb = zstd::encode_all(io::repeat(0).take(1 << 20), 1).unwrap();
+    let path = dir.path().join("layer.tar");
+    let mut layer = tar::Builder::new(fs::File::create(&path).unwrap());
+    for number in 0..10 {
+        let mut header = tar::Header::new_ustar();
+        header.set_size(bomb.len() as u64);
+        header.set_mode(0o644);
+        let name = format!("lib/modules/6.1.0-9-amd64/extra/{number}.ko.zst");
+        layer.append_data(&mut header, name, &bomb[..]).unwrap();
+    }
+    layer.finish().unwrap();
+    let layers = ImageLayers::Files(vec![path]);
+    let image = OpenImage { name: "evil:1".to_owned(), layers, kernel: None, _scratch: None };
+    let release = "6.1.0-9-amd64".parse().unwrap();
+    let all = image.read(&release, &DecompressionBudget::of_bytes(10 << 20)).unwrap();
+    assert_eq!(all.modules.len(), 10);
+    let error = image.read(&release, &DecompressionBudget::of_bytes(9 << 20)).err().unwrap();
+    let (message, hint) = error.explained();
+    for wanted in ["evil:1", "decompress module lib/modules/6.1.0-9-amd64/extra/", "9437184 bytes together"] {
+        assert!(message.contains(wanted), "{message}");
+    }
+    assert!(hint.contains("strip --strip-debug"), "{hint}");
 }
