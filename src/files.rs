@@ -1,11 +1,14 @@
 //! Adapter: what several modules do with files.
 
 use std::{
+    fs::Permissions,
     io::{self, Read as _},
+    os::unix::fs::PermissionsExt as _,
     path::Path,
 };
 
-use fs_err::File;
+use fs_err::{self as fs, File, os::unix::fs::OpenOptionsExt as _};
+use rustix::fs::OFlags;
 
 /// What was found; nothing where there is no such file.
 pub(crate) fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
@@ -16,10 +19,30 @@ pub(crate) fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// A file's bytes, no more than so many; `None` when it is not there.
+/// A regular file's bytes, no more than so many; `None` when it is not there. What is no regular file is not waited for.
 pub(crate) fn read_start(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
-    let Some(file) = if_there(File::open(path))? else { return Ok(None) };
+    let mut options = File::options();
+    options.read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+    let Some(file) = if_there(options.open(path))? else { return Ok(None) };
+    if !file.metadata()?.is_file() {
+        let message = format!("read {}: it is no regular file", path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
     let mut bytes = Vec::new();
     file.take(limit).read_to_end(&mut bytes)?;
     Ok(Some(bytes))
+}
+
+/// Makes a directory, and those above it, and keeps all other users out of it. One that is another user's stays as it is: a volume, which
+/// its owner has given to this user.
+pub(crate) fn private_directory(path: &Path) -> io::Result<()> {
+    fs::create_dir_all(path)?;
+    let mode = fs::metadata(path)?.permissions().mode();
+    if mode & 0o077 == 0 {
+        return Ok(());
+    }
+    match fs::set_permissions(path, Permissions::from_mode(0o700)) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        set => set,
+    }
 }

@@ -35,7 +35,7 @@ pub mod status;
 pub mod store;
 mod yaml;
 
-pub use farrier_core::{image, kernel, plan, provenance, shell, site, template};
+pub use farrier_core::{image, kernel, plan, provenance, shell, site, template, text};
 pub use kmod;
 
 /// An error with its causes: in one line, and one after the other.

@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 
 use driver_entrypoint::report::is_death;
 
+use crate::text::is_deceptive;
+
 /// Lines that are kept.
 const LINES: usize = 400;
 /// Bytes of one that are kept.
@@ -33,7 +35,7 @@ impl Console {
     /// What comes after is another line.
     pub(super) fn end_line(&mut self) {
         let line = String::from_utf8_lossy(&self.partial);
-        let line: String = line.chars().filter(|c| !c.is_control()).collect();
+        let line: String = line.chars().filter(|c| !is_deceptive(*c)).collect();
         let line = without_time(&line).trim_end();
         if !line.is_empty() && !is_trace(line) {
             if self.lines.len() == LINES {

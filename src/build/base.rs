@@ -11,8 +11,8 @@ use crate::{
     blocking::blocking,
     cache::LockMode,
     engine::{
-        BuildJob, BuildLog, ContextEntry, Credentials, DockerEngine, Engine, EngineError, EngineKind,
-        Kubernetes, LOCAL_PREFIX, Sandbox,
+        BuildJob, BuildLog, ContextEntry, Credentials, DockerEngine, Engine, EngineError, Kubernetes,
+        LOCAL_PREFIX, Sandbox,
     },
     error_chain,
     image::{BuildSpec, ImageReference, Output, Repository},
@@ -46,17 +46,6 @@ pub(super) enum PreparedBase {
     InPlace(Arc<Sandbox>, InPlaceBase),
     /// The same, for a pod, with the image that the toolchain is.
     InCluster(Arc<Kubernetes>, InPlaceBase, BaseImage),
-}
-
-impl PreparedBase {
-    /// The engine that compiles over it.
-    pub(super) fn engine(&self) -> EngineKind {
-        match self {
-            Self::Image(_) => EngineKind::Docker,
-            Self::InPlace(..) => EngineKind::Sandbox,
-            Self::InCluster(..) => EngineKind::Kubernetes,
-        }
-    }
 }
 
 /// Trees, and what is done over them.

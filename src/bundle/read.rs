@@ -16,7 +16,7 @@ use super::{
     index::{Blob, BundleIndex, FORMAT, INDEX_NAME, MAX_INDEX},
     trailer::{FIXED, NoTrailer, Trailer},
 };
-use crate::{image::Digest, registry::BlobSource};
+use crate::{image::Digest, registry::BlobSource, text::is_deceptive};
 
 /// Entries before the blobs.
 pub(super) const HEAD: usize = 3;
@@ -207,7 +207,7 @@ fn check_version(path: &Path, index: &[u8]) -> Result<()> {
     if format_version <= u64::from(FORMAT) {
         return Ok(());
     }
-    let made_by: String = made_by.chars().filter(|c| !c.is_control()).take(80).collect();
+    let made_by: String = made_by.chars().filter(|c| !is_deceptive(*c)).take(80).collect();
     let message =
         format!("has format {format_version}, made by {made_by}; this farrier reads formats up to {FORMAT}");
     let hint =

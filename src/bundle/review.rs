@@ -8,7 +8,7 @@ use std::{
 use fs_err as fs;
 
 use super::{BundleError, Result};
-use crate::{definitions, site::KeySource};
+use crate::{definitions, site::KeySource, text::is_deceptive};
 
 /// Where templates are, in a definitions directory.
 const TEMPLATES: &str = "templates";
@@ -31,7 +31,7 @@ pub(super) fn review(from: &Path, to: &Path, new: &[PathBuf]) -> Result<String> 
         let is_definition = file.extension().is_some_and(|end| end == "yaml" || end == "yml");
         if is_template || (is_definition && brings_command) {
             let (old, new) = (text(to.join(file))?, text(from.join(file))?);
-            let name = file.display().to_string().replace(char::is_control, "");
+            let name = file.display().to_string().replace(is_deceptive, "");
             said.push_str("--- ");
             said.push_str(&name);
             said.push('\n');
@@ -61,7 +61,7 @@ fn diff(old: &str, new: &str) -> String {
     let tail = old.iter().rev().zip(new.iter().rev()).take_while(|(a, b)| a == b).count();
     let (old, new) = (&old[..old.len() - tail], &new[..new.len() - tail]);
     let line = |mark: char, line: &&str| {
-        let plain: String = line.chars().filter(|c| !c.is_control() || *c == '\t').collect();
+        let plain: String = line.chars().filter(|c| !is_deceptive(*c) || *c == '\t').collect();
         format!("{mark} {plain}\n")
     };
     let place = format!("@ line {}\n", head + 1);

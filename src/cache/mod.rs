@@ -10,6 +10,7 @@ use std::{
     error::Error,
     ffi::OsString,
     io,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -28,7 +29,10 @@ pub(crate) use self::{
     room::{Entry, surplus},
     scratch::remove_tree,
 };
-use crate::{error_causes, error_chain, files::if_there};
+use crate::{
+    error_causes, error_chain,
+    files::{self, if_there},
+};
 
 const LOCKS: &str = "locks";
 const USES: &str = "uses";
@@ -79,10 +83,13 @@ pub fn is_full_disk(error: &(dyn Error + 'static)) -> bool {
 }
 
 impl Cache {
-    /// Opens (and makes) the directory. A relative path is made absolute here: apt and compilers run elsewhere.
+    /// Opens (and makes) the directory, for this user alone: it holds sources, logs and what is about to be published. A relative path is made absolute here: apt and compilers run elsewhere.
     pub fn open(root: PathBuf) -> Result<Self, CacheError> {
         let root = std::path::absolute(root)?;
         fs::create_dir_all(&root)?;
+        if is_own(&root)? {
+            files::private_directory(&root)?;
+        }
         let uses = Arc::new(Uses::in_directory(root.join(USES)));
         Ok(Self { root, uses })
     }
@@ -131,7 +138,7 @@ impl Cache {
     /// The same for what is kept elsewhere, such as an image in an engine, and has an empty file here for its last use.
     pub fn stamp(&self, kind: &str, key: &str) -> Result<(), CacheError> {
         let place = self.place(kind, key)?;
-        fs::create_dir_all(self.root.join(kind))?;
+        files::private_directory(&self.root.join(kind))?;
         File::create(place)?;
         self.hold(kind, key).map(drop)
     }
@@ -202,7 +209,7 @@ impl Cache {
     /// An empty directory beside an entry's place. The caller has its lock.
     fn temporary(&self, kind: &str, key: &str) -> Result<TempDir, CacheError> {
         let parent = self.root.join(kind);
-        fs::create_dir_all(&parent)?;
+        files::private_directory(&parent)?;
         let prefix = format!("{TEMPORARY}{key}-");
         // Under the lock they can only be those of processes that were killed.
         remove_stale(&parent, &prefix)?;
@@ -228,13 +235,13 @@ impl Cache {
 
     /// Waits for the lock of a key. Dropping the future gives up the wait.
     pub async fn lock(&self, kind: &str, key: &str, mode: LockMode) -> Result<CacheLock, CacheError> {
-        fs::create_dir_all(self.root.join(LOCKS))?;
+        files::private_directory(&self.root.join(LOCKS))?;
         Ok(locks::wait(&self.lock_path(kind, key)?, mode).await?)
     }
 
     /// The same without waiting for other users; `None` where another one's lock is in the way.
     pub fn try_lock(&self, kind: &str, key: &str, mode: LockMode) -> Result<Option<CacheLock>, CacheError> {
-        fs::create_dir_all(self.root.join(LOCKS))?;
+        files::private_directory(&self.root.join(LOCKS))?;
         Ok(locks::try_lock(&self.lock_path(kind, key)?, mode)?)
     }
 
@@ -268,8 +275,9 @@ impl Cache {
     /// Writes a record, whole or not at all.
     pub fn write_record<T: Serialize>(&self, kind: &str, key: &str, record: &T) -> Result<(), CacheError> {
         let path = self.record_path(kind, key)?;
+        files::private_directory(&self.root.join("records"))?;
         let parent = self.root.join("records").join(kind);
-        fs::create_dir_all(&parent)?;
+        files::private_directory(&parent)?;
         let file = NamedTempFile::with_prefix_in(".tmp-", &parent)?;
         serde_json::to_writer(&file, record).map_err(io::Error::from)?;
         file.persist(&path).map_err(io::Error::from)?;
@@ -286,6 +294,13 @@ impl Cache {
         let path = path.join(component(&path, kind)?);
         Ok(path.join(component(&path, &format!("{key}.json"))?))
     }
+}
+
+/// Whether the directory is a cache, or nothing yet: not one that others use, which somebody has named.
+fn is_own(root: &Path) -> io::Result<bool> {
+    const STICKY: u32 = 0o1000;
+    let shared = fs::metadata(root)?.permissions().mode() & STICKY != 0;
+    Ok(!shared && (root.join(LOCKS).is_dir() || fs::read_dir(root)?.next().is_none()))
 }
 
 /// Removes a file; one that is absent is fine.

@@ -15,7 +15,11 @@ use fs_err as fs;
 use runner::plan::LEAST_FREE;
 
 use super::{Cache, CacheError, LockMode, locks, scratch};
-use crate::{files::if_there, registry::free_space, site::Storage};
+use crate::{
+    files::{self, if_there},
+    registry::free_space,
+    site::Storage,
+};
 
 /// Directories that hold no entries: work, locks, notes, what is remembered of engines' images and of this machine, and the
 /// layout directory of builds that publish nothing.
@@ -71,7 +75,7 @@ pub(crate) fn surplus(mut entries: Vec<Entry>, most: u64, in_use: &HashSet<Strin
 impl Cache {
     /// Removes what killed farriers left, and what is above the quotas. Another farrier that is at it is left alone.
     pub fn make_room(&self, quotas: &Storage) -> Result<(), CacheError> {
-        fs::create_dir_all(self.root.join(super::LOCKS))?;
+        files::private_directory(&self.root.join(super::LOCKS))?;
         let alone = self.root.join(super::LOCKS).join(".room");
         let Some(_alone) = locks::try_lock(&alone, LockMode::Exclusive)? else { return Ok(()) };
         self.sweep()?;

@@ -10,6 +10,8 @@ use std::{
 use fs_err::{self as fs, File};
 use tempfile::NamedTempFile;
 
+use crate::files::private_directory;
+
 /// A directory of one build, see [`Cache::scratch`](super::Cache::scratch).
 #[derive(Debug)]
 pub struct Scratch {
@@ -21,7 +23,7 @@ pub struct Scratch {
 impl Scratch {
     /// An empty one. Those of farriers that were killed are removed first: their lock is free.
     pub(super) fn below(parent: &Path) -> io::Result<Self> {
-        fs::create_dir_all(parent)?;
+        private_directory(parent)?;
         remove_dead(parent)?;
         // It gets the name by which others look for it only when it is locked.
         let new = NamedTempFile::with_prefix_in(".new-", parent)?;
@@ -31,7 +33,7 @@ impl Scratch {
         let lock = new.persist(&lock_path).map_err(io::Error::from)?;
         let directory = lock_path.with_extension("d");
         let scratch = Self { directory, lock_path, _lock: lock };
-        fs::create_dir(&scratch.directory)?;
+        private_directory(&scratch.directory)?;
         Ok(scratch)
     }
 

@@ -24,6 +24,39 @@ fn its_paths_are_absolute() {
     assert_eq!(cache.root(), std::env::current_dir().unwrap().join(relative));
 }
 
+/// Sources and logs of builds are nobody else's on this machine.
+#[tokio::test]
+async fn no_other_user_reaches_into_it() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().join("above/cache");
+    // As an earlier release left it.
+    fs::create_dir_all(root.join("locks")).unwrap();
+    for path in [&root, &root.join("locks")] {
+        fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let cache = Cache::open(root.clone()).unwrap();
+    cache.get_or_make::<_, _, CacheError>("kind", "key", |_| async { Ok(()) }).await.unwrap();
+    cache.write_record("failures", "x", &1).unwrap();
+    cache.stamp("engine", "x").unwrap();
+    let scratch = cache.scratch().unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    assert_eq!(mode(&root), 0o700);
+    for entry in fs::read_dir(&root).unwrap() {
+        let path = entry.unwrap().path();
+        assert_eq!(mode(&path), 0o700, "{}", path.display());
+    }
+    assert_eq!(mode(scratch.path()), 0o700);
+    // What others use stays as it is.
+    for (shared, wanted) in [("sticky", 0o1777), ("full", 0o755)] {
+        let shared = directory.path().join(shared);
+        fs::create_dir_all(shared.join("theirs")).unwrap();
+        fs::set_permissions(&shared, std::fs::Permissions::from_mode(wanted)).unwrap();
+        Cache::open(shared.clone()).unwrap();
+        assert_eq!(mode(&shared), wanted);
+    }
+}
+
 #[tokio::test]
 async fn two_makers_make_one() {
     let (_directory, cache) = cache();

@@ -5,10 +5,13 @@
 
 use std::{collections::HashSet, io, path::PathBuf};
 
-use fs_err::{self as fs, File};
+use fs_err::File;
 use parking_lot::Mutex;
 
-use crate::run_notes::{Note, Notes};
+use crate::{
+    files::private_directory,
+    run_notes::{Note, Notes},
+};
 
 /// What one user of the cache uses. It is free again when this is dropped, or the process killed.
 #[derive(Debug)]
@@ -63,7 +66,7 @@ impl Uses {
 
     /// What anybody uses at this moment.
     pub(super) fn all(&self) -> io::Result<HashSet<String>> {
-        fs::create_dir_all(&self.directory)?;
+        private_directory(&self.directory)?;
         Ok(self.notes.said()?.iter().flat_map(|said| said.lines()).map(str::to_owned).collect())
     }
 
@@ -73,7 +76,7 @@ impl Uses {
     }
 
     fn gate(&self) -> io::Result<File> {
-        fs::create_dir_all(&self.directory)?;
+        private_directory(&self.directory)?;
         File::options().create(true).truncate(false).write(true).open(self.directory.join(".gate"))
     }
 }

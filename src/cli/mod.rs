@@ -175,7 +175,7 @@ fn start_logs(global: &Global) {
     };
     let filter =
         tracing_subscriber::EnvFilter::try_from_env(env_vars::FARRIER_LOG).unwrap_or_else(|_| default.into());
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(output::LogWriter::stderr);
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
     match global.log_format {
         LogForm::Text => lines.with_ansi(colours).with_target(false).init(),

@@ -127,7 +127,7 @@ async fn show(
 async fn serve(session: &Session, page: &Arc<PageServer>) -> Result<String> {
     let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
     let anywhere = (Ipv4Addr::LOCALHOST, 0).into();
-    let server = HttpServer::bind(anywhere, health, metrics, page.local_router()).await?;
+    let server = HttpServer::bind(anywhere, health, metrics, page.router()).await?;
     let port = server.address().map(|address| address.port()).unwrap_or_default();
     tokio::spawn(server.serve(session.stop.cancel.clone()));
     Ok(format!("http://{}:{port}/", Ipv4Addr::LOCALHOST))

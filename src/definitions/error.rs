@@ -5,6 +5,7 @@ use std::fmt;
 use super::File;
 use crate::{
     site::without_logins,
+    text::is_deceptive,
     yaml::{Node, Position, YamlError},
 };
 
@@ -63,7 +64,7 @@ impl Report<'_> {
 /// The line of this number, for people: cut, without passwords, and without characters that a terminal would act on.
 fn line_of(text: &str, line: usize) -> String {
     let found = line.checked_sub(1).and_then(|index| text.lines().nth(index));
-    let harmless = |c: char| if c.is_control() { ' ' } else { c };
+    let harmless = |c: char| if is_deceptive(c) { ' ' } else { c };
     without_logins(found.unwrap_or_default()).chars().take(200).map(harmless).collect()
 }
 

@@ -3,6 +3,7 @@
 mod builtin;
 mod decode;
 mod error;
+mod files;
 mod needs;
 mod site;
 mod validate;
@@ -18,6 +19,7 @@ use error::Report;
 pub use error::{DefinitionError, DefinitionErrors};
 
 use crate::{
+    blocking::blocking,
     image::{Definitions, DriverImage},
     kernel::{AnnouncedKernels, KernelFamily},
     site::Site,
@@ -26,6 +28,9 @@ use crate::{
 
 /// The largest definition file that is read; the shipped ones have about one KiB.
 const MAX_FILE: u64 = 1 << 20;
+
+/// The largest patch.
+const MAX_PATCH: u64 = 64 << 20;
 
 /// Values in one file, aliases followed; a definition has some fifty.
 const MAX_VALUES: usize = 20_000;
@@ -52,7 +57,7 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
         misplaced(dir, &mut errors);
     }
     let mut read = |name: &str, extensions: &[&str]| match dir {
-        Some(dir) => directory(&dir.join(name), name, extensions, &mut errors),
+        Some(dir) => directory(dir, name, extensions, &mut errors),
         None => None,
     };
     let own_images = read("images", &["yaml", "yml"]);
@@ -60,9 +65,9 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
     let own_templates = read("templates", &["hbs"]).unwrap_or_default();
     let announced = read("announced", &["yaml", "yml"]).unwrap_or_default();
 
-    let mut site = dir.and_then(|dir| one_file(&dir.join(SITE), SITE, &mut errors));
+    let mut site = dir.and_then(|dir| one_file(dir, SITE, &mut errors));
     if let (Some(dir), None) = (dir, &site) {
-        site = one_file(&dir.join(MOUNTED_SITE), MOUNTED_SITE, &mut errors);
+        site = one_file(dir, MOUNTED_SITE, &mut errors);
     }
 
     let images = own_images.unwrap_or_else(|| builtin::files(builtin::IMAGES, "images"));
@@ -143,12 +148,19 @@ pub fn shipped_image(name: &str) -> Option<&'static str> {
 
 /// A patch of the definitions: the directory's, else the one that comes with farrier.
 pub async fn read_patch(definitions: &Definitions, path: &Path) -> io::Result<Vec<u8>> {
-    match (fs_err::tokio::read(definitions.root.join(path)).await, definitions.patches.get(path)) {
-        (Err(error), Some(shipped)) if error.kind() == io::ErrorKind::NotFound => {
-            Ok(shipped.clone().into_bytes())
-        }
-        (found, _) => found,
+    let (root, own) = (definitions.root.clone(), path.to_owned());
+    let found = blocking(move || {
+        let found = files::read(&root, &own, MAX_PATCH);
+        found.map_err(|error| io::Error::new(error.kind(), format!("read {}: {error}", own.display())))
+    });
+    if let Some(found) = found.await? {
+        return Ok(found);
     }
+    let shipped = definitions.patches.get(path).map(|shipped| shipped.clone().into_bytes());
+    shipped.ok_or_else(|| {
+        let message = format!("there is no {} in the definitions", path.display());
+        io::Error::new(io::ErrorKind::NotFound, message)
+    })
 }
 
 /// What holds for the whole site.
@@ -165,59 +177,68 @@ fn template_name(file: &str) -> Option<&str> {
 
 /// The files of one directory in file-name order; `None` when there is no such directory.
 fn directory(
-    path: &Path,
+    root: &Path,
     name: &str,
     extensions: &[&str],
     errors: &mut Vec<DefinitionError>,
 ) -> Option<Vec<File>> {
-    let listing = fs::read_dir(path)
-        .and_then(|listing| listing.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>());
-    let paths = match listing {
-        Ok(paths) => paths,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+    match names_in(&root.join(name), extensions) {
+        Ok(names) => {
+            let files = names.iter().filter_map(|file| one_file(root, &format!("{name}/{file}"), errors));
+            Some(files.collect())
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
             errors.push(DefinitionError::of_file(name, format!("cannot be read: {error}")));
-            return None;
+            None
         }
-    };
-    let mut files = Vec::new();
-    for path in paths {
-        let Some(file_name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-        let wanted = path.extension().and_then(|e| e.to_str()).is_some_and(|e| extensions.contains(&e));
-        if !wanted || file_name.starts_with('.') {
-            continue;
-        }
-        files.extend(one_file(&path, &format!("{name}/{file_name}"), errors));
     }
-    files.sort_by(|a, b| a.name.cmp(&b.name));
-    Some(files)
+}
+
+/// Names with one of the extensions, in order; hidden ones are left out.
+fn names_in(directory: &Path, extensions: &[&str]) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let Ok(name) = entry?.file_name().into_string() else { continue };
+        let extension = Path::new(&name).extension().and_then(|extension| extension.to_str());
+        if !name.starts_with('.') && extension.is_some_and(|extension| extensions.contains(&extension)) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
 }
 
 /// Reports definitions beside the directories where they are read: farrier would go on with its own in their place.
-fn misplaced(dir: &Path, errors: &mut Vec<DefinitionError>) {
-    for file in directory(dir, "", &["yaml", "yml"], errors).unwrap_or_default() {
-        let name = file.name.trim_start_matches('/');
-        if name != SITE && file.text.lines().any(|line| line.starts_with("apiVersion: farrier.dev/")) {
+fn misplaced(root: &Path, errors: &mut Vec<DefinitionError>) {
+    for name in names_in(root, &["yaml", "yml"]).unwrap_or_default() {
+        // What cannot be read here is not farrier's.
+        let Ok(Some(text)) = text_of(root, &name) else { continue };
+        if name != SITE && text.lines().any(|line| line.starts_with("apiVersion: farrier.dev/")) {
             let message = "is not read here: driver images stand in images/, kernel families in kernels/, announced kernels in \
                            announced/, and settings in site.yaml";
-            errors.push(DefinitionError::of_file(name, message.to_owned()));
+            errors.push(DefinitionError::of_file(&name, message.to_owned()));
         }
     }
 }
 
 /// One file; `None` where it is not there, or cannot be read, which is reported.
-fn one_file(path: &Path, name: &str, errors: &mut Vec<DefinitionError>) -> Option<File> {
-    let size = fs::metadata(path).map(|metadata| metadata.len());
-    let text =
-        size.and_then(|size| if size > MAX_FILE { Ok(None) } else { fs::read_to_string(path).map(Some) });
-    let problem = match text {
-        Ok(Some(text)) => return Some(File { name: name.to_owned(), text }),
-        Ok(None) => format!("is larger than {MAX_FILE} bytes"),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-        Err(error) => format!("cannot be read: {error}"),
-    };
-    errors.push(DefinitionError::of_file(name, problem));
-    None
+fn one_file(root: &Path, name: &str, errors: &mut Vec<DefinitionError>) -> Option<File> {
+    match text_of(root, name) {
+        Ok(found) => found.map(|text| File { name: name.to_owned(), text }),
+        Err(error) => {
+            errors.push(DefinitionError::of_file(name, format!("cannot be read: {error}")));
+            None
+        }
+    }
+}
+
+fn text_of(root: &Path, name: &str) -> io::Result<Option<String>> {
+    let Some(bytes) = files::read(root, Path::new(name), MAX_FILE)? else { return Ok(None) };
+    let text = String::from_utf8(bytes).map_err(|error| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("it is no UTF-8: {}", error.utf8_error()))
+    })?;
+    Ok(Some(text))
 }
 
 /// The documents of one file that have the form of a definition, each with its tree; the others are reported.

@@ -49,6 +49,7 @@ pub(super) fn network(report: &mut Report<'_>, site: &SiteSpec) {
             login: _,
             ssh_key: _,
             known_hosts: _,
+            token_servers: _,
         } = host;
         if site.hosts[..index].iter().any(|earlier| earlier.host == *name) {
             report.wrong(&["spec", "hosts", &at, "host"], format!("there is a host {name} already"));

@@ -32,14 +32,18 @@ spec:
   toolchain: {bootstrap: {suite: bookworm, include: [gcc-12, make, kmod, libelf1, xz-utils, patch]}}
 "#;
 
-fn load_files(files: &[(&str, &str)]) -> Result<Definitions, DefinitionErrors> {
+fn written(files: &[(&str, &str)]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in files {
         let path = dir.path().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
-    load(Some(dir.path()))
+    dir
+}
+
+fn load_files(files: &[(&str, &str)]) -> Result<Definitions, DefinitionErrors> {
+    load(Some(written(files).path()))
 }
 
 /// The messages about one image, made from [`IMAGE`] by replacing a part of it.
@@ -100,14 +104,6 @@ fn the_installer_of_a_base_is_one_of_the_sources() {
     for wrong in ["nvidia", "{source: mstflint, archives: [nvidia]}"] {
         assert!(told(wrong).contains(r#""nvidia" is not among `sources`"#), "{}", told(wrong));
     }
-}
-
-#[test]
-fn a_family_file_replaces_the_shipped_one_of_its_name() {
-    let shipped = load(None).unwrap().families.len();
-    let definitions = load_files(&[("kernels/10-debian-12.yaml", FAMILY)]).unwrap();
-    assert_eq!(definitions.families.len(), shipped);
-    assert!(!definitions.families.iter().any(|family| family.metadata.name == name("debian-12")));
 }
 
 #[test]
@@ -495,4 +491,5 @@ spec:
     insta::assert_snapshot!(mistakes(&[("site.yaml", together)]));
 }
 
+mod reading;
 mod site;

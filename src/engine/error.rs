@@ -113,9 +113,15 @@ impl EngineError {
         Self::Engine { engine, action: action.into(), source: source.into() }
     }
 
-    /// Sorts a failed build by the engine's words: a full disk, or else a failed step.
-    pub(super) fn from_build(engine: EngineKind, message: String) -> Self {
-        if is_disk_full(&message) {
+    /// Sorts a failed build by the engine's own words, which end in the system's `ENOSPC` where its disk is full: else a step failed.
+    /// What a step prints, and its text, decide nothing.
+    pub(super) fn from_build(engine: EngineKind, step: Option<&str>, words: String) -> Self {
+        let full = is_disk_full(&words);
+        let message = match step {
+            Some(step) => format!("{step}: {words}"),
+            None => words,
+        };
+        if full {
             Self::DiskFull { engine, action: "build".to_owned(), message }
         } else {
             Self::Step(message)
@@ -145,9 +151,11 @@ impl EngineError {
     }
 }
 
-/// Is this the system's `ENOSPC` in an engine's words?
-pub(super) fn is_disk_full(message: &str) -> bool {
-    message.contains("no space left on device") || message.contains("disk quota exceeded")
+/// Whether an engine's words end in the system's `ENOSPC`, as an error does whose cause that is. Elsewhere in them it is what somebody
+/// else has written.
+pub(super) fn is_disk_full(words: &str) -> bool {
+    let words = words.trim_end_matches(|c: char| c.is_whitespace() || "\"'.)}".contains(c));
+    [": no space left on device", ": disk quota exceeded"].iter().any(|end| words.ends_with(end))
 }
 
 #[cfg(test)]
@@ -163,11 +171,17 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_told_from_a_failed_step() {
-        let full = EngineError::from_build(EngineKind::Docker, "write /x: no space left on device".into());
+        let sorted = |step, words: &str| EngineError::from_build(EngineKind::Docker, step, words.to_owned());
+        let full = sorted(None, "write /x: no space left on device");
         assert!(matches!(full, EngineError::DiskFull { .. }));
         assert!(full.hint().is_some_and(|hint| hint.contains("make room")));
-        let step = EngineError::from_build(EngineKind::Docker, "RUN make: exit code 2".into());
-        assert!(matches!(step, EngineError::Step(_)));
+        assert!(matches!(sorted(None, "unknown instruction: FRMO"), EngineError::Step(_)));
+        let step = "RUN echo : no space left on device";
+        assert!(matches!(sorted(Some(step), "OCI runtime create failed"), EngineError::Step(_)));
+        assert!(matches!(
+            sorted(None, "cannot run `x: no space left on device` in it"),
+            EngineError::Step(_)
+        ));
     }
 
     #[test]

@@ -2,11 +2,13 @@
 
 use anstream::adapter::strip_bytes;
 
+use crate::text::printable_lines;
+
 /// Longest line that is kept whole; the rest of a longer one comes as further lines.
 const MAX_LINE: usize = 64 * 1024;
 
 /// Cuts output into lines: partial ones are held until their end comes, colour and cursor codes (ECMA-48) are
-/// dropped, and a lone carriage return (progress bars) ends a line too.
+/// dropped, what else would steer a terminal or an eye is made visible, and a lone carriage return (progress bars) ends a line too.
 #[derive(Debug, Default)]
 pub(super) struct LineSplitter {
     pending: Vec<u8>,
@@ -51,7 +53,7 @@ impl LineSplitter {
         // Line by line: a code that was cut off does not swallow what follows.
         let text = strip_bytes(&self.pending).into_vec();
         self.pending.clear();
-        line(&String::from_utf8_lossy(&text));
+        line(&printable_lines(&String::from_utf8_lossy(&text)));
     }
 }
 
@@ -78,6 +80,12 @@ mod tests {
     #[test]
     fn drops_colours_even_when_cut_in_two() {
         assert_eq!(lines(&[b"\x1b[0;9", b"1mred\x1b[0m\n", b"\x1b]0;title\x07x\n"]), ["red", "x"]);
+    }
+
+    #[test]
+    fn nothing_in_a_line_steers_a_terminal() {
+        let text = "a\u{9b}31mb\tc\u{202e}d\x08e\n";
+        assert_eq!(lines(&[text.as_bytes()]), ["a\u{fffd}31mb\tc\u{fffd}de"]);
     }
 
     #[test]

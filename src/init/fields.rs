@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use crate::yaml::{Node, Value};
+use crate::{
+    text::is_deceptive,
+    yaml::{Node, Value},
+};
 
 /// More fields of one form are not told of one by one.
 const MOST: usize = 200;
@@ -71,7 +74,7 @@ fn collect(node: &Node, path: String, leaves: &mut BTreeSet<String>) {
         Value::Map(entries) => {
             for (key, value) in entries {
                 let key = key.scalar().map_or("?", |key| key.text.as_str());
-                let key: String = key.chars().filter(|c| !c.is_control()).take(NAME).collect();
+                let key: String = key.chars().filter(|c| !is_deceptive(*c)).take(NAME).collect();
                 let dot = if path.is_empty() { "" } else { "." };
                 collect(value, format!("{path}{dot}{key}"), leaves);
             }

@@ -3,12 +3,11 @@
 use std::{
     io,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use fs_err::tokio::File;
 use reqwest::Method;
-use tokio::{io::AsyncWriteExt, time::timeout};
+use tokio::io::AsyncWriteExt;
 use url::Url;
 
 use super::{FetchError, Fetcher, Result, checksum::Checksum, files};
@@ -16,15 +15,13 @@ use crate::{
     error_chain,
     image::checked::Download,
     net::{Asker, Net, NetError},
-    registry::Room,
+    registry::{Pace, Pacer, Room, TooSlow},
 };
 
 /// The largest file that is fetched. The largest source of a driver has a tenth of it.
 pub(super) const MOST: u64 = 8 << 30;
 /// The kind of the cache's entries.
 pub(super) const DOWNLOADS: &str = "downloads";
-/// Longest silence.
-const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The file at an address, or at a mirror of it, in the cache under its sha256 (64 lower-case hexadecimal digits).
 /// `what` names in messages what is fetched.
@@ -109,18 +106,14 @@ pub(super) async fn transfer(
 ) -> Result<Checksum> {
     let shown = url.to_string();
     let broken = |source: reqwest::Error| FetchError::Transfer(shown.clone(), Box::new(source.without_url()));
-    let silent = |_| {
-        FetchError::Transfer(
-            shown.clone(),
-            Box::new(io::Error::new(
-                io::ErrorKind::TimedOut,
-                format!("nothing moved for {} seconds", IDLE_TIMEOUT.as_secs()),
-            )),
-        )
+    let too_slow = |slow: TooSlow| {
+        let error = io::Error::new(io::ErrorKind::TimedOut, slow);
+        FetchError::Transfer(shown.clone(), Box::new(error))
     };
+    let pace = Pace::default();
     let request = Net::request(Method::GET, url.clone());
     let asker = Asker::of(what);
-    let answer = timeout(IDLE_TIMEOUT, net.execute(request, &asker)).await.map_err(silent)?;
+    let answer = Pacer::new(pace).wait(net.execute(request, &asker)).await.map_err(too_slow)?;
     let mut response = answer.map_err(|error| match error {
         NetError::Http(_, source) => broken(source),
         other => FetchError::Net(other),
@@ -133,9 +126,11 @@ pub(super) async fn transfer(
     let mut file = File::create(&path).await?;
     let hasher = wanted.map_or_else(|| Checksum::sha256("").hasher(), Checksum::hasher);
     let (mut hasher, mut got, mut fault) = (hasher, 0, None);
+    let mut pacer = Pacer::new(pace);
     loop {
-        match timeout(IDLE_TIMEOUT, response.chunk()).await.map_err(silent)? {
+        match pacer.wait(response.chunk()).await.map_err(too_slow)? {
             Ok(Some(chunk)) => {
+                pacer.moved(chunk.len() as u64);
                 hasher.update(&chunk);
                 got += chunk.len() as u64;
                 room.take(chunk.len() as u64)?;
@@ -175,6 +170,26 @@ pub(super) fn parse(text: &str) -> Result<Url> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A server that never stops sending, a byte every five seconds, holds nobody.
+    #[tokio::test(start_paused = true)]
+    async fn a_download_that_crawls_is_given_up() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/x.tgz", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n").await.unwrap();
+            while stream.write_all(b"x").await.is_ok() {
+                tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+            }
+        });
+        let (directory, url) = (tempfile::tempdir().unwrap(), url.parse().unwrap());
+        let to = directory.path().join("x");
+        let error = transfer(&Net::default(), "x", &url, None, MOST, to).await.unwrap_err();
+        assert!(error.is_transient(), "{error:?}");
+        let said = error_chain(&error);
+        assert!(said.ends_with("fewer than 262144 bytes moved in 60 seconds"), "{said}");
+    }
 
     #[test]
     fn addresses() {

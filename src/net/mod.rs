@@ -103,7 +103,8 @@ impl Net {
         let SiteSpec { mirrors, proxy, hosts, .. } = site;
         let mut policy = if offline { HostPolicy::only_named() } else { HostPolicy::default() };
         let places = mirrors.iter().flat_map(|rule| &rule.to).filter_map(host_of_prefix);
-        for named in hosts.iter().map(|host| host.host.clone()).chain(places) {
+        let of_hosts = hosts.iter().flat_map(|host| std::iter::once(&host.host).chain(&host.token_servers));
+        for named in of_hosts.cloned().chain(places) {
             policy.name(named);
         }
         for address in proxy.iter().flat_map(|proxy| [&proxy.http, &proxy.https]).flatten() {
@@ -169,6 +170,16 @@ impl Net {
     /// May this host be talked to without TLS?
     pub fn allows_plain(&self, host: &HostPort) -> bool {
         host.is_loopback() || self.0.insecure.iter().any(|known| known.covers(host))
+    }
+
+    /// Whether the site lets a token server get the credentials of a registry.
+    pub(crate) fn trusts_token_server(&self, authority: &str, realm: &Url) -> bool {
+        let (Some(registry), Some(server)) = (HostPort::of_registry(authority), HostPort::of_url(realm))
+        else {
+            return false;
+        };
+        let of_registry = self.0.hosts.iter().filter(|entry| entry.host.covers(&registry));
+        of_registry.flat_map(|entry| &entry.token_servers).any(|trusted| trusted.covers(&server))
     }
 
     /// Is there a word on this host's certificates? Then it speaks TLS, and is never asked without.

@@ -44,6 +44,7 @@ impl Trusted {
             login: _,
             ssh_key: _,
             known_hosts: _,
+            token_servers: _,
         } in hosts
         {
             let read = |what: &str, file: Option<&Path>| {

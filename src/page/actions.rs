@@ -15,7 +15,7 @@ use super::{
     },
     facts::Facts,
     fleet::cell_at,
-    request::{bearer, is_form, is_of_this_page, is_passed_on, names_this_machine},
+    request::{bearer, is_form, is_of_this_page, is_passed_on},
 };
 use crate::{
     build::{build_one, forget_failure},
@@ -25,6 +25,7 @@ use crate::{
     image::{Definitions, OperatorResource},
     parts::Parts,
     plan::{self, Change, PlannedCell},
+    runtime::names_loopback,
 };
 
 /// How long a request waits for what the cluster says of its token, and how many wait at a time.
@@ -146,7 +147,7 @@ impl Actions {
 
     /// Who sends it, and which of these writes they may make.
     async fn person(&self, headers: &HeaderMap, patches: &[AskedPatch]) -> Result<Person, Refusal> {
-        if self.local && names_this_machine(headers) && !is_passed_on(headers) {
+        if self.local && names_loopback(headers) && !is_passed_on(headers) {
             return Ok(Person {
                 name: "a person at this machine".to_owned(),
                 may: vec![true; patches.len()],

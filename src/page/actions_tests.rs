@@ -123,6 +123,9 @@ async fn a_foreign_page_gets_nothing_done() {
         // A name of the attacker's that leads to this machine: the browser takes it for the page's own.
         (&[attacker, FORM, OWN], 403),
         (&[HERE, FORM, OWN, ("x-forwarded-for", "203.0.113.1")], 403),
+        (&[HERE, FORM, OWN, ("x-real-ip", "203.0.113.1")], 403),
+        (&[HERE, FORM, OWN, ("x-forwarded-host", "farrier.example")], 403),
+        (&[HERE, FORM, OWN, ("true-client-ip", "203.0.113.1")], 403),
         (&[HERE, OWN, ("content-type", "text/plain")], 415),
         (&[HERE, OWN], 415),
     ];

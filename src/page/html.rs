@@ -21,7 +21,7 @@ use super::{
     matrix::Filter,
     rollouts::RolloutsPage,
 };
-use crate::plan::StatusEntry;
+use crate::{plan::StatusEntry, text::printable_lines};
 
 /// What brings newer passes into a page that is open.
 pub const SCRIPT: &str = include_str!("html/page.js");
@@ -43,7 +43,7 @@ const TEMPLATES: [(&str, &str); 7] = [
 
 static ENGINE: LazyLock<Result<Handlebars<'static>, String>> = LazyLock::new(|| {
     let mut engine = Handlebars::new();
-    engine.register_escape_fn(|text| html_escape(&visible(text)));
+    engine.register_escape_fn(|text| html_escape(&printable_lines(text)));
     for (name, write) in [("words", words as fn(&Value, Timestamp) -> String), ("brief", brief)] {
         let helper = move |helper: &Helper<'_>,
                            _: &Handlebars<'_>,
@@ -104,7 +104,7 @@ fn brief(given: &Value, now: Timestamp) -> String {
 fn glance(text: &str, now: Timestamp) -> String {
     static LONG: LazyLock<Option<Regex>> =
         LazyLock::new(|| Regex::new(r"\b(?:[0-9a-f]{64}|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)\b").ok());
-    let escaped = html_escape(&visible(text));
+    let escaped = html_escape(&printable_lines(text));
     let Some(long) = LONG.as_ref() else { return escaped };
     let short = |found: &regex::Captures<'_>| match found[0].parse::<Timestamp>() {
         Ok(at) => {
@@ -135,15 +135,6 @@ fn words(given: &Value, now: Timestamp) -> String {
         format!("{open}{}{close}", glance(part, now))
     };
     parts.map(marked).collect()
-}
-
-/// Without what steers a terminal or a reader's eye: control characters, and marks that turn the direction of text.
-fn visible(text: &str) -> String {
-    let steers = |c: char| {
-        c.is_control() && !matches!(c, '\n' | '\t')
-            || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
-    text.replace(steers, "\u{fffd}")
 }
 
 /// The first view.

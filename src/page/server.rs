@@ -15,7 +15,6 @@ use axum::{
     body::{Body, Bytes, to_bytes},
     extract::{Request, State},
     http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
-    middleware::{Next, from_fn},
     response::{
         IntoResponse, Response,
         sse::{Event, KeepAlive, Sse},
@@ -41,7 +40,7 @@ use super::{
     image::{Found, Images},
     log::{Excerpts, built},
     matrix::Filter,
-    request::{fields, names_this_machine},
+    request::fields,
 };
 use crate::{
     build::LogReader,
@@ -150,11 +149,6 @@ impl PageServer {
         router.with_state(Arc::clone(self))
     }
 
-    /// The same for who has this machine alone: a page from elsewhere whose name leads to the loopback device reads nothing.
-    pub fn local_router(self: &Arc<Self>) -> Router {
-        self.router().layer(from_fn(named_as_here))
-    }
-
     fn shown(&self) -> Option<Arc<Shown>> {
         self.shown.borrow().clone()
     }
@@ -237,13 +231,6 @@ impl Shown {
         };
         Ok(Answer::Page(HTML, page))
     }
-}
-
-async fn named_as_here(request: Request, next: Next) -> Response {
-    if names_this_machine(request.headers()) {
-        return next.run(request).await;
-    }
-    (StatusCode::MISDIRECTED_REQUEST, "this page is for this machine alone\n").into_response()
 }
 
 /// What the address asks for.

@@ -262,9 +262,14 @@ impl TargetError {
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
         self.own_hint().or_else(|| {
-            is_full_disk(self)
+            (!self.has_words_of_a_step() && is_full_disk(self))
                 .then(|| "the disk is full: free some room; nothing incomplete was left".to_owned())
         })
+    }
+
+    /// Whether its text holds what a build step chose to print or to be called.
+    fn has_words_of_a_step(&self) -> bool {
+        matches!(self, Self::Finding(_) | Self::Engine(EngineError::Step(_) | EngineError::Limit(_)))
     }
 
     fn own_hint(&self) -> Option<String> {
@@ -308,5 +313,7 @@ mod tests {
             assert!(error.hint().is_some_and(|hint| hint.contains("the disk is full")), "{error:?}");
         }
         assert_eq!(TargetError::Io(io::Error::from_raw_os_error(13)).hint(), None);
+        let step = EngineError::Step("RUN echo No space left on device: exit code 1".to_owned());
+        assert_eq!(TargetError::Engine(step).hint(), None);
     }
 }

@@ -67,6 +67,10 @@ impl Access for RegistryOptions {
         HostPort::of_url(url).is_some_and(|host| self.net.allows_plain(&host))
     }
 
+    fn trusts_token_server(&self, authority: &str, realm: &Url) -> bool {
+        self.net.trusts_token_server(authority, realm)
+    }
+
     fn candidates(&self, repository: &Repository) -> Vec<Repository> {
         self.net.image_candidates(repository)
     }
@@ -117,6 +121,13 @@ pub fn hint(error: &RegistryError) -> Option<String> {
         RegistryError::Denied { host, .. } => Some(format!(
             "docker login {host}, with a user who may do this, or check the name of the repository"
         )),
+        RegistryError::TokenServer { host, realm, .. } => {
+            let server = realm.split_once("://").map_or(realm.as_str(), |(_, server)| server);
+            Some(format!(
+                "if this is the token server of {host}, add `{{host: {host:?}, tokenServers: [{server:?}]}}` to `hosts` in site.yaml; \
+                 else someone may have changed what {host} answers"
+            ))
+        }
         RegistryError::Io(source) if source.kind() == io::ErrorKind::StorageFull => {
             Some("free some space; nothing incomplete was left".to_owned())
         }

@@ -6,8 +6,9 @@ mod signatures;
 
 pub use ::oci::client::{
     Access, BlobContent, BlobSource, BlobStream, ConnectionProblem, Credential, LayoutRegistry,
-    LocationError, MAX_TRIES, Registry, RegistryError, RegistryLocation, RemoteRegistry, Retrying, Room,
-    StoredManifest, Upload, connection_problem, excerpt, free_space, pause_before, retry_delay,
+    LocationError, MAX_TRIES, Pace, Pacer, Registry, RegistryError, RegistryLocation, RemoteRegistry,
+    Retrying, Room, StoredManifest, TooSlow, Upload, connection_problem, excerpt, free_space, pause_before,
+    retry_delay,
 };
 
 pub(crate) use self::signatures::{Joined, is_joined, join};

@@ -1,12 +1,15 @@
 //! Adapter: the HTTP server for probes and figures.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use axum::{
     Router,
-    extract::State,
-    http::{StatusCode, header},
-    middleware::from_fn_with_state,
+    extract::{Request, State},
+    http::{HeaderMap, StatusCode, header},
+    middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -46,7 +49,8 @@ struct Shown {
 }
 
 impl HttpServer {
-    /// Listens, and answers nothing yet. `further` is what it answers beside probes and figures.
+    /// Listens, and answers nothing yet. `further` is what it answers beside probes and figures. On the loopback device it answers
+    /// requests to a loopback name only.
     pub async fn bind(
         address: SocketAddr,
         health: Arc<Health>,
@@ -66,12 +70,15 @@ impl HttpServer {
     ) -> Result<Self, HttpError> {
         let free = Arc::new(Semaphore::new(limits.requests));
         let listener = TcpListener::bind(address).await.map_err(|source| HttpError { address, source })?;
-        let router = Router::new()
+        let mut router = Router::new()
             .route("/metrics", get(figures))
             .route("/healthz", get(alive))
             .route("/readyz", get(ready))
             .with_state(Shown { health, metrics })
             .merge(further.layer(from_fn_with_state(free, connections::limit_requests)));
+        if address.ip().is_loopback() {
+            router = router.layer(from_fn(refuse_foreign_names));
+        }
         Ok(Self { listener, router, limits })
     }
 
@@ -89,6 +96,29 @@ impl HttpServer {
             () = connections::serve(listener, router, limits) => {}
         }
     }
+}
+
+/// Whether a request names the loopback device as its host. In a browser a page from elsewhere reaches the port under a name of its
+/// own that leads here (DNS rebinding).
+pub fn names_loopback(headers: &HeaderMap) -> bool {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
+    let host = host.to_str().unwrap_or_default();
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    name.eq_ignore_ascii_case("localhost")
+        || address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+async fn refuse_foreign_names(request: Request, next: Next) -> Response {
+    if names_loopback(request.headers()) {
+        return next.run(request).await;
+    }
+    let text = "this port is on the loopback device: ask for it as 127.0.0.1, [::1] or localhost\n";
+    (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
 async fn figures(State(shown): State<Shown>) -> Response {
@@ -124,10 +154,14 @@ mod tests {
 
     use super::*;
 
-    async fn get(address: SocketAddr, path: &str) -> (u16, String) {
+    async fn ask(address: SocketAddr, path: &str) -> (u16, String) {
+        get_as(address, path, "host: localhost\r\n").await
+    }
+
+    async fn get_as(address: SocketAddr, path: &str, headers: &str) -> (u16, String) {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nhost: farrier\r\nconnection: close\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\n{headers}connection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
@@ -143,20 +177,48 @@ mod tests {
         let (address, cancel) = (server.listener.local_addr().unwrap(), CancellationToken::new());
         let task = tokio::spawn(server.serve(cancel.clone()));
 
-        assert_eq!(get(address, "/healthz").await.0, 200);
-        assert_eq!(get(address, "/readyz").await.0, 503);
+        assert_eq!(ask(address, "/healthz").await.0, 200);
+        assert_eq!(ask(address, "/readyz").await.0, 503);
         health.set_ready();
-        assert_eq!(get(address, "/readyz").await.0, 200);
-        let (status, figures) = get(address, "/metrics").await;
+        assert_eq!(ask(address, "/readyz").await.0, 200);
+        let (status, figures) = ask(address, "/metrics").await;
         assert_eq!(status, 200);
         assert!(
             figures.contains(OPEN_METRICS) && figures.contains("farrier_configuration_valid 1"),
             "{figures}"
         );
-        assert_eq!(get(address, "/else").await.0, 404);
+        assert_eq!(ask(address, "/else").await.0, 404);
 
         cancel.cancel();
         task.await.unwrap();
+    }
+
+    /// A page from elsewhere whose name leads to the loopback device (DNS rebinding) reads nothing: neither the fleet nor figures.
+    #[tokio::test]
+    async fn a_port_of_the_loopback_device_answers_to_loopback_names_only() {
+        let further = Router::new().route("/", get(|| async { "the fleet" }));
+        for (address, foreign) in [([127_u8, 0, 0, 1], 421), ([0_u8; 4], 200)] {
+            let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
+            let server =
+                HttpServer::bind((address, 0).into(), health, metrics, further.clone()).await.unwrap();
+            let port = server.address().unwrap().port();
+            let (here, cancel) = (SocketAddr::from(([127, 0, 0, 1], port)), CancellationToken::new());
+            let task = tokio::spawn(server.serve(cancel.clone()));
+            for path in ["/", "/metrics", "/healthz"] {
+                for own in ["127.0.0.1:81", "localhost:81", "LOCALHOST", "[::1]:81", "127.0.0.2"] {
+                    let (status, said) = get_as(here, path, &format!("host: {own}\r\n")).await;
+                    assert_eq!(status, 200, "{address:?} {path} {own}: {said}");
+                }
+                for other in ["attacker.test:81", "127.0.0.1.attacker.test", "10.0.0.7:8080", "localhost@x"] {
+                    let (status, said) = get_as(here, path, &format!("host: {other}\r\n")).await;
+                    assert_eq!(status, foreign, "{address:?} {path} {other}: {said}");
+                }
+            }
+            let twice = "host: localhost\r\nhost: attacker.test\r\n";
+            assert_ne!((foreign, get_as(here, "/", twice).await.0), (421, 200), "the second name is foreign");
+            cancel.cancel();
+            task.await.unwrap();
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -13,6 +13,7 @@ use crate::{
     kernel::{KernelLabel, KernelTarget},
     kmod::Verdict,
     plan::{Activity, Phase, Plan, StatusEntry, status_entries},
+    text::printable_lines,
 };
 
 /// The label, and its value, of the objects that farrier made and may delete.
@@ -181,8 +182,7 @@ fn tail(lines: &[String]) -> Vec<String> {
 
 /// Compilers and registries are strangers; a terminal must not take their words for commands.
 pub(super) fn printable(text: &str, most: usize) -> String {
-    let clean = |c: char| if c.is_control() && c != '\n' { '\u{fffd}' } else { c };
-    text.chars().map(clean).take(most).collect()
+    printable_lines(text).replace(['\t', '\r'], "\u{fffd}").chars().take(most).collect()
 }
 
 /// What is to be written.

@@ -3,6 +3,8 @@
 
 mod at_once;
 mod authorization;
+mod slow;
+mod token_servers;
 
 use std::{
     collections::BTreeMap,

@@ -12,6 +12,7 @@ pub mod provenance;
 pub mod shell;
 pub mod site;
 pub mod template;
+pub mod text;
 
 // One path for what the two crates below define.
 mod oci {

@@ -12,7 +12,7 @@ mod progress;
 pub mod rollback;
 pub mod verify;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal, Stderr, Write};
 
 use comfy_table::{Cell, ContentArrangement, Row, Table, presets::NOTHING};
 use serde::Serialize;
@@ -21,8 +21,14 @@ pub use pass::pass;
 pub use plan::{past_upgrades, plan, status, upgrades};
 pub use progress::{Bar, Progress};
 
+/// Names, labels and annotations come from outside: a terminal must not take them for commands.
+pub use crate::text::printable;
+
 use super::{args::OutputForm, error::OutputError};
-use crate::plan::with_short_digests;
+use crate::{
+    plan::with_short_digests,
+    text::{is_deceptive, printable_json, printable_lines},
+};
 
 /// Prints a result in the form that was asked for.
 pub fn show<T: Serialize + ?Sized>(
@@ -30,20 +36,30 @@ pub fn show<T: Serialize + ?Sized>(
     value: &T,
     text: impl FnOnce(&T) -> String,
 ) -> Result<(), OutputError> {
-    result(&match form {
-        OutputForm::Table | OutputForm::Wide => look::painted(text(value)),
-        OutputForm::Json => serde_json::to_string_pretty(value).map_err(io::Error::from)?,
+    ready(&match form {
+        OutputForm::Table | OutputForm::Wide => look::painted(printable_lines(&text(value))),
+        OutputForm::Json => printable_json(&serde_json::to_string_pretty(value).map_err(io::Error::from)?),
     })
 }
 
 /// Writes text to standard output, at the end and through a pager where results are paged, and ends its last line.
 pub fn result(text: &str) -> Result<(), OutputError> {
-    let text = if text.ends_with('\n') { text.to_owned() } else { format!("{text}\n") };
-    if pager::keep(&text) { Ok(()) } else { part(&text) }
+    ready(&printable_lines(text))
 }
 
-/// Writes what is a part of the output. A closed pipe (`| head`) is no error.
+/// Writes what a terminal may see as it is.
+fn ready(text: &str) -> Result<(), OutputError> {
+    let text = if text.ends_with('\n') { text.to_owned() } else { format!("{text}\n") };
+    if pager::keep(&text) { Ok(()) } else { raw(&text) }
+}
+
+/// Writes what is a part of the output.
 pub fn part(text: &str) -> Result<(), OutputError> {
+    raw(&printable_lines(text))
+}
+
+/// Writes bytes that a terminal may act on. A closed pipe (`| head`) is no error.
+fn raw(text: &str) -> Result<(), OutputError> {
     let mut out = io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     match written {
@@ -54,12 +70,35 @@ pub fn part(text: &str) -> Result<(), OutputError> {
 
 /// Empties a terminal, for what is printed again and again.
 pub fn clear() -> Result<(), OutputError> {
-    if io::stdout().is_terminal() { part("\x1b[H\x1b[2J") } else { Ok(()) }
+    if io::stdout().is_terminal() { raw("\x1b[H\x1b[2J") } else { Ok(()) }
 }
 
 /// Writes a message to standard error. There is nowhere to report a failure of that.
 pub fn message(text: &str) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    let _ = writeln!(io::stderr().lock(), "{}", printable_lines(text));
+}
+
+/// Where logs go: standard error, which gets nothing that deceives an eye. Of control characters the log's own colours are among what is
+/// written; those in its texts the log escapes itself.
+pub struct LogWriter(Stderr);
+
+impl LogWriter {
+    pub fn stderr() -> Self {
+        Self(io::stderr())
+    }
+}
+
+impl Write for LogWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(bytes);
+        let text = text.replace(|c: char| is_deceptive(c) && !c.is_ascii_control(), "\u{fffd}");
+        self.0.write_all(text.as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// A table without borders. A cell may have several lines.
@@ -100,11 +139,6 @@ fn laid_out(header: Row, rows: Vec<Row>, padding: (u16, u16), width: Option<u16>
         column.set_padding(padding);
     }
     table.lines().flat_map(|line| [line.trim_end().to_owned(), "\n".to_owned()]).collect()
-}
-
-/// Names, labels and annotations come from outside: a terminal must not take them for commands.
-pub fn printable(text: &str) -> String {
-    text.replace(char::is_control, "\u{fffd}")
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ pub fn keep(text: &str) -> bool {
 /// Prints what was kept. By now nothing in this process takes Ctrl-C, which is the pager's.
 pub fn show() -> Result<(), OutputError> {
     match KEPT.lock().take() {
-        Some(text) if fits(&text) || !is_paged(&text) => super::part(&text),
+        Some(text) if fits(&text) || !is_paged(&text) => super::raw(&text),
         _ => Ok(()),
     }
 }

@@ -10,10 +10,11 @@ use std::{
 use indicatif::{HumanBytes, HumanDuration, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
 
-use super::message;
+use super::{message, printable};
 use crate::{
     bundle::{Meter, Phase},
     parts::{Reporter, Stage},
+    text::printable_lines,
 };
 
 /// The progress of builds: a spinner for each target on a terminal, plain lines elsewhere.
@@ -70,7 +71,7 @@ impl Progress {
         let bar = running.entry(subject.to_owned()).or_insert_with(|| {
             let bar = bars.add(ProgressBar::new_spinner());
             Self::set_style(&bar, "{elapsed}");
-            bar.set_prefix(subject.to_owned());
+            bar.set_prefix(printable(subject));
             bar.enable_steady_tick(Duration::from_millis(120));
             bar
         });
@@ -99,14 +100,14 @@ impl Reporter for Progress {
             message(&format!("{subject}: {told}"));
         }
         drop(stages);
-        self.with_bar(subject, |bar| bar.set_message(line.to_owned()));
+        self.with_bar(subject, |bar| bar.set_message(printable(line)));
     }
 
     fn note(&self, subject: &str, text: &str) {
         let line = format!("{subject}: {text}");
         match &self.bars {
             // Through the bars, which would be torn otherwise; there is nowhere to report a failure of that.
-            Some(bars) => drop(bars.println(line)),
+            Some(bars) => drop(bars.println(printable_lines(&line))),
             None => message(&line),
         }
     }
@@ -114,7 +115,7 @@ impl Reporter for Progress {
     fn finished(&self, subject: &str, outcome: &str) {
         self.stages.lock().remove(subject);
         match self.running.lock().remove(subject) {
-            Some(bar) => bar.finish_with_message(outcome.to_owned()),
+            Some(bar) => bar.finish_with_message(printable(outcome)),
             None => message(&format!("{subject}: {outcome}")),
         }
     }

@@ -8,6 +8,7 @@ use super::queue::CellKey;
 use crate::{
     parts::{Reporter, Stage},
     plan::{Activity, BuildActivity},
+    text::is_deceptive,
 };
 
 use parking_lot::Mutex;
@@ -142,7 +143,7 @@ impl Reporter for BuildReporter {
             if activity.log_tail.len() >= TAIL {
                 activity.log_tail.remove(0);
             }
-            let shown = |c: char| if c.is_control() { ' ' } else { c };
+            let shown = |c: char| if is_deceptive(c) { ' ' } else { c };
             activity.log_tail.push(line.chars().take(LINE).map(shown).collect());
         });
         self.next.output(subject, line);

@@ -2,7 +2,7 @@
 
 use bollard::{errors::Error, models::BuildInfo};
 
-use super::super::{BuildLog, EngineError, EngineKind, Result, lines::LineSplitter};
+use super::super::{BuildLog, EngineError, EngineKind, Result, error::is_disk_full, lines::LineSplitter};
 use crate::error_chain;
 
 /// Reads a build's answer: hands lines on, remembers the step under way and the image that came out.
@@ -58,25 +58,22 @@ impl<'a> Output<'a> {
         match error {
             Error::DockerStreamError { error } => {
                 self.log.line(&error);
-                let message = match &self.step {
-                    Some(step) => match exit_code(step, &error) {
-                        Some(code) => format!("{step}: exit code {code}"),
-                        None => format!("{step}: {error}"),
-                    },
-                    None => error,
-                };
-                EngineError::from_build(EngineKind::Docker, message)
+                match self.step.as_ref().and_then(|step| Some((step, exit_code(step, &error)?))) {
+                    // The step's own text is in the engine's words for it: they say nothing of the engine's disk.
+                    Some((step, code)) => EngineError::Step(format!("{step}: exit code {code}")),
+                    None => EngineError::from_build(EngineKind::Docker, self.step.as_deref(), error),
+                }
             }
             // 4xx: the Dockerfile does not parse, or has no such stage. The builder answers 500 to some of these.
             Error::DockerResponseServerError { status_code, message }
                 if status_code < 500 || message.contains("ockerfile") || message.contains("build stage") =>
             {
-                EngineError::from_build(EngineKind::Docker, message)
+                EngineError::from_build(EngineKind::Docker, None, message)
             }
             error => {
                 let words = error_chain(&error);
-                if super::super::error::is_disk_full(&words) {
-                    EngineError::from_build(EngineKind::Docker, words)
+                if is_disk_full(&words) {
+                    EngineError::from_build(EngineKind::Docker, None, words)
                 } else {
                     EngineError::engine(EngineKind::Docker, "build", error)
                 }
@@ -149,6 +146,19 @@ mod tests {
             error: "The command '/bin/sh -c make' returned a non-zero code: 2".to_owned(),
         });
         assert_eq!(error.to_string(), "build step failed: RUN make: exit code 2");
+    }
+
+    #[test]
+    fn a_step_that_speaks_of_a_full_disk_has_failed() {
+        let step = "RUN echo ': no space left on device'; exit 1";
+        let lines = Lines::default();
+        let error = run(&lines, &[&format!("Step 2/3 : {step}\n"), "x: no space left on device\n"]).failure(
+            Error::DockerStreamError {
+                error: "The command '/bin/sh -c echo ': no space left on device'; exit 1' returned a non-zero code: 1"
+                    .to_owned(),
+            },
+        );
+        assert!(matches!(&error, EngineError::Step(_)), "{error:?}");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::{
         openpgp::{BEGIN, dearmored},
         process,
     },
+    text::is_deceptive,
 };
 
 /// The keys that an archive is signed with.
@@ -97,7 +98,7 @@ impl Keys {
         FetchError::Signature {
             what: what.to_owned(),
             keys: self.file.display().to_string(),
-            said: said.chars().filter(|c| !c.is_control()).take(300).collect(),
+            said: said.chars().filter(|c| !is_deceptive(*c)).take(300).collect(),
         }
     }
 }

@@ -15,6 +15,8 @@ pub struct Answer {
     body: Vec<u8>,
     /// Bytes that are announced and never sent.
     missing: usize,
+    /// The body comes one byte every five seconds, of the runtime's time.
+    crawls: bool,
     /// The connection breaks after so many bytes of the request's body, and there is no answer.
     breaks_after: Option<usize>,
 }
@@ -39,7 +41,14 @@ impl Request {
 }
 
 pub fn answer(status: u16, body: impl AsRef<[u8]>) -> Answer {
-    Answer { status, headers: Vec::new(), body: body.as_ref().to_vec(), missing: 0, breaks_after: None }
+    Answer {
+        status,
+        headers: Vec::new(),
+        body: body.as_ref().to_vec(),
+        missing: 0,
+        crawls: false,
+        breaks_after: None,
+    }
 }
 
 /// No answer: the connection breaks after so many bytes of the request's body.
@@ -51,6 +60,12 @@ impl Answer {
     /// The connection ends before this many further bytes have come.
     pub fn cut_short_by(mut self, missing: usize) -> Self {
         self.missing = missing;
+        self
+    }
+
+    /// The body comes one byte every five seconds: for a test whose time is paused.
+    pub fn crawling(mut self) -> Self {
+        self.crawls = true;
         self
     }
 
@@ -134,6 +149,15 @@ async fn write(mut stream: TcpStream, answer: Answer) {
     }
     head.push_str("\r\n");
     let _ = stream.write_all(head.as_bytes()).await;
-    let _ = stream.write_all(&answer.body).await;
+    if answer.crawls {
+        for byte in &answer.body {
+            if stream.write_all(&[*byte]).await.is_err() {
+                return;
+            }
+            tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+        }
+    } else {
+        let _ = stream.write_all(&answer.body).await;
+    }
     let _ = stream.shutdown().await;
 }

@@ -11,7 +11,7 @@ use super::{
     MayBoot, Needed, Next, Outcome, Phase, Plan, PlannedCell, PlannedNode, PlannedRollout, PlannedSignature,
     Readiness, RolloutDecision, StatusRow,
 };
-use crate::kmod::Verdict;
+use crate::{kmod::Verdict, text::printable_lines};
 
 /// Names of nodes written out before the rest is only counted.
 const NAMED_NODES: usize = 3;
@@ -288,8 +288,7 @@ pub(super) fn some_of(names: &[&str], most: usize) -> String {
 }
 
 pub(super) fn table(header: &[&'static str], rows: impl Iterator<Item = Vec<String>>) -> Table {
-    let printable = |text: String| text.replace(|c: char| c.is_control() && c != '\n', "\u{fffd}");
-    let rows = rows.map(|row| row.into_iter().map(printable).collect());
+    let rows = rows.map(|row| row.iter().map(|cell| printable_lines(cell)).collect());
     Table { header: header.to_vec(), rows: rows.collect() }
 }
 

@@ -76,6 +76,9 @@ pub struct Host {
     pub ssh_key: Option<SecretSource>,
     /// Its SSH keys, as `known_hosts` has them; relative to the definitions directory. Without it the user's own file counts.
     pub known_hosts: Option<LocalPath>,
+    /// Of a registry: hosts (`host` or `host:port`) that may get its credentials and give tokens for it, where these are not its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub token_servers: Vec<HostPort>,
 }
 
 /// Where credentials for registries stand: exactly one field.

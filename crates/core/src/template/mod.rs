@@ -2,6 +2,7 @@
 
 mod dockerfile;
 mod lexer;
+mod nesting;
 pub mod steps;
 
 use std::collections::BTreeMap;
@@ -144,6 +145,9 @@ impl Templates {
         // No template has a name with a blank in it.
         let name = format!("line {text}");
         if !self.0.has_template(&name) {
+            if let Some((_, reason)) = nesting::too_deep(text) {
+                return Err(reason);
+            }
             self.0.register_template_string(&name, text).map_err(|_| format!("no Handlebars: {text}"))?;
         }
         self.0.render(&name, values).map_err(|error| reason(&error))
@@ -161,6 +165,9 @@ pub fn parse(name: &str, text: &str) -> Result<(), TemplateError> {
 }
 
 fn register(engine: &mut Handlebars<'_>, name: &str, text: &str) -> Result<(), TemplateError> {
+    if let Some((line, reason)) = nesting::too_deep(text) {
+        return Err(TemplateError { template: name.to_owned(), line, reason });
+    }
     engine.register_template_string(name, text).map_err(|error| TemplateError {
         template: name.to_owned(),
         line: error.pos().map_or(0, |(line, _)| line),

@@ -179,7 +179,8 @@ impl Authorizer {
                 _ => None,
             },
             Challenge::Bearer { realm, service } => {
-                let query = TokenQuery { purpose, action, realm, service: service.as_deref() };
+                let by_tls = refusal.url().scheme() == "https";
+                let query = TokenQuery { purpose, action, realm, by_tls, service: service.as_deref() };
                 Some(query.send(transport, credential).await?)
             }
         };
@@ -231,13 +232,55 @@ struct TokenQuery<'a> {
     purpose: Purpose<'a>,
     action: &'a str,
     realm: &'a str,
+    /// Did the registry name it over TLS?
+    by_tls: bool,
     service: Option<&'a str>,
+}
+
+/// Token servers of public registries that have another host's name, at TLS's own port (the registry's host, the token server's).
+const TOKEN_SERVERS: [(&str, &str); 3] = [
+    ("registry-1.docker.io", "auth.docker.io"),
+    ("registry.gitlab.com", "gitlab.com"),
+    ("registry.digitalocean.com", "api.digitalocean.com"),
+];
+
+/// Whether a token server may get a registry's credentials. The registry's word is not enough, which may be another's by now.
+fn is_trusted(transport: &Transport, name: &RemoteName, realm: &Url) -> bool {
+    is_own(name, realm) || transport.access.trusts_token_server(&name.authority, realm)
+}
+
+/// Whether a token server is the registry itself, a host that shows a certificate for the registry's name, or a known one of it.
+fn is_own(name: &RemoteName, realm: &Url) -> bool {
+    let host = realm.host_str().unwrap_or_default();
+    let registry = Url::parse(&format!("https://{}/", name.authority));
+    let same_name = registry.is_ok_and(|registry| registry.host_str() == Some(host));
+    let known = TOKEN_SERVERS.contains(&(name.authority.as_str(), host)) && realm.port().is_none();
+    name.serves(realm) || (realm.scheme() == "https" && (same_name || known))
+}
+
+/// The address of a token server that a registry names. Its way is no worse protected than the registry's: what it answers opens the
+/// registry.
+fn realm_of(text: &str, by_tls: bool, allows_plain: impl Fn(&Url) -> bool) -> Result<Url, &'static str> {
+    let url = Url::parse(text).map_err(|_| "is no address")?;
+    match url.scheme() {
+        "https" => Ok(url),
+        "http" if !by_tls && allows_plain(&url) => Ok(url),
+        _ => Err("is not reached through https"),
+    }
 }
 
 impl TokenQuery<'_> {
     async fn send(&self, transport: &Transport, credential: Option<Credential>) -> Result<Grant> {
         let url = self.realm(transport)?;
         let name = self.purpose.name;
+        if credential.is_some() && !is_trusted(transport, name, &url) {
+            let (host, action) = (name.host.clone(), self.action.to_owned());
+            return Err(RegistryError::TokenServer {
+                host,
+                action,
+                realm: url.origin().ascii_serialization(),
+            });
+        }
         let scopes = self.purpose.scopes();
         let mut request;
         match credential {
@@ -298,17 +341,53 @@ impl TokenQuery<'_> {
         Ok(Grant { header, until: Some(start + lifetime.saturating_sub(MARGIN)) })
     }
 
-    /// The token server gets the password, so it must be as trustworthy as the registry.
     fn realm(&self, transport: &Transport) -> Result<Url> {
-        let refused = |reason: &str| {
+        let url = realm_of(self.realm, self.by_tls, |url| transport.access.allows_plain(url));
+        url.map_err(|reason| {
             let reason = format!("its token server {} {reason}", excerpt(self.realm.as_bytes()));
             RegistryError::protocol(&self.purpose.name.host, self.action, reason)
-        };
-        let url = Url::parse(self.realm).map_err(|_| refused("is no address"))?;
-        match url.scheme() {
-            "https" => Ok(url),
-            "http" if transport.access.allows_plain(&url) => Ok(url),
-            _ => Err(refused("is not reached through https")),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_registrys_own_token_servers() {
+        for (repository, realm, own) in [
+            ("r.example/x", "https://r.example/token", true),
+            ("r.example:5050/x", "https://r.example/jwt/auth", true),
+            ("r.example:5050/x", "https://r.example:8443/jwt/auth", true),
+            ("127.0.0.1:5000/x", "http://127.0.0.1:5000/token", true),
+            ("127.0.0.1:5000/x", "http://127.0.0.1:5001/token", false),
+            ("docker.io/x", "https://auth.docker.io/token", true),
+            ("docker.io/x", "https://auth.docker.io:8443/token", false),
+            ("docker.io/x", "http://auth.docker.io/token", false),
+            ("docker.io/x", "https://gitlab.com/jwt/auth", false),
+            ("registry.gitlab.com/x", "https://gitlab.com/jwt/auth", true),
+            ("registry.gitlab.com:5000/x", "https://gitlab.com/jwt/auth", false),
+            ("r.example/x", "https://auth.docker.io/token", false),
+            ("r.example/x", "https://auth.r.example/token", false),
+            ("registry.r.example/x", "https://r.example/token", false),
+            ("r.example/x", "https://r.example@evil.test/token", false),
+            ("r.example/x", "https://evil.test/r.example", false),
+        ] {
+            let name = RemoteName::of(&repository.parse().unwrap());
+            assert_eq!(is_own(&name, &realm.parse().unwrap()), own, "{repository} {realm}");
         }
+    }
+
+    #[test]
+    fn a_token_server_is_reached_as_safely_as_the_registry() {
+        let (all, none) = (|_: &Url| true, |_: &Url| false);
+        assert!(realm_of("https://r.example/token", true, none).is_ok());
+        assert!(realm_of("http://127.0.0.1:5000/token", false, all).is_ok());
+        let unsafe_way = Err("is not reached through https");
+        assert_eq!(realm_of("http://127.0.0.1:5000/token", true, all), unsafe_way, "TLS, and then none");
+        assert_eq!(realm_of("http://r.example/token", false, none), unsafe_way);
+        assert_eq!(realm_of("ftp://r.example/token", false, all), unsafe_way);
+        assert_eq!(realm_of("/token", false, all), Err("is no address"));
     }
 }

@@ -26,6 +26,11 @@ pub enum RegistryError {
     /// 401, 403, or no credentials for a registry that wants some. Permanent.
     #[error("{host} refused to {action}: {reason}")]
     Denied { host: String, action: String, reason: String },
+    /// It names a token server (`scheme://host[:port]`) that gets no credentials of it. Permanent.
+    #[error(
+        "{host} wants its credentials for {action} sent to the token server {realm}, which is not trusted with them"
+    )]
+    TokenServer { host: String, action: String, realm: String },
     /// Anything else that it answered, or what is wrong with its answer. Permanent.
     #[error("{host} gave an unusable answer to {action}: {reason}")]
     Protocol { host: String, action: String, reason: String },
@@ -81,6 +86,7 @@ impl RegistryError {
             Self::Server { .. } | Self::Digest { .. } | Self::Missed { .. } => true,
             Self::NotSent { transient, .. } => *transient,
             Self::Denied { .. }
+            | Self::TokenServer { .. }
             | Self::Protocol { .. }
             | Self::NoDeletion { .. }
             | Self::Image(_)

@@ -96,7 +96,7 @@ impl<'a> Call<'a> {
 
 /// Requests with authorization.
 pub(super) struct Http {
-    transport: Transport,
+    pub(super) transport: Transport,
     authorizer: Authorizer,
     rests: Rests,
 }

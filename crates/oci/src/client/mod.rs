@@ -8,6 +8,7 @@ mod layout;
 mod layout_sweep;
 mod location;
 mod mirrored;
+mod pace;
 mod referrers;
 mod registry;
 mod remote;
@@ -23,6 +24,7 @@ pub use self::{
     error::{ConnectionProblem, RegistryError, Result, causes, chain, connection_problem, excerpt},
     layout::LayoutRegistry,
     location::{LocationError, RegistryLocation},
+    pace::{Pace, Pacer, TooSlow},
     registry::{Access, BlobContent, BlobSource, BlobStream, Credential, Registry, StoredManifest, Upload},
     remote::RemoteRegistry,
     retry::{MAX_TRIES, delay_after, pause_before, retry_delay},

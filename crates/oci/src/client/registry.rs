@@ -180,6 +180,9 @@ pub trait Access: Send + Sync {
     /// May this address, which a registry names, be asked without TLS?
     fn allows_plain(&self, url: &Url) -> bool;
 
+    /// May a token server at this address get the credentials of a registry (`host[:port]`), because somebody has said so?
+    fn trusts_token_server(&self, authority: &str, realm: &Url) -> bool;
+
     /// Where a repository is looked for, in order: mirrors, then itself unless it must not be asked.
     fn candidates(&self, repository: &Repository) -> Vec<Repository>;
 

@@ -15,6 +15,7 @@ use super::{
     error::{RegistryError, Result, chain},
     http::{Http, Payload, body, header, unexpected},
     mirrored::Places,
+    pace::Pace,
     referrers::Added,
     registry::{Access, BlobContent, BlobStream, Registry, StoredManifest, Upload},
     stream::{digest_of, save},
@@ -58,6 +59,13 @@ impl RemoteRegistry {
     #[must_use]
     pub fn publishing_below(mut self, place: String) -> Self {
         self.places.published = Some(place);
+        self
+    }
+
+    /// The same, which gives up transfers that are slower than this.
+    #[must_use]
+    pub fn with_pace(mut self, pace: Pace) -> Self {
+        self.http.transport.pace = pace;
         self
     }
 

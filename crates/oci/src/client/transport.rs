@@ -11,25 +11,23 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
 };
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use reqwest::{Method, Request, Response};
+use reqwest::{Method, Request, Response, header::CONTENT_LENGTH};
 use tokio::time::timeout;
 use url::Url;
 
 use super::{
     error::{RegistryError, Result, excerpt, speaks_something_else},
+    pace::{Pace, Pacer, TooSlow},
     registry::Access,
 };
 use crate::{Repository, is_docker_hub};
 
 /// The host that serves what is named after Docker Hub.
 const HUB_API: &str = "registry-1.docker.io";
-/// Longest silence in either direction.
-const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A repository as the protocol needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,13 +78,15 @@ impl RemoteName {
 /// Requests, and what is known of the hosts' schemes.
 pub(super) struct Transport {
     pub(super) access: Arc<dyn Access>,
+    /// The slowest transfer, in either direction.
+    pub(super) pace: Pace,
     /// The scheme of each host that may be plain.
     schemes: Mutex<HashMap<String, &'static str>>,
 }
 
 impl Transport {
     pub(super) fn new(access: Arc<dyn Access>) -> Self {
-        Self { access, schemes: Mutex::default() }
+        Self { access, pace: Pace::default(), schemes: Mutex::default() }
     }
 
     /// `<scheme>://<host>/v2/<repository>/<rest>`.
@@ -116,7 +116,8 @@ impl Transport {
         Ok(scheme)
     }
 
-    /// Sends a request; as long as it takes, if only `moved`, the bytes of a streamed body, grows. `host` is the registry's.
+    /// Sends a request; as long as it takes, if only `moved`, the bytes of a streamed body, keeps to the pace. What follows the
+    /// answer's head is read with [`next_chunk`]. `host` is the registry's.
     pub(super) async fn execute(
         &self,
         request: Request,
@@ -125,15 +126,20 @@ impl Transport {
         host: &str,
         sent_by: Option<&str>,
     ) -> Result<Response> {
+        let size = request.headers().get(CONTENT_LENGTH).and_then(|size| size.to_str().ok()?.parse().ok());
         let mut sending = self.access.execute(request, action, host, sent_by);
         let mut before = moved.load(Ordering::Relaxed);
         loop {
-            if let Ok(answer) = timeout(IDLE_TIMEOUT, &mut sending).await {
-                return answer;
+            if let Ok(answer) = timeout(self.pace.within, &mut sending).await {
+                let mut answer = answer?;
+                answer.extensions_mut().insert(Pacer::new(self.pace));
+                return Ok(answer);
             }
             let now = moved.load(Ordering::Relaxed);
-            if now == before {
-                return Err(silent(host, action));
+            // After the last byte the registry has its own time to answer.
+            let has_just_ended = now > before && Some(now) == size;
+            if now - before < self.pace.least && !has_just_ended {
+                return Err(too_slow(TooSlow(self.pace), host, action));
             }
             before = now;
         }
@@ -146,16 +152,19 @@ fn address(name: &RemoteName, text: &str) -> Result<Url> {
     })
 }
 
-fn silent(host: &str, action: &str) -> RegistryError {
-    let message = format!("nothing moved for {} seconds", IDLE_TIMEOUT.as_secs());
-    RegistryError::unreachable(host, action, io::Error::new(io::ErrorKind::TimedOut, message))
+fn too_slow(slow: TooSlow, host: &str, action: &str) -> RegistryError {
+    RegistryError::unreachable(host, action, io::Error::new(io::ErrorKind::TimedOut, slow))
 }
 
-/// The next part of an answer's body.
+/// The next part of an answer's body, which keeps to a pace from its beginning on.
 pub(super) async fn next_chunk(response: &mut Response, host: &str, action: &str) -> Result<Option<Bytes>> {
-    let chunk = timeout(IDLE_TIMEOUT, response.chunk()).await.map_err(|_| silent(host, action))?;
+    let mut pacer = response.extensions().get().copied().unwrap_or_else(|| Pacer::new(Pace::default()));
+    let chunk = pacer.wait(response.chunk()).await.map_err(|slow| too_slow(slow, host, action))?;
     // The address may hold a signature that grants access.
-    chunk.map_err(|error| RegistryError::unreachable(host, action, error.without_url()))
+    let chunk = chunk.map_err(|error| RegistryError::unreachable(host, action, error.without_url()))?;
+    pacer.moved(chunk.as_ref().map_or(0, Bytes::len) as u64);
+    response.extensions_mut().insert(pacer);
+    Ok(chunk)
 }
 
 /// The first bytes of a body; for errors, whose own errors do not matter.

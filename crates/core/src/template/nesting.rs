@@ -1,0 +1,145 @@
+//! Pure: how deep a template's blocks and words are nested, before it is parsed: the parser takes time with the square of the depth, and
+//! calls itself for each level.
+
+/// Levels that a template may have: blocks, further branches of one (`{{else if}}`), and words in parentheses and brackets.
+const DEPTH: usize = 64;
+/// Blocks and further branches that a template may have.
+const BLOCKS: usize = 1000;
+
+/// What is nested too deep, and the line, from 1.
+pub(super) fn too_deep(text: &str) -> Option<(usize, String)> {
+    let (mut open, mut blocks) = (Vec::new(), 0);
+    let tags = Tags { text, at: 0 };
+    for Tag { start, words } in tags {
+        let line = || 1 + text.as_bytes().iter().take(start).filter(|byte| **byte == b'\n').count();
+        if are_too_deep(words) {
+            return Some((line(), format!("words are nested more than {DEPTH} deep")));
+        }
+        let word = words.trim_start_matches('~').trim_start();
+        if word.starts_with('#') {
+            open.push(1);
+            blocks += 1;
+        } else if word.starts_with('/') {
+            open.pop();
+        } else if is_further_branch(word)
+            && let Some(branches) = open.last_mut()
+        {
+            *branches += 1;
+            blocks += 1;
+        }
+        if open.iter().sum::<usize>() > DEPTH {
+            return Some((line(), format!("blocks are nested more than {DEPTH} deep")));
+        }
+        if blocks > BLOCKS {
+            return Some((line(), format!("there are more than {BLOCKS} blocks")));
+        }
+    }
+    None
+}
+
+/// The tags of a text: what stands between `{{` and the next `}}`. Comments, escaped ones and the text of raw blocks are none.
+struct Tags<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+struct Tag<'a> {
+    start: usize,
+    words: &'a str,
+}
+
+impl<'a> Iterator for Tags<'a> {
+    type Item = Tag<'a>;
+
+    fn next(&mut self) -> Option<Tag<'a>> {
+        loop {
+            let start = self.at + self.text.get(self.at..)?.find("{{")?;
+            let (before, inner) = (self.text.get(..start)?, self.text.get(start + 2..)?);
+            let after = |end: &str| Some(start + 2 + inner.find(end)? + end.len());
+            // Of several backslashes each but the last is escaped itself, and then this is a tag.
+            if before.ends_with('\\') && !before.ends_with("\\\\") {
+                self.at = start + if inner.starts_with("{{") { 4 } else { 2 };
+            } else if inner.starts_with('!') {
+                let long = if inner.starts_with("!--") { after("--}}") } else { None };
+                self.at = long.or_else(|| after("}}"))?;
+            } else if inner.starts_with("{{") && !inner.starts_with("{{/") {
+                self.at = after("{{{{/").unwrap_or(start + 4);
+            } else {
+                let words = inner.find("}}").map_or(inner, |end| inner.get(..end).unwrap_or_default());
+                self.at = start + 2 + words.len();
+                return Some(Tag { start, words });
+            }
+        }
+    }
+}
+
+/// `{{else if x}}`, `{{^ x}}`.
+fn is_further_branch(word: &str) -> bool {
+    let rest = word.strip_prefix("else").or_else(|| word.strip_prefix('^'));
+    rest.is_some_and(|rest| !rest.trim_end_matches('~').trim().is_empty())
+}
+
+fn are_too_deep(words: &str) -> bool {
+    let mut depth = 0_usize;
+    words.chars().any(|c| {
+        match c {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        depth > DEPTH
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blocks(depth: usize) -> String {
+        format!("{}x{}", "{{#if arch}}\n".repeat(depth), "{{~/if}}".repeat(depth))
+    }
+
+    #[test]
+    fn what_templates_need_is_allowed() {
+        let flat =
+            "{{#if arch}}{{else if os}}{{else}}{{/if}}\\{{#if}}{{! {{#if }}{{!-- {{#if}} }} --}}{{vars.x}}\n";
+        let raw = "{{{{raw}}}}{{#if}}{{{{/raw}}}}".repeat(100);
+        for text in ["", "{{", "{{!", "{{!--", "x", "{{{{", &flat.repeat(BLOCKS / 2), &raw, &blocks(DEPTH)] {
+            assert_eq!(too_deep(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_place_of_what_is_too_deep_is_told() {
+        let told = |text: &str| too_deep(text).unwrap();
+        for depth in [DEPTH + 1, 20_000] {
+            let (line, reason) = told(&blocks(depth));
+            assert_eq!((line, reason.as_str()), (DEPTH + 1, "blocks are nested more than 64 deep"));
+        }
+        let branches = format!("{{{{#if a}}}}{}", "\n{{else if b}}".repeat(20_000));
+        assert_eq!(told(&branches).0, DEPTH + 1);
+        for (open, close) in [("(not ", ")"), ("[", "]"), ("{\"a\": ", "}")] {
+            let words = format!("\n{{{{#if {}1{}}}}}", open.repeat(20_000), close.repeat(20_000));
+            assert_eq!(told(&words), (2, "words are nested more than 64 deep".to_owned()));
+        }
+        assert_eq!(told(&format!("{{{{#if {}", "(not ".repeat(20_000))).0, 1, "a tag without an end");
+    }
+
+    /// What is no end of a block for the parser is none here.
+    #[test]
+    fn nothing_hides_a_block() {
+        for between in [
+            "\\{{/if}}",
+            "\\{{{{/if}}",
+            "{{! {{/if}}",
+            "{{!-- {{/if}} --}}",
+            "{{{{raw}}}}{{/if}}{{{{/raw}}}}",
+            "{{x \"{{/if\"}}",
+        ] {
+            let text = format!("{{{{#if a}}}}{between}\n").repeat(DEPTH + 1);
+            assert_eq!(too_deep(&text).unwrap().0, DEPTH + 1, "{between}");
+        }
+        let flat = "{{#if a}}{{/if}}".repeat(BLOCKS + 1);
+        assert_eq!(too_deep(&flat).unwrap().1, "there are more than 1000 blocks");
+    }
+}

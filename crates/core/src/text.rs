@@ -1,0 +1,80 @@
+//! Pure: text from outside, made fit to be shown to people.
+
+/// Whether a character steers a terminal or deceives an eye instead of being seen: control characters, marks that turn the direction of
+/// text, and what has no width (Unicode's Cf, line and paragraph separators, and fillers).
+pub fn is_deceptive(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{ad}'
+                | '\u{34f}'
+                | '\u{61c}'
+                | '\u{115f}'..='\u{1160}'
+                | '\u{17b4}'..='\u{17b5}'
+                | '\u{180b}'..='\u{180f}'
+                | '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{3164}'
+                | '\u{feff}'
+                | '\u{ffa0}'
+                | '\u{fff9}'..='\u{fffb}'
+                | '\u{1bca0}'..='\u{1bca3}'
+                | '\u{1d173}'..='\u{1d17a}'
+                | '\u{e0000}'..='\u{e0fff}'
+        )
+}
+
+/// One line, in which [deceptive](is_deceptive) characters are visible: each is U+FFFD.
+pub fn printable(text: &str) -> String {
+    text.replace(is_deceptive, "\u{fffd}")
+}
+
+/// The same for text of several lines, which keeps its line ends and tabs.
+pub fn printable_lines(text: &str) -> String {
+    let line = |line: &str| line.replace(|c: char| is_deceptive(c) && !matches!(c, '\n' | '\t'), "\u{fffd}");
+    text.split("\r\n").map(line).collect::<Vec<_>>().join("\r\n")
+}
+
+/// JSON in which [deceptive](is_deceptive) characters, which stand in its strings only, are escaped.
+pub fn printable_json(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for c in json.chars() {
+        if is_deceptive(c) && !matches!(c, '\n' | '\t' | '\r') {
+            let mut units = [0; 2];
+            text.extend(c.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")));
+        } else {
+            text.push(c);
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DECEPTIVE: &str = "\0\u{1b}\u{7f}\u{85}\u{9b}\u{ad}\u{61c}\u{180e}\u{200b}\u{200e}\u{200f}\u{2028}\u{202a}\u{202e}\u{2060}\u{2066}\
+                             \u{2069}\u{3164}\u{feff}\u{fff9}\u{e0041}";
+    const PLAIN: &str = "acmé 6.1.0-47 → 日本 ✓ 🚀";
+
+    #[test]
+    fn what_steers_a_terminal_or_an_eye_is_visible() {
+        for c in DECEPTIVE.chars() {
+            for printed in [printable(&format!("a{c}b")), printable_lines(&format!("a{c}b"))] {
+                assert_eq!(printed, "a\u{fffd}b", "{:x}", u32::from(c));
+            }
+        }
+        assert_eq!(printable(PLAIN), PLAIN);
+        assert_eq!(printable("a\n\tb"), "a\u{fffd}\u{fffd}b");
+        assert_eq!(printable_lines("a\n\tb\r\nc\rd"), "a\n\tb\r\nc\u{fffd}d");
+    }
+
+    #[test]
+    fn json_says_the_same_without_deceptive_characters() {
+        let value = serde_json::json!({DECEPTIVE: [DECEPTIVE, PLAIN]});
+        let json = printable_json(&serde_json::to_string_pretty(&value).unwrap());
+        assert!(!json.contains(|c| is_deceptive(c) && c != '\n'), "{json:?}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&json).unwrap(), value);
+    }
+}

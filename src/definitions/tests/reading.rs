@@ -1,0 +1,104 @@
+//! Which files of a definitions directory are read, and how much of one.
+
+use std::os::unix::fs::symlink;
+
+use rustix::fs::{CWD, FileType, mknodat};
+
+use super::*;
+
+#[test]
+fn a_family_file_replaces_the_shipped_one_of_its_name() {
+    let shipped = load(None).unwrap().families.len();
+    let definitions = load_files(&[("kernels/10-debian-12.yaml", FAMILY)]).unwrap();
+    assert_eq!(definitions.families.len(), shipped);
+    assert!(!definitions.families.iter().any(|family| family.metadata.name == name("debian-12")));
+}
+
+#[test]
+fn what_is_no_regular_file_is_told_and_not_waited_for() {
+    for name in ["images/m.yaml", "kernels/k.yaml", "templates/x.Dockerfile.hbs", "site.yaml"] {
+        let directory = written(&[("images/a.yaml", IMAGE)]);
+        let path = directory.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        mknodat(CWD, &path, FileType::Fifo, 0o644.into(), 0).unwrap();
+        let told = load(Some(directory.path())).unwrap_err().render();
+        assert!(told.starts_with(&format!("error: {name}: cannot be read: it is no regular file")), "{told}");
+    }
+}
+
+/// Whoever writes definitions does not read what farrier may read.
+#[test]
+fn a_link_that_leads_out_is_refused_and_nothing_is_quoted() {
+    let outside = tempfile::tempdir().unwrap();
+    let secret = outside.path().join("config.json");
+    fs::write(&secret, "{\"auths\": {\"r.example\": {\"auth\": \"c2VjcmV0\"}}}\n").unwrap();
+    for name in ["images/m.yaml", "kernels/k.yaml", "templates/x.Dockerfile.hbs", "site.yaml"] {
+        let directory = written(&[("images/a.yaml", IMAGE)]);
+        let path = directory.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        symlink(&secret, &path).unwrap();
+        let told = load(Some(directory.path())).unwrap_err().render();
+        assert!(!told.contains("c2VjcmV0"), "{told}");
+        let wanted = format!(
+            "error: {name}: cannot be read: it is a link that leads out of the definitions directory"
+        );
+        assert!(told.starts_with(&wanted), "{told}");
+    }
+}
+
+/// So a ConfigMap is mounted.
+#[test]
+fn a_link_inside_of_the_directory_is_followed() {
+    let directory = written(&[("images/..2026/m.yaml", IMAGE)]);
+    let images = directory.path().join("images");
+    symlink("..2026", images.join("..data")).unwrap();
+    symlink("..data/m.yaml", images.join("m.yaml")).unwrap();
+    assert!(load(Some(directory.path())).unwrap().images.contains_key(&name("mstflint")));
+}
+
+/// But not to what is no definition.
+#[test]
+fn a_link_to_a_file_of_another_kind_quotes_nothing() {
+    let directory = written(&[("images/a.yaml", IMAGE), ("keys/images.key", "k: [c2VjcmV0\n")]);
+    symlink("../keys/images.key", directory.path().join("images/m.yaml")).unwrap();
+    let told = load(Some(directory.path())).unwrap_err().render();
+    assert!(
+        !told.contains("c2VjcmV0") && told.starts_with("error: images/m.yaml: cannot be read: "),
+        "{told}"
+    );
+}
+
+#[test]
+fn deeply_nested_definitions_are_refused_at_their_line() {
+    let n = 20_000;
+    let blocks = format!("FROM x\n{}{}", "{{#if arch}}\n".repeat(n), "{{/if}}".repeat(n));
+    let told = mistakes(&[("images/m.yaml", IMAGE), ("templates/deep.Dockerfile.hbs", &blocks)]);
+    assert!(
+        told.starts_with("error: templates/deep.Dockerfile.hbs:66:1: blocks are nested more than 64 deep"),
+        "{told}"
+    );
+    let words = format!("FROM x\nRUN {{{{#if {}arch{}}}}}y{{{{/if}}}}\n", "(not ".repeat(n), ")".repeat(n));
+    let told = mistakes(&[("images/m.yaml", IMAGE), ("templates/deep.Dockerfile.hbs", &words)]);
+    assert!(told.starts_with("error: templates/deep.Dockerfile.hbs:2:1: "), "{told}");
+}
+
+/// What is beside the directories of definitions is not farrier's.
+#[test]
+fn other_files_beside_the_definitions_are_left_alone() {
+    let directory = written(&[("images/a.yaml", IMAGE)]);
+    mknodat(CWD, directory.path().join("pipe.yaml"), FileType::Fifo, 0o644.into(), 0).unwrap();
+    symlink("/etc/passwd", directory.path().join("link.yaml")).unwrap();
+    load(Some(directory.path())).unwrap();
+}
+
+#[tokio::test]
+async fn a_patch_is_a_file_of_the_directory() {
+    let directory = written(&[("images/a.yaml", IMAGE), ("patches/a.patch", "--- a\n")]);
+    mknodat(CWD, directory.path().join("patches/pipe.patch"), FileType::Fifo, 0o644.into(), 0).unwrap();
+    symlink("/etc/passwd", directory.path().join("patches/out.patch")).unwrap();
+    let definitions = load(Some(directory.path())).unwrap();
+    assert_eq!(read_patch(&definitions, Path::new("patches/a.patch")).await.unwrap(), b"--- a\n");
+    for name in ["patches/pipe.patch", "patches/out.patch", "patches/none.patch"] {
+        assert!(read_patch(&definitions, Path::new(name)).await.is_err(), "{name}");
+    }
+}
