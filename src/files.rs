@@ -9,6 +9,16 @@ use std::{
 
 use fs_err::{self as fs, File, os::unix::fs::OpenOptionsExt as _};
 use rustix::fs::OFlags;
+use walkdir::{DirEntry, WalkDir};
+
+use crate::image::is_version_control;
+
+/// Walks a source tree without version-control data. The root itself is visited whatever its name is.
+pub(crate) fn without_version_control(
+    walk: WalkDir,
+) -> impl Iterator<Item = Result<DirEntry, walkdir::Error>> {
+    walk.into_iter().filter_entry(|entry| entry.depth() == 0 || !is_version_control(entry.file_name()))
+}
 
 /// What was found; nothing where there is no such file.
 pub(crate) fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {

@@ -243,6 +243,9 @@ async fn context(job: &Job<'_>, work: &Path) -> Result<(Vec<ContextEntry>, Vec<S
         let fetched = fetch_source(parts, source, &cell.target).await?;
         let planned = cell.fetched.sources.get(source.name.as_str());
         ensure_planned(planned == Some(&fetched.origin), format!("source {}", source.name))?;
+        if let Some(warning) = parts.fetcher.sources().archive_warning(source).await? {
+            job.note(&warning);
+        }
         context.push(ContextEntry { dest: format!("sources/{}", source.name), from: fetched.root });
         origins.push(format!("{}: {}", source.name, fetched.origin));
     }

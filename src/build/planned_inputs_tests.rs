@@ -42,3 +42,40 @@ async fn another_source_patch_or_header_set_than_the_planned_one_is_refused() {
         "the kernel's headers changed after the build was planned"
     );
 }
+
+/// A plan tells of directories, and a build of archives, which are opened only then.
+#[tokio::test]
+async fn credentials_in_sources_are_told_and_version_control_data_is_not_there() {
+    let bench = Bench::new(&json!({"sources": [
+        {"name": "tree", "from": {"path": {"path": "tree"}}}, {"name": "packed", "from": {"path": {"path": "d.tar"}}},
+    ]}));
+    fs::create_dir_all(bench.root().join("tree/.git")).unwrap();
+    fs::write(bench.root().join("tree/.git/config"), "url = https://x:token@r.example\n").unwrap();
+    fs::write(bench.root().join("tree/Makefile"), "all:\n").unwrap();
+    let mut archive = tar::Builder::new(fs::File::create(bench.root().join("d.tar")).unwrap());
+    archive.append_dir_all("d", bench.root().join("tree")).unwrap();
+    archive.finish().unwrap();
+    let plain = bench.cell(K9).await;
+    assert!(bench.heard().iter().all(|line| !line.contains("credentials")));
+
+    fs::write(bench.root().join("tree/.git/packed-refs"), "x\n").unwrap();
+    assert_eq!(bench.cell(K9).await.input_hash, plain.input_hash);
+    fs::write(bench.root().join("tree/id_rsa"), "x\n").unwrap();
+    let cell = bench.cell(K9).await;
+    let told = bench.heard();
+    let told: Vec<_> = told.iter().filter(|line| line.contains("credentials")).collect();
+    assert!(
+        matches!(told[..], [line] if line.contains("source tree") && line.contains("id_rsa (a private key)")),
+        "{told:?}"
+    );
+
+    let job = Job::of(&bench.parts, &cell).unwrap();
+    let work = tempfile::tempdir().unwrap();
+    context(&job, work.path()).await.unwrap();
+    let told = bench.heard();
+    let told: Vec<_> = told.iter().filter(|line| line.contains("credentials")).collect();
+    assert!(
+        matches!(told[..], [line] if line.contains("source packed") && line.contains("d/.git")),
+        "{told:?}"
+    );
+}

@@ -358,6 +358,29 @@ mod tests {
     }
 
     #[test]
+    fn version_control_data_is_in_no_layer() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for directory in ["headers", "toolchain", "work", "source/sub/.git"] {
+            fs::create_dir_all(at(directory)).unwrap();
+        }
+        fs::write(at("source/.git"), "gitdir: elsewhere\n").unwrap();
+        fs::write(at("source/sub/.git/config"), "token").unwrap();
+        fs::write(at("source/sub/a.c"), "int x;\n").unwrap();
+        let context = [ContextEntry { dest: "sources/x".to_owned(), from: at("source") }];
+        let lowers = [at("headers"), at("toolchain")];
+        let layers = write_layers(&lowers, &context, &Plan::default(), b"runner", &at("work")).unwrap();
+        let layer = oci::LayerReader::new(File::open(&layers[0].1).unwrap()).unwrap();
+        let mut archive = tar::Archive::new(layer);
+        let entries = archive.entries().unwrap();
+        let places: Vec<_> =
+            entries.map(|entry| entry.unwrap().path().unwrap().display().to_string()).collect();
+        let below = CONTEXT.trim_start_matches('/');
+        let expected = ["", "/sub", "/sub/a.c"].map(|place| format!("{below}/sources/x{place}"));
+        assert_eq!(places, expected);
+    }
+
+    #[test]
     fn the_build_owns_the_directories_and_nothing_of_the_runner() {
         let dir = tempfile::tempdir().unwrap();
         let [headers, toolchain] = ["headers", "toolchain"].map(|name| dir.path().join(name));

@@ -12,6 +12,7 @@ use super::{BundleError, ContentKind, Result, Verified, collect::blobs_of, revie
 use crate::{
     archive::{Limits, links::stays_below, unpack_tar},
     files::if_there,
+    image::is_version_control,
     oci::LayerReader,
     registry::BlobSource as _,
 };
@@ -86,9 +87,13 @@ fn place(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<usize>
     Ok(new.len())
 }
 
-/// Refuses links that lead out of the directory, and files whose place leads through a link: both would get past what is shown
+/// Refuses version-control data, links that lead out of the directory, and files whose place leads through a link: both would get past what is shown
 /// before the definitions are taken.
 fn ensure_below(from: &Path, to: &Path, file: &Path) -> Result<()> {
+    // Git runs what is in it.
+    if file.iter().any(is_version_control) {
+        return Err(BundleError::Outside(file.to_owned(), "is version-control data"));
+    }
     let is_link = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
     let link = from.join(file);
     if is_link(&link) && !stays_below(Path::new(""), file, &fs::read_link(&link)?) {
@@ -126,6 +131,21 @@ mod tests {
     use fs_err::os::unix::fs::symlink;
 
     use super::*;
+
+    /// Git would run its hooks and filters.
+    #[test]
+    fn version_control_data_is_not_written() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::create_dir_all(from.path().join("sources/.git/hooks")).unwrap();
+        fs::write(from.path().join("sources/.git/hooks/post-checkout"), "#!/bin/sh\n").unwrap();
+        fs::write(from.path().join("site.yaml"), "kind: Site\n").unwrap();
+        let error = place(from.path(), to.path(), true, true).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "definitions: sources/.git/hooks/post-checkout is version-control data"
+        );
+        assert_eq!(fs::read_dir(to.path()).unwrap().count(), 0);
+    }
 
     #[test]
     fn a_link_is_no_way_around_the_review() {

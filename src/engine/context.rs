@@ -11,6 +11,7 @@ use tar::{Builder, EntryType, Header, HeaderMode};
 use walkdir::WalkDir;
 
 use super::{ContextEntry, Result};
+use crate::files::without_version_control;
 
 /// The Dockerfile's own name in the context, which no entry of ours bears.
 pub(super) const DOCKERFILE: &str = ".farrier.Dockerfile";
@@ -78,10 +79,10 @@ fn append(tar: &mut Builder<impl Write>, found: &Found) -> io::Result<()> {
     }
 }
 
-/// Visits an entry and all below it, directories before their content, names in order.
+/// Visits an entry and all below it but version-control data, directories before their content, names in order.
 fn walk(entry: &ContextEntry, mut visit: impl FnMut(&Found) -> io::Result<()>) -> Result<()> {
     let dest = checked(&entry.dest)?;
-    for item in WalkDir::new(&entry.from).sort_by_file_name() {
+    for item in without_version_control(WalkDir::new(&entry.from).sort_by_file_name()) {
         let item = item.map_err(io::Error::from)?;
         // The entry itself may be a link to what is meant; below it links stay links.
         let metadata = match item.depth() {
@@ -166,6 +167,24 @@ mod tests {
         assert!(
             found.contains_key(Path::new("patches/1.patch")) && found.contains_key(Path::new(DOCKERFILE))
         );
+    }
+
+    #[test]
+    fn version_control_data_is_not_sent() {
+        let (dir, entries) = tree();
+        for path in ["src/.git/config", "src/sub/.svn/wc.db"] {
+            fs::create_dir_all(dir.path().join(path).parent().unwrap()).unwrap();
+            fs::write(dir.path().join(path), "token").unwrap();
+        }
+        fs::write(dir.path().join("src/sub/.git"), "gitdir: elsewhere\n").unwrap();
+        fs::write(dir.path().join("src/.gitignore"), "*.o\n").unwrap();
+        let bytes = tar_of(&entries);
+        let mut archive = tar::Archive::new(bytes.as_slice());
+        let places: Vec<_> =
+            archive.entries().unwrap().map(|e| e.unwrap().path().unwrap().into_owned()).collect();
+        assert!(places.contains(&PathBuf::from("sources/x/.gitignore")));
+        let is_data = |place: &&PathBuf| place.iter().any(|name| name == ".git" || name == ".svn");
+        assert_eq!(places.iter().find(is_data), None);
     }
 
     #[test]

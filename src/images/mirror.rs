@@ -212,7 +212,13 @@ async fn mirror_input(parts: &Parts, input: &Input<'_>) -> Result<MirroredInput>
     parts.may_write()?;
     let keep = "put into the store";
     let kept = match input {
-        Input::Source(spec) => parts.retry(keep, || parts.fetcher.sources().keep(spec)).await?,
+        Input::Source(spec) => {
+            let kept = parts.retry(keep, || parts.fetcher.sources().keep(spec)).await?;
+            if let Some(warning) = parts.fetcher.sources().archive_warning(spec).await? {
+                parts.reporter.note("mirror", &warning);
+            }
+            kept
+        }
         Input::Packages(root, arch) => {
             parts.retry(keep, || parts.fetcher.root_fs().keep_bootstrap(root, *arch)).await?
         }

@@ -15,8 +15,8 @@ use fs_err::{self as fs, File};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::{FetchError, Result, files};
-use crate::{cache::Cache, image::InputHasher};
+use super::{FetchError, Result, files, suspects};
+use crate::{cache::Cache, files::without_version_control, image::InputHasher};
 
 /// Hash over texts in order, each with its length: 64 hexadecimal digits.
 pub(super) fn of_parts<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
@@ -41,14 +41,25 @@ pub(super) fn of_file(path: &Path, stop: &AtomicBool) -> Result<String> {
     }
 }
 
-/// sha256 over a tree: names, kinds, permissions, link targets and contents, in name order. Times and
-/// owners do not count.
+/// sha256 over a tree: names, kinds, permissions, link targets and contents, in name order. Times,
+/// owners and version-control data do not count.
 pub(super) fn of_tree(root: &Path, stop: &AtomicBool) -> Result<String> {
+    digest_tree(root, stop, |_, _| Ok(()))
+}
+
+/// The same; `visit` is called with each file's path in the tree and its place.
+fn digest_tree(
+    root: &Path,
+    stop: &AtomicBool,
+    mut visit: impl FnMut(&Path, &Path) -> Result<()>,
+) -> Result<String> {
     let mut hasher = InputHasher::new("tree-1");
     for entry in walk(root) {
         let (path, metadata) = entry?;
-        let name = path.strip_prefix(root).unwrap_or(&path).as_os_str().as_bytes();
+        let below = path.strip_prefix(root).unwrap_or(&path);
+        let name = below.as_os_str().as_bytes();
         if metadata.is_file() {
+            visit(below, &path)?;
             // Only what a container image or a build can tell apart.
             let mode = if metadata.permissions().mode() & 0o111 == 0 { "file" } else { "executable" };
             hasher.add(mode, name).add("content", of_file(&path, stop)?);
@@ -71,6 +82,8 @@ pub(super) struct Known {
     /// 64 hexadecimal digits.
     pub(super) digest: String,
     pub(super) is_dir: bool,
+    /// Files that look like credentials, for people.
+    pub(super) credentials: Vec<String>,
 }
 
 /// The digest of a file or tree, from a record while sizes, times and inodes are what they were.
@@ -89,8 +102,18 @@ pub(super) fn remembered(cache: &Cache, path: &Path, stop: &AtomicBool) -> Resul
     {
         return Ok(known);
     }
-    let digest = if is_dir { of_tree(&path, stop)? } else { of_file(&path, stop)? };
-    let known = Known { stamp, digest, is_dir };
+    let mut credentials = Vec::new();
+    let digest = if is_dir {
+        digest_tree(&path, stop, |below, place| {
+            credentials.extend(suspects::credentials_in(below, place)?);
+            Ok(())
+        })?
+    } else {
+        let name = path.file_name().map_or(path.as_path(), Path::new);
+        credentials.extend(suspects::credentials_in(name, &path)?);
+        of_file(&path, stop)?
+    };
+    let known = Known { stamp, digest, is_dir, credentials };
     cache.write_record("digests", &key, &known)?;
     Ok(known)
 }
@@ -119,7 +142,8 @@ pub(super) fn stamp_of(metadata: &Metadata) -> String {
 }
 
 fn walk(root: &Path) -> impl Iterator<Item = Result<(PathBuf, Metadata)>> {
-    walkdir::WalkDir::new(root).min_depth(1).sort_by_file_name().into_iter().map(|entry| {
+    let walk = walkdir::WalkDir::new(root).min_depth(1).sort_by_file_name();
+    without_version_control(walk).map(|entry| {
         let entry = entry?;
         let metadata = entry.metadata()?;
         Ok((entry.into_path(), metadata))
@@ -157,6 +181,55 @@ mod tests {
         for change in changes {
             assert_ne!(plain, run(change));
         }
+    }
+
+    /// `git gc`, a commit and another remote change no source; a worktree and a submodule have `.git` as a file.
+    #[test]
+    fn version_control_data_does_not_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::open(dir.path().join("cache")).unwrap();
+        let (tree, stop) = (dir.path().join("tree"), AtomicBool::new(false));
+        fs::create_dir_all(tree.join("sub")).unwrap();
+        fs::write(tree.join("sub/file"), "text").unwrap();
+        let plain = of_tree(&tree, &stop).unwrap();
+        // Images that were published with this digest stay what they are.
+        assert_eq!(plain, "a3d2df7a9d7c08003af3edb039a87398f1c1ed81f67152f6113ef9c9f973f311");
+        let known = remembered(&cache, &tree, &stop).unwrap();
+        for (path, content) in [
+            (".git/config", "token"),
+            ("sub/.git", "gitdir: x"),
+            ("sub/.hg/a", ""),
+            (".svn/b", ""),
+            ("CVS/Root", ""),
+        ] {
+            fs::create_dir_all(tree.join(path).parent().unwrap()).unwrap();
+            fs::write(tree.join(path), content).unwrap();
+            assert_eq!(of_tree(&tree, &stop).unwrap(), plain, "{path}");
+        }
+        assert_eq!(remembered(&cache, &tree, &stop).unwrap().digest, known.digest);
+        // What happens in it does not even read the tree again.
+        fs::write(tree.join(".git/packed-refs"), "x").unwrap();
+        assert!(remembered(&cache, &tree, &AtomicBool::new(true)).is_ok());
+    }
+
+    #[test]
+    fn credentials_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::open(dir.path().join("cache")).unwrap();
+        let (tree, stop) = (dir.path().join("tree"), AtomicBool::new(false));
+        fs::create_dir_all(tree.join("certs")).unwrap();
+        fs::create_dir_all(tree.join(".git")).unwrap();
+        fs::write(tree.join("certs/signing_key.pem"), "-----BEGIN PRIVATE KEY-----\n").unwrap();
+        fs::write(tree.join(".git/key"), "-----BEGIN PRIVATE KEY-----\n").unwrap();
+        fs::write(tree.join("a.c"), "int x;\n").unwrap();
+        let known = remembered(&cache, &tree, &stop).unwrap();
+        assert_eq!(known.credentials, ["certs/signing_key.pem (a module signing key)"]);
+        let all = suspects::of_tree(&tree, &stop).unwrap();
+        assert_eq!(all, [".git (version-control data)", "certs/signing_key.pem (a module signing key)"]);
+        // From the record.
+        assert_eq!(remembered(&cache, &tree, &AtomicBool::new(true)).unwrap(), known);
+        let file = remembered(&cache, &tree.join("certs/signing_key.pem"), &stop).unwrap();
+        assert_eq!(file.credentials, ["signing_key.pem (a module signing key)"]);
     }
 
     #[test]

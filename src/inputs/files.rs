@@ -13,11 +13,11 @@ use fs_err::{self as fs, File, os::unix::fs::symlink};
 
 use super::{FetchError, Result};
 pub(super) use crate::files::read_start;
-use crate::kernel::Architecture;
+use crate::{files::without_version_control, kernel::Architecture};
 
-/// Copies files, directories and links (as links), with modes and times.
+/// Copies files, directories and links (as links), with modes and times; no version-control data.
 pub(super) fn copy_tree(from: &Path, to: &Path, stop: &AtomicBool) -> Result<()> {
-    for entry in walkdir::WalkDir::new(from) {
+    for entry in without_version_control(walkdir::WalkDir::new(from)) {
         let entry = entry?;
         go_on(stop)?;
         let path = entry.path();

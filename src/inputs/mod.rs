@@ -22,6 +22,7 @@ pub(crate) mod root_fs_layer;
 pub mod rpm;
 pub mod source;
 pub mod stored;
+mod suspects;
 pub mod upstream;
 
 use std::{

@@ -20,7 +20,7 @@ use super::{
     files::{copy_file, listing, names_in},
     rpm,
     stored::{Input, Packed, StoredUnder, content_key, source_tag},
-    unpack,
+    suspects, unpack,
 };
 use crate::{
     archive::Format,
@@ -28,6 +28,7 @@ use crate::{
     image::{
         AptSource, SourceOrigin, SourceSpec,
         checked::{Download, InnerPattern, fits},
+        is_version_control,
     },
     kernel::Architecture,
     machine::native,
@@ -119,8 +120,16 @@ impl Sources<'_> {
             {
                 return self.lay_out_stored(spec, &stored, &origin, dir).await;
             }
+            let archive = match &content {
+                Content::Local { sha256, is_dir: false, .. } => Some(sha256.clone()),
+                _ => None,
+            };
             let original = self.original(spec, content).await?;
-            self.lay_out(spec, original, dir).await
+            let suspects = self.lay_out(spec, original, dir, archive.is_some()).await?;
+            if let Some(sha256) = archive {
+                self.0.cache.write_record(suspects::RECORDS, &sha256, &suspects)?;
+            }
+            Ok(())
         };
         let root = fetcher.cache.get_or_make(PLACE, &tree_key(spec, &origin)?, make).await?.join(TREE);
         Ok(FetchedSource { root, origin })
@@ -194,10 +203,22 @@ impl Sources<'_> {
         }
     }
 
-    /// Makes the source's tree in `dir`.
-    async fn lay_out(self, spec: &SourceSpec, original: PathBuf, dir: PathBuf) -> Result<()> {
+    /// Makes the source's tree in `dir`. Returns the suspects of the original where they are looked for.
+    async fn lay_out(
+        self,
+        spec: &SourceSpec,
+        original: PathBuf,
+        dir: PathBuf,
+        suspects: bool,
+    ) -> Result<Vec<String>> {
         let (name, inner, subdir) = (file_name(&spec.from)?, spec.unpack.clone(), spec.subdir.clone());
-        stoppable(move |stop| lay_out(stop, (&original, &name), &dir, inner.as_ref(), subdir.as_ref())).await
+        let work = move |stop: &AtomicBool| {
+            let base = whole(stop, (&original, &name), &dir)?;
+            let suspects = if suspects { suspects::of_tree(&base, stop)? } else { Vec::new() };
+            lay_out(stop, base, &dir, inner.as_ref(), subdir.as_ref())?;
+            Ok(suspects)
+        };
+        stoppable(work).await
     }
 
     /// The same from the store. What is there counts for its digest only, which must be the one in the identity: its tag
@@ -225,7 +246,18 @@ impl Sources<'_> {
                 self.0.take_tree(stored, work.path().to_owned()).await?;
                 let tree = work.path().join(TREE);
                 let path = tree.clone();
-                let found = stoppable(move |stop| digest::of_tree(&path, stop)).await?;
+                let found = stoppable(move |stop| {
+                    Ok::<_, FetchError>((suspects::version_control_in(&path)?, digest::of_tree(&path, stop)?))
+                });
+                let (unverified, found) = found.await?;
+                // No digest covers it, and a definition may name an archive in it.
+                if let Some(place) = unverified {
+                    let place = place.display();
+                    return Err(other(&format!(
+                        "version-control data ({place}), which `farrier mirror` no longer stores"
+                    ))
+                    .into());
+                }
                 if found != sha256 {
                     return Err(other(&format!("a tree with the digest sha256:{found}")).into());
                 }
@@ -233,7 +265,7 @@ impl Sources<'_> {
             }
             None => return Err(other("something without a digest").into()),
         };
-        self.lay_out(spec, original, dir).await
+        self.lay_out(spec, original, dir, false).await.map(drop)
     }
 
     async fn content(self, from: &SourceOrigin) -> Result<Content> {
@@ -256,6 +288,10 @@ impl Sources<'_> {
                 Ok(Content::Download { url: url.clone(), sha256: sha256.to_ascii_lowercase() })
             }
             SourceOrigin::Path { path, sha256: wanted } => {
+                if path.iter().any(is_version_control) {
+                    let path = path.to_string_lossy();
+                    return Err(FetchError::value("the path of a source", &path, NO_SOURCE));
+                }
                 let path = self.0.root.join(path);
                 let known = self.0.digest_of(&path).await?;
                 match wanted {
@@ -366,27 +402,34 @@ fn stored_identity(spec: &SourceSpec, stored: &StoredInput) -> Result<String> {
     }
 }
 
-/// Makes `dir/tree` from a file, which the definition names so, or a directory.
+/// Why version-control data is refused.
+const NO_SOURCE: &str = "version-control data is no source";
+
+/// The whole of an original as a tree: a directory where it lies, anything else in `dir/raw`. `name` is what the definition calls
+/// a file.
+fn whole(stop: &AtomicBool, (from, name): (&Path, &str), dir: &Path) -> Result<PathBuf> {
+    if from.is_dir() {
+        return Ok(from.to_owned());
+    }
+    let raw = dir.join("raw");
+    fs::create_dir(&raw)?;
+    if Format::of(from)?.is_some() {
+        unpack(stop, from, &raw, &from.display().to_string())?;
+    } else {
+        // A file that is no archive is a tree of one file.
+        copy_file(from, &raw.join(name))?;
+    }
+    Ok(raw)
+}
+
+/// Makes `dir/tree` from the part of the whole that is used.
 fn lay_out(
     stop: &AtomicBool,
-    (from, name): (&Path, &str),
+    base: PathBuf,
     dir: &Path,
     inner: Option<&InnerPattern>,
     subdir: Option<&InnerPattern>,
 ) -> Result<()> {
-    let raw = dir.join("raw");
-    let base = if from.is_dir() {
-        from.to_owned()
-    } else {
-        fs::create_dir(&raw)?;
-        if Format::of(from)?.is_some() {
-            unpack(stop, from, &raw, &from.display().to_string())?;
-        } else {
-            // A file that is no archive is a tree of one file.
-            copy_file(from, &raw.join(name))?;
-        }
-        raw.clone()
-    };
     let base = match inner {
         None => base,
         Some(inner) => {
@@ -399,7 +442,7 @@ fn lay_out(
     };
     let (chosen, tree) = (pick(&base, subdir)?, dir.join(TREE));
     fs::rename(&chosen, &tree)?;
-    for rest in [raw, dir.join("inner")].iter().filter(|rest| rest.exists()) {
+    for rest in [dir.join("raw"), dir.join("inner")].iter().filter(|rest| rest.exists()) {
         fs::remove_dir_all(rest)?;
     }
     Ok(())
@@ -439,9 +482,10 @@ fn absent(wanted: &str, dir: &Path) -> Result<FetchError> {
     Ok(FetchError::Layout(format!("{wanted:?} in the source: there is {}", listing(&names_in(dir)?))))
 }
 
-/// Whether a path, its links followed, is inside the directory.
+/// Whether a path, its links followed, is inside the directory and no version-control data of it.
 fn contains(base: &Path, path: &Path) -> bool {
-    matches!((fs::canonicalize(base), fs::canonicalize(path)), (Ok(base), Ok(path)) if path.starts_with(&base))
+    let (Ok(base), Ok(path)) = (fs::canonicalize(base), fs::canonicalize(path)) else { return false };
+    path.strip_prefix(&base).is_ok_and(|below| !below.iter().any(is_version_control))
 }
 
 #[cfg(test)]

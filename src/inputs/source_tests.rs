@@ -198,6 +198,62 @@ async fn nothing_outside_a_source_is_reached() {
     }
 }
 
+/// No digest covers it: a definition that names a part of it would not notice a change.
+#[tokio::test]
+async fn version_control_data_is_no_source() {
+    let scene = Scene::new();
+    scene.write("tree/driver-1.2/a.c", b"a");
+    scene.write("tree/.git/hooks/x", b"x");
+    scene.tarball("tree/.git/x.tar", &[("x.c", b"x")]);
+    symlink(".git/hooks", scene.root().join("tree/link")).unwrap();
+    for part in [
+        r#""subdir": ".git""#,
+        r#""subdir": ".git/hooks""#,
+        r#""subdir": "link""#,
+        r#""unpack": ".git/x.tar""#,
+    ] {
+        let found = scene.source(&format!(r#""from": {{"path": {{"path": "tree"}}}}, {part}"#)).await;
+        assert!(found.is_err(), "{part}: {found:?}");
+    }
+    for path in ["tree/.git", "tree/.git/x.tar"] {
+        let error = scene.source(&format!(r#""from": {{"path": {{"path": "{path}"}}}}"#)).await.unwrap_err();
+        assert!(error.to_string().contains("version-control data is no source"), "{error}");
+    }
+    // The only directory beside it.
+    fs::remove_file(scene.root().join("tree/link")).unwrap();
+    let found = scene.source(r#""from": {"path": {"path": "tree"}}, "subdir": "*""#).await.unwrap();
+    assert_eq!(found.root, scene.root().join("tree/driver-1.2"));
+}
+
+#[tokio::test]
+async fn a_warning_names_credentials() {
+    let scene = Scene::new();
+    let warnings = async |path: &str| {
+        let spec = spec(&format!(r#""from": {{"path": {{"path": "{path}"}}}}"#));
+        let sources = scene.fetcher.sources();
+        (sources.warning(&spec).await.unwrap(), sources.archive_warning(&spec).await.unwrap())
+    };
+    scene.write("tree/a.c", b"a");
+    scene.write("tree/.git/config", b"-----BEGIN PRIVATE KEY-----\n");
+    assert_eq!(warnings("tree").await, (None, None));
+    assert_eq!(warnings("absent").await, (None, None));
+    scene.write("tree/.netrc", b"machine x\n");
+    let (told, archive) = warnings("tree").await;
+    insta::assert_snapshot!(told.unwrap(), @"warning: source driver has files that look like credentials: .netrc (logins) (take them out: builds get them, and a registry that keeps the source)");
+    assert_eq!(archive, None);
+    // An archive is kept as it is, with whatever it has.
+    scene.tarball("d.tar", &[("d/.git/config", b"x"), ("d/id_rsa", b"x"), ("d/a.c", b"a")]);
+    let (told, archive) = warnings("d.tar").await;
+    assert_eq!(told, None);
+    let archive = archive.unwrap();
+    insta::assert_snapshot!(archive, @"warning: source driver has files that look like credentials: d/.git (version-control data), d/id_rsa (a private key) (pack the archive without them: a registry keeps it as it is)");
+    // A build has unpacked it already, and notes the same.
+    scene.tarball("e.tar", &[("e/.npmrc", b"_auth=x\n"), ("e/src/a.c", b"a")]);
+    scene.source(r#""from": {"path": {"path": "e.tar"}}, "subdir": "e/src""#).await.unwrap();
+    let (_, archive) = warnings("e.tar").await;
+    assert!(archive.unwrap().contains("e/.npmrc (credentials of a package registry)"));
+}
+
 #[tokio::test]
 async fn a_truncated_archive_leaves_nothing() {
     let scene = Scene::new();

@@ -18,7 +18,7 @@ use crate::{
     image::{AptSource, Digest, MinimalSpec, SourceOrigin, SourceSpec, Tag},
     kernel::Architecture,
     oci::{Layer, annotations, media_type},
-    payload::write_payload_layer,
+    payload::write_source_layer,
     store::{self, InputKind, NewInput, PackedDefinitions, Standing, Store, StoreError, StoredInput},
 };
 
@@ -226,7 +226,7 @@ impl Fetcher {
         .await
     }
 
-    /// A tree as a layer.
+    /// A tree as a layer, without version-control data.
     pub(super) async fn pack(&self, tree: PathBuf) -> Result<Packed> {
         let scratch = self.cache.scratch()?;
         let file = scratch.path().join(LAYER);
@@ -234,7 +234,7 @@ impl Fetcher {
         // A link to the tree is not the tree.
         let layer = stoppable(move |_| {
             let tree = fs::canonicalize(&tree)?;
-            Ok::<_, FetchError>(write_payload_layer(&tree, false, &to)?.layer)
+            Ok::<_, FetchError>(write_source_layer(&tree, &to)?)
         })
         .await?;
         Ok(Packed { file, layer, notes: BTreeMap::new(), scratch: Some(scratch) })

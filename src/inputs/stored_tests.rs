@@ -121,6 +121,37 @@ async fn a_source_that_lies_elsewhere_comes_from_the_store() {
     assert_ne!(newest.identity, identity.identity);
 }
 
+/// A clone's remote may hold a token, and `git gc` changes no source.
+#[tokio::test]
+async fn version_control_data_is_not_stored() {
+    let sites = Sites::new();
+    let spec = spec(r#"{"path": {"path": "driver"}}"#);
+    let here = sites.fetcher("cache", false);
+    let plain = here.sources().identity(&spec).await.unwrap();
+    fs::create_dir(sites.here().join("driver/.git")).unwrap();
+    fs::write(sites.here().join("driver/.git/config"), "url = https://x:token@r.example\n").unwrap();
+    assert_eq!(here.sources().identity(&spec).await.unwrap(), plain);
+    here.sources().keep(&spec).await.unwrap();
+    let there = sites.fetcher("other-cache", true);
+    let FetchedSource { root, origin } = there.sources().fetch(&spec).await.unwrap();
+    assert_eq!(origin, plain.identity);
+    assert!(root.join("Kbuild").is_file() && !root.join(".git").exists());
+}
+
+/// What was stored before such data was left out, or by whoever writes to the registry: no digest covers it.
+#[tokio::test]
+async fn a_stored_tree_with_version_control_data_is_refused() {
+    let sites = Sites::new();
+    let spec = spec(r#"{"path": {"path": "driver"}}"#);
+    let identity = sites.fetcher("cache", false).sources().identity(&spec).await.unwrap().identity;
+    fs::create_dir(sites.here().join("driver/.git")).unwrap();
+    fs::write(sites.here().join("driver/.git/x.tar"), "x").unwrap();
+    sites.keep_as(&spec, &sites.archive().0, &identity, None).await;
+    let error = sites.fetcher("other-cache", true).sources().fetch(&spec).await.unwrap_err();
+    let said = crate::error_chain(&error);
+    assert!(said.contains("it holds version-control data (.git)"), "{said}");
+}
+
 #[tokio::test]
 async fn a_package_that_may_be_newer_is_asked_upstream_but_offline() {
     let sites = Sites::new();

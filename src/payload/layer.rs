@@ -11,10 +11,11 @@ use std::{
 
 use fs_err::{self as fs, File};
 use tempfile::NamedTempFile;
-use walkdir::WalkDir;
+use walkdir::{DirEntry, WalkDir};
 
 use super::error::{PayloadError, Result};
 use crate::{
+    files::without_version_control,
     image::Digest,
     oci::{EntryKind, Layer, LayerError, LayerReader, LayerWriter, TopLevel, TreeDigester, top_level_entry},
 };
@@ -82,8 +83,15 @@ pub fn write_payload_layer(payload: &Path, usr_merged_base: bool, out: &Path) ->
 }
 
 pub(super) fn walk(payload: &Path) -> Result<Tree> {
+    entries_of(payload, WalkDir::new(payload).min_depth(1))
+}
+
+fn entries_of(
+    payload: &Path,
+    walk: impl IntoIterator<Item = Result<DirEntry, walkdir::Error>>,
+) -> Result<Tree> {
     let mut tree = Tree::new();
-    for found in WalkDir::new(payload).min_depth(1).follow_links(false) {
+    for found in walk {
         let found = found?;
         let path = found.path();
         let metadata = fs::symlink_metadata(path)?;
@@ -203,6 +211,12 @@ pub(super) fn digest(tree: &Tree) -> Result<Digest> {
 /// a gzip level of its own. Hard links become files. Blocks.
 pub fn write_tree_layer(root: &Path, mtime: u64, level: u32, out: &Path) -> Result<Layer> {
     write_entries(&walk(root)?, |file| LayerWriter::at(file, mtime, level), out)
+}
+
+/// Writes a source tree as a layer into `out`, without its version-control data. Blocks.
+pub fn write_source_layer(root: &Path, out: &Path) -> Result<Layer> {
+    let walk = without_version_control(WalkDir::new(root).min_depth(1));
+    write_layer(&entries_of(root, walk)?, out)
 }
 
 fn write_layer(tree: &Tree, out: &Path) -> Result<Layer> {

@@ -154,6 +154,9 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
     // Those that differ between kernels are looked up for each.
     for source in spec.sources.iter().filter(|source| !source.is_of_kernel()) {
         let identity = parts.retry("look up source", || parts.fetcher.sources().identity(source)).await?;
+        if let Some(warning) = parts.fetcher.sources().warning(source).await? {
+            parts.reporter.note(image.metadata.name.as_str(), &warning);
+        }
         versions.insert(source.name.as_str(), identity.version);
         sources.insert(source.name.to_string(), identity.identity);
     }

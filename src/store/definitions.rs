@@ -10,12 +10,10 @@ use fs_err::{self as fs, File};
 use walkdir::WalkDir;
 
 use super::StoreError;
-use crate::oci::{EntryKind, Layer, LayerWriter};
-
-/// What stands in every private key in PEM form.
-const PRIVATE_KEY: &[u8] = b"PRIVATE KEY-----";
-/// A file larger than this is no key.
-const LARGEST_KEY: u64 = 1 << 20;
+use crate::{
+    image::{SourceEntry, is_version_control},
+    oci::{EntryKind, Layer, LayerWriter},
+};
 
 /// A directory that was packed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,13 +24,14 @@ pub struct PackedDefinitions {
     pub left_out: Vec<PathBuf>,
 }
 
-/// Packs a definitions directory into `to`: the same files give the same bytes. Files with a private key or a registry's
-/// credentials are left out, and so is what begins with a dot. `secrets` are further paths that the site's definition
+/// Packs a definitions directory into `to`: the same files give the same bytes. Files that look like credentials are left
+/// out, and so are version-control data and what begins with a dot. `secrets` are further paths that the site's definition
 /// names as secret. Blocks.
 pub fn pack_definitions(dir: &Path, secrets: &[PathBuf], to: &Path) -> Result<PackedDefinitions, StoreError> {
     let mut writer = LayerWriter::new(BufWriter::new(File::create(to)?), 0);
     let mut left_out = Vec::new();
-    let is_visible = |name: &std::ffi::OsStr| !name.as_encoded_bytes().starts_with(b".");
+    let is_visible =
+        |name: &std::ffi::OsStr| !name.as_encoded_bytes().starts_with(b".") && !is_version_control(name);
     let mut entries = Vec::new();
     let walk = WalkDir::new(dir).min_depth(1).into_iter();
     for entry in walk.filter_entry(|entry| entry.depth() == 0 || is_visible(entry.file_name())) {
@@ -44,7 +43,7 @@ pub fn pack_definitions(dir: &Path, secrets: &[PathBuf], to: &Path) -> Result<Pa
         let full = dir.join(&path);
         let metadata = fs::symlink_metadata(&full)?;
         let named = secrets.iter().any(|secret| dir.join(secret) == full);
-        if named || (metadata.is_file() && is_secret(&full, metadata.len())?) {
+        if named || (metadata.is_file() && is_secret(&path, &full, metadata.len())?) {
             left_out.push(path);
         } else if metadata.is_dir() {
             writer.entry(&path, 0o755, EntryKind::Directory)?;
@@ -63,19 +62,13 @@ pub fn pack_definitions(dir: &Path, secrets: &[PathBuf], to: &Path) -> Result<Pa
     Ok(PackedDefinitions { layer, left_out })
 }
 
-/// Does the file hold a private key, or what Docker's `config.json` holds?
-fn is_secret(path: &Path, size: u64) -> io::Result<bool> {
-    if size > LARGEST_KEY {
-        return Ok(false);
+/// Whether a file of the directory looks like credentials.
+fn is_secret(path: &Path, place: &Path, size: u64) -> io::Result<bool> {
+    let mut content = Vec::new();
+    if size <= SourceEntry::LARGEST {
+        File::open(place)?.take(SourceEntry::LARGEST).read_to_end(&mut content)?;
     }
-    let mut bytes = Vec::new();
-    File::open(path)?.take(LARGEST_KEY).read_to_end(&mut bytes)?;
-    let has = |words: &[u8]| bytes.windows(words.len()).any(|window| window == words);
-    let is_docker_config = || {
-        let value: Result<serde_json::Value, _> = serde_json::from_slice(&bytes);
-        value.is_ok_and(|value| value.get("auths").is_some())
-    };
-    Ok(has(PRIVATE_KEY) || is_docker_config())
+    Ok(matches!(SourceEntry::of(path, &content), SourceEntry::Credentials(_)))
 }
 
 #[cfg(test)]
@@ -95,7 +88,9 @@ mod tests {
             ("keys/mok.crt", "-----BEGIN CERTIFICATE-----\nMII\n"),
             ("docker.json", r#"{"auths": {"r.example": {"auth": "c21pdGg6YW52aWw="}}}"#),
             ("password", "anvil\n"),
+            ("keys/kubeconfig", "kind: Config\nusers:\n- user: {token: x}\n"),
             (".git/config", "x"),
+            ("sources/x/CVS/Root", "x"),
         ] {
             let path = definitions.join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -104,7 +99,7 @@ mod tests {
         let to = dir.path().join("layer");
         let packed = pack_definitions(&definitions, &["password".into()], &to).unwrap();
         let left: Vec<_> = packed.left_out.iter().map(|path| path.to_str().unwrap()).collect();
-        assert_eq!(left, ["docker.json", "keys/both.pem", "keys/mok.pem", "password"]);
+        assert_eq!(left, ["docker.json", "keys/both.pem", "keys/kubeconfig", "keys/mok.pem", "password"]);
         let back = dir.path().join("back");
         fs::create_dir(&back).unwrap();
         archive::unpack_file(&to, &back, &archive::Options::default()).unwrap();

@@ -12,6 +12,7 @@ use super::verify;
 use crate::{
     archive::links,
     blocking::stoppable,
+    files::without_version_control,
     image::Digest,
     inputs::{
         FetchError, Result,
@@ -79,7 +80,8 @@ fn stage_all(collection: &Collection, stage: &Path, stop: &AtomicBool) -> Result
         for parent in path.ancestors().skip(1).collect::<Vec<_>>().into_iter().rev() {
             make_directory(&stage.join(parent))?;
         }
-        for entry in walkdir::WalkDir::new(&from).follow_root_links(false).sort_by_file_name() {
+        let walk = walkdir::WalkDir::new(&from).follow_root_links(false).sort_by_file_name();
+        for entry in without_version_control(walk) {
             let entry = entry?;
             go_on(stop)?;
             let relative = entry.path().strip_prefix(root).unwrap_or(entry.path()).to_owned();

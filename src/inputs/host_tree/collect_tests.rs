@@ -59,6 +59,7 @@ async fn what_is_collected_can_be_compiled_against() {
     let host = Host::new();
     host.link("host/usr/src/ofa_kernel/gone", "/usr/src/nothing");
     host.link("host/usr/src/ofa_kernel/circle", "circle");
+    host.write("host/usr/src/ofa_kernel/.git/config", "token");
     let collected = host.collect(&["/usr/src/ofa_kernel"], "trees-6.1.0-47-amd64.tar.gz").await.unwrap();
     assert_eq!(collected.symvers, [Path::new("usr/src/ofa_kernel/x86_64/6.1.0-47-amd64/Module.symvers")]);
     assert_eq!(
@@ -81,6 +82,7 @@ async fn what_is_collected_can_be_compiled_against() {
     let default = tree.root.join("usr/src/ofa_kernel/default");
     assert_eq!(fs::read_link(&default).unwrap(), Path::new("x86_64/6.1.0-47-amd64"));
     assert!(default.join("include/rdma/ib.h").is_file());
+    assert!(!tree.root.join("usr/src/ofa_kernel/.git").exists());
 }
 
 #[tokio::test]

@@ -82,6 +82,12 @@ async fn a_directory_and_its_archive_are_the_same_tree() {
     // And once more, from what is remembered.
     assert_eq!(scene.found("ofed.tar").await, archived);
 
+    // The history of a clone is no part of it.
+    scene.write("usr/src/ofa_kernel/.git/config", "token");
+    let cloned = scene.found("ofed-{{release}}").await;
+    assert_eq!(cloned.digest, found.digest);
+    assert!(!cloned.root.join("usr/src/ofa_kernel/.git").exists());
+
     // Other symbols: another digest, and so other input hashes.
     scene.write(&format!("{OFED}/Module.symvers"), "0x2\tib_register_client\tib_core\tEXPORT_SYMBOL\t\n");
     assert_ne!(scene.found("ofed-{{release}}").await.digest, found.digest);

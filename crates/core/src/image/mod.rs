@@ -10,6 +10,7 @@ mod need;
 mod rollout;
 mod runfile;
 mod source;
+mod source_entry;
 mod tag;
 mod upgrade;
 mod version;
@@ -28,6 +29,7 @@ pub use oci::{Digest, ImageReference, ReferenceError, Repository, Tag, Version, 
 pub use rollout::{DaemonSetContainer, GitPlace, OperatorResource, RolloutSpec, Strategy, Watch};
 pub use runfile::{RunfileBase, RunfileSpec};
 pub use source::{AptSource, PatchSpec, RpmSource, SourceImage, SourceOrigin, SourceSpec};
+pub use source_entry::{SourceEntry, is_version_control};
 pub use tag::{TagError, TagInputs, needs_in, render_tags, share_tags};
 pub use upgrade::{Canary, Drain, LabelSelector, MaxParallel, OnFailure, UpgradeSpec, WaitFor, Window};
 pub use version::VersionSpec;

@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path};
 
-use crate::kernel::Architecture;
+use crate::{image::is_version_control, kernel::Architecture};
 
 /// Objects that kernels link into modules of others: powerpc's, and arm64's of Linux 4.15 to 5.2.
 const LINKED: [&str; 2] = ["crtsavres.o", "ftrace-mod.o"];
@@ -12,7 +12,7 @@ const TOOLS: [&str; 2] = ["tools/objtool/objtool", "tools/bpf/resolve_btfids/res
 /// Is this never part of a header set, whatever the tree? Objects, kbuild's notes on commands, the kernel itself, a
 /// history, and signing keys.
 pub(super) fn is_product(path: &Path) -> bool {
-    if path.components().any(|part| part.as_os_str() == ".git") {
+    if path.iter().any(is_version_control) {
         return true;
     }
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return false };
@@ -102,6 +102,7 @@ mod tests {
         for path in [
             "vmlinux",
             ".git/config",
+            "include/.svn/entries",
             "certs/signing_key.pem",
             "scripts/mod/modpost.o",
             "scripts/mod/.modpost.cmd",

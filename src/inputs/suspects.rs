@@ -1,0 +1,126 @@
+//! Adapter: files of a source that look like credentials, and version-control data where it cannot be left out.
+
+use std::{
+    io::Read as _,
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
+
+use fs_err::File;
+
+use super::{Result, Sources, files, unpack};
+use crate::{
+    archive::Format,
+    blocking::stoppable,
+    image::{SourceEntry, SourceOrigin, SourceSpec, is_version_control},
+};
+
+/// The kind of the cache's records of archives' suspects.
+pub(super) const RECORDS: &str = "source-suspects";
+/// A warning names at most so many files.
+const MOST_NAMED: usize = 20;
+
+impl Sources<'_> {
+    /// A warning that names what looks like credentials in a directory or file of this machine. Archives are not opened.
+    pub async fn warning(self, spec: &SourceSpec) -> Result<Option<String>> {
+        let Some(path) = self.local(spec) else { return Ok(None) };
+        let known = self.0.digest_of(&path).await?;
+        Ok(warning(
+            spec,
+            &known.credentials,
+            "take them out: builds get them, and a registry that keeps the source",
+        ))
+    }
+
+    /// A warning that names what looks like credentials, or is version-control data, in an archive of this machine. Its file is
+    /// kept as it is, and verified by its digest.
+    pub async fn archive_warning(self, spec: &SourceSpec) -> Result<Option<String>> {
+        let Some(path) = self.local(spec).filter(|path| path.is_file()) else { return Ok(None) };
+        if Format::of(&path)?.is_none() {
+            return Ok(None);
+        }
+        let sha256 = self.0.digest_of(&path).await?.digest;
+        let suspects = match self.0.cache.read_record(RECORDS, &sha256)? {
+            Some(known) => known,
+            None => {
+                let scratch = self.0.cache.scratch()?;
+                let work = scratch.path().to_owned();
+                let suspects = stoppable(move |stop| {
+                    unpack(stop, &path, &work, &path.display().to_string())?;
+                    of_tree(&work, stop)
+                });
+                let suspects: Vec<String> = suspects.await?;
+                self.0.cache.write_record(RECORDS, &sha256, &suspects)?;
+                suspects
+            }
+        };
+        Ok(warning(spec, &suspects, "pack the archive without them: a registry keeps it as it is"))
+    }
+
+    /// Where a source of this machine lies, if it is one and is there.
+    fn local(self, spec: &SourceSpec) -> Option<PathBuf> {
+        let SourceOrigin::Path { path, .. } = &spec.from else { return None };
+        Some(self.0.root.join(path)).filter(|path| path.exists())
+    }
+}
+
+/// The warning about a source's suspects, if there are any.
+fn warning(spec: &SourceSpec, suspects: &[String], advice: &str) -> Option<String> {
+    if suspects.is_empty() {
+        return None;
+    }
+    let named = suspects.iter().take(MOST_NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = match suspects.len().saturating_sub(MOST_NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Some(format!(
+        "warning: source {} has files that look like credentials: {named}{more} ({advice})",
+        spec.name
+    ))
+}
+
+/// The first version-control data in a tree, relative to it.
+pub(super) fn version_control_in(tree: &Path) -> Result<Option<PathBuf>> {
+    for entry in walkdir::WalkDir::new(tree).min_depth(1).sort_by_file_name() {
+        let entry = entry?;
+        if is_version_control(entry.file_name()) {
+            return Ok(Some(entry.path().strip_prefix(tree).unwrap_or(entry.path()).to_owned()));
+        }
+    }
+    Ok(None)
+}
+
+/// Files of a tree that look like credentials and, where there is any, its version-control data, for people.
+pub(super) fn of_tree(root: &Path, stop: &AtomicBool) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    let mut walk = walkdir::WalkDir::new(root).min_depth(1).sort_by_file_name().into_iter();
+    while let Some(entry) = walk.next() {
+        let entry = entry?;
+        files::go_on(stop)?;
+        let below = entry.path().strip_prefix(root).unwrap_or(entry.path());
+        let kind = entry.file_type();
+        if SourceEntry::of(below, &[]) == SourceEntry::VersionControl {
+            found.push(format!("{} (version-control data)", below.display()));
+            if kind.is_dir() {
+                walk.skip_current_dir();
+            }
+        } else if kind.is_file() {
+            found.extend(credentials_in(below, entry.path())?);
+        }
+    }
+    Ok(found)
+}
+
+/// What a file looks like, unless it is an ordinary source: its path in the source, and what it seems to hold.
+pub(super) fn credentials_in(below: &Path, place: &Path) -> Result<Option<String>> {
+    let mut content = Vec::new();
+    let file = File::open(place)?;
+    if file.metadata()?.len() <= SourceEntry::LARGEST {
+        file.take(SourceEntry::LARGEST).read_to_end(&mut content)?;
+    }
+    Ok(match SourceEntry::of(below, &content) {
+        SourceEntry::Credentials(what) => Some(format!("{} ({what})", below.display())),
+        SourceEntry::VersionControl | SourceEntry::Source => None,
+    })
+}
