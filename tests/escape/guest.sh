@@ -2,8 +2,7 @@
 # group for each user that is delegated to it.
 set -e
 kit=/images/kit
-modprobe loop
-modprobe ext4
+for module in crc32c_generic loop ext4; do modprobe $module; done
 cp -a $kit/libraries/. /
 truncate -s 3G /disk
 /sbin/mke2fs -q -t ext4 -N 400000 /disk

@@ -29,7 +29,7 @@ const PLAY: Duration = Duration::from_mins(15);
 #[test]
 fn debian_12s_kernel_holds() {
     let release = releases("6.1.0-", "-amd64").pop().expect("the host's suites have a 6.1 kernel");
-    let tree = NodeTree::new(&kernel_image(&release), &["ext4", "loop"]);
+    let tree = NodeTree::new(&kernel_image(&release), &["crc32c_generic", "ext4", "loop"]);
     let programs = tempfile::tempdir().unwrap();
     fill(programs.path());
     tree.image("kit", programs.path());
