@@ -45,7 +45,7 @@ pods() { k get pods -n "$builds" -o json | jq -cS '[.items[].metadata.uid] | sor
 before="$(pods)"
 kill -KILL "$(cat "$here/farrier-first.pid")"
 start_farrier second --interval 5
-expect 30 "farrier was killed: another one leads" leads second
+expect 60 "farrier was killed: another one leads" leads second
 expect 5 "and the same pods compile" [ "$(pods)" = "$before" ]
 expect 300 "all four are published" published one two three four
 expect 20 "their Jobs are gone" jobs '== 0'
