@@ -48,7 +48,8 @@ pub(crate) fn read_start(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>>
 pub(crate) fn private_directory(path: &Path) -> io::Result<()> {
     fs::create_dir_all(path)?;
     let mode = fs::metadata(path)?.permissions().mode();
-    if mode & 0o077 == 0 {
+    // No bit of the group's or of others'.
+    if mode.trailing_zeros() >= 6 {
         return Ok(());
     }
     match fs::set_permissions(path, Permissions::from_mode(0o700)) {

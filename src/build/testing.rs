@@ -35,6 +35,7 @@ use crate::{
     },
     payload::DecompressionBudget,
     plan::{Cell, Instance},
+    provenance::Confinement,
     registry::{Keyring, RegistryLocation, RegistryOptions, RemoteRegistry, connect},
     signing::testing::Workshop,
     site::{Existing, ImageSigning, KeySource},

@@ -40,19 +40,18 @@ impl Sources<'_> {
             return Ok(None);
         }
         let sha256 = self.0.digest_of(&path).await?.digest;
-        let suspects = match self.0.cache.read_record(RECORDS, &sha256)? {
-            Some(known) => known,
-            None => {
-                let scratch = self.0.cache.scratch()?;
-                let work = scratch.path().to_owned();
-                let suspects = stoppable(move |stop| {
-                    unpack(stop, &path, &work, &path.display().to_string())?;
-                    of_tree(&work, stop)
-                });
-                let suspects: Vec<String> = suspects.await?;
-                self.0.cache.write_record(RECORDS, &sha256, &suspects)?;
-                suspects
-            }
+        let suspects: Vec<String> = if let Some(known) = self.0.cache.read_record(RECORDS, &sha256)? {
+            known
+        } else {
+            let scratch = self.0.cache.scratch()?;
+            let work = scratch.path().to_owned();
+            let suspects = stoppable(move |stop| {
+                unpack(stop, &path, &work, &path.display().to_string())?;
+                of_tree(&work, stop)
+            });
+            let suspects = suspects.await?;
+            self.0.cache.write_record(RECORDS, &sha256, &suspects)?;
+            suspects
         };
         Ok(warning(spec, &suspects, "pack the archive without them: a registry keeps it as it is"))
     }

@@ -13,7 +13,7 @@ use std::{
 use axum::{
     Router,
     body::{Body, Bytes, to_bytes},
-    extract::{Request, State},
+    extract::State,
     http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
     response::{
         IntoResponse, Response,

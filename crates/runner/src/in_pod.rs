@@ -73,7 +73,7 @@ pub fn run() -> io::Result<()> {
 
 fn build(messages: &Messages) -> io::Result<Outcome> {
     let plan = fs::read(PLAN).and_then(|bytes| decode::<Plan>(&bytes)).map_err(|error| said(PLAN, error))?;
-    let landlock = confine(plan.limits.processes, Walls::default())?;
+    let landlock = confine(plan.limits.processes, &Walls::default())?;
     messages.send(&Message::Canary(Canary { refused: canary::look(true)?, landlock }))?;
     steps::run(messages, &plan, &Place { root: Root::open(Path::new("/"))?, context: CONTEXT, written: None })
 }

@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         ["map-owners", words @ ..] => return exit_code(sandbox::map_owners(words)),
         ["sandbox", words @ ..] if let Some(walls) = Walls::of(words) => sandbox::enter(&messages, &walls),
         ["init", scratch, lowers, words @ ..] if let Some(walls) = Walls::of(words) => {
-            sandbox::init(&messages, scratch, lowers, walls).map(Some)
+            sandbox::init(&messages, scratch, lowers, &walls).map(Some)
         }
         _ => {
             let _ = rustix::io::write(

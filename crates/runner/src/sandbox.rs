@@ -188,7 +188,7 @@ fn path_of(file: &OwnedFd) -> PathBuf {
 }
 
 /// The second process: process 1 of the sandbox.
-pub fn init(messages: &Messages, scratch: &str, lowers: &str, walls: Walls) -> io::Result<Outcome> {
+pub fn init(messages: &Messages, scratch: &str, lowers: &str, walls: &Walls) -> io::Result<Outcome> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     sys::handle_no_signals();
     umask(Mode::from_raw_mode(0o022));
@@ -233,7 +233,7 @@ fn give_up_capabilities() -> io::Result<()> {
 
 /// Gives up what process 1 could do without a capability that a step must not; what it starts inherits that. Returns the Landlock
 /// ABI in force.
-pub fn confine(processes: Option<u64>, walls: Walls) -> io::Result<u32> {
+pub fn confine(processes: Option<u64>, walls: &Walls) -> io::Result<u32> {
     let limit = |resource, value| setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) });
     limit(Resource::Core, 0)?;
     limit(Resource::Nproc, processes.unwrap_or(PROCESSES))?;

@@ -55,7 +55,7 @@ impl Watch {
 fn watch(limits: Limits, mut disk: Option<Disk>, noted: &Mutex<Option<Stop>>) {
     loop {
         // What cannot be measured now is measured the next time.
-        let written = disk.as_mut().map(|disk| disk.written()).unwrap_or_default();
+        let written = disk.as_mut().map(Disk::written).unwrap_or_default();
         let free = Free::at(Path::new("/")).map_or(LEAST_FREE, |free| free.bytes);
         if let Some(why) = judge(limits, memory(), written, free) {
             noted.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
