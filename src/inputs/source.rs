@@ -33,6 +33,7 @@ use crate::{
     machine::native,
     oci::annotations,
     store::{InputKind, StoredInput, key_tag},
+    tree_removal::remove_tree,
 };
 
 /// The kind of the cache's entries.
@@ -400,7 +401,7 @@ fn lay_out(
     let (chosen, tree) = (pick(&base, subdir)?, dir.join(TREE));
     fs::rename(&chosen, &tree)?;
     for rest in [raw, dir.join("inner")].iter().filter(|rest| rest.exists()) {
-        fs::remove_dir_all(rest)?;
+        remove_tree(rest)?;
     }
     Ok(())
 }

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 pub use owner::Owner;
 
 use super::{BuildLog, ContextEntry, EngineError, EngineKind, Result, hearing::Hearing};
-use crate::cache::remove_tree;
+use crate::tree_removal::remove_tree;
 
 /// The runner's name, beside farrier's own program.
 pub const RUNNER: &str = "farrier-runner";

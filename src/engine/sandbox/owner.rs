@@ -33,6 +33,11 @@ impl Owner {
         Self { user, group: user }
     }
 
+    /// Whether builds run as the user who owns the cache: what a step could reach outside of its sandbox, it could write to.
+    pub fn owns_cache(self) -> bool {
+        self.user == geteuid().as_raw()
+    }
+
     /// One line of a map: the sandbox's root is this user. (`uid_map` and `gid_map`, user_namespaces(7).)
     pub(super) fn maps(self) -> [(&'static str, String); 3] {
         let Self { user, group } = self;
@@ -82,6 +87,13 @@ mod tests {
         assert_eq!(least_privileged("0 100000 65536\n"), 65_535);
         assert_eq!(least_privileged("0 1000 1\n1 100000 65536\n"), 65_536);
         assert_eq!(least_privileged("0 1000 1\n"), 0);
+    }
+
+    #[test]
+    fn builds_of_an_ordinary_user_own_the_cache() {
+        let own = geteuid().as_raw();
+        let owner = |user| Owner { user, group: user };
+        assert_eq!([owner(own), owner(own + 1)].map(Owner::owns_cache), [true, false]);
     }
 
     #[test]
