@@ -128,9 +128,7 @@ impl<'a> Repository<'a> {
     /// What the rollout names of the commit that was fetched last.
     async fn check_out(&self) -> Result<Directory> {
         let tree = self.tree();
-        if tree.exists() {
-            fs::remove_dir_all(&tree)?;
-        }
+        self.parts.cache.quarantine().remove(&tree)?;
         fs::create_dir(&tree)?;
         self.run(&["read-tree", "refs/farrier/tip"], "read").await?;
         let path = self.path();

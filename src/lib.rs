@@ -33,6 +33,7 @@ pub mod runtime;
 pub mod signing;
 pub mod status;
 pub mod store;
+mod tree_removal;
 mod yaml;
 
 pub use farrier_core::{image, kernel, plan, provenance, shell, site, template, text};

@@ -13,7 +13,7 @@ use std::{
 use fs_err::{self as fs, File};
 
 use super::{Result, UnpackError, links};
-use crate::{files::if_there, oci::Whiteout};
+use crate::{files::if_there, oci::Whiteout, tree_removal::remove_tree};
 
 /// What an archive's entries mean for what stands there before them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -289,7 +289,7 @@ impl<'a> Tree<'a> {
             return fs::remove_file(path);
         }
         self.real_paths.clear();
-        if metadata.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
+        remove_tree(path)
     }
 
     /// Removes what lower layers have at a place; what this one has written stays.

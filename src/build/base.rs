@@ -6,7 +6,7 @@ use std::{fmt::Write as _, path::PathBuf, sync::Arc};
 use parking_lot::Mutex;
 use runner::plan::{Action, Limits, Plan, Run, Step};
 
-use super::{cross, host_tools, job::Job, kept};
+use super::{cross, host_tools, intact::intact, job::Job, kept};
 use crate::{
     blocking::blocking,
     cache::LockMode,
@@ -122,7 +122,8 @@ fn confined_by_docker(least_landlock: u32) -> Result<()> {
 /// The cell's toolchain as a tree, in which the tools of the headers run, and the image that it is.
 async fn own_toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(PathBuf, BaseImage)> {
     job.stage(Stage::Toolchain);
-    let (tree, image) = toolchain_tree(job.parts, &job.toolchain, job.cell).await?;
+    let get = || toolchain_tree(job.parts, &job.toolchain, job.cell);
+    let (tree, image) = intact(job.parts, get, |(tree, _)| Some(tree)).await?;
     host_tools::check(job, headers, &tree).await?;
     Ok((tree, image))
 }

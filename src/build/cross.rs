@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::job::Job;
+use super::{intact::intact, job::Job};
 use crate::{
     images::DEFAULT_PATH,
     inputs::{HeaderSet, PackageRoot},
@@ -38,7 +38,9 @@ pub(super) async fn toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(Pat
     let bootstrap = || parts.fetcher.root_fs().bootstrap(&root, native());
     let made = parts.retry("make a cross toolchain", bootstrap).await?;
     let layers = vec![(made.digest, made.layer)];
-    let tree = parts.fetcher.root_fs().tree(layers, format!("cross toolchain for {target}")).await?;
+    let what = format!("cross toolchain for {target}");
+    let get = async || Ok(parts.fetcher.root_fs().tree(layers.clone(), what.clone()).await?);
+    let tree = intact(parts, get, |tree| Some(tree)).await?;
     let env = [("PATH", DEFAULT_PATH), ("ARCH", kbuild_name(target))];
     let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
     Ok((tree, Base { name: job.cell.base_name.clone(), env, ..Base::default() }))

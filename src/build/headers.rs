@@ -1,6 +1,11 @@
 //! Adapter: the headers stage: the header set of the cell's kernel.
 
-use super::job::{Job, ensure_planned};
+use std::path::PathBuf;
+
+use super::{
+    intact::intact,
+    job::{Job, ensure_planned},
+};
 use crate::{
     inputs::{HeaderLookup, HeaderSet},
     parts::{Result, Stage, TargetError},
@@ -14,7 +19,8 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<HeaderSet> {
     let (parts, target) = (job.parts, &job.cell.target);
     let source = job.family.spec.headers_for(target, &job.cell.system);
     let look = || parts.fetcher.headers().find(&source, target);
-    match parts.retry("fetch headers", look).await? {
+    let find = || parts.retry("fetch headers", look);
+    match intact(parts, find, tree_of).await? {
         HeaderLookup::Found(headers) => {
             let planned = &job.cell.fetched;
             let is_planned = headers.identity == planned.headers
@@ -23,5 +29,12 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<HeaderSet> {
             Ok(*headers)
         }
         HeaderLookup::Missing { looked_for, hint } => Err(TargetError::headers_missing(&looked_for, hint)),
+    }
+}
+
+fn tree_of(found: &HeaderLookup) -> Option<&PathBuf> {
+    match found {
+        HeaderLookup::Found(headers) => Some(&headers.root),
+        HeaderLookup::Missing { .. } => None,
     }
 }

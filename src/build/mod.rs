@@ -10,6 +10,7 @@ mod document;
 mod failures;
 mod headers;
 mod host_tools;
+mod intact;
 mod job;
 mod kept;
 mod logs;

@@ -1,8 +1,10 @@
 //! Adapter: the content-addressed, disposable cache directory, safe with several farriers at once.
 
 mod locks;
+mod quarantine;
 mod room;
 mod scratch;
+mod tree_record;
 mod uses;
 
 use std::{
@@ -18,23 +20,21 @@ use std::{
 
 use fs_err::{self as fs, File};
 use serde::{Serialize, de::DeserializeOwned};
-use tempfile::{NamedTempFile, TempDir};
+use tempfile::NamedTempFile;
 
-use self::uses::Uses;
+pub(crate) use self::room::{Entry, surplus};
 pub use self::{
     locks::{CacheLock, LockMode},
     scratch::Scratch,
 };
-pub(crate) use self::{
-    room::{Entry, surplus},
-    scratch::remove_tree,
-};
+use self::{quarantine::Quarantine, scratch::Temporary, uses::Uses};
 use crate::{
     error_causes, error_chain,
     files::{self, if_there},
 };
 
 const LOCKS: &str = "locks";
+const QUARANTINE: &str = "quarantine";
 const USES: &str = "uses";
 const WORK: &str = "work";
 /// The kind of blobs that were fetched from registries: files, each under its digest's hexadecimal form.
@@ -200,20 +200,39 @@ impl Cache {
             return Ok(place);
         }
         let temporary = self.temporary(kind, key)?;
-        make(within(temporary.path())).await?;
+        let entry = within(temporary.path());
+        make(entry.clone()).await?;
+        tree_record::record(kind, &entry).await?;
         // Before it appears: then it cannot go again.
         self.hold(kind, key)?;
         Ok(self.publish(kind, key, temporary, within)?)
     }
 
     /// An empty directory beside an entry's place. The caller has its lock.
-    fn temporary(&self, kind: &str, key: &str) -> Result<TempDir, CacheError> {
+    fn temporary(&self, kind: &str, key: &str) -> Result<Temporary, CacheError> {
         let parent = self.root.join(kind);
         files::private_directory(&parent)?;
         let prefix = format!("{TEMPORARY}{key}-");
         // Under the lock they can only be those of processes that were killed.
-        remove_stale(&parent, &prefix)?;
-        Ok(tempfile::Builder::new().prefix(&prefix).tempdir_in(&parent)?)
+        self.remove_stale(&parent, &prefix)?;
+        let made = tempfile::Builder::new().prefix(&prefix).tempdir_in(&parent)?;
+        Ok(Temporary::new(made.keep(), self.quarantine()))
+    }
+
+    fn remove_stale(&self, parent: &Path, prefix: &str) -> Result<(), CacheError> {
+        for entry in fs::read_dir(parent)? {
+            let entry = entry?;
+            if entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes()) {
+                // The quarantine tells of it, and the new one has another name.
+                let _ = self.quarantine().remove(&entry.path());
+            }
+        }
+        Ok(())
+    }
+
+    /// Where that is kept which cannot be removed.
+    pub(crate) fn quarantine(&self) -> Quarantine {
+        Quarantine::in_directory(self.root.join(QUARANTINE))
     }
 
     /// Puts what was made in a temporary directory, or all of it, in its place.
@@ -221,14 +240,14 @@ impl Cache {
         &self,
         kind: &str,
         key: &str,
-        temporary: TempDir,
+        temporary: Temporary,
         within: fn(&Path) -> PathBuf,
     ) -> Result<PathBuf, CacheError> {
         let (place, made) = (self.place(kind, key)?, within(temporary.path()));
         fs::rename(&made, &place)?;
         if made == temporary.path() {
             // It is there under its name now: nothing is left to remove.
-            let _ = temporary.keep();
+            temporary.keep();
         }
         Ok(place)
     }
@@ -252,7 +271,7 @@ impl Cache {
 
     /// An empty directory of this process's own, removed when the guard is dropped.
     pub fn scratch(&self) -> Result<Scratch, CacheError> {
-        Ok(Scratch::below(&self.root.join(WORK))?)
+        Ok(Scratch::below(&self.root.join(WORK), self.quarantine())?)
     }
 
     /// A small JSON record. One that is damaged or of another form counts as absent: records only save
@@ -324,16 +343,6 @@ fn touch_at_times(record: &Path) {
     if age.is_ok_and(|age| age > Duration::from_hours(1)) {
         let _ = file.set_modified(SystemTime::now());
     }
-}
-
-fn remove_stale(parent: &Path, prefix: &str) -> Result<(), CacheError> {
-    for entry in fs::read_dir(parent)? {
-        let entry = entry?;
-        if entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes()) {
-            fs::remove_dir_all(entry.path())?;
-        }
-    }
-    Ok(())
 }
 
 /// A name that is one visible path component.

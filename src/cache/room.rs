@@ -21,10 +21,11 @@ use crate::{
     site::Storage,
 };
 
-/// Directories that hold no entries: work, locks, notes, what is remembered of engines' images and of this machine, and the
-/// layout directory of builds that publish nothing.
-const APART: [&str; 10] = [
+/// Directories that hold no entries: work, locks, notes, the quarantine, what is remembered of engines' images and of this machine,
+/// and the layout directory of builds that publish nothing.
+const APART: [&str; 11] = [
     super::LOCKS,
+    super::QUARANTINE,
     super::USES,
     super::WORK,
     RECORDS,
@@ -178,36 +179,49 @@ impl Cache {
             }
         }
         for (entry, gone) in &moved {
-            remove_all(gone);
+            self.remove_all(gone);
             if let Some((kind, key)) = entry.name.split_once('/').filter(|(kind, _)| *kind != RECORDS) {
                 self.remove_record(SIZES, &format!("{kind}-{key}"))?;
                 if let Some(_alone) = self.try_lock(kind, key, LockMode::Exclusive)? {
-                    remove_all(&self.lock_path(kind, key)?);
+                    self.remove_all(&self.lock_path(kind, key)?);
                 }
             }
         }
         Ok((moved.len(), moved.iter().map(|(entry, _)| entry.bytes).sum()))
     }
 
+    /// Removes a file or directory. What stays is told, and tried again.
+    fn remove_all(&self, path: &Path) {
+        let _ = self.quarantine().remove(path);
+    }
+
+    fn remove_old(&self, path: &Path) {
+        if is_old(path) {
+            self.remove_all(path);
+        }
+    }
+
     /// Removes what killed farriers left. Who runs is known by their locks.
     fn sweep(&self) -> Result<(), CacheError> {
         self.uses.forget_dead();
+        // First: what is moved there below was just tried.
+        self.quarantine().sweep()?;
         let work = self.root.join(super::WORK);
         if work.is_dir() {
-            scratch::remove_dead(&work)?;
+            scratch::remove_dead(&work, &self.quarantine())?;
         }
         for kind in self.kinds("")? {
             for left in listing(&self.root.join(&kind))? {
                 let name = left.file_name().to_string_lossy().into_owned();
                 if name.starts_with(GONE) {
-                    remove_all(&left.path());
+                    self.remove_all(&left.path());
                 } else if let Some(key) = super::key_of_temporary(&name) {
                     // Its maker has the lock.
                     if let Some(_lock) = self.try_lock(&kind, key, LockMode::Exclusive)? {
-                        remove_all(&left.path());
+                        self.remove_all(&left.path());
                     }
                 } else if name.starts_with('.') {
-                    remove_old(&left.path());
+                    self.remove_old(&left.path());
                 }
             }
         }
@@ -217,14 +231,14 @@ impl Cache {
             for left in listing(&self.root.join(part))? {
                 let name = left.file_name();
                 if name.as_encoded_bytes().starts_with(b".") && name != ".gate" {
-                    remove_old(&left.path());
+                    self.remove_old(&left.path());
                 }
             }
         }
         for lock in listing(&self.root.join(super::LOCKS))? {
             let path = lock.path();
             if is_old(&path) && locks::try_lock(&path, LockMode::Exclusive)?.is_some() {
-                remove_all(&path);
+                self.remove_all(&path);
             }
         }
         Ok(())
@@ -245,24 +259,12 @@ fn tree_bytes(tree: &Path) -> u64 {
     files.filter_map(|file| file.metadata().ok()).map(|found| found.blocks() * 512).sum()
 }
 
-fn is_old(path: &Path) -> bool {
+/// Whether something was modified longer ago than so.
+pub(super) fn is_older(path: &Path, than: Duration) -> bool {
     let changed = fs::symlink_metadata(path).and_then(|found| found.modified());
-    changed.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > LEFT_BEHIND))
+    changed.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > than))
 }
 
-fn remove_old(path: &Path) {
-    if is_old(path) {
-        remove_all(path);
-    }
-}
-
-/// Removes a file or directory. What stays is tried again.
-fn remove_all(path: &Path) {
-    let is_directory = fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
-    let removed = if is_directory { scratch::remove_tree(path) } else { fs::remove_file(path) };
-    if let Err(error) = removed
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        tracing::warn!(path = %path.display(), %error, "something in the cache was not removed");
-    }
+fn is_old(path: &Path) -> bool {
+    is_older(path, LEFT_BEHIND)
 }

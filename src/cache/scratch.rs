@@ -1,15 +1,14 @@
 //! Adapter: directories of single builds, which go with their owner.
 
 use std::{
-    fs::Permissions,
     io,
-    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
 use fs_err::{self as fs, File};
 use tempfile::NamedTempFile;
 
+use super::quarantine::Quarantine;
 use crate::files::private_directory;
 
 /// A directory of one build, see [`Cache::scratch`](super::Cache::scratch).
@@ -17,14 +16,15 @@ use crate::files::private_directory;
 pub struct Scratch {
     directory: PathBuf,
     lock_path: PathBuf,
+    quarantine: Quarantine,
     _lock: std::fs::File,
 }
 
 impl Scratch {
     /// An empty one. Those of farriers that were killed are removed first: their lock is free.
-    pub(super) fn below(parent: &Path) -> io::Result<Self> {
+    pub(super) fn below(parent: &Path, quarantine: Quarantine) -> io::Result<Self> {
         private_directory(parent)?;
-        remove_dead(parent)?;
+        remove_dead(parent, &quarantine)?;
         // It gets the name by which others look for it only when it is locked.
         let new = NamedTempFile::with_prefix_in(".new-", parent)?;
         new.as_file().lock()?;
@@ -32,7 +32,7 @@ impl Scratch {
         let lock_path = parent.join(format!("{unique}.lock"));
         let lock = new.persist(&lock_path).map_err(io::Error::from)?;
         let directory = lock_path.with_extension("d");
-        let scratch = Self { directory, lock_path, _lock: lock };
+        let scratch = Self { directory, lock_path, quarantine, _lock: lock };
         private_directory(&scratch.directory)?;
         Ok(scratch)
     }
@@ -44,7 +44,7 @@ impl Scratch {
 }
 
 /// Removes those whose owner is gone. Each has its lock before it is made, and until it is removed.
-pub(super) fn remove_dead(parent: &Path) -> io::Result<()> {
+pub(super) fn remove_dead(parent: &Path, quarantine: &Quarantine) -> io::Result<()> {
     for entry in fs::read_dir(parent)?.flatten() {
         let path = entry.path();
         let is_dead = match path.extension().and_then(|extension| extension.to_str()) {
@@ -54,30 +54,8 @@ pub(super) fn remove_dead(parent: &Path) -> io::Result<()> {
         };
         if is_dead {
             // Another farrier may be at the same; what is left is removed next time.
-            let _ = remove_tree(&path.with_extension("d"));
+            let _ = quarantine.remove(&path.with_extension("d"));
             let _ = fs::remove_file(path.with_extension("lock"));
-        }
-    }
-    Ok(())
-}
-
-/// Removes a directory that a build wrote to, where directories may deny themselves to their owner.
-pub(crate) fn remove_tree(directory: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            open_up(directory)?;
-            fs::remove_dir_all(directory)
-        }
-        other => other,
-    }
-}
-
-fn open_up(directory: &Path) -> io::Result<()> {
-    fs::set_permissions(directory, Permissions::from_mode(0o700))?;
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            open_up(&entry.path())?;
         }
     }
     Ok(())
@@ -85,32 +63,37 @@ fn open_up(directory: &Path) -> io::Result<()> {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        if let Err(error) = remove_tree(&self.directory) {
-            tracing::warn!(path = %self.directory.display(), %error, "a build's directory was not removed");
-        }
+        // The quarantine tells of what stays.
+        let _ = self.quarantine.remove(&self.directory);
         let _ = fs::remove_file(&self.lock_path);
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// A directory that is removed when this is dropped, unless it is kept.
+#[derive(Debug)]
+pub(super) struct Temporary(Option<PathBuf>, Quarantine);
 
-    #[test]
-    fn what_denies_itself_is_opened_and_links_are_not_followed() {
-        let outside = tempfile::tempdir().unwrap();
-        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
-        let before = mode(outside.path());
-        let tree = tempfile::tempdir().unwrap();
-        let (outer, inner) = (tree.path().join("outer"), tree.path().join("outer/inner"));
-        fs::create_dir_all(&inner).unwrap();
-        fs_err::os::unix::fs::symlink(outside.path(), outer.join("link")).unwrap();
-        for directory in [&inner, &outer] {
-            fs::set_permissions(directory, Permissions::from_mode(0o000)).unwrap();
+impl Temporary {
+    pub(super) fn new(directory: PathBuf, quarantine: Quarantine) -> Self {
+        Self(Some(directory), quarantine)
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        self.0.as_deref().unwrap_or(Path::new(""))
+    }
+
+    /// Leaves the directory to the caller.
+    pub(super) fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if let Some(directory) = &self.0 {
+            // The quarantine tells of what stays.
+            let _ = self.1.remove(directory);
         }
-        open_up(tree.path()).unwrap();
-        assert_eq!((mode(&outer), mode(&inner), mode(outside.path())), (0o700, 0o700, before));
-        remove_tree(&outer).unwrap();
-        assert!(!outer.exists() && outside.path().exists());
     }
 }

@@ -2,10 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use tempfile::TempDir;
+
 use super::*;
 use crate::{image::Memory, site::Storage};
 
-fn cache() -> (TempDir, Cache) {
+pub(super) fn cache() -> (TempDir, Cache) {
     let directory = tempfile::tempdir().unwrap();
     let cache = Cache::open(directory.path().join("cache")).unwrap();
     (directory, cache)
@@ -126,6 +128,105 @@ fn scratch_directories_go_with_their_owner() {
     assert!(!work.join("build-dead.lock").exists() && !work.join("build-dead.d").exists());
     drop((live, second));
     assert_eq!(fs::read_dir(&work).unwrap().count(), 0);
+}
+
+/// Makes a directory with so many directories inside each other.
+fn make_deep(directory: &Path, levels: u32) {
+    use rustix::fs::{Mode, OFlags, mkdirat, open, openat};
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut here = open(directory, flags, Mode::empty()).unwrap();
+    for _ in 0..levels {
+        mkdirat(&here, "d", Mode::RWXU).unwrap();
+        here = openat(&here, "d", flags, Mode::empty()).unwrap();
+    }
+}
+
+/// Leaves this process so many descriptors.
+fn limit_descriptors(to: u64) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(to), ..limit }).unwrap();
+}
+
+/// Runs something in a thread with a small stack.
+fn on_small_stack(what: impl FnOnce() + Send + 'static) {
+    std::thread::Builder::new().stack_size(256 << 10).spawn(what).unwrap().join().unwrap();
+}
+
+#[test]
+fn a_directory_200_000_levels_deep_stops_no_later_build() {
+    // In memory where that is possible: a disk would journal each of these directories.
+    let memory = Path::new("/dev/shm");
+    let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
+    let cache = Cache::open(directory.path().to_owned()).unwrap();
+    let work = cache.root().join("work");
+    // What a killed farrier left, and what a build leaves that comes to its end.
+    let dead = work.join("build-dead.d");
+    fs::create_dir_all(&dead).unwrap();
+    make_deep(&dead, 200_000);
+    on_small_stack(move || {
+        let build = cache.scratch().unwrap();
+        assert!(!dead.exists(), "the directory of a killed farrier stayed");
+        make_deep(build.path(), 20_000);
+        limit_descriptors(40);
+        drop(build);
+        assert_eq!(fs::read_dir(&work).unwrap().count(), 0);
+        cache.scratch().unwrap();
+        assert!(!cache.root().join("quarantine").exists());
+    });
+}
+
+/// Runs something while this process can open no further file.
+fn without_descriptors<T>(what: impl FnOnce() -> T) -> T {
+    use std::os::fd::AsRawFd as _;
+
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let lowest_free = std::fs::File::open("/dev/null").unwrap().as_raw_fd();
+    let none = Rlimit { current: Some(u64::try_from(lowest_free).unwrap()), ..limit };
+    setrlimit(Resource::Nofile, none).unwrap();
+    let outcome = what();
+    setrlimit(Resource::Nofile, limit).unwrap();
+    outcome
+}
+
+#[test]
+fn what_cannot_be_removed_is_quarantined_and_tried_again() {
+    let (_directory, cache) = cache();
+    let build = cache.scratch().unwrap();
+    fs::create_dir_all(build.path().join("out/deep")).unwrap();
+    without_descriptors(|| drop(build));
+    let left = |of: &str| left_over(&cache, of).len();
+    assert_eq!((left("work"), left("quarantine")), (0, 1));
+    // What stays there stops neither the next build nor the next sweep.
+    let next = cache.scratch().unwrap();
+    assert!(next.path().is_dir());
+    let stuck = cache.root().join("quarantine").join(&left_over(&cache, "quarantine")[0]);
+    assert!(stuck.join("out/deep").is_dir());
+    cache.make_room(&quotas(1, 1)).unwrap();
+    assert_eq!(left("quarantine"), 0);
+    // In the place of an entry that is being made, it stops nobody from making the entry.
+    let stale = cache.root().join("kind/.tmp-key-abc");
+    fs::create_dir_all(stale.join("deep")).unwrap();
+    without_descriptors(|| cache.quarantine().remove(&stale)).unwrap();
+    assert_eq!((stale.exists(), left("quarantine")), (false, 1));
+}
+
+#[test]
+fn what_was_set_aside_is_kept_for_a_week() {
+    let (_directory, cache) = cache();
+    let entry = cache.root().join("trees/key");
+    fs::create_dir_all(entry.join("tree")).unwrap();
+    used_before(&entry, 60 * 24 * 30);
+    let place = cache.quarantine().set_aside(&entry).unwrap();
+    assert!(!entry.exists());
+    for (days, stays) in [(0, true), (6, true), (8, false)] {
+        if days > 0 {
+            used_before(&place, 60 * 24 * days);
+        }
+        cache.make_room(&quotas(1, 1)).unwrap();
+        assert_eq!(place.exists(), stays, "after {days} days");
+    }
 }
 
 #[test]

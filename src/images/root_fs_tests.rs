@@ -3,6 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::{
     build::testing::{Bench, K9},
+    error_chain,
     inputs::{FetchOptions, Fetcher},
     oci::{EntryKind, LayerWriter},
     resolve::with_hint,
@@ -69,6 +70,34 @@ async fn a_toolchain_image_becomes_one_tree() {
     let same = publish_image(&bench, "other", &[lower, upper]).await;
     assert_eq!(tree_of(&bench, &same).await.unwrap().0, tree);
     assert!(tree.join("mark").exists());
+}
+
+/// A step that found a way out of its sandbox may have written to the tree, and to the layers from which it is made anew.
+#[tokio::test]
+async fn a_tree_that_was_changed_is_made_anew_from_verified_layers() {
+    let bench = Bench::new(&json!({}));
+    let layer = tar(&[("usr/bin/depmod", "good")]);
+    let reference = publish_image(&bench, "toolchain", std::slice::from_ref(&layer)).await;
+    let (tree, image) = tree_of(&bench, &reference).await.unwrap();
+    let cache = &bench.parts.cache;
+    assert!(cache.is_tree_intact(&tree).await.unwrap());
+    let depmod = tree.join("usr/bin/depmod");
+    fs_err::write(&depmod, "evil").unwrap();
+    assert!(!cache.is_tree_intact(&tree).await.unwrap());
+    tree_of(&bench, &reference).await.unwrap();
+    assert_eq!(fs_err::read_to_string(&depmod).unwrap(), "good");
+    assert!(cache.is_tree_intact(&tree).await.unwrap());
+
+    fs_err::write(&depmod, "evil").unwrap();
+    assert!(!cache.is_tree_intact(&tree).await.unwrap());
+    let mut evil = Vec::new();
+    oci::compress(&tar(&[("usr/bin/depmod", "evil")])[..], &mut evil).unwrap();
+    for file in layer_files(&bench.parts, &image).await.unwrap() {
+        fs_err::write(file, &evil).unwrap();
+    }
+    let error = tree_of(&bench, &reference).await.unwrap_err();
+    assert!(error_chain(&error).contains("something wrote to the cache"), "{error:?}");
+    assert!(!tree.exists());
 }
 
 #[tokio::test]

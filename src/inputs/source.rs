@@ -34,6 +34,7 @@ use crate::{
     machine::native,
     oci::annotations,
     store::{InputKind, StoredInput, key_tag},
+    tree_removal::remove_tree,
 };
 
 /// The kind of the cache's entries.
@@ -443,7 +444,7 @@ fn lay_out(
     let (chosen, tree) = (pick(&base, subdir)?, dir.join(TREE));
     fs::rename(&chosen, &tree)?;
     for rest in [dir.join("raw"), dir.join("inner")].iter().filter(|rest| rest.exists()) {
-        fs::remove_dir_all(rest)?;
+        remove_tree(rest)?;
     }
     Ok(())
 }

@@ -20,6 +20,7 @@ use crate::oci::{
     docker_archive::{ImageArchive, part},
     each_entry, plain_path,
 };
+use crate::tree_removal::remove_tree;
 
 /// Larger than all modules of any distribution's kernel together.
 const MAX_MODULE_BYTES: u64 = 8 << 30;
@@ -230,8 +231,7 @@ fn make_parents(dest: &Path, file: &Path) -> Result<()> {
 }
 
 fn remove(place: &Path) -> Result<()> {
-    let gone = if place.is_dir() { fs::remove_dir_all(place) } else { fs::remove_file(place) };
-    match gone {
+    match remove_tree(place) {
         Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             Err(error.into())
         }

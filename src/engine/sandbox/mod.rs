@@ -27,7 +27,7 @@ pub use owner::Owner;
 
 use self::cgroup::{Group, Subtree};
 use super::{BuildLog, ContextEntry, EngineError, EngineKind, Result, hearing::Hearing};
-use crate::{cache::remove_tree, provenance::Confinement};
+use crate::{provenance::Confinement, tree_removal::remove_tree};
 
 /// The runner's name, beside farrier's own program.
 pub const RUNNER: &str = "farrier-runner";

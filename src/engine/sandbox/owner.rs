@@ -45,6 +45,11 @@ impl Owner {
         self.maps_trees
     }
 
+    /// Whether the user of build steps owns the trees: a step that left its sandbox could write to them.
+    pub fn owns_cache(self) -> bool {
+        !self.maps_trees
+    }
+
     /// One line of a map: the sandbox's root is this user. (`uid_map` and `gid_map`, user_namespaces(7).)
     pub(super) fn maps(self) -> [(&'static str, String); 3] {
         let Self { user, group, maps_trees: _ } = self;
@@ -100,6 +105,15 @@ mod tests {
         assert_eq!(least_privileged("0 100000 65536\n"), 65_535);
         assert_eq!(least_privileged("0 1000 1\n1 100000 65536\n"), 65_536);
         assert_eq!(least_privileged("0 1000 1\n"), 0);
+    }
+
+    #[test]
+    fn only_mapped_trees_are_out_of_reach_of_the_user_of_steps() {
+        let owner = Owner::of_this_process();
+        assert!(owner.owns_cache());
+        if let Some(mapped) = owner.with_mapped_trees() {
+            assert!(!mapped.owns_cache());
+        }
     }
 
     #[test]

@@ -34,6 +34,7 @@ use crate::{
     oci::ImageManifest,
     registry::Registry as _,
     store::StoreError,
+    tree_removal::remove_tree,
 };
 
 /// The kind of the records of files' checksums.
@@ -257,13 +258,13 @@ fn lay_out(
             fs::create_dir(&unpacked)?;
             unpack(stop, whole, &unpacked, what)?;
             part(stop, &unpacked, path, &raw, what)?;
-            fs::remove_dir_all(&unpacked)?;
+            remove_tree(&unpacked)?;
         }
     }
     let root = dir.join(TREE);
     layout::arrange(&raw, &root, &target.release, what)?;
     if raw.exists() {
-        fs::remove_dir_all(&raw)?;
+        remove_tree(&raw)?;
     }
     // What is compiled with the headers, and whoever reads the store, sees no key that this kernel's modules are signed with.
     let key = format!("usr/lib/modules/{}/build/certs/signing_key.pem", target.release);

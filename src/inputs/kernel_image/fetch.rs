@@ -14,6 +14,7 @@ use crate::{
         with_release,
     },
     kernel::{Architecture, KernelFamily, KernelImageFile, KernelImageSource, KernelRelease, KernelTarget},
+    tree_removal::remove_tree,
 };
 
 /// Changes when the same packages are laid out differently.
@@ -191,12 +192,7 @@ fn keep(directory: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<()> {
         if wanted(&entry.file_name().to_string_lossy()) {
             continue;
         }
-        let path = entry.path();
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            fs::remove_dir_all(&path)?;
-        } else {
-            fs::remove_file(&path)?;
-        }
+        remove_tree(&entry.path())?;
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ use crate::{
     kernel::{AptSuites, Architecture, BootstrapSpec},
     payload,
     provenance::{RPM_LIST, RPM_LIST_FORMAT},
+    tree_removal::remove_tree,
 };
 
 /// dpkg's list of what is installed: bills of materials are made from it.
@@ -97,7 +98,7 @@ fn write(
     add(effects::after(&tree, arch)?, "the links of a root file system")?;
     let made = payload::write_tree_layer(&tree, MTIME, LEVEL, &entry.join(layer::FILE))?;
     layer::record(entry, &made.digest, &made.diff_id, made.size)?;
-    Ok(fs::remove_dir_all(&tree)?)
+    Ok(remove_tree(&tree)?)
 }
 
 /// dpkg's list: a paragraph for each package.

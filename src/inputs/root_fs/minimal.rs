@@ -24,6 +24,7 @@ use crate::{
     machine::native,
     oci::{EntryKind, LayerWriter, annotations},
     store::InputKind,
+    tree_removal::remove_tree,
 };
 
 /// Changes when the same package gives another base.
@@ -180,7 +181,7 @@ fn write(stop: &AtomicBool, package: &Path, dir: &Path) -> Result<()> {
     }
     let (layer, _) = writer.finish()?;
     layer::record(dir, &layer.digest, &layer.diff_id, layer.size)?;
-    Ok(fs::remove_dir_all(&raw)?)
+    Ok(remove_tree(&raw)?)
 }
 
 #[cfg(test)]

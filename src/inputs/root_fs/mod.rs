@@ -10,7 +10,12 @@ mod runfile;
 
 pub use packages::{PackageRoot, RpmRoot};
 
-use std::{fs::Permissions, os::unix::fs::PermissionsExt as _, path::PathBuf};
+use std::{
+    fs::Permissions,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
 
 use fs_err as fs;
 
@@ -45,7 +50,7 @@ const TREES: &str = "trees";
 
 impl RootFileSystems<'_> {
     /// A root file system as a tree that a sandbox can have below its own files: layers in files, the lowest first, each with
-    /// its digest, which has been verified. It is unpacked once for each content, belongs to the user who runs farrier, and is
+    /// its digest, which is verified once more. It is unpacked once for each content, belongs to the user who runs farrier, and is
     /// never written to; `what` names it in errors.
     pub async fn tree(self, layers: Vec<(Digest, PathBuf)>, what: String) -> Result<PathBuf> {
         let digests = layers.iter().map(|(digest, _)| digest.as_str());
@@ -56,6 +61,7 @@ impl RootFileSystems<'_> {
                 fs::create_dir(&tree)?;
                 // Whatever this process keeps from others by default, a root directory is open.
                 fs::set_permissions(&tree, Permissions::from_mode(0o755))?;
+                layers.iter().try_for_each(|(digest, file)| verify(digest, file, stop))?;
                 let layers: Vec<PathBuf> = layers.into_iter().map(|(_, file)| file).collect();
                 archive::unpack_image(&layers, &tree, &Options { stop, ..Options::default() })
                     .map_err(|source| FetchError::Unpack(what, source))
@@ -102,4 +108,15 @@ impl RootFileSystems<'_> {
         };
         self.0.keep(input, content).await
     }
+}
+
+/// A layer waits in the cache until its tree is made, perhaps anew because a step of a build changed the tree.
+fn verify(digest: &Digest, file: &Path, stop: &AtomicBool) -> Result<()> {
+    if digest::of_file(file, stop)? == digest.hex() {
+        return Ok(());
+    }
+    let message =
+        format!("unpack {}: its content is not {digest}: something wrote to the cache", file.display());
+    let hint = "find out what wrote to the cache directory, and delete that directory: farrier fetches its content again";
+    Err(FetchError::unusable(message, hint))
 }

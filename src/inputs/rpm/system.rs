@@ -21,6 +21,7 @@ use crate::{
     blocking::stoppable,
     image::checked::{RpmName, StreamName},
     inputs::{FetchError, Result, process},
+    tree_removal::remove_tree,
 };
 
 /// Bytes of one part of the metadata, unpacked. Fedora's lists of files have a quarter of it.
@@ -199,7 +200,7 @@ impl Repositories {
         convert.arg("-F").arg("-o").arg(directory.with_extension("solv")).arg(directory);
         let action = || format!("read the metadata of {}", places.join(", "));
         process::run(convert, "repo2solv", action).await?;
-        Ok(fs::remove_dir_all(directory)?)
+        Ok(remove_tree(directory)?)
     }
 
     /// The chosen packages, as the repositories' metadata has them.

@@ -16,6 +16,7 @@ use crate::{
         files::{is_directory, name_of, names_in},
         header_set::layout::{self, Form},
     },
+    tree_removal::remove_tree,
 };
 
 /// A directory, seen from a root inside which links are followed.
@@ -130,7 +131,7 @@ fn unpack(archive: &Path, raw: &Path, source: &ImportSource, stop: &AtomicBool) 
         Form::Rooted => {
             let aside = raw.with_extension("root");
             fs::rename(&found, &aside)?;
-            fs::remove_dir_all(raw)?;
+            remove_tree(raw)?;
             fs::rename(&aside, raw)?;
             Ok(None)
         }

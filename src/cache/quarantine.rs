@@ -1,0 +1,99 @@
+//! Adapter: what cannot be removed, or must not be used again, is kept apart, so that no later build meets it.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use fs_err::{self as fs, File};
+
+use crate::{files::if_there, tree_removal::remove_tree};
+
+/// How names begin of what was not to be used again: people may want to look at it.
+const CHANGED: &str = "changed-";
+/// How names begin of what could not be removed.
+const STUCK: &str = "stuck-";
+/// How long something is kept that was not to be used again.
+const KEPT: Duration = Duration::from_hours(7 * 24);
+
+/// The quarantine of a cache, a directory.
+#[derive(Clone, Debug)]
+pub(crate) struct Quarantine(PathBuf);
+
+impl Quarantine {
+    pub(super) fn in_directory(directory: PathBuf) -> Self {
+        Self(directory)
+    }
+
+    /// Removes a directory or file of the cache, if it is there. What cannot be removed is moved here, with a warning. Blocks.
+    ///
+    /// # Errors
+    /// It can neither be removed nor moved.
+    pub(crate) fn remove(&self, path: &Path) -> io::Result<()> {
+        let Err(error) = if_there(remove_tree(path)) else { return Ok(()) };
+        match self.take(path, STUCK) {
+            Ok(place) => {
+                tracing::warn!(
+                    path = %path.display(),
+                    quarantine = %place.display(),
+                    %error,
+                    "something in the cache cannot be removed and was moved to the quarantine; farrier tries again before each \
+                     build; remove it by hand if it stays"
+                );
+                Ok(())
+            }
+            Err(moving) => {
+                tracing::warn!(
+                    path = %path.display(),
+                    %error,
+                    %moving,
+                    "something in the cache can neither be removed nor moved to the quarantine; remove it by hand"
+                );
+                Err(error)
+            }
+        }
+    }
+
+    /// Moves a directory here that must not be used again, and says where it is. It is kept for a week. Blocks.
+    pub(super) fn set_aside(&self, path: &Path) -> io::Result<PathBuf> {
+        self.take(path, CHANGED)
+    }
+
+    fn take(&self, path: &Path, why: &str) -> io::Result<PathBuf> {
+        fs::create_dir_all(&self.0)?;
+        let name: String = path.file_name().unwrap_or_default().to_string_lossy().chars().take(80).collect();
+        let place = self.0.join(format!("{why}{}-{:016x}", name.trim_start_matches('.'), fastrand::u64(..)));
+        fs::rename(path, &place)?;
+        // How long it has been here. One of another user's cannot be touched; it then goes earlier.
+        let _ = File::open(&place).and_then(|moved| moved.file().set_modified(SystemTime::now()));
+        Ok(place)
+    }
+
+    /// Removes what can be removed by now.
+    pub(super) fn sweep(&self) -> io::Result<()> {
+        let Some(listing) = if_there(fs::read_dir(&self.0))? else { return Ok(()) };
+        let (mut left, mut last) = (0_u32, None);
+        for entry in listing {
+            let entry = entry?;
+            if entry.file_name().as_encoded_bytes().starts_with(CHANGED.as_bytes())
+                && !super::room::is_older(&entry.path(), KEPT)
+            {
+                continue;
+            }
+            if let Err(error) = if_there(remove_tree(&entry.path())) {
+                left += 1;
+                last = Some(error);
+            }
+        }
+        if let Some(error) = last {
+            tracing::warn!(
+                quarantine = %self.0.display(),
+                left,
+                %error,
+                "directories in the cache's quarantine cannot be removed; remove them by hand, if need be as root"
+            );
+        }
+        Ok(())
+    }
+}
