@@ -44,7 +44,8 @@ fn main() {
         let rule = SigningRule { replace: true, previous: None };
         let hash = SignatureHash::Sha512;
         let how = ModuleSigning { certificate: &certificate, signer: &signer, hash, rule: &rule };
-        assert_eq!(payload::sign_modules(&modules, &how).unwrap(), MODULES);
+        let budget = payload::DecompressionBudget::without_build();
+        assert_eq!(payload::sign_modules(&modules, &how, &budget).unwrap(), MODULES);
         println!("{:.3}", start.elapsed().as_secs_f64() * 1000.0);
     }
 }

@@ -1,4 +1,4 @@
-//! The builds that are played: every attack in every position, links in the place of directories, and what uses too much.
+//! The builds that are outcome: every attack in every position, links in the place of directories, and what uses too much.
 
 use std::fs;
 
@@ -69,29 +69,33 @@ async fn everywhere(player: &Player) -> Vec<Row> {
         run("attack linger attack & echo left"),
         run_in("/build/late", &format!("{}; mkdir /out; echo fine > /out/the-end", attack("last RUN"))),
     ];
-    let played = player.build(steps, Limits::default()).await;
-    let mut rows: Vec<Row> = played.lines.iter().filter_map(|line| Row::attacked(line)).collect();
-    let ended = played.is_done && played.payload.iter().any(|entry| entry == "the-end: fine\n");
-    rows.push(player.judge("the build", "its result", &played, ended));
-    rows.push(Row::new("the build", "another environment", Verdict::of(!has_the_plans_environment(&played))));
-    rows.push(Row::new("the build", "the machine's namespaces", Verdict::of(!has_own_namespaces(&played))));
+    let outcome = player.build(steps, Limits::default()).await;
+    let mut rows: Vec<Row> = outcome.lines.iter().filter_map(|line| Row::attacked(line)).collect();
+    let ended = outcome.is_done && outcome.payload.iter().any(|entry| entry == "the-end: fine\n");
+    rows.push(player.judge("the build", "its result", &outcome, ended));
+    rows.push(Row::new(
+        "the build",
+        "another environment",
+        Verdict::of(!has_the_plans_environment(&outcome)),
+    ));
+    rows.push(Row::new("the build", "the machine's namespaces", Verdict::of(!has_own_namespaces(&outcome))));
     rows
 }
 
 /// Each is a border of its own, behind the filter of system calls.
 const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
 
-fn has_own_namespaces(played: &Played) -> bool {
+fn has_own_namespaces(outcome: &Played) -> bool {
     NAMESPACES.iter().all(|name| {
         let ours = fs::read_link(format!("/proc/self/ns/{name}")).unwrap().display().to_string();
-        let theirs = played.lines.iter().find(|line| line.starts_with(&format!("{name}:[")));
+        let theirs = outcome.lines.iter().find(|line| line.starts_with(&format!("{name}:[")));
         theirs.is_some_and(|theirs| *theirs != ours)
     })
 }
 
 /// The plan's, and what the shell adds.
-fn has_the_plans_environment(played: &Played) -> bool {
-    let lines = played.lines.iter().filter(|line| !line.starts_with("Step") && !line.contains(':'));
+fn has_the_plans_environment(outcome: &Played) -> bool {
+    let lines = outcome.lines.iter().filter(|line| !line.starts_with("Step") && !line.contains(':'));
     let mut variables: Vec<_> = lines.filter_map(|line| Some(line.split_once('=')?.0)).collect();
     variables.sort_unstable();
     variables == ["PATH", "PWD", "SHLVL"]
@@ -123,15 +127,15 @@ async fn links(player: &Player) -> Vec<Row> {
                 ("script", vec![swap("/tmp", link), script("/", "#!/bin/attack restore\n")]),
             ];
             for (place, steps) in builds {
-                let played = player.build(steps, Limits::default()).await;
-                let has_payload = place == "/out" && !played.payload.is_empty();
-                rows.push(player.judge(place, "a link to a descriptor of process 1", &played, !has_payload));
+                let outcome = player.build(steps, Limits::default()).await;
+                let has_payload = place == "/out" && !outcome.payload.is_empty();
+                rows.push(player.judge(place, "a link to a descriptor of process 1", &outcome, !has_payload));
             }
         }
         let steps =
             vec![swap("/tmp", &near), script("/", "#!/bin/sh\nrm /tmp; mkdir /tmp; attack walk link\n")];
-        let played = player.build(steps, Limits::default()).await;
-        rows.push(player.judge("script", "a link to a descriptor of process 1", &played, true));
+        let outcome = player.build(steps, Limits::default()).await;
+        rows.push(player.judge("script", "a link to a descriptor of process 1", &outcome, true));
     }
     for link in [
         "/proc/1/root",
@@ -142,8 +146,8 @@ async fn links(player: &Player) -> Vec<Row> {
         "/proc/1/fd/3/..",
     ] {
         let steps = vec![swap("/build", link), workdir("/build"), run_in("/build", "attack walk link")];
-        let played = player.build(steps, Limits::default()).await;
-        rows.push(player.judge("WORKDIR", "a link of process 1", &played, true));
+        let outcome = player.build(steps, Limits::default()).await;
+        rows.push(player.judge("WORKDIR", "a link of process 1", &outcome, true));
     }
     rows
 }
@@ -166,20 +170,20 @@ async fn forgeries(player: &Player) -> Vec<Row> {
             ("script", vec![link("/tmp/.farrier-script"), script("/", &frames)]),
         ];
         for (place, steps) in builds {
-            let mut played = player.build(steps, Limits::default()).await;
+            let mut outcome = player.build(steps, Limits::default()).await;
             // The shell quotes the words of a script that it cannot run.
-            played.lines.retain(|line| !line.starts_with("/tmp/.farrier-script: "));
-            rows.push(player.judge(place, "forged messages by a link", &played, true));
+            outcome.lines.retain(|line| !line.starts_with("/tmp/.farrier-script: "));
+            rows.push(player.judge(place, "forged messages by a link", &outcome, true));
         }
     }
     rows
 }
 
 /// Verdict on a build that uses too much: it is stopped for that reason, or was refused what it wanted.
-fn stopped(player: &Player, attack: &str, played: &Played, why: &str) -> Row {
-    let was_stopped = !played.is_done && played.outcome.contains(why);
-    let was_refused = played.lines.iter().any(|line| line.ends_with(": denied"));
-    player.judge("a limit", attack, played, was_stopped || was_refused)
+fn stopped(player: &Player, attack: &str, outcome: &Played, why: &str) -> Row {
+    let was_stopped = !outcome.is_done && outcome.outcome.contains(why);
+    let was_refused = outcome.lines.iter().any(|line| line.ends_with(": denied"));
+    player.judge("a limit", attack, outcome, was_stopped || was_refused)
 }
 
 async fn limits(player: &Player) -> Vec<Row> {
@@ -187,18 +191,18 @@ async fn limits(player: &Player) -> Vec<Row> {
     let memory = Limits { memory: Some(64 * MIB), ..Limits::default() };
     for kind in ["private", "shared", "zero", "memfd", "unmapped", "secret", "sysv", "dev-shm", "small"] {
         let steps = vec![run(&format!("attack memory {kind} 300"))];
-        let played = player.build(steps, memory).await;
-        rows.push(stopped(player, &format!("memory, {kind}"), &played, "of memory"));
+        let outcome = player.build(steps, memory).await;
+        rows.push(stopped(player, &format!("memory, {kind}"), &outcome, "of memory"));
     }
     let disk = Limits { disk: Some(64 * MIB), ..Limits::default() };
-    let played = player.build(vec![run("attack disk 1000")], disk).await;
-    rows.push(stopped(player, "disk", &played, "may write 64"));
+    let outcome = player.build(vec![run("attack disk 1000")], disk).await;
+    rows.push(stopped(player, "disk", &outcome, "may write 64"));
     let inodes = Limits { inodes: Some(5_000), ..Limits::default() };
-    let played = player.build(vec![run("attack inodes 200000")], inodes).await;
-    rows.push(stopped(player, "inodes", &played, "5000"));
+    let outcome = player.build(vec![run("attack inodes 200000")], inodes).await;
+    rows.push(stopped(player, "inodes", &outcome, "5000"));
     let processes = Limits { processes: Some(64), ..Limits::default() };
-    let played = player.build(vec![run("attack forks 300")], processes).await;
-    rows.push(stopped(player, "processes", &played, "processes"));
+    let outcome = player.build(vec![run("attack forks 300")], processes).await;
+    rows.push(stopped(player, "processes", &outcome, "processes"));
     rows
 }
 
@@ -206,12 +210,12 @@ async fn limits(player: &Player) -> Vec<Row> {
 async fn leftovers(player: &Player) -> Vec<Row> {
     let mut rows = Vec::new();
     let steps = vec![run("mkdir /out; attack sparse /out/hole 5120; echo fine > /out/the-end")];
-    let played = player.build(steps, Limits::default()).await;
-    rows.push(player.judge("/out", "a sparse file", &played, played.payload_size < 64 * MIB));
+    let outcome = player.build(steps, Limits::default()).await;
+    rows.push(player.judge("/out", "a sparse file", &outcome, outcome.payload_size < 64 * MIB));
     // Removed with the build's directory, in `build`.
-    let played = player.build(vec![run("attack deep 200000")], Limits::default()).await;
-    rows.push(player.judge("what is left", "a deep tree", &played, true));
-    let played = player.build(vec![run("mkdir /out; echo fine > /out/the-end")], Limits::default()).await;
-    rows.push(player.judge("the next build", "a deep tree", &played, played.is_done));
+    let outcome = player.build(vec![run("attack deep 200000")], Limits::default()).await;
+    rows.push(player.judge("what is left", "a deep tree", &outcome, true));
+    let outcome = player.build(vec![run("mkdir /out; echo fine > /out/the-end")], Limits::default()).await;
+    rows.push(player.judge("the next build", "a deep tree", &outcome, outcome.is_done));
     rows
 }

@@ -125,7 +125,7 @@ pub fn follow(place: &str) -> io::Result<()> {
     let address = SocketAddr::from_abstract_name(SOCKET)?;
     let mut from = UnixStream::connect_addr(&address).map_err(|error| said("ask the runner", error))?;
     // From here on it can do no more than a step.
-    confine(None, Walls::default())?;
+    confine(None, &Walls::default())?;
     from.write_all(&place.to_be_bytes())?;
     let goes_on = Arc::new(AtomicBool::new(true));
     let looked_at = Arc::clone(&goes_on);

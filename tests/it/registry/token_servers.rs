@@ -25,9 +25,10 @@ async fn a_token_server_that_only_the_registry_names_gets_no_credentials() {
     let directory = tempfile::tempdir().unwrap();
     for with_password in [true, false] {
         let (fake, tokens) = pair().await;
-        let file = match with_password {
-            true => login(directory.path(), &fake.host, PASSWORD),
-            false => identity(directory.path(), &fake.host),
+        let file = if with_password {
+            login(directory.path(), &fake.host, PASSWORD)
+        } else {
+            identity(directory.path(), &fake.host)
         };
         let options = RegistryOptions { credentials: file.into(), ..RegistryOptions::default() };
         let error = remote(&options).tags(&repository(&fake.host, "x")).await.unwrap_err();
