@@ -169,6 +169,8 @@ pub(super) fn parse(text: &str) -> Result<Url> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncReadExt as _;
+
     use super::*;
 
     /// A server that never stops sending, a byte every five seconds, holds nobody.
@@ -178,6 +180,8 @@ mod tests {
         let url = format!("http://{}/x.tgz", listener.local_addr().unwrap());
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
+            // An answer before the request is no HTTP.
+            assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
             stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n").await.unwrap();
             while stream.write_all(b"x").await.is_ok() {
                 tokio::time::sleep(std::time::Duration::from_secs(5)).await;

@@ -39,7 +39,7 @@ async fn rest(mut stream: TcpStream) -> String {
 }
 
 async fn status(address: SocketAddr, path: &str) -> String {
-    let request = format!("GET {path} HTTP/1.1\r\nhost: farrier\r\nconnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     rest(send(address, &request).await).await.split(' ').nth(1).unwrap_or("none").to_owned()
 }
 
@@ -48,7 +48,7 @@ async fn half_requests_take_no_probes_place() {
     let address = start(Router::new(), LIMITS).await;
     let mut halves = Vec::new();
     for _ in 0..100 {
-        halves.push(send(address, "GET /healthz HTTP/1.1\r\nhost: far").await);
+        halves.push(send(address, "GET /healthz HTTP/1.1\r\nhost: loc").await);
     }
     for path in ["/healthz", "/metrics"] {
         assert_eq!(status(address, path).await, "200", "{path}");
@@ -62,12 +62,12 @@ async fn half_requests_take_no_probes_place() {
 #[tokio::test]
 async fn a_head_that_does_not_come_ends_the_connection() {
     let address = start(Router::new(), Limits { head: Duration::from_millis(50), ..LIMITS }).await;
-    for begun in ["", "GET /healthz HTTP/1.1\r\nhost: far"] {
+    for begun in ["", "GET /healthz HTTP/1.1\r\nhost: loc"] {
         let answer = rest(send(address, begun).await).await;
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408"), "{answer}");
     }
     // After an answer the next head is waited for no longer.
-    let answer = rest(send(address, "GET /healthz HTTP/1.1\r\nhost: farrier\r\n\r\n").await).await;
+    let answer = rest(send(address, "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await).await;
     assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("ok\n"), "{answer}");
 }
 
@@ -125,7 +125,7 @@ async fn a_client_that_reads_nothing_is_given_up() {
     let address =
         start(Router::new().route("/log", endless), Limits { unread: Duration::from_millis(100), ..LIMITS })
             .await;
-    let silent = send(address, "GET /log HTTP/1.1\r\nhost: farrier\r\n\r\n").await;
+    let silent = send(address, "GET /log HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert_eq!(given_up.recv().await, Some(()));
     drop(silent);
 }
