@@ -19,8 +19,11 @@ use super::{
     error::{RegistryError, Result, excerpt},
     registry::Credential,
     rest::retry_after,
-    transport::{RemoteName, Transport, body_start},
+    transport::{RemoteName, Transport, body_start, next_chunk},
 };
+
+/// Bytes of a token server's answer that are read.
+const MAX_TOKEN: usize = 1 << 20;
 
 /// What a token server that does not say means (distribution's token specification).
 const DEFAULT_LIFETIME: u64 = 60;
@@ -314,7 +317,16 @@ impl TokenQuery<'_> {
         let mut response =
             transport.execute(request, &AtomicU64::default(), &action, host, Some(host)).await?;
         let status = response.status();
-        let body = body_start(&mut response, 1 << 20).await;
+        let mut body = Vec::new();
+        if status.is_success() {
+            while body.len() < MAX_TOKEN
+                && let Some(chunk) = next_chunk(&mut response, host, &action).await?
+            {
+                body.extend_from_slice(&chunk);
+            }
+        } else {
+            body = body_start(&mut response, MAX_TOKEN).await;
+        }
         let action = self.action.to_owned();
         let answered = |status| match name.quote(&response, &body) {
             Ok(words) => format!("its token server answered {status}: {words}"),
