@@ -35,6 +35,8 @@ pub(crate) mod yaml;
 mod edit;
 #[path = "../../src/files.rs"]
 pub(crate) mod files;
+#[path = "../../src/tree_removal.rs"]
+pub(crate) mod tree_removal;
 
 /// What `sources` and `metadata` refuse with, and what `metadata` says of files.
 mod inputs {
