@@ -1,4 +1,4 @@
-//! The builds that are outcome: every attack in every position, links in the place of directories, and what uses too much.
+//! The builds of the suite: every attack in every position, links in the place of directories, and what uses too much.
 
 use std::fs;
 
