@@ -29,7 +29,7 @@ const RECORD: &str = "tree.json";
 /// Changes when the digests are made in another way.
 const FORMAT: &str = "tree-record-1";
 
-/// What a tree was when farrier made it. Both digests are sha256 in hexadecimal form.
+/// State of a tree when farrier made it. Both digests are sha256 in hexadecimal form.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct TreeRecord {
     /// Over path, type, size, mode, inode, change time and link target of each entry: nobody can set a change time.
@@ -38,7 +38,7 @@ struct TreeRecord {
     content: String,
 }
 
-/// What became of a tree since it was recorded.
+/// Comparison of a tree with its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TreeState {
     Intact,

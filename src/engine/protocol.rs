@@ -1,11 +1,11 @@
 //! Pure: the order of a runner's messages.
 //!
-//! Steps run beside the process that writes the messages. A message that does not fit is therefore not an accident: whoever wrote
-//! it wants the build to end otherwise than it does, or its provenance to say what is not so.
+//! Steps run beside the process that writes the messages. A message out of order is treated as forged: a step could use one to
+//! fake a result or a statement of the provenance.
 
 use runner::wire::{Message, Outcome};
 
-/// Where a build stands, by its messages so far.
+/// State of a build, by its messages so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Protocol {
     steps: u32,

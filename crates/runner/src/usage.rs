@@ -1,4 +1,4 @@
-//! What a build uses, measured from inside: memory of its processes, and what it has written.
+//! Resource usage of a build, measured from inside: memory of its processes, and written bytes and inodes.
 
 use std::{
     ffi::{CString, OsString},
@@ -18,7 +18,7 @@ use rustix::{
 /// Levels of directories below which nothing is counted: paths of builds are a tenth as deep.
 const DEEPEST: usize = 512;
 
-/// What was written, as the file system below has it.
+/// Bytes and inodes that a build has written, as the file system below counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     /// Bytes that are allocated; holes are not.
