@@ -6,7 +6,7 @@ use runner::plan::{Limits, Step};
 
 use crate::{
     forgery,
-    player::{Played, Player, Walls, copy, document, run, run_in, script, workdir},
+    player::{LEAK, Played, Player, Walls, copy, document, run, run_in, script, workdir},
     table::{Row, Verdict},
 };
 
@@ -16,11 +16,13 @@ pub const PLACES: [&str; 7] =
 /// Descriptors that process 1 may have open. With one wall down the first of them are tried, as in a virtual machine.
 fn descriptors(walls: Walls) -> std::ops::RangeInclusive<u32> {
     match walls {
-        _ if is_small() => 3..=7,
-        Walls::Both => 3..=31,
-        _ => 3..=12,
+        Walls::Both if !is_small() => 3..=LAST_DESCRIPTOR,
+        _ => 3..=5,
     }
 }
+
+/// Above all that process 1 has open: a step lists their numbers.
+const LAST_DESCRIPTOR: u32 = 12;
 
 fn is_small() -> bool {
     std::env::var_os("ESCAPE_SCALE").is_some()
@@ -54,7 +56,7 @@ async fn everywhere(player: &Player) -> Vec<Row> {
     let namespaces = NAMESPACES.map(|name| format!("readlink /proc/self/ns/{name}")).join("; ");
     let steps = vec![
         run(&attack("first RUN")),
-        run(&format!("env; {namespaces}")),
+        run(&format!("env; {namespaces}; echo descriptors: $(ls /proc/1/fd)")),
         copy("sources/x/", "/build/"),
         run_in("/build", &attack("after COPY")),
         workdir("/build/sub/new"),
@@ -79,7 +81,16 @@ async fn everywhere(player: &Player) -> Vec<Row> {
         Verdict::of(!has_the_plans_environment(&outcome)),
     ));
     rows.push(Row::new("the build", "the machine's namespaces", Verdict::of(!has_own_namespaces(&outcome))));
+    assert!(has_known_descriptors(&outcome), "LAST_DESCRIPTOR: {:#?}", outcome.lines);
     rows
+}
+
+/// Whether process 1 has no other descriptors than those that `links` tries, and the one that the breakable runner leaks.
+fn has_known_descriptors(outcome: &Played) -> bool {
+    let listed = outcome.lines.iter().find_map(|line| line.strip_prefix("descriptors:"));
+    let numbers = listed.unwrap_or_default().split_whitespace().map(|number| number.parse::<u32>().unwrap());
+    let known = |number| number <= LAST_DESCRIPTOR || number == LEAK;
+    listed.is_some_and(|listed| !listed.trim().is_empty()) && numbers.into_iter().all(known)
 }
 
 /// Each is a border of its own, behind the filter of system calls.
@@ -209,7 +220,7 @@ async fn limits(player: &Player) -> Vec<Row> {
 /// What costs farrier itself, after the build.
 async fn leftovers(player: &Player) -> Vec<Row> {
     let mut rows = Vec::new();
-    let steps = vec![run("mkdir /out; attack sparse /out/hole 5120; echo fine > /out/the-end")];
+    let steps = vec![run("mkdir /out; attack sparse /out/hole 256; echo fine > /out/the-end")];
     let outcome = player.build(steps, Limits::default()).await;
     rows.push(player.judge("/out", "a sparse file", &outcome, outcome.payload_size < 64 * MIB));
     // Removed with the build's directory, in `build`.

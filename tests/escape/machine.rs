@@ -27,7 +27,6 @@ const PLAY: Duration = Duration::from_mins(15);
 
 /// Boots, and plays each user and each state of the walls one after the other.
 #[test]
-#[ignore = "untried: docs/security.md says so; `cargo nextest run --test escape --run-ignored all machine` plays it"]
 fn debian_12s_kernel_holds() {
     let release = releases("6.1.0-", "-amd64").pop().expect("the host's suites have a 6.1 kernel");
     let tree = NodeTree::new(&kernel_image(&release), &["crc32c_generic", "ext4", "loop"]);

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Number of the descriptor that the breakable runner leaks.
-const LEAK: u32 = 100;
+pub const LEAK: u32 = 100;
 
 /// Which walls stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

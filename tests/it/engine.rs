@@ -12,7 +12,7 @@ use farrier::{
     archive::UnpackError,
     engine::{
         BuildJob, BuildLog, ContextEntry, DockerEngine, Engine, EngineChoice, EngineEnv, EngineError,
-        FileLog, InPlace, LOCAL_PREFIX, connect, connect_docker,
+        FileLog, InPlace, LOCAL_PREFIX, Owner, connect, connect_docker,
     },
     template::steps::{self, Base},
 };
@@ -92,14 +92,14 @@ fn run(command: &mut Command) -> String {
 }
 
 /// The same as a tree that sandboxes may have.
-fn root_tree() -> &'static Path {
+fn root_tree(owner: Owner) -> &'static Path {
     static TREE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, tree) = TREE.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();
         let tree = dir.path().join("tree");
         fs::create_dir(&tree).unwrap();
         run(Command::new("tar").arg("-C").arg(&tree).arg("-xf").arg(root_fs()));
-        farrier::engine::Owner::of_this_process().own(&tree).unwrap();
+        owner.own(&tree).unwrap();
         (dir, tree)
     });
     tree
@@ -170,7 +170,7 @@ impl Bench {
                 let recipe = steps::read(&job.dockerfile, &base).unwrap();
                 let build = InPlace {
                     plan: Plan { steps: recipe.steps, limits: Limits::default() },
-                    lowers: vec![root_tree().to_owned()],
+                    lowers: vec![root_tree(sandbox.owner()).to_owned()],
                     context: job.context.clone(),
                     scratch: self.work.path().join(format!("scratch-{number}")),
                     log: Arc::clone(&job.log),
