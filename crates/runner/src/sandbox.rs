@@ -22,7 +22,7 @@ use rustix::{
     io::{FdFlags, fcntl_setfd},
     mount::{MoveMountFlags, OpenTreeFlags, mount_bind, move_mount, open_tree},
     process::{
-        DumpableBehavior, Resource, Rlimit, Signal, geteuid, set_dumpable_behavior,
+        DumpableBehavior, Resource, Rlimit, Signal, geteuid, getrlimit, set_dumpable_behavior,
         set_parent_process_death_signal, setrlimit, umask,
     },
     system::sethostname,
@@ -204,7 +204,7 @@ pub fn init(messages: &Messages, scratch: &str, lowers: &str, walls: &Walls) -> 
     drop(scratch);
     unpack(Path::new(root::CONTEXT)).map_err(|error| said("unpack the build context", error))?;
     root::seal()?;
-    give_up_capabilities()?;
+    give_up_capabilities().map_err(|error| said("give up all capabilities", error))?;
     let all_walls = walls.filter;
     let landlock = confine(plan.limits.processes, walls)?;
     messages.send(&Message::Canary(Canary { refused: canary::look(all_walls)?, landlock }))?;
@@ -234,9 +234,13 @@ fn give_up_capabilities() -> io::Result<()> {
 /// Gives up what process 1 could do without a capability that a step must not; what it starts inherits that. Returns the Landlock
 /// ABI in force.
 pub fn confine(processes: Option<u64>, walls: &Walls) -> io::Result<u32> {
-    let limit = |resource, value| setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) });
-    limit(Resource::Core, 0)?;
-    limit(Resource::Nproc, processes.unwrap_or(PROCESSES))?;
+    // The caller's own limit may be lower, and nobody here may raise it.
+    let lower = |resource, value: u64| {
+        let value = getrlimit(resource).maximum.map_or(value, |limit| limit.min(value));
+        setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) })
+    };
+    lower(Resource::Core, 0).map_err(|error| said("forbid core dumps", error))?;
+    lower(Resource::Nproc, processes.unwrap_or(PROCESSES)).map_err(|error| said("limit processes", error))?;
     // Steps have the same user: what process 1 has open is not for them.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     let landlock = if walls.landlock { wall::restrict()? } else { 0 };

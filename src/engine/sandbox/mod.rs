@@ -79,7 +79,7 @@ impl Sandbox {
             tried = sandbox.try_out(scratch).await;
         }
         sandbox.confinement = tried.map_err(|error| match error {
-            EngineError::Engine { source, .. } => blame(&source.to_string()),
+            EngineError::Engine { action, source, .. } => blame(&format!("{action}: {source}")),
             error => error.to_string(),
         })?;
         Ok(sandbox)
