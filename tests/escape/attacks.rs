@@ -17,7 +17,7 @@ pub const PLACES: [&str; 7] =
 fn descriptors(walls: Walls) -> std::ops::RangeInclusive<u32> {
     match walls {
         Walls::Both if !is_small() => 3..=LAST_DESCRIPTOR,
-        _ => 3..=5,
+        _ => 3..=4,
     }
 }
 
@@ -72,6 +72,7 @@ async fn everywhere(player: &Player) -> Vec<Row> {
         run_in("/build/late", &format!("{}; mkdir /out; echo fine > /out/the-end", attack("last RUN"))),
     ];
     let outcome = player.build(steps, Limits::default()).await;
+    println!("outcome: {}", outcome.outcome);
     let mut rows: Vec<Row> = outcome.lines.iter().filter_map(|line| Row::attacked(line)).collect();
     let ended = outcome.is_done && outcome.payload.iter().any(|entry| entry == "the-end: fine\n");
     rows.push(player.judge("the build", "its result", &outcome, ended));
@@ -209,7 +210,7 @@ async fn limits(player: &Player) -> Vec<Row> {
     let outcome = player.build(vec![run("attack disk 1000")], disk).await;
     rows.push(stopped(player, "disk", &outcome, "may write 64"));
     let inodes = Limits { inodes: Some(5_000), ..Limits::default() };
-    let outcome = player.build(vec![run("attack inodes 200000")], inodes).await;
+    let outcome = player.build(vec![run("attack inodes 20000")], inodes).await;
     rows.push(stopped(player, "inodes", &outcome, "5000"));
     let processes = Limits { processes: Some(64), ..Limits::default() };
     let outcome = player.build(vec![run("attack forks 300")], processes).await;
@@ -224,7 +225,8 @@ async fn leftovers(player: &Player) -> Vec<Row> {
     let outcome = player.build(steps, Limits::default()).await;
     rows.push(player.judge("/out", "a sparse file", &outcome, outcome.payload_size < 64 * MIB));
     // Removed with the build's directory, in `build`.
-    let outcome = player.build(vec![run("attack deep 200000")], Limits::default()).await;
+    let levels = if is_small() { 20_000 } else { 200_000 };
+    let outcome = player.build(vec![run(&format!("attack deep {levels}"))], Limits::default()).await;
     rows.push(player.judge("what is left", "a deep tree", &outcome, true));
     let outcome = player.build(vec![run("mkdir /out; echo fine > /out/the-end")], Limits::default()).await;
     rows.push(player.judge("the next build", "a deep tree", &outcome, outcome.is_done));
