@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    FileLog,
     base::{InPlaceBase, LEAST_MEMORY, PreparedBase, ProbeLog, missing_compiler},
     job::{Against, Job, Payload, ensure_planned},
     logs::log_path,
@@ -22,7 +23,7 @@ use super::{
 use crate::{
     blocking::blocking,
     definitions::read_patch,
-    engine::{BuildJob, BuildLog, ContextEntry, EngineError, FileLog, InPlace},
+    engine::{BuildJob, BuildLog, ContextEntry, EngineError, InPlace},
     image::{BuildSpec, Digest, Output, Period},
     images::fetch_source,
     parts::{Finding, FindingKind, Result, Stage, TargetError},

@@ -134,7 +134,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::engine::{BuildLog as _, FileLog};
+    use crate::{build::FileLog, engine::BuildLog as _};
 
     #[test]
     fn logs_are_told_apart_by_platform_and_inputs() {

@@ -48,9 +48,6 @@ pub struct Global {
     /// Colours; auto: on a terminal, unless NO_COLOR or CLICOLOR_FORCE is set
     #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto, value_name = "WHEN")]
     pub color: ColorChoice,
-    /// Print results that are longer than the terminal without a pager (FARRIER_PAGER, PAGER, else less)
-    #[arg(long, global = true)]
-    pub no_pager: bool,
     /// More log lines (-v: debug, -vv: trace)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,

@@ -9,9 +9,7 @@ use super::{
     build::BuildArgs,
     bundle::BundleCommand,
     check::CheckArgs,
-    collect::CollectArgs,
     doctor::DoctorArgs,
-    explain::ExplainArgs,
     gc::GcArgs,
     headers::HeadersCommand,
     init::InitArgs,
@@ -57,8 +55,6 @@ pub enum Command {
     /// Fetch, import, collect and list header sets
     #[command(subcommand)]
     Headers(HeadersCommand),
-    /// Collect the headers that a host's own driver exposes, to compile other drivers against
-    Collect(CollectArgs),
     /// Build, check and, with --push, publish one image for one kernel
     Build(BuildArgs),
     /// Print what was printed in the newest build of one image for one kernel, also while it runs
@@ -99,8 +95,6 @@ pub enum Command {
     Gc(GcArgs),
     /// Look at this machine, the registry and the cluster for what farrier would lack there, and say what to do about it
     Doctor(DoctorArgs),
-    /// Say what a field of a definition is for: farrier explain driver-image.spec.runtime
-    Explain(ExplainArgs),
     /// Print the JSON Schema of a definition
     Schema(SchemaArgs),
     /// Print what a shell reads at its start to complete commands, options, and names of images, kernels and nodes
@@ -118,11 +112,4 @@ pub enum Command {
         #[arg(value_name = "DIR")]
         directory: PathBuf,
     },
-}
-
-impl Command {
-    /// Does it print results until it is stopped?
-    pub fn goes_on(&self) -> bool {
-        matches!(self, Self::Ui(_)) || matches!(self, Self::Status(args) if args.watch)
-    }
 }

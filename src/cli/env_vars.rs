@@ -111,16 +111,6 @@ pub fn is_utf8() -> bool {
     locale.is_some_and(|locale| locale.to_ascii_lowercase().replace('-', "").contains("utf8"))
 }
 
-/// The pager of long results: `$FARRIER_PAGER`, else `$PAGER`. Where neither is set it is less.
-pub fn pager() -> Option<String> {
-    ["FARRIER_PAGER", "PAGER"].into_iter().find_map(|name| env::var(name).ok())
-}
-
-/// Does `$LESS` say how less shows things?
-pub fn has_less_options() -> bool {
-    env::var_os("LESS").is_some()
-}
-
 /// Where engines are: `$DOCKER_HOST`, `$XDG_RUNTIME_DIR/podman/podman.sock`, `$FARRIER_RUNNER`.
 pub fn engine_env() -> EngineEnv {
     EngineEnv {

@@ -8,6 +8,7 @@ use url::Url;
 use super::{
     CliError, Exit, Result,
     args::TargetArgs,
+    collect_driver::{CollectDriverArgs, collect_driver},
     env_vars as vars,
     output::{self, headers::HeadersReport},
     session::Session,
@@ -36,6 +37,8 @@ pub enum HeadersCommand {
     Import(HeadersImportArgs),
     /// Import the header set of the kernel that this node runs, or send it to a farrier, as the chart's Job does
     Collect(HeadersCollectArgs),
+    /// Pack the headers that a host's own driver exposes, for the `tree` of a definition's need
+    CollectDriver(CollectDriverArgs),
     /// List the header sets in the cache and the registry
     List {
         #[command(flatten)]
@@ -114,6 +117,7 @@ pub async fn headers(session: &Session, command: HeadersCommand) -> Result<Exit>
             import_headers(session, &settings, import).await?;
         }
         HeadersCommand::Collect(args) => collect(session, args).await?,
+        HeadersCommand::CollectDriver(args) => collect_driver(session, args).await?,
         HeadersCommand::List { store } => {
             let Settings { fetcher, .. } = session.settings_with_store(store.registry.as_deref())?;
             let cached = fetcher.headers().in_cache().await?;

@@ -4,13 +4,12 @@ mod args;
 mod build;
 mod bundle;
 mod check;
-mod collect;
+mod collect_driver;
 mod command;
 mod completion;
 mod doctor;
 mod env_vars;
 mod error;
-mod explain;
 mod gc;
 mod headers;
 mod init;
@@ -70,7 +69,6 @@ pub fn main() -> ExitCode {
         }
     };
     output::look::set(&cli.global);
-    output::pager::set(!cli.global.no_pager && !cli.command.goes_on());
     start_logs(&cli.global);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -89,8 +87,7 @@ pub fn main() -> ExitCode {
 }
 
 fn ended(outcome: Result<Exit, CliError>) -> ExitCode {
-    let shown = output::pager::show().map_err(CliError::from);
-    match shown.and(outcome) {
+    match outcome {
         Ok(exit) => exit.into(),
         Err(error) => {
             output::message(&error.render());
@@ -126,7 +123,6 @@ async fn dispatch(Cli { global, command }: Cli, stop: Stop) -> Result<Exit> {
             Command::Why(args) => why::why(&session, args).await,
             Command::Render(args) => render::render(&session, args).await,
             Command::Headers(command) => headers::headers(&session, command).await,
-            Command::Collect(args) => collect::collect(&session, args).await,
             Command::Build(args) => Box::pin(build::build(&session, args)).await,
             Command::Logs(args) => logs::logs(&session, args).await,
             Command::Prebuild(args) => Box::pin(prebuild::prebuild(&session, args)).await,
@@ -142,7 +138,6 @@ async fn dispatch(Cli { global, command }: Cli, stop: Stop) -> Result<Exit> {
             Command::Rollback(args) => rollback::rollback(&session, args).await,
             Command::Upgrade(command) => upgrade::upgrade(&session, command).await,
             Command::Gc(args) => gc::gc(&session, args).await,
-            Command::Explain(args) => explain::explain(&args),
             Command::Schema(args) => schema::schema(args.kind),
             Command::Completions { shell } => {
                 output::result(&completion::script(shell)?)?;

@@ -3,11 +3,9 @@
 mod bridge;
 mod connect;
 mod context;
-pub mod diagnosis;
 mod docker;
 mod dockerfile;
 mod error;
-mod file_log;
 mod hearing;
 mod kubernetes;
 mod lines;
@@ -20,10 +18,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use connect::{EngineChoice, EngineEnv, connect, connect_docker};
 pub use context::write_tar;
-pub use diagnosis::{Diagnoser, Diagnosis};
 pub use docker::DockerEngine;
 pub use error::{EngineError, Result};
-pub use file_log::FileLog;
 pub use kubernetes::{InCluster, JobSpec, Kubernetes, Phase, USER, environment};
 pub use sandbox::{InPlace, Owner, Sandbox};
 

@@ -13,9 +13,8 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::{
-    build::{LogTimes, log_of},
+    build::{LogTimes, diagnosis::Diagnoser, log_of},
     cache::Cache,
-    engine::Diagnoser,
     image::ImageName,
     kernel::KernelTarget,
     plan::{Outcome, Phase, Plan, PlannedCell, StatusEntry},

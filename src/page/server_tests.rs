@@ -177,7 +177,7 @@ async fn a_build_is_followed_while_it_runs() {
     page.pass(&view).await;
     let hash = plan.cells[0].outcome.cell().unwrap().input_hash.short();
     let path = bench.parts.cache.root().join(format!("logs/mft-{K47}-{hash}-debian-12-amd64.log"));
-    let log = crate::engine::FileLog::create(&path, |_| {}).unwrap();
+    let log = crate::build::FileLog::create(&path, |_| {}).unwrap();
     crate::engine::BuildLog::line(&log, "  CC [M]  a.o");
     let get = async |path: String| {
         let request = axum::http::Request::builder().uri(path).body(Body::empty()).unwrap();

@@ -54,7 +54,17 @@ fn payload(site: &Site, image: &str, kernel: &str) -> PathBuf {
 /// `farrier collect` of what the host's `a` exposes.
 fn collect(site: &Site, host: &Path, kernel: &str, to: &Path) -> Run {
     let (root, to) = (host.display().to_string(), to.display().to_string());
-    site.farrier(&["collect", "--root", &root, "--kernel", kernel, "--to", &to, "/usr/src/chain-a"])
+    site.farrier(&[
+        "headers",
+        "collect-driver",
+        "--root",
+        &root,
+        "--kernel",
+        kernel,
+        "--to",
+        &to,
+        "/usr/src/chain-a",
+    ])
 }
 
 /// New kernel: all in order. A change that nobody can see: the image alone. One that changes a symbol's version: all

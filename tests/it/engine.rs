@@ -10,9 +10,10 @@ use std::{
 
 use farrier::{
     archive::UnpackError,
+    build::FileLog,
     engine::{
         BuildJob, BuildLog, ContextEntry, DockerEngine, Engine, EngineChoice, EngineEnv, EngineError,
-        FileLog, InPlace, LOCAL_PREFIX, Owner, connect, connect_docker,
+        InPlace, LOCAL_PREFIX, Owner, connect, connect_docker,
     },
     template::steps::{self, Base},
 };

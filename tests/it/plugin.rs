@@ -169,7 +169,7 @@ fn what_names_no_registry_is_asked_of_the_leaders_pod() {
     // What is wrong anyway is said here, and so is what needs no cluster.
     let wrong = without("farrier why");
     assert!(said(&wrong).contains("Usage: kubectl farrier why"), "{}", said(&wrong));
-    assert!(said(&without("farrier explain site.spec")).contains("site.spec"));
+    assert!(said(&without("farrier schema site")).contains("farrier.dev/v1alpha1"));
 }
 
 #[test]

@@ -30,8 +30,7 @@ fn run_on_terminal(farrier: &Command, before: &str, words: &str) -> String {
             None => script.env_remove(name),
         };
     }
-    for name in ["NO_COLOR", "CLICOLOR_FORCE", "FARRIER_PAGER", "PAGER", "LESS", "LC_ALL", "LC_CTYPE", "LANG"]
-    {
+    for name in ["NO_COLOR", "CLICOLOR_FORCE", "LC_ALL", "LC_CTYPE", "LANG"] {
         script.env_remove(name);
     }
     let output = script.output();
@@ -70,37 +69,6 @@ fn tables_fit_and_words_have_colours() {
     let piped = live.command(&["status"]).env("LC_ALL", "C.UTF-8").output().unwrap().stdout;
     let piped = String::from_utf8(piped).unwrap();
     assert!(piped.contains(digits) && !piped.contains(['\u{1b}', '✓']), "{piped}");
-}
-
-#[test]
-fn what_is_longer_than_the_terminal_goes_through_a_pager() {
-    let nodes = (1..=5).map(|number| node(&format!("n{number}"), &format!("6.1.0-90{number}-amd64")));
-    let live = Live::new(nodes, "image");
-    let status = |size, variables, words| on_terminal_of(&live, size, variables, words);
-    let paged = |text: &str| text.lines().filter(|line| line.starts_with("paged: ")).count();
-    let marks = "FARRIER_PAGER='sed \"s/^/paged: /\"' PAGER=false";
-
-    let long = status("cols 200 rows 4", marks, "status");
-    assert!(paged(&long) >= 6 && long.contains("paged: IMAGE") && long.contains("6.1.0-905-amd64"), "{long}");
-    let of_all = status("cols 200 rows 4", "PAGER='sed \"s/^/paged: /\"'", "status");
-    assert_eq!(of_all, long);
-    // What less does by itself, where nothing says how it is to be.
-    let options = status("cols 200 rows 4", "PAGER='cat > /dev/null; echo \"options $LESS\"'", "status");
-    assert_eq!(options, "options FRX\n");
-
-    for (size, variables, words) in [
-        ("cols 200 rows 99", marks, "status"),
-        ("cols 200 rows 4", marks, "status --no-pager"),
-        ("cols 200 rows 4", "FARRIER_PAGER= PAGER=false", "status"),
-        ("cols 200 rows 4", "PAGER=cat", "status"),
-        ("cols 200 rows 4", "PAGER=no-such-pager", "status"),
-    ] {
-        let text = status(size, variables, words);
-        assert!(paged(&text) == 0 && text.contains("6.1.0-905-amd64"), "{variables} {words}: {text}");
-    }
-    let mut piped = live.command(&["status"]);
-    let piped = piped.env("PAGER", "sed 's/^/paged: /'").output().unwrap().stdout;
-    assert_eq!(paged(&String::from_utf8(piped).unwrap()), 0);
 }
 
 #[test]

@@ -73,7 +73,7 @@ pub fn run() -> io::Result<()> {
 
 fn build(messages: &Messages) -> io::Result<Outcome> {
     let plan = fs::read(PLAN).and_then(|bytes| decode::<Plan>(&bytes)).map_err(|error| said(PLAN, error))?;
-    let landlock = confine(plan.limits.processes, &Walls::default())?;
+    let landlock = confine(plan.limits.processes, &Walls::BOTH)?;
     messages.send(&Message::Canary(Canary { refused: canary::look(true)?, landlock }))?;
     steps::run(messages, &plan, &Place { root: Root::open(Path::new("/"))?, context: CONTEXT, written: None })
 }
@@ -125,7 +125,7 @@ pub fn follow(place: &str) -> io::Result<()> {
     let address = SocketAddr::from_abstract_name(SOCKET)?;
     let mut from = UnixStream::connect_addr(&address).map_err(|error| said("ask the runner", error))?;
     // From here on it can do no more than a step.
-    confine(None, &Walls::default())?;
+    confine(None, &Walls::BOTH)?;
     from.write_all(&place.to_be_bytes())?;
     let goes_on = Arc::new(AtomicBool::new(true));
     let looked_at = Arc::clone(&goes_on);

@@ -15,6 +15,7 @@ mod steps;
 mod sys;
 mod usage;
 mod wall;
+#[cfg_attr(feature = "breakable", path = "testing/walls.rs")]
 mod walls;
 mod watch;
 
@@ -38,8 +39,10 @@ fn main() -> ExitCode {
         ["pod"] => return exit_code(in_pod::run()),
         ["follow", place] => return exit_code(in_pod::follow(place)),
         ["map-owners", words @ ..] => return exit_code(sandbox::map_owners(words)),
-        ["sandbox", words @ ..] if let Some(walls) = Walls::of(words) => sandbox::enter(&messages, &walls),
-        ["init", scratch, lowers, words @ ..] if let Some(walls) = Walls::of(words) => {
+        ["sandbox", options @ ..] if let Some(walls) = Walls::from_options(options) => {
+            sandbox::enter(&messages, &walls)
+        }
+        ["init", scratch, lowers, options @ ..] if let Some(walls) = Walls::from_options(options) => {
             sandbox::init(&messages, scratch, lowers, &walls).map(Some)
         }
         _ => {

@@ -40,7 +40,7 @@ use crate::{
     rooted::Root,
     steps::{self, Place},
     sys, wall,
-    walls::Walls,
+    walls::{self, Walls},
 };
 
 /// Processes at a time where the plan does not say. The node's own limits hold beside it.
@@ -57,7 +57,7 @@ pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> 
         // An ordinary user may not: the groups stay, and give nothing that the user does not have.
         set_thread_groups(&[]).map_err(|error| said("leave all supplementary groups", error))?;
     }
-    walls.leak()?;
+    walls::leak(walls)?;
     let trees = if maps_owners { Trees::detach(&lowers)? } else { Trees::Owned(lowers) };
     let namespaces = CloneFlags::CLONE_NEWUSER
         | CloneFlags::CLONE_NEWNS
@@ -81,7 +81,7 @@ pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> 
     let count = trees.attach(&scratch)?;
     fcntl_setfd(&scratch, FdFlags::empty())?;
     let mut init = Command::new("/proc/self/exe");
-    init.arg("init").arg(scratch.as_raw_fd().to_string()).arg(count.to_string()).args(walls.words());
+    init.arg("init").arg(scratch.as_raw_fd().to_string()).arg(count.to_string()).args(walls::options(walls));
     let mut init = init.env_clear().stdin(Stdio::inherit()).spawn()?;
     drop(scratch);
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
@@ -194,7 +194,7 @@ pub fn init(messages: &Messages, scratch: &str, lowers: &str, walls: &Walls) -> 
     umask(Mode::from_raw_mode(0o022));
     let number: RawFd = scratch.parse().map_err(io::Error::other)?;
     let lowers: usize = lowers.parse().map_err(io::Error::other)?;
-    sys::close_inherited([number].into_iter().chain(walls.leaked()))?;
+    sys::close_inherited([number].into_iter().chain(walls::leaked(walls)))?;
     let scratch = sys::inherited(number);
     sethostname(b"farrier").map_err(|error| said("name the sandbox", error))?;
     let plan: Plan = read_frame(&mut StandardInput)?;

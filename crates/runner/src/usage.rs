@@ -1,21 +1,11 @@
 //! Resource usage of a build, measured from inside: memory of its processes, and written bytes and inodes.
 
-use std::{
-    ffi::{CString, OsString},
-    fs, io,
-    os::{
-        fd::{AsFd as _, OwnedFd},
-        unix::ffi::OsStringExt as _,
-    },
-    path::Path,
-};
+use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
-use rustix::{
-    fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, openat, statat, statvfs},
-    io::Errno,
-};
+use rustix::{fs::statvfs, io::Errno};
+use walkdir::WalkDir;
 
-/// Levels of directories below which nothing is counted: paths of builds are a tenth as deep.
+/// Levels of directories that a build may nest. Real builds stay below a tenth of it.
 const DEEPEST: usize = 512;
 
 /// Bytes and inodes that a build has written, as the file system below counts them.
@@ -25,92 +15,35 @@ pub struct Written {
     pub bytes: u64,
     /// Files, links and directories.
     pub inodes: u64,
-    /// Whether directories are nested deeper than any build needs.
+    /// Whether a path has more than [`DEEPEST`] directories, or is longer than the kernel accepts (`PATH_MAX`).
     pub is_too_deep: bool,
     /// Whether a directory is closed to its own user, so that nothing in it was counted.
     pub has_closed: bool,
 }
 
-/// Counts what lies below a directory while others write there. Stops as soon as `is_enough` says so, so that the limits bound
-/// the work. A hard link counts each time.
-pub fn written(top: &OwnedFd, is_enough: impl Fn(&Written) -> bool) -> io::Result<Written> {
+/// Counts the entries below a directory while steps write there, until `is_enough`, so that the limits bound the work. Each hard
+/// link counts. A step that puts a link in the place of a directory can only make its own sum larger.
+pub fn written(top: &Path, is_enough: impl Fn(&Written) -> bool) -> Written {
     let mut sum = Written::default();
-    let mut current = open_directory(top, OsString::from("."))?;
-    let mut levels = vec![Level::read(&current, &mut sum, &is_enough)?];
-    while let Some(level) = levels.last_mut() {
+    for entry in WalkDir::new(top).min_depth(1).max_depth(DEEPEST).max_open(DEEPEST) {
+        match entry.and_then(|entry| Ok((entry.depth(), entry.metadata()?))) {
+            Ok((depth, found)) => {
+                sum.inodes += 1;
+                sum.bytes += found.blocks() * 512;
+                sum.is_too_deep |= depth == DEEPEST && found.is_dir();
+            }
+            Err(error) => match error.io_error().and_then(Errno::from_io_error) {
+                Some(Errno::ACCESS) => sum.has_closed = true,
+                Some(Errno::NAMETOOLONG) => sum.is_too_deep = true,
+                // The entry is gone by now.
+                _ => {}
+            },
+        }
         if is_enough(&sum) {
             break;
         }
-        if let Some(name) = level.pending.pop() {
-            if levels.len() >= DEEPEST {
-                sum.is_too_deep = true;
-                break;
-            }
-            match open_directory(&current, name) {
-                Ok(below) => {
-                    levels.push(Level::read(&below, &mut sum, &is_enough)?);
-                    current = below;
-                }
-                Err(Errno::ACCESS) => sum.has_closed = true,
-                // It is gone by now.
-                Err(_) => {}
-            }
-        } else {
-            levels.pop();
-            let Some(above) = levels.last() else { break };
-            current = open_directory(&current, OsString::from(".."))?;
-            // A directory that was moved meanwhile has another parent: what is left of it counts the next time.
-            if identity(&current)? != above.identity {
-                break;
-            }
-        }
     }
-    Ok(sum)
-}
-
-/// A directory on the way to the current one.
-struct Level {
-    identity: (u64, u64),
-    /// Subdirectories that are still to be visited.
-    pending: Vec<OsString>,
-}
-
-impl Level {
-    /// Counts the entries of a directory, and notes its subdirectories.
-    fn read(
-        directory: &OwnedFd,
-        sum: &mut Written,
-        is_enough: &impl Fn(&Written) -> bool,
-    ) -> io::Result<Self> {
-        let mut pending = Vec::new();
-        for entry in Dir::read_from(directory)? {
-            let Ok(entry) = entry else { break };
-            let name: CString = entry.file_name().to_owned();
-            if matches!(name.as_bytes(), b"." | b"..") {
-                continue;
-            }
-            let Ok(found) = statat(directory, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
-            sum.inodes += 1;
-            sum.bytes += u64::try_from(found.st_blocks).unwrap_or_default() * 512;
-            if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
-                pending.push(OsString::from_vec(name.into_bytes()));
-            }
-            if is_enough(sum) {
-                break;
-            }
-        }
-        Ok(Self { identity: identity(directory)?, pending })
-    }
-}
-
-fn open_directory(at: &OwnedFd, name: OsString) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(at.as_fd(), name, flags, Mode::empty())
-}
-
-fn identity(directory: &OwnedFd) -> io::Result<(u64, u64)> {
-    let found = fstat(directory)?;
-    Ok((found.st_dev, found.st_ino))
+    sum
 }
 
 /// Bytes of memory that all processes but process 1 have for themselves, swapped out or not, and that shared memory takes.
@@ -161,14 +94,9 @@ impl Free {
 
 #[cfg(test)]
 mod tests {
-    use rustix::fs::{mkdirat, open};
+    use rustix::fs::{Mode, OFlags, mkdirat, open, openat};
 
     use super::*;
-
-    fn count(place: &Path, is_enough: impl Fn(&Written) -> bool) -> Written {
-        let top = open(place, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
-        written(&top, is_enough).unwrap()
-    }
 
     #[test]
     fn allocated_bytes_and_all_entries_count() {
@@ -177,10 +105,10 @@ mod tests {
         fs::write(dir.path().join("a/b/full"), vec![1; 1 << 20]).unwrap();
         fs::File::create(dir.path().join("a/hole")).unwrap().set_len(5 << 30).unwrap();
         std::os::unix::fs::symlink("/", dir.path().join("a/link")).unwrap();
-        let found = count(dir.path(), |_| false);
+        let found = written(dir.path(), |_| false);
         assert_eq!((found.inodes, found.is_too_deep), (5, false));
         assert!((1 << 20..2 << 20).contains(&found.bytes), "{found:?}");
-        assert!(count(dir.path(), |sum| sum.inodes > 0).inodes < 5);
+        assert!(written(dir.path(), |sum| sum.inodes > 0).inodes < 5);
     }
 
     #[test]
@@ -191,7 +119,7 @@ mod tests {
             mkdirat(&place, "d", Mode::RWXU).unwrap();
             place = openat(&place, "d", OFlags::DIRECTORY, Mode::empty()).unwrap();
         }
-        assert!(count(dir.path(), |_| false).is_too_deep);
+        assert!(written(dir.path(), |_| false).is_too_deep);
     }
 
     #[test]

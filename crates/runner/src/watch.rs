@@ -2,18 +2,14 @@
 
 use std::{
     io,
-    os::fd::OwnedFd,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
 use runner::plan::{LEAST_FREE, Limits};
-use rustix::{
-    fs::{Mode, OFlags, open},
-    process::{Pid, Signal, kill_process_group},
-};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::usage::{Free, Written, memory, written};
 
@@ -23,8 +19,11 @@ const INTERVAL: Duration = Duration::from_millis(250);
 /// as much as the build may still write.
 const PAUSE: u32 = 50;
 
-/// Measures what is used, and ends everything when it is too much.
-pub struct Watch(Arc<Mutex<Option<Stop>>>);
+/// Measures what a build uses, and kills its processes when they use too much.
+pub struct Watch {
+    limits: Limits,
+    stopped: Arc<Mutex<Option<Stop>>>,
+}
 
 /// Why a build is stopped, with what it used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,12 +42,14 @@ impl Watch {
         let stopped = Arc::new(Mutex::new(None));
         let noted = Arc::clone(&stopped);
         thread::Builder::new().name("watch".to_owned()).spawn(move || watch(limits, disk, &noted))?;
-        Ok(Self(stopped))
+        Ok(Self { limits, stopped })
     }
 
-    /// Why everything was ended, if it was.
+    /// Why the build has to stop. A step that failed on a full disk may be faster than the next measurement, so this looks at the
+    /// disk again.
     pub fn stopped(&self) -> Option<Stop> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let noted = self.stopped.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        noted.or_else(|| judge(self.limits, 0, Written::default(), free()))
     }
 }
 
@@ -56,8 +57,7 @@ fn watch(limits: Limits, mut disk: Option<Disk>, noted: &Mutex<Option<Stop>>) {
     loop {
         // What cannot be measured now is measured the next time.
         let written = disk.as_mut().map(Disk::written).unwrap_or_default();
-        let free = Free::at(Path::new("/")).map_or(LEAST_FREE, |free| free.bytes);
-        if let Some(why) = judge(limits, memory(), written, free) {
+        if let Some(why) = judge(limits, memory(), written, free()) {
             noted.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
             // All but this process, which is process 1.
             let _ = kill_process_group(Pid::INIT, Signal::KILL);
@@ -66,9 +66,14 @@ fn watch(limits: Limits, mut disk: Option<Disk>, noted: &Mutex<Option<Stop>>) {
     }
 }
 
+/// Bytes that the build's file system has left.
+fn free() -> u64 {
+    Free::at(Path::new("/")).map_or(LEAST_FREE, |free| free.bytes)
+}
+
 /// The directory that receives what a build writes.
 struct Disk {
-    top: OwnedFd,
+    top: PathBuf,
     limits: Limits,
     last: Written,
     /// Free space when the build began, and at the last count.
@@ -79,9 +84,15 @@ struct Disk {
 
 impl Disk {
     fn open(place: &Path, limits: Limits) -> io::Result<Self> {
-        let top = open(place, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let free = Free::at(Path::new("/"))?;
-        Ok(Self { top, limits, last: Written::default(), begin: free, free, due: Instant::now() })
+        Ok(Self {
+            top: place.to_owned(),
+            limits,
+            last: Written::default(),
+            begin: free,
+            free,
+            due: Instant::now(),
+        })
     }
 
     /// What the build has written, as it was counted last.
@@ -93,7 +104,7 @@ impl Disk {
         let begun = Instant::now();
         if may_exceed || begun >= self.due {
             let exceeds = |sum: &Written| exceeded(self.limits, *sum).is_some();
-            self.last = written(&self.top, exceeds).unwrap_or(self.last);
+            self.last = written(&self.top, exceeds);
             if self.last.has_closed {
                 // Closed directories cannot be counted: all that the file system has lost is charged instead.
                 self.last.bytes = self.last.bytes.max(lost(self.begin.bytes, now.bytes));
@@ -140,7 +151,9 @@ fn exceeded(limits: Limits, written: Written) -> Option<String> {
         Limits { inodes: Some(limit), .. } if written.inodes > limit => {
             Some(format!("it made more than {limit} files and directories"))
         }
-        _ if written.is_too_deep => Some("it nested directories more than 500 levels deep".to_owned()),
+        _ if written.is_too_deep => {
+            Some("it made a path of more than 500 directories or 4,096 bytes".to_owned())
+        }
         _ => None,
     }
 }
@@ -172,7 +185,7 @@ mod tests {
         assert_eq!(judged(0, wrote(101, 0)), limit("it wrote 101 MiB, and may write 100"));
         assert_eq!(judged(0, wrote(0, 1001)), limit("it made more than 1000 files and directories"));
         let deep = Written { is_too_deep: true, ..Written::default() };
-        assert_eq!(judged(0, deep), limit("it nested directories more than 500 levels deep"));
+        assert_eq!(judged(0, deep), limit("it made a path of more than 500 directories or 4,096 bytes"));
         assert_eq!(judge(Limits::default(), 1 << 50, wrote(1 << 20, 1 << 40), PLENTY), None);
     }
 

@@ -4,7 +4,6 @@ pub mod bundle;
 pub mod gc;
 pub mod headers;
 pub mod look;
-pub mod pager;
 mod pass;
 mod plan;
 pub mod preflight;
@@ -42,15 +41,14 @@ pub fn show<T: Serialize + ?Sized>(
     })
 }
 
-/// Writes text to standard output, at the end and through a pager where results are paged, and ends its last line.
+/// Writes text to standard output, with a newline at its end.
 pub fn result(text: &str) -> Result<(), OutputError> {
     ready(&printable_lines(text))
 }
 
 /// Writes what a terminal may see as it is.
 fn ready(text: &str) -> Result<(), OutputError> {
-    let text = if text.ends_with('\n') { text.to_owned() } else { format!("{text}\n") };
-    if pager::keep(&text) { Ok(()) } else { raw(&text) }
+    if text.ends_with('\n') { raw(text) } else { raw(&format!("{text}\n")) }
 }
 
 /// Writes what is a part of the output.

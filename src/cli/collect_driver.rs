@@ -1,15 +1,15 @@
-//! `farrier collect`: the headers that a host's own driver exposes, as one archive.
+//! `farrier headers collect-driver`: the headers that a host's own driver exposes, as one archive.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
 
-use super::{Exit, Result, output, session::Session, settings};
+use super::{Result, output, session::Session, settings};
 use crate::inputs::{self, Collected, Collection};
 
 #[derive(Debug, Args)]
-pub struct CollectArgs {
+pub struct CollectDriverArgs {
     /// Files and directories, as paths on the host, such as /usr/src/ofa_kernel
     #[arg(required = true, value_name = "PATH")]
     pub paths: Vec<PathBuf>,
@@ -36,8 +36,8 @@ struct CollectReport {
 }
 
 /// Writes the archive.
-pub async fn collect(session: &Session, args: CollectArgs) -> Result<Exit> {
-    let CollectArgs { paths, root, kernel, to } = args;
+pub async fn collect_driver(session: &Session, args: CollectDriverArgs) -> Result<()> {
+    let CollectDriverArgs { paths, root, kernel, to } = args;
     let release = settings::parse("kernel release", &kernel)?;
     let Collected { digest, size, symvers, left_out } =
         inputs::collect(Collection { root, release, paths }, to.clone()).await?;
@@ -55,5 +55,5 @@ pub async fn collect(session: &Session, args: CollectArgs) -> Result<Exit> {
     session.show(&report, |CollectReport { path, digest, size, symbol_tables, left_out: _ }| {
         format!("{path} ({size} bytes, {digest})\n{}", symbol_tables.join("\n"))
     })?;
-    Ok(Exit::Done)
+    Ok(())
 }

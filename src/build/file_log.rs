@@ -9,7 +9,8 @@ use std::{
 use fs_err::{self as fs, File};
 use parking_lot::Mutex;
 
-use super::{BuildLog, Diagnoser, Diagnosis, EngineError};
+use super::diagnosis::{Diagnoser, Diagnosis};
+use crate::engine::{BuildLog, EngineError};
 
 /// What a file holds of a log: many times what a whole GPU driver prints.
 const KEPT: Kept = Kept { beginning: 32 << 20, end: 1 << 20 };
