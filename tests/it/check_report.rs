@@ -319,7 +319,7 @@ async fn a_layout_lists_reports_in_its_index() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A real pass: the report is there when the tag is, and says what the pass said.
+/// After a real build the published image has a check report with the build's verdict.
 #[test]
 fn a_published_image_has_its_report_beside_it() {
     let kernel = kernels::newest().newer;
@@ -332,7 +332,7 @@ fn a_published_image_has_its_report_beside_it() {
     assert_eq!(notes["farrier.dev/check-summary"], words);
 
     let list = site.inspect_raw(&format!("hello:{}", digest.replace(':', "-")));
-    // Beside it lie the bill of materials and the provenance.
+    // The image's other referrers are the bill of materials and the provenance.
     let listed = list["manifests"].as_array().unwrap();
     assert_eq!(listed.len(), 3, "{list:#}");
     let of_reports = |entry: &&Value| entry["artifactType"] == media_type::CHECK_REPORT;
@@ -345,7 +345,7 @@ fn a_published_image_has_its_report_beside_it() {
     assert_eq!(document["report"], built["check"]);
     assert_eq!(document.get("reusedFrom"), None);
 
-    // The same again is the same again.
+    // A forced rebuild yields the same referrers.
     site.build("hello", &kernel, &["--push", "--force"]).exits(0);
     let again = site.inspect_raw(&format!("hello:{}", digest.replace(':', "-")));
     assert_eq!(again, list);

@@ -1,5 +1,6 @@
-//! Rollouts in Git repositories: the real git, its own HTTP server behind busybox, an SSH server, and the program that
-//! follows a branch in the place of Argo CD.
+//! Rollouts in Git repositories: the real git, its HTTP server behind busybox, an SSH server, and a program that follows a
+//! branch
+//! like Argo CD.
 
 use std::{
     fs,
@@ -21,7 +22,7 @@ use crate::support::{
 const KERNEL: &str = "6.1.0-901-amd64";
 const MANIFEST: &str = "prod/drivers/driver.yaml";
 
-/// A server's repository with the manifests of a cluster.
+/// A Git server's repository with a cluster's manifests.
 struct Forge {
     directory: TempDir,
 }
