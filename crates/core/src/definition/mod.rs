@@ -17,7 +17,7 @@ pub use rpm::{FurtherRpmPackages, RpmArchive, RpmPackages, RpmRepository, RpmSig
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The version of farrier's definition language.
+/// Version of the definition language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ApiVersion {
     /// `farrier.dev/v1alpha1`.

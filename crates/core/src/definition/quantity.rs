@@ -75,7 +75,7 @@ impl FromStr for Memory {
     }
 }
 
-/// Parses a quantity above zero, in thousandths, rounded up. The syntax is that of
+/// Parses a quantity above zero, in thousandths, rounded up. The syntax follows
 /// `k8s.io/apimachinery/pkg/api/resource`: a decimal number, then a suffix or an exponent of ten.
 fn thousandths(text: &str) -> Option<u128> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());

@@ -1,4 +1,4 @@
-//! Pure: media types of farrier's artifacts and of OCI artifacts.
+//! Pure: media types of the artifacts that farrier publishes.
 
 pub use oci::media_type::*;
 

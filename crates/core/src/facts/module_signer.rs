@@ -8,7 +8,7 @@ use crate::{definition::NotA, image::Digest, site::Signed};
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 #[display("{signed} {key_id} {certificate}")]
 pub struct ModuleSignerFact {
-    /// How modules with an existing signature were handled.
+    /// Treatment of modules that already had a signature.
     pub signed: Signed,
     /// The certificate's serial number as `modinfo` shows it: `6A:0F:...`.
     pub key_id: String,
