@@ -1,4 +1,4 @@
-//! Jobs of the fake API server run in real containers, and end as they do in a real cluster.
+//! Jobs on the fake API server run in real containers and end as they do in a real cluster.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::io::AsyncReadExt as _;
 
-/// A cluster that runs Jobs, and the registry that its one image is in.
+/// A cluster that runs Jobs, and the registry with its only image.
 struct Bench {
     api: FakeApi,
     _registry: RegistryProcess,
@@ -38,7 +38,7 @@ impl Bench {
         Self { api, _registry: registry, image }
     }
 
-    /// Makes a Job as the engine would: without any right.
+    /// Creates an unprivileged Job like the engine's.
     fn run(&self, name: &str, script: &str, change: impl FnOnce(&mut Value)) {
         let mut job = json!({
             "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "namespace": "builds"},
