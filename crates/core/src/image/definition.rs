@@ -350,7 +350,7 @@ pub struct RuntimeSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<RuntimeBase>,
     /// The image's entrypoint. farrier adds `driver-entrypoint` (`/usr/bin/driver-entrypoint`, and links with the other names) in
-    /// a separate layer if the entrypoint starts with that program. It also does for the names that operators call it by:
+    /// a separate layer if the entrypoint starts with that program. The same applies to the names that operators call it by:
     /// `nvidia-driver`, `nvidia-gds-driver`, `nvidia-gdrcopy-driver`, `ocp_dtk_entrypoint`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub entrypoint: Vec<Argument>,
@@ -452,7 +452,7 @@ mod tests {
             DriverImageSpec { build_packages: vec!["iptables-devel".parse().unwrap()], ..spec.clone() };
         let Ok(Toolchain::Rpm(made)) = named.toolchain(&rpm) else { panic!("no packages") };
         assert_eq!(texts(&made.packages), ["gcc", "make", "iptables-devel"]);
-        assert_eq!(made.from.as_ref(), rpm.spec.headers.rpm_archive(), "they come from the repositories of the headers");
+        assert_eq!(made.from.as_ref(), rpm.spec.headers.rpm_archive(), "same repositories as the headers");
         let fixed = DriverImageSpec { build_packages: vec!["make=4.3-4".parse().unwrap()], ..spec.clone() };
         insta::assert_snapshot!(fixed.toolchain(&rpm).unwrap_err(), @r#"buildPackages: "make=4.3-4" is not an RPM package's name: letters, digits and `+._-`, starting with a letter, a digit or `_`"#);
 
