@@ -1,4 +1,4 @@
-//! Reuse without compiling, with the real parts: Debian's kernels, and a respin of one of them.
+//! Reuse without compilation, with Debian's kernels and a respin of one of them.
 use std::{
     collections::BTreeMap,
     fs,
@@ -12,14 +12,13 @@ use crate::support::{
 };
 use serde_json::Value;
 
-/// Runs a program to its end.
 fn run(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output().unwrap_or_else(|e| panic!("run {program}: {e}"));
     assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Unpacks the payload of an image, which is its last layer, and gives each file's sha256.
+/// Unpacks the payload of an image, which is its last layer, and returns each file's SHA-256.
 fn payload(site: &Site, image: &str, tag: &str, to: &Path) -> BTreeMap<String, String> {
     let manifest = site.inspect_raw(&format!("{image}:{tag}"));
     let layer = manifest["layers"].as_array().unwrap().last().unwrap()["digest"].as_str().unwrap().to_owned();
@@ -40,7 +39,7 @@ fn annotations(site: &Site, image: &str, tag: &str) -> Value {
     site.inspect_raw(&format!("{image}:{tag}"))["annotations"].clone()
 }
 
-/// The headers of a kernel, fetched into the cache.
+/// Fetches the headers of a kernel into the cache and returns their directory.
 fn headers(site: &Site, kernel: &str) -> PathBuf {
     let target =
         ["--kernel", kernel, "--os", "debian", "--os-version", "12", "--arch", "amd64", "-o", "json"];
@@ -48,7 +47,7 @@ fn headers(site: &Site, kernel: &str) -> PathBuf {
     found[0]["path"].as_str().unwrap().into()
 }
 
-/// kmod's own reading of a module against the kernel's own table: are all versions the same?
+/// Compares a module's symbol versions, read by kmod, with the kernel's own table. Returns whether all of them are equal.
 fn versions_agree(module: &Path, headers: &Path, kernel: &str) -> bool {
     let table =
         fs::read_to_string(headers.join(format!("usr/src/linux-headers-{kernel}/Module.symvers"))).unwrap();
@@ -66,7 +65,7 @@ fn versions_agree(module: &Path, headers: &Path, kernel: &str) -> bool {
     })
 }
 
-/// Runs `farrier` where no engine is to be found.
+/// Runs `farrier` without an available engine.
 fn without_engine(site: &Site, args: &[&str]) -> Run {
     let mut command = site.command(args);
     command
@@ -92,8 +91,8 @@ spec:
   tags: ['{{kernel_label}}']
 ";
 
-/// Debian's kernels agree in some symbol versions and differ in others: what the check says of the newest kernel's
-/// modules decides, and nothing else.
+/// Debian's kernels share some symbol versions and differ in others. Only the check's verdict on the newest kernel's modules
+/// decides whether they are reused.
 #[test]
 fn debian_kernels_share_a_payload_where_the_check_says_so() {
     let kernels = kernels::all();
@@ -102,7 +101,7 @@ fn debian_kernels_share_a_payload_where_the_check_says_so() {
     let site = Site::new();
     site.define("images/driver.yaml", DRIVER);
     let first = site.build("driver", newest, &["--push", "-o", "json"]).exits(0).json();
-    assert_eq!(first["outcome"], "built", "there was nothing to reuse");
+    assert_eq!(first["outcome"], "built", "no image exists that could be reused");
     let theirs = payload(&site, "driver", newest, &site.path("newest"));
     let module = site.path("newest").join(format!("lib/modules/{newest}/extra/mstflint_access.ko"));
 
