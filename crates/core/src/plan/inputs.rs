@@ -272,7 +272,7 @@ pub struct Resolved {
     pub compilers: BTreeMap<KernelTarget, Compiler>,
     /// Kernels whose family expects headers from users, and that have none; with a description of what was looked for.
     pub without_headers: BTreeMap<KernelTarget, String>,
-    /// Whether a kernel's header file matches the pattern that an image asks about ([`HeaderText`](crate::kernel::HeaderText)), by its text.
+    /// Whether a kernel's header file matches what an image asks about ([`HeaderText`](crate::kernel::HeaderText)), by its text.
     pub header_texts: BTreeMap<(KernelTarget, String), Result<bool, String>>,
     /// Identities of sources that differ by kernel, and of packages for another architecture than the machine's.
     pub kernel_sources: BTreeMap<TreeKey, Result<String, String>>,
