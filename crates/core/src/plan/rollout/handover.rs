@@ -89,13 +89,14 @@ fn fence_of(label: &str) -> impl Fn(&Requirement) -> bool {
     move |requirement| requirement.key == label && requirement.operator == Operator::DoesNotExist
 }
 
-/// Is the node under maintenance: is it cordoned, or in an operator's driver upgrade?
+/// Whether the node is under maintenance: cordoned, or in an operator's driver upgrade.
 pub(super) fn is_in_maintenance(node: &NodeFacts) -> bool {
     node.unschedulable || operators_upgrade(&node.labels).is_some()
 }
 
-/// How many of `wanted` pods may be away at once. A share is rounded up, as by the DaemonSet controller; none at all
-/// (which a DaemonSet that surges may say) is one, because nothing could ever change.
+/// Returns how many of `wanted` pods may be unavailable at once. A percentage is rounded up, as by the DaemonSet
+/// controller. Zero, which is valid in a DaemonSet with a surge, counts as one, because nothing could ever change
+/// otherwise.
 pub(super) fn at_once(count: PodCount, wanted: usize) -> usize {
     match count {
         PodCount::Number(number) => number,
