@@ -20,9 +20,8 @@ pub fn retry_delay(attempt: u32) -> Option<Duration> {
 /// Longest delay requested by a registry that a call waits for.
 const LONGEST_ASKED: Duration = Duration::from_mins(2);
 
-/// Delay before a failed call is retried: the backoff of [`retry_delay`], or the delay that the registry asks for if
-/// that is longer. `None` for permanent errors, after the last attempt, and when the registry asks for more than
-/// [`LONGEST_ASKED`].
+/// Delay before a failed call is retried: the backoff of [`retry_delay`], or the delay that the registry asks for if that
+/// is longer. `None` for permanent errors, after the last attempt, and when the registry asks for more than two minutes.
 pub fn delay_after(error: &RegistryError, attempt: u32) -> Option<Duration> {
     let delay = retry_delay(attempt).filter(|_| error.is_transient())?;
     match error {
