@@ -111,7 +111,7 @@ pub(super) async fn make_steps(parts: &Parts, cluster: &dyn Cluster, steps: Vec<
                     tracing::info!(object, detail, "a pod may not be evicted now");
                     refused.push(object);
                 }
-                // On a conflict the pod is gone, as intended, or the object has changed and the next plan decides anew.
+                // On a conflict the pod is gone, as intended, or the object has changed and the next reconcile decides again.
                 None if error.is_conflict() => tracing::debug!(object, "step of an upgrade is out of date"),
                 None => tracing::warn!(object, error = error_chain(&error), "step of an upgrade failed"),
             },

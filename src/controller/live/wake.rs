@@ -1,4 +1,4 @@
-//! Adapter: decides when the next reconcile is due. A state machine: events and the time are arguments.
+//! Adapter: schedules the next reconcile. A state machine: events and the time are arguments.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub(super) struct Wake {
 }
 
 impl Wake {
-    /// Creates a timer whose first reconcile is due at once.
+    /// Creates a timer whose first reconcile starts at once.
     pub(super) fn new(now: Instant) -> Self {
         Self { began: None, due: Some(now), changed: false, held_until: None }
     }
