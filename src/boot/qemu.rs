@@ -20,12 +20,12 @@ const KVM_HELLO: Duration = Duration::from_secs(3);
 /// Time for the machine to restart after the last record, before it is killed.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// Denies a guest that escapes into QEMU to start processes, gain privileges, or change resource limits of other
-/// processes.
+/// Prevents a guest that escapes into QEMU from starting processes, gaining privileges, or changing resource limits of
+/// other processes.
 const SANDBOX: [&str; 2] =
     ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"];
 
-/// How the guest's instructions are executed.
+/// Executor of the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub(super) enum Accelerator {
@@ -44,7 +44,7 @@ pub(super) fn report_device(arch: Architecture) -> &'static str {
     }
 }
 
-/// How a machine ended.
+/// End of a machine's run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     /// The machine exited: its init or a panic requested a restart.

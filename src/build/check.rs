@@ -34,8 +34,8 @@ pub(super) async fn can_check(job: &Job<'_>) -> Result<()> {
     ))
 }
 
-/// Checks a payload against its kernel's header set, signs its modules if the site signs modules, and runs a boot check
-/// if the definition asks for one. `previous` is the signer of a reused payload.
+/// Checks a payload against its kernel's header set, signs its modules if the site signs modules, and boots them if the
+/// definition asks for it. `previous` is the signer of a reused payload.
 pub(super) async fn check(
     job: &Job<'_>,
     against: &Against,

@@ -90,8 +90,8 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, made: &Ima
     Ok(documents)
 }
 
-/// Returns the certificate whose key signed modules of the payload, or `None` if no module carries its signature, as
-/// when the kernel does not verify signatures.
+/// Returns the certificate whose key signed modules of the payload. Returns `None` if no module carries its signature,
+/// for example because the kernel does not verify signatures.
 fn module_certificate(job: &Job<'_>, report: &CheckReport) -> Option<Material> {
     let signed_with = job.cell.signed_with.as_ref()?;
     let certificate = job.parts.module_signer.as_ref()?.certificate();

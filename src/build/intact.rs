@@ -8,8 +8,8 @@ use crate::{
     parts::{Parts, Result},
 };
 
-/// Returns an item whose tree is in the cache. If the user of build steps owns the trees, compares the tree with its
-/// record, and makes it again from its source if it was changed.
+/// Returns an item whose tree is in the cache. If build steps run as the owner of the trees, the tree is compared with
+/// its record. A changed tree is made again from its source.
 pub(super) async fn intact<T, F>(
     parts: &Parts,
     get: impl Fn() -> F,

@@ -1,5 +1,5 @@
-//! Adapter: finds a published payload that makes a compilation unnecessary. Either it is this kernel's own payload with
-//! other signatures (after a key rotation, or after signing was enabled), or it was built for another kernel.
+//! Adapter: finds a published payload that makes a compilation unnecessary. It can be this kernel's own payload with
+//! other signatures, after a key rotation or after signing was enabled. Or it was built for another kernel.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 

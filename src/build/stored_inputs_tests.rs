@@ -1,5 +1,5 @@
-//! Tests with an attacker who can write to the registry, and who replaces the content under the tags of header sets,
-//! toolchains and bases, with any annotations.
+//! Tests with an attacker who can write to the registry. The attacker replaces the content under the tags of header
+//! sets, toolchains and bases, with any annotations.
 
 use std::{fs, io::Write as _};
 

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Verifies guarantee 1 directly before a write: each image that the change sets is in the registry, by digest. The
-/// plan already decided from the same digest that the check passed for every node that the change reaches, and the
+/// plan has already decided, from the same digest, that the check passed for every node that the change reaches. The
 /// content of a digest cannot change.
 pub(super) async fn prove(parts: &Parts, change: &Change) -> Result<()> {
     for reference in change.proof() {

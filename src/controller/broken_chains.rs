@@ -7,8 +7,9 @@ use crate::{
     plan::PlannedRollout,
 };
 
-/// Chains with a rollout that this reconcile did not make. Rollouts are processed in dependency order, so the image of
-/// a later rollout was compiled against the new image of the earlier one and must not run beside the old image.
+/// Chains with a rollout that this reconcile did not make. Rollouts are processed in dependency order, and each image
+/// was compiled against the new version of its needs. If an earlier rollout is not made, the later image would run
+/// beside the old version.
 pub(super) struct BrokenChains {
     /// Chain of each image that belongs to one, identified by one of the chain's images.
     chains: BTreeMap<ImageName, ImageName>,

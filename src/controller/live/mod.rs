@@ -288,8 +288,8 @@ impl Live {
         Ok(Some(planned))
     }
 
-    /// Returns a snapshot of the cluster, with untrusted claims of nodes removed, or `None` on cancellation. While an
-    /// unreachable cluster delays the snapshot, the loop keeps reporting liveness: a restart would not help.
+    /// Returns a snapshot of the cluster, with distrusted nodes marked, or `None` on cancellation. While an unreachable
+    /// cluster delays the snapshot, the loop keeps reporting liveness: a restart would not help.
     async fn snapshot(&mut self) -> Result<Option<ClusterSnapshot>> {
         let mut observed = self.context.cluster.snapshot();
         let mut snapshot = loop {

@@ -18,7 +18,6 @@ use crate::{
 /// Key of a cell: a driver image and a kernel target.
 pub(super) type CellKey = (ImageName, KernelTarget);
 
-/// The key of a cell.
 pub(super) fn key_of(cell: &Cell) -> CellKey {
     (cell.image.clone(), cell.target.clone())
 }
