@@ -73,11 +73,11 @@ pub struct Parts {
     pub fetcher: Fetcher,
     /// Cache of header sets, logs and failures.
     pub cache: Cache,
-    /// Where images are published, as the user named it.
+    /// Registry that images are published to, as the user named it.
     pub location: RegistryLocation,
     /// Client for `location`.
     pub registry: Arc<dyn Registry>,
-    /// Where needed images are looked up, if not in `registry`; set for a build that publishes nothing.
+    /// Registry for looking up needed images, if not `registry`; set for a build that publishes nothing.
     pub needs_from: Option<NeedsFrom>,
     /// Client of the distribution protocol, for base images in other registries.
     pub remote: Arc<dyn Registry>,

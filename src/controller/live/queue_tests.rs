@@ -112,7 +112,7 @@ async fn as_many_as_the_machine_has_room_for_and_none_overtakes() {
     assert_eq!(
         queue.start(now),
         None,
-        "the second is too large beside the first, and the third waits behind it"
+        "the second is too large to run with the first, and the third waits behind it"
     );
     assert_eq!(queue.next_due(now), None, "a build that waits for capacity has no due time");
     queue.ended(&key_of(&cells[0]), Ended::Settled, now, 0.0);
