@@ -1,4 +1,4 @@
-//! `farrier explain`: what a field of a definition is for, from the same source as the JSON Schema.
+//! `farrier explain`: describes a field of a definition, from the JSON Schema.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -12,11 +12,11 @@ use super::{
 
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// A kind and a field of it, such as driver-image.spec.runtime.base; names of `farrier schema`
+    /// Kind and field, such as driver-image.spec.runtime.base; `farrier schema` lists the kinds
     pub field: String,
 }
 
-/// Prints what the schema says of a field.
+/// Prints the schema's description of a field.
 pub fn explain(args: &ExplainArgs) -> Result<Exit> {
     let mut path = args.field.split('.');
     let kind = path.next().unwrap_or_default();
@@ -40,20 +40,20 @@ pub fn explain(args: &ExplainArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// A field that is not there, and those that are.
+/// An unknown field, with the known ones.
 #[derive(Debug)]
 struct Unknown {
     field: String,
     known: Vec<String>,
 }
 
-/// A field's forms: one, unless it is written in several ways.
+/// A field with its forms: one, unless the field can be written in several ways.
 struct Field<'a> {
     description: &'a str,
     forms: Vec<&'a Map<String, Value>>,
 }
 
-/// The page of the field at a path.
+/// Formats the page of the field at a path.
 fn text(schema: &Value, name: &str, path: &[&str]) -> Result<String, Unknown> {
     let mut field = Field::of(schema, schema);
     for wanted in path {
@@ -96,7 +96,7 @@ fn text(schema: &Value, name: &str, path: &[&str]) -> Result<String, Unknown> {
 }
 
 impl<'a> Field<'a> {
-    /// What stands at a place of the schema, behind its references.
+    /// Returns the field at a place of the schema, with references resolved.
     fn of(schema: &'a Value, place: &'a Value) -> Self {
         let mut forms = Vec::new();
         collect(schema, place, &mut forms);
@@ -105,7 +105,7 @@ impl<'a> Field<'a> {
         Self { description, forms }
     }
 
-    /// Its forms; of a list, those of its entries.
+    /// Returns the field's forms; for a list, the forms of its entries.
     fn entries(&self, schema: &'a Value) -> Vec<&'a Map<String, Value>> {
         let entries = |form: &&'a Map<String, Value>| match form.get("items") {
             Some(items) => Field::of(schema, items).entries(schema),
@@ -114,7 +114,7 @@ impl<'a> Field<'a> {
         self.forms.iter().flat_map(entries).collect()
     }
 
-    /// Its fields; of a list, those of one entry.
+    /// Returns the field's fields; for a list, the fields of an entry.
     fn fields(&self, schema: &'a Value) -> Vec<(&'a str, &'a Value)> {
         let mut fields: Vec<(&'a str, &'a Value)> = Vec::new();
         for form in self.entries(schema) {
@@ -126,7 +126,7 @@ impl<'a> Field<'a> {
         fields
     }
 
-    /// `string`, `list of object`, `image | per-kernel`.
+    /// Returns the type in words: `string`, `list of object`, `image | per-kernel`.
     fn kind(&self, schema: &'a Value) -> String {
         let kind = |form: &&Map<String, Value>| {
             let own = Field { description: "", forms: vec![form] };
@@ -148,7 +148,7 @@ impl<'a> Field<'a> {
         kinds.join(" | ")
     }
 
-    /// The values that it may have, where they are counted.
+    /// Returns the allowed values, if the schema enumerates them.
     fn values(&self) -> Option<String> {
         let [form] = self.forms.as_slice() else { return None };
         let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
@@ -160,7 +160,7 @@ impl<'a> Field<'a> {
     }
 }
 
-/// The forms at a place: behind references, and each of several.
+/// Collects the forms at a place: resolves references and expands alternatives.
 fn collect<'a>(schema: &'a Value, place: &'a Value, forms: &mut Vec<&'a Map<String, Value>>) {
     if let Some(referred) = referred(schema, place) {
         return collect(schema, referred, forms);
@@ -239,7 +239,7 @@ mod tests {
         assert!(of("driver-image.spec.version.x.y").unwrap_err().known.contains(&"source".to_owned()));
     }
 
-    /// Every field of every kind has a page, and no path through them goes in a circle.
+    /// Every field of every kind has a page, and no path through the fields is cyclic.
     #[test]
     fn every_field_has_a_page() {
         for kind in SchemaKind::value_variants() {
@@ -249,7 +249,7 @@ mod tests {
                 for (name, value) in field.fields(&schema) {
                     let inner = Field::of(&schema, value);
                     let path = [path.as_slice(), &[name]].concat();
-                    assert!(path.len() < 12, "a circle: {path:?}");
+                    assert!(path.len() < 12, "cyclic path: {path:?}");
                     assert!(!inner.forms.is_empty() && !inner.kind(&schema).is_empty(), "{kind:?} {path:?}");
                     open.push((inner, path));
                 }

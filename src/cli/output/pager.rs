@@ -1,4 +1,4 @@
-//! Results that are longer than the terminal go through a pager, as git's do, once the command has ended.
+//! Shows results that are longer than the terminal in a pager once the command has ended, as git does.
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
@@ -10,20 +10,20 @@ use rustix::termios::tcgetwinsize;
 
 use crate::cli::{env_vars, error::OutputError};
 
-/// What is printed at the end; `None` where results are printed at once.
+/// Results that are kept for the end; `None` if results are printed at once.
 static KEPT: Mutex<Option<String>> = Mutex::new(None);
 
-/// From now on results are kept for the end, where they go to a terminal and a pager is wanted.
+/// Keeps results for the end from now on, if they go to a terminal and a pager is wanted.
 pub fn set(wanted: bool) {
     *KEPT.lock() = (wanted && io::stdout().is_terminal()).then(String::new);
 }
 
-/// Keeps a result for the end, if results are kept.
+/// Keeps a result for the end. Returns `false` if results are printed at once.
 pub fn keep(text: &str) -> bool {
     KEPT.lock().as_mut().map(|kept| kept.push_str(text)).is_some()
 }
 
-/// Prints what was kept. By now nothing in this process takes Ctrl-C, which is the pager's.
+/// Prints the kept results. At this point this process no longer handles Ctrl-C, so that the pager gets it.
 pub fn show() -> Result<(), OutputError> {
     match KEPT.lock().take() {
         Some(text) if fits(&text) || !is_paged(&text) => super::raw(&text),
@@ -31,7 +31,7 @@ pub fn show() -> Result<(), OutputError> {
     }
 }
 
-/// Is it shorter than the screen? A terminal that does not know its size says 0.
+/// Whether the text fits on the screen. A terminal with an unknown size reports 0.
 fn fits(text: &str) -> bool {
     let Ok(size) = tcgetwinsize(io::stdout()) else { return true };
     let columns = usize::from(size.ws_col).max(1);
@@ -39,7 +39,7 @@ fn fits(text: &str) -> bool {
     size.ws_row == 0 || text.lines().map(rows).sum::<usize>() < usize::from(size.ws_row)
 }
 
-/// Has a pager shown it?
+/// Runs the pager and returns whether it has shown the text.
 fn is_paged(text: &str) -> bool {
     let mut pager = match env_vars::pager() {
         Some(none) if matches!(none.trim(), "" | "cat") => return false,
@@ -51,14 +51,14 @@ fn is_paged(text: &str) -> bool {
         None => Command::new("less"),
     };
     if !env_vars::has_less_options() {
-        // It ends at once with what fits, takes colours, and leaves what it has shown.
+        // F: exit at once if the text fits. R: show colors. X: leave the shown text on the screen.
         pager.env("LESS", "FRX");
     }
     let Ok(mut pager) = pager.stdin(Stdio::piped()).spawn() else { return false };
     if let Some(mut stdin) = pager.stdin.take() {
-        // Who leaves it early does not want the rest.
+        // A user who quits the pager early does not want the rest.
         let _ = stdin.write_all(text.as_bytes());
     }
-    // With these a shell says that it could not start it.
+    // A shell that could not start the pager exits with one of these codes.
     pager.wait().is_ok_and(|status| !matches!(status.code(), Some(126 | 127)))
 }
