@@ -88,7 +88,7 @@ pub struct Options<'a> {
     pub limits: Limits,
     /// Filter by entry name. Skipped entries count only toward [`PASSED_OVER`] times [`Limits::bytes`].
     pub wanted: &'a dyn Fn(&Path) -> bool,
-    /// How entries treat existing files.
+    /// Treatment of files that already exist in the destination.
     pub manner: Manner,
     /// Cancels the work: unpacking fails soon after this becomes true.
     pub stop: &'a AtomicBool,

@@ -15,7 +15,7 @@ use fs_err::{self as fs, File};
 use super::{Result, UnpackError, links};
 use crate::{files::if_there, oci::Whiteout, tree_removal::remove_tree};
 
-/// How an archive's entries treat files and directories that already exist in the destination.
+/// Treatment of files and directories that already exist in the destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Manner {
     /// A standalone archive: paths through a symbolic link are refused, and a directory is never replaced.
@@ -48,7 +48,7 @@ impl<'a> Tree<'a> {
         Self { root, depth, manner, real_paths, written, buffer: vec![0; 64 << 10] }
     }
 
-    /// Returns how entries treat existing files.
+    /// Returns the treatment of existing files.
     pub(super) fn manner(&self) -> Manner {
         self.manner
     }

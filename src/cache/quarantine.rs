@@ -12,7 +12,7 @@ use crate::{files::if_there, tree_removal::remove_tree};
 
 /// Name prefix of trees that must not be reused; kept for a person to inspect.
 const CHANGED: &str = "changed-";
-/// Name prefix of what could not be removed.
+/// Name prefix of files and directories that could not be removed.
 const STUCK: &str = "stuck-";
 /// Retention of trees that must not be reused.
 const KEPT: Duration = Duration::from_hours(7 * 24);

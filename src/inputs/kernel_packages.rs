@@ -41,7 +41,7 @@ pub(super) enum Place<'a> {
     Rpm(&'a RpmArchive, &'a [RpmAlternatives]),
 }
 
-/// An archive of packages in one format. Each archive chooses and downloads packages of its own format.
+/// An archive of packages in one format. Each archive chooses and downloads only packages in its format.
 trait Archive: Sync {
     type Package: Sync;
 

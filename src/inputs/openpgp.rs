@@ -58,7 +58,7 @@ pub(super) fn dearmored(text: &str) -> Option<Vec<u8>> {
 
 /// Returns when the last signing key of a file expires. Returns `None` if one does not expire, there is none, or gpg is missing.
 fn last_end(file: &Path) -> Option<Timestamp> {
-    // It reads no configuration and no other keys, and writes nothing.
+    // These options keep gpg from reading configuration or other keys, and from writing files.
     let output = Command::new("gpg")
         .args(["--batch", "--no-options", "--homedir", "/nonexistent", "--trust-model", "always"])
         .args(["--with-colons", "--show-keys", "--"])
@@ -110,7 +110,7 @@ VNzBza5ble8FcFUBAK6QVxmSOMafS+ntBpnTphA/N8qh0R5RTgCX2POAiF+XAP9L
 0uBF2W0TMzeMDOByrZ3p5iyj1r9rHCKKCZcggExzDg==
 =2M3E
 -----END PGP PUBLIC KEY BLOCK-----\n";
-    /// The same key, with the subkey expiring at the end of 2027.
+    /// A version of the key whose subkey expires at the end of 2027.
     const SUBKEY_UNTIL_2028: &str = "\
 -----BEGIN PGP PUBLIC KEY BLOCK-----
 
@@ -127,7 +127,7 @@ ENvvg8JK6cuj02oBAL8s7eZmxfe7flTUcEqq0f18xzuz8u7nr0//2UlIl5MWAP9P
 tbqtpA3TceP4P3/ybSjSp+QFaO9+mmFS0mz8eDcEAQ==
 =CCry
 -----END PGP PUBLIC KEY BLOCK-----\n";
-    /// The same key, without any expiry.
+    /// A version of the key without any expiry.
     const WITHOUT_END: &str = "\
 -----BEGIN PGP PUBLIC KEY BLOCK-----
 

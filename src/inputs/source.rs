@@ -176,7 +176,7 @@ impl Sources<'_> {
                 self.0.stored_package(kind, &tag).await
             }
             SourceOrigin::Rpm(_) if self.0.is_offline() => self.0.stored_package(kind, &tag).await,
-            // The digest identifies a download, wherever it comes from.
+            // The digest identifies a download, whatever its address.
             SourceOrigin::Url { .. }
             | SourceOrigin::Path { .. }
             | SourceOrigin::Apt(_)
@@ -279,7 +279,7 @@ impl Sources<'_> {
                 let found = self.0.unless_kept(found, || format!("package {}", &*source.package), CARRY)?;
                 Ok(Content::Rpm(Box::new(found)))
             }
-            // Images are excluded: their layers are fetched like those of other images, and each kernel has its own.
+            // Images are excluded: each kernel has its own, and their layers are fetched like any image's.
             SourceOrigin::Image(source) => Err(FetchError::value(
                 "a source that is the same for all kernels",
                 &source.reference,

@@ -30,7 +30,7 @@ const SOURCE_FORMAT: &str = "source-2";
 /// Tag of the most recently stored definitions.
 pub const LATEST: &str = "latest";
 
-/// Separates the keys of stored content from those of locally made content.
+/// Separates the keys of stored content from the keys of locally made content.
 const STORED: &str = "stored";
 
 /// Name of the layer in a working directory.

@@ -20,7 +20,7 @@ use crate::{
 
 /// Path of the binary in images. `/usr` is a directory on every base, usr-merged or not.
 const BINARY: &str = "usr/bin/driver-entrypoint";
-/// Maximum size in bytes, ten times that of the binary; a larger file is something else.
+/// Maximum size in bytes, ten times the binary's size; a larger file is something else.
 const LIMIT: u64 = 64 << 20;
 const MTIME: u64 = 0;
 

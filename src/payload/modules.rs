@@ -53,20 +53,20 @@ pub(super) fn files(payload: &Path) -> Result<Vec<(PathBuf, Compression)>> {
     Ok(files)
 }
 
-/// Reads one module file; returns `None` if its name is not that of a module.
+/// Reads one module file; returns `None` if the file does not have a module's name.
 pub fn read_module(path: &Path, budget: &DecompressionBudget) -> Result<Option<PayloadModule>> {
     let Some(file) = open_module(path, budget)? else { return Ok(None) };
     Ok(Some(PayloadModule { path: path.to_string_lossy().into_owned(), module: parse(file) }))
 }
 
-/// Opens a module file; returns `None` if its name is not that of a module. A compressed one is decompressed into an unnamed
-/// temporary file.
+/// Opens a module file; returns `None` if the file does not have a module's name. A compressed one is decompressed into an
+/// unnamed temporary file.
 pub fn open_module(path: &Path, budget: &DecompressionBudget) -> Result<Option<Result<File, ModuleError>>> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     Compression::of(&name).map(|compression| budget.open(path, path, compression)).transpose()
 }
 
-/// Whether the name is that of a module file.
+/// Whether a file with this name is a module.
 pub fn is_module_file(name: &str) -> bool {
     Compression::of(name).is_some()
 }

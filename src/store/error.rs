@@ -13,7 +13,7 @@ pub enum StoreError {
     /// The tag holds other content, with this digest.
     #[error("{0} is taken: it holds {1}")]
     Taken(String, Digest),
-    /// The reference does not hold an artifact of farrier's format, for this reason.
+    /// The reference holds something other than a valid farrier artifact, for this reason.
     #[error("{0} is not what it should be: {1}")]
     NotAnArtifact(String, String),
     /// The artifact is not signed by one of the site's keys, for this reason.

@@ -25,7 +25,7 @@ use crate::{
     registry::{Registry, RegistryLocation},
 };
 
-/// Kind of a stored input. Each kind has a separate repository beside those of the images.
+/// Kind of a stored input. Each kind has a separate repository next to the image repositories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum InputKind {
     /// A kernel's header set.
@@ -237,7 +237,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Lists the tags of one kind, without those of signatures. Returns an empty list if there are none.
+    /// Lists the tags of one kind, except signature tags. Returns an empty list if there are none.
     pub async fn tags(&self, kind: InputKind) -> Result<Vec<Tag>, StoreError> {
         let mut tags = self.registry.tags(&self.repository(kind)?).await?;
         tags.retain(|tag| !is_about_another(tag));
@@ -250,7 +250,7 @@ impl Store {
     }
 }
 
-/// Whether a tag is that of a signature or of a referrers list.
+/// Whether a tag belongs to a signature or a referrers list.
 pub(crate) fn is_about_another(tag: &Tag) -> bool {
     is_cosign_tag(tag) || oci::is_referrers_tag(tag)
 }

@@ -19,7 +19,7 @@ pub enum Standing {
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct TrustFault {
-    /// What failed, with its causes.
+    /// Failure with its causes.
     pub message: String,
     /// Remedy.
     pub hint: Option<String>,

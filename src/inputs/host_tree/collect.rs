@@ -36,7 +36,7 @@ pub struct Collection {
 /// A finished archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collected {
-    /// Digest of the archive. The same content gives the same digest, whenever and wherever it is collected.
+    /// Digest of the archive. The same content gives the same digest, whatever the time and host of the collection.
     pub digest: Digest,
     /// Size in bytes.
     pub size: u64,

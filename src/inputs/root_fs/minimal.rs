@@ -64,8 +64,8 @@ enum Entry {
 }
 
 impl RootFileSystems<'_> {
-    /// Returns the current identity of the base, for input hashes. It is that of the package for this machine's architecture,
-    /// which has the same version on the others.
+    /// Returns the current identity of the base, for input hashes. The identity is computed from the package for this machine's
+    /// architecture, which has the same version on other architectures.
     pub async fn minimal_identity(self, spec: &MinimalSpec) -> Result<String> {
         self.minimal_key(spec, native()).await
     }

@@ -91,7 +91,7 @@ impl PackageRoot {
         }
     }
 
-    /// Returns the specification for apt, or that of RPM packages.
+    /// Returns the specification for apt, or the one for RPM packages.
     fn spec(&self) -> Result<&BootstrapSpec, &RpmRoot> {
         match self {
             Self::Toolchain(spec) | Self::RuntimeBase(spec) | Self::Runfile(spec, _) => Ok(spec),

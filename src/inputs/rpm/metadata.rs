@@ -99,8 +99,8 @@ fn known(algorithm: &str, checksum: &str, what: &str) -> Result<Checksum, Metada
     })
 }
 
-/// Returns the packages in `primary.xml` whose names are `wanted`, for this architecture or `noarch`. Packages that provide
-/// `...-uname-r` thereby name their kernel release.
+/// Returns the packages in `primary.xml` whose names are `wanted`, for this architecture or `noarch`. A package that
+/// provides `...-uname-r` states its kernel release there.
 pub fn primary(
     from: impl BufRead,
     arch: Architecture,

@@ -290,7 +290,7 @@ impl Repositories {
                 Ok(None) => {}
                 Err(error) => {
                     tracing::debug!(repository = %place, error = %crate::error_chain(&error), "the repository cannot be read");
-                    // Of several errors, report that of the first place, which is the intended one.
+                    // Of several errors, report the first one: the first place is the intended one.
                     fault.get_or_insert(error);
                 }
             }

@@ -65,7 +65,7 @@ pub enum Outcome {
     /// The header set is new.
     #[serde(rename = "imported")]
     New,
-    /// The same content was already stored; nothing was sent.
+    /// A header set with this content was already stored; nothing was sent.
     Known,
     /// The header set replaced other headers.
     Replaced,
@@ -165,7 +165,7 @@ impl Headers<'_> {
     /// Packs a kernel's header set from the file system of a node below `root`.
     ///
     /// # Errors
-    /// The header set cannot be read, or is not that of this kernel.
+    /// The header set cannot be read, or belongs to another kernel.
     pub async fn pack(
         self,
         root: PathBuf,

@@ -4,7 +4,7 @@ use std::path::{Component, Path};
 
 use crate::{image::is_version_control, kernel::Architecture};
 
-/// Objects that kernels link into external modules: powerpc's, and those of arm64 from Linux 4.15 to 5.2.
+/// Objects that kernels link into external modules: powerpc's, and arm64's from Linux 4.15 to 5.2.
 const LINKED: [&str; 2] = ["crtsavres.o", "ftrace-mod.o"];
 /// Programs in `tools/` that kbuild runs for modules.
 const TOOLS: [&str; 2] = ["tools/objtool/objtool", "tools/bpf/resolve_btfids/resolve_btfids"];

@@ -22,7 +22,7 @@ use crate::{
 
 /// Size of the read buffer in bytes.
 const PORTION: usize = 64 << 10;
-/// Modification time of every file: the layer is the same wherever the header set came from.
+/// Modification time of every file: the origin of the header set does not affect the layer.
 const MTIME: u64 = 0;
 
 /// Writes the header set as a tree below `tree` and as a layer into the file `to`.
