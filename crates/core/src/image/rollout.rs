@@ -24,7 +24,7 @@ use crate::definition::{
     derive(Hash, PartialOrd, Ord, Serialize, Deserialize, IntoStaticStr),
     serde(rename_all = "kebab-case"),
     strum(serialize_all = "kebab-case"),
-    doc = "How farrier rewrites a rollout target."
+    doc = "Strategy for rewriting a rollout target."
 )]
 // The enum defines the schema. `RolloutForm` exists for better error messages.
 #[schemars(!try_from, deny_unknown_fields)]
