@@ -13,7 +13,11 @@ fn documents() -> Vec<Value> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy");
     let kustomize = root.join("kustomize/base/admission-policy.yaml");
     let chart = root.join("chart/farrier/files/admission-policy.yaml");
-    assert_eq!(fs::canonicalize(chart).unwrap(), fs::canonicalize(&kustomize).unwrap(), "the chart and kustomize share one file");
+    assert_eq!(
+        fs::canonicalize(chart).unwrap(),
+        fs::canonicalize(&kustomize).unwrap(),
+        "the chart and kustomize share one file"
+    );
     let text = fs::read_to_string(kustomize).unwrap();
     let documents = text.split("\n---\n").skip(1);
     documents.map(|document| serde_saphyr::from_str(document).unwrap()).collect()

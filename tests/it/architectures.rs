@@ -327,7 +327,7 @@ fn a_union_over_two_architectures_is_an_index_with_the_kernels_of_each() {
     );
     let mut tags = site.tags(DRIVER);
     tags.retain(|tag| tag.starts_with("1.0-union-"));
-    let [tag] = tags.as_slice() else { panic!("not one name: {tags:?}") };
+    let [tag] = tags.as_slice() else { panic!("more or less than one tag: {tags:?}") };
     let tag = format!("{DRIVER}:{tag}");
     assert_eq!(site.inspect_raw(&tag), index);
     let verified = site.farrier(&["verify", "--insecure-no-signature", &tag, "-o", "json"]).json();
@@ -341,7 +341,7 @@ fn a_union_over_two_architectures_is_an_index_with_the_kernels_of_each() {
 
     // The index's content is cached: the next reconciles write nothing.
     let (before, puts) = (live.passes(), site.registry.requests("PUT"));
-    live.until("further passes", |live| live.passes() > before + 1);
+    live.until("further reconciles", |live| live.passes() > before + 1);
     assert_eq!((live.image(DRIVER), site.registry.requests("PUT")), (image, puts), "{}", live.log());
     live.kill();
 

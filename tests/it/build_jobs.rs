@@ -201,7 +201,7 @@ fn a_build_waits_for_room_and_says_so() {
     });
     let place = bench.api.unschedulable("0/3 nodes are available: 3 Insufficient memory.");
     bench.api.take_back(quota);
-    wait_until("that there is no node is told", || bench.log().contains("0/3 nodes are available"));
+    wait_until("farrier reports that no node fits", || bench.log().contains("0/3 nodes are available"));
     bench.api.take_back(place);
     bench.site.finish(build).exits(0);
     bench.assert_all_gone();

@@ -297,7 +297,7 @@ async fn a_layout_lists_reports_in_its_index() {
     layout.push_manifest(&one, &by_digest, media_type::OCI_MANIFEST, &subject).await.unwrap();
 
     assert_eq!(reports(&layout, &one, &digest).await, std::slice::from_ref(&artifact.digest));
-    assert!(reports(&layout, &two, &digest).await.is_empty(), "another repository");
+    assert!(reports(&layout, &two, &digest).await.is_empty(), "the report belongs to another repository");
     assert_eq!(layout.tags(&one).await.unwrap(), ["1".parse().unwrap()]);
     assert!(layout.manifest(&one, &by_digest).await.unwrap().is_some());
     let index: Value =

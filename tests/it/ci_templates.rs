@@ -76,7 +76,7 @@ fn strings(value: &Value) -> BTreeMap<String, String> {
 }
 
 fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_else(|| panic!("{value} is no text"))
+    value.as_str().unwrap_or_else(|| panic!("{value} is not a string"))
 }
 
 /// Joins a job's script, which is a list of commands.

@@ -93,7 +93,7 @@ fn bash_completes_images_kernels_and_nodes() {
     assert_eq!(
         bash(&site, &format!("farrier why hello 6{ALL}")),
         ["farrier", "why", "hello", KERNEL, "6.1.0-902-amd64"],
-        "the node's, and the announced one"
+        "the node's kernel and the announced one"
     );
     let mut images = bash(&site, &format!("farrier build {ALL}"));
     images.retain(|word| !word.starts_with('-'));

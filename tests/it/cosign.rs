@@ -141,7 +141,10 @@ fn a_rollout_waits_for_two_signers() {
     // All three keys are trusted on the command line. Attestations by other signers did not replace farrier's.
     let release = site.definitions().join("release.pub").display().to_string();
     let named = ["--key", &release, "--key", &public, "--at-least", "2", &image];
-    assert!(result(&rows(&site, &named, 1), "signature").1.contains("missing: "), "only one of the keys signed");
+    assert!(
+        result(&rows(&site, &named, 1), "signature").1.contains("missing: "),
+        "only one of the keys signed"
+    );
     two.signs(&["sign", "--key", &private("release"), &image]);
     // Both keys signed the image; only the site signed the attestations.
     let checks = rows(&site, &named, 1);

@@ -55,7 +55,7 @@ fn record(live: &Live) -> Value {
 /// Asserts that the record, the plan and the Event contain the pod's termination message.
 #[track_caller]
 fn assert_told(live: &Live, why: &Value) {
-    let why = why.as_str().unwrap_or_else(|| panic!("no reason is noted\n{}", live.log()));
+    let why = why.as_str().unwrap_or_else(|| panic!("no reason is recorded\n{}", live.log()));
     for words in ["on node n0", "exit code 1", WORDS, "restarted"] {
         assert!(why.contains(words), "{words:?} is not in the record: {why}");
     }
@@ -116,7 +116,7 @@ fn a_driver_that_stays_ready_for_its_time_is_good_then_and_not_before() {
 fn a_copy_whose_pod_crashes_gives_its_node_back_after_its_deadline() {
     let crash = Fate::Crashes(Crash::at_once(WORDS));
     let live = rollout("per-kernel", "deadline: 3s, stableFor: 2s", crash);
-    live.until("the node to be the original's again", |live| on_node(live) == [OLD_IMAGE]);
+    live.until("the node to return to the original DaemonSet", |live| on_node(live) == [OLD_IMAGE]);
     let copies = live.api.list("daemonsets.apps");
     let copies: Vec<&str> = copies.iter().filter_map(|copy| copy["metadata"]["name"].as_str()).collect();
     let [copy] = copies.iter().filter(|name| **name != DRIVER).collect::<Vec<_>>()[..] else {
@@ -151,8 +151,8 @@ fn a_crash_holds_no_other_daemon_set() {
         if crashes { Fate::Crashes(Crash::at_once(WORDS)) } else { Fate::Ready }
     });
     live.start(&["--interval", "3600"]);
-    live.until("one to be put back", |live| record(live)["state"] == "failed");
-    live.until("the other to be good", |live| {
+    live.until("one rollout to be reverted", |live| record(live)["state"] == "failed");
+    live.until("the other rollout to be good", |live| {
         noted(live, "other", "farrier.dev/record")["driver"]["state"] == "good"
     });
 }

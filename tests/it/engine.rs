@@ -135,7 +135,7 @@ impl Bench {
     }
 
     fn docker(&self) -> &DockerEngine {
-        let Engine::Docker(engine) = &self.engine else { panic!("this test is about daemons") };
+        let Engine::Docker(engine) = &self.engine else { panic!("this test needs a daemon") };
         engine
     }
 
@@ -179,7 +179,7 @@ impl Bench {
                 };
                 sandbox.compile(build, &dest).await?;
             }
-            Engine::Kubernetes(_) => panic!("these tests have no cluster"),
+            Engine::Kubernetes(_) => panic!("these tests do not use a cluster"),
         }
         Ok(dest)
     }

@@ -157,7 +157,7 @@ async fn a_suite_that_the_mirror_lacks() {
         r#"{"apt": {"packages": ["linux-headers-{{release}}"], "suites": ["no-such-suite", "bookworm"]}}"#;
     let source = serde_json::from_str(json).unwrap();
     let found = fetcher(&cache).headers().find(&source, &target("6.1.0-999-amd64")).await;
-    let HeaderLookup::Missing { looked_for, .. } = found.unwrap() else { panic!("there are headers") };
+    let HeaderLookup::Missing { looked_for, .. } = found.unwrap() else { panic!("headers were found") };
     assert!(looked_for.contains("linux-headers-6.1.0-999-amd64, without http"), "{looked_for}");
     assert!(looked_for.contains(" no-such-suite (not there)"), "{looked_for}");
 }

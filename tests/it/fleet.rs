@@ -91,7 +91,7 @@ fn a_kernel_on_one_node_gets_a_daemon_set_of_its_own_and_the_others_keep_theirs(
         live.api.patch_as("nfd-master", "nodes", "", name, &gone);
     }
     let before = live.passes();
-    live.until("a pass", |live| live.passes() > before);
+    live.until("a reconcile", |live| live.passes() > before);
     assert_eq!(live.api.count(&Requests::verb("delete").resource("daemonsets.apps")), 0);
     assert_eq!(live.api.list("daemonsets.apps").len(), 3);
 }
@@ -104,7 +104,7 @@ fn a_node_that_another_writer_takes_back_is_left_after_a_few_times() {
     live.publish();
     live.start(&[]);
     let mut taken = 0;
-    live.until("it is left", |live| {
+    live.until("farrier stops", |live| {
         let node = live.api.get("nodes", "", "n0").unwrap();
         let labels = node["metadata"]["labels"].as_object().unwrap();
         if let Some(label) = labels.keys().find(|label| label.starts_with("farrier.dev/driver.")) {
@@ -115,7 +115,7 @@ fn a_node_that_another_writer_takes_back_is_left_after_a_few_times() {
         live.log().contains("another writer takes back to which DaemonSet")
     });
     assert_eq!(taken, 3, "{}", live.log());
-    live.until("the driver as it was", |live| on_node(live, "n0") == [OLD_IMAGE]);
+    live.until("the old driver", |live| on_node(live, "n0") == [OLD_IMAGE]);
     assert_eq!(live.log().matches("another writer takes back to which DaemonSet").count(), 1);
 }
 
@@ -151,7 +151,7 @@ fn a_farrier_that_was_killed_goes_on_where_it_was() {
         let before = live.api.writes().len();
         live.start(&[]);
         // Kill farrier after its next write, whichever it is.
-        live.until("a write, or the end", |live| {
+        live.until("a write or the final state", |live| {
             live.api.writes().iter().filter(|write| !write.path.contains("driverbuilds")).count() > before
                 || (0..4).all(|number| on_node(live, &format!("n{number}")) == [images[A].clone()])
         });
@@ -179,7 +179,7 @@ fn hostile_labels_and_annotations_reach_nothing() {
     let mut live = Live::new(fleet, "image");
     live.publish();
     live.start(&[]);
-    live.until("a pass", |live| live.passes() > 0);
+    live.until("a reconcile", |live| live.passes() > 0);
     // The DaemonSet selects a node with an unknown kernel, so farrier does not change the image.
     assert_eq!(live.image(DRIVER), OLD_IMAGE);
     let plan = live.plan();

@@ -144,7 +144,7 @@ fn images_of_kernels_that_are_gone_go_and_nothing_that_somebody_names() {
 
     gc(&live, &["--delete"]).exits(0).line("1 of 1 image deleted");
     assert_eq!(manifest(&images[D]), None);
-    assert_eq!(manifest(&format!("{repository}@{report}")), None, "its report is still there");
+    assert_eq!(manifest(&format!("{repository}@{report}")), None, "the report is left");
     let hex = |image: &str| digest(image).replace(':', "-");
     let all = talk(async |registry| registry.tags(&repository.parse().unwrap()).await.unwrap());
     let all: BTreeSet<String> = all.iter().map(ToString::to_string).collect();
@@ -246,7 +246,7 @@ fn passes_write_down_which_kernels_they_see_once_a_day() {
     let today = remembered(&live.site)[format!("{A} amd64")].clone();
     assert!(today.as_str().unwrap() > "2026-01-01", "{today}");
     let (puts, passes) = (live.site.registry.requests("PUT"), live.passes());
-    live.until("further passes", |live| live.passes() > passes + 2);
+    live.until("further reconciles", |live| live.passes() > passes + 2);
     assert_eq!(live.site.registry.requests("PUT"), puts, "{}", live.log());
     live.api.set_kernel("n0", B);
     live.until("the new kernel", |live| !remembered(&live.site)[format!("{B} amd64")].is_null());

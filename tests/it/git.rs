@@ -153,7 +153,11 @@ fn a_commit_sets_the_image_and_the_cluster_is_waited_for() {
     let (live, image) = cluster(&forge.url(), "");
     run_once(&live).exits(0).line("rewrote");
 
-    assert_eq!(forge.file("main", MANIFEST), before.replace(OLD_IMAGE, &image), "all other bytes are unchanged");
+    assert_eq!(
+        forge.file("main", MANIFEST),
+        before.replace(OLD_IMAGE, &image),
+        "all other bytes are unchanged"
+    );
     assert_eq!(forge.git(&["diff", "--name-only", "main~1", "main"]), format!("{MANIFEST}\n"));
     let told = forge.git(&["log", "-1", "--format=%an <%ae>%n%B", "main"]);
     let subject = "DaemonSet drivers/driver: driver for container driver";
@@ -188,7 +192,7 @@ fn a_branch_that_moves_meanwhile_gets_the_commit_on_top() {
     );
     let (live, image) = cluster(&forge.url(), "");
     run_once(&live).exits(0).line("rewrote");
-    assert_eq!(forge.git(&["log", "--format=%s", "main~1"]), "other\nother\nfirst\n", "nothing is lost");
+    assert_eq!(forge.git(&["log", "--format=%s", "main~1"]), "other\nother\nfirst\n", "no commit is lost");
     assert_eq!(forge.image("main"), image);
 }
 
@@ -247,7 +251,7 @@ fn the_loop_commits_and_notices_what_others_do() {
     let (mut live, image) = cluster(&forge.url(), "");
     live.start(&[]);
     live.until("the commit", |_| forge.image("main") == image);
-    live.until("the pass after it", |live| live.log().matches("pass made").count() > 1);
+    live.until("the next reconcile", |live| live.log().matches("pass made").count() > 1);
     // A revert conflicts with farrier's target state. As in the cluster, farrier sets the image again, and the history names
     // both authors.
     forge.commit(&[(MANIFEST, &forge.file("main~1", MANIFEST))], "revert");

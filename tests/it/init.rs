@@ -92,7 +92,10 @@ fn a_newcomer_with_a_module_gets_to_the_first_image() {
     let init = newcomer(&site, &words(&init)).exits(0);
     assert_eq!(lasting(&init.stdout), made);
     let text = fs::read_to_string(site.path("definitions/images/acme.yaml")).unwrap();
-    assert!(text.contains("vars: {directory: kernel, makeArgs: \"\"}"), "init finds the directory in the sources: {text}");
+    assert!(
+        text.contains("vars: {directory: kernel, makeArgs: \"\"}"),
+        "init finds the directory in the sources: {text}"
+    );
 
     newcomer(&site, &printed(&init, "plan")).exits(0).line("1 to build");
     newcomer(&site, &printed(&init, "doctor")).exits(0);

@@ -200,7 +200,7 @@ fn a_loop_with_nothing_to_do() {
     site.run_once().exits(0);
     let child = site.start(&["run", "--interval", "3600"]);
     let asked = site.registry.requests("GET");
-    wait_until("its pass", || site.registry.requests("GET") > asked);
+    wait_until("its reconcile", || site.registry.requests("GET") > asked);
     signal(child.id(), "INT");
     site.finish(child).exits(130);
 }

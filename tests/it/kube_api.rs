@@ -285,7 +285,7 @@ async fn faults_come_as_often_as_ordered_and_the_log_tells_them() {
     assert!(!matches!(get().await, Ok(_) | Err(kube::Error::Api(_))), "no answer at all");
     api.set_user("somebody");
     api.deny("get", "daemonsets.apps");
-    let Err(kube::Error::Api(status)) = get().await else { panic!("it was forbidden") };
+    let Err(kube::Error::Api(status)) = get().await else { panic!("the request was not forbidden") };
     let message = "daemonsets.apps \"ofed\" is forbidden: User \"somebody\" cannot get resource \"daemonsets\" in \
                    API group \"apps\" in the namespace \"drivers\"";
     assert_eq!((status.code, status.message.as_str()), (403, message));
@@ -311,7 +311,7 @@ async fn a_hanging_request_is_answered_when_it_is_let_go() {
     let fault = api.fail_always(Requests::verb("get"), ApiFailure::Hang);
     let client = api.client();
     let asked = tokio::spawn(async move { daemon_sets(&client).get("ofed").await });
-    api.until("the request has come", |api| api.count(&Requests::verb("get")) == 1).await;
+    api.until("the request has arrived", |api| api.count(&Requests::verb("get")) == 1).await;
     assert!(!asked.is_finished());
     api.take_back(fault);
     asked.await.unwrap().unwrap();
@@ -322,7 +322,7 @@ async fn the_server_goes_away_and_comes_back_with_what_it_knew() {
     let api = with_daemon_set();
     let client = api.client();
     let mut lines = Lines::open(&api, "/api/v1/nodes?watch=1").await;
-    api.until("the watch is there", |api| api.open_watches("nodes") == 1).await;
+    api.until("the watch is open", |api| api.open_watches("nodes") == 1).await;
     api.go_away();
     assert!(lines.response.chunk().await.is_err(), "open watches end");
     assert_eq!(api.open_watches("nodes"), 0);

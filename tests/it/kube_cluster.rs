@@ -64,7 +64,7 @@ async fn until(
         }
     };
     let waited = tokio::time::timeout(Duration::from_secs(90), wait).await;
-    waited.unwrap_or_else(|_| panic!("not in a minute and a half: {what}"))
+    waited.unwrap_or_else(|_| panic!("waited a minute and a half for {what}"))
 }
 
 fn kernel_of<'a>(snapshot: &'a ClusterSnapshot, node: &str) -> &'a str {
@@ -201,7 +201,7 @@ async fn after_410_everything_is_listed_again_and_nothing_is_missed() {
     api.delete("nodes", "", "b");
     api.compact();
     api.release_watches("nodes");
-    until(&kube, "what was missed is seen", |snapshot| {
+    until(&kube, "the missed change is seen", |snapshot| {
         snapshot.nodes.len() == 1 && kernel_of(snapshot, "a") == "6.1.0-2-amd64"
     })
     .await;
@@ -268,7 +268,7 @@ async fn a_daemon_set_that_was_deleted_is_not_made_anew() {
     kube.apply(&rewrite(&snapshot)).await.unwrap_err();
     assert_eq!(image_in(&api), OLD);
     api.release_watches("daemonsets.apps");
-    let next = until(&kube, "the new one is seen", |snapshot| {
+    let next = until(&kube, "the new DaemonSet is seen", |snapshot| {
         let uid = api.get("daemonsets.apps", "drivers", "ofed").unwrap()["metadata"]["uid"].take();
         snapshot
             .daemon_sets
@@ -326,7 +326,7 @@ async fn hostile_labels_and_annotations_are_facts_like_others() {
 async fn an_operators_kind_may_appear_later_and_go_again() {
     let api = cluster();
     let kube = connect(&api).await;
-    let snapshot = until(&kube, "a snapshot without it", |_| true).await;
+    let snapshot = until(&kube, "a snapshot without the resource", |_| true).await;
     assert!(snapshot.resources.is_empty() && snapshot.unseen.is_empty(), "{:?}", snapshot.unseen);
     api.install(Kind::nic_cluster_policy());
     let spec = json!({"ofedDriver": {"version": "1"}});
@@ -416,7 +416,11 @@ async fn a_budget_refuses_an_eviction_in_the_servers_words() {
     let error = kube.apply(&restart(&pod.version.uid)).await.unwrap_err();
     assert!(matches!(error, ClusterError::Api { error: ApiError::Disruption(_), .. }), "{error}");
     assert!(error.to_string().contains("disruption budget"), "{error}");
-    assert_eq!(api.count(&Requests::verb("create").subresource("eviction")), 1, "the eviction is not retried");
+    assert_eq!(
+        api.count(&Requests::verb("create").subresource("eviction")),
+        1,
+        "the eviction is not retried"
+    );
     api.delete("poddisruptionbudgets.policy", "drivers", "keep");
     kube.apply(&restart("of-another-pod")).await.unwrap_err();
     assert!(api.get("pods", &pod.namespace, &pod.name).is_some(), "a pod with another uid is not evicted");

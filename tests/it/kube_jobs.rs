@@ -249,7 +249,7 @@ async fn pods_that_are_not_admitted_or_have_no_place_wait() {
     let quota = bench.api.limit_pods("builds", 0);
     let place = bench.api.unschedulable("0/3 nodes are available: 3 Insufficient memory.");
     bench.run("build", "exec sleep 600", |_| {});
-    bench.api.until("it is told", |_| !bench.messages("build", "FailedCreate").is_empty()).await;
+    bench.api.until("the Event", |_| !bench.messages("build", "FailedCreate").is_empty()).await;
     let told = bench.messages("build", "FailedCreate").remove(0);
     assert!(told.starts_with("Error creating: pods \"build-"), "{told}");
     let words = "is forbidden: exceeded quota: builds, requested: pods=1, used: pods=0, limited: pods=0";
@@ -258,7 +258,7 @@ async fn pods_that_are_not_admitted_or_have_no_place_wait() {
 
     bench.api.take_back(quota);
     bench.api.until("it has a pod", |_| bench.pod("build").is_some()).await;
-    bench.api.until("it is told", |_| !bench.messages("build", "FailedScheduling").is_empty()).await;
+    bench.api.until("the Event", |_| !bench.messages("build", "FailedScheduling").is_empty()).await;
     let pod = bench.pod("build").unwrap();
     let scheduled = condition(&pod, "PodScheduled");
     assert_eq!((&scheduled["status"], &scheduled["reason"]), (&json!("False"), &json!("Unschedulable")));
@@ -270,7 +270,7 @@ async fn pods_that_are_not_admitted_or_have_no_place_wait() {
     bench.run("bold", "exec sleep 600", |job| {
         job["spec"]["template"]["spec"]["containers"][0]["securityContext"] = json!({});
     });
-    bench.api.until("it is told", |_| !bench.messages("bold", "FailedCreate").is_empty()).await;
+    bench.api.until("the Event", |_| !bench.messages("bold", "FailedCreate").is_empty()).await;
     let told = bench.messages("bold", "FailedCreate").remove(0);
     let words = "is forbidden: violates PodSecurity \"restricted:latest\": allowPrivilegeEscalation != false (container \
                  \"build\" must set securityContext.allowPrivilegeEscalation=false), unrestricted capabilities (container \

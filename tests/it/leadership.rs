@@ -170,7 +170,10 @@ async fn a_leader_that_is_cut_off_closes_its_fence_before_anybody_may_take_over(
     let fault = api.fail_always(Requests::any().resource("leases.coordination.k8s.io"), ApiFailure::Hang);
     let mut watch = leadership.watch();
     let turns = async |watch: &mut tokio::sync::watch::Receiver<bool>| {
-        tokio::time::timeout(Duration::from_secs(30), watch.changed()).await.expect("the watch reports the change").unwrap();
+        tokio::time::timeout(Duration::from_secs(30), watch.changed())
+            .await
+            .expect("the watch reports the change")
+            .unwrap();
         *watch.borrow_and_update()
     };
     watch.mark_unchanged();

@@ -363,7 +363,7 @@ fn mofed_refuses_what_would_hurt_and_says_who_is_in_the_way() {
     let started = mofed.run();
     assert!(
         !mofed.node.loaded().iter().any(|name| name == "nvme_rdma"),
-        "it would use drivers that are gone"
+        "the process would use unloaded drivers"
     );
     mofed.stop(&started);
     mofed.node.sh("rmmod nvme-rdma && rmmod nvme-fabrics && rmmod nvme-core");

@@ -134,7 +134,10 @@ async fn the_kernels_tools_take_farriers_signature_for_their_own() {
 
     let theirs = signed(&kernel, &module, &kernel.signing_key(), &work.path().join("theirs"));
     assert!(fs::read(&ours).unwrap() == fs::read(theirs).unwrap(), "sign-file produces other bytes");
-    assert!(kernel.extract_module_sig("-0", &ours) == fs::read(&module).unwrap(), "the module without its signature");
+    assert!(
+        kernel.extract_module_sig("-0", &ours) == fs::read(&module).unwrap(),
+        "the module without its signature"
+    );
     let message = work.path().join("message.der");
     fs::write(&message, kernel.extract_module_sig("-s", &ours)).unwrap();
     run(Command::new("openssl")

@@ -119,17 +119,19 @@ fn who_the_cluster_allows_the_write_pauses_resumes_and_puts_back() {
     page.act("resume");
     assert_eq!(annotation().as_deref(), Some("false"));
     live.until("the second image", |live| live.image(DRIVER) == second);
-    live.until("it is shown", |_| page.get("rollouts.html", Some(OPERATOR)).contains("put-back"));
+    live.until("the page to show the second image", |_| {
+        page.get("rollouts.html", Some(OPERATOR)).contains("put-back")
+    });
 
     let shown = page.act("put-back");
     // The first image never had a running pod, so a rollback does not return to it.
     assert!(shown.contains(&second) && shown.contains(OLD_IMAGE), "{shown}");
-    live.until("what was before", |live| live.image(DRIVER) == OLD_IMAGE);
-    live.until("it waits for a person", |_| {
+    live.until("the previous image", |live| live.image(DRIVER) == OLD_IMAGE);
+    live.until("the rollout to wait for a user", |_| {
         page.get("rollouts.html", Some(OPERATOR)).contains("what&#x3D;resume")
     });
     page.act("resume");
-    live.until("it is set again", |live| live.image(DRIVER) == second);
+    live.until("the second image again", |live| live.image(DRIVER) == second);
     let log = live.log();
     assert!(
         log.contains("asked for on the page") && log.contains("system:serviceaccount:ops:operator"),

@@ -102,7 +102,7 @@ fn builds_are_reproducible() {
     assert_eq!(build(&site, &["--force"]), first);
     assert_eq!(build(&other, &[]), first);
     let without = site.build("hello", &kernel, &["--force", "-o", "json"]).exits(0).json();
-    assert_eq!(without["digest"], first.as_str(), "the same without --push");
+    assert_eq!(without["digest"], first.as_str(), "--push does not affect the digest");
 }
 
 #[test]

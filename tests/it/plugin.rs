@@ -164,7 +164,7 @@ fn what_names_no_registry_is_asked_of_the_leaders_pod() {
         let output = without(words);
         let exec = Requests::any().path("/namespaces/platform/pods/farrier-7d-abc/exec").query(asked);
         assert!(live.api.count(&exec) > 0, "{words}: {}\n{:?}", said(&output), live.api.requests().last());
-        assert_ne!(output.status.code(), Some(0), "there is no kubelet");
+        assert_ne!(output.status.code(), Some(0), "no kubelet runs the command");
     }
     // Usage errors and commands without a cluster are handled locally.
     let wrong = without("farrier why");

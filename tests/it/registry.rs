@@ -361,7 +361,7 @@ async fn tokens_are_fetched_once_and_only_sent_to_the_registry() {
     assert_eq!(authorizations[2..], [Some("Bearer abc"); 3]);
     assert_eq!(requests[1].target, "/token?scope=repository%3Adrivers%2Fx%3Apull&service=registry");
     let asked = elsewhere.requests();
-    assert_eq!(asked.len(), 1, "its challenge was answered: {asked:?}");
+    assert_eq!(asked.len(), 1, "the challenge of the redirect target was answered: {asked:?}");
     assert_eq!(asked[0].header("authorization"), None);
 }
 

@@ -48,7 +48,7 @@ fn another_directory_time_cache_and_engine() {
     assert_eq!(built("sandbox", &kernel), first);
     // The provenance records what the sandbox's canary was refused; a daemon's container has no canary.
     let but_provenance = |mut digests: BTreeMap<String, String>| {
-        digests.remove("application/vnd.in-toto+json").expect("a provenance");
+        digests.remove("application/vnd.in-toto+json").expect("the image has a provenance");
         digests
     };
     assert_eq!(but_provenance(built("docker", &kernel)), but_provenance(first));

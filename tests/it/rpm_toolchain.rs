@@ -147,10 +147,7 @@ async fn a_real_compiler_is_chosen_as_dnf_chooses_it() {
     let made = layer(&world, &COMPILER, &["toolchain/"]).await.map_err(|error| error_chain(&error)).unwrap();
     let found = packages(&made);
     assert_eq!(found, dnf(&world, &COMPILER, &["toolchain/"]));
-    assert!(
-        found.iter().any(|package| package.starts_with("libmpfr6-")),
-        "what cc1 is linked with: {found:?}"
-    );
+    assert!(found.iter().any(|package| package.starts_with("libmpfr6-")), "libraries of cc1: {found:?}");
     // Files that package scripts would create, and the links of `filesystem`.
     let list = run(Command::new("tar").arg("-tvf").arg(&made));
     for name in
@@ -165,7 +162,7 @@ async fn a_real_compiler_is_chosen_as_dnf_chooses_it() {
     let again = layer(&world, &COMPILER, &["toolchain/"]).await.unwrap();
     assert!(
         std::fs::read(&made).unwrap() == std::fs::read(again).unwrap(),
-        "the same packages make other bytes"
+        "the same packages give a different layer"
     );
 }
 
@@ -177,7 +174,10 @@ async fn the_compiler_of_a_toolset_is_the_one_that_is_found() {
     let names: Vec<&str> = COMPILER.into_iter().filter(|name| !name.starts_with("gcc")).collect();
     let names = [&names[..], &["gcc-toolset-12-gcc"]].concat();
     let made = layer(&world, &names, &["toolchain/"]).await.map_err(|error| error_chain(&error)).unwrap();
-    assert!(!packages(&made).iter().any(|package| package.starts_with("gcc-12-12")), "only of the toolset");
+    assert!(
+        !packages(&made).iter().any(|package| package.starts_with("gcc-12-12")),
+        "the layer contains the system compiler"
+    );
     let tree = tempfile::tempdir().unwrap();
     run(Command::new("tar").arg("-C").arg(tree.path()).arg("-xf").arg(&made));
     let compile = "printf 'int main(void) { return 42; }' > /tmp/x.c && gcc-12 -o /tmp/x /tmp/x.c && command -v gcc; /tmp/x; echo $?";

@@ -60,7 +60,7 @@ async fn in_sandbox(
     context: Vec<ContextEntry>,
 ) -> (Vec<String>, Result<Confinement, EngineError>) {
     let Ok(Engine::Sandbox(sandbox)) = connect(EngineChoice::Sandbox, &EngineEnv::default()).await else {
-        panic!("there is no sandbox on this machine");
+        panic!("this machine supports no sandbox");
     };
     sandbox.owner().own(&work.join("tree")).unwrap();
     let log = Arc::new(Lines::default());

@@ -192,7 +192,7 @@ fn blob_of(blobs: &Path, is_it: impl Fn(&Value) -> bool) -> PathBuf {
             return blobs.join(digest.strip_prefix("sha256:").unwrap());
         }
     }
-    panic!("no such manifest in {}", blobs.display());
+    panic!("no matching manifest in {}", blobs.display());
 }
 
 /// Flips a bit in the middle of a file without changing the length.

@@ -144,7 +144,8 @@ impl Token {
         .unwrap();
         let module = ["/usr/lib/softhsm/libsofthsm2.so", "/usr/lib/x86_64-linux-gnu/softhsm/libsofthsm2.so"];
         let module = module.into_iter().map(PathBuf::from).find(|path| path.exists());
-        let token = Self { directory, module: module.expect("SoftHSM is installed (Debian package softhsm2)") };
+        let token =
+            Self { directory, module: module.expect("SoftHSM is installed (Debian package softhsm2)") };
         token.util("--init-token --free --label farrier --pin 1234 --so-pin 5678");
         for (name, id, kind) in [("rsa", "01", RSA), ("ec", "02", "EC -pkeyopt ec_paramgen_curve:P-256")] {
             key(token.path(), name, kind);

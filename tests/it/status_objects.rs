@@ -123,7 +123,11 @@ async fn objects_are_written_once_and_go_when_nothing_calls_for_them() {
     let kept = story.names()[0].clone();
     story.plan.cells.truncate(1);
     assert_eq!(story.pass(1).await, [""; 0]);
-    assert_eq!(story.names().len(), 2, "labels may come back");
+    assert_eq!(
+        story.names().len(),
+        2,
+        "an object without nodes stays for a while, because labels may return"
+    );
     assert_eq!(story.pass(10).await.len(), 1);
     assert_eq!(story.names(), [kept]);
 

@@ -134,7 +134,7 @@ fn users_of_a_device_leave_within_their_budgets_and_nodes_are_given_back() {
     assert!(asked.len() <= 2 && asked.iter().all(|grace| *grace == 7), "{asked:?}");
 
     live.api.delete("poddisruptionbudgets.policy", "apps", "keep");
-    live.until("both nodes are given back with their driver", |live| {
+    live.until("both nodes are uncordoned with their driver", |live| {
         ["n0", "n1"].iter().all(|node| driver_on(live, node) == image && has(live, node, "uncordoned", false))
     });
     assert!(!is_there(&live, "user") && is_there(&live, "other"));
@@ -165,7 +165,7 @@ fn a_farrier_that_is_killed_between_two_steps_leaves_no_node_behind() {
         assert!(round < 200, "no progress\n{}", live.log());
         let before = steps(&live);
         live.start(&[]);
-        live.until("a step, or the end", |live| steps(live) > before || is_done(live));
+        live.until("a step or the final state", |live| steps(live) > before || is_done(live));
         live.kill();
         let taken = ["n0", "n1", "n2"].into_iter().filter(|node| state(&live, node).1);
         let taken: Vec<&str> = taken.collect();
@@ -188,7 +188,7 @@ fn a_person_pauses_an_upgrade_goes_on_and_gives_it_up() {
     let object = format!("{NAMESPACE}/{DRIVER}");
     assert_eq!(said(&live, &["upgrade", "pause", &object])["paused"], true);
     live.start(&["--interval", "1"]);
-    live.until("some passes", |live| live.passes() > 2);
+    live.until("some reconciles", |live| live.passes() > 2);
     let plan = live.command(&["plan"]).output().unwrap().stdout;
     let plan = String::from_utf8(plan).unwrap();
     assert!(plan.contains("it is paused; it goes on when"), "{plan}");
@@ -274,7 +274,7 @@ fn a_driver_goes_when_a_forecast_has_found_that_nothing_holds_it() {
         "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "message": message}},
     }]);
     live.api.create(forecast);
-    live.until("the pod at the device has left", |live| !is_there(live, "user"));
+    live.until("the pod with the open device is gone", |live| !is_there(live, "user"));
     assert!(is_there(&live, "other") && driver_on(&live, "n0") == OLD_IMAGE);
     end_job(&live, "n0", "Complete");
     live.until("the node has its driver", |live| {
@@ -282,7 +282,7 @@ fn a_driver_goes_when_a_forecast_has_found_that_nothing_holds_it() {
     });
 
     end_job(&live, "n1", "Failed");
-    live.until("the next one keeps its own", |live| has(live, "n1", "not-drained", false));
+    live.until("the next node keeps its pod", |live| has(live, "n1", "not-drained", false));
     assert_eq!(driver_on(&live, "n1"), OLD_IMAGE);
     let why = waits(&live, "n1");
     assert!(why.ends_with("its driver would not go: no device"), "{why}");
@@ -362,9 +362,9 @@ fn kured_reboots_no_node_while_one_gets_another_driver() {
     live.until("kured waits", |_| prometheus.blocks_reboots() == Some(true));
     live.until("the node is held by a budget", |live| has(live, "n0", "cordoned", true));
     live.api.delete("poddisruptionbudgets.policy", "apps", "keep");
-    live.until("all have the driver", |live| {
+    live.until("all nodes have the driver", |live| {
         ["n0", "n1", "n2"].iter().all(|node| driver_on(live, node) == image)
     });
-    live.until("kured goes on", |_| prometheus.blocks_reboots() == Some(false));
+    live.until("kured continues", |_| prometheus.blocks_reboots() == Some(false));
     assert!(["n0", "n1", "n2"].iter().all(|node| has(&live, node, "uncordoned", false)));
 }

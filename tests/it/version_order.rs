@@ -22,7 +22,7 @@ fn said_by(command: &mut Command, pairs: &Pairs) -> Vec<Ordering> {
         "<" => Ordering::Less,
         "=" => Ordering::Equal,
         ">" => Ordering::Greater,
-        other => panic!("{other:?} is no answer"),
+        other => panic!("{other:?} is not an answer"),
     };
     String::from_utf8(output.stdout).unwrap().lines().map(order).collect()
 }

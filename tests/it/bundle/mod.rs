@@ -316,7 +316,7 @@ async fn the_same_contents_are_the_same_bytes_and_an_interrupted_export_goes_on(
     let reversed: Vec<Content> = contents.iter().rev().cloned().collect();
     let second = directory.path().join("second");
     from.export(&reversed, &second, None).await.unwrap();
-    assert!(fs::read(&second).unwrap() == whole, "another order of the contents gives other bytes");
+    assert!(fs::read(&second).unwrap() == whole, "the order of the contents changes the bundle");
     assert!(matches!(from.export(&contents, &file, None).await.unwrap_err(), BundleError::Exists(_)));
 
     let all = verify(&file).unwrap().bundle().index().blobs.len();

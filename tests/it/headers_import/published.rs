@@ -101,7 +101,7 @@ async fn identity(fetcher: &Fetcher, bench: &Bench, source: &HeaderSource) -> He
 fn found(found: Result<HeaderLookup, FetchError>) -> Box<farrier::inputs::HeaderSet> {
     match found.map_err(|error| farrier::error_chain(&error)) {
         Ok(Lookup::Found(set)) => set,
-        Ok(Lookup::Missing { looked_for, .. }) => panic!("there is no {looked_for}"),
+        Ok(Lookup::Missing { looked_for, .. }) => panic!("missing: {looked_for}"),
         Err(error) => panic!("{error}"),
     }
 }
@@ -220,7 +220,11 @@ async fn a_driver_toolkit_of_another_kernel_is_told() {
     );
     let error = find(&fetcher, &bench, &lying).await.unwrap_err();
     assert!(matches!(&error, FetchError::Tree(TreeError::Release { .. })), "{error}");
-    assert_eq!(fs::read_dir(bench.path("cache/headers")).unwrap().count(), 0, "nothing of the tree is cached");
+    assert_eq!(
+        fs::read_dir(bench.path("cache/headers")).unwrap().count(),
+        0,
+        "nothing of the tree is cached"
+    );
 }
 
 /// A stand-in for Flatcar: `build` and `source` in `lib/modules`, and a later layer that deletes a file.

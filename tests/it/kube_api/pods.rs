@@ -75,5 +75,9 @@ async fn an_eviction_asks_the_budgets() {
     assert_eq!(refused["details"]["causes"][0]["message"], why);
     api.delete("poddisruptionbudgets.policy", "drivers", "keep");
     assert_eq!(evict().await.0, 201);
-    assert_ne!(api.list("pods")[0]["metadata"]["uid"], pod["uid"], "its DaemonSet has not created another pod");
+    assert_ne!(
+        api.list("pods")[0]["metadata"]["uid"],
+        pod["uid"],
+        "its DaemonSet has not created another pod"
+    );
 }

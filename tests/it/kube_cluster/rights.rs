@@ -17,7 +17,8 @@ async fn a_kind_that_is_forbidden_is_named_with_its_rule_and_the_rest_goes_on() 
     }
     assert!(api.writes().is_empty());
     api.allow("list", "daemonsets.apps");
-    let snapshot = until(&kube, "the right is there", |snapshot| !snapshot.daemon_sets.is_empty()).await;
+    let snapshot =
+        until(&kube, "the permission is granted", |snapshot| !snapshot.daemon_sets.is_empty()).await;
     assert!(!snapshot.unseen.contains_key(&Seen::DaemonSets));
 }
 

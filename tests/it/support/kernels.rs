@@ -47,7 +47,7 @@ pub fn link_shared(cache: &Path, kinds: &[&str]) {
 pub fn newest() -> Kernels {
     let releases = all();
     let [.., older, newer] = releases.as_slice() else {
-        panic!("the suites of Debian 12 have no two 6.1 kernels, only {releases:?}");
+        panic!("the suites of Debian 12 have fewer than two 6.1 kernels: {releases:?}");
     };
     Kernels { older: older.clone(), newer: newer.clone() }
 }

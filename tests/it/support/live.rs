@@ -135,7 +135,7 @@ impl Live {
 
     /// Kills the most recently started farrier.
     pub fn kill(&mut self) {
-        let mut child = self.farriers.pop().expect("a farrier runs");
+        let mut child = self.farriers.pop().expect("a farrier is running");
         let _ = child.kill();
         let _ = child.wait();
     }
@@ -153,7 +153,7 @@ impl Live {
 
     /// Returns the image in the DaemonSet of this name.
     pub fn image(&self, name: &str) -> String {
-        let object = self.api.get("daemonsets.apps", NAMESPACE, name).expect("the DaemonSet is there");
+        let object = self.api.get("daemonsets.apps", NAMESPACE, name).expect("the DaemonSet exists");
         let containers = &object["spec"]["template"]["spec"]["containers"];
         containers[0]["image"].as_str().unwrap().to_owned()
     }

@@ -18,7 +18,7 @@ pub fn run(command: &mut Command) -> String {
     let output = command
         .env("LC_ALL", "C")
         .output()
-        .unwrap_or_else(|error| panic!("{command:?} does not start, install its package: {error}"));
+        .unwrap_or_else(|error| panic!("start {command:?}, which may need a package: {error}"));
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{command:?}: {stdout}{stderr}");
     stdout.into_owned()

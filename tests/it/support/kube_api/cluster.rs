@@ -100,7 +100,7 @@ impl FakeApi {
     }
 
     fn order<T>(&self, order: impl FnOnce(&mut Jobs) -> T) -> T {
-        self.change(|state| order(state.jobs.as_mut().expect("run_jobs comes first")))
+        self.change(|state| order(state.jobs.as_mut().expect("the test calls run_jobs first")))
     }
 
     fn number(&self) -> u64 {
@@ -162,7 +162,12 @@ impl FakeApi {
                     return state.terminate(&object, None);
                 }
             };
-            state.jobs.as_mut().expect("run_jobs comes first").struck.insert(object.uid.clone(), blow);
+            state
+                .jobs
+                .as_mut()
+                .expect("the test calls run_jobs first")
+                .struck
+                .insert(object.uid.clone(), blow);
         });
     }
 

@@ -81,7 +81,7 @@ impl State {
                 return;
             }
         }
-        panic!("the DaemonSet controller of the fake API server does not come to rest");
+        panic!("the fake API server's DaemonSet controller does not settle");
     }
 
     /// Advances all controllers by one step. Returns whether something changed.

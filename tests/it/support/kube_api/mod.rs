@@ -472,7 +472,7 @@ impl FakeApi {
         if tokio::time::timeout(Duration::from_mins(1), wait).await.is_err() {
             let requests = self.requests();
             let last: Vec<String> = requests.iter().rev().take(20).rev().map(Record::told).collect();
-            panic!("not in a minute: {what}; the last requests:\n{}", last.join("\n"));
+            panic!("waited a minute for {what}; the last requests:\n{}", last.join("\n"));
         }
     }
 }

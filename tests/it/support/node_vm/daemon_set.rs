@@ -97,7 +97,7 @@ impl Mount {
     fn new(pod: &PodSpec, mount: &VolumeMount) -> Self {
         let volume = pod.volumes.iter().flatten().find(|volume| volume.name == mount.name);
         let volume = volume.unwrap_or_else(|| panic!("the pod has no volume {}", mount.name));
-        let host = volume.host_path.as_ref().unwrap_or_else(|| panic!("{} is no hostPath", mount.name));
+        let host = volume.host_path.as_ref().unwrap_or_else(|| panic!("{} is not a hostPath", mount.name));
         let propagation = match mount.mount_propagation.as_deref() {
             None | Some("None") => Propagation::None,
             Some("HostToContainer") => Propagation::HostToContainer,

@@ -61,7 +61,7 @@ impl Machine {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .unwrap_or_else(|error| panic!("QEMU does not start, install qemu-system-x86: {error}"));
+            .unwrap_or_else(|error| panic!("start QEMU (Debian package qemu-system-x86): {error}"));
         let (steps, said) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let (sender, answers) = channel();
         // The thread ends with the machine, which closes the pipe.

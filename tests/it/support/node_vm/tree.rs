@@ -195,6 +195,6 @@ pub fn files(directory: &Path, suffix: &str) -> Vec<PathBuf> {
 
 fn busybox() -> PathBuf {
     let path = PathBuf::from("/bin/busybox");
-    assert!(path.exists(), "install busybox-static");
+    assert!(path.exists(), "busybox is missing (Debian package busybox-static)");
     path
 }
