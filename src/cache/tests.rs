@@ -288,7 +288,7 @@ async fn above_the_quota_the_least_recently_used_goes_first_whatever_its_kind() 
     // Getting an entry is a use.
     Cache::open(cache.root().to_owned()).unwrap().get("headers", "a").unwrap().unwrap();
     cache.make_room(&quotas(1 << 20, 1)).unwrap();
-    assert_eq!(left_over(&cache, "sources").len(), 1, "what fits stays");
+    assert_eq!(left_over(&cache, "sources").len(), 1, "an entry within the quota was evicted");
     cache.make_room(&quotas(150 << 10, 1)).unwrap();
     let left = ["headers", "sources", "kind-to-come"].map(|kind| left_over(&cache, kind).len());
     assert_eq!(left, [1, 0, 1]);

@@ -347,6 +347,6 @@ mod tests {
             (found.key.as_str(), found.origin.as_slice()),
             ("1f", &["linux-image=6.1".to_owned()][..])
         );
-        assert_eq!((found.release.as_str(), found.arch), ("", None), "it is not listed by its release");
+        assert_eq!((found.release.as_str(), found.arch), ("", None), "older records have no release");
     }
 }

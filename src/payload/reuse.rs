@@ -205,7 +205,7 @@ mod tests {
             let error = moved(tree.path()).unwrap_err();
             let PayloadError::Named(path, _) = &error else { panic!("{error}") };
             assert!(path.display().to_string().contains(what), "{error}");
-            assert!(tree.path().join("lib/modules").join(A).is_dir(), "nothing was moved");
+            assert!(tree.path().join("lib/modules").join(A).is_dir(), "the module directory was moved");
         }
     }
 

@@ -75,7 +75,7 @@ async fn every_compression_is_signed_and_the_bytes_are_the_same_again() {
         assert_eq!(sign_modules(again.path(), &how, &budget()).unwrap(), 4);
         let after = contents(tree.path());
         assert_eq!(after, contents(again.path()));
-        assert_eq!(after.len(), 5, "nothing is left beside them");
+        assert_eq!(after.len(), 5, "a temporary file was left");
         assert_eq!(after[Path::new("readme")], before[Path::new("readme")]);
         let expected = Signature::By(kmod::signer(certificate.certificate(), hash));
         for module in read_modules(tree.path(), &budget()).unwrap() {
@@ -85,7 +85,7 @@ async fn every_compression_is_signed_and_the_bytes_are_the_same_again() {
             let mode = fs::metadata(tree.path().join(name)).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o644, "{}", name.display());
         }
-        assert_eq!(sign_modules(tree.path(), &how, &budget()).unwrap(), 0, "a signed module is kept");
+        assert_eq!(sign_modules(tree.path(), &how, &budget()).unwrap(), 0, "a signed module was signed again");
         verify(&workshop, &tree.path().join("a.ko"), "m");
     }
 }
@@ -137,7 +137,7 @@ async fn signatures_are_kept_or_replaced_as_said() {
     assert_eq!(sign(&own, &SigningRule { replace: false, previous }), 4);
     let by_us = contents(tree.path());
     assert_eq!(sign(&vendor, &SigningRule { replace: true, previous: None }), 4);
-    assert_eq!(contents(tree.path()), by_vendor, "nothing of the signature between them is left");
+    assert_eq!(contents(tree.path()), by_vendor, "a part of the replaced signature was left");
     assert_eq!(sign(&own, &SigningRule { replace: true, previous: None }), 4);
     assert_eq!(contents(tree.path()), by_us);
 }

@@ -1,4 +1,4 @@
-//! Pure: does without package scripts what they would do that a compilation needs.
+//! Pure: reproduces the effects of package scripts that a compilation needs, without running the scripts.
 //!
 //! A toolchain runs no package scripts, so it needs neither root nor the ability to run another architecture's programs. Effects
 //! that a compilation does not need are omitted: `ld.so.cache` (the dynamic linker finds all of a compiler's libraries without
