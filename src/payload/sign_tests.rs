@@ -85,7 +85,7 @@ async fn every_compression_is_signed_and_the_bytes_are_the_same_again() {
             let mode = fs::metadata(tree.path().join(name)).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o644, "{}", name.display());
         }
-        assert_eq!(sign_modules(tree.path(), &how, &budget()).unwrap(), 0, "a signed module was signed again");
+        assert_eq!(sign_modules(tree.path(), &how, &budget()).unwrap(), 0, "a module was signed twice");
         verify(&workshop, &tree.path().join("a.ko"), "m");
     }
 }
