@@ -1,10 +1,15 @@
-//! How soon changed kernel labels become rewritten images where many change: fifty 0.4 s apart, then fifty at once, in a
-//! cluster of 5,000 nodes whose images are published; whether it is later while fifty people look at the page; and how soon a farrier that
-//! watches them answers with its page. Prints lines of
-//! `<what> <figure>`; `ci/bench` makes the rows of them.
+//! Measures how soon changed kernel labels lead to rewritten images, in a cluster of 5,000 nodes whose images are
+//! published:
 //!
-//! The API server is the tests', or a real one where FARRIER_BENCH_KUBECONFIG names an administrator's kubeconfig. Nodes,
-//! which no kubelet runs, and DaemonSets have names of their own there and go at the end, whatever happens.
+//! - fifty changes 0.4 s apart, then fifty at once,
+//! - changes while fifty users view the status page, and while none does,
+//! - the response time of the page.
+//!
+//! Prints lines of `<what> <figure>`; `ci/bench` turns them into table rows.
+//!
+//! The API server is the tests' fake, or a real one if FARRIER_BENCH_KUBECONFIG names an administrator's kubeconfig.
+//! There the nodes (without kubelets) and the DaemonSets have unique names, and are deleted at the end, whatever
+//! happens.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr, missing_docs)]
 
 #[path = "../tests/it/support/mod.rs"]
@@ -56,30 +61,31 @@ use support::{
 const A: &str = "6.1.0-901-amd64";
 const B: &str = "6.1.0-902-amd64";
 const NODES: usize = 5_000;
-/// Kernels that change one after the other, and as many again that change at once; each node has a DaemonSet of its own.
+/// Number of kernels that change one after the other, and of kernels that change at once. Each node has a separate
+/// DaemonSet.
 const CHANGES: usize = 50;
 const APART: Duration = Duration::from_millis(400);
-/// So far apart, each change meets a loop that is done with the one before. Where changes come as often as passes may, the figure
-/// shows how the two happen to alternate.
+/// Interval at which the loop is idle again before the next change. At the rate of the reconciles, the figure would
+/// mostly show how changes and reconciles happen to interleave.
 const UNDISTURBED: Duration = Duration::from_millis(1500);
-/// People who look at the page at once.
+/// Number of users who view the page at the same time.
 const VIEWERS: usize = 50;
-/// On each object that is made.
+/// Label on each object of the benchmark. The value is the name of the run.
 const RUN: &str = "bench.farrier.dev/run";
-/// On the nodes that call for the driver; the value is the name of the node's DaemonSet.
+/// Label on the nodes that need the driver. The value is the name of the node's DaemonSet.
 const POOL: &str = "bench.farrier.dev/pool";
-/// For all images of a step.
+/// Timeout for all images of a step.
 const LIMIT: Duration = Duration::from_mins(2);
-/// A controller takes nodes for lost that no kubelet reports, after a minute, and writes to all of them. What is measured
-/// begins when that is over.
+/// After a minute without a kubelet's heartbeat, a controller marks all nodes as lost and writes to them. The
+/// measurement starts once those writes are over.
 const QUIET: Duration = Duration::from_secs(70);
 const QUIET_LIMIT: Duration = Duration::from_mins(20);
 
-/// The image that each DaemonSet sets, and since when it was seen.
+/// The image that each DaemonSet sets, and when it was first seen.
 type Seen = BTreeMap<String, (String, Instant)>;
 
 struct Bench {
-    /// Of the namespace and in the nodes' names; the value of [`RUN`].
+    /// Name of the namespace, prefix of the nodes' names, and value of [`RUN`].
     name: String,
     client: Client,
     site: Site,
@@ -87,7 +93,7 @@ struct Bench {
     runtime: Runtime,
 }
 
-/// `farrier run`, which ends when this is dropped.
+/// `farrier run`, killed on drop.
 struct Farrier(Child);
 
 impl Drop for Farrier {
@@ -97,7 +103,7 @@ impl Drop for Farrier {
     }
 }
 
-/// Asks for the page, made anew each time (a filter), and for the list of all nodes.
+/// Requests the page, rendered again each time because of a filter, and the list of all nodes.
 fn look(address: SocketAddr) {
     let ask = |path: &str| get(address, path);
     let began = Instant::now();
@@ -129,7 +135,7 @@ fn main() {
     }
 }
 
-/// An answer of the page: after how many milliseconds, and how long.
+/// Requests a page. Returns the response time in milliseconds and the length in bytes.
 fn get(address: SocketAddr, path: &str) -> Option<(f64, usize)> {
     let (started, mut answer) = (Instant::now(), Vec::new());
     let request = format!("GET /{path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
@@ -141,7 +147,7 @@ fn get(address: SocketAddr, path: &str) -> Option<(f64, usize)> {
     is_there.then(|| (started.elapsed().as_secs_f64() * 1000.0, answer.len()))
 }
 
-/// People who look at the page. As its script does, each asks for it anew when a pass is told.
+/// Users who view the page. Like the page's script, each requests the page again after every reconcile.
 struct Viewers(Vec<(TcpStream, JoinHandle<()>)>);
 
 impl Viewers {
@@ -176,7 +182,7 @@ fn daemon_set(number: usize) -> String {
 
 impl Bench {
     fn new(kubeconfig: Option<PathBuf>) -> Self {
-        // One that is there already serves as well.
+        // A provider that is already installed serves as well.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let (site, runtime) = (Site::new(), Runtime::new().unwrap());
         let fake = kubeconfig.is_none().then(FakeApi::start);
@@ -221,10 +227,10 @@ impl Bench {
 
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let _farrier = self.start(&address.to_string());
-        // It may have to wait for the other's lease first.
+        // The new process may have to wait for the lease of the previous one.
         self.change(CHANGES..CHANGES + 1, A, APART);
         self.until(&seen, CHANGES..CHANGES + 1, &first);
-        // They alternate, so that other load on the machine meets both.
+        // The two cases alternate, so that other load on the machine affects both.
         let turns = [(A, &first, false), (B, &second, true), (A, &first, true), (B, &second, false)];
         for (kernel, image, looked_at) in turns {
             let viewers = looked_at.then(|| Viewers::open(address));
@@ -237,7 +243,7 @@ impl Bench {
         look(address);
     }
 
-    /// Nodes run another kernel, one after the other; when the label of each said so.
+    /// Boots nodes into another kernel, one after the other. Returns when the label of each was changed.
     fn change(&self, numbers: std::ops::Range<usize>, kernel: &str, apart: Duration) -> Vec<Instant> {
         self.runtime.block_on(async {
             let mut started = Vec::new();
@@ -252,7 +258,7 @@ impl Bench {
         })
     }
 
-    /// One driver image, for all nodes that have a DaemonSet.
+    /// Defines one driver image, for all nodes that have a DaemonSet.
     fn define(&self) {
         let rollouts = (0..2 * CHANGES).map(|number| {
             let (namespace, name) = (&self.name, daemon_set(number));
@@ -274,7 +280,7 @@ impl Bench {
     fn node(&self, number: usize) -> Value {
         let mut node = objects::node(&self.node_name(number), A);
         let labels = node["metadata"]["labels"].as_object_mut().unwrap();
-        // Other definitions may call for drivers for these.
+        // Other definitions may select these nodes by such labels.
         labels.retain(|label, _| !label.contains("/pci-"));
         labels.insert(RUN.to_owned(), json!(self.name));
         if number < 2 * CHANGES {
@@ -324,7 +330,7 @@ impl Bench {
         let selected = watcher::Config::default().labels(&format!("{RUN}={}", self.name));
         let mut events = pin!(watcher(self.nodes(), selected).default_backoff());
         while tokio::time::timeout(QUIET, events.next()).await.is_ok() {
-            assert!(began.elapsed() < QUIET_LIMIT, "the nodes go on changing");
+            assert!(began.elapsed() < QUIET_LIMIT, "the nodes keep changing");
         }
         eprintln!(
             "the nodes have been left alone since {} s",
@@ -332,7 +338,7 @@ impl Bench {
         );
     }
 
-    /// Publishes the images for both kernels; each by digest.
+    /// Publishes the images for both kernels and returns each by digest.
     fn publish(&self) -> (String, String) {
         let published = || {
             let output = self.command(&["plan", "-o", "json"]).output().unwrap();
@@ -393,7 +399,7 @@ impl Bench {
         seen
     }
 
-    /// Waits until these DaemonSets have the image; since when each has it.
+    /// Waits until these DaemonSets have the image. Returns when each one got it.
     fn until(
         &self,
         seen: &watch::Receiver<Seen>,
@@ -416,25 +422,25 @@ impl Bench {
         })
     }
 
-    /// The node runs another kernel.
+    /// Makes the node report another kernel.
     async fn boot(&self, number: usize, kernel: &str) {
         let patch = Patch::Merge(json!({"status": {"nodeInfo": {"kernelVersion": kernel}}}));
         let name = self.node_name(number);
         self.nodes().patch_status(&name, &PatchParams::default(), &patch).await.unwrap();
     }
 
-    /// And its label says so.
+    /// Sets the node's kernel label.
     async fn label(&self, number: usize, kernel: &str) {
         let patch = Patch::Merge(json!({"metadata": {"labels": {KERNEL_LABEL: label_value(kernel)}}}));
         self.nodes().patch(&self.node_name(number), &PatchParams::default(), &patch).await.unwrap();
     }
 }
 
-/// Takes away what was made.
+/// Deletes the benchmark's objects.
 async fn clear(client: &Client, name: &str) {
     let (params, ours) = (DeleteParams::default(), ListParams::default().labels(&format!("{RUN}={name}")));
     let nodes: Api<Node> = Api::all(client.clone());
-    // One request may end before all are gone.
+    // A single request may end before all nodes are deleted.
     for _ in 0..60 {
         if let Err(error) = nodes.delete_collection(&params, &ours).await {
             eprintln!("delete nodes with {RUN}={name}: {error}");

@@ -1,5 +1,6 @@
-//! What is on the disk while 2,000 kernels go through a cache, each with what a real one has there on a smaller scale, and
-//! with a quota that a tenth of them fill. Prints lines of `<what> <number>`; `ci/bench` makes the rows of them.
+//! Measures disk usage while 2,000 kernels pass through a cache. Each kernel leaves what a real one does, on a smaller
+//! scale, and a tenth of the kernels fill the quota. Prints lines of `<what> <number>`; `ci/bench` turns them into
+//! table rows.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 
 use std::{
@@ -17,7 +18,7 @@ use farrier::{
 };
 
 const KERNELS: usize = 2_000;
-/// Files of a header set, of 4 KiB each.
+/// Number of files in a header set, of 4 KiB each.
 const FILES: usize = 40;
 
 #[tokio::main(flavor = "current_thread")]
@@ -47,7 +48,7 @@ async fn main() {
     println!("series {}", text.lines().filter(|line| line.starts_with("farrier_kernel")).count());
 }
 
-/// What a build leaves in the cache: a header set with its packages, a kernel's facts, a blob, a log.
+/// Adds what a build leaves in the cache: a header set with its packages, a kernel's facts, a blob, a log.
 async fn build(cache: &Cache, kernel: usize) {
     let key = format!("{kernel:064x}");
     let fill = |files: usize| {
@@ -69,7 +70,7 @@ async fn build(cache: &Cache, kernel: usize) {
     fs::write(logs.join(format!("{key}.log")), vec![1; 16 << 10]).unwrap();
 }
 
-/// Bytes and files below a directory, without records, which have a quota of their own that 2,000 kernels do not reach.
+/// Bytes and files below a directory, without records. These have a separate quota that 2,000 kernels do not reach.
 fn on_disk(root: &Path) -> (u64, usize) {
     let parts = walkdir::WalkDir::new(root).into_iter().filter_entry(|entry| entry.file_name() != "records");
     parts

@@ -1,5 +1,6 @@
-//! How long a driver container takes from its start until it is ready, on a node in a virtual machine, beside `modprobe` of
-//! the same modules there. Prints lines of `<what> <seconds>`, by the node's own clock; `ci/bench` makes the rows of them.
+//! Measures the time from the start of a driver container until it is ready, on a node in a virtual machine, compared
+//! with `modprobe` of the same modules there. Prints lines of `<what> <seconds>` by the node's clock; `ci/bench` turns
+//! them into table rows.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 
 #[path = "../tests/it/support/mod.rs"]
@@ -13,7 +14,7 @@ use support::{
     packages::{kernel_image, releases},
 };
 
-/// Once to warm up what the emulator translates, and then as often as counts.
+/// The first run only warms up the emulator's translation cache; the others are reported.
 const RUNS: usize = 4;
 const READY: &str = "/run/mellanox/drivers/.driver-ready";
 
@@ -44,9 +45,9 @@ fn main() {
     }
 }
 
-/// The image's modules, loaded by busybox's modprobe where nothing has to make way for them.
+/// Loads the image's modules with busybox's modprobe, with no other driver to unload first.
 fn plain(node: &mut Node) -> Duration {
-    // What they need of the host's is there when a container starts, too.
+    // The in-tree modules that they need are also loaded before a container starts.
     node.sh("mount --bind /proc /images/mofed/proc && modprobe psample");
     let begun = node.run("true").uptime;
     let done = node.run("chroot /images/mofed /bin/busybox modprobe mlx5_ib");

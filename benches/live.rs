@@ -1,8 +1,12 @@
-//! The loop over large fleets, with the real program: the memory that it holds over 10,000 nodes with 20 KiB of status
-//! each, how long a changed kernel label takes to a rewritten image at 5,000 nodes, and what it asks of the API server
-//! when nothing happens. Prints lines of `<what> <number>`; `ci/bench` makes the rows of them.
+//! Measures the controller's loop over large fleets, with the real program:
 //!
-//! The registry is a real one; the API server is the tests', which sends pages and events like the real one does.
+//! - the memory that it uses for 10,000 nodes with 20 KiB of status each,
+//! - the time from a changed kernel label to a rewritten image with 5,000 nodes,
+//! - the requests that it sends to the API server when nothing happens.
+//!
+//! Prints lines of `<what> <number>`; `ci/bench` turns them into table rows.
+//!
+//! The registry is real. The API server is the tests' fake, which sends pages and events like the real one.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 
 #[path = "../tests/it/support/mod.rs"]
@@ -20,9 +24,9 @@ use support::{
 
 const A: &str = "6.1.0-901-amd64";
 const B: &str = "6.1.0-902-amd64";
-/// Nodes whose kernel changes, three times each.
+/// Number of nodes whose kernel changes, three times each.
 const POOLS: usize = 100;
-/// How long the loop is watched while nothing happens: some resyncs at `--interval 5`.
+/// How long the idle loop is observed: several resyncs at `--interval 5`.
 const STEADY: Duration = Duration::from_secs(30);
 
 fn main() {
@@ -53,8 +57,8 @@ fn memory() {
     println!("resident-peak-mib {}", mib("VmHWM:"));
 }
 
-/// 5,000 nodes, 100 of them in pools with a DaemonSet of their own, whose kernels change one after the other. (One
-/// target alone would be held back: a node that flaps is not followed at every turn.)
+/// 5,000 nodes, 100 of them in pools with a DaemonSet each. Their kernels change one after the other. With a single
+/// target the rewrites would be delayed, because farrier limits the rewrites of one target.
 fn latency() {
     let pools: Vec<String> = (0..POOLS).map(|number| format!("pool-{number}")).collect();
     let nodes = (0..5_000).map(|number| {

@@ -1,5 +1,5 @@
-//! How long the plan of a large fleet takes: 10,000 nodes, 40 kernels, 8 images, all of them published and rolled out
-//! in every way. Prints the milliseconds of each run, one a line; `ci/bench` makes the row of them.
+//! Measures the plan of a large fleet: 10,000 nodes, 40 kernels and 8 images, all of them published and rolled out with
+//! several strategies. Prints the milliseconds of each run, one per line; `ci/bench` turns them into table rows.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 
 use std::{collections::BTreeMap, hint::black_box, time::Instant};
@@ -39,7 +39,7 @@ fn main() {
         };
         observed.published.insert(cell.reference.clone(), published);
     }
-    // What the union images are called is only known now.
+    // Only now are the names of the union images known.
     ask(&fleet, &mut observed);
     for _ in 0..RUNS {
         let start = Instant::now();
@@ -48,12 +48,12 @@ fn main() {
         assert_eq!((plan.count(Phase::Missing), plan.count(Phase::Published)), (0, IMAGES * KERNELS));
         assert_eq!(plan.rollouts.len(), IMAGES);
         let held = |decision: &RolloutDecision| matches!(decision, RolloutDecision::Hold(_));
-        // Mixed kernels: the strategies `image` hold, the others do not.
+        // With mixed kernels the strategy `image` is on hold; the other strategies are not.
         assert!(plan.rollouts.iter().any(|rollout| !held(&rollout.decision)));
     }
 }
 
-/// The plan, when all that the planner asks about is not there.
+/// Plans, answering every lookup with "not found" and assuming that headers exist.
 fn ask(fleet: &Fleet, observed: &mut Observed) -> Plan {
     loop {
         match fleet.plan(observed) {

@@ -1,5 +1,5 @@
-//! How long the signing of 40 modules takes, of the size that OFED's have, with a key of the size that the kernel's build makes.
-//! Prints the milliseconds of each run, one a line; `ci/bench` makes the row of them.
+//! Measures signing 40 modules of the size of OFED's, with a key of the size that a kernel build generates. Prints the
+//! milliseconds of each run, one per line; `ci/bench` turns them into table rows.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 
 use std::{fs, path::Path, process::Command, time::Instant};
@@ -37,7 +37,7 @@ fn main() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     for _ in 0..RUNS {
         let start = Instant::now();
-        // Key and certificate are read for each pass.
+        // A build reads the key and the certificate each time.
         let secrets = SecretReader::new(work.path().to_owned(), KubeOptions::default());
         let certificate = ModuleSigner::open(&spec, work.path(), secrets).unwrap();
         let signer = runtime.block_on(certificate.load()).unwrap();

@@ -1,4 +1,4 @@
-//! Adapter: work that blocks, off the threads of the asynchronous runtime.
+//! Adapter: runs blocking work off the threads of the asynchronous runtime.
 
 use std::{
     sync::{
@@ -11,10 +11,10 @@ use std::{
 
 use tokio::sync::oneshot;
 
-/// Runs `work` on a thread where it may block, and gives back what it returns. A panic in it goes on in the caller.
+/// Runs `work` on a thread that may block and returns its result. A panic in `work` propagates to the caller.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, result) = oneshot::channel();
-    // The runtime's machinery around a task is compiled anew for each type of work: here all work is of one type.
+    // Tokio's task machinery is compiled for each closure type. The boxed closure gives all work one type.
     let work: Box<dyn FnOnce() + Send> = Box::new(move || drop(sender.send(work())));
     if let Err(error) = tokio::task::spawn_blocking(work).await
         && let Ok(panic) = error.try_into_panic()
@@ -23,19 +23,20 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
     }
     match result.await {
         Ok(value) => value,
-        // Only a runtime that shuts down refuses work, and it polls no caller any more.
+        // Work is only refused while the runtime shuts down, and such a runtime no longer polls the caller.
         Err(_) => std::future::pending().await,
     }
 }
 
-/// As [`blocking`], for work that can be cut short. When the future is dropped, the work's flag becomes true and the drop
-/// waits for it to return: its files are about to be removed.
+/// Runs `work` as [`blocking`] does, with cancellation. When the future is dropped, the flag that `work`
+/// received becomes true and the drop waits for `work` to return, because the caller is about to remove the
+/// files that it uses.
 pub async fn stoppable<T: Send + 'static>(work: impl FnOnce(&AtomicBool) -> T + Send + 'static) -> T {
     let stop = Arc::new(AtomicBool::new(false));
     let (done, ended) = mpsc::channel::<()>();
     let mut guard = Guard { stop: Arc::clone(&stop), ended, armed: true };
     let result = blocking(move || {
-        // Dropped with the closure, whether it runs, panics or never starts.
+        // Dropped with the closure, whether the closure runs, panics or never starts.
         let _done = done;
         work(&stop)
     })
@@ -54,8 +55,8 @@ impl Drop for Guard {
     fn drop(&mut self) {
         if self.armed {
             self.stop.store(true, Ordering::Relaxed);
-            // Nothing is ever sent: this returns when the sender is gone. Bounded, since a hung disk must
-            // not keep the program from ending.
+            // Nothing is ever sent: this returns when the sender is dropped. The timeout keeps a hung disk
+            // from blocking program exit.
             let _ = self.ended.recv_timeout(Duration::from_secs(5));
         }
     }

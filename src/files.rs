@@ -1,4 +1,4 @@
-//! Adapter: what several modules do with files.
+//! Adapter: file-system helpers that several modules share.
 
 use std::{
     fs::Permissions,
@@ -13,14 +13,14 @@ use walkdir::{DirEntry, WalkDir};
 
 use crate::image::is_version_control;
 
-/// Walks a source tree without version-control data. The root itself is visited whatever its name is.
+/// Walks a source tree and skips version-control directories. The root is visited whatever its name is.
 pub(crate) fn without_version_control(
     walk: WalkDir,
 ) -> impl Iterator<Item = Result<DirEntry, walkdir::Error>> {
     walk.into_iter().filter_entry(|entry| entry.depth() == 0 || !is_version_control(entry.file_name()))
 }
 
-/// What was found; nothing where there is no such file.
+/// Maps a missing file to `None`.
 pub(crate) fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     match found {
         Ok(found) => Ok(Some(found)),
@@ -29,7 +29,8 @@ pub(crate) fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// A regular file's bytes, no more than so many; `None` when it is not there. What is no regular file is not waited for.
+/// Returns the first `limit` bytes of a regular file, or `None` when the file does not exist. Any other file
+/// type is an error. The open does not block, so a FIFO cannot hang it.
 pub(crate) fn read_start(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
     let mut options = File::options();
     options.read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
@@ -43,12 +44,13 @@ pub(crate) fn read_start(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>>
     Ok(Some(bytes))
 }
 
-/// Makes a directory, and those above it, and keeps all other users out of it. One that is another user's stays as it is: a volume, which
-/// its owner has given to this user.
+/// Creates a directory and its parents, and removes every permission of the group and of others.
+///
+/// A directory that another user owns keeps its mode: it is a volume whose owner granted access to this user.
 pub(crate) fn private_directory(path: &Path) -> io::Result<()> {
     fs::create_dir_all(path)?;
     let mode = fs::metadata(path)?.permissions().mode();
-    // No bit of the group's or of others'.
+    // No permission bit of the group or of others is set.
     if mode.trailing_zeros() >= 6 {
         return Ok(());
     }

@@ -1,7 +1,7 @@
-//! Adapter: manifests in Git repositories, read and changed with the git program.
+//! Adapter: reads and changes manifests in Git repositories with the git program.
 //!
-//! A repository is kept in the cache without a working tree and without history; what a rollout names is checked out anew each
-//! time. Its hooks, and the configuration of this machine and its users, have no part in it.
+//! The cache holds each repository as a shallow bare clone. Every use checks out the rollout's path into a
+//! temporary working tree. Hooks and the Git configuration of this machine and its users are ignored.
 
 use std::{
     collections::BTreeSet,
@@ -28,16 +28,17 @@ use crate::{
     shell::shell_word,
 };
 
-/// Entries of the cache.
+/// Cache entry kind of the repositories.
 const KIND: &str = "git";
-/// What a git that was killed leaves behind, and what its next call would stop at.
+/// Lock files that a killed git leaves behind. The next git call would fail on them.
 const LEFT: [&str; 3] = ["shallow.lock", "packed-refs.lock", "refs/farrier/tip.lock"];
-/// How long one step may take: a server that does not answer must not hold up a pass for longer.
+/// Timeout of one git command, so that a server that does not answer cannot delay a reconcile for longer.
 const TIME: Duration = Duration::from_mins(2);
-/// How often a commit is made anew because the branch moved.
+/// Attempts to commit and push. Each attempt after the first follows a push that failed because the branch
+/// moved.
 const TRIES: u32 = 5;
 
-/// What stands at a place, and which branches have a name that begins with one of `proposals`.
+/// Reads the DaemonSets at a place, and the names of the branches that begin with one of `proposals`.
 pub(crate) async fn read(parts: &Parts, place: &GitPlace, proposals: &[&str]) -> Result<ManifestFacts> {
     let repository = Repository::open(parts, place).await?;
     repository.fetch().await?;
@@ -45,7 +46,7 @@ pub(crate) async fn read(parts: &Parts, place: &GitPlace, proposals: &[&str]) ->
     Ok(ManifestFacts { daemon_sets, proposals: repository.branches(proposals).await? })
 }
 
-/// Which of these images the manifests of a place mention.
+/// Returns which of `images` the manifests at a place mention.
 pub(crate) async fn mentions(
     parts: &Parts,
     place: &GitPlace,
@@ -56,8 +57,8 @@ pub(crate) async fn mentions(
     Ok(repository.check_out().await?.mentions(images).await?)
 }
 
-/// Commits a change on top of what the branch holds at that moment, and pushes the commit, never by force. If another writer
-/// has made the same change, there is nothing to do.
+/// Commits a change on top of the branch's current tip and pushes the commit without force. Does nothing when
+/// the branch already contains the change.
 pub(crate) async fn write(
     parts: &Parts,
     place: &GitPlace,
@@ -80,12 +81,12 @@ pub(crate) async fn write(
         .into())
 }
 
-/// A repository in the cache, for one user at a time.
+/// A cached repository, locked for exclusive use.
 struct Repository<'a> {
     parts: &'a Parts,
     place: &'a GitPlace,
     directory: PathBuf,
-    /// Working tree, index and keys of this use.
+    /// Holds the working tree, the index and the keys of this use.
     scratch: Scratch,
     environment: Vec<(String, Zeroizing<String>)>,
     _lock: CacheLock,
@@ -116,7 +117,7 @@ impl<'a> Repository<'a> {
         Ok(repository)
     }
 
-    /// The branch's newest commit, which is here afterwards.
+    /// Fetches the tip of the branch and returns its commit.
     async fn fetch(&self) -> Result<String> {
         let branch = format!("+refs/heads/{}:refs/farrier/tip", self.place.branch);
         let arguments = ["fetch", "--quiet", "--depth=1", "--no-tags", "--no-write-fetch-head", "--"];
@@ -125,7 +126,7 @@ impl<'a> Repository<'a> {
         Ok(self.run(&["rev-parse", "refs/farrier/tip"], "read").await?.trim().to_owned())
     }
 
-    /// What the rollout names of the commit that was fetched last.
+    /// Checks out the rollout's path of the last fetched commit.
     async fn check_out(&self) -> Result<Directory> {
         let tree = self.tree();
         self.parts.cache.quarantine().remove(&tree)?;
@@ -136,7 +137,7 @@ impl<'a> Repository<'a> {
         Ok(Directory::open(&tree.join(path))?)
     }
 
-    /// A commit of the working tree on top of `tip`; `None` where there is nothing to commit.
+    /// Commits the working tree on top of `tip`. Returns `None` when there is nothing to commit.
     async fn commit(&self, tip: &str, message: &str) -> Result<Option<String>> {
         self.run(&["add", "--update", "--", self.path()], "commit").await?;
         let tree = self.run(&["write-tree"], "commit").await?;
@@ -160,7 +161,7 @@ impl<'a> Repository<'a> {
         Ok(Some(self.run(&arguments, "commit").await?.trim().to_owned()))
     }
 
-    /// `false`: the branch has moved.
+    /// Pushes a commit. Returns `false` when the branch has moved.
     async fn push(&self, commit: &str, branch: &str) -> Result<bool> {
         let to = format!("{commit}:refs/heads/{branch}");
         let command = self.command(&["push", "--porcelain", "--", &self.place.repository, &to]);
@@ -168,7 +169,8 @@ impl<'a> Repository<'a> {
         if output.status.success() {
             return Ok(true);
         }
-        // `[rejected]` is git's own word on a branch that it has not seen, `[remote rejected]` the server's.
+        // git itself prints `[rejected]` for a tip that it has not fetched; `[remote rejected]` comes from
+        // the server.
         let said = output.stdout.lines().find(|line| line.starts_with('!')).unwrap_or_default();
         let moved =
             ["[rejected]", "cannot lock ref", "failed to update ref"].iter().any(|sign| said.contains(sign));
@@ -243,7 +245,8 @@ impl<'a> Repository<'a> {
     }
 }
 
-/// The environment of git: nothing of this machine's configuration, no questions, and what reaches the repository.
+/// Environment of git: ignores this machine's configuration, disables prompts, and sets what the repository
+/// needs for access.
 fn environment(reach: &GitReach, scratch: &Path) -> Result<Vec<(String, Zeroizing<String>)>> {
     let GitReach { settings, ssh_key, known_hosts } = reach;
     let mut environment: Vec<(String, Zeroizing<String>)> = [
@@ -280,7 +283,7 @@ fn environment(reach: &GitReach, scratch: &Path) -> Result<Vec<(String, Zeroizin
     Ok(environment)
 }
 
-/// For this user alone: OpenSSH uses no other keys.
+/// Writes a key that only this user can read: OpenSSH refuses keys with wider permissions.
 fn write_key(file: &Path, key: &Secret) -> Result<()> {
     let write = || {
         fs::write(file, "")?;

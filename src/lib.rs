@@ -39,10 +39,10 @@ mod yaml;
 pub use farrier_core::{image, kernel, plan, provenance, shell, site, template, text};
 pub use kmod;
 
-/// An error with its causes: in one line, and one after the other.
+/// Format an error with its causes: on one line, or as a chain.
 pub use ::oci::client::{causes as error_causes, chain as error_chain};
 
-/// Images in OCI form, and what farrier writes on them.
+/// OCI images, and the annotations and media types that farrier adds to them.
 pub mod oci {
     pub use ::oci::*;
     pub use farrier_core::facts::*;

@@ -1,4 +1,4 @@
-//! Adapter: what this machine, or the container that farrier runs in, has for builds; and how right its clock is.
+//! Adapter: resources that this machine or container offers for builds, and the deviation of its clock.
 
 use std::{
     fs,
@@ -21,13 +21,13 @@ use crate::{
 
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// This machine's architecture.
+/// Returns this machine's architecture.
 pub fn native() -> Architecture {
     if cfg!(target_arch = "aarch64") { Architecture::Arm64 } else { Architecture::Amd64 }
 }
 
-/// A program of farrier's for an architecture: the file that has its name behind a hyphen (`driver-entrypoint-arm64`), where there
-/// is one, else the program itself.
+/// Returns farrier's program for an architecture: the file with a suffix such as `driver-entrypoint-arm64` if
+/// it exists, otherwise `program` itself.
 pub fn program_for(program: &Path, arch: Architecture) -> PathBuf {
     let mut other = program.as_os_str().to_owned();
     other.push(format!("-{arch}"));
@@ -35,10 +35,10 @@ pub fn program_for(program: &Path, arch: Architecture) -> PathBuf {
     if other.is_file() { other } else { program.to_owned() }
 }
 
-/// Processors and memory that this process may use: the machine's, or the smaller limits of its control groups. An
-/// engine that runs elsewhere may have others; then they are given by hand.
+/// Returns the CPUs and memory that this process may use: the machine's, or the smaller limits of its control
+/// groups. Users set the budget explicitly for an engine that runs on another machine.
 pub fn budget() -> Budget {
-    // The standard library knows affinity and `cpu.max`.
+    // The standard library respects CPU affinity and `cpu.max`.
     let cpus = thread::available_parallelism().map_or(1, NonZero::get) as u64;
     let limit = fs::read_to_string("/proc/self/cgroup")
         .ok()
@@ -48,28 +48,30 @@ pub fn budget() -> Budget {
     Budget { cpus: Cpus::from_thousandths(cpus.saturating_mul(1000)), memory: Memory::from_bytes(memory) }
 }
 
-/// How far the clock of who sent these headers is ahead of this machine's, to a second, as far as they say the time (`Date` and
-/// `Age`, RFC 9110 and 9111); `now` is when they came.
+/// Returns how far the sender's clock is ahead of this machine's, in whole seconds. `now` is the time when
+/// the headers arrived. Returns `None` if the headers do not state the time (`Date` and `Age`, RFC 9110 and
+/// 9111).
 pub fn clock_ahead(headers: &HeaderMap, now: Timestamp) -> Option<SignedDuration> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let date = jiff::fmt::rfc2822::parse(text(DATE)?).ok()?.timestamp();
-    // Seconds since an answer out of a cache was made.
+    // Seconds since the origin generated a cached response.
     let age: u32 = text(AGE).and_then(|age| age.trim().parse().ok()).unwrap_or_default();
     Some(date.duration_since(now) + SignedDuration::from_secs(age.into()))
 }
 
-/// The control group in the unified hierarchy (version 2), of `/proc/self/cgroup`.
+/// Returns the control group of the unified hierarchy (version 2) from the text of `/proc/self/cgroup`.
 fn own_group(text: &str) -> Option<&str> {
     text.lines().find_map(|line| line.strip_prefix("0::/"))
 }
 
-/// The smallest `memory.max` on the way down to a group; a container sees itself as the root.
+/// Returns the smallest `memory.max` of a group and its ancestors. A container sees its own group as the
+/// root.
 fn memory_limit(root: &Path, group: &str) -> Option<u64> {
     let read = |directory: &Path| fs::read_to_string(directory.join("memory.max")).ok()?.trim().parse().ok();
     root.join(group).ancestors().take_while(|directory| directory.starts_with(root)).filter_map(read).min()
 }
 
-/// Bytes of `MemTotal` in `/proc/meminfo`.
+/// Parses `MemTotal` of `/proc/meminfo`, in bytes.
 fn total(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)

@@ -1,8 +1,9 @@
-//! Adapter: notes of runs that may end without having been able to say so: builds, and what an engine makes for one.
+//! Adapter: on-disk notes about runs that may be killed before they report an outcome: builds, and an
+//! engine's objects for a build.
 //!
-//! A run is noted before it begins, and the note goes when its outcome is known and nothing of it is left. It is locked for as
-//! long as the run lives: a note that is not locked is one of a run whose farrier was killed, or whose engine died before it
-//! was cleaned up.
+//! A note is written before its run begins and removed when the run's outcome is known and everything of the
+//! run is cleaned up. The note stays locked while the run lives. So an unlocked note belongs to a run whose
+//! farrier was killed, or whose engine died before the cleanup.
 
 use std::{
     fs::TryLockError,
@@ -17,7 +18,7 @@ use tempfile::NamedTempFile;
 #[derive(Clone, Debug)]
 pub(crate) struct Notes(PathBuf);
 
-/// One run's note.
+/// The note of one run, locked while this value exists.
 #[derive(Debug)]
 pub(crate) struct Note {
     path: PathBuf,
@@ -25,15 +26,16 @@ pub(crate) struct Note {
 }
 
 impl Notes {
-    /// Those in a directory, which is made with the first one.
+    /// Uses the notes in a directory. The first note creates the directory.
     pub(crate) fn in_directory(directory: PathBuf) -> Self {
         Self(directory)
     }
 
-    /// Notes that a run of this name begins.
+    /// Writes the note of a run that is about to begin.
     pub(crate) fn begin(&self, run: &str) -> std::io::Result<Note> {
         fs::create_dir_all(&self.0)?;
-        // It gets its name when it is locked: before, another farrier might take the run for a dead one.
+        // The note gets its name only once it is locked. Otherwise another farrier could take the run for a
+        // dead one.
         let new = NamedTempFile::with_prefix_in(".new-", &self.0)?;
         new.as_file().lock()?;
         let path = self.0.join(run);
@@ -41,17 +43,18 @@ impl Notes {
         Ok(Note { path, locked: lock })
     }
 
-    /// The runs that live, each with its open note, in no order. Reading it needs its name no more, which may be gone by now.
+    /// Returns the live runs in no particular order, each with its open note. The open file stays readable
+    /// even if the note is removed.
     pub(crate) fn living(&self) -> std::io::Result<impl Iterator<Item = (String, File)>> {
         let living = |entry: fs::DirEntry| {
             let (run, file) = (entry.file_name().into_string().ok()?, File::open(entry.path()).ok()?);
-            // One that is gone, or not locked, is over.
+            // A note that is gone or unlocked belongs to a run that has ended.
             matches!(file.try_lock(), Err(TryLockError::WouldBlock)).then_some((run, file))
         };
         Ok(fs::read_dir(&self.0)?.flatten().filter(is_note).filter_map(living))
     }
 
-    /// What they have said of themselves.
+    /// Returns the text that each live run has written to its note.
     pub(crate) fn said(&self) -> std::io::Result<Vec<String>> {
         let read = |(_, mut file): (String, File)| {
             let mut text = String::new();
@@ -60,7 +63,8 @@ impl Notes {
         self.living()?.map(read).collect()
     }
 
-    /// The runs that are over and were not forgotten, each with its note, which is the caller's now.
+    /// Returns the runs that ended without removing their notes. The caller takes over each note and its
+    /// lock.
     pub(crate) fn dead(&self) -> Vec<(String, Note)> {
         let Ok(entries) = fs::read_dir(&self.0) else { return Vec::new() };
         let dead = entries.flatten().filter(is_note).filter_map(|entry| {
@@ -73,18 +77,18 @@ impl Notes {
     }
 }
 
-/// Others are being made.
+/// Names that begin with a dot are notes that are still being created.
 fn is_note(entry: &fs::DirEntry) -> bool {
     !entry.file_name().as_encoded_bytes().starts_with(b".")
 }
 
 impl Note {
-    /// Adds a line to what the run says of itself.
+    /// Appends a line to the note.
     pub(crate) fn say(&mut self, line: &str) -> std::io::Result<()> {
         self.locked.write_all(format!("{line}\n").as_bytes())
     }
 
-    /// The run's outcome is known, and nothing of it is left.
+    /// Removes the note, once the run's outcome is known and everything of the run is cleaned up.
     pub(crate) fn forget(self) {
         if let Err(error) = fs::remove_file(&self.path) {
             tracing::debug!(path = %self.path.display(), %error, "a run's note stays; it is looked at again");
@@ -106,7 +110,7 @@ mod tests {
         drop(notes.begin("dead").unwrap());
         notes.begin("done").unwrap().forget();
         let (name, note) = notes.dead().pop().unwrap();
-        assert_eq!((name.as_str(), notes.dead().len()), ("dead", 0), "it is taken by one alone");
+        assert_eq!((name.as_str(), notes.dead().len()), ("dead", 0), "only one caller takes over a note");
         note.forget();
         drop(alive);
         assert_eq!(notes.dead().len(), 1);

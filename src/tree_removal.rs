@@ -1,4 +1,4 @@
-//! Adapter: removes directory trees that builds and other strangers wrote, however deep they are and whatever their modes.
+//! Adapter: removes directory trees that builds and other untrusted programs wrote, whatever their depth and modes.
 
 use std::{
     ffi::{CStr, CString},
@@ -15,18 +15,19 @@ use rustix::{
     io::Errno,
 };
 
-/// Directories that are open at once, each with one descriptor. What is deeper is moved up, so that neither stack nor descriptors
-/// depend on the depth.
+/// Maximum number of open directories, each with one descriptor. Deeper directories are moved up, so that neither stack nor
+/// descriptors depend on the depth.
 const OPEN_AT_ONCE: usize = 12;
 
-/// How names begin of directories that were moved up to the tree's root.
+/// Name prefix of directories that were moved up to the tree's root.
 const MOVED: &str = ".farrier-moved-";
 
-/// Removes a directory with all that is below it, or a file. Symbolic links are removed and never followed; directories may deny
-/// themselves to their owner. What another process removes meanwhile is no error. Blocks.
+/// Removes a file, or a directory with everything below it. Removes symbolic links without following them. Directories need not
+/// be accessible to their owner. Files removed concurrently by another process are not an error. Blocks.
 ///
 /// # Errors
-/// `NotFound` where nothing is there. Otherwise the first reason why something stays; all that can be removed is gone then.
+/// `NotFound` if nothing exists at the path. Otherwise the first reason why something could not be removed; everything else is
+/// gone then.
 pub(crate) fn remove_tree(tree: &Path) -> io::Result<()> {
     remove(tree).map_err(|error| {
         let error = io::Error::from(error);
@@ -57,23 +58,23 @@ fn remove(tree: &Path) -> Result<(), Errno> {
     }
 }
 
-/// A removal under way: the directories from the tree's root to the one whose entries are removed.
+/// A removal in progress: the open directories from the tree's root down to the one being emptied.
 struct Removal {
     open: Vec<Level>,
-    /// Number of the next directory that is moved up.
+    /// Number of the next directory to be moved up.
     moved: u64,
 }
 
 struct Level {
-    /// Its name in the level above.
+    /// Name in the level above.
     name: CString,
     entries: Dir,
 }
 
-/// What one pass over a tree comes to.
+/// Outcome of one pass over a tree.
 #[derive(Default)]
 struct Pass {
-    /// Something was removed or moved up: another pass may do the rest.
+    /// Whether anything was removed or moved up, so that another pass may remove the rest.
     advanced: bool,
     failure: Option<Errno>,
 }
@@ -89,7 +90,7 @@ impl Pass {
 }
 
 impl Removal {
-    /// Removes what can be removed on the way down and up again, and moves up what is too deep.
+    /// Removes everything possible on the way down and up again, and moves up directories that are too deep.
     fn pass(&mut self) -> Pass {
         let mut pass = Pass::default();
         if let [root, ..] = &mut *self.open {
@@ -113,12 +114,12 @@ impl Removal {
         pass
     }
 
-    /// Removes an entry of the last level; a directory becomes a level of its own.
+    /// Removes an entry of the last level. A directory becomes the new last level.
     fn entry(&mut self, name: &CStr, kind: FileType, pass: &mut Pass) {
         let Some(here) = self.open.last().and_then(|here| here.entries.fd().ok()) else { return };
         if kind != FileType::Directory {
             match unlinkat(here, name, AtFlags::empty()) {
-                // The file system does not say what its entries are.
+                // The file system does not report the types of its entries.
                 Err(Errno::ISDIR) => {}
                 outcome => return pass.note(outcome),
             }
@@ -133,18 +134,18 @@ impl Removal {
         }
     }
 
-    /// Removes the last level, which is empty unless something in it stays.
+    /// Removes the last level, which is empty unless something in it could not be removed.
     fn leave(&mut self, pass: &mut Pass) {
         let Some(Level { name, entries: _ }) = self.open.pop() else { return };
         let Some(above) = self.open.last().and_then(|above| above.entries.fd().ok()) else { return };
         match unlinkat(above, &name, AtFlags::REMOVEDIR) {
-            // Its first reason is noted already, or entries that a listing passed over are left for the next pass.
+            // Either the first error is already recorded, or the listing skipped entries, which the next pass removes.
             Err(Errno::NOTEMPTY | Errno::EXIST) => {}
             outcome => pass.note(outcome),
         }
     }
 
-    /// Moves a directory of the last level into the tree's root, under a name that is free there. A rename follows no link, and
+    /// Moves a directory of the last level into the tree's root, under an unused name. A rename does not follow links, and
     /// replaces nothing but an empty directory.
     fn move_up(&mut self, name: &CStr) -> Result<(), Errno> {
         let (Some(root), Some(here)) = (self.open.first(), self.open.last()) else { return Ok(()) };
@@ -154,7 +155,7 @@ impl Removal {
             self.moved += 1;
             match renameat(here, name, root, free.as_str()) {
                 Err(Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR) => {}
-                // Its entry `..` changes, so that it must be writable itself.
+                // Moving a directory changes its `..` entry, so the directory itself must be writable.
                 Err(Errno::ACCESS) => {
                     open_up(here, name)?;
                     return renameat(here, name, root, free.as_str());
@@ -181,8 +182,8 @@ fn open_directory(parent: impl AsFd, name: &CStr) -> Result<Dir, Errno> {
     Dir::new(directory)
 }
 
-/// Gives a directory's owner all rights on it. There is no `chmod` that follows no link and works everywhere: the way through
-/// `/proc` leads to what the descriptor is.
+/// Gives a directory's owner all rights on it. No `chmod` call both avoids following links and works everywhere, so use the
+/// descriptor's path in `/proc`.
 fn open_up(parent: impl AsFd, name: &CStr) -> Result<(), Errno> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory: OwnedFd = openat(parent, name, flags, Mode::empty())?;

@@ -11,7 +11,7 @@ use rustix::{
 
 use super::*;
 
-/// Makes directories inside each other, with a file in each hundredth.
+/// Nests directories, with a file in every hundredth one.
 fn make_deep(directory: &Path, levels: u32) {
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut here = open(directory, flags, Mode::empty()).unwrap();
@@ -43,7 +43,7 @@ fn depth_costs_neither_stack_nor_descriptors() {
     assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
 }
 
-/// As an ordinary user this is what lets removals fail; root passes it by.
+/// These modes make removals fail for ordinary users; root ignores them.
 #[test]
 fn directories_that_deny_themselves_are_opened_and_links_are_not_followed() {
     let place = tempfile::tempdir().unwrap();
@@ -60,7 +60,7 @@ fn directories_that_deny_themselves_are_opened_and_links_are_not_followed() {
         symlink("d", here.join(format!("{MOVED}0"))).unwrap();
         made.push(here.clone());
     }
-    // Names that the removal itself would take, of each kind.
+    // Entries of each kind with the names that the removal itself would use.
     symlink(&outside, tree.join(format!("{MOVED}0"))).unwrap();
     fs::create_dir_all(tree.join(format!("{MOVED}1/full"))).unwrap();
     fs::write(tree.join(format!("{MOVED}2")), "").unwrap();

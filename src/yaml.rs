@@ -1,7 +1,7 @@
-//! Pure: YAML documents as trees that know where each value stands in the text.
+//! Pure: YAML documents as trees whose values know their position in the text.
 //!
-//! Cluster manifests are read from such trees, and so are definitions, whose mistaken values are taken out one by one to
-//! find the next mistake.
+//! Cluster manifests and definitions are read from these trees. The loader of definitions removes faulty
+//! values one by one from a tree to find the next mistake.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -11,36 +11,36 @@ use std::{
 
 use granit_parser::{Event, Marker, Parser, ScalarStyle, Span, options};
 
-/// Nesting beyond this, aliases followed, is no document of ours. It also bounds the recursion over, and the drop of, a
-/// tree.
+/// Maximum nesting depth, aliases followed. It bounds the recursion over a tree and its drop. Valid documents
+/// stay far below it.
 const DEPTH: usize = 64;
-/// Keys of one text that `<<` may merge in; each takes memory.
+/// Maximum number of keys that `<<` may merge into one text; each merged key takes memory.
 const MERGED: usize = 1_000_000;
 
-/// Where something stands in a text, for people.
+/// Position in a text, as shown to users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Position {
-    /// From 1.
+    /// Counts from 1.
     pub(crate) line: usize,
-    /// From 1, in characters.
+    /// Counts from 1, in characters.
     pub(crate) column: usize,
 }
 
-/// What is wrong with a text, and where.
+/// A mistake in a text, with its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct YamlError {
     pub(crate) at: Position,
     pub(crate) message: String,
 }
 
-/// A scalar and the bytes that it was written with, quotes included.
+/// A scalar and the range of its bytes in the text, quotes included.
 #[derive(Clone, Debug)]
 pub(crate) struct Scalar {
-    /// As it is written: `1.10` stays that.
+    /// Literal text: `1.10` stays `1.10`.
     pub(crate) text: String,
     pub(crate) style: ScalarStyle,
     pub(crate) bytes: Range<usize>,
-    /// Its tag, in full; empty where it has none.
+    /// The full tag; empty without a tag.
     pub(crate) tag: String,
 }
 
@@ -50,19 +50,20 @@ pub(crate) enum Value {
     Null,
     Scalar(Scalar),
     List(Vec<Node>),
-    /// Keys with their values, those among them that are merged in (`<<`).
+    /// Keys and values, including the keys merged in by `<<`.
     Map(Vec<(Node, Node)>),
-    /// What was taken out: see [`Node::remove`].
+    /// A value that [`Node::remove`] removed.
     Removed,
 }
 
-/// A value at its place. Aliases share their anchor's content, so that no document grows by being read.
+/// A value with its position. Aliases share their anchor's content, so a document does not grow while it is
+/// read.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     content: Rc<Content>,
-    /// Of an alias, where that stands.
+    /// Position of the value; for an alias, the position of the alias.
     pub(crate) at: Position,
-    /// May the value stand for other places too: is it an alias, anchored or merged in?
+    /// Whether other places may share the value: the value is an alias, is anchored, or was merged in.
     pub(crate) shared: bool,
 }
 
@@ -95,12 +96,12 @@ impl Node {
         &self.content.value
     }
 
-    /// How many values it holds, aliases followed.
+    /// Returns the number of values in this node, aliases followed.
     pub(crate) fn size(&self) -> usize {
         self.content.size
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub(crate) fn get(&self, key: &str) -> Option<Self> {
         Some(self.lookup(key)?.shared_with(self))
     }
@@ -109,13 +110,13 @@ impl Node {
         self.entries()?.iter().find(|(name, _)| name.is_text(key)).map(|(_, value)| value)
     }
 
-    /// The items of a list.
+    /// Returns the items of a list.
     pub(crate) fn items(&self) -> Option<impl Iterator<Item = Self>> {
         let Value::List(items) = self.value() else { return None };
         Some(items.iter().map(|item| item.shared_with(self)))
     }
 
-    /// The keys and values of a mapping.
+    /// Returns the keys and values of a mapping.
     pub(crate) fn entries(&self) -> Option<&[(Self, Self)]> {
         match self.value() {
             Value::Map(entries) => Some(entries),
@@ -123,7 +124,7 @@ impl Node {
         }
     }
 
-    /// The scalar, if it is one, and not nothing.
+    /// Returns the scalar, unless the value is null or a collection.
     pub(crate) fn scalar(&self) -> Option<&Scalar> {
         match self.value() {
             Value::Scalar(scalar) => Some(scalar),
@@ -131,19 +132,18 @@ impl Node {
         }
     }
 
-    /// Is it nothing?
     pub(crate) fn is_null(&self) -> bool {
         matches!(self.value(), Value::Null)
     }
 
-    /// Is it `true`?
+    /// Whether the value is a plain `true`.
     pub(crate) fn is_true(&self) -> bool {
         self.scalar().is_some_and(|scalar| {
             scalar.style == ScalarStyle::Plain && matches!(scalar.text.as_str(), "true" | "True" | "TRUE")
         })
     }
 
-    /// The string, where Kubernetes would take the value for one.
+    /// Returns the text if Kubernetes would read the value as a string.
     pub(crate) fn string(&self) -> Result<&str, YamlError> {
         let error = |message: &str| Err(self.error(message));
         let scalar = match self.value() {
@@ -160,12 +160,12 @@ impl Node {
         }
     }
 
-    /// An error at this place.
+    /// Makes an error at this node's position.
     pub(crate) fn error(&self, message: impl Into<String>) -> YamlError {
         YamlError { at: self.at, message: message.into() }
     }
 
-    /// The place of the value at this path of names and numbers, or of its nearest ancestor that exists.
+    /// Returns the position of the value at a path of names and numbers, or of its nearest existing ancestor.
     pub(crate) fn place_of(&self, path: &[&str]) -> Position {
         let mut node = self;
         for step in path {
@@ -177,7 +177,7 @@ impl Node {
         node.at
     }
 
-    /// The child of this number, in the order of the file.
+    /// Returns the child with this number, in file order.
     pub(crate) fn child(&self, index: usize) -> Option<&Self> {
         match self.value() {
             Value::Map(entries) => entries.get(index).map(|(_, value)| value),
@@ -186,7 +186,7 @@ impl Node {
         }
     }
 
-    /// Takes out the value at a path of child numbers. The others keep their numbers.
+    /// Removes the value at a path of child numbers. The other children keep their numbers.
     pub(crate) fn remove(&mut self, path: &[usize]) {
         let value = &mut Rc::make_mut(&mut self.content).value;
         let child = match (path, value) {
@@ -213,8 +213,8 @@ impl Node {
     }
 }
 
-/// Would a YAML reader take the plain scalar for a null, a boolean or a number? YAML 1.1's booleans are
-/// among them, since that is what Kubernetes' tools read.
+/// Whether a YAML reader would parse the plain scalar as null, a boolean or a number. YAML 1.1 booleans
+/// count, because Kubernetes' tools read them as booleans.
 pub(crate) fn is_other_type(text: &str) -> bool {
     let word = text.to_ascii_lowercase();
     if matches!(word.as_str(), "" | "~" | "null" | "true" | "false" | "yes" | "no" | "on" | "off" | "y" | "n")
@@ -235,7 +235,7 @@ pub(crate) fn is_other_type(text: &str) -> bool {
     decimal || radix("0x", 16) || radix("0o", 8) || radix("0b", 2)
 }
 
-/// Every event of a text with its span, comments left out.
+/// Returns the parser events of a text with their spans, without comments.
 pub(crate) fn events(text: &str) -> impl Iterator<Item = Result<(Event<'_>, Span), YamlError>> {
     let mut wanted = options! { block_nesting_limit: DEPTH, flow_nesting_limit: DEPTH };
     wanted.set_emit_comments(false);
@@ -247,7 +247,7 @@ fn position(marker: &Marker) -> Position {
     Position { line: marker.line(), column: marker.col() + 1 }
 }
 
-/// A collection that is being read.
+/// A collection whose end has not been read yet.
 struct Open {
     at: Position,
     anchor: usize,
@@ -255,7 +255,7 @@ struct Open {
     children: Vec<Node>,
 }
 
-/// Reads every document of a text; those that are nothing are left out.
+/// Parses every document of a text, except null documents.
 pub(crate) fn documents(text: &str) -> Result<Vec<Node>, YamlError> {
     let mut documents = Vec::new();
     let mut open: Vec<Open> = Vec::new();
@@ -289,7 +289,8 @@ pub(crate) fn documents(text: &str) -> Result<Vec<Node>, YamlError> {
                 (value, at, anchor)
             }
             Event::Alias(anchor) => {
-                // An anchor is known when its node is complete, so a node that holds itself is refused.
+                // An anchor becomes known when its node is complete, so a node that contains itself is
+                // refused.
                 let message = || "an alias inside its own anchor".to_owned();
                 let known = anchors.get(&anchor).ok_or_else(|| YamlError { at, message: message() })?;
                 place(&mut open, &mut documents, Node { at, ..known.clone() });
@@ -320,8 +321,8 @@ fn place(open: &mut [Open], documents: &mut Vec<Node>, node: Node) {
     }
 }
 
-/// Keys with their values, and with those that are merged in: its own keys win, then the first of the merged mappings.
-/// A key that is there twice has no value that all readers agree on.
+/// Pairs keys with values and merges `<<`: a mapping's own keys win, then those of the first merged mapping.
+/// A duplicate key is an error, because YAML readers disagree about its value.
 fn paired(children: Vec<Node>, mergeable: &mut usize) -> Result<Vec<(Node, Node)>, YamlError> {
     let (mut entries, mut merged) = (Vec::with_capacity(children.len() / 2), Vec::new());
     let mut seen = HashSet::with_capacity(children.len() / 2);

@@ -1,6 +1,6 @@
-//! The readers of `driver-entrypoint` itself: modules' files in each compression, and what it finds as text on a node. They are not
-//! in the crate's library, so that this program is made of its sources. It is also an example of that crate: whoever builds all of
-//! the workspace sees that it still compiles.
+//! Parsers of `driver-entrypoint`: module files in each compression, and text files on a node. The crate's library does
+//! not contain these parsers, so this target includes their source files. The target is also an example of that crate,
+//! so that every build of the workspace checks that it compiles.
 #![cfg_attr(fuzzing, no_main)]
 // The rest of the program is not called from here.
 #![allow(dead_code, unused_imports, unexpected_cfgs, clippy::pedantic, clippy::restriction)]
@@ -50,10 +50,10 @@ use node::{Node, Paths};
 use personality::{mofed::sriov, nvidia::parameters};
 
 const RELEASE: &str = "6.1.0-1-amd64";
-/// Of what is decompressed, for the memory's sake.
+/// Limit on decompressed bytes, to save memory.
 const LIMIT: u64 = 64 << 20;
 
-/// What the program says on the container's log.
+/// Stands in for the function that writes to the container's log.
 fn complain(_: &str) {}
 
 #[cfg(fuzzing)]
@@ -81,7 +81,7 @@ fn module(compression: Compression, data: &[u8]) {
     let _ = ModuleInfo::parse(&bytes).map(|info| info.identity());
 }
 
-/// A node of which every file holds this text.
+/// Reads the text files of a node on which every file holds this text.
 fn texts(data: &[u8]) {
     static ROOT: OnceLock<tempfile::TempDir> = OnceLock::new();
     let root = ROOT.get_or_init(|| tempfile::tempdir().unwrap());
@@ -120,7 +120,7 @@ fn texts(data: &[u8]) {
     let _ = routes::Network::read(&node.paths).uses(&node.paths.at("/sys/class/net/eth0"));
 }
 
-/// A kernel that does nothing.
+/// A kernel that refuses every operation.
 struct Refuses;
 
 impl kernel::Kernel for Refuses {

@@ -4,7 +4,7 @@ use std::io::{Cursor, Read};
 
 use farrier_fuzz::kmod::{Vmlinux, kernel, locate};
 
-/// What is read of a decompressed kernel here.
+/// Limit on decompressed bytes to read.
 const LIMIT: u64 = 1 << 20;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

@@ -1,6 +1,6 @@
-//! What the fuzz targets share: the parsers' crates, and the program's own parsers without its runtime and TLS, so that the
-//! targets build in minutes. A function for each target of these.
-// Each target uses a part of it.
+//! Shared code of the fuzz targets: the parser crates, and the program's parsers without its runtime and TLS, so that
+//! the targets build in minutes. Each of these targets has a function here.
+// Each target uses only a part.
 #![allow(dead_code)]
 
 use std::{
@@ -38,7 +38,7 @@ pub(crate) mod files;
 #[path = "../../src/tree_removal.rs"]
 pub(crate) mod tree_removal;
 
-/// What `sources` and `metadata` refuse with, and what `metadata` says of files.
+/// Error types of `sources` and `metadata`, and the checksums of `metadata`.
 mod inputs {
     pub(crate) use super::checksum;
 
@@ -68,15 +68,15 @@ mod inputs {
 use archive::{Limits, Options};
 use farrier_core::provenance::{Envelope, PublicKey, Statement};
 
-/// As much as an input of 8 MiB may become, for the disk's sake.
+/// Limits for unpacking an input of 8 MiB, to save disk space.
 const LIMITS: Limits = Limits { entries: 2_000, bytes: 16 << 20, depth: 64 };
 
-/// Headers of a tar: whatever they say, nothing is written outside of the directory.
+/// A tar archive: whatever its headers say, nothing is written outside the directory.
 pub fn archive(data: &[u8]) {
     unpacked(|dest| drop(archive::unpack_tar(data, dest, &LIMITS)));
 }
 
-/// A self-extracting archive, with the word that tells it.
+/// A self-extracting archive, after the line that identifies it.
 pub fn makeself(data: &[u8]) {
     let work = tempfile::tempdir().unwrap();
     let file = work.path().join("x.run");
@@ -85,7 +85,7 @@ pub fn makeself(data: &[u8]) {
     unpacked(|dest| drop(archive::unpack_file(&file, dest, &options)));
 }
 
-/// Lets something be unpacked, and looks beside the directory.
+/// Unpacks something and asserts that nothing was written outside the directory.
 fn unpacked(unpack: impl FnOnce(&Path)) {
     let work = tempfile::tempdir().unwrap();
     let dest = work.path().join("a/b/c/dest");
@@ -96,7 +96,7 @@ fn unpacked(unpack: impl FnOnce(&Path)) {
     }
 }
 
-/// A manifest or index: what is read can be written and read again.
+/// A manifest or index: what was parsed can be serialized and parsed again.
 pub fn manifest(data: &[u8]) {
     if let Ok(oci::AnyManifest::Image(manifest)) = oci::AnyManifest::parse(data) {
         let bytes = manifest.to_bytes().unwrap();
@@ -104,7 +104,7 @@ pub fn manifest(data: &[u8]) {
     }
 }
 
-/// What `docker save` writes: every layer that is found lies in the file.
+/// An archive as `docker save` writes it: every layer lies within the file.
 pub fn docker_archive(data: &[u8]) {
     let Ok(archive) = oci::docker_archive::ImageArchive::open(Cursor::new(data)) else { return };
     for layer in archive.layers {
@@ -114,7 +114,7 @@ pub fn docker_archive(data: &[u8]) {
     }
 }
 
-/// A layer in any compression, looked through for names.
+/// A layer in any compression, searched for names.
 pub fn layer(data: &[u8]) {
     for name in ["usr", "lib", "bin"] {
         let Ok(tar) = oci::LayerReader::new(data) else { return };
@@ -122,7 +122,7 @@ pub fn layer(data: &[u8]) {
     }
 }
 
-/// A bundle's frame, of whose content no more than 64 MiB is looked at.
+/// A bundle's frame, of which at most 64 MiB of content are read.
 pub fn frame(data: &[u8]) {
     let Ok(mut frame) = frames::FrameReader::new(data) else { return };
     let _ = io::copy(&mut (&mut frame).take(64 << 20), &mut io::sink());
@@ -130,13 +130,14 @@ pub fn frame(data: &[u8]) {
     let _ = frame.expect_end();
 }
 
-/// A signed envelope, and the statement in it.
+/// A signed envelope, and a statement.
 pub fn dsse(data: &[u8]) {
     let _ = Envelope::parse(data);
     let _ = Statement::parse(data);
 }
 
-/// A public key in PEM or DER: what is read reads the same again, and verifies no nonsense.
+/// A public key in PEM or DER: a parsed key can be parsed again with the same result, and does not verify arbitrary
+/// data.
 pub fn public_key(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     for key in [PublicKey::any_from_pem(&text), PublicKey::any_from_info(data)].into_iter().flatten() {
@@ -145,7 +146,7 @@ pub fn public_key(data: &[u8]) {
     }
 }
 
-/// What `apt-cache show` prints, dependencies included.
+/// Output of `apt-cache show`, including dependencies.
 pub fn apt_control(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     for package in control::packages(&text, kernel::Architecture::Amd64) {
@@ -155,8 +156,8 @@ pub fn apt_control(data: &[u8]) {
     let _ = control::dependencies(&text);
 }
 
-/// The host's entries for archives, in both of apt's forms: what is chosen of them says the same when it is read again, and nothing
-/// else, such as that an archive is trusted without a signature.
+/// The host's entries for archives, in both of apt's formats. The chosen entries stay the same when written and parsed
+/// again. No option is added, such as one that trusts an archive without a signature.
 pub fn apt_sources(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let host = [sources::parse_deb822(&text), sources::parse_one_line(&text)].concat();
@@ -175,8 +176,8 @@ pub fn apt_sources(data: &[u8]) {
     }
 }
 
-/// The metadata of an RPM repository, and lists of its mirrors: what is kept of it is never more than it has, and no package
-/// has a checksum that proves nothing.
+/// Metadata of an RPM repository, and lists of its mirrors. The parsed data is never larger than the input, and no
+/// package has a checksum too weak to prove anything.
 pub fn rpm_metadata(data: &[u8]) {
     let _ = metadata::repomd(data);
     let _ = metadata::mirrors(data);
@@ -201,13 +202,13 @@ pub fn rpm_metadata(data: &[u8]) {
     }
 }
 
-/// A manifest whose every scalar is replaced in place: the edit is exact, or refused.
+/// A manifest in which every scalar is replaced in place: each edit is exact or refused.
 pub fn yaml_edit(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(documents) = yaml::documents(text) else { return };
     let mut scalars = Vec::new();
     documents.iter().for_each(|document| add_scalars(document, &mut scalars));
-    // Each edit reads the text twice.
+    // Each edit parses the text twice.
     for scalar in scalars.into_iter().take(8) {
         let _ = edit::replace(text, &scalar, "registry.example/drivers/x@sha256:0");
     }

@@ -1,4 +1,4 @@
-//! Layers and packages over each other.
+//! Tests of layers and packages that are unpacked on top of each other.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
@@ -10,7 +10,7 @@ use super::{
     *,
 };
 
-/// What the layers make, in a directory inside another, so that an escape would be seen.
+/// Unpacks the layers into a directory nested in another one, so that the test would notice an escape.
 fn image(layers: &[&[Item<'_>]], limits: Limits) -> (TempDir, Result<(), UnpackError>) {
     let outer = tempfile::tempdir().unwrap();
     let (work, dest) = (tempfile::tempdir().unwrap(), outer.path().join("a/dest"));
@@ -34,7 +34,7 @@ fn made(layers: &[&[Item<'_>]]) -> (TempDir, PathBuf) {
     (outer, dest)
 }
 
-/// Every path of a tree, with what a file holds or where a link leads.
+/// Lists every path of a tree, with each file's content and each link's target.
 fn listing(dest: &Path) -> Vec<String> {
     let found = walkdir::WalkDir::new(dest).min_depth(1).sort_by_file_name();
     let line = |entry: walkdir::DirEntry| {
@@ -68,7 +68,7 @@ fn upper_layers_replace_and_delete() {
             Item::File("bin/.wh.b", 0o644, b""),
             Item::Hardlink("bin/same", "bin/a"),
             Item::File(".wh.gone", 0o644, b""),
-            // What this layer has itself stays, before and behind the whiteout.
+            // The whiteout keeps this layer's own entries, both before and after it.
             Item::File("opaque/kept/new", 0o644, b"n"),
             Item::File("opaque/.wh..wh..opq", 0o644, b""),
             Item::File("opaque/later", 0o644, b"n"),
@@ -142,7 +142,7 @@ fn ways_lead_through_links_and_never_out() {
             Item::File("lib/.wh.gone", 0o644, b""),
             Item::Hardlink("up/up/e", "abs/c"),
         ],
-        // The directory takes the place of the link: what came through it stays where it is.
+        // The directory replaces the link. Files written through the link stay where they are.
         &[Item::Dir("lib/", 0o755), Item::File("lib/f", 0o644, b"6")],
     ]);
     assert_eq!(
@@ -185,7 +185,7 @@ fn all_layers_have_one_budget() {
         let result = image(&[layer, layer], tight).1;
         assert!(matches!(result, Err(UnpackError::Limit(_))), "{result:?}");
     }
-    // A link makes no way longer than the limit.
+    // A path through a link is held to the same depth limit.
     let deep: &[Item<'_>] = &[Item::Symlink("l", "a/b/c"), Item::File("l/d/e", 0o644, b"")];
     assert!(matches!(image(&[deep], limits).1, Err(UnpackError::Limit(_))));
 }
@@ -207,7 +207,7 @@ fn packages_share_directories_that_are_links() {
     let mode = std::fs::metadata(outer.path().join("usr/lib/x")).unwrap().permissions().mode();
     assert_eq!(mode & 0o7777, 0o750);
     assert!(matches!(package(&[Item::Special("./x", EntryType::Char)]), Err(UnpackError::Kind(..))));
-    // Nothing of a package deletes.
+    // Packages have no whiteouts.
     package(&[Item::File("./usr/.wh.lib", 0o644, b"")]).unwrap();
     assert!(outer.path().join("usr/lib/x/a").exists());
 }
@@ -227,7 +227,7 @@ proptest! {
             })
             .collect();
         let (lower, upper) = items.split_at(items.len() / 2);
-        // It looks at what is beside the tree.
+        // `image` asserts that nothing appeared next to the tree.
         let _ = image(&[lower, upper], Limits::default());
     }
 }

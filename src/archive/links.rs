@@ -1,4 +1,4 @@
-//! Symbolic links inside a tree: what they say, and where they lead.
+//! Symbolic links inside a tree: builds and resolves link targets without leaving the tree.
 
 use std::{
     ffi::OsString,
@@ -8,11 +8,11 @@ use std::{
 
 use fs_err as fs;
 
-/// Symbolic links on the way to one file (`MAXSYMLINKS` in the kernel's `include/linux/namei.h`).
+/// Maximum number of symbolic links followed for one path (`MAXSYMLINKS` in the kernel's `include/linux/namei.h`).
 pub(super) const MAX_LINKS: usize = 40;
 
-/// The target of a link in a directory that is to mean a place, both relative to the same root and free of `.`, `..`
-/// and links.
+/// Returns the target for a link in `directory` that points at `place`. Both paths are relative to the same root and free of `.`,
+/// `..` and links.
 pub fn relative(directory: &Path, place: &Path) -> PathBuf {
     let common = directory.iter().zip(place).take_while(|(a, b)| a == b).count();
     let up = directory.iter().skip(common).map(|_| Path::new(".."));
@@ -20,20 +20,20 @@ pub fn relative(directory: &Path, place: &Path) -> PathBuf {
     if target.as_os_str().is_empty() { PathBuf::from(".") } else { target }
 }
 
-/// Does a link at this relative path stay below `top` on the way to its target, other links left aside?
+/// Whether a link at this relative path stays below `top` at each step toward its target. Other links are not followed.
 pub fn stays_below(top: &Path, link: &Path, target: &Path) -> bool {
     let mut place = link.parent().unwrap_or(Path::new("")).to_owned();
     target.is_relative() && target.components().all(|part| step(&mut place, part) && place.starts_with(top))
 }
 
-/// Where a link in this directory leads, other links left aside, both relative to the same root; `None` when that is
-/// above it.
+/// Returns where a link in this directory leads, relative to the same root, without following other links. Returns `None` when
+/// the target is above the root.
 pub fn target_of(directory: &Path, target: &Path) -> Option<PathBuf> {
     let mut place = if target.is_absolute() { PathBuf::new() } else { directory.to_owned() };
     target.components().all(|part| step(&mut place, part)).then_some(place)
 }
 
-/// Goes on by one part of a path; `false` where that leads above the root.
+/// Advances by one path component; returns `false` when that leads above the root.
 fn step(place: &mut PathBuf, part: Component<'_>) -> bool {
     match part {
         Component::Normal(name) => place.push(name),
@@ -44,8 +44,8 @@ fn step(place: &mut PathBuf, part: Component<'_>) -> bool {
     true
 }
 
-/// Resolves a path inside `root` as if that were `/`. The result is relative to `root` and holds no link; `None` when
-/// something on the way is not there.
+/// Resolves a path inside `root` as if `root` were `/`. The result is relative to `root` and contains no links. Returns `None`
+/// when a component does not exist.
 pub fn resolve(root: &Path, path: &Path) -> io::Result<Option<PathBuf>> {
     let mut waiting: Vec<OsString> = components(path);
     let mut found = PathBuf::new();
@@ -60,7 +60,7 @@ pub fn resolve(root: &Path, path: &Path) -> io::Result<Option<PathBuf>> {
         let metadata = match fs::symlink_metadata(&place) {
             Ok(metadata) => metadata,
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-                // Trees in the cache have no `lib` of their own, as on a machine with a merged /usr.
+                // Trees in the cache have no `lib` directory; a machine with a merged /usr has it as a link to `usr/lib`.
                 if found == Path::new("lib") {
                     waiting.extend(["lib".into(), "usr".into()]);
                     found.clear();
@@ -90,7 +90,7 @@ pub fn resolve(root: &Path, path: &Path) -> io::Result<Option<PathBuf>> {
     Ok(Some(found))
 }
 
-/// The path's names, last first, `..` among them.
+/// Returns the path's components in reverse order, including `..`.
 pub(super) fn components(path: &Path) -> Vec<OsString> {
     path.components()
         .rev()

@@ -1,10 +1,10 @@
-//! Pure: the header of a self-extracting archive: a shell script made by `makeself`, with a tar behind it. The script
-//! is never run.
+//! Pure: parses the header of a self-extracting archive: a shell script made by `makeself`, followed by a tar. farrier never runs
+//! the script.
 //!
-//! What it says is read from its assignments (<https://makeself.io>): `skip`, the header's lines; `totalsize`, the
-//! archive's bytes; `CRCsum` (that of `cksum`), `MD5` and `SHA` (SHA-256) of the archive. A sum of zeros is none.
-//! NVIDIA's installers come from a makeself of their own ("1.6.0-nv"), which names no size and counts in `skip`
-//! the line that the archive begins in.
+//! The parser reads the script's assignments (<https://makeself.io>): `skip` is the number of header lines and `totalsize` the
+//! archive's size in bytes. `CRCsum` (as computed by `cksum`), `MD5` and `SHA` (SHA-256) are checksums of the archive; a checksum
+//! of zeros means none. NVIDIA builds its installers with a modified makeself ("1.6.0-nv"). That version states no size, and its
+//! `skip` includes the line in which the archive begins.
 
 use crc::{CRC_32_CKSUM, Crc, Digest as CrcDigest, Table};
 use md5::Md5;
@@ -12,50 +12,50 @@ use sha2::{Digest as _, Sha256};
 
 use super::Format;
 
-/// Longest header that is read: NVIDIA's are below 100 KiB, one with a licence text in it not much above.
+/// Maximum length of a header. NVIDIA's are below 100 KiB; one with a license text is not much longer.
 pub(super) const LONGEST: usize = 4 << 20;
 
 static CKSUM: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_CKSUM);
 
-/// Does a file that starts so have such a header?
+/// Whether a file that begins with `start` has a makeself header.
 pub(super) fn is_one(start: &[u8]) -> bool {
     start.starts_with(b"#!") && start.windows(8).any(|window| window.eq_ignore_ascii_case(b"makeself"))
 }
 
-/// What the header says.
+/// A parsed header.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Header {
-    /// Bytes before the archive.
+    /// Offset of the archive in the file, in bytes.
     pub(super) offset: usize,
-    /// The archive's form.
+    /// Format of the archive.
     pub(super) format: Format,
     pub(super) stated: Stated,
 }
 
-/// What it states of the archive.
+/// Size and checksums of the archive, as stated by the header.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stated {
-    /// Bytes.
+    /// Size in bytes.
     pub(super) size: Option<u64>,
-    /// Sums, as it writes them.
+    /// Checksums as written in the header.
     crc: Option<String>,
     md5: Option<String>,
     sha256: Option<String>,
 }
 
-/// Why a header is of no use.
+/// Reason why a header cannot be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unreadable {
-    /// The file ends in it.
+    /// The file ends inside the header.
     Short,
-    /// It does not say where the archive begins.
+    /// The header does not state where the archive begins.
     NoSkip,
-    /// What is behind it is no archive of a known form.
+    /// No archive of a known format follows the header.
     Form,
 }
 
 impl Header {
-    /// Reads the file's first [`LONGEST`] bytes, or all of it.
+    /// Parses a header from the file's first [`LONGEST`] bytes, or from all of a shorter file.
     pub(super) fn parse(start: &[u8]) -> Result<Self, Unreadable> {
         let mut stated = Stated::default();
         let skip = start
@@ -63,7 +63,7 @@ impl Header {
             .find_map(|line| stated.read(line))
             .ok_or(if start.len() < LONGEST { Unreadable::Short } else { Unreadable::NoSkip })?;
         let skip = usize::try_from(skip).map_err(|_| Unreadable::NoSkip)?;
-        // makeself's own count first; in NVIDIA's the archive is in the last line that is counted.
+        // Try upstream makeself's count first. In NVIDIA's, the archive begins in the last counted line.
         let mut ends =
             start.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(place, _)| place + 1);
         let one_less = ends.by_ref().nth(skip.saturating_sub(2)).ok_or(Unreadable::Short)?;
@@ -76,14 +76,14 @@ impl Header {
             Some(offset) if offset < start.len() => Unreadable::Form,
             _ => Unreadable::Short,
         })?;
-        // makeself writes `skip` last, NVIDIA's first: what counts is anywhere in the header.
+        // makeself writes `skip` last, NVIDIA's version first. The other assignments can be anywhere in the header.
         for line in start[..offset].split(|byte| *byte == b'\n') {
             stated.read(line);
         }
         Ok(Self { offset, format, stated })
     }
 
-    /// Something to feed the archive to.
+    /// Returns an accumulator for the archive's checksums.
     pub(super) fn sums(&self) -> Sums {
         Sums {
             stated: self.stated.clone(),
@@ -96,7 +96,7 @@ impl Header {
 }
 
 impl Stated {
-    /// Takes in a line; the value of `skip` where it is that.
+    /// Parses one line; returns the value if the line assigns `skip`.
     fn read(&mut self, line: &[u8]) -> Option<u64> {
         let (name, value) = assignment(line)?;
         match name {
@@ -111,7 +111,7 @@ impl Stated {
     }
 }
 
-/// `name=value`, at the start of a line, the value bare or in double quotes.
+/// Splits `name=value`. The value is bare or in double quotes.
 fn assignment(line: &[u8]) -> Option<(&str, &str)> {
     if line.len() > 200 {
         return None;
@@ -121,13 +121,13 @@ fn assignment(line: &[u8]) -> Option<(&str, &str)> {
     Some((name, value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap_or(value)))
 }
 
-/// A checksum: at most so many digits; several (of an archive in parts) or zeros are none.
+/// Parses a checksum of at most `digits` digits. Returns `None` for zeros, and for several checksums (of an archive in parts).
 fn sum(value: &str, digits: usize) -> Option<String> {
     let plain = !value.is_empty() && value.len() <= digits && value.bytes().all(|b| b.is_ascii_hexdigit());
     (plain && value.bytes().any(|b| b != b'0')).then(|| value.to_ascii_lowercase())
 }
 
-/// The sums of an archive that is read.
+/// Running checksums of the archive.
 pub(super) struct Sums {
     stated: Stated,
     crc: CrcDigest<'static, u32, Table<16>>,
@@ -136,7 +136,7 @@ pub(super) struct Sums {
     bytes: u64,
 }
 
-/// A sum that differs.
+/// A checksum that differs from the stated one.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Differs {
     pub(super) kind: &'static str,
@@ -145,7 +145,7 @@ pub(super) struct Differs {
 }
 
 impl Sums {
-    /// Takes in a part of the archive.
+    /// Adds a chunk of the archive.
     pub(super) fn update(&mut self, bytes: &[u8]) {
         let Self { stated, crc, md5, sha256, bytes: count } = self;
         *count += bytes.len() as u64;
@@ -160,10 +160,10 @@ impl Sums {
         }
     }
 
-    /// Compares, once all of the archive was taken in.
+    /// Compares the checksums; call it after the last chunk.
     pub(super) fn verify(self) -> Result<(), Differs> {
         let Self { stated, mut crc, md5, sha256, bytes } = self;
-        // cksum goes on with the length, the lowest byte first, as far as it is not 0.
+        // cksum appends the length, lowest byte first, without leading zero bytes.
         let length = bytes.to_le_bytes();
         let used = length.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         crc.update(&length[..used]);
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn sums_are_those_of_cksum_and_md5sum() {
-        // `printf abc | cksum` and `md5sum`.
+        // Expected values from `printf abc | cksum` and `md5sum`.
         let stated = Stated {
             crc: Some("1219131554".to_owned()),
             md5: Some("900150983cd24fb0d6963f7d28e17f72".to_owned()),

@@ -1,4 +1,5 @@
-//! Adapter: unpacking of untrusted archives.
+//! Adapter: unpacks untrusted archives. Entries cannot escape the destination directory, and limits bound what an archive may
+//! contain.
 
 pub mod links;
 mod makeself;
@@ -23,14 +24,14 @@ use tree::Tree;
 
 use crate::oci::{Extensions, LayerReader, MAX_NAME, NameError, Names, Whiteout};
 
-/// Bounds on what an archive may hold.
+/// Limits on the content of an archive.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Entries.
+    /// Maximum number of entries.
     pub entries: u64,
-    /// Bytes of all files together, unpacked.
+    /// Maximum total size of all files, unpacked, in bytes.
     pub bytes: u64,
-    /// Path components of one entry.
+    /// Maximum number of path components of an entry.
     pub depth: usize,
 }
 
@@ -41,90 +42,90 @@ impl Default for Limits {
     }
 }
 
-/// What unpacking comes to.
+/// Result of unpacking.
 pub type Result<T, E = UnpackError> = std::result::Result<T, E>;
 
-/// Why an archive was not unpacked.
+/// Reason why an archive was not unpacked.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say what the fields are")]
+#[expect(missing_docs, reason = "the error messages explain the fields")]
 pub enum UnpackError {
-    /// A path that leaves the destination, is absolute, or holds `..`.
+    /// The path leaves the destination, is absolute, or contains `..`.
     #[error("entry {0:?} would be outside the archive's own tree")]
     Outside(String),
-    /// A path that leads through a symbolic link of the same archive.
+    /// The path leads through a symbolic link of the same archive.
     #[error("entry {0:?} would be written through a symbolic link")]
     ThroughLink(String),
-    /// A device, a socket, a FIFO.
+    /// The entry is a device, socket or FIFO.
     #[error("entry {0:?} is a {1}, which no source or payload holds")]
     Kind(String, &'static str),
-    /// Over a limit.
+    /// The archive exceeds a limit.
     #[error("archive holds more than {0}")]
     Limit(String),
-    /// Truncated or damaged.
+    /// The archive is truncated or damaged.
     #[error("archive is damaged or truncated")]
     Damaged(#[source] io::Error),
-    /// Less than its own header says.
+    /// The archive is shorter than its header states.
     #[error("archive is truncated: its header says that {stated} bytes follow, the file has {found}")]
     Truncated { stated: u64, found: u64 },
-    /// Other bytes than its own header says.
+    /// A checksum differs from the one in the archive's header.
     #[error("archive is damaged or truncated: its {kind} is {found}, its header says {stated}")]
     Sum { kind: &'static str, found: String, stated: String },
-    /// A form that farrier does not unpack.
+    /// farrier does not unpack this form of archive.
     #[error("archive cannot be unpacked: {0}")]
     Unsupported(&'static str),
-    /// The program that unwraps it cannot be run.
+    /// The program that extracts the tar cannot be run.
     #[error("start {0}")]
     Start(&'static str, #[source] io::Error),
-    /// The archive cannot be opened, or a file of it cannot be written.
+    /// The archive cannot be opened, or one of its files cannot be written.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// How an archive is unpacked.
+/// Options for unpacking an archive.
 #[derive(Clone, Copy)]
 pub struct Options<'a> {
-    /// What it may hold.
+    /// Limits on the content.
     pub limits: Limits,
-    /// Which entries are unpacked, by name. The bytes of the others count only against [`PASSED_OVER`] times the limit.
+    /// Filter by entry name. Skipped entries count only toward [`PASSED_OVER`] times [`Limits::bytes`].
     pub wanted: &'a dyn Fn(&Path) -> bool,
-    /// What entries mean for what is there already.
+    /// Treatment of files that already exist in the destination.
     pub manner: Manner,
-    /// The work ends with an error soon after this becomes true.
+    /// Cancels the work: unpacking fails soon after this becomes true.
     pub stop: &'a AtomicBool,
 }
 
 impl Default for Options<'_> {
-    /// Everything, within the default limits.
+    /// Unpacks everything, within the default limits.
     fn default() -> Self {
         static NEVER: AtomicBool = AtomicBool::new(false);
         Self { limits: Limits::default(), wanted: &|_| true, manner: Manner::Alone, stop: &NEVER }
     }
 }
 
-/// The forms that [`unpack_file`] knows.
+/// Archive formats that [`unpack_file`] supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// An uncompressed tar.
     Tar,
-    /// A tar in gzip, of one or more members.
+    /// A gzip-compressed tar of one or more members.
     Gzip,
-    /// A tar in xz.
+    /// An xz-compressed tar.
     Xz,
-    /// A tar in Zstandard.
+    /// A Zstandard-compressed tar.
     Zstd,
-    /// A Debian binary package; its files are what is unpacked.
+    /// A Debian binary package; its files are unpacked.
     Deb,
-    /// An RPM package, binary or source; its files are what is unpacked.
+    /// A binary or source RPM package; its files are unpacked.
     Rpm,
-    /// A self-extracting archive made by `makeself` (`.run`); the tar behind its script is what is unpacked.
+    /// A self-extracting archive made by `makeself` (`.run`); the tar after its script is unpacked.
     Makeself,
 }
 
 impl Format {
-    /// Bytes that tell the form: in NVIDIA's installers the word `Makeself` is about 700 bytes from the start.
+    /// Number of bytes needed to detect a format. In NVIDIA's installers the word `Makeself` is about 700 bytes from the start.
     const START: usize = 4096;
 
-    /// Tells the form by a file's first bytes (4 KiB suffice, or all of a shorter one).
+    /// Detects the format from a file's first bytes: 4 KiB, or all of a shorter file.
     pub fn detect(start: &[u8]) -> Option<Self> {
         const MAGIC: [(&[u8], Format); 5] = [
             (b"\x1f\x8b", Format::Gzip),
@@ -137,11 +138,11 @@ impl Format {
         if makeself::is_one(start.get(..Self::START).unwrap_or(start)) {
             return Some(Self::Makeself);
         }
-        // POSIX and GNU tar write this at the same place of an entry's header.
+        // POSIX and GNU tar both write this magic at offset 257 of an entry's header.
         compressed.or_else(|| (start.get(257..262)? == b"ustar").then_some(Self::Tar))
     }
 
-    /// Tells the form of a file; `None` for one that is no archive.
+    /// Detects the format of a file; returns `None` if the file is not an archive.
     pub fn of(path: &Path) -> io::Result<Option<Self>> {
         let mut start = Vec::with_capacity(Self::START);
         File::open(path)?.take(Self::START as u64).read_to_end(&mut start)?;
@@ -149,27 +150,28 @@ impl Format {
     }
 }
 
-/// Unpacks a tar stream (not compressed) into `dest`, which exists. Regular files, directories, hard
-/// and symbolic links; modes kept without set-id bits, times kept, owners not kept. A symbolic link may
-/// point anywhere, but nothing is ever written through one. What was written before an error stays: give
-/// it a directory that is thrown away then.
+/// Unpacks an uncompressed tar stream into the existing directory `dest`.
+///
+/// Accepts regular files, directories, hard links and symbolic links. Modes are kept without set-id bits, modification times are
+/// kept, owners are not. A symbolic link may point anywhere, but nothing is ever written through one. On an error, entries
+/// unpacked so far remain: pass a directory that the caller discards on failure.
 pub fn unpack_tar(reader: impl Read, dest: &Path, limits: &Limits) -> Result<()> {
     unpack_stream(reader, dest, &Options { limits: *limits, ..Options::default() })
 }
 
-/// The same as the options say.
+/// Unpacks an uncompressed tar stream with the given options; see [`unpack_tar`].
 pub fn unpack_stream(reader: impl Read, dest: &Path, options: &Options<'_>) -> Result<()> {
     unpack_counted(reader, dest, options).map(drop)
 }
 
-/// The same; what is left of the limits.
+/// Unpacks a stream and returns the remaining limits.
 fn unpack_counted(reader: impl Read, dest: &Path, options: &Options<'_>) -> Result<Limits> {
     let Options { limits, wanted, manner, stop: _ } = options;
     let mut archive = tar::Archive::new(Counted { inner: reader, bytes: 0 });
     let mut tree = Tree::new(dest, limits.depth, *manner);
     let mut extensions = Extensions::default();
     let (mut entries, mut bytes, mut end) = (0, 0, 0);
-    // Raw: the crate's own handling of long names reads them into memory without a bound.
+    // Raw mode, because the crate reads long names into memory without a limit.
     for entry in archive.entries().map_err(UnpackError::Damaged)?.raw(true) {
         let mut entry = entry.map_err(UnpackError::Damaged)?;
         end = entry.raw_file_position().saturating_add(entry.size()).next_multiple_of(BLOCK);
@@ -200,13 +202,13 @@ fn unpack_counted(reader: impl Read, dest: &Path, options: &Options<'_>) -> Resu
         return Err(truncated());
     }
     let mut stream = archive.into_inner();
-    // The crate takes an end of file between two entries for the end of the archive; a whole one goes on
-    // with a block of zeros.
+    // The crate takes an end of file between two entries for the end of the archive. A complete archive continues with a block of
+    // zeros.
     if stream.bytes < end.saturating_add(BLOCK) {
         return Err(truncated());
     }
-    // Read on to the end: the checksums of a compressed stream come last, and a program that writes into
-    // a pipe must be able to finish.
+    // Read to the end: the checksums of a compressed stream come last, and a program that writes into a pipe must be able to
+    // finish.
     let rest = io::copy(&mut stream.by_ref().take(limits.bytes), &mut io::sink());
     if rest.map_err(UnpackError::Damaged)? >= limits.bytes {
         return Err(too_big(limits));
@@ -214,12 +216,12 @@ fn unpack_counted(reader: impl Read, dest: &Path, options: &Options<'_>) -> Resu
     Ok(Limits { entries: limits.entries - entries, bytes: limits.bytes - bytes, ..*limits })
 }
 
-/// The sum of both, which the limit allows.
+/// Adds `more` to `bytes`, or fails if the sum exceeds the limit.
 fn within(limits: &Limits, bytes: u64, more: u64) -> Result<u64> {
     bytes.checked_add(more).filter(|sum| *sum <= limits.bytes).ok_or_else(|| too_big(limits))
 }
 
-/// Gives the bytes of the file that a hard link names once more: what reads the tree finds them once more, too.
+/// Unpacks one entry. For a hard link, returns the size of the linked file: programs that read the tree read these bytes again.
 fn unpack_entry(tree: &mut Tree<'_>, names: &Names, entry: &mut tar::Entry<'_, impl Read>) -> Result<u64> {
     let mode = entry.header().mode().map_err(UnpackError::Damaged)?;
     if tree.manner() == Manner::Layer
@@ -229,7 +231,7 @@ fn unpack_entry(tree: &mut Tree<'_>, names: &Names, entry: &mut tar::Entry<'_, i
         return Ok(0);
     }
     match entry.header().entry_type() {
-        // Before POSIX a directory was a file whose name ends in a slash.
+        // Before POSIX, a directory was a regular file whose name ends in a slash.
         EntryType::Regular if names.path.as_encoded_bytes().ends_with(b"/") => {
             tree.directory(&names.path, mode)?;
         }
@@ -241,7 +243,7 @@ fn unpack_entry(tree: &mut Tree<'_>, names: &Names, entry: &mut tar::Entry<'_, i
         EntryType::Symlink => tree.symlink(&names.path, &names.link)?,
         EntryType::Link => {
             let again = tree.hard_link(&names.path, &names.link)?;
-            // Packages and layers have many of them, and are neither packed nor sent as they are here.
+            // Packages and layers contain many hard links. Their unpacked trees are neither packed nor sent as they are.
             return Ok(if tree.manner() == Manner::Alone { again } else { 0 });
         }
         EntryType::Char | EntryType::Block | EntryType::Fifo if tree.manner() == Manner::Layer => {
@@ -254,7 +256,8 @@ fn unpack_entry(tree: &mut Tree<'_>, names: &Names, entry: &mut tar::Entry<'_, i
     Ok(0)
 }
 
-/// As [`unpack_tar`], for a file in one of the known [formats](Format) (told by its first bytes).
+/// Unpacks a file in one of the supported [formats](Format), detected from its first bytes. Entries are treated as in
+/// [`unpack_tar`].
 pub fn unpack_file(archive: &Path, dest: &Path, options: &Options<'_>) -> Result<()> {
     let file = || File::open(archive).map(|inner| Stoppable { inner, stop: options.stop });
     match Format::of(archive)? {
@@ -264,11 +267,11 @@ pub fn unpack_file(archive: &Path, dest: &Path, options: &Options<'_>) -> Result
             unpack_output(command, "dpkg-deb", dest, options)
         }
         Some(Format::Rpm) => {
-            // RPM's own tool reads every form of package and compression, and only turns one archive into another. libarchive's
-            // bsdtar makes empty files of those with several names: RPM has their content with the last name.
+            // rpm2archive reads every form of package and compression, and only converts one archive into another. libarchive's
+            // bsdtar writes empty files for hard-linked names: RPM stores their content with the last name.
             let mut command = Command::new("rpm2archive");
             let (package, _) = File::open(archive)?.into_parts();
-            // No configuration of the user's.
+            // Keeps RPM from reading the user's configuration.
             command.args(["--nocompression", "-"]).stdin(package).env("HOME", "/");
             unpack_output(command, "rpm2archive", dest, options)
         }
@@ -281,14 +284,14 @@ pub fn unpack_file(archive: &Path, dest: &Path, options: &Options<'_>) -> Result
     }
 }
 
-/// As [`unpack_file`], for an image's layer (plain, gzip or Zstandard).
+/// Unpacks an image layer (uncompressed, gzip or Zstandard) in the way of [`unpack_file`].
 pub fn unpack_layer(layer: &Path, dest: &Path, options: &Options<'_>) -> Result<()> {
     let tar = LayerReader::new(File::open(layer)?).map_err(UnpackError::Damaged)?;
     unpack_stream(tar, dest, options)
 }
 
-/// The root file system that an image's layers make, the lowest first, within one budget. Everything becomes the caller's; set-id
-/// bits and devices are left out.
+/// Unpacks an image's layers into a root file system, lowest layer first, within one shared limit. All files are owned by the
+/// caller; set-id bits and devices are omitted.
 pub fn unpack_image(layers: &[PathBuf], dest: &Path, options: &Options<'_>) -> Result<()> {
     let mut options = Options { manner: Manner::Layer, ..*options };
     for layer in layers {
@@ -299,12 +302,12 @@ pub fn unpack_image(layers: &[PathBuf], dest: &Path, options: &Options<'_>) -> R
     Ok(())
 }
 
-/// A tar, compressed or not.
+/// Unpacks a tar, compressed or not.
 fn unpack_compressed(format: Format, file: impl Read, dest: &Path, options: &Options<'_>) -> Result<()> {
     unpack_stream(decoder(format, file)?, dest, options)
 }
 
-/// What is in a file, whether it is compressed (gzip, xz, Zstandard) or not.
+/// Returns a reader of a file's content, decompressed if the file is in gzip, xz or Zstandard.
 pub fn decompressed<'a>(path: &Path, stop: &'a AtomicBool) -> Result<Box<dyn BufRead + 'a>> {
     let file = Stoppable { inner: File::open(path)?, stop };
     let format = Format::of(path)?.filter(|format| [Format::Gzip, Format::Xz, Format::Zstd].contains(format));
@@ -330,7 +333,7 @@ fn decoder<'a>(format: Format, file: impl Read + 'a) -> Result<Box<dyn Read + 'a
     })
 }
 
-/// The tar behind a shell script, once its size and sums are what the script says.
+/// Unpacks the tar after a makeself script, once its size and checksums match the script's header.
 fn unpack_makeself(mut file: Stoppable<'_, File>, dest: &Path, options: &Options<'_>) -> Result<()> {
     let mut start = Vec::new();
     file.by_ref().take(makeself::LONGEST as u64).read_to_end(&mut start).map_err(UnpackError::Damaged)?;
@@ -369,7 +372,7 @@ fn unpack_makeself(mut file: Stoppable<'_, File>, dest: &Path, options: &Options
     unpack_compressed(header.format, file.take(archive), dest, options)
 }
 
-/// The tar that a program writes.
+/// Unpacks the tar that a program writes to its standard output.
 fn unpack_output(
     mut command: Command,
     program: &'static str,
@@ -387,7 +390,7 @@ fn unpack_output(
         None => Err(failed(io::ErrorKind::BrokenPipe.into())),
     };
     if result.is_err() {
-        // It may be waiting for a reader. Having ended already is no fault.
+        // The program may be waiting for a reader. A program that has already exited is not an error.
         let _ = child.kill();
     }
     let status = child.wait().map_err(failed)?;
@@ -399,13 +402,13 @@ fn unpack_output(
     }
 }
 
-/// What an archive may hold beside what is wanted of it, in multiples of [`Limits::bytes`].
+/// Size limit of an archive including the skipped entries, in multiples of [`Limits::bytes`].
 pub const PASSED_OVER: u64 = 8;
 
-/// A tar is made of blocks of this many bytes.
+/// Size of a tar block in bytes.
 const BLOCK: u64 = 512;
 
-/// Twice what `xz -9` asks for; a file that asks for more is not one that a source comes in.
+/// Twice the memory that `xz -9` needs; source archives do not need more.
 const XZ_MEMORY: u64 = 128 << 20;
 
 fn too_big(limits: &Limits) -> UnpackError {
@@ -422,7 +425,7 @@ impl From<NameError> for UnpackError {
     }
 }
 
-/// What an entry that is refused is called.
+/// Returns the name of an unsupported entry type.
 fn kind(entry_type: EntryType) -> &'static str {
     match entry_type {
         EntryType::Block | EntryType::Char => "device",
@@ -436,7 +439,7 @@ fn truncated() -> UnpackError {
     UnpackError::Damaged(io::ErrorKind::UnexpectedEof.into())
 }
 
-/// Counts what was read.
+/// A reader that counts the bytes read.
 struct Counted<R> {
     inner: R,
     bytes: u64,
@@ -452,9 +455,9 @@ impl<R: Read> Read for Counted<R> {
 
 /// A reader that fails once its flag is true.
 pub struct Stoppable<'a, R> {
-    /// What is read.
+    /// The underlying reader.
     pub inner: R,
-    /// The flag.
+    /// The stop flag.
     pub stop: &'a AtomicBool,
 }
 

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// What a test puts into an archive.
+/// An entry of a test archive.
 pub(super) enum Item<'a> {
     File(&'a str, u32, &'a [u8]),
     Dir(&'a str, u32),
@@ -19,7 +19,7 @@ pub(super) enum Item<'a> {
     Special(&'a str, EntryType),
 }
 
-/// A header whose names are put in as they are: the crate's own setters refuse hostile ones.
+/// Builds a header with unchecked names: the crate's own setters refuse hostile ones.
 fn header(kind: EntryType, name: &str, link: &str, mode: u32, size: u64) -> tar::Header {
     let mut header = tar::Header::new_ustar();
     header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
@@ -50,7 +50,7 @@ pub(super) fn tarball(items: &[Item<'_>]) -> Vec<u8> {
 }
 
 fn unpack(tar: &[u8]) -> (TempDir, Result<(), UnpackError>) {
-    // A directory inside another, so that an escape would be seen.
+    // A directory nested in another one, so that the test would notice an escape.
     let outer = tempfile::tempdir().unwrap();
     std::fs::create_dir(outer.path().join("dest")).unwrap();
     let result = unpack_tar(tar, &outer.path().join("dest"), &Limits::default());
@@ -59,7 +59,7 @@ fn unpack(tar: &[u8]) -> (TempDir, Result<(), UnpackError>) {
     (outer, result)
 }
 
-/// Holes come as zeros, and become holes again.
+/// Archives store holes as zeros; unpacking turns them back into holes.
 #[test]
 fn a_sparse_file_takes_what_it_holds() {
     use std::os::unix::fs::MetadataExt as _;
@@ -103,7 +103,7 @@ fn files_directories_and_links() {
 fn nothing_is_written_outside() {
     for name in ["/etc/evil", "../evil", "a/../../evil", "..", "./"] {
         let (_outer, result) = unpack(&tarball(&[Item::File(name, 0o644, b"x")]));
-        // A file called `./` is a directory of the old form, and the root itself.
+        // A regular file named `./` is an old-style directory entry for the root.
         assert_eq!(matches!(result, Err(UnpackError::Outside(_))), name != "./", "{name}: {result:?}");
     }
 }
@@ -122,7 +122,7 @@ fn nothing_is_written_through_a_link() {
         let (_outer, result) = unpack(&tarball(items));
         assert!(matches!(result, Err(UnpackError::ThroughLink(_))), "{result:?}");
     }
-    // A file that comes after a link of its name takes the link's place.
+    // A file replaces an earlier link of the same name.
     let (outer, result) =
         unpack(&tarball(&[Item::Symlink("name", "../evil"), Item::File("name", 0o644, b"x")]));
     result.unwrap();
@@ -166,7 +166,7 @@ fn limits_hold() {
         let result = unpack_tar(&tar[..], directory.path(), &tight);
         assert!(matches!(result, Err(UnpackError::Limit(_))), "{result:?}");
     }
-    // Zeros without an end behind the archive.
+    // An endless stream of zeros after the archive.
     let endless = tar.chain(io::repeat(0));
     assert!(matches!(unpack_tar(endless, directory.path(), &limits), Err(UnpackError::Limit(_))));
 }
@@ -216,7 +216,7 @@ fn every_truncation_is_seen() {
         let (_outer, result) = unpack(&tar[..length]);
         assert!(matches!(result, Err(UnpackError::Damaged(_))), "{length}: {result:?}");
     }
-    // Some writers put one block of zeros instead of two.
+    // Some writers end the archive with one block of zeros instead of two.
     unpack(&tar[..contents + 512]).1.unwrap();
 }
 
@@ -271,7 +271,7 @@ fn compressed_files_and_their_truncation() {
 fn a_full_disk_is_named() {
     let file = fs_err::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let mut sink = io::LineWriter::new(file);
-    // The system's own answer, so that the error is the one that `hint` looks for.
+    // The operating system's own error, so that the test covers the one that `hint` looks for.
     let error = UnpackError::from(sink.write_all(b"x\n").unwrap_err());
     assert!(matches!(&error, UnpackError::Io(source) if source.kind() == io::ErrorKind::StorageFull));
     assert!(error.to_string().contains("/dev/full"), "{error}");
@@ -291,7 +291,7 @@ proptest! {
     #[test]
     fn any_bytes_do_no_harm(mut bytes in proptest::collection::vec(any::<u8>(), 0..3000), valid in any::<bool>()) {
         if valid {
-            // Damage inside a good archive reaches further than noise does.
+            // Damage inside a valid archive reaches deeper code than noise does.
             let mut tar = tarball(&[Item::File("a/b", 0o644, b"data"), Item::Symlink("c", "a")]);
             for (place, byte) in bytes.iter().enumerate().take(40) {
                 let index = (place * 37 + usize::from(*byte)) % tar.len();
@@ -303,15 +303,15 @@ proptest! {
     }
 }
 
-/// A tree with a driver in it, made into a self-extracting archive by makeself itself.
+/// Makes a self-extracting archive of a driver tree with the real makeself.
 fn makeself(dir: &Path, options: &[&str]) -> PathBuf {
     let tree = dir.join("tree");
     std::fs::create_dir_all(tree.join("kernel-open/nvidia")).unwrap();
     std::fs::write(tree.join("kernel-open/nvidia/nv.c"), "int nv;\n").unwrap();
-    // More than one buffer, and nothing that can be compressed away.
+    // More than one buffer of incompressible data.
     let noise: Vec<u8> = (0..400_000_u32).map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()[2]).collect();
     std::fs::write(tree.join("blob.bin"), noise).unwrap();
-    // Running it would leave a trace.
+    // Leaves a trace if anything runs it.
     std::fs::write(tree.join("install.sh"), format!("#!/bin/sh\ntouch {}\n", dir.join("ran").display()))
         .unwrap();
     let out = dir.join("driver.run");
@@ -363,7 +363,7 @@ fn a_self_extracting_archive_that_is_cut_or_changed_is_refused_before_anything_i
             archive - 1000
         )
     );
-    // In the header itself.
+    // Truncated inside the header.
     assert_eq!(said(&whole[..5000]), "archive is damaged or truncated");
     let mut damaged = whole.clone();
     damaged[header + 3000] ^= 1;
@@ -374,7 +374,7 @@ fn a_self_extracting_archive_that_is_cut_or_changed_is_refused_before_anything_i
     assert!(text.ends_with("is no tar, plain or in gzip, xz or zstd"), "{text}");
 }
 
-/// Two files with one content: RPM has it with the last of them.
+/// Two hard-linked files: RPM stores the content with the last one.
 #[test]
 fn rpm_packages_are_unpacked() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Adapter: writes entries below a directory, and nowhere else.
+//! Adapter: writes an archive's entries below a directory, and nowhere else.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -15,29 +15,29 @@ use fs_err::{self as fs, File};
 use super::{Result, UnpackError, links};
 use crate::{files::if_there, oci::Whiteout, tree_removal::remove_tree};
 
-/// What an archive's entries mean for what stands there before them.
+/// Treatment of files and directories that already exist in the destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Manner {
-    /// An archive of its own: a way through a symbolic link is refused, and a directory stays one.
+    /// A standalone archive: paths through a symbolic link are refused, and a directory is never replaced.
     #[default]
     Alone,
-    /// A package over those before it: paths lead through links, as `dpkg` has it, a directory that is a link already stays one,
-    /// and a link where there is a directory already takes its place only if that is empty.
+    /// A package on top of earlier ones. Paths lead through links, as with `dpkg`. A directory entry keeps an existing link, and
+    /// a link entry replaces an existing directory only if the directory is empty.
     Package,
-    /// A layer of an image over those below it (OCI image spec, `layer.md`): paths lead through links, any entry replaces
-    /// any other, whiteouts delete, and devices are left out.
+    /// An image layer on top of lower ones (OCI image spec, `layer.md`): paths lead through links, any entry replaces any other,
+    /// whiteouts delete, and devices are omitted.
     Layer,
 }
 
-/// The directory that an archive is unpacked into. No other program writes there meanwhile.
+/// The destination directory of an archive. No other program writes there during unpacking.
 pub(super) struct Tree<'a> {
     root: &'a Path,
     depth: usize,
     manner: Manner,
-    /// Where the directories of entries' names are, both relative, without links in it. Forgotten when a link or a
-    /// directory goes.
+    /// Maps the directories of entries' names to their paths without links, both relative to the root. Cleared when a link or a
+    /// directory is removed.
     real_paths: HashMap<PathBuf, PathBuf>,
-    /// What a layer has written, with all that is above it.
+    /// Paths that the current layer has written, including all their parents.
     written: HashSet<PathBuf>,
     buffer: Vec<u8>,
 }
@@ -48,7 +48,7 @@ impl<'a> Tree<'a> {
         Self { root, depth, manner, real_paths, written, buffer: vec![0; 64 << 10] }
     }
 
-    /// How the entries are meant.
+    /// Returns the treatment of existing files.
     pub(super) fn manner(&self) -> Manner {
         self.manner
     }
@@ -66,7 +66,7 @@ impl<'a> Tree<'a> {
             _ => {}
         }
         let real = self.enter(&path, name)?;
-        // The owner must be able to go on writing, and to delete it.
+        // The owner must be able to write into the directory and to delete it.
         let mode = self.allowed(mode) | 0o700;
         Ok(fs::set_permissions(self.root.join(real), Permissions::from_mode(mode))?)
     }
@@ -80,7 +80,7 @@ impl<'a> Tree<'a> {
         size: u64,
     ) -> Result<()> {
         let path = self.place(name)?;
-        // `create_new` follows no link.
+        // `create_new` does not follow links.
         let mut file = self.instead(&path, || File::create_new(&path))?;
         let (mut left, mut ends_in_hole) = (size, false);
         while left > 0 {
@@ -91,7 +91,7 @@ impl<'a> Tree<'a> {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) => return Err(UnpackError::Damaged(e)),
             };
-            // A sparse file takes no more room here than it did where it was made.
+            // Keep holes, so that a sparse file takes no more disk space here than on its original machine.
             let chunk = &self.buffer[..count];
             ends_in_hole = chunk.iter().all(|byte| *byte == 0);
             if ends_in_hole {
@@ -104,9 +104,9 @@ impl<'a> Tree<'a> {
         if ends_in_hole {
             file.set_len(size)?;
         }
-        // Whoever unpacked a file must be able to read it.
+        // The user who unpacked a file must be able to read it.
         file.set_permissions(Permissions::from_mode(self.allowed(mode) | 0o400))?;
-        // `make` compares times. The end of year 9999; further ones only come from damage or malice.
+        // `make` compares times. The limit is the end of the year 9999; later times only come from damage or malice.
         let modified = Duration::from_secs(modified.min(253_402_300_799));
         Ok(file.set_modified(SystemTime::UNIX_EPOCH + modified)?)
     }
@@ -123,13 +123,13 @@ impl<'a> Tree<'a> {
         Ok(self.instead(&path, || fs::os::unix::fs::symlink(target, &path))?)
     }
 
-    /// Gives the bytes that stand under both names.
+    /// Creates a hard link; returns the size of the linked file.
     pub(super) fn hard_link(&mut self, name: &OsStr, target: &OsStr) -> Result<u64> {
         let lossy = |name: &OsStr| name.to_string_lossy().into_owned();
         let target = self.relative(target)?.ok_or_else(|| UnpackError::Outside(lossy(name)))?;
         let existing = self.root.join(self.real_path(&target, name, false)?);
         let metadata = fs::symlink_metadata(&existing)?;
-        // The call follows no link: in a layer, it is the link itself that gets a second name.
+        // `link` does not follow links: in a layer, a second name is given to the link itself.
         if !(metadata.is_file() || self.manner == Manner::Layer && metadata.is_symlink()) {
             return Err(UnpackError::ThroughLink(lossy(name)));
         }
@@ -140,7 +140,7 @@ impl<'a> Tree<'a> {
         Ok(metadata.len())
     }
 
-    /// Takes away what a whiteout of a layer names, or all that lower layers have in its directory.
+    /// Removes what a whiteout of a layer names: one entry, or all content of lower layers in its directory.
     pub(super) fn white_out(&mut self, name: &OsStr, whiteout: Whiteout<'_>) -> Result<()> {
         let directory = self.place(name)?.parent().map(Path::to_owned).unwrap_or_default();
         Ok(match whiteout {
@@ -149,18 +149,18 @@ impl<'a> Tree<'a> {
         }?)
     }
 
-    /// Takes away what an entry that is left out would replace.
+    /// Removes the existing entry that an omitted entry would replace.
     pub(super) fn leave_out(&mut self, name: &OsStr) -> Result<()> {
         let place = self.place(name)?;
         Ok(self.remove(&place)?)
     }
 
-    /// Set-id bits have no use in what is unpacked, and a sticky one only in a whole root file system.
+    /// Strips set-id bits always, and the sticky bit outside of a whole root file system.
     fn allowed(&self, mode: u32) -> u32 {
         mode & if self.manner == Manner::Alone { 0o777 } else { 0o1777 }
     }
 
-    /// The name as a relative path of plain components; `None` for the root itself.
+    /// Converts the name to a relative path of plain components; returns `None` for the root itself.
     fn relative(&self, name: &OsStr) -> Result<Option<PathBuf>> {
         let outside = || UnpackError::Outside(name.to_string_lossy().into_owned());
         let mut path = PathBuf::new();
@@ -169,7 +169,7 @@ impl<'a> Tree<'a> {
             match component {
                 Component::Normal(part) => path.push(part),
                 Component::CurDir => continue,
-                // Some builders write every name so. It is taken from the image's root.
+                // Some image builders write every name as an absolute path. Such names are relative to the image's root.
                 Component::RootDir if self.manner == Manner::Layer => continue,
                 Component::ParentDir | Component::RootDir | Component::Prefix(_) => return Err(outside()),
             }
@@ -185,7 +185,7 @@ impl<'a> Tree<'a> {
         UnpackError::Limit(format!("{} directories inside each other", self.depth))
     }
 
-    /// Where a new file or link goes, with its parents made.
+    /// Returns the path for a new file or link, and creates its parents.
     fn place(&mut self, name: &OsStr) -> Result<PathBuf> {
         let path =
             self.relative(name)?.ok_or_else(|| UnpackError::Outside(name.to_string_lossy().into_owned()))?;
@@ -201,14 +201,14 @@ impl<'a> Tree<'a> {
         Ok(place)
     }
 
-    /// The path with its parent's links followed; the parents are made if they are to be.
+    /// Resolves links in the path's parent directory; creates the parents if `make` is set.
     fn real_path(&mut self, path: &Path, name: &OsStr, make: bool) -> Result<PathBuf> {
         let parent = path.parent().unwrap_or(Path::new(""));
         let parent = if make { self.enter(parent, name)? } else { self.follow(parent, name, false)? };
         Ok(parent.join(path.file_name().unwrap_or_default()))
     }
 
-    /// Makes the directory and those above it, and says where it is.
+    /// Creates a directory and its parents, and returns its path without links.
     fn enter(&mut self, path: &Path, name: &OsStr) -> Result<PathBuf> {
         if path.as_os_str().is_empty() {
             return Ok(PathBuf::new());
@@ -221,7 +221,7 @@ impl<'a> Tree<'a> {
         Ok(real)
     }
 
-    /// Goes down a path of directories, inside the root whatever links say. What is not there is made, if it is to be.
+    /// Walks down a path of directories; links never lead outside the root. Creates missing directories if `make` is set.
     fn follow(&mut self, path: &Path, name: &OsStr, make: bool) -> Result<PathBuf> {
         let (mut real, mut links) = (PathBuf::new(), 0);
         let mut waiting = links::components(path);
@@ -266,7 +266,7 @@ impl<'a> Tree<'a> {
         Ok(real)
     }
 
-    /// Makes a file or link, in place of an earlier entry's. Few archives name a file twice.
+    /// Creates a file or link, replacing an earlier entry. Few archives contain the same name twice.
     fn instead<T>(&mut self, path: &Path, make: impl Fn() -> io::Result<T>) -> io::Result<T> {
         match make() {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -282,7 +282,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Removes whatever is there, if anything is.
+    /// Removes a file, link or tree, if it exists.
     fn remove(&mut self, path: &Path) -> io::Result<()> {
         let Some(metadata) = if_there(fs::symlink_metadata(path))? else { return Ok(()) };
         if metadata.is_file() {
@@ -292,7 +292,7 @@ impl<'a> Tree<'a> {
         remove_tree(path)
     }
 
-    /// Removes what lower layers have at a place; what this one has written stays.
+    /// Removes the content of lower layers at a path; entries written by the current layer stay.
     fn hide(&mut self, path: &Path) -> io::Result<()> {
         if !path.strip_prefix(self.root).is_ok_and(|relative| self.written.contains(relative)) {
             return self.remove(path);

@@ -1,4 +1,4 @@
-//! Pure: what became of each module, from the report and from how the virtual machine ended.
+//! Pure: derives the outcome of each module from the report and from the end of the virtual machine.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::kmod::BootOutcome;
 
-/// An outcome for each step. The kernel must have been heard.
+/// Returns an outcome for each step. The kernel's init must have reported.
 pub(super) fn classify(steps: &[PlannedStep], run: &Run) -> Result<Vec<BootOutcome>> {
     let names: Vec<(&str, bool)> =
         steps.iter().map(|step| (step.name.as_str(), step.payload.is_some())).collect();
@@ -24,8 +24,8 @@ pub(super) fn classify(steps: &[PlannedStep], run: &Run) -> Result<Vec<BootOutco
     Ok(outcomes)
 }
 
-/// A module without the symbols of one that found no hardware, or that was not there to load, cannot be tried: the answer that
-/// it got says nothing about it.
+/// Excuses modules that were refused because a module that they need found no hardware or was not there to load.
+/// Without that module's symbols the refusal says nothing about the module itself.
 fn excuse(steps: &[(&str, &[String])], outcomes: &mut [BootOutcome]) {
     let own: BTreeSet<&str> = steps.iter().map(|(name, _)| *name).collect();
     let needed = steps.iter().flat_map(|(_, needs)| *needs).map(String::as_str);
@@ -47,7 +47,7 @@ fn excuse(steps: &[(&str, &[String])], outcomes: &mut [BootOutcome]) {
     }
 }
 
-/// `steps`: name, and whether it is of the payload.
+/// `steps`: the name, and whether the module belongs to the payload.
 fn outcomes(
     steps: &[(&str, bool)],
     transcript: &Transcript,
@@ -95,9 +95,9 @@ fn outcomes(
 struct Story<'a> {
     steps: &'a [(&'a str, bool)],
     outcomes: Vec<BootOutcome>,
-    /// The step under way.
+    /// The step in progress.
     busy: Option<usize>,
-    /// The step that was under way last: the likeliest cause of later failures.
+    /// The last step that was in progress: the likeliest cause of later failures.
     last: usize,
 }
 
@@ -108,7 +108,7 @@ impl Story<'_> {
 
     fn set(&mut self, step: usize, outcome: BootOutcome) {
         self.busy = None;
-        // What crashes or hangs with one of the kernel's own modules does so with the module that needs it.
+        // Attribute a crash or hang of an in-tree module to the payload module that needs it.
         let fatal = matches!(outcome, BootOutcome::Crashed { .. } | BootOutcome::Hung { .. });
         let of_payload = |&(_, (_, payload)): &(usize, &(&str, bool))| *payload;
         let place = if fatal {
@@ -140,8 +140,8 @@ fn loaded(
             match (initialised, means_no_hardware(known)) {
                 (true, true) => BootOutcome::NotPresent { error, messages },
                 (true, false) => BootOutcome::Failed { error, messages },
-                // Neither is an answer of the loader itself (kernel/module/main.c): the module gave it, on a
-                // kernel that does not trace initialisations.
+                // The loader itself (kernel/module/main.c) never returns these errors. The module returned it, on a
+                // kernel that does not trace init functions.
                 (false, _) if matches!(known, Errno::ENXIO | Errno::ENODEV) => {
                     BootOutcome::NotPresent { error, messages }
                 }
@@ -155,12 +155,12 @@ fn shown(first: &[String], messages: &[String]) -> Vec<String> {
     first.iter().chain(messages.iter().filter(|message| !is_trace(message))).cloned().collect()
 }
 
-/// What initialisations answer where the device, its firmware or the processor's feature is missing.
+/// Whether the error is one that init functions return if the device, its firmware or a processor feature is missing.
 fn means_no_hardware(number: Errno) -> bool {
     matches!(number, Errno::ENOENT | Errno::ENXIO | Errno::ENODEV | Errno::EOPNOTSUPP)
 }
 
-/// An error number by its name, as people look it up.
+/// Returns an error number's symbolic name.
 fn name(number: i32) -> String {
     match Errno::from_raw(number) {
         Errno::UnknownErrno => format!("errno {number}"),
@@ -297,7 +297,7 @@ mod tests {
         let said = ["ENOENT", "ENOENT", "ENOENT", "EINVAL"].map(refused);
         let mut outcomes = vec![absent("ENODEV")];
         outcomes.extend(said);
-        // It lacks no hardware.
+        // This error does not indicate missing hardware.
         outcomes.extend([absent("ENOENT"), refused("ENOENT")]);
         excuse(&steps, &mut outcomes);
         assert_eq!(
@@ -316,10 +316,10 @@ mod tests {
             ("bridge", &video),
             ("camera", &bridge),
             ("own", none),
-            // It has all that it needs, and a symbol that nothing exports.
+            // All that it needs is loaded, but it needs a symbol that nothing exports.
             ("user", &own),
             ("alone", none),
-            // It got as far as to be judged.
+            // The loader got far enough to judge this module.
             ("other", &video),
         ];
         let mut outcomes = ["ENOENT", "ENOENT", "", "ENOENT", "ENOENT", "ENOEXEC"].map(refused);

@@ -1,4 +1,4 @@
-//! Pure: the last lines of a virtual machine's console.
+//! Pure: keeps the last lines of a virtual machine's console.
 
 use std::collections::VecDeque;
 
@@ -6,14 +6,14 @@ use driver_entrypoint::report::is_death;
 
 use crate::text::is_deceptive;
 
-/// Lines that are kept.
+/// Number of lines to keep.
 const LINES: usize = 400;
-/// Bytes of one that are kept.
+/// Number of bytes to keep of each line.
 const LINE: usize = 512;
-/// Lines that are shown.
+/// Number of lines to show.
 const SHOWN: usize = 30;
 
-/// The end of what was written to a console.
+/// The end of a console's output.
 #[derive(Debug, Default)]
 pub(super) struct Console {
     lines: VecDeque<String>,
@@ -21,7 +21,7 @@ pub(super) struct Console {
 }
 
 impl Console {
-    /// Reads on.
+    /// Adds output.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             if byte == b'\n' {
@@ -32,7 +32,7 @@ impl Console {
         }
     }
 
-    /// What comes after is another line.
+    /// Ends the current line, so that further output starts a new one.
     pub(super) fn end_line(&mut self) {
         let line = String::from_utf8_lossy(&self.partial);
         let line: String = line.chars().filter(|c| !is_deceptive(*c)).collect();
@@ -46,13 +46,13 @@ impl Console {
         self.partial.clear();
     }
 
-    /// The last lines.
+    /// Returns the last lines.
     pub(super) fn last_lines(&self) -> Vec<String> {
         let from = self.lines.len().saturating_sub(SHOWN);
         self.lines.iter().skip(from).cloned().collect()
     }
 
-    /// The lines from where the kernel says that it dies; the last ones when it did not say so.
+    /// Returns the lines from the first sign of a kernel crash, or the last lines if there is none.
     pub(super) fn last_words(&self) -> Vec<String> {
         match self.lines.iter().position(|line| is_death(line)) {
             Some(from) => self.lines.iter().skip(from).take(SHOWN).cloned().collect(),
@@ -61,12 +61,12 @@ impl Console {
     }
 }
 
-/// Is it a line of `initcall_debug`, which only farrier asked for?
+/// Whether the line comes from `initcall_debug`, which farrier enables for itself.
 pub(super) fn is_trace(line: &str) -> bool {
     ["calling  ", "initcall ", "PM: Calling "].iter().any(|start| line.starts_with(start))
 }
 
-/// Without `[    1.234567] `.
+/// Removes a timestamp such as `[    1.234567] `.
 fn without_time(line: &str) -> &str {
     let rest = line.strip_prefix('[').and_then(|rest| rest.split_once("] "));
     match rest {

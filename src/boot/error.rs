@@ -1,24 +1,24 @@
-//! Pure: why a boot check came to no result, and what to do about it.
+//! Pure: reasons why a boot check has no result, with hints.
 
 use std::{io, path::PathBuf};
 
 use crate::payload::PayloadError;
 
-/// What a boot check comes to.
+/// Result of a boot check.
 pub type Result<T, E = BootError> = std::result::Result<T, E>;
 
-/// A boot check that came to no result. What becomes of a module is none: see
+/// Reason why a boot check has no result. The outcome of a module is not an error: see
 /// [`BootOutcome`](crate::kmod::BootOutcome).
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say what the fields are")]
+#[expect(missing_docs, reason = "the messages explain the fields")]
 pub enum BootError {
-    /// The static binary is not there.
+    /// The static binary is missing.
     #[error("find driver-entrypoint at {0}")]
     NoEntrypoint(PathBuf),
-    /// The static binary is for other machines, or no such binary.
+    /// The static binary is for another architecture, or is not a valid binary.
     #[error("start driver-entrypoint in a virtual machine")]
     Entrypoint(#[source] PayloadError),
-    /// QEMU is not there; `package` has it.
+    /// QEMU is missing; `package` provides it.
     #[error("start {program}: there is no such program")]
     NoEmulator { program: String, package: &'static str },
     /// QEMU cannot be started.
@@ -27,37 +27,37 @@ pub enum BootError {
     /// QEMU's output cannot be read.
     #[error("read what the virtual machine says")]
     Read(#[source] io::Error),
-    /// A file or directory.
+    /// A file or directory cannot be read or written.
     #[error("prepare the virtual machine")]
     Io(#[from] io::Error),
-    /// A module that cannot be read.
+    /// A module cannot be read.
     #[error("read a module for the virtual machine")]
     Payload(#[from] PayloadError),
-    /// A module that cannot be decompressed, and why.
+    /// A module cannot be decompressed, with the reason.
     #[error("read module {0} for the virtual machine: {1}")]
     Module(PathBuf, String),
-    /// The modules do not fit.
+    /// The modules need more memory than the limit allows.
     #[error("give the virtual machine {needed} MiB of memory: the limit is {limit} MiB")]
     Memory { needed: u64, limit: u64 },
-    /// The kernel did not come as far as its init process: its release, and what the console, or QEMU, said last.
+    /// The kernel did not reach its init process. Holds its release and the last lines of the console or of QEMU.
     #[error("boot kernel {0}: its init process did not report; last lines: {last}", last = .1.join(" | "))]
     NotStarted(String, Vec<String>),
-    /// The image is of another kernel than was asked for.
+    /// The image holds another kernel than the requested one.
     #[error("boot kernel {wanted}: the image says that it is {found}")]
     OtherKernel { wanted: String, found: String },
-    /// The init process could not work.
+    /// The init process failed.
     #[error("work in the virtual machine: {0}")]
     Init(String),
     /// Lines of the report are missing.
     #[error("read the virtual machine's report: lines of it are missing")]
     Incomplete,
-    /// The user, or whoever called, ended it.
+    /// The user or the caller canceled the check.
     #[error("the boot check was cancelled")]
     Cancelled,
 }
 
 impl BootError {
-    /// What to do.
+    /// Hint for the user.
     pub fn hint(&self) -> String {
         let hint = match self {
             Self::NoEmulator { package, .. } => return format!("install {package}, or name the emulator"),

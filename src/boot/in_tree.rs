@@ -1,5 +1,5 @@
-//! The kernel's own modules: where their files are and what they need. Read from the modules themselves, since
-//! an unpacked package has no `modules.dep` before `depmod` has run.
+//! Locates the kernel's in-tree modules and their dependencies. These are read from the modules, because an unpacked
+//! package has no `modules.dep` until `depmod` runs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,20 +17,20 @@ use crate::{
     payload::{self, DecompressionBudget, is_module_file},
 };
 
-/// Bytes of `modules.builtin`; Debian's has 20 kB.
+/// Limit in bytes for `modules.builtin`; Debian's has 20 kB.
 const MAX_INDEX: u64 = 16 << 20;
 
-/// The kernel's own modules.
+/// The kernel's in-tree modules.
 #[derive(Debug, Default)]
 pub(super) struct InTreeModules {
     files: BTreeMap<String, PathBuf>,
-    /// Names of those that are part of the kernel image.
+    /// Names of the modules that are built into the kernel image.
     built_in: BTreeSet<String>,
 }
 
 impl InTreeModules {
-    /// Those below a kernel's module directory. What lies in `kernel/` comes with the kernel and goes before what
-    /// was added to it.
+    /// Finds the modules below a kernel's module directory. Modules in `kernel/` come with the kernel, and take
+    /// precedence over modules that were added later.
     pub(super) fn find(directory: &Path) -> Result<Self> {
         let mut files = BTreeMap::new();
         for entry in walkdir::WalkDir::new(directory).sort_by_file_name() {
@@ -48,22 +48,23 @@ impl InTreeModules {
         Ok(Self { files, built_in: built_in(directory)? })
     }
 
-    /// Puts modules that others brought in the places of the kernel's own.
+    /// Adds the modules of other images. They replace in-tree modules of the same name.
     pub(super) fn replace(&mut self, others: Self) {
         self.files.extend(others.files);
     }
 
-    /// Is a module of this name part of the kernel image?
+    /// Whether a module of this name is built into the kernel image.
     pub(super) fn is_built_in(&self, name: &str) -> bool {
         self.built_in.contains(name)
     }
 
-    /// The file of a module, by its name as `lsmod` shows it.
+    /// Returns the file of a module by its name as `lsmod` shows it.
     pub(super) fn file(&self, name: &str) -> Option<PathBuf> {
         self.files.get(name).cloned()
     }
 
-    /// What a module must find loaded: `depends`, and what `modprobe` loads before it (`softdep` with `pre:`).
+    /// Returns the modules that must be loaded before a module: those in `depends`, and those that `modprobe` loads
+    /// first (`softdep` with `pre:`).
     pub(super) fn needs(&self, file: &Path, budget: &DecompressionBudget) -> Result<Vec<String>> {
         let Some(module) = parse(file, budget)? else { return Ok(Vec::new()) };
         let mut names = needs(&module);
@@ -77,7 +78,8 @@ impl InTreeModules {
         Ok(names)
     }
 
-    /// Modules that offer a cryptographic algorithm, which `softdep` names by it (`libcrc32c` wishes `crc32c`).
+    /// Returns the modules that provide a cryptographic algorithm. A `softdep` can name an algorithm instead of a
+    /// module (`libcrc32c` names `crc32c`).
     fn algorithms(&self, algorithm: &str, budget: &DecompressionBudget) -> Result<Vec<String>> {
         let mut names = Vec::new();
         let cryptographic = |path: &Path| path.components().any(|part| part.as_os_str() == "crypto");
@@ -91,7 +93,7 @@ impl InTreeModules {
     }
 }
 
-/// What `modules.builtin` names, where there is one.
+/// Reads the names in `modules.builtin`, if the file exists.
 fn built_in(directory: &Path) -> Result<BTreeSet<String>> {
     let mut index = InTree::default();
     if let Some(text) = read_start(&directory.join("modules.builtin"), MAX_INDEX)? {
@@ -100,12 +102,12 @@ fn built_in(directory: &Path) -> Result<BTreeSet<String>> {
     Ok(index.builtin)
 }
 
-/// `None` for a file that is no module: it cannot be loaded, and the kernel says so where it matters.
+/// Returns `None` for a file that is not a module. The kernel rejects such a file when it is loaded.
 fn parse(file: &Path, budget: &DecompressionBudget) -> Result<Option<Module>> {
     Ok(Module::parse(&ReadCache::new(open(file, budget)?)).ok())
 }
 
-/// The names in `depends`, as `lsmod` shows them.
+/// Returns the names in `depends`, as `lsmod` shows them.
 pub(super) fn needs(module: &Module) -> Vec<String> {
     let names = module.fields("depends").flat_map(|list| list.split(','));
     names.filter(|name| !name.is_empty()).map(module_name).collect()
@@ -121,7 +123,7 @@ pub(super) fn open(path: &Path, budget: &DecompressionBudget) -> Result<File> {
     }
 }
 
-/// The names between `pre:` and `post:`.
+/// Returns the names between `pre:` and `post:`.
 fn before(softdep: &str) -> Vec<String> {
     let mut in_pre = false;
     let mut names = Vec::new();

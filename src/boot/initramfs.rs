@@ -1,5 +1,5 @@
-//! Writes an initramfs: a cpio archive in the `newc` form
-//! (`Documentation/driver-api/early-userspace/buffer-format.rst`), streamed, not compressed.
+//! Writes an initramfs: an uncompressed cpio archive in the `newc` format
+//! (`Documentation/driver-api/early-userspace/buffer-format.rst`), streamed.
 
 use std::io::{self, Read, Write};
 
@@ -10,34 +10,34 @@ const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
-/// An initramfs that is being written. The parents of an entry must be written before it.
+/// Writer for an initramfs. An entry's parents must be written before the entry.
 pub(super) struct Initramfs<W> {
     out: W,
     inode: u32,
 }
 
 impl<W: Write> Initramfs<W> {
-    /// An empty one.
+    /// Starts an archive.
     pub(super) fn new(out: W) -> Self {
         Self { out, inode: 0 }
     }
 
-    /// A directory.
+    /// Writes a directory.
     pub(super) fn directory(&mut self, name: &str) -> io::Result<()> {
         self.header(name, DIRECTORY | 0o755, 0, (0, 0))
     }
 
-    /// `/dev/console`, which the kernel opens for init before anybody has mounted a `/dev`.
+    /// Writes `/dev/console`, which the kernel opens for init before `/dev` is mounted.
     pub(super) fn console(&mut self) -> io::Result<()> {
         self.header("dev/console", CHARACTER_DEVICE | 0o600, 0, (5, 1))
     }
 
-    /// A file of a few bytes.
+    /// Writes a file from memory.
     pub(super) fn bytes(&mut self, name: &str, mode: u32, bytes: &[u8]) -> io::Result<()> {
         self.file(name, mode, bytes.len() as u64, &mut &*bytes)
     }
 
-    /// A file of `size` bytes; a reader that has fewer is an error.
+    /// Writes a file of `size` bytes. Fails if the reader has fewer bytes.
     pub(super) fn file(&mut self, name: &str, mode: u32, size: u64, reader: &mut dyn Read) -> io::Result<()> {
         if size > MAX_FILE {
             return Err(io::Error::new(
@@ -53,7 +53,7 @@ impl<W: Write> Initramfs<W> {
         self.pad(size)
     }
 
-    /// Writes the end.
+    /// Writes the trailer.
     pub(super) fn finish(mut self) -> io::Result<()> {
         self.header("TRAILER!!!", 0, 0, (0, 0))?;
         self.out.flush()
@@ -74,7 +74,7 @@ impl<W: Write> Initramfs<W> {
         self.pad(110 + length as u64)
     }
 
-    /// Fills up to a multiple of four bytes.
+    /// Pads to a multiple of four bytes.
     fn pad(&mut self, written: u64) -> io::Result<()> {
         io::copy(&mut io::repeat(0).take(written.next_multiple_of(4) - written), &mut self.out).map(drop)
     }
@@ -101,7 +101,7 @@ mod tests {
         bytes
     }
 
-    /// busybox's cpio unpacks what is written here.
+    /// busybox's cpio can unpack the archive.
     #[test]
     fn another_program_unpacks_it() {
         let dir = tempfile::tempdir().unwrap();

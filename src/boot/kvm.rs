@@ -1,5 +1,5 @@
-//! Adapter: is KVM worth a try? Where `/dev/kvm` is there and a guest hangs on it, finding that out takes seconds, so it
-//! is remembered: by the process, and in a file until the machine restarts.
+//! Adapter: decides whether to try KVM. On some machines `/dev/kvm` exists but guests hang, which takes seconds to
+//! detect. Such a failure is remembered in the process, and in a file that is valid until the machine restarts.
 
 use std::{
     fs::{self, OpenOptions},
@@ -11,12 +11,12 @@ use crate::kernel::Architecture;
 
 static FAILS: AtomicBool = AtomicBool::new(false);
 
-/// Changes with each start of the machine.
+/// ID that changes with each boot of the machine.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// The file's name in the directory for what is remembered. It holds the id of the start in which KVM failed.
+/// Name of the file in the memory directory. The file holds the ID of the boot in which KVM failed.
 const FILE: &str = "kvm-fails";
 
-/// Is KVM worth a try for such a guest?
+/// Whether KVM may work for a guest of this architecture.
 pub(super) fn may_work(guest: Architecture, memory: Option<&Path>) -> bool {
     let host = match guest {
         Architecture::Amd64 => cfg!(target_arch = "x86_64"),
@@ -26,7 +26,8 @@ pub(super) fn may_work(guest: Architecture, memory: Option<&Path>) -> bool {
     host && !FAILS.load(Ordering::Relaxed) && opens() && !failed_before(memory)
 }
 
-/// It is not tried again. That this cannot be written down costs seconds later, and nothing else.
+/// Prevents further attempts with KVM. If the file cannot be written, a later process loses seconds with another
+/// attempt.
 pub(super) fn remember_that_it_fails(memory: Option<&Path>) {
     FAILS.store(true, Ordering::Relaxed);
     let (Some(memory), Ok(id)) = (memory, fs::read(BOOT_ID)) else { return };

@@ -1,7 +1,7 @@
 //! Adapter: boots a kernel in a throwaway virtual machine and loads modules in it.
 //!
-//! The machine has no network and no disk. Its initramfs holds `driver-entrypoint` as init, the modules, those
-//! of the kernel's own that they need, and a work list; what happens comes back over a serial port.
+//! The machine has no network and no disk. Its initramfs holds `driver-entrypoint` as init, the modules, the in-tree
+//! modules that they need, and a work list. The machine reports the results over a serial port.
 
 mod classify;
 mod console;
@@ -44,10 +44,10 @@ use initramfs::Initramfs;
 use qemu::{Accelerator, Machine, Run};
 use steps::PlannedStep;
 
-/// The name of the static binary that is init in the virtual machine.
+/// Name of the static binary that runs as init in the virtual machine.
 pub const ENTRYPOINT: &str = "driver-entrypoint";
 
-/// The static binary for an architecture: the given one, else the one beside farrier's own program.
+/// Returns the static binary for an architecture: the given one, or else the one next to farrier's executable.
 pub fn find_entrypoint(given: Option<&Path>, arch: Architecture) -> Result<PathBuf> {
     let beside = || Some(env::current_exe().ok()?.parent()?.join(ENTRYPOINT));
     let path = given.map(Path::to_owned).or_else(beside).unwrap_or_else(|| PathBuf::from(ENTRYPOINT));
@@ -55,7 +55,7 @@ pub fn find_entrypoint(given: Option<&Path>, arch: Architecture) -> Result<PathB
     if path.is_file() { Ok(path) } else { Err(BootError::NoEntrypoint(path)) }
 }
 
-/// The same, where it is known that it runs on that architecture: as init of a virtual machine.
+/// Returns the static binary for an architecture, after checking that it can run there as init of a virtual machine.
 pub async fn find_init(given: Option<&Path>, arch: Architecture) -> Result<PathBuf> {
     let path = find_entrypoint(given, arch)?;
     blocking(move || {
@@ -65,8 +65,8 @@ pub async fn find_init(given: Option<&Path>, arch: Architecture) -> Result<PathB
     .await
 }
 
-/// Boots the kernel, loads the modules and says what became of each. When it returns, with whatever result, or
-/// is dropped, no process and no file is left.
+/// Boots the kernel, loads the modules and reports the outcome of each. Once the function returns or is dropped, no
+/// process and no file remains, whatever the result.
 pub async fn boot_check(request: &BootRequest, cancel: &CancellationToken) -> Result<BootReport> {
     tokio::select! {
         () = cancel.cancelled() => Err(BootError::Cancelled),
@@ -91,7 +91,7 @@ async fn uncancelled(request: &BootRequest) -> Result<BootReport> {
     report(request, &prepared.steps, accelerator, &run, elapsed)
 }
 
-/// With KVM where it works, else in software.
+/// Runs the machine with KVM if that works, otherwise with software emulation.
 async fn start(machine: &Machine<'_>, memory: Option<&Path>) -> Result<(Accelerator, Run)> {
     if kvm::may_work(machine.kernel.arch, memory) {
         match machine.run(Accelerator::Kvm).await {
@@ -137,7 +137,7 @@ fn report(
 }
 
 struct Prepared {
-    /// Removed when this is dropped.
+    /// Deleted on drop.
     _dir: TempDir,
     initramfs: PathBuf,
     memory: u32,
@@ -162,10 +162,10 @@ fn key() -> io::Result<Key> {
     Ok(Key(key))
 }
 
-/// MiB for a kernel, and for an initramfs that is there twice while it is unpacked and a third time when its
-/// modules are loaded.
+/// Returns the memory to give the machine, in MiB: enough for a kernel and three copies of the initramfs. Two copies
+/// exist while the initramfs is unpacked, and a third while its modules are loaded.
 fn memory(initramfs: u64, limit: u32) -> Result<u32> {
-    /// Debian's kernel with all its drivers boots in less than half of it.
+    /// Debian's kernel with all its drivers boots in less than half of this.
     const KERNEL: u64 = 384;
     let needed = KERNEL + 3 * (initramfs >> 20);
     u32::try_from(needed)

@@ -1,31 +1,31 @@
-//! Pure: reads the report that comes out of the virtual machine. Whatever else came over the port, and whoever
-//! wrote it, only lines with the key's code count, each once and in their order.
+//! Pure: reads the report that comes out of the virtual machine. The serial port carries untrusted text from any
+//! source. Only lines with the key's authentication code count, each once and in order.
 
 use driver_entrypoint::report::{Key, MAX_LINE, Record};
 
-/// Records that are kept at most; a check of four thousand modules has a fifth of it.
+/// Maximum number of records to keep. A check of four thousand modules produces a fifth of that.
 const MAX_RECORDS: usize = 100_000;
 
-/// What was heard so far.
+/// Records received so far.
 #[derive(Debug)]
 pub struct Transcript {
     key: Key,
     records: Vec<Record>,
-    /// The number that the next record must have, or more.
+    /// Lowest number that the next record may have.
     next: u64,
-    /// A line without its end yet.
+    /// An incomplete line.
     partial: Vec<u8>,
-    /// The line under way is too long to be one of the report.
+    /// Whether the current line is too long for a record and is being skipped.
     skipping: bool,
 }
 
 impl Transcript {
-    /// Of nothing yet.
+    /// Creates an empty transcript.
     pub fn new(key: Key) -> Self {
         Self { key, records: Vec::new(), next: 0, partial: Vec::new(), skipping: false }
     }
 
-    /// Reads on; true when there was a record in it.
+    /// Adds output. Returns whether it completed a record.
     pub fn push(&mut self, bytes: &[u8]) -> bool {
         let before = self.records.len();
         for part in bytes.split_inclusive(|&byte| byte == b'\n') {
@@ -52,19 +52,19 @@ impl Transcript {
             return;
         }
         let Some((number, record)) = Record::parse(line, &self.key) else { return };
-        // A lower number is a repeated line.
+        // A lower number means a repeated line.
         if let (true, Some(next)) = (number >= self.next, number.checked_add(1)) {
             self.next = next;
             self.records.push(record);
         }
     }
 
-    /// The records, in their order.
+    /// Records in the order of their numbers.
     pub fn records(&self) -> &[Record] {
         &self.records
     }
 
-    /// The release of the kernel, once its init process was heard.
+    /// Release of the kernel, once its init process has reported.
     pub fn kernel(&self) -> Option<&str> {
         self.records.iter().find_map(|record| match record {
             Record::Hello { kernel, .. } => Some(kernel.as_str()),
@@ -72,12 +72,12 @@ impl Transcript {
         })
     }
 
-    /// Was the last record heard?
+    /// Whether the last record has arrived.
     pub fn ended(&self) -> bool {
         matches!(self.records.last(), Some(Record::End(_)))
     }
 
-    /// Was every record heard, from the first to the last one so far?
+    /// Whether no record is missing between the first one and the latest one.
     pub fn complete(&self) -> bool {
         self.next == self.records.len() as u64
     }

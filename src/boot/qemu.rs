@@ -1,6 +1,6 @@
-//! Runs QEMU. The report comes out of its standard output, the kernel's console and its own words out of its
-//! standard error; it opens no socket, no display and no network, its own sandbox (seccomp) is on, and it dies with the
-//! future that runs it.
+//! Runs QEMU. The report arrives on standard output; the kernel's console and QEMU's messages arrive on standard error.
+//! QEMU opens no socket, display or network, runs in its seccomp sandbox, and is killed when the future that runs it is
+//! dropped.
 
 use std::{ffi::OsString, io, path::Path, process::Stdio, time::Duration};
 
@@ -14,45 +14,46 @@ use tokio::{
 use super::{BootError, BootLimits, Result, console::Console, protocol::Transcript};
 use crate::{inputs::KernelImage, kernel::Architecture};
 
-/// With KVM a kernel is at its init process in a second. Where a guest hangs instead, as it does on some nested
-/// hosts that offer the device all the same, this much time is lost once.
+/// With KVM a kernel reaches its init process within a second. Guests hang on some nested hosts that offer `/dev/kvm`
+/// anyway; there this much time is lost once.
 const KVM_HELLO: Duration = Duration::from_secs(3);
-/// The machine restarts at once after the last record, or is ended.
+/// Time for the machine to restart after the last record, before it is killed.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// A guest that breaks out into QEMU starts no process, gets no rights, and touches no other process's share of the machine.
+/// Prevents a guest that escapes into QEMU from starting processes, gaining privileges, or changing resource limits of
+/// other processes.
 const SANDBOX: [&str; 2] =
     ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"];
 
-/// What executes the guest's instructions.
+/// Executor of the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub(super) enum Accelerator {
-    /// The processor.
+    /// By the processor.
     Kvm,
-    /// Software.
+    /// By software emulation.
     Tcg,
 }
 
-/// The device of the port that the report goes to, as the guest names it.
+/// The guest's name for the serial port of the report.
 pub(super) fn report_device(arch: Architecture) -> &'static str {
     match arch {
         Architecture::Amd64 => "/dev/ttyS1",
-        // The machine `virt` has one serial port of its own, ttyAMA0; the report's is a PCI one.
+        // The machine `virt` has one built-in serial port, ttyAMA0. The report uses a PCI serial port.
         Architecture::Arm64 => "/dev/ttyS0",
     }
 }
 
-/// How a machine ended.
+/// End of a machine's run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// By itself: at the restart that its init, or its panic, asked for.
+    /// The machine exited: its init or a panic requested a restart.
     Exited,
-    /// It was ended, because it said nothing.
+    /// The machine was killed, because it reported nothing in time.
     Silent,
 }
 
-/// What a machine left.
+/// Result of running a machine.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) transcript: Transcript,
@@ -65,14 +66,14 @@ pub(super) struct Machine<'a> {
     pub(super) kernel: &'a KernelImage,
     pub(super) initramfs: &'a Path,
     pub(super) emulator: Option<&'a Path>,
-    /// MiB.
+    /// In MiB.
     pub(super) memory: u32,
     pub(super) limits: &'a BootLimits,
     pub(super) key: Key,
 }
 
 impl Machine<'_> {
-    /// Runs it to its end.
+    /// Runs the machine until it ends.
     pub(super) async fn run(&self, accelerator: Accelerator) -> Result<Run> {
         let mut child = self.start(accelerator).await?;
         let run = Run {
@@ -81,7 +82,8 @@ impl Machine<'_> {
             ending: Ending::Exited,
         };
         let run = self.listen(&mut child, run, accelerator).await;
-        // It is waited for, so that its memory is free when this returns; one that has ended is no fault.
+        // Waits for the process, so that its memory is free on return. Killing a process that has already exited is not
+        // an error.
         let _ = child.kill().await;
         run
     }
@@ -104,7 +106,7 @@ impl Machine<'_> {
                 }
             };
             let Ok(next) = timeout_at(patience, next).await else {
-                // After its last record only the restart is missing.
+                // After the last record only the restart is missing.
                 if !run.transcript.ended() {
                     run.ending = Ending::Silent;
                 }
@@ -154,7 +156,7 @@ impl Machine<'_> {
     fn command(&self, program: &OsString, accelerator: Accelerator, has_sandbox: bool) -> Command {
         let (machine, hardware) = match self.kernel.arch {
             Architecture::Amd64 => ("pc", "console=ttyS0 no_timer_check"),
-            // Pointers that the kernel signs cost the emulator three quarters of a boot (Linux 6.1: 16 s and 4 s).
+            // Pointer authentication costs the emulator three quarters of the boot time (Linux 6.1: 16 s and 4 s).
             Architecture::Arm64 => ("virt", "console=ttyAMA0 arm64.nopauth"),
         };
         let mut command = Command::new(program);
@@ -176,14 +178,15 @@ impl Machine<'_> {
             Architecture::Amd64 => command.args(["-serial", "chardev:report"]),
             Architecture::Arm64 => command.args(["-device", "pci-serial,chardev=report"]),
         };
-        // A group of its own: an interrupt at the terminal is farrier's to handle.
+        // A separate process group, so that farrier handles an interrupt at the terminal.
         command.process_group(0).kill_on_drop(true);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
 }
 
-/// Was this QEMU built with its sandbox? Asked before there is a guest, which writes a part of what QEMU says later.
+/// Whether this QEMU was built with its sandbox. Tested before a guest runs, because a guest can influence QEMU's later
+/// output.
 async fn has_sandbox(program: &OsString) -> bool {
     let mut command = Command::new(program);
     command.args(SANDBOX).arg("-version").kill_on_drop(true);
@@ -191,7 +194,7 @@ async fn has_sandbox(program: &OsString) -> bool {
     asked.is_ok_and(|status| status.success())
 }
 
-/// The emulator of an architecture that this machine has.
+/// Returns an installed emulator for an architecture.
 pub async fn find_emulator(arch: Architecture) -> Result<&'static str> {
     let (names, package) = candidates(arch);
     for name in names {
@@ -205,16 +208,20 @@ pub async fn find_emulator(arch: Architecture) -> Result<&'static str> {
     Err(BootError::NoEmulator { program: names.first().copied().unwrap_or_default().to_owned(), package })
 }
 
-/// `no_timer_check`: on a busy machine the emulated timer's interrupts may come too late for the kernel's test of them, which
-/// then panics. Under KVM kernels leave that test out by themselves.
-/// `panic=-1` restarts at once, which ends the machine. `quiet` keeps the boot fast; init undoes it.
-/// `initcall_debug` makes the kernel log when it calls a module's initialisation, which tells a refusal of the
-/// loader from an answer of the module.
+/// Returns the kernel's command line.
+///
+/// - `no_timer_check`: on a busy machine the emulated timer's interrupts can be too late for the kernel's test of them,
+///   and the kernel panics. Under KVM kernels skip that test.
+/// - `panic=-1`: the kernel restarts at once after a panic, which ends the machine.
+/// - `quiet`: keeps the boot fast; init undoes it.
+/// - `initcall_debug`: the kernel logs each call of a module's init function. That distinguishes a refusal by the
+///   loader from an error of the module.
 fn command_line(hardware: &str) -> String {
     format!("{hardware} quiet panic=-1 initcall_debug rdinit=/init -- boot-check")
 }
 
-/// Names of the emulator, and the Debian package that has it. Red Hat keeps its own out of the search path.
+/// Returns the emulator's names, and the Debian package that provides it. Red Hat installs its emulator outside the
+/// search path.
 fn candidates(arch: Architecture) -> (&'static [&'static str], &'static str) {
     match arch {
         Architecture::Amd64 => (&["qemu-system-x86_64", "/usr/libexec/qemu-kvm"], "qemu-system-x86"),
@@ -222,7 +229,7 @@ fn candidates(arch: Architecture) -> (&'static [&'static str], &'static str) {
     }
 }
 
-/// Reads from a pipe; one that is closed is never ready.
+/// Reads from a pipe. A closed pipe is never ready.
 async fn read(pipe: &mut Option<impl AsyncRead + Unpin>, buffer: &mut [u8]) -> io::Result<usize> {
     match pipe {
         Some(pipe) => pipe.read(buffer).await,

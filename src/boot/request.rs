@@ -1,42 +1,42 @@
-//! Pure: what a boot check is to do.
+//! Pure: the request for a boot check.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use crate::{inputs::KernelImage, payload::DecompressionBudget};
 
-/// What a boot check is to do.
+/// Request for a boot check.
 #[derive(Clone, Debug)]
 pub struct BootRequest {
-    /// The kernel.
+    /// The kernel to boot.
     pub kernel: KernelImage,
-    /// A directory that holds the modules, anywhere below it.
+    /// A directory that holds the modules at any depth.
     pub payload: PathBuf,
-    /// The modules to load, as paths relative to `payload`, in load order. One that has the name of one of the
-    /// kernel's own takes its place.
+    /// The modules to load, as paths relative to `payload`, in load order. A module replaces an in-tree module of the
+    /// same name.
     pub modules: Vec<String>,
-    /// Directories with modules that others brought, anywhere below: loaded where one of `modules` needs them, in
-    /// place of the kernel's own of the same name.
+    /// Directories with modules of other images, at any depth. They are loaded if one of `modules` needs them, and
+    /// replace in-tree modules of the same name.
     pub needed: Vec<PathBuf>,
     /// Parameters by module name, as `insmod` takes them.
     pub parameters: BTreeMap<String, String>,
-    /// Each module is unloaded before the next is loaded, and what one becomes does not matter to the next.
+    /// Whether each module is unloaded before the next is loaded, so that their outcomes are independent.
     pub tried_alone: bool,
-    /// The static `driver-entrypoint`; `boot` finds it beside farrier.
+    /// The static `driver-entrypoint`. [`find_entrypoint`](super::find_entrypoint) finds the one next to farrier.
     pub entrypoint: PathBuf,
     /// The emulator; `None` for QEMU in the search path.
     pub emulator: Option<PathBuf>,
-    /// Where it is remembered, until the machine restarts, that KVM does not work here; `None` for nowhere.
+    /// Directory that records, until the machine restarts, that KVM does not work here; `None` to record nothing.
     pub memory: Option<PathBuf>,
-    /// Where the initramfs is written meanwhile; `None` for the system's directory for temporary files.
+    /// Directory for the temporary initramfs; `None` for the system's temporary directory.
     pub directory: Option<PathBuf>,
     /// Limits of the virtual machine.
     pub limits: BootLimits,
-    /// What is left for the decompression of modules; a budget of its own unless another is set.
+    /// Budget for decompressing modules. By default the request has a separate budget.
     pub decompression: Arc<DecompressionBudget>,
 }
 
 impl BootRequest {
-    /// Loads `modules`, and nothing special about it.
+    /// Creates a request to load `modules`, with default options.
     pub fn new(kernel: KernelImage, payload: PathBuf, modules: Vec<String>, entrypoint: PathBuf) -> Self {
         Self {
             kernel,
@@ -58,11 +58,11 @@ impl BootRequest {
 /// Limits of the virtual machine.
 #[derive(Clone, Debug)]
 pub struct BootLimits {
-    /// The virtual machine is ended after this time.
+    /// Total time, after which the virtual machine is killed.
     pub time: Duration,
-    /// One module may take this long to load or to unload; then it hangs.
+    /// Time for loading or unloading one module, after which the module counts as hung.
     pub module_time: Duration,
-    /// The most memory that the virtual machine may have, in MiB. It gets what its initramfs asks for.
+    /// Maximum memory of the virtual machine in MiB. The machine gets as much as its initramfs needs.
     pub memory: u32,
 }
 

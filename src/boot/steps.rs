@@ -1,5 +1,4 @@
-//! Decides what is loaded in which order: the payload's modules, and before each those of the kernel's own that
-//! it needs.
+//! Plans what is loaded in which order: the payload's modules, each preceded by the in-tree modules that it needs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,24 +17,24 @@ use crate::{
     payload::DecompressionBudget,
 };
 
-/// A module that is going to be loaded.
+/// A module to load.
 #[derive(Debug)]
 pub(super) struct PlannedStep {
-    /// Its place in the request's modules; `None` for one of the kernel's own.
+    /// Index in the request's modules; `None` for an in-tree module.
     pub(super) payload: Option<usize>,
-    /// Its name as `lsmod` shows it.
+    /// Name as `lsmod` shows it.
     pub(super) name: String,
-    /// Where it lies in the virtual machine.
+    /// Path in the virtual machine.
     pub(super) path: String,
-    /// Where it lies on this one.
+    /// Path on the host.
     pub(super) source: PathBuf,
-    /// Names of the modules that it needs, but for those that are part of the kernel image.
+    /// Names of the modules that it needs, except those built into the kernel image.
     pub(super) needs: Vec<String>,
     parameters: String,
 }
 
 impl PlannedStep {
-    /// What the virtual machine is told about it.
+    /// Returns the entry for the virtual machine's work list.
     pub(super) fn work(&self) -> Step {
         Step {
             payload: self.payload.is_some(),
@@ -46,7 +45,7 @@ impl PlannedStep {
     }
 }
 
-/// The steps, in order.
+/// Plans the steps, in order.
 pub(super) fn plan(request: &BootRequest) -> Result<Vec<PlannedStep>> {
     let mut in_tree = match &request.kernel.modules {
         Some(directory) => InTreeModules::find(directory)?,
@@ -72,15 +71,15 @@ pub(super) fn plan(request: &BootRequest) -> Result<Vec<PlannedStep>> {
     Ok(plan.steps)
 }
 
-/// Name, what it needs, file.
+/// Name, needs and file of a payload module.
 type PayloadEntry = (String, Vec<String>, PathBuf);
 
 struct Plan<'a> {
     request: &'a BootRequest,
     in_tree: InTreeModules,
-    /// Places of the payload's modules by name; empty when each is tried alone.
+    /// Indexes of the payload's modules by name; empty if each module is tried alone.
     payload: BTreeMap<String, usize>,
-    /// The kernel's own modules that were looked at.
+    /// Modules that have been visited as a dependency.
     seen: BTreeSet<String>,
     steps: Vec<PlannedStep>,
 }
@@ -105,8 +104,9 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// The order of the payload's modules is the caller's; one of the kernel's own comes before the first that
-    /// needs it. One that needs a module of the payload comes after that: it was or will be given its turn.
+    /// Plans a needed module. The caller determines the order of the payload's modules, and an in-tree module comes
+    /// before the first module that needs it. If an in-tree module needs a payload module, that payload module comes
+    /// first.
     fn need(&mut self, name: &str, modules: &[PayloadEntry]) -> Result<()> {
         if !self.seen.insert(name.to_owned()) {
             return Ok(());
@@ -117,7 +117,7 @@ impl Plan<'_> {
                 None => Ok(()),
             };
         }
-        // Of one that is missing the outcome tells: what needs it cannot be judged.
+        // A missing module is not an error here: the outcome shows that its dependents cannot be judged.
         let Some(source) = self.in_tree.file(name) else { return Ok(()) };
         let needs = self.in_tree.needs(&source, &self.request.decompression)?;
         for needed in &needs {
@@ -143,7 +143,7 @@ impl Plan<'_> {
 
 fn read(path: &Path, budget: &DecompressionBudget) -> Result<(String, Vec<String>)> {
     let file = open(path, budget)?;
-    // What farrier cannot read the kernel refuses, and that is what it is asked for.
+    // If farrier cannot parse the module, the kernel refuses it, and the check reports that.
     Ok(match Module::parse(&ReadCache::new(file)) {
         Ok(module) => (module.name.clone(), needs(&module)),
         Err(_) => (module_name(&path.to_string_lossy()), Vec::new()),

@@ -1,4 +1,4 @@
-//! Adapter: the assemble stage: a checked payload becomes an image, not pushed yet.
+//! Adapter: the assemble stage: turns a checked payload into an image, ready to push.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -24,15 +24,15 @@ use crate::{
 pub(super) struct Image {
     /// Configuration and manifest.
     pub(super) assembled: Assembled,
-    /// The check report, which is stored beside it.
+    /// The check report, which is stored as a referrer of the image.
     pub(super) check_report: Artifact,
-    /// Its own layers, as files.
+    /// Files of the layers above the base.
     pub(super) layers: Vec<(PathBuf, Layer)>,
     /// The base, whose blobs the target repository may lack.
     pub(super) base: Option<BaseImage>,
 }
 
-/// Puts the payload on its base.
+/// Assembles the image from the payload and its base.
 pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<Image> {
     job.stage(Stage::Assemble);
     let Job { parts, cell, image, .. } = job;
@@ -75,7 +75,7 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
         if image.spec.holds_entrypoint() {
             let file = payload.work.path().join("entrypoint.tar.gz");
             let layer = parts.entrypoint.write_layer(cell.target.arch, file.clone()).await?;
-            // A base that is a driver image has it already.
+            // A base that is itself a driver image already has the entrypoint.
             let below = base.as_ref().is_some_and(|base| base.image.holds(&layer.digest));
             entrypoint = (!below).then_some((file, layer));
         }
@@ -90,7 +90,7 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
             notes.insert(key.to_owned(), origins.join(", "));
         }
     }
-    // An engine-made image has its layers in `base` already.
+    // For an engine-made image, `base` already has the layers.
     let own: Vec<Layer> = match payload.image {
         Some(_) => Vec::new(),
         None => layers.iter().map(|(_, layer)| layer.clone()).collect(),
@@ -114,7 +114,8 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
     })
 }
 
-/// The module refuses user space of another version, on the node (`NVRM: API mismatch`).
+/// Checks that module `nvidia` and the user space have the same version. Otherwise the module refuses that user space
+/// on the node (`NVRM: API mismatch`).
 fn is_of_version(modules: &[ModuleReport], wanted: &str) -> Result<()> {
     let module = modules.iter().find(|module| module.name == "nvidia");
     match module.and_then(|module| module.about.version.as_ref()).filter(|version| *version != wanted) {
@@ -126,8 +127,7 @@ fn is_of_version(modules: &[ModuleReport], wanted: &str) -> Result<()> {
     }
 }
 
-/// An image that the engine made, in the form that bases have: its configuration and layers are kept,
-/// annotations are added.
+/// Converts an engine-made image to a base. Its configuration and layers are kept, and annotations are added later.
 fn engine_made(made: &payload::ArchiveImage, cell: &Cell) -> Result<BaseImage> {
     let layers = made.layers.iter().map(|(_, layer)| layer.descriptor()).collect();
     let manifest = ImageManifest::new(Descriptor::of(media_type::OCI_CONFIG, &made.config), layers);
@@ -147,7 +147,7 @@ mod tests {
             about: ModuleAbout { version: Some(version.to_owned()), ..ModuleAbout::default() },
             ..ModuleReport::default()
         };
-        // Others of NVIDIA's have versions of their own.
+        // NVIDIA's other modules have different versions.
         let modules = [module("nvidia_fs", "2.17"), module("nvidia", "580.95.05")];
         assert!(is_of_version(&modules, "580.95.05").is_ok() && is_of_version(&[], "580.95.05").is_ok());
         let error = is_of_version(&modules, "580.82.09").unwrap_err();

@@ -1,5 +1,5 @@
-//! Adapter: the base stage: what a compile starts from, a toolchain with one kernel's headers. In place it is two trees of the
-//! cache; for a daemon an image, made once per content and kept in the engine.
+//! Adapter: the base stage: prepares the toolchain and one kernel's headers for a compile. In place they are two trees
+//! of the cache. For a daemon they are an image, made once per content and kept in the engine.
 
 use std::{fmt::Write as _, path::PathBuf, sync::Arc};
 
@@ -26,42 +26,42 @@ use crate::{
     template::steps::{self, Base, StepsError},
 };
 
-/// What the probe of a toolchain prints before the compilers that it found.
+/// Prefix of the line in which the toolchain probe lists the compilers that it found.
 const PROBE_MARK: &str = "farrier: toolchain offers ";
-/// Memory that any build may use, in bytes.
+/// Minimum memory limit of a build, in bytes.
 pub(super) const LEAST_MEMORY: u64 = 4 << 30;
 
-/// Processes of a build at a time: several for each processor of the largest machines.
+/// Limit on concurrent processes of a build: several for each processor of the largest machines.
 const MOST_PROCESSES: u64 = 8 << 10;
-/// Bytes that a build may write: a pod's share of its node's disk (`JobSpec`) is the same.
+/// Limit in bytes on what a build writes, the same as a pod's share of its node's disk (`JobSpec`).
 const MOST_DISK: u64 = 32 << 30;
-/// Files, links and directories that a build may make: ten times those of a kernel's whole source tree, compiled.
+/// Limit on files, links and directories of a build: ten times the number in a compiled kernel source tree.
 const MOST_INODES: u64 = 2_000_000;
 
-/// What a compile starts from.
+/// The base of a compile, in the form that the engine needs.
 pub(super) enum PreparedBase {
-    /// An image of the daemon, under the name that the cell's Dockerfile starts from.
+    /// An image in the daemon, under the name in the cell's Dockerfile.
     Image(Arc<DockerEngine>),
     /// Trees in the cache, for a sandbox.
     InPlace(Arc<Sandbox>, InPlaceBase),
-    /// The same, for a pod, with the image that the toolchain is.
+    /// Trees in the cache for a pod, with the toolchain's image.
     InCluster(Arc<Kubernetes>, InPlaceBase, BaseImage),
 }
 
-/// Trees, and what is done over them.
+/// Trees, and the steps to run over them.
 pub(super) struct InPlaceBase {
-    /// The steps of the `modules` stage; the first looks for the compiler.
+    /// Steps of the `modules` stage, after those that probe for the compiler and remove a `vmlinux`.
     pub(super) steps: Vec<Step>,
-    /// The uppermost first: headers and toolchain. Of a cross toolchain the toolchain comes first: its tools of kbuild run here,
-    /// where those of the headers do not.
+    /// Headers and toolchain, the uppermost first. A cross toolchain is above the headers, because its kbuild tools run
+    /// on this machine and the headers' tools do not.
     pub(super) lowers: [PathBuf; 2],
-    /// The entry of the headers in the cache.
+    /// Key of the headers' cache entry.
     pub(super) headers: String,
 }
 
 impl InPlaceBase {
-    /// The steps, and what they may use. What a definition says of its memory is when a build may start beside others, and so
-    /// an estimate.
+    /// Returns the steps with their resource limits. The definition's `build.memory` only decides which builds may run
+    /// concurrently. Because that value is an estimate, the limit is twice as high.
     pub(super) fn plan(&self, spec: BuildSpec) -> Plan {
         let memory = spec.memory.bytes().saturating_mul(2).max(LEAST_MEMORY);
         let limits = Limits {
@@ -74,7 +74,7 @@ impl InPlaceBase {
     }
 }
 
-/// Prepares the cell's base: toolchain plus header set.
+/// Prepares the cell's base: the toolchain plus the header set.
 pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<PreparedBase> {
     let engines = &job.parts.engine;
     let docker = match (job.image.spec.output, engines.get().await) {
@@ -87,13 +87,13 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
         }
         (Output::Payload, Ok(Engine::Sandbox(sandbox))) => match in_sandbox(job, headers).await? {
             Ok(base) => {
-                // One at a time: two would walk the same tree.
+                // Serialize the change of ownership: two builds would walk the same tree.
                 let _lock = job.parts.cache.lock("trees", "owner", LockMode::Exclusive).await?;
                 let (owner, trees) = (sandbox.owner(), base.lowers.clone());
                 blocking(move || trees.iter().try_for_each(|tree| owner.own(tree))).await?;
                 return Ok(PreparedBase::InPlace(sandbox, base));
             }
-            // What a daemon can do is done by one, if there is one.
+            // Fall back to a daemon, if one is available, for templates that need one.
             Err(refused @ StepsError::Unsupported { .. }) if engines.may_be_another() => {
                 engines.docker().await.map_err(|_| refused_template(job, &refused))?
             }
@@ -108,7 +108,7 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
     Ok(PreparedBase::Image(docker))
 }
 
-/// A daemon's containers have no Landlock of farrier's.
+/// Fails if the site requires Landlock, which farrier does not apply to a daemon's containers.
 fn confined_by_docker(least_landlock: u32) -> Result<()> {
     if least_landlock == 0 {
         return Ok(());
@@ -119,7 +119,7 @@ fn confined_by_docker(least_landlock: u32) -> Result<()> {
     Err(TargetError::finding(FindingKind::Usage, message, Some(hint.to_owned())))
 }
 
-/// The cell's toolchain as a tree, in which the tools of the headers run, and the image that it is.
+/// Returns the cell's toolchain as a tree and as an image, after checking that the headers' tools run in it.
 async fn own_toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(PathBuf, BaseImage)> {
     job.stage(Stage::Toolchain);
     let get = || toolchain_tree(job.parts, &job.toolchain, job.cell);
@@ -128,7 +128,7 @@ async fn own_toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(PathBuf, B
     Ok((tree, image))
 }
 
-/// The trees and steps of a build on this machine, which may be of another architecture than the kernel.
+/// Returns the trees and steps of a build in a sandbox, with a cross toolchain if the kernel's architecture is foreign.
 async fn in_sandbox(job: &Job<'_>, headers: &HeaderSet) -> Result<Result<InPlaceBase, StepsError>> {
     if !cross::is_foreign(job) {
         let (tree, toolchain) = own_toolchain(job, headers).await?;
@@ -143,7 +143,7 @@ async fn in_sandbox(job: &Job<'_>, headers: &HeaderSet) -> Result<Result<InPlace
     }))
 }
 
-/// The trees, and the steps over them, unless the Dockerfile asks for what is not done in place.
+/// Returns the trees and steps, or an error if the Dockerfile needs a feature that in-place builds do not support.
 fn in_place(
     job: &Job<'_>,
     headers: &HeaderSet,
@@ -163,10 +163,10 @@ fn refused_template(job: &Job<'_>, refused: &StepsError) -> TargetError {
     TargetError::finding(FindingKind::Compile, message, None)
 }
 
-/// Makes sure that the engine has the image that the cell's Dockerfile starts from.
+/// Ensures that the engine has the base image of the cell's Dockerfile.
 async fn with_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -> Result<()> {
     let Job { parts, cell, toolchain, .. } = job;
-    // Builds run side by side, and one base serves many of them.
+    // Builds run concurrently and can share a base.
     let key = cell.base_name.rsplit(':').next().unwrap_or_default();
     let _lock = parts.cache.lock("base", key, LockMode::Exclusive).await?;
     parts.cache.stamp("base", key)?;
@@ -194,7 +194,7 @@ async fn with_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -
     }
 }
 
-/// The toolchain lacks the compiler that the kernel was built with, if that is what the probe has found.
+/// Returns an error if the probe has found that the toolchain lacks the kernel's compiler.
 pub(super) fn missing_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLog) -> Option<TargetError> {
     let (wanted, offered) = headers.compiler.zip(log.offered())?;
     let family = &job.family.metadata.name;
@@ -207,23 +207,23 @@ pub(super) fn missing_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLo
     Some(TargetError::finding(FindingKind::Compile, message, Some(hint)))
 }
 
-/// Makes sure that the engine has the toolchain, and says under which name.
+/// Ensures that the engine has the toolchain, and returns its name there.
 async fn ensure_toolchain(job: &Job<'_>, engine: &DockerEngine, toolchain: &Toolchain) -> Result<String> {
     let parts = job.parts;
     let root = PackageRoot::of_toolchain(toolchain, &job.cell.target);
     let Some(root) = root else {
-        // With the digest that the input hash has, whatever the tag names by now.
+        // Use the digest from the input hash, even if the tag has moved since.
         let reference: ImageReference = job.cell.toolchain.parse()?;
         if engine.has_image(&reference.to_string()).await? {
             return Ok(reference.to_string());
         }
         let copy = parts.nearest(reference.clone()).await?;
-        // No engine pulls from a layout directory.
+        // No engine can pull from a layout directory.
         let reference = if copy.repository.host().is_some() { copy } else { reference };
         let pull = || pull(parts, engine, &reference);
         return parts.retry("pull toolchain image", pull).await;
     };
-    // By its content: what an engine has under a name that is made from the definition may be from anywhere.
+    // Name the image by its content: an image named after the definition could come from anywhere.
     let (digest, layer) = root_fs_layer(parts, &root, job.cell).await?;
     let key = &digest.hex()[..24];
     let name = format!("{LOCAL_PREFIX}toolchain:{key}");
@@ -242,8 +242,8 @@ async fn ensure_toolchain(job: &Job<'_>, engine: &DockerEngine, toolchain: &Tool
     Ok(name)
 }
 
-/// Makes sure that the engine has an image, from a mirror or its own place, and says under which name. The engine
-/// goes to the network by itself, so that its hosts are looked at before.
+/// Ensures that the engine has an image, from a mirror or its own registry, and returns its name there. The engine
+/// connects to the network directly, so its hosts are checked against the site's network policy first.
 async fn pull(parts: &Parts, engine: &DockerEngine, image: &ImageReference) -> Result<String> {
     let net = parts.fetcher.net();
     let places = net.image_candidates(&image.repository);
@@ -280,8 +280,8 @@ async fn pull_from(parts: &Parts, engine: &DockerEngine, place: &Repository, nam
     Ok(engine.pull(name, credentials.as_ref()).await?)
 }
 
-/// The Dockerfile that puts a header set into a toolchain, and fails at once when the toolchain cannot
-/// compile for it: hours later, in the middle of a driver, the message would be of no use.
+/// Returns a Dockerfile that adds a header set to a toolchain. The build fails at once if the toolchain lacks the
+/// kernel's compiler. Hours later, in the middle of a driver's build, the error would be hard to interpret.
 fn base_dockerfile(toolchain: &str, compiler: Option<Compiler>, btf_source: Option<String>) -> String {
     let mut text = format!("FROM {toolchain}\nCOPY kernel/ /\n");
     if let Some(path) = btf_source {
@@ -293,9 +293,9 @@ fn base_dockerfile(toolchain: &str, compiler: Option<Compiler>, btf_source: Opti
     text
 }
 
-/// Where the kernel's headers bring a `vmlinux`, from which kbuild would make type information for modules (BTF): its place.
-/// Without it kbuild makes none, whatever the kernel's configuration says; with it, and neither pahole nor debug information, no
-/// module is compiled at all. Decision 23 says which modules get it.
+/// Returns the path of the headers' `vmlinux` if the build must not use it. kbuild generates BTF for modules from that
+/// file. Without the file it generates none, whatever the kernel's configuration says. With the file, but without
+/// pahole or debug information, no module compiles at all. Decision 23 says which modules get BTF.
 fn btf_source(job: &Job<'_>, headers: &HeaderSet) -> Option<String> {
     let release = &job.cell.target.release;
     let build = find_build(&headers.root, release).ok()?;
@@ -303,29 +303,29 @@ fn btf_source(job: &Job<'_>, headers: &HeaderSet) -> Option<String> {
     is_there.then(|| format!("/lib/modules/{release}/build/vmlinux"))
 }
 
-/// Takes that `vmlinux` away, for this build.
+/// Step that hides that `vmlinux` from this build.
 fn without_btf_step(path: String) -> Step {
     first_step("modules get no type information".to_owned(), ["/bin/rm".to_owned(), path].into())
 }
 
-/// The same probe, as a step in place.
+/// The compiler probe as an in-place step.
 fn probe_step(compiler: Compiler) -> Step {
     let argv = ["/bin/sh".to_owned(), "-c".to_owned(), probe(compiler)];
     first_step(format!("is {compiler} in the toolchain?"), argv.into())
 }
 
-/// A step before those of the template.
+/// A step that runs before the template's steps.
 fn first_step(text: String, argv: Vec<String>) -> Step {
     Step { line: 0, text, action: Action::Run(Run { argv, workdir: "/".to_owned(), ..Run::default() }) }
 }
 
-/// A command that fails where the toolchain has no compiler of this major version, and prints which it has.
+/// Returns a command that fails if the toolchain has no compiler of this major version, and prints those that it has.
 fn probe(Compiler { kind, major }: Compiler) -> String {
     let name = match kind {
         CompilerKind::Gcc => "gcc",
         CompilerKind::Clang => "clang",
     };
-    // The shell's own globbing finds gcc, gcc-12 and x86_64-linux-gnu-gcc-12 alike.
+    // Shell globbing finds gcc, gcc-12 and x86_64-linux-gnu-gcc-12 alike.
     format!(
         "found=; for cc in /usr/local/bin/{name} /usr/bin/{name} /usr/bin/{name}-[0-9]* /usr/bin/*-{name} /usr/bin/*-{name}-[0-9]*; do \
          [ -x \"$cc\" ] || continue; v=$(\"$cc\" -dumpversion) || continue; \
@@ -335,7 +335,7 @@ fn probe(Compiler { kind, major }: Compiler) -> String {
     )
 }
 
-/// Keeps what the probe of the compilers printed.
+/// Records what the compiler probe printed.
 #[derive(Default)]
 pub(super) struct ProbeLog(Mutex<Option<String>>);
 
@@ -347,7 +347,7 @@ impl ProbeLog {
 
 impl BuildLog for ProbeLog {
     fn line(&self, line: &str) {
-        // The instruction itself is echoed too, with the mark in its middle.
+        // The echoed instruction contains the mark too, but not at the start of the line.
         if let Some(offered) = line.strip_prefix(PROBE_MARK) {
             *self.0.lock() = Some(offered.to_owned());
         }

@@ -1,4 +1,4 @@
-//! Adapter: the cell of one image and one kernel, asked for by name rather than by a node.
+//! Adapter: plans the cell of one image and one kernel that a command names.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::{
     template::Templates,
 };
 
-/// The cell of one image for one kernel. What it is compiled against must be published.
+/// Returns the cell of one image for one kernel. Its needs must be published.
 pub async fn cell(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Result<Cell> {
     let images = in_build_order(&parts.definitions, find(&parts.definitions, name)?);
     let resolved = resolved(parts, &images, target).await;
@@ -36,14 +36,14 @@ pub async fn cell(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Res
             Err(reason) if image.metadata.name == *name => {
                 return Err(not_planned(subject(), reason, &resolved));
             }
-            // The image that is compiled against it says so.
+            // The image that needs this one reports the reason.
             Err(_) => {}
         }
     }
     Err(TargetError::definition_gone(&subject()))
 }
 
-/// The Dockerfile of one image for one kernel; nothing need be published for that.
+/// Returns the Dockerfile of one image for one kernel. Needs may be unpublished.
 pub async fn dockerfile(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Result<String> {
     let image = find(&parts.definitions, name)?;
     let resolved = resolved(parts, &[image], target).await;
@@ -58,7 +58,7 @@ pub async fn dockerfile(parts: &Parts, name: &ImageName, target: &KernelTarget) 
         .map_err(|reason| not_planned(format!("{name} for {target}"), reason, &resolved))
 }
 
-/// There is nothing to build. What an outside system did not tell is no mistake of the command.
+/// Error for a cell that cannot be built. If an external system was unreachable, the command is not at fault.
 fn not_planned(subject: String, reason: SkipReason, resolved: &Resolved) -> TargetError {
     if resolved.unreachable && !reason.is_finding() {
         TargetError::Unresolved(subject, reason)
@@ -79,7 +79,7 @@ pub(super) fn find<'a>(definitions: &'a Definitions, name: &ImageName) -> Result
     definitions.images.get(name).ok_or_else(|| TargetError::no_image(name, definitions.images.keys()))
 }
 
-/// The images that one needs, directly or through others, in the order in which they are built, and itself as the last.
+/// Returns the images that an image needs, directly or indirectly, in build order, followed by the image itself.
 pub(super) fn in_build_order<'a>(
     definitions: &'a Definitions,
     image: &'a DriverImage,
@@ -94,7 +94,7 @@ pub(super) fn in_build_order<'a>(
     images
 }
 
-/// Adds the images that the given ones are compiled against, directly or through others.
+/// Adds the images that the given ones need, directly or indirectly.
 pub(crate) fn add_needs<'a>(definitions: &'a Definitions, images: &mut Vec<&'a DriverImage>) {
     let mut next = 0;
     while let Some(image) = images.get(next) {

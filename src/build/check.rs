@@ -1,5 +1,5 @@
-//! Adapter: the check stage: what the kernel's loader says about a payload, and what the definition makes of it. Between
-//! the static check and the boot check the modules are signed.
+//! Adapter: the check stage: predicts what the kernel's module loader says about a payload, and applies the
+//! definition's policy. Modules are signed between the static check and the boot check.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::{
     payload,
 };
 
-/// Finds out before the work that the check which the definition asks for cannot be made.
+/// Fails fast if the definition asks for a boot check that this farrier cannot run.
 pub(super) async fn can_check(job: &Job<'_>) -> Result<()> {
     if !job.image.spec.check.boot {
         return Ok(());
@@ -34,8 +34,8 @@ pub(super) async fn can_check(job: &Job<'_>) -> Result<()> {
     ))
 }
 
-/// Checks a payload against its kernel's header set, signs its modules where the site has them signed, and, where the
-/// definition asks for it, loads them in a virtual machine. `previous` signed a payload that was taken over.
+/// Checks a payload against its kernel's header set, signs its modules if the site signs modules, and boots them if the
+/// definition asks for it. `previous` is the signer of a reused payload.
 pub(super) async fn check(
     job: &Job<'_>,
     against: &Against,
@@ -52,8 +52,8 @@ pub(super) async fn check(
     Ok(CheckedPayload::of(payload, &against.headers, report))
 }
 
-/// Checks modules with what is known about the kernel. Where the headers leave something open, the kernel's own image
-/// is asked, if it can be had, and the check is made again: a download of 70 MB, so not before.
+/// Checks modules with the given facts about the kernel. If the verdict is unknown, fetches the kernel's own image, if
+/// there is one, and checks again. The image is a download of 70 MB, so it is fetched only when needed.
 pub async fn check_with_image<E, F: Future<Output = Result<CheckReport, E>>>(
     mut facts: KernelFacts,
     check: impl Fn(KernelFacts) -> F,
@@ -72,7 +72,7 @@ pub async fn check_with_image<E, F: Future<Output = Result<CheckReport, E>>>(
     }
 }
 
-/// What headers and kernel image say about the payload. Modules that are about to be signed count as signed.
+/// Checks the payload against the headers and the kernel image. Modules that are about to be signed count as signed.
 pub(super) async fn static_check(
     job: &Job<'_>,
     against: &Against,
@@ -93,7 +93,7 @@ pub(super) async fn static_check(
                 needs: &needs,
                 modules: &modules,
                 required: &required,
-                // Firmware may come with the base image or the node.
+                // The base image or the node may provide firmware.
                 files: None,
             }))
         })
@@ -101,7 +101,7 @@ pub(super) async fn static_check(
     check_with_image(against.headers.facts.clone(), check, facts_of_image(job)).await
 }
 
-/// What the kernel's own image says, where the family names one.
+/// Returns facts from the kernel's own image, if the family names one.
 async fn facts_of_image(job: &Job<'_>) -> Result<Option<BeyondHeaders>> {
     let Job { parts, cell, family, .. } = job;
     if family.spec.kernel_image.is_none() {
@@ -114,7 +114,7 @@ async fn facts_of_image(job: &Job<'_>) -> Result<Option<BeyondHeaders>> {
     }
 }
 
-/// Adds what a boot shows, where the definition asks for one.
+/// Adds the result of a boot check, if the definition asks for one.
 pub(super) async fn boot(
     job: &Job<'_>,
     against: &Against,
@@ -135,7 +135,7 @@ pub(super) async fn boot(
         needed: &against.needed.modules,
         decompression: Arc::clone(&payload.decompression),
     };
-    // The virtual machine ends with the future that waits for it.
+    // Dropping the future stops the virtual machine.
     tokio::select! {
         biased;
         () = job.parts.cancel.cancelled() => Err(TargetError::Cancelled),
@@ -143,7 +143,7 @@ pub(super) async fn boot(
     }
 }
 
-/// May a payload with this report be published?
+/// Fails if a payload with this report must not be published.
 fn accept(report: &CheckReport, unknown: UnknownPolicy) -> Result<()> {
     let boot_failure = report.boot.as_ref().and_then(BootReport::failure);
     let (kind, message, hint) = match (report.verdict, boot_failure) {

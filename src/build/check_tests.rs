@@ -15,7 +15,7 @@ use crate::{
     payload::DecompressionBudget,
 };
 
-/// What a scripted boot comes to.
+/// A function that returns the result of a scripted boot.
 type Answer = fn() -> Result<BootReport, TargetError>;
 
 fn boot_report(outcome: BootOutcome) -> BootReport {
@@ -27,7 +27,7 @@ fn boot_report(outcome: BootOutcome) -> BootReport {
     }
 }
 
-/// A report with one finding of this verdict, made by the real check of a header set without `Module.symvers`.
+/// Returns a report with the verdict unknown, made by the real check of a header set without `Module.symvers`.
 async fn unknown(bench: &Bench) -> Result<CheckReport, TargetError> {
     let cell = bench.cell(K9).await;
     let job = Job::of(&bench.parts, &cell).unwrap();
@@ -55,7 +55,7 @@ async fn unknown_is_accepted_unless_the_definition_denies_it() {
     assert!(hint.starts_with("what would settle it: ") && hint.contains(settle[0].as_str()), "{hint}");
     assert!(error.detail().iter().any(|line| line.contains("unknown")), "{:?}", error.detail());
 
-    // Remembered with the policy that it failed under.
+    // The failure is recorded with the policy that caused it.
     let cell = bench.cell(K9).await;
     record_outcome(&bench.parts, &cell, &Err(error)).unwrap();
     let failures = known_failures(&bench.parts.cache, [cell.input_hash]).unwrap();
@@ -68,7 +68,7 @@ async fn unknown_is_accepted_unless_the_definition_denies_it() {
 #[tokio::test]
 async fn what_was_published_as_unknown_is_not_accepted_after_a_change_of_mind() {
     let mut bench = Bench::new(&json!({}));
-    // Without `Module.symvers` nothing is known of symbols.
+    // Without `Module.symvers` nothing is known about symbols.
     std::fs::remove_file(bench.parts.definitions.root.join(format!("headers-{K9}/Module.symvers"))).unwrap();
     let built = bench.publish(K9, &[&module()]).await.unwrap();
     assert_eq!(built.report.verdict, Verdict::Unknown);
@@ -82,7 +82,7 @@ async fn what_was_published_as_unknown_is_not_accepted_after_a_change_of_mind() 
     assert!(error.hint().is_some());
 }
 
-/// Compressed modules that hold far more than they are long end the build once and for all.
+/// Compressed modules that decompress to a far larger size end the build permanently.
 #[tokio::test]
 async fn modules_that_do_not_decompress_within_the_budget_end_the_build() {
     let mut bench = Bench::new(&json!({}));
@@ -131,7 +131,7 @@ async fn a_refused_module_is_not_booted() {
 async fn a_boot_that_loads_everything_is_in_the_report() {
     let (bench, scripted) =
         Bench::new(&json!({"check": {"boot": true}})).with_boot(|| Ok(boot_report(BootOutcome::Loaded)));
-    // `a` needs what `m` exports, and comes after it.
+    // `a` needs a symbol of `m`, and is loaded after it.
     let (first, second) = (module().exports("f", 5), ModuleFile::named("a").needs("f", 5));
     let built = bench.publish(K9, &[&first, &second]).await.unwrap();
     assert_eq!(built.report.boot, Some(boot_report(BootOutcome::Loaded)));
@@ -171,7 +171,7 @@ async fn a_boot_that_does_not_load_stops_the_target() {
     }
 }
 
-/// Fails before the compiler runs, which may take an hour.
+/// The build fails before the compiler runs, which may take an hour.
 #[tokio::test]
 async fn a_boot_check_that_nobody_can_make_is_an_error_at_once() {
     let bench = Bench::new(&json!({"check": {"boot": true}}));
@@ -181,7 +181,7 @@ async fn a_boot_check_that_nobody_can_make_is_an_error_at_once() {
         "image x asks for a boot check (check.boot: true), and this farrier cannot boot kernels"
     );
     assert!(!error.is_permanent());
-    assert!(bench.heard().is_empty(), "nothing was begun");
+    assert!(bench.heard().is_empty(), "no stage was started");
 }
 
 #[tokio::test]

@@ -1,4 +1,5 @@
-//! Adapter: the compile stage: sources and patches into the build context, the run of the `modules` stage, and what it left.
+//! Adapter: the compile stage: assembles the build context (sources, patches, needs), runs the `modules` stage, and
+//! collects its payload.
 
 use std::{
     path::{Path, PathBuf},
@@ -31,7 +32,7 @@ use crate::{
     provenance::Confinement,
 };
 
-/// Runs the engine and collects what it left.
+/// Runs the engine and returns the payload that it produced.
 pub(super) async fn compile(job: &Job<'_>, base: &PreparedBase, against: &Against) -> Result<Payload> {
     let Job { parts, cell, image, .. } = job;
     let work = parts.cache.scratch()?;
@@ -55,7 +56,7 @@ pub(super) async fn compile(job: &Job<'_>, base: &PreparedBase, against: &Agains
     };
     let (tree, archive) = (work.path().join("payload"), work.path().join("image.tar"));
     fs_err::create_dir(&tree)?;
-    // The deadline is that of steps: a build may wait for a place in a cluster.
+    // The deadline applies to the steps only, because a build may wait for capacity in a cluster.
     let begun = CancellationToken::new();
     if !matches!(base, PreparedBase::InCluster(..)) {
         job.stage(Stage::Compile);
@@ -145,8 +146,8 @@ fn in_place(
     }
 }
 
-/// What the engine's run comes to; `None` where it was stopped because it took longer than it may.
-/// The time counts from when it has begun, which is noted.
+/// Awaits the engine's run and cancels it after the deadline. Returns `None` if the deadline canceled the run. The
+/// deadline starts when `begun` is canceled, and `started` records that time.
 async fn within<T>(
     deadline: Period,
     (begun, started): (&CancellationToken, &OnceLock<Instant>),
@@ -168,7 +169,7 @@ async fn within<T>(
     Some(run.await).filter(|outcome| !matches!(outcome, Err(TargetError::Cancelled)))
 }
 
-/// A step of the Dockerfile failed.
+/// Error for a failed step of the Dockerfile.
 fn failed(log: &FileLog, message: String, log_path: &Path) -> TargetError {
     let (diagnosis, tail) = log.finish();
     let (message, detail) = match diagnosis {
@@ -183,7 +184,7 @@ fn failed(log: &FileLog, message: String, log_path: &Path) -> TargetError {
     Finding { kind: FindingKind::Compile, message, detail, hint: Some(hint) }.into()
 }
 
-/// A step used more than it may.
+/// Finding for a build that exceeded a resource limit.
 fn over_limit(log: &FileLog, message: &str, log_path: &Path) -> Finding {
     let (_, detail) = log.finish();
     let hint = format!(
@@ -200,7 +201,7 @@ fn over_limit(log: &FileLog, message: &str, log_path: &Path) -> Finding {
     }
 }
 
-/// A step forged messages of the runner.
+/// Finding for a step that forged runner messages.
 fn tampered(log: &FileLog, error: &EngineError, log_path: &Path) -> Finding {
     let (_, detail) = log.finish();
     let hint = error.hint().unwrap_or_default();
@@ -208,7 +209,7 @@ fn tampered(log: &FileLog, error: &EngineError, log_path: &Path) -> Finding {
     Finding { kind: FindingKind::Tampered, message: error.to_string(), detail, hint }
 }
 
-/// The build was stopped at its deadline.
+/// Finding for a build that exceeded its deadline.
 fn too_long(log: &FileLog, deadline: Period, log_path: &Path) -> Finding {
     let (_, detail) = log.finish();
     let message = format!("the build was stopped: it did not end within its deadline of {deadline}");
@@ -219,7 +220,7 @@ fn too_long(log: &FileLog, deadline: Period, log_path: &Path) -> Finding {
     Finding { kind: FindingKind::TooLong, message, detail, hint: Some(hint) }
 }
 
-/// Finds what the payload exposes and settles its links.
+/// Locates the payload's exposed headers, resolves their links, and returns their digest.
 async fn expose(job: &Job<'_>, payload: &Payload) -> Result<Option<Digest>> {
     let exposes = job.image.spec.exposes.clone();
     if exposes.is_empty() || payload.image.is_some() {
@@ -233,7 +234,7 @@ async fn expose(job: &Job<'_>, payload: &Payload) -> Result<Option<Digest>> {
     Ok(Some(found.digest))
 }
 
-/// The build context, sources and the patches that apply, and what the sources are.
+/// Builds the context from the sources and the applicable patches. Also returns the identity of each source.
 async fn context(job: &Job<'_>, work: &Path) -> Result<(Vec<ContextEntry>, Vec<String>)> {
     let Job { parts, cell, image, .. } = job;
     let (mut context, mut origins) = (Vec::new(), Vec::new());
@@ -255,14 +256,14 @@ async fn context(job: &Job<'_>, work: &Path) -> Result<(Vec<ContextEntry>, Vec<S
         ensure_planned(Digest::of(&bytes).hex() == patch.sha256, format!("patch {}", patch.name))?;
         let from = work.join(&patch.name);
         fs_err::tokio::write(&from, bytes).await?;
-        // A time that does not depend on the machine: layers for pods hold it.
+        // A fixed modification time keeps pod layers reproducible.
         fs_err::File::options().write(true).open(&from)?.set_modified(SystemTime::UNIX_EPOCH)?;
         context.push(ContextEntry { dest: format!("patches/{}", patch.name), from });
     }
     Ok((context, origins))
 }
 
-/// Names what an engine makes for this build: unique among all farriers of a machine.
+/// Returns an ID for the engine's resources, unique among all farrier processes of a machine.
 fn job_id(job: &Job<'_>) -> String {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let (image, hash) = (&job.cell.image, job.cell.input_hash.short());
@@ -275,7 +276,7 @@ mod tests {
 
     use super::*;
 
-    /// Whoever writes a step chooses its words: they must not have the build tried again with every run.
+    /// Build steps control their output, so a message about a full disk must not make a failure retryable.
     #[test]
     fn a_step_that_speaks_of_a_full_disk_has_failed() {
         let dir = tempfile::tempdir().unwrap();
@@ -299,7 +300,7 @@ mod tests {
         assert!(outcome("/build/acme.c:3:1: error: expected ';'").is_permanent());
     }
 
-    /// An engine's run that ends by itself after some seconds, or when it is stopped.
+    /// An engine run that ends after some seconds, or on cancellation.
     async fn run(seconds: u64, cancel: &CancellationToken) -> Result<u64, TargetError> {
         tokio::select! {
             () = sleep(Duration::from_secs(seconds)) => Ok(seconds),
@@ -317,7 +318,7 @@ mod tests {
         assert!(!in_time.is_cancelled());
         let late = CancellationToken::new();
         assert!(within(deadline, (&begun, &any), &late, run(61, &late)).await.is_none());
-        // Whoever stops farrier stops the run, which is then not late.
+        // Canceling farrier cancels the run, which then does not count as late.
         let stopped = CancellationToken::new();
         let stop = async {
             sleep(Duration::from_secs(5)).await;
@@ -325,7 +326,7 @@ mod tests {
         };
         let (outcome, ()) = tokio::join!(within(deadline, (&begun, &any), &stopped, run(61, &stopped)), stop);
         assert!(matches!(outcome, Some(Err(TargetError::Cancelled))));
-        // It came to its end while it was being stopped.
+        // The run succeeds while it is being canceled.
         let ends = CancellationToken::new();
         let started = OnceLock::new();
         let outcome = within(deadline, (&begun, &started), &ends, async {
@@ -333,9 +334,9 @@ mod tests {
             Ok(())
         });
         assert!(matches!(outcome.await, Some(Ok(()))));
-        // What is left of the deadline is its check's.
+        // The check gets the rest of the deadline.
         assert_eq!(started.get().unwrap().elapsed(), Duration::from_secs(61));
-        // What waits for a place has not begun.
+        // A run that waits for capacity has not begun.
         let (waits, begun) = (CancellationToken::new(), CancellationToken::new());
         let started = OnceLock::new();
         let outcome = within(deadline, (&begun, &started), &waits, run(600, &waits)).await;

@@ -1,4 +1,4 @@
-//! Adapter: toolchains for kernels of another architecture than this machine's. They compile for the other one, and run here.
+//! Adapter: cross toolchains, which run on this machine and compile for a kernel of another architecture.
 
 use std::path::PathBuf;
 
@@ -15,13 +15,14 @@ use crate::{
     template::steps::Base,
 };
 
-/// Is a cell's kernel for another architecture than this machine's?
+/// Whether the cell's kernel has another architecture than this machine.
 pub(super) fn is_foreign(job: &Job<'_>) -> bool {
     job.cell.target.arch != native()
 }
 
-/// The toolchain as a tree, and what its steps find in their environment. It is made on this machine, of packages that apt has
-/// verified, and neither published nor part of the input hash: compilers of one version make the same modules wherever they run.
+/// Returns the toolchain as a tree, with the environment of its steps. The toolchain is bootstrapped on this machine
+/// from packages that apt has verified. It is neither published nor part of the input hash: the same compiler version
+/// produces the same modules on any machine.
 pub(super) async fn toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(PathBuf, Base)> {
     let (parts, target) = (job.parts, job.cell.target.arch);
     let Toolchain::Bootstrap(own) = &job.toolchain else {
@@ -46,7 +47,7 @@ pub(super) async fn toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(Pat
     Ok((tree, Base { name: job.cell.base_name.clone(), env, ..Base::default() }))
 }
 
-/// `ARCH` of kbuild, which drivers' own makefiles heed as well: the kernel's architecture, where that is not `uname -m`.
+/// kbuild's `ARCH` for the kernel's architecture, which drivers' makefiles also use. Unset, it defaults to `uname -m`.
 fn kbuild_name(arch: Architecture) -> &'static str {
     match arch {
         Architecture::Amd64 => "x86_64",

@@ -1,4 +1,4 @@
-//! Adapter: the document stage: gathers what an image was made of, for its bill of materials and its provenance.
+//! Adapter: the document stage: collects an image's inputs for its bill of materials and its provenance.
 
 use std::{
     collections::BTreeMap,
@@ -26,10 +26,10 @@ use crate::{
     provenance::{Material, ModuleFile, Package, PackageReader, Provenance, Role, Subject},
 };
 
-/// The cache's records of layers' contents.
+/// Kind of the cache records that list a layer's packages.
 const PACKAGES: &str = "packages";
 
-/// Writes the documents of an image.
+/// Creates the documents of an image.
 pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, made: &Image) -> Result<Documents> {
     let Job { parts, cell, image, .. } = job;
     let CheckedPayload { payload, headers, header_content, report } = checked;
@@ -45,7 +45,7 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, made: &Ima
             }));
             materials.push(toolchain(job).await?);
         }
-        // What compiled it stands in the provenance of that image.
+        // The provenance of that image names the headers and the toolchain that compiled it.
         Some(from) => materials.push(Material {
             version: Some(from.kernel.to_string()),
             digest: Some(from.digest.clone()),
@@ -90,7 +90,8 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, made: &Ima
     Ok(documents)
 }
 
-/// The certificate whose key signed modules of the payload; none where the kernel looks at no signatures.
+/// Returns the certificate whose key signed modules of the payload. Returns `None` if no module carries its signature,
+/// for example because the kernel does not verify signatures.
 fn module_certificate(job: &Job<'_>, report: &CheckReport) -> Option<Material> {
     let signed_with = job.cell.signed_with.as_ref()?;
     let certificate = job.parts.module_signer.as_ref()?.certificate();
@@ -105,12 +106,12 @@ fn module_certificate(job: &Job<'_>, report: &CheckReport) -> Option<Material> {
     })
 }
 
-/// Sources and the patches that apply.
+/// Returns the sources and the applicable patches.
 async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
     let Job { parts, cell, image, .. } = job;
     let mut materials = Vec::new();
     for source in &image.spec.sources {
-        // What was fetched was compared with it.
+        // The compile stage has compared the fetched source with this identity.
         let identity = cell.fetched.sources.get(source.name.as_str()).map_or("", String::as_str);
         let mut material = match &source.from {
             SourceOrigin::Image(_) => Material::of_image(Role::Source, identity),
@@ -135,7 +136,7 @@ async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
 async fn toolchain(job: &Job<'_>) -> Result<Material> {
     let cell = job.cell;
     let Some(root) = PackageRoot::of_toolchain(&job.toolchain, &cell.target) else {
-        // The cell's toolchain is the reference with its digest.
+        // `cell.toolchain` is the image reference with its digest.
         let (name, digest) = cell.toolchain.split_once('@').unwrap_or((&cell.toolchain, ""));
         return Ok(Material {
             digest: digest.parse().ok(),
@@ -149,7 +150,7 @@ async fn toolchain(job: &Job<'_>) -> Result<Material> {
         material.digest = Some(digest);
         material.packages = packages;
     }
-    // What was used: the registry may have another one by now.
+    // Record the toolchain that was used: the registry may hold another one by now.
     if let Some(used) = used
         && material.digest.as_ref() != Some(used)
     {
@@ -158,9 +159,9 @@ async fn toolchain(job: &Job<'_>) -> Result<Material> {
     Ok(material)
 }
 
-/// Layer and packages of the toolchain: of the one in the registry, where that is as trusted as the one that was used, else of the
-/// one in the cache. Neither is there when the engine kept the toolchain for longer than both; nothing is fetched anew only to be
-/// written down.
+/// Returns the digest and packages of the toolchain. The published toolchain is used if it is as trusted as the one
+/// that was used, otherwise the cached one. Returns `None` if neither exists, because the engine may keep a toolchain
+/// longer than both. Nothing is fetched only for documentation.
 async fn toolchain_packages(
     parts: &Parts,
     arch: Architecture,
@@ -193,9 +194,9 @@ async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> R
             let package = parts
                 .retry("look up busybox", || parts.fetcher.root_fs().minimal_package(spec, arch))
                 .await?;
-            // The package is all that is in it, and its digest says more than that of the image made of it.
+            // The base holds only this package, whose digest says more than the digest of the image.
             let material = Material::of_origin(Role::Base, &package, &spec.package);
-            // Where only the registry says which package it is, what it is counts.
+            // If only the registry vouches for the package, record the content's digest.
             match job.cell.fetched.unverified.get(FetchedInputs::BASE) {
                 Some(content) => Material { digest: Some(content.clone()), ..material },
                 None => material,
@@ -204,7 +205,7 @@ async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> R
         RuntimeBase::Bootstrap(spec) => {
             Material { digest, packages, ..Material::new(Role::Base, spec.suite.as_str()) }
         }
-        // The installer is among the sources.
+        // The installer is one of the sources.
         RuntimeBase::Runfile(runfile) => {
             let suite = runfile.spec().bootstrap.suite;
             Material { digest, packages, ..Material::new(Role::Base, suite.as_str()) }
@@ -218,7 +219,7 @@ async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> R
     })
 }
 
-/// The packages of an image.
+/// Returns the packages of a base image, from the cache if possible.
 async fn packages_of(parts: &Parts, base: &BaseImage) -> Result<Vec<Package>> {
     let mut key = Sha256::new();
     for layer in &base.image.layers {
@@ -234,7 +235,7 @@ async fn packages_of(parts: &Parts, base: &BaseImage) -> Result<Vec<Package>> {
     packages_in(parts, &key, layer_files(parts, base).await?).await
 }
 
-/// The same from the layers' files, read once for each cache.
+/// Reads the packages from layer files, once per cache.
 async fn packages_in(parts: &Parts, key: &str, layers: Vec<PathBuf>) -> Result<Vec<Package>> {
     if let Some(known) = parts.cache.read_record(PACKAGES, key)? {
         return Ok(known);
@@ -251,7 +252,7 @@ async fn packages_in(parts: &Parts, key: &str, layers: Vec<PathBuf>) -> Result<V
     Ok(packages)
 }
 
-/// The payload's modules with the digests of their files.
+/// Returns the payload's modules, each with the digest of its file.
 fn modules(tree: &Path, report: &CheckReport) -> Result<Vec<ModuleFile>> {
     let by_path: BTreeMap<&str, _> =
         report.modules.iter().map(|module| (module.path.as_str(), module)).collect();

@@ -1,6 +1,6 @@
-//! Adapter: remembers permanent failures by input hash, so that they are not tried again until an input
-//! changes, and attempts that began, so that one which ended farrier itself is not begun again and again. Both are kept in the
-//! cache: losing them costs one more attempt, nothing else.
+//! Adapter: remembers failures and attempts. A permanent failure is recorded by input hash, so that the build is not
+//! retried until an input changes. A started attempt is recorded, so that a build that kills farrier is not restarted
+//! over and over. Both are kept in the cache, and losing them costs one more attempt.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -19,13 +19,13 @@ use crate::{
 
 const KIND: &str = "failures";
 
-/// Builds one cell, or takes over a published payload, and records the attempt and what it came to.
+/// Builds one cell or reuses a published payload, and records the attempt and its outcome.
 pub(crate) async fn attempt(
     parts: &Parts,
     cell: &Cell,
     options: BuildOptions,
 ) -> Result<Result<Built>, CacheError> {
-    // What it takes out of the cache is its own, and free again when it ends.
+    // Cache entries that this build uses are released when it ends.
     let parts = &parts.in_use();
     parts.make_room().await;
     let began = Instant::now();
@@ -38,7 +38,7 @@ pub(crate) async fn attempt(
         Err(error) => (Err(error.into()), None),
     };
     record_outcome(parts, cell, &outcome)?;
-    // What another kernel's payload takes says nothing of the next one that has to be compiled.
+    // The duration of a reuse would not predict the duration of a compilation.
     if options.push && outcome.as_ref().is_ok_and(|built| built.reused_from.is_none()) {
         record_build(parts, cell, began.elapsed()).await;
     }
@@ -48,34 +48,35 @@ pub(crate) async fn attempt(
     Ok(outcome)
 }
 
-/// Attempts at builds, each noted when it begins and forgotten when its outcome is recorded. What is left are those whose
-/// farrier was killed, perhaps by what it built: a compiler that takes all memory takes farrier with it.
+/// Attempts at builds, each recorded at its start and removed once its outcome is recorded. The remaining attempts
+/// belong to killed farrier processes. The build itself may be the cause: a compiler that exhausts memory takes farrier
+/// down with it.
 pub(crate) struct Attempts(Notes);
 
 impl Attempts {
-    /// Those of a cache.
+    /// Attempts recorded in a cache.
     pub(crate) fn in_cache(cache: &Cache) -> Self {
         Self(Notes::in_directory(cache.root().join("attempts")))
     }
 
-    /// Notes that one begins.
+    /// Records the start of an attempt.
     pub(crate) fn begin(&self, inputs: InputHash) -> std::io::Result<Note> {
         self.0.begin(&format!("{inputs}.{:016x}", fastrand::u64(..)))
     }
 
-    /// An attempt had an outcome: with it, those before count no more.
+    /// Removes an attempt that had an outcome, along with earlier attempts at the same inputs.
     fn end(&self, inputs: InputHash, note: Note) {
         note.forget();
         self.forget(inputs);
     }
 
-    /// Those before count no more.
+    /// Removes earlier attempts at these inputs.
     fn forget(&self, inputs: InputHash) {
         let same = |(run, _): &(String, Note)| inputs_of(run) == Some(inputs);
         self.0.dead().into_iter().filter(same).for_each(|(_, note)| note.forget());
     }
 
-    /// When those began that are under way, by inputs.
+    /// Returns the start times of running attempts, by inputs.
     fn under_way(&self) -> BTreeMap<InputHash, Timestamp> {
         let began = |(run, note): (String, fs_err::File)| {
             let began = note.metadata().and_then(|note| note.modified()).ok()?;
@@ -84,7 +85,7 @@ impl Attempts {
         self.0.living().into_iter().flatten().filter_map(began).collect()
     }
 
-    /// How many attempts in a row ended without an outcome, by inputs.
+    /// Returns the number of attempts that ended without an outcome, by inputs.
     pub(crate) fn without_outcome(&self) -> BTreeMap<InputHash, u32> {
         let mut counts = BTreeMap::new();
         for inputs in self.0.dead().iter().filter_map(|(run, _)| inputs_of(run)) {
@@ -94,8 +95,8 @@ impl Attempts {
     }
 }
 
-/// What is known of a plan's builds where no loop makes them: those that processes of this machine make, and how long builds
-/// usually take.
+/// Returns the activity of a plan's builds for a process without a controller loop: which builds other processes of
+/// this machine run, and how long builds usually take.
 pub(crate) async fn builds_elsewhere(parts: &Parts, plan: &Plan) -> Activity {
     let mut builds = plan.builds().peekable();
     if builds.peek().is_none() {
@@ -112,12 +113,12 @@ pub(crate) async fn builds_elsewhere(parts: &Parts, plan: &Plan) -> Activity {
     builds.map(activity).collect()
 }
 
-/// The inputs of an attempt, by the name of its note.
+/// Parses the input hash of an attempt from the name of its note.
 fn inputs_of(run: &str) -> Option<InputHash> {
     run.split_once('.')?.0.parse().ok()
 }
 
-/// The recorded failures of the given inputs; `None` where there is none.
+/// Returns the recorded failures of the given inputs; `None` for inputs without one.
 pub(crate) fn known_failures(
     cache: &Cache,
     hashes: impl IntoIterator<Item = InputHash>,
@@ -126,13 +127,13 @@ pub(crate) fn known_failures(
     hashes.into_iter().map(look_up).collect()
 }
 
-/// Forgets the failure with these inputs, and the attempts that had no outcome.
+/// Removes the failure with these inputs, and the attempts that had no outcome.
 pub(crate) fn forget_failure(cache: &Cache, inputs: InputHash) -> Result<(), CacheError> {
     Attempts::in_cache(cache).forget(inputs);
     cache.remove_record(KIND, &inputs.to_string())
 }
 
-/// Remembers a permanent failure, forgets it after a success.
+/// Records a permanent failure; removes the record after a success.
 pub(super) fn record_outcome(parts: &Parts, cell: &Cell, outcome: &Result<Built>) -> Result<(), CacheError> {
     let key = cell.input_hash.to_string();
     match outcome {

@@ -1,4 +1,4 @@
-//! Adapter: the headers stage: the header set of the cell's kernel.
+//! Adapter: the headers stage: fetches the header set of the cell's kernel.
 
 use std::path::PathBuf;
 
@@ -12,8 +12,8 @@ use crate::{
     plan::FetchedInputs,
 };
 
-/// Fetches the header set, as far as the cache lacks it: the one that the build was planned with. Others may have been
-/// imported since.
+/// Returns the header set, fetching it if the cache lacks it. Fails if another header set than the planned one is
+/// found, because a user may have imported one since.
 pub(super) async fn fetch(job: &Job<'_>) -> Result<HeaderSet> {
     job.stage(Stage::Headers);
     let (parts, target) = (job.parts, &job.cell.target);

@@ -1,5 +1,6 @@
-//! Adapter: kbuild runs programs of the header set for every module. Those of a self-built kernel want the C library of the machine that made
-//! them: whether a toolchain has it is found before anything is compiled.
+//! Adapter: checks that the toolchain can run the header set's host tools. kbuild runs these programs for every module.
+//! In a self-built kernel they need the C library of the machine that built them. The check fails before anything is
+//! compiled.
 
 use std::path::{Path, PathBuf};
 
@@ -14,13 +15,13 @@ use crate::{
     parts::{FindingKind, Result, TargetError},
 };
 
-/// The programs that every build tree has; others come with them, from the same machine.
+/// Tools in every build tree. The other tools come from the same machine.
 const TOOLS: [&str; 3] = ["scripts/basic/fixdep", "scripts/mod/modpost", "tools/objtool/objtool"];
 
-/// Bytes of a program that are looked through: a C library has two million.
+/// Size limit in bytes for a program to inspect; a C library has about two million.
 const LARGEST: u64 = 64 << 20;
 
-/// Refuses header tools that do not run in the toolchain's tree. Where either says nothing of glibc, it is tried.
+/// Rejects header tools that need a newer glibc than the toolchain has. Without glibc information, the build proceeds.
 pub(super) async fn check(job: &Job<'_>, headers: &HeaderSet, toolchain: &Path) -> Result<()> {
     let (arch, root, toolchain) = (job.cell.target.arch, headers.root.clone(), toolchain.to_owned());
     let Ok(build) = find_build(&root, &job.cell.target.release) else { return Ok(()) };
@@ -36,7 +37,7 @@ pub(super) async fn check(job: &Job<'_>, headers: &HeaderSet, toolchain: &Path) 
     Err(TargetError::finding(FindingKind::Compile, message, Some(hint.to_owned())))
 }
 
-/// The first tool that wants a newer glibc than there is: it, what it wants, and what there is (`x` of `2.x`).
+/// Returns the first tool that needs a newer glibc, with the required and the available version (`x` of `2.x`).
 fn lacking(
     headers: &Path,
     build: &Path,
@@ -59,8 +60,8 @@ fn lacking(
     Ok(None)
 }
 
-/// The newest symbol version of glibc that a program wants, or the library has: their names stand in the file, each before a zero byte. A
-/// release without new symbols has no name, and nothing wants it.
+/// Returns the newest glibc symbol version that a program requires or a library provides. The version names are in the
+/// file, each followed by a zero byte. A release without new symbols has no name, and nothing requires it.
 fn newest_glibc(root: &Path, file: &Path) -> std::io::Result<Option<u32>> {
     let Some(place) = resolve(root, file)?.map(|place| root.join(place)).filter(|place| place.is_file())
     else {

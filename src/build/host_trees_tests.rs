@@ -11,7 +11,7 @@ use crate::{
 
 const TABLE: &str = "usr/src/ofa_kernel/x86_64/6.1.0-9-amd64/Module.symvers";
 
-/// An image that is compiled against the OFED of its nodes' hosts.
+/// An image that is compiled against the OFED of the nodes' hosts.
 fn bench() -> Bench {
     Bench::new(&json!({"needs": [{"name": "mofed", "tree": "trees/ofed-{{release}}"}]}))
 }
@@ -34,7 +34,7 @@ async fn look(bench: &Bench, release: &str) -> Result<Digest, String> {
     trees.remove(&(image.metadata.name.clone(), name(), target)).unwrap()
 }
 
-/// The cell as it is planned with the tree of this digest.
+/// Returns the cell as planned with a tree of this digest.
 async fn cell(bench: &Bench, exposed: Digest) -> Cell {
     let needs = vec![CellNeed { name: name(), version: "1".to_owned(), exposed, image: None }];
     Cell { needs, ..bench.cell(K9).await }
@@ -72,7 +72,7 @@ async fn a_tree_goes_into_the_build_and_into_the_check() {
     let [table] = needed.tables.as_slice() else { panic!("{} tables", needed.tables.len()) };
     assert_eq!((table.image.as_str(), table.symbols.len()), ("mofed", 1));
 
-    // It is collected again between plan and build.
+    // The tree is collected again between plan and build.
     write(&bench, "0x0000ffff");
     let error = fetch(&job).await.err().unwrap();
     assert!(error.to_string().contains(" changed after the build was planned"), "{error}");

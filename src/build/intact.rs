@@ -1,4 +1,4 @@
-//! Adapter: the cached trees that a build starts from are as farrier made them.
+//! Adapter: ensures that cached trees have not been tampered with before a build starts from them.
 
 use std::{io, path::PathBuf};
 
@@ -8,8 +8,8 @@ use crate::{
     parts::{Parts, Result},
 };
 
-/// Gets something that has a tree in the cache. Where the user of build steps owns the trees, the tree is compared with
-/// its record, and made anew from its source if it was changed.
+/// Returns an item whose tree is in the cache. If build steps run as the owner of the trees, the tree is compared with
+/// its record. A changed tree is made again from its source.
 pub(super) async fn intact<T, F>(
     parts: &Parts,
     get: impl Fn() -> F,
@@ -64,7 +64,7 @@ mod tests {
         }
     }
 
-    /// What a step does that found a way out of its sandbox: the next build would believe it.
+    /// Simulates a step that escaped from its sandbox and poisoned the cache for the next build.
     #[tokio::test]
     async fn a_header_set_that_a_step_changed_is_made_anew() {
         let bench = Bench::new(&json!({}));
@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&symvers).unwrap(), good);
         assert_eq!((&again.root, &again.key), (&first.root, &first.key));
         assert_eq!(format!("{:?}", again.facts), format!("{:?}", first.facts));
-        // What was changed is kept, to be looked at.
+        // The changed tree is quarantined for inspection.
         assert_eq!(fs::read_dir(bench.parts.cache.root().join("quarantine")).unwrap().count(), 1);
     }
 

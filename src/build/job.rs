@@ -1,4 +1,4 @@
-//! Adapter: what the stages of one build share, and what they hand to each other.
+//! Adapter: data that the stages of one build share and pass to each other.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -16,18 +16,18 @@ use crate::{
     provenance::Confinement,
 };
 
-/// One image for one kernel, which is being built.
+/// The build of one image for one kernel.
 pub(super) struct Job<'a> {
     pub(super) parts: &'a Parts,
     pub(super) cell: &'a Cell,
     pub(super) image: &'a DriverImage,
     pub(super) family: &'a KernelFamily,
-    /// The family's, with the packages that the image adds.
+    /// The family's toolchain, with the packages that the image adds.
     pub(super) toolchain: Toolchain,
 }
 
 impl<'a> Job<'a> {
-    /// Finds the cell's definitions.
+    /// Looks up the cell's definitions.
     pub(super) fn of(parts: &'a Parts, cell: &'a Cell) -> Result<Self> {
         let image = parts.definitions.images.get(&cell.image);
         let family = parts.definitions.families.iter().find(|family| family.metadata.name == cell.family);
@@ -40,76 +40,76 @@ impl<'a> Job<'a> {
         Ok(Self { parts, cell, image, family, toolchain })
     }
 
-    /// A stage begins.
+    /// Reports the start of a stage.
     pub(super) fn stage(&self, stage: Stage) {
         self.parts.reporter.stage(&self.cell.subject(), stage);
     }
 
-    /// Something to know that stops nothing.
+    /// Reports a note that does not stop the build.
     pub(super) fn note(&self, text: &str) {
         self.parts.reporter.note(&self.cell.subject(), text);
     }
 }
 
-/// What is published is what its input hash says: an input that was fetched must be the one that was planned.
+/// Fails if a fetched input is not the planned one, because the input hash would not describe the published image.
 pub(super) fn ensure_planned(is_same: bool, what: impl Into<String>) -> Result<()> {
     if is_same { Ok(()) } else { Err(TargetError::Outdated(what.into())) }
 }
 
-/// What a cell is compiled against, checked against and loaded after.
+/// Inputs from other images and host trees: for compiling, for the check, and for loading.
 #[derive(Default)]
 pub(super) struct Needed {
-    /// Its part of the build context.
+    /// Entries for the build context.
     pub(super) context: Vec<ContextEntry>,
-    /// Symbol tables: of the images that it is compiled against, then of those that these need when they are loaded.
+    /// Symbol tables of the images compiled against, then of the images that those need at load time.
     pub(super) tables: Vec<NeededTable>,
-    /// Directories with the modules that must be loaded before, where the definition asks for a boot check.
+    /// Directories with the modules that must be loaded first, if the definition asks for a boot check.
     pub(super) modules: Vec<PathBuf>,
 }
 
-/// What a payload is compiled and checked against.
+/// Inputs that a payload is compiled and checked against.
 pub(super) struct Against {
-    /// The kernel's.
+    /// The kernel's header set.
     pub(super) headers: HeaderSet,
-    /// The needed images'.
+    /// Needed images and host trees.
     pub(super) needed: Needed,
 }
 
-/// What an engine or another image left, not checked yet.
+/// An unchecked payload, from an engine or a published image.
 pub(super) struct Payload {
-    /// `/out`, unpacked; for an engine-made image only its modules.
+    /// Unpacked `/out`; for an engine-made image, only its modules.
     pub(super) tree: PathBuf,
     /// The engine-made image, for `output: image`.
     pub(super) image: Option<ArchiveImage>,
-    /// Each source's identity, for the image's annotations.
+    /// Identity of each source, for the image's annotations.
     pub(super) sources: Vec<String>,
     /// The toolchain, for the image's annotations.
     pub(super) toolchain: String,
-    /// Digest over what it exposes.
+    /// Digest of the exposed headers.
     pub(super) exposed: Option<Digest>,
-    /// The image whose payload it is; `None` where it was compiled.
+    /// The image whose payload was reused; `None` if the payload was compiled.
     pub(super) reused_from: Option<ReusedFrom>,
-    /// What confined the build.
+    /// Confinement of the build.
     pub(super) confinement: Confinement,
-    /// What its check may spend on the decompression of its modules.
+    /// Budget for decompressing the modules during the check.
     pub(super) decompression: Arc<DecompressionBudget>,
-    /// Keeps the files above until it is dropped.
+    /// Scratch directory that holds the files above until it is dropped.
     pub(super) work: Scratch,
 }
 
-/// A payload that may be published: its check has passed, its modules are signed where the site has them signed.
+/// A payload that may be published: the check has passed, and the modules are signed if the site signs modules.
 pub(super) struct CheckedPayload {
     pub(super) payload: Payload,
-    /// The header set's packages or file, for the image's annotations.
+    /// Packages or file of the header set, for the image's annotations.
     pub(super) headers: Vec<String>,
-    /// Digest of the header set's content, where it was imported or comes from the store; for the provenance.
+    /// Digest of the header set's content, if it was imported or comes from the store; for the provenance.
     pub(super) header_content: Option<Digest>,
-    /// The report of the check.
+    /// Report of the check.
     pub(super) report: CheckReport,
 }
 
 impl CheckedPayload {
-    /// A payload that was checked against these headers.
+    /// Creates a payload that was checked against these headers.
     pub(super) fn of(payload: Payload, headers: &HeaderSet, report: CheckReport) -> Self {
         let (headers, header_content) = (headers.origin.clone(), headers.content.clone());
         Self { payload, headers, header_content, report }

@@ -1,4 +1,4 @@
-//! Adapter: toolchains and bases that an engine keeps: those that were not used for longest go when there are too many.
+//! Adapter: evicts toolchains and bases from an engine's images, least recently used first, above a quota.
 
 use std::time::SystemTime;
 
@@ -9,7 +9,7 @@ use crate::{
     parts::{Parts, Result},
 };
 
-/// Removes what is above the site's quota. That it cannot costs room, and no build.
+/// Removes images above the site's quota. On failure only disk space is wasted.
 pub(super) async fn make_room(parts: &Parts, engine: &DockerEngine) {
     if let Err(error) = remove_surplus(parts, engine).await {
         tracing::warn!(error = %error_chain(&error), "the engine's images were not tidied up");
@@ -22,7 +22,7 @@ async fn remove_surplus(parts: &Parts, engine: &DockerEngine) -> Result<()> {
     let images: Vec<Entry> = engine.kept().await?.iter().filter_map(entry).collect();
     for Entry { name, bytes, used: _ } in surplus(images, most, &parts.cache.all_in_use()?) {
         let Some((kind, key)) = name.split_once('/') else { continue };
-        // Whoever is to build on it takes it into use under its lock.
+        // A build that needs the image holds this lock while it marks the image as in use.
         let Some(_lock) = parts.cache.try_lock(kind, key, LockMode::Exclusive)? else { continue };
         if parts.cache.all_in_use()?.contains(&name) {
             continue;
@@ -34,7 +34,8 @@ async fn remove_surplus(parts: &Parts, engine: &DockerEngine) -> Result<()> {
     Ok(())
 }
 
-/// `localhost/farrier/KIND:KEY`, with its last use here; of one that another cache's farrier made, when it was made.
+/// Parses `localhost/farrier/KIND:KEY` into a cache entry with its last use on this machine. For an image that a
+/// farrier with another cache made, the creation time stands in for the last use.
 fn entry(
     image: &KeptImage,
     last_use: impl Fn(&str, &str) -> Result<Option<SystemTime>, CacheError>,

@@ -1,4 +1,4 @@
-//! Which images go from a daemon, at one that speaks the protocol and holds nothing.
+//! Tests of image eviction, against a fake Docker daemon.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,7 +18,7 @@ use crate::{
     image::Memory,
 };
 
-/// Names of the images; each has ten bytes of its own, and was made long ago.
+/// Names of the images. Each has ten bytes of unshared data and an old creation time.
 type Images = Arc<Mutex<Vec<String>>>;
 
 async fn answer(State(images): State<Images>, request: Request) -> Response {
@@ -54,7 +54,7 @@ async fn the_least_recently_used_images_go_and_none_that_is_in_use() {
         names.iter().map(|name| name.replace(LOCAL_PREFIX, "")).collect::<Vec<_>>().join(" ")
     };
 
-    // Another process builds on one; two were used a while ago, and one is waited for at this moment.
+    // Another process builds on one image. Two were used recently, and the lock of another is held.
     let other = Cache::open(bench.parts.cache.root().to_owned()).unwrap();
     other.stamp("base", "used").unwrap();
     for (kind, key) in [("base", "stamped"), ("toolchain", "new")] {
@@ -62,7 +62,7 @@ async fn the_least_recently_used_images_go_and_none_that_is_in_use() {
     }
     let _locked = other.lock("base", "old", LockMode::Exclusive).await.unwrap();
     make_room(&bench.parts, &engine).await;
-    assert_eq!(left(), names.join(" "), "they are below the quota");
+    assert_eq!(left(), names.join(" "), "below the quota");
 
     bench.parts.definitions.site.storage.engine_images = Memory::from_bytes(30);
     make_room(&bench.parts, &engine).await;

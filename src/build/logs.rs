@@ -1,4 +1,4 @@
-//! Adapter: the logs of builds, as the cache keeps them.
+//! Adapter: build logs in the cache.
 
 use std::{
     collections::HashMap,
@@ -19,23 +19,24 @@ use crate::{
 };
 
 const KIND: &str = "logs";
-/// Digits of the input hash in a log's name.
+/// Number of digits of the input hash in a log's name.
 const DIGITS: usize = 12;
 
-/// `gpu-6.1.0-1-amd64-0123456789ab-debian-12-amd64.log`: one release runs on several platforms.
+/// Returns a log's file name, such as `gpu-6.1.0-1-amd64-0123456789ab-debian-12-amd64.log`. It includes the platform,
+/// because one release runs on several platforms.
 fn name(image: &ImageName, target: &KernelTarget, inputs: &InputHash) -> String {
     let KernelTarget { os, os_version, release, arch } = target;
     format!("{image}-{release}-{}-{os}-{os_version}-{arch}.log", inputs.short())
 }
 
-/// Where the log of a build goes; it stays for as long as the build does.
+/// Returns the path for a build's log, and protects it from eviction while the build runs.
 pub(super) fn log_path(cache: &Cache, cell: &Cell) -> Result<PathBuf, CacheError> {
     let name = name(&cell.image, &cell.target, &cell.input_hash);
     cache.hold(KIND, &name)?;
     cache.place(KIND, &name)
 }
 
-/// The log of the newest build of these inputs, if this cache keeps it.
+/// Returns the log of the latest build of these inputs, if the cache has it.
 pub(crate) fn log_of(
     cache: &Cache,
     image: &ImageName,
@@ -45,7 +46,7 @@ pub(crate) fn log_of(
     Some(cache.root().join(KIND).join(name(image, target, inputs))).filter(|path| path.is_file())
 }
 
-/// When each log was written last, by the name of its file. A cache that cannot be read keeps none.
+/// Last write time of each log, by file name. Empty if the cache cannot be read.
 pub(crate) struct LogTimes(HashMap<String, SystemTime>);
 
 impl LogTimes {
@@ -68,12 +69,12 @@ impl LogTimes {
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct FoundLog {
     pub(crate) written: SystemTime,
-    /// `debian-12-amd64`.
+    /// Platform, such as `debian-12-amd64`.
     pub(crate) platform: String,
     pub(crate) path: PathBuf,
 }
 
-/// The logs of an image's builds for a kernel release that this cache keeps, the newest first.
+/// Returns the cached build logs of an image for a kernel release, the newest first.
 pub(crate) fn logs_for(
     cache: &Cache,
     image: &ImageName,
@@ -98,27 +99,29 @@ fn all(cache: &Cache) -> io::Result<Vec<(SystemTime, String)>> {
     let mut found = Vec::new();
     for entry in entries {
         let entry = entry?;
-        // One that is removed meanwhile is none.
+        // Skip an entry that was removed in the meantime.
         let modified = entry.metadata().and_then(|metadata| metadata.modified());
         found.extend(modified.ok().zip(entry.file_name().into_string().ok()));
     }
     Ok(found)
 }
 
-/// Reads a log that may still be written.
+/// Reads a log that may still be growing.
 pub(crate) struct LogReader(File);
 
 impl LogReader {
-    /// Opens a log, to be read from so many bytes on.
+    /// Opens a log for reading from an offset in bytes.
     pub(crate) fn open(path: &Path, from: u64) -> io::Result<Self> {
         let mut log = File::open(path)?;
         log.seek(SeekFrom::Start(from))?;
         Ok(Self(log))
     }
 
-    /// What was written since the last call, and whether more will come: whoever writes a log holds its lock.
+    /// Returns the text written since the last call, and whether the log may still grow. The writer of a log holds its
+    /// lock.
     pub(crate) fn more(&mut self) -> io::Result<(Vec<u8>, bool)> {
-        // In this order: what is written between the two is read with the next call, or is not written any more.
+        // Test the lock before reading. If a writer holds the lock, the next call reads later text; if none does, the
+        // log is complete.
         let is_written = matches!(self.0.try_lock_shared(), Err(TryLockError::WouldBlock));
         if !is_written {
             self.0.unlock()?;

@@ -1,4 +1,5 @@
-//! Adapter: the build pipeline: one image for one kernel, from headers to a published digest, a file for each stage.
+//! Adapter: the build pipeline: builds one image for one kernel, from headers to a published digest. Each stage has a
+//! file.
 
 mod assemble;
 mod base;

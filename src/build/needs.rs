@@ -1,5 +1,5 @@
-//! Adapter: the needs stage: what an image is compiled against: exposed trees of published images, fetched by digest
-//! and verified, and trees of the user's, such as the headers of a host's own driver.
+//! Adapter: the needs stage: fetches what an image is compiled against. Exposed trees of published images are fetched
+//! by digest and verified. Trees that the user provides hold, for example, the headers of a host's own driver.
 
 use std::{
     collections::BTreeSet,
@@ -25,7 +25,7 @@ use crate::{
     payload::{self, DecompressionBudget},
 };
 
-/// Kinds of cache entries: exposed trees by their own digest, modules by their image's.
+/// Kinds of cache entries: exposed trees keyed by their digest, modules keyed by their image's digest.
 const EXPOSED: &str = "exposed";
 const MODULES: &str = "needed-modules";
 
@@ -34,12 +34,12 @@ struct NeededImage {
     name: ImageName,
     image: ImageReference,
     exposed: Digest,
-    /// Is it compiled against, or only there when the modules are loaded?
+    /// Whether the image is compiled against, or only needed when the modules are loaded.
     compiled_against: bool,
 }
 
-/// A needed image without what it says that it exposes. Not permanent: the fault is that image's, which may be published
-/// anew while the inputs of this build stay as they are.
+/// Error for a needed image that lacks the headers it claims to expose. The failure is not permanent: the needed image
+/// may be republished while the inputs of this build stay the same.
 fn lacks(image: &str, why: &str) -> TargetError {
     TargetError::unmet(
         format!("needed image {image} does not hold the headers that it claims to expose: {why}"),
@@ -47,7 +47,7 @@ fn lacks(image: &str, why: &str) -> TargetError {
     )
 }
 
-/// A needed image that was there when the build was planned.
+/// Error for a needed image that has disappeared since the build was planned.
 fn vanished(image: &ImageReference) -> TargetError {
     TargetError::unmet(
         format!("needed image {image} is not in the registry any more"),
@@ -55,7 +55,7 @@ fn vanished(image: &ImageReference) -> TargetError {
     )
 }
 
-/// Fetches what the cell needs, as far as the cache lacks it.
+/// Fetches what the cell needs, unless it is cached.
 pub(super) async fn fetch(job: &Job<'_>) -> Result<Needed> {
     let mut needed = Needed::default();
     if job.cell.needs.is_empty() {
@@ -69,7 +69,7 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<Needed> {
     for image in needed_images(job).await? {
         let ImageReference { repository, version } = &image.image;
         let Version::Digest(digest) = version else { return Err(vanished(&image.image)) };
-        // Its headers are compiled, and its symbols believed.
+        // The build compiles the image's headers and the check relies on its symbols, so the image must be trusted.
         StoredImage { parts: job.parts, repository, digest }.ensure_trusted("needed image").await?;
         let tree = exposed_tree(job.parts, &image).await?;
         let found = read_tables(&image, &tree).await?;
@@ -90,14 +90,14 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<Needed> {
             needed.context.push(ContextEntry { dest: format!("needs/{}", image.name), from: tree });
         }
     }
-    // A module may inherit the taint from one of another image.
+    // A module may inherit a taint from a module of another image.
     let proprietary = proprietary_modules(&modules);
     let known = |table| NeededTable { proprietary: Some(proprietary.clone()), ..table };
     needed.tables.extend(tables.into_iter().map(known));
     Ok(needed)
 }
 
-/// Adds the cell's trees to its build context and their symbols to what it is checked against.
+/// Adds the cell's host trees to the build context, and their symbols to the check.
 async fn add_host_trees(job: &Job<'_>, needed: &mut Needed) -> Result<()> {
     let Job { parts, cell, .. } = job;
     for need in &job.image.spec.needs {
@@ -123,7 +123,7 @@ async fn add_host_trees(job: &Job<'_>, needed: &mut Needed) -> Result<()> {
     Ok(())
 }
 
-/// The images that the cell is compiled against, then those that these need, nearest first.
+/// Returns the images that the cell is compiled against, then their own needs, nearest first.
 async fn needed_images(job: &Job<'_>) -> Result<Vec<NeededImage>> {
     let needs = &job.cell.needs;
     let mut images: Vec<NeededImage> = needs
@@ -148,7 +148,7 @@ async fn needed_images(job: &Job<'_>) -> Result<Vec<NeededImage>> {
     Ok(images)
 }
 
-/// An image that a needed image needs. That one was built, so it was published before.
+/// Looks up an indirect need. It was published, because the image that needs it could be built.
 async fn published_need(job: &Job<'_>, name: &ImageName) -> Result<NeededImage> {
     let needed = cell(job.parts, name, &job.cell.target).await?;
     let mut image = needed.reference.clone();
@@ -160,7 +160,7 @@ async fn published_need(job: &Job<'_>, name: &ImageName) -> Result<NeededImage> 
     Ok(NeededImage { name: name.clone(), image, exposed, compiled_against: false })
 }
 
-/// The exposed trees of a published image, at their natural paths below one directory.
+/// Returns the exposed trees of a published image, at their original paths below one directory.
 async fn exposed_tree(parts: &Parts, image: &NeededImage) -> Result<PathBuf> {
     let key = image.exposed.hex();
     parts.cache.get_or_make(EXPOSED, key, |place| fetch_exposed(parts, image, place)).await
@@ -196,7 +196,7 @@ async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> R
     Ok(fs_err::rename(&tree, &place)?)
 }
 
-/// The modules of a needed image for the cell's kernel.
+/// Returns the modules of a needed image for the cell's kernel.
 async fn modules_of(job: &Job<'_>, needed: &NeededImage) -> Result<PathBuf> {
     let Version::Digest(digest) = &needed.image.version else { return Err(vanished(&needed.image)) };
     let release = job.cell.target.release.as_str();
@@ -231,16 +231,17 @@ async fn fetch_payload(
     Ok(parts.registry_of_needs(repository).fetch_blob(repository, &layer.digest, layer.size, to).await?)
 }
 
-/// The symbol tables of an exposed tree.
+/// Reads the symbol tables of an exposed tree.
 async fn read_tables(needed: &NeededImage, tree: &Path) -> Result<Vec<NeededTable>> {
     let (name, image, tree) = (needed.name.to_string(), needed.image.to_string(), tree.to_owned());
     blocking(move || parse_tables(&name, &image, payload::read_symbol_tables(&tree)?)).await
 }
 
-/// Reads the symbol tables of one need; `from` names where they come from in errors.
+/// Parses the symbol tables of one need. Errors name `from` as their origin.
 fn parse_tables(need: &str, from: &str, texts: Vec<(PathBuf, String)>) -> Result<Vec<NeededTable>> {
     let read = |(path, text): (PathBuf, String)| match SymbolTable::parse(&text) {
-        // A host's tree has headers and no modules: nothing tells more, and it is not held against it.
+        // A host tree has headers but no modules, so its modules' licenses are unknown. They are assumed not to be
+        // proprietary.
         Ok(symbols) => {
             Ok(NeededTable { image: need.to_owned(), symbols, proprietary: Some(BTreeSet::new()) })
         }

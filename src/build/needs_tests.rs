@@ -11,7 +11,7 @@ use crate::{
     kmod::testing::ModuleFile,
 };
 
-/// Publishes the image `x` with these modules, and a table with a symbol of each in its exposed headers.
+/// Publishes image `x` with these modules. Its exposed headers have a table with one symbol of each module.
 async fn publish_with_table(bench: &Bench, modules: &[&ModuleFile]) {
     let cell = bench.cell(K9).await;
     let job = Job::of(&bench.parts, &cell).unwrap();
@@ -43,6 +43,6 @@ async fn licences_of_needed_modules_are_known_without_a_boot_check() {
     let [table] = needed.tables.as_slice() else { panic!("{} tables", needed.tables.len()) };
     assert_eq!((table.image.as_str(), table.symbols.len()), ("x", 2));
     assert_eq!(table.proprietary, Some(BTreeSet::from(["closed".to_owned()])));
-    // They are not loaded where no boot check is asked for.
+    // Without a boot check the modules need not be loaded.
     assert!(needed.modules.is_empty());
 }

@@ -1,4 +1,4 @@
-//! Adapter: a build from a cell to a published image, stage after stage.
+//! Adapter: runs the stages of a build, from a cell to a published image.
 
 use super::{
     assemble, base, check, compile, document, headers,
@@ -15,32 +15,32 @@ use crate::{
     plan::Cell,
 };
 
-/// How one build is to be done.
+/// Options of a build.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BuildOptions {
     /// Publish the result.
     pub push: bool,
-    /// Compile even where another kernel's payload would do.
+    /// Compile even if another kernel's payload could be reused.
     pub compile: bool,
 }
 
-/// The result of a build.
+/// Result of a build.
 #[derive(Debug)]
 pub struct Built {
-    /// The image's manifest digest.
+    /// Manifest digest of the image.
     pub digest: Digest,
-    /// The report of the check.
+    /// Report of the check.
     pub report: CheckReport,
-    /// The image whose payload this is; `None` where it was compiled.
+    /// The image whose payload was reused; `None` if the payload was compiled.
     pub reused_from: Option<ReusedFrom>,
-    /// Bytes sent to the registry; 0 when nothing was pushed.
+    /// Bytes sent to the registry; 0 if nothing was pushed.
     pub pushed_bytes: u64,
 }
 
-/// Builds one cell, or takes over a published payload.
+/// Builds one cell, or reuses a published payload.
 pub async fn build(parts: &Parts, cell: &Cell, options: BuildOptions) -> Result<Built> {
     let job = Job::of(parts, cell)?;
-    // What would stop the build at its end is found before the work.
+    // Fail fast: check signing and boot prerequisites before compiling.
     check::can_check(&job).await?;
     if options.push {
         can_sign_images(parts).await?;

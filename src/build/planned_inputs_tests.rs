@@ -1,4 +1,4 @@
-//! What a build fetches is what its cell was planned with; else it is not the build of that cell.
+//! Tests that a build fails if a fetched input is not the planned one.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use crate::build::{
 };
 
 fn refused<T>(outcome: Result<T, TargetError>) -> String {
-    let error = outcome.err().expect("it is another input");
+    let error = outcome.err().expect("another input must be refused");
     assert!(!error.is_permanent());
     error.to_string()
 }
@@ -43,7 +43,7 @@ async fn another_source_patch_or_header_set_than_the_planned_one_is_refused() {
     );
 }
 
-/// A plan tells of directories, and a build of archives, which are opened only then.
+/// A plan reports credentials in directories. A build reports those in archives, which are opened only then.
 #[tokio::test]
 async fn credentials_in_sources_are_told_and_version_control_data_is_not_there() {
     let bench = Bench::new(&json!({"sources": [

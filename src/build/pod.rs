@@ -1,7 +1,8 @@
-//! Adapter: the compile stage in a cluster: the root file system of a build becomes an image, and its pod compiles.
+//! Adapter: the compile stage in a cluster: publishes the root file system of a build as an image, whose pod compiles.
 //!
-//! Toolchain, headers and each part of the build context are a layer each, which builds that have it in common share, in the
-//! registry and on nodes. The layer over them is this build's: the runner, the plan, and whose the directories are.
+//! The toolchain, the headers and each entry of the build context are separate layers, which builds share in the
+//! registry and on nodes. The top layer is specific to the build: it holds the runner, the plan and the ownership of
+//! directories.
 
 use std::{
     collections::BTreeMap,
@@ -42,18 +43,18 @@ use crate::{
     registry::RegistryLocation,
 };
 
-/// Where these images are, below the registry's prefix.
+/// Repository of these images, below the registry's prefix.
 const REPOSITORY: &str = "builds";
-/// They are pulled a few times at most: how long compressing takes counts more than a few bytes.
+/// Fast compression: each image is pulled only a few times, so time matters more than size.
 const GZIP_LEVEL: u32 = 1;
-/// The kind of the cache's entries that are headers as layers.
+/// Kind of the cache entries that hold headers as layers.
 const HEADER_LAYERS: &str = "header-layers";
-/// The kind of the cache's locks under which a layer is sent.
+/// Kind of the cache locks that serialize the push of a layer.
 const PUSHES: &str = "pushes";
 /// Directories that every build writes to.
 const WRITTEN: [&str; 2] = ["out", "tmp"];
 
-/// Runs the build in a pod and unpacks what it left into `tree`. `begun` is cancelled when the pod runs.
+/// Runs the build in a pod and unpacks its payload into `tree`. Cancels `begun` once the pod runs.
 pub(super) async fn compile(
     job: &Job<'_>,
     (cluster, base, toolchain): (&Kubernetes, &InPlaceBase, &BaseImage),
@@ -83,7 +84,7 @@ pub(super) async fn compile(
         }
     };
     let limits = plan.limits;
-    // Where another replica leads after this one, it takes the Job over.
+    // With leader election, another replica adopts the Job when this replica stops.
     let leave = if parts.fence.is_some() { parts.cancel.clone() } else { CancellationToken::new() };
     let in_cluster = InCluster {
         job: JobSpec {
@@ -110,7 +111,7 @@ pub(super) async fn compile(
     Ok(outcome?)
 }
 
-/// Publishes the image, and gives it by digest.
+/// Publishes the image and returns its reference by digest.
 async fn publish(
     job: &Job<'_>,
     (cluster, base, toolchain): (&Kubernetes, &InPlaceBase, &BaseImage),
@@ -136,10 +137,11 @@ async fn publish(
     let (mut layers, work) = blocking(write).await?;
     layers.insert(0, headers);
     let own: Vec<Layer> = layers.iter().map(|(layer, _)| layer.clone()).collect();
-    // A tag keeps it from being collected, and tells people whose it is.
+    // The tag protects the image from garbage collection, and shows users which build owns it.
     let tag: Tag = format!("{}-{}", cell.image, cell.declared_hash.short()).parse()?;
-    // Another cell's build may have the same root file system, and the first one that ends takes its image away. Whichever farrier builds
-    // this cell has the same label, so that the other one's Job is found.
+    // Cells can have identical root file systems, and the first build to end deletes its image. The label gives each
+    // cell a distinct image. It is the same for every replica that builds the cell, so a replica finds a Job that
+    // another one created.
     let labels = BTreeMap::from([("farrier.dev/build".to_owned(), tag.to_string())]);
     let base = for_pod(&toolchain.image);
     let image = oci::assemble(&Assembly {
@@ -162,7 +164,8 @@ async fn publish(
         if registry.has_blob(&repository, digest).await? {
             continue;
         }
-        // Builds that begin together have most layers in common: one sends each, the others find it there.
+        // Concurrent builds share most layers. One build pushes each layer, and the others then find it in the
+        // registry.
         let _sole = parts.cache.lock(PUSHES, digest.hex(), LockMode::Exclusive).await?;
         let is_there = match from {
             Some(from) => registry.mount_blob(&repository, digest, from).await?,
@@ -180,8 +183,8 @@ async fn publish(
     Ok(ImageReference { repository, version: Version::Digest(image.digest) })
 }
 
-/// The toolchain's image as the base of a pod. `runner follow` starts in the image's working directory, which must be none
-/// that a step can replace. A volume would hide what is there.
+/// Returns the toolchain's image as the base of a pod. `runner follow` starts in the image's working directory, so that
+/// must be a directory that no step can replace. Volumes are removed, because a volume would hide the image's content.
 fn for_pod(base: &Base) -> Base {
     let mut base = base.clone();
     if let Some(Value::Object(config)) = base.config.get_mut("config") {
@@ -193,7 +196,7 @@ fn for_pod(base: &Base) -> Base {
     base
 }
 
-/// Takes the image away, where the registry deletes at all: its layers are of use to others.
+/// Deletes the image, if the registry supports deletion. Its layers stay useful to other builds.
 async fn remove(job: &Job<'_>, ImageReference { repository, version }: &ImageReference) {
     if let Version::Digest(digest) = version
         && let Err(error) = job.parts.registry.delete_manifest(repository, digest).await
@@ -202,7 +205,7 @@ async fn remove(job: &Job<'_>, ImageReference { repository, version }: &ImageRef
     }
 }
 
-/// The headers as a layer: made once for a kernel.
+/// Returns the headers as a layer, which is made once per kernel.
 async fn headers_layer(job: &Job<'_>, base: &InPlaceBase) -> Result<(Layer, PathBuf)> {
     let (cache, [headers, _]) = (&job.parts.cache, base.lowers.clone());
     let make = |entry: PathBuf| {
@@ -226,7 +229,7 @@ async fn headers_layer(job: &Job<'_>, base: &InPlaceBase) -> Result<(Layer, Path
     Ok((Layer { digest, diff_id, size, media_type: media_type::OCI_LAYER_GZIP }, layer))
 }
 
-/// The layers over toolchain and headers, the lowest first. Blocks.
+/// Writes the layers above toolchain and headers, the lowest first. Blocking.
 fn write_layers(
     lowers: &[PathBuf; 2],
     context: &[ContextEntry],
@@ -244,7 +247,7 @@ fn write_layers(
     Ok(layers)
 }
 
-/// Compresses what `write` writes, a tar archive, into the file.
+/// Writes a layer: the tar archive that `write` produces, compressed.
 fn write_layer(
     place: &Path,
     write: impl FnOnce(&mut io::BufWriter<File>) -> Result<(), EngineError>,
@@ -258,15 +261,15 @@ fn write_layer(
     Ok(layer)
 }
 
-/// An entry of the build context. The directories above it are root's: for those that no layer names, each container runtime has
-/// a mode of its own.
+/// Writes an entry of the build context. Its parent directories are listed explicitly, owned by root: container
+/// runtimes differ in the mode that they give to unlisted directories.
 fn write_context(
     ContextEntry { dest, from }: &ContextEntry,
     out: &mut impl Write,
 ) -> Result<(), EngineError> {
     let dest = format!("{}/{dest}", CONTEXT.trim_start_matches('/'));
     let mut above: Vec<&Path> = Path::new(&dest).ancestors().skip(1).collect();
-    // The path itself has no name.
+    // The empty path is the last ancestor.
     above.pop();
     for place in above.into_iter().rev() {
         let mut header = header(EntryType::Directory, 0o755, 0);
@@ -277,8 +280,8 @@ fn write_context(
     write_tar(None, &[ContextEntry { dest, from: from.clone() }], out)
 }
 
-/// The uppermost layer: all directories that are there, and those that the plan names, are the build's user's, so that its steps
-/// write where root would; but not into `/` itself, whose owner no layer sets, and not into the runner's own.
+/// Writes the top layer. It gives the build's user every existing directory and those that the plan names, so that
+/// steps can write where root could. Exceptions are `/`, whose owner no layer sets, and the runner's own directory.
 fn write_own(lowers: &[PathBuf; 2], plan: &Plan, runner: &[u8], out: impl Write) -> io::Result<()> {
     let mut directories: BTreeMap<PathBuf, u32> = BTreeMap::new();
     for lower in lowers {
@@ -295,7 +298,7 @@ fn write_own(lowers: &[PathBuf; 2], plan: &Plan, runner: &[u8], out: impl Write)
         Action::Copy { dest, .. } => Some(dest.trim_end_matches('/')),
         Action::Run(_) => None,
     });
-    // What is copied may be a file: the directory around it is there then.
+    // Use only the first path component: a copy's destination may be a file, in a directory that already exists.
     let tops =
         named.filter_map(|path| path.trim_start_matches('/').split('/').next()).filter(|top| !top.is_empty());
     for top in tops.chain(WRITTEN) {
@@ -315,8 +318,8 @@ fn write_own(lowers: &[PathBuf; 2], plan: &Plan, runner: &[u8], out: impl Write)
         let place = Path::new(place.trim_start_matches('/')).join("");
         tar.append_data(&mut header(EntryType::Directory, 0o755, 0), place, io::empty())?;
     }
-    // A process whose program its user cannot read is not dumpable, from its first instruction on: the kernel lets no step, which has
-    // the same user, into its memory and its descriptors.
+    // A process whose executable its user cannot read is never dumpable. The kernel therefore denies steps, which run
+    // as the same user, access to the runner's memory and descriptors.
     for (place, mode, bytes) in [(PLAN, 0o444, encode(plan)?.as_slice()), (RUNNER, 0o111, runner)] {
         let mut header = header(EntryType::Regular, mode, 0);
         header.set_size(bytes.len() as u64);
@@ -346,7 +349,7 @@ mod tests {
     use super::*;
     use crate::image::Digest;
 
-    /// Names, owners and modes in an archive.
+    /// Path, owner and mode of each entry of an archive.
     fn entries(archive: &[u8]) -> Vec<String> {
         let mut archive = tar::Archive::new(archive);
         let entries = archive.entries().unwrap().map(|entry| {
@@ -394,7 +397,7 @@ mod tests {
         let copy = Action::Copy { sources: vec![], dest: "/build/".to_owned(), mode: None };
         let step = |action| Step { line: 1, text: String::new(), action };
         let work = Action::Directory("/bin/work".to_owned());
-        // Neither a toolchain nor a step makes the runner's directory the build's.
+        // Neither a toolchain nor a step gives the runner's directory to the build.
         make(toolchain.join(".farrier/context"));
         let runners = Action::Directory("/.farrier/work".to_owned());
         let plan = Plan { steps: vec![step(copy), step(work), step(runners)], ..Plan::default() };
@@ -403,7 +406,7 @@ mod tests {
         let entries = entries(&bytes);
         let owned = ["build/", "out/", "tmp/", "usr/", "usr/bin/", "usr/src/", "usr/src/linux/"];
         let owned = owned.map(|name| format!("{name} {USER} 755"));
-        // Without the right to read, what runs it can be neither read nor traced.
+        // The runner's executable is not readable, so its process can be neither read nor traced.
         let runners =
             [".farrier/ 0 755", ".farrier/context/ 0 755", ".farrier/plan 0 444", ".farrier/runner 0 111"];
         assert_eq!(entries, [owned.as_slice(), &runners.map(str::to_owned)].concat());
@@ -427,7 +430,7 @@ mod tests {
         let config = json!({"config": {
             "WorkingDir": "/build", "Volumes": {"/.farrier": {}}, "User": "me", "Env": ["PATH=/bin"],
         }});
-        let Value::Object(config) = config else { panic!("it is no object") };
+        let Value::Object(config) = config else { panic!("not an object") };
         let base = Base { digest: Digest::of(b""), layers: vec![], config, diff_ids: vec!["x".to_owned()] };
         let base = for_pod(&base);
         assert_eq!(Value::from(base.config), json!({"config": {"WorkingDir": "/", "Env": ["PATH=/bin"]}}));

@@ -1,4 +1,4 @@
-//! Sources that are images: what was published before stands for what others built.
+//! Tests of sources that are images. An image published earlier stands in for a vendor's image.
 
 use serde_json::json;
 
@@ -14,7 +14,7 @@ use crate::{
     signing::testing::{EC_256, Workshop},
 };
 
-/// A bench whose image `x` is published for one kernel, signed, and the image `y` that is made of it.
+/// A bench with a signed image `x`, published for one kernel, and an image `y` that is built from `x`.
 async fn bench(more: &str) -> (Bench, Workshop) {
     let (mut bench, workshop) = (Bench::new(&json!({})), Workshop::new());
     workshop.key(EC_256);
@@ -26,7 +26,7 @@ async fn bench(more: &str) -> (Bench, Workshop) {
     (bench, workshop)
 }
 
-/// Why there is nothing to build, or what there is to build with.
+/// Returns the files and the origins of the sources, or the reason why there is nothing to build.
 async fn look(bench: &Bench, kernel: &str) -> Result<(Vec<String>, Vec<String>), String> {
     let target = Bench::target(kernel);
     let cell =

@@ -1,4 +1,4 @@
-//! Adapter: the publish stage: pushes an image: blobs first, tags last.
+//! Adapter: the publish stage: pushes an image, blobs first and tags last.
 
 use super::{
     assemble::Image,
@@ -15,23 +15,23 @@ use crate::{
     registry::StoredManifest,
 };
 
-/// Publishes as soon as this process may write: a leader that cannot reach the API server for a while loses no build.
-/// Nothing is published whose inputs have changed meanwhile. Returns the bytes sent.
+/// Publishes once this process may write, so that a leader that temporarily cannot reach the API server loses no build.
+/// Fails if the inputs have changed since planning. Returns the number of bytes sent.
 pub(super) async fn publish(job: &Job<'_>, image: &Image, documents: &Documents) -> Result<u64> {
     job.stage(Stage::Publish);
     loop {
         job.parts.until_writable().await?;
         ensure_current(job).await?;
         match push(job, image, documents).await {
-            // What the registry has by now is not sent again.
+            // Try again. Blobs that are already in the registry are not sent again.
             Err(TargetError::Fenced(_)) => {}
             outcome => return outcome,
         }
     }
 }
 
-/// Would the build be planned now as it was? If not, the next plan would find other inputs under its tags. Where that cannot
-/// be found out, nothing speaks against what was built.
+/// Fails if the cell would now be planned differently, because the next plan would find other inputs under its tags. If
+/// the inputs cannot be looked up, the build is treated as current.
 async fn ensure_current(job: &Job<'_>) -> Result<()> {
     match cell(job.parts, &job.cell.image, &job.cell.target).await {
         Ok(now) => now.changed_since(job.cell).map_or(Ok(()), |what| ensure_planned(false, what)),
@@ -44,8 +44,8 @@ async fn ensure_current(job: &Job<'_>) -> Result<()> {
     }
 }
 
-/// Pushes what the registry lacks, then the manifest by its digest, the documents that refer to it, the signatures,
-/// and the manifest under every tag: no tag is ever there without its report.
+/// Pushes missing blobs, the manifest by digest, its documents and signatures, then the manifest under every tag. No
+/// tag ever exists without its report.
 async fn push(job: &Job<'_>, image: &Image, documents: &Documents) -> Result<u64> {
     let (parts, registry) = (job.parts, &job.parts.registry);
     parts.may_write()?;
@@ -79,7 +79,7 @@ async fn push(job: &Job<'_>, image: &Image, documents: &Documents) -> Result<u64
     Ok(sent)
 }
 
-/// Gives an image that is published further tags.
+/// Adds tags to a published image.
 pub(crate) async fn add_tags(
     parts: &Parts,
     cell: &Cell,
@@ -95,8 +95,8 @@ pub(crate) async fn add_tags(
     Ok(())
 }
 
-/// Points a tag at an image, beside those for other architectures where the tags are theirs, too. A tag that has got other content
-/// for its architecture since it was planned keeps that (guarantee 3), unless the definition lets it be overwritten.
+/// Points a tag at an image. If architectures share tags, adds the image to the tag's index. A tag that has received
+/// other content for this architecture since planning is kept (guarantee 3), unless the definition allows overwriting.
 async fn tag(parts: &Parts, cell: &Cell, reference: &ImageReference, image: &StoredManifest) -> Result<()> {
     let ImageReference { repository, version } = reference;
     let (definition, arch) = (parts.definitions.images.get(&cell.image), cell.target.arch);
@@ -108,13 +108,13 @@ async fn tag(parts: &Parts, cell: &Cell, reference: &ImageReference, image: &Sto
     if parts.shares_tags(repository) {
         return tag_beside_others(parts, &cell.image, arch, reference, image, overwrite).await;
     }
-    // The layers may have taken minutes.
+    // Check the fence again: pushing the layers may have taken minutes.
     parts.may_write()?;
     parts.registry.push_manifest(repository, version, &image.media_type, &image.bytes).await?;
     Ok(())
 }
 
-/// Pushes one layer of a base from where it is kept, when the target repository lacks it.
+/// Mounts or pushes one base layer, if the target repository lacks it.
 async fn push_base_layer(
     parts: &Parts,
     repository: &Repository,

@@ -18,7 +18,7 @@ use crate::{
     site::{KeySource, ModuleSigning, Policy, Signed},
 };
 
-/// Kernels that load signed modules only.
+/// Configuration of kernels that load only signed modules.
 const ENFORCING: &str = "CONFIG_MODULE_SIG=y\nCONFIG_MODULE_SIG_FORCE=y\nCONFIG_MODULE_SIG_HASH=\"sha512\"\n";
 
 fn bench(options: &str) -> Bench {
@@ -32,7 +32,7 @@ fn bench(options: &str) -> Bench {
     bench
 }
 
-/// A new key with its certificate.
+/// Creates a key with its certificate.
 fn workshop(kind: &str) -> Workshop {
     let workshop = Workshop::new();
     workshop.key(kind);
@@ -52,7 +52,7 @@ fn sign_with(bench: &mut Bench, workshop: &Workshop, signed: Signed) {
     bench.parts.module_signer = Some(Arc::new(opened));
 }
 
-/// The certificate's serial number, as OpenSSL knows it.
+/// The certificate's serial number, as OpenSSL prints it.
 fn serial(workshop: &Workshop) -> String {
     crate::signing::read_certificate(&workshop.path("c.pem")).unwrap().key_id
 }
@@ -81,7 +81,7 @@ async fn an_enforcing_kernel_takes_what_will_be_signed() {
     assert!(annotations.contains_key(annotations::UNSIGNED_HASH));
 }
 
-/// No engine answers, so nothing of this can have compiled.
+/// No engine is available, so these images cannot have been compiled.
 #[tokio::test]
 async fn another_key_signs_anew_without_a_build() {
     let mut bench = bench(ENFORCING);
@@ -97,7 +97,8 @@ async fn another_key_signs_anew_without_a_build() {
     assert_ne!(before.digest, after.digest);
     assert_eq!(after.reused_from.unwrap().digest, before.digest);
     assert_eq!(after.report.modules[0].about.signed_by.as_ref().unwrap().key_id, serial(&second));
-    // The first key again: its image is there, and nothing is to do. Were it lost, the same payload would come of it.
+    // With the first key again, the published image is up to date. If the registry loses the image, re-signing produces
+    // the same payload.
     sign_with(&mut bench, &first, Signed::Keep);
     bench.lose(&old.reference);
     let back = bench.build(K9).await.unwrap();
@@ -108,7 +109,11 @@ async fn another_key_signs_anew_without_a_build() {
     let again = payload(bench.annotations(K9).await);
     bench.lose(&old.reference);
     bench.publish(K9, &[&module()]).await.unwrap();
-    assert_eq!(payload(bench.annotations(K9).await), again, "signed anew is the same as signed at first");
+    assert_eq!(
+        payload(bench.annotations(K9).await),
+        again,
+        "re-signing gives the same payload as signing the first time"
+    );
 }
 
 #[tokio::test]
@@ -125,14 +130,15 @@ async fn signing_switched_on_takes_the_unsigned_payload() {
     let after = bench.build(K9).await.unwrap();
     assert_eq!(after.reused_from.unwrap().digest, before.digest);
 
-    // Switched off again, a signed payload is of no use: signatures are not taken off.
+    // After signing is disabled, a signed payload cannot be reused: farrier does not remove signatures.
     bench.parts.module_signer = None;
     bench.lose(&unsigned.reference);
     let error = bench.build(K9).await.unwrap_err();
     assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
 }
 
-/// Whoever may write to the registry can give a payload any annotations. No engine answers, so nothing else is published.
+/// Anyone who can write to the registry can give a payload any annotations. No engine is available, so nothing else is
+/// published.
 #[tokio::test]
 async fn payloads_that_a_stranger_published_are_neither_signed_nor_reused() {
     let mut bench = bench(ENFORCING);
@@ -178,7 +184,7 @@ async fn nothing_is_compiled_against_an_image_that_a_stranger_published() {
     assert!(error.hint().unwrap().contains("policy.requireSigned"));
 }
 
-/// One of two keys that must sign is not enough to make something of an image, unless it is the site's own.
+/// If two keys must sign, one signature is not enough to reuse an image, unless the site's own key made it.
 #[tokio::test]
 async fn what_one_of_two_signers_signed_is_not_reused() {
     let mut bench = bench("");
@@ -233,7 +239,8 @@ async fn another_kernels_payload_is_signed_anew() {
     assert_eq!(built.reused_from.unwrap().kernel.as_str(), K9);
 }
 
-/// Who signed an image is looked up when it is its turn, and a stranger's word about its payload does not count.
+/// Signatures are looked up only when a candidate is tried, and an untrusted image's claim about its payload does not
+/// count.
 #[tokio::test]
 async fn who_signed_a_lender_is_looked_up_when_its_turn_comes() {
     const K8: &str = "6.1.0-8-amd64";
@@ -270,7 +277,7 @@ async fn kernels_and_keys_that_do_not_go_together() {
     let error = bench.publish(K9, &[&module()]).await.unwrap_err();
     assert!(error_chain(&error).contains("CONFIG_CRYPTO_ECDSA"), "{}", error_chain(&error));
     assert!(error.hint().unwrap().contains("RSA"));
-    // The workshop and its files are gone: the plan's certificate is known, the key is not.
+    // The workshop and its files are gone. The certificate is loaded already, but the key is not.
     bench.headers_with(K9, SYMBOLS, &format!("{ENFORCING}CONFIG_CRYPTO_ECDSA=y\n"));
     let error = bench.publish(K9, &[&module()]).await.unwrap_err();
     assert!(matches!(error, TargetError::Signing(_)), "{error}");

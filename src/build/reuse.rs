@@ -1,5 +1,5 @@
-//! Adapter: a published payload that needs no compiler: this kernel's own whose modules are signed otherwise (after the
-//! key was rotated, or signing was switched on), or one that was built for another kernel.
+//! Adapter: finds a published payload that makes a compilation unnecessary. It can be this kernel's own payload with
+//! other signatures, after a key rotation or after signing was enabled. Or it was built for another kernel.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -26,25 +26,25 @@ use crate::{
     registry::RegistryError,
 };
 
-/// Tags that are looked up for one target.
+/// Maximum number of tags to look up for one target.
 const MAX_LOOKUPS: usize = 64;
-/// The same for a payload to sign anew: they are looked up one after the other, the likeliest first.
+/// Maximum number of tags to look up for re-signing. The lookups are sequential, the likeliest tag first.
 const MAX_RESIGN_LOOKUPS: usize = 32;
-/// Payloads that are fetched and checked for one target: each may be hundreds of megabytes.
+/// Maximum number of payloads to fetch and check for one target: each may be hundreds of megabytes.
 const MAX_TRIES: usize = 3;
 
-/// A published image whose payload may be taken over.
+/// A published image whose payload may be reused.
 struct Lender {
     digest: Digest,
     facts: ImageFacts,
     manifest: ImageManifest,
 }
 
-/// A checked payload, or why it was not reused; then a normal build follows.
+/// A checked payload, or the reason why the payload was not reused. In the latter case the payload is compiled.
 type Borrowed = Result<CheckedPayload, String>;
 
-/// A checked payload of an image that is published. That there is none is noted and no error; nor is a registry that
-/// does not answer, because a build needs none.
+/// Finds and checks a published payload. Neither a missing payload nor a registry failure is an error, because the
+/// payload can be compiled instead; the reason is reported as a note.
 pub(super) async fn find(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload>> {
     match resign(job, against).await? {
         Some(checked) => Ok(Some(checked)),
@@ -52,7 +52,7 @@ pub(super) async fn find(job: &Job<'_>, against: &Against) -> Result<Option<Chec
     }
 }
 
-/// The cell's own payload as it is published with other signatures or none, with the right ones.
+/// Re-signs the cell's own payload, if it is published with other signatures or with none.
 async fn resign(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload>> {
     if job.cell.unsigned_hash.is_none() {
         return Ok(None);
@@ -86,7 +86,7 @@ async fn resign(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayloa
     check::check(job, against, payload, lender.facts.module_signer.as_ref()).await.map(Some)
 }
 
-/// The first published image that has the payload.
+/// Returns the first trusted image that holds the payload.
 async fn find_to_resign(job: &Job<'_>) -> Result<Option<Lender>> {
     let tags = job.parts.registry.tags(&job.cell.reference.repository).await?;
     for tag in tags_to_resign(job.cell, tags, MAX_RESIGN_LOOKUPS) {
@@ -100,10 +100,10 @@ async fn find_to_resign(job: &Job<'_>) -> Result<Option<Lender>> {
     Ok(None)
 }
 
-/// A checked payload of another kernel, where the definition allows that and there is one.
+/// Reuses another kernel's payload, if the definition allows that and one fits.
 async fn reuse(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload>> {
     let spec = &job.image.spec;
-    // What is exposed was made for one kernel, its configuration included.
+    // Exposed headers depend on the kernel that they were made for, and on its configuration.
     if spec.reuse == Reuse::Never || spec.output == Output::Image || !spec.exposes.is_empty() {
         return Ok(None);
     }
@@ -119,12 +119,12 @@ async fn reuse(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload
     Ok(None)
 }
 
-/// Tries one after the other, the newest kernel's first, each payload once. Who signed an image is looked up when its turn
-/// comes. The reason is that of the newest.
+/// Tries the candidates one after the other, the newest kernel first, and each payload once. Signatures are looked up
+/// only for a candidate that is about to be tried. The returned reason is about the newest candidate.
 async fn try_lenders(job: &Job<'_>, against: &Against) -> Result<Borrowed> {
     let (mut first, mut tried) = (None, BTreeSet::new());
     for (kernel, lender) in lenders(job).await? {
-        // Only what is trusted is taken at its word which payload it has.
+        // Only a trusted image's claim about its payload counts.
         if tried.contains(lender.origin()) || !lender.is_trusted(job).await? {
             continue;
         }
@@ -143,7 +143,7 @@ async fn try_lenders(job: &Job<'_>, against: &Against) -> Result<Borrowed> {
     Ok(Err(first.unwrap_or_else(|| "no image of the same recipe is published for another kernel".to_owned())))
 }
 
-/// Published images that may lend, the newest kernel first.
+/// Returns the published images that qualify for reuse, the newest kernel first.
 async fn lenders(job: &Job<'_>) -> Result<Vec<(KernelRelease, Lender)>> {
     let tags = job.parts.registry.tags(&job.cell.reference.repository).await?;
     let found = stream::iter(tags_to_try(job.cell, tags, MAX_LOOKUPS))
@@ -164,7 +164,7 @@ async fn lenders(job: &Job<'_>) -> Result<Vec<(KernelRelease, Lender)>> {
     Ok(lenders)
 }
 
-/// Fetches a lender's payload, puts it under this kernel's name, and asks what this kernel says to it.
+/// Fetches a candidate's payload, moves it to this kernel's directory, and checks it for this kernel.
 async fn borrow(
     job: &Job<'_>,
     against: &Against,
@@ -198,7 +198,7 @@ async fn borrow(
     Ok(Ok(CheckedPayload::of(payload, &against.headers, report)))
 }
 
-/// An image of farrier's under a tag of the cell's repository.
+/// Looks up a tag of the cell's repository. Returns `None` unless it is an image that farrier made.
 async fn look_up(job: &Job<'_>, tag: Tag) -> Result<Option<Lender>> {
     let (repository, registry) = (&job.cell.reference.repository, &job.parts.registry);
     let found = registry.image(repository, &Version::Tag(tag), job.cell.target.arch.as_str()).await;
@@ -214,12 +214,12 @@ async fn look_up(job: &Job<'_>, tag: Tag) -> Result<Option<Lender>> {
 }
 
 impl Lender {
-    /// The image that the payload was built for: several kernels may have it by now.
+    /// Digest of the image that the payload was built for. Several kernels may share the payload.
     fn origin(&self) -> &Digest {
         self.facts.reused_from.as_ref().unwrap_or(&self.digest)
     }
 
-    /// May its payload be taken, and signed? What the image says of itself is no reason.
+    /// Whether the image is trusted, so that its payload may be reused and signed. Its own annotations do not count.
     async fn is_trusted(&self, job: &Job<'_>) -> Result<bool> {
         let (repository, digest) = (&job.cell.reference.repository, &self.digest);
         let trusted = StoredImage { parts: job.parts, repository, digest }.trusted().await?;
@@ -229,7 +229,7 @@ impl Lender {
         Ok(trusted.is_ok())
     }
 
-    /// Fetches the payload and unpacks it into `payload` of a scratch directory; `None` where the image has none.
+    /// Fetches the payload and unpacks it into `payload` of a scratch directory; `None` if the image has no payload.
     async fn unpack(
         &self,
         job: &Job<'_>,
@@ -245,7 +245,7 @@ impl Lender {
         Ok(Some(unpacked.map(|()| work)))
     }
 
-    /// The unpacked payload, built for `kernel`.
+    /// Returns the unpacked payload, which was built for `kernel`.
     fn payload(&self, job: &Job<'_>, work: Scratch, kernel: KernelRelease) -> Payload {
         let deadline = job.image.spec.build.deadline;
         let sources = self.manifest.annotations.get(annotations::SOURCES);

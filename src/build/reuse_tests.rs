@@ -18,14 +18,14 @@ fn compatible() -> Bench {
     Bench::new(&json!({"reuse": "compatible"}))
 }
 
-/// A build was tried; there is no engine.
+/// Asserts that a compilation was attempted: it fails, because there is no engine.
 #[track_caller]
 fn assert_compiles(outcome: Result<crate::build::Built, TargetError>) {
     let error = outcome.unwrap_err();
     assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
 }
 
-/// Every file of the payload layer of the image for a kernel, with the digest of its content.
+/// Returns every file in the payload layer of a kernel's image, with the digest of its content.
 async fn files(bench: &Bench, release: &str) -> BTreeMap<PathBuf, Digest> {
     let reference = bench.cell(release).await.reference;
     let registry = &bench.parts.registry;
@@ -51,14 +51,14 @@ async fn files(bench: &Bench, release: &str) -> BTreeMap<PathBuf, Digest> {
 async fn a_kernel_with_the_same_symbols_gets_the_same_modules() {
     let bench = compatible();
     let first = bench.publish(K9, &[&module()]).await.unwrap();
-    // No engine answers, so this cannot have compiled.
+    // No engine is available, so the image cannot have been compiled.
     let built = bench.build(K10).await.unwrap();
     assert_eq!(built.report.verdict, Verdict::Loads);
     assert_eq!(built.report.kernel, K10);
     let from = ReusedFrom { kernel: K9.parse().unwrap(), digest: first.digest.clone() };
     assert_eq!(built.reused_from, Some(from));
 
-    // Byte for byte, under the new kernel's name.
+    // The files are identical, in the new kernel's directory.
     let moved: BTreeMap<PathBuf, Digest> = files(&bench, K9)
         .await
         .into_iter()
@@ -76,7 +76,7 @@ async fn a_kernel_with_the_same_symbols_gets_the_same_modules() {
     for key in [annotations::INPUT_HASH, annotations::PAYLOAD_DIGEST, annotations::HEADERS] {
         assert_ne!(notes[key], theirs[key], "{key}");
     }
-    // Where it was built is part of the proof.
+    // The check report names the kernel that the payload was built for.
     let reference = bench.cell(K10).await.reference;
     let image = bench.parts.manifest(&reference).await.unwrap().unwrap().digest;
     let stored = StoredImage { parts: &bench.parts, repository: &reference.repository, digest: &image };
@@ -105,7 +105,7 @@ async fn a_forced_build_compiles() {
     assert_compiles(crate::build::build(&bench.parts, &cell, options).await);
 }
 
-/// The reasons, as they are told; a build follows each.
+/// Each reason is reported, and a compilation follows.
 #[tokio::test]
 async fn what_does_not_fit_is_told_and_compiled() {
     let told = async |bench: &Bench| {
@@ -119,20 +119,21 @@ async fn what_does_not_fit_is_told_and_compiled() {
     let none = told(&bench).await;
     insta::assert_snapshot!(none, @"no image of the same recipe is published for another kernel");
 
-    // A symbol of another version.
+    // A symbol with another version.
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.headers(K10, &SYMBOLS.replace("0x00000001", "0x00000002"));
     let versions = told(&bench).await;
     assert!(versions.starts_with(&format!("the payload of {K9}: the check says refused: ")), "{versions}");
     assert!(versions.contains("printk"), "{versions}");
 
-    // No table: it is not known.
+    // Without a symbol table the verdict is unknown.
     let bench = compatible();
     bench.publish(K9, &[&module()]).await.unwrap();
     fs::remove_file(bench.parts.definitions.root.join(format!("headers-{K10}/Module.symvers"))).unwrap();
     assert!(told(&bench).await.starts_with(&format!("the payload of {K9}: the check says unknown")));
 
-    // Without symbol versions nothing vouches for the layout: what is published is `unknown`, and does not lend.
+    // Without symbol versions nothing confirms the layout of structures. The published image has the verdict `unknown`,
+    // so it does not qualify for reuse.
     let bench = compatible();
     let mut unversioned = module();
     unversioned.versions = None;
@@ -145,7 +146,7 @@ async fn what_does_not_fit_is_told_and_compiled() {
     bench.publish(K9, &[&unversioned.info("vermagic", &vermagic)]).await.unwrap();
     assert!(told(&bench).await.starts_with("no image of the same recipe"));
 
-    // A different recipe: another module is asked for.
+    // Another recipe: the entrypoint differs.
     let mut bench = compatible();
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.image().spec.runtime.entrypoint.push("/x".parse().unwrap());
@@ -161,7 +162,7 @@ async fn an_image_of_which_it_is_unknown_whether_it_loads_does_not_lend() {
     assert_compiles(bench.build(K10).await);
 }
 
-/// The newest that fits lends; what it lent is not tried twice, and keeps its first origin's modules.
+/// The newest image that fits is reused.
 #[tokio::test]
 async fn the_newest_kernel_is_asked_first() {
     let bench = compatible();
@@ -171,7 +172,7 @@ async fn the_newest_kernel_is_asked_first() {
     let built = bench.build(K11).await.unwrap();
     assert_eq!(built.reused_from.unwrap().digest, newer.digest);
 
-    // The newest does not fit (another symbol), the older one does.
+    // The newest image does not fit (another symbol version), but the older one does.
     let bench = compatible();
     let older = bench.publish(K9, &[&module()]).await.unwrap();
     bench.headers(K10, &SYMBOLS.replace("0x00000001", "0x00000002"));
@@ -199,7 +200,7 @@ async fn reused_payloads_are_booted_when_boot_checks_are_on() {
     let asked = scripted.asked.lock().unwrap().clone();
     assert_eq!(asked, [K9, K10].map(|kernel| vec![format!("lib/modules/{kernel}/extra/m.ko")]));
 
-    // A boot that fails: a build, whose own modules may do better.
+    // After a failed boot check the image is compiled: modules built for this kernel may load.
     let (bench, _) = Bench::new(&spec).with_boot(|| {
         let messages = vec!["m: Unknown symbol".to_owned()];
         Ok(boot_report(BootOutcome::Refused { error: "ENOENT".to_owned(), messages }))

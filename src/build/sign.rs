@@ -16,7 +16,7 @@ use crate::{
     site::Signed,
 };
 
-/// How the modules of one payload are to be signed.
+/// Parameters for signing the modules of one payload.
 #[derive(Clone)]
 pub(super) struct Signing {
     modules: Arc<ModuleSigner>,
@@ -25,14 +25,15 @@ pub(super) struct Signing {
     rule: SigningRule,
 }
 
-/// Who signs the image's modules, as the image's annotations say it.
+/// Returns the signer of the image's modules, as recorded in the image's annotations.
 pub(super) fn module_signer(job: &Job<'_>) -> Option<ModuleSignerFact> {
     let SignedWith { certificate, signed } = job.cell.signed_with.clone()?;
     let key_id = job.parts.module_signer.as_ref()?.certificate().key_id.clone();
     Some(ModuleSignerFact { signed, key_id, certificate })
 }
 
-/// Finds out before the work that the modules cannot be signed, and notes why they are not signed, or a warning.
+/// Fails fast if the modules cannot be signed. Otherwise notes why they will not be signed, or a warning about the
+/// signing key.
 pub(super) async fn can_sign(job: &Job<'_>, headers: &HeaderSet) -> Result<()> {
     let Some(modules) = &job.parts.module_signer else { return Ok(()) };
     let signed = signing(job, headers, None).await?.is_some();
@@ -48,8 +49,8 @@ pub(super) async fn can_sign(job: &Job<'_>, headers: &HeaderSet) -> Result<()> {
     Ok(())
 }
 
-/// How the payload's modules are to be signed for the cell's kernel; `None` where they are not. `previous` signed a payload
-/// that was taken over.
+/// Returns how to sign the payload's modules for the cell's kernel, or `None` if they are not signed. `previous` is the
+/// signer of a reused payload.
 pub(super) async fn signing(
     job: &Job<'_>,
     headers: &HeaderSet,
@@ -89,7 +90,8 @@ pub(super) async fn sign(job: &Job<'_>, signing: Option<Signing>, payload: &Payl
 }
 
 impl Signing {
-    /// Makes of the modules what they will be: signed. Returns the identity of the key, which, as the site says, the kernel trusts.
+    /// Marks the modules as signed, as they will be. Returns the ID of the key, which the kernel trusts according to
+    /// the site's configuration.
     pub(super) fn anticipate(&self, modules: &mut [PayloadModule]) -> String {
         let signer = kmod::signer(self.modules.certificate(), self.hash);
         for module in modules.iter_mut().filter_map(|module| module.module.as_mut().ok()) {

@@ -1,4 +1,4 @@
-//! Adapter: one image for one kernel is built by name, after the images that it needs.
+//! Adapter: builds one image for one kernel by name, after the images that it needs.
 
 use super::{
     cell::{cell, find, in_build_order},
@@ -14,21 +14,22 @@ use crate::{
     plan::Cell,
 };
 
-/// The result of [`build_one`].
+/// Result of [`build_one`].
 #[derive(Debug)]
 pub struct BuildOutcome {
     /// The image and kernel, with names and input hash.
     pub cell: Cell,
     /// The image's digest.
     pub digest: Digest,
-    /// The build; `None` where the same inputs are published already.
+    /// The build; `None` if an image with the same inputs is already published.
     pub built: Option<Built>,
 }
 
-/// Builds one image for one kernel and, with `push`, publishes it under its tags; what it is compiled against is
-/// then built and published before, where it is not yet. Without `push` that must be published already.
+/// Builds one image for one kernel and, with `push`, publishes it under its tags. With `push`, needed images that are
+/// not published yet are built and published first; without, they must already be published.
 ///
-/// With `force` it is compiled although the same inputs are published, failed before, or could take over another kernel's payload.
+/// With `force`, the image is compiled even if the same inputs are already published, failed before, or could reuse
+/// another kernel's payload.
 pub async fn build_one(
     parts: &Parts,
     name: &ImageName,
@@ -49,7 +50,7 @@ pub async fn build_one(
     build_alone(parts, image, target, push, force).await
 }
 
-/// The same for the image alone.
+/// Builds the image without its needs.
 async fn build_alone(
     parts: &Parts,
     image: &DriverImage,
@@ -59,7 +60,7 @@ async fn build_alone(
 ) -> Result<BuildOutcome> {
     let name = &image.metadata.name;
     let cell = cell(parts, name, target).await?;
-    // A conflict is found before the compiler runs, forced or not.
+    // Find conflicts before compiling, even with `force`.
     if push
         && let Some(digest) = published_already(parts, &cell, image).await?
         && !force
@@ -87,8 +88,9 @@ async fn build_alone(
     Ok(BuildOutcome { cell, digest: built.digest.clone(), built: Some(built) })
 }
 
-/// The digest under the cell's first tag when it has the cell's inputs; other inputs are a conflict (guarantee 3).
-/// So is a verdict that the definition does not accept.
+/// Returns the digest under the cell's first tag if all of the cell's tags hold an image with its inputs. Other inputs
+/// are a conflict (guarantee 3), unless the definition allows overwriting. A verdict that the definition denies is an
+/// error too.
 async fn published_already(parts: &Parts, cell: &Cell, image: &DriverImage) -> Result<Option<Digest>> {
     let mut digest = None;
     for reference in cell.references() {

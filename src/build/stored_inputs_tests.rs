@@ -1,5 +1,5 @@
-//! Someone who may write to the registry puts other content under the tags of header set, toolchain and base, with all that
-//! annotations can say.
+//! Tests with an attacker who can write to the registry. The attacker replaces the content under the tags of header
+//! sets, toolchains and bases, with any annotations.
 
 use std::{fs, io::Write as _};
 
@@ -21,12 +21,12 @@ use crate::{
     store::{InputKind, NewInput, Store, StoredInput, header_tag, key_tag},
 };
 
-/// What refusals say.
+/// Message of a refusal.
 const NOT_SIGNED: &str = "is not signed with a key of this site";
-/// All that a root file system holds here.
+/// The only file in the root file systems of these tests.
 const COMPILER: &str = "usr/bin/make";
 
-/// A machine of the site, with a cache of its own.
+/// Switches to another machine of the site, with a separate cache.
 fn machine(bench: &mut Bench, name: &str) {
     let cache = Cache::open(bench.root().join(name)).unwrap();
     let options = FetchOptions { apt_dir: bench.root().join("no-apt"), ..FetchOptions::default() };
@@ -48,7 +48,7 @@ fn bench(with_keys: bool, spec: &serde_json::Value) -> Bench {
     bench
 }
 
-/// The attacker's way to the registry: no key, any content, any annotations.
+/// The attacker's access to the registry: no key, but any content and any annotations.
 fn attacker(bench: &Bench) -> Store {
     Store::new(bench.parts.location.clone(), connect(&bench.parts.location, &RegistryOptions::default()))
 }
@@ -72,7 +72,7 @@ fn source(bench: &Bench) -> HeaderSource {
     bench.definition().1.spec.headers.clone()
 }
 
-/// The kernel's headers are put into the store, and are nowhere else from then on.
+/// Moves a kernel's headers into the store, so that they exist nowhere else.
 async fn mirror_headers(bench: &mut Bench, release: &str) -> StoredInput {
     let root = bench.root().to_owned();
     let kept = bench.parts.fetcher.headers().keep(&source(bench), &Bench::target(release)).await.unwrap();
@@ -82,7 +82,7 @@ async fn mirror_headers(bench: &mut Bench, release: &str) -> StoredInput {
     kept.stored
 }
 
-/// The store has another kernel's configuration for the release, and says all that it said before.
+/// Replaces the stored headers with another configuration of the same release. The stored claims stay the same.
 async fn replace_headers(bench: &Bench, release: &str, stored: &StoredInput, notes: &[(&str, &str)]) {
     bench.headers_with(release, SYMBOLS, "CONFIG_EVIL=y\n");
     let root = bench.root().to_owned();
@@ -102,7 +102,7 @@ async fn replace_headers(bench: &Bench, release: &str, stored: &StoredInput, not
     evil.store().unwrap().fetch(&kept.stored, &layer).await.unwrap();
     fs::remove_dir_all(root.join(format!("headers-{release}"))).unwrap();
     let mut claimed = stored.clone();
-    // What is in it must be said, or it is not even unpacked.
+    // Claim the real content digest, because otherwise the layer is not even unpacked.
     let content = kept.stored.annotations[annotations::HEADERS_CONTENT].clone();
     claimed.annotations.insert(annotations::HEADERS_CONTENT.to_owned(), content);
     claimed.annotations.extend(notes.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
@@ -122,19 +122,19 @@ async fn a_header_set_that_no_key_of_the_site_signed_is_not_built_with() {
     replace_headers(&bench, K10, &other, &[]).await;
 
     machine(&mut bench, "another");
-    // For what is not published, there is nothing to build with, and the plan says so.
+    // An unpublished image cannot be built, and the plan reports the reason.
     let cell = bench.cell(K10).await;
     let why = cell.refused.unwrap().to_string();
     assert!(why.contains(NOT_SIGNED) && why.contains("farrier mirror"), "{why}");
     let error = error_chain(&bench.publish(K10, &[&module()]).await.unwrap_err());
     assert!(error.contains(NOT_SIGNED), "{error}");
     assert!(!bench.root().join("another/headers").exists());
-    // What is published stays what it is.
+    // A published image stays valid.
     let cell = bench.cell(K9).await;
     let found = bench.parts.look_up(&cell.reference).await.unwrap().unwrap();
     assert!(found.is_of(&cell) && found.digest == built.digest);
 
-    // Stored again where the source is, it counts again.
+    // Once `farrier mirror` has stored the headers again on a machine with the source, they are trusted.
     fs::rename(bench.root().join(format!("away-{K10}")), bench.root().join(format!("headers-{K10}")))
         .unwrap();
     mirror_headers(&mut bench, K10).await;
@@ -145,7 +145,7 @@ async fn a_header_set_that_no_key_of_the_site_signed_is_not_built_with() {
 #[tokio::test]
 async fn without_keys_a_stored_header_set_counts_for_its_content() {
     let mut bench = bench(false, &json!({}));
-    // Published with what a user brought; then the site has it from the store only.
+    // The image is published with headers that a user provided. Afterwards only the store has those headers.
     bench.publish(K9, &[&module()]).await.unwrap();
     let plain = bench.cell(K9).await;
     let stored = mirror_headers(&mut bench, K9).await;
@@ -155,24 +155,24 @@ async fn without_keys_a_stored_header_set_counts_for_its_content() {
     assert_eq!(content(&cell), stored.annotations[annotations::HEADERS_CONTENT]);
     assert_ne!(cell.input_hash, cell.declared_hash);
     let found = bench.parts.look_up(&cell.reference).await.unwrap().unwrap();
-    assert!(found.is_of(&cell), "what was published with the old hash stays valid");
+    assert!(found.is_of(&cell), "an image published with the old hash stays valid");
 
     replace_headers(&bench, K9, &stored, &[]).await;
     machine(&mut bench, "another");
     let evil = bench.cell(K9).await;
     assert_ne!((content(&evil), evil.input_hash), (content(&cell), cell.input_hash));
-    assert_ne!(evil.base_name, cell.base_name, "no engine has it under the good name");
-    // A build that was planned with the one does not use the other.
+    assert_ne!(evil.base_name, cell.base_name, "no engine has the replaced base under the old name");
+    // A build planned with the original headers does not use the replaced ones.
     let job = crate::build::job::Job::of(&bench.parts, &cell).unwrap();
     let error = crate::build::headers::fetch(&job).await.unwrap_err();
     assert!(matches!(error, TargetError::Outdated(_)), "{error}");
-    // What it is built with is in its annotations and its provenance.
+    // The annotations and the provenance record the headers that were used.
     bench.lose(&evil.reference);
     bench.publish(K9, &[&module()]).await.unwrap();
     let annotations = bench.annotations(K9).await;
     assert_eq!(annotations[annotations::INPUT_HASH], evil.input_hash.to_string());
     assert_eq!(annotations[annotations::DECLARED_HASH], plain.input_hash.to_string());
-    // Back at the source, whose word is as good as ever: nothing is to do.
+    // With the original source back, the first image is up to date.
     fs::rename(bench.root().join(format!("away-{K9}")), bench.root().join(format!("headers-{K9}"))).unwrap();
     let found = bench.parts.look_up(&plain.reference).await.unwrap().unwrap();
     assert!(found.is_of(&plain));
@@ -182,7 +182,7 @@ fn bootstrap() -> BootstrapSpec {
     serde_json::from_value(json!({"suite": "bookworm", "include": ["make"]})).unwrap()
 }
 
-/// As a layer: its bytes, and the digest of what is compressed in it.
+/// Returns a layer with this content: its bytes, and the digest of the uncompressed archive.
 fn layer_of(content: &[u8]) -> (Vec<u8>, Digest) {
     let mut tar = tar::Builder::new(Vec::new());
     let mut header = tar::Header::new_gnu();
@@ -195,7 +195,7 @@ fn layer_of(content: &[u8]) -> (Vec<u8>, Digest) {
     (gz.finish().unwrap(), Digest::of(&bytes))
 }
 
-/// What farrier would have made on this machine.
+/// Puts a root file system into the cache, as if this machine had bootstrapped it.
 fn made_here(bench: &Bench, root: &PackageRoot, content: &[u8]) {
     let (layer, diff_id) = layer_of(content);
     let place = bench.parts.cache.place("packages-root", &root.key(Architecture::Amd64)).unwrap();
@@ -207,26 +207,27 @@ fn made_here(bench: &Bench, root: &PackageRoot, content: &[u8]) {
     fs::write(place.join("layer.tar.gz"), layer).unwrap();
 }
 
-/// The image that it is published as.
+/// Returns the reference under which the root file system is published.
 fn published_as(bench: &Bench, root: &PackageRoot) -> ImageReference {
     let repository = bench.parts.location.repository("farrier-rootfs").unwrap();
     let tag = root.key(Architecture::Amd64)[..32].parse().unwrap();
     ImageReference { repository, version: Version::Tag(tag) }
 }
 
-/// What an attacker does to a published root file system.
+/// Changes that an attacker makes to a published root file system.
 #[derive(Clone, Copy)]
 enum Change {
     Layer,
     FurtherLayer,
     Variable,
-    /// One that only readers find which ignore case, as Go's do.
+    /// A key that only parsers that ignore case find, such as Go's.
     Hidden,
-    /// More than is read.
+    /// A configuration above the size limit.
     Large,
 }
 
-/// Everything else stays as it was, but for what must fit. Gives the digest of the changed part.
+/// Replaces a published root file system, changing only what the attack requires. Returns the digest of the changed
+/// part.
 async fn replace_root_fs(bench: &Bench, root: &PackageRoot, change: Change) -> Digest {
     let ImageReference { repository, version } = published_as(bench, root);
     let registry = &bench.parts.registry;
@@ -273,7 +274,7 @@ async fn replace_root_fs(bench: &Bench, root: &PackageRoot, change: Change) -> D
     changed
 }
 
-/// The bench's family or image gets one that is made of packages.
+/// Gives the family's toolchain, or the image's base, a definition made of packages.
 fn with_bootstrap(bench: &mut Bench, is_base: bool) -> PackageRoot {
     if is_base {
         bench.image().spec.runtime.base = Some(RuntimeBase::Bootstrap(bootstrap()));
@@ -284,7 +285,8 @@ fn with_bootstrap(bench: &mut Bench, is_base: bool) -> PackageRoot {
     }
 }
 
-/// As a build of this cell gets it. A toolchain goes to a daemon as a layer, and to a sandbox as a tree: for both it is the same.
+/// Returns the root file system that a build of this cell gets. A daemon gets the toolchain as a layer and a sandbox as
+/// a tree, and both must have the same content.
 async fn taken_for(bench: &Bench, root: &PackageRoot, cell: &Cell) -> Result<Digest, TargetError> {
     let parts = &bench.parts;
     match root {
@@ -293,7 +295,7 @@ async fn taken_for(bench: &Bench, root: &PackageRoot, cell: &Cell) -> Result<Dig
             Ok(base.image.layers[0].digest.clone())
         }
         PackageRoot::RpmToolchain(_) | PackageRoot::Runfile(..) => {
-            unreachable!("no test of this file has one")
+            unreachable!("not used in this file")
         }
         PackageRoot::Toolchain(spec) => {
             let in_place = images::toolchain_tree(parts, &Toolchain::Bootstrap(spec.clone()), cell).await;
@@ -310,7 +312,7 @@ async fn taken_for(bench: &Bench, root: &PackageRoot, cell: &Cell) -> Result<Dig
     }
 }
 
-/// The same for the cell as it is planned now.
+/// Returns the root file system that a build of the current cell gets.
 async fn taken(bench: &Bench, root: &PackageRoot) -> Result<Digest, TargetError> {
     taken_for(bench, root, &bench.cell(K9).await).await
 }
@@ -321,7 +323,7 @@ async fn root_fs_that_is_not_signed(is_base: bool) {
     made_here(&bench, &root, b"the compiler");
     let good = taken(&bench, &root).await.unwrap();
     machine(&mut bench, "second");
-    assert_eq!(taken(&bench, &root).await.unwrap(), good, "another machine of the site takes it");
+    assert_eq!(taken(&bench, &root).await.unwrap(), good, "another machine of the site accepts it");
     let cell = bench.cell(K9).await;
     assert_eq!((cell.refused, cell.input_hash), (None, cell.declared_hash));
 
@@ -335,12 +337,12 @@ async fn root_fs_that_is_not_signed(is_base: bool) {
             let after = bench.cell(K9).await;
             let why = after.refused.unwrap().to_string();
             assert!(why.contains(NOT_SIGNED), "{why}");
-            assert_eq!(after.declared_hash, cell.declared_hash, "what is published stays valid");
+            assert_eq!(after.declared_hash, cell.declared_hash, "published images stay valid");
         }
     }
-    assert!(!bench.root().join("third/trees").exists(), "nothing of it was unpacked");
+    assert!(!bench.root().join("third/trees").exists(), "nothing was unpacked");
 
-    // The same as an artifact of the store, from which a site without the archive makes the image.
+    // The same attack on the store artifact, from which a site without the archive makes the image.
     let key = root.key(Architecture::Amd64);
     bench.lose(&published_as(&bench, &root));
     let tag = key_tag(&key).unwrap();
@@ -357,7 +359,7 @@ async fn root_fs_that_is_not_signed(is_base: bool) {
     replace(&bench, &evil, &tag, b"evil").await;
     let said = error_chain(&taken(&bench, &root).await.unwrap_err());
     assert!(said.contains(NOT_SIGNED), "{said}");
-    // `farrier mirror` where it is made takes its place, signed.
+    // `farrier mirror` on the machine that made the root file system replaces the artifact with a signed one.
     machine(&mut bench, "first");
     bench.parts.fetcher.root_fs().keep_bootstrap(&root, Architecture::Amd64).await.unwrap();
     machine(&mut bench, "fourth");
@@ -374,7 +376,7 @@ async fn a_base_that_no_key_of_the_site_signed_is_not_built_with() {
     Box::pin(root_fs_that_is_not_signed(true)).await;
 }
 
-/// A signature vouches for one root file system, not for whatever tag it is put under.
+/// A signature is valid for one root file system, not for any tag that the image is put under.
 #[tokio::test]
 async fn a_signed_toolchain_is_not_another_one() {
     let mut bench = bench(true, &json!({}));
@@ -384,7 +386,7 @@ async fn a_signed_toolchain_is_not_another_one() {
     let ImageReference { repository, version } = published_as(&bench, &root);
     let found = bench.parts.registry.manifest(&repository, &version).await.unwrap().unwrap();
     let include = BootstrapSpec { include: vec!["gcc".parse().unwrap()], ..bootstrap() };
-    // Neither of other packages, nor a base of the same.
+    // Neither a toolchain with other packages nor a base with the same packages.
     for other in [PackageRoot::Toolchain(include), PackageRoot::RuntimeBase(bootstrap())] {
         let elsewhere = published_as(&bench, &other).version;
         let registry = &bench.parts.registry;
@@ -402,7 +404,7 @@ async fn without_keys_a_toolchain_counts_for_its_content() {
         made_here(&bench, &root, b"the compiler");
         let before = bench.cell(K9).await;
         let good = taken(&bench, &root).await.unwrap();
-        // Who made it knows what it is: nothing has changed for its images.
+        // The machine that made the toolchain knows its content, so the input hash of its images stays the same.
         assert_eq!(bench.cell(K9).await.input_hash, before.input_hash);
         assert_eq!(before.input_hash, before.declared_hash);
         machine(&mut bench, "second");
@@ -412,7 +414,7 @@ async fn without_keys_a_toolchain_counts_for_its_content() {
         assert_eq!(taken_for(&bench, &root, &planned).await.unwrap(), good);
         for change in [Change::FurtherLayer, Change::Variable, Change::Hidden, Change::Layer] {
             let evil = replace_root_fs(&bench, &root, change).await;
-            // A build that was planned with the one does not use the other, on whatever machine.
+            // A build planned with one root file system does not use another, on any machine.
             for machine_name in ["first", "second"] {
                 machine(&mut bench, machine_name);
                 let error = taken_for(&bench, &root, &planned).await.unwrap_err();
@@ -427,7 +429,7 @@ async fn without_keys_a_toolchain_counts_for_its_content() {
             }
             planned = changed;
         }
-        // What is used is what its hash says.
+        // The root file system that is used is the one in the input hash.
         let used = taken_for(&bench, &root, &planned).await.unwrap();
         assert_eq!(used, planned.fetched.unverified[name]);
     }
@@ -446,7 +448,7 @@ async fn a_large_configuration_is_not_read() {
     assert!(said.contains("at most 4194304 are read"), "{said}");
 }
 
-/// Of the same packages, they are made otherwise: the one says nothing of the other.
+/// A toolchain and a base differ even with the same packages, so each has a separate digest.
 #[tokio::test]
 async fn a_toolchain_and_a_base_of_the_same_packages_count_apart() {
     let mut bench = bench(false, &json!({}));

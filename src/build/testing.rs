@@ -1,5 +1,5 @@
-//! Parts over directories of its own, for tests that need neither network nor engine: images go to a
-//! layout directory, headers are trees that the test writes, and payloads come from [`ModuleFile`].
+//! Test bench that needs neither network nor engine. Images go to a layout directory, headers are trees that the test
+//! writes, and payloads come from [`ModuleFile`].
 
 mod fleet;
 mod logs;
@@ -41,22 +41,22 @@ use crate::{
     site::{Existing, ImageSigning, KeySource},
 };
 
-/// Three kernels; [`ModuleFile`] writes modules for the first.
+/// Three kernels. [`ModuleFile`] writes modules for the first.
 pub(crate) const K9: &str = "6.1.0-9-amd64";
 pub(crate) const K10: &str = "6.1.0-10-amd64";
 pub(crate) const K11: &str = "6.1.0-11-amd64";
-/// Symbols that they all export.
+/// Symbols that all three kernels export.
 pub(crate) const SYMBOLS: &str =
     "0x0000aaaa\tmodule_layout\tvmlinux\tEXPORT_SYMBOL\t\n0x00000001\tprintk\tvmlinux\tEXPORT_SYMBOL\t\n";
 
-/// The parts, with everything that they work on.
+/// [`Parts`] over temporary directories.
 pub(crate) struct Bench {
     pub(crate) parts: Parts,
     heard: Arc<Heard>,
     directory: tempfile::TempDir,
 }
 
-/// What the pass told.
+/// Stages and notes that the reporter received.
 #[derive(Default)]
 struct Heard(Mutex<Vec<String>>);
 
@@ -74,7 +74,7 @@ impl Reporter for Heard {
     fn finished(&self, _: &str, _: &str) {}
 }
 
-/// Says what it was told to say, and remembers what it was asked.
+/// A boot checker that returns a scripted answer and records the modules of each request.
 pub(crate) struct Scripted {
     pub(crate) answer: fn() -> Result<BootReport, TargetError>,
     pub(crate) asked: Mutex<Vec<Vec<String>>>,
@@ -113,7 +113,7 @@ fn family(headers: &str) -> KernelFamily {
 }
 
 impl Bench {
-    /// One image `x`, with these fields of its definition beside the usual ones.
+    /// Creates a bench with one image `x`, whose definition has these additional fields.
     pub(crate) fn new(spec: &Value) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
@@ -122,7 +122,7 @@ impl Bench {
         let options = RegistryOptions::default();
         let image = image("x", spec);
         let heard = Arc::new(Heard::default());
-        // Nothing listens there: a build that needs the engine fails.
+        // Nothing listens on this socket, so a build that needs the engine fails.
         let env = EngineEnv {
             docker_host: Some(format!("unix://{}", at("none.sock").display())),
             ..EngineEnv::default()
@@ -166,7 +166,7 @@ impl Bench {
         bench
     }
 
-    /// Adds an image beside `x`, with these fields of its definition beside the usual ones.
+    /// Adds another image, whose definition has these additional fields.
     pub(crate) fn add(&mut self, name: &str, spec: &Value) {
         let image = image(name, spec);
         self.parts.definitions.images.insert(image.metadata.name.clone(), image);
@@ -177,7 +177,7 @@ impl Bench {
         self.headers_with(release, symvers, "");
     }
 
-    /// The same with further configuration.
+    /// Writes a kernel's headers with additional configuration options.
     pub(crate) fn headers_with(&self, release: &str, symvers: &str, options: &str) {
         let build = self.directory.path().join(format!("headers-{release}"));
         for (file, text) in [
@@ -200,7 +200,7 @@ impl Bench {
         }
     }
 
-    /// The site gets a key for images, and signs with it.
+    /// Gives the site a key for signing images.
     pub(crate) fn sign_images_with(&mut self, workshop: &Workshop) {
         for (file, name) in [("k.pem", "images.pem"), ("p.pem", "images.pub")] {
             fs::copy(workshop.path(file), self.root().join(name)).unwrap();
@@ -214,12 +214,12 @@ impl Bench {
         });
     }
 
-    /// The directory of the definitions, the cache and the layout.
+    /// Directory that holds the definitions, the cache and the layout.
     pub(crate) fn root(&self) -> &std::path::Path {
         self.directory.path()
     }
 
-    /// With a boot check that gives this answer.
+    /// Adds a boot check that returns this answer.
     pub(crate) fn with_boot(
         mut self,
         answer: fn() -> Result<BootReport, TargetError>,
@@ -256,7 +256,7 @@ impl Bench {
         cell::cell(&self.parts, &name, &Self::target(release)).await.unwrap()
     }
 
-    /// A payload with these modules, as a build for the kernel leaves it.
+    /// Returns a payload with these modules, as a build for the kernel produces it.
     pub(super) fn payload(&self, release: &str, modules: &[&ModuleFile]) -> Payload {
         let work = self.parts.cache.scratch().unwrap();
         let tree = work.path().join("payload");
@@ -290,7 +290,7 @@ impl Bench {
         self.publish_of("x", release, modules).await
     }
 
-    /// The same of another image. What it exposes is one file for each place.
+    /// Checks and publishes a payload of another image. Each exposed path gets one header file.
     pub(crate) async fn publish_of(
         &self,
         image: &str,
@@ -318,13 +318,13 @@ impl Bench {
         Ok(Built { digest, report: checked.report, reused_from: None, pushed_bytes })
     }
 
-    /// Builds the image for a kernel, as a pass does; there is no engine.
+    /// Builds the image for a kernel, as the controller does. Compiling fails, because there is no engine.
     pub(crate) async fn build(&self, release: &str) -> Result<Built, TargetError> {
         let cell = self.cell(release).await;
         build(&self.parts, &cell, BuildOptions { push: true, compile: false }).await
     }
 
-    /// The annotations of the image that is published for a kernel.
+    /// Returns the annotations of the image that is published for a kernel.
     pub(crate) async fn annotations(&self, release: &str) -> BTreeMap<String, String> {
         let reference = self.cell(release).await.reference;
         let registry = &self.parts.registry;
@@ -332,7 +332,7 @@ impl Bench {
         crate::oci::ImageManifest::parse(&stored.bytes).unwrap().annotations
     }
 
-    /// Takes a tag away from the registry, as a clean-up does.
+    /// Removes a tag from the registry, as garbage collection does.
     pub(crate) fn lose(&self, reference: &ImageReference) {
         let path = self.directory.path().join("layout/index.json");
         let mut index: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -342,13 +342,13 @@ impl Bench {
         fs::write(&path, serde_json::to_vec(&index).unwrap()).unwrap();
     }
 
-    /// What was told so far, and forgets it.
+    /// Takes the stages and notes received so far.
     pub(crate) fn heard(&self) -> Vec<String> {
         std::mem::take(&mut self.heard.0.lock().unwrap())
     }
 }
 
-/// A module that both kernels load.
+/// A module that loads on all three kernels.
 pub(crate) fn module() -> ModuleFile {
     ModuleFile::named("m").needs("printk", 1)
 }

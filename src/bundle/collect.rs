@@ -1,4 +1,4 @@
-//! Adapter: looks up in a registry what a bundle will hold: every manifest, and where each blob is found.
+//! Adapter: collects what a bundle will hold from a registry: all manifests, and the source of each blob.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,28 +16,28 @@ use crate::{
     registry::{Registry, StoredManifest},
 };
 
-/// How deep indexes of indexes go.
+/// Maximum nesting of indexes.
 const MAX_DEPTH: usize = 4;
 
-/// One of the contents, and where it is now.
+/// Content to put into a bundle, and its source.
 #[derive(Clone)]
 pub struct Wanted {
-    /// What it will be in the bundle.
+    /// The content as listed in the bundle.
     pub content: Content,
-    /// Where it is.
+    /// Source repository.
     pub repository: Repository,
-    /// The registry of that repository.
+    /// Registry of the source repository.
     pub registry: Arc<dyn Registry>,
 }
 
-/// What a bundle will hold.
+/// Index, manifests and blob sources of a bundle to write.
 pub struct Collection {
     pub(super) index: BundleIndex,
     pub(super) manifests: BTreeMap<Digest, Vec<u8>>,
     pub(super) sources: BTreeMap<Digest, Source>,
 }
 
-/// Where a blob is fetched from.
+/// Repository to fetch a blob from.
 #[derive(Clone)]
 pub(super) struct Source {
     pub(super) registry: Arc<dyn Registry>,
@@ -52,7 +52,7 @@ struct Collector {
     sources: BTreeMap<Digest, Source>,
 }
 
-/// Looks everything up. `from` says where the contents come from, `since` what the site has already.
+/// Looks up all contents. `from` describes their origin; `since` is the bundle that the site already has.
 pub async fn collect(wanted: &[Wanted], from: &str, since: Option<&Since>) -> Result<Collection> {
     let mut collector = Collector::default();
     let mut contents = BTreeMap::new();
@@ -68,7 +68,7 @@ pub async fn collect(wanted: &[Wanted], from: &str, since: Option<&Since>) -> Re
         }
     }
     let mut blobs: Vec<Blob> = blobs.into_values().collect();
-    // Stable: within the two kinds they are sorted by digest already.
+    // The sort is stable: manifests and other blobs stay sorted by digest.
     blobs.sort_by_key(|blob| blob.manifest.is_none());
     let index = BundleIndex {
         format_version: FORMAT,
@@ -119,7 +119,7 @@ impl Collector {
         })
     }
 
-    /// Fetches a manifest, unless it is here, and notes what it names.
+    /// Fetches a manifest unless it is known, and records the blobs that it names.
     async fn manifest(&mut self, wanted: &Wanted, digest: &Digest) -> Result<()> {
         let Wanted { content, repository, registry } = wanted;
         let reference = || format!("{repository}@{digest}");
@@ -157,7 +157,7 @@ impl Collector {
     }
 }
 
-/// The manifests that an index names.
+/// Manifests that an index names.
 pub(super) fn children(manifest: &AnyManifest) -> &[Descriptor] {
     match manifest {
         AnyManifest::Image(_) => &[],
@@ -165,7 +165,8 @@ pub(super) fn children(manifest: &AnyManifest) -> &[Descriptor] {
     }
 }
 
-/// The blobs that a manifest names. Foreign layers are in no registry (image spec, `layer.md`, "Non-Distributable Layers").
+/// Blobs that a manifest names. Excludes foreign layers, which no registry stores (image spec, `layer.md`,
+/// "Non-Distributable Layers").
 pub(super) fn blobs_of(manifest: &AnyManifest) -> impl Iterator<Item = &Descriptor> {
     let (config, layers) = match manifest {
         AnyManifest::Image(image) => (Some(&image.config), &image.layers[..]),

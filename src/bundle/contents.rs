@@ -1,4 +1,4 @@
-//! Pure: what belongs to some images and kernels: what they are made from, and what is published of them.
+//! Pure: determines what a site needs for some images and kernels: build inputs and published content.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,8 @@ use crate::{
     store::InputKind,
 };
 
-/// What a manifest is to the site that gets it. In the order in which a site needs them: what others name comes first.
+/// Kind of a manifest in a bundle. The variants are in the order in which a site needs them: content comes before the
+/// content that refers to it.
 #[derive(Serialize, Deserialize, strum::Display)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
@@ -24,17 +25,17 @@ pub enum ContentKind {
     Headers,
     /// A source.
     Source,
-    /// A root file system made from packages, as an artifact of the store or as the image that bases are.
+    /// A root file system made from packages, either as an artifact of the store or as the image that serves as a base.
     RootFs,
-    /// A copy of an image of another registry.
+    /// A copy of another registry's image.
     Mirror,
     /// farrier's own image.
     Farrier,
     /// A published driver image.
     Image,
-    /// What refers to an image: check report, bill of materials, provenance, bundles with signatures.
+    /// A referrer of an image: check report, bill of materials, provenance, signature bundle.
     Referrer,
-    /// A signature, or a signed statement, under a tag made from its image's digest.
+    /// A signature or a signed statement under a tag made from the image's digest.
     Signature,
 }
 
@@ -49,34 +50,34 @@ impl From<InputKind> for ContentKind {
     }
 }
 
-/// One manifest that a bundle holds, with all that it names: blobs, and the manifests of an index.
+/// A manifest in a bundle, with everything that it names: blobs, and the manifests of an index.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Content {
-    /// What it is.
+    /// Kind of the manifest.
     pub kind: ContentKind,
-    /// Its repository below the registry's prefix: `mstflint`, `sources`, `mirror/docker.io/library/debian`.
+    /// Repository below the registry's prefix: `mstflint`, `sources`, `mirror/docker.io/library/debian`.
     pub repository: String,
-    /// Its tag; `None` for what goes by its digest alone.
+    /// Tag; `None` for content that is addressed by digest only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tag: Option<Tag>,
-    /// Its digest.
+    /// Digest of the manifest.
     pub digest: Digest,
 }
 
 impl Content {
-    /// Is it an image, to which others refer?
+    /// Whether the content is a driver image, which has referrers.
     pub(super) fn is_image(&self) -> bool {
         self.kind == ContentKind::Image
     }
 
-    /// Does its tag hold signatures, to which others may be added?
+    /// Whether its tag holds signatures, to which more can be added.
     pub(super) fn is_joined(&self) -> bool {
         self.kind == ContentKind::Signature && self.tag.as_ref().is_some_and(is_joined)
     }
 
-    /// Does its tag name what was kept last, and so another content in time? The store has such tags for definitions
-    /// (`latest`), and for sources and bases by what definitions say of them (`declared-...`). All others never change.
+    /// Whether its tag moves to newer content over time. The store has moving tags for definitions (`latest`), and for
+    /// sources and bases by their declaration (`declared-...`). All other tags never change.
     pub fn has_moving_tag(&self) -> bool {
         let tag = self.tag.as_ref().map_or("", Tag::as_str);
         match self.kind {
@@ -87,22 +88,22 @@ impl Content {
     }
 }
 
-/// What images are made from for some kernels; nothing is looked up yet.
+/// Build inputs of images for some kernels, before any lookup.
 #[derive(Clone, Debug, Default)]
 pub struct Needed<'a> {
-    /// The images: those asked for and those they are compiled against.
+    /// The requested images and, recursively, their needs.
     pub images: Vec<&'a DriverImage>,
-    /// Their sources.
+    /// Sources of the images.
     pub sources: Vec<SourceSpec>,
-    /// What they are put on, where that is not another driver image.
+    /// Runtime bases of the images, except bases that are driver images.
     pub bases: Vec<(&'a DriverImage, &'a RuntimeBase)>,
-    /// The kernels that have a family, with it.
+    /// Kernels that match a kernel family, with the family.
     pub kernels: Vec<(&'a KernelTarget, &'a KernelFamily)>,
-    /// Kernels of which no family knows where headers come from.
+    /// Kernels that match no kernel family, so that the source of their headers is unknown.
     pub strangers: Vec<&'a KernelTarget>,
 }
 
-/// What the given images need for the given kernels. Names that no definition has are left out.
+/// Determines what the images need for the kernels. Skips names without a definition.
 pub fn needed<'a>(
     definitions: &'a Definitions,
     images: &BTreeSet<ImageName>,
@@ -127,11 +128,12 @@ pub fn needed<'a>(
     }
     for image in needed.images.clone() {
         for source in &image.spec.sources {
-            // They are copied as they are.
+            // Prebuilt images are copied unchanged.
             if matches!(source.from, SourceOrigin::Image(_)) {
                 continue;
             }
-            // A plan takes the driver's version from the machine's own. A kernel for which none can be named is told in the plan.
+            // The plan takes the driver's version from the package for the machine's own architecture. A kernel for
+            // which the source has no package is reported in the plan.
             let own = (!source.is_of_kernel()).then(|| source.for_architecture(native()));
             let of_kernels = needed.kernels_of(image).filter_map(|kernel| source.for_kernel(kernel).ok());
             let wanted: Vec<SourceSpec> = own.into_iter().chain(of_kernels).collect();
@@ -154,14 +156,14 @@ pub fn needed<'a>(
 }
 
 impl<'a> Needed<'a> {
-    /// The kernels that the image is meant for: those in its range that have a family.
+    /// Kernels that the image is meant for: kernels with a family and in the image's range.
     pub fn kernels_of(&self, image: &DriverImage) -> impl Iterator<Item = &'a KernelTarget> {
         let kernels = self.kernels.iter().map(|(kernel, _)| *kernel);
         kernels.filter(|kernel| image.spec.range_without(kernel).is_none())
     }
 
-    /// Images of other registries: what definitions name as base or prebuilt modules. Those with headers are not among them, since the
-    /// header sets are kept; headers choose toolchains.
+    /// Images of other registries that definitions name as runtime bases or prebuilt modules. Excludes images with
+    /// headers, because the store keeps header sets, and toolchains, because the headers select them.
     pub fn foreign(&self) -> BTreeSet<String> {
         let Self { images, sources: _, bases, kernels: _, strangers: _ } = self;
         let prebuilt = images.iter().flat_map(|image| {
@@ -181,7 +183,7 @@ impl<'a> Needed<'a> {
     }
 }
 
-/// Each once, in the order in which a site needs them.
+/// Sorts contents in the order in which a site needs them, without duplicates.
 pub fn in_order(contents: impl IntoIterator<Item = Content>) -> Vec<Content> {
     contents.into_iter().collect::<BTreeSet<_>>().into_iter().collect()
 }
@@ -232,7 +234,7 @@ mod tests {
         let needed = needed(&definitions, &images, &kernels);
         let names: Vec<_> = needed.images.iter().map(|image| image.metadata.name.as_str()).collect();
         assert_eq!(names, ["a", "b"]);
-        // The same source of two images is one.
+        // Two images share one source.
         assert_eq!(needed.sources.len(), 1);
         assert_eq!((needed.kernels.len(), needed.strangers.len()), (1, 1));
         assert_eq!(needed.foreign(), BTreeSet::from(["debian:12".to_owned()]));

@@ -1,4 +1,4 @@
-//! Adapter: the definitions in a bundle, unpacked at the site.
+//! Adapter: unpacks the definitions of a bundle at the site.
 
 use std::{
     io,
@@ -17,12 +17,16 @@ use crate::{
     registry::BlobSource as _,
 };
 
-/// Definitions are texts, patches and small sources.
+/// Generous limits for definitions, which consist of text files, patches and small sources.
 const LIMITS: Limits = Limits { entries: 50_000, bytes: 4 << 30, depth: 64 };
 
-/// Writes the bundle's definitions into a directory. Files there that differ are kept, and an error, unless they may be
-/// overwritten. Commands and templates that are new there are an error, unless they are accepted. Returns how many files were
-/// written; `None` where the bundle has no definitions.
+/// Writes the bundle's definitions into a directory. Returns the number of files written, or `None` if the bundle has
+/// no definitions.
+///
+/// # Errors
+///
+/// - Files in the directory differ, and `overwrite` is `false`. They are kept.
+/// - The definitions add commands or templates, and `accept` is `false`.
 pub fn write_definitions(
     verified: &Verified,
     to: &Path,
@@ -30,14 +34,14 @@ pub fn write_definitions(
     accept: bool,
 ) -> Result<Option<usize>> {
     let index = verified.bundle.index();
-    // The newest export's are the last ones, where there are several.
+    // The newest export comes last.
     let found = index.contents.iter().rfind(|listed| listed.content.kind == ContentKind::Definitions);
     let Some(manifest) = found.and_then(|listed| verified.manifests.get(&listed.content.digest)) else {
         return Ok(None);
     };
     fs::create_dir_all(to)?;
     let unpacked = tempfile::Builder::new().prefix(".farrier-").tempdir_in(to)?;
-    // The configuration says nothing; the layers are what follows it.
+    // Skip the empty configuration.
     for layer in blobs_of(&manifest.parsed).skip(1) {
         let blob = index.blobs.iter().find(|blob| blob.digest == layer.digest);
         let (Some(blob), Some(frame)) = (blob, verified.frames.get(&layer.digest)) else {
@@ -49,7 +53,7 @@ pub fn write_definitions(
     place(unpacked.path(), to, overwrite, accept).map(Some)
 }
 
-/// Moves the files to their place; none of them where one would replace another content.
+/// Moves the files into place; moves none if one of them would replace different content.
 fn place(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<usize> {
     let mut files: Vec<PathBuf> = Vec::new();
     for entry in WalkDir::new(from).sort_by_file_name() {
@@ -87,10 +91,10 @@ fn place(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<usize>
     Ok(new.len())
 }
 
-/// Refuses version-control data, links that lead out of the directory, and files whose place leads through a link: both would get past what is shown
-/// before the definitions are taken.
+/// Rejects version-control data, links that lead out of the directory, and files whose path goes through a link. Links
+/// would evade the review that is shown before the definitions are written.
 fn ensure_below(from: &Path, to: &Path, file: &Path) -> Result<()> {
-    // Git runs what is in it.
+    // Git runs hooks and filters from its data.
     if file.iter().any(is_version_control) {
         return Err(BundleError::Outside(file.to_owned(), "is version-control data"));
     }
@@ -109,7 +113,7 @@ fn ensure_below(from: &Path, to: &Path, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Have both the same kind and content? `None` where there is nothing at the place.
+/// Whether both have the same type and content; `None` if there is nothing at `old`.
 fn same(new: &Path, old: &Path) -> io::Result<Option<bool>> {
     let Some(found) = if_there(fs::symlink_metadata(old))? else { return Ok(None) };
     let kind = found.file_type();
@@ -157,7 +161,7 @@ mod tests {
 
         fs::remove_file(from.path().join("x")).unwrap();
         symlink("templates", from.path().join("x")).unwrap();
-        assert_eq!(placed(false).unwrap(), 1, "it leads to nothing that is run");
+        assert_eq!(placed(false).unwrap(), 1, "the link leads to nothing that runs");
         fs::create_dir(from.path().join("x")).unwrap();
         fs::create_dir(to.path().join("templates")).unwrap();
         fs::write(from.path().join("x/kbuild.Dockerfile.hbs"), "FROM scratch\n").unwrap();
@@ -165,7 +169,7 @@ mod tests {
         assert!(error.contains("x/kbuild.Dockerfile.hbs would be written through a link"), "{error}");
         assert!(fs::read_dir(to.path().join("templates")).unwrap().next().is_none());
 
-        // A template that is a link shows where it leads.
+        // For a template that is a link, the review shows the target.
         fs::remove_dir_all(from.path().join("x")).unwrap();
         fs::create_dir(from.path().join("templates")).unwrap();
         symlink("../patches/a", from.path().join("templates/a.Dockerfile.hbs")).unwrap();

@@ -1,15 +1,15 @@
-//! Adapter: the entries of a bundle's tar. Each is written in one way only, so that reading is comparing.
+//! Adapter: tar entries of a bundle. Each entry has exactly one valid form, so a reader verifies it by comparison.
 
 use std::io;
 
 use crate::image::Digest;
 
-/// A tar's unit, in bytes.
+/// Size of a tar block in bytes.
 pub(super) const UNIT: usize = 512;
-/// What a tar ends with.
+/// End of a tar.
 pub(super) const END: [u8; 1024] = [0; 1024];
 
-/// The header of a file with these many bytes, without owner and time.
+/// Header of a file with this name and size, without owner and time.
 pub(super) fn header(name: &str, size: u64) -> io::Result<[u8; UNIT]> {
     let mut header = tar::Header::new_gnu();
     header.set_path(name)?;
@@ -23,24 +23,24 @@ pub(super) fn header(name: &str, size: u64) -> io::Result<[u8; UNIT]> {
     Ok(*header.as_bytes())
 }
 
-/// Zeros behind a file of this size.
+/// Zeros that follow a file of this size.
 pub(super) fn padding(size: u64) -> &'static [u8] {
     let unit = UNIT as u64;
     &END[..usize::try_from((unit - size % unit) % unit).unwrap_or_default()]
 }
 
-/// A file of this size with its header and padding.
+/// Size of a file with its header and padding.
 pub(super) fn entry_size(size: u64) -> u64 {
     UNIT as u64 + size + padding(size).len() as u64
 }
 
-/// A whole entry.
+/// A complete entry.
 pub(super) fn entry(name: &str, content: &[u8]) -> io::Result<Vec<u8>> {
     let size = content.len() as u64;
     Ok([&header(name, size)?[..], content, padding(size)].concat())
 }
 
-/// Where a layout keeps a blob.
+/// Path of a blob in a layout.
 pub(super) fn blob_name(digest: &Digest) -> String {
     format!("blobs/sha256/{}", digest.hex())
 }

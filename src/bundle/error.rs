@@ -1,4 +1,4 @@
-//! Why a bundle was not written, read or taken over.
+//! Errors of writing, reading and importing bundles.
 
 use std::{
     io,
@@ -11,62 +11,62 @@ use crate::{
     registry::{self, RegistryError},
 };
 
-/// What work on a bundle comes to.
+/// Result of an operation on a bundle.
 pub type Result<T, E = BundleError> = std::result::Result<T, E>;
 
-/// Why a bundle was not written, read or taken over.
+/// Failure of an operation on a bundle.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say what the fields are")]
+#[expect(missing_docs, reason = "the messages explain the fields")]
 pub enum BundleError {
-    /// A file that is no bundle: what it has or lacks.
+    /// The file is not a bundle: path and reason.
     #[error("{0} is no bundle: {1}")]
     NotABundle(PathBuf, String),
-    /// A bundle that is not whole, not as it was written, or in a form of later farriers; and what to do.
+    /// The bundle is truncated, damaged or in a newer format; with a remedy.
     #[error("{path} {message}")]
     Unusable { path: PathBuf, message: String, hint: &'static str },
-    /// A delta whose base is not there.
+    /// The base of a delta is missing in the registry.
     #[error(
         "{count} blobs, {first} first, are neither in the bundle nor in {registry}: \
          the bundle only adds to bundle {base}, made from {from}"
     )]
     BaseMissing { count: usize, first: Digest, registry: String, base: Digest, from: String },
-    /// What is to go into the bundle is not there.
+    /// Content for the bundle is not in the registry.
     #[error("{0} is not in the registry")]
     Absent(String),
-    /// Nothing was found that could go into the bundle.
+    /// There is no content for the bundle.
     #[error("nothing to export: {0}")]
     Nothing(String),
-    /// The bundle to write is there already.
+    /// The output file already exists.
     #[error("{0} exists already")]
     Exists(PathBuf),
-    /// Another farrier writes the same bundle.
+    /// Another farrier is writing the same bundle.
     #[error("another farrier writes {0}")]
     Busy(PathBuf),
-    /// A previous bundle's index that cannot be read: the file, and what is wrong.
+    /// The index of the previous bundle is unreadable: file and reason.
     #[error("read the index of the previous bundle in {0}: {1}")]
     Since(PathBuf, String),
-    /// Files of a directory that definitions from the bundle would replace.
+    /// Definitions from the bundle would replace these files of a directory.
     #[error("definitions: {files} in {0} differ from those in the bundle", files = .1.join(", "))]
     Differs(PathBuf, Vec<String>),
-    /// A file of the definitions that would not be where its name says, and why.
+    /// A file of the definitions would be written outside the directory, or is forbidden: path and reason.
     #[error("definitions: {0} {1}")]
     Outside(PathBuf, &'static str),
-    /// Definitions that would run something new here, and what that is.
+    /// The definitions add commands or templates: directory and differences.
     #[error("the bundle's definitions bring commands or templates to {0}:\n{1}")]
     NotAccepted(PathBuf, String),
-    /// A bundle that none of the given keys signed: the file, and why.
+    /// None of the given keys signed the bundle: path and reason.
     #[error("{0} is not signed: {1}")]
     Unsigned(PathBuf, String),
-    /// Definitions that cannot be unpacked.
+    /// The definitions cannot be unpacked.
     #[error("unpack the definitions")]
     Unpack(#[from] crate::archive::UnpackError),
-    /// A manifest.
+    /// A manifest or index is invalid: name and cause.
     #[error("{0} is not what it should be")]
     Manifest(String, #[source] ImageError),
-    /// A file of this machine.
+    /// Local file I/O failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The registry.
+    /// The registry failed.
     #[error(transparent)]
     Registry(#[from] RegistryError),
 }
@@ -79,20 +79,20 @@ impl BundleError {
         Self::Unusable { path: path.to_owned(), message, hint }
     }
 
-    /// A part of it, which begins at that byte, is not as it was written.
+    /// Creates the error for damage to a part of the bundle that begins at byte `at`.
     pub(super) fn damaged(path: &Path, at: u64, what: &str, reason: &str) -> Self {
         let message = format!("is damaged at byte {at}, in {what}: {reason}");
         let hint = "copy it again and compare its sha256; nothing was pushed";
         Self::Unusable { path: path.to_owned(), message, hint }
     }
 
-    /// It was made with something missing or wrong in it.
+    /// Creates the error for a bundle that was exported with missing or wrong content.
     pub(super) fn inconsistent(path: &Path, reason: &str) -> Self {
         let hint = "export it again; nothing was pushed";
         Self::Unusable { path: path.to_owned(), message: format!("contradicts itself: {reason}"), hint }
     }
 
-    /// What to do about it, where that is clear.
+    /// Suggested remedy, if one is known.
     pub fn hint(&self) -> Option<String> {
         let text = match self {
             Self::NotABundle(..) => "name a file that `farrier bundle export` has written",
@@ -129,7 +129,7 @@ impl BundleError {
         Some(text.to_owned())
     }
 
-    /// Is an argument at fault, rather than what it leads to?
+    /// Whether a command-line argument is at fault, rather than the content of a file.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Exists(_) | Self::Since(..) | Self::NotABundle(..))
     }

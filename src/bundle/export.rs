@@ -1,4 +1,4 @@
-//! Adapter: writes a bundle: one thread fetches, another compares digests, packs and writes.
+//! Adapter: exports a bundle: one task fetches blobs, and a thread verifies, packs and writes them.
 
 use std::{io, path::Path, sync::Arc};
 
@@ -13,24 +13,25 @@ use crate::{
     registry::{BlobStream, RegistryError},
 };
 
-/// Portions that wait to be written, at most: a few megabytes.
+/// Maximum number of chunks in the queue to the writer, which is a few megabytes.
 const WAITING: usize = 16;
 
-/// What was written.
+/// Result of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exported {
-    /// The bundle's identity: the digest of its index.
+    /// ID of the bundle: the digest of its index.
     pub id: Digest,
-    /// The file's bytes.
+    /// Size of the file in bytes.
     pub length: u64,
-    /// Blobs that an earlier run had written.
+    /// Number of blobs that an earlier, interrupted run had written.
     pub kept: usize,
 }
 
-/// What goes to the writing thread: bytes of the current blob, or its end.
+/// Message to the writing thread: bytes of the current blob, or `None` at its end.
 type Message = Result<Option<Bytes>, RegistryError>;
 
-/// Writes the bundle to `to`, by way of `<to>.partial`, which an interrupted run leaves and the next one goes on with.
+/// Writes the bundle to `to`. The data goes to `<to>.partial` first; an interrupted run leaves this file, and the next
+/// run resumes from it.
 pub async fn export(collection: Collection, to: &Path, meter: Arc<dyn Meter>) -> Result<Exported> {
     let collection = Arc::new(collection);
     let (path, index) = (to.to_owned(), Arc::clone(&collection));
@@ -45,8 +46,8 @@ pub async fn export(collection: Collection, to: &Path, meter: Arc<dyn Meter>) ->
     let fetched = fetch(&collection, kept, &sender, meter.as_ref()).await;
     drop(sender);
     let written = writing.await.map_err(io::Error::from)?;
-    // The one that failed first stopped the other: a writer that is gone is no error of fetching, and one that
-    // waits in vain has been told why.
+    // The side that failed first stopped the other one. If the writer stopped, fetching ends without an error; if
+    // fetching failed, its error comes first.
     fetched?;
     let (length, id) = written?;
     meter.end();

@@ -1,34 +1,36 @@
-//! Adapter: the zstd frames of a bundle (RFC 8878): one for each entry, so that each can be read without the others.
+//! Adapter: zstd frames of a bundle (RFC 8878). Each entry has its own frame, so that it can be read without the
+//! others.
 
 use std::io::{self, Read, Write};
 
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation as _, OutBuffer};
 
-/// The longest block that the format knows.
+/// Maximum block size of the format.
 const BLOCK: usize = 128 << 10;
-/// Magic number; "descriptor" that says: content size in 8 bytes, no checksum; a window of one block.
+/// Magic number, then a frame header descriptor for an 8-byte content size without a checksum, then a window of one
+/// block.
 const STORED_HEADER: [u8; 6] = [0x28, 0xb5, 0x2f, 0xfd, 0xc0, 0x38];
-/// zstd's own default: what farrier makes is compressed already, so this is for manifests and plain tars.
+/// zstd's default level. Most content is already compressed, so this level applies to manifests and plain tars.
 const LEVEL: i32 = 3;
-/// The largest window that is read, as a power of two: what zstd uses for its levels without `--long`.
+/// Maximum window size for reading, as a power of two: the limit of zstd's levels without `--long`.
 const MAX_WINDOW_LOG: u32 = 23;
-/// Read from a file at once.
+/// Bytes read from a file at a time.
 const CHUNK: usize = 256 << 10;
 
-/// What becomes of an entry's bytes.
+/// Encoding of an entry's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
-    /// They are kept as they are, in the format's raw blocks.
+    /// Stored unaltered, in the format's raw blocks.
     Stored,
-    /// They are compressed.
+    /// Compressed.
     Compressed,
 }
 
 impl Packing {
-    /// As many bytes as it takes to tell.
+    /// Number of bytes needed to choose the encoding.
     pub(super) const START: usize = 4;
 
-    /// The start of a blob tells: compressed data becomes no smaller.
+    /// Chooses the encoding from the start of a blob: compressed data would not become smaller.
     pub(super) fn of(start: &[u8]) -> Self {
         let compressed: [&[u8]; 4] = [
             &[0x1f, 0x8b],             // gzip
@@ -45,16 +47,16 @@ enum Encoder<W: Write> {
     Compressed(zstd::stream::write::Encoder<'static, W>),
 }
 
-/// Writes one frame. The bytes of the frame do not depend on the portions in which its content comes.
+/// Writes one frame. The frame's bytes do not depend on how the content is split into writes.
 pub(super) struct FrameWriter<W: Write> {
     encoder: Encoder<W>,
     pending: Vec<u8>,
-    /// Bytes that are still to come.
+    /// Bytes that are still missing.
     left: u64,
 }
 
 impl<W: Write> FrameWriter<W> {
-    /// Begins a frame with `size` bytes, which are more than none.
+    /// Starts a frame for `size` bytes of content; `size` must not be 0.
     pub(super) fn new(mut out: W, packing: Packing, size: u64) -> io::Result<Self> {
         let encoder = match packing {
             Packing::Stored => {
@@ -129,14 +131,14 @@ impl<W: Write> FrameWriter<W> {
     }
 }
 
-/// Writes a frame with these bytes.
+/// Writes a frame with this content.
 pub(super) fn write_frame(out: impl Write, content: &[u8]) -> io::Result<()> {
     let mut writer = FrameWriter::new(out, Packing::Compressed, content.len() as u64)?;
     writer.write(content)?;
     writer.finish().map(drop)
 }
 
-/// Reads one frame, and ends where it ends.
+/// Reads one frame, and stops at its end.
 pub(super) struct FrameReader<R> {
     from: R,
     decoder: Decoder<'static>,
@@ -154,12 +156,12 @@ impl<R: Read> FrameReader<R> {
         Ok(Self { from, decoder, buffer: vec![0; CHUNK], start: 0, end: 0, consumed: 0, finished: false })
     }
 
-    /// Bytes of the frame so far.
+    /// Bytes of the frame consumed so far.
     pub(super) fn consumed(&self) -> u64 {
         self.consumed
     }
 
-    /// Does the frame end here? Anything behind what was expected is an error.
+    /// Checks that the frame ends here; more content is an error.
     pub(super) fn expect_end(&mut self) -> io::Result<()> {
         match self.read(&mut [0])? {
             0 => Ok(()),

@@ -1,4 +1,5 @@
-//! Adapter: takes a verified bundle over into a registry: what that lacks, and never another content for a tag.
+//! Adapter: imports a verified bundle into a registry. Pushes what the registry lacks, and never replaces the content
+//! of a fixed tag.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,67 +22,67 @@ use crate::{
     registry::{BlobContent, BlobSource, Joined, Registry, RegistryLocation, Upload, join},
 };
 
-/// Uploads at the same time: one is packed out while another waits for the registry.
+/// Concurrent uploads: one blob is unpacked while another waits for the registry.
 const AT_ONCE: usize = 3;
-/// How deep indexes of indexes go.
+/// Maximum nesting of indexes.
 const MAX_DEPTH: usize = 4;
 
-/// What became of one of the contents.
+/// Outcome of importing one content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "outcome")]
 pub enum Taken {
-    /// It was pushed.
+    /// The content was pushed.
     Pushed,
-    /// The registry had it.
+    /// The registry already had the content.
     Present,
-    /// The tag held something else before: it is one of those that name what was kept last, or one with signatures, and then it has
-    /// those of both now.
+    /// The tag held other content and was updated. It is a moving tag, or a tag with signatures, which now has the
+    /// signatures of both.
     Moved {
-        /// What it held.
+        /// Digest of the previous content.
         #[serde(rename = "holds")]
         held: Digest,
     },
-    /// The tag holds something else, and keeps it.
+    /// The tag holds other content, which stays.
     Conflict {
-        /// What it holds.
+        /// Digest of the existing content.
         holds: Digest,
     },
 }
 
-/// What an import came to.
+/// Result of an import.
 #[derive(Clone, Debug)]
 pub struct Imported {
-    /// Each of the contents, in the bundle's order.
+    /// Outcome of each content, in the bundle's order.
     pub contents: Vec<(Content, Taken)>,
-    /// Bytes of blobs that were sent.
+    /// Number of blob bytes sent.
     pub sent: u64,
-    /// Blobs that were sent.
+    /// Number of blobs sent.
     pub blobs: usize,
 }
 
 impl Imported {
-    /// Did every tag take its content?
+    /// Whether no tag had a conflict.
     pub fn is_complete(&self) -> bool {
         !self.contents.iter().any(|(_, taken)| matches!(taken, Taken::Conflict { .. }))
     }
 }
 
-/// Where a bundle goes.
+/// Destination of an import.
 pub struct Target {
-    /// The location, for the names of repositories.
+    /// Location, which determines the names of repositories.
     pub location: RegistryLocation,
-    /// The registry there.
+    /// The registry at this location.
     pub registry: Arc<dyn Registry>,
 }
 
-/// A blob that a repository is to have.
+/// A blob and the repositories that must have it.
 struct Wanted<'a> {
     blob: &'a Blob,
-    /// Without the prefix.
+    /// Names below the registry's prefix.
     repositories: BTreeSet<&'a str>,
 }
 
-/// Takes the bundle over. It can be repeated at any time: what is there is not sent again.
+/// Imports the bundle. The import is idempotent: existing content is not sent again.
 pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> Result<Imported> {
     let index = verified.bundle.index();
     let mut contents = Vec::new();
@@ -96,15 +97,15 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
 
     let carried = || blobs.iter().filter(|wanted| wanted.blob.is_carried());
     meter.begin(Phase::Push, carried().map(|wanted| wanted.blob.size).sum());
-    // Collected first: a stream that borrows from a closure's argument is not `Send` for all lifetimes.
+    // Collected first, because a stream that borrows from a closure's argument is not `Send` for all lifetimes.
     let pushes: Vec<_> = blobs.iter().map(|wanted| target.push_blob(verified, wanted, meter)).collect();
     let sent: Vec<u64> = futures::stream::iter(pushes).buffer_unordered(AT_ONCE).try_collect().await?;
-    // The images themselves go before what refers to them: what refers to no image may be deleted by `farrier gc` at any time.
+    // Push images before their referrers: `farrier gc` may delete referrers without an image at any time.
     for (content, _) in contents.iter().filter(|(content, taken)| content.is_image() && is_pending(taken)) {
         target.push_manifests(verified, content).await?;
     }
-    // What refers to an image goes before its tag: no tag is ever there without its report. The uploads may have taken hours, in
-    // which a tag may have been given to something else.
+    // Push referrers before the tag of their image, so that a tag never exists without its report. Check the tags
+    // again, because the uploads may have taken hours.
     for (content, taken) in contents.iter_mut().rev().filter(|(_, taken)| is_pending(taken)) {
         *taken = target.state(verified, content).await?;
         if is_pending(taken) && !target.push_content(verified, content, taken).await? {
@@ -115,7 +116,7 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
     Ok(Imported { contents, sent: sent.iter().sum(), blobs: sent.iter().filter(|bytes| **bytes > 0).count() })
 }
 
-/// The blobs of these contents, each with the repositories that need it for them.
+/// Blobs of these contents, each with the repositories that need it.
 fn wanted_blobs<'a>(verified: &'a Verified, contents: &[&'a Content]) -> Vec<Wanted<'a>> {
     let mut needed: BTreeMap<&Digest, BTreeSet<&str>> = BTreeMap::new();
     for content in contents {
@@ -138,7 +139,7 @@ fn wanted_blobs<'a>(verified: &'a Verified, contents: &[&'a Content]) -> Vec<Wan
         .collect()
 }
 
-/// A manifest and those below it, those first that others name.
+/// A manifest and the manifests below it; children come before their parents.
 fn manifests_of<'a>(verified: &'a Verified, digest: &'a Digest) -> Vec<&'a Digest> {
     let mut order = Vec::new();
     let mut level = vec![digest];
@@ -161,10 +162,11 @@ impl Target {
         repository(&self.location, name)
     }
 
-    /// Is there anything to do about it? What is under its tag already is whole: registries see to that.
+    /// Determines the action for one content. Existing content under its tag is complete, because registries enforce
+    /// that.
     async fn state(&self, verified: &Verified, content: &Content) -> Result<Taken> {
         let Content { repository, tag, digest, .. } = content;
-        // Whether a referrer is listed is asked where it is pushed.
+        // For an untagged referrer, the push checks whether the registry lists it.
         let Some(tag) = tag else { return Ok(Taken::Pushed) };
         let found = self.registry.manifest(&self.repository(repository)?, &Version::Tag(tag.clone())).await?;
         let Some(found) = found else { return Ok(Taken::Pushed) };
@@ -182,7 +184,7 @@ impl Target {
         })
     }
 
-    /// What the bundle leaves to its base must be here.
+    /// Checks that the registry has the blobs that the bundle omits because its base has them.
     async fn check_base(&self, verified: &Verified, blobs: &[Wanted<'_>]) -> Result<()> {
         let mut missing = Vec::new();
         for Wanted { blob, repositories } in blobs.iter().filter(|wanted| !wanted.blob.is_carried()) {
@@ -203,7 +205,7 @@ impl Target {
         })
     }
 
-    /// The first of the repositories that has the blob.
+    /// First of the repositories that has the blob.
     async fn find<'a>(
         &self,
         digest: &Digest,
@@ -218,7 +220,7 @@ impl Target {
         Ok(None)
     }
 
-    /// Sees to it that every repository has the blob; gives the bytes that were sent for that.
+    /// Ensures that every repository has the blob. Returns the number of bytes sent.
     async fn push_blob(&self, verified: &Verified, wanted: &Wanted<'_>, meter: &dyn Meter) -> Result<u64> {
         let Wanted { blob, repositories } = wanted;
         let places = repositories.iter().copied().chain(blob.base.iter().map(String::as_str));
@@ -254,7 +256,7 @@ impl Target {
         Ok(sent)
     }
 
-    /// From one repository to another, where the registry mounts nothing.
+    /// Copies a blob between repositories, for registries that do not mount blobs.
     async fn copy_blob(
         &self,
         digest: &Digest,
@@ -268,8 +270,8 @@ impl Target {
         Ok(self.registry.push_blob(to, digest, &file).await?)
     }
 
-    /// Pushes the manifests, those of images aside, which are there by now, and the tag last. `false` where the tag keeps what it
-    /// holds.
+    /// Pushes the manifests, then the tag; the manifests of images were pushed before. Returns `false` if the tag keeps
+    /// its content.
     async fn push_content(&self, verified: &Verified, content: &Content, taken: &Taken) -> Result<bool> {
         let Content { kind: _, repository, tag, digest } = content;
         if let (Taken::Moved { .. }, true, Some(tag), Some(new)) =
@@ -286,7 +288,7 @@ impl Target {
         Ok(true)
     }
 
-    /// Pushes the manifests by their digests.
+    /// Pushes the manifests by digest.
     async fn push_manifests(&self, verified: &Verified, content: &Content) -> Result<()> {
         let repository = self.repository(&content.repository)?;
         for digest in manifests_of(verified, &content.digest) {
@@ -303,7 +305,7 @@ impl Target {
         Ok(())
     }
 
-    /// Gives the tag, if there is one, to what it names.
+    /// Pushes the tag of the content, if it has one.
     async fn push_tag(&self, verified: &Verified, content: &Content) -> Result<()> {
         let Content { kind: _, repository, tag, digest } = content;
         let (Some(tag), Some(manifest)) = (tag, verified.manifests.get(digest)) else { return Ok(()) };

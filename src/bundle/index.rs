@@ -1,4 +1,4 @@
-//! Pure: what stands at a bundle's head: its contents and blobs, and the same as an OCI layout's index.
+//! Pure: the head of a bundle: its contents and blobs, both in farrier's format and as the index of an OCI layout.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,59 +11,59 @@ use crate::{
     oci::{Descriptor, ImageError, ImageIndex, MAX_MANIFEST, annotations::REF_NAME, media_type},
 };
 
-/// The format that this farrier writes, and the newest that it reads.
+/// Format version that this farrier writes, and the newest that it reads.
 pub const FORMAT: u32 = 1;
-/// The name of farrier's own index in the tar.
+/// Name of the bundle index in the tar.
 pub(super) const INDEX_NAME: &str = "farrier-bundle.json";
-/// More bytes than any index has.
+/// Maximum size of an index in bytes.
 pub(super) const MAX_INDEX: u64 = 64 << 20;
-/// What the content is, in the layout's index.
+/// Annotation for the kind of content in the layout's index.
 const KIND: &str = "farrier.dev/kind";
-/// What every layout has in `oci-layout`.
+/// Content of the file `oci-layout`.
 const LAYOUT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 
-/// What a bundle holds, as it stands at its head and as `farrier bundle inspect -o json` prints it.
+/// Contents of a bundle, as stored at its head and printed by `farrier bundle inspect -o json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BundleIndex {
-    /// [`FORMAT`].
+    /// Format version ([`FORMAT`]).
     pub format_version: u32,
-    /// The farrier that wrote it.
+    /// farrier version that wrote the bundle.
     pub made_by: String,
-    /// The registry that it was made from.
+    /// Registry that the bundle was exported from.
     pub from: String,
-    /// The bundle that it only adds to.
+    /// The bundle that this delta extends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<Base>,
-    /// What a site gets, in the order in which it needs it.
+    /// Contents, in the order in which a site needs them.
     pub contents: Vec<Listed>,
-    /// The manifests, then the other blobs, each sorted by digest: the order in which they stand in the file.
+    /// The manifests, then the other blobs, each sorted by digest. This is their order in the file.
     pub blobs: Vec<Blob>,
 }
 
-/// The bundle that another one adds to.
+/// The bundle that a delta extends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Base {
-    /// The digest of its index, by which it is known.
+    /// ID of the bundle: the digest of its index.
     pub id: Digest,
-    /// The registry that it was made from.
+    /// Registry that the bundle was exported from.
     pub from: String,
 }
 
-/// One of the contents.
+/// A content with details for listings.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Listed {
-    /// What and where.
+    /// The content.
     #[serde(flatten)]
     pub content: Content,
-    /// What kind of artifact it is, for what is no image.
+    /// Type of an artifact; `None` for an image.
     pub artifact_type: Option<String>,
-    /// The kernel that it is for.
+    /// Kernel that the content is for.
     pub kernel: Option<KernelRelease>,
-    /// Bytes of its manifest and of all that it names. What others name too is in theirs as well.
+    /// Size in bytes of the manifest and everything that it names. Shared blobs count for each content.
     pub size: u64,
 }
 
@@ -71,45 +71,45 @@ pub struct Listed {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Blob {
-    /// Its digest.
+    /// Digest.
     pub digest: Digest,
-    /// Its bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// For a manifest: its media type.
+    /// Media type of a manifest; `None` for other blobs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub manifest: Option<String>,
-    /// The repositories that need it, below the registry's prefix.
+    /// Repositories that need the blob, below the registry's prefix.
     pub repositories: BTreeSet<String>,
-    /// The repositories where the base has it; the bundle itself then lacks it.
+    /// Repositories that have the blob from the base. If there are any, the bundle omits the blob.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub base: BTreeSet<String>,
 }
 
 impl Blob {
-    /// Is it in the bundle, not only in its base?
+    /// Whether the bundle contains the blob, instead of relying on its base.
     pub fn is_carried(&self) -> bool {
         self.base.is_empty()
     }
 }
 
 impl BundleIndex {
-    /// Its bytes; the same for equal indexes.
+    /// Serializes the index. Equal indexes give equal bytes.
     pub fn to_bytes(&self) -> Result<Vec<u8>, ImageError> {
         serde_json::to_vec(self).map_err(|source| ImageError::Json("bundle index", source))
     }
 
-    /// The blobs that are in the bundle, in the order of the file.
+    /// Blobs that the bundle contains, in the order of the file.
     pub fn carried(&self) -> impl Iterator<Item = &Blob> {
         self.blobs.iter().filter(|blob| blob.is_carried())
     }
 
-    /// What a site has that has taken this bundle over, and the bundles that it adds to.
+    /// Blobs, with their repositories, that a site has after it imported this bundle and its bases.
     pub fn known(&self) -> BTreeMap<&Digest, &BTreeSet<String>> {
         let without_manifests = self.blobs.iter().filter(|blob| blob.manifest.is_none());
         without_manifests.map(|blob| (&blob.digest, &blob.repositories)).collect()
     }
 
-    /// Bytes of its content; shared parts count once: the carried ones, and those that only its base has.
+    /// Size in bytes of the blobs in the bundle, and of the blobs that only its base has. Shared blobs count once.
     pub fn bytes(&self) -> (u64, u64) {
         let sum = |carried: bool| {
             self.blobs.iter().filter(|blob| blob.is_carried() == carried).map(|blob| blob.size).sum()
@@ -117,7 +117,7 @@ impl BundleIndex {
         (sum(true), sum(false))
     }
 
-    /// The tar's first entries: what makes it an OCI layout, then this index.
+    /// First entries of the tar: the files that make it an OCI layout, then this index.
     pub(super) fn head(&self) -> Result<[(&'static str, Vec<u8>); 3], ImageError> {
         Ok([
             ("oci-layout", LAYOUT.to_vec()),
@@ -131,7 +131,7 @@ impl BundleIndex {
         manifests.map(|blob| (&blob.digest, blob)).collect()
     }
 
-    /// The layout's index: each of the contents by its name.
+    /// Index of the layout, which lists each content by name.
     fn layout_index(&self) -> ImageIndex {
         let manifests = self.manifests();
         let descriptor = |listed: &Listed| {
@@ -151,7 +151,8 @@ impl BundleIndex {
         ImageIndex { manifests: self.contents.iter().filter_map(descriptor).collect(), ..ImageIndex::empty() }
     }
 
-    /// What is wrong with it, if anything: everything that others rely on and no digest can tell.
+    /// Checks the index and returns the problem, if any. Covers every property that readers rely on and that digests do
+    /// not guarantee.
     pub fn contradiction(&self) -> Option<String> {
         let order = |blob: &Blob| (blob.manifest.is_none(), blob.digest.clone());
         if !self.blobs.is_sorted_by(|a, b| order(a) < order(b)) {
@@ -194,5 +195,5 @@ impl BundleIndex {
     }
 }
 
-/// 1 TiB: more than registries take, less than what sums of sizes overflow at.
+/// 1 TiB: larger than registries accept, and small enough that sums of sizes do not overflow.
 const MAX_BLOB: u64 = 1 << 40;

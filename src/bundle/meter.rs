@@ -1,24 +1,24 @@
-//! How far an export, a verification or an import is.
+//! Progress reports of exports, verifications and imports.
 
-/// What is being done.
+/// Phase of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// What an interrupted export left is verified.
+    /// Verifies the file of an interrupted export.
     Resume,
-    /// Blobs are fetched and written.
+    /// Fetches and writes blobs.
     Export,
-    /// Every frame is read and compared.
+    /// Reads and verifies all frames.
     Verify,
-    /// Blobs are pushed.
+    /// Pushes blobs.
     Push,
 }
 
 /// Receives the progress of an operation. It must not block.
 pub trait Meter: Send + Sync {
-    /// A phase begins, of these many bytes.
+    /// Starts a phase of this many bytes.
     fn begin(&self, phase: Phase, bytes: u64);
-    /// So many bytes more are done.
+    /// Reports progress by this many bytes.
     fn advance(&self, bytes: u64);
-    /// The phase is over.
+    /// Ends the phase.
     fn end(&self);
 }

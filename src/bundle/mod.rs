@@ -1,9 +1,13 @@
-//! Adapter: what a site carries to another one that nothing outside can reach: one file, an OCI layout in a tar, in zstd.
+//! Adapter: bundles, which carry images and their inputs to an air-gapped site: an OCI layout in a tar, compressed with
+//! zstd, in one file.
 //!
-//! The file is a row of zstd frames, one for each entry of the tar: `oci-layout`, `index.json`, `farrier-bundle.json`, the
-//! manifests, the other blobs, the tar's end. A skippable frame with the frames' lengths closes it. So `zstd -dc | tar -x`
-//! gives a layout, and farrier reads any blob without the others. Every byte follows from the index and from the blobs,
-//! whose digests the index has, and the index's digest stands at the end.
+//! The file is a sequence of zstd frames, one for each entry of the tar: `oci-layout`, `index.json`,
+//! `farrier-bundle.json`, the manifests, the other blobs, the tar's end. The last frame is a skippable one that
+//! contains the lengths of all frames. `zstd -dc | tar -x` therefore unpacks a layout, and farrier reads each blob
+//! without the others.
+//!
+//! The index and the blobs determine every byte. The index contains the blobs' digests, and the end of the file
+//! contains the index's digest.
 
 mod collect;
 pub mod contents;

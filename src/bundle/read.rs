@@ -1,4 +1,4 @@
-//! Adapter: a bundle's file, opened by its head and its end.
+//! Adapter: opens a bundle's file by its head and its end.
 
 use std::{
     io::{self, Read},
@@ -18,14 +18,14 @@ use super::{
 };
 use crate::{image::Digest, registry::BlobSource, text::is_deceptive};
 
-/// Entries before the blobs.
+/// Number of entries before the blobs.
 pub(super) const HEAD: usize = 3;
-/// A frame's magic number.
+/// Magic number of a zstd frame.
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-/// Read at once.
+/// Bytes read at a time.
 const CHUNK: usize = 256 << 10;
 
-/// A bundle whose head and end are as they should be. What is between them is not read yet.
+/// A bundle whose head and end are valid. The content between them is unverified.
 #[derive(Clone, Debug)]
 pub struct Bundle {
     pub(super) path: PathBuf,
@@ -33,12 +33,12 @@ pub struct Bundle {
     length: u64,
     index: BundleIndex,
     id: Digest,
-    /// Where each frame begins, and the last ends.
+    /// Start of each frame, and the end of the last one.
     pub(super) offsets: Vec<u64>,
 }
 
 impl Bundle {
-    /// Opens a bundle: reads its head and its end.
+    /// Opens a bundle, and checks its head and its end.
     pub fn open(path: &Path) -> Result<Self> {
         let file = Arc::new(File::open(path)?);
         let metadata = file.metadata()?;
@@ -87,27 +87,27 @@ impl Bundle {
         Ok(bundle)
     }
 
-    /// The digest of its index, by which it is known.
+    /// ID of the bundle: the digest of its index.
     pub fn id(&self) -> &Digest {
         &self.id
     }
 
-    /// What it holds.
+    /// Contents of the bundle.
     pub fn index(&self) -> &BundleIndex {
         &self.index
     }
 
-    /// The file's bytes.
+    /// Size of the file in bytes.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// The file.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The first entries are those of the index, in the frames that the end names.
+    /// Checks that the first frames hold exactly the entries that the index implies.
     fn check_head(&self, index_bytes: &[u8]) -> Result<()> {
         let head = self.index.head().map_err(|error| self.damaged(0, "its index", &error.to_string()))?;
         for (frame, (name, content)) in head.iter().enumerate() {
@@ -121,7 +121,7 @@ impl Bundle {
         Ok(())
     }
 
-    /// Is the frame what it must be, and nothing more?
+    /// Checks that the frame has exactly this content.
     pub(super) fn compare(&self, frame: usize, what: &str, wanted: &[u8]) -> Result<()> {
         let section = self.section(frame);
         let length = section.len();
@@ -149,13 +149,13 @@ impl Bundle {
         BundleError::damaged(&self.path, at, what, reason)
     }
 
-    /// The blob of a frame, to be read as often as wanted. It is not compared with its digest.
+    /// Blob in a frame, which can be read several times. Its digest is not verified.
     pub(super) fn source(&self, frame: usize, blob: &Blob) -> BundleBlob {
         BundleBlob { section: self.section(frame), size: blob.size }
     }
 }
 
-/// Bytes of farrier's own index, found by its name among the first entries, so that later formats can be told.
+/// Finds farrier's index among the first entries by name, so that bundles in newer formats are recognized.
 fn index_bytes(path: &Path, file: &Arc<File>, length: u64) -> Result<Vec<u8>> {
     let not = |reason: &str| BundleError::NotABundle(path.to_owned(), reason.to_owned());
     let mut magic = [0; 4];
@@ -215,7 +215,7 @@ fn check_version(path: &Path, index: &[u8]) -> Result<()> {
     Err(BundleError::Unusable { path, message, hint })
 }
 
-/// Reads the frame of a blob, compares its digest, and gives the frame's length.
+/// Reads a blob's frame and verifies its digest. Returns the frame's length.
 pub(super) fn read_blob(from: impl Read, blob: &Blob, mut each: impl FnMut(&[u8])) -> io::Result<u64> {
     let invalid = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
     let mut reader = FrameReader::new(from)?;
@@ -251,7 +251,7 @@ pub(super) fn read_blob(from: impl Read, blob: &Blob, mut each: impl FnMut(&[u8]
     Ok(reader.consumed())
 }
 
-/// A part of a file. Several can be read at once.
+/// A byte range of a file. Several ranges can be read concurrently.
 #[derive(Clone, Debug)]
 pub(super) struct Section {
     file: Arc<File>,

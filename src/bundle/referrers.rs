@@ -1,4 +1,5 @@
-//! Adapter: what belongs to an image without being named by it: reports, lists, statements and signatures.
+//! Adapter: finds content that belongs to an image without being named by it: reports, lists, statements and
+//! signatures.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,8 +17,9 @@ pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repo
     location.repository(name).map_err(wrong)
 }
 
-/// Adds everything that refers to images and stored inputs among the contents: what the registry lists as such, what stands
-/// under tags made from their digests (`sha256-<hex>.sig` and its like, cosign's "Signature Storage"), and what refers to that.
+/// Adds everything that refers to the images and stored inputs among the contents, recursively: referrers that the
+/// registry lists, and content under tags made from their digests (`sha256-<hex>.sig` and similar, cosign's "Signature
+/// Storage").
 pub async fn with_referrers(
     contents: Vec<Content>,
     location: &RegistryLocation,

@@ -1,4 +1,5 @@
-//! Adapter: what definitions from a bundle would run here: commands that sign, and templates. It is shown before it is taken.
+//! Adapter: shows what a bundle's definitions would run on this machine before they are written: signing commands, and
+//! templates.
 
 use std::{
     collections::BTreeSet,
@@ -10,10 +11,10 @@ use fs_err as fs;
 use super::{BundleError, Result};
 use crate::{definitions, site::KeySource, text::is_deceptive};
 
-/// Where templates are, in a definitions directory.
+/// Templates in a definitions directory.
 const TEMPLATES: &str = "templates";
 
-/// What of the new files has to be looked at, as differences from the files at `to`; empty where there is nothing.
+/// Differences to review between the new files and the files at `to`; empty if none of them matter.
 pub(super) fn review(from: &Path, to: &Path, new: &[PathBuf]) -> Result<String> {
     let mut said = String::new();
     let known = commands(to).unwrap_or_default();
@@ -41,7 +42,7 @@ pub(super) fn review(from: &Path, to: &Path, new: &[PathBuf]) -> Result<String> 
     Ok(said)
 }
 
-/// The programs that would be run for a signature; `None` where the definitions cannot be read.
+/// Programs that the definitions run for signing; `None` if the definitions are unreadable.
 fn commands(dir: &Path) -> Option<BTreeSet<Vec<String>>> {
     let site = definitions::load(Some(dir)).ok()?.site;
     let keys =
@@ -53,7 +54,7 @@ fn commands(dir: &Path) -> Option<BTreeSet<Vec<String>>> {
     Some(keys.into_iter().flatten().filter_map(command).collect())
 }
 
-/// The lines that differ, without those that both begin and end with. What would steer a terminal is left out.
+/// Lines that differ, without the common start and end. Control characters are removed, to protect the terminal.
 fn diff(old: &str, new: &str) -> String {
     let (old, new): (Vec<&str>, Vec<&str>) = (old.lines().collect(), new.lines().collect());
     let head = old.iter().zip(&new).take_while(|(a, b)| a == b).count();
@@ -97,14 +98,14 @@ mod tests {
         write(from.path(), "site.yaml", &site("{file: other.pem}"));
         write(from.path(), "patches/a.patch", "+command: x\n");
         assert_eq!(look(&["site.yaml", "patches/a.patch"]), "");
-        // However it is written.
+        // YAML escapes do not hide a command.
         write(from.path(), "site.yaml", &site(r#"{"c\u006fmmand": ["/bin/sh", "-c", "id"]}"#));
         let said = look(&["site.yaml"]);
         assert!(said.contains("--- site.yaml\n@ line 6\n-     key: {file: k.pem}\n+     key: "), "{said}");
-        // What is here already is known.
+        // Commands that already exist here need no review.
         write(to.path(), "site.yaml", &site(r#"{command: ["/bin/sh", "-c", "id"]}"#));
         assert_eq!(look(&["site.yaml"]), "");
-        // Definitions that this farrier cannot read may hold anything.
+        // Definitions that this farrier cannot read could contain anything.
         write(from.path(), "site.yaml", "kind: Site\nlater: true\n");
         assert!(look(&["site.yaml"]).contains("+ later: true"));
         write(from.path(), "site.yaml", &site("{file: k.pem}"));

@@ -1,5 +1,5 @@
-//! Adapter: the signature of a bundle, in a file beside it: over the bytes of its index, from which every other byte follows.
-//! `cosign verify-blob --signature` takes it, for the `farrier-bundle.json` that `zstd -dc | tar -x` gives.
+//! Adapter: the signature of a bundle, in a separate file next to it. It covers the index, which determines every other
+//! byte. `cosign verify-blob --signature` accepts it for the `farrier-bundle.json` that `zstd -dc | tar -x` unpacks.
 
 use std::{
     io::Read as _,
@@ -12,10 +12,10 @@ use fs_err as fs;
 use super::{Bundle, BundleError, Result};
 use crate::provenance::PublicKey;
 
-/// Longer than any signature in base64.
+/// Maximum size of a signature file in bytes.
 const MAX_SIGNATURE: u64 = 16 << 10;
 
-/// Where the signature of a bundle stands.
+/// Path of a bundle's signature.
 fn signature_file(bundle: &Path) -> PathBuf {
     let mut path = bundle.as_os_str().to_owned();
     path.push(".sig");
@@ -23,21 +23,21 @@ fn signature_file(bundle: &Path) -> PathBuf {
 }
 
 impl Bundle {
-    /// What is signed of it.
+    /// Bytes that the signature covers.
     pub fn signed_bytes(&self) -> Result<Vec<u8>> {
         self.index()
             .to_bytes()
             .map_err(|source| BundleError::Manifest("the bundle's index".to_owned(), source))
     }
 
-    /// Writes the signature beside the bundle.
+    /// Writes the signature next to the bundle.
     pub fn write_signature(&self, signature: &[u8]) -> Result<PathBuf> {
         let path = signature_file(self.path());
         fs::write(&path, STANDARD.encode(signature) + "\n")?;
         Ok(path)
     }
 
-    /// Fails where none of the keys signed it.
+    /// Fails if none of the keys signed the bundle.
     pub fn must_be_signed(&self, keys: &[PublicKey]) -> Result<()> {
         let path = signature_file(self.path());
         let refused = |why: String| BundleError::Unsigned(self.path().to_owned(), why);

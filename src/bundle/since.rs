@@ -1,4 +1,5 @@
-//! Adapter: the previous bundle that a delta adds to: the bundle, or what `bundle inspect -o json` printed of it.
+//! Adapter: reads the previous bundle that a delta extends: the bundle's file, or the output of `bundle inspect -o
+//! json`.
 
 use std::{io::Read as _, path::Path};
 
@@ -11,17 +12,17 @@ use super::{
 };
 use crate::image::Digest;
 
-/// What a previous bundle held.
+/// Contents of the previous bundle.
 #[derive(Clone, Debug)]
 pub struct Since {
-    /// Its identity.
+    /// ID of the bundle.
     pub id: Digest,
-    /// Its index.
+    /// Index of the bundle.
     pub index: BundleIndex,
 }
 
 impl Since {
-    /// Reads a bundle's head, or its index.
+    /// Reads the head of a bundle, or the JSON of its index.
     pub fn read(path: &Path) -> Result<Self, BundleError> {
         let refuse = |reason: String| BundleError::Since(path.to_owned(), reason);
         let mut file = fs::File::open(path).map_err(|error| refuse(error.to_string()))?;
@@ -33,7 +34,7 @@ impl Since {
         }
         let mut text = start.to_vec();
         file.take(MAX_INDEX).read_to_end(&mut text).map_err(|error| refuse(error.to_string()))?;
-        // What `inspect` prints has the identity beside the index's own fields; it is computed here.
+        // The output of `inspect` also has the ID next to the index's fields; it is recomputed here.
         let index: BundleIndex = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
         if let Some(reason) = index.contradiction() {
             return Err(refuse(reason));

@@ -14,7 +14,7 @@ use crate::{
     registry::{LayoutRegistry, Registry},
 };
 
-/// Drops the progress.
+/// Ignores the progress.
 struct Silent;
 
 impl Meter for Silent {
@@ -23,7 +23,7 @@ impl Meter for Silent {
     fn end(&self) {}
 }
 
-/// A layout with one artifact of one layer; and that as a bundle's only content.
+/// Creates a layout with one artifact of one layer. Returns the artifact as content for a bundle.
 async fn layout(root: &Path, layer: &[u8]) -> Wanted {
     let registry: Arc<dyn Registry> = Arc::new(LayoutRegistry::new(root.join("layout")));
     let repository = "sources".parse().unwrap();
@@ -51,7 +51,7 @@ async fn layout(root: &Path, layer: &[u8]) -> Wanted {
     Wanted { content, repository, registry }
 }
 
-/// A small bundle's bytes, and its index.
+/// Bytes and index of a small bundle.
 fn small() -> (Vec<u8>, BundleIndex) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let directory = tempfile::tempdir().unwrap();
@@ -72,13 +72,13 @@ fn read(bytes: &[u8]) -> Result<Verified, BundleError> {
 }
 
 fn refused(bytes: &[u8]) -> String {
-    let error = read(bytes).err().expect("it is refused");
+    let error = read(bytes).err().expect("the bundle is refused");
     assert!(error.hint().is_some(), "{error}");
     let text = error.to_string();
     text.split_once("bundle ").map(|(_, rest)| rest.to_owned()).unwrap_or(text)
 }
 
-/// A bundle with this index and these frames behind the head, right in all that the end says.
+/// Bundle with this index and these frames after the head. The end of the file is valid.
 fn made(index: &BundleIndex, frames: &[Vec<u8>]) -> Vec<u8> {
     let mut head = index.head().unwrap();
     head[2].1 = index.to_bytes().unwrap();
@@ -103,7 +103,7 @@ fn frame(name: &str, content: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The blobs of a bundle with these contents, in the order of the file, and an index for them.
+/// Index of a bundle with these contents and these blobs, which are sorted into the order of the file.
 fn index_of(blobs: &[(&[u8], Option<&str>)], contents: Vec<Listed>) -> BundleIndex {
     let mut blobs: Vec<Blob> = blobs
         .iter()
@@ -148,7 +148,7 @@ fn every_flipped_byte_is_refused_or_harmless() {
             assert_eq!(*verified.bundle().index(), index, "byte {at}");
         }
     }
-    assert!(harmless < bytes.len() / 50, "{harmless} of {} flipped bytes went unseen", bytes.len());
+    assert!(harmless < bytes.len() / 50, "{harmless} of {} flipped bytes went undetected", bytes.len());
 }
 
 proptest! {
@@ -195,7 +195,7 @@ fn a_blob_that_is_not_what_its_digest_says() {
 fn names_in_the_tar_are_those_of_the_index() {
     let index = index_of(&[(b"content", None)], Vec::new());
     for name in ["../../etc/passwd", "blobs/sha256/../x", "etc/passwd", "blobs/sha256/00"] {
-        // The tar crate refuses to write some of them; they are put into the header by hand.
+        // The tar crate rejects some of these names, so the test writes them into the header itself.
         let mut entry = entry::entry("x", b"content").unwrap();
         entry[..100].fill(0);
         entry[..name.len()].copy_from_slice(name.as_bytes());
@@ -252,12 +252,12 @@ fn bombs_are_refused_after_what_was_announced() {
     let text = refused(&made(&index, &[bomb]));
     assert!(text.contains("it holds more than it should"), "{text}");
 
-    // A window of 128 GiB, which a reader would have to set aside.
+    // A window of 128 GiB, for which a reader would have to allocate memory.
     let wide = [0x28, 0xb5, 0x2f, 0xfd, 0x00, 27 << 3, 1, 0, 0].to_vec();
     let text = refused(&made(&index, &[wide]));
     assert!(text.contains("too much memory"), "{text}");
 
-    // At the head, before anything is known.
+    // In the head, before the index is read.
     let mut header = *<&[u8; 512]>::try_from(&entry::entry("oci-layout", b"").unwrap()[..512]).unwrap();
     header[124..136].copy_from_slice(b"77777777777\0");
     let mut writer = FrameWriter::new(Vec::new(), Packing::Compressed, 512).unwrap();

@@ -1,45 +1,45 @@
-//! Pure: a bundle's end: a skippable zstd frame (RFC 8878, 3.1.2), which other tools pass over, with the lengths of all
-//! frames, the digest of the index and the file's length. The last bytes show whether the file is whole.
+//! Pure: the end of a bundle, a skippable zstd frame (RFC 8878, 3.1.2) that other tools ignore. It contains the lengths
+//! of all frames, the digest of the index and the length of the file. The last bytes show whether the file is complete.
 
 use crate::image::Digest;
 
-/// A skippable frame.
+/// Magic number of a skippable frame.
 const SKIPPABLE: u32 = 0x184d_2a5b;
-/// The last bytes of every bundle.
+/// Last bytes of every bundle.
 const MAGIC: &[u8; 8] = b"farrier1";
-/// Skippable frame's magic number and length.
+/// Size of the skippable frame's magic number and length field.
 const START: usize = 8;
-/// Digest, number of frames, length of the file, magic.
+/// Size of the fixed fields: digest, number of frames, length of the file, magic.
 pub(super) const FIXED: usize = 32 + 8 + 8 + 8;
-/// More frames than any registry's contents have.
+/// Maximum number of frames, more than the contents of any registry need.
 const MAX_FRAMES: u64 = 1 << 20;
 
-/// What a bundle's end says.
+/// Content of a bundle's end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Trailer {
-    /// Lengths of the frames before it.
+    /// Lengths of the preceding frames.
     pub frames: Vec<u64>,
-    /// sha256 of the index.
+    /// SHA-256 of the index.
     pub index: Digest,
 }
 
-/// Why the end of a file is not that of a bundle.
+/// Reason that the end of a file is not a valid end of a bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoTrailer {
-    /// It ends with something else, or says that the file has another length.
+    /// The magic is missing, or the recorded length differs from the file's.
     Truncated,
-    /// It contradicts itself.
+    /// The fields are inconsistent.
     Damaged(&'static str),
 }
 
 impl Trailer {
-    /// Its bytes, behind `before` bytes of frames.
+    /// Serializes the trailer.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let before: u64 = self.frames.iter().sum();
         let content = (self.frames.len() * 8 + FIXED) as u64;
         let mut bytes = Vec::new();
         bytes.extend(SKIPPABLE.to_le_bytes());
-        // At most MAX_FRAMES are written.
+        // There are at most MAX_FRAMES frames.
         bytes.extend(u32::try_from(content).unwrap_or(u32::MAX).to_le_bytes());
         bytes.extend(self.frames.iter().flat_map(|length| length.to_le_bytes()));
         bytes.extend(hex::decode(self.index.hex()).unwrap_or_default());
@@ -49,7 +49,7 @@ impl Trailer {
         bytes
     }
 
-    /// Where it begins in a file of this length, told from its last [`FIXED`] bytes.
+    /// Offset of the trailer in a file of this length, computed from its last [`FIXED`] bytes.
     pub(super) fn start(length: u64, last: &[u8]) -> Result<u64, NoTrailer> {
         let at = |from: usize| last.get(from..from + 8)?.try_into().ok().map(u64::from_le_bytes);
         let (Some(frames), Some(said)) = (at(32), at(40)) else { return Err(NoTrailer::Truncated) };
@@ -64,7 +64,7 @@ impl Trailer {
             .ok_or(NoTrailer::Damaged("it counts more frames than the file has room for"))
     }
 
-    /// Reads it.
+    /// Parses a trailer at offset `start`.
     pub(super) fn parse(bytes: &[u8], start: u64) -> Result<Self, NoTrailer> {
         let body = bytes.len().checked_sub(FIXED).and_then(|end| bytes.get(START..end));
         let body = body.ok_or(NoTrailer::Truncated)?;
@@ -103,7 +103,7 @@ mod tests {
         for bit in 0..bytes.len() * 8 {
             let mut flipped = bytes.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            // Which index it is for is compared with the index.
+            // The caller compares the digest with the index, so a changed digest is accepted here.
             assert!(
                 read(&flipped).is_ok_and(|read| read.index != trailer.index) || read(&flipped).is_err(),
                 "{bit}"

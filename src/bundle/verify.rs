@@ -1,4 +1,5 @@
-//! Adapter: reads all of a bundle before anything of it is used: every frame, every digest, every manifest's references.
+//! Adapter: verifies a whole bundle before any of it is used: every frame, every digest, and the references of every
+//! manifest.
 
 use std::{
     collections::BTreeMap,
@@ -16,18 +17,17 @@ use super::{
 };
 use crate::{image::Digest, oci::AnyManifest};
 
-/// Threads that compare digests, at most: more than this are faster than disks.
+/// Maximum number of threads; more would be faster than the disk.
 const MAX_THREADS: usize = 4;
 
-/// A bundle that is whole, blob by blob.
+/// A bundle whose content is completely verified.
 pub struct Verified {
     pub(super) bundle: Bundle,
     pub(super) manifests: BTreeMap<Digest, Manifest>,
-    /// In which frame each carried blob is.
+    /// Frame of each blob in the bundle.
     pub(super) frames: BTreeMap<Digest, usize>,
 }
 
-/// A manifest of the bundle.
 pub(super) struct Manifest {
     pub(super) bytes: Vec<u8>,
     pub(super) media_type: String,
@@ -35,14 +35,14 @@ pub(super) struct Manifest {
 }
 
 impl Verified {
-    /// What was verified.
+    /// The verified bundle.
     pub fn bundle(&self) -> &Bundle {
         &self.bundle
     }
 }
 
 impl Bundle {
-    /// Reads everything, on several processors. The first thing that is wrong is the error.
+    /// Reads and verifies everything, on several threads. The error is the first problem in the file.
     pub fn verify(self, meter: &dyn Meter) -> Result<Verified> {
         let blobs: Vec<&Blob> = self.index().carried().collect();
         meter.begin(Phase::Verify, blobs.iter().map(|blob| blob.size).sum());
@@ -54,7 +54,7 @@ impl Bundle {
                 let Some(blob) = blobs.get(at) else { return read };
                 let outcome = self.read_frame(HEAD + at, blob, meter);
                 if outcome.is_err() {
-                    // The other threads end after the frame that they are at.
+                    // Stops the other threads after their current frame.
                     next.store(blobs.len(), Ordering::Relaxed);
                 }
                 read.push((at, outcome));
@@ -68,7 +68,7 @@ impl Bundle {
             };
             threads.into_iter().flat_map(join).collect()
         });
-        // The first error in the file is reported, whichever thread met one first.
+        // Report the first error in the file, independent of the threads' timing.
         frames.sort_by_key(|(at, _)| *at);
         let mut manifests = BTreeMap::new();
         for (at, content) in frames {
@@ -109,7 +109,7 @@ impl Bundle {
         Ok(parsed)
     }
 
-    /// What manifests name is in the bundle, or in its base, for the same repositories.
+    /// Checks that everything that manifests name is in the bundle, or in its base, for the same repositories.
     fn check_references(&self, manifests: &BTreeMap<Digest, Manifest>) -> Result<()> {
         let known: BTreeMap<&Digest, &Blob> =
             self.index().blobs.iter().map(|blob| (&blob.digest, blob)).collect();
@@ -133,7 +133,7 @@ impl Bundle {
         Ok(())
     }
 
-    /// Reads a blob's frame and compares its digest. Returns the content of a manifest.
+    /// Reads a blob's frame and verifies its digest. Returns the content if it is a manifest.
     fn read_frame(&self, frame: usize, blob: &Blob, meter: &dyn Meter) -> Result<Option<Vec<u8>>> {
         let is_manifest = blob.manifest.is_some();
         let mut bytes = Vec::new();

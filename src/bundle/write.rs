@@ -1,4 +1,4 @@
-//! Adapter: the bundle's file while it is written: frame after frame, from where an earlier run stopped.
+//! Adapter: writes a bundle's file frame by frame, and resumes an interrupted run.
 
 use std::{
     fs::TryLockError,
@@ -21,22 +21,22 @@ use super::{
 };
 use crate::{image::Digest, oci::ImageError, registry::RegistryError};
 
-/// Written at once.
+/// Size of the write buffer in bytes.
 const BUFFER: usize = 1 << 20;
 
-/// A bundle that is being written beside its place.
+/// A bundle in progress, written to a temporary file next to its destination.
 pub(super) struct Writer {
     partial: PathBuf,
     to: PathBuf,
     out: BufWriter<File>,
     frames: Vec<u64>,
-    /// Where the next frame begins.
+    /// Offset of the next frame.
     at: u64,
     index: Digest,
 }
 
 impl Writer {
-    /// Opens `FILE.partial`, keeps the whole frames that an earlier run left there, and drops the rest.
+    /// Opens `FILE.partial`, keeps the complete frames of an earlier run, and truncates the rest.
     pub(super) fn open(to: &Path, index: &BundleIndex, meter: &dyn Meter) -> Result<Self> {
         if to.exists() {
             return Err(BundleError::Exists(to.to_owned()));
@@ -77,12 +77,13 @@ impl Writer {
         Ok(Self { partial, to: to.to_owned(), out, frames, at, index: Digest::of(&bytes) })
     }
 
-    /// How many of the index's blobs are there already.
+    /// Number of the index's blobs that the file already has.
     pub(super) fn kept(&self) -> usize {
         self.frames.len() - 3
     }
 
-    /// Writes the next blob, which comes in portions. What is not as announced is taken back.
+    /// Writes the next blob from chunks. Content that does not match the blob's size or digest is an error, and its
+    /// frame is not recorded.
     pub(super) fn blob(
         &mut self,
         blob: &Blob,
@@ -108,7 +109,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends the archive, and puts the file in its place. Returns its length and the index's digest.
+    /// Completes the archive and renames it to its destination. Returns its length and the index's digest.
     pub(super) fn finish(mut self) -> Result<(u64, Digest)> {
         let mut end = Vec::new();
         write_frame(&mut end, &entry::END)?;
@@ -122,7 +123,7 @@ impl Writer {
     }
 }
 
-/// What has come of a blob.
+/// Received content of a blob.
 struct Content<'a> {
     blob: &'a Blob,
     hash: sha2::Sha256,
@@ -130,7 +131,7 @@ struct Content<'a> {
 }
 
 impl Content<'_> {
-    /// Takes the next portion; `false` after the last one.
+    /// Processes the next chunk; returns `false` at the end.
     fn take(
         &mut self,
         next: &mut impl FnMut() -> Result<Option<Bytes>>,
@@ -146,7 +147,7 @@ impl Content<'_> {
         Ok(true)
     }
 
-    /// Is it the blob?
+    /// Checks the size and the digest.
     fn check(&self) -> Result<()> {
         let Self { blob, hash, count } = self;
         let found = Digest::from_sha256(&hash.clone().finalize().into());
@@ -158,7 +159,7 @@ impl Content<'_> {
     }
 }
 
-/// Begins a blob's frame, once its first bytes tell how it is packed.
+/// Starts a blob's frame, after its first bytes have determined the encoding.
 fn begin<'a>(
     out: &'a mut BufWriter<File>,
     blob: &Blob,
@@ -170,7 +171,7 @@ fn begin<'a>(
     Ok(writer)
 }
 
-/// The lengths of the blobs' frames that an earlier run wrote whole; `None` where it wrote something else, or nothing.
+/// Lengths of the blob frames that an earlier run completed; `None` if the file has other content or is empty.
 fn kept_frames(
     file: &Arc<File>,
     head: &[u8],
@@ -192,7 +193,7 @@ fn kept_frames(
     let mut frames = Vec::new();
     for blob in index.carried() {
         let section = Section::new(Arc::clone(file), at, length);
-        // Whatever is wrong with it, it is written again.
+        // A damaged frame is written again.
         let Ok(frame) = read_blob(section, blob, |_| {}) else { break };
         meter.advance(frame);
         at += frame;

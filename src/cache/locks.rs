@@ -1,4 +1,4 @@
-//! Adapter: lock files. The system releases a lock even when its holder is killed.
+//! Adapter: lock files of the cache. The kernel releases a lock even when its holder is killed.
 
 use std::{fs::TryLockError, io, os::unix::fs::MetadataExt as _, path::Path, time::Duration};
 
@@ -6,23 +6,23 @@ use fs_err::{self as fs, File};
 
 use crate::files::if_there;
 
-/// Held while an entry is made.
+/// A held lock, released on drop.
 #[derive(Debug)]
 pub struct CacheLock {
     _file: File,
 }
 
-/// How a lock is held.
+/// Mode in which a lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockMode {
-    /// By one.
+    /// By one holder.
     Exclusive,
-    /// By any number, while no one holds it exclusively.
+    /// By any number of holders, while there is no exclusive one.
     Shared,
 }
 
-/// Locks a file, which is made if need be; `None` while another one's lock is in the way. Who holds it alone may remove the
-/// file: what is locked here is the one that has the name now.
+/// Tries to lock a file, creating it if needed; returns `None` while a conflicting lock is held. An exclusive holder may remove
+/// the file, so the lock only counts if the locked file still has this name.
 pub(super) fn try_lock(path: &Path, mode: LockMode) -> io::Result<Option<CacheLock>> {
     loop {
         let file = File::options().create(true).truncate(false).write(true).open(path)?;
@@ -45,10 +45,9 @@ fn has_name(file: &File, path: &Path) -> io::Result<bool> {
     Ok(named.is_some_and(|named| (named.dev(), named.ino()) == (own.dev(), own.ino())))
 }
 
-/// Waits for a lock. Dropping the future gives up the wait.
+/// Waits for a lock. Dropping the future cancels the wait.
 pub(super) async fn wait(path: &Path, mode: LockMode) -> io::Result<CacheLock> {
-    // Asking again and again instead of waiting in the system: a thread that waits there can be
-    // neither cancelled nor abandoned when the program is told to end.
+    // Polls instead of blocking in the kernel: a blocked thread can be neither canceled nor abandoned at shutdown.
     let mut pause = Duration::from_millis(5);
     loop {
         if let Some(lock) = try_lock(path, mode)? {

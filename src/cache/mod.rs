@@ -1,4 +1,4 @@
-//! Adapter: the content-addressed, disposable cache directory, safe with several farriers at once.
+//! Adapter: the content-addressed, disposable cache directory. Several farriers can share it at the same time.
 
 mod locks;
 mod quarantine;
@@ -37,44 +37,44 @@ const LOCKS: &str = "locks";
 const QUARANTINE: &str = "quarantine";
 const USES: &str = "uses";
 const WORK: &str = "work";
-/// The kind of blobs that were fetched from registries: files, each under its digest's hexadecimal form.
+/// Kind of the entries that hold blobs fetched from registries: files named by the hexadecimal form of their digest.
 pub const BLOBS: &str = "blobs";
 
-/// The cache: every entry is complete or absent. An entry is made in a temporary directory beside its
-/// place and renamed; a lock file for each key keeps two farriers from making it twice.
+/// Handle to a cache directory in which every entry is either complete or absent. An entry is made in a temporary directory next
+/// to its final path and then renamed. A lock file per key keeps two farriers from making the same entry twice.
 ///
-/// What was got is in use, and stays, until the last clone of the object is dropped that it was got from.
+/// Entries obtained through a handle are in use, and thus never evicted, until the last clone of that handle is dropped.
 #[derive(Clone, Debug)]
 pub struct Cache {
     root: PathBuf,
     uses: Arc<Uses>,
 }
 
-/// A cache directory that cannot be used.
+/// The cache directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("use the cache")]
 pub struct CacheError(#[from] pub io::Error);
 
 impl CacheError {
-    /// What to do about it.
+    /// Returns a remedy, if there is a known one.
     pub fn hint(&self) -> Option<String> {
         is_full_disk(self).then(|| FULL_DISK.to_owned())
     }
 }
 
-/// What to do about a full disk.
+/// Hint for a full disk.
 pub const FULL_DISK: &str =
     "the disk is full: free some room; the cache directory can be deleted at any time";
 
-/// What this machine, and the programs that farrier calls, say of a full disk.
+/// Messages by which the operating system, and the programs that farrier calls, report a full disk.
 const FULL_DISK_WORDS: [&str; 3] = ["No space left on device", "Disk quota exceeded", "enough free space in"];
 
-/// Does a text say that a disk is full?
+/// Whether a text reports a full disk.
 pub fn says_full_disk(text: &str) -> bool {
     FULL_DISK_WORDS.iter().any(|words| text.contains(words))
 }
 
-/// Is a full disk what failed? The words are read: an error that stands for its cause hides the cause's type.
+/// Whether a full disk caused the error. Message texts are searched too, because a wrapping error can hide the type of its cause.
 pub fn is_full_disk(error: &(dyn Error + 'static)) -> bool {
     let full = |cause: &(dyn Error + 'static)| {
         cause.downcast_ref().map(io::Error::kind) == Some(io::ErrorKind::StorageFull)
@@ -83,7 +83,8 @@ pub fn is_full_disk(error: &(dyn Error + 'static)) -> bool {
 }
 
 impl Cache {
-    /// Opens (and makes) the directory, for this user alone: it holds sources, logs and what is about to be published. A relative path is made absolute here: apt and compilers run elsewhere.
+    /// Opens the directory and creates it if needed. Only the current user gets access, because the cache holds sources, logs and
+    /// unpublished payloads. A relative path is made absolute here, because apt and compilers run in other directories.
     pub fn open(root: PathBuf) -> Result<Self, CacheError> {
         let root = std::path::absolute(root)?;
         fs::create_dir_all(&root)?;
@@ -94,14 +95,15 @@ impl Cache {
         Ok(Self { root, uses })
     }
 
-    /// The same directory for one piece of work: what is got from the new object is in use as long as that one lives.
+    /// Returns a handle to the same directory for one task. Entries obtained through the new handle stay in use until it is
+    /// dropped.
     #[must_use]
     pub fn in_use(&self) -> Self {
         Self { root: self.root.clone(), uses: Arc::new(self.uses.another()) }
     }
 
-    /// `farrier` in `XDG_CACHE_HOME`, else in `.cache` of the home directory; `None` when neither is
-    /// an absolute path (the XDG specification has relative ones ignored).
+    /// Returns `farrier` in `XDG_CACHE_HOME`, or else in `.cache` of the home directory. Returns `None` when neither is an
+    /// absolute path (the XDG specification requires relative paths to be ignored).
     pub fn default_root(xdg_cache_home: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
         let absolute = |value: Option<OsString>| value.map(PathBuf::from).filter(|path| path.is_absolute());
         absolute(xdg_cache_home)
@@ -109,33 +111,33 @@ impl Cache {
             .map(|base| base.join("farrier"))
     }
 
-    /// Where it is.
+    /// Returns the absolute path of the cache directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Where the entry is, or would be. Kinds and keys are single path components.
+    /// Returns the path of an entry, which need not exist. Kinds and keys are single path components.
     pub fn place(&self, kind: &str, key: &str) -> Result<PathBuf, CacheError> {
         let path = self.root.join(component(&self.root, kind)?);
         Ok(path.join(component(&path, key)?))
     }
 
-    /// The entry if it is there; it is complete then, and in use.
+    /// Returns the entry's path if the entry exists. The entry is then complete, and marked as in use.
     pub fn get(&self, kind: &str, key: &str) -> Result<Option<PathBuf>, CacheError> {
         let place = self.place(kind, key)?;
         Ok((place.exists() && self.hold(kind, key)?).then_some(place))
     }
 
-    /// Takes an entry into use: it is not removed any more. `false` where it is not there.
+    /// Marks an entry as in use, so that it is not evicted. Returns `false` if the entry does not exist.
     pub fn hold(&self, kind: &str, key: &str) -> Result<bool, CacheError> {
         let place = self.place(kind, key)?;
         self.uses.add(&format!("{kind}/{key}"))?;
-        // Its last use. An entry of another user's cannot be touched; it then goes earlier.
+        // Records the last use. An entry owned by another user cannot be touched; it is evicted earlier.
         let _ = File::open(&place).and_then(|entry| entry.file().set_modified(SystemTime::now()));
         Ok(place.exists())
     }
 
-    /// The same for what is kept elsewhere, such as an image in an engine, and has an empty file here for its last use.
+    /// Records the use of an object outside the cache, such as an image in an engine, by touching an empty file as its stamp.
     pub fn stamp(&self, kind: &str, key: &str) -> Result<(), CacheError> {
         let place = self.place(kind, key)?;
         files::private_directory(&self.root.join(kind))?;
@@ -143,7 +145,7 @@ impl Cache {
         self.hold(kind, key).map(drop)
     }
 
-    /// When a stamp was set last.
+    /// Returns when a stamp was last set.
     pub(crate) fn last_use(&self, kind: &str, key: &str) -> Result<Option<SystemTime>, CacheError> {
         Ok(fs::metadata(self.place(kind, key)?).and_then(|stamp| stamp.modified()).ok())
     }
@@ -153,13 +155,13 @@ impl Cache {
         remove_file(&self.place(kind, key)?)
     }
 
-    /// What any farrier on this cache uses at this moment, as `kind/key`.
+    /// Returns all entries that any farrier sharing this cache is using, as `kind/key`.
     pub(crate) fn all_in_use(&self) -> Result<HashSet<String>, CacheError> {
         Ok(self.uses.all()?)
     }
 
-    /// The entry, a directory, made by `make` in the temporary directory that it is given if it is not
-    /// there yet. When `make` fails or the future is dropped, the temporary directory is removed.
+    /// Returns an entry that is a directory. If it is missing, `make` builds it in the temporary directory passed to it. The
+    /// temporary directory is removed when `make` fails or the future is dropped.
     pub async fn get_or_make<F, M, E>(&self, kind: &str, key: &str, make: F) -> Result<PathBuf, E>
     where
         F: FnOnce(PathBuf) -> M,
@@ -169,7 +171,7 @@ impl Cache {
         self.obtain(kind, key, Path::to_owned, make).await
     }
 
-    /// The same for an entry that is a file; `make` is given its temporary place.
+    /// Like [`Self::get_or_make`], for an entry that is a file. `make` is given the file's temporary path.
     pub async fn get_or_make_file<F, M, E>(&self, kind: &str, key: &str, make: F) -> Result<PathBuf, E>
     where
         F: FnOnce(PathBuf) -> M,
@@ -194,7 +196,7 @@ impl Cache {
         if let Some(place) = self.get(kind, key)? {
             return Ok(place);
         }
-        // Declared before the temporary directory, so that it is released after that one's removal.
+        // Declared before the temporary directory, so that the lock is released after the directory's removal.
         let _lock = self.lock(kind, key, LockMode::Exclusive).await?;
         if let Some(place) = self.get(kind, key)? {
             return Ok(place);
@@ -203,17 +205,17 @@ impl Cache {
         let entry = within(temporary.path());
         make(entry.clone()).await?;
         tree_record::record(kind, &entry).await?;
-        // Before it appears: then it cannot go again.
+        // Mark the entry before it appears, so that it cannot be evicted in between.
         self.hold(kind, key)?;
         Ok(self.publish(kind, key, temporary, within)?)
     }
 
-    /// An empty directory beside an entry's place. The caller has its lock.
+    /// Creates an empty temporary directory next to an entry's path. The caller holds the entry's lock.
     fn temporary(&self, kind: &str, key: &str) -> Result<Temporary, CacheError> {
         let parent = self.root.join(kind);
         files::private_directory(&parent)?;
         let prefix = format!("{TEMPORARY}{key}-");
-        // Under the lock they can only be those of processes that were killed.
+        // The caller holds the lock, so these directories were left by killed processes.
         self.remove_stale(&parent, &prefix)?;
         let made = tempfile::Builder::new().prefix(&prefix).tempdir_in(&parent)?;
         Ok(Temporary::new(made.keep(), self.quarantine()))
@@ -223,19 +225,19 @@ impl Cache {
         for entry in fs::read_dir(parent)? {
             let entry = entry?;
             if entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes()) {
-                // The quarantine tells of it, and the new one has another name.
+                // The quarantine logs a failure, and the new directory gets another name.
                 let _ = self.quarantine().remove(&entry.path());
             }
         }
         Ok(())
     }
 
-    /// Where that is kept which cannot be removed.
+    /// Returns the quarantine, which holds files and directories that cannot be removed.
     pub(crate) fn quarantine(&self) -> Quarantine {
         Quarantine::in_directory(self.root.join(QUARANTINE))
     }
 
-    /// Puts what was made in a temporary directory, or all of it, in its place.
+    /// Moves the finished entry (the temporary directory, or the file in it) to its final path.
     fn publish(
         &self,
         kind: &str,
@@ -246,19 +248,19 @@ impl Cache {
         let (place, made) = (self.place(kind, key)?, within(temporary.path()));
         fs::rename(&made, &place)?;
         if made == temporary.path() {
-            // It is there under its name now: nothing is left to remove.
+            // The directory itself was renamed, so nothing is left to remove.
             temporary.keep();
         }
         Ok(place)
     }
 
-    /// Waits for the lock of a key. Dropping the future gives up the wait.
+    /// Waits for the lock of a key. Dropping the future cancels the wait.
     pub async fn lock(&self, kind: &str, key: &str, mode: LockMode) -> Result<CacheLock, CacheError> {
         files::private_directory(&self.root.join(LOCKS))?;
         Ok(locks::wait(&self.lock_path(kind, key)?, mode).await?)
     }
 
-    /// The same without waiting for other users; `None` where another one's lock is in the way.
+    /// Takes the lock of a key without waiting; returns `None` while a conflicting lock is held.
     pub fn try_lock(&self, kind: &str, key: &str, mode: LockMode) -> Result<Option<CacheLock>, CacheError> {
         files::private_directory(&self.root.join(LOCKS))?;
         Ok(locks::try_lock(&self.lock_path(kind, key)?, mode)?)
@@ -269,13 +271,12 @@ impl Cache {
         Ok(directory.join(component(&directory, &format!("{kind}-{key}"))?))
     }
 
-    /// An empty directory of this process's own, removed when the guard is dropped.
+    /// Returns a new empty directory for this process, removed when the guard is dropped.
     pub fn scratch(&self) -> Result<Scratch, CacheError> {
         Ok(Scratch::below(&self.root.join(WORK), self.quarantine())?)
     }
 
-    /// A small JSON record. One that is damaged or of another form counts as absent: records only save
-    /// work.
+    /// Reads a small JSON record. A damaged record, or one of another format, counts as absent: records only save work.
     pub fn read_record<T: DeserializeOwned>(&self, kind: &str, key: &str) -> Result<Option<T>, CacheError> {
         let path = self.record_path(kind, key)?;
         let Some(bytes) = if_there(fs::read(&path))? else { return Ok(None) };
@@ -283,7 +284,7 @@ impl Cache {
         Ok(serde_json::from_slice(&bytes).ok())
     }
 
-    /// All records of a kind, in no order; damaged ones are left out.
+    /// Returns all records of a kind, in no particular order. Damaged ones are skipped.
     pub fn records<T: DeserializeOwned>(&self, kind: &str) -> Result<Vec<T>, CacheError> {
         let directory = self.root.join("records").join(kind);
         let Some(listing) = if_there(fs::read_dir(&directory))? else { return Ok(Vec::new()) };
@@ -291,7 +292,7 @@ impl Cache {
         Ok(listing.flatten().filter_map(|entry| read(entry.path())).collect())
     }
 
-    /// Writes a record, whole or not at all.
+    /// Writes a record atomically.
     pub fn write_record<T: Serialize>(&self, kind: &str, key: &str, record: &T) -> Result<(), CacheError> {
         let path = self.record_path(kind, key)?;
         files::private_directory(&self.root.join("records"))?;
@@ -303,7 +304,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Removes a record; one that is absent is fine.
+    /// Removes a record; a missing record is not an error.
     pub fn remove_record(&self, kind: &str, key: &str) -> Result<(), CacheError> {
         remove_file(&self.record_path(kind, key)?)
     }
@@ -315,28 +316,28 @@ impl Cache {
     }
 }
 
-/// Whether the directory is a cache, or nothing yet: not one that others use, which somebody has named.
+/// Whether the directory is a cache or is empty. A user may have named a directory that others share; its mode is left unchanged.
 fn is_own(root: &Path) -> io::Result<bool> {
     const STICKY: u32 = 0o1000;
     let shared = fs::metadata(root)?.permissions().mode() & STICKY != 0;
     Ok(!shared && (root.join(LOCKS).is_dir() || fs::read_dir(root)?.next().is_none()))
 }
 
-/// Removes a file; one that is absent is fine.
+/// Removes a file; a missing file is not an error.
 fn remove_file(path: &Path) -> Result<(), CacheError> {
     if_there(fs::remove_file(path))?;
     Ok(())
 }
 
-/// How the name of what is being made begins; the entry's key follows, and something random.
+/// Prefix of entries in progress; the entry's key and a random suffix follow.
 const TEMPORARY: &str = ".tmp-";
 
-/// The key of an entry that is being made.
+/// Returns the key of an entry in progress.
 fn key_of_temporary(name: &str) -> Option<&str> {
     Some(name.strip_prefix(TEMPORARY)?.rsplit_once('-')?.0)
 }
 
-/// Records are read with each pass: their last use is noted once in an hour.
+/// Updates the last use of a record, at most once an hour, because each reconcile reads the records.
 fn touch_at_times(record: &Path) {
     let Ok(file) = std::fs::File::open(record) else { return };
     let age = file.metadata().and_then(|found| found.modified()).map(|at| at.elapsed().unwrap_or_default());
@@ -345,7 +346,7 @@ fn touch_at_times(record: &Path) {
     }
 }
 
-/// A name that is one visible path component.
+/// Checks that a name is a single, visible path component.
 fn component<'a>(parent: &Path, name: &'a str) -> Result<&'a str, CacheError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._+~=:-".contains(c);
     if (1..=255).contains(&name.len()) && name.chars().all(plain) && !name.starts_with('.') {

@@ -1,4 +1,4 @@
-//! Adapter: what cannot be removed, or must not be used again, is kept apart, so that no later build meets it.
+//! Adapter: moves aside what cannot be removed or must not be reused, so that no later build encounters it.
 
 use std::{
     io,
@@ -10,14 +10,14 @@ use fs_err::{self as fs, File};
 
 use crate::{files::if_there, tree_removal::remove_tree};
 
-/// How names begin of what was not to be used again: people may want to look at it.
+/// Name prefix of trees that must not be reused; kept for a person to inspect.
 const CHANGED: &str = "changed-";
-/// How names begin of what could not be removed.
+/// Name prefix of files and directories that could not be removed.
 const STUCK: &str = "stuck-";
-/// How long something is kept that was not to be used again.
+/// Retention of trees that must not be reused.
 const KEPT: Duration = Duration::from_hours(7 * 24);
 
-/// The quarantine of a cache, a directory.
+/// The quarantine directory of a cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Quarantine(PathBuf);
 
@@ -26,10 +26,11 @@ impl Quarantine {
         Self(directory)
     }
 
-    /// Removes a directory or file of the cache, if it is there. What cannot be removed is moved here, with a warning. Blocks.
+    /// Removes a file or directory of the cache, if it exists. Moves it to the quarantine, with a warning, if it cannot be
+    /// removed. Blocks.
     ///
     /// # Errors
-    /// It can neither be removed nor moved.
+    /// The path can neither be removed nor moved.
     pub(crate) fn remove(&self, path: &Path) -> io::Result<()> {
         let Err(error) = if_there(remove_tree(path)) else { return Ok(()) };
         match self.take(path, STUCK) {
@@ -55,7 +56,7 @@ impl Quarantine {
         }
     }
 
-    /// Moves a directory here that must not be used again, and says where it is. It is kept for a week. Blocks.
+    /// Moves a directory that must not be reused to the quarantine, and returns its new path. It is kept for a week. Blocks.
     pub(super) fn set_aside(&self, path: &Path) -> io::Result<PathBuf> {
         self.take(path, CHANGED)
     }
@@ -65,12 +66,12 @@ impl Quarantine {
         let name: String = path.file_name().unwrap_or_default().to_string_lossy().chars().take(80).collect();
         let place = self.0.join(format!("{why}{}-{:016x}", name.trim_start_matches('.'), fastrand::u64(..)));
         fs::rename(path, &place)?;
-        // How long it has been here. One of another user's cannot be touched; it then goes earlier.
+        // Records the start of the retention. A directory owned by another user cannot be touched; it is removed earlier.
         let _ = File::open(&place).and_then(|moved| moved.file().set_modified(SystemTime::now()));
         Ok(place)
     }
 
-    /// Removes what can be removed by now.
+    /// Retries all removals, except of directories still within their retention.
     pub(super) fn sweep(&self) -> io::Result<()> {
         let Some(listing) = if_there(fs::read_dir(&self.0))? else { return Ok(()) };
         let (mut left, mut last) = (0_u32, None);

@@ -1,7 +1,8 @@
-//! Adapter: what the cache may hold: the least recently used goes first, what is in use never; and what killed farriers left.
+//! Adapter: keeps the cache within its quotas. Evicts the least recently used entries first, never those in use, and removes
+//! leftovers of killed farriers.
 //!
-//! Every visible name below `KIND/` is an entry, whatever the kind, with its time of modification as its last use. A new kind
-//! needs nothing here.
+//! Every visible name below `KIND/` is an entry, whatever the kind, and its modification time is its last use. A new kind needs
+//! no change here.
 
 use std::{
     collections::HashSet,
@@ -21,8 +22,8 @@ use crate::{
     site::Storage,
 };
 
-/// Directories that hold no entries: work, locks, notes, the quarantine, what is remembered of engines' images and of this machine,
-/// and the layout directory of builds that publish nothing.
+/// Directories without entries: work, locks, notes, the quarantine, state about engines' images and about this machine, and the
+/// layout directory of builds that publish nothing.
 const APART: [&str; 11] = [
     super::LOCKS,
     super::QUARANTINE,
@@ -38,29 +39,29 @@ const APART: [&str; 11] = [
 ];
 const LOGS: &str = "logs";
 const RECORDS: &str = "records";
-/// Kinds whose entries grow after they were made: their size is not remembered.
+/// Kinds whose entries grow after they were made; their size is not recorded.
 const GROWING: [&str; 2] = ["apt", "git"];
-/// The record of an entry's size: a kernel's tree has tens of thousands of files.
+/// Kind of the records of entries' sizes. Sizes are recorded because a kernel's tree has tens of thousands of files.
 const SIZES: &str = "sizes";
 
-/// Bytes of all records: a hundred thousand of the small ones.
+/// Quota for all records, in bytes: enough for a hundred thousand small ones.
 const RECORDS_QUOTA: u64 = 256 << 20;
-/// Bytes that are kept free for builds: with less than half of it they are stopped.
+/// Disk space kept free for builds, in bytes. Builds are stopped when less than half of it is free.
 const FOR_BUILDS: u64 = 2 * LEAST_FREE;
-/// What has no lock, was left by a killed process, and might be another one's, is removed when it is so old.
+/// Minimum age of leftovers without a lock before their removal; another process might still own younger ones.
 const LEFT_BEHIND: Duration = Duration::from_hours(24);
 
-/// Something that can be removed to make room.
+/// An entry that eviction can remove.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// `kind/key`.
+    /// The entry's path in the cache, as `kind/key`.
     pub(crate) name: String,
     pub(crate) bytes: u64,
-    /// When it was used last.
+    /// Time of the last use.
     pub(crate) used: SystemTime,
 }
 
-/// What must go so that no more than `most` bytes stay: the least recently used first, nothing that is in use.
+/// Returns the entries to evict so that at most `most` bytes remain: the least recently used first, none that is in use.
 pub(crate) fn surplus(mut entries: Vec<Entry>, most: u64, in_use: &HashSet<String>) -> Vec<Entry> {
     let mut held: u64 = entries.iter().map(|entry| entry.bytes).sum();
     entries.retain(|entry| !in_use.contains(&entry.name));
@@ -74,7 +75,8 @@ pub(crate) fn surplus(mut entries: Vec<Entry>, most: u64, in_use: &HashSet<Strin
 }
 
 impl Cache {
-    /// Removes what killed farriers left, and what is above the quotas. Another farrier that is at it is left alone.
+    /// Removes leftovers of killed farriers and evicts entries above the quotas. Returns at once if another farrier is doing the
+    /// same.
     pub fn make_room(&self, quotas: &Storage) -> Result<(), CacheError> {
         files::private_directory(&self.root.join(super::LOCKS))?;
         let alone = self.root.join(super::LOCKS).join(".room");
@@ -97,7 +99,7 @@ impl Cache {
             self.add_entries(kind, &mut entries)?;
         }
         let held: u64 = entries.iter().map(|entry| entry.bytes).sum();
-        // On a disk that others fill, the cache holds less.
+        // Shrink the cache on a disk that other programs fill.
         let missing = FOR_BUILDS.saturating_sub(free_space(&self.root)?);
         let doomed = surplus(entries, most.min(held.saturating_sub(missing)), &self.uses.all()?);
         if doomed.is_empty() {
@@ -114,7 +116,7 @@ impl Cache {
         Ok(())
     }
 
-    /// The kinds below a part of the cache. One that is a link is another cache's.
+    /// Lists the kinds below a directory of the cache. A symbolic link is skipped, because it belongs to another cache.
     fn kinds(&self, part: &str) -> io::Result<Vec<String>> {
         let directory = self.root.join(part);
         let mut kinds = Vec::new();
@@ -132,7 +134,7 @@ impl Cache {
     fn add_entries(&self, kind: &str, entries: &mut Vec<Entry>) -> Result<(), CacheError> {
         for found in listing(&self.root.join(kind))? {
             let Ok(key) = found.file_name().into_string() else { continue };
-            // It may be gone by now.
+            // The entry may have been removed since.
             let Ok(metadata) = found.metadata() else { continue };
             if key.starts_with('.') {
                 continue;
@@ -150,7 +152,7 @@ impl Cache {
         Ok(())
     }
 
-    /// The size of a directory, counted once.
+    /// Returns the size of a directory, measured once and then recorded.
     fn size_of(&self, kind: &str, key: &str, place: &Path) -> Result<u64, CacheError> {
         let record = format!("{kind}-{key}");
         if let Some(known) = self.read_record(SIZES, &record)? {
@@ -161,7 +163,7 @@ impl Cache {
         Ok(bytes)
     }
 
-    /// Removes entries whose use has not begun meanwhile; says how many, and their bytes.
+    /// Removes the entries that have not been used since they were listed. Returns their number and their size in bytes.
     fn remove(&self, doomed: &[Entry]) -> Result<(usize, u64), CacheError> {
         let mut moved = Vec::new();
         {
@@ -190,7 +192,7 @@ impl Cache {
         Ok((moved.len(), moved.iter().map(|(entry, _)| entry.bytes).sum()))
     }
 
-    /// Removes a file or directory. What stays is told, and tried again.
+    /// Removes a file or directory. The quarantine logs a failure and retries.
     fn remove_all(&self, path: &Path) {
         let _ = self.quarantine().remove(path);
     }
@@ -201,10 +203,10 @@ impl Cache {
         }
     }
 
-    /// Removes what killed farriers left. Who runs is known by their locks.
+    /// Removes leftovers of killed farriers. A running farrier is recognized by its locks.
     fn sweep(&self) -> Result<(), CacheError> {
         self.uses.forget_dead();
-        // First: what is moved there below was just tried.
+        // Sweep the quarantine first: what the steps below move into it has just been tried.
         self.quarantine().sweep()?;
         let work = self.root.join(super::WORK);
         if work.is_dir() {
@@ -216,7 +218,7 @@ impl Cache {
                 if name.starts_with(GONE) {
                     self.remove_all(&left.path());
                 } else if let Some(key) = super::key_of_temporary(&name) {
-                    // Its maker has the lock.
+                    // The process making the entry holds its lock.
                     if let Some(_lock) = self.try_lock(&kind, key, LockMode::Exclusive)? {
                         self.remove_all(&left.path());
                     }
@@ -245,21 +247,21 @@ impl Cache {
     }
 }
 
-/// How an entry begins that is being removed.
+/// Name prefix of entries that are being removed.
 const GONE: &str = ".gone-";
 
-/// What is in a directory; nothing where there is none.
+/// Lists a directory; returns nothing if it does not exist.
 fn listing(directory: &Path) -> io::Result<Vec<fs::DirEntry>> {
     if_there(fs::read_dir(directory))?.into_iter().flatten().collect()
 }
 
-/// What a tree takes on the disk.
+/// Returns the disk usage of a tree in bytes.
 fn tree_bytes(tree: &Path) -> u64 {
     let files = walkdir::WalkDir::new(tree).into_iter().filter_map(Result::ok);
     files.filter_map(|file| file.metadata().ok()).map(|found| found.blocks() * 512).sum()
 }
 
-/// Whether something was modified longer ago than so.
+/// Whether a path was last modified longer ago than `than`.
 pub(super) fn is_older(path: &Path, than: Duration) -> bool {
     let changed = fs::symlink_metadata(path).and_then(|found| found.modified());
     changed.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > than))

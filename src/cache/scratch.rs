@@ -1,4 +1,4 @@
-//! Adapter: directories of single builds, which go with their owner.
+//! Adapter: scratch directories of single builds, removed with their owner.
 
 use std::{
     io,
@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 use super::quarantine::Quarantine;
 use crate::files::private_directory;
 
-/// A directory of one build, see [`Cache::scratch`](super::Cache::scratch).
+/// A scratch directory of one build; see [`Cache::scratch`](super::Cache::scratch).
 #[derive(Debug)]
 pub struct Scratch {
     directory: PathBuf,
@@ -21,11 +21,11 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// An empty one. Those of farriers that were killed are removed first: their lock is free.
+    /// Creates an empty scratch directory. First removes the directories of killed farriers, whose locks are free.
     pub(super) fn below(parent: &Path, quarantine: Quarantine) -> io::Result<Self> {
         private_directory(parent)?;
         remove_dead(parent, &quarantine)?;
-        // It gets the name by which others look for it only when it is locked.
+        // Lock the file before it gets the name by which other farriers look for it.
         let new = NamedTempFile::with_prefix_in(".new-", parent)?;
         new.as_file().lock()?;
         let unique = new.path().file_name().unwrap_or_default().to_string_lossy().replace(".new-", "build-");
@@ -37,13 +37,14 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// Where it is.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.directory
     }
 }
 
-/// Removes those whose owner is gone. Each has its lock before it is made, and until it is removed.
+/// Removes scratch directories whose owner is gone. An owner holds the lock from before the directory's creation until after its
+/// removal.
 pub(super) fn remove_dead(parent: &Path, quarantine: &Quarantine) -> io::Result<()> {
     for entry in fs::read_dir(parent)?.flatten() {
         let path = entry.path();
@@ -53,7 +54,7 @@ pub(super) fn remove_dead(parent: &Path, quarantine: &Quarantine) -> io::Result<
             _ => false,
         };
         if is_dead {
-            // Another farrier may be at the same; what is left is removed next time.
+            // Another farrier may be removing the same directory. Leftovers are removed next time.
             let _ = quarantine.remove(&path.with_extension("d"));
             let _ = fs::remove_file(path.with_extension("lock"));
         }
@@ -63,13 +64,13 @@ pub(super) fn remove_dead(parent: &Path, quarantine: &Quarantine) -> io::Result<
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // The quarantine tells of what stays.
+        // The quarantine logs what could not be removed.
         let _ = self.quarantine.remove(&self.directory);
         let _ = fs::remove_file(&self.lock_path);
     }
 }
 
-/// A directory that is removed when this is dropped, unless it is kept.
+/// A directory that is removed on drop, unless it is kept.
 #[derive(Debug)]
 pub(super) struct Temporary(Option<PathBuf>, Quarantine);
 
@@ -78,7 +79,7 @@ impl Temporary {
         Self(Some(directory), quarantine)
     }
 
-    /// Where it is.
+    /// Returns the path of the directory.
     pub(super) fn path(&self) -> &Path {
         self.0.as_deref().unwrap_or(Path::new(""))
     }
@@ -92,7 +93,7 @@ impl Temporary {
 impl Drop for Temporary {
     fn drop(&mut self) {
         if let Some(directory) = &self.0 {
-            // The quarantine tells of what stays.
+            // The quarantine logs what could not be removed.
             let _ = self.1.remove(directory);
         }
     }

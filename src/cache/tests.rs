@@ -1,4 +1,4 @@
-//! The cache, with two objects for two processes: each has file handles of its own.
+//! Tests of the cache. Two `Cache` objects act as two processes: each has its own file handles.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -26,13 +26,13 @@ fn its_paths_are_absolute() {
     assert_eq!(cache.root(), std::env::current_dir().unwrap().join(relative));
 }
 
-/// Sources and logs of builds are nobody else's on this machine.
+/// Sources and build logs are private to the user who runs farrier.
 #[tokio::test]
 async fn no_other_user_reaches_into_it() {
     use std::os::unix::fs::PermissionsExt as _;
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path().join("above/cache");
-    // As an earlier release left it.
+    // A cache as an earlier release left it.
     fs::create_dir_all(root.join("locks")).unwrap();
     for path in [&root, &root.join("locks")] {
         fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -49,7 +49,7 @@ async fn no_other_user_reaches_into_it() {
         assert_eq!(mode(&path), 0o700, "{}", path.display());
     }
     assert_eq!(mode(scratch.path()), 0o700);
-    // What others use stays as it is.
+    // A directory shared with others keeps its mode.
     for (shared, wanted) in [("sticky", 0o1777), ("full", 0o755)] {
         let shared = directory.path().join(shared);
         fs::create_dir_all(shared.join("theirs")).unwrap();
@@ -130,7 +130,7 @@ fn scratch_directories_go_with_their_owner() {
     assert_eq!(fs::read_dir(&work).unwrap().count(), 0);
 }
 
-/// Makes a directory with so many directories inside each other.
+/// Nests `levels` directories inside each other.
 fn make_deep(directory: &Path, levels: u32) {
     use rustix::fs::{Mode, OFlags, mkdirat, open, openat};
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -141,26 +141,26 @@ fn make_deep(directory: &Path, levels: u32) {
     }
 }
 
-/// Leaves this process so many descriptors.
+/// Limits this process to `to` descriptors.
 fn limit_descriptors(to: u64) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(to), ..limit }).unwrap();
 }
 
-/// Runs something in a thread with a small stack.
+/// Runs a closure in a thread with a small stack.
 fn on_small_stack(what: impl FnOnce() + Send + 'static) {
     std::thread::Builder::new().stack_size(256 << 10).spawn(what).unwrap().join().unwrap();
 }
 
 #[test]
 fn a_directory_200_000_levels_deep_stops_no_later_build() {
-    // In memory where that is possible: a disk would journal each of these directories.
+    // Prefer memory: a disk would journal each of these directories.
     let memory = Path::new("/dev/shm");
     let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
     let cache = Cache::open(directory.path().to_owned()).unwrap();
     let work = cache.root().join("work");
-    // What a killed farrier left, and what a build leaves that comes to its end.
+    // One directory left by a killed farrier, and one left by a finished build.
     let dead = work.join("build-dead.d");
     fs::create_dir_all(&dead).unwrap();
     make_deep(&dead, 200_000);
@@ -176,7 +176,7 @@ fn a_directory_200_000_levels_deep_stops_no_later_build() {
     });
 }
 
-/// Runs something while this process can open no further file.
+/// Runs a closure while this process cannot open any more files.
 fn without_descriptors<T>(what: impl FnOnce() -> T) -> T {
     use std::os::fd::AsRawFd as _;
 
@@ -198,14 +198,14 @@ fn what_cannot_be_removed_is_quarantined_and_tried_again() {
     without_descriptors(|| drop(build));
     let left = |of: &str| left_over(&cache, of).len();
     assert_eq!((left("work"), left("quarantine")), (0, 1));
-    // What stays there stops neither the next build nor the next sweep.
+    // What is stuck in the quarantine blocks neither the next build nor the next sweep.
     let next = cache.scratch().unwrap();
     assert!(next.path().is_dir());
     let stuck = cache.root().join("quarantine").join(&left_over(&cache, "quarantine")[0]);
     assert!(stuck.join("out/deep").is_dir());
     cache.make_room(&quotas(1, 1)).unwrap();
     assert_eq!(left("quarantine"), 0);
-    // In the place of an entry that is being made, it stops nobody from making the entry.
+    // A stale temporary directory of an entry does not block making that entry.
     let stale = cache.root().join("kind/.tmp-key-abc");
     fs::create_dir_all(stale.join("deep")).unwrap();
     without_descriptors(|| cache.quarantine().remove(&stale)).unwrap();
@@ -264,7 +264,7 @@ fn quotas(cache: u64, logs: u64) -> Storage {
     Storage { cache, logs, ..Storage::default() }
 }
 
-/// Makes an entry of 64 KiB that nothing uses any more, and was used last so many minutes ago.
+/// Makes an entry of 64 KiB that is no longer in use and was last used `minutes` ago.
 async fn old_entry(cache: &Cache, kind: &str, key: &str, minutes: u64) {
     let other = Cache::open(cache.root().to_owned()).unwrap();
     let fill = |directory: PathBuf| async move { Ok(fs::write(directory.join("file"), vec![1; 64 << 10])?) };
@@ -285,10 +285,10 @@ async fn above_the_quota_the_least_recently_used_goes_first_whatever_its_kind() 
     {
         old_entry(&cache, kind, key, 30 - minutes as u64).await;
     }
-    // Getting it is a use.
+    // Getting an entry is a use.
     Cache::open(cache.root().to_owned()).unwrap().get("headers", "a").unwrap().unwrap();
     cache.make_room(&quotas(1 << 20, 1)).unwrap();
-    assert_eq!(left_over(&cache, "sources").len(), 1, "what fits stays");
+    assert_eq!(left_over(&cache, "sources").len(), 1, "an entry within the quota was evicted");
     cache.make_room(&quotas(150 << 10, 1)).unwrap();
     let left = ["headers", "sources", "kind-to-come"].map(|kind| left_over(&cache, kind).len());
     assert_eq!(left, [1, 0, 1]);
@@ -303,7 +303,7 @@ async fn what_is_in_use_stays_above_any_quota() {
     for key in ["a", "b", "c"] {
         old_entry(&cache, "headers", key, 30).await;
     }
-    // Another process, with one thing in use as long as it lives, and another for a piece of work.
+    // Another process, with one entry in use for its whole life, and another for one task.
     let other = Cache::open(cache.root().to_owned()).unwrap();
     other.get("headers", "a").unwrap().unwrap();
     let work = other.in_use();
@@ -320,13 +320,13 @@ async fn what_is_in_use_stays_above_any_quota() {
     drop(work);
     cache.make_room(&quotas(1, 1)).unwrap();
     assert_eq!((left_over(&cache, "headers"), log.exists()), (vec!["a".to_owned()], false));
-    // What is being made appears in use, and is made anew where it has gone.
+    // An entry in progress is in use as soon as it appears, and an evicted entry is made again.
     let made = cache.get_or_make::<_, _, CacheError>("headers", "b", |_| async { Ok(()) }).await.unwrap();
     other.make_room(&quotas(1, 1)).unwrap();
     assert!(made.exists());
 }
 
-/// Users come and go while another process removes all that it may: no user loses what it was given.
+/// Users come and go while another process evicts everything it may: no user loses an entry it was given.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn nothing_goes_while_it_is_taken_into_use() {
     let (_directory, cache) = cache();
@@ -342,7 +342,7 @@ async fn nothing_goes_while_it_is_taken_into_use() {
         let (root, made) = (cache.root().to_owned(), Arc::clone(&made));
         tokio::spawn(async move {
             for round in 0..20_000 {
-                // Until it was removed in between, which may take a while on a busy machine.
+                // Run until an eviction happened in between, which may take a while on a busy machine.
                 if round >= 200 && made.load(Ordering::SeqCst) > 1 {
                     break;
                 }
@@ -425,7 +425,7 @@ async fn what_killed_farriers_left_is_swept() {
     assert_eq!(left, expected);
 }
 
-/// A site's cache may have a part of another one in its place.
+/// A site may link a directory of its cache to another cache.
 #[tokio::test]
 async fn a_kind_that_is_a_link_is_another_caches() {
     let (_directory, cache) = cache();

@@ -1,5 +1,5 @@
-//! Adapter: whether a cached tree is still as farrier made it. Where build steps run as the user who owns the cache, a step that found
-//! a way out of its sandbox could change the trees that later builds start from.
+//! Adapter: detects changes of cached trees since farrier made them. Where build steps run as the user who owns the cache, a step
+//! that escapes its sandbox could change the trees that later builds start from.
 
 use std::{
     ffi::{CStr, CString},
@@ -20,36 +20,36 @@ use tempfile::NamedTempFile;
 use super::{Cache, CacheError, LockMode};
 use crate::blocking::blocking;
 
-/// Kinds whose entries are trees that steps of builds read in place.
+/// Kinds whose entries are trees that build steps read in place.
 const KINDS: [&str; 2] = ["headers", "trees"];
-/// The tree of such an entry.
+/// Name of the tree in such an entry.
 const TREE: &str = "tree";
-/// Its record, beside the tree: steps see the tree alone.
+/// Name of the record, next to the tree: steps only see the tree.
 const RECORD: &str = "tree.json";
-/// Changes when the digests are made in another way.
+/// Format version; change it whenever the digests are computed differently.
 const FORMAT: &str = "tree-record-1";
 
-/// State of a tree when farrier made it. Both digests are sha256 in hexadecimal form.
+/// State of a tree when farrier made it. Both digests are SHA-256 in hexadecimal form.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct TreeRecord {
-    /// Over path, type, size, mode, inode, change time and link target of each entry: nobody can set a change time.
+    /// Digest over path, type, size, mode, inode, change time and link target of each entry. No program can set a change time.
     metadata: String,
-    /// Over path, type, mode, and content or link target of each entry.
+    /// Digest over path, type, mode, and content or link target of each entry.
     content: String,
 }
 
-/// Comparison of a tree with its record.
+/// Result of comparing a tree with its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TreeState {
     Intact,
-    /// Farrier did not record it, or not in this form.
+    /// There is no record, or it has another format.
     Unrecorded,
     Changed,
 }
 
-/// Why a tree has no digest.
+/// Reason why a tree has no digest.
 enum WalkError {
-    /// It holds what no tree of farrier's holds.
+    /// The tree contains something that farrier never puts into a tree.
     Foreign,
     Io(io::Error),
 }
@@ -75,15 +75,15 @@ impl From<Errno> for WalkError {
 }
 
 impl Cache {
-    /// Whether a tree of the cache is as farrier made it. One that is not is moved to the quarantine, with a warning: whoever gets
-    /// the entry again makes the tree anew. Trees elsewhere count as intact.
+    /// Whether a cached tree is still as farrier made it. A changed tree is moved to the quarantine, with a warning; the next
+    /// caller who gets the entry makes the tree again. Trees outside the cache count as intact.
     pub(crate) async fn is_tree_intact(&self, tree: &Path) -> Result<bool, CacheError> {
         let Some((entry, kind, key)) = self.entry_of(tree) else { return Ok(true) };
         let looked_at = entry.clone();
         if blocking(move || verify(&looked_at)).await? == TreeState::Intact {
             return Ok(true);
         }
-        // Another build may have found the same, and made the tree anew by now.
+        // Another build may have found the same change and already made the tree again.
         let _lock = self.lock(&kind, &key, LockMode::Exclusive).await?;
         let looked_at = entry.clone();
         let state = blocking(move || verify(&looked_at)).await?;
@@ -112,7 +112,7 @@ impl Cache {
         Ok(())
     }
 
-    /// The entry that a tree belongs to, its kind and its key.
+    /// Returns the path, kind and key of the entry that a tree belongs to.
     fn entry_of(&self, tree: &Path) -> Option<(PathBuf, String, String)> {
         let entry = tree.parent().filter(|_| tree.ends_with(TREE))?;
         let mut names = entry.strip_prefix(self.root()).ok()?.iter();
@@ -122,7 +122,7 @@ impl Cache {
     }
 }
 
-/// Records the tree of an entry that was just made, if entries of its kind have one.
+/// Records the tree of a new entry, if entries of its kind have a record.
 pub(super) async fn record(kind: &str, entry: &Path) -> Result<(), CacheError> {
     if !KINDS.contains(&kind) || !entry.join(TREE).is_dir() {
         return Ok(());
@@ -139,14 +139,15 @@ pub(super) async fn record(kind: &str, entry: &Path) -> Result<(), CacheError> {
                 WalkError::Io(error) => error,
             })
         };
-        // The metadata first: what is written while the content is read shows in the next comparison.
+        // Digest the metadata first: a write during the content digest then shows in the next comparison.
         let metadata = of(What::Metadata)?;
         write(&entry, &TreeRecord { metadata, content: of(What::Content)? })
     })
     .await?)
 }
 
-/// Compares the tree of an entry with its record. What is only touched, or was copied with the whole cache, is recorded again.
+/// Compares the tree of an entry with its record. A tree that was only touched, or copied with the whole cache, gets a new
+/// record.
 fn verify(entry: &Path) -> io::Result<TreeState> {
     let tree = entry.join(TREE);
     let record = fs::read(entry.join(RECORD)).ok();
@@ -161,7 +162,7 @@ fn verify(entry: &Path) -> io::Result<TreeState> {
         if content != record.content {
             return Ok(TreeState::Changed);
         }
-        // Without the new record the contents are compared once more next time.
+        // If the record cannot be written, the next comparison reads the contents again.
         if let Err(error) = write(entry, &TreeRecord { metadata, content }) {
             tracing::warn!(path = %entry.display(), %error, "the record of a cached tree was not written");
         }
@@ -181,9 +182,9 @@ fn write(entry: &Path, record: &TreeRecord) -> io::Result<()> {
     Ok(())
 }
 
-/// Directories inside each other: what farrier unpacks has 64 at most, and each holds a descriptor here.
+/// Maximum depth of a tree. farrier unpacks at most 64 levels, and each open level holds a descriptor here.
 const MOST_LEVELS: usize = 80;
-/// Stands after the last entry of a directory, where the length of a name would stand.
+/// Marks the end of a directory, in the position of the next name's length.
 const END: [u8; 8] = [0xff; 8];
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -195,9 +196,9 @@ enum What {
     Content,
 }
 
-/// The digest of a tree, its entries in the order of their names, each directory's own directly after it. Links are not followed.
+/// Returns the digest of a tree: entries in name order, each directory followed directly by its content. Links are not followed.
 ///
-/// A build waits for this with tens of thousands of entries: each costs one call, by its name in an open directory.
+/// A build waits for this over tens of thousands of entries, so each entry costs one system call, by name in an open directory.
 fn digest(tree: &Path, what: What) -> Result<String, WalkError> {
     let mut hasher = io::BufWriter::with_capacity(64 << 10, Sha256Writer(Sha256::new()));
     text(&mut hasher, FORMAT.as_bytes())?;
@@ -222,7 +223,7 @@ fn digest(tree: &Path, what: What) -> Result<String, WalkError> {
     Ok(hex::encode(hasher.finalize()))
 }
 
-/// A directory on the way down, and its entries that are left.
+/// An open directory of the walk, with its remaining entries.
 struct Level {
     directory: Dir,
     names: std::vec::IntoIter<CString>,
@@ -243,7 +244,7 @@ impl Level {
     }
 }
 
-/// Adds an entry; the opened directory if it is one.
+/// Adds an entry to the digest. Returns the opened directory if the entry is one.
 fn add(
     hasher: &mut impl Write,
     parent: BorrowedFd<'_>,
@@ -258,7 +259,7 @@ fn add(
         FileType::Symlink => text(hasher, readlinkat(parent, name, Vec::new())?.as_bytes())?,
         FileType::RegularFile if what == What::Content => {
             let file = std::fs::File::from(openat(parent, name, FILE, Mode::empty())?);
-            // One that grows meanwhile gives another digest, and is read no further than that.
+            // A file that grows during the read gets another digest; at most one byte beyond its size is read.
             let size = u64::try_from(stat.st_size).unwrap_or_default();
             hasher.write_all(&size.to_le_bytes())?;
             let read = io::copy(&mut file.take(size.saturating_add(1)), hasher)?;
@@ -270,13 +271,13 @@ fn add(
     Ok(None)
 }
 
-/// Adds what an entry is: its mode has the type in it.
+/// Adds an entry's metadata. The mode includes the type.
 fn add_stat(hasher: &mut impl Write, stat: &Stat, what: What) -> io::Result<()> {
     hasher.write_all(&stat.st_mode.to_le_bytes())?;
     if what == What::Content {
         return Ok(());
     }
-    // A directory's size says nothing that its entries do not say.
+    // A directory's size adds nothing to what its entries show.
     let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
     let size = if is_directory { 0 } else { stat.st_size };
     hasher.write_all(&size.to_le_bytes())?;
@@ -285,7 +286,7 @@ fn add_stat(hasher: &mut impl Write, stat: &Stat, what: What) -> io::Result<()> 
     hasher.write_all(&stat.st_ctime_nsec.to_le_bytes())
 }
 
-/// A text with its length, so that no two lists of texts give the same bytes.
+/// Writes a text preceded by its length, so that no two lists of texts produce the same bytes.
 fn text(to: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
     to.write_all(&(bytes.len() as u64).to_le_bytes())?;
     to.write_all(bytes)

@@ -3,7 +3,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use super::*;
 use crate::cache::tests::cache;
 
-/// Makes a tree in the cache, as header sets and toolchains are made.
+/// Makes a tree in the cache in the way header sets and toolchains are made.
 async fn made(cache: &Cache, text: &'static str) -> PathBuf {
     let make = |entry: PathBuf| async move {
         let tree = entry.join(TREE);
@@ -24,7 +24,7 @@ fn quarantined(cache: &Cache) -> usize {
     fs::read_dir(cache.root().join("quarantine")).map_or(0, Iterator::count)
 }
 
-/// Puts a file's earlier content back, as a step could that wants to go unseen.
+/// Changes a file and restores its content, as a step could do to hide a change.
 fn touch(tree: &Path) {
     let file = tree.join("usr/bin/depmod");
     let (text, time) = (fs::read(&file).unwrap(), fs::metadata(&file).unwrap().modified().unwrap());
@@ -44,14 +44,14 @@ async fn a_tree_is_intact_until_its_content_is_another() {
     assert!(cache.is_tree_intact(&tree).await.unwrap());
     let second = record_of(&tree);
     assert!(second.metadata != first.metadata && second.content == first.content);
-    // What only looks the same is not the same: size and time of modification are put back.
+    // Restoring size and modification time does not hide changed content.
     let file = tree.join("usr/bin/depmod");
     let time = fs::metadata(&file).unwrap().modified().unwrap();
     fs::write(&file, "evil").unwrap();
     std::fs::File::open(&file).unwrap().set_modified(time).unwrap();
     assert!(!cache.is_tree_intact(&tree).await.unwrap());
     assert!(!tree.exists() && quarantined(&cache) == 1);
-    // It is made anew, with a record of its own.
+    // The tree is made again and gets a new record.
     let again = made(&cache, "good").await;
     assert_eq!((again.as_path(), fs::read_to_string(&file).unwrap()), (tree.as_path(), "good".to_owned()));
     assert!(cache.is_tree_intact(&tree).await.unwrap());

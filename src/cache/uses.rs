@@ -1,7 +1,7 @@
-//! Adapter: which entries are in use, known to every farrier that has the same cache.
+//! Adapter: tracks which entries are in use across all farriers that share the cache.
 //!
-//! Whoever uses entries has a note of them, which is locked for as long as it lives. A gate keeps an entry from being taken
-//! into use while entries are moved away: users pass it side by side, and who removes has it alone, for a moment.
+//! Each user keeps a note of its entries, locked while the user lives. A gate lock keeps users from taking an entry into use
+//! while entries are moved away: users hold it shared, and an evicting farrier holds it exclusively for a moment.
 
 use std::{collections::HashSet, io, path::PathBuf};
 
@@ -13,7 +13,7 @@ use crate::{
     run_notes::{Note, Notes},
 };
 
-/// What one user of the cache uses. It is free again when this is dropped, or the process killed.
+/// The entries that one user of the cache is using. They are released when this value is dropped or the process is killed.
 #[derive(Debug)]
 pub(super) struct Uses {
     directory: PathBuf,
@@ -32,12 +32,12 @@ impl Uses {
         Self { notes: Notes::in_directory(directory.clone()), directory, own: Mutex::default() }
     }
 
-    /// A user of its own beside this one.
+    /// Returns a separate user of the same cache.
     pub(super) fn another(&self) -> Self {
         Self::in_directory(self.directory.clone())
     }
 
-    /// From now on the entry is not removed: if it is there afterwards, it stays.
+    /// Marks an entry as in use. An entry that exists after this call is not evicted.
     pub(super) fn add(&self, entry: &str) -> io::Result<()> {
         let mut own = self.own.lock();
         let own = match &mut *own {
@@ -57,20 +57,20 @@ impl Uses {
         Ok(())
     }
 
-    /// What anybody uses, and no entry is taken into use while the gate is held.
+    /// Returns all entries in use by any user. While the returned gate is held, no further entry is taken into use.
     pub(super) fn closed(&self) -> io::Result<(HashSet<String>, File)> {
         let gate = self.gate()?;
         gate.lock()?;
         Ok((self.all()?, gate))
     }
 
-    /// What anybody uses at this moment.
+    /// Returns all entries currently in use by any user.
     pub(super) fn all(&self) -> io::Result<HashSet<String>> {
         private_directory(&self.directory)?;
         Ok(self.notes.said()?.iter().flat_map(|said| said.lines()).map(str::to_owned).collect())
     }
 
-    /// Forgets the notes of those that were killed.
+    /// Removes the notes of killed processes.
     pub(super) fn forget_dead(&self) {
         self.notes.dead().into_iter().for_each(|(_, note)| note.forget());
     }

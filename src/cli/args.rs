@@ -1,4 +1,4 @@
-//! The options that several commands have.
+//! Options that several commands share.
 
 use std::path::PathBuf;
 
@@ -15,113 +15,118 @@ use crate::{
 /// Options of every command.
 #[derive(Debug, Args)]
 pub struct Global {
-    /// Directory with images/, kernels/, templates/, patches/, announced/ and site.yaml; what it lacks comes from the built-in definitions
+    /// Directory with images/, kernels/, templates/, patches/, announced/ and site.yaml; built-in definitions
+    /// supply what is missing
     #[arg(long, global = true, env = vars::FARRIER_DEFINITIONS, value_name = "DIR", hide_env_values = true)]
     pub definitions: Option<PathBuf>,
-    /// Cache of headers, sources and logs [default: $XDG_CACHE_HOME/farrier]; it may be deleted at any time
+    /// Cache directory for headers, sources and logs, which may be deleted at any time [default:
+    /// $XDG_CACHE_HOME/farrier]
     #[arg(long, global = true, env = vars::FARRIER_CACHE_DIR, value_name = "DIR", hide_env_values = true)]
     pub cache_dir: Option<PathBuf>,
-    /// Further root certificates for registries and downloads, PEM
+    /// Additional root certificates for registries and downloads, in PEM format
     #[arg(long, global = true, env = vars::FARRIER_CA_FILE, value_name = "FILE", hide_env_values = true)]
     pub ca_file: Option<PathBuf>,
-    /// Use plain HTTP for this registry host[:port]; loopback needs no such option
+    /// Use plain HTTP for this registry host[:port] (repeatable); loopback hosts do not need this option
     #[arg(long, global = true, value_name = "HOST")]
     pub insecure_registry: Vec<String>,
-    /// Contact only hosts that site.yaml (`hosts`, `mirrors`, `proxy`), --registry and --cluster name; sources, headers
-    /// and toolchains come from the registry's store, and farrier does not look for newer ones
+    /// Contact only hosts that site.yaml (`hosts`, `mirrors`, `proxy`), --registry and --cluster name;
+    /// sources, headers and toolchains come from the registry's store, and farrier does not look for newer
+    /// ones
     #[arg(long, global = true, env = vars::FARRIER_OFFLINE, hide_env_values = true,
           value_parser = clap::builder::FalseyValueParser::new())]
     pub offline: bool,
-    /// Look package lists up again when they are older than this many seconds
+    /// Refresh package lists that are older than this many seconds
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 6 * 3600)]
     pub refresh: u64,
-    /// The static driver-entrypoint, for images that start with it and for boot checks [default: the one beside farrier]
+    /// The static driver-entrypoint, for images that start with it and for boot checks [default: the one next
+    /// to farrier]
     #[arg(long, global = true, env = vars::FARRIER_ENTRYPOINT, value_name = "FILE", hide_env_values = true)]
     pub entrypoint: Option<PathBuf>,
-    /// This farrier's name, where a cluster has several: part of its lease's name, of its name as a field manager, and of
-    /// the labels that tell nodes what they may boot
+    /// Name of this farrier if a cluster has several: part of the names of its lease and field manager, and
+    /// of the labels that tell nodes what they may boot
     #[arg(long, global = true, env = vars::FARRIER_INSTANCE, value_name = "NAME", hide_env_values = true)]
     pub instance: Option<Instance>,
-    /// Form of the result
+    /// Output format
     #[arg(short, long, global = true, value_enum, default_value_t = OutputForm::Table)]
     pub output: OutputForm,
-    /// Colours; auto: on a terminal, unless NO_COLOR or CLICOLOR_FORCE is set
+    /// When to use colors; auto: on a terminal, unless NO_COLOR or CLICOLOR_FORCE is set
     #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto, value_name = "WHEN")]
     pub color: ColorChoice,
-    /// More log lines (-v: debug, -vv: trace)
+    /// Log more (-v: debug, -vv: trace)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
-    /// Which cluster holds the Secrets that site.yaml names: that of the command's --cluster.
+    /// Cluster that holds the Secrets named by site.yaml, taken from the command's --cluster.
     #[arg(skip)]
     pub kube: KubeOptions,
-    /// Form of log lines
+    /// Log format
     #[arg(long, global = true, value_enum, default_value_t = LogForm::Text)]
     pub log_format: LogForm,
 }
 
 impl Global {
-    /// Which farrier this is.
+    /// Returns the name of this farrier.
     pub fn instance(&self) -> Instance {
         self.instance.clone().unwrap_or_default()
     }
 }
 
-/// Form of a result.
+/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OutputForm {
-    /// For people; on a terminal rows fit and digests are short
+    /// For people; on a terminal, rows fit its width and digests are short
     Table,
-    /// The same with whole digests, in rows of any length
+    /// Like table, with full digests and rows of any length
     Wide,
     /// For programs
     Json,
 }
 
-/// Form of log lines.
+/// Log format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogForm {
     /// For people.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Where images go.
+/// Option for the registry of the published images.
 #[derive(Debug, Args)]
 pub struct RegistryArg {
-    /// Where images are published: host[:port]/path, or oci:PATH for a layout directory
+    /// Registry of the published images: host[:port]/path, or oci:PATH for a layout directory
     #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
     pub registry: String,
 }
 
-/// Where nodes and rollout targets are.
+/// Options for the cluster.
 #[derive(Debug, Args)]
 pub struct ClusterArg {
-    /// Where nodes and rollout targets are: kube or kube:CONTEXT, a live cluster, or dir:PATH, a directory of manifests
+    /// Cluster with the nodes and rollout targets: kube or kube:CONTEXT for a live cluster, dir:PATH for a
+    /// directory of manifests
     #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
     pub cluster: String,
-    /// Namespaces in which DaemonSets are written and pods evicted, such as drivers,gpu, or `*` for all; `farrier run` needs it
-    /// for a live cluster
+    /// Namespaces in which DaemonSets are written and pods evicted, such as drivers,gpu, or `*` for all;
+    /// `farrier run` requires it for a live cluster
     #[arg(long, env = vars::FARRIER_WRITE_NAMESPACES, value_name = "NAMESPACES", hide_env_values = true)]
     pub write_namespaces: Option<WriteNamespaces>,
 }
 
 impl ClusterArg {
-    /// Where may be written: nothing is said where nothing is written.
+    /// Returns the writable namespaces: all if the option is absent, as in commands that write nothing.
     pub fn writable(&self) -> WriteNamespaces {
         self.write_namespaces.clone().unwrap_or_default()
     }
 }
 
-/// What compiles.
+/// Option for the build engine.
 #[derive(Debug, Args)]
 pub struct EngineArg {
-    /// The build engine; auto takes the sandbox where this machine lets it, then a Docker socket that answers, then Podman's
+    /// Build engine; auto tries the sandbox, then a Docker socket that answers, then Podman's
     #[arg(long, env = vars::FARRIER_ENGINE, value_enum, default_value_t = EngineChoice::Auto, hide_env_values = true)]
     pub engine: EngineChoice,
 }
 
-/// A kernel target on the command line.
+/// Kernel target on the command line.
 #[derive(Debug, Args)]
 pub struct TargetArgs {
     /// Kernel release, exactly as `uname -r` prints it
@@ -131,7 +136,7 @@ pub struct TargetArgs {
     pub platform: PlatformArgs,
 }
 
-/// What a kernel runs on, on the command line.
+/// Platform of a kernel on the command line.
 #[derive(Debug, Args)]
 pub struct PlatformArgs {
     /// Operating system id, as in os-release [default: this machine's]
@@ -145,23 +150,23 @@ pub struct PlatformArgs {
     pub arch: Option<String>,
 }
 
-/// What may be done on the page of the fleet.
+/// Option for actions on the page of the fleet.
 #[derive(Debug, Args)]
 pub struct PageArgs {
-    /// Let people retry, prebuild, pause, resume and put back on the page: who reaches a --listen address of the loopback device,
-    /// and who sends a bearer token that the cluster accepts and whose user it allows the write
+    /// Allow retry, prebuild, pause, resume and rollback on the page: for everyone who reaches a loopback
+    /// --listen address, and for bearer tokens that the cluster accepts and whose user may do the write
     #[arg(long, env = vars::FARRIER_PAGE_ACTIONS, hide_env_values = true,
           value_parser = clap::builder::FalseyValueParser::new())]
     pub page_actions: bool,
 }
 
-/// How much is built at once.
+/// Limits of concurrent builds.
 #[derive(Debug, Args)]
 pub struct LimitArgs {
-    /// Builds at the same time, at most [default: as many as there is room for]
+    /// Maximum number of concurrent builds [default: limited by CPUs and memory only]
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..))]
     pub parallel_builds: Option<u16>,
-    /// Processors for builds, such as 4 or 500m [default: this machine's]
+    /// CPUs for builds, such as 4 or 500m [default: this machine's]
     #[arg(long, value_name = "NUMBER")]
     pub build_cpus: Option<Cpus>,
     /// Memory for builds, such as 8Gi [default: this machine's]

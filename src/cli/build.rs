@@ -1,4 +1,4 @@
-//! `farrier build`: one image for one kernel.
+//! `farrier build`: builds one image for one kernel.
 
 use clap::Args;
 use serde::Serialize;
@@ -17,37 +17,37 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub struct BuildArgs {
-    /// The driver image's name
+    /// Name of the driver image
     pub image: String,
     #[command(flatten)]
     pub target: TargetArgs,
     #[command(flatten)]
     pub engine: EngineArg,
-    /// Where images are published: host[:port]/path, or oci:PATH for a layout directory
+    /// Registry of the published images: host[:port]/path, or oci:PATH for a layout directory
     #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
     pub registry: Option<String>,
     /// Publish the image
     #[arg(long, requires = "registry")]
     pub push: bool,
-    /// Build although an image with the same input hash is published, or the same inputs failed before
+    /// Build even if an image with the same input hash is published, or the same inputs failed before
     #[arg(long)]
     pub force: bool,
 }
 
-/// What `farrier build -o json` prints.
+/// JSON output of `farrier build`.
 #[serde_with::skip_serializing_none]
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct BuildResult<'a> {
-    /// The image's name by tag.
+    /// Image reference by tag.
     reference: String,
-    /// The image by digest, once it is published.
+    /// Image reference by digest, if the image was to be published.
     pinned: Option<String>,
     digest: String,
     input_hash: String,
     /// `built`, `reused` or `up-to-date`.
     outcome: &'a str,
-    /// For `reused`: where the payload was built.
+    /// Origin of the payload, if `outcome` is `reused`.
     reused_from: Option<Reused>,
     pushed_bytes: u64,
     check: Option<&'a kmod::CheckReport>,
@@ -59,7 +59,7 @@ struct Reused {
     digest: String,
 }
 
-/// Builds and checks the image and, where asked, publishes it.
+/// Builds and checks the image and, with `--push`, publishes it.
 pub async fn build(session: &Session, args: BuildArgs) -> Result<Exit> {
     let target = settings::target_of(&args.target)?;
     let name = settings::parse("image", &args.image)?;
@@ -89,7 +89,7 @@ pub async fn build(session: &Session, args: BuildArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// `built`, `reused` or `up-to-date`.
+/// Returns the outcome's name: `built`, `reused` or `up-to-date`.
 pub fn word(outcome: &BuildOutcome) -> &'static str {
     match &outcome.built {
         None => "up-to-date",

@@ -1,4 +1,4 @@
-//! `farrier bundle`: one file with all that a site needs, written, listed and imported.
+//! `farrier bundle`: exports, inspects and imports one file with everything that a site needs.
 
 mod select;
 
@@ -31,11 +31,11 @@ use crate::{
 
 #[derive(Debug, Subcommand)]
 pub enum BundleCommand {
-    /// Write a bundle; after an interruption the same command goes on where it stopped
+    /// Write a bundle; after an interruption, the same command resumes
     Export(BundleExportArgs),
-    /// Verify a bundle, then push what the registry lacks of it; it can be repeated at any time
+    /// Verify a bundle, then push what the registry lacks; safe to repeat
     Import(BundleImportArgs),
-    /// List what is in a bundle
+    /// List the contents of a bundle
     Inspect(BundleInspectArgs),
 }
 
@@ -44,21 +44,22 @@ pub enum BundleCommand {
 pub struct BundleExportArgs {
     #[command(flatten)]
     pub carry: CarryArgs,
-    /// Export this image too, with its referrers: repository:tag below the registry's prefix (repeatable)
+    /// Also export this image with its referrers: repository:tag below the registry's prefix (repeatable)
     #[arg(long, value_name = "NAME:TAG")]
     pub reference: Vec<String>,
-    /// Write a bundle although something is missing that images are made from, or an image is not published
+    /// Write a bundle even if an image is not published, or something that images are made from is missing
     #[arg(long)]
     pub incomplete: bool,
     #[command(flatten)]
     pub registry: RegistryArg,
-    /// The bundle to write
+    /// Bundle file to write
     #[arg(long, value_name = "FILE")]
     pub to: PathBuf,
-    /// Leave out what this previous bundle holds: the bundle, or what `bundle inspect -o json` printed of it
+    /// Omit the contents of this earlier bundle: the bundle file, or the output of `bundle inspect -o json`
+    /// for it
     #[arg(long, value_name = "FILE")]
     pub since: Option<PathBuf>,
-    /// farrier's own image, to carry it along; it becomes `farrier` in the site's registry
+    /// Also export farrier's own image, from this reference; it becomes `farrier` in the site's registry
     #[arg(long, value_name = "REFERENCE")]
     pub farrier_image: Option<String>,
 }
@@ -66,41 +67,43 @@ pub struct BundleExportArgs {
 #[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("trust").args(["key", "insecure_no_signature"]).required(true)))]
 pub struct BundleImportArgs {
-    /// The bundle; its signature stands beside it, in FILE.sig
+    /// Bundle file; its signature is next to it, in FILE.sig
     pub file: PathBuf,
-    /// Public key (PEM) of the site that exported the bundle: one of these must have signed it (repeatable)
+    /// Trusted public key (PEM) of the exporting site; one of the keys must have signed the bundle
+    /// (repeatable)
     #[arg(long, value_name = "FILE")]
     pub key: Vec<PathBuf>,
-    /// Take the bundle over whoever made it
+    /// Import the bundle without verifying a signature
     #[arg(long, conflicts_with = "key")]
     pub insecure_no_signature: bool,
     #[command(flatten)]
     pub registry: RegistryArg,
-    /// Write the bundle's definitions into this directory, too
+    /// Also write the bundle's definitions into this directory
     #[arg(long, value_name = "DIR")]
     pub definitions_to: Option<PathBuf>,
-    /// Replace files of that directory that differ from the bundle's
+    /// Replace files in that directory that differ from the bundle's
     #[arg(long, requires = "definitions_to")]
     pub overwrite: bool,
-    /// Take definitions that bring a command (`key.command`) or a template; without it they are shown, and nothing is taken
+    /// Accept definitions that contain a command (`key.command`) or a template; without this option they are
+    /// shown, and nothing is imported
     #[arg(long, requires = "definitions_to")]
     pub accept: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct BundleInspectArgs {
-    /// The bundle
+    /// Bundle file
     pub file: PathBuf,
-    /// Read all of it, as an import does before it pushes anything
+    /// Read the whole bundle, as an import does before it pushes anything
     #[arg(long)]
     pub verify: bool,
-    /// Fail unless the holder of one of these public keys (PEM) signed it (repeatable)
+    /// Fail unless one of these public keys (PEM) signed the bundle (repeatable)
     #[arg(long, value_name = "FILE")]
     pub key: Vec<PathBuf>,
 }
 
-/// `farrier bundle export`, `import` and `inspect`. When it is interrupted, what is written or pushed so far is whole,
-/// and the next run goes on behind it.
+/// Runs `farrier bundle export`, `import` or `inspect`. An interrupted export or import leaves only complete
+/// parts behind, and the next run continues after them.
 pub async fn bundle(session: &Session, command: BundleCommand) -> Result<Exit> {
     match command {
         BundleCommand::Export(args) => export(session, &args).await,
@@ -116,7 +119,7 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     let since = args.since.clone();
     let since = blocking(move || since.as_deref().map(Since::read).transpose()).await?;
     let parts = session.publisher(&args.registry, EngineChoice::Auto)?;
-    // Not after gigabytes.
+    // Fail fast, not after gigabytes.
     images::can_sign_images(&parts).await?;
     let Some(contents) = select::contents(&parts, args).await? else { return Ok(Exit::Failed) };
     let (location, registry) = (&parts.location, &parts.registry);
@@ -151,7 +154,7 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// farrier's own image, wherever it is.
+/// Finds farrier's own image in its registry.
 async fn farrier_image(global: &Global, reference: &str) -> Result<Wanted> {
     let reference: ImageReference = settings::parse("--farrier-image", reference)?;
     let ImageReference { repository, version } = &reference;
@@ -176,7 +179,7 @@ async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
     let (location, registry) = connect(&registry.registry, &options)?;
     let bar = Arc::new(Bar::new());
     let verified = Arc::new(verify(file, key, Arc::clone(&bar)).await?);
-    // Before anything is pushed, so that files that are in the way stop the import first.
+    // Write definitions before anything is pushed, so that conflicting files stop the import first.
     let (from, to) = (Arc::clone(&verified), definitions_to.clone());
     let (overwrite, accept) = (*overwrite, *accept);
     let written = blocking(move || match to {
@@ -209,8 +212,8 @@ async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// How the registry is reached. Where the definitions directory is the one that the import is to make, only the built-in
-/// definitions can say it.
+/// Returns the options of the registry connection. If the import is to create the definitions directory, they
+/// come from the built-in definitions alone.
 fn registry_options(global: &Global, definitions_to: Option<&Path>) -> Result<RegistryOptions> {
     let is_to = |path: &Path| match (definitions_to.map(std::path::absolute), std::path::absolute(path)) {
         (Some(Ok(to)), Ok(path)) => to == path,
@@ -234,7 +237,7 @@ async fn inspect(session: &Session, args: &BundleInspectArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Opens a bundle that one of the keys signed, where there are some.
+/// Opens a bundle. If keys are given, one of them must have signed it.
 async fn open(file: &Path, keys: &[PathBuf]) -> Result<Bundle> {
     let (path, keys) = (file.to_owned(), images::read_keys(keys).await?);
     let open = move || {

@@ -1,4 +1,4 @@
-//! `farrier check`: will these modules load on that kernel?
+//! `farrier check`: predicts whether modules load on a kernel.
 
 mod boot;
 mod image;
@@ -30,47 +30,50 @@ pub struct CheckArgs {
     /// layout directory, docker:REF for the local engine, host/repository:tag for a registry
     #[arg(required = true, value_name = "SUBJECT")]
     pub subjects: Vec<String>,
-    /// Kernel release, exactly as `uname -r` prints it [default: the one that --kernel-image, --headers or the
-    /// checked image is for]
+    /// Kernel release, exactly as `uname -r` prints it [default: the release of --kernel-image, --headers or
+    /// the checked image]
     #[arg(long, value_name = "RELEASE")]
     pub kernel: Option<String>,
     #[command(flatten)]
     pub platform: PlatformArgs,
-    /// The registry whose store has imported headers, and that may be asked with --offline: host[:port]/path, or oci:PATH
+    /// Registry whose store holds imported headers, and that may be contacted with --offline:
+    /// host[:port]/path, or oci:PATH
     #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
     pub registry: Option<String>,
-    /// A root with the kernel's headers at their natural paths, such as / [default: as in a build]
+    /// Root directory with the kernel's headers at their natural paths, such as / [default: found as for a
+    /// build]
     #[arg(long, value_name = "DIR")]
     pub headers: Option<PathBuf>,
-    /// Check against the kernel that this machine runs, with what the running kernel says about itself
+    /// Check against the kernel that runs on this machine, with what it reports about itself
     #[arg(long, conflicts_with_all = ["kernel", "headers", "kernel_image", "fetch_kernel_image"])]
     pub host: bool,
-    /// Take further facts from this kernel image (vmlinuz or vmlinux)
+    /// Read further facts from this kernel image (vmlinuz or vmlinux)
     #[arg(long, value_name = "FILE")]
     pub kernel_image: Option<PathBuf>,
-    /// Fetch the kernel's own image, as its family says, when the headers leave something unknown; one that is
-    /// in the cache is used in any case
+    /// Fetch the kernel image that the family names, if the headers leave something unknown; a cached image
+    /// is always used
     #[arg(long, conflicts_with = "kernel_image")]
     pub fetch_kernel_image: bool,
-    /// Symbols that the modules may use beside the kernel's: a Module.symvers, or a directory that holds one (repeatable)
+    /// Symbols that the modules may use besides the kernel's: a Module.symvers, or a directory that contains
+    /// one (repeatable)
     #[arg(long, value_name = "PATH")]
     pub needs: Vec<PathBuf>,
-    /// Boot the kernel in a virtual machine (QEMU) too, and load the modules there. Its image is what --kernel-image
-    /// names, else what the family says; with --host it is this machine's
+    /// Also boot the kernel in a virtual machine (QEMU) and load the modules there. The kernel image is
+    /// --kernel-image, else the one of the family; with --host it is this machine's
     #[arg(long)]
     pub boot: bool,
-    /// Exit with 1 also when a verdict is unknown
+    /// Also exit with 1 if a verdict is unknown
     #[arg(long)]
     pub deny_unknown: bool,
 }
 
-/// Settings are read when something needs them: a check of files against given headers needs neither definitions
-/// nor a cache.
+/// Context of a check. Settings are loaded on first use: a check of files against given headers needs neither
+/// definitions nor a cache.
 struct Context<'a> {
     session: &'a Session,
     args: &'a CheckArgs,
     settings: OnceCell<Settings>,
-    /// For the modules of all subjects, each time that they are read.
+    /// Budget for decompressing the modules of all subjects. Repeated reads count, too.
     decompression: Arc<DecompressionBudget>,
 }
 
@@ -84,7 +87,7 @@ impl Context<'_> {
     }
 }
 
-/// Checks the modules and prints the report. A refused module is exit code 1.
+/// Checks the modules and prints the report. Exits with 1 if a module is refused.
 pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit> {
     let context = &Context {
         session,
@@ -117,7 +120,7 @@ pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit> {
     })
 }
 
-/// The kernel that the checked images are for, when all that say so agree.
+/// Returns the kernel that the images are for. Fails if the images name different kernels.
 fn suggested(subjects: &[Subject]) -> Result<Option<KernelRelease>> {
     let mut found: Option<&KernelRelease> = None;
     for release in subjects.iter().filter_map(Subject::kernel) {

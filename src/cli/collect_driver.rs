@@ -1,4 +1,4 @@
-//! `farrier headers collect-driver`: the headers that a host's own driver exposes, as one archive.
+//! `farrier headers collect-driver`: packs the headers that a host's own driver exposes into one archive.
 
 use std::path::PathBuf;
 
@@ -10,21 +10,21 @@ use crate::inputs::{self, Collected, Collection};
 
 #[derive(Debug, Args)]
 pub struct CollectDriverArgs {
-    /// Files and directories, as paths on the host, such as /usr/src/ofa_kernel
+    /// Files and directories to collect, as paths on the host, such as /usr/src/ofa_kernel
     #[arg(required = true, value_name = "PATH")]
     pub paths: Vec<PathBuf>,
-    /// Where the host's file system is mounted
+    /// Mount point of the host's file system
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub root: PathBuf,
     /// Release of the kernel that the headers are for, exactly as `uname -r` prints it
     #[arg(long, value_name = "RELEASE")]
     pub kernel: String,
-    /// The archive to write, a .tar.gz; name it as the `tree` of a definition's need does
+    /// Archive to write, a .tar.gz; name it as the `tree` of the definition's need does
     #[arg(long, value_name = "FILE")]
     pub to: PathBuf,
 }
 
-/// What was collected, for `-o json`.
+/// JSON output of `farrier collect`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct CollectReport {
@@ -35,7 +35,7 @@ struct CollectReport {
     left_out: Vec<String>,
 }
 
-/// Writes the archive.
+/// Writes the archive and prints a report.
 pub async fn collect_driver(session: &Session, args: CollectDriverArgs) -> Result<()> {
     let CollectDriverArgs { paths, root, kernel, to } = args;
     let release = settings::parse("kernel release", &kernel)?;

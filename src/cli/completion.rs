@@ -1,5 +1,6 @@
-//! Shell completion: the shell's script asks this program. Names of images, kernels and nodes come from the definitions and the
-//! cluster of the command line; what cannot be had in a moment is left out without a word.
+//! Shell completion: the shell's script calls this program for candidates. Names of images, kernels and nodes
+//! come from the definitions and the cluster of the command line. A source that fails or takes too long is
+//! silently skipped.
 
 use std::{
     collections::BTreeSet,
@@ -26,13 +27,13 @@ use crate::{
     definitions,
 };
 
-/// How long a cluster is waited for. Longer, and people would think that the key does nothing.
+/// Timeout of the cluster. After a longer delay, users would think that completion does not work.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 const PROGRAM: &str = "farrier";
 const SHELLS: Shells<'_> = Shells(&[&Bash, &Elvish, &Fish, &Powershell, &Zsh]);
 
-/// What a shell reads at its start.
+/// Returns the script that a shell reads at its start.
 pub fn script(shell: Shell) -> io::Result<String> {
     let mut script = Vec::new();
     if let Some(shell) = SHELLS.completer(&shell.to_string()) {
@@ -41,7 +42,7 @@ pub fn script(shell: Shell) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&script).into_owned())
 }
 
-/// Answers a shell or kubectl that asks what could stand where the cursor is; `false` where this is another call.
+/// Answers a completion request of a shell or of kubectl. Returns `false` for any other call.
 pub fn answer() -> io::Result<bool> {
     let mut words: Vec<OsString> = env::args_os().collect();
     let here = env::current_dir().ok();
@@ -56,8 +57,9 @@ pub fn answer() -> io::Result<bool> {
     asked.try_complete(words.clone(), here.as_deref()).map_err(|error| io::Error::other(error.to_string()))
 }
 
-/// A line for each candidate, with what it is behind a tab, and last the number by which Cobra's completion knows what to do: 4 is to
-/// add no names of files, 2 no blank (github.com/spf13/cobra, `ShellCompDirective`).
+/// Returns the candidates for kubectl, one per line, with a description after a tab. The last line holds the
+/// directive for Cobra's completion: 4 adds no file names, 2 adds no space (github.com/spf13/cobra,
+/// `ShellCompDirective`).
 fn for_kubectl(words: Vec<OsString>, here: Option<&Path>) -> io::Result<String> {
     let (mut commands, last) = (commands(&words), words.len().saturating_sub(1));
     let mut lines = String::new();
@@ -72,15 +74,16 @@ fn for_kubectl(words: Vec<OsString>, here: Option<&Path>) -> io::Result<String> 
     Ok(lines + if is_directory { ":6\n" } else { ":4\n" })
 }
 
-/// Bash, which takes words apart at `:`, `=` and `@` and replaces only what follows the last of them. The engine's own script
-/// hands the parts over as words, so that `--cluster dir:manifests` would be three of them.
+/// Completion for Bash, which splits words at `:`, `=` and `@` and replaces only the part after the last
+/// separator. The script of clap's engine passes the parts as separate words, so `--cluster dir:manifests`
+/// would arrive as three words.
 struct Bash;
 
 impl Bash {
     const BREAKS: [char; 3] = [':', '=', '@'];
 
-    /// The words of its script, which are `-- INDEX CURRENT WORD...`, as they were typed up to the cursor, behind the beginning of
-    /// the last one that stays as it is.
+    /// Joins the arguments of the script, `-- INDEX CURRENT WORD...`, to the words as typed up to the cursor.
+    /// Puts the prefix of the last word that Bash keeps in front of them.
     fn joined(mut words: Vec<OsString>) -> Vec<OsString> {
         let [index, current, parts @ ..] = words.get(2..).unwrap_or_default() else { return words };
         let index = index.to_str().and_then(|index| index.parse().ok()).unwrap_or(parts.len());
@@ -90,7 +93,7 @@ impl Bash {
         for (at, part) in
             parts.iter().map(|part| part.to_string_lossy()).enumerate().take(index.saturating_add(1))
         {
-            // Behind a break the cursor's word is empty, and the break counts as that word.
+            // After a separator the current word is empty, and the index is the separator's.
             if at == index && !(current.is_empty() && is_break(&part)) {
                 break;
             }
@@ -153,14 +156,14 @@ complete -o bashdefault -o nosort -F _{name} {bin}"#
     }
 }
 
-/// The commands, with what completes their values.
+/// Returns the commands with completers for their values.
 fn commands(words: &[OsString]) -> Command {
     with_names(plugin::command(), &Arc::new(Source::of(words)))
 }
 
 fn with_names(command: Command, source: &Arc<Source>) -> Command {
     let command = command.mut_subcommands(|command| with_names(command, source));
-    // Its image is a reference.
+    // The image of `verify` is a reference.
     if command.get_name() == "verify" {
         return command;
     }
@@ -178,11 +181,11 @@ fn with_names(command: Command, source: &Arc<Source>) -> Command {
     })
 }
 
-/// Where names are, by the command line and the environment.
+/// Sources of names, from the command line and the environment.
 struct Source {
     definitions: Option<PathBuf>,
     cluster: Option<String>,
-    /// Asked once.
+    /// Names in the cluster, looked up once.
     named: OnceLock<Named>,
 }
 
@@ -199,18 +202,19 @@ impl Source {
         Self { definitions, cluster, named: OnceLock::new() }
     }
 
-    /// What the cluster names, as far as it says so in time.
+    /// Returns the names in the cluster, or none if the cluster does not answer in time.
     fn named(&self) -> &Named {
         self.named.get_or_init(|| {
             let (send, receive) = mpsc::channel();
             let cluster = self.cluster.clone().unwrap_or_default();
-            // It ends with the process, wherever it hangs.
+            // A thread that hangs ends with the process.
             thread::spawn(move || send.send(named_in(&cluster)));
             receive.recv_timeout(PATIENCE).ok().and_then(Result::ok).unwrap_or_default()
         })
     }
 
-    /// The definitions' images. Where none are named, the DriverBuilds of the cluster know better than what comes with farrier.
+    /// Returns the names of images. Without --definitions, the DriverBuilds of the cluster take precedence
+    /// over the shipped definitions.
     fn images(&self) -> BTreeSet<String> {
         let named = self.named().images.clone();
         if self.definitions.is_none() && !named.is_empty() {
@@ -236,7 +240,8 @@ impl Source {
     }
 }
 
-/// Names that a shell takes for nothing else: manifests and nodes are other people's, and what is completed is run.
+/// Keeps names without special characters of shells. Names in manifests and of nodes are untrusted, and users
+/// run the completed command.
 fn plain(names: impl IntoIterator<Item = String>) -> BTreeSet<String> {
     let is_plain = |name: &String| {
         name.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -245,7 +250,7 @@ fn plain(names: impl IntoIterator<Item = String>) -> BTreeSet<String> {
     names.into_iter().filter(is_plain).collect()
 }
 
-/// What a cluster names. Blocks.
+/// Reads the names in a cluster. Blocks.
 fn named_in(cluster: &str) -> Result<Named, ClusterError> {
     if let Some(options) = kube_options(cluster) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -264,7 +269,7 @@ fn named_in(cluster: &str) -> Result<Named, ClusterError> {
 mod tests {
     use super::*;
 
-    /// The words of bash's script, joined: those that are completed, behind what stays.
+    /// Joins the words of Bash's script. The first result is the prefix that Bash keeps.
     fn joined(index: usize, current: &str, parts: &[&str]) -> Vec<String> {
         let given = ["farrier", "--", &index.to_string(), current];
         let words = given.into_iter().chain(parts.iter().copied()).map(OsString::from).collect();
@@ -282,7 +287,7 @@ mod tests {
         assert_eq!(joined(4, "", &cluster), ["dir:", "farrier", "why", "--cluster", "dir:"]);
         let value = ["farrier", "build", "--kernel", "=", "6.1"];
         assert_eq!(joined(4, "6.1", &value), ["--kernel=", "farrier", "build", "--kernel=6.1"]);
-        // The word behind the last one is not there yet.
+        // The word after the last one does not exist yet.
         assert_eq!(joined(2, "", &["farrier", "why"]), ["", "farrier", "why", ""]);
         assert_eq!(Bash::joined(vec!["farrier".into()]), ["farrier"]);
     }

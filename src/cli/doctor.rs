@@ -1,4 +1,5 @@
-//! `farrier doctor`: what is missing on this machine, at the registry and in the cluster, and what to do about each.
+//! `farrier doctor`: reports missing prerequisites on this machine, at the registry and in the cluster, with
+//! remedies.
 
 mod network;
 
@@ -29,49 +30,51 @@ use crate::{
     registry::{RegistryLocation, free_space},
 };
 
-/// A certificate or an OpenPGP key that ends within this time is a finding, as it is for the alert FarrierCertificateEnds.
+/// A certificate or an OpenPGP key that expires within this time is a finding, as for the alert
+/// FarrierCertificateEnds.
 const NEAR: SignedDuration = SignedDuration::from_hours(30 * 24);
-/// Free bytes of the cache's disk below which builds of large drivers may fail: a GPU driver's tree with its objects, twice.
+/// Free space of the cache's disk, in bytes, below which builds of large drivers may fail. A GPU driver's
+/// build tree with its objects fits in twice.
 const ROOM: u64 = 10 << 30;
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     #[command(flatten)]
     pub engine: EngineArg,
-    /// Also look at where images are published: host[:port]/path, or oci:PATH for a layout directory
+    /// Also check the registry of the published images: host[:port]/path, or oci:PATH for a layout directory
     #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
     pub registry: Option<String>,
-    /// Also look at a cluster, and plan for it: kube or kube:CONTEXT, or dir:PATH
+    /// Also check a cluster, and plan for it: kube or kube:CONTEXT, or dir:PATH
     #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true, requires = "registry")]
     pub cluster: Option<String>,
-    /// Namespaces in which DaemonSets are to be written, as `farrier run` has it
+    /// Namespaces in which DaemonSets are to be written, as for `farrier run`
     #[arg(long, env = vars::FARRIER_WRITE_NAMESPACES, value_name = "NAMESPACES", hide_env_values = true)]
     pub write_namespaces: Option<WriteNamespaces>,
 }
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Debug, Serialize)]
 struct Finding {
-    /// What was looked at.
+    /// Name of the check.
     check: &'static str,
-    /// Is nothing missing?
+    /// Whether the check passed.
     ok: bool,
-    /// What was found.
+    /// Result in words.
     says: String,
-    /// What to do; empty where nothing is known to help, or nothing has to be done.
+    /// Remedy; empty if none is known or needed.
     #[serde(skip_serializing_if = "String::is_empty")]
     hint: String,
 }
 
-/// What was found so far, and how the command ends with it.
+/// Findings so far, and the resulting exit code.
 struct Visit {
     findings: Vec<Finding>,
     exit: Exit,
-    /// How far clocks are ahead of this machine's, by whose they are.
+    /// How far other clocks are ahead of this machine's, by the name of their host.
     clocks: BTreeMap<String, SignedDuration>,
 }
 
-/// Looks, says what it found, and changes nothing.
+/// Runs all checks and prints the findings. Changes nothing.
 pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
     let DoctorArgs { engine, registry, cluster, write_namespaces } = args;
     let mut visit = Visit { findings: Vec::new(), exit: Exit::Done, clocks: BTreeMap::new() };
@@ -98,7 +101,7 @@ pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
     Ok(visit.exit)
 }
 
-/// The sandbox of this machine: its second wall, and what enforces its limits.
+/// Describes the sandbox of this machine: its second wall, and what enforces its limits.
 fn describe(Confinement { refused: _, landlock, limits }: &Confinement) -> String {
     let wall = match landlock {
         0 => "no Landlock in this kernel: one wall, and a filter of system calls".to_owned(),
@@ -120,7 +123,7 @@ impl Visit {
         self.findings.push(Finding { check, ok: true, says, hint: String::new() });
     }
 
-    /// Something is missing; `otherwise` is what to do where the error does not know better.
+    /// Adds a failed check. `otherwise` is the hint if the error has none.
     fn failed(&mut self, check: &'static str, error: &CliError, otherwise: &str) {
         self.exit = self.exit.max(error.exit());
         let (says, hint) = error.explained();
@@ -128,7 +131,7 @@ impl Visit {
         self.findings.push(Finding { check, ok: false, says, hint });
     }
 
-    /// Something is missing that no error stands for.
+    /// Adds a failed check that has no error value.
     fn missing(&mut self, check: &'static str, says: String, hint: &str) {
         self.exit = self.exit.max(Exit::Failed);
         self.findings.push(Finding { check, ok: false, says, hint: hint.to_owned() });
@@ -181,7 +184,7 @@ impl Visit {
         }
     }
 
-    /// The certificates that the site names and the OpenPGP keys of definitions, with their ends.
+    /// Checks when the certificates that the site names and the OpenPGP keys of definitions expire.
     fn certificates(&mut self, ends: &[(String, Timestamp)]) {
         let now = Timestamp::now();
         let mut in_order = true;
@@ -199,7 +202,8 @@ impl Visit {
         }
     }
 
-    /// May images be read and pushed? An upload is begun and not gone on with; registries drop it in time.
+    /// Checks that images can be read and pushed. The check begins an upload and abandons it; registries drop
+    /// abandoned uploads.
     async fn registry(&mut self, parts: &Parts) {
         let name = parts.definitions.images.keys().next().map_or("farrier", ImageName::as_str);
         let repository = match parts.location.repository(name) {
@@ -227,7 +231,7 @@ impl Visit {
         }
     }
 
-    /// What the cluster lacks, and the plan for it.
+    /// Checks the cluster and returns the plan for it.
     async fn cluster(&mut self, parts: &Parts, connection: &Connection) -> Option<Plan> {
         let Connection { cluster, kube } = connection;
         let planned = match parts.plan(cluster.as_ref()).await {
@@ -239,7 +243,7 @@ impl Visit {
         };
         let Planned { plan, snapshot, .. } = &planned;
         self.fine("cluster", format!("{}; its nodes: {}", cluster.describe(), snapshot.nodes.len()));
-        // Each names the right, and the command that gives it.
+        // Each message names the missing right and the command that grants it.
         for (_, why) in snapshot.all_unseen() {
             self.missing("cluster", why.clone(), "");
         }

@@ -1,4 +1,4 @@
-//! Exit codes, and errors as people read them.
+//! Exit codes, and errors in the form that users read.
 
 use std::{error::Error, io, process::ExitCode};
 
@@ -23,11 +23,11 @@ use crate::{
     signing::SigningError,
 };
 
-/// How a command ends, with the code that says so.
+/// Exit code of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Exit {
-    /// Everything that was to be done is done.
+    /// Everything succeeded.
     Done = 0,
     /// Some target failed.
     Failed,
@@ -35,7 +35,7 @@ pub enum Exit {
     Wrong,
     /// An outside system could not be reached.
     Unreachable,
-    /// Ctrl-C or SIGTERM, as shells report SIGINT.
+    /// Interrupted by Ctrl-C or SIGTERM; shells use the same code for SIGINT.
     Interrupted = 130,
 }
 
@@ -45,10 +45,10 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// What a command comes to.
+/// Result of a command.
 pub type Result<T, E = CliError> = std::result::Result<T, E>;
 
-/// What ends a command early.
+/// Error that ends a command.
 #[derive(Debug)]
 pub struct CliError {
     error: Box<dyn Error + Send + Sync>,
@@ -57,33 +57,33 @@ pub struct CliError {
 }
 
 impl CliError {
-    /// An argument, or a file that it names, is wrong.
+    /// Makes an error for a wrong argument, or for a wrong file that an argument names.
     pub fn usage(message: impl Into<String>) -> Self {
         Self { error: message.into().into(), exit: Exit::Wrong, hint: None }
     }
 
-    /// The same, with what to do about it.
+    /// Makes the same error as [`CliError::usage`], with a hint.
     pub fn hinted(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { hint: Some(hint.into()), ..Self::usage(message) }
     }
 
-    /// Names the image that the error is about.
+    /// Adds the name of the image that the error is about.
     #[must_use]
     pub fn of_image(self, image: &str) -> Self {
         Self { error: Box::new(OfImage { image: image.to_owned(), source: self.error }), ..self }
     }
 
-    /// The exit code of a command that ends with this error.
+    /// Returns the exit code of a command that ends with this error.
     pub fn exit(&self) -> Exit {
         self.exit
     }
 
-    /// The error in one line, and what to do.
+    /// Returns the error in one line, and the hint.
     pub fn explained(&self) -> (String, String) {
         (error_chain(self.error.as_ref()), self.hint.clone().unwrap_or_default())
     }
 
-    /// The error as people read it: what failed, its causes, details, and what to do.
+    /// Renders the error for users: what failed, its causes, details, and the hint.
     pub fn render(&self) -> String {
         let error: &(dyn Error + 'static) = self.error.as_ref();
         if let Some(errors) = error.downcast_ref::<DefinitionErrors>() {
@@ -102,7 +102,7 @@ impl CliError {
     }
 }
 
-/// An image cannot be checked.
+/// Failure to check an image.
 #[derive(Debug, thiserror::Error)]
 #[error("check image {image}")]
 struct OfImage {
@@ -110,12 +110,12 @@ struct OfImage {
     source: Box<dyn Error + Send + Sync>,
 }
 
-/// Nothing can be written to standard output.
+/// Failure to write to standard output.
 #[derive(Debug, thiserror::Error)]
 #[error("write the result")]
 pub struct OutputError(#[from] pub io::Error);
 
-/// The exit code and the hint of each error.
+/// Maps each error type to its exit code and hint.
 macro_rules! endings {
     ($($error:ty: $exit:expr, $hint:expr;)+) => {$(
         impl From<$error> for CliError {
@@ -163,13 +163,13 @@ endings! {
         error if error.is_transient() => Exit::Unreachable,
         _ => Exit::Failed,
     }, FetchError::hint;
-    // The emulator and its init are outside systems.
+    // The emulator and its init are external systems.
     BootError: |error| match error {
         BootError::Cancelled => Exit::Interrupted,
         BootError::NoEmulator { .. } | BootError::NoEntrypoint(_) | BootError::Start(..) => Exit::Unreachable,
         _ => Exit::Failed,
     }, |error| Some(error.hint());
-    // Only a check asks an engine directly.
+    // Only `farrier check` uses an engine directly.
     EngineError: |error| match error {
         EngineError::Cancelled => Exit::Interrupted,
         EngineError::Unavailable(_) => Exit::Unreachable,

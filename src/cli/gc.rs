@@ -1,4 +1,4 @@
-//! `farrier gc`: removes published images for kernels that are gone.
+//! `farrier gc`: removes published images for kernels that no node has any more.
 
 use clap::Args;
 
@@ -22,18 +22,18 @@ pub struct GcArgs {
     pub registry: RegistryArg,
     #[command(flatten)]
     pub cluster: ClusterArg,
-    /// Days that an image outlives the last node with its kernel
+    /// Days that an image is kept after a node with its kernel was last seen
     #[arg(long, value_name = "DAYS", default_value_t = 30)]
     pub keep_days: u32,
-    /// Look at this image as well, whose definition is gone (repeatable)
+    /// Also look at this image, whose definition is gone (repeatable)
     #[arg(long, value_name = "IMAGE")]
     pub image: Vec<String>,
-    /// Delete
+    /// Delete the images instead of only listing them
     #[arg(long)]
     pub delete: bool,
 }
 
-/// Says what would go, or deletes it.
+/// Lists what would be deleted, or deletes it.
 pub async fn gc(session: &Session, args: GcArgs) -> Result<Exit> {
     let GcArgs { registry, cluster, keep_days, image, delete } = args;
     let further = image.iter().map(|name| parse("--image", name)).collect::<Result<_, _>>()?;
@@ -41,7 +41,7 @@ pub async fn gc(session: &Session, args: GcArgs) -> Result<Exit> {
     let (parts, cluster) = session.of_cluster(&plan).await?;
     let options = GcOptions { keep_days, further, delete };
     let report = tokio::select! {
-        // First, so that the report of deletions is printed in any case.
+        // Poll the work first, so that the report of deletions is printed in any case.
         biased;
         report = images::gc(&parts, cluster.as_ref(), &options) => report?,
         () = session.stop.cancel.cancelled() => return Ok(Exit::Interrupted),

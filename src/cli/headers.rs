@@ -1,4 +1,4 @@
-//! `farrier headers`: fetch, import, collect and list header sets.
+//! `farrier headers`: fetches, imports, collects and lists header sets.
 
 use std::{fs, path::PathBuf};
 
@@ -26,7 +26,7 @@ use crate::{
     store::{StoredInput, header_tag},
 };
 
-/// The running kernel's release, as `uname -r` prints it.
+/// File with the running kernel's release, as `uname -r` prints it.
 const RUNNING: &str = "/proc/sys/kernel/osrelease";
 
 #[derive(Debug, Subcommand)]
@@ -46,10 +46,11 @@ pub enum HeadersCommand {
     },
 }
 
-/// Where imported header sets go.
+/// Options for the store of header sets.
 #[derive(Debug, Args)]
 pub struct HeadersStoreArg {
-    /// The registry that keeps header sets beside the images: host[:port]/path, or oci:PATH [default: only the cache]
+    /// Registry that keeps header sets beside the images: host[:port]/path, or oci:PATH [default: only the
+    /// cache]
     #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
     pub registry: Option<String>,
 }
@@ -69,31 +70,32 @@ pub struct HeadersImportArgs {
     pub arch: Option<String>,
     #[command(flatten)]
     pub store: HeadersStoreArg,
-    /// Replace other headers of the same kernel: new builds use these, and images built with the old ones
-    /// count as built from other inputs
+    /// Replace different headers of the same kernel: new builds use the imported headers, and images built
+    /// with the old ones count as built from other inputs
     #[arg(long)]
     pub replace: bool,
 }
 
 #[derive(Debug, Args)]
 pub struct HeadersCollectArgs {
-    /// Where the node's file system is mounted
+    /// Mount point of the node's file system
     #[arg(long, value_name = "DIR", default_value = "/")]
     pub root: PathBuf,
-    /// Kernel release [default: the kernel that runs here, as `uname -r` prints it]
+    /// Kernel release [default: the running kernel's, as `uname -r` prints it]
     #[arg(long, value_name = "RELEASE")]
     pub kernel: Option<String>,
-    /// Send the set to the farrier at this address, which looks at it and stores it, instead of storing it from here
+    /// Send the header set to the farrier at this address, which inspects and stores it, instead of storing
+    /// it from here
     #[arg(long, value_name = "URL", requires = "key_file")]
     pub to: Option<Url>,
-    /// The key that an administrator made for this kernel
+    /// Key file that an administrator made for this kernel
     #[arg(long, value_name = "FILE", requires = "to")]
     pub key_file: Option<PathBuf>,
     #[command(flatten)]
     pub store: HeadersStoreArg,
 }
 
-/// `farrier headers ...`.
+/// Runs `farrier headers`.
 pub async fn headers(session: &Session, command: HeadersCommand) -> Result<Exit> {
     match command {
         HeadersCommand::Fetch(args) => {
@@ -129,7 +131,7 @@ pub async fn headers(session: &Session, command: HeadersCommand) -> Result<Exit>
     Ok(Exit::Done)
 }
 
-/// Nothing is read from the node when the store has the headers already.
+/// Sends the node's headers, or imports them unless the store already has them.
 async fn collect(session: &Session, args: HeadersCollectArgs) -> Result<()> {
     let HeadersCollectArgs { root, kernel, to, key_file, store } = args;
     let release: KernelRelease = if let Some(kernel) = kernel {
@@ -168,7 +170,8 @@ async fn collect(session: &Session, args: HeadersCollectArgs) -> Result<()> {
     session.show(&report, output::headers::report)
 }
 
-/// Packs what the node has, and has farrier look at it and store it: the node has no credential of the registry.
+/// Packs the node's headers and sends them to a farrier that inspects and stores them. The node has no
+/// credentials of the registry.
 async fn send(
     session: &Session,
     root: PathBuf,
@@ -233,14 +236,14 @@ fn reference(
     Ok(format!("{}:{}", stored.repository, header_tag(release, arch)?))
 }
 
-/// The kernel's header set, as a build would find it.
+/// Finds the kernel's header set, as a build would find it.
 pub async fn find(settings: &Settings, target: &KernelTarget) -> Result<HeaderLookup> {
     let family = family(settings, target)?;
     let source = family.spec.headers_for(target, &UNKNOWN_SYSTEM);
     Ok(settings.fetcher.headers().find(&source, target).await?)
 }
 
-/// The kernel's family, without which it is not known where anything of the kernel comes from.
+/// Returns the kernel's family, which names the sources of everything for the kernel.
 pub fn family<'a>(settings: &'a Settings, target: &KernelTarget) -> Result<&'a KernelFamily> {
     match_family(&settings.definitions.families, target).ok_or_else(|| {
         CliError::usage(format!(

@@ -1,4 +1,4 @@
-//! `farrier init`: a definitions directory that works, from what the cluster and other tools' files say.
+//! `farrier init`: drafts a working definitions directory from the cluster and other tools' files.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,52 +28,54 @@ use crate::{
     shell::shell_word,
 };
 
-/// Files of a source tree that are looked at to find out how it is built, and how deep they stand.
+/// Maximum number of files in a source tree that are inspected to find out how it is built, and their maximum
+/// depth.
 const MOST_FILES: usize = 20_000;
 const DEPTH: usize = 5;
 
-/// The command line that asks no question.
+/// Command line that asks no question.
 const WITHOUT_QUESTIONS: &str = "farrier init DIR --cluster CLUSTER --registry LOCATION, and --driver IMAGE or --from FILE --source SOURCE";
 
 #[derive(Debug, Args)]
 pub struct InitArgs {
-    /// The directory that is made; what stands there stays as it is
+    /// Directory to create; existing files are kept
     #[arg(value_name = "DIR", default_value = "definitions")]
     pub directory: PathBuf,
-    /// The cluster that is looked at: kube or kube:CONTEXT, or dir:PATH
+    /// Cluster to read: kube or kube:CONTEXT, or dir:PATH
     #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
     pub cluster: Option<String>,
-    /// Where images are to be published: host[:port]/path, or oci:PATH for a layout directory
+    /// Registry for the published images: host[:port]/path, or oci:PATH for a layout directory
     #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
     pub registry: Option<String>,
-    /// A driver image that comes with farrier, such as mofed or nvidia-gpu (repeatable)
+    /// Driver image that farrier ships, such as mofed or nvidia-gpu (repeatable)
     #[arg(long, value_name = "IMAGE")]
     pub driver: Vec<String>,
-    /// What describes a driver elsewhere (repeatable): a KMM Module, a configuration of driverkit, a dkms.conf beside its
-    /// sources, an operator's resource [default, without --driver: those of the cluster]
+    /// File of another tool that describes a driver (repeatable): a KMM Module, a configuration of driverkit,
+    /// a dkms.conf next to its sources, an operator's resource [default, without --driver: those in the
+    /// cluster]
     #[arg(long, value_name = "FILE")]
     pub from: Vec<PathBuf>,
-    /// Where the sources of such a driver are: a directory, an archive, URL#sha256=HEX or apt:PACKAGE@SUITE; with NAME= in
-    /// front where there are several drivers
+    /// Sources of such a driver: a directory, an archive, URL#sha256=HEX or apt:PACKAGE@SUITE; with NAME= in
+    /// front if there are several drivers
     #[arg(long, value_name = "[NAME=]SOURCE")]
     pub source: Vec<String>,
 }
 
-/// What was made.
+/// JSON output of `farrier init`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Report {
     written: Vec<PathBuf>,
-    /// There already, and not touched.
+    /// Existing files, which were not changed.
     kept: Vec<PathBuf>,
     remarks: Vec<Remark>,
-    /// What is to be done by hand.
+    /// Steps to do by hand.
     by_hand: Vec<String>,
-    /// Commands to go on with.
+    /// Commands to continue with.
     next: Vec<String>,
 }
 
-/// Looks, asks, and writes what is not there.
+/// Reads the cluster and the files, asks for missing values, and writes the files that do not exist.
 pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
     let InitArgs { directory, cluster, registry, driver, from, source } = args;
     let question = "which cluster: kube, kube:CONTEXT, or dir:PATH for a directory of manifests";
@@ -103,7 +105,7 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
     }
     find_sources(&mut drafted.drafts, &source).await?;
     let files = drafted.files().map_err(CliError::usage)?;
-    // They are read as `--definitions` reads them, before any of them is in its place.
+    // Load the files as `--definitions` does, before any of them is put in its place.
     let staged = tempfile::tempdir()?;
     write(staged.path(), &files)?;
     let definitions = definitions::load(Some(staged.path()))?;
@@ -114,7 +116,7 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
     Ok(Exit::Done)
 }
 
-/// The given value; else the answer at a terminal.
+/// Returns the given value, or asks for it on the terminal.
 async fn answer(given: Option<String>, option: &str, question: &str) -> Result<String, CliError> {
     if let Some(given) = given {
         return Ok(given);
@@ -126,7 +128,7 @@ async fn answer(given: Option<String>, option: &str, question: &str) -> Result<S
     loop {
         write!(io::stderr(), "{}? ", output::printable(question))?;
         let (sender, answer) = oneshot::channel();
-        // The read is in a thread of its own: an interrupted command does not wait for it.
+        // A separate thread reads, so that an interrupted command does not wait for the input.
         std::thread::spawn(move || {
             let mut line = String::new();
             sender.send(io::stdin().read_line(&mut line).map(|read| (read > 0).then_some(line)))
@@ -139,7 +141,7 @@ async fn answer(given: Option<String>, option: &str, question: &str) -> Result<S
     }
 }
 
-/// Takes what a file says of drivers.
+/// Adds the drivers that a file describes.
 fn read(drafted: &mut Drafted, path: &Path, context: &Context) -> Result<(), CliError> {
     let wrong = |reason: String| CliError::usage(format!("--from {}: {reason}", path.display()));
     let text = text_of(path).map_err(|error| wrong(error.to_string()))?;
@@ -150,7 +152,7 @@ fn read(drafted: &mut Drafted, path: &Path, context: &Context) -> Result<(), Cli
     Ok(())
 }
 
-/// The text of a file that has no more than forms have.
+/// Reads a file of at most [`MAX_FORM`] bytes.
 fn text_of(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     if fs::File::open(path)?.take(MAX_FORM + 1).read_to_string(&mut text)? as u64 > MAX_FORM {
@@ -159,7 +161,7 @@ fn text_of(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// The drivers that come with farrier and are wanted; it asks where there is not any other.
+/// Returns the shipped drivers to use. Asks for them if no driver was given or found.
 async fn drivers(given: Vec<String>, is_any: bool, nodes: &[NodeFacts]) -> Result<Vec<String>, CliError> {
     let shipped = definitions::load(None)?;
     let mut wanted = given;
@@ -180,7 +182,7 @@ async fn drivers(given: Vec<String>, is_any: bool, nodes: &[NodeFacts]) -> Resul
     Ok(wanted)
 }
 
-/// Asks for the sources of each driver that has none.
+/// Sets the sources of each driver that has none, from `--source` or by asking.
 async fn find_sources(drafts: &mut [Draft], given: &[String]) -> Result<(), CliError> {
     let wanting = drafts.iter().filter(|draft| draft.from.is_none()).count();
     if given.len() > wanting {
@@ -212,7 +214,7 @@ async fn find_sources(drafts: &mut [Draft], given: &[String]) -> Result<(), CliE
     Ok(())
 }
 
-/// The template that fits to a source tree, and where its file stands there, as far as it can be seen from here.
+/// Returns the template that fits a source tree and the directory of its build file, if both can be found.
 fn how_built(top: &Path) -> Option<(&'static str, String)> {
     let files = WalkDir::new(top).max_depth(DEPTH).sort_by_file_name().into_iter().take(MOST_FILES);
     let files: Vec<PathBuf> = files.flatten().map(DirEntry::into_path).collect();
@@ -228,7 +230,7 @@ fn how_built(top: &Path) -> Option<(&'static str, String)> {
     dkms.or_else(|| find("kbuild", ["Kbuild", "Makefile"], "obj-m"))
 }
 
-/// Writes the files that are not there, and gives those that were, too.
+/// Writes the files that do not exist. Returns the written and the existing files.
 fn write(
     directory: &Path,
     files: &BTreeMap<String, String>,
@@ -249,7 +251,7 @@ fn write(
     Ok((written, kept))
 }
 
-/// How to go on.
+/// Returns the commands to continue with.
 fn next(directory: &Path, cluster: &str, registry: &str, definitions: &Definitions) -> Vec<String> {
     let place = format!(
         "--cluster {} --definitions {} --registry {}",

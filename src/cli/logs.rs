@@ -1,4 +1,4 @@
-//! `farrier logs`: what the engine printed in an image's newest build for a kernel.
+//! `farrier logs`: prints the log of an image's latest build for a kernel.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -14,24 +14,24 @@ use crate::{
     error_chain,
 };
 
-/// How often a log that is written is read.
+/// Interval at which a growing log is read.
 const INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Args)]
 pub struct LogsArgs {
-    /// The driver image's name
+    /// Name of the driver image
     pub image: String,
     /// Kernel release, exactly as `uname -r` prints it
     pub kernel: String,
-    /// What it is for, where one release runs on several: debian-12-arm64
+    /// Platform, if builds for several platforms have this release: debian-12-arm64
     #[arg(long)]
     pub platform: Option<String>,
-    /// Go on until the build ends
+    /// Continue until the build ends
     #[arg(long, short)]
     pub follow: bool,
 }
 
-/// Prints the log, with `--follow` for as long as it is written.
+/// Prints the log; with `--follow`, until the build ends.
 pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
     let LogsArgs { image, kernel, platform, follow } = args;
     let cache = open_cache(&session.global)?;

@@ -1,4 +1,4 @@
-//! `farrier mirror`: puts what images are made from into the registry.
+//! `farrier mirror`: copies everything that images are made from into the registry.
 
 use clap::Args;
 
@@ -15,7 +15,7 @@ use crate::{
     parts::Parts,
 };
 
-/// Images and kernels that are meant, with what they need.
+/// Selection of kernels and images.
 #[derive(Debug, Args)]
 pub struct CarryArgs {
     /// Kernel release, exactly as `uname -r` prints it (repeatable)
@@ -23,7 +23,7 @@ pub struct CarryArgs {
     pub kernel: Vec<String>,
     #[command(flatten)]
     pub platform: PlatformArgs,
-    /// The driver image's name (repeatable), with those it needs [default: all]
+    /// Name of a driver image (repeatable), which includes the images that it needs [default: all]
     #[arg(long, value_name = "IMAGE")]
     pub image: Vec<String>,
 }
@@ -55,7 +55,7 @@ pub async fn mirror(session: &Session, args: MirrorArgs) -> Result<Exit> {
     Ok(reports.iter().map(exit).max().unwrap_or(Exit::Done))
 }
 
-/// The images and kernels of the arguments.
+/// Returns the selected images and kernels.
 pub fn selection(args: &CarryArgs, parts: &Parts) -> Result<Selection> {
     let CarryArgs { kernel, platform, image } = args;
     let kernels = kernel.iter().map(|kernel| settings::target(kernel, platform)).collect::<Result<_, _>>()?;
@@ -66,7 +66,7 @@ pub fn selection(args: &CarryArgs, parts: &Parts) -> Result<Selection> {
     Ok(Selection { images, kernels })
 }
 
-/// One line as each is done.
+/// Prints a line for each finished input.
 fn tell(report: &MirrorReport) {
     output::message(&match report {
         MirrorReport::Stored(MirroredInput { what, content: _, new: true }) => {

@@ -44,9 +44,9 @@ pub use error::{CliError, Exit, Result};
 use session::Session;
 use stop::Stop;
 
-/// Parses the command line, runs the command and gives the exit code.
+/// Parses the command line, runs the command and returns the exit code.
 pub fn main() -> ExitCode {
-    // A provider can be installed once in a process; a second call would report the first one.
+    // A provider can be installed once in a process; the error of a further call is ignored.
     let _ = rustls::crypto::ring::default_provider().install_default();
     match completion::answer() {
         Ok(false) => {}
@@ -63,7 +63,7 @@ pub fn main() -> ExitCode {
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version go to standard output with code 0, mistakes to standard error with 2.
+            // Help and version go to standard output with code 0, usage errors to standard error with code 2.
             let _ = error.print();
             return if error.use_stderr() { Exit::Wrong.into() } else { Exit::Done.into() };
         }
@@ -96,7 +96,7 @@ fn ended(outcome: Result<Exit, CliError>) -> ExitCode {
     }
 }
 
-/// `--cluster`, where the command has it.
+/// Returns the value of `--cluster`, if the command has this option.
 fn cluster(matches: &ArgMatches) -> Option<&str> {
     let (_, command) = matches.subcommand()?;
     let own = command.try_get_one::<String>("cluster").ok().flatten();
@@ -105,7 +105,7 @@ fn cluster(matches: &ArgMatches) -> Option<&str> {
 
 async fn dispatch(Cli { global, command }: Cli, stop: Stop) -> Result<Exit> {
     let session = Session { global, stop };
-    // These stop by themselves, after what they have begun is cleaned up or whole.
+    // These commands handle cancellation: they clean up or complete what they have begun.
     let cleans_up = matches!(
         command,
         Command::Build(_)
@@ -154,7 +154,7 @@ async fn dispatch(Cli { global, command }: Cli, stop: Stop) -> Result<Exit> {
         return work.await;
     }
     tokio::select! {
-        // First, so that what was begun is given up at once.
+        // Poll the cancellation first, so that the work is dropped at once.
         biased;
         () = session.stop.cancel.cancelled() => Ok(Exit::Interrupted),
         done = work => done,
@@ -163,7 +163,7 @@ async fn dispatch(Cli { global, command }: Cli, stop: Stop) -> Result<Exit> {
 
 fn start_logs(global: &Global) {
     let default = match global.verbose {
-        // kube's client logs every failed request as an error; farrier says itself what could not be done.
+        // kube's client logs every failed request as an error; farrier reports failures itself.
         0 => "warn,kube_client=off,farrier=info",
         1 => "info,farrier=debug",
         _ => "debug,farrier=trace",

@@ -1,4 +1,4 @@
-//! `farrier plan` and `farrier status`: what would be done, and how the matrix stands.
+//! `farrier plan` and `farrier status`: show the planned work, and the state of the matrix.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -35,7 +35,7 @@ pub struct PlanArgs {
 pub struct PlanCommandArgs {
     #[command(flatten)]
     pub plan: PlanArgs,
-    /// Print only what is to be built, as the list from which a CI system makes jobs of `farrier build --push`
+    /// Print only the list of builds, from which a CI system makes jobs of `farrier build --push`
     #[arg(long, value_enum, value_name = "FORM", conflicts_with = "output")]
     pub matrix: Option<MatrixForm>,
 }
@@ -44,29 +44,31 @@ pub struct PlanCommandArgs {
 pub struct StatusArgs {
     #[command(flatten)]
     pub plan: PlanArgs,
-    /// Also write the page that `farrier run` serves, as files of this directory that need no server
+    /// Also write the page that `farrier run` serves to this directory, as files that need no server
     #[arg(long, value_name = "DIR")]
     pub html: Option<PathBuf>,
-    /// Go on, and print it again when the cluster changes and every ten seconds, as far as it is another one
+    /// Keep running, and print the status whenever it changes; looks on each change in the cluster and every
+    /// ten seconds
     #[arg(long, conflicts_with = "html")]
     pub watch: bool,
 }
 
-/// How often `--watch` looks again, whatever changes: a registry tells nothing by itself.
+/// Interval of `--watch` without a change in the cluster, because a registry sends no notifications.
 const WATCH: Duration = Duration::from_secs(10);
-/// And how long it waits at least: what changes comes in swarms.
+/// Delay of `--watch` after a change in the cluster, because changes come in bursts.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Forms of a list of builds.
+/// Formats of a list of builds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MatrixForm {
     /// {"include": [...]} for strategy.matrix of GitHub Actions
     Github,
     /// A job `build` with parallel: matrix, for a child pipeline of GitLab CI
     Gitlab,
-    /// An array of strings for a Tekton matrix: image, kernel, OS, OS version, architecture with blanks between them
+    /// An array of strings for a Tekton matrix: image, kernel, OS, OS version, architecture, separated by
+    /// spaces
     Tekton,
-    /// The same, one on each line
+    /// Like tekton, with one string on each line
     Lines,
 }
 
@@ -81,40 +83,41 @@ impl From<MatrixForm> for plan::MatrixForm {
     }
 }
 
-/// `farrier plan`.
+/// Runs `farrier plan`.
 pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit> {
     let PlanCommandArgs { mut plan, matrix } = args;
-    // A CI system has machines of its own for the jobs, as a cluster has.
+    // The jobs run on the CI system's own machines, so this machine's limits do not apply, as for builds in a
+    // cluster.
     if matrix.is_some() {
         plan.engine.engine = EngineChoice::Kubernetes;
     }
     let (parts, cluster) = session.of_cluster(&plan).await?;
     let Some(form) = matrix else { return show(session, &parts, cluster.as_ref()).await };
     let planned = parts.plan(cluster.as_ref()).await?;
-    // Its list has no place for what cannot be built, and why.
+    // The list cannot express what cannot be built, and why.
     if planned.unreachable || planned.plan.cells.iter().any(|cell| cell.outcome.is_unbuildable()) {
         output::message(&output::plan(&planned.plan));
     }
-    // Jobs must not be made from half an answer.
+    // Jobs must not be made from an incomplete plan.
     if planned.unreachable {
         return Ok(Exit::Unreachable);
     }
     let text = plan::ci_matrix(&planned.plan, form.into());
-    // No lines are no empty line either.
+    // An empty list prints no line at all.
     if !text.is_empty() {
         output::result(&text)?;
     }
     Ok(Exit::Done)
 }
 
-/// Prints the plan; the same for `plan` and `run --dry-run`.
+/// Prints the plan, for both `plan` and `run --dry-run`.
 pub async fn show(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Result<Exit> {
     let planned = parts.plan(cluster).await?;
     session.show(&planned.plan, output::plan)?;
     Ok(if planned.unreachable { Exit::Unreachable } else { Exit::Done })
 }
 
-/// `farrier status`.
+/// Runs `farrier status`.
 pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit> {
     let StatusArgs { plan, html, watch } = args;
     let (parts, cluster) = session.of_cluster(&plan).await?;
@@ -134,8 +137,8 @@ pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit> {
     Ok(if unreachable { Exit::Unreachable } else { Exit::Done })
 }
 
-/// Prints the matrix whenever it is another one, until it is stopped. What cannot be planned any more is told, and tried again:
-/// a manifest may be half written.
+/// Prints the matrix whenever it changes, until stopped. A plan that fails is reported and retried, because a
+/// manifest may be half written.
 async fn watch_status(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Result<Exit> {
     let mut shown = None;
     loop {
@@ -156,7 +159,7 @@ async fn watch_status(session: &Session, parts: &Parts, cluster: &dyn Cluster) -
     }
 }
 
-/// Waits until it is to be looked again.
+/// Waits for a change in the cluster, at most for the interval of `--watch`.
 pub async fn until_due(cluster: &dyn Cluster) {
     tokio::select! {
         () = async { cluster.changed().await; tokio::time::sleep(PAUSE).await } => {}

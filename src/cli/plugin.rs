@@ -1,5 +1,6 @@
-//! `kubectl farrier`: this program by the name under which kubectl finds it. A live cluster is meant where none is named; what
-//! needs the registry and the definitions, and names none, is asked of the farrier that leads there, in its pod.
+//! `kubectl farrier`: this program under the name by which kubectl finds it. The default cluster is the live
+//! one. A command that needs the registry and the definitions, but names no registry, runs in the pod of the
+//! farrier that leads in the cluster.
 
 use std::{
     env,
@@ -17,9 +18,9 @@ use clap::{
 
 use super::{CliError, command::Cli, env_vars as vars, session::kube_options};
 
-/// The name by which kubectl runs the program: it makes a space of the first `-`.
+/// Name under which kubectl runs the program. kubectl turns the first `-` into a space.
 const PLUGIN: &str = "kubectl-farrier";
-/// The name by which kubectl asks what could stand where the cursor is.
+/// Name under which kubectl requests completions.
 const COMPLETER: &str = "kubectl_complete-farrier";
 
 fn is_named(wanted: &str) -> bool {
@@ -27,17 +28,17 @@ fn is_named(wanted: &str) -> bool {
     name.as_deref().map(Path::new).and_then(Path::file_stem) == Some(OsStr::new(wanted))
 }
 
-/// Does kubectl ask for completions?
+/// Whether kubectl requests completions.
 pub fn is_completer() -> bool {
     is_named(COMPLETER)
 }
 
-/// Was the program called by kubectl?
+/// Whether kubectl started the program.
 pub fn is_called() -> bool {
     is_named(PLUGIN) || is_completer()
 }
 
-/// The commands; as a plug-in with their defaults.
+/// Returns the commands; as a plug-in, with its defaults.
 pub fn command() -> Command {
     if !is_called() {
         return Cli::command();
@@ -49,15 +50,15 @@ pub fn command() -> Command {
 fn of_live_cluster(command: Command) -> Command {
     let command = command.mut_subcommands(of_live_cluster);
     let has_cluster = command.get_arguments().any(|argument| argument.get_id() == "cluster");
-    // It can do without.
+    // `doctor` also works without a cluster.
     if !has_cluster || command.get_name() == "doctor" {
         return command;
     }
     command.mut_arg("cluster", |argument| argument.required(false).default_value("kube"))
 }
 
-/// Becomes kubectl for a command that is for the farrier in the cluster, in the pod of the one that leads: such are those that need
-/// a registry and name none, and `logs`. It returns where the command is for this machine.
+/// Replaces this process with kubectl for a command that has to run in the pod of the leading farrier: a
+/// command that needs a registry and names none, or `logs`. Returns if the command runs on this machine.
 pub fn become_kubectl() -> Result<(), CliError> {
     if !is_called() {
         return Ok(());
@@ -67,7 +68,7 @@ pub fn become_kubectl() -> Result<(), CliError> {
     let namespace = take(&mut words, "--namespace").or_else(|| take(&mut words, "-n"));
     let instance = take(&mut words, "--instance").or_else(|| env::var(vars::FARRIER_INSTANCE).ok());
     let is_for_cluster = match command().try_get_matches_from(&words) {
-        // A log is where the build ran.
+        // A log is in the cache of the farrier that ran the build.
         Ok(matches) => matches.subcommand_matches("logs").is_some_and(|logs| !logs.contains_id("cache_dir")),
         Err(error) => error.kind() == ErrorKind::MissingRequiredArgument && lacks_registry_alone(&error),
     };
@@ -82,9 +83,9 @@ pub fn become_kubectl() -> Result<(), CliError> {
     let unfit = |error| CliError::usage(format!("run kubectl, which asks farrier in its pod: {error}"));
     let lease = instance.map_or_else(|| "farrier".to_owned(), |instance| format!("farrier-{instance}"));
     let get = ["get", "lease", &lease, "--output", "jsonpath={.spec.holderIdentity}"];
-    // kubectl says itself what fails.
+    // kubectl reports errors itself.
     let found = kubectl().args(get).stderr(process::Stdio::inherit()).output().map_err(unfit)?;
-    // The pod's name, and a number.
+    // The holder is the pod's name and a number.
     let holder = String::from_utf8_lossy(&found.stdout);
     let (pod, _) = holder.rsplit_once('_').ok_or_else(|| {
         CliError::hinted(
@@ -104,7 +105,7 @@ fn lacks_registry_alone(error: &clap::Error) -> bool {
     missing.iter().all(|argument| argument.starts_with("--registry"))
 }
 
-/// Takes an option with its value out of a command line.
+/// Removes an option with its value from a command line.
 pub fn take(arguments: &mut Vec<OsString>, option: &str) -> Option<String> {
     let is_it =
         |text: &str| text.strip_prefix(option).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));

@@ -1,4 +1,4 @@
-//! `farrier prebuild`: every image for one kernel, before a node runs it.
+//! `farrier prebuild`: builds the images for one kernel before a node runs it.
 
 use std::collections::BTreeSet;
 
@@ -25,20 +25,21 @@ use crate::{
 pub struct PrebuildArgs {
     #[command(flatten)]
     pub target: TargetArgs,
-    /// The driver image's name (repeatable) [default: with --cluster those that its nodes call for, else all]
+    /// Name of a driver image (repeatable) [default: with --cluster the images that its nodes call for, else
+    /// all]
     #[arg(long, value_name = "IMAGE")]
     pub image: Vec<String>,
     #[command(flatten)]
     pub engine: EngineArg,
     #[command(flatten)]
     pub registry: RegistryArg,
-    /// Where no image is named, build only those that nodes of this cluster with the same operating system and
+    /// Without --image, build only the images that nodes of this cluster with the same operating system and
     /// architecture call for
     #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
     pub cluster: Option<String>,
 }
 
-/// What became of one image.
+/// Result for one image.
 #[serde_with::skip_serializing_none]
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -46,15 +47,15 @@ struct Row {
     image: String,
     /// `built`, `reused`, `up-to-date`, `skipped` or `failed`.
     outcome: &'static str,
-    /// The image by digest, where it is published.
+    /// Image reference by digest, if the image is published.
     pinned: Option<String>,
-    /// What the check said, where it was made now.
+    /// Verdict of the check, if this run made it.
     verdict: Option<&'static str>,
-    /// Why it failed or was skipped, and what to do.
+    /// Reason for a failure or skip, with a hint.
     message: Option<String>,
 }
 
-/// Builds and publishes, one image after the other; one that fails does not stop the others.
+/// Builds and publishes one image after the other. A failed image does not stop the others.
 pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit> {
     let target = settings::target_of(&args.target)?;
     let parts = session.publisher(&args.registry, args.engine.engine)?;
@@ -74,7 +75,8 @@ pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit> {
                 row.pinned = Some(format!("{}@{}", outcome.cell.reference.repository, outcome.digest));
                 row.verdict = outcome.built.map(|built| built.report.verdict.as_str());
             }
-            // Images are not all meant for all kernels; one that was asked for by name is missed.
+            // Not all images are meant for all kernels. Only an image that was requested by name counts as
+            // missing.
             Err(TargetError::Skipped(_, reason)) if reason.is_finding() && args.image.is_empty() => {
                 row.outcome = "skipped";
                 row.message = Some(reason.to_string());
@@ -98,7 +100,7 @@ pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit> {
     Ok(exit)
 }
 
-/// The named images; else those that nodes of the kernel's platform call for; else all.
+/// Returns the named images, else those that nodes of the kernel's platform call for, else all.
 async fn images(
     session: &Session,
     args: &PrebuildArgs,

@@ -1,5 +1,6 @@
-//! `farrier preflight`: may these nodes boot that kernel? It ends with 0 where nothing is in their way: all images that
-//! they will need are there, or none is called for. The answer tells these apart.
+//! `farrier preflight`: checks whether nodes may boot a kernel. Exits with 0 if nothing blocks them: all
+//! images that they will need are published, or no image is called for. The answer tells these two cases
+//! apart.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -26,23 +27,23 @@ pub struct PreflightArgs {
     /// Kernel release, exactly as `uname -r` will print it
     #[arg(long, value_name = "RELEASE")]
     pub kernel: String,
-    /// Ask about this node (repeatable) [default: all]
+    /// Check this node (repeatable) [default: all]
     #[arg(long, value_name = "NAME")]
     pub node: Vec<String>,
-    /// Ask about nodes with this operating system id [default: any]
+    /// Check nodes with this operating system id [default: any]
     #[arg(long, value_name = "ID")]
     pub os: Option<String>,
-    /// Ask about nodes with this operating system version [default: any]
+    /// Check nodes with this operating system version [default: any]
     #[arg(long, value_name = "VERSION")]
     pub os_version: Option<String>,
-    /// Ask about nodes of this architecture, amd64 or arm64 [default: any]
+    /// Check nodes of this architecture, amd64 or arm64 [default: any]
     #[arg(long, value_name = "ARCH")]
     pub arch: Option<String>,
     #[command(flatten)]
     pub plan: PlanArgs,
 }
 
-/// Asks, answers, and changes nothing.
+/// Prints the answer and changes nothing.
 pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit> {
     let kernel: KernelRelease = settings::parse("--kernel", &args.kernel)?;
     let (parts, cluster) = session.of_cluster(&args.plan).await?;
@@ -59,7 +60,7 @@ pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit> {
     })
 }
 
-/// The names of the nodes that the arguments mean.
+/// Returns the names of the selected nodes.
 fn asked(args: &PreflightArgs, snapshot: &ClusterSnapshot) -> Result<Vec<String>> {
     for name in &args.node {
         if !snapshot.nodes.iter().any(|node| node.name == *name) {
@@ -85,8 +86,8 @@ fn asked(args: &PreflightArgs, snapshot: &ClusterSnapshot) -> Result<Vec<String>
     Ok(found)
 }
 
-/// The cluster as it would be if the nodes in question, and no others, announced the kernel: so the answer is the very
-/// one that the loop would mark them with.
+/// The cluster as if the selected nodes, and no others, announced the kernel. So the answer is the readiness
+/// that the loop would mark on the nodes.
 struct Announcing {
     cluster: Arc<dyn Cluster>,
     snapshot: ClusterSnapshot,

@@ -1,4 +1,4 @@
-//! `farrier render`: the Dockerfile of one image for one kernel.
+//! `farrier render`: prints the Dockerfile of one image for one kernel.
 
 use clap::Args;
 
@@ -8,7 +8,7 @@ use crate::engine::EngineChoice;
 
 #[derive(Debug, Args)]
 pub struct RenderArgs {
-    /// The driver image's name
+    /// Name of the driver image
     pub image: String,
     #[command(flatten)]
     pub target: TargetArgs,

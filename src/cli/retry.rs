@@ -1,4 +1,4 @@
-//! `farrier retry`: a build that failed is tried again, though none of its inputs has changed.
+//! `farrier retry`: retries a failed build whose inputs have not changed.
 
 use clap::Args;
 
@@ -13,7 +13,7 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub struct RetryArgs {
-    /// The driver image's name
+    /// Name of the driver image
     pub image: String,
     /// Kernel release, exactly as `uname -r` prints it
     pub kernel: String,
@@ -21,8 +21,8 @@ pub struct RetryArgs {
     pub plan: PlanArgs,
 }
 
-/// Forgets failures that this machine's cache remembers. The next pass of the farrier that has this cache builds again; what
-/// fails for a reason that passes is tried again anyway.
+/// Forgets failures in this machine's cache. The farrier that uses this cache builds again in its next
+/// reconcile. Transient failures are retried without this command.
 pub async fn retry(session: &Session, args: RetryArgs) -> Result<Exit, CliError> {
     let RetryArgs { image, kernel, plan } = args;
     let (image, release): (ImageName, KernelRelease) = (parse("image", &image)?, parse("kernel", &kernel)?);

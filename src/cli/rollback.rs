@@ -1,4 +1,4 @@
-//! `farrier rollback`: takes back what farrier has set in a cluster.
+//! `farrier rollback`: reverts what farrier has set in a cluster.
 
 use std::sync::Arc;
 
@@ -17,19 +17,19 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub struct RollbackArgs {
-    /// What to roll back: namespace/name of a DaemonSet, Kind/name of an operator's resource
-    /// [default: everything that carries a record of what farrier has set]
+    /// Objects to roll back: namespace/name of a DaemonSet, Kind/name of an operator's resource [default:
+    /// everything that carries a record of what farrier has set]
     #[arg(value_name = "OBJECT")]
     pub objects: Vec<String>,
-    /// The cluster
+    /// Live cluster: kube or kube:CONTEXT
     #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", default_value = "kube", hide_env_values = true)]
     pub cluster: String,
-    /// Print what would be put back, and touch nothing
+    /// Print what would be restored, and change nothing
     #[arg(long)]
     pub dry_run: bool,
 }
 
-/// Reaches a live cluster with what farrier has set there, and these objects.
+/// Connects to a live cluster. The snapshot will include what farrier has set there, and these objects.
 pub(super) async fn connect(
     session: &Session,
     cluster: &str,
@@ -41,16 +41,16 @@ pub(super) async fn connect(
              (git revert)"
         )));
     }
-    // The records on the objects decide, and no definitions: those may have been changed or deleted by now.
+    // The records on the objects decide, not the definitions, which may have been changed or deleted since.
     let named = objects.iter().filter_map(|object| object.split_once('/'));
     let named = named.map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
     let interest = Interest::for_rollback(named);
-    // A person's word, with a person's rights.
+    // A user runs this command with the user's own rights, so all namespaces are writable.
     let connection = session.connect(cluster, WriteNamespaces::All, interest.clone()).await?;
     Ok((connection.cluster, interest))
 }
 
-/// Takes back what is selected, or everything.
+/// Rolls back the selected objects, or everything.
 pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit> {
     let (cluster, mut interest) = connect(session, &args.cluster, &args.objects).await?;
     let snapshot = cluster.snapshot().await?;
@@ -62,7 +62,7 @@ pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit> {
     }
     let originals = plan::per_kernel_originals(&snapshot);
     if !originals.is_subset(&interest.daemon_sets) {
-        // One whose copies have just been made carries no record yet.
+        // A DaemonSet whose copies have just been made carries no record yet.
         interest.daemon_sets.extend(originals.iter().cloned());
         cluster.set_interest(&interest);
     }
@@ -70,7 +70,7 @@ pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit> {
     let looked = Looked { place: cluster.describe(), objects: &args.objects, unseen: !unseen.is_empty() };
     session.show(&rolled, |rolled| output::rollback::text(rolled, args.dry_run, &looked))?;
     let failed = |rolled: &Rolled| rolled.failed.is_some() || rolled.step.error.is_some();
-    // What was asked for by its name was found; of everything, a part may be missing.
+    // Objects requested by name were found. If everything was requested, unseen objects may be missing.
     let missed = looked.unseen && args.objects.is_empty();
     Ok(if missed || rolled.iter().any(failed) { Exit::Failed } else { Exit::Done })
 }

@@ -1,4 +1,4 @@
-//! `farrier run`: one pass, or the loop.
+//! `farrier run`: reconciles once, or runs the control loop.
 
 use std::sync::Arc;
 
@@ -18,13 +18,14 @@ use crate::{cluster::Cluster, controller::live::once::run_once, parts::Parts, pl
 pub struct RunArgs {
     #[command(flatten)]
     pub plan: PlanArgs,
-    /// One pass, then exit
+    /// Reconcile once, then exit
     #[arg(long)]
     pub once: bool,
-    /// Print what the run would do, and touch nothing
+    /// Print what the run would do, and change nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Seconds after which everything is looked up anew at the latest [default: 30 with dir:PATH, 60 with kube]
+    /// Seconds after which everything is looked up again at the latest [default: 30 with dir:PATH, 60 with
+    /// kube]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "once")]
     pub interval: Option<u64>,
     #[command(flatten)]
@@ -33,7 +34,7 @@ pub struct RunArgs {
     pub service: ServiceArgs,
 }
 
-/// Runs one pass, or the loop until a signal comes.
+/// Reconciles once, or runs the loop until a signal arrives.
 pub async fn run(session: &Session, args: RunArgs) -> Result<Exit> {
     let PlanArgs { registry, cluster: place, engine } = &args.plan;
     let ClusterArg { cluster, write_namespaces } = place;

@@ -1,4 +1,5 @@
-//! `farrier schema`: the JSON Schema of a definition, or of the check report; the definition of DriverBuild.
+//! `farrier schema`: prints the JSON Schema of a definition or of the check report, or the
+//! CustomResourceDefinition of DriverBuild.
 
 use clap::{Args, ValueEnum};
 use schemars::{generate::SchemaSettings, schema_for};
@@ -15,7 +16,7 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub struct SchemaArgs {
-    /// The kind of document
+    /// Kind of document
     #[arg(value_enum, default_value_t = SchemaKind::DriverImage)]
     pub kind: SchemaKind,
 }
@@ -31,7 +32,7 @@ pub enum SchemaKind {
     AnnouncedKernels,
     /// site.yaml
     Site,
-    /// What `farrier check -o json` prints
+    /// Output of `farrier check -o json`
     CheckReport,
     /// The CustomResourceDefinition of DriverBuild, as YAML for `kubectl apply`
     Crd,
@@ -46,7 +47,8 @@ pub fn schema(kind: SchemaKind) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// The schema of one kind, made from its type; `schema/` holds them as files. `None` for the definition of DriverBuild, which is YAML.
+/// Returns the schema of one kind, derived from its type; `schema/` holds the schemas as files. Returns
+/// `None` for DriverBuild, whose definition is YAML.
 pub fn of(kind: SchemaKind) -> Option<Value> {
     let schema = match kind {
         SchemaKind::Crd => return None,

@@ -1,4 +1,4 @@
-//! `farrier run` without `--once`: joins the loop with its lease, probes, figures and definitions.
+//! `farrier run` without `--once`: runs the loop with its lease, probes, metrics and definitions.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -33,37 +33,39 @@ use crate::{
     status::{KubeStatus, Place},
 };
 
-/// What a run without --once has around it.
+/// Options of a run without --once.
 #[derive(Debug, Args)]
 pub struct ServiceArgs {
-    /// Elect a leader: of several farriers with the same lease, only one builds and writes [default: in a pod, with --cluster kube]
+    /// Elect a leader: of several farriers with the same lease, only one builds and writes [default: true in
+    /// a pod with --cluster kube]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub leader_elect: Option<bool>,
-    /// The lease's name [default: farrier, or farrier-NAME with --instance NAME]
+    /// Name of the lease [default: farrier, or farrier-NAME with --instance NAME]
     #[arg(long, value_name = "NAME")]
     pub lease_name: Option<String>,
-    /// The lease's namespace [default: farrier's own]
+    /// Namespace of the lease [default: farrier's own]
     #[arg(long, value_name = "NAMESPACE")]
     pub lease_namespace: Option<String>,
-    /// Answer /metrics, /healthz and /readyz on this address, and show the fleet at /; or `off` [default: 0.0.0.0:8080 in a
-    /// pod with --cluster kube, else off]
+    /// Address that answers /metrics, /healthz and /readyz and shows the fleet at /, or `off` [default:
+    /// 0.0.0.0:8080 in a pod with --cluster kube, else off]
     #[arg(long, env = vars::FARRIER_LISTEN, value_name = "ADDRESS", hide_env_values = true)]
     pub listen: Option<String>,
-    /// Take header sets that nodes send to the --listen address (`farrier headers collect --to`); the directory holds a key
-    /// for each kernel, in a file with the name of its label
+    /// Accept header sets that nodes send to the --listen address (`farrier headers collect --to`); the
+    /// directory holds a key for each kernel, in a file with the name of its label
     #[arg(long, env = vars::FARRIER_COLLECT_KEYS, value_name = "DIR", hide_env_values = true)]
     pub collect_keys: Option<PathBuf>,
     #[command(flatten)]
     pub page: PageArgs,
 }
 
-/// How often the definitions are compared with what is in use.
+/// Interval at which the definitions on disk are compared with the ones in use.
 const DEFINITIONS_EVERY: Duration = Duration::from_secs(3);
-/// Where probes and figures are in a pod.
+/// Default address of the HTTP server in a pod.
 const LISTEN_IN_POD: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 8080);
 
-/// Runs the loop until a signal comes: 0 after SIGTERM, which is how a service is stopped.
+/// Runs the loop until a signal arrives. Returns [`Exit::Done`] after SIGTERM, which is how a service is
+/// stopped.
 pub async fn serve(
     session: &Session,
     args: &ServiceArgs,
@@ -109,7 +111,7 @@ pub async fn serve(
     if let Some(actions) = actions {
         actions.finish().await;
     }
-    // Only now: until here a write may have been under way.
+    // Release the lease only now: until here a write may have been in flight.
     if let Some(lease) = lease {
         lease.release().await;
     }
@@ -117,7 +119,7 @@ pub async fn serve(
     Ok(if session.stop.is_termination() { Exit::Done } else { Exit::Interrupted })
 }
 
-/// The definitions in use, which change with the files of `--definitions`.
+/// Returns the definitions in use, which follow the files of `--definitions`.
 fn definitions(
     session: &Session,
     parts: &Parts,
@@ -132,7 +134,7 @@ fn definitions(
     receiver
 }
 
-/// Campaigns for the lease, where that is asked for; else this farrier leads from the start.
+/// Campaigns for the lease if leader election is on. Otherwise this farrier leads from the start.
 fn leadership(
     args: &ServiceArgs,
     parts: &mut Parts,
@@ -162,13 +164,13 @@ fn leadership(
     Ok((leads, Some(task)))
 }
 
-/// The machine's name and a number that no other process has: a restart is another candidate, too.
+/// Returns the machine's name and a random number, so that a restarted process is another candidate.
 fn identity() -> String {
     let number = RandomState::new().hash_one(std::process::id());
     format!("{}_{number:016x}", vars::host_name())
 }
 
-/// `--listen`, or what a pod needs.
+/// Returns the address of `--listen`, or the default.
 fn listen(args: &ServiceArgs, kube: bool) -> Result<Option<SocketAddr>> {
     match args.listen.as_deref() {
         None => Ok((kube && vars::in_pod()).then_some(LISTEN_IN_POD)),
@@ -177,7 +179,7 @@ fn listen(args: &ServiceArgs, kube: bool) -> Result<Option<SocketAddr>> {
     }
 }
 
-/// Tells of builds in log lines, which a service has instead of a progress bar.
+/// Reports builds in log lines, because a service has no progress bar.
 struct Logs;
 
 impl Reporter for Logs {

@@ -1,4 +1,4 @@
-//! What a command works with: settings, registry, cluster and engine, joined.
+//! Joins settings, registry, cluster and engine for a command.
 
 use std::{path::Path, sync::Arc};
 
@@ -24,51 +24,51 @@ use crate::{
     site::Builds,
 };
 
-/// The directory in the cache for what boot checks remember of this machine.
+/// Directory in the cache in which boot checks keep results about this machine.
 pub const BOOT_MEMORY: &str = "boot";
-/// The directory in the cache for what engines may hold of runs that are over.
+/// Directory in the cache for notes about engine runs, which may need cleanup after a crash.
 const ENGINE_NOTES: &str = "engine-runs";
-/// Where it is seen whether this machine lets a sandbox be made.
+/// Directory in the cache in which the engine tries whether this machine permits a sandbox.
 const SANDBOX_TRIALS: &str = "work";
 
-/// What every command works with: the options that all of them have, and the signal to stop.
+/// Context of every command: the global options, and the stop signal.
 pub struct Session {
     pub global: Global,
     pub stop: Stop,
 }
 
-/// Where the loop works.
+/// A connected cluster.
 pub struct Connection {
-    /// Nodes and rollout targets.
+    /// Source of nodes and rollout targets.
     pub cluster: Arc<dyn Cluster>,
-    /// The same, where it is a live one: for the lease, the figures and the status.
+    /// The cluster's connection if it is live, for the lease, the metrics and the status.
     pub kube: Option<Arc<KubeCluster>>,
 }
 
 impl Session {
-    /// Prints a result in the form that was asked for.
+    /// Prints a result in the requested format.
     pub fn show<T: Serialize + ?Sized>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
         Ok(output::show(self.global.output, value, text)?)
     }
 
-    /// The definitions, the cache and the ways to the network.
+    /// Loads the definitions, and opens the cache and the network.
     pub fn settings(&self) -> Result<Settings> {
         Settings::resolve(&self.global)
     }
 
-    /// The same with the stored inputs of the registry that `--registry` names, where it is given.
+    /// Like [`Session::settings`], with the stored inputs of the registry that `--registry` names, if given.
     pub fn settings_with_store(&self, location: Option<&str>) -> Result<Settings> {
         if location.is_none() {
             return self.settings();
         }
         let Parts { definitions, cache, fetcher, credentials, .. } =
             self.parts(location, EngineChoice::Auto)?;
-        // This net knows the registry's host, which may then be asked offline, too.
+        // This net knows the registry's host, which may therefore be contacted offline.
         let registry = RegistryOptions { credentials, net: fetcher.net().clone() };
         Ok(Settings { definitions, cache, fetcher, registry })
     }
 
-    /// The parts of a registry, and the cluster.
+    /// Returns the parts for a registry, and the cluster.
     pub async fn of_cluster(&self, plan: &PlanArgs) -> Result<(Parts, Arc<dyn Cluster>)> {
         let PlanArgs { registry, cluster, engine } = plan;
         let parts = self.publisher(registry, engine.engine)?;
@@ -78,7 +78,7 @@ impl Session {
         Ok((parts, cluster))
     }
 
-    /// Reaches what `--cluster` names, for what is asked about.
+    /// Connects to the cluster that `--cluster` names. The snapshot covers `interest`.
     pub async fn connect(
         &self,
         cluster: &str,
@@ -97,20 +97,20 @@ impl Session {
         Ok(Connection { cluster: Arc::new(Directory::open(Path::new(path))?), kube: None })
     }
 
-    /// Parts that publish to a registry.
+    /// Returns parts that publish to a registry.
     pub fn publisher(&self, registry: &RegistryArg, engine: EngineChoice) -> Result<Parts> {
         self.parts(Some(&registry.registry), engine)
     }
 
-    /// Parts that publish nothing, and look needed images and stored inputs up in a registry, where one is
-    /// given.
+    /// Returns parts that publish nothing. They look up needed images and stored inputs in a registry, if one
+    /// is given.
     pub fn reader(&self, needs_from: Option<&str>, engine: EngineChoice) -> Result<Parts> {
         let mut parts = self.parts(None, engine)?;
         if let Some(location) = needs_from {
             let options =
                 RegistryOptions { credentials: parts.credentials.clone(), net: parts.fetcher.net().clone() };
             let (location, registry) = connect(location, &options)?;
-            // Not the layout directory of parts that publish nothing: it holds no stored inputs.
+            // Replace the store: the layout directory of parts that publish nothing holds no stored inputs.
             let store = images::store_of(&parts, location.clone(), Arc::clone(&registry));
             parts.fetcher = parts.fetcher.with_store(store);
             let registry = Arc::new(Retrying::new(registry, parts.cancel.clone()));
@@ -119,8 +119,8 @@ impl Session {
         Ok(parts)
     }
 
-    /// Parts that publish to `location`; without one, to a layout directory in the cache, so that nothing
-    /// outside is touched.
+    /// Returns parts that publish to `location`. Without one, they publish to a layout directory in the
+    /// cache, so that nothing outside changes.
     pub fn parts(&self, location: Option<&str>, engine: EngineChoice) -> Result<Parts> {
         let Settings { definitions, cache, fetcher, registry: options } = self.settings()?;
         let location = match location {
@@ -162,7 +162,7 @@ impl Session {
             fence: None,
             cancel,
         };
-        // Without retry: what fetches from the store is repeated as a whole.
+        // The store has no retry, because its callers retry a fetch as a whole.
         let store = images::store_of(&parts, location, registry);
         parts.fetcher = parts.fetcher.with_store(store);
         parts.boot_checker = Some(Arc::new(QemuBoot {
@@ -175,7 +175,8 @@ impl Session {
     }
 }
 
-/// How much is built at once: what the arguments say, else what the machine has. A cluster finds room for its builds itself.
+/// Returns the limits of builds: the arguments, else this machine's resources. A cluster schedules its builds
+/// itself.
 pub fn limits(args: &LimitArgs, engine: EngineChoice, builds: &Builds) -> BuildLimits {
     let LimitArgs { parallel_builds, build_cpus, build_memory } = args;
     let (Budget { cpus, memory }, at_once) = match engine {
@@ -190,7 +191,7 @@ pub fn limits(args: &LimitArgs, engine: EngineChoice, builds: &Builds) -> BuildL
     }
 }
 
-/// Which live cluster `--cluster` names, if it names one.
+/// Returns the options of the live cluster that `--cluster` names, if it names one.
 pub fn kube_options(text: &str) -> Option<KubeOptions> {
     let context = match text.split_once(':') {
         None if text == "kube" => None,

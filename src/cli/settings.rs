@@ -1,4 +1,4 @@
-//! Turns arguments and the environment into what the commands use.
+//! Resolves arguments and the environment to settings.
 
 use std::{
     collections::BTreeSet,
@@ -25,15 +25,15 @@ use crate::{
     registry::{self, CredentialFile, Keyring, Registry, RegistryLocation, RegistryOptions},
 };
 
-/// What every command works with.
+/// Settings of every command.
 pub struct Settings {
-    /// The definitions, built-in and the user's.
+    /// Built-in definitions and the user's.
     pub definitions: Definitions,
     /// The cache directory.
     pub cache: Cache,
     /// Fetches headers and sources.
     pub fetcher: Fetcher,
-    /// How registries are reached.
+    /// Access to registries.
     pub registry: RegistryOptions,
 }
 
@@ -53,26 +53,27 @@ impl Settings {
         Ok(Self { definitions, cache, fetcher, registry })
     }
 
-    /// How registries are reached as the definitions of a directory say, or the built-in ones alone.
+    /// Returns the access to registries as a directory of definitions configures it, or the built-in
+    /// definitions alone.
     pub fn registry_options(global: &Global, definitions: Option<&Path>) -> Result<RegistryOptions> {
         let directory = definitions.map(existing_directory).transpose()?;
         reach(global, &definitions::load(directory.as_deref())?)
     }
 }
 
-/// The cache directory that `--cache-dir` names, or the default one.
+/// Opens the cache directory that `--cache-dir` names, or the default one.
 pub fn open_cache(global: &Global) -> Result<Cache> {
     Ok(Cache::open(global.cache_dir.clone().unwrap_or_else(env_vars::default_cache_dir))?)
 }
 
-/// The registry or layout directory that `--registry` names.
+/// Connects to the registry or layout directory that `--registry` names.
 pub fn connect(text: &str, options: &RegistryOptions) -> Result<(RegistryLocation, Arc<dyn Registry>)> {
     let location: RegistryLocation = parse("--registry", text)?;
     let registry = registry::connect(&location, options);
     Ok((location, registry))
 }
 
-/// How hosts are reached here, and with which credentials.
+/// Sets up the network and the credentials.
 fn reach(global: &Global, definitions: &Definitions) -> Result<RegistryOptions> {
     let net = Net::new(NetOptions {
         site: definitions.site.clone(),
@@ -99,12 +100,13 @@ fn existing_directory(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// The kernel target of the arguments; the operating system and architecture default to this machine's.
+/// Returns the kernel target of the arguments. The operating system and architecture default to this
+/// machine's.
 pub fn target_of(args: &TargetArgs) -> Result<KernelTarget> {
     target(&args.kernel, &args.platform)
 }
 
-/// The same, for one of several kernels.
+/// Returns the kernel target for one of several kernels.
 pub fn target(kernel: &str, platform: &PlatformArgs) -> Result<KernelTarget> {
     let host = if platform.os.is_none() || platform.os_version.is_none() { host_os() } else { (None, None) };
     let os = platform.os.clone().or(host.0).ok_or_else(|| {
@@ -121,12 +123,12 @@ pub fn target(kernel: &str, platform: &PlatformArgs) -> Result<KernelTarget> {
     })
 }
 
-/// The architecture of the arguments; it defaults to this machine's.
+/// Returns the architecture of the arguments, by default this machine's.
 pub fn architecture(platform: &PlatformArgs) -> Result<Architecture> {
     parse("--arch", platform.arch.as_deref().unwrap_or(std::env::consts::ARCH))
 }
 
-/// Parses an argument's value; the message names the argument.
+/// Parses an argument's value. The error names the argument.
 pub fn parse<T>(argument: &str, text: &str) -> Result<T>
 where
     T: FromStr,
@@ -135,7 +137,7 @@ where
     text.parse().map_err(|error| CliError::usage(format!("{argument}: {error}")))
 }
 
-/// The driver images that `--image` names; all must be defined.
+/// Parses the driver images that `--image` names. All must be defined.
 pub fn images(names: &[String], definitions: &Definitions) -> Result<BTreeSet<ImageName>> {
     let known = |name: &String| {
         let name: ImageName = parse("--image", name)?;
@@ -147,7 +149,7 @@ pub fn images(names: &[String], definitions: &Definitions) -> Result<BTreeSet<Im
     names.iter().map(known).collect()
 }
 
-/// `ID` and `VERSION_ID` of this machine's os-release.
+/// Reads `ID` and `VERSION_ID` of this machine's os-release.
 fn host_os() -> (Option<String>, Option<String>) {
     let text = fs::read_to_string("/etc/os-release")
         .or_else(|_| fs::read_to_string("/usr/lib/os-release"))

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{args::LogForm, output};
 
-/// How a command is asked to stop.
+/// Stop request for a command.
 #[derive(Clone, Debug, Default)]
 pub struct Stop {
     pub cancel: CancellationToken,
@@ -17,7 +17,7 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Was it SIGTERM, by which services are stopped, rather than Ctrl-C?
+    /// Whether SIGTERM, which is how services are stopped, caused the stop, and not Ctrl-C.
     pub fn is_termination(&self) -> bool {
         self.terminated.load(Ordering::Acquire)
     }

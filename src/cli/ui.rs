@@ -1,4 +1,4 @@
-//! `farrier ui`: the page of `farrier run`, on a port that only this machine reaches, for as long as it is looked at.
+//! `farrier ui`: serves the page of `farrier run` on a loopback port until it is stopped.
 
 use std::{net::Ipv4Addr, process::Stdio, sync::Arc};
 
@@ -32,8 +32,8 @@ use crate::{
 pub struct UiArgs {
     #[command(flatten)]
     pub registry: RegistryArg,
-    /// Where nodes and rollout targets are: kube or kube:CONTEXT, a live cluster, or dir:PATH, a directory of manifests; without
-    /// one the page shows what the registry has
+    /// Cluster with the nodes and rollout targets: kube or kube:CONTEXT for a live cluster, dir:PATH for a
+    /// directory of manifests; without it, the page shows the contents of the registry
     #[arg(long, env = env_vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
     pub cluster: Option<String>,
     /// Namespaces in which DaemonSets are written and pods evicted
@@ -43,12 +43,12 @@ pub struct UiArgs {
     pub page: PageArgs,
     #[command(flatten)]
     pub engine: EngineArg,
-    /// Only print the address
+    /// Print the address without opening a browser
     #[arg(long)]
     pub no_browser: bool,
 }
 
-/// Serves the page until it is stopped. It changes nothing, but for what is asked for there with `--page-actions`.
+/// Serves the page until stopped. Changes nothing, except what users do on the page with `--page-actions`.
 pub async fn ui(session: &Session, args: UiArgs) -> Result<Exit> {
     let UiArgs { registry, cluster, write_namespaces, page: PageArgs { page_actions }, engine, no_browser } =
         args;
@@ -69,14 +69,14 @@ pub async fn ui(session: &Session, args: UiArgs) -> Result<Exit> {
         () = session.stop.cancel.cancelled() => Ok(Exit::Interrupted),
         failed = show(session, &parts, cluster.as_ref(), &page, &asked, no_browser) => failed,
     };
-    // A build stops, and cleans up.
+    // Running builds stop and clean up.
     if let Some(actions) = actions {
         actions.finish().await;
     }
     stopped
 }
 
-/// Shows the newest plan again and again. It ends only where the first one fails.
+/// Plans repeatedly and shows the newest plan. Returns only if the first plan fails.
 async fn show(
     session: &Session,
     parts: &Parts,
@@ -123,7 +123,7 @@ async fn show(
     }
 }
 
-/// Answers on a free port of the loopback device; gives the address.
+/// Serves the page on a free loopback port and returns the address.
 async fn serve(session: &Session, page: &Arc<PageServer>) -> Result<String> {
     let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
     let anywhere = (Ipv4Addr::LOCALHOST, 0).into();

@@ -1,4 +1,4 @@
-//! `farrier upgrade`: the order in which nodes get another driver, and a person's word on it.
+//! `farrier upgrade`: shows and controls the order in which nodes get another driver.
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -19,15 +19,16 @@ use crate::{
 
 #[derive(Debug, Subcommand)]
 pub enum UpgradeCommand {
-    /// Show in which order nodes get another driver, what each one waits for, and when the last one is done
+    /// Show the order in which nodes get another driver, what each node waits for, and when the last one is
+    /// done
     Plan(UpgradePlanArgs),
     /// Show the images that DaemonSets got, the newest first: when, what each replaced, and its outcome
     History(UpgradeHistoryArgs),
-    /// Begin no other node; those that are begun are finished
+    /// Start no other node; nodes under way are finished
     Pause(UpgradeArgs),
-    /// Go on, also where the upgrade stopped because a node failed
+    /// Resume, also if the upgrade stopped because a node failed
     Resume(UpgradeArgs),
-    /// Put the image before it back; nodes that have the new one get that, in the same order
+    /// Restore the previous image; nodes that have the new one get the previous one, in the same order
     Abort(UpgradeArgs),
 }
 
@@ -45,7 +46,7 @@ pub struct UpgradeArgs {
     /// namespace/name of the DaemonSet
     #[arg(value_name = "OBJECT")]
     pub object: String,
-    /// The cluster
+    /// Live cluster: kube or kube:CONTEXT
     #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", default_value = "kube", hide_env_values = true)]
     pub cluster: String,
 }
@@ -55,21 +56,21 @@ pub struct UpgradeHistoryArgs {
     /// namespace/name of a DaemonSet [default: all that carry farrier's record]
     #[arg(value_name = "OBJECT")]
     pub object: Option<String>,
-    /// The cluster
+    /// Live cluster: kube or kube:CONTEXT
     #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", default_value = "kube", hide_env_values = true)]
     pub cluster: String,
 }
 
-/// What became of an upgrade.
+/// Result of pausing or resuming an upgrade.
 #[derive(Serialize)]
 struct PauseOutcome {
     object: String,
     paused: bool,
-    /// Nodes on which the new driver did not work, which are begun again.
+    /// Nodes on which the new driver did not work. Their upgrade starts again.
     forgiven: Vec<String>,
 }
 
-/// `farrier upgrade`.
+/// Runs `farrier upgrade`.
 pub async fn upgrade(session: &Session, command: UpgradeCommand) -> Result<Exit> {
     match command {
         UpgradeCommand::Plan(args) => plan(session, args).await,
@@ -80,9 +81,11 @@ pub async fn upgrade(session: &Session, command: UpgradeCommand) -> Result<Exit>
             let UpgradeArgs { object, cluster } = &args;
             let taken =
                 RollbackArgs { objects: vec![object.clone()], cluster: cluster.clone(), dry_run: false };
-            // The image first: until it is there, a loop that goes on would begin nodes with the new one.
+            // Restore the image before resuming. Otherwise a running loop would start nodes with the new
+            // image.
             let taken = rollback::rollback(session, taken).await?;
-            // Of one that is not paused, that would forget what was just taken back.
+            // Resume only a paused upgrade: on any other one, resuming would discard the rollback that was
+            // just recorded.
             if taken == Exit::Done && is_paused(session, &args).await? {
                 set_paused(session, &args, false).await?;
             }

@@ -1,4 +1,5 @@
-//! `farrier verify`: is a published image whole, checked and signed, and does it say where it came from?
+//! `farrier verify`: verifies that a published image is complete, checked and signed, and states its
+//! provenance.
 
 use std::path::{Path, PathBuf};
 
@@ -9,34 +10,35 @@ use crate::{engine::EngineChoice, image::ImageReference, images};
 
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
-    /// The image: host/repository:tag or @sha256:..., oci:PATH:NAME:TAG of a layout directory, or with --registry NAME:TAG
+    /// Image: host/repository:tag or @sha256:..., oci:PATH:NAME:TAG of a layout directory, or NAME:TAG with
+    /// --registry
     #[arg(value_name = "IMAGE")]
     pub image: String,
-    /// A public key, PEM; one of them must have signed (repeatable) [default: what policy.requireSigned in site.yaml asks for,
-    /// else the key of imageSigning]
+    /// Trusted public key, PEM; one of the keys must have signed (repeatable) [default: what
+    /// policy.requireSigned in site.yaml asks for, else the key of imageSigning]
     #[arg(long, value_name = "PEM")]
     pub key: Vec<PathBuf>,
-    /// So many different ones of the named keys must have signed
+    /// Number of different keys of --key that must have signed
     #[arg(long, value_name = "N", requires = "key", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
     pub at_least: u8,
-    /// Look at no signature: what is found then may be anyone's
+    /// Skip signatures; the image may then come from anyone
     #[arg(long, conflicts_with = "key")]
     pub insecure_no_signature: bool,
-    /// Read every blob and compare its digest, rather than ask whether it is there
+    /// Read every blob and verify its digest, instead of only checking that the blob exists
     #[arg(long)]
     pub deep: bool,
-    /// Where the image is published: host[:port]/path, or oci:PATH for a layout directory
+    /// Registry of the image: host[:port]/path, or oci:PATH for a layout directory
     #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
     pub registry: Option<String>,
 }
 
-/// Checks the image and prints a line for each check.
+/// Verifies the image and prints a line for each check.
 pub async fn verify(session: &Session, args: VerifyArgs) -> Result<Exit> {
     let (layout, name) = place(&args.image)?;
     let location = layout.as_deref().or(args.registry.as_deref());
     let parts = session.parts(location, EngineChoice::Auto)?;
     let mut reference: ImageReference = settings::parse("image", name)?;
-    // With --registry a name below its prefix is enough.
+    // With --registry, a name below its prefix is sufficient.
     if layout.is_none() && args.registry.is_some() && reference.repository.host().is_none() {
         let ImageReference { repository, version } = reference;
         let repository = parts.location.repository(repository.as_str());
@@ -53,7 +55,7 @@ pub async fn verify(session: &Session, args: VerifyArgs) -> Result<Exit> {
     Ok(if report.is_in_order() { Exit::Done } else { Exit::Failed })
 }
 
-/// The layout directory of `oci:PATH:NAME`, and the image's name.
+/// Splits `oci:PATH:NAME` into the layout directory and the image's name.
 fn place(word: &str) -> Result<(Option<String>, &str)> {
     let Some(rest) = word.strip_prefix("oci:") else { return Ok((None, word)) };
     let ends = rest.match_indices(':').map(|(at, _)| at);

@@ -1,4 +1,4 @@
-//! `farrier why`: the chain of reasons from labels to image fields, in sentences.
+//! `farrier why`: explains the chain of reasons from labels to image fields, in sentences.
 
 use clap::Args;
 
@@ -13,7 +13,7 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub struct WhyArgs {
-    /// node/NAME, or a driver image's name
+    /// node/NAME, or name of a driver image
     pub subject: String,
     /// With an image: kernel release, exactly as `uname -r` prints it
     pub kernel: Option<String>,
@@ -21,13 +21,13 @@ pub struct WhyArgs {
     pub plan: PlanArgs,
 }
 
-/// What is asked about.
+/// Subject of the question.
 enum Subject<'a> {
     Node(&'a str),
     Image(&'a DriverImage, KernelRelease),
 }
 
-/// Asks, answers, and changes nothing.
+/// Prints the explanations and changes nothing.
 pub async fn why(session: &Session, args: WhyArgs) -> Result<Exit> {
     let WhyArgs { subject, kernel, plan } = args;
     let (parts, cluster) = session.of_cluster(&plan).await?;
@@ -69,7 +69,7 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// Each chain as a table below its subject.
+/// Formats each chain as a table below its subject.
 fn text(explanations: &[Explanation]) -> String {
     let chain = |explanation: &Explanation| {
         let rows = explanation.chain.iter().map(|Link { about, says, hint }| {

@@ -1,7 +1,7 @@
-//! Adapter: a directory of manifests (`dir:PATH`), read as a cluster and rewritten in place.
+//! Adapter: a directory of manifests (`dir:PATH`), read as a cluster and edited in place.
 //!
-//! Nothing but the image value's bytes changes in a file. So the record of the replaced value, which
-//! a live cluster gets as annotations, is not written here: a directory's history is its version control.
+//! An edit changes only the bytes of the image value. farrier therefore writes no record of the replaced value here, unlike the
+//! annotations in a live cluster: version control provides the directory's history.
 
 use std::{
     collections::BTreeSet,
@@ -25,22 +25,22 @@ use crate::{
     plan::{Candidates, Change, ClusterSnapshot, ImageChange},
 };
 
-/// Bounds on what is read: generous for a real fleet, and far from what a machine cannot hold.
+/// Limits on the input: generous for a real fleet, and small enough for memory.
 const FILE_BYTES: u64 = 32 << 20;
 const TOTAL_BYTES: u64 = 256 << 20;
 const FILES: usize = 50_000;
 
 /// A directory of manifests, or a single file.
 ///
-/// All `*.yaml`, `*.yml` and `*.json` files below it are read; hidden files and directories are not, nor
-/// is anything that a symbolic link reaches outside of it.
+/// All `*.yaml`, `*.yml` and `*.json` files below the directory are read. Hidden files and directories are skipped, and so are
+/// files outside the directory that a symbolic link points to.
 #[derive(Clone, Debug)]
 pub struct Directory {
     root: PathBuf,
 }
 
 impl Directory {
-    /// Opens a directory or file, which must exist.
+    /// Opens an existing directory or file.
     pub fn open(path: &Path) -> Result<Self, ClusterError> {
         let root = std::fs::canonicalize(path).map_err(|source| {
             let words = format!("read the manifests of --cluster dir:{}: {source}", path.display());
@@ -49,10 +49,9 @@ impl Directory {
         Ok(Self { root })
     }
 
-    /// Reads every manifest. Blocking.
+    /// Reads every manifest. Blocks the thread.
     ///
-    /// A file that is not YAML is an error and not passed over: a node that is not seen could be the one
-    /// that a rewrite breaks.
+    /// A file that is not YAML is an error and is not skipped: a rewrite could break a node that farrier did not see.
     pub fn read(&self) -> Result<ClusterSnapshot, ClusterError> {
         let mut snapshot = ClusterSnapshot { read_only_nodes: true, ..ClusterSnapshot::default() };
         for path in self.files()? {
@@ -63,7 +62,7 @@ impl Directory {
         Ok(snapshot)
     }
 
-    /// Sets one container's image. Blocking. The file is replaced in one step, or not at all.
+    /// Sets one container's image. Blocks the thread. The file is replaced atomically.
     pub fn set_image(&self, change: &ImageChange) -> Result<(), ClusterError> {
         let object = object_name(change);
         let refused = |reason: String| ClusterError::Refused { object: object.clone(), reason };
@@ -109,7 +108,7 @@ impl Directory {
         })
     }
 
-    /// The manifest files, sorted, each once.
+    /// Returns the manifest files, sorted and without duplicates.
     fn files(&self) -> Result<BTreeSet<PathBuf>, ClusterError> {
         let hidden = |entry: &walkdir::DirEntry| {
             entry.depth() > 0 && entry.file_name().as_encoded_bytes().starts_with(b".")
@@ -121,7 +120,7 @@ impl Directory {
                 continue;
             }
             let path = if entry.path_is_symlink() {
-                // A mounted ConfigMap is made of links to hidden files of the same directory.
+                // A mounted ConfigMap consists of links to hidden files in the same directory.
                 let target = fs::canonicalize(entry.path())?;
                 if !target.starts_with(&self.root) {
                     tracing::warn!(path = %entry.path().display(), "symbolic link leads outside, not read");
@@ -161,7 +160,7 @@ impl Cluster for Directory {
         blocking(move || this.read()).await
     }
 
-    /// Whatever kinds the manifests are of: what is written in them counts.
+    /// Searches the text of the manifests, whatever their kinds.
     async fn mentions(&self, images: &Candidates) -> Result<BTreeSet<String>, ClusterError> {
         let (this, images) = (self.clone(), images.clone());
         blocking(move || {
@@ -214,7 +213,7 @@ fn parse(path: &Path, text: &str) -> Result<Manifest, ClusterError> {
 
 fn read_text(path: &Path) -> Result<String, ClusterError> {
     let mut bytes = Vec::new();
-    // The bound is on what is read, since a file can grow after its size was asked for.
+    // Limit the number of bytes read, because the file may grow after a size check.
     File::open(path)?.take(FILE_BYTES + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > FILE_BYTES {
         let reason = format!("more than {FILE_BYTES} bytes");
@@ -232,8 +231,8 @@ fn read_text(path: &Path) -> Result<String, ClusterError> {
     })
 }
 
-/// Writes beside the file and renames, so that readers see the old text or the new one. Mode and owner
-/// stay. `changed` is the error when the file no longer holds what the edit was made from.
+/// Writes a temporary file in the same directory and renames it, so that readers see either the old text or the new one. Mode and
+/// owner are kept. `changed` creates the error for a file that no longer has the content that was edited.
 fn replace_file(
     path: &Path,
     before: &str,
@@ -253,14 +252,14 @@ fn replace_file(
     place.persist(path).map_err(|failed| {
         io::Error::new(failed.error.kind(), format!("replace {}: {}", path.display(), failed.error))
     })?;
-    // The rename is durable once the directory is.
+    // The rename is durable after the directory is synced.
     Ok(File::open(parent)?.sync_all()?)
 }
 
 fn keep_owner_and_mode(file: &File, metadata: &Metadata) -> io::Result<()> {
     let own = file.metadata()?;
     if (own.uid(), own.gid()) != (metadata.uid(), metadata.gid()) {
-        // Only root can give a file away; for others the file becomes theirs, as with any editor.
+        // Only root can change the owner. Without root, the file belongs to the current user, as after an edit in any editor.
         match fchown(file, Some(metadata.uid()), Some(metadata.gid())) {
             Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(error),
             Ok(()) | Err(_) => {}

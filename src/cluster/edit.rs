@@ -4,13 +4,12 @@ use granit_parser::{Event, ScalarStyle};
 
 use crate::yaml::{Scalar, events};
 
-/// The text with the scalar's value replaced, in the same quotes. Every other byte stays. The result is
-/// read again and compared with the original: unless exactly this one value differs, the edit is refused
-/// with the reason.
+/// Replaces the scalar's value and keeps its quotes. All other bytes stay unchanged. The result is parsed and compared with the
+/// original. If anything but this one value differs, the edit is refused with a reason.
 pub(super) fn replace(text: &str, scalar: &Scalar, value: &str) -> Result<String, String> {
     let bytes = &scalar.bytes;
     let written = text.get(bytes.clone()).ok_or("the value's place is not known")?;
-    // Image references need no escapes in any style; what does not read back is refused below.
+    // Image references need no escapes in any style. A value that does not parse back is refused below.
     let replacement = match scalar.style {
         ScalarStyle::Plain if written == scalar.text => value.to_owned(),
         ScalarStyle::SingleQuoted if is_quoted(written, '\'') => format!("'{value}'"),
@@ -114,7 +113,7 @@ mod tests {
             old in "[a-z]{1,5}(:[a-z0-9]{1,5})?",
             new in "[a-z]{1,5}/[a-z]{1,5}(:[a-z0-9]{1,5}|@sha256:[0-9a-f]{8})",
         ) {
-            // Keys are numbered, because a key that is there twice is no YAML.
+            // Keys are numbered, because duplicate keys are invalid YAML.
             let numbered = |(n, line): (usize, &String)| {
                 let line = line.replace("&a", &format!("&a{n}"));
                 line.strip_prefix('k').map_or(format!("{line}\n"), |rest| format!("k{n}{rest}\n"))

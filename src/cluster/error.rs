@@ -1,75 +1,76 @@
-//! Pure: what goes wrong with a cluster, in words that a platform engineer can act on.
+//! Pure: errors of cluster access, with hints for the platform engineer.
 
 use std::{fmt::Write as _, path::PathBuf};
 
 use crate::shell::shell_word;
 
-/// What went wrong with a cluster.
+/// A failed operation on a cluster.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum ClusterError {
-    /// A file of this machine.
+    /// An I/O error on this machine.
     #[error(transparent)]
     Io(#[from] std::io::Error),
     /// A manifest that Kubernetes would not accept. Lines and columns count from 1.
     #[error("read manifest {path}:{line}:{column}: {reason}")]
     Manifest { path: PathBuf, line: usize, column: usize, reason: String },
-    /// More than farrier reads: the file or directory, and which bound.
+    /// Input above a size limit: the file or directory, and the exceeded limit.
     #[error("read manifests in {0}: {1}")]
     TooLarge(PathBuf, String),
-    /// The field of a manifest (`object`: DaemonSet and container) is not what the plan saw. The next pass plans anew.
+    /// A manifest's field (`object`: DaemonSet and container) has another value than the plan saw. The next reconcile plans
+    /// again.
     #[error("set image of {object}: it holds {found:?}, and {expected:?} was planned for")]
     Conflict { object: String, expected: String, found: String },
-    /// The field of a manifest is not there, is there twice, or cannot be set where it stands.
+    /// A manifest's field is missing, is ambiguous, or cannot be edited where it is written.
     #[error("set image of {object}: {reason}")]
     Refused { object: String, reason: String },
-    /// Neither a kubeconfig nor the files of a pod's service account say how to reach a cluster.
+    /// Neither a kubeconfig nor a pod's service account provides access to a cluster.
     #[error("find the cluster: {0}")]
     Configuration(String),
-    /// A call of the API server.
+    /// A failed call to the API server.
     #[error("{action}: {error}")]
     Api { action: String, error: ApiError },
 }
 
-/// Why a call of the API server failed.
+/// Reason why a call to the API server failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ApiError {
-    /// It does not answer, or has too much to do, for longer than farrier waits. Transient.
+    /// The API server did not answer, or was overloaded, for longer than farrier retries. Transient.
     #[error("the API server is unavailable: {0}")]
     Unavailable(String),
-    /// It does not know who is asking.
+    /// The API server does not accept the credentials.
     #[error("the API server does not accept the credentials: {0}")]
     Unauthorized(String),
-    /// A right is missing.
+    /// A permission is missing.
     #[error("{}", .0.sentence())]
     Forbidden(Box<MissingRight>),
-    /// The object does not exist (any more). The next pass plans anew.
+    /// The object does not exist, or no longer exists. The next reconcile plans again.
     #[error("it is gone")]
     Gone,
-    /// The object is not in the state that the plan saw. The next pass plans anew.
+    /// The object is not in the state that the plan saw. The next reconcile plans again.
     #[error("it has changed since it was read: {0}")]
     Changed(String),
-    /// The API server, or an admission webhook, does not accept what was written.
+    /// The API server or an admission webhook rejected the write.
     #[error("the API server refuses it: {0}")]
     Rejected(String),
-    /// The change is not one that farrier writes.
+    /// farrier does not write this kind of change.
     #[error("it cannot be written: {0}")]
     Unwritable(String),
-    /// A PodDisruptionBudget does not let the pod go now.
+    /// A PodDisruptionBudget currently prevents the eviction.
     #[error("{0}")]
     Disruption(String),
-    /// This process may not write (any more).
+    /// This process must not write, for example because it lost the lease.
     #[error("nothing is written: {0}")]
     Fenced(String),
 }
 
 impl ClusterError {
-    /// Can the same call succeed later, without anything being changed?
+    /// Whether the same call may succeed later without any change.
     pub fn is_transient(&self) -> bool {
         self.is_unreachable() || self.disruption().is_some()
     }
 
-    /// What the API server says of a PodDisruptionBudget that does not let a pod go now.
+    /// Returns the API server's message about a PodDisruptionBudget that currently prevents an eviction.
     pub fn disruption(&self) -> Option<&str> {
         match self {
             Self::Api { error: ApiError::Disruption(reason), .. } => Some(reason),
@@ -77,17 +78,17 @@ impl ClusterError {
         }
     }
 
-    /// Could the cluster not be reached?
+    /// Whether the cluster could not be reached.
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Api { error: ApiError::Unavailable(_), .. })
     }
 
-    /// Is the object another by now, so that a new plan is called for?
+    /// Whether the object has changed, so that a new plan is needed.
     pub fn is_conflict(&self) -> bool {
         matches!(self, Self::Conflict { .. } | Self::Api { error: ApiError::Changed(_) | ApiError::Gone, .. })
     }
 
-    /// What to do about it.
+    /// Returns a hint for the user.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::Configuration(_) => {
@@ -110,24 +111,24 @@ impl ClusterError {
     }
 }
 
-/// A right that farrier needs and does not have.
+/// A permission that farrier needs and does not have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingRight {
-    /// Who farrier is to the API server, where that is known.
+    /// farrier's user name at the API server, if known.
     pub user: Option<String>,
-    /// What it may not do: `list`.
+    /// The forbidden verb: `list`.
     pub verb: &'static str,
     /// The API group; empty for the core group.
     pub group: String,
     /// The resource, with its subresource: `pods/eviction`.
     pub resource: String,
-    /// Where.
+    /// Scope of the permission.
     pub scope: Scope,
     /// All verbs that farrier needs for this resource.
     pub verbs: &'static [&'static str],
 }
 
-/// Where a right counts.
+/// Scope of a permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// A resource without namespaces.
@@ -139,7 +140,7 @@ pub enum Scope {
 }
 
 impl MissingRight {
-    /// What may not be done: `farrier may not list daemonsets.apps in all namespaces (as ...)`.
+    /// Describes the missing permission: `farrier may not list daemonsets.apps in all namespaces (as ...)`.
     pub fn sentence(&self) -> String {
         let Self { user, verb, group, resource, scope, verbs: _ } = self;
         let mut text = format!("farrier may not {verb} {resource}");
@@ -159,10 +160,10 @@ impl MissingRight {
         text
     }
 
-    /// The commands that give the right, as an administrator enters them: a role of its own, beside those that there are.
+    /// Returns the commands for an administrator that grant the permission with an additional role.
     pub fn remedy(&self) -> String {
         let Self { user, verb, group, resource, scope, verbs } = self;
-        // Two rights for one resource are two roles.
+        // Each permission gets its own role, so that two for one resource do not conflict.
         let name = format!("farrier-{verb}-{}", resource.replace('/', "-"));
         let resource = match resource.split_once('/') {
             _ if group.is_empty() => resource.clone(),

@@ -1,4 +1,4 @@
-//! Pure: nodes and DaemonSets in the text of a manifest.
+//! Pure: reads nodes and DaemonSets from the text of a manifest.
 
 use std::collections::BTreeMap;
 
@@ -12,22 +12,21 @@ use crate::{
     yaml::{Node, Scalar, YamlError, documents},
 };
 
-/// What a text holds; other kinds are passed over.
+/// Content of a manifest. Other kinds are ignored.
 #[derive(Debug, Default)]
 pub(super) struct Manifest {
     pub(super) nodes: Vec<NodeFacts>,
     pub(super) daemon_sets: Vec<DaemonSet>,
 }
 
-/// A DaemonSet and where its containers' images stand.
+/// A DaemonSet and the positions of its containers' images.
 #[derive(Debug)]
 pub(super) struct DaemonSet {
     pub(super) facts: DaemonSetFacts,
-    /// The image scalar of each of `facts.containers`, in their order.
+    /// The image scalar of each of `facts.containers`, in the same order.
     pub(super) images: Vec<Option<Scalar>>,
 }
 
-/// Reads a text.
 pub(super) fn read(text: &str) -> Result<Manifest, YamlError> {
     let mut manifest = Manifest::default();
     for document in documents(text)? {
@@ -36,15 +35,15 @@ pub(super) fn read(text: &str) -> Result<Manifest, YamlError> {
     Ok(manifest)
 }
 
-/// The nodes and DaemonSets of a text.
+/// Returns the nodes and DaemonSets in a text.
 pub(crate) fn nodes_and_daemon_sets(text: &str) -> Result<(Vec<NodeFacts>, Vec<DaemonSetFacts>), YamlError> {
     let Manifest { nodes, daemon_sets } = read(text)?;
     Ok((nodes, daemon_sets.into_iter().map(|found| found.facts).collect()))
 }
 
-/// Documents that are no Kubernetes object (values files, an empty document) are passed over.
+/// Adds an object. Documents that are not Kubernetes objects (values files, empty documents) are ignored.
 fn object(place: &Node, kind_of_items: Option<&str>, manifest: &mut Manifest) -> Result<(), YamlError> {
-    // An untyped list item has the kind that its list is named after.
+    // An untyped list item has the kind in the name of its list.
     let kind = match (place.get("kind"), kind_of_items) {
         (Some(kind), _) if kind.scalar().is_some() => kind.string()?.to_owned(),
         (None, Some(kind)) => kind.to_owned(),
@@ -116,14 +115,14 @@ fn daemon_set(place: &Node) -> Result<DaemonSet, YamlError> {
     Ok(DaemonSet { facts, images })
 }
 
-/// The annotations that farrier reads or writes.
+/// Returns the annotations that farrier reads or writes.
 fn farrier_annotations(metadata: &Node) -> Result<BTreeMap<String, String>, YamlError> {
     let mut annotations = strings(metadata, "annotations")?;
     annotations.retain(|key, _| key.starts_with("farrier.dev/"));
     Ok(annotations)
 }
 
-/// Why an image cannot be set where it is written.
+/// Reason why an image cannot be edited where it is written.
 fn why_fixed(image: Option<&Node>) -> Option<String> {
     let Some(image) = image else { return Some("the container has no image field".to_owned()) };
     let scalar = image.scalar()?;
@@ -176,13 +175,13 @@ fn affinity(pod: &Node) -> Result<NodeAffinity, YamlError> {
         terms.push(SelectorTerm { expressions, fields });
     }
     if terms.is_empty() {
-        // The API refuses this; whoever wrote it meant something else.
+        // The API server rejects an empty list, so the author's intent is unclear.
         return Ok(NodeAffinity::Unsupported("no nodeSelectorTerms".to_owned()));
     }
     Ok(NodeAffinity::Terms(terms))
 }
 
-/// The value of a key, where there is something.
+/// Returns the value of a key, unless it is missing or null.
 fn field(place: &Node, key: &str) -> Option<Node> {
     place.get(key).filter(|value| !value.is_null())
 }
@@ -191,24 +190,24 @@ fn required(place: &Node, key: &str) -> Result<Node, YamlError> {
     field(place, key).ok_or_else(|| place.error(format!("field {key:?} is missing")))
 }
 
-/// Follows keys as far as there is something.
+/// Follows a path of keys; `None` if a value is missing or null.
 fn path(place: &Node, keys: &[&str]) -> Option<Node> {
     keys.iter().try_fold(place.clone(), |place, key| field(&place, key))
 }
 
-/// A string; empty where there is none.
+/// Returns a string; empty if missing.
 fn text(place: &Node, key: &str) -> Result<String, YamlError> {
     field(place, key).map_or(Ok(String::new()), |value| value.string().map(str::to_owned))
 }
 
-/// A list; empty where there is none.
+/// Returns a list; empty if missing.
 fn sequence(place: &Node, key: &str) -> Result<Vec<Node>, YamlError> {
     let Some(value) = field(place, key) else { return Ok(Vec::new()) };
     let items = value.items().ok_or_else(|| value.error(format!("field {key:?} is not a list")))?;
     Ok(items.collect())
 }
 
-/// A mapping of strings; empty where there is none.
+/// Returns a mapping of strings; empty if missing.
 fn strings(place: &Node, key: &str) -> Result<BTreeMap<String, String>, YamlError> {
     let Some(value) = field(place, key) else { return Ok(BTreeMap::new()) };
     let entries =

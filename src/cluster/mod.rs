@@ -1,4 +1,4 @@
-//! Adapter: where nodes and rollout targets are read and rewritten.
+//! Adapter: reads nodes and rollout targets from a cluster or a directory of manifests, and rewrites the targets.
 
 mod dir;
 mod edit;

@@ -1,48 +1,49 @@
-//! Interface: what the loop asks of a cluster, whether it is live or a directory of manifests.
+//! Interface: a cluster as the reconcile loop uses it, live or as a directory of manifests.
 
 use std::collections::BTreeSet;
 
 use super::error::ClusterError;
 use crate::plan::{Candidates, Change, ClusterSnapshot, Interest};
 
-/// Says whether this process may still write: a leader that lost its lease may not.
+/// Decides whether this process may still write. A leader that lost its lease must not write.
 pub trait Fence: Send + Sync {
-    /// Why not, where it may not.
+    /// Returns why writes are forbidden; `None` if they are allowed.
     fn closed(&self) -> Option<String>;
 }
 
-/// Where nodes run and DaemonSets are kept.
+/// Source of nodes, and location of rollout targets.
 #[async_trait::async_trait]
 pub trait Cluster: Send + Sync {
-    /// One line for people.
+    /// Description in one line, for display.
     fn describe(&self) -> String;
 
-    /// Nodes and DaemonSets, as they are now.
+    /// Returns the current nodes and rollout targets.
     async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError>;
 
-    /// Makes one change. If the object is not what the plan saw, [`ClusterError::is_conflict`] is true.
+    /// Applies one change. If the object is not in the state that the plan saw, [`ClusterError::is_conflict`] is true for the
+    /// error.
     async fn apply(&self, change: &Change) -> Result<(), ClusterError>;
 
-    /// Which of these images the cluster's objects name: all objects that can be seen, not only rollout targets.
+    /// Returns the images that the cluster's objects mention. All visible objects count, not only rollout targets.
     async fn mentions(&self, images: &Candidates) -> Result<BTreeSet<String>, ClusterError> {
         let mut mentioned = BTreeSet::new();
         images.mentioned_in_snapshot(&self.snapshot().await?, &mut mentioned);
         Ok(mentioned)
     }
 
-    /// Manifests of nodes, DaemonSets and what else says how drivers are installed (KMM's Modules, the operators' resources), each
-    /// text with some; of nodes no more than what they run, and their labels.
+    /// Returns manifests of nodes, DaemonSets and other objects that install drivers (KMM's Modules, the operators' resources).
+    /// Each text contains one or more manifests. Manifests of nodes contain only the running system and the labels.
     async fn manifests(&self) -> Result<Vec<String>, ClusterError> {
         Ok(Vec::new())
     }
 
-    /// Returns when something that a plan depends on may have changed since the last snapshot was taken. A
-    /// source that cannot tell never returns.
+    /// Returns when something that a plan depends on may have changed since the last snapshot. A source without change detection
+    /// never returns.
     async fn changed(&self) {
         std::future::pending::<()>().await;
     }
 
-    /// The definitions have changed: what is read from now on. A source that reads everything has nothing to do.
+    /// Sets what to read from now on, after a change of the definitions. A source that always reads everything ignores it.
     fn set_interest(&self, interest: &Interest) {
         let _ = interest;
     }

@@ -1,10 +1,10 @@
-//! Header sets that only a node has, on their way to the registry without its credential.
+//! Header sets that only a node has, sent to the registry without giving the node a registry credential.
 //!
-//! A Job on the node packs the set and [sends](send()) it to farrier's HTTP port; [`Receiver`] keeps it in a directory that
-//! goes away until it was looked at as an import is, and stores it. The Job has one secret: the key that an administrator
-//! made for this one kernel. Whoever has it, the node itself included, can have farrier store one header set for that
-//! kernel, and nothing in place of one that is there. The key does not travel: what does is a MAC over the kernel, the
-//! size and the digest, which farrier checks before it takes a byte.
+//! A Job on the node packs the header set and [sends](send()) it to farrier's HTTP port. [`Receiver`] writes it to a temporary
+//! directory, checks it in the same way as an import, and stores it. The Job has one secret: the key that an administrator
+//! created for this one kernel. A holder of the key, the node itself included, can make farrier store one header set for that
+//! kernel, but cannot replace an existing one. The key itself is never sent. The request carries a MAC over the kernel, the size
+//! and the digest, and farrier verifies it before reading the body.
 
 mod receive;
 mod send;
@@ -25,19 +25,19 @@ use crate::{
     kernel::{Architecture, KernelRelease},
 };
 
-/// Where it is sent, below farrier's address.
+/// Path of the upload endpoint.
 const PATH: &str = "/headers";
 const KERNEL: HeaderName = HeaderName::from_static("x-farrier-kernel");
 const ARCH: HeaderName = HeaderName::from_static("x-farrier-arch");
 const DIGEST: HeaderName = HeaderName::from_static("x-farrier-digest");
-/// What stands before the MAC in `authorization`.
+/// Prefix of the MAC in the `authorization` header.
 const SCHEME: &str = "Farrier ";
-/// Bytes of a packed header set: that of a distribution has 10 to 50 MiB.
+/// Maximum size of a packed header set in bytes. A distribution's has 10 to 50 MiB.
 const MOST: u64 = 512 << 20;
-/// A key that can be guessed is none.
+/// Minimum length of a key in bytes; shorter keys could be guessed.
 const SHORTEST_KEY: usize = 32;
 
-/// What a header set is sent as.
+/// Kernel, size and digest under which a header set is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Parcel {
     release: KernelRelease,
@@ -46,23 +46,23 @@ struct Parcel {
     digest: Digest,
 }
 
-/// What became of it.
+/// farrier's answer to an upload.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Answer {
-    /// What farrier's import did.
+    /// Outcome of the import.
     pub outcome: Outcome,
     /// Digest of the header set's content.
     pub content: String,
-    /// The artifact in the registry, by digest.
+    /// Artifact in the registry, by digest.
     pub reference: Option<String>,
 }
 
-/// An administrator's word that the header set of one kernel may come from a node.
+/// An administrator's key, which allows a node to send the header set of one kernel.
 pub struct Key(hmac::Key);
 
 impl Key {
-    /// Reads it; blanks around it do not count.
+    /// Reads a key from a file; surrounding whitespace is ignored.
     ///
     /// # Errors
     /// The file cannot be read, or is too short for a key.
@@ -92,7 +92,7 @@ impl Parcel {
         Self { release: release.clone(), arch: *arch, size: layer.size, digest: layer.digest.clone() }
     }
 
-    /// Reads what a request says, which is not trusted.
+    /// Parses a request's headers, which are untrusted input.
     fn of_headers(headers: &HeaderMap) -> Option<Self> {
         Some(Self {
             release: text(headers, &KERNEL)?.parse().ok()?,
@@ -102,7 +102,7 @@ impl Parcel {
         })
     }
 
-    /// What the MAC is over: none of the parts can hold a line's end.
+    /// Returns the text that the MAC covers. None of the parts can contain a line break.
     fn text(&self) -> String {
         let Self { release, arch, size, digest } = self;
         format!("farrier headers 1\n{release}\n{arch}\n{size}\n{digest}\n")

@@ -1,4 +1,4 @@
-//! Adapter: takes header sets that nodes send.
+//! Adapter: receives the header sets that nodes send.
 
 use std::{
     path::{Path, PathBuf},
@@ -26,34 +26,34 @@ use crate::{
     kernel::KernelLabel,
 };
 
-/// Longest silence of a node.
+/// Maximum time without data from a node.
 const SILENCE: Duration = Duration::from_secs(30);
-/// All of it, however slowly it comes.
+/// Maximum time for a whole upload.
 const DEADLINE: Duration = Duration::from_mins(10);
 
-/// Takes header sets, one after the other.
+/// Receives header sets, one at a time.
 pub struct Receiver {
     fetcher: Fetcher,
-    /// Holds a file with a key for each kernel, named as the kernel's label.
+    /// Directory with one key file per kernel, named after the kernel label.
     keys: PathBuf,
     free: Semaphore,
 }
 
-/// Why it is not taken, for the node's log.
+/// HTTP status and reason of a refused upload; the reason goes to the node's log.
 struct Refusal(StatusCode, String);
 
 impl Receiver {
-    /// What is taken goes into the fetcher's store.
+    /// Creates a receiver that stores header sets in the fetcher's store.
     pub fn new(fetcher: Fetcher, keys: PathBuf) -> Self {
         Self { fetcher, keys, free: Semaphore::new(1) }
     }
 
-    /// The route of it.
+    /// Returns the router with the upload endpoint.
     pub fn router(self) -> Router {
         Router::new().route(PATH, post(receive)).with_state(Arc::new(self))
     }
 
-    /// Checks the kernel's key: an unknown kernel and a wrong key look the same.
+    /// Verifies the MAC with the kernel's key. The answer is the same for an unknown kernel and a wrong key.
     fn check(&self, headers: &HeaderMap) -> Result<Parcel, Refusal> {
         let parcel = Parcel::of_headers(headers)
             .ok_or_else(|| Refusal(StatusCode::BAD_REQUEST, "this is no header set of a node".to_owned()))?;
@@ -84,14 +84,14 @@ impl Receiver {
         let _turn = self.free.try_acquire().map_err(|_| {
             Refusal(StatusCode::SERVICE_UNAVAILABLE, "another header set is being looked at".to_owned())
         })?;
-        // Nothing outside this directory knows of it until it was looked at.
+        // Nothing outside this directory sees the upload before it has been checked.
         let quarantine = self.fetcher.scratch().map_err(|error| failed(&error))?;
         let file = quarantine.path().join("collected-from-a-node");
         let written = timeout(DEADLINE, write(&parcel, body, &file)).await;
         written.unwrap_or_else(|_| Err(cut("it took too long")))?;
         let Parcel { release, arch, .. } = parcel;
         let (kernel, sources) = (release.to_string(), vec![ImportSource::Path(file)]);
-        // Never in place of others: what is there may have been built with.
+        // Never replace an existing header set: images may have been built with it.
         let import = HeaderImport { sources, release, arch, replace: false };
         let imported = self.fetcher.headers().import(import).await.map_err(|error| failed(&error))?;
         let ImportedHeaders { outcome, content, stored, .. } = imported;
@@ -107,7 +107,7 @@ async fn receive(State(receiver): State<Arc<Receiver>>, headers: HeaderMap, body
         Err(refusal) => Err(refusal),
     };
     match taken {
-        // Texts: there is nothing in it that JSON cannot hold.
+        // Serialization cannot fail: the answer contains only strings.
         Ok(answer) => serde_json::to_string(&answer).unwrap_or_default().into_response(),
         Err(Refusal(status, why)) => {
             tracing::warn!(%status, why, "headers that a node sent were not taken");
@@ -116,7 +116,7 @@ async fn receive(State(receiver): State<Arc<Receiver>>, headers: HeaderMap, body
     }
 }
 
-/// Writes exactly what was announced.
+/// Writes the body to a file; size and digest must match the announced ones.
 async fn write(parcel: &Parcel, body: Body, path: &Path) -> Result<(), Refusal> {
     let mut file = File::create_new(path).await.map_err(|error| failed(&error.into()))?;
     let (mut stream, mut hasher, mut got) = (body.into_data_stream(), Sha256::new(), 0_u64);
@@ -134,7 +134,7 @@ async fn write(parcel: &Parcel, body: Body, path: &Path) -> Result<(), Refusal> 
     if whole { Ok(()) } else { Err(cut("it is not what was announced")) }
 }
 
-/// The node sends all of it again.
+/// Builds a refusal that makes the node send everything again.
 fn cut(why: &str) -> Refusal {
     Refusal(StatusCode::SERVICE_UNAVAILABLE, why.to_owned())
 }

@@ -1,4 +1,4 @@
-//! Adapter: sends a header set from its node to farrier.
+//! Adapter: sends a header set from a node to farrier.
 
 use std::{io, time::Duration};
 
@@ -15,30 +15,30 @@ use crate::{
     registry::retry_delay,
 };
 
-/// The last answer's words that are kept.
+/// Maximum number of characters kept from an error answer.
 const WORDS: usize = 2000;
-/// farrier looks at the set before it answers.
+/// Request timeout; farrier checks the header set before it answers.
 const PATIENCE: Duration = Duration::from_mins(15);
 
-/// Why it was not sent.
+/// Reason why a header set was not sent.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
-    /// The packed set.
+    /// The packed header set cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// farrier cannot be reached.
     #[error("send headers to {0}")]
     Net(Url, #[source] NetError),
-    /// farrier gave no answer that can be used: its address, and why.
+    /// farrier's answer is unusable: its address, and the reason.
     #[error("send headers to {0}: {1}")]
     Answer(Url, String),
-    /// farrier does not take it: the HTTP status, and why, in its own words.
+    /// farrier refused the header set: the HTTP status, and the reason in farrier's words.
     #[error("farrier does not take the headers ({0}): {1}")]
     Refused(u16, String),
 }
 
 impl SendError {
-    /// Can it be better soon?
+    /// Whether a retry may succeed.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Net(_, source) => source.is_transient(),
@@ -49,10 +49,10 @@ impl SendError {
     }
 }
 
-/// Sends the set, again after what passes: a farrier that starts, or that looks at another one.
+/// Sends a header set. Retries transient failures, such as a farrier that is starting or is busy with another header set.
 ///
 /// # Errors
-/// farrier cannot be reached, or does not take it.
+/// farrier cannot be reached, or refuses the header set.
 pub async fn send(net: &Net, farrier: &Url, key: &Key, packed: &PackedHeaders) -> Result<Answer, SendError> {
     let mut to = farrier.clone();
     to.set_path(PATH);

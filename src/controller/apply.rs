@@ -1,4 +1,4 @@
-//! Adapter: writes of a pass to the cluster: what is proved directly before a change, and the labels of nodes.
+//! Adapter: a reconcile's writes to the cluster: the check before each change, node labels, and upgrade steps.
 
 use std::collections::BTreeSet;
 
@@ -12,9 +12,9 @@ use crate::{
     plan::{Change, DueMarks, Marks, PlannedNode},
 };
 
-/// Guarantee 1 once more, directly before a write: each image that the change points at is in the registry, by digest.
-/// That its check passed for the kernel of every node that the change reaches was decided from the same digest, and
-/// what a digest names cannot change.
+/// Verifies guarantee 1 directly before a write: each image that the change sets is in the registry, by digest. The
+/// plan has already decided, from the same digest, that the check passed for every node that the change reaches. The
+/// content of a digest cannot change.
 pub(super) async fn prove(parts: &Parts, change: &Change) -> Result<()> {
     for reference in change.proof() {
         if parts.registry.manifest(&reference.repository, &reference.version).await?.is_none() {
@@ -25,13 +25,13 @@ pub(super) async fn prove(parts: &Parts, change: &Change) -> Result<()> {
     Ok(())
 }
 
-/// Tells nodes which kernel they may boot, as far as no other writer takes it back.
+/// Writes the next-kernel labels of nodes, and backs off where another writer reverts them.
 #[derive(Debug)]
 pub(super) struct NodeLabels {
     marks: Marks,
-    /// What the times of `marks` are counted from.
+    /// Reference point for the times in `marks`.
     started: Instant,
-    /// Was it said that another writer takes them back?
+    /// Whether the warning about another writer has been logged.
     told: bool,
 }
 
@@ -40,7 +40,8 @@ impl NodeLabels {
         Self { marks: Marks::default(), started, told: false }
     }
 
-    /// Which changes are made now, each with its node's place. Says once that nodes are left for a while.
+    /// Returns the changes to write now, each with its node's index. Logs one warning when nodes are skipped because
+    /// another writer reverts their labels.
     fn due(&mut self, nodes: &[PlannedNode]) -> Vec<(usize, Change)> {
         let DueMarks { write, contested } = self.marks.due(nodes, self.started.elapsed());
         if let Some(node) = contested.first().filter(|_| !self.told) {
@@ -62,8 +63,8 @@ impl NodeLabels {
     }
 }
 
-/// Writes the labels that tell nodes which kernel they may boot, where they are not right. Those that were written are
-/// right afterwards; what fails is logged, once for each fault, and planned again by the next pass.
+/// Writes the labels that tell nodes which kernel they may boot, where they are stale. Clears the change of each node
+/// that was written. Failures are logged once per distinct error and planned again by the next reconcile.
 pub(super) async fn label_nodes(
     parts: &Parts,
     cluster: &dyn Cluster,
@@ -91,8 +92,8 @@ pub(super) async fn label_nodes(
     }
 }
 
-/// Makes the steps of upgrades, each by itself: one that is refused holds no other, and is planned again by the next pass.
-/// Returns the pods that may not be evicted now.
+/// Applies upgrade steps independently: a refused step does not hold the others, and the next reconcile plans it again.
+/// Returns the pods whose eviction was refused.
 pub(super) async fn make_steps(parts: &Parts, cluster: &dyn Cluster, steps: Vec<Change>) -> Vec<String> {
     let outcomes = stream::iter(steps)
         .take_while(|_| std::future::ready(!parts.cancel.is_cancelled()))
@@ -110,7 +111,7 @@ pub(super) async fn make_steps(parts: &Parts, cluster: &dyn Cluster, steps: Vec<
                     tracing::info!(object, detail, "a pod may not be evicted now");
                     refused.push(object);
                 }
-                // Gone is what was wanted, and another state is planned for anew.
+                // On a conflict the pod is gone, as intended, or the object has changed and the next reconcile decides again.
                 None if error.is_conflict() => tracing::debug!(object, "step of an upgrade is out of date"),
                 None => tracing::warn!(object, error = error_chain(&error), "step of an upgrade failed"),
             },

@@ -1,4 +1,4 @@
-//! Pure: the rollouts of a chain go out together: one that is not made holds those that come after it.
+//! Pure: keeps the rollouts of a chain together: if one is not made, the later ones of its chain are held.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,21 +7,22 @@ use crate::{
     plan::PlannedRollout,
 };
 
-/// The chains of which a rollout was not made in this pass. Rollouts come in the order in which images need one
-/// another, so what a later one would put beside the old image was built against the new one.
+/// Chains with a rollout that this reconcile did not make. Rollouts are processed in dependency order, and each image
+/// was compiled against the new version of its needs. If an earlier rollout is not made, the later image would run
+/// beside the old version.
 pub(super) struct BrokenChains {
-    /// The chain of each image that is part of one, by one of its images.
+    /// Chain of each image that belongs to one, identified by one of the chain's images.
     chains: BTreeMap<ImageName, ImageName>,
     broken: BTreeMap<ImageName, String>,
     put_off: BTreeSet<ImageName>,
 }
 
 impl BrokenChains {
-    /// None yet.
+    /// Starts with no broken chain.
     pub(super) fn of(definitions: &Definitions) -> Self {
         let images = &definitions.images;
         let chains = connected(images.keys(), edges(images));
-        // An image that no other one needs, and that needs none, is no chain.
+        // An image without needs and without dependents forms no chain.
         let shared: BTreeSet<_> =
             chains.iter().filter(|(image, chain)| image != chain).map(|(_, chain)| *chain).collect();
         let chains = chains.iter().filter(|(_, chain)| shared.contains(**chain));
@@ -29,25 +30,25 @@ impl BrokenChains {
         Self { chains, broken: BTreeMap::new(), put_off: BTreeSet::new() }
     }
 
-    /// A rollout failed.
+    /// Records a failed rollout, which holds the rest of its chain.
     pub(super) fn note(&mut self, rollout: &PlannedRollout, error: &str) {
         let Some(chain) = self.chains.get(&rollout.image) else { return };
         let why = format!("{} of {} failed: {error}", rollout.target, rollout.image);
         self.broken.entry(chain.clone()).or_insert(why);
     }
 
-    /// A rollout waits for the next plan, which is no failure: so do those of its chain.
+    /// Records a rollout that waits for the next plan, along with its chain. Waiting is not a failure.
     pub(super) fn put_off(&mut self, rollout: &PlannedRollout) {
         self.put_off.extend(self.chains.get(&rollout.image).cloned());
     }
 
-    /// Does a rollout with changes wait for the next plan?
+    /// Whether a rollout with changes waits for the next plan.
     pub(super) fn is_put_off(&self, rollout: &PlannedRollout) -> bool {
         let chain = self.chains.get(&rollout.image);
         !rollout.changes.is_empty() && chain.is_some_and(|chain| self.put_off.contains(chain))
     }
 
-    /// Why a rollout with changes is not made in this pass.
+    /// Reason why a rollout with changes is held in this reconcile because of its chain.
     pub(super) fn hold(&self, rollout: &PlannedRollout) -> Option<String> {
         if rollout.changes.is_empty() {
             return None;

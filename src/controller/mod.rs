@@ -1,6 +1,6 @@
-//! Adapter: the pass: observe, plan, build, check, assemble, publish, roll out, report.
+//! Adapter: the reconcile loop: observe, plan, build, check, assemble, publish, roll out, report.
 //!
-//! Decisions are made in [`crate::plan`]; here they are carried out.
+//! [`crate::plan`] makes the decisions; this module carries them out.
 
 mod apply;
 mod broken_chains;

@@ -1,4 +1,4 @@
-//! Adapter: what the planner asks, and what was found out before.
+//! Adapter: answers the planner's lookups and caches the answers across reconciles.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -19,28 +19,29 @@ use crate::{
     resolve::with_hint,
 };
 
-/// What was found out, kept from one pass of the loop to the next: a change in the cluster asks nothing again that
-/// was answered a moment ago. What is not in it is looked up.
+/// Lookup results kept from one reconcile to the next, so that a change in the cluster does not repeat recent lookups.
+/// Missing entries are looked up.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     pub(super) resolved: Resolved,
     pub(super) observed: Observed,
-    /// Was the registry out of reach?
+    /// Whether the registry was unreachable.
     pub(super) unreachable: bool,
-    /// What stood in Git repositories, and when they were asked.
+    /// Contents of Git repositories, with the time of each lookup.
     pub(super) repositories: BTreeMap<GitPlace, (Instant, Result<ManifestFacts, String>)>,
-    /// Prebuilt images that are not there, or do not count, and when their registries said so.
+    /// Prebuilt images that are absent or were rejected, with the time of the registry's answer.
     refused_sources: BTreeMap<TreeKey, Instant>,
 }
 
-/// A Git repository is asked again after this long: it cannot tell that it changed.
+/// Interval between reads of a Git repository, which cannot notify farrier of changes.
 const REPOSITORIES_ASKED: Duration = Duration::from_secs(30);
 
-/// The registry of a prebuilt image that does not count is asked again after this long: it is somebody else's, and may count requests.
+/// Interval between lookups of a prebuilt image that is absent or was rejected. Its registry belongs to a third party
+/// and may limit the request rate.
 const SOURCES_ASKED: Duration = Duration::from_mins(5);
 
 impl Memory {
-    /// Forgets what is to be looked up anew now and then.
+    /// Drops all cached lookups, except recent negative answers for prebuilt images. Called on each resync.
     pub(super) fn renew(&mut self) {
         let Self { resolved: Resolved { mut kernel_sources, .. }, refused_sources, .. } =
             std::mem::take(self);
@@ -49,12 +50,12 @@ impl Memory {
         self.refused_sources = refused_sources;
     }
 
-    /// Notes prebuilt images that do not count.
+    /// Records prebuilt images that are absent or were rejected.
     pub(super) fn note_refused(&mut self, sources: Vec<TreeKey>) {
         self.refused_sources.extend(sources.into_iter().map(|source| (source, Instant::now())));
     }
 
-    /// Forgets what could not be found out, so that it is tried again.
+    /// Drops failed lookups, so that the next plan retries them.
     pub fn forget_faults(&mut self) {
         let Self { resolved, observed, unreachable, repositories: _, refused_sources } = self;
         let Resolved {
@@ -96,7 +97,7 @@ impl Memory {
         (*unreachable, *unresolved) = (false, false);
     }
 
-    /// Takes in what nodes say of their system now. What was found out for those who said something else is forgotten.
+    /// Updates the node systems and drops lookups for targets whose system changed.
     pub(super) fn set_systems(&mut self, systems: BTreeMap<KernelTarget, NodeSystem>) {
         let Resolved { systems: known, headers, without_headers, header_texts, .. } = &mut self.resolved;
         let is_same = |target: &KernelTarget| known.get(target) == systems.get(target);
@@ -107,8 +108,8 @@ impl Memory {
         *known = systems;
     }
 
-    /// A build has ended: what the registry said of its names is not so any more, and neither are the inputs, where it found one
-    /// changed.
+    /// Drops what the registry said about a built cell's references, because the build may have published them. If the
+    /// build found a changed input, also drops all resolved inputs.
     pub(super) fn forget_build(&mut self, cell: &Cell, outdated: bool) {
         self.forget(cell.references());
         self.observed.headers.remove(&cell.target);
@@ -117,18 +118,18 @@ impl Memory {
         }
     }
 
-    /// When a Git repository is to be asked again.
+    /// Time of the next read of a Git repository.
     pub(super) fn repositories_due(&self) -> Option<Instant> {
         self.repositories.values().map(|(asked, _)| *asked + REPOSITORIES_ASKED).min()
     }
 
-    /// What was read of a Git repository a moment ago.
+    /// Cached contents of a Git repository, if they are still fresh.
     pub(super) fn repository(&self, place: &GitPlace) -> Option<&Result<ManifestFacts, String>> {
         let (asked, found) = self.repositories.get(place)?;
         (asked.elapsed() < REPOSITORIES_ASKED).then_some(found)
     }
 
-    /// Forgets what the registry said about these names.
+    /// Drops cached registry lookups for these references.
     pub fn forget<'a>(&mut self, references: impl IntoIterator<Item = &'a ImageReference>) {
         for reference in references {
             self.observed.published.remove(reference);
@@ -139,7 +140,7 @@ impl Memory {
 }
 
 impl Parts {
-    /// Finds out what the planner asks.
+    /// Performs the lookups that the planner requested.
     pub(super) async fn answer(&self, questions: Questions, memory: &mut Memory) -> Result<()> {
         let Questions { images, signatures, failures, headers } = questions;
         let Memory { resolved, observed, unreachable, .. } = memory;
@@ -170,7 +171,7 @@ impl Parts {
         Ok(())
     }
 
-    /// What is known of a kernel's headers. A fault that may pass is no reason not to try.
+    /// Looks up the state of a kernel's headers. A transient fault yields `Unknown`, which does not prevent a build.
     async fn headers_of(&self, target: KernelTarget, system: NodeSystem) -> (KernelTarget, HeaderState) {
         let Some(family) = match_family(&self.definitions.families, &target) else {
             return (target, HeaderState::Unknown);

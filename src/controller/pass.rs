@@ -1,4 +1,4 @@
-//! Adapter: the steps of a pass over a cluster: plan, build, publish, roll out.
+//! Adapter: the steps of one reconcile: plan, build, sign, publish, roll out.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,37 +29,37 @@ use crate::{
     resolve::{resolve_more, tracked, with_hint},
 };
 
-/// A plan with what it was made from.
+/// A plan, together with the state it was computed from.
 pub struct Planned {
-    /// What is to be done.
+    /// The plan.
     pub plan: Plan,
-    /// Was an outside system out of reach while it was made?
+    /// Whether an external system was unreachable during planning.
     pub unreachable: bool,
     pub(super) announced: Announcements,
-    /// What it was made from.
+    /// Cluster snapshot that the plan was computed from.
     pub snapshot: ClusterSnapshot,
 }
 
-/// How a build ended.
+/// Outcome of a build: its report, and the kind of fault if the build failed.
 pub(super) struct BuildEnd {
     pub(super) report: TargetReport,
     pub(super) fault: Option<BuildFault>,
 }
 
-/// What follows from a failed build.
+/// Classes of build failure, which decide whether and when the build is retried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BuildFault {
-    /// The same inputs fail again.
+    /// A permanent failure: the same inputs fail again.
     Permanent,
-    /// A step forged messages of the runner; the same inputs would do it again.
+    /// A build step forged runner messages. The same inputs would do so again.
     Tampered,
-    /// An outside system was out of reach.
+    /// An external system was unreachable.
     Unreachable,
-    /// It may be otherwise the next time.
+    /// Transient fault: a retry may succeed.
     Passing,
-    /// An input changed: it is to be planned anew.
+    /// An input changed after planning, so the cell needs a new plan.
     Outdated,
-    /// It was stopped.
+    /// The build was canceled, or the fence closed.
     Stopped,
 }
 
@@ -77,14 +77,14 @@ impl BuildFault {
 }
 
 impl Parts {
-    /// Observes and plans; touches nothing.
+    /// Observes and plans without changing anything.
     pub async fn plan(&self, cluster: &dyn Cluster) -> Result<Planned> {
         let mut snapshot = cluster.snapshot().await?;
         Claims::default().judge(&mut snapshot, &self.definitions, Duration::ZERO);
         self.plan_for(snapshot, &mut Memory::default()).await
     }
 
-    /// Plans for a snapshot, and looks up what memory lacks.
+    /// Plans for a snapshot, looking up only what `memory` lacks.
     pub(super) async fn plan_for(&self, snapshot: ClusterSnapshot, memory: &mut Memory) -> Result<Planned> {
         let tracked = tracked(self, &snapshot).await;
         let announced = Announcements::of(&self.definitions, &snapshot, tracked);
@@ -103,7 +103,8 @@ impl Parts {
         memory.note_refused(refused);
         look_at_root_fs(self, &called_for, &targets, &mut memory.resolved).await;
         let manifests = self.manifests(memory).await;
-        // Another process may have built meanwhile, or forgotten a failure (`farrier retry`), and tags that are in use may have been moved.
+        // Do not reuse these lookups. Another process may have built an image or cleared a failure (`farrier retry`),
+        // and tags in use may have moved.
         memory.observed.failures.clear();
         contents(self, &images_in_use(&snapshot, &self.definitions), &mut memory.observed.contents).await;
         let (location, now) = (image_location(&self.location), jiff::Timestamp::now());
@@ -136,8 +137,9 @@ impl Parts {
         Ok(Planned { plan, unreachable, announced, snapshot })
     }
 
-    /// The architecture that these images are built on, and whether a daemon is there, each where that matters: an engine that
-    /// nobody named is looked for only then.
+    /// Returns the engine's architecture if a target is foreign, and whether a daemon is available if an image has
+    /// `output: image`. Otherwise the engine is not probed, because an engine that is not configured must first be
+    /// detected.
     async fn engines_for(
         &self,
         images: &[&DriverImage],
@@ -149,7 +151,7 @@ impl Parts {
         (machine, is_whole && self.engine.has_daemon().await)
     }
 
-    /// Builds one cell and records the outcome.
+    /// Builds one cell and reports the outcome.
     pub(super) async fn build_planned(&self, cell: &Cell) -> Result<BuildEnd> {
         let subject = cell.subject();
         match build::attempt(self, cell, BuildOptions { push: true, compile: false }).await? {
@@ -162,7 +164,7 @@ impl Parts {
         }
     }
 
-    /// Tells what was published.
+    /// Reports a published image to the reporter and returns its target report.
     fn published_report(&self, cell: &Cell, built: Built) -> TargetReport {
         let subject = cell.subject();
         let pinned = |digest: &crate::image::Digest| format!("{}@{digest}", cell.reference.repository);
@@ -191,13 +193,13 @@ impl Parts {
         }
     }
 
-    /// Writes down which kernels are run or announced.
+    /// Records in the registry which kernels run or are announced.
     pub(super) async fn record_kernels(&self, planned: &Planned, last: &mut LastRecord) {
         let kernels = kernels_to_note(&planned.snapshot, &planned.announced);
         record_kernels(self, kernels, last).await;
     }
 
-    /// Signs an image that is published without a signature, with the documents beside it.
+    /// Signs a published image that lacks a signature, along with its accompanying documents.
     pub(super) async fn sign_planned(&self, planned: &PlannedSignature) -> TargetReport {
         let PlannedSignature { image, reference } = planned;
         let subject = format!("{image}, {reference}");
@@ -214,7 +216,7 @@ impl Parts {
         }
     }
 
-    /// Puts the payloads of several kernels together in one image.
+    /// Publishes a union image from the payloads of several kernels.
     pub(super) async fn publish_planned_union(&self, union: &PlannedUnion) -> TargetReport {
         let kernels: Vec<String> = union.members.iter().map(|member| member.kernel.to_string()).collect();
         let subject = format!("{} for {} kernels", union.image, kernels.len());
@@ -243,7 +245,7 @@ impl Parts {
         }
     }
 
-    /// Makes a rollout's changes, in their order; stops between two of them on cancellation.
+    /// Applies the changes of a rollout in order. On cancellation it stops between two changes.
     pub(super) async fn roll_out(&self, cluster: &dyn Cluster, rollout: &PlannedRollout) -> Result<()> {
         for change in &rollout.changes {
             if self.cancel.is_cancelled() {
@@ -262,7 +264,7 @@ impl Parts {
         Ok(())
     }
 
-    /// Makes a change in a Git repository.
+    /// Commits a change to a Git repository.
     async fn commit(&self, place: &GitPlace, rollout: &PlannedRollout, change: &Change) -> Result<()> {
         let image = self.definitions.images.get(&rollout.image);
         let mut specs = image.into_iter().flat_map(|image| &image.spec.rollout);
@@ -272,7 +274,7 @@ impl Parts {
         git::write(self, place, change, &commit).await
     }
 
-    /// What stands at the places that `file` and `git` rollouts name.
+    /// Reads the manifests at the places that `file` and `git` rollouts name.
     async fn manifests(&self, memory: &mut Memory) -> Manifests {
         let mut places: BTreeMap<ManifestPlace, Vec<&str>> = BTreeMap::new();
         for spec in self.definitions.images.values().flat_map(|image| &image.spec.rollout) {
@@ -315,13 +317,13 @@ impl Parts {
     }
 }
 
-/// What is not known of a payload that is published all the same, and what would settle it.
+/// Warning for a published payload whose check is inconclusive: what is unknown, and what would settle it.
 fn warning(report: &CheckReport) -> String {
     let settle = report.remedies(Verdict::Unknown).join("; ");
     format!("it is not known whether the modules load: {} (what would settle it: {settle})", report.summary())
 }
 
-/// Does some node carry the labels that the image asks for?
+/// Whether any node carries the labels that the image selects.
 fn is_called_for(image: &DriverImage, snapshot: &ClusterSnapshot) -> bool {
     snapshot.nodes.iter().any(|node| node.calls_for(image))
 }

@@ -1,4 +1,4 @@
-//! What a pass did: of builds, of rollout targets, of the whole.
+//! Report of one reconcile: build outcomes, rollout outcomes and the resulting plan.
 
 use serde::Serialize;
 
@@ -9,21 +9,21 @@ use crate::{
     plan::{Plan, PlannedRollout, RolloutDecision},
 };
 
-/// What became of one image for one kernel: `subject` is `<image> for <kernel release>` where nothing else is said, `image` is the
-/// image by digest.
+/// Outcome of one image for one kernel. Unless a variant says otherwise, `subject` is `<image> for <kernel release>`
+/// and `image` is the image by digest.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "outcome")]
-#[expect(missing_docs, reason = "the variants say what their fields are")]
+#[expect(missing_docs, reason = "the variants explain their fields")]
 pub enum TargetReport {
-    /// It was built and published.
+    /// The image was built and published.
     Built {
         /// `<image> for <kernel release>`.
         subject: String,
         /// The image by digest.
         image: String,
-        /// What the check said.
+        /// Verdict of the check.
         verdict: Verdict,
-        /// What the check does not know, though the definition accepts that.
+        /// Points that the check could not decide, although the definition accepts that.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         warnings: Vec<String>,
         /// Bytes sent to the registry.
@@ -35,28 +35,29 @@ pub enum TargetReport {
         subject: String,
         /// The image by digest.
         image: String,
-        /// What the check said.
+        /// Verdict of the check.
         verdict: Verdict,
         /// The kernel that the payload was built for.
         kernel: String,
-        /// The image that it was taken from, by digest.
+        /// The image that the payload was reused from, by digest.
         from: String,
         /// Bytes sent to the registry.
         pushed_bytes: u64,
     },
-    /// It was published already; tags that were missing were added: their names.
+    /// The image was already published; missing tags were added. `references` holds their names.
     Tagged { subject: String, references: Vec<String> },
-    /// It, a driver image, was published already and got the site's signature.
+    /// The driver image was already published and received the site's signature.
     Signed { subject: String, image: String },
-    /// The payloads of several kernels were put together in one image: `<image> for <number> kernels`, by digest, and which kernels.
+    /// The payloads of several kernels were published as one image. `subject` is `<image> for <number> kernels`,
+    /// `image` the image by digest, and `kernels` the kernels.
     United { subject: String, image: String, kernels: Vec<String> },
-    /// It failed.
+    /// The build, tag or signature failed.
     Failed {
         /// `<image> for <kernel release>`.
         subject: String,
-        /// What failed, with its causes.
+        /// Error with its causes.
         error: String,
-        /// What to do.
+        /// Hint for the user.
         #[serde(skip_serializing_if = "Option::is_none")]
         hint: Option<String>,
         /// The check's report, or the last lines of the build log.
@@ -66,47 +67,47 @@ pub enum TargetReport {
 }
 
 impl TargetReport {
-    /// Of a fault.
+    /// Report of a failure.
     pub(super) fn failed(subject: String, error: &TargetError) -> Self {
         Self::Failed { subject, error: error_chain(error), hint: error.hint(), detail: error.detail() }
     }
 }
 
-/// What became of one rewrite.
+/// Outcome of one rollout.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutReport {
-    /// The rollout target with what was decided.
+    /// The rollout target and the decision.
     #[serde(flatten)]
     pub planned: PlannedRollout,
-    /// Why the rewrite failed; absent where it was made or none was decided.
+    /// Error that prevented the rewrite; absent if the rewrite succeeded or none was planned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// What a pass did.
+/// Outcome of one reconcile.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PassReport {
-    /// What became of each build.
+    /// Outcome of each build.
     pub targets: Vec<TargetReport>,
-    /// What became of each rollout target.
+    /// Outcome of each rollout.
     pub rollouts: Vec<RolloutReport>,
-    /// How things stand after the pass.
+    /// The plan as it stands after the reconcile.
     pub plan: Plan,
-    /// Was an outside system out of reach?
+    /// Whether an external system was unreachable.
     pub unreachable: bool,
 }
 
 impl PassReport {
-    /// Did some target fail, in this pass or in an earlier one with the same inputs?
+    /// Whether a target failed, in this reconcile or in an earlier one with the same inputs.
     pub fn failed(&self) -> bool {
         self.plan.has_failures()
             || self.targets.iter().any(|target| matches!(target, TargetReport::Failed { .. }))
             || self.rollouts.iter().any(|rollout| rollout.error.is_some())
     }
 
-    /// Was an image field rewritten?
+    /// Whether an image field was rewritten.
     pub fn rewrote(&self) -> bool {
         self.rollouts.iter().any(|rollout| {
             matches!(rollout.planned.decision, RolloutDecision::Rewrite { .. }) && rollout.error.is_none()

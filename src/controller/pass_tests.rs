@@ -14,7 +14,7 @@ use crate::{
     registry::RegistryLocation,
 };
 
-/// Guarantee 1 is about the nodes as they are when the image is set, not as they were when a build began.
+/// Guarantee 1 applies to the nodes at the time of the write, not at the start of a build.
 #[tokio::test]
 async fn a_node_that_joins_while_a_build_runs_is_asked_about() {
     let rollout =
@@ -44,7 +44,7 @@ async fn a_node_that_joins_while_a_build_runs_is_asked_about() {
     assert_eq!((fleet.state().writes.len(), fleet.state().image("a")), (0, FIRST));
 }
 
-/// Why there is nothing to build of image `y`.
+/// Reason why image `y` is not built.
 async fn refused(bench: &Bench, fleet: &Fleet, memory: &mut Memory) -> Option<String> {
     memory.forget_faults();
     let planned = bench.parts.plan_for(fleet.snapshot().await.unwrap(), memory).await.unwrap();
@@ -56,7 +56,7 @@ async fn refused(bench: &Bench, fleet: &Fleet, memory: &mut Memory) -> Option<St
     }
 }
 
-/// Somebody else's registry is not asked in each pass for an image that it does not have.
+/// A missing prebuilt image in a third party's registry is not looked up on every reconcile.
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn a_prebuilt_image_that_is_absent_is_asked_for_after_a_pause() {
     let mut bench = Bench::new(&json!({}));
@@ -69,7 +69,7 @@ async fn a_prebuilt_image_that_is_absent_is_asked_for_after_a_pause() {
     bench.publish(K9, &[&module()]).await.unwrap();
     memory.renew();
     assert_eq!(refused(&bench, &fleet, &mut memory).await, Some(why));
-    // Another kernel's is asked for at once.
+    // The image of another kernel is looked up at once.
     fleet.change(|state| state.node("n", K10));
     let why = refused(&bench, &fleet, &mut memory).await.unwrap();
     assert!(why.contains(K10), "{why}");

@@ -1,4 +1,4 @@
-//! Adapter: what is planned from a registry alone: its kernels are those that it has images for.
+//! Adapter: plans from a registry alone. The kernels are those for which the registry holds images.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ use crate::{
     store::is_about_another,
 };
 
-/// No cluster: it has no nodes, and nothing to write to.
+/// A cluster without nodes, which refuses every write.
 pub struct NoCluster;
 
 #[async_trait::async_trait]
@@ -37,8 +37,8 @@ impl Cluster for NoCluster {
     }
 }
 
-/// The definitions of the images that the registry has, and of what those need: without rollouts, and with the kernels of the
-/// registry's images announced.
+/// Returns the definitions of the images that the registry holds, and of their needs. They have no rollouts, and
+/// announce the kernels of the registry's images.
 pub async fn definitions_of_registry(parts: &Parts) -> Result<Definitions> {
     let (mut published, mut kernels): (Vec<&DriverImage>, BTreeSet<KernelTarget>) = Default::default();
     for (name, image) in &parts.definitions.images {
@@ -71,8 +71,8 @@ pub async fn definitions_of_registry(parts: &Parts) -> Result<Definitions> {
     Ok(definitions)
 }
 
-/// The kernels that a tag's images are for, of which an index has one for each architecture; none where it is for several kernels,
-/// not farrier's, or cannot be read.
+/// Returns the kernels of a tag's images: one per architecture for an index. Returns none for a union image, a foreign
+/// image, or one that cannot be parsed.
 async fn kernels_of(parts: &Parts, repository: &Repository, tag: Tag) -> Result<Vec<KernelTarget>> {
     let (version, mut images) = (Version::Tag(tag), BTreeMap::new());
     for arch in Architecture::VARIANTS {

@@ -1,4 +1,4 @@
-//! Adapter: takes back what farrier has set in a cluster, for a command and for the page.
+//! Adapter: rolls back farrier's changes in a cluster, for the command and the status page.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -10,19 +10,19 @@ use crate::{
     plan::{self, Change, PER_KERNEL_ANNOTATION, RollbackOutcome, RollbackStep},
 };
 
-/// How often an object is read again after another writer was faster.
+/// Number of attempts to read and write an object when another writer causes conflicts.
 pub const TRIES: usize = 3;
-/// How long farrier waits for the newer state of such an object.
+/// How long to wait for a newer state after a conflict.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Why nothing is taken back.
+/// Reasons why a rollback cannot start.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say what the fields are")]
+#[expect(missing_docs, reason = "the messages explain the fields")]
 pub enum RollbackError {
-    /// The cluster does not say how it stands.
+    /// The cluster's state could not be read.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// It has none of these names.
+    /// Some of the given names match no object.
     #[error(
         "roll back {}: there is no such object in {place}; objects are namespace/name for a DaemonSet and Kind/name \
          for an operator's resource",
@@ -31,22 +31,23 @@ pub enum RollbackError {
     Unknown { names: Vec<String>, place: String },
 }
 
-/// One object's step, and how it went.
+/// Rollback step of one object, with its result.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Rolled {
-    /// The step.
+    /// The step that was planned.
     #[serde(flatten)]
     pub step: RollbackStep,
-    /// Is, or was, anything written?
+    /// Whether the step has a change to write; in a dry run, whether it would write one.
     #[serde(skip)]
     pub written: bool,
-    /// Why the change was not made.
+    /// Error that prevented the change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
 }
 
-/// Takes back what farrier has set in the named objects, or in all that carry a record of it; only says so in a dry run.
+/// Rolls back farrier's changes to the named objects, or to every object with a record if `objects` is empty. A dry run
+/// only reports the steps.
 pub async fn take_back(
     cluster: &dyn Cluster,
     objects: &[String],
@@ -84,13 +85,14 @@ pub async fn take_back(
     Ok(taken)
 }
 
-/// Waits a while for a newer state, where another writer was faster; a source that cannot tell of news is asked anew in any case.
+/// Waits briefly for a newer cluster state after a conflict. The timeout also covers sources without change
+/// notifications, so the caller rereads the state in any case.
 pub async fn until_news(cluster: &dyn Cluster) {
     let _ = tokio::time::timeout(PATIENCE, cluster.changed()).await;
 }
 
-/// Takes back what stands for a DaemonSet over mixed kernels: step by step, each decided from what the cluster shows
-/// after the one before.
+/// Removes the per-kernel copies of each DaemonSet and restores the original. Each step is planned from the cluster
+/// state after the previous step.
 async fn take_back_copies(
     cluster: &dyn Cluster,
     originals: &BTreeSet<(String, String)>,

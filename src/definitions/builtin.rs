@@ -1,4 +1,4 @@
-//! Adapter: the definitions that come with farrier, embedded in the binary.
+//! Adapter: the built-in definitions, embedded in the binary.
 
 use include_dir::{Dir, include_dir};
 
@@ -9,7 +9,7 @@ pub(super) static KERNELS: &Dir<'_> = &include_dir!("$CARGO_MANIFEST_DIR/kernels
 pub(super) static PATCHES: &Dir<'_> = &include_dir!("$CARGO_MANIFEST_DIR/patches");
 pub(super) static TEMPLATES: &Dir<'_> = &include_dir!("$CARGO_MANIFEST_DIR/templates");
 
-/// The embedded files in file-name order, named as in the repository.
+/// Returns the embedded files in file-name order, named as in the repository.
 pub(super) fn files(dir: &Dir<'_>, name: &str) -> Vec<File> {
     let mut files: Vec<File> = dir
         .files()

@@ -1,4 +1,4 @@
-//! Adapter: from a tree of placed values to a definition, reporting every mistake with its place.
+//! Adapter: converts a tree of values with positions to a definition, and reports every mistake at its position.
 
 use std::{fmt, iter::Enumerate, slice};
 
@@ -13,11 +13,11 @@ use serde::{
 
 use crate::yaml::{Node, Position, Value, YamlError};
 
-/// More mistakes of one document than this are not shown.
+/// Maximum number of reported mistakes in one document.
 const MAX_MISTAKES: usize = 50;
 
-/// Reads a document. On a mistake the mistaken value is taken out and the rest is read again, until nothing
-/// more is wrong: serde reads all of a mapping before it asks what is missing, so nothing stays hidden.
+/// Reads a document. After a mistake, the faulty value is removed and the rest is read again, until no mistake is left. Serde
+/// reads a whole mapping before it reports missing fields, so no mistake stays hidden.
 pub(super) fn decode<T: for<'de> Deserialize<'de>>(document: &Node) -> Result<T, Vec<YamlError>> {
     let mut rest = document.clone();
     let mut mistakes = Vec::new();
@@ -39,13 +39,13 @@ pub(super) fn decode<T: for<'de> Deserialize<'de>>(document: &Node) -> Result<T,
     }
 }
 
-/// What serde refused, with the child numbers that lead there, the innermost first.
+/// A value that serde rejected, with the child indexes of its path, the innermost first.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct DecodeError {
     message: String,
     missing_field: Option<&'static str>,
-    /// The key at fault, where it is not the value.
+    /// The faulty key, if the key and not the value is at fault.
     unknown_field: Option<String>,
     key_place: Option<Position>,
     path: Vec<usize>,
@@ -65,7 +65,7 @@ impl DecodeError {
         Self { key_place: Some(key), ..self.within(index) }
     }
 
-    /// A value whose mistaken part was taken out is incomplete; that is no mistake of its own.
+    /// Whether the error only results from the removal of a faulty part, so that it is not a separate mistake.
     fn follows_from_removal(&self, at: &Node) -> bool {
         match (self.missing_field, at.value()) {
             (Some(field), _) => at.get(field).is_some_and(|value| value.is_removed()),
@@ -130,7 +130,7 @@ fn expected(what: &str, node: &Node) -> DecodeError {
     DecodeError::new(format!("expected {what}, found {}", found(node)))
 }
 
-/// serde raises an unknown field on the mapping when it has buffered the key; the key's own place is better.
+/// Moves an error about an unknown field to the key's position. Serde reports it on the mapping if it has buffered the key.
 fn blame_key(map: &Node, error: DecodeError) -> DecodeError {
     let (Some(entries), Some(field), true) = (map.entries(), &error.unknown_field, error.path.is_empty())
     else {
@@ -246,7 +246,7 @@ impl<'de> Deserializer<'de> for &'de Node {
         self.deserialize_u64(visitor)
     }
 
-    // No field of a definition is another number.
+    // No field of a definition has another number type.
     forward_to_deserialize_any! {
         i8 i16 i32 i64 i128 u8 u16 u128 f32 f64
         char bytes byte_buf unit unit_struct tuple tuple_struct identifier
@@ -269,7 +269,7 @@ impl<'de> SeqAccess<'de> for Items<'de> {
 
 struct Entries<'de> {
     entries: Enumerate<slice::Iter<'de, (Node, Node)>>,
-    /// That of the key that was read last.
+    /// The value of the key that was read last.
     value: Option<(usize, &'de Node)>,
 }
 
@@ -294,11 +294,11 @@ impl<'de> MapAccess<'de> for Entries<'de> {
     }
 }
 
-/// One of several forms: a text, or a mapping of one entry.
+/// One of several forms: a text, or a mapping with a single entry.
 struct Choice<'de> {
     node: &'de Node,
     name: &'de str,
-    /// The key's place, and the value.
+    /// The key's position, and the value.
     value: Option<(Position, &'de Node)>,
     variants: &'static [&'static str],
 }

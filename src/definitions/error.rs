@@ -1,4 +1,4 @@
-//! Adapter: mistakes in definitions, with file, line, column and the offending text.
+//! Adapter: mistakes in definitions, with file, line, column and the faulty text.
 
 use std::fmt;
 
@@ -9,22 +9,22 @@ use crate::{
     yaml::{Node, Position, YamlError},
 };
 
-/// One mistake.
+/// A mistake in a definition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DefinitionError {
     /// The file, relative to the definitions directory.
     pub file: String,
-    /// Line, from 1; 0 where the mistake has no place.
+    /// Line, from 1; 0 if the mistake has no position.
     pub line: usize,
-    /// Column in characters, from 1; 0 where the mistake has no place.
+    /// Column in characters, from 1; 0 if the mistake has no position.
     pub column: usize,
-    /// What is wrong.
+    /// Description of the mistake.
     pub message: String,
-    /// The line with the mistake.
+    /// Text of the line with the mistake.
     pub text: String,
 }
 
-/// All mistakes that were found.
+/// All mistakes in the definitions.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} in the definitions", count(.0.len()))]
 pub struct DefinitionErrors(pub Vec<DefinitionError>);
@@ -34,19 +34,19 @@ fn count(mistakes: usize) -> String {
 }
 
 impl DefinitionError {
-    /// A mistake of a whole file.
+    /// Creates a mistake of a whole file.
     pub(super) fn of_file(file: &str, message: String) -> Self {
         Self { file: file.to_owned(), line: 0, column: 0, message, text: String::new() }
     }
 
-    /// A mistake at its place.
+    /// Creates a mistake at its position.
     pub(super) fn at(file: &File, mistake: YamlError) -> Self {
         let YamlError { at: Position { line, column }, message } = mistake;
         Self { file: file.name.clone(), line, column, message, text: line_of(&file.text, line) }
     }
 }
 
-/// Takes up what is wrong with one document.
+/// Collects the mistakes in one document.
 pub(super) struct Report<'a> {
     pub file: &'a File,
     pub document: &'a Node,
@@ -54,14 +54,14 @@ pub(super) struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// The value at this path of names and numbers is wrong.
+    /// Adds a mistake in the value at this path of names and indexes.
     pub fn wrong(&mut self, path: &[&str], message: impl Into<String>) {
         let mistake = YamlError { at: self.document.place_of(path), message: message.into() };
         self.errors.push(DefinitionError::at(self.file, mistake));
     }
 }
 
-/// The line of this number, for people: cut, without passwords, and without characters that a terminal would act on.
+/// Returns a line for display: truncated, without passwords, and without characters that control a terminal.
 fn line_of(text: &str, line: usize) -> String {
     let found = line.checked_sub(1).and_then(|index| text.lines().nth(index));
     let harmless = |c: char| if is_deceptive(c) { ' ' } else { c };
@@ -69,7 +69,7 @@ fn line_of(text: &str, line: usize) -> String {
 }
 
 impl fmt::Display for DefinitionError {
-    /// `images/x.yaml:7:3: message`, then the line and a mark below the place.
+    /// Formats `images/x.yaml:7:3: message`, then the line and a mark below the position.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { file, line, column, message, text } = self;
         if *line == 0 {
@@ -78,7 +78,7 @@ impl fmt::Display for DefinitionError {
         write!(f, "{file}:{line}:{column}: {message}")?;
         if !text.is_empty() {
             let number = line.to_string();
-            // A place beyond the cut line is marked at its end.
+            // A position beyond the truncated line is marked at the line's end.
             let indent = column.saturating_sub(1).min(text.chars().count());
             write!(f, "\n  {number} | {text}\n  {:width$} | {:indent$}^", "", "", width = number.len())?;
         }
@@ -87,7 +87,7 @@ impl fmt::Display for DefinitionError {
 }
 
 impl DefinitionErrors {
-    /// All mistakes, as people read them.
+    /// Formats all mistakes for display.
     pub fn render(&self) -> String {
         let mut lines: Vec<String> = self.0.iter().map(|error| format!("error: {error}")).collect();
         lines.push(self.to_string());

@@ -1,4 +1,4 @@
-//! Adapter: the files of a definitions directory: regular ones, inside of it, of a bounded size.
+//! Adapter: reads files of a definitions directory: only regular files inside the directory, up to a size limit.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -11,9 +11,11 @@ use rustix::fs::OFlags;
 
 use crate::files::if_there;
 
-/// The file at a path below the directory; `None` where there is none. A link may lead to a file of the same kind (its extension)
-/// inside of the directory, as those of a mounted ConfigMap do. Anything else is an error, and is neither opened nor waited for: a
-/// pipe, a device, a link to what farrier may read and who writes the definition may not. Blocks.
+/// Reads the file at a path below the directory; `None` if it does not exist. Blocks the thread.
+///
+/// A link may point to a file with the same extension inside the directory, like the links of a mounted ConfigMap. Anything else
+/// is an error and is not opened, so that farrier never blocks on it: a pipe, a device, or a link to a file that farrier may read
+/// but the author of the definition may not.
 pub(crate) fn read(directory: &Path, path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
     let Some(handle) = if_there(locate(directory, path))? else { return Ok(None) };
     let mut bytes = Vec::new();
@@ -24,7 +26,7 @@ pub(crate) fn read(directory: &Path, path: &Path, most: u64) -> io::Result<Optio
     Ok(Some(bytes))
 }
 
-/// A handle by which the file can be opened, and nothing more: what is opened then is what was looked at, whatever becomes of its path.
+/// Returns a handle that can only be used to open the file. The opened file is the checked one, even if its path changes.
 fn locate(directory: &Path, path: &Path) -> io::Result<File> {
     let named = directory.join(path);
     let handle =
@@ -36,7 +38,7 @@ fn locate(directory: &Path, path: &Path) -> io::Result<File> {
     if !real.starts_with(fs::canonicalize(directory)?) {
         return Err(refused("it is a link that leads out of the definitions directory"));
     }
-    // Of a file that was removed meanwhile the kernel says so, behind its name.
+    // For a file that was removed since, the kernel appends a note to its name.
     let extension = real.to_str().map(|real| Path::new(real.trim_end_matches(" (deleted)")).extension());
     if fs::symlink_metadata(&named)?.is_symlink() && extension != Some(named.extension()) {
         return Err(refused("it is a link to a file of another kind"));

@@ -1,4 +1,4 @@
-//! Adapter: reads definitions: the built-in ones, overlaid by the user's directory.
+//! Adapter: loads definitions: the built-in ones, overlaid with the user's directory.
 
 mod builtin;
 mod decode;
@@ -26,27 +26,29 @@ use crate::{
     yaml::{self, Node, YamlError},
 };
 
-/// The largest definition file that is read; the shipped ones have about one KiB.
+/// Size limit of a definition file. The built-in ones have about 1 KiB.
 const MAX_FILE: u64 = 1 << 20;
 
-/// The largest patch.
+/// Size limit of a patch.
 const MAX_PATCH: u64 = 64 << 20;
 
-/// Values in one file, aliases followed; a definition has some fifty.
+/// Maximum number of values in one file, including values reached through aliases. A definition has about fifty.
 const MAX_VALUES: usize = 20_000;
 
-/// A text with the name by which messages call it.
+/// A text and its name in messages.
 #[derive(Clone, Debug)]
 struct File {
     name: String,
     text: String,
 }
 
-/// Loads the built-in definitions and, over them, those of `dir`.
+/// Loads the built-in definitions and overlays the ones in `dir`. Every mistake is reported, not only the first.
 ///
-/// Families: the directory's come first, in file-name order, then the built-in ones whose file name it does
-/// not replace. Templates: by name, the directory's win. Images: the directory's alone when it has an
-/// `images/`, else the built-in ones. Announced kernels: the directory's. Every mistake is reported, not only the first.
+/// - Families: the directory's families come first, in file-name order, then the built-in ones that the directory does not
+///   replace by file name.
+/// - Templates: the directory's templates replace built-in ones of the same name.
+/// - Images: only the directory's images if it has an `images/`, else the built-in ones.
+/// - Announced kernels: only the directory's.
 pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
     let mut errors = Vec::new();
     if let Some(dir) = dir.filter(|dir| !dir.is_dir()) {
@@ -115,7 +117,7 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
             read.push(needs::Read { file, document, image });
         }
     }
-    // An image that could not be read is not reported as missing.
+    // Skip this check if an image could not be read, so that it is not reported as missing.
     if all_have_form {
         needs::among(&read, &definitions, &mut errors);
     }
@@ -141,12 +143,12 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
     if errors.is_empty() { Ok(definitions) } else { Err(DefinitionErrors(errors)) }
 }
 
-/// The file of an image that comes with farrier.
+/// Returns the file of a built-in image.
 pub fn shipped_image(name: &str) -> Option<&'static str> {
     builtin::IMAGES.get_file(format!("{name}.yaml"))?.contents_utf8()
 }
 
-/// A patch of the definitions: the directory's, else the one that comes with farrier.
+/// Reads a patch from the definitions directory, or the built-in one if the directory has none.
 pub async fn read_patch(definitions: &Definitions, path: &Path) -> io::Result<Vec<u8>> {
     let (root, own) = (definitions.root.clone(), path.to_owned());
     let found = blocking(move || {
@@ -163,19 +165,19 @@ pub async fn read_patch(definitions: &Definitions, path: &Path) -> io::Result<Ve
     })
 }
 
-/// What holds for the whole site.
+/// File with the settings of the whole site.
 const SITE: &str = "site.yaml";
-/// The same in a pod, where a ConfigMap is a directory of its own.
+/// Path of that file in a pod, where a ConfigMap is mounted as a separate directory.
 const MOUNTED_SITE: &str = "site/site.yaml";
 
 const NOT_A_TEMPLATE: &str = "is no template: its name must be <name>.Dockerfile.hbs";
 
-/// `templates/kbuild.Dockerfile.hbs` is the template `kbuild`.
+/// Returns the template's name: `kbuild` for `templates/kbuild.Dockerfile.hbs`.
 fn template_name(file: &str) -> Option<&str> {
     file.strip_prefix("templates/")?.strip_suffix(".Dockerfile.hbs")
 }
 
-/// The files of one directory in file-name order; `None` when there is no such directory.
+/// Reads the files of one directory in file-name order; `None` if the directory does not exist.
 fn directory(
     root: &Path,
     name: &str,
@@ -195,7 +197,7 @@ fn directory(
     }
 }
 
-/// Names with one of the extensions, in order; hidden ones are left out.
+/// Returns the sorted names with one of the extensions. Hidden files are skipped.
 fn names_in(directory: &Path, extensions: &[&str]) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -209,10 +211,11 @@ fn names_in(directory: &Path, extensions: &[&str]) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Reports definitions beside the directories where they are read: farrier would go on with its own in their place.
+/// Reports definitions outside the directories that farrier reads. Without an error, farrier would silently use the built-in
+/// ones.
 fn misplaced(root: &Path, errors: &mut Vec<DefinitionError>) {
     for name in names_in(root, &["yaml", "yml"]).unwrap_or_default() {
-        // What cannot be read here is not farrier's.
+        // An unreadable file is not a definition.
         let Ok(Some(text)) = text_of(root, &name) else { continue };
         if name != SITE && text.lines().any(|line| line.starts_with("apiVersion: farrier.dev/")) {
             let message = "is not read here: driver images stand in images/, kernel families in kernels/, announced kernels in \
@@ -222,7 +225,7 @@ fn misplaced(root: &Path, errors: &mut Vec<DefinitionError>) {
     }
 }
 
-/// One file; `None` where it is not there, or cannot be read, which is reported.
+/// Reads one file; `None` if it does not exist or cannot be read. The latter is reported.
 fn one_file(root: &Path, name: &str, errors: &mut Vec<DefinitionError>) -> Option<File> {
     match text_of(root, name) {
         Ok(found) => found.map(|text| File { name: name.to_owned(), text }),
@@ -241,7 +244,7 @@ fn text_of(root: &Path, name: &str) -> io::Result<Option<String>> {
     Ok(Some(text))
 }
 
-/// The documents of one file that have the form of a definition, each with its tree; the others are reported.
+/// Parses the documents of one file. Returns the valid definitions with their trees, and reports the other documents.
 fn parse<T: for<'de> Deserialize<'de>>(file: &File, errors: &mut Vec<DefinitionError>) -> Vec<(T, Node)> {
     let mut definitions = Vec::new();
     let mut mistakes = Vec::new();
@@ -260,7 +263,7 @@ fn parse<T: for<'de> Deserialize<'de>>(file: &File, errors: &mut Vec<DefinitionE
     definitions
 }
 
-/// Aliases can make much of little: what is read here is walked through whole.
+/// Limits the number of values. Aliases can expand a small file to a huge tree, and farrier traverses all of it.
 fn bounded(documents: Vec<Node>) -> Result<Vec<Node>, YamlError> {
     let mut left = MAX_VALUES;
     for document in &documents {

@@ -1,4 +1,4 @@
-//! Adapter: what is wrong with the needs of images, among all of them.
+//! Adapter: validates the needs of images across all images.
 
 use super::{DefinitionError, File, builtin, error::Report};
 use crate::{
@@ -6,14 +6,14 @@ use crate::{
     yaml::Node,
 };
 
-/// An image with the file and tree that it was read from.
+/// An image with its file and tree.
 pub(super) struct Read<'a> {
     pub file: &'a File,
     pub document: Node,
     pub image: DriverImage,
 }
 
-/// Reports what one image says that cannot be, whatever the others are.
+/// Reports mistakes in one image that do not depend on other images.
 pub(super) fn own(report: &mut Report<'_>, image: &DriverImage) {
     let spec = &image.spec;
     for (index, need) in spec.needs.iter().enumerate() {
@@ -57,7 +57,7 @@ pub(super) fn own(report: &mut Report<'_>, image: &DriverImage) {
     }
 }
 
-/// Reports needs that no image covers, or only in a circle.
+/// Reports needs that no image satisfies, and cycles.
 pub(super) fn among(images: &[Read<'_>], definitions: &Definitions, errors: &mut Vec<DefinitionError>) {
     for Read { file, document, image } in images {
         let mut report = Report { file, document, errors };
@@ -88,7 +88,7 @@ fn mistake(image: &DriverImage, need: &Need, definitions: &Definitions) -> Optio
     };
     if let Some(circle) = cycle(&definitions.images, &image.metadata.name)
         && circle.get(1) == Some(name)
-        // One of the circle's images is enough to tell it.
+        // Report the cycle for only one of its images.
         && circle.iter().min() == Some(&image.metadata.name)
     {
         let circle: Vec<&str> = circle.iter().map(ImageName::as_str).collect();

@@ -1,4 +1,4 @@
-//! The definitions that come with farrier: what each image's Dockerfile and first tag are.
+//! Tests of the built-in definitions: the Dockerfile and the first tag of each image.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ fn image<'a>(definitions: &'a Definitions, name: &str) -> &'a DriverImage {
     &definitions.images[name]
 }
 
-/// The Dockerfile as `farrier render` prints it, of a source of version `535.261.03`.
+/// Returns the Dockerfile as `farrier render` prints it, for a source of version `535.261.03`.
 fn dockerfile(name: &str) -> String {
     dockerfile_for(name, Architecture::Amd64)
 }
@@ -54,7 +54,7 @@ fn the_gpu_driver_exposes_what_peer_memory_looks_for() {
     insta::assert_snapshot!(dockerfile("nvidia-gpu"));
 }
 
-/// NVIDIA's own makefiles take the machine's architecture unless they are told another.
+/// NVIDIA's makefiles use the machine's architecture unless another one is set.
 #[test]
 fn the_whole_tree_of_the_gpu_driver_is_told_that_it_is_for_arm64() {
     let arm64 = dockerfile_for("nvidia-gpu", Architecture::Arm64);
@@ -88,7 +88,7 @@ fn any_dkms_module_is_compiled_as_its_conf_says() {
     insta::assert_snapshot!(dockerfile("generic"));
 }
 
-/// The definitions that docs/dkms.md has as a whole.
+/// The complete definitions in docs/dkms.md.
 #[test]
 fn images_of_the_documentation_are_read() {
     let directory = tempfile::tempdir().unwrap();
@@ -103,7 +103,7 @@ fn images_of_the_documentation_are_read() {
     assert_eq!(names, ["acpi-call", "drbd", "zfs"]);
 }
 
-/// The families that docs/distributions.md has for distributions without packages.
+/// The families in docs/distributions.md for distributions without packages.
 #[test]
 fn families_of_the_documentation_are_read() {
     let text =
@@ -139,7 +139,7 @@ fn families_of_the_documentation_are_read() {
     }
 }
 
-/// The forms of `contracts.md` section 3.
+/// The forms in `contracts.md` section 3.
 #[test]
 fn the_first_tags_are_those_that_the_operators_compute() {
     let definitions = load(None).unwrap();
@@ -156,7 +156,7 @@ fn the_first_tags_are_those_that_the_operators_compute() {
     for gpu in ["nvidia-gpu", "nvidia-gpu-graphics", "nvidia-gpu-proprietary"] {
         assert_eq!(first_tag(gpu, "535.261.03"), "535.261.03-5.15.0-91-generic-ubuntu22.04", "{gpu}");
     }
-    // The operator's versions are then 2.26.6-535.261.03-5.15.0-91-generic and its like: it knows no kernel here.
+    // In this mode, the operator's version is 2.26.6-535.261.03-5.15.0-91-generic or similar, and it adds no kernel.
     for (name, version) in [("nvidia-fs", "2.26.6"), ("gdrdrv", "2.5.1")] {
         let needs = [("nvidia-gpu", "535.261.03")].into();
         let inputs = TagInputs { version, target: &target, system: &UNKNOWN_SYSTEM, needs, signer: None };
@@ -164,7 +164,7 @@ fn the_first_tags_are_those_that_the_operators_compute() {
         let wanted = format!("{version}-535.261.03-5.15.0-91-generic-ubuntu22.04");
         assert_eq!(tags.unwrap()[0].to_string(), wanted);
     }
-    // The operator's version is then 535.261.03-25.10.
+    // The operator's version is 535.261.03-25.10 in this mode.
     assert_eq!(first_tag("nvidia-peermem", "535.261.03"), "535.261.03-25.10-5.15.0-91-generic-ubuntu22.04");
 }
 
@@ -181,7 +181,7 @@ fn what_a_shipped_image_needs_is_exposed_by_a_shipped_image() {
     assert_eq!(image(&definitions, "nvidia-gpu").spec.exposes, ["/usr/src/nvidia-*"]);
 }
 
-/// The table in docs/distributions.md has every family once, and what it calls proven has a test.
+/// The table in docs/distributions.md contains every family once, and each family marked as proven has a test.
 #[test]
 fn the_table_of_distributions_is_of_these_families() {
     let text = include_str!("../../docs/distributions.md");
@@ -209,7 +209,7 @@ fn the_table_of_distributions_is_of_these_families() {
     assert_eq!(named, shipped);
 }
 
-/// What a look at archives, repositories and the store came to for a kernel.
+/// Result of looking up a kernel's headers and toolchain in archives, repositories and the store.
 #[derive(Clone, Copy)]
 enum Seen {
     There,
@@ -218,11 +218,11 @@ enum Seen {
     Missing(&'static str),
     Refused(&'static str),
     Unknown,
-    /// Headers were imported, and nothing has the toolchain's packages.
+    /// Headers were imported, and the toolchain's packages are not available.
     NoToolchain(&'static str),
 }
 
-/// Nodes whose headers and toolchains can be had.
+/// Nodes with available headers and toolchains.
 const NODES: &[(&str, &str, &str)] = &[
     ("debian", "11", "5.10.0-46-amd64"),
     ("debian", "11", "6.1.0-0.deb11.52-cloud-amd64"),
@@ -263,7 +263,7 @@ const NODES: &[(&str, &str, &str)] = &[
     ("talos", "v1.9.0", "6.12.6-talos"),
 ];
 
-/// Nodes of which something cannot be had, or is of another architecture than the machine.
+/// Nodes for which something is not available, or that have another architecture than the machine.
 const FURTHER_NODES: &[(&str, &str, &str, Seen)] = &[
     (
         "ubuntu",
@@ -345,8 +345,8 @@ fn planned_node(target: &KernelTarget) -> NodeFacts {
     }
 }
 
-/// The plan on a machine for amd64: each node's family, where its headers and toolchain come from, and whether there is a build, or
-/// why there is none.
+/// The plan on an amd64 machine: each node's family, the origin of its headers and toolchain, and whether there is a build or why
+/// not.
 #[test]
 fn the_plan_for_nodes_of_many_distributions() {
     let mut definitions = load(None).unwrap();

@@ -1,9 +1,9 @@
-//! Adapter: what reading one value of `site.yaml` does not say: fields that go together, and names that stand there twice.
+//! Adapter: validates `site.yaml` across fields: dependent fields and duplicate names.
 
 use super::error::Report;
 use crate::site::{Host, MirrorRule, SiteSpec};
 
-/// Reports keys that would sign what anyone put into the registry.
+/// Reports settings that would sign whatever anyone stored in the registry.
 pub(super) fn signing(report: &mut Report<'_>, site: &SiteSpec) {
     if site.module_signing.is_some() && site.image_signing.is_none() && site.policy.is_empty() {
         let message = "modules are signed, and no key for images is named: published modules are signed anew when the key \
@@ -18,7 +18,7 @@ pub(super) fn signing(report: &mut Report<'_>, site: &SiteSpec) {
     }
 }
 
-/// Reports what is wrong with how the site's network is described.
+/// Reports mistakes in the site's network settings.
 pub(super) fn network(report: &mut Report<'_>, site: &SiteSpec) {
     for (index, rule) in site.mirrors.iter().enumerate() {
         let at = index.to_string();

@@ -46,7 +46,7 @@ fn load_files(files: &[(&str, &str)]) -> Result<Definitions, DefinitionErrors> {
     load(Some(written(files).path()))
 }
 
-/// The messages about one image, made from [`IMAGE`] by replacing a part of it.
+/// Returns the messages about an image that is made from [`IMAGE`] by replacing parts of it.
 fn image_mistakes(replacements: &[(&str, &str)]) -> String {
     mistakes(&[("images/m.yaml", &replaced(IMAGE, replacements))])
 }
@@ -84,7 +84,7 @@ fn the_shipped_definitions_load() {
 #[test]
 fn the_documented_forms_load() {
     let definitions = load_files(&[("images/m.yaml", IMAGE), ("kernels/a.yaml", FAMILY)]).unwrap();
-    assert_eq!(definitions.images.len(), 1, "the directory's images are the only ones");
+    assert_eq!(definitions.images.len(), 1, "only the directory's images are used");
     let spec = &definitions.images[&name("mstflint")].spec;
     assert!(matches!(&spec.sources[0].from, SourceOrigin::Apt(apt) if **apt.suites == ["sid"]));
     assert!(matches!(spec.rollout[..], [RolloutSpec::Image { .. }, RolloutSpec::File { .. }]));
@@ -251,7 +251,7 @@ fn values_of_another_kind_are_told_apart() {
     ]));
 }
 
-/// Such a text is found while the file is read, before names are looked up.
+/// A text with an invalid form is reported while the file is read, before names are looked up.
 #[test]
 fn texts_must_have_their_form() {
     insta::assert_snapshot!(image_mistakes(&[
@@ -301,7 +301,7 @@ fn a_definition_in_the_wrong_directory_is_told() {
     )]));
 }
 
-/// It would be passed over, and the built-in images built in its place.
+/// Otherwise the file would be ignored, and the built-in images would be built instead.
 #[test]
 fn a_definition_beside_the_directories_is_told() {
     let site = "apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {name: site}\nspec: {}\n";
@@ -368,7 +368,7 @@ fn a_file_that_is_too_large_or_no_text_is_refused() {
 }
 
 proptest::proptest! {
-    /// A value of any kind in any place gives mistakes, never a panic or an endless search.
+    /// Any value at any place gives mistakes, and never a panic or an endless loop.
     #[test]
     fn no_document_panics(line in 0usize..17, text in "[\\[\\]{}:,*&!|>'\"#%@a-z0-9 .~-]{0,24}") {
         let mut lines: Vec<&str> = IMAGE.lines().collect();
@@ -398,7 +398,7 @@ fn a_template_is_tried_with_the_variables_of_its_image() {
     "#);
 }
 
-/// Images in one file, each with what it needs and what else its specification says.
+/// Returns the messages about images in one file, each with its needs and additional specification.
 fn chain_mistakes(images: &[(&str, &str, &str)]) -> String {
     let image = |(name, needs, more): &(&str, &str, &str)| {
         format!(

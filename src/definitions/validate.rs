@@ -1,4 +1,4 @@
-//! Adapter: what reading one value does not say: names that must exist or be unique, paths, digests, references.
+//! Adapter: validates definitions beyond single values: existing and unique names, and references between fields.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::{
     yaml::{Position, YamlError},
 };
 
-/// Reports what is wrong with an image.
+/// Reports mistakes in an image.
 pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BTreeMap<String, String>) {
     let spec = &image.spec;
     if store::is_reserved(image.metadata.name.as_str()) {
@@ -86,10 +86,10 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
     needs::own(report, image);
 }
 
-/// Toolchains are shared by images, whatever their versions.
+/// Images share toolchains, whatever their versions.
 const NO_VERSION: &str = "a toolchain has no driver's version to put in the place of {{version}}";
 
-/// Reports what is wrong with a family.
+/// Reports mistakes in a family.
 pub(super) fn family(report: &mut Report<'_>, family: &KernelFamily) {
     if let Toolchain::Bootstrap(spec) = &family.spec.toolchain
         && let Some(index) = spec.package_of_a_driver()
@@ -120,13 +120,13 @@ pub(super) fn family(report: &mut Report<'_>, family: &KernelFamily) {
     }
 }
 
-/// Reports a template that is no Handlebars.
+/// Reports a template that is not valid Handlebars.
 pub(super) fn template(file: &File, name: &str) -> Option<DefinitionError> {
     let error = template::parse(name, &file.text).err()?;
     Some(in_template(file, error.line, error.reason))
 }
 
-/// `line` is 0 where it is not known.
+/// Creates the mistake. `line` is 0 if unknown.
 fn in_template(file: &File, line: usize, message: String) -> DefinitionError {
     if line == 0 {
         return DefinitionError::of_file(&file.name, message);
@@ -134,8 +134,7 @@ fn in_template(file: &File, line: usize, message: String) -> DefinitionError {
     DefinitionError::at(file, YamlError { at: Position { line, column: 1 }, message })
 }
 
-/// Reports an image's template that names a variable which this image does not have, by rendering it for a
-/// kernel of the plainest kind.
+/// Reports a template with a variable that the image does not define, by rendering the template for an ordinary kernel.
 pub(super) fn rendering(
     image: &DriverImage,
     templates: &BTreeMap<String, String>,
@@ -156,12 +155,12 @@ pub(super) fn rendering(
     Some(in_template(&file, error.line, format!("{} for driver image {name:?}", error.reason)))
 }
 
-/// The names that are taken, with the file that took them.
+/// The names in use, with the file that defines each.
 #[derive(Default)]
 pub(super) struct Names(BTreeMap<(&'static str, ImageName), String>);
 
 impl Names {
-    /// Takes a name, or reports who has it.
+    /// Adds a name, or reports the file that already defines it.
     pub fn claim(&mut self, report: &mut Report<'_>, kind: &'static str, name: &ImageName) {
         if let Some(first) = self.0.insert((kind, name.clone()), report.file.name.clone()) {
             let message = format!("{kind} {:?} is defined in {first} already", name.as_str());

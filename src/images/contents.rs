@@ -1,4 +1,4 @@
-//! Adapter: what the images that DaemonSets and pods name at this moment hold.
+//! Adapter: looks up the contents of images that DaemonSets and pods currently name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,9 +12,9 @@ use crate::{
     registry::StoredManifest,
 };
 
-/// Looks up those of the images that farrier publishes; others are not asked for, because no registry is contacted
-/// that the configuration does not name. What `known` holds by digest is not asked for again. An image that cannot
-/// be looked up is not in the answer: what depends on it waits.
+/// Adds the contents of `images` to `known`, and drops entries for other images from it. Only images below farrier's
+/// own prefix are looked up, because farrier contacts no registry that the configuration does not name. Entries by
+/// digest are reused. An image whose lookup fails is missing from `known`; everything that depends on it waits.
 pub(crate) async fn contents(
     parts: &Parts,
     images: &BTreeSet<String>,

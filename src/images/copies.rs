@@ -1,4 +1,4 @@
-//! Adapter: copies images of other registries below the prefix of the registry where images go.
+//! Adapter: copies images of other registries below the prefix of the destination registry.
 
 use crate::{
     error_chain,
@@ -9,19 +9,19 @@ use crate::{
     registry::{Registry, join},
 };
 
-/// A copy that stands in the registry.
+/// A copy of an image in the destination registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ImageCopy {
-    /// Where, by tag.
+    /// Reference of the copy, by tag.
     pub(crate) reference: ImageReference,
-    /// The digest, which is the original's.
+    /// Digest of the copy, which equals the original's.
     pub(crate) digest: Digest,
-    /// Was anything sent?
+    /// Whether the image was copied by this call.
     pub(crate) new: bool,
 }
 
-/// Copies an image with all of its platforms, unless that was done, and what is said and signed about it, which may have come
-/// later.
+/// Copies an image with all its platforms, unless the copy is current. Always copies referrers and signatures, which
+/// may be newer than the image.
 pub(crate) async fn copy_image(parts: &Parts, text: &str) -> Result<ImageCopy> {
     let wanted: ImageReference = text.parse()?;
     let pinned = parts.resolve_reference(text).await?;
@@ -44,8 +44,8 @@ pub(crate) async fn copy_image(parts: &Parts, text: &str) -> Result<ImageCopy> {
     Ok(ImageCopy { reference: copy, digest: digest.clone(), new })
 }
 
-/// Copies what refers to an image, and what `cosign` keeps under tags made from its digest. The image is the same without
-/// it: where it cannot be looked up, that is told.
+/// Copies the referrers of an image, and the signatures and attestations that `cosign` stores under tags made from the
+/// image's digest. The image is complete without them: if their lookup fails, a note reports it.
 async fn copy_what_refers_to(
     parts: &Parts,
     from: &Repository,
@@ -81,7 +81,7 @@ async fn copy_what_refers_to(
             Version::Digest(_) => {
                 parts.registry.push_referrer(place, &found.bytes).await?;
             }
-            // What the site itself signed stays. What is not of this form is replaced.
+            // Keep the site's own signatures. Content of any other form is replaced.
             Version::Tag(tag) => {
                 let (kind, bytes) = (&*found.media_type, &found.bytes[..]);
                 if !join(parts.registry.as_ref(), place, tag, (kind, bytes)).await? {
@@ -93,7 +93,7 @@ async fn copy_what_refers_to(
     Ok(())
 }
 
-/// Copies a manifest after what it names.
+/// Copies a manifest, after everything that the manifest names.
 async fn copy_manifest(
     parts: &Parts,
     from: &ImageReference,
@@ -128,7 +128,7 @@ async fn copy_blob(
     blob: &Descriptor,
 ) -> Result<()> {
     let Descriptor { media_type, digest, size, .. } = blob;
-    // Layers that may not be distributed have an address of their own, and no registry holds them.
+    // Non-distributable layers have their own URL; registries do not store them.
     let is_layer = media_type.contains(".layer.") || media_type.contains(".rootfs.");
     if is_layer && media_type::oci_layer(media_type).is_none() {
         tracing::warn!(%from, %digest, media_type, "layer is not copied: no registry holds it");
@@ -144,8 +144,8 @@ async fn copy_blob(
     Ok(())
 }
 
-/// The tag of a copy: the original's, and for one that goes by its digest a tag of its own, so that no registry deletes it
-/// as unused.
+/// Tag of a copy: the original's tag, or for an original named by digest a tag made from the digest. A registry might
+/// delete an untagged copy as unused.
 pub(crate) fn copy_tag(reference: &ImageReference) -> Result<Tag> {
     match &reference.version {
         Version::Tag(tag) => Ok(tag.clone()),
@@ -167,7 +167,7 @@ mod tests {
         registry::{RegistryLocation, RegistryOptions, RemoteRegistry, connect},
     };
 
-    /// An index with one image, at another registry.
+    /// Publishes an index with one image at another registry.
     async fn publish(registry: &dyn Registry, repository: &Repository) -> Digest {
         let (config, layer) = (b"{}".as_slice(), b"layer".as_slice());
         let blob = |kind: &str, bytes: &[u8]| Descriptor::new(kind, Digest::of(bytes), bytes.len() as u64);
@@ -226,7 +226,7 @@ mod tests {
         let copied = copy_image(&bench.parts, text).await.unwrap();
         assert_eq!((&copied.digest, copied.new), (&digest, true));
         assert_eq!(copied.reference.to_string(), "mirror/other.test-5000/base:1");
-        // Another signature came.
+        // A new signature appears at the source.
         sign("another signature").await;
         assert!(!copy_image(&bench.parts, text).await.unwrap().new);
         let (place, here) = (copied.reference.repository, Arc::clone(&bench.parts.registry));
@@ -235,12 +235,12 @@ mod tests {
         let tag = Version::Tag(provenance::signature_tag(&digest).unwrap());
         let signed = here.manifest(&place, &tag).await.unwrap().unwrap();
         let signed = ImageManifest::parse(&signed.bytes).unwrap();
-        // The first one stays, though the other registry has it no more: it may be the site's own.
+        // The first signature stays, although the other registry no longer has it: it may be the site's own.
         let layers: Vec<Digest> = signed.layers.into_iter().map(|layer| layer.digest).collect();
         assert_eq!(layers, [Digest::of(b"a signature"), Digest::of(b"another signature")]);
         assert!(here.has_blob(&place, &layers[1]).await.unwrap());
 
-        // The other registry is gone.
+        // The other registry disappears.
         bench.parts.remote = Arc::new(RemoteRegistry::new("none".to_owned(), &options));
         let offline = Net::new(NetOptions { offline: true, ..NetOptions::default() }).unwrap();
         bench.parts.fetcher = bench.parts.fetcher.clone().with_net(offline);

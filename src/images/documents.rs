@@ -1,5 +1,5 @@
-//! Adapter: documents beside an image (check report, bill of materials, provenance): stored before the image's tags
-//! are, and found again.
+//! Adapter: documents about an image (check report, bill of materials, provenance). They are pushed as referrers before
+//! the image's tags, and looked up again later.
 
 use serde_json::Value;
 
@@ -14,57 +14,57 @@ use crate::{
 /// A kind of document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DocumentKind {
-    /// For messages.
+    /// Name for messages.
     pub(crate) name: &'static str,
-    /// Of the artifact and of its layer.
+    /// Media type of the artifact and of its layer.
     pub(crate) media_type: &'static str,
-    /// What it claims, as attestations say it.
+    /// Predicate type in attestations.
     pub(crate) predicate_type: &'static str,
 }
 
-/// What the kernel's loader says about the modules.
+/// Report of the check against the kernel's module loader.
 pub(crate) const CHECK_REPORT: DocumentKind = DocumentKind {
     name: "check report",
     media_type: media_type::CHECK_REPORT,
     predicate_type: CHECK_REPORT_PREDICATE,
 };
-/// What is in it.
+/// Components of the image.
 pub(crate) const BILL: DocumentKind = DocumentKind {
     name: "bill of materials",
     media_type: media_type::CYCLONEDX,
     predicate_type: CYCLONEDX_PREDICATE,
 };
-/// How it was built.
+/// Build inputs and steps.
 pub(crate) const PROVENANCE: DocumentKind =
     DocumentKind { name: "provenance", media_type: media_type::IN_TOTO, predicate_type: SLSA_PREDICATE };
 
-/// A statement about an image that can be signed.
+/// A claim about an image that can be signed.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Claim {
-    /// The kind of claim.
+    /// Predicate type of the claim.
     pub(crate) predicate_type: &'static str,
-    /// The claim.
+    /// Content of the claim.
     pub(crate) predicate: Value,
 }
 
 impl Claim {
-    /// The claim that a check report is.
+    /// Claim with the content of a check report.
     pub(crate) fn of_report(content: &[u8]) -> Result<Self> {
         let predicate = parse_json(CHECK_REPORT.name, content)?;
         Ok(Self { predicate_type: CHECK_REPORT_PREDICATE, predicate })
     }
 }
 
-/// The bill and the provenance of an image, as artifacts and as claims.
+/// Bill of materials and provenance of an image, as artifacts and as claims.
 pub(crate) struct Documents {
-    /// What is stored beside the image.
+    /// Artifacts to push as referrers of the image.
     pub(crate) artifacts: Vec<Artifact>,
-    /// What is signed, where the site signs.
+    /// Claims to sign, if the site signs images.
     pub(crate) claims: Vec<Claim>,
 }
 
 impl Documents {
-    /// Writes both.
+    /// Creates the documents of the image with the manifest bytes `manifest`.
     pub(crate) fn of(provenance: &Provenance, manifest: &[u8]) -> Result<Self> {
         let Subject { name, digest, .. } = &provenance.subject;
         let (bill, slsa) = (provenance::bill(provenance), provenance::slsa(provenance));
@@ -87,7 +87,7 @@ pub(super) fn parse_json(what: &'static str, content: &[u8]) -> Result<Value> {
 }
 
 impl StoredImage<'_> {
-    /// Pushes a document about the image, with what it names. Returns the bytes sent.
+    /// Pushes a document about the image, with its blobs. Returns the number of bytes sent.
     pub(crate) async fn push_document(self, artifact: &Artifact) -> Result<u64> {
         let registry = &self.parts.registry;
         let mut sent = 0;
@@ -98,8 +98,8 @@ impl StoredImage<'_> {
         Ok(sent)
     }
 
-    /// The document of one kind about an image; `None` where there is none beside it. Of several, the one that was
-    /// stored last, as far as the registry tells.
+    /// Finds the document of one kind about the image, or `None`. Of several, returns the newest, as far as the
+    /// registry's order shows.
     pub(crate) async fn find_document(self, kind: &DocumentKind) -> Result<Option<Vec<u8>>> {
         let Self { parts, repository, digest } = self;
         let registry = parts.registry_of(repository);
@@ -112,7 +112,7 @@ impl StoredImage<'_> {
         Ok(None)
     }
 
-    /// `None` for a list's entry that is gone, or that is about something else: lists are kept by clients.
+    /// Reads a listed document. `None` if the entry is stale or about another image: clients maintain these lists.
     async fn read_document(self, digest: &Digest, kind: &DocumentKind) -> Result<Option<Vec<u8>>> {
         let Self { parts, repository, digest: subject } = self;
         let version = Version::Digest(digest.clone());
@@ -120,7 +120,7 @@ impl StoredImage<'_> {
             return Ok(None);
         };
         let manifest = ImageManifest::parse(&stored.bytes)?;
-        // Others put statements beside images, too.
+        // Other tools store statements as referrers, too.
         let claimed = manifest.annotations.get(annotations::PREDICATE_TYPE).map(String::as_str);
         let is_other = *kind == PROVENANCE && claimed != Some(kind.predicate_type);
         let about = manifest.subject.as_ref().map(|subject| &subject.digest);

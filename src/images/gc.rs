@@ -1,4 +1,4 @@
-//! Adapter: removes published images for kernels that are gone, with what is stored beside them.
+//! Adapter: garbage-collects published images whose kernels are gone, with their referrers and signatures.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,100 +22,100 @@ use crate::{
     store::{InputKind, is_about_another},
 };
 
-/// What is asked for.
+/// Options of a garbage collection.
 #[derive(Clone, Debug)]
 pub struct GcOptions {
-    /// An image goes when its kernel was not seen for so many days.
+    /// Number of days after which an image goes, counted from the last time its kernel was seen.
     pub keep_days: u32,
-    /// Images beside those of the definitions: whose definitions are gone.
+    /// Names of further images, whose definitions were removed.
     pub further: Vec<ImageName>,
-    /// Delete; otherwise nothing is touched.
+    /// Whether to delete; `false` is a dry run.
     pub delete: bool,
 }
 
-/// What became of an image that goes.
+/// Outcome for an image that goes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "state")]
 pub enum GcState {
-    /// It would be deleted; this run only reports.
+    /// The dry run would delete it.
     WouldGo,
-    /// It is gone, with what was stored beside it.
+    /// The image and everything stored about it were deleted.
     Deleted,
-    /// It is not, or something beside it is not.
+    /// The image, or something stored about it, could not be deleted.
     Failed {
-        /// Why.
+        /// Reason of the failure.
         error: String,
     },
-    /// It was not tried.
+    /// The run stopped before this image.
     Untouched,
 }
 
-/// An image that goes, and what became of it.
+/// An image that goes, and its outcome.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GcImage {
-    /// Which.
+    /// The image.
     #[serde(flatten)]
     pub going: GoingImage,
-    /// What became of it.
+    /// Outcome.
     #[serde(flatten)]
     pub state: GcState,
 }
 
-/// What was stored beside an image that is gone: an earlier run was interrupted, or the image was deleted by other means.
+/// Referrers and signatures of a missing image. An earlier run was interrupted, or something else deleted the image.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Leftover {
-    /// Where.
+    /// Repository.
     pub repository: Repository,
-    /// The image that is gone.
+    /// Digest of the missing image.
     pub subject: Digest,
-    /// What became of it.
+    /// Outcome.
     #[serde(flatten)]
     pub state: GcState,
 }
 
-/// What the store keeps, which is left alone.
+/// Contents of the store of one kind. Garbage collection does not delete them.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StoredKind {
-    /// The repository below the registry's prefix.
+    /// Repository below the registry's prefix.
     pub kind: &'static str,
-    /// How many.
+    /// Number of artifacts.
     pub artifacts: usize,
-    /// Bytes of their layers.
+    /// Total size of their layers in bytes.
     pub bytes: u64,
 }
 
-/// What goes or went, what stays, and why.
+/// Result of a garbage collection: images that go, images that stay, and the reasons.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GcReport {
     /// The registry.
     pub registry: String,
-    /// Days that an image outlives its kernel.
+    /// Number of days that an image outlives its kernel.
     pub keep_days: u32,
-    /// Was anything to be deleted?
+    /// Whether this run deletes.
     pub delete: bool,
-    /// What goes.
+    /// Images that go.
     pub images: Vec<GcImage>,
-    /// What is left of images that are gone.
+    /// Referrers and signatures of missing images.
     pub leftovers: Vec<Leftover>,
-    /// What stays.
+    /// Images that stay, with the reasons.
     pub kept: Vec<crate::plan::KeptImage>,
-    /// Bytes that only images which go name.
+    /// Number of bytes that only images that go reference.
     pub bytes: u64,
-    /// What the store keeps.
+    /// Contents of the store.
     pub stored: Vec<StoredKind>,
-    /// Why nothing is deleted, though it was asked for.
+    /// Reason that nothing, or not everything, was deleted.
     pub refused: Option<String>,
-    /// What to do about it.
+    /// Suggested remedy.
     pub hint: Option<String>,
 }
 
 impl GcReport {
-    /// Was something to be deleted that was not?
+    /// Whether something should have been deleted and was not.
     pub fn failed(&self) -> bool {
         let states = self.images.iter().map(|image| &image.state);
         let mut states = states.chain(self.leftovers.iter().map(|leftover| &leftover.state));
@@ -124,32 +124,32 @@ impl GcReport {
     }
 }
 
-/// What the registry holds of images.
+/// Contents of the registry's image repositories.
 #[derive(Default)]
 struct Holdings {
     images: Vec<HeldImage>,
-    /// Manifests under tags that say what they are about (referrers, cosign's signatures), by repository and subject.
+    /// Manifests under tags that name a subject (lists of referrers, cosign's signatures), by repository and subject.
     about: BTreeMap<(Repository, Digest), BTreeSet<Digest>>,
-    /// Those of them whose subject is gone.
+    /// Keys of `about` whose subject is missing.
     leftovers: BTreeSet<(Repository, Digest)>,
 }
 
 impl Holdings {
-    /// Is there a tag that people gave to this manifest?
+    /// Whether the manifest has a tag that does not name a subject.
     fn is_tagged(&self, repository: &Repository, digest: &Digest) -> bool {
         self.images.iter().any(|image| image.digest == *digest && image.repository == *repository)
     }
 }
 
-/// What the cluster says at one moment.
+/// Uses of images and kernels in the cluster at one moment.
 struct Uses {
     mentioned: BTreeSet<String>,
     live: LiveKernels,
-    /// What could not be seen, with what to do.
+    /// Sources that could not be read, with the reasons.
     unseen: Option<String>,
 }
 
-/// Says what may go, and deletes it where that is asked for. Interrupted, it goes on when it is run again.
+/// Plans a garbage collection, and deletes if the options say so. An interrupted run continues on the next call.
 pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Result<GcReport> {
     let today = day(Timestamp::now());
     let holdings = list_holdings(parts, options).await?;
@@ -175,14 +175,14 @@ pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Re
         report.all(&GcState::Untouched);
         return Ok(report);
     }
-    // From today on these are counted, too.
+    // Count the days from today on for kernels that the record lacks.
     let kernels: BTreeSet<&String> = holdings.images.iter().flat_map(|image| &image.kernels).collect();
     let noticed = record.noticed(kernels, today);
     if noticed != record {
         add_to_record(parts, &noticed).await?;
         record = noticed;
     }
-    // It took its time to look at all that; what is used by now is not deleted.
+    // The lookups took time: check again, so that nothing in use is deleted.
     let uses = look_at_uses(parts, cluster, &candidates).await?;
     report.take(decide(&uses, &record));
     delete_all(parts, &holdings, &mut report).await?;
@@ -213,7 +213,7 @@ async fn look_at_uses(parts: &Parts, cluster: &dyn Cluster, candidates: &Candida
     })
 }
 
-/// Every image of the definitions' repositories.
+/// Lists all images in the repositories of the definitions.
 async fn list_holdings(parts: &Parts, options: &GcOptions) -> Result<Holdings> {
     let names: BTreeSet<&ImageName> = parts.definitions.images.keys().chain(&options.further).collect();
     let mut holdings = Holdings::default();
@@ -227,7 +227,7 @@ async fn list_holdings(parts: &Parts, options: &GcOptions) -> Result<Holdings> {
             .await;
         let mut images: BTreeMap<Digest, (BTreeSet<Tag>, Vec<u8>)> = BTreeMap::new();
         for found in found {
-            // A tag that is gone by now was deleted by another.
+            // Another client has deleted the tag by now.
             let Some((tag, digest, bytes)) = found? else { continue };
             match subject_of_tag(&tag) {
                 Some(subject) => {
@@ -250,7 +250,7 @@ async fn list_holdings(parts: &Parts, options: &GcOptions) -> Result<Holdings> {
     Ok(holdings)
 }
 
-/// Adds the images that indexes lead to, which have no tag of their own.
+/// Adds the untagged images that indexes reference.
 async fn add_entries(parts: &Parts, repository: &Repository, images: &mut Vec<HeldImage>) -> Result<()> {
     let known: BTreeSet<Digest> = images.iter().map(|image| image.digest.clone()).collect();
     let members = images.iter().filter(|image| image.is_index()).flat_map(|index| &index.members);
@@ -282,7 +282,8 @@ async fn manifest_of(
     Ok(stored.map(|stored| (tag, stored.digest, stored.bytes)))
 }
 
-/// What is about images that are not there. An image without a tag is: it is published before its tags.
+/// Finds referrers and signatures whose image is missing. An image without a tag is not missing: images are published
+/// before their tags.
 async fn find_leftovers(parts: &Parts, holdings: &Holdings) -> Result<BTreeSet<(Repository, Digest)>> {
     let mut leftovers = BTreeSet::new();
     for (repository, subject) in holdings.about.keys() {
@@ -329,7 +330,7 @@ async fn report_of(
     Ok(report)
 }
 
-/// How much of one kind the store keeps; `None` where it has none.
+/// Number and size of the artifacts of one kind in the store; `None` if there are none.
 async fn count_stored(parts: &Parts, kind: InputKind) -> Result<Option<StoredKind>> {
     let repository = parts.location.repository(kind.repository())?;
     let tags = parts.registry.tags(&repository).await?;
@@ -345,7 +346,7 @@ async fn count_stored(parts: &Parts, kind: InputKind) -> Result<Option<StoredKin
     Ok((artifacts > 0).then_some(StoredKind { kind: kind.repository(), artifacts, bytes }))
 }
 
-/// Deletes what the report says would go, one after the other, and stops where the registry allows nothing.
+/// Deletes everything that the report lists, one by one. Stops on an error that would affect every deletion.
 async fn delete_all(parts: &Parts, holdings: &Holdings, report: &mut GcReport) -> Result<()> {
     let mut stopped = None;
     let leftovers = report
@@ -365,7 +366,7 @@ async fn delete_all(parts: &Parts, holdings: &Holdings, report: &mut GcReport) -
             },
         };
     }
-    // An image that came meanwhile has left nothing.
+    // Leftovers of an image that reappeared are no leftovers.
     report.leftovers.retain(|leftover| leftover.state != GcState::WouldGo);
     match stopped {
         Some(TargetError::Cancelled) => Err(TargetError::Cancelled),
@@ -378,8 +379,10 @@ async fn delete_all(parts: &Parts, holdings: &Holdings, report: &mut GcReport) -
     }
 }
 
-/// Deletes an image (first: while it is there, so is what proves it) and what is stored beside it; of an image that is
-/// gone already, only the latter. `false` where that image is there by now: another publishes it, and all of it stays.
+/// Deletes an image and everything stored about it. The image goes first, so that an existing image always has its
+/// referrers and signatures. For a missing image, deletes only what is stored about it.
+///
+/// Returns `false` if a missing image has reappeared, because another client is publishing it; then everything stays.
 async fn delete(
     parts: &Parts,
     holdings: &Holdings,
@@ -393,13 +396,13 @@ async fn delete(
     } else if parts.registry.manifest(repository, &Version::Digest(digest.clone())).await?.is_some() {
         return Ok(false);
     }
-    // The list of referrers last: it says what is left to be deleted.
+    // The list of referrers goes last: it records what is left to delete.
     let lists = holdings.about.get(&(repository.clone(), digest.clone()));
     let mut manifests: Vec<Digest> = referrers.into_iter().map(|descriptor| descriptor.digest).collect();
     manifests.retain(|digest| lists.is_none_or(|lists| !lists.contains(digest)));
     manifests.extend(lists.into_iter().flatten().cloned());
     for digest in manifests {
-        // A tag of its own keeps it.
+        // Manifests with a tag stay.
         if !holdings.is_tagged(repository, &digest) {
             delete_one(parts, repository, &digest).await?;
         }
@@ -407,7 +410,7 @@ async fn delete(
     Ok(true)
 }
 
-/// What is not there (any more) is as good as deleted.
+/// Deletes a manifest. A missing manifest counts as deleted.
 async fn delete_one(parts: &Parts, repository: &Repository, digest: &Digest) -> Result<()> {
     parts.may_write()?;
     parts.registry.delete_manifest(repository, digest).await?;
@@ -415,7 +418,7 @@ async fn delete_one(parts: &Parts, repository: &Repository, digest: &Digest) -> 
 }
 
 impl GcReport {
-    /// What goes and stays is this.
+    /// Takes over the planned deletions and kept images.
     fn take(&mut self, plan: GcPlan) {
         let GcPlan { going, kept, bytes } = plan;
         self.images = going.into_iter().map(|going| GcImage { going, state: GcState::WouldGo }).collect();
@@ -428,7 +431,8 @@ impl GcReport {
     }
 }
 
-/// A registry that deletes nothing, or nothing for this user, does not do so for the next image either.
+/// Outcome of one deletion. If the registry refuses deletion in general, or for this user, sets `stopped` to skip the
+/// remaining images.
 fn state_of(outcome: Result<()>, stopped: &mut Option<TargetError>) -> GcState {
     let Err(error) = outcome else { return GcState::Deleted };
     let state = GcState::Failed { error: error_chain(&error) };

@@ -7,7 +7,8 @@ use crate::{
     provenance,
 };
 
-/// Another publishes an image, whose signatures came before it: between the look for leftovers and the deletion.
+/// Another client publishes an image between the search for leftovers and the deletion. Its signatures existed before
+/// it.
 #[tokio::test]
 async fn what_is_about_an_image_that_came_meanwhile_stays() {
     let bench = Bench::new(&json!({}));
@@ -44,7 +45,7 @@ async fn what_is_about_an_image_that_came_meanwhile_stays() {
     assert!(report_of_it.leftovers.is_empty() && !report_of_it.failed());
     assert_eq!(about().await, (true, 1));
 
-    // Without it, all of that goes.
+    // Without the image, its leftovers are deleted.
     registry.delete_manifest(&repository, &digest).await.unwrap();
     assert_eq!(report().await.leftovers[0].state, GcState::Deleted);
     assert_eq!(about().await, (false, 0));

@@ -1,4 +1,4 @@
-//! Adapter: the keys that sign images, and those that verify them.
+//! Adapter: loads the keys that sign and verify images.
 
 use std::{
     path::{Path, PathBuf},
@@ -13,14 +13,14 @@ use crate::{
     site::ImageSigning,
 };
 
-/// A key that signs images, with its public half in the form that verifies.
+/// A key that signs images, with its public key for verification.
 pub(super) struct ImageSigner {
     signer: Arc<Signer>,
     pub(super) public: PublicKey,
 }
 
 impl ImageSigner {
-    /// The site's; `None` where the site signs no images.
+    /// Loads the site's key; `None` if the site signs no images.
     pub(super) async fn load(parts: &Parts) -> Result<Option<Self>> {
         let Some(signing) = &parts.definitions.site.image_signing else { return Ok(None) };
         let ImageSigning { key, passphrase, public_key, .. } = signing;
@@ -36,20 +36,19 @@ impl ImageSigner {
         Ok(Some(Self { signer: Arc::new(signer), public }))
     }
 
-    /// Not on the asynchronous threads: a program may be asked.
+    /// Signs on a blocking thread: the signer may be an external program.
     pub(super) async fn sign(&self, content: Vec<u8>) -> Result<Vec<u8>> {
         let signer = Arc::clone(&self.signer);
         Ok(blocking(move || signer.sign(SignatureHash::Sha256, &content)).await?)
     }
 }
 
-/// Fails where images are to be signed and cannot be: better before a compilation than after it.
+/// Fails fast, before compilation, if the site signs images but its key is unusable.
 pub(crate) async fn can_sign_images(parts: &Parts) -> Result<()> {
     ImageSigner::load(parts).await.map(drop)
 }
 
-/// The keys that an image is verified with: so many of those that are named, else what the policy asks for, else the site's
-/// own.
+/// Keys to verify an image with: `at_least` of the `named` keys, or else the policy's keys, or else the site's own key.
 pub async fn verification_keys(parts: &Parts, named: &[PathBuf], at_least: usize) -> Result<RequiredSigners> {
     if !named.is_empty() {
         let named = named.iter().map(|path| (path.display().to_string(), path.clone()));
@@ -71,8 +70,8 @@ pub async fn verification_keys(parts: &Parts, named: &[PathBuf], at_least: usize
     })
 }
 
-/// The public half of the site's own key. Where a file has it, the key itself is not needed: it stays on the side
-/// of an air gap where images are signed.
+/// The site's public key. If a file provides it, the private key is not needed: the private key stays on the side of an
+/// air gap where images are signed.
 pub(super) async fn own_key(parts: &Parts) -> Result<Option<RequiredSigners>> {
     let Some(signing) = &parts.definitions.site.image_signing else { return Ok(None) };
     let public = match &signing.public_key {
@@ -82,13 +81,13 @@ pub(super) async fn own_key(parts: &Parts) -> Result<Option<RequiredSigners>> {
     Ok(public.map(|key| RequiredSigners::one("imageSigning", key)))
 }
 
-/// Does the site name keys for images at all? They need not be readable here.
+/// Whether the site names any keys for images. The key files need not be readable here.
 pub(super) fn has_keys(parts: &Parts) -> bool {
     let site = &parts.definitions.site;
     site.image_signing.is_some() || !site.policy.require_signed.is_empty()
 }
 
-/// The keys that must have signed (`policy.requireSigned`); `None` where none must.
+/// Keys that must have signed an image (`policy.requireSigned`); `None` if the policy requires none.
 pub(super) async fn required_signers(parts: &Parts) -> Result<Option<RequiredSigners>> {
     let wanted = &parts.definitions.site.policy.require_signed;
     if wanted.is_empty() {
@@ -99,7 +98,7 @@ pub(super) async fn required_signers(parts: &Parts) -> Result<Option<RequiredSig
     signers("policy.requireSigned", named.collect(), wanted.at_least()).await.map(Some)
 }
 
-/// Signs bytes that are no image with the site's key; `None` where the site signs no images.
+/// Signs bytes other than an image with the site's key; `None` if the site signs no images.
 pub async fn sign_bytes(parts: &Parts, content: Vec<u8>) -> Result<Option<Vec<u8>>> {
     let Some(signer) = ImageSigner::load(parts).await? else { return Ok(None) };
     signer.sign(content).await.map(Some)
@@ -129,7 +128,6 @@ pub(super) async fn signers(
     })
 }
 
-/// Reads a public key in PEM form.
 async fn read_key(path: &Path) -> Result<PublicKey> {
     let text = fs_err::tokio::read_to_string(path).await?;
     PublicKey::from_pem(&text).map_err(|source| TargetError::image_key(&path.display().to_string(), source))

@@ -1,5 +1,5 @@
-//! Adapter: what images are made from, put into the store of the registry where they go, and the list of all that a
-//! site must get to build and run them.
+//! Adapter: mirrors the inputs of images into the store of the destination registry, and lists everything that a site
+//! needs to build and run them.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
@@ -21,64 +21,64 @@ use crate::{
     store::{self, InputKind, StoredInput},
 };
 
-/// One thing in the store.
+/// An input in the store.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MirroredInput {
-    /// What it is, for people.
+    /// Human-readable description.
     pub what: String,
-    /// Where it stands.
+    /// Location in the registry.
     #[serde(flatten)]
     pub content: Content,
-    /// Was it put there now?
+    /// Whether this run stored it.
     pub new: bool,
 }
 
-/// What became of one thing.
+/// Outcome for one input.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase", tag = "outcome")]
 pub enum MirrorReport {
-    /// The registry has it.
+    /// The registry has the input.
     #[serde(rename = "kept")]
     Stored(MirroredInput),
-    /// It could not be put there.
+    /// The input could not be stored.
     Failed(MissingInput),
 }
 
-/// What is missing, and why.
+/// A missing input and the reason.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MissingInput {
-    /// What it is, for people.
+    /// Human-readable description.
     pub what: String,
-    /// Why it is missing.
+    /// Reason that the input is missing.
     pub error: String,
-    /// What to do.
+    /// Suggested remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// Was an outside system out of reach?
+    /// Whether an external system was unreachable.
     #[serde(skip)]
     pub unreachable: bool,
 }
 
 impl MissingInput {
-    /// What could be in the registry, and is not.
+    /// Creates the report for an input that the registry could have but lacks.
     pub fn absent(what: String, hint: impl Into<String>) -> Self {
         let error = "the registry does not have it".to_owned();
         Self { what, error, hint: Some(hint.into()), unreachable: false }
     }
 }
 
-/// Images and kernels that another site is to get.
+/// Images and kernels for another site.
 #[derive(Clone, Debug)]
 pub struct Selection {
-    /// The driver images, without those that they need.
+    /// The driver images, without their needs.
     pub images: BTreeSet<ImageName>,
     /// The kernels.
     pub kernels: BTreeSet<KernelTarget>,
 }
 
-/// An input of a build that the store can hold.
+/// A build input that the store can hold.
 enum Input<'a> {
     Source(&'a SourceSpec),
     Packages(PackageRoot, Architecture),
@@ -87,15 +87,15 @@ enum Input<'a> {
     Copy(String),
 }
 
-/// Puts what the images are made from into the store, one after the other; one that fails does not stop the others.
-/// What is there is not sent again. `tell` is called with each as it is done.
+/// Stores the inputs of the selected images one by one; a failure does not stop the others. Inputs that are already
+/// stored are not sent again. Calls `tell` with each outcome.
 pub async fn mirror_inputs(
     parts: &Parts,
     selection: &Selection,
     tell: &mut (dyn FnMut(&MirrorReport) + Send),
 ) -> Vec<MirrorReport> {
     let needed = needed(&parts.definitions, &selection.images, &selection.kernels);
-    // Their versions, by which bases differ; of toolchains only the definition counts here.
+    // Resolved for the images' versions, which select runtime bases. Toolchains follow from the definitions alone.
     let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
     let (inputs, missing) = inputs_of(parts, &needed, &resolved).await;
     let mut reports: Vec<MirrorReport> = missing.into_iter().map(MirrorReport::Failed).collect();
@@ -118,11 +118,10 @@ pub async fn mirror_inputs(
     reports
 }
 
-/// What the images are made from, as it stands in the registry, and what is missing of it. The images themselves are
-/// not among it.
+/// Inputs of the selected images in the registry, and the missing ones. The images themselves are not included.
 pub async fn find_inputs(parts: &Parts, selection: &Selection) -> (Vec<Content>, Vec<MissingInput>) {
     let needed = needed(&parts.definitions, &selection.images, &selection.kernels);
-    // Their versions, by which bases differ; of toolchains only the definition counts here.
+    // Resolved for the images' versions, which select runtime bases. Toolchains follow from the definitions alone.
     let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
     let (inputs, mut missing) = inputs_of(parts, &needed, &resolved).await;
     let mut found = Vec::new();
@@ -142,7 +141,7 @@ pub async fn find_inputs(parts: &Parts, selection: &Selection) -> (Vec<Content>,
     (contents::in_order(found), missing)
 }
 
-/// What is put into the store, and what cannot be because it is not known.
+/// Inputs to store, and inputs that cannot be determined.
 async fn inputs_of<'a>(
     parts: &Parts,
     needed: &'a Needed<'a>,
@@ -157,7 +156,7 @@ async fn inputs_of<'a>(
         root_fs.insert(root.key(arch)).then(|| Input::Packages(root.clone(), arch))
     };
     for (kernel, family) in kernels {
-        // Headers that are here choose it as they do for a build.
+        // Headers select the toolchain here as they do for a build, if they are available.
         let source = family.spec.headers_for(kernel, &UNKNOWN_SYSTEM);
         let found = parts.fetcher.headers().identity(&source, kernel).await;
         let compiler = match found {
@@ -169,7 +168,7 @@ async fn inputs_of<'a>(
         };
         let family = family_for(&parts.definitions.families, kernel, compiler).unwrap_or(family);
         if let Toolchain::Image(image) = &family.spec.toolchain {
-            // One that cannot be named is told when it is to be copied.
+            // An invalid name is reported when the image is copied.
             let named = family.spec.image_for(image, kernel, &UNKNOWN_SYSTEM);
             copies.insert(named.map_or_else(|_| image.to_string(), |named| named.to_string()));
         }
@@ -247,7 +246,7 @@ async fn mirror_input(parts: &Parts, input: &Input<'_>) -> Result<MirroredInput>
 
 async fn keep_own_definitions(parts: &Parts) -> Option<MirrorReport> {
     let root = &parts.definitions.root;
-    // The built-in ones are in every farrier.
+    // Every farrier binary includes the built-in definitions.
     if root.as_os_str().is_empty() {
         return None;
     }
@@ -264,7 +263,7 @@ async fn keep_own_definitions(parts: &Parts) -> Option<MirrorReport> {
     })
 }
 
-/// A part as it stands in the registry; nothing where it does not.
+/// Contents of an input in the registry; empty if it is missing.
 async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>> {
     let (kind, tag) = match input {
         Input::Source(spec) => (InputKind::Source, inputs::source_tag(spec)?),
@@ -290,12 +289,12 @@ async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>> {
     };
     let mut found = Vec::new();
     for content in named(parts, kind.into(), kind.repository(), tag.as_str()).await? {
-        // The tag that never changes goes with the one that does.
+        // The input has a fixed tag besides the moving one.
         found.extend(further_tag(parts, kind, &content).await?);
         found.push(content);
     }
     if let Input::Packages(root, arch) = input {
-        // The image that it was published as.
+        // The image that was published from this root file system.
         let (name, tag) = root_fs_tag(&root.key(*arch))?;
         found.extend(named(parts, ContentKind::RootFs, name, tag.as_str()).await?);
     }
@@ -311,7 +310,7 @@ async fn further_tag(parts: &Parts, kind: InputKind, content: &Content) -> Resul
     Ok(Some(Content { tag: Some(tag), ..content.clone() }))
 }
 
-/// What stands under a tag of a repository below the prefix; nothing where nothing does.
+/// Content under a tag of a repository below the prefix; empty if there is none.
 async fn named(parts: &Parts, kind: ContentKind, name: &str, tag: &str) -> Result<Vec<Content>> {
     let repository = parts.location.repository(name)?;
     at(parts, kind, &ImageReference { repository, version: Version::Tag(tag.parse()?) }).await

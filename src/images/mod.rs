@@ -1,4 +1,5 @@
-//! Adapter: operations on images in a registry: sign, verify, copy, collect garbage, put several kernels into one.
+//! Adapter: operations on images in a registry: sign, verify, copy, garbage-collect, combine several kernels in one
+//! image.
 
 mod contents;
 mod copies;
@@ -36,5 +37,5 @@ pub use stored_inputs::store_of;
 pub use union::publish_union;
 pub use verify::{CheckResult, VerifyCheck, VerifyReport, verify};
 
-/// farrier's own version, in the documents beside images.
+/// farrier's version, for the documents about images.
 pub(crate) const FARRIER: &str = env!("CARGO_PKG_VERSION");

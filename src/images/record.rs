@@ -1,8 +1,8 @@
-//! Adapter: what the registry remembers beside images: when each kernel was last seen, so that the decision which images are for
-//! kernels that are gone needs nothing of this machine; and how long builds took.
+//! Adapter: records that farrier keeps in the registry: when each kernel was last seen, and how long builds took.
+//! Garbage collection decides from the first record, so it needs no state of this machine.
 //!
-//! One manifest under one tag of `kernels` each, the record in an annotation. Its tag moves, as no image's does: it is no
-//! content but a memory. Writers put together what they and others know, so that it does not matter who comes last.
+//! Each record is one manifest under one tag of `kernels`, with the data in an annotation. Unlike an image's tag, the
+//! record's tag moves. Writers merge their entries with the existing ones, so their order does not matter.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,27 +20,27 @@ use crate::{
     registry::{MAX_TRIES, RegistryError, pause_before},
 };
 
-/// The repository, below the registry's prefix. No driver image can have this name.
+/// Repository below the registry's prefix. Driver images cannot have this name.
 pub const REPOSITORY: &str = "kernels";
-/// Until it is tried again to write down what could not be: a registry that does not take it is not asked with each pass.
+/// Delay before a failed write is retried, so that a registry that rejects it is not asked on every reconcile.
 const PATIENCE: Duration = Duration::from_hours(1);
-/// How long is waited for build times, which nothing depends on.
+/// Timeout for build times, which are optional.
 const SHORT: Duration = Duration::from_secs(5);
 
-/// What was written down last: the same kernels are written down once a day.
+/// The last write. The same kernels are recorded once a day.
 #[derive(Clone, Debug, Default)]
 pub struct LastRecord {
     written: Option<(Date, BTreeSet<KernelKey>)>,
     failed: Option<Instant>,
 }
 
-/// The day of the record, the same everywhere.
+/// Day for the record: UTC, so that it is the same everywhere.
 pub(crate) fn day(now: Timestamp) -> Date {
     now.to_zoned(TimeZone::UTC).date()
 }
 
-/// Writes down which kernels are run or announced, at most once a day for each. A record that cannot be written stops
-/// nothing: kernels that are not in it count as seen when they are noticed.
+/// Records the kernels that run or are announced, at most once a day for each. A failed write is only logged: a kernel
+/// without a record counts as seen when garbage collection first notices it.
 pub(crate) async fn record_kernels(parts: &Parts, kernels: BTreeSet<KernelKey>, last: &mut LastRecord) {
     let today = day(Timestamp::now());
     let known = |(day, known): &(Date, BTreeSet<KernelKey>)| *day == today && kernels.is_subset(known);
@@ -59,8 +59,8 @@ pub(crate) async fn record_kernels(parts: &Parts, kernels: BTreeSet<KernelKey>, 
     }
 }
 
-/// Writes down how long a build took that compiled. That it cannot costs an estimate, and no build; so no build waits to see
-/// whether another one has overwritten it.
+/// Records the duration of a build that compiled. Best effort: a failure costs only an estimate. For the same reason
+/// the build does not check whether another writer overwrote the entry.
 pub(crate) async fn record_build(parts: &Parts, cell: &Cell, took: Duration) {
     let times = BuildTimes::of(&cell.image, cell.target.arch, Timestamp::now(), took);
     let written = tokio::time::timeout(SHORT, write_to_record(parts, &times)).await;
@@ -70,13 +70,13 @@ pub(crate) async fn record_build(parts: &Parts, cell: &Cell, took: Duration) {
     }
 }
 
-/// How long builds took, as far as the registry says so in time.
+/// Recorded build times; empty if the registry does not answer in time.
 pub(crate) async fn build_times(parts: &Parts) -> BuildTimes {
     let read = tokio::time::timeout(SHORT, read_record(parts)).await;
     read.ok().and_then(Result::ok).unwrap_or_default()
 }
 
-/// What the registry remembers; nothing where it has no record.
+/// Reads a record; empty if the registry has none.
 pub(crate) async fn read_record<R: Record>(parts: &Parts) -> Result<R> {
     let (repository, version) = place_of::<R>(parts)?;
     let stored = parts.registry.manifest(&repository, &version).await?;
@@ -94,8 +94,7 @@ pub(crate) async fn read_record<R: Record>(parts: &Parts) -> Result<R> {
     R::parse(text).map_err(unusable)
 }
 
-/// Writes what is not in the record yet, then reads it again until it is: the protocol has no way to make others
-/// wait that write at the same time.
+/// Adds entries to a record, and repeats until a read shows them: the protocol cannot make concurrent writers wait.
 pub(crate) async fn add_to_record<R: Record>(parts: &Parts, news: &R) -> Result<()> {
     for attempt in 0..=MAX_TRIES {
         pause_before(attempt).await;
@@ -111,7 +110,7 @@ pub(crate) async fn add_to_record<R: Record>(parts: &Parts, news: &R) -> Result<
     }))
 }
 
-/// Writes what is not in the record yet; was there such? Who writes at the same time may overwrite it.
+/// Adds missing entries to a record. Returns whether entries were missing. A concurrent writer may overwrite them.
 async fn write_to_record<R: Record>(parts: &Parts, news: &R) -> Result<bool> {
     let known: R = read_record(parts).await?;
     let all = known.joined(news);

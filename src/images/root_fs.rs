@@ -1,5 +1,5 @@
-//! Adapter: root file systems made from packages, kept in the registry as one-layer images, and the
-//! bases that payloads are put on.
+//! Adapter: root file systems made from packages, which the registry keeps as one-layer images, and the runtime bases
+//! of payloads.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -16,37 +16,37 @@ use crate::{
     store::Standing,
 };
 
-/// Where root file systems are published, below the registry's prefix.
+/// Repository of published root file systems, below the registry's prefix.
 const ROOT_FS: &str = "farrier-rootfs";
-/// Says on a root file system's manifest whether `/lib` is a link, so that its layers need not be read.
+/// Annotation on a root file system's manifest: whether `/lib` is a symbolic link. It saves reading the layers.
 const USR_MERGED: &str = "farrier.dev/usr-merged";
-/// Debian's default for containers' processes.
+/// Debian's default `PATH` in containers.
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The image below a payload.
+/// The base image below a payload.
 #[derive(Debug)]
 pub(crate) struct BaseImage {
     /// Configuration and layers.
     pub(crate) image: Base,
-    /// Where its blobs are.
+    /// Repository of its blobs.
     pub(crate) repository: Repository,
-    /// Is `/lib` a link to `/usr/lib` in it?
+    /// Whether `/lib` is a symbolic link to `/usr/lib`.
     pub(crate) usr_merged: bool,
 }
 
-/// What a root file system is made of.
+/// Specification of a root file system.
 #[derive(Clone, Copy)]
 pub(super) enum RootFsSpec<'a> {
     Packages(&'a PackageRoot),
     Minimal(&'a MinimalSpec),
 }
 
-/// The repository's name and the tag under which a root file system is published.
+/// Repository name and tag of a published root file system.
 pub(crate) fn root_fs_tag(key: &str) -> Result<(&'static str, Tag)> {
     Ok((ROOT_FS, key[..32].parse()?))
 }
 
-/// The runtime base of a cell's definition, which has these sources.
+/// Runtime base of a cell, for a definition with these sources.
 pub(crate) async fn runtime_base(
     parts: &Parts,
     base: &RuntimeBase,
@@ -69,7 +69,7 @@ pub(crate) async fn runtime_base(
             planned(parts, RootFsSpec::Minimal(spec), cell, FetchedInputs::BASE).await?
         }
         RuntimeBase::Image(text) => {
-            // The digest that the input hash has, whatever the tag names by now.
+            // Use the digest in the input hash: the tag may have moved.
             let planned = cell.fetched.base.as_deref().unwrap_or(text);
             parts.nearest(parts.resolve_reference(planned).await?).await?
         }
@@ -77,7 +77,7 @@ pub(crate) async fn runtime_base(
     base_image(parts, &reference, arch).await
 }
 
-/// The root file system of packages that a base is, for a version of the driver; none where it is another base.
+/// Root file system of packages that serves as the base for a version of the driver; `None` for other bases.
 pub(super) async fn base_root(
     parts: &Parts,
     base: &RuntimeBase,
@@ -88,7 +88,8 @@ pub(super) async fn base_root(
     parts.retry("look up runtime base", look).await
 }
 
-/// The layer of a cell's toolchain, its digest and its file: from the registry, else made now and published.
+/// Layer of a cell's toolchain: its digest and its file. The root file system comes from the registry, or is created
+/// and published.
 pub(crate) async fn root_fs_layer(
     parts: &Parts,
     root: &PackageRoot,
@@ -105,7 +106,7 @@ fn reference_of_key(parts: &Parts, key: &str) -> Result<ImageReference> {
     Ok(ImageReference { repository: parts.location.repository(name)?, version: Version::Tag(tag) })
 }
 
-/// Over everything in its specification, and in the package that it is made from.
+/// Key over the whole specification, and over the package that a minimal root file system is made from.
 async fn key_of(parts: &Parts, spec: RootFsSpec<'_>, arch: Architecture) -> Result<String> {
     match spec {
         RootFsSpec::Packages(root) => Ok(root.key(arch)),
@@ -115,19 +116,16 @@ async fn key_of(parts: &Parts, spec: RootFsSpec<'_>, arch: Architecture) -> Resu
     }
 }
 
-/// A root file system that the registry has.
+/// A root file system in the registry.
 struct Published {
-    /// By digest.
+    /// Reference by digest.
     reference: ImageReference,
-    /// Digest of its content, where neither a key of the site nor this machine vouches for it.
+    /// Digest of the content, if neither a trusted key nor this machine vouches for it.
     unverified: Option<Digest>,
 }
 
-/// The digest of the root file system that a build would take from the registry, where the site has no key that could have
-/// signed it, and this machine did not make it.
-///
-/// # Errors
-/// The site has keys, and none of them signed it.
+/// Digest of the root file system that a build would take from the registry, if it is unverified: the site has no keys,
+/// and this machine did not create it.
 pub(super) async fn unverified_root_fs(
     parts: &Parts,
     spec: RootFsSpec<'_>,
@@ -144,10 +142,8 @@ pub(super) async fn unverified_root_fs(
     Ok(stored.filter(|stored| !stored.is_signed).map(|stored| stored.layer.digest))
 }
 
-/// What a root file system of packages is published as, by digest, and the digest of its content where nothing vouches for it.
-///
-/// # Errors
-/// The site has keys, and none of them signed it.
+/// Reference by digest of the image that a root file system of packages is published as. The second value is the digest
+/// of its content if the content is unverified.
 pub(crate) async fn published_root_fs(
     parts: &Parts,
     root: &PackageRoot,
@@ -157,7 +153,8 @@ pub(crate) async fn published_root_fs(
     Ok(found.map(|found| (found.reference, found.unverified)))
 }
 
-/// Why a root file system of packages that is nowhere yet cannot be made here.
+/// Reason that this machine cannot create a root file system of packages; `None` if it can, or if the root file system
+/// already exists.
 pub(super) async fn unmakeable(
     parts: &Parts,
     root: &PackageRoot,
@@ -175,14 +172,14 @@ pub(super) async fn unmakeable(
     Ok((!is_there).then(|| why.into()))
 }
 
-/// The image that a root file system is published as.
+/// Image that a root file system is published as.
 async fn published(parts: &Parts, key: &str, arch: Architecture) -> Result<Option<Published>> {
     let ImageReference { repository, version } = reference_of_key(parts, key)?;
     let Some(found) = parts.registry.manifest(&repository, &version).await? else { return Ok(None) };
     let stored = StoredImage { parts, repository: &repository, digest: &found.digest };
     let standing = stored.standing().await?;
     let unverified = if standing == Standing::Signed {
-        // Something else may have been put under the tag, with its signature.
+        // Someone may have copied another signed image, with its signature, to this tag.
         let identity = ImageManifest::parse(&found.bytes)?.annotations.remove(annotations::IDENTITY);
         if identity.as_deref() != Some(key) {
             let message =
@@ -202,8 +199,9 @@ async fn published(parts: &Parts, key: &str, arch: Architecture) -> Result<Optio
     Ok(Some(Published { reference, unverified }))
 }
 
-/// What a root file system's image holds: the layer, where it is all that can matter, because farrier would write the same image
-/// over it. Anything else that steps in place and containers may find in a manifest or a configuration counts with the manifest.
+/// Digest of a root file system's content: of the layer, if farrier would write the same image around it. Otherwise the
+/// digest of the manifest, because build steps and containers may read other fields of the manifest or the
+/// configuration.
 async fn content(
     parts: &Parts,
     repository: &Repository,
@@ -226,7 +224,7 @@ async fn content(
     Ok(image.digest)
 }
 
-/// The image over a root file system's only layer.
+/// Image around a root file system's only layer.
 fn image_of(
     layer: &Layer,
     annotations: &BTreeMap<String, String>,
@@ -244,8 +242,8 @@ fn image_of(
     })
 }
 
-/// Makes sure that the registry has a cell's root file system, and that it is the one that the input hash was made with:
-/// someone may have put another one there since. Gives it by digest.
+/// Ensures that the registry has a cell's root file system, and returns its reference by digest. Fails if the content
+/// differs from the content in the input hash: someone may have replaced it.
 async fn planned(
     parts: &Parts,
     spec: RootFsSpec<'_>,
@@ -294,18 +292,19 @@ async fn publish(parts: &Parts, spec: RootFsSpec<'_>, arch: Architecture, key: &
     registry.push_blob(&repository, &layer.digest, &made.layer).await?;
     registry.push_bytes(&repository, &image.config).await?;
     let by_digest = Version::Digest(image.digest.clone());
-    // Signed before it has its name: whoever finds it there finds it signed.
+    // Sign before the tag exists: everyone who finds the image by tag finds it signed.
     for version in [&by_digest, &version] {
         registry.push_manifest(&repository, version, media_type::OCI_MANIFEST, &image.manifest).await?;
         StoredImage { parts, repository: &repository, digest: &image.digest }.sign(&title, &[]).await?;
     }
-    // What came from the store of a site with keys was signed there, and what is not from there was made here.
+    // With keys, content from the store was verified by signature. Anything that is not from the store was created
+    // here.
     let is_vouched_for = has_keys(parts) || parts.fetcher.root_fs().made_here(key, arch)?.is_some();
     let reference = ImageReference { repository, version: by_digest };
     Ok(Published { reference, unverified: Some(layer.digest).filter(|_| !is_vouched_for) })
 }
 
-/// Reads an image's manifest and configuration, picking the architecture out of an index.
+/// Reads an image's manifest and configuration, and selects the architecture from an index.
 pub(crate) async fn base_image(
     parts: &Parts,
     reference: &ImageReference,
@@ -321,7 +320,7 @@ pub(crate) async fn base_image(
     Ok(base)
 }
 
-/// The same without a look into the layers, and with the manifest's annotations.
+/// Reads an image like [`base_image`], but not its layers, and returns the manifest's annotations with it.
 pub(super) async fn read_image(
     parts: &Parts,
     reference: &ImageReference,
@@ -337,8 +336,8 @@ pub(super) async fn read_image(
     Ok((base, manifest.annotations))
 }
 
-/// A cell's toolchain as a tree in the cache, with the image that it is: its configuration says what a `FROM` of it brings
-/// along.
+/// A cell's toolchain as a tree in the cache, and its image. The image's configuration has the settings that a `FROM`
+/// inherits.
 pub(crate) async fn toolchain_tree(
     parts: &Parts,
     toolchain: &Toolchain,
@@ -347,13 +346,13 @@ pub(crate) async fn toolchain_tree(
     let arch = cell.target.arch;
     let reference = match PackageRoot::of_toolchain(toolchain, &cell.target) {
         Some(root) => planned(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::TOOLCHAIN).await?,
-        // With the digest that the input hash has, whatever the tag names by now.
+        // Contains the digest in the input hash: the tag may have moved.
         None => parts.nearest(cell.toolchain.parse()?).await?,
     };
     image_tree(parts, &reference, arch, "toolchain").await
 }
 
-/// An image as a tree in the cache.
+/// Unpacks an image into a tree in the cache.
 pub(super) async fn image_tree(
     parts: &Parts,
     reference: &ImageReference,
@@ -367,7 +366,7 @@ pub(super) async fn image_tree(
     Ok((tree, base))
 }
 
-/// A base's layers as files in the cache, the lowest first.
+/// Files of a base's layers in the cache, lowest first.
 pub(crate) async fn layer_files(parts: &Parts, base: &BaseImage) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for layer in &base.image.layers {

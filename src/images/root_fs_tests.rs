@@ -9,7 +9,7 @@ use crate::{
     resolve::with_hint,
 };
 
-/// Puts an image of these layers into the bench's layout, each a tar; its reference, with the digest.
+/// Publishes an image of these layers (tar streams) to the bench's layout. Returns its reference by digest.
 async fn publish_image(bench: &Bench, name: &str, layers: &[Vec<u8>]) -> String {
     let repository: Repository = name.parse().unwrap();
     let registry = &bench.parts.registry;
@@ -65,14 +65,14 @@ async fn a_toolchain_image_becomes_one_tree() {
     assert_eq!(fs_err::read_to_string(tree.join("usr/bin/cc")).unwrap(), "new");
     assert!(!tree.join("usr/bin/ld").exists() && tree.starts_with(bench.root().join("cache/trees")));
     assert_eq!(image.image.config["config"]["Env"], json!(["PATH=/opt/bin"]));
-    // The same layers of another image are the same tree; it is not made again.
+    // Another image with the same layers shares the tree.
     fs_err::write(tree.join("mark"), "").unwrap();
     let same = publish_image(&bench, "other", &[lower, upper]).await;
     assert_eq!(tree_of(&bench, &same).await.unwrap().0, tree);
     assert!(tree.join("mark").exists());
 }
 
-/// A step that found a way out of its sandbox may have written to the tree, and to the layers from which it is made anew.
+/// A build step that escaped its sandbox may have changed the tree, and the layers from which the tree is rebuilt.
 #[tokio::test]
 async fn a_tree_that_was_changed_is_made_anew_from_verified_layers() {
     let bench = Bench::new(&json!({}));
@@ -106,7 +106,7 @@ async fn a_layer_that_leads_out_or_is_another_leaves_nothing() {
     let hostile = publish_image(&bench, "hostile", &[tar(&[("../../../evil", "x")])]).await;
     let error = tree_of(&bench, &hostile).await.unwrap_err();
     assert_eq!(error.to_string(), format!("unpack toolchain {hostile}"));
-    // A registry that hands out other bytes under the layer's digest.
+    // The registry returns other bytes under the layer's digest.
     let reference = publish_image(&bench, "changed", &[tar(&[("usr/bin/cc", "cc")])]).await;
     let mut writer = LayerWriter::new(Vec::new(), 0);
     writer.entry("evil".as_ref(), 0o644, EntryKind::Directory).unwrap();

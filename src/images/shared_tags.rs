@@ -1,4 +1,4 @@
-//! Adapter: tags that lead to an image for each architecture.
+//! Adapter: tags that name an image for each architecture.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,11 @@ use crate::{
     registry::{MAX_TRIES, StoredManifest, pause_before},
 };
 
-/// Points a tag at an image of `title`. Where it leads to images for other architectures, it leads to an index of all of them
-/// then. Another image for the same architecture stays, and is an error, unless the definition lets it be overwritten. The
-/// protocol has no way to make other writers wait: it is looked whether the image is in what stands there at the end, and what
-/// another writer loses at the same moment is a missing tag in the next plan.
+/// Points a tag at an image of `title`. If the tag already names images for other architectures, it gets an index of
+/// all of them. A different image for the same architecture is an error, unless the definition allows overwriting.
+///
+/// The protocol cannot make other writers wait. This function therefore checks that the tag finally contains the image.
+/// An image that a concurrent writer drops appears as a missing tag in the next plan.
 pub(crate) async fn tag_beside_others(
     parts: &Parts,
     title: &ImageName,
@@ -47,8 +48,8 @@ pub(crate) async fn tag_beside_others(
     Err(TargetError::unmet(message, "run again; what is there is kept"))
 }
 
-/// Puts an index of an image and those for other architectures under a tag, signed where the site signs: then the others must be
-/// signed as well, because a signature of the index is taken for one of all that it leads to.
+/// Pushes an index of an image and the images for other architectures under a tag. If the site signs images, the others
+/// must be signed as well: a signature of the index covers everything that the index references.
 async fn push_index(
     parts: &Parts,
     title: &ImageName,

@@ -1,4 +1,4 @@
-//! Adapter: signs images and statements about them, where `cosign` looks for signatures: 2.x under tags, 3.x in bundles.
+//! Adapter: signs images and statements about them, in the forms that `cosign` looks for: tags (2.x) and bundles (3.x).
 
 use serde_json::json;
 
@@ -17,8 +17,8 @@ use crate::{
 };
 
 impl StoredImage<'_> {
-    /// Signs the claims about the image, then the image itself, where the site signs: each in the forms of `cosign` 2 and 3.
-    /// What is signed already by the same key is not signed again. Returns the bytes sent.
+    /// If the site signs images, signs the claims about the image, then the image, each in the forms of `cosign` 2 and
+    /// 3. Existing signatures by the same key are kept. Returns the number of bytes sent.
     pub(crate) async fn sign(self, name: &str, claims: &[Claim]) -> Result<u64> {
         let Self { parts, repository, digest } = self;
         let Some(signer) = ImageSigner::load(parts).await? else { return Ok(0) };
@@ -34,7 +34,8 @@ impl StoredImage<'_> {
         Ok(sent)
     }
 
-    /// Signs statements: the claims, under the tag and in bundles, and in a bundle that the image is signed.
+    /// Signs statements: each claim, under the tag and in a bundle, and the statement that the image is signed, in a
+    /// bundle.
     async fn attest(self, signer: &ImageSigner, name: &str, claims: &[Claim]) -> Result<u64> {
         let Self { parts, repository, digest } = self;
         let reference =
@@ -77,8 +78,8 @@ impl StoredImage<'_> {
         Ok(sent)
     }
 
-    /// Adds layers to a tag's manifest, and looks whether they are in it: the protocol has no way to make other
-    /// writers wait, and one that read the tag before may write it without them.
+    /// Adds layers to a tag's manifest, and repeats until a read shows them. The protocol cannot make other writers
+    /// wait, and a writer that read the tag earlier may overwrite it without the layers.
     async fn add_layers(self, tag: Option<Tag>, layers: &[Descriptor]) -> Result<u64> {
         let Self { parts, repository, .. } = self;
         let Some(tag) = tag else { return Ok(0) };
@@ -102,7 +103,7 @@ impl StoredImage<'_> {
         Err(TargetError::unmet(message, "run again; what is there is kept"))
     }
 
-    /// Signs the published image and the documents beside it.
+    /// Signs the published image and its documents.
     pub(crate) async fn sign_published(self, name: &str) -> Result<()> {
         self.parts.may_write()?;
         let mut claims = Vec::new();
@@ -117,7 +118,7 @@ impl StoredImage<'_> {
         self.sign(name, &claims).await.map(drop)
     }
 
-    /// Signs an image that was there already, where the site signs and it is not signed yet.
+    /// Signs an existing image, if the site signs images and this one is unsigned.
     pub(crate) async fn ensure_signed(self, name: &str) -> Result<()> {
         let Some(signing) = &self.parts.definitions.site.image_signing else { return Ok(()) };
         let Some(own) = own_key(self.parts).await? else { return Ok(()) };

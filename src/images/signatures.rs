@@ -1,5 +1,5 @@
-//! Adapter: signatures of images and of statements about them, looked up where `cosign` puts them: under tags made from the
-//! image's digest (2.x), and as bundles that refer to the image (3.x).
+//! Adapter: finds signatures of images and of statements about them where `cosign` stores them: under tags made from
+//! the image's digest (2.x), and as bundles that refer to the image (3.x).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,12 +19,12 @@ use crate::{
     store::Standing,
 };
 
-/// The cache's records of signatures that were found good: a signature over a digest does not become bad.
+/// Cache records of verified signatures: a valid signature over a digest stays valid.
 const SIGNED: &str = "signed";
-/// Layers of one tag, and bundles of one image, that are looked at.
+/// Maximum number of layers of one tag, and of bundles of one image.
 const MAX_LAYERS: usize = 100;
 
-/// An image as it stands in a repository.
+/// An image in a repository.
 #[derive(Clone, Copy)]
 pub(crate) struct StoredImage<'a> {
     pub(crate) parts: &'a Parts,
@@ -32,11 +32,11 @@ pub(crate) struct StoredImage<'a> {
     pub(crate) digest: &'a Digest,
 }
 
-/// What was read, or why it cannot be.
+/// Content, or the reason that it cannot be read.
 type Read<T> = Result<T, String>;
 
 impl StoredImage<'_> {
-    /// What the site's keys say of it.
+    /// Verdict of the site's keys on the image.
     pub(crate) async fn standing(self) -> Result<Standing> {
         if !has_keys(self.parts) {
             return Ok(Standing::NoKeys);
@@ -44,12 +44,12 @@ impl StoredImage<'_> {
         match self.trusted().await {
             Ok(outcome) => Ok(outcome.map_or_else(Standing::Refused, |()| Standing::Signed)),
             Err(error) if error.is_unreachable() => Err(error),
-            // What is published needs no key that cannot be read here.
+            // If a key is unreadable here, the image counts as refused; publishing does not need the key.
             Err(error) => Ok(Standing::Refused(error_chain(&error))),
         }
     }
 
-    /// The manifest of a tag with signatures or attestations; `None` for other content too, which is replaced.
+    /// Manifest of a tag with signatures or attestations. `None` also for other content, which is replaced.
     pub(super) async fn manifest_under(self, tag: &Tag) -> Result<Option<ImageManifest>> {
         let version = Version::Tag(tag.clone());
         let stored = self.parts.registry_of(self.repository).manifest(self.repository, &version).await?;
@@ -68,7 +68,7 @@ impl StoredImage<'_> {
         }
     }
 
-    /// The layers of one kind under a tag, each with its bytes.
+    /// Layers of one media type under a tag, with their content.
     async fn layers_under(
         self,
         tag: Option<Tag>,
@@ -85,7 +85,7 @@ impl StoredImage<'_> {
         Ok(found)
     }
 
-    /// The signatures under the tag.
+    /// Signatures under the image's signature tag.
     async fn tagged_signatures(self) -> Result<Vec<Read<ImageSignature>>> {
         let layers =
             self.layers_under(provenance::signature_tag(self.digest), (SIMPLE_SIGNING, "signed payload"));
@@ -96,7 +96,7 @@ impl StoredImage<'_> {
         Ok(layers.await?.into_iter().filter_map(signature).collect())
     }
 
-    /// The signed statements in bundles; those that claim this, where that is given and the list tells.
+    /// Signed statements in bundles. With `predicate_type`, skips bundles that the list declares to have another type.
     async fn bundled(self, predicate_type: Option<&str>) -> Result<Vec<Read<Envelope>>> {
         let Self { parts, repository, digest } = self;
         let registry = parts.registry_of(repository);
@@ -104,14 +104,14 @@ impl StoredImage<'_> {
         let listed = registry.referrers(repository, digest, None).await?;
         let listed = listed.into_iter().filter(|listed| provenance::may_be_bundle(listed, predicate_type));
         for listed in listed.take(MAX_LAYERS) {
-            // Lists are kept by clients: an entry may be gone, or be something else.
+            // Clients maintain these lists: an entry may be stale or of another kind.
             let stored = registry.manifest(repository, &Version::Digest(listed.digest)).await?;
             let manifest = stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok());
             let Some(layer) = manifest.as_ref().and_then(|it| provenance::bundle_layer(it, digest)) else {
                 continue;
             };
             match self.read(layer, "signature bundle").await? {
-                // Bundles hold other things than statements, too.
+                // Bundles can contain other things than statements.
                 Ok(bytes) => found.extend(Envelope::of_bundle(&bytes).ok().map(Ok)),
                 Err(why) => found.push(Err(why)),
             }
@@ -119,13 +119,13 @@ impl StoredImage<'_> {
         Ok(found)
     }
 
-    /// Does this key's signature stand under the tag?
+    /// Whether the signature tag has a signature by this key.
     pub(super) async fn is_tagged_by(self, key: &PublicKey) -> Result<bool> {
         let found = self.tagged_signatures().await?;
         Ok(found.iter().flatten().any(|signature| signature.is_by(self.digest, key)))
     }
 
-    /// Looks for signatures by the keys, in either form, until what was found is enough.
+    /// Looks for signatures by the keys, in both forms, until `enough` is satisfied.
     pub(super) async fn look_for(
         self,
         keys: &[&PublicKey],
@@ -148,7 +148,7 @@ impl StoredImage<'_> {
         Ok(found)
     }
 
-    /// Statements about the image under the tag that one of the keys signed.
+    /// Statements about the image under the attestation tag that one of the keys signed.
     pub(super) async fn tagged_statements(self, keys: &[&PublicKey]) -> Result<Vec<Statement>> {
         let tag = provenance::attestation_tag(self.digest);
         let layers = self.layers_under(tag, (DSSE, "attestation")).await?;
@@ -156,7 +156,7 @@ impl StoredImage<'_> {
         Ok(self.signed_statements(envelopes, keys))
     }
 
-    /// The same for those in bundles.
+    /// Statements about the image in bundles that one of the keys signed.
     pub(super) async fn bundled_statements(self, keys: &[&PublicKey]) -> Result<Vec<Statement>> {
         let envelopes = self.bundled(None).await?;
         Ok(self.signed_statements(envelopes.into_iter().flatten(), keys))
@@ -172,8 +172,8 @@ impl StoredImage<'_> {
         statements.filter(|statement| provenance::is_about(statement, self.digest)).collect()
     }
 
-    /// Compares the image's signatures with what `judge` asks for; why they are not enough, as a value. What was found good once is
-    /// not looked up again.
+    /// Checks the image's signatures with `judge`. The inner error is the reason that they do not suffice. Verified
+    /// signatures are cached and not looked up again.
     async fn must_satisfy<'k>(
         self,
         keys: impl Iterator<Item = &'k PublicKey>,
@@ -192,7 +192,7 @@ impl StoredImage<'_> {
         }
         let mut found = self.look_for(&keys, &|found| judge(found).is_ok()).await?;
         for key in found.signers() {
-            // A record that cannot be written is only a look-up more the next time.
+            // Best effort: without the record the next check repeats the lookup.
             let _ = self.remember_signature(key);
         }
         for key in known.signers() {
@@ -201,17 +201,18 @@ impl StoredImage<'_> {
         Ok(judge(&found))
     }
 
-    /// Did enough of the keys sign the image? Why not, as a value.
+    /// Whether enough of the keys signed the image; the inner error is the reason that they did not.
     pub(super) async fn signed_by(self, required: &RequiredSigners) -> Result<Result<(), String>> {
         self.must_satisfy(required.keys(), &|found| required.judge(found).accept()).await
     }
 
-    /// The same; where the registry does not answer, that is the reason.
+    /// Checks like [`Self::signed_by`], and treats a registry error as a refusal.
     pub(super) async fn must_be_signed(self, required: &RequiredSigners) -> Result<(), String> {
         reason(self.signed_by(required).await)
     }
 
-    /// May something be made from the image ([`Trust`])? Why not, as a value; a registry that does not answer is such a reason.
+    /// Whether builds may use the image ([`Trust`]). The inner error is the reason that they may not, for example a
+    /// registry error.
     pub(crate) async fn trusted(self) -> Result<Result<(), String>> {
         let (own, required) = (own_key(self.parts).await?, required_signers(self.parts).await?);
         let signs_modules = self.parts.module_signer.is_some();
@@ -219,7 +220,7 @@ impl StoredImage<'_> {
         Ok(reason(self.must_satisfy(trust.keys(), &|found| trust.judge(found)).await))
     }
 
-    /// The same, for what cannot be made without it; `what` names it.
+    /// Fails if builds may not use the image. `what` describes the image in the message.
     pub(crate) async fn ensure_trusted(self, what: &str) -> Result<()> {
         let Self { repository, digest, .. } = self;
         self.trusted().await?.map_err(|why| {
@@ -245,7 +246,7 @@ fn reason(outcome: Result<Result<(), String>>) -> Result<(), String> {
     outcome.unwrap_or_else(|error| Err(error_chain(&error)))
 }
 
-/// Looks up the signatures of images about which nothing is known yet.
+/// Looks up the signatures of images that `known` lacks.
 pub(crate) async fn look_up_signatures(
     parts: &Parts,
     images: &BTreeSet<ImageReference>,
@@ -263,7 +264,7 @@ pub(crate) async fn look_up_signatures(
     if wanted.is_empty() {
         return;
     }
-    // A key that cannot be loaded signs nothing; whoever then tries to sign says why.
+    // An unusable key counts as no signature; the attempt to sign reports the reason.
     let own = own_key(parts).await;
     let required = required_signers(parts).await.map_err(|error| error_chain(&error));
     let found = stream::iter(wanted)

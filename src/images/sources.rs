@@ -1,5 +1,5 @@
-//! Adapter: what driver images are made of for a kernel: sources that are the same for each, packages of that kernel or its
-//! architecture, and modules in other people's images.
+//! Adapter: sources of driver images for a kernel: common sources, packages for the kernel or its architecture, and
+//! modules from third-party images.
 
 use std::{
     collections::BTreeSet,
@@ -26,8 +26,8 @@ use crate::{
     resolve::with_hint,
 };
 
-/// Looks up the sources that are others for each kernel, and packages for other machines than this one. One that is not there is a
-/// reason not to build. The images that a registry answered of, and that do not count, are handed back.
+/// Looks up sources that differ by kernel, and packages for other architectures than this machine's. A missing one is a
+/// reason not to build. Returns the keys of prebuilt images that the registry answered for but that are unusable.
 pub(crate) async fn look_at_sources(
     parts: &Parts,
     images: &[&DriverImage],
@@ -47,7 +47,7 @@ pub(crate) async fn look_at_sources(
                     && !resolved.kernel_sources.contains_key(&key(target))
             };
             let asked: Vec<&KernelTarget> = targets.iter().filter(is_asked).collect();
-            // There is one other architecture, whose kernels share the package.
+            // There is only one other architecture, and its kernels share the package.
             let per_lookup = if source.is_of_kernel() { 1 } else { asked.len().max(1) };
             for kernels in asked.chunks(per_lookup) {
                 let keys: Vec<TreeKey> = kernels.iter().map(|target| key(target)).collect();
@@ -70,7 +70,7 @@ pub(crate) async fn look_at_sources(
     refused
 }
 
-/// The image's version, where the source is what it is taken from.
+/// The image's version, if the version is taken from this source.
 fn version_from(image: &DriverImage, source: &SourceSpec, resolved: &Resolved) -> Option<String> {
     match &image.spec.version {
         VersionSpec::FromSource { source: name } if source.name.as_str() == name => {
@@ -103,7 +103,7 @@ async fn identity(
     }
 }
 
-/// Fetches a source of a cell's image.
+/// Fetches a source of a cell's image for the target kernel.
 pub(crate) async fn fetch_source(
     parts: &Parts,
     source: &SourceSpec,
@@ -123,13 +123,13 @@ fn unnamed(why: String) -> TargetError {
     )
 }
 
-/// A prebuilt image that is there, and that counts.
+/// A prebuilt image that exists and is usable.
 struct Found {
-    /// As the definition names it, by digest.
+    /// Reference in the definition, by digest.
     image: ImageReference,
-    /// Where it is fetched from.
+    /// Reference to fetch from.
     nearest: ImageReference,
-    /// The directory in it.
+    /// Directory in the image.
     path: Option<String>,
 }
 
@@ -161,7 +161,7 @@ impl Found {
                 )
             })?;
         }
-        // Last: a configuration is as large as whoever pushed it says.
+        // Read the image only after the signature check: its author controls the size of the configuration.
         let read = read_image(parts, &nearest, target.arch).await;
         read.map_err(|error| match error {
             TargetError::Image(why) => {
@@ -173,7 +173,7 @@ impl Found {
         Ok(Self { image, nearest, path })
     }
 
-    /// `repository sha256:...`, and the directory.
+    /// `repository sha256:...`, followed by the directory.
     fn identity(&self) -> String {
         let Self { image: ImageReference { repository, version }, nearest: _, path } = self;
         let digest = version.digest().map(Digest::as_str).unwrap_or_default();

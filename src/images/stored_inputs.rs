@@ -1,5 +1,5 @@
-//! Adapter: the store of a site whose keys sign what goes there and verify what is taken, as they do with images; and which
-//! root file systems of the registry nothing vouches for.
+//! Adapter: connects the store to the site's keys, which sign stored inputs and verify them on use, as they do for
+//! images. Also finds unverified root file systems in the registry.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -21,7 +21,7 @@ use crate::{
     store::{Standing, Store, Trust, TrustFault},
 };
 
-/// The store at `location`, with the keys of the parts' site.
+/// The store at `location`, with the keys of the site in `parts`.
 pub fn store_of(parts: &Parts, location: RegistryLocation, registry: Arc<dyn Registry>) -> Store {
     let store = Store::new(location.clone(), Arc::clone(&registry));
     let retrying = Arc::new(Retrying::new(registry, parts.cancel.clone()));
@@ -29,7 +29,7 @@ pub fn store_of(parts: &Parts, location: RegistryLocation, registry: Arc<dyn Reg
     store.trusting(Arc::new(SiteKeys { parts }))
 }
 
-/// Parts whose registry is the one that the store is in.
+/// [`Trust`] by the site's keys. The registry of `parts` is the one that holds the store.
 struct SiteKeys {
     parts: Parts,
 }
@@ -53,7 +53,7 @@ fn fault(error: &TargetError) -> TrustFault {
     TrustFault { message: error_chain(error), hint: error.hint(), is_transient: error.is_transient() }
 }
 
-/// Looks at the toolchains and runtime bases that farrier makes, as the registry has them.
+/// Looks up the registry's copies of the toolchains and runtime bases that farrier creates.
 pub(crate) async fn look_at_root_fs(
     parts: &Parts,
     images: &[&DriverImage],
@@ -80,7 +80,7 @@ pub(crate) async fn look_at_root_fs(
             let key = (FetchedInputs::BASE, identity.clone(), *arch);
             match &image.spec.runtime.base {
                 Some(base @ (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_))) => {
-                    // What cannot be looked up now was told of when the image was.
+                    // A failing lookup was already reported with the image.
                     let root = base_root(parts, base, &image.spec.sources, &found.version).await;
                     if let Ok(Some(root)) = root {
                         look_at(parts, RootFsSpec::Packages(&root), key, resolved).await;
@@ -95,7 +95,7 @@ pub(crate) async fn look_at_root_fs(
     }
 }
 
-/// What cannot be looked at is a fault of the registry's, of which the look-ups of images tell.
+/// Looks up one root file system. A registry error is only logged, because the lookups of images report it.
 async fn look_at(parts: &Parts, spec: RootFsSpec<'_>, key: RootFsKey, resolved: &mut Resolved) {
     if resolved.unverified_root_fs.contains_key(&key) {
         return;

@@ -1,5 +1,5 @@
 //! Adapter: publishes images with the payloads of several kernels. Only a configuration and a manifest are sent: the
-//! layers are in the repository already, as those of the members.
+//! repository already has the layers from the member images.
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 
@@ -13,8 +13,8 @@ use crate::{
     registry::StoredManifest,
 };
 
-/// Makes sure that a union image is in the registry: the manifest under its digest first, then under its tag, which leads to
-/// the images of other architectures as well.
+/// Ensures that the registry has a union image. Pushes the manifest under its digest first, then under its tag, which
+/// also names the images for other architectures.
 pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Published> {
     if let Some(found) = parts.look_up_for(&union.reference, union.architecture).await? {
         return if found.input_hash == Some(union.input_hash) {
@@ -56,7 +56,7 @@ pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Publis
     stored.ok_or_else(|| TargetError::no_such_image(&union.reference))
 }
 
-/// The documents of an image for several kernels: its members have those with the details.
+/// Documents of a union image. The members' documents have the details.
 fn documents(union: &PlannedUnion, made: &Assembled) -> Result<Documents> {
     let members = union.members.iter().map(|member| Material {
         version: Some(member.kernel.to_string()),
@@ -81,7 +81,7 @@ fn documents(union: &PlannedUnion, made: &Assembled) -> Result<Documents> {
     Documents::of(&provenance, &made.manifest)
 }
 
-/// A member's manifest and configuration.
+/// Manifest and configuration of a member.
 async fn union_part(parts: &Parts, repository: &Repository, member: &UnionMember) -> Result<UnionPart> {
     let UnionMember { kernel, digest } = member;
     let image = StoredImage { parts, repository, digest };
@@ -106,7 +106,7 @@ mod tests {
         site::{Existing, ImageSigning, KeySource},
     };
 
-    /// The union of the images for two kernels, which are published.
+    /// Publishes the images for two kernels, and returns their union.
     async fn union(bench: &Bench) -> PlannedUnion {
         let mut members = Vec::new();
         for release in [K9, K10] {
@@ -136,7 +136,7 @@ mod tests {
             existing: Existing::Leave,
             trust_registry_writers: false,
         };
-        // Members that were published without the key are not put together.
+        // A union of members that were published without the key is refused.
         let strangers = union(&bench).await;
         bench.parts.definitions.site.image_signing = Some(signing);
         let error = publish_union(&bench.parts, &strangers).await.unwrap_err();

@@ -1,5 +1,4 @@
-//! Adapter: checks a published image with all that belongs to it: blobs, signature, check report, bill of materials,
-//! provenance.
+//! Adapter: verifies a published image: blobs, signature, check report, bill of materials, provenance.
 
 use std::collections::BTreeMap;
 
@@ -19,22 +18,22 @@ use crate::{
     provenance::{self, PublicKey, RequiredSigners, Statement},
 };
 
-/// How a check ended.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckResult {
-    /// As it should be.
+    /// The check passed.
     Ok,
-    /// Not as it should be.
+    /// The check found a problem.
     Failed,
-    /// There is nothing to check.
+    /// The object of the check does not exist.
     Absent,
-    /// Not asked for.
+    /// The check was not requested.
     Skipped,
 }
 
 impl CheckResult {
-    /// The word in tables.
+    /// Result as shown in tables.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -49,13 +48,13 @@ impl CheckResult {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VerifyCheck {
-    /// What was checked.
+    /// Name of the check.
     pub check: &'static str,
-    /// How it ended.
+    /// Result.
     pub result: CheckResult,
-    /// What was found.
+    /// Details of the result.
     pub message: String,
-    /// What to do.
+    /// Suggested remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<&'static str>,
 }
@@ -64,28 +63,28 @@ pub struct VerifyCheck {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VerifyReport {
-    /// The image, by digest where it is there.
+    /// The image, by digest if it exists.
     pub image: String,
-    /// Is everything there and as it should be, and signed by an accepted key?
+    /// Whether the image is complete, passes all checks, and is signed by an accepted key.
     pub verified: bool,
     /// The checks.
     pub checks: Vec<VerifyCheck>,
-    /// What none of the checks looked at.
+    /// Aspects that no check covered.
     pub not_looked_at: Vec<&'static str>,
-    /// Of an index: each of its images.
+    /// For an index, the reports of its images.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub platforms: Vec<Self>,
 }
 
 impl VerifyReport {
-    /// Did no check find anything wrong? Without a look at signatures, such an image is not verified.
+    /// Whether no check found a problem. If signatures were skipped, such an image is still not verified.
     pub fn is_in_order(&self) -> bool {
         self.checks.iter().all(|check| matches!(check.result, CheckResult::Ok | CheckResult::Skipped))
             && self.platforms.iter().all(Self::is_in_order)
     }
 }
 
-/// What a check found that is not as it should be.
+/// A problem that a check found.
 #[derive(Debug)]
 struct Finding {
     result: CheckResult,
@@ -109,10 +108,10 @@ impl From<String> for Finding {
     }
 }
 
-/// What a check says: what it found in order, or what is wrong.
+/// Details of a passed check, or the problem.
 type Outcome = Result<String, Finding>;
 
-/// Collects the checks.
+/// Collects the results of checks.
 #[derive(Default)]
 struct Checks {
     done: Vec<VerifyCheck>,
@@ -149,21 +148,21 @@ const NOT_AS_STORED: &str = "what the registry gives is not what was pushed: cop
 const ALLOW: &str = "images of which it is not known whether they load pass where --definitions has the driver image, and that \
                      says `check: {unknown: allow}` (the default); `farrier check` says what would settle it";
 
-/// What an image is checked against.
+/// The image and the facts to check it against.
 struct Subject<'a> {
     repository: &'a Repository,
     digest: Digest,
     facts: ImageFacts,
-    /// Do the definitions here let an image pass of which it is not known whether it loads?
+    /// Whether the local definition allows the verdict `unknown`.
     unknown: bool,
-    /// Who must have signed it.
+    /// Required signers.
     signers: Option<&'a RequiredSigners>,
-    /// What any of the keys signed.
+    /// Statements signed by any of the keys.
     statements: Vec<Statement>,
 }
 
-/// Checks an image; without keys, all but signatures. What is wrong with it is in the report; an error is a registry that does
-/// not answer.
+/// Verifies an image; without keys, all checks except signatures run. The report contains the problems of the image. An
+/// error means that the registry does not answer.
 pub async fn verify(
     parts: &Parts,
     reference: &ImageReference,
@@ -221,7 +220,7 @@ pub async fn verify(
     Ok(checks.report(image))
 }
 
-/// Checks each image of an index, which has nothing else to say.
+/// Verifies each image of an index. The index itself needs no further check.
 async fn verify_index(
     parts: &Parts,
     repository: &Repository,
@@ -241,15 +240,16 @@ async fn verify_index(
     Ok(report)
 }
 
-/// Does the driver image's definition, as it is here, let `unknown` pass? It is the same field that decides about
-/// rollouts. Verification goes by the repository: what the image says of itself is what is to be verified.
+/// Whether the local definition of the driver image allows the verdict `unknown`; the same field decides about
+/// rollouts. The repository's name selects the definition, because the image's own annotations are what is being
+/// verified.
 fn accepts_unknown(parts: &Parts, repository: &Repository) -> bool {
     let name = repository.as_str().rsplit('/').next().unwrap_or_default();
     let image = parts.definitions.images.values().find(|image| image.metadata.name.as_str() == name);
     image.is_some_and(|image| image.spec.check.unknown == UnknownPolicy::Allow)
 }
 
-/// Are all blobs there, and with `deep`, are they what their digests say?
+/// Checks that all blobs exist; with `deep`, also verifies their digests.
 async fn check_blobs(
     parts: &Parts,
     repository: &Repository,
@@ -280,7 +280,7 @@ async fn check_blobs(
     Ok(Ok(format!("{} blobs of {bytes} bytes are {how}", blobs.len())))
 }
 
-/// Are farrier's notes there and readable?
+/// Checks that farrier's annotations exist and can be parsed.
 fn check_annotations(manifest: &ImageManifest) -> (ImageFacts, Outcome) {
     let hint = "farrier verifies images that farrier published";
     let facts = match ImageFacts::from_annotations(&manifest.annotations) {
@@ -306,7 +306,7 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
         return Ok(());
     };
     let keys: Vec<&PublicKey> = signers.keys().collect();
-    // All of them: one that is damaged is told, also where the others are enough.
+    // Read all signatures, to report a damaged one even if the others suffice.
     let found = StoredImage { parts, repository, digest }.look_for(&keys, &|_| false).await?;
     let judgement = signers.judge(&found);
     checks.add(
@@ -323,8 +323,8 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
     Ok(())
 }
 
-/// A document beside the image. That it cannot be read, as the registry has other bytes under its digest, is a
-/// finding, and not a fault.
+/// Reads a document about the image. Unreadable content, such as other bytes under its digest, is a finding, not an
+/// error.
 async fn read_document(
     parts: &Parts,
     subject: &Subject<'_>,
@@ -340,7 +340,8 @@ async fn read_document(
     }
 }
 
-/// A document: is it there, about this image, does it say what it must, and is it signed where keys are named?
+/// Checks that a document exists, is about this image and has the expected content. With keys, also checks its
+/// signature.
 async fn check_document(
     parts: &Parts,
     subject: &Subject<'_>,
@@ -383,7 +384,7 @@ fn judge_document(
     Ok(format!("{said}, signed"))
 }
 
-/// An image for several kernels has the check reports of its members.
+/// Checks the reports of a union's members; the union has none itself.
 async fn check_members(parts: &Parts, subject: &Subject<'_>) -> Result<Outcome> {
     let (mut wrong, mut unknown) = (Vec::new(), Vec::new());
     let mut hint = BUILD_AGAIN;

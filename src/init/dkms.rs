@@ -1,5 +1,5 @@
-//! Pure: a `dkms.conf`. It is a piece of bash, which is not run here: assignments are read, and what they do not say by themselves
-//! is left to the template, which runs it in the build.
+//! Pure: drafts a definition from a `dkms.conf`. The file is a bash script, and farrier does not run it here.
+//! Plain assignments are read; everything else is left to the template, which runs the script in the build.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,20 +12,20 @@ use regex::{Captures, Regex};
 use super::{Context, Drafted, fields, name_for, source};
 use crate::kernel::KernelRange;
 
-/// A directive, its index, and its value.
+/// Matches an assignment: directive, index, value.
 static ASSIGNMENT: LazyLock<Option<Regex>> =
     LazyLock::new(|| Regex::new(r"^\s*(?:export\s+)?([A-Za-z_]{1,80})(?:\[(\d{1,3})\])?=(.*)$").ok());
 static VARIABLE: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\$\{?([A-Za-z_]+)\}?").ok());
 
-/// Values of directives by name and index; nothing where bash would have to make them.
+/// Values of directives by name and index; `None` where only bash could evaluate the value.
 type Values = BTreeMap<(String, usize), Option<String>>;
 
-/// Is the text a `dkms.conf`?
+/// Whether the text is a `dkms.conf`.
 pub fn is_conf(text: &str) -> bool {
     text.lines().any(|line| line.starts_with("PACKAGE_NAME="))
 }
 
-/// The definition of a `dkms.conf`, beside which its sources stand.
+/// Drafts the definition of a `dkms.conf` in `directory`, which also holds the driver's sources.
 pub fn draft(drafted: &mut Drafted, conf: &str, directory: &Path, context: &Context) {
     let values = values(conf);
     let value = |name: &str| values.get(&(name.to_owned(), 0)).cloned().flatten();
@@ -41,7 +41,7 @@ pub fn draft(drafted: &mut Drafted, conf: &str, directory: &Path, context: &Cont
         draft.modules.extend(placed.clone());
     }
     if draft.modules.is_empty() {
-        // As dkms has it.
+        // The default of dkms: the module is named after the package.
         draft.modules.extend(package);
     }
     let bounds = [(">=", "BUILD_EXCLUSIVE_KERNEL_MIN"), ("<=", "BUILD_EXCLUSIVE_KERNEL_MAX")];
@@ -73,7 +73,8 @@ fn values(conf: &str) -> Values {
     values
 }
 
-/// The value of a word, with the variables that are known by then.
+/// Evaluates a bash word with the variables assigned so far. Returns `None` if only bash could evaluate the
+/// word.
 fn word(text: &str, values: &Values) -> Option<String> {
     let quote = text.chars().next().filter(|c| matches!(c, '"' | '\''));
     let text = match quote {

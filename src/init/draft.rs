@@ -1,4 +1,4 @@
-//! Pure: the text of a definition, with what a newcomer should know of each field.
+//! Pure: renders the text of a definition, with comments that explain each field to a newcomer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,53 +12,54 @@ use serde_json::{Value, json};
 use super::Context;
 use crate::{plan::DaemonSetFacts, yaml::is_other_type};
 
-/// Every value is quoted as YAML wants it.
+/// Templates that quote every value as YAML requires.
 static TEMPLATES: LazyLock<Handlebars<'_>> = LazyLock::new(|| {
     let mut templates = Handlebars::new();
     templates.register_escape_fn(quoted);
-    // Text of this program, which tests render.
+    // The templates are constants of this program, and tests render them.
     let _ = templates.register_template_string("image", include_str!("forms/image.yaml.hbs"));
     let _ = templates.register_template_string("rollout", include_str!("forms/rollout.hbs"));
     templates
 });
 
-/// What a definition is to say. Its texts are as other tools have them: the whole is read back before it is written anywhere.
+/// Content of a definition to write. Texts are taken from other tools unchecked; the rendered definition is
+/// parsed before anything is written.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Draft {
-    /// From what it was made.
+    /// The object or file that the definition is made from.
     pub origin: String,
     pub name: String,
     pub version: String,
     pub template: &'static str,
     pub vars: BTreeMap<&'static str, String>,
-    /// Where its source is, if it is known: the field `from` of a definition.
+    /// Source of the driver, if known: the field `from` of a definition.
     pub from: Option<Value>,
-    /// Where its source is known to be, for those who are asked for it.
+    /// Hint about the source, shown when the user has to name it.
     pub hint: String,
     pub build_packages: &'static [&'static str],
-    /// Labels of the nodes that it is for; empty for all.
+    /// Labels of the nodes that need the image; empty for all nodes.
     pub nodes: BTreeMap<String, String>,
     pub kernels: Option<String>,
     pub release: Option<String>,
-    /// In the order in which they are loaded.
+    /// Modules in load order.
     pub modules: Vec<String>,
-    /// Does the container load the modules itself?
+    /// Whether the container itself loads the modules.
     pub loads: bool,
-    /// The pattern of the tag, where it is not the default one.
+    /// Tag pattern, if it is not the default one.
     pub tag: Option<String>,
-    /// One of those of `forms/rollout.hbs`; nothing where the image is only published.
+    /// A variant that `forms/rollout.hbs` knows; `None` if the image is only published.
     pub rollout: Option<Value>,
 }
 
 impl Draft {
-    /// The file's text.
+    /// Renders the file's text.
     pub fn text(&self) -> Result<String, String> {
         TEMPLATES.render("image", self).map_err(|error| error.to_string())
     }
 }
 
-/// What `apt:PACKAGE@SUITE`, `https://...#sha256=HEX`, or a path becomes in the field `from`.
+/// Converts `apt:PACKAGE@SUITE`, `https://...#sha256=HEX`, or a path to the value of the field `from`.
 pub fn source(text: &str) -> Result<Value, String> {
     if let Some(package) = text.strip_prefix("apt:") {
         let parts = package.split_once('@');
@@ -75,7 +76,7 @@ pub fn source(text: &str) -> Result<Value, String> {
 }
 
 impl Context {
-    /// What holds for every draft, unless its form says otherwise.
+    /// Returns a draft with the defaults of all forms.
     pub fn draft(&self, origin: &str, name: String) -> Draft {
         Draft {
             origin: origin.to_owned(),
@@ -89,8 +90,9 @@ impl Context {
         }
     }
 
-    /// The rollout to the one DaemonSet without an owner that runs this image, by the last part of its name or by its own; nothing
-    /// where there are several, or none.
+    /// Returns a rollout to the only DaemonSet without an owner that runs the image. A DaemonSet matches if
+    /// one of its images has `name` as last path component, or else if the DaemonSet itself has this name.
+    /// Returns `None` if no DaemonSet or several match.
     pub fn rollout(&self, name: &str) -> Option<Value> {
         let is_last = |image: &str| {
             let last = image.rsplit('/').next().unwrap_or_default();
@@ -114,16 +116,16 @@ impl Context {
     }
 }
 
-/// The field `rollout`, with a comment.
+/// Renders the field `rollout`, with a comment.
 pub fn rollout_text(rollout: Option<&Value>) -> Result<String, String> {
     TEMPLATES.render("rollout", &json!({"rollout": rollout})).map_err(|error| error.to_string())
 }
 
-/// A text as YAML: bare where nothing could take it for something else.
+/// Formats a text as a YAML scalar, unquoted only if no reader could take it for another type.
 pub fn quoted(text: &str) -> String {
     let is_bare = text.starts_with(|c: char| c.is_ascii_alphabetic() || matches!(c, '.' | '/'))
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "_-./".contains(c))
         && !is_other_type(text);
-    // JSON's strings are YAML's.
+    // A JSON string is also a YAML string.
     if is_bare { text.to_owned() } else { json!(text).to_string() }
 }

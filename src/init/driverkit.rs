@@ -1,5 +1,6 @@
-//! Pure: a configuration of driverkit, which compiles Falco's kernel module. Its fields are those of its `cmd/root_options.go` and
-//! `cmd/config_options.go` of summer 2026. One configuration is for one kernel, and a definition is for all.
+//! Pure: drafts a definition from a configuration of driverkit, which compiles Falco's kernel module. The
+//! fields are those of driverkit's `cmd/root_options.go` and `cmd/config_options.go` of summer 2026. A
+//! driverkit configuration names one kernel; the definition covers all kernels.
 
 use super::{
     Context, Drafted,
@@ -8,13 +9,13 @@ use super::{
 };
 use crate::yaml::Node;
 
-/// Is it one?
+/// Whether the document is a driverkit configuration.
 pub fn is_configuration(document: &Node) -> bool {
     let has = |field: &str| text_at(document, field).is_some();
     has("kernelrelease") && (has("target") || has("driverversion"))
 }
 
-/// The definition of the configured module, for all kernels.
+/// Drafts the definition of the configured module, for all kernels.
 pub fn draft(drafted: &mut Drafted, options: &Node, context: &Context) {
     let option = |name: &str, otherwise: &str| text_at(options, name).unwrap_or_else(|| otherwise.to_owned());
     let (module, version) = (option("moduledrivername", "falco"), option("driverversion", "master"));
@@ -30,7 +31,7 @@ pub fn draft(drafted: &mut Drafted, options: &Node, context: &Context) {
     let (owner, repository) = (option("repo.org", "falcosecurity"), option("repo.name", "libs"));
     draft.hint =
         format!("driverkit fetches https://github.com/{owner}/{repository}/archive/{version}.tar.gz");
-    // It configures libs' module by its own CMake.
+    // Falco's libs configure the module with CMake, which needs a specific template.
     draft.template = "falco";
     draft.vars = [("moduleName", module.clone()), ("deviceName", option("moduledevicename", "falco"))].into();
     draft.build_packages = &["cmake", "g++"];

@@ -1,4 +1,4 @@
-//! Pure: what becomes of each field of another tool's form.
+//! Pure: maps each field of another tool's file to its counterpart in a definition.
 
 use std::collections::BTreeSet;
 
@@ -9,27 +9,29 @@ use crate::{
     yaml::{Node, Value},
 };
 
-/// More fields of one form are not told of one by one.
+/// Maximum number of fields that [`leaves`] returns.
 const MOST: usize = 200;
-/// Characters of a field's name.
+/// Maximum length of a field's name, in characters.
 const NAME: usize = 120;
 
-/// What becomes of a field.
+/// The counterpart of a field, with a remark for the user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Remark {
-    /// Where it stands.
+    /// The object or file that contains the field.
     pub origin: String,
-    /// The field.
+    /// The field's path.
     pub field: String,
-    /// What it becomes here; nothing where it has no counterpart.
+    /// The counterpart in a definition; `None` if there is none.
     pub becomes: Option<&'static str>,
-    /// What there is to say of it.
+    /// Remark for the user.
     pub says: &'static str,
 }
 
-/// Every field, or one that it stands below, by the line of a table whose path fits most of its own. The lines: a path, what becomes
-/// of the field, what there is to say of it. One without a path is for all other fields; of one with nothing else nothing is said.
+/// Makes a remark for each field, from the line of `table` with the longest path that matches the field or a
+/// parent. A line has the form `PATH | COUNTERPART | REMARK`. Fields that match the same path share one
+/// remark. The line with an empty path matches all other fields. A line that has a path alone suppresses the
+/// remark.
 pub fn remarks(
     origin: &str,
     prefix: &str,
@@ -59,7 +61,7 @@ pub fn remarks(
     remarks
 }
 
-/// The paths of all fields that say something, `[]` for the entries of lists.
+/// Returns the paths of all fields with a value, with `[]` for list entries.
 pub fn leaves(node: &Node) -> BTreeSet<String> {
     let mut leaves = BTreeSet::new();
     collect(node, String::new(), &mut leaves);
@@ -85,17 +87,17 @@ fn collect(node: &Node, path: String, leaves: &mut BTreeSet<String>) {
     }
 }
 
-/// Follows keys as far as there is something.
+/// Follows a path of keys to a value that is not null.
 pub fn at(node: &Node, path: &str) -> Option<Node> {
     path.split('.').try_fold(node.clone(), |node, key| node.get(key).filter(|value| !value.is_null()))
 }
 
-/// A text, whatever a reader would take it for.
+/// Returns the non-empty text of a scalar, even where YAML would parse another type.
 pub fn text_at(node: &Node, path: &str) -> Option<String> {
     Some(at(node, path)?.scalar()?.text.clone()).filter(|text| !text.is_empty())
 }
 
-/// The texts of a list.
+/// Returns the texts of a list.
 pub fn texts_at(node: &Node, path: &str) -> Vec<String> {
     let items = at(node, path);
     let items = items.iter().filter_map(Node::items).flatten();

@@ -1,6 +1,7 @@
-//! Pure: a `Module` of the Kernel Module Management operator (`kmm.sigs.x-k8s.io/v1beta1`). Fields and variables are those of its
-//! `api/v1beta1/module_types.go` and `internal/utils/replaceStrings.go` of summer 2026. KMM goes on loading the modules; farrier
-//! builds the images under the tags that it looks for.
+//! Pure: drafts a definition from a `Module` of the Kernel Module Management operator
+//! (`kmm.sigs.x-k8s.io/v1beta1`). Fields and variables are those of its `api/v1beta1/module_types.go` and
+//! `internal/utils/replaceStrings.go` of summer 2026. KMM continues to load the modules; farrier builds the
+//! images under the tags that KMM expects.
 
 use super::{
     Context, Drafted,
@@ -13,10 +14,10 @@ use crate::{
     yaml::Node,
 };
 
-/// What stands for the kernel in a tag.
+/// Variable of a tag pattern for the kernel.
 const LABEL: &str = "{{kernel_label}}";
 
-/// The definition of a Module.
+/// Drafts the definition of a Module.
 pub fn draft(drafted: &mut Drafted, module: &Node, context: &Context) {
     let name = name_for(&text_at(module, "metadata.name").unwrap_or_default());
     let origin = format!("Module {name}");
@@ -44,7 +45,8 @@ pub fn draft(drafted: &mut Drafted, module: &Node, context: &Context) {
         cannot("containerImage", "the first alone is taken over: a definition has one name");
     }
     draft.version = text_at(module, &own("version")).unwrap_or(draft.version);
-    // KMM loads moduleName, and before it what stands behind it in the order.
+    // KMM loads `moduleName` after its dependencies. `modulesLoadingOrder` lists each module before its
+    // dependencies, so the order is reversed.
     draft.modules = texts_at(module, &own("modprobe.modulesLoadingOrder"));
     draft.modules.reverse();
     let loaded = text_at(module, &own("modprobe.moduleName")).filter(|name| !draft.modules.contains(name));
@@ -67,8 +69,8 @@ pub fn draft(drafted: &mut Drafted, module: &Node, context: &Context) {
     drafted.drafts.push(draft);
 }
 
-/// The mappings' kernels as one expression over the whole release; nothing where they are for every kernel. KMM's find a part of
-/// the release.
+/// Combines the kernels of all mappings into one expression that matches a whole release. Returns `None` if
+/// the mappings cover every kernel. KMM's expressions match a part of the release.
 fn release(mappings: &[Node]) -> Option<String> {
     let mut all = Vec::new();
     for mapping in mappings {
@@ -86,9 +88,10 @@ fn release(mappings: &[Node]) -> Option<String> {
     (!all.is_empty()).then(|| all.join("|"))
 }
 
-/// The last part of a `containerImage`, and its tag as a pattern, if farrier can give images such names.
+/// Returns the last path component of a `containerImage` and its tag as a pattern, if both are valid names
+/// for farrier.
 fn name_and_tag(module: &Node, image: &str) -> Option<(String, String)> {
-    // A line feed stands for the kernel meanwhile.
+    // A line feed is the temporary placeholder for the kernel, because no valid image name contains one.
     let value = |name: &str| text_at(module, name).unwrap_or_default();
     let image = [
         ("MOD_NAMESPACE", value("metadata.namespace")),

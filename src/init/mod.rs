@@ -1,4 +1,5 @@
-//! Pure: what a site has already, forms of other tools and a cluster, as a definitions directory; and what became of each field.
+//! Pure: drafts a definitions directory from what a site already has: other tools' files ("forms") and a
+//! cluster. Also reports the counterpart of each field.
 
 mod dkms;
 mod draft;
@@ -23,40 +24,42 @@ use crate::{
     yaml::{self, Node, YamlError},
 };
 
-/// Bytes of a form that are read; those that are known have a few KiB.
+/// Size limit of a form, in bytes. Real forms have a few KiB.
 pub const MAX_FORM: u64 = 1 << 20;
-/// Values in one form, aliases followed.
+/// Maximum number of values in one form, aliases followed.
 const MAX_VALUES: usize = 20_000;
 
-/// What definitions are made with.
+/// The site that the definitions are drafted for.
 #[derive(Debug, Default)]
 pub struct Context {
-    /// Where images are published.
+    /// Registry and path that images are published to.
     pub registry: String,
     /// The cluster's nodes.
     pub nodes: Vec<NodeFacts>,
     /// The cluster's DaemonSets.
     pub daemon_sets: Vec<DaemonSetFacts>,
-    /// Are resources rewritten there? Not in a directory of manifests.
+    /// Whether operators' resources can be rewritten: true for a live cluster, false for a directory of
+    /// manifests.
     pub live: bool,
 }
 
-/// What forms came to.
+/// The result of reading forms.
 #[derive(Debug, Default)]
 pub struct Drafted {
-    /// Definitions that are written anew.
+    /// Definitions that are rendered from a template.
     pub drafts: Vec<Draft>,
-    /// Texts of other files, by their paths below the directory.
+    /// Texts of the other files, by their paths below the directory.
     files: BTreeMap<String, String>,
-    /// What became of the forms' fields.
+    /// Counterparts of the forms' fields.
     pub remarks: Vec<Remark>,
-    /// What is to be done by hand, and when.
+    /// Manual steps, each with the time when it has to be done.
     pub by_hand: Vec<String>,
 }
 
 impl Drafted {
-    /// Takes what a file says of drivers: a `dkms.conf` by its assignments, everything else is YAML. Is there anything? Other
-    /// documents are passed over.
+    /// Drafts definitions of the drivers that a file describes. A `dkms.conf` is recognized by its
+    /// assignments; any other file must be YAML. Unrelated documents are skipped. Returns whether the file
+    /// describes a driver.
     pub fn read(&mut self, text: &str, path: &Path, context: &Context) -> Result<bool, String> {
         if dkms::is_conf(text) {
             dkms::draft(self, text, path.parent().unwrap_or(path), context);
@@ -65,7 +68,7 @@ impl Drafted {
         let placed = |YamlError { at, message }| format!("line {}, column {}: {message}", at.line, at.column);
         let mut is_any = false;
         for document in yaml::documents(text).map_err(placed)? {
-            // What `kubectl get -o yaml` prints of several objects.
+            // `kubectl get -o yaml` prints several objects as one list.
             let items = at(&document, "items").as_ref().and_then(Node::items).map(Iterator::collect);
             for object in items.unwrap_or_else(|| vec![document]) {
                 is_any |= self.read_object(&object, context)?;
@@ -84,7 +87,8 @@ impl Drafted {
         if resource.is_none() && !is_module && !driverkit::is_configuration(object) {
             return Ok(false);
         }
-        // Aliases can make much of little, and a form is walked through whole.
+        // Aliases can make a small text expand to a huge document, and a draft walks through the whole
+        // document.
         if object.size() > MAX_VALUES {
             let line = object.at.line;
             return Err(format!("line {line}: more than {MAX_VALUES} values, aliases followed"));
@@ -97,12 +101,12 @@ impl Drafted {
         Ok(true)
     }
 
-    /// The definition of an image that comes with farrier, and those of the images that it needs.
+    /// Adds the shipped definition of an image, and the definitions of the images that it needs.
     pub fn add_shipped(&mut self, name: &str, context: &Context) -> Result<(), String> {
         self.add_image(name, shipped_image(name).unwrap_or_default(), context.rollout(name).as_ref(), context)
     }
 
-    /// A definition with another rollout, and those of the images that it needs.
+    /// Adds a definition with its rollout replaced, and the definitions of the images that it needs.
     fn add_image(
         &mut self,
         name: &str,
@@ -112,18 +116,18 @@ impl Drafted {
     ) -> Result<(), String> {
         let needs = text.lines().find_map(|line| line.strip_prefix("  needs: [")?.strip_suffix(']'));
         for need in needs.into_iter().flat_map(|needs| needs.split(", ")) {
-            // An operator's resource says more of it.
+            // Keep a definition that an operator's resource has added: it is more specific.
             if !self.files.contains_key(&format!("images/{need}.yaml")) {
                 self.add_shipped(need, context)?;
             }
         }
-        // The last field of each.
+        // `rollout` is the last field of each shipped definition.
         let body = text.split("  rollout:\n").next().unwrap_or_default().to_owned();
         self.files.insert(format!("images/{name}.yaml"), body + &rollout_text(rollout)?);
         Ok(())
     }
 
-    /// The texts of all files, by their paths below the directory.
+    /// Returns the texts of all files, by their paths below the directory.
     pub fn files(&self) -> Result<BTreeMap<String, String>, String> {
         let mut files = self.files.clone();
         files.insert("site.yaml".to_owned(), include_str!("forms/site.yaml").to_owned());
@@ -137,7 +141,7 @@ impl Drafted {
     }
 }
 
-/// A name for an image, out of any text.
+/// Derives a valid image name from any text.
 fn name_for(text: &str) -> String {
     let letters = text.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
     let name: String = letters.skip_while(|c| *c == '-').take(63).collect();

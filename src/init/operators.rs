@@ -1,4 +1,5 @@
-//! Pure: resources of the Network Operator and the GPU Operator, for which farrier brings the definitions (docs/operators.md).
+//! Pure: drafts definitions from resources of the Network Operator and the GPU Operator, whose drivers
+//! farrier ships definitions for (docs/operators.md).
 
 use std::sync::LazyLock;
 
@@ -14,7 +15,7 @@ use crate::{definitions::shipped_image, image::OperatorResource, yaml::Node};
 
 static OFED: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\d{2}\.\d{2}-\d+(\.\d+){3}").ok());
 
-/// The driver's section, where the operator installs a driver from it that farrier has.
+/// Returns the driver's section of a resource, if the operator installs a driver that farrier supports.
 fn section(kind: OperatorResource, resource: &Node) -> Option<Node> {
     let section = kind.driver_path().iter().try_fold(at(resource, "spec")?, |node, key| at(&node, key))?;
     let is = |field: &str, wanted: &str| text_at(&section, field).as_deref() == Some(wanted);
@@ -23,7 +24,8 @@ fn section(kind: OperatorResource, resource: &Node) -> Option<Node> {
     (!is_off && is_gpu).then_some(section)
 }
 
-/// The definitions that come with farrier for its driver; `false` where it installs none.
+/// Adds the shipped definitions of the resource's driver. Returns `false` if the operator installs no
+/// supported driver.
 pub fn draft(
     drafted: &mut Drafted,
     kind: OperatorResource,
@@ -71,7 +73,7 @@ pub fn draft(
     Ok(true)
 }
 
-/// OFED's own version, in one of DOCA's too.
+/// Finds OFED's version in a text, which may be a version of DOCA.
 fn ofed(text: &str) -> Option<String> {
     Some(OFED.as_ref()?.find(text)?.as_str().to_owned())
 }

@@ -46,7 +46,7 @@ spec:
 status: {moduleLoader: {desiredNumber: 3}}
 "#;
 
-/// The CI's own of KMM, cut down: one mapping for all kernels.
+/// The Module of KMM's own CI, shortened: one mapping for all kernels.
 const PLAIN: &str = "apiVersion: kmm.sigs.x-k8s.io/v1beta1\nkind: Module\nmetadata: {name: kmm-ci}\nspec:\n  selector: {}\n  \
     moduleLoader:\n    container:\n      modprobe: {moduleName: kmm_ci_a}\n      kernelMappings:\n        \
     - {regexp: '^.+$', containerImage: 'host.example:5000/$MOD_NAME:$KERNEL_FULL_VERSION'}\n";
@@ -77,12 +77,12 @@ const NIC: &str = "apiVersion: mellanox.com/v1alpha1\nkind: NicClusterPolicy\nme
 const GPU: &str = "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: cluster-policy}\nspec:\n  driver:\n    enabled: true\n    \
     repository: nvcr.io/nvidia\n    version: 580.95.05\n    rdma: {enabled: true}\n    startupProbe: {periodSeconds: 10}\n  toolkit: {enabled: true}\n";
 
-/// Is a driver described in the text?
+/// Returns whether the text describes a driver.
 fn read(text: &str) -> Result<bool, String> {
     Drafted::default().read(text, Path::new("x"), &Context::default())
 }
 
-/// What the forms of a text come to in a cluster of these manifests.
+/// Drafts definitions from the forms in a text, for a cluster of these manifests.
 fn drafted(text: &str, cluster: &str) -> Result<Drafted, String> {
     let (nodes, daemon_sets) = crate::cluster::nodes_and_daemon_sets(cluster).unwrap();
     let context = Context { registry: "registry.example/kmm".to_owned(), nodes, daemon_sets, live: true };
@@ -94,7 +94,7 @@ fn drafted(text: &str, cluster: &str) -> Result<Drafted, String> {
     Ok(drafted)
 }
 
-/// Read as `--definitions` would.
+/// Loads the drafted files as `--definitions` would.
 fn load(drafted: &Drafted) -> Result<crate::image::Definitions, String> {
     let directory = tempfile::tempdir().unwrap();
     for (path, text) in drafted.files().unwrap() {
@@ -105,12 +105,12 @@ fn load(drafted: &Drafted) -> Result<crate::image::Definitions, String> {
     definitions::load(Some(directory.path())).map_err(|errors| errors.render())
 }
 
-/// The path and the text of the first image.
+/// Returns the path and the text of the first image.
 fn image(drafted: &Drafted) -> (String, String) {
     drafted.files().unwrap().into_iter().find(|(path, _)| path.starts_with("images/")).unwrap()
 }
 
-/// The first image, without comments, and what became of the fields.
+/// Shows the first image without comments, and the counterparts of the fields.
 fn shown(drafted: &Drafted) -> String {
     let definitions = load(drafted).unwrap_or_else(|errors| panic!("{errors}"));
     assert!(!definitions.images.is_empty());
@@ -169,7 +169,7 @@ fn the_operators_resources() {
     for both in [[NIC, GPU], [GPU, NIC]] {
         let both = load(&drafted(&both.join("---\n"), "").unwrap()).unwrap();
         let version = format!("{:?}", both.images["mofed"].spec.version);
-        assert!(version.contains("25.07-0.9.7.0"), "the policy's: {version}");
+        assert!(version.contains("25.07-0.9.7.0"), "the version of the policy: {version}");
     }
     let twice = drafted(&[PLAIN, PLAIN].join("---\n"), "").unwrap().files();
     assert_eq!(
@@ -180,7 +180,8 @@ fn the_operators_resources() {
     assert_eq!(read(&off), Ok(false));
 }
 
-/// The one DaemonSet that runs the image is rewritten, in copies where its nodes run several kernels; one with an owner is not.
+/// The only DaemonSet that runs the image is rewritten, in one copy per kernel if its nodes run several
+/// kernels. A DaemonSet with an owner is not rewritten.
 #[test]
 fn daemon_sets_of_the_cluster() {
     let node = |name: &str, kernel: &str| {
@@ -210,7 +211,7 @@ fn daemon_sets_of_the_cluster() {
     assert_eq!(rollout(&daemon_set(owned)), "- {strategy: publish-only}");
 }
 
-/// Whatever a file says, what is made of it is a definition, or is refused when it is read back.
+/// Any file yields a valid definition, or a definition that is refused when it is parsed.
 #[test]
 fn hostile_files() {
     let long = "x".repeat(5000);
@@ -237,7 +238,7 @@ fn hostile_files() {
         let errors = load(&drafted(&module, "").unwrap()).unwrap_err();
         assert!(errors.contains("a module name"), "{errors}");
     }
-    // Aliases make much of little.
+    // Aliases make a small text expand to a huge document.
     let mut bomb = "a0: &a0 {x: y}\n".to_owned();
     for level in 1..40 {
         let before = level - 1;

@@ -1,10 +1,10 @@
-//! Pure: checksums of files, in the algorithms that repositories of packages use.
+//! Pure: file checksums in the algorithms that package repositories use.
 
 use derive_more::Display;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256, Sha512, digest::DynDigest};
 
-/// The checksum of a file, displayed as `sha256:...`.
+/// A file's checksum, displayed as `sha256:...`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, Display)]
 #[display("{algorithm}:{hex}")]
 pub struct Checksum {
@@ -22,19 +22,21 @@ enum Algorithm {
 }
 
 impl Checksum {
-    /// A sha256 of 64 hexadecimal digits.
+    /// Creates a SHA-256 checksum from 64 hexadecimal digits.
     pub fn sha256(hex: &str) -> Self {
         Self { algorithm: Algorithm::Sha256, hex: hex.to_ascii_lowercase() }
     }
 
-    /// One that says which algorithm it is of (`sha256`, `sha512`); `None` for any other, and for one that has not its form.
+    /// Parses a checksum of the named algorithm (`sha256`, `sha512`). Returns `None` for another algorithm or a malformed
+    /// checksum.
     pub fn parse(algorithm: &str, hex: &str) -> Option<Self> {
         let checksum = Self { algorithm: algorithm.parse().ok()?, hex: hex.to_ascii_lowercase() };
         let digits = 2 * checksum.hasher().state.output_size();
         (hex.len() == digits && hex.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(checksum)
     }
 
-    /// The one that a list has of a file, as sha256sum and sha512sum write lists; one without a name is that of the file.
+    /// Finds a file's checksum in a list as written by sha256sum or sha512sum. A list of one checksum without a name applies to
+    /// the file.
     pub fn in_list(list: &str, file: &str) -> Option<Self> {
         let parse = |line: &str| {
             let hex = line.split_whitespace().next()?;
@@ -47,12 +49,12 @@ impl Checksum {
         named.or_else(|| alone.and_then(parse))
     }
 
-    /// Lower-case hexadecimal digits.
+    /// Returns the lower-case hexadecimal digits.
     pub fn hex(&self) -> &str {
         &self.hex
     }
 
-    /// What computes it.
+    /// Returns a hasher of the same algorithm.
     pub fn hasher(&self) -> Hasher {
         let algorithm = self.algorithm;
         let state: Box<dyn DynDigest + Send> = match algorithm {
@@ -63,19 +65,19 @@ impl Checksum {
     }
 }
 
-/// A checksum that is being computed.
+/// A checksum being computed.
 pub struct Hasher {
     algorithm: Algorithm,
     state: Box<dyn DynDigest + Send>,
 }
 
 impl Hasher {
-    /// Goes on with these bytes.
+    /// Adds bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.state.update(bytes);
     }
 
-    /// The checksum.
+    /// Returns the checksum.
     pub fn finish(self) -> Checksum {
         Checksum { algorithm: self.algorithm, hex: hex::encode(self.state.finalize()) }
     }

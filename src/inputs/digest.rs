@@ -1,4 +1,4 @@
-//! Adapter: digests of files and directory trees, remembered for as long as they are not touched.
+//! Adapter: digests of files and directory trees, recorded until a file is touched.
 
 use std::{
     fs::Metadata,
@@ -18,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 use super::{FetchError, Result, files, suspects};
 use crate::{cache::Cache, files::without_version_control, image::InputHasher};
 
-/// Hash over texts in order, each with its length: 64 hexadecimal digits.
+/// Returns a hash over texts in order, each with its length: 64 hexadecimal digits.
 pub(super) fn of_parts<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
     let mut hasher = InputHasher::new("fetch-1");
     for part in parts {
@@ -27,7 +27,7 @@ pub(super) fn of_parts<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
     hasher.finish().to_string()
 }
 
-/// sha256 of a file.
+/// Returns the SHA-256 of a file.
 pub(super) fn of_file(path: &Path, stop: &AtomicBool) -> Result<String> {
     let mut file = File::open(path)?;
     let mut hasher = Sha256::new();
@@ -41,13 +41,13 @@ pub(super) fn of_file(path: &Path, stop: &AtomicBool) -> Result<String> {
     }
 }
 
-/// sha256 over a tree: names, kinds, permissions, link targets and contents, in name order. Times,
-/// owners and version-control data do not count.
+/// Returns a SHA-256 over a tree: names, kinds, executable bits, link targets and contents, in name order. Times, owners and
+/// version-control data do not count.
 pub(super) fn of_tree(root: &Path, stop: &AtomicBool) -> Result<String> {
     digest_tree(root, stop, |_, _| Ok(()))
 }
 
-/// The same; `visit` is called with each file's path in the tree and its place.
+/// Computes the digest of a tree, calling `visit` with each file's relative and full path.
 fn digest_tree(
     root: &Path,
     stop: &AtomicBool,
@@ -60,7 +60,7 @@ fn digest_tree(
         let name = below.as_os_str().as_bytes();
         if metadata.is_file() {
             visit(below, &path)?;
-            // Only what a container image or a build can tell apart.
+            // Only distinctions that a container image or a build can observe.
             let mode = if metadata.permissions().mode() & 0o111 == 0 { "file" } else { "executable" };
             hasher.add(mode, name).add("content", of_file(&path, stop)?);
         } else if metadata.is_symlink() {
@@ -74,19 +74,19 @@ fn digest_tree(
     Ok(hasher.finish().to_string())
 }
 
-/// The content of a file or tree, with its digest.
+/// Digest and kind of a file or tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Known {
-    /// Changes when anything is touched.
+    /// Changes when any file is touched.
     stamp: String,
     /// 64 hexadecimal digits.
     pub(super) digest: String,
     pub(super) is_dir: bool,
-    /// Files that look like credentials, for people.
+    /// Files that look like credentials, for messages.
     pub(super) credentials: Vec<String>,
 }
 
-/// The digest of a file or tree, from a record while sizes, times and inodes are what they were.
+/// Returns the digest of a file or tree, from a record while sizes, times and inodes are unchanged.
 pub(super) fn remembered(cache: &Cache, path: &Path, stop: &AtomicBool) -> Result<Known> {
     let path = fs::canonicalize(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => FetchError::Absent(path.to_owned()),
@@ -95,7 +95,7 @@ pub(super) fn remembered(cache: &Cache, path: &Path, stop: &AtomicBool) -> Resul
     let key = of_parts([&*path.to_string_lossy()]);
     let metadata = fs::metadata(&path)?;
     let is_dir = metadata.is_dir();
-    // Taken first: what changes while it is read gets another stamp next time.
+    // Take the stamp first: a file that changes during the read then gets another stamp next time.
     let stamp = if is_dir { stamp_of_tree(&path)? } else { stamp_of(&metadata) };
     if let Some(known) = cache.read_record::<Known>("digests", &key)?
         && known.stamp == stamp
@@ -128,7 +128,7 @@ fn stamp_of_tree(root: &Path) -> Result<String> {
 }
 
 pub(super) fn stamp_of(metadata: &Metadata) -> String {
-    // The change time cannot be set back, as the modification time can (tar and rsync do).
+    // The change time cannot be set back, unlike the modification time, which tar and rsync set.
     format!(
         "{} {} {} {}.{} {}.{}",
         metadata.dev(),
@@ -183,7 +183,7 @@ mod tests {
         }
     }
 
-    /// `git gc`, a commit and another remote change no source; a worktree and a submodule have `.git` as a file.
+    /// `git gc`, a commit or another remote do not change a source. A worktree and a submodule have `.git` as a file.
     #[test]
     fn version_control_data_does_not_count() {
         let dir = tempfile::tempdir().unwrap();
@@ -192,7 +192,7 @@ mod tests {
         fs::create_dir_all(tree.join("sub")).unwrap();
         fs::write(tree.join("sub/file"), "text").unwrap();
         let plain = of_tree(&tree, &stop).unwrap();
-        // Images that were published with this digest stay what they are.
+        // Published images depend on this digest, so it must never change.
         assert_eq!(plain, "a3d2df7a9d7c08003af3edb039a87398f1c1ed81f67152f6113ef9c9f973f311");
         let known = remembered(&cache, &tree, &stop).unwrap();
         for (path, content) in [
@@ -207,7 +207,7 @@ mod tests {
             assert_eq!(of_tree(&tree, &stop).unwrap(), plain, "{path}");
         }
         assert_eq!(remembered(&cache, &tree, &stop).unwrap().digest, known.digest);
-        // What happens in it does not even read the tree again.
+        // A change in version-control data does not even cause another read of the tree.
         fs::write(tree.join(".git/packed-refs"), "x").unwrap();
         assert!(remembered(&cache, &tree, &AtomicBool::new(true)).is_ok());
     }
@@ -241,7 +241,7 @@ mod tests {
         fs::write(&file, "one").unwrap();
         let one = remembered(&cache, &file, &stop).unwrap();
         assert_eq!(one.digest, hex::encode(Sha256::digest("one")));
-        // From the record: reading the file would end here.
+        // From the record: reading the file would fail here.
         assert_eq!(remembered(&cache, &file, &AtomicBool::new(true)).unwrap(), one);
         fs::write(dir.path().join("new"), "two").unwrap();
         fs::rename(dir.path().join("new"), &file).unwrap();

@@ -1,4 +1,4 @@
-//! Adapter: downloads over HTTP, verified while they arrive.
+//! Adapter: downloads over HTTP, verified as they arrive.
 
 use std::{
     io,
@@ -18,19 +18,19 @@ use crate::{
     registry::{Pace, Pacer, Room, TooSlow},
 };
 
-/// The largest file that is fetched. The largest source of a driver has a tenth of it.
+/// Maximum size of a download in bytes. The largest driver source has a tenth of it.
 pub(super) const MOST: u64 = 8 << 30;
-/// The kind of the cache's entries.
+/// Kind of the cache entries that hold downloads.
 pub(super) const DOWNLOADS: &str = "downloads";
 
-/// The file at an address, or at a mirror of it, in the cache under its sha256 (64 lower-case hexadecimal digits).
-/// `what` names in messages what is fetched.
+/// Downloads a file from its address or a mirror, into the cache under its SHA-256 (64 lower-case hexadecimal digits). `what`
+/// names the download in messages.
 pub(super) async fn download(fetcher: &Fetcher, what: &str, url: &Download, sha256: &str) -> Result<PathBuf> {
     let (places, checksum) = (fetcher.net.url_candidates(&parse(url)?), Checksum::sha256(sha256));
     fetch(fetcher, what, &name_of(url)?, &places, &checksum).await
 }
 
-/// The file at one of these addresses, in the cache under its checksum.
+/// Downloads a file from one of these addresses, into the cache under its checksum.
 pub(super) async fn fetch_from(
     fetcher: &Fetcher,
     what: &str,
@@ -52,17 +52,18 @@ async fn fetch(
         any_of(&fetcher.net, what, places, Some(checksum), MOST, &dir.join(name)).await.map(drop)
     };
     let place = fetcher.cache.get_or_make(DOWNLOADS, checksum.hex(), make).await?;
-    // Another address may have given the same content another name.
+    // The same content from another address may be stored under another name.
     let mut names = files::names_in(&place)?.into_iter();
     Ok(place.join(names.next().unwrap_or_else(|| name.into())))
 }
 
-/// What a downloaded file is called. It matters for a file that is no archive: the source is then a tree of that one file.
+/// Returns the file name of a download. The name matters if the file is not an archive: the source is then a tree with that one
+/// file.
 pub(super) fn name_of(url: &Download) -> Result<String> {
     Ok(plain_name(&parse(url)?))
 }
 
-/// The last name of an address, as a file may have it.
+/// Returns the last path segment of an address, restricted to plain characters.
 pub(super) fn plain_name(url: &Url) -> String {
     let last = url.path_segments().and_then(|mut parts| parts.next_back()).unwrap_or_default();
     let plain = |c: &char| c.is_ascii_alphanumeric() || "._+~-".contains(*c);
@@ -70,7 +71,7 @@ pub(super) fn plain_name(url: &Url) -> String {
     if name.trim_matches('.').is_empty() { "download".to_owned() } else { name }
 }
 
-/// From the first place that has it: its checksum.
+/// Downloads a file from the first working place and returns its checksum.
 pub(super) async fn any_of(
     net: &Net,
     what: &str,
@@ -84,7 +85,7 @@ pub(super) async fn any_of(
         outcome = transfer(net, what, place, wanted, most, path.to_owned()).await;
         match &outcome {
             Ok(_) => break,
-            // This machine's fault, and not the place's.
+            // An error of this machine, not of the place.
             Err(FetchError::Io(error)) if error.kind() != io::ErrorKind::FileTooLarge => break,
             Err(error) if places.last() != Some(place) => {
                 tracing::warn!(mirror = %place, error = %error_chain(error), "the mirror cannot be used");
@@ -95,7 +96,7 @@ pub(super) async fn any_of(
     outcome
 }
 
-/// Writes what is at an address to a file, at most that many bytes; their checksum.
+/// Downloads at most `most` bytes from an address to a file, and returns their checksum.
 pub(super) async fn transfer(
     net: &Net,
     what: &str,
@@ -150,7 +151,7 @@ pub(super) async fn transfer(
         (_, Some(error)) => return Err(broken(error)),
         _ => {}
     }
-    // The last write may still be under way, and fail on a full disk.
+    // The last write may still be in progress, and may fail on a full disk.
     file.flush().await?;
     let found = hasher.finish();
     match wanted {
@@ -162,7 +163,7 @@ pub(super) async fn transfer(
     }
 }
 
-/// An address of a definition.
+/// Parses the address of a source in a definition.
 pub(super) fn parse(text: &str) -> Result<Url> {
     Url::parse(text).map_err(|_| FetchError::value("the address of a source", text, "it is not an address"))
 }
@@ -173,14 +174,14 @@ mod tests {
 
     use super::*;
 
-    /// A server that never stops sending, a byte every five seconds, holds nobody.
+    /// A server that sends one byte every five seconds, forever, does not block the download forever.
     #[tokio::test(start_paused = true)]
     async fn a_download_that_crawls_is_given_up() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/x.tgz", listener.local_addr().unwrap());
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
-            // An answer before the request is no HTTP.
+            // A response before the request is not valid HTTP.
             assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
             stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n").await.unwrap();
             while stream.write_all(b"x").await.is_ok() {

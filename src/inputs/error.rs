@@ -1,4 +1,4 @@
-//! Pure: what can go wrong while fetching, whether trying again helps, and what to do about it.
+//! Pure: errors of fetching, with their remedies and whether a retry may help.
 
 use std::{error::Error, io, path::PathBuf};
 
@@ -15,94 +15,95 @@ use crate::{
     store::StoreError,
 };
 
-/// What fetching comes to.
+/// Result of fetching.
 pub type Result<T, E = FetchError> = std::result::Result<T, E>;
 
-/// A fault while fetching. "There are no such headers" is none: see [`Lookup`](super::Lookup).
+/// An error while fetching. Missing headers are not an error: see [`Lookup`](super::Lookup).
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say what the fields are")]
+#[expect(missing_docs, reason = "the error messages explain the fields")]
 pub enum FetchError {
-    /// The cache directory.
+    /// The cache directory cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// An archive that cannot be unpacked.
+    /// An archive cannot be unpacked.
     #[error("unpack {0}")]
     Unpack(String, #[source] UnpackError),
-    /// A program that cannot be started.
+    /// A program cannot be started.
     #[error("start {0}")]
     Start(&'static str, #[source] io::Error),
-    /// A program that failed, in its own words. `transient`: they speak of a network or a mirror that may be better soon.
+    /// A program failed; `message` is its output. `transient` is set if the output points to a temporary fault of the network or
+    /// a mirror.
     #[error("{action}: {message}")]
     Program { action: String, message: String, transient: bool },
-    /// The host's apt configuration has no entry to derive a suite's address from.
+    /// The host's apt configuration has no entry from which a suite's address can be derived.
     #[error("find an apt source for suite {0}: the host has no entry for it")]
     NoAptSource(String),
-    /// An archive at a name that is no host, and its suites.
+    /// No mirror is configured for a placeholder address: the address, and its suites.
     #[error("find an apt source for {1}: no `mirrors` of site.yaml say where {0} is")]
     NoMirror(String, String),
-    /// A definition's value, cut to 200 characters, that has no place in an apt source, a package name or a path.
+    /// A definition's value, cut to 200 characters, that is not allowed in an apt source, a package name or a path.
     #[error("use {value:?} as {what}: {why}")]
     Value { what: &'static str, value: String, why: &'static str },
-    /// A package that no suite has: its name, with its version where one was asked for, and the suites.
+    /// No suite has a package: its name (with the version if one was requested), and the suites.
     #[error("find package {0} in {1}")]
     NoPackage(String, String),
-    /// A digest that differs.
+    /// A checksum differs.
     #[error("verify {what}: its checksum is {found}, wanted {wanted}")]
     Checksum { what: String, found: String, wanted: String },
-    /// A signature that is missing, or of another key.
+    /// A signature is missing or made with another key.
     #[error("verify the signature of {what} with the keys in {keys}: {said}")]
     Signature { what: String, keys: String, said: String },
-    /// Metadata of a repository that cannot be read.
+    /// A repository's metadata cannot be parsed.
     #[error("read the repository metadata {0}")]
     Metadata(String, #[source] MetadataError),
-    /// A download that ended too early, in bytes.
+    /// A download ended too early; sizes in bytes.
     #[error("download {url}: {got} bytes arrived, {wanted} were announced")]
     Truncated { url: String, got: u64, wanted: u64 },
-    /// A server's refusal: the address, and the HTTP status.
+    /// A server refused a download: the address, and the HTTP status.
     #[error("download {0}: the server answers {1}")]
     Status(String, u16),
-    /// A download that failed.
+    /// A download failed.
     #[error("download {0}")]
     Transfer(String, #[source] Box<dyn Error + Send + Sync>),
-    /// A host that may not be asked, or cannot be asked as the site says.
+    /// A host must not be contacted, or cannot be contacted in the way that the site configures.
     #[error(transparent)]
     Net(#[from] NetError),
-    /// A tree that is not laid out as the definition says: what was looked for, in what, and what is there.
+    /// A tree has another layout than the definition says: what was expected, in what, and what is there.
     #[error("find {0}")]
     Layout(String),
-    /// An unpacked tree that is not the kernel's header set.
+    /// An unpacked tree is not the kernel's header set.
     #[error("read the header set")]
     Tree(#[from] TreeError),
-    /// A file or tree that the command or a definition names, and that is not what it should be; and what to do.
+    /// A file or tree named by the command or a definition is unusable, with a remedy.
     #[error("{message}")]
     Unusable { message: String, hint: String },
-    /// A file that the command or a definition names, and that is not there.
+    /// A file named by the command or a definition does not exist.
     #[error("find {}: there is no such file or directory", .0.display())]
     Absent(PathBuf),
-    /// The store in the registry.
+    /// The store in the registry failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A header set in the store that is not what its annotations say, or is not there any more; and what to do.
+    /// A header set in the store does not match its annotations or is gone, with a remedy.
     #[error("{message}")]
     StoredHeaders { message: String, hint: String },
-    /// A file of this machine.
+    /// A local file operation failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// With `--offline`, what was never put where it could be had; what to do, and how asking upstream ended.
+    /// With `--offline`, neither the cache nor the store has an input: a remedy, and the result of asking upstream.
     #[error(
         "find {what}: neither the cache nor the registry's store has it, and --offline forbids to ask any other host"
     )]
     NotKept { what: String, hint: &'static str, source: Box<FetchError> },
-    /// There is no registry to keep anything in.
+    /// No registry is configured as a store.
     #[error("store it beside the images: no registry was named")]
     NoStore,
-    /// A tree that cannot be packed.
+    /// A tree cannot be packed.
     #[error("pack the tree")]
     Pack(#[from] PayloadError),
-    /// A layer that cannot be written.
+    /// A layer cannot be written.
     #[error("pack the tree")]
     Layer(#[from] LayerError),
-    /// The work was cut short because the program is ending.
+    /// The work was canceled because the program is shutting down.
     #[error("fetching was interrupted")]
     Interrupted,
 }
@@ -113,29 +114,29 @@ impl From<walkdir::Error> for FetchError {
     }
 }
 
-/// Why metadata cannot be read.
+/// Reason why metadata cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum MetadataError {
-    /// No XML.
+    /// The metadata is not XML.
     #[error("it is no XML in UTF-8: {0}")]
     Xml(String),
-    /// XML of another form, or more than any repository has.
+    /// The XML has another structure, or exceeds the limits.
     #[error("{0}")]
     Form(String),
 }
 
 impl FetchError {
-    /// A value of a definition that cannot be used.
+    /// Creates an error about a definition's value.
     pub(super) fn value(what: &'static str, value: &str, why: &'static str) -> Self {
         Self::Value { what, value: value.chars().take(200).collect(), why }
     }
 
-    /// What the command or a definition names cannot be used.
+    /// Creates an error about something that the command or a definition names.
     pub(super) fn unusable(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Unusable { message: message.into(), hint: hint.into() }
     }
 
-    /// Whether the same thing may work in a moment, with nothing changed.
+    /// Whether a retry may succeed with nothing changed.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Program { transient, .. } => *transient,
@@ -149,17 +150,17 @@ impl FetchError {
         }
     }
 
-    /// Is it what the command or a definition names that is wrong, rather than the world?
+    /// Whether the error is in what the command or a definition names, rather than in the environment.
     pub fn is_usage(&self) -> bool {
         match self {
             Self::Net(NetError::Offline { .. }) | Self::Unusable { .. } | Self::Tree(_) => true,
-            // The archive is not what it should be; the others are of this machine.
+            // A malformed archive is a usage error; the other faults are on this machine.
             Self::Unpack(_, source) => !matches!(source, UnpackError::Io(_) | UnpackError::Start(..)),
             _ => false,
         }
     }
 
-    /// Is it about what lies upstream, so that another site may have fetched it?
+    /// Whether the error concerns an upstream host, so that another site may have fetched the input.
     pub(super) fn is_upstream(&self) -> bool {
         match self {
             Self::Net(_)
@@ -171,13 +172,13 @@ impl FetchError {
             | Self::Status(..)
             | Self::Truncated { .. }
             | Self::Metadata(..) => true,
-            // Another registry than the store's.
+            // A registry other than the store's.
             Self::Store(StoreError::Registry(error)) => registry::is_forbidden(error),
             _ => false,
         }
     }
 
-    /// What to do about it.
+    /// Returns a remedy, if there is a known one.
     pub fn hint(&self) -> Option<String> {
         if is_full_disk(self) {
             return Some(FULL_DISK.to_owned());

@@ -1,4 +1,4 @@
-//! Adapter: trees that the user keeps: listed, and copied into the cache.
+//! Adapter: lists the user's trees and copies them into the cache.
 
 use std::{
     ffi::OsString,
@@ -15,7 +15,7 @@ use super::{FetchError, Result};
 pub(super) use crate::files::read_start;
 use crate::{files::without_version_control, kernel::Architecture};
 
-/// Copies files, directories and links (as links), with modes and times; no version-control data.
+/// Copies files, directories and links (as links), with modes and times. Omits version-control data.
 pub(super) fn copy_tree(from: &Path, to: &Path, stop: &AtomicBool) -> Result<()> {
     for entry in without_version_control(walkdir::WalkDir::new(from)) {
         let entry = entry?;
@@ -29,7 +29,7 @@ pub(super) fn copy_tree(from: &Path, to: &Path, stop: &AtomicBool) -> Result<()>
         let kind = entry.file_type();
         if kind.is_dir() || entry.depth() == 0 {
             fs::create_dir(&dest)?;
-            // The copy must be writable to be finished, and deletable.
+            // The copy must be writable until it is complete, and removable.
             let mode = fs::metadata(path)?.permissions().mode() & 0o777 | 0o700;
             fs::set_permissions(&dest, Permissions::from_mode(mode))?;
         } else if kind.is_symlink() {
@@ -43,24 +43,24 @@ pub(super) fn copy_tree(from: &Path, to: &Path, stop: &AtomicBool) -> Result<()>
     Ok(())
 }
 
-/// Copies one file with its mode and time.
+/// Copies one file with its mode and modification time.
 pub(super) fn copy_file(from: &Path, to: &Path) -> Result<()> {
     fs::copy(from, to)?;
-    // Opened for reading: a file's owner may set its times, whatever its mode is.
+    // Open for reading: a file's owner may set its times, whatever its mode.
     Ok(File::open(to)?.set_modified(fs::metadata(from)?.modified()?)?)
 }
 
 /// `EM_X86_64` and `EM_AARCH64` of the ELF specification.
 const MACHINES: [(u16, Architecture); 2] = [(62, Architecture::Amd64), (183, Architecture::Arm64)];
 
-/// What [`other_program`] says of a script or a text.
+/// Description of a script or text file, as returned by [`other_program`].
 pub(super) const NO_PROGRAM: &str = "no ELF program";
 
-/// What a file is, unless it is a program for this architecture.
+/// Describes a file that is not a program for this architecture; returns `None` for one that is.
 pub(super) fn other_program(path: &Path, arch: Architecture) -> Result<Option<String>> {
     let mut head = Vec::with_capacity(20);
     File::open(path)?.take(20).read_to_end(&mut head)?;
-    // Class 2 is 64 bits, data 1 little-endian.
+    // Class 2 is 64 bits, data 1 is little-endian.
     let machine = match head.as_slice() {
         [0x7f, b'E', b'L', b'F', 2, 1, .., low, high] if head.len() == 20 => {
             u16::from_le_bytes([*low, *high])
@@ -77,34 +77,34 @@ pub(super) fn other_program(path: &Path, arch: Architecture) -> Result<Option<St
     })
 }
 
-/// Makes a directory, and those above it, with a mode that no umask decides.
+/// Creates a directory and its parents. The mode of the directory does not depend on the umask.
 pub(super) fn make_directory(path: &Path) -> Result<()> {
     fs::create_dir_all(path)?;
     Ok(fs::set_permissions(path, Permissions::from_mode(0o755))?)
 }
 
-/// A device, a socket or a FIFO in a tree.
+/// Creates an error about a device, socket or FIFO in a tree.
 pub(super) fn special(tree: &Path, path: &Path) -> FetchError {
     let (tree, path) = (tree.display(), path.display());
     FetchError::Layout(format!("only files, directories and links in {tree}: {path} is something else"))
 }
 
-/// Is a directory there, and not a link to one?
+/// Whether the path is a directory and not a link to one.
 pub(super) fn is_directory(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
 }
 
-/// Is anything there, a link that leads nowhere included?
+/// Whether the path exists; a dangling link counts.
 pub(super) fn exists(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
 
-/// The last name of a path, for people.
+/// Returns the last component of a path, for messages.
 pub(super) fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// The names in a directory, sorted.
+/// Returns the names in a directory, sorted.
 pub(super) fn names_in(dir: &Path) -> Result<Vec<OsString>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -114,12 +114,12 @@ pub(super) fn names_in(dir: &Path) -> Result<Vec<OsString>> {
     Ok(names)
 }
 
-/// Goes on, unless the work is to be cut short.
+/// Fails if the work was canceled.
 pub(super) fn go_on(stop: &AtomicBool) -> Result<()> {
     if stop.load(Ordering::Relaxed) { Err(FetchError::Interrupted) } else { Ok(()) }
 }
 
-/// Names for a message, at most twenty.
+/// Joins names for a message, at most twenty.
 pub(super) fn listing(names: &[OsString]) -> String {
     let shown: Vec<_> = names.iter().take(20).map(|name| name.to_string_lossy()).collect();
     match names.len() {

@@ -1,4 +1,4 @@
-//! Adapter: reads what a header set says about its kernel from its unpacked tree.
+//! Adapter: reads the facts about a kernel from its unpacked header set.
 
 use std::{
     error::Error,
@@ -14,37 +14,37 @@ use crate::{
     kmod::{BeyondHeaders, KernelConfig, KernelFacts, SymbolTable},
 };
 
-/// Bytes of one file that is read; Debian's `Module.symvers` has 2 MB.
+/// Maximum size of a file in bytes; Debian's `Module.symvers` has 2 MB.
 const MAX_FILE: u64 = 64 << 20;
 
-/// Why a tree is not the header set of a kernel.
+/// Reason why a tree is not the header set of a kernel.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say what the fields are")]
+#[expect(missing_docs, reason = "the error messages explain the fields")]
 pub enum TreeError {
-    /// There is no build directory for this release.
+    /// The tree has no build directory for this release.
     #[error(
         "the tree has no build directory of {0}: neither lib/modules/{0}/build nor usr/lib/modules/{0}/build"
     )]
     NoBuild(KernelRelease),
-    /// The build directory does not say which release it is for, or how its kernel was configured: it holds neither of these files.
+    /// The build directory does not state its release or its kernel's configuration: it has neither of these files.
     #[error("{0} holds neither {1}")]
     Unprepared(PathBuf, &'static str),
-    /// The build directory is of another kernel.
+    /// The build directory belongs to another kernel.
     #[error("{build} is the build directory of {found:?}, not of {wanted}")]
     Release { build: PathBuf, found: String, wanted: KernelRelease },
-    /// The configuration of the build directory is for another processor than the wanted one.
+    /// The build directory is configured for another processor than the wanted one.
     #[error("{0} is configured for another processor than {1}")]
     Architecture(PathBuf, Architecture),
-    /// The kernel's configuration or symbol table is damaged, or the compiler is an unknown one.
+    /// The kernel's configuration or symbol table is damaged, or the compiler is unknown.
     #[error("read {what} in {build}")]
     Damaged { what: &'static str, build: PathBuf, source: Box<dyn Error + Send + Sync> },
-    /// A file or link of the tree.
+    /// A file or link of the tree cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
 impl TreeError {
-    /// What to do about it.
+    /// Returns a remedy.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::NoBuild(_) | Self::Release { .. } | Self::Architecture(..) => {
@@ -59,8 +59,8 @@ impl TreeError {
     }
 }
 
-/// Reads the header set of `release` in a tree rooted at `/`: `lib/modules/<release>/build` and what it links
-/// to. Links are followed inside `root` only: an absolute one starts there, and no `..` leaves it.
+/// Reads the header set of `release` in a tree rooted at `/`: `lib/modules/<release>/build` and the trees that it links to. Links
+/// are resolved inside `root`: an absolute one starts there, and `..` does not leave it.
 pub fn read_header_set(
     root: &Path,
     release: &KernelRelease,
@@ -89,7 +89,7 @@ pub fn read_header_set(
         .map(|text| SymbolTable::parse(&text))
         .transpose()
         .map_err(damaged("Module.symvers", &build))?
-        // Trees that were only prepared hold an empty one, which says nothing.
+        // Trees that were only prepared have an empty table, which says nothing.
         .filter(|table| !table.is_empty());
     let compiler = config.get("CC_VERSION_TEXT").map(str::parse::<Compiler>).transpose();
     let compiler = compiler.map_err(damaged("CONFIG_CC_VERSION_TEXT", &build))?;
@@ -99,7 +99,7 @@ pub fn read_header_set(
     Ok((KernelFacts { release, arch, config, symbols, real_time_first, beyond_headers }, compiler))
 }
 
-/// Which of the two a `vermagic.h` tests first.
+/// Whether a `vermagic.h` tests for real-time preemption before other preemption.
 fn asks_real_time_first(vermagic: &str) -> bool {
     let at = |option: &str| vermagic.find(option).unwrap_or(usize::MAX);
     at("CONFIG_PREEMPT_RT") < at("CONFIG_PREEMPT_BUILD").min(at("CONFIG_PREEMPT\n"))
@@ -113,7 +113,7 @@ fn damaged<E: Into<Box<dyn Error + Send + Sync>>>(
     move |source| TreeError::Damaged { what, build, source: source.into() }
 }
 
-/// The build directory's place below the root, links resolved.
+/// Returns the build directory's path relative to the root, with links resolved.
 pub fn find_build(root: &Path, release: &KernelRelease) -> Result<PathBuf, TreeError> {
     for modules in ["lib/modules", "usr/lib/modules"] {
         let path = Path::new(modules).join(release.as_str()).join("build");
@@ -124,8 +124,8 @@ pub fn find_build(root: &Path, release: &KernelRelease) -> Result<PathBuf, TreeE
     Err(TreeError::NoBuild(release.clone()))
 }
 
-/// The text of a header in the build tree of `release`, or in its source tree, where distributions keep what their flavours
-/// share.
+/// Reads a header in the build tree of `release`, or in its source tree, where distributions keep headers shared by their
+/// flavors.
 pub fn read_header(root: &Path, release: &KernelRelease, header: &str) -> Result<Option<String>, TreeError> {
     for tree in ["build", "source"] {
         for modules in ["lib/modules", "usr/lib/modules"] {
@@ -138,8 +138,8 @@ pub fn read_header(root: &Path, release: &KernelRelease, header: &str) -> Result
     Ok(None)
 }
 
-/// `utsrelease.h` is what modules get into their vermagic, so it counts: Debian's `kernel.release` says
-/// `6.1.192` where the kernel is `6.1.0-56-amd64`.
+/// Checks that the build directory belongs to the wanted release. `utsrelease.h` takes precedence, because its value becomes part
+/// of the modules' vermagic: Debian's `kernel.release` says `6.1.192` where the kernel is `6.1.0-56-amd64`.
 fn check_release(
     build: &Path,
     wanted: &KernelRelease,
@@ -164,7 +164,7 @@ fn check_release(
     }
 }
 
-/// A file's text, `None` when it is not there.
+/// Reads a file's text; returns `None` if the file does not exist.
 fn read_inside(root: &Path, path: &Path) -> Result<Option<String>, TreeError> {
     let Some(found) = resolve(root, path)? else { return Ok(None) };
     let file = File::open(root.join(&found))?;
@@ -186,7 +186,7 @@ mod tests {
 
     const RELEASE: &str = "6.1.0-9-amd64";
 
-    /// Linux 6.12's and 7.2's.
+    /// The order in Linux 6.12, and in 7.2.
     #[test]
     fn what_a_vermagic_header_asks_first() {
         let header = |first: &str, second: &str| {
@@ -203,7 +203,7 @@ mod tests {
     struct Tree(tempfile::TempDir);
 
     impl Tree {
-        /// As Debian lays it out: an absolute link, and a `kernel.release` that is not the release.
+        /// Debian's layout: an absolute link, and a `kernel.release` that differs from the release.
         fn debian() -> Self {
             let tree = Self(tempfile::tempdir().unwrap());
             tree.write(

@@ -1,4 +1,4 @@
-//! Adapter: a kernel's packages, unpacked in the cache: its headers, its image.
+//! Adapter: finds a kernel's packages (headers or image) and unpacks them in the cache.
 
 use std::path::{Path, PathBuf};
 
@@ -18,34 +18,34 @@ use crate::{
     kernel::{AptSuites, Architecture, KernelTarget, RpmArchive},
 };
 
-/// What is looked for.
+/// Parameters of a search for packages.
 pub(super) struct Search<'a> {
     pub fetcher: &'a Fetcher,
     pub target: &'a KernelTarget,
-    /// The kind of the cache's entries and records.
+    /// Kind of the cache entries and records.
     pub kind: &'static str,
-    /// Changes when the same packages are laid out differently.
+    /// Format version; change it when the same packages are laid out differently.
     pub format: &'static str,
     pub from: Place<'a>,
-    /// Are those that they need and that come from the same source package taken as well?
+    /// Whether to add dependencies from the same source package.
     pub with_dependencies: bool,
-    /// What to do where there are none.
+    /// Remedy if the packages are missing.
     pub hint: &'static str,
 }
 
-/// Packages, and where they are. One package of each group is wanted, the first that is there.
+/// Location and names of packages. The first existing package of each group is wanted.
 pub(super) enum Place<'a> {
-    /// Suites. `{{release}}` is the kernel's.
+    /// Suites. `{{release}}` is replaced by the kernel release.
     Apt(&'a AptSuites, Vec<Vec<String>>),
-    /// Repositories, whose keys are below the directory. The packages say themselves which kernel they are for.
+    /// Repositories, whose key files are below the definitions directory. The packages themselves state their kernel.
     Rpm(&'a RpmArchive, &'a [RpmAlternatives]),
 }
 
-/// Where packages of one form are. Each archive chooses, and downloads, packages of its own form.
+/// An archive of packages in one format. Each archive chooses and downloads only packages in its format.
 trait Archive: Sync {
     type Package: Sync;
 
-    /// The packages of one kernel, with what they need if that is wanted.
+    /// Searches the packages of one kernel, with their dependencies if requested.
     fn search(
         &self,
         search: &Search<'_>,
@@ -56,25 +56,25 @@ trait Archive: Sync {
 
     fn fetch(&self, packages: &[Self::Package]) -> impl Future<Output = Result<Vec<PathBuf>>> + Send;
 
-    /// Reads the lists again unless they are new; did it?
+    /// Refreshes the package lists unless they are recent; returns whether they were refreshed.
     fn update(&self) -> impl Future<Output = Result<bool>> + Send;
 }
 
-/// Remembers what a search came to. It holds for as long as the tree is in the cache: what belongs to a kernel release
-/// does not change in what it means, and the input hash should not change with the day.
+/// Record of a search result. It is valid while the tree is in the cache: a kernel release's packages do not change their
+/// meaning, and the input hash should not change from day to day.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Found {
-    /// Nothing, like `arch`, in the records of farriers that did not list their header sets.
+    /// Empty, like `arch`, in records of farrier versions that did not list their header sets.
     #[serde(default)]
     pub release: String,
     pub arch: Option<Architecture>,
-    /// Of the cache's entry.
+    /// Key of the cache entry.
     pub key: String,
     pub origin: Vec<String>,
 }
 
 impl Found {
-    /// What is made of this content for a kernel.
+    /// Creates the record for a tree made from this content for a kernel.
     pub fn new(format: &str, target: &KernelTarget, content: &[String], origin: Vec<String>) -> Self {
         let key = key(format, target, content.iter());
         Self { release: target.release.to_string(), arch: Some(target.arch), key, origin }
@@ -87,14 +87,14 @@ fn key<'a>(format: &'a str, target: &'a KernelTarget, parts: impl Iterator<Item 
 }
 
 impl Search<'_> {
-    /// What an earlier search came to, while its tree is in the cache.
+    /// Returns an earlier search result while its tree is in the cache.
     pub fn known(&self) -> Result<Option<Found>> {
         let cache = &self.fetcher.cache;
         let Some(found) = cache.read_record::<Found>(self.kind, &self.key())? else { return Ok(None) };
         Ok(cache.get(self.kind, &found.key)?.map(|_| found))
     }
 
-    /// Does the archive have the packages? Nothing is fetched but its lists.
+    /// Whether the archive has the packages. Fetches nothing but its lists.
     pub async fn is_there<T: Default>(&self) -> Result<Lookup<T>> {
         let Self { fetcher, target, .. } = *self;
         match &self.from {
@@ -116,7 +116,7 @@ impl Search<'_> {
         })
     }
 
-    /// The packages' tree, from the cache or from the archive. `finish` is given the unpacked tree before it becomes an
+    /// Returns the packages' tree, from the cache or from the archive. `finish` processes the unpacked tree before it becomes an
     /// entry.
     pub async fn run(
         &self,
@@ -142,7 +142,7 @@ impl Search<'_> {
         Ok(found)
     }
 
-    /// The packages' tree from an archive, unless the cache has one of the same packages.
+    /// Fetches the packages' tree from an archive, unless the cache has a tree of the same packages.
     async fn take<A: Archive>(
         &self,
         archive: &A,
@@ -162,9 +162,9 @@ impl Search<'_> {
             }
             let files = match Box::pin(archive.fetch(&packages)).await {
                 Ok(files) => files,
-                // Another signature will not be there next time.
+                // A retry does not change the signature.
                 Err(error @ FetchError::Signature { .. }) => return Err(error),
-                // A mirror drops a package when a newer one replaces it: the lists may be too old.
+                // A mirror drops a package when a newer one replaces it, so the lists may be outdated.
                 Err(_) if !renewed && archive.update().await? => {
                     renewed = true;
                     continue;
@@ -201,7 +201,7 @@ impl Search<'_> {
         )
     }
 
-    /// The finding that packages are not there.
+    /// Returns the finding that packages are missing.
     pub fn missing<T>(&self, names: &str) -> Lookup<T> {
         let arch = self.target.arch;
         self.lookup(match &self.from {
@@ -214,7 +214,7 @@ impl Search<'_> {
         Lookup::Missing { looked_for, hint: self.hint.to_owned() }
     }
 
-    /// The packages' names.
+    /// Returns the packages' names, by group.
     pub fn names(&self) -> Vec<Vec<String>> {
         let of_release = |name: &String| with_release(name, self.target);
         let release = self.target.release.as_str();
@@ -262,7 +262,7 @@ impl Archive for AptArchive {
 impl Archive for Repositories {
     type Package = Listed;
 
-    // Those of a kernel's packages that belong together are named one by one.
+    // The dependencies flag is ignored: the definition names each of a kernel's RPM packages.
     async fn search(&self, search: &Search<'_>, _: bool) -> Result<Packages<Listed>> {
         self.choose(&search.names(), &search.target.release).await
     }
@@ -287,7 +287,7 @@ mod tests {
     use super::*;
     use crate::{cache::Cache, inputs::FetchOptions};
 
-    /// An archive that lists a package and gives no file of it; counts what it is asked for.
+    /// An archive that lists a package but fails to fetch its file; counts the fetches.
     #[derive(Default)]
     struct Broken(AtomicUsize);
 
@@ -307,7 +307,7 @@ mod tests {
             Err(FetchError::Interrupted)
         }
 
-        // An attempt took so long that the lists are old again.
+        // As if the attempt took so long that the lists are outdated again.
         async fn update(&self) -> Result<bool> {
             Ok(true)
         }
@@ -347,6 +347,6 @@ mod tests {
             (found.key.as_str(), found.origin.as_slice()),
             ("1f", &["linux-image=6.1".to_owned()][..])
         );
-        assert_eq!((found.release.as_str(), found.arch), ("", None), "it is not listed by its release");
+        assert_eq!((found.release.as_str(), found.arch), ("", None), "older records have no release");
     }
 }

@@ -1,8 +1,8 @@
 //! Adapter: fetches header sets, sources and root file systems into the cache.
 //!
-//! What it hands out is a path inside the [cache](crate::cache::Cache), complete and verified, together
-//! with an identity that changes exactly when the content does. Each kind of input has a module: [`header_set`],
-//! [`source`], [`root_fs`], [`kernel_image`], [`host_tree`]; [`upstream`] only asks whether there is something to fetch from.
+//! Each fetch returns a complete and verified path inside the [cache](crate::cache::Cache), with an identity that changes exactly
+//! when the content does. Each kind of input has a module: [`header_set`], [`source`], [`root_fs`], [`kernel_image`],
+//! [`host_tree`]. The module [`upstream`] only checks whether upstream hosts can be reached.
 
 pub mod apt;
 mod checksum;
@@ -58,22 +58,22 @@ use crate::{
     store::Store,
 };
 
-/// What became of a search.
+/// Result of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lookup<T> {
-    /// It is in the cache, or where the definition says.
+    /// Found, in the cache or in the location that the definition names.
     Found(T),
-    /// There is none, which is a finding and not a fault.
+    /// Not found, which is a finding and not an error.
     Missing {
         /// The packages or file that were looked for, and where.
         looked_for: String,
-        /// What to do.
+        /// Remedy.
         hint: String,
     },
 }
 
 impl<T> Lookup<T> {
-    /// Makes another thing of what was found; what is missing stays missing.
+    /// Converts a found value; a missing one stays missing.
     pub(crate) fn map<U>(self, make: impl FnOnce(T) -> U) -> Lookup<U> {
         match self {
             Self::Found(found) => Lookup::Found(make(found)),
@@ -82,12 +82,12 @@ impl<T> Lookup<T> {
     }
 }
 
-/// How a [`Fetcher`] works.
+/// Options of a [`Fetcher`].
 #[derive(Clone, Debug)]
 pub struct FetchOptions {
-    /// Package lists older than this are fetched again before they are believed.
+    /// Maximum age of package lists before they are refreshed.
     pub refresh: Duration,
-    /// The directory of the host's apt configuration, whose sources and keyrings are the default.
+    /// Directory of the host's apt configuration, whose sources and keyrings are the default.
     pub apt_dir: PathBuf,
 }
 
@@ -97,8 +97,8 @@ impl Default for FetchOptions {
     }
 }
 
-/// Fetches into the cache. Every method can be dropped in the middle: its child processes are ended and
-/// its temporary files removed. A clone shares the connections.
+/// Fetches inputs into the cache. Dropping a method's future ends its child processes and removes its temporary files. A clone
+/// shares the connections.
 #[derive(Clone, Debug)]
 pub struct Fetcher {
     cache: Cache,
@@ -110,97 +110,97 @@ pub struct Fetcher {
 }
 
 impl Fetcher {
-    /// A fetcher that keeps what it fetches in `cache`.
+    /// Creates a fetcher that stores its inputs in `cache`.
     pub fn new(cache: Cache, options: FetchOptions) -> Self {
         let (net, credentials, root) = (Net::default(), Keyring::default(), PathBuf::new());
         Self { cache, options, net, credentials, store: None, root }
     }
 
-    /// The same, for one piece of work: what it takes out of the cache is in use until it is dropped, and no longer.
+    /// Returns a fetcher for one task: the cache entries that it uses stay in use until it is dropped.
     #[must_use]
     pub fn in_use(&self) -> Self {
         Self { cache: self.cache.in_use(), ..self.clone() }
     }
 
-    /// Where it keeps what it fetches.
+    /// Returns the cache.
     pub fn cache(&self) -> &Cache {
         &self.cache
     }
 
-    /// The same on the network of a site.
+    /// Sets the site's network configuration.
     #[must_use]
     pub fn with_net(self, net: Net) -> Self {
         Self { net, ..self }
     }
 
-    /// How hosts are reached, and which may be.
+    /// Returns the network configuration: how hosts are reached, and which are allowed.
     pub fn net(&self) -> &Net {
         &self.net
     }
 
-    /// The same with credentials of registries that images with headers are in.
+    /// Sets the credentials for registries with header images.
     #[must_use]
     pub fn with_credentials(self, credentials: Keyring) -> Self {
         Self { credentials, ..self }
     }
 
-    /// Registries, as the site reaches them.
+    /// Returns a client for registries, with the site's network configuration.
     fn registries(&self) -> RemoteRegistry {
         let (credentials, net) = (self.credentials.clone(), self.net.clone());
         RemoteRegistry::new("registries".to_owned(), &RegistryOptions { credentials, net })
     }
 
-    /// The same for definitions of this directory, in which their relative paths start.
+    /// Sets the definitions directory, in which relative paths start.
     #[must_use]
     pub fn with_definitions(self, root: PathBuf) -> Self {
         Self { root, ..self }
     }
 
-    /// The same with a store, in which inputs are kept beside the images.
+    /// Sets the store, in which inputs are kept beside the images.
     #[must_use]
     pub fn with_store(self, store: Store) -> Self {
         Self { store: Some(store), ..self }
     }
 
-    /// Is only what the store and this machine have used, without asking upstream for something newer?
+    /// Whether only the store and this machine's cache may be used, without asking upstream for anything newer.
     pub fn is_offline(&self) -> bool {
         self.net.is_offline()
     }
 
-    /// Where inputs are kept beside the images.
+    /// Returns the store of inputs, if there is one.
     pub fn store(&self) -> Option<&Store> {
         self.store.as_ref()
     }
 
-    /// Header sets.
+    /// Returns access to header sets.
     pub fn headers(&self) -> Headers<'_> {
         Headers(self)
     }
 
-    /// A directory of the cache that goes away when it is dropped.
+    /// Creates a scratch directory in the cache, removed on drop.
     ///
     /// # Errors
-    /// The cache directory cannot be written.
+    /// The cache directory is not writable.
     pub fn scratch(&self) -> Result<Scratch> {
         Ok(self.cache.scratch()?)
     }
 
-    /// Sources of driver images.
+    /// Returns access to the sources of driver images.
     pub fn sources(&self) -> Sources<'_> {
         Sources(self)
     }
 
-    /// Toolchains and runtime bases.
+    /// Returns access to toolchains and runtime bases.
     pub fn root_fs(&self) -> RootFileSystems<'_> {
         RootFileSystems(self)
     }
 
-    /// Kernel images, with the kernel's own modules.
+    /// Returns access to kernel images, with the kernel's own modules.
     pub fn kernel_images(&self) -> KernelImages<'_> {
         KernelImages(self)
     }
 
-    /// With `--offline`, an error of the network becomes one that names what was never kept.
+    /// With `--offline`, converts a network error into one that names the missing input.
     fn unless_kept<T>(
         &self,
         outcome: Result<T>,
@@ -216,22 +216,22 @@ impl Fetcher {
         })
     }
 
-    /// The digest of a file or tree that the user keeps.
+    /// Returns the digest of a user's file or tree.
     async fn digest_of(&self, path: &Path) -> Result<digest::Known> {
         let (cache, path) = (self.cache.clone(), path.to_owned());
         stoppable(move |stop| digest::remembered(&cache, &path, stop)).await
     }
 }
 
-/// What to do about something that the store lacks.
+/// Remedy for an input that the store lacks.
 const CARRY: &str = "where the network is, `farrier mirror --kernel RELEASE --registry REGISTRY` puts it into a \
                                 registry's store, and `farrier bundle` carries it here; or name a mirror that has it, and its \
                                 host, in site.yaml";
 
-/// Lists of packages younger than this are believed when a package is not in them.
+/// Maximum age of package lists that are trusted when they lack a package.
 const YOUNG: Duration = Duration::from_mins(3);
 
-/// The tree's name in a cache entry. It has a mode of its own: the entry's is private.
+/// Name of the tree in a cache entry. The tree has its own mode; the entry's is private.
 const TREE: &str = "tree";
 
 /// Unpacks an archive; `what` names it in errors.
@@ -240,8 +240,8 @@ fn unpack(stop: &AtomicBool, archive: &Path, dest: &Path, what: &str) -> Result<
         .map_err(|source| FetchError::Unpack(what.to_owned(), source))
 }
 
-/// `{{release}}` is the one variable that names of a kernel's packages and files have. The release is a
-/// checked type: it holds no separator.
+/// Replaces `{{release}}`, the only variable in the names of a kernel's packages and files. The release is a checked type without
+/// path separators.
 fn with_release(text: &str, target: &KernelTarget) -> String {
     text.replace("{{release}}", target.release.as_str()).replace("{{ release }}", target.release.as_str())
 }
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
     use crate::kernel::Architecture;
 
-    /// The loop runs fetches as tasks of their own.
+    /// The controller runs fetches as separate tasks.
     #[test]
     fn every_fetch_can_be_a_task() {
         fn is_send<T: Send>(_: T) {}

@@ -1,5 +1,5 @@
-//! Adapter: when OpenPGP keys end that definitions name (`signedBy`). gpgv, apt and rpm verify with them, and tell only of those
-//! that have ended; gpg says when.
+//! Adapter: reads when the OpenPGP keys that definitions name (`signedBy`) expire. gpgv, apt and rpm verify with these keys, but
+//! only report keys that have already expired; gpg reports the expiry time.
 
 use std::{collections::BTreeMap, path::Path, process::Command};
 
@@ -11,12 +11,12 @@ use crate::image::Definitions;
 
 pub(super) const BEGIN: &str = "-----BEGIN PGP PUBLIC KEY BLOCK-----";
 const END: &str = "-----END PGP PUBLIC KEY BLOCK-----";
-/// The end of what has none.
+/// Expiry time of a key without one.
 const NEVER: i64 = i64::MAX;
 
-/// The files of keys that definitions name, and when the last key of each ends. Those that are not there, or cannot be read, are told
-/// of where something is to be verified with them. Definitions are looked through as data, so that no field that may come to name
-/// keys is forgotten here.
+/// Returns the key files that definitions name, each with the expiry time of its last key. Missing or unreadable files are
+/// reported when something is verified with them. Definitions are searched as data, so that future fields with keys are covered
+/// too.
 pub fn key_ends(definitions: &Definitions) -> Vec<(String, Timestamp)> {
     let mut files = BTreeMap::new();
     let images = definitions.images.values().map(serde_json::to_value);
@@ -30,7 +30,7 @@ pub fn key_ends(definitions: &Definitions) -> Vec<(String, Timestamp)> {
     files.into_iter().filter_map(|(file, end)| Some((format!("signedBy {file}"), end?))).collect()
 }
 
-/// Lists are the keys of prebuilt images, which have no end.
+/// Collects `signedBy` files. A `signedBy` list holds the keys of prebuilt images, which do not expire.
 fn collect(value: &Value, files: &mut BTreeMap<String, Option<Timestamp>>) {
     match value {
         Value::Array(items) => items.iter().for_each(|item| collect(item, files)),
@@ -43,12 +43,12 @@ fn collect(value: &Value, files: &mut BTreeMap<String, Option<Timestamp>>) {
     }
 }
 
-/// The keys in a text, without their armor (RFC 9580, 6.2).
+/// Returns the keys in a text, without their armor (RFC 9580, 6.2).
 pub(super) fn dearmored(text: &str) -> Option<Vec<u8>> {
     let mut keys = Vec::new();
     for block in text.split(BEGIN).skip(1) {
         let lines = block.split(END).next()?.lines().map(str::trim);
-        // Headers, then an empty line; the checksum at the end begins with `=`.
+        // Headers come first, then an empty line; the checksum at the end begins with `=`.
         let body =
             lines.skip(1).skip_while(|line| line.contains(": ")).take_while(|line| !line.starts_with('='));
         keys.extend(STANDARD.decode(body.collect::<String>()).ok()?);
@@ -56,9 +56,9 @@ pub(super) fn dearmored(text: &str) -> Option<Vec<u8>> {
     (!keys.is_empty()).then_some(keys)
 }
 
-/// When the last key of a file may sign no more; `None` where one has no end, none was found, or there is no gpg.
+/// Returns when the last signing key of a file expires. Returns `None` if one does not expire, there is none, or gpg is missing.
 fn last_end(file: &Path) -> Option<Timestamp> {
-    // It reads no configuration and no other keys, and writes nothing.
+    // These options keep gpg from reading configuration or other keys, and from writing files.
     let output = Command::new("gpg")
         .args(["--batch", "--no-options", "--homedir", "/nonexistent", "--trust-model", "always"])
         .args(["--with-colons", "--show-keys", "--"])
@@ -70,8 +70,8 @@ fn last_end(file: &Path) -> Option<Timestamp> {
     Timestamp::from_second(end).ok()
 }
 
-/// Until when each key that signs may do so, in seconds of Unix time (GnuPG's doc/DETAILS, "Format of the colon listings"). A
-/// primary key's end is its subkeys', too.
+/// Returns until when each signing key may sign, in seconds of Unix time (GnuPG's doc/DETAILS, "Format of the colon listings"). A
+/// primary key's expiry also limits its subkeys.
 fn ends(listing: &str) -> impl Iterator<Item = i64> {
     let mut of_primary = NEVER;
     listing.lines().filter_map(move |line| {
@@ -84,7 +84,7 @@ fn ends(listing: &str) -> impl Iterator<Item = i64> {
             of_primary = end;
         }
         end = end.min(of_primary);
-        // Capital letters are those of the whole key; a revoked one signs nothing.
+        // Capital letters apply to the whole key. A revoked key signs nothing.
         (uses.contains('s') && validity != "r").then_some(end)
     })
 }
@@ -110,7 +110,7 @@ VNzBza5ble8FcFUBAK6QVxmSOMafS+ntBpnTphA/N8qh0R5RTgCX2POAiF+XAP9L
 0uBF2W0TMzeMDOByrZ3p5iyj1r9rHCKKCZcggExzDg==
 =2M3E
 -----END PGP PUBLIC KEY BLOCK-----\n";
-    /// The same, when the subkey was to end with 2027.
+    /// A version of the key whose subkey expires at the end of 2027.
     const SUBKEY_UNTIL_2028: &str = "\
 -----BEGIN PGP PUBLIC KEY BLOCK-----
 
@@ -127,7 +127,7 @@ ENvvg8JK6cuj02oBAL8s7eZmxfe7flTUcEqq0f18xzuz8u7nr0//2UlIl5MWAP9P
 tbqtpA3TceP4P3/ybSjSp+QFaO9+mmFS0mz8eDcEAQ==
 =CCry
 -----END PGP PUBLIC KEY BLOCK-----\n";
-    /// The same, when both were to have no end any more.
+    /// A version of the key without any expiry.
     const WITHOUT_END: &str = "\
 -----BEGIN PGP PUBLIC KEY BLOCK-----
 
@@ -170,7 +170,7 @@ kUu/Q3sdoRR9x/5H+VF4jMDiDA==
         assert_eq!(end(subkey.as_bytes()).unwrap(), "2028-01-01T00:00:00Z");
         assert_eq!(end(&dearmored(subkey).unwrap()).unwrap(), "2028-01-01T00:00:00Z");
         assert_eq!(end(without.as_bytes()), None);
-        // The last one of a file, whatever their order; one without an end hides the others'.
+        // The last expiry in a file counts, in any order; a key without expiry hides the others.
         assert_eq!(end([subkey, both].concat().as_bytes()).unwrap(), "2030-01-01T00:00:00Z");
         assert_eq!(end([without, both].concat().as_bytes()), None);
     }

@@ -15,24 +15,24 @@ use tokio::{
 use super::{FetchError, Result};
 use crate::cache::says_full_disk;
 
-/// Where the programs of a Debian system are. Fixed: as root, `dpkg` needs the `sbin` directories, which
-/// a service's own search path often lacks.
+/// Fixed search path for the programs of a Debian system. As root, `dpkg` needs the `sbin` directories, which a service's search
+/// path often lacks.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A program in a process group of its own. Dropping it ends the whole group.
+/// A program in a separate process group. Dropping this value ends the whole group.
 pub(super) struct Running {
     pub(super) child: Child,
     grace: Duration,
 }
 
-/// What a program left.
+/// Exit status and output of a program.
 pub(crate) struct Output {
     pub(crate) status: ExitStatus,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-/// A command with a known search path and language, and nothing to read.
+/// Creates a command with a fixed search path and locale, and an empty standard input.
 pub(crate) fn command(program: &'static str) -> Command {
     let mut command = Command::new(program);
     command.env("PATH", PATH).env("LC_ALL", "C.UTF-8").env("DEBIAN_FRONTEND", "noninteractive");
@@ -40,14 +40,14 @@ pub(crate) fn command(program: &'static str) -> Command {
     command
 }
 
-/// Lets a command see no proxies of the environment: its configuration says all that there is to say.
+/// Removes the proxy variables from a command's environment: its configuration contains everything it needs.
 pub(crate) fn without_proxies(command: &mut Command) {
     for name in ["http_proxy", "https_proxy", "all_proxy", "no_proxy"] {
         command.env_remove(name).env_remove(name.to_ascii_uppercase());
     }
 }
 
-/// Starts a command. When it is dropped while running, it has `grace` to clean up after a SIGTERM.
+/// Starts a command. If dropped while running, the program has `grace` to clean up after a SIGTERM.
 pub(super) fn start(mut command: Command, program: &'static str, grace: Duration) -> Result<Running> {
     let child = command
         .process_group(0)
@@ -57,7 +57,7 @@ pub(super) fn start(mut command: Command, program: &'static str, grace: Duration
     Ok(Running { child, grace })
 }
 
-/// Runs a command to its end, whatever its exit status.
+/// Runs a command until it exits, whatever its exit status.
 pub(crate) async fn output(command: Command, program: &'static str) -> Result<Output> {
     let mut running = start(command, program, Duration::ZERO)?;
     let failed = |source| FetchError::Start(program, source);
@@ -67,7 +67,7 @@ pub(crate) async fn output(command: Command, program: &'static str) -> Result<Ou
     Ok(Output { status, stdout, stderr })
 }
 
-/// The same, where a failure is an error: `action` says what the program was to do.
+/// Runs a command and returns an error if it fails. `action` describes the program's task in that error.
 pub(crate) async fn run(
     command: Command,
     program: &'static str,
@@ -77,7 +77,7 @@ pub(crate) async fn run(
     if output.status.success() { Ok(output) } else { Err(failure(action(), &output.stderr)) }
 }
 
-/// What a program writes into a pipe, until it closes that.
+/// Reads a program's output until it closes the pipe.
 pub(super) async fn read_text(pipe: Option<impl AsyncRead + Unpin>) -> io::Result<String> {
     let mut bytes = Vec::new();
     if let Some(mut pipe) = pipe {
@@ -88,30 +88,30 @@ pub(super) async fn read_text(pipe: Option<impl AsyncRead + Unpin>) -> io::Resul
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // No id: it has ended and was waited for.
+        // No id means that the program has exited and was waited for.
         let id = self.child.id().and_then(|id| i32::try_from(id).ok());
         let Some(group) = id.and_then(Pid::from_raw) else { return };
         if !self.grace.is_zero() && kill_process_group(group, Signal::TERM).is_ok() {
-            // Blocks on purpose, and only on the way out: whoever drops this removes the directory that
-            // the program works in, and that must not happen while it still writes there.
+            // Blocks on purpose, and only during cancellation: the caller then removes the program's working directory, which
+            // must not happen while the program still writes there.
             let deadline = Instant::now() + self.grace;
             while Instant::now() < deadline && matches!(self.child.try_wait(), Ok(None)) {
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
-        // What is left of the group; that nothing is left is no fault.
+        // Kill the rest of the group; an empty group is not an error.
         let _ = kill_process_group(group, Signal::KILL);
     }
 }
 
-/// A program that ended with a failure, by what it wrote to its standard error.
+/// Creates an error from a failed program's standard error.
 pub(crate) fn failure(action: String, stderr: &str) -> FetchError {
     FetchError::Program { action, message: last_words(stderr), transient: may_pass(stderr) }
 }
 
-/// The lines of a program's standard error that say what failed, at most a handful.
+/// Returns the lines of a program's standard error that report the failure, at most five.
 fn last_words(stderr: &str) -> String {
-    // tar names the full disk on a line of its own, before mmdebstrap counts it among its errors.
+    // tar names the full disk on a separate line, before mmdebstrap's own errors.
     if let Some(line) = stderr.lines().find(|line| says_full_disk(line)) {
         return line.trim_start_matches("E: ").trim().chars().take(2000).collect();
     }
@@ -124,8 +124,8 @@ fn last_words(stderr: &str) -> String {
     text.join("; ").chars().take(2000).collect()
 }
 
-/// Whether a failure of apt or mmdebstrap may pass: true unless they say that an archive answered, and
-/// does not have or does not sign what was asked for, or that the disk is full.
+/// Whether a failure of apt or mmdebstrap is transient. It is not if the output says that an archive answered but lacks or does
+/// not sign the request, or that the disk is full.
 fn may_pass(stderr: &str) -> bool {
     const NETWORK: [&str; 8] = [
         "Could not resolve",
@@ -178,7 +178,7 @@ mod tests {
     async fn dropping_ends_the_whole_group() {
         for grace in [Duration::ZERO, Duration::from_secs(5)] {
             let mut sh = command("sh");
-            // The child of the child keeps the pipe open for as long as it lives.
+            // The grandchild keeps the pipe open as long as it lives.
             sh.args(["-c", "sleep 1000 & echo started; wait"]);
             let mut running = start(sh, "sh", grace).unwrap();
             let mut pipe = running.child.stdout.take().unwrap();
@@ -216,7 +216,7 @@ mod tests {
                     E: mmdebstrap failed to run\n";
         assert_eq!(last_words(said), "tar: ./usr/bin/gcc-12: Cannot write: No space left on device");
         assert!(!may_pass(said));
-        // apt looks before it writes.
+        // apt checks the free space before it writes.
         let said = "E: You don't have enough free space in /var/cache/apt/archives/.\n";
         assert!(!may_pass(said));
         assert_eq!(failure("make the toolchain".to_owned(), said).hint().unwrap(), crate::cache::FULL_DISK);

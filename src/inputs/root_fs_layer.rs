@@ -1,4 +1,4 @@
-//! Adapter: a root file system's entry of the cache: a layer, and its record.
+//! Adapter: the cache entry of a root file system: a layer and its record.
 
 use std::{
     io,
@@ -16,22 +16,22 @@ use crate::{
     store::{StoreError, StoredInput},
 };
 
-/// The layer's name in the entry.
+/// Name of the layer in the entry.
 pub const FILE: &str = "layer.tar.gz";
 const RECORD: &str = "layer.json";
 
-/// A root file system, as one gzip-compressed layer.
+/// A root file system as one gzip-compressed layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RootFs {
-    /// `.tar.gz` in the cache.
+    /// Path of the `.tar.gz` in the cache.
     pub layer: PathBuf,
-    /// Its digest.
+    /// Digest of the layer.
     pub digest: Digest,
     /// Digest of the uncompressed tar.
     pub diff_id: Digest,
-    /// Bytes of `layer`.
+    /// Size of the layer in bytes.
     pub size: u64,
-    /// Its architecture.
+    /// Architecture.
     pub arch: Architecture,
 }
 
@@ -43,7 +43,7 @@ struct Record {
     size: u64,
 }
 
-/// The root file system in a finished entry.
+/// Reads the root file system from a finished entry.
 pub fn read(entry: &Path, arch: Architecture) -> Result<RootFs> {
     let path = entry.join(RECORD);
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged", path.display()));
@@ -54,14 +54,14 @@ pub fn read(entry: &Path, arch: Architecture) -> Result<RootFs> {
     Ok(RootFs { layer: entry.join(FILE), digest: digest?, diff_id: diff_id?, size, arch })
 }
 
-/// Records what the layer in an entry is.
+/// Records digests and size of the layer in an entry.
 pub fn record(entry: &Path, digest: &Digest, diff_id: &Digest, size: u64) -> Result<()> {
     let [digest, diff_id] = [digest, diff_id].map(|digest| digest.hex().to_owned());
     let text = serde_json::to_vec(&Record { digest, diff_id, size }).map_err(io::Error::from)?;
     Ok(fs::write(entry.join(RECORD), text)?)
 }
 
-/// The same for a layer that came from the store.
+/// Records a layer that came from the store.
 pub fn record_stored(entry: &Path, stored: &StoredInput) -> Result<()> {
     let wrong = || {
         StoreError::NotAnArtifact(

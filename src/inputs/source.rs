@@ -1,4 +1,4 @@
-//! Adapter: what is compiled: packages, downloads, files and directories.
+//! Adapter: sources of driver images: packages, downloads, files and directories.
 
 use std::{
     ffi::OsStr,
@@ -37,40 +37,40 @@ use crate::{
     tree_removal::remove_tree,
 };
 
-/// The kind of the cache's entries.
+/// Kind of the cache entries.
 const PLACE: &str = "sources";
 
 /// A fetched source, unpacked in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchedSource {
-    /// The tree that goes to `sources/<name>/`.
+    /// The tree that becomes `sources/<name>/`.
     pub root: PathBuf,
-    /// What it is, for provenance: `package=version sha256:...`.
+    /// Identity for provenance, such as `package=version sha256:...`.
     pub origin: String,
 }
 
-/// What a source is, known without fetching all of it.
+/// Identity of a source, known without fetching all of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceIdentity {
-    /// Goes into the input hash: the content's digest, and the `unpack` and `subdir` of the definition.
+    /// Contribution to the input hash: the content's digest, and `unpack` and `subdir` of the definition.
     pub identity: String,
-    /// The upstream part of the package's version, for `apt` sources.
+    /// Upstream part of the package's version, for `apt` sources.
     pub version: Option<String>,
 }
 
 impl SourceIdentity {
-    /// The identity of another part of the same original.
+    /// Returns the identity of another part of the same original.
     pub(super) fn of_another_part(&self, spec: &SourceSpec, other: &SourceSpec) -> String {
         let original = self.identity.strip_suffix(&parts_of(spec)).unwrap_or(&self.identity);
         format!("{original}{}", parts_of(other))
     }
 }
 
-/// Sources of driver images.
+/// Access to the sources of driver images.
 #[derive(Clone, Copy)]
 pub struct Sources<'a>(pub(super) &'a Fetcher);
 
-/// The content of a source, before it is fetched.
+/// Content of a source, before it is fetched.
 enum Content {
     Package(Package),
     Rpm(Box<rpm::source::Found>),
@@ -79,7 +79,7 @@ enum Content {
 }
 
 impl Sources<'_> {
-    /// What the source is at this moment. Downloads no source.
+    /// Returns the current identity of the source. Downloads no source.
     pub async fn identity(self, spec: &SourceSpec) -> Result<SourceIdentity> {
         if let Some(stored) = self.in_place_of(spec).await? {
             let identity = stored_identity(spec, &stored)?;
@@ -106,16 +106,16 @@ impl Sources<'_> {
         let content = self.content(from).await?;
         let origin = identity(spec, &content);
         if let (Content::Local { path, is_dir: true, .. }, None) = (&content, unpack) {
-            // Used where it lies: the user's own tree, which the build only reads.
+            // Use the user's own tree in place: builds only read it.
             let (path, subdir) = (path.clone(), subdir.clone());
             let root = stoppable(move |_| pick(&path, subdir.as_ref())).await?;
             return Ok(FetchedSource { root, origin });
         }
         let key = content_key(&origin);
-        // What lies on this machine is not fetched from another one.
+        // A source on this machine is not fetched from the store.
         let is_here = matches!(content, Content::Local { .. });
         let make = |dir| async {
-            // Its digest is known, so that no key need have signed it.
+            // The digest is known, so no signature is needed.
             if let (false, Some(store)) = (is_here, fetcher.store())
                 && let Some(stored) = store.find(InputKind::Source, &key_tag(&key)?).await?
             {
@@ -164,8 +164,8 @@ impl Sources<'_> {
         Box::pin(self.0.keep(input, content)).await
     }
 
-    /// What the store has in place of a source that is not asked about upstream: one that the site lacks, one whose
-    /// content is fixed, and with `--offline` any.
+    /// Returns the stored source for a definition that is not looked up upstream: one whose path does not exist at this site, one
+    /// with fixed content, or, with `--offline`, any package.
     async fn in_place_of(self, spec: &SourceSpec) -> Result<Option<StoredInput>> {
         let (kind, tag) = (InputKind::Source, source_tag(spec)?);
         match &spec.from {
@@ -176,7 +176,7 @@ impl Sources<'_> {
                 self.0.stored_package(kind, &tag).await
             }
             SourceOrigin::Rpm(_) if self.0.is_offline() => self.0.stored_package(kind, &tag).await,
-            // The content of a download says what it is, wherever it comes from.
+            // The digest identifies a download, whatever its address.
             SourceOrigin::Url { .. }
             | SourceOrigin::Path { .. }
             | SourceOrigin::Apt(_)
@@ -185,7 +185,7 @@ impl Sources<'_> {
         }
     }
 
-    /// The source as its publisher made it: the file or directory whose digest is in its identity.
+    /// Returns the publisher's original: the file or directory whose digest is in the identity.
     async fn original(self, spec: &SourceSpec, content: Content) -> Result<PathBuf> {
         match content {
             Content::Package(found) => {
@@ -204,7 +204,7 @@ impl Sources<'_> {
         }
     }
 
-    /// Makes the source's tree in `dir`. Returns the suspects of the original where they are looked for.
+    /// Makes the source's tree in `dir`. If `suspects` is set, returns files of the original that look like credentials.
     async fn lay_out(
         self,
         spec: &SourceSpec,
@@ -222,8 +222,8 @@ impl Sources<'_> {
         stoppable(work).await
     }
 
-    /// The same from the store. What is there counts for its digest only, which must be the one in the identity: its tag
-    /// and annotations are whatever the last writer to the registry made them.
+    /// Makes the source's tree from the store. Only the digest counts, and it must match the identity: tag and annotations are
+    /// untrusted registry content.
     async fn lay_out_stored(
         self,
         spec: &SourceSpec,
@@ -251,7 +251,7 @@ impl Sources<'_> {
                     Ok::<_, FetchError>((suspects::version_control_in(&path)?, digest::of_tree(&path, stop)?))
                 });
                 let (unverified, found) = found.await?;
-                // No digest covers it, and a definition may name an archive in it.
+                // No digest covers version-control data, and a definition may name an archive in it.
                 if let Some(place) = unverified {
                     let place = place.display();
                     return Err(other(&format!(
@@ -279,7 +279,7 @@ impl Sources<'_> {
                 let found = self.0.unless_kept(found, || format!("package {}", &*source.package), CARRY)?;
                 Ok(Content::Rpm(Box::new(found)))
             }
-            // Its layers are fetched as those of other images are, and each kernel has its own.
+            // Images are excluded: each kernel has its own, and their layers are fetched like any image's.
             SourceOrigin::Image(source) => Err(FetchError::value(
                 "a source that is the same for all kernels",
                 &source.reference,
@@ -313,17 +313,17 @@ impl Sources<'_> {
     }
 }
 
-/// What a source's digest is over: 64 hexadecimal digits.
+/// Digest of a source's original: 64 hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OriginalDigest<'a> {
-    /// The bytes of a file.
+    /// Digest of a file's bytes.
     File(&'a str),
-    /// The files of a directory.
+    /// Digest of a directory's files.
     Tree(&'a str),
 }
 
 impl<'a> OriginalDigest<'a> {
-    /// Of what [`identity`] wrote: `sha256:...`, `tree sha256:...`, `package=version sha256:...`, and what follows.
+    /// Parses the output of [`identity`]: `sha256:...`, `tree sha256:...` or `package=version sha256:...`, and suffixes.
     fn in_identity(identity: &'a str) -> Option<Self> {
         let mut words = identity.split(' ');
         let first = words.next()?;
@@ -335,7 +335,7 @@ impl<'a> OriginalDigest<'a> {
     }
 }
 
-/// What a source's file is called: its name is part of a tree of one file.
+/// Returns the name of a source's file, which is part of a tree with one file.
 fn file_name(from: &SourceOrigin) -> Result<String> {
     let name = match from {
         SourceOrigin::Url { url, .. } => return name_of(url),
@@ -346,12 +346,12 @@ fn file_name(from: &SourceOrigin) -> Result<String> {
     Ok(name.unwrap_or("file").to_owned())
 }
 
-/// The key of a source's tree in the cache. Its content is all that counts elsewhere, but a tree of one file has its name, too.
+/// Returns the cache key of a source's tree. The key includes the file name, because a tree with one file contains that name.
 fn tree_key(spec: &SourceSpec, identity: &str) -> Result<String> {
     Ok(content_key(&format!("{identity} file={}", file_name(&spec.from)?)))
 }
 
-/// The architecture of a source's package.
+/// Returns the architecture of a source's package.
 pub(super) fn arch_of(source: &AptSource) -> Architecture {
     source.arch.unwrap_or_else(native)
 }
@@ -366,7 +366,7 @@ fn identity(spec: &SourceSpec, content: &Content) -> String {
     original + &parts_of(spec)
 }
 
-/// Which part of the original is the source, in its identity.
+/// Returns the suffix of the identity that names the used part of the original.
 fn parts_of(spec: &SourceSpec) -> String {
     let SourceSpec { name: _, from: _, unpack, subdir } = spec;
     let mut text = String::new();
@@ -378,7 +378,7 @@ fn parts_of(spec: &SourceSpec) -> String {
     text
 }
 
-/// What a stored source says that it is. It cannot be other than the definition wants it.
+/// Returns the identity that a stored source claims, if the definition allows it.
 fn stored_identity(spec: &SourceSpec, stored: &StoredInput) -> Result<String> {
     let identity = stored.note(annotations::IDENTITY)?;
     let original = identity.strip_suffix(&parts_of(spec));
@@ -403,11 +403,11 @@ fn stored_identity(spec: &SourceSpec, stored: &StoredInput) -> Result<String> {
     }
 }
 
-/// Why version-control data is refused.
+/// Reason why version-control data is refused.
 const NO_SOURCE: &str = "version-control data is no source";
 
-/// The whole of an original as a tree: a directory where it lies, anything else in `dir/raw`. `name` is what the definition calls
-/// a file.
+/// Returns the whole original as a tree: a directory in place, anything else in `dir/raw`. `name` is the file's name in the
+/// definition.
 fn whole(stop: &AtomicBool, (from, name): (&Path, &str), dir: &Path) -> Result<PathBuf> {
     if from.is_dir() {
         return Ok(from.to_owned());
@@ -417,13 +417,13 @@ fn whole(stop: &AtomicBool, (from, name): (&Path, &str), dir: &Path) -> Result<P
     if Format::of(from)?.is_some() {
         unpack(stop, from, &raw, &from.display().to_string())?;
     } else {
-        // A file that is no archive is a tree of one file.
+        // A file that is not an archive becomes a tree with one file.
         copy_file(from, &raw.join(name))?;
     }
     Ok(raw)
 }
 
-/// Makes `dir/tree` from the part of the whole that is used.
+/// Makes `dir/tree` from the used part of the original.
 fn lay_out(
     stop: &AtomicBool,
     base: PathBuf,
@@ -449,7 +449,7 @@ fn lay_out(
     Ok(())
 }
 
-/// The directory that `subdir` names: a relative path whose last component may hold one `*`.
+/// Returns the directory named by `subdir`, a relative path whose last component may contain one `*`.
 fn pick(base: &Path, subdir: Option<&InnerPattern>) -> Result<PathBuf> {
     match subdir {
         None => Ok(base.to_owned()),
@@ -457,7 +457,7 @@ fn pick(base: &Path, subdir: Option<&InnerPattern>) -> Result<PathBuf> {
     }
 }
 
-/// What a relative path names, whose last component may hold one `*`.
+/// Returns the only match of a relative path whose last component may contain one `*`.
 fn only_match(base: &Path, path: &InnerPattern, kind: &str, is_kind: fn(&Path) -> bool) -> Result<PathBuf> {
     let pattern = Path::new(path.as_str());
     let parent = base.join(pattern.parent().unwrap_or(Path::new("")));
@@ -483,7 +483,7 @@ fn absent(wanted: &str, dir: &Path) -> Result<FetchError> {
     Ok(FetchError::Layout(format!("{wanted:?} in the source: there is {}", listing(&names_in(dir)?))))
 }
 
-/// Whether a path, its links followed, is inside the directory and no version-control data of it.
+/// Whether a path, with links resolved, is inside the directory and not part of its version-control data.
 fn contains(base: &Path, path: &Path) -> bool {
     let (Ok(base), Ok(path)) = (fs::canonicalize(base), fs::canonicalize(path)) else { return false };
     path.strip_prefix(&base).is_ok_and(|below| !below.iter().any(is_version_control))

@@ -20,7 +20,7 @@ impl Scene {
         let cache = Cache::open(dir.path().join("cache")).unwrap();
         let root = dir.path().join("root");
         fs::create_dir(&root).unwrap();
-        // An apt directory without sources: nothing here may reach for the network.
+        // An apt directory without sources: no test here may use the network.
         let options = FetchOptions { apt_dir: dir.path().join("apt"), ..FetchOptions::default() };
         Self { dir, fetcher: Fetcher::new(cache, options).with_definitions(root) }
     }
@@ -35,7 +35,7 @@ impl Scene {
         fs::write(path, content).unwrap();
     }
 
-    /// A tarball of `files`, itself at `path`.
+    /// Writes a tarball of `files` at `path`.
     fn tarball(&self, path: &str, files: &[(&str, &[u8])]) {
         let mut builder = tar::Builder::new(Vec::new());
         for (name, content) in files {
@@ -74,7 +74,7 @@ async fn an_archive_with_its_part() {
     let found = scene.source(r#""from": {"path": {"path": "d.tar"}}, "subdir": "driver-*""#).await.unwrap();
     assert_eq!(fs::read(found.root.join("src/a.c")).unwrap(), b"a");
     assert!(found.origin.starts_with("sha256:") && found.origin.ends_with(" subdir=driver-*"));
-    // Nothing but the part is kept.
+    // Only the part is kept.
     let entry = found.root.parent().unwrap();
     assert_eq!(names_in(entry).unwrap(), ["tree"]);
 
@@ -100,7 +100,7 @@ async fn an_archive_inside_an_archive() {
     insta::assert_snapshot!(error, @r#"find "absent.tar" in the source: there is usr"#);
 }
 
-/// As OFED's source tarball has its kernel tree: the name of the archive inside holds a version.
+/// Like the kernel tree in OFED's source tarball: the name of the inner archive contains a version.
 #[tokio::test]
 async fn an_archive_inside_an_archive_by_a_pattern() {
     let scene = Scene::new();
@@ -121,7 +121,7 @@ async fn an_archive_inside_an_archive_by_a_pattern() {
     insta::assert_snapshot!(none, @r#"find "SOURCES/mlnx*" in the source: there is ofed_1.0.orig.tar.gz, other_2.tar.gz"#);
 }
 
-/// Names that no honest archive has; `Scene::tarball` would not write them.
+/// Malicious names, which `Scene::tarball` would not write.
 #[tokio::test]
 async fn an_archive_that_reaches_outside_is_refused_with_what_to_do() {
     let scene = Scene::new();
@@ -154,7 +154,7 @@ async fn a_directory_is_used_where_it_lies() {
     scene.write("tree/drivers/net/a.c", b"b");
     let after = scene.fetcher.sources().identity(&spec(json)).await.unwrap();
     assert_ne!(before, after);
-    // An archive inside the user's tree is unpacked in the cache, never beside it.
+    // An archive inside the user's tree is unpacked in the cache, never next to the archive.
     scene.tarball("tree/x.tar", &[("x.c", b"x")]);
     let found = scene.source(r#""from": {"path": {"path": "tree"}}, "unpack": "x.tar""#).await.unwrap();
     assert!(found.root.join("x.c").is_file());
@@ -192,13 +192,13 @@ async fn nothing_outside_a_source_is_reached() {
         let error = scene.source(&format!(r#""from": {{"path": {{"path": "tree"}}}}, {part}"#)).await;
         assert!(error.is_err(), "{part}");
     }
-    // What points outside by itself is no definition.
+    // A pattern that leaves the source is rejected by the parser.
     for outside in ["../secret", "/etc", "link/.."] {
         assert!(outside.parse::<InnerPattern>().is_err(), "{outside}");
     }
 }
 
-/// No digest covers it: a definition that names a part of it would not notice a change.
+/// No digest covers version-control data, so a definition that names a part of it would not notice a change.
 #[tokio::test]
 async fn version_control_data_is_no_source() {
     let scene = Scene::new();
@@ -219,7 +219,7 @@ async fn version_control_data_is_no_source() {
         let error = scene.source(&format!(r#""from": {{"path": {{"path": "{path}"}}}}"#)).await.unwrap_err();
         assert!(error.to_string().contains("version-control data is no source"), "{error}");
     }
-    // The only directory beside it.
+    // The only other directory.
     fs::remove_file(scene.root().join("tree/link")).unwrap();
     let found = scene.source(r#""from": {"path": {"path": "tree"}}, "subdir": "*""#).await.unwrap();
     assert_eq!(found.root, scene.root().join("tree/driver-1.2"));
@@ -241,13 +241,13 @@ async fn a_warning_names_credentials() {
     let (told, archive) = warnings("tree").await;
     insta::assert_snapshot!(told.unwrap(), @"warning: source driver has files that look like credentials: .netrc (logins) (take them out: builds get them, and a registry that keeps the source)");
     assert_eq!(archive, None);
-    // An archive is kept as it is, with whatever it has.
+    // An archive is stored unchanged, with everything in it.
     scene.tarball("d.tar", &[("d/.git/config", b"x"), ("d/id_rsa", b"x"), ("d/a.c", b"a")]);
     let (told, archive) = warnings("d.tar").await;
     assert_eq!(told, None);
     let archive = archive.unwrap();
     insta::assert_snapshot!(archive, @"warning: source driver has files that look like credentials: d/.git (version-control data), d/id_rsa (a private key) (pack the archive without them: a registry keeps it as it is)");
-    // A build has unpacked it already, and notes the same.
+    // A build has already unpacked the archive and recorded the same suspects.
     scene.tarball("e.tar", &[("e/.npmrc", b"_auth=x\n"), ("e/src/a.c", b"a")]);
     scene.source(r#""from": {"path": {"path": "e.tar"}}, "subdir": "e/src""#).await.unwrap();
     let (_, archive) = warnings("e.tar").await;

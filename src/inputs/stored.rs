@@ -1,7 +1,7 @@
-//! Adapter: inputs in the store beside the images.
+//! Adapter: puts inputs into the store and finds them there.
 //!
-//! Each stands there under two tags: one made from what it holds, which never changes, and one made from what the
-//! definition says, by which a site that cannot ask upstream finds what another one found there last.
+//! Each input has two tags. One is derived from the content and never changes. The other is derived from the definition and names
+//! the latest content: with it, a site without access to upstream finds what another site stored.
 
 use std::{
     collections::BTreeMap,
@@ -22,61 +22,61 @@ use crate::{
     store::{self, InputKind, NewInput, PackedDefinitions, Standing, Store, StoreError, StoredInput},
 };
 
-/// Changes when definitions' own keys are made otherwise.
+/// Format version; change it when the keys of definitions are computed differently.
 const FORMAT: &str = "declared-1";
-/// Changes when the same content of a source is laid out differently.
+/// Format version; change it when the same content of a source is laid out differently.
 const SOURCE_FORMAT: &str = "source-2";
 
-/// The tag of the definitions that were kept last.
+/// Tag of the most recently stored definitions.
 pub const LATEST: &str = "latest";
 
-/// Apart from all keys of what is made here.
+/// Separates the keys of stored content from the keys of locally made content.
 const STORED: &str = "stored";
 
-/// The layer's name in a working directory.
+/// Name of the layer in a working directory.
 const LAYER: &str = "layer";
 
-/// Something that the store holds now.
+/// An input that is now in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredUnder {
-    /// What it is, for people.
+    /// Description for messages.
     pub what: String,
     /// The artifact.
     pub stored: StoredInput,
-    /// The tags by which it is found.
+    /// Tags of the artifact.
     pub tags: Vec<Tag>,
-    /// Was something sent?
+    /// Whether anything was pushed.
     pub new: bool,
 }
 
-/// An input that is to be in the store.
+/// An input to be stored.
 pub(super) struct Input {
     pub(super) kind: InputKind,
-    /// For people.
+    /// Description for messages.
     pub(super) what: String,
-    /// The tag that never changes.
+    /// Immutable tag, derived from the content.
     pub(super) tag: Tag,
-    /// The one that names what a definition came to last.
+    /// Moving tag, derived from the definition.
     pub(super) declared: Option<Tag>,
 }
 
-/// An input's content: one layer, in a file. A layer is a packed tree, or the file that a publisher made.
+/// An input's content: one layer in a file. The layer is a packed tree, or a publisher's original file.
 pub(super) struct Packed {
     pub(super) file: PathBuf,
     pub(super) layer: Layer,
-    /// By annotation.
+    /// Values by annotation.
     pub(super) notes: BTreeMap<String, String>,
-    /// What the file lies in, if that goes away.
+    /// Temporary directory that holds the file, if any.
     pub(super) scratch: Option<Scratch>,
 }
 
 impl Packed {
-    /// Content whose file stays in the cache.
+    /// Creates content whose file stays in the cache.
     pub(super) fn in_cache(file: PathBuf, layer: Layer) -> Self {
         Self { file, layer, notes: BTreeMap::new(), scratch: None }
     }
 
-    /// A publisher's file, as it is: it is verified by the digest that its users know.
+    /// Creates content from a publisher's unchanged file, which its users verify by a known digest.
     pub(super) fn original(file: PathBuf, sha256: &str, size: u64) -> Result<Self> {
         let digest: Digest = format!("sha256:{sha256}")
             .parse()
@@ -85,7 +85,7 @@ impl Packed {
         Ok(Self::in_cache(file, Layer { digest, diff_id, size, media_type }))
     }
 
-    /// The same with what is noted of it, by annotation.
+    /// Sets the annotations.
     pub(super) fn with_notes<const N: usize>(self, notes: [(&str, Option<String>); N]) -> Self {
         let notes = notes.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
         Self { notes: notes.collect(), ..self }
@@ -93,7 +93,7 @@ impl Packed {
 }
 
 impl Fetcher {
-    /// Puts the definitions directory into the store, without what is secret; says what was left out.
+    /// Puts the definitions directory into the store, without secrets. Returns the omitted paths.
     pub async fn keep_definitions(
         &self,
         root: &Path,
@@ -113,8 +113,8 @@ impl Fetcher {
         Ok((kept, left_out))
     }
 
-    /// Puts an input into the store, under all of its tags. `content` is awaited only where the store lacks it, or has
-    /// what does not count.
+    /// Puts an input into the store, under all of its tags. `content` is awaited only if the store lacks the input or holds an
+    /// untrusted one.
     pub(super) async fn keep(
         &self,
         input: Input,
@@ -126,7 +126,7 @@ impl Fetcher {
         }
     }
 
-    /// What the store has of an input, and can keep.
+    /// Returns the stored artifact of an input, unless it is untrusted.
     pub(super) async fn kept(&self, input: &Input) -> Result<Option<StoredInput>> {
         let store = self.required_store()?;
         let Some(stored) = store.find(input.kind, &input.tag).await? else { return Ok(None) };
@@ -137,7 +137,7 @@ impl Fetcher {
         })
     }
 
-    /// The same for content that the store lacks. It takes the place of what no key of the site signed.
+    /// Puts content into the store, replacing an artifact that no trusted key signed.
     pub(super) async fn put(&self, input: Input, content: Packed) -> Result<StoredUnder> {
         let Packed { file, layer, notes: annotations, scratch: _scratch } = content;
         let layer = layer.descriptor();
@@ -152,7 +152,7 @@ impl Fetcher {
         self.name(input, stored, true).await
     }
 
-    /// Gives what is stored the tag that is made from a definition.
+    /// Tags a stored artifact with the tag derived from its definition.
     pub(super) async fn name(&self, input: Input, stored: StoredInput, new: bool) -> Result<StoredUnder> {
         let Input { kind: _, what, tag, declared } = input;
         if let Some(declared) = &declared {
@@ -161,8 +161,8 @@ impl Fetcher {
         Ok(StoredUnder { what, stored, tags: std::iter::once(tag).chain(declared).collect(), new })
     }
 
-    /// A root file system in the cache: what was made here, else from the store, else made by `make`. What came from the
-    /// store is kept apart by its content, because only what was made here has no need of a signature.
+    /// Returns a root file system in the cache: one made here, else one from the store, else one made by `make`. Those from the
+    /// store have separate keys, by content, because only locally made ones are trusted without a signature.
     pub(super) async fn obtain_root_fs<F, M>(&self, place: &str, key: &str, make: F) -> Result<PathBuf>
     where
         F: FnOnce(PathBuf) -> M,
@@ -186,7 +186,7 @@ impl Fetcher {
         self.cache.get_or_make(place, &content, fill).await
     }
 
-    /// What the store has to build with: where the site has keys, what one of them signed.
+    /// Returns the stored input to build with. If the site has keys, one of them must have signed it.
     pub(super) async fn stored(&self, kind: InputKind, tag: &Tag) -> Result<Option<StoredInput>> {
         match &self.store {
             Some(store) => Ok(store.take(kind, tag).await?),
@@ -194,7 +194,7 @@ impl Fetcher {
         }
     }
 
-    /// The same for what an archive has, too: that is asked where it may be and no key signed what the store has.
+    /// Returns a stored package. Falls back to the archive if the stored package is untrusted and the network is allowed.
     pub(super) async fn stored_package(&self, kind: InputKind, tag: &Tag) -> Result<Option<StoredInput>> {
         match self.stored(kind, tag).await {
             Err(FetchError::Store(error @ StoreError::Untrusted(..))) if !self.is_offline() => {
@@ -211,7 +211,7 @@ impl Fetcher {
         self.take_layer(stored, dir, move |stop, layer, tree| unpack(stop, layer, tree, &what)).await
     }
 
-    /// Makes `dir/tree` from an artifact by `unpack`, which is given its layer and the empty directory.
+    /// Makes `dir/tree` from an artifact with `unpack`, which gets the layer and the empty directory.
     pub(super) async fn take_layer<F>(&self, stored: &StoredInput, dir: PathBuf, unpack: F) -> Result<()>
     where
         F: FnOnce(&AtomicBool, &Path, &Path) -> Result<()> + Send + 'static,
@@ -226,12 +226,12 @@ impl Fetcher {
         .await
     }
 
-    /// A tree as a layer, without version-control data.
+    /// Packs a tree as a layer, without version-control data.
     pub(super) async fn pack(&self, tree: PathBuf) -> Result<Packed> {
         let scratch = self.cache.scratch()?;
         let file = scratch.path().join(LAYER);
         let to = file.clone();
-        // A link to the tree is not the tree.
+        // Resolve a link to the tree.
         let layer = stoppable(move |_| {
             let tree = fs::canonicalize(&tree)?;
             Ok::<_, FetchError>(write_source_layer(&tree, &to)?)
@@ -245,12 +245,12 @@ impl Fetcher {
     }
 }
 
-/// The key of a source's tree, in the cache and in the store.
+/// Returns the key of a source's tree, in the cache and in the store.
 pub(super) fn content_key(identity: &str) -> String {
     digest::of_parts([SOURCE_FORMAT, identity])
 }
 
-/// The tag of a source or root file system that never changes.
+/// Returns the immutable tag of a source or root file system.
 pub fn content_tag(stored: &StoredInput) -> Option<Tag> {
     let identity = stored.annotations.get(annotations::IDENTITY)?;
     match stored.kind {
@@ -260,7 +260,7 @@ pub fn content_tag(stored: &StoredInput) -> Option<Tag> {
     }
 }
 
-/// The tag under which a definition's source is found: the same wherever these lines stand in a definition.
+/// Returns the tag of a definition's source. It does not depend on where the source is used.
 pub fn source_tag(spec: &SourceSpec) -> Result<Tag> {
     let SourceSpec { name: _, from, unpack, subdir } = spec;
     let mut parts = match from {
@@ -274,7 +274,7 @@ pub fn source_tag(spec: &SourceSpec) -> Result<Tag> {
         }
         SourceOrigin::Apt(source) => {
             let mut parts = apt_parts(source);
-            // Tags that are in use name no architecture.
+            // Tags of amd64 packages omit the architecture, for compatibility with existing tags.
             let other = Some(arch_of(source)).filter(|arch| *arch != Architecture::Amd64);
             parts.extend(other.map(|arch| arch.to_string()));
             parts
@@ -287,7 +287,7 @@ pub fn source_tag(spec: &SourceSpec) -> Result<Tag> {
     declared_tag(SOURCE_FORMAT, &parts)
 }
 
-/// The tag under which a definition's minimal base is found.
+/// Returns the tag of a definition's minimal base.
 pub fn minimal_tag(spec: &MinimalSpec, arch: Architecture) -> Result<Tag> {
     let mut parts = apt_parts(&spec.source());
     parts.push(arch.to_string());

@@ -9,7 +9,7 @@ use crate::{
     registry::{self, RegistryLocation, RegistryOptions},
 };
 
-/// Two sites with a cache each, and one registry.
+/// Two sites with one cache each, and one registry.
 struct Sites {
     dir: tempfile::TempDir,
 }
@@ -47,7 +47,7 @@ impl Sites {
             .with_store(Store::new(location, registry))
     }
 
-    /// The driver as its publisher packs it, and the sha256 of that.
+    /// Packs the driver like its publisher, and returns the file with its SHA-256.
     fn archive(&self) -> (PathBuf, String) {
         let path = self.dir.path().join("driver.tar");
         let mut tar = tar::Builder::new(fs::File::create(&path).unwrap());
@@ -57,8 +57,8 @@ impl Sites {
         (path, sha256)
     }
 
-    /// Stores a file as the source of a definition, as a connected site would have, or as someone who may write to the
-    /// registry does: under its tags, with this identity.
+    /// Stores a file as the source of a definition, under its tags and with this identity. A connected site does this, and so can
+    /// anyone with write access to the registry.
     async fn keep_as(
         &self,
         spec: &SourceSpec,
@@ -106,7 +106,7 @@ async fn a_source_that_lies_elsewhere_comes_from_the_store() {
     assert_eq!(fs::read_to_string(root.join("Kbuild")).unwrap(), "obj-m += x.o\n");
     assert_ne!(fs::metadata(root.join("configure")).unwrap().permissions().mode() & 0o111, 0);
 
-    // Another state of it has a place of its own, and is what the definition means from now on.
+    // Changed content has its own immutable tag, and the definition's tag moves to it.
     fs::write(sites.here().join("driver/Kbuild"), "obj-m += y.o\n").unwrap();
     let newer = here.sources().keep(&spec).await.unwrap();
     assert!(newer.new && newer.stored.digest != kept.stored.digest);
@@ -121,7 +121,7 @@ async fn a_source_that_lies_elsewhere_comes_from_the_store() {
     assert_ne!(newest.identity, identity.identity);
 }
 
-/// A clone's remote may hold a token, and `git gc` changes no source.
+/// A clone's remote may contain a token, and `git gc` does not change a source.
 #[tokio::test]
 async fn version_control_data_is_not_stored() {
     let sites = Sites::new();
@@ -138,7 +138,7 @@ async fn version_control_data_is_not_stored() {
     assert!(root.join("Kbuild").is_file() && !root.join(".git").exists());
 }
 
-/// What was stored before such data was left out, or by whoever writes to the registry: no digest covers it.
+/// A tree stored by an older version, or by anyone with write access to the registry: no digest covers version-control data.
 #[tokio::test]
 async fn a_stored_tree_with_version_control_data_is_refused() {
     let sites = Sites::new();
@@ -163,7 +163,7 @@ async fn a_package_that_may_be_newer_is_asked_upstream_but_offline() {
     let found = offline.sources().identity(&spec).await.unwrap();
     assert_eq!(found, SourceIdentity { identity, version: Some("1.2".to_owned()) });
     assert!(offline.sources().fetch(&spec).await.unwrap().root.join("Kbuild").is_file());
-    // There is no apt configuration to ask by.
+    // There is no apt configuration for a lookup.
     let asked = sites.fetcher("other-cache", false).sources().identity(&spec).await;
     assert!(matches!(asked, Err(FetchError::NoAptSource(_))), "{asked:?}");
 }
@@ -185,14 +185,14 @@ async fn a_download_is_found_by_its_digest_and_verified_by_it() {
     let spec = |url: &str| spec(&format!(r#"{{"url": {{"url": "{url}", "sha256": "{sha256}"}}}}"#));
     let identity = format!("sha256:{sha256}");
     sites.keep_as(&spec("http://one.test/x.tar"), &archive, &identity, None).await;
-    // Wherever it is said to be; no server listens there.
+    // The address does not matter; no server listens there.
     let elsewhere = spec("http://127.0.0.1:1/x.tar");
     let online = sites.fetcher("other-cache", false);
     let found = online.sources().fetch(&elsewhere).await.unwrap();
     assert!(found.root.join("Kbuild").is_file());
 }
 
-/// Everything that a writer to the registry can do: any content under the right tags, with the right annotations.
+/// A writer to the registry can store any content under the right tags, with the right annotations.
 #[tokio::test]
 async fn a_stored_source_of_other_content_is_refused() {
     let good = Sites::new().archive().1;
@@ -223,7 +223,7 @@ async fn a_stored_source_of_other_content_is_refused() {
         );
     }
 
-    // Nor one that says itself that it is another.
+    // A stored source that itself claims another identity is refused too.
     for (from, identity) in [
         (pinned_path.as_str(), format!("sha256:{}", "ab".repeat(32))),
         (FIXED, format!("driver-dkms=1.2-2 sha256:{good}")),
@@ -237,7 +237,7 @@ async fn a_stored_source_of_other_content_is_refused() {
     }
 }
 
-/// A directory has no publisher's digest: what is packed must be what the identity says.
+/// A directory has no publisher's digest: the packed tree must match the identity.
 #[tokio::test]
 async fn a_stored_tree_of_other_content_is_refused() {
     let sites = Sites::new();
@@ -276,14 +276,14 @@ fn every_part_of_a_definition_counts() {
     let all = tags.len();
     tags.dedup();
     assert_eq!(tags.len(), all);
-    // Packages have tags of their own for each architecture; those of amd64 are named as they were before.
+    // Packages have separate tags per architecture; the tags of amd64 packages are unchanged from earlier versions.
     let package = spec(r#"{"apt": {"package": "driver-dkms", "suites": ["bookworm"]}}"#);
     let [amd64, arm64] = [Architecture::Amd64, Architecture::Arm64]
         .map(|arch| source_tag(&package.for_architecture(arch)).unwrap());
     assert_eq!(amd64.as_str(), "declared-29f1d0d41bc00511c37b4cfdad92a32709f43904e1b115a9f3744c7571dddbc4");
     assert_ne!(amd64, arm64);
     assert_eq!(source_tag(&package).unwrap(), if native() == Architecture::Amd64 { amd64 } else { arm64 });
-    // Not what it is called in one image.
+    // The source's name in an image does not count.
     let named = SourceSpec { name: "x".parse().unwrap(), ..spec(FLOATING) };
     assert_eq!(source_tag(&named).unwrap(), source_tag(&spec(FLOATING)).unwrap());
 }

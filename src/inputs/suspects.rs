@@ -1,4 +1,4 @@
-//! Adapter: files of a source that look like credentials, and version-control data where it cannot be left out.
+//! Adapter: finds files of a source that look like credentials, and version-control data that cannot be omitted.
 
 use std::{
     io::Read as _,
@@ -15,13 +15,13 @@ use crate::{
     image::{SourceEntry, SourceOrigin, SourceSpec, is_version_control},
 };
 
-/// The kind of the cache's records of archives' suspects.
+/// Kind of the cache's records of archives' suspects.
 pub(super) const RECORDS: &str = "source-suspects";
-/// A warning names at most so many files.
+/// Maximum number of files that a warning names.
 const MOST_NAMED: usize = 20;
 
 impl Sources<'_> {
-    /// A warning that names what looks like credentials in a directory or file of this machine. Archives are not opened.
+    /// Returns a warning about credentials in a local directory or file. Archives are not opened.
     pub async fn warning(self, spec: &SourceSpec) -> Result<Option<String>> {
         let Some(path) = self.local(spec) else { return Ok(None) };
         let known = self.0.digest_of(&path).await?;
@@ -32,8 +32,8 @@ impl Sources<'_> {
         ))
     }
 
-    /// A warning that names what looks like credentials, or is version-control data, in an archive of this machine. Its file is
-    /// kept as it is, and verified by its digest.
+    /// Returns a warning about credentials or version-control data in a local archive. The archive is stored unchanged, because
+    /// it is verified by its digest.
     pub async fn archive_warning(self, spec: &SourceSpec) -> Result<Option<String>> {
         let Some(path) = self.local(spec).filter(|path| path.is_file()) else { return Ok(None) };
         if Format::of(&path)?.is_none() {
@@ -56,14 +56,14 @@ impl Sources<'_> {
         Ok(warning(spec, &suspects, "pack the archive without them: a registry keeps it as it is"))
     }
 
-    /// Where a source of this machine lies, if it is one and is there.
+    /// Returns the path of a local source, if it exists.
     fn local(self, spec: &SourceSpec) -> Option<PathBuf> {
         let SourceOrigin::Path { path, .. } = &spec.from else { return None };
         Some(self.0.root.join(path)).filter(|path| path.exists())
     }
 }
 
-/// The warning about a source's suspects, if there are any.
+/// Returns the warning about a source's suspects, if there are any.
 fn warning(spec: &SourceSpec, suspects: &[String], advice: &str) -> Option<String> {
     if suspects.is_empty() {
         return None;
@@ -79,7 +79,7 @@ fn warning(spec: &SourceSpec, suspects: &[String], advice: &str) -> Option<Strin
     ))
 }
 
-/// The first version-control data in a tree, relative to it.
+/// Returns the first version-control data in a tree, relative to it.
 pub(super) fn version_control_in(tree: &Path) -> Result<Option<PathBuf>> {
     for entry in walkdir::WalkDir::new(tree).min_depth(1).sort_by_file_name() {
         let entry = entry?;
@@ -90,7 +90,7 @@ pub(super) fn version_control_in(tree: &Path) -> Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// Files of a tree that look like credentials and, where there is any, its version-control data, for people.
+/// Returns descriptions of a tree's files that look like credentials, and of its version-control data.
 pub(super) fn of_tree(root: &Path, stop: &AtomicBool) -> Result<Vec<String>> {
     let mut found = Vec::new();
     let mut walk = walkdir::WalkDir::new(root).min_depth(1).sort_by_file_name().into_iter();
@@ -111,7 +111,7 @@ pub(super) fn of_tree(root: &Path, stop: &AtomicBool) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// What a file looks like, unless it is an ordinary source: its path in the source, and what it seems to hold.
+/// Describes a file that looks like credentials: its path in the source, and its probable content.
 pub(super) fn credentials_in(below: &Path, place: &Path) -> Result<Option<String>> {
     let mut content = Vec::new();
     let file = File::open(place)?;

@@ -1,4 +1,4 @@
-//! Adapter: what definitions name outside of this machine, and whether it answers: `farrier doctor`'s question. Nothing is kept.
+//! Adapter: checks for `farrier doctor` whether the remote hosts named in definitions answer. Stores nothing.
 
 use std::{collections::BTreeSet, io, time::Duration};
 
@@ -24,41 +24,42 @@ use crate::{
     site::{HostPort, MirrorRule, Prefix},
 };
 
-/// How long one of them may take to answer.
+/// Timeout for one upstream.
 const LIMIT: Duration = Duration::from_secs(20);
-/// The fields of definitions that hold addresses which farrier asks.
+/// Names of the definitions' fields with addresses that farrier contacts.
 const ADDRESSES: [&str; 4] = ["url", "mirrorList", "checksums", "repository"];
 
-/// Something that is fetched from elsewhere.
+/// A remote source of inputs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Upstream {
-    /// Suites of a Debian-like archive, which apt asks by itself.
+    /// Suites of a Debian-like archive, contacted through apt.
     Archive {
         /// The suites.
         suites: Vec<Suite>,
-        /// The archive's address; the host's own entry for the suites when absent.
+        /// Address of the archive; if absent, the host's own entry for the suites.
         mirror: Option<Mirror>,
     },
-    /// Addresses, asked in this order until one answers.
+    /// Addresses, tried in order until one answers.
     Address {
         /// The site's mirrors come first.
         places: Vec<Url>,
-        /// Is it the whole address? Then it must be there. Else a part of it depends on the kernel, or it is a registry's.
+        /// Whether the address is complete, so that it must exist. An incomplete one depends on the kernel, or belongs to a
+        /// registry.
         is_whole: bool,
     },
 }
 
-/// Who answered.
+/// A host that answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// `host` or `host:port`.
     pub host: String,
-    /// How far its clock is ahead of this machine's, where it says the time.
+    /// Difference between the host's clock and this machine's, if the host states the time; positive if the host is ahead.
     pub clock_ahead: Option<SignedDuration>,
 }
 
-/// What a definition names, with the site's mirrors. The definition is looked through as data, so that no field that may
-/// come to name an address is forgotten here.
+/// Returns the upstreams that a definition names, with the site's mirrors. The definition is searched as data, so that future
+/// fields with addresses are covered too.
 pub fn upstreams(net: &Net, definition: &impl Serialize) -> BTreeSet<Upstream> {
     let mut found = BTreeSet::new();
     if let Ok(definition) = serde_json::to_value(definition) {
@@ -67,7 +68,7 @@ pub fn upstreams(net: &Net, definition: &impl Serialize) -> BTreeSet<Upstream> {
     found
 }
 
-/// The mirrors of a rule, each for itself.
+/// Returns the mirrors of a rule, as separate upstreams.
 pub fn mirrors(net: &Net, rule: &MirrorRule) -> BTreeSet<Upstream> {
     let of = |to: &Prefix| match to {
         Prefix::Address(url) => Upstream::Address { places: vec![url.clone()], is_whole: false },
@@ -76,7 +77,7 @@ pub fn mirrors(net: &Net, rule: &MirrorRule) -> BTreeSet<Upstream> {
     rule.to.iter().map(of).collect()
 }
 
-/// The first of these registries (`host[:port]`) that answers.
+/// Returns an upstream for the first of these registries (`host[:port]`) that answers.
 pub fn registry<'a>(net: &Net, hosts: impl IntoIterator<Item = &'a str>) -> Upstream {
     let places = hosts.into_iter().flat_map(|host| {
         let plain =
@@ -88,7 +89,7 @@ pub fn registry<'a>(net: &Net, hosts: impl IntoIterator<Item = &'a str>) -> Upst
     Upstream::Address { places: places.flatten().collect(), is_whole: false }
 }
 
-/// `under` are the names of the field that holds the value, and of the one around that.
+/// Searches a value. `under` has the name of the field that holds it, and of the enclosing field.
 fn look_through(
     net: &Net,
     under @ [around, field]: [&str; 2],
@@ -98,7 +99,7 @@ fn look_through(
     match value {
         Value::Array(items) => items.iter().for_each(|item| look_through(net, under, item, found)),
         Value::Object(fields) => {
-            // What is tracked is in the archive of the headers.
+            // Tracked suites are in the archive of the headers.
             if around != "track" {
                 found.extend(archive(fields));
             }
@@ -123,7 +124,7 @@ fn archive(fields: &Map<String, Value>) -> Option<Upstream> {
     (!suites.is_empty()).then_some(Upstream::Archive { suites, mirror })
 }
 
-/// The repository of a reference in which placeholders may stand: the host is known in any case.
+/// Returns the repository of a reference that may contain placeholders. The host never does.
 fn repository(text: &str) -> Option<Repository> {
     let Some((start, _)) = text.split_once("{{") else {
         return text.parse::<ImageReference>().map(|image| image.repository).ok();
@@ -135,7 +136,7 @@ fn repository(text: &str) -> Option<Repository> {
 fn address(net: &Net, [around, field]: [&str; 2], text: &str) -> Option<Upstream> {
     let (start, is_whole) = match text.split_once("{{") {
         Some((start, _)) => (start.get(..=start.rfind('/')?)?, false),
-        // A Git server answers Git's own questions.
+        // A Git server only answers Git's own requests.
         None => (text, field != "repository"),
     };
     let mut url = Url::parse(start).ok().filter(|url| matches!(url.scheme(), "http" | "https"))?;
@@ -143,12 +144,12 @@ fn address(net: &Net, [around, field]: [&str; 2], text: &str) -> Option<Upstream
         url = Url::parse(&format!("{}/repodata/repomd.xml", start.trim_end_matches('/'))).ok()?;
     }
     let mut places = net.url_candidates(&url);
-    // Only a name, for which the site's mirrors say where it is (RFC 6761).
+    // An `.invalid` name is a placeholder; the site's mirrors have the real address (RFC 6761).
     places.retain(|place| !place.host_str().is_some_and(|host| host.ends_with(".invalid")));
     (!places.is_empty()).then_some(Upstream::Address { places, is_whole })
 }
 
-/// Asks whether it is there, in the way in which it is fetched.
+/// Checks that an upstream answers, contacting it in the same way as for fetching.
 pub async fn ask(fetcher: &Fetcher, upstream: &Upstream) -> Result<Answer> {
     let asked = async {
         match upstream {
@@ -185,15 +186,15 @@ async fn first_answer(net: &Net, places: &[Url], is_whole: bool) -> Result<Answe
 
 async fn answer(net: &Net, place: &Url, is_whole: bool) -> Result<Answer> {
     let mut request = Net::request(Method::HEAD, place.clone());
-    // A cache on the way would tell the time of its copy.
+    // An intermediate cache would return the time of its copy.
     request.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     let response = net.execute(request, &Asker::of("look whether it answers")).await?;
     let status = response.status().as_u16();
     let is_there = match status {
         407 => false,
-        // A directory need not be shown, and a registry asks who wants to know.
+        // A server may hide a directory, and a registry may require a login.
         401 | 403 | 404 | 410 => !is_whole,
-        // Not every server knows HEAD.
+        // Not every server supports HEAD.
         501 => true,
         status => status < 500,
     };
@@ -213,7 +214,7 @@ mod tests {
     use super::*;
     use crate::net::NetOptions;
 
-    /// The addresses that a definition comes to, those that need not be there in parentheses.
+    /// Returns the addresses found in a definition; those that need not exist are in parentheses.
     fn named(definition: &Value) -> Vec<String> {
         let site = json!({"mirrors": [
             {"from": "https://files.test/", "to": ["https://mirror.test/files"]},

@@ -1,21 +1,21 @@
-//! Adapter: options for apt, which reaches the network by itself.
+//! Adapter: options for apt, which accesses the network itself.
 
 use url::Url;
 
 use super::{Asker, Net, NetError};
 use crate::site::{Host, HostPort, SecretSource};
 
-/// apt's options for a set of archives.
+/// apt options for a set of archives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AptReach {
-    /// Lines of its configuration, `Name "value";`.
+    /// Configuration lines, `Name "value";`.
     pub options: Vec<String>,
-    /// Do they say all that there is to say about proxies, so that the environment's must not be seen?
+    /// Whether the options define all proxies, so that apt must not see the environment's.
     pub without_environment: bool,
 }
 
 impl Net {
-    /// May these archives be asked? `suites` names for what.
+    /// Checks that these archives may be accessed. `suites` describes the purpose.
     pub fn permit_archives<'a>(
         &self,
         archives: impl IntoIterator<Item = &'a str>,
@@ -30,16 +30,16 @@ impl Net {
             let scheme = url.as_ref().map_or("", Url::scheme);
             match (scheme, url.as_ref().and_then(HostPort::of_url)) {
                 ("http" | "https", Some(host)) => self.permit(&host, &Asker::of(&what))?,
-                // Files need no host.
+                // Local files need no host.
                 ("file" | "copy" | "cdrom", _) => {}
-                // What else apt has (tor, lists of mirrors) asks hosts that are not known here.
+                // Other apt methods (tor, lists of mirrors) access hosts that are unknown here.
                 _ => return Err(NetError::Offline { who: what, host: archive.to_owned() }),
             }
         }
         Ok(())
     }
 
-    /// What apt needs to know for these archives. It may hold a proxy's password.
+    /// Options that apt needs for these archives. They may contain a proxy's password.
     pub async fn apt_reach<'a>(
         &self,
         archives: impl IntoIterator<Item = &'a str>,
@@ -50,7 +50,7 @@ impl Net {
         if offline {
             reach.options.extend(
                 [
-                    // Neither the archive nor the name service may lead elsewhere.
+                    // Neither the archive nor DNS may direct apt to other hosts.
                     "Acquire::http::AllowRedirect \"false\";",
                     "Acquire::https::AllowRedirect \"false\";",
                     "Acquire::EnableSrvRecords \"false\";",
@@ -69,7 +69,7 @@ impl Net {
             if reach.without_environment {
                 let (scheme, name) = (url.scheme(), host.name());
                 let proxy = match proxies.for_url(&url) {
-                    // A proxy of the environment is not named for `--offline`.
+                    // A proxy from the environment is not a named host for `--offline`.
                     Some(proxy)
                         if !self.0.environment || proxy.host().is_some_and(|host| self.allows(&host)) =>
                     {
@@ -82,8 +82,8 @@ impl Net {
             if url.scheme() == "https"
                 && let Some((_, entry)) = self.host_entry(&host)
             {
-                // apt takes one CA file for a host, in place of the system's certificates. Its manual has these options as
-                // `CAInfo::<host>`; what it reads is `<host>::CAInfo`.
+                // apt replaces the system's certificates with one CA file for a host. Its manual calls these options
+                // `CAInfo::<host>`, but apt reads `<host>::CAInfo`.
                 for (option, path) in self.files_of("apt", entry, ["CAInfo", "SslCert", "SslKey"])? {
                     reach.options.push(line(&format!("Acquire::https::{}::{option}", host.name()), &path)?);
                 }
@@ -93,7 +93,7 @@ impl Net {
         Ok(reach)
     }
 
-    /// The files for a host that `program` reads by itself, each under the name of its option: authorities, certificate, key.
+    /// Files for a host that `program` reads itself, each with the name of its option: authorities, certificate, key.
     pub(super) fn files_of(
         &self,
         program: &str,

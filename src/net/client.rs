@@ -1,4 +1,5 @@
-//! Adapter: HTTP clients, one for each way to reach a host, and redirects: each hop goes to the client of its own host.
+//! Adapter: HTTP clients, one for each TLS configuration, and redirects. Each hop of a redirect uses the client of its
+//! own host.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,15 +23,15 @@ const MAX_REDIRECTS: usize = 5;
 static TLS12_ONLY: [&SupportedProtocolVersion; 1] = [&rustls::version::TLS12];
 
 impl Net {
-    /// Sends a request, and follows where the answer leads. It goes to no host that may not be asked; credentials, and what
-    /// is sent, stay with the host that they were for. A request whose body cannot be sent again is not sent on: then the
-    /// answer is the redirect. Sets no time limit.
+    /// Sends a request and follows redirects, without a time limit. Every hop must be a permitted host. Credentials and
+    /// the request body never go to another host. If the body cannot be sent again, the redirect is returned as the
+    /// response.
     pub async fn execute(&self, mut request: Request, asker: &Asker<'_>) -> Result<Response, NetError> {
         let mut sender = asker.sent_by.map(str::to_owned);
         for _ in 0..=MAX_REDIRECTS {
             let url = request.url().clone();
             let client = self.client(&url, &Asker { what: asker.what, sent_by: sender.as_deref() }).await?;
-            // What another host names gets no password.
+            // Addresses that another host named get no password.
             if sender.is_none() {
                 self.log_in(&mut request).await?;
             }
@@ -54,7 +55,7 @@ impl Net {
         Err(refused("too many redirects"))
     }
 
-    /// A request to be sent with [`Net::execute`].
+    /// Creates a request for [`Net::execute`].
     pub fn request(method: Method, url: Url) -> Request {
         Request::new(method, url)
     }
@@ -70,14 +71,14 @@ impl Net {
         cell.get_or_try_init(make).await
     }
 
-    /// May the environment's proxy be asked, if it is the way to this address?
+    /// Checks that the environment's proxy may be used, if it applies to this address.
     pub(super) fn permit_proxy(&self, url: &Url, asker: &Asker<'_>) -> Result<(), NetError> {
         let Some(proxy) = self.proxy(url).filter(|(_, environment)| *environment) else { return Ok(()) };
         let what = format!("{asker}, through the environment's proxy,");
         proxy.0.host().map_or(Ok(()), |host| self.permit(&host, &Asker::of(&what)))
     }
 
-    /// The site's word on a host's certificates, if there is one.
+    /// The site's entry for a host, if it configures certificates.
     fn special(&self, host: &HostPort) -> Option<(usize, &Host)> {
         self.host_entry(host)
             .filter(|(_, entry)| entry.ca_file.is_some() || entry.client_certificate.is_some())
@@ -99,7 +100,7 @@ impl Net {
         };
         let proxy = self.proxies().await?;
         let host = special.map(|(at, _)| at);
-        // Reads the system's certificates.
+        // The closure reads the system's certificates, which blocks.
         let shared = Arc::clone(&self.0);
         let config = tokio::task::spawn_blocking(move || shared.trusted.config(host, key.as_ref(), versions));
         let config = config.await.map_err(|panic| panic.to_string()).flatten();
@@ -125,7 +126,7 @@ impl Net {
         })
     }
 
-    /// The proxies, with the name and the password that the site has for them.
+    /// The proxies, with the site's user name and password.
     pub(super) async fn proxies(&self) -> Result<Proxy, NetError> {
         let mut proxy = self.0.proxy.clone();
         if let Some(login) = proxy.login.take() {
@@ -137,7 +138,7 @@ impl Net {
         Ok(proxy)
     }
 
-    /// Puts the name and the password that the site has for the host into the address.
+    /// Adds the site's user name and password for the host to the address.
     async fn log_in(&self, request: &mut Request) -> Result<(), NetError> {
         let url = request.url();
         let entry = HostPort::of_url(url).and_then(|host| Some((self.host_entry(&host)?.1, host)));
@@ -148,13 +149,13 @@ impl Net {
         self.may_log_in(url, &host)?;
         let password = self.password(login, &host.to_string()).await?;
         let url = request.url_mut();
-        // They cannot fail for an address that has a host.
+        // These calls cannot fail for an address with a host.
         let _ = url.set_username(&login.user);
         let _ = url.set_password(Some(&password));
         Ok(())
     }
 
-    /// May a password go to this address?
+    /// Checks that a password may be sent to this address.
     pub(super) fn may_log_in(&self, url: &Url, host: &HostPort) -> Result<(), NetError> {
         if url.scheme() == "https" || self.allows_plain(host) {
             return Ok(());
@@ -172,8 +173,9 @@ impl Net {
         text.map_err(|source| NetError::Secret(what, source))
     }
 
-    /// Does the server refuse our certificate, or the lack of one? With TLS 1.3 it says so after the handshake only, and
-    /// then the HTTP client tells no more than that the connection closed; with TLS 1.2 it says so in the handshake.
+    /// Error with the server's reason, if the server rejects the client certificate or its absence. With TLS 1.3 the
+    /// server reports this after the handshake, and the HTTP client sees only a closed connection. With TLS 1.2 the
+    /// report comes in the handshake, so a second request with TLS 1.2 finds the reason.
     async fn refusal(&self, url: &Url, error: &reqwest::Error) -> Option<reqwest::Error> {
         if url.scheme() != "https"
             || error.is_connect()
@@ -188,7 +190,7 @@ impl Net {
     }
 }
 
-/// Takes a user's name and password out of the address, into a header.
+/// Moves the user name and password from the address into a header.
 fn bare(client: &Client, request: &mut Request) -> Result<(), NetError> {
     let url = request.url();
     if url.username().is_empty() && url.password().is_none() {
@@ -206,7 +208,7 @@ fn refused(reason: &str) -> NetError {
     NetError::Redirect(reason.to_owned())
 }
 
-/// Where an answer leads.
+/// Target of a redirect; `None` for other responses.
 fn target(response: &Response) -> Result<Option<Url>, NetError> {
     if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
         return Ok(None);
@@ -222,7 +224,7 @@ fn target(response: &Response) -> Result<Option<Url>, NetError> {
     }
 }
 
-/// The request as it goes on (Fetch standard, HTTP-redirect fetch).
+/// Request for the target of a redirect (Fetch standard, HTTP-redirect fetch).
 fn sent_on(mut request: Request, status: u16, to: Url) -> Result<Request, NetError> {
     let becomes_get = match status {
         303 => !matches!(*request.method(), Method::GET | Method::HEAD),
@@ -237,7 +239,7 @@ fn sent_on(mut request: Request, status: u16, to: Url) -> Result<Request, NetErr
         }
     }
     if request.url().origin() != to.origin() {
-        // A refresh token, for one, which a token server could have sent to anyone.
+        // For example a refresh token, which a token server could redirect to any host.
         if request.body().is_some() {
             return Err(refused("it leads to another host, which must not get what is sent"));
         }

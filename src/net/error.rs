@@ -1,32 +1,33 @@
-//! Why a host was not reached.
+//! Errors of network access.
 
 use ::oci::client::{ConnectionProblem, connection_problem};
 
 use super::SecretError;
 
-/// Why a request was not sent, or not answered.
+/// Reason that a request was not sent, or got no response.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say what the fields are")]
+#[expect(missing_docs, reason = "the messages explain the fields")]
 pub enum NetError {
-    /// A host (`host[:port]`) that nothing names, and what was to be done by whose wish. Permanent.
+    /// `--offline` forbids the host (`host[:port]`), which nothing names. `who` describes the request and its origin.
+    /// Permanent.
     #[error("{who} needs {host}, which --offline forbids: nothing names it")]
     Offline { who: String, host: String },
-    /// A certificate, key or proxy that cannot be used: which, and why. Permanent.
+    /// A certificate, key or proxy is unusable: name and reason. Permanent.
     #[error("{0}: {1}")]
     Options(String, String),
-    /// A client certificate's key, or a password: what for, and why not.
+    /// The key of a client certificate, or a password, is unreadable: purpose and cause.
     #[error("{0}")]
     Secret(String, #[source] SecretError),
-    /// An answer that leads nowhere. Permanent.
+    /// A redirect cannot be followed. Permanent.
     #[error("redirect not followed: {0}")]
     Redirect(String),
-    /// No connection, or it broke. The address is not in it: it may hold what grants access.
+    /// The connection failed or broke. The error omits the URL, which may contain access tokens.
     #[error("reach {0}")]
     Http(String, #[source] reqwest::Error),
 }
 
 impl NetError {
-    /// May the same request succeed later, without any change?
+    /// Whether a retry of the same request may succeed without any change.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Http(_, source) => connection_problem(source) == ConnectionProblem::Broken,
@@ -35,7 +36,7 @@ impl NetError {
         }
     }
 
-    /// What to do about it.
+    /// Suggested remedy, if one is known.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Offline { host, .. } => Some(format!(
@@ -49,7 +50,7 @@ impl NetError {
     }
 }
 
-/// What to do about a connection that did not come about, where that does not depend on what was wanted.
+/// Suggested remedy for a failed connection, if it does not depend on the request.
 pub fn connection_hint(problem: ConnectionProblem, host: &str) -> Option<String> {
     Some(match problem {
         ConnectionProblem::Certificate => format!(

@@ -1,4 +1,4 @@
-//! Adapter: what the git program needs to reach a repository, which it does by itself.
+//! Adapter: settings for the git program, which accesses the network itself.
 
 use std::path::PathBuf;
 
@@ -9,18 +9,19 @@ use zeroize::Zeroizing;
 use super::{Asker, Net, NetError, Secret};
 use crate::site::HostPort;
 
-/// How one repository is reached.
+/// Network settings and keys for one repository.
 #[derive(Default)]
 pub struct GitReach {
-    /// Settings of git. Passwords are among them: they belong into its environment, which no other user can read.
+    /// Git settings. They may contain passwords, so they belong in git's environment, which other users cannot read.
     pub settings: Vec<(&'static str, Zeroizing<String>)>,
-    /// For SSH: the private key.
+    /// Private key for SSH.
     pub ssh_key: Option<Secret>,
-    /// For SSH: the file of hosts' keys.
+    /// Known-hosts file for SSH.
     pub known_hosts: Option<PathBuf>,
 }
 
-/// What git needs for a repository (`https://`, `http://`, `ssh://` or `file://`), if farrier may ask its host.
+/// Settings that git needs for a repository (`https://`, `http://`, `ssh://` or `file://`). Fails if farrier may not
+/// access its host.
 pub async fn git_reach(net: &Net, repository: &Url) -> Result<GitReach, NetError> {
     let Some(host) = host_of(repository) else { return Ok(GitReach::default()) };
     let what = format!("git for {host}");
@@ -38,12 +39,12 @@ pub async fn git_reach(net: &Net, repository: &Url) -> Result<GitReach, NetError
         return Ok(GitReach { settings: Vec::new(), ssh_key, known_hosts });
     }
     net.permit_proxy(repository, &Asker::of(&what))?;
-    // Elsewhere a password would go along.
+    // A redirect would send the password to another host.
     let mut settings = vec![("http.followRedirects", "false".to_owned().into())];
     let proxy = net.proxies().await?.for_url(repository).map(|proxy| proxy.as_url().to_string());
     settings.push(("http.proxy", proxy.unwrap_or_default().into()));
     if let Some(entry) = entry {
-        // As apt, git takes one file of authorities in place of the system's, and a key from a file.
+        // Like apt, git replaces the system's authorities with one file, and reads a key from a file.
         let files = net.files_of("git", entry, ["http.sslCAInfo", "http.sslCert", "http.sslKey"])?;
         settings.extend(files.into_iter().map(|(setting, path)| (setting, path.into())));
         if let Some(login) = &entry.login {

@@ -1,8 +1,8 @@
-//! Adapter: the network: who may be asked, how, and with which secrets.
+//! Adapter: network access: permitted hosts, proxies, certificates and secrets.
 //!
-//! All HTTP of farrier's own goes through [`Net::execute`], which is where `--offline` is enforced: before the first
-//! request and before each redirect. Programs that reach the network by themselves (apt, mmdebstrap, git, engines) are asked
-//! for with [`Net::permit`] before they start. The API server is `--cluster`'s, and reached as the kubeconfig says.
+//! Every HTTP request goes through [`Net::execute`], which enforces `--offline` before the first request and before
+//! each redirect. Programs that access the network themselves (apt, mmdebstrap, git, engines) are checked with
+//! [`Net::permit`] before they start. The API server comes from `--cluster`, and is accessed as the kubeconfig says.
 
 mod apt;
 mod client;
@@ -31,52 +31,53 @@ use crate::{
     site::{self, Host, HostPolicy, HostPort, MirrorRule, Prefix, Proxy, ProxyUrl, SiteSpec},
 };
 
-/// What the network is like here.
+/// Network options of this machine and site.
 #[derive(Clone, Debug, Default)]
 pub struct NetOptions {
-    /// Mirrors, proxies, hosts.
+    /// Mirrors, proxies and hosts of the site.
     pub site: SiteSpec,
-    /// Where relative files start: the definitions directory.
+    /// Base of relative paths: the definitions directory.
     pub root: PathBuf,
-    /// Certificates (PEM) that are trusted for every host, beside the system's.
+    /// Certificates (PEM) trusted for every host, in addition to the system's.
     pub ca_file: Option<PathBuf>,
-    /// Hosts (`host` or `host:port`) beside loopback that may be talked to in plain HTTP, further to the site's.
+    /// Hosts (`host` or `host:port`) that may be accessed over plain HTTP, in addition to loopback and the site's
+    /// hosts.
     pub insecure: Vec<String>,
-    /// The environment's proxies, for a site that names none.
+    /// Proxies from the environment, which apply if the site names none.
     pub environment: Proxy,
-    /// May only hosts that are named be asked?
+    /// Whether only named hosts may be accessed (`--offline`).
     pub offline: bool,
-    /// Which cluster holds Secrets.
+    /// Cluster that holds Secrets.
     pub kube: KubeOptions,
 }
 
-/// For what a host is to be asked, and who named it.
+/// Purpose of an access to a host, and the origin of its address.
 #[derive(Clone, Copy, Debug, Display)]
 #[display("{what}{}", sent_by.map(|host| format!(" (sent on by {host})")).unwrap_or_default())]
 pub struct Asker<'a> {
-    /// What for, in words: `fetch manifest of drivers/x:1`, `apt for suite bookworm`.
+    /// Purpose: `fetch manifest of drivers/x:1`, `apt for suite bookworm`.
     pub what: &'a str,
-    /// The host that named the one that is to be asked; `None` where a definition or the command line did.
+    /// Host that named the address; `None` if a definition or the command line named it.
     pub sent_by: Option<&'a str>,
 }
 
 impl<'a> Asker<'a> {
-    /// By a definition or the command line.
+    /// Access to an address from a definition or the command line.
     pub fn of(what: &'a str) -> Self {
         Self { what, sent_by: None }
     }
 }
 
-/// HTTP clients, made when they are needed first.
+/// HTTP clients, created on first use.
 #[derive(Default)]
 struct Clients {
     general: OnceCell<Client>,
-    /// One for each of the site's hosts.
+    /// One client for each of the site's hosts.
     hosts: Vec<OnceCell<Client>>,
 }
 
-/// How hosts are reached. A clone shares connections and names. By default every host may be asked, directly, with the
-/// system's certificates.
+/// Access to the network. A clone shares connections and named hosts. By default all hosts are permitted, directly and
+/// with the system's certificates.
 #[derive(Clone, Default)]
 pub struct Net(Arc<Inner>);
 
@@ -86,7 +87,7 @@ struct Inner {
     hosts: Vec<Host>,
     insecure: Vec<HostPort>,
     proxy: Proxy,
-    /// Does `proxy` come from the environment? Such a proxy is not named for `--offline`.
+    /// Whether `proxy` comes from the environment. Such a proxy is not a named host for `--offline`.
     environment: bool,
     site_proxy: bool,
     policy: RwLock<HostPolicy>,
@@ -97,7 +98,7 @@ struct Inner {
 }
 
 impl Net {
-    /// Reads the certificates that the options name; nothing is contacted yet.
+    /// Reads the certificates in the options; contacts no host.
     pub fn new(options: NetOptions) -> Result<Self, NetError> {
         let NetOptions { site, root, ca_file, insecure, environment, offline, kube } = options;
         let SiteSpec { mirrors, proxy, hosts, .. } = site;
@@ -134,22 +135,22 @@ impl Net {
         })))
     }
 
-    /// Reads this site's secrets.
+    /// Reader for this site's secrets.
     pub fn secrets(&self) -> &SecretReader {
         &self.0.secrets
     }
 
-    /// May only named hosts be asked?
+    /// Whether only named hosts may be accessed.
     pub fn is_offline(&self) -> bool {
         self.0.policy.read().is_offline()
     }
 
-    /// The command line names this host (`--registry`), so that it may be asked with `--offline`, too.
+    /// Adds a host from the command line (`--registry`) to the named hosts, which `--offline` permits.
     pub fn name_host(&self, host: HostPort) {
         self.0.policy.write().name(host);
     }
 
-    /// May the host be asked? `asker` is who wants to know.
+    /// Checks that a host may be accessed. `asker` describes the access, for the error.
     pub fn permit(&self, host: &HostPort, asker: &Asker<'_>) -> Result<(), NetError> {
         if self.allows(host) {
             return Ok(());
@@ -161,18 +162,18 @@ impl Net {
         self.0.policy.read().allows(host)
     }
 
-    /// When the certificates end that were read at the start: of the chain that is shown to a host the first one, of the roots in
-    /// a file the last one.
+    /// Expiry of the certificates that were read at startup: the earliest in a client certificate's chain, the latest
+    /// among the roots of a file.
     pub fn certificate_ends(&self) -> Vec<(String, Timestamp)> {
         self.0.trusted.ends(&self.0.hosts)
     }
 
-    /// May this host be talked to without TLS?
+    /// Whether this host may be accessed without TLS.
     pub fn allows_plain(&self, host: &HostPort) -> bool {
         host.is_loopback() || self.0.insecure.iter().any(|known| known.covers(host))
     }
 
-    /// Whether the site lets a token server get the credentials of a registry.
+    /// Whether the site trusts a token server with the credentials of a registry.
     pub(crate) fn trusts_token_server(&self, authority: &str, realm: &Url) -> bool {
         let (Some(registry), Some(server)) = (HostPort::of_registry(authority), HostPort::of_url(realm))
         else {
@@ -182,21 +183,22 @@ impl Net {
         of_registry.flat_map(|entry| &entry.token_servers).any(|trusted| trusted.covers(&server))
     }
 
-    /// Is there a word on this host's certificates? Then it speaks TLS, and is never asked without.
+    /// Whether the site configures certificates for this host. Such a host speaks TLS, and is never accessed without
+    /// it.
     pub(crate) fn wants_tls(&self, host: &HostPort) -> bool {
         self.host_entry(host).is_some_and(|(_, entry)| {
             !entry.plain_http && (entry.ca_file.is_some() || entry.client_certificate.is_some())
         })
     }
 
-    /// Where an image is looked for, in order. Offline, its own place is left out unless its host is named, or there is
-    /// no other: then the error tells that.
+    /// Repositories to look for an image in, in order. Offline, excludes the image's own repository, unless its host is
+    /// named. If it is the only candidate, it stays, so that the error names it.
     pub fn image_candidates(&self, repository: &Repository) -> Vec<Repository> {
         let candidates = site::image_candidates(&self.0.mirrors, repository);
         self.without_forbidden(candidates, |candidate| HostPort::of_registry(&candidate.normalised().0))
     }
 
-    /// The same for an address.
+    /// Addresses to look for a file at, by the rules of [`Self::image_candidates`].
     pub fn url_candidates(&self, url: &Url) -> Vec<Url> {
         self.without_forbidden(site::url_candidates(&self.0.mirrors, url), HostPort::of_url)
     }
@@ -209,14 +211,14 @@ impl Net {
         candidates
     }
 
-    /// The most specific word on a host, and its number.
+    /// Most specific entry for a host, and its index.
     fn host_entry(&self, host: &HostPort) -> Option<(usize, &Host)> {
         let covering = self.0.hosts.iter().enumerate().filter(|(_, entry)| entry.host.covers(host));
-        // The first of equals: `max_by_key` takes the last.
+        // Of equally specific entries the first wins; `max_by_key` returns the last, hence `rev`.
         covering.rev().max_by_key(|(_, entry)| entry.host.port().is_some())
     }
 
-    /// The proxy for an address, and whether it is the environment's.
+    /// Proxy for an address, and whether it comes from the environment.
     fn proxy(&self, url: &Url) -> Option<(&ProxyUrl, bool)> {
         self.0.proxy.for_url(url).map(|proxy| (proxy, self.0.environment))
     }

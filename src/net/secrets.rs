@@ -1,4 +1,4 @@
-//! Adapter: reads secrets, from files or from a Kubernetes cluster. They are kept in memory only.
+//! Adapter: reads secrets from files or from a Kubernetes cluster. They are held in memory only.
 
 use std::{
     collections::BTreeMap,
@@ -16,10 +16,10 @@ use crate::{
     site::{SecretKey, SecretName, SecretSource},
 };
 
-/// Larger files are no keys and no passwords: Kubernetes itself takes Secrets up to this size.
+/// Maximum size of a secret in bytes, which is Kubernetes' limit for Secrets.
 const MAX_SECRET: u64 = 1 << 20;
 
-/// Reads secrets. A clone shares the connection, which is made when a Secret is read first.
+/// Reads secrets. A clone shares the connection to the cluster, which is opened for the first Secret.
 #[derive(Clone, Default, derive_more::Debug)]
 pub struct SecretReader {
     root: PathBuf,
@@ -29,35 +29,35 @@ pub struct SecretReader {
     client: Arc<tokio::sync::OnceCell<Client>>,
 }
 
-/// What was read. It is not shown by `{:?}`, and wiped when it is dropped; what carried it here, such as the API server's
-/// answer, is not.
+/// Content of a secret. `{:?}` does not show it, and dropping it wipes it. Other buffers, such as the API server's
+/// response, are not wiped.
 #[derive(Clone, PartialEq, Eq, derive_more::Debug)]
 #[debug("Secret(...)")]
 pub struct Secret(Zeroizing<Vec<u8>>);
 
-/// Why a secret cannot be had.
+/// Reason that a secret cannot be read.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say what the fields are")]
+#[expect(missing_docs, reason = "the messages explain the fields")]
 pub enum SecretError {
-    /// A file.
+    /// A secret file is unreadable.
     #[error("read secret file {0}")]
     File(PathBuf, #[source] io::Error),
-    /// No cluster to read it (`namespace/name`) from.
+    /// The cluster that holds the Secret (`namespace/name`) is unavailable.
     #[error("reach the cluster that holds Secret {0}")]
     Cluster(String, #[source] Box<ClusterError>),
-    /// The cluster's answer when a Secret (`namespace/name`) was asked for.
+    /// The API server rejected the request for a Secret (`namespace/name`).
     #[error("read Secret {0}: {words}", words = words(.1))]
     Api(String, Box<kube::Error>),
-    /// A Secret (`namespace/name`) without the key, and the keys that it has.
+    /// The Secret (`namespace/name`) lacks the key. `known` lists its keys.
     #[error("read Secret {secret}: it has no key {key:?}; it has {known}")]
     NoKey { secret: String, key: String, known: String },
-    /// A password or passphrase that is no text.
+    /// A password or passphrase is not valid UTF-8.
     #[error("read {0}: it is no text")]
     NotText(String),
 }
 
 impl SecretError {
-    /// May it be there later, without any change?
+    /// Whether a later attempt may succeed without any change.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Cluster(_, source) => source.is_unreachable(),
@@ -69,7 +69,7 @@ impl SecretError {
         }
     }
 
-    /// What to do about it.
+    /// Suggested remedy, if one is known.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::File(path, source) if source.kind() == io::ErrorKind::NotFound => Some(format!(
@@ -91,7 +91,7 @@ impl SecretError {
     }
 }
 
-/// The API server's own words; kube's text has the whole status object beside them.
+/// The API server's message; kube's text adds the whole status object.
 fn words(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
@@ -100,8 +100,8 @@ fn words(error: &kube::Error) -> String {
 }
 
 impl SecretReader {
-    /// A reader. Relative files start at `root`, the definitions directory; Secrets are read from the cluster that
-    /// `options` name, which for the default ones is the kubeconfig's, else the pod's.
+    /// Creates a reader. Relative paths start at `root`, the definitions directory. `options` select the cluster for
+    /// Secrets; the default is the cluster of the kubeconfig, or else of the pod.
     pub fn new(root: PathBuf, options: KubeOptions) -> Self {
         Self { root, options, client: Arc::default() }
     }
@@ -114,7 +114,7 @@ impl SecretReader {
         }
     }
 
-    /// Reads a file; a relative path starts in the definitions directory.
+    /// Reads a file. A relative path starts in the definitions directory.
     pub async fn read_file(&self, path: &Path) -> Result<Secret, SecretError> {
         let path = self.root.join(path);
         let failed = |source| SecretError::File(path.clone(), source);
@@ -164,12 +164,12 @@ impl SecretReader {
 }
 
 impl Secret {
-    /// What was read, as it is.
+    /// The unaltered content.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// A password or passphrase: without the end of the line that editors leave. `what` names it in the error.
+    /// The content as a password or passphrase, without the line end that editors add. `what` is its name in the error.
     pub fn text(&self, what: &str) -> Result<&str, SecretError> {
         let text = std::str::from_utf8(&self.0).map_err(|_| SecretError::NotText(what.to_owned()))?;
         Ok(text.strip_suffix('\n').map_or(text, |line| line.strip_suffix('\r').unwrap_or(line)))

@@ -1,4 +1,4 @@
-//! What the site's words mean, without a network.
+//! Tests of the site's network settings, without a network.
 
 use super::*;
 
@@ -48,7 +48,7 @@ fn offline_the_place_itself_is_asked_only_where_it_is_named() {
     assert_eq!(images(&offline), ["r.example/hub/library/debian"]);
     offline.name_host("docker.io".parse().unwrap());
     assert_eq!(images(&offline), ["r.example/hub/library/debian", "debian"]);
-    // Without a mirror the place itself stays, so that the error names it.
+    // Without a mirror, the original address stays, so that the error names it.
     let url: Url = "https://other.example/x.tgz".parse().unwrap();
     assert_eq!(offline.url_candidates(&url), [url]);
 }
@@ -116,7 +116,7 @@ async fn git_is_told_how_its_host_is_reached() {
     let through = format!("{directly}http://proxy.example:3128/");
     assert_eq!(reached(SITE, "http://git.example/x").await, (through, None));
 
-    // Files of certificates would have to be there.
+    // Certificate files are not tested: they would have to exist.
     let site =
         r#"{"hosts": [{"host": "git.example", "knownHosts": "known", "clientKey": {"file": "/k.pem"}}]}"#;
     let settings = format!("{directly} http.sslKey=/k.pem");

@@ -1,4 +1,4 @@
-//! Adapter: TLS: the system's roots, CA files, and the certificates that farrier shows.
+//! Adapter: TLS configuration: system roots, CA files, and client certificates.
 
 use std::{
     path::Path,
@@ -14,14 +14,14 @@ use rustls::{
 use super::{NetError, Secret};
 use crate::{kmod::Certificate, site::Host};
 
-/// Whose certificates count.
+/// Trusted roots and client certificates.
 #[derive(Default)]
 pub(super) struct Trusted {
-    /// The system's, read when the first connection is made: that takes longer than a warm pass may.
+    /// System roots, read for the first connection: reading them takes longer than a reconcile with warm caches.
     system: OnceLock<RootCertStore>,
-    /// For every host.
+    /// Roots for every host.
     everywhere: Vec<CertificateDer<'static>>,
-    /// For each entry of the site's hosts.
+    /// Roots and client certificates for each entry of the site's hosts.
     hosts: Vec<Entry>,
 }
 
@@ -57,9 +57,9 @@ impl Trusted {
         Ok(Self { system: OnceLock::new(), everywhere, hosts: entries })
     }
 
-    /// When each file's certificates end; `hosts` as they were read.
+    /// Expiry of the certificates in each file. `hosts` must be the list from [`Self::read`].
     pub(super) fn ends(&self, hosts: &[Host]) -> Vec<(String, Timestamp)> {
-        // What cannot be read is none that rustls would have taken.
+        // rustls would reject any certificate that cannot be parsed here.
         fn each(found: &[CertificateDer<'_>]) -> impl Iterator<Item = Timestamp> {
             found
                 .iter()
@@ -74,7 +74,8 @@ impl Trusted {
         ends.into_iter().filter_map(|(what, end)| Some((what, end?))).collect()
     }
 
-    /// Client configuration with ring named explicitly, so that it does not depend on a process-wide default. Blocks.
+    /// Creates a client configuration. It names ring explicitly, so that it does not depend on a process-wide default.
+    /// Blocks.
     pub(super) fn config(
         &self,
         host: Option<usize>,
@@ -107,8 +108,8 @@ impl Trusted {
     }
 }
 
-/// Machines without ca-certificates are fine as long as only loopback or CA files are used, and system bundles do hold
-/// certificates that rustls refuses; neither is an error by itself.
+/// Loads the system's roots, and ignores errors. A machine without ca-certificates works with loopback hosts and CA
+/// files. System bundles may contain certificates that rustls rejects.
 fn system_roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -121,7 +122,7 @@ fn certificates(what: &str, file: &Path) -> Result<Vec<CertificateDer<'static>>,
     let mut found = Vec::new();
     for certificate in CertificateDer::pem_slice_iter(&pem) {
         let certificate = certificate.map_err(|error| refused(error.to_string()))?;
-        // A store of its own, only to see that it is one.
+        // Add it to a temporary store, to check that it is a usable root.
         RootCertStore::empty().add(certificate.clone()).map_err(|error| refused(error.to_string()))?;
         found.push(certificate);
     }

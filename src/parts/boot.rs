@@ -1,4 +1,4 @@
-//! Adapter: boot checks with QEMU and the kernel image that the target's family names.
+//! Adapter: boot checks with QEMU, with the kernel image that the target's family names.
 
 use std::{
     path::{Path, PathBuf},
@@ -19,46 +19,46 @@ use crate::{
     payload::DecompressionBudget,
 };
 
-/// A boot check to make.
+/// A boot check to run.
 #[derive(Clone, Debug)]
 pub struct BootCheck<'a> {
     /// The kernel to boot.
     pub target: &'a KernelTarget,
-    /// Its family, which says where its image comes from.
+    /// The kernel's family, which names the source of the kernel image.
     pub family: &'a KernelFamily,
-    /// The payload.
+    /// Directory of the payload.
     pub payload: &'a Path,
     /// The modules to load, as paths relative to `payload`, in load order.
     pub modules: Vec<String>,
-    /// Directories with modules of needed images, which are there before.
+    /// Directories with modules of needed images, which can be loaded first.
     pub needed: &'a [PathBuf],
-    /// What is left for the decompression of modules.
+    /// Budget for decompressing modules.
     pub decompression: Arc<DecompressionBudget>,
 }
 
 /// Boots kernels in throwaway virtual machines and loads modules there.
 #[async_trait::async_trait]
 pub trait BootChecker: Send + Sync {
-    /// Finds out before the work that no kernel of this architecture can be booted.
+    /// Fails fast if no kernel of this architecture can be booted.
     async fn can_boot(&self, _arch: Architecture) -> Result<()> {
         Ok(())
     }
 
-    /// What became of the modules. That the kernel refuses one is in the report, and no error; that its image is
-    /// missing, or that no virtual machine can be started, is one.
+    /// Returns the outcome of each module. A module that the kernel refuses is part of the report. A missing kernel
+    /// image is an error, and so is a virtual machine that cannot be started.
     async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport>;
 }
 
 /// Boots kernels with QEMU.
 #[derive(Clone, Debug)]
 pub struct QemuBoot {
-    /// Fetches the kernels.
+    /// Fetches kernel images.
     pub fetcher: Fetcher,
-    /// The static `driver-entrypoint`; `None` for the one beside farrier's own program.
+    /// The static `driver-entrypoint`; `None` for the one next to farrier's executable.
     pub entrypoint: Option<PathBuf>,
-    /// Where it is remembered that KVM does not work on this machine.
+    /// Directory that records that KVM does not work on this machine.
     pub memory: PathBuf,
-    /// Ends a boot at once.
+    /// Cancels a boot check.
     pub cancel: CancellationToken,
 }
 
@@ -71,7 +71,7 @@ impl BootChecker for QemuBoot {
 
     async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport> {
         let &BootCheck { target, family, payload, ref modules, needed, ref decompression } = check;
-        // First what costs nothing to find out.
+        // Check cheap prerequisites first.
         let entrypoint = boot::find_init(self.entrypoint.as_deref(), target.arch).await?;
         let fetcher = self.fetcher.in_use();
         let fetch = || fetcher.kernel_images().find(family, target);

@@ -1,4 +1,4 @@
-//! Adapter: why an image was not built, checked, published or changed.
+//! Adapter: errors of building, checking, publishing and rolling out an image.
 
 use std::io;
 
@@ -18,106 +18,106 @@ use crate::{
     signing::SigningError,
 };
 
-/// What kind of finding ended the work.
+/// Kind of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FindingKind {
     /// The driver does not compile against this kernel, or the toolchain lacks the kernel's compiler or a tool.
     Compile,
-    /// It did not compile within its deadline.
+    /// The build exceeded its deadline.
     TooLong,
-    /// A build step forged messages of the runner.
+    /// A build step forged runner messages.
     Tampered,
     /// The kernel would refuse the modules.
     Refused,
-    /// It is not known whether the modules load, and the definition does not accept that.
+    /// The check cannot tell whether the modules load, and the definition does not accept that.
     Unknown,
-    /// The kernel, booted, did not load the modules.
+    /// In the boot check the kernel did not load the modules.
     BootRefused,
     /// The command or a definition is wrong.
     Usage,
-    /// A registry, an image, a tree or a kernel is not as the work needs it.
+    /// A registry, an image, a tree or a kernel does not meet a requirement.
     Unmet,
 }
 
-/// What is wrong with what was asked for, rather than with a system that the work needs.
+/// A problem with the request itself, as opposed to a failure of an external system.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Finding {
-    /// Which kind.
+    /// Kind of the finding.
     pub kind: FindingKind,
-    /// What is wrong.
+    /// The problem.
     pub message: String,
-    /// What people want to see below the message: a report, the end of a log.
+    /// Details to show below the message, such as a report or the end of a log.
     pub detail: Vec<String>,
-    /// What to do.
+    /// Hint for the user.
     pub hint: Option<String>,
 }
 
-/// What work on one image comes to.
+/// Result of work on one image.
 pub type Result<T, E = TargetError> = std::result::Result<T, E>;
 
-/// Why one image was not built or published for one kernel.
+/// Reason why an image was not built or published for a kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
-    /// The image, its definition or what it is made from.
+    /// A problem with the image, its definition or its inputs.
     #[error(transparent)]
     Finding(#[from] Finding),
-    /// There is nothing to build of this subject (`<image> for <target>`), and why.
+    /// The subject (`<image> for <target>`) has nothing to build, with the reason.
     #[error("{0}: {1}")]
     Skipped(String, SkipReason),
-    /// Whether this subject can be built could not be found out: an outside system did not answer.
+    /// An external system did not respond, so it is unknown whether the subject can be built.
     #[error("{0}: {1}")]
     Unresolved(String, SkipReason),
-    /// An image that another is compiled against cannot be built.
+    /// A needed image cannot be built.
     #[error("{image} is compiled against {need}, which cannot be built: {}", error_chain(error.as_ref()))]
     Need {
-        /// The image that was asked for.
+        /// The requested image.
         image: String,
         /// The image that it needs.
         need: String,
-        /// Why not.
+        /// The reason why the needed image cannot be built.
         error: Box<TargetError>,
     },
-    /// Nodes and rollout targets cannot be read.
+    /// Nodes or rollout targets cannot be read or written.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// A boot check that came to no result.
+    /// A boot check has no result.
     #[error(transparent)]
     Boot(#[from] BootError),
-    /// A reference in a definition.
+    /// A reference in a definition is invalid.
     #[error(transparent)]
     Reference(#[from] ReferenceError),
-    /// Fetching.
+    /// An input cannot be fetched.
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    /// The engine.
+    /// The engine failed.
     #[error(transparent)]
     Engine(EngineError),
-    /// The registry.
+    /// The registry failed.
     #[error(transparent)]
     Registry(RegistryError),
-    /// The payload, its layer or the binary that the image starts with.
+    /// The payload, its layer or the entrypoint binary is unusable.
     #[error(transparent)]
     Payload(#[from] PayloadError),
-    /// The image.
+    /// The image is invalid or cannot be assembled.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// The cache.
+    /// The cache failed.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// The key that signs modules or images.
+    /// The key that signs modules or images cannot be used.
     #[error(transparent)]
     Signing(#[from] SigningError),
-    /// A file of a definition or of the cache.
+    /// A file of a definition or of the cache cannot be read or written.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// An input is another one than that which the build was planned with.
+    /// An input changed after the build was planned.
     #[error("{0} changed after the build was planned")]
     Outdated(String),
-    /// Another farrier may be the writer by now: why this one may not write.
+    /// The fence is closed, because another replica may be the writer by now. Holds the reason.
     #[error("not written: {0}")]
     Fenced(String),
-    /// Ctrl-C, SIGTERM.
+    /// Canceled by Ctrl-C or SIGTERM.
     #[error("interrupted")]
     Cancelled,
 }
@@ -142,45 +142,45 @@ impl From<EngineError> for TargetError {
 }
 
 impl TargetError {
-    /// A finding of this kind, and what to do.
+    /// Creates a finding of this kind, with a hint.
     pub(crate) fn finding(kind: FindingKind, message: String, hint: Option<String>) -> Self {
         Finding { kind, message, detail: Vec::new(), hint }.into()
     }
 
-    /// Something is not as the work needs it, and what to do.
+    /// Creates a finding about an unmet requirement, with a hint.
     pub(crate) fn unmet(message: String, hint: &str) -> Self {
         Self::finding(FindingKind::Unmet, message, Some(hint.to_owned()))
     }
 
-    /// An image that does not exist.
+    /// Error for an image that does not exist.
     pub(crate) fn no_such_image(reference: impl std::fmt::Display) -> Self {
         Self::finding(FindingKind::Unmet, format!("base image {reference} does not exist"), None)
     }
 
-    /// A cell whose image or family is not among the definitions.
+    /// Error for a cell whose image or family is no longer defined.
     pub(crate) fn definition_gone(subject: &str) -> Self {
         Self::finding(FindingKind::Unmet, format!("{subject}: its definition is gone"), None)
     }
 
-    /// No suite and no directory has headers for a kernel.
+    /// Error for a kernel whose headers are in no suite and no directory.
     pub(crate) fn headers_missing(looked_for: &str, hint: String) -> Self {
         Self::finding(FindingKind::Unmet, format!("no headers for this kernel: {looked_for}"), Some(hint))
     }
 
-    /// A public key that signatures of images are checked with, from a file or a field of the site's definition.
+    /// Error for an unusable public key for image signatures, from a file or a field of the site's definition.
     pub(crate) fn image_key(from: &str, source: KeyError) -> Self {
         let message = format!("use the public key of {from}: {}", error_chain(&source));
         Self::finding(FindingKind::Usage, message, Some(source.hint().to_owned()))
     }
 
-    /// The tag was taken by other content while this build ran.
+    /// Error for a tag that received other content during the build.
     pub(crate) fn overtaken(tag: &crate::image::ImageReference) -> Self {
         let message =
             format!("tag {tag} was published by another farrier during this build, with other inputs");
         Self::unmet(message, "look at the other publisher's definitions, then run again")
     }
 
-    /// A name that is no driver image's.
+    /// Error for a name that matches no driver image.
     pub(crate) fn no_image<'a>(
         name: impl std::fmt::Display,
         known: impl IntoIterator<Item = &'a crate::image::ImageName>,
@@ -190,7 +190,7 @@ impl TargetError {
         Self::finding(FindingKind::Usage, message, None)
     }
 
-    /// A fault of an outside system that may pass within seconds: worth another try in this pass.
+    /// Whether an external system had a fault that may pass within seconds, so that a retry is worthwhile.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Fetch(error) => error.is_transient(),
@@ -201,7 +201,7 @@ impl TargetError {
         }
     }
 
-    /// Will the same inputs fail again, so that trying again before one changes is a waste?
+    /// Whether the same inputs would fail again, so that a retry is useless until an input changes.
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::Finding(Finding {
@@ -213,12 +213,12 @@ impl TargetError {
         }
     }
 
-    /// Did what the definition asks of the check make the failure? Asked for less, the same inputs may do.
+    /// Whether the definition's check policy caused the failure. With a laxer policy the same inputs may succeed.
     pub fn is_of_policy(&self) -> bool {
         matches!(self, Self::Finding(Finding { kind: FindingKind::Unknown | FindingKind::BootRefused, .. }))
     }
 
-    /// Did the definition's deadline make the failure? Given more time, the same inputs may do.
+    /// Whether the definition's deadline caused the failure. With more time the same inputs may succeed.
     pub fn is_of_deadline(&self) -> bool {
         match self {
             Self::Finding(finding) => finding.kind == FindingKind::TooLong,
@@ -227,7 +227,7 @@ impl TargetError {
         }
     }
 
-    /// Was an outside system out of reach?
+    /// Whether an external system was unreachable.
     pub fn is_unreachable(&self) -> bool {
         match self {
             Self::Registry(error) => error.is_unreachable(),
@@ -239,7 +239,7 @@ impl TargetError {
         }
     }
 
-    /// What people want to see below the message: a report, the end of a log.
+    /// Returns details to show below the message, such as a report or the end of a log.
     pub fn detail(&self) -> Vec<String> {
         match self {
             Self::Finding(finding) => finding.detail.clone(),
@@ -248,7 +248,7 @@ impl TargetError {
         }
     }
 
-    /// Is the command or a definition wrong, rather than the world?
+    /// Whether the command or a definition is wrong, as opposed to an external system.
     pub fn is_usage(&self) -> bool {
         match self {
             Self::Need { error, .. } => error.is_usage(),
@@ -259,7 +259,7 @@ impl TargetError {
         }
     }
 
-    /// What to do about it.
+    /// Returns a hint for the user.
     pub fn hint(&self) -> Option<String> {
         self.own_hint().or_else(|| {
             (!self.has_words_of_a_step() && is_full_disk(self))
@@ -267,7 +267,7 @@ impl TargetError {
         })
     }
 
-    /// Whether its text holds what a build step chose to print or to be called.
+    /// Whether the message holds text that a build step controls.
     fn has_words_of_a_step(&self) -> bool {
         matches!(self, Self::Finding(_) | Self::Engine(EngineError::Step(_) | EngineError::Limit(_)))
     }

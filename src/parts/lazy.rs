@@ -1,4 +1,5 @@
-//! Adapter: the engine and the `driver-entrypoint` binary, each got when the first build asks for it, and once for all clones.
+//! Adapter: the engine and the `driver-entrypoint` binary. Each is set up when the first build needs it, once for all
+//! clones.
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
@@ -15,7 +16,7 @@ use crate::{
     payload::{Entrypoint, PayloadError},
 };
 
-/// Engines that are connected at their first use.
+/// Engines that are connected on first use.
 #[derive(Clone)]
 pub struct LazyEngine {
     choice: EngineChoice,
@@ -25,17 +26,18 @@ pub struct LazyEngine {
 }
 
 impl LazyEngine {
-    /// Remembers the choice.
+    /// Stores the choice of engine without connecting.
     pub fn new(choice: EngineChoice, env: EngineEnv) -> Self {
         Self { choice, env, engine: Arc::default(), docker: Arc::default() }
     }
 
-    /// What compiles, connected now if it was not.
+    /// Returns the engine that compiles, connecting it if necessary.
     pub async fn get(&self) -> Result<Engine, EngineError> {
         self.engine.get_or_try_init(|| engine::connect(self.choice, &self.env)).await.cloned()
     }
 
-    /// The daemon, for what is not done in place; also beside a sandbox, unless that one was asked for.
+    /// Returns the daemon, for builds that cannot run in place. With the automatic choice it is available in addition
+    /// to a sandbox; if the sandbox was requested explicitly, it is not.
     pub(crate) async fn docker(&self) -> Result<Arc<DockerEngine>, EngineError> {
         if let Some(Engine::Docker(engine)) = self.engine.get() {
             return Ok(Arc::clone(engine));
@@ -44,8 +46,9 @@ impl LazyEngine {
         self.docker.get_or_try_init(connect).await.cloned()
     }
 
-    /// The architecture that builds run on, of the engine that is found now where none was named: this machine's in a sandbox. A
-    /// daemon may run programs of others, and a cluster may have machines of others.
+    /// Returns the only architecture that builds can run on, or `None` if there may be others. In a sandbox it is this
+    /// machine's. A daemon may run programs of other architectures, and a cluster may have such nodes. An automatic
+    /// choice is resolved now.
     pub(crate) async fn machine(&self) -> Option<Architecture> {
         let is_sandbox = match self.choice {
             EngineChoice::Auto => matches!(self.get().await, Ok(Engine::Sandbox(_))),
@@ -54,7 +57,8 @@ impl LazyEngine {
         is_sandbox.then(native)
     }
 
-    /// Is there a daemon? One that was named and does not answer is told where it is needed.
+    /// Whether a daemon is available. A daemon that was requested explicitly counts as available: if it does not
+    /// respond, the build that needs it reports the error.
     pub(crate) async fn has_daemon(&self) -> bool {
         match self.choice {
             EngineChoice::Auto => self.docker().await.is_ok(),
@@ -63,21 +67,21 @@ impl LazyEngine {
         }
     }
 
-    /// May another engine than the one that was found do a build?
+    /// Whether a build may fall back to another engine than the one that was found.
     pub(crate) fn may_be_another(&self) -> bool {
         self.choice == EngineChoice::Auto
     }
 }
 
-/// The `driver-entrypoint` that images get: read once, so that the plan's digest and the image's layer are of the same
-/// bytes whatever becomes of the file meanwhile.
+/// The `driver-entrypoint` binary for images. It is read once, so that the plan's digest and the image's layer come
+/// from the same bytes even if the file changes.
 #[derive(Clone, Debug, Default)]
 pub struct LazyEntrypoint {
     given: Option<PathBuf>,
     programs: Arc<[Program; 2]>,
 }
 
-/// The one for an architecture.
+/// The binary for one architecture.
 #[derive(Debug, Default)]
 struct Program {
     binary: OnceCell<Arc<Entrypoint>>,
@@ -85,7 +89,7 @@ struct Program {
 }
 
 impl LazyEntrypoint {
-    /// The given file; without one, that beside farrier's own program.
+    /// Uses the given file, or the one next to farrier's executable.
     pub fn new(given: Option<PathBuf>) -> Self {
         Self { given, ..Self::default() }
     }
@@ -94,7 +98,8 @@ impl LazyEntrypoint {
         &self.programs[usize::from(arch == Architecture::Arm64)]
     }
 
-    /// The binary for an architecture, read now if it was not; of another one, where there is no own.
+    /// Returns the binary for an architecture, reading it on first use. If only a binary for another architecture
+    /// exists, that one is returned.
     pub(crate) async fn binary(&self, arch: Architecture) -> Result<&Arc<Entrypoint>> {
         let read = || async {
             let path = boot::find_entrypoint(self.given.as_deref(), arch)?;
@@ -103,7 +108,7 @@ impl LazyEntrypoint {
         self.program(arch).binary.get_or_try_init(read).await
     }
 
-    /// The architectures that there is one for.
+    /// Returns the architectures for which a binary exists.
     pub(crate) async fn architectures(&self) -> Result<BTreeSet<Architecture>> {
         let mut found = BTreeSet::new();
         for arch in [Architecture::Amd64, Architecture::Arm64] {
@@ -112,7 +117,7 @@ impl LazyEntrypoint {
         Ok(found)
     }
 
-    /// Writes the layer for an image of the architecture.
+    /// Writes the entrypoint layer for an image of the architecture.
     pub(crate) async fn write_layer(&self, arch: Architecture, out: PathBuf) -> Result<Layer> {
         let binary = self.binary(arch).await?;
         binary.runs_on(arch)?;
@@ -153,14 +158,14 @@ mod tests {
         let path = bench.parts.definitions.root.join("driver-entrypoint");
         std::fs::write(&path, elf_program(62, 1)).unwrap();
         let first = bench.publish(K9, &[&module()]).await.unwrap();
-        // What became of the file since does not matter: the plan was made with what it was.
+        // Changes of the file no longer matter: the plan used its earlier content.
         std::fs::remove_file(path).unwrap();
         let second = bench.publish(K10, &[&module()]).await.unwrap();
         let [first_layers, second_layers] = [layers(&bench, K9).await, layers(&bench, K10).await];
         assert_eq!((first_layers.len(), second_layers.len()), (2, 2));
         assert_eq!(first_layers[0], second_layers[0]);
         assert_ne!(first_layers[1], second_layers[1]);
-        // The two payloads differ by a few bytes, the entrypoint's layer has hundreds.
+        // The two payloads differ by a few bytes, while the entrypoint's layer has hundreds.
         assert!(second.pushed_bytes < first.pushed_bytes, "{second:?} after {first:?}");
     }
 
@@ -175,7 +180,7 @@ mod tests {
         };
         assert_eq!(found(EngineChoice::Sandbox).await, (Some(native()), false));
         assert_eq!(found(EngineChoice::Docker).await, (None, true));
-        // There is no sandbox, whatever else there is.
+        // There is no sandbox, whatever other engines exist.
         assert_eq!(found(EngineChoice::Auto).await.0, None);
     }
 
@@ -189,7 +194,7 @@ mod tests {
             text.contains("driver-entrypoint at ") && text.contains("cargo build --profile entrypoint"),
             "{text}"
         );
-        // An arm64 one is not for this target.
+        // An arm64 binary does not fit this target.
         let path = bench.parts.definitions.root.join("driver-entrypoint");
         std::fs::write(path, elf_program(183, 1)).unwrap();
         let error = crate::build::cell(&bench.parts, &name, &Bench::target(K9)).await.unwrap_err();

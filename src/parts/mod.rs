@@ -1,4 +1,5 @@
-//! Adapter: what builds, operations on images and the loop share: definitions, cache, registries, engine, reporter.
+//! Adapter: services shared by builds, image operations and the controller: definitions, cache, registries, engine,
+//! reporter.
 
 mod boot;
 mod error;

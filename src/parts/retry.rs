@@ -1,11 +1,11 @@
-//! Adapter: runs an action again after transient faults, by the delays of [`retry_delay`].
+//! Adapter: retries an action after transient errors, with the delays of [`retry_delay`].
 
 use tokio_util::sync::CancellationToken;
 
 use super::error::TargetError;
 use crate::{error_chain, registry::retry_delay};
 
-/// Runs `action` until it succeeds, fails for good, or the retry policy gives up.
+/// Runs `action` until it succeeds, fails permanently, or exhausts the retries.
 pub(super) async fn with_retry<T, E, F>(
     what: &str,
     cancel: &CancellationToken,

@@ -1,4 +1,5 @@
-//! Adapter: the parts themselves: which registry holds a repository, what stands there, and may this process write.
+//! Adapter: [`Parts`]: selects the registry for a repository, looks up images, and checks whether this process may
+//! write.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,74 +36,75 @@ use crate::{
     signing::ModuleSigner,
 };
 
-/// Requests to a registry at a time, where several are independent of each other.
+/// Number of concurrent requests to a registry for independent lookups.
 pub(crate) const AT_ONCE: usize = 16;
 
-/// How often a process that may not write looks whether it may.
+/// Interval at which a process behind a closed fence checks the fence.
 const FENCE_LOOKS: Duration = Duration::from_millis(500);
 
-/// Largest document that is read; a report of 500 modules with findings has less than 1 MiB, a bill of 600 packages 400 KiB.
+/// Size limit for documents, in bytes. A report of 500 modules with findings has less than 1 MiB, and a bill of
+/// materials with 600 packages has 400 KiB.
 const MAX_DOCUMENT: u64 = 16 << 20;
 
-/// A registry that is only read.
+/// A read-only registry.
 #[derive(Clone)]
 pub struct NeedsFrom {
-    /// As the user named it.
+    /// Location as the user named it.
     pub location: RegistryLocation,
-    /// The same, connected.
+    /// Client for that location.
     pub registry: Arc<dyn Registry>,
 }
 
-/// How much may be built at once.
+/// Limits on concurrent builds.
 #[derive(Clone, Copy, Debug)]
 pub struct BuildLimits {
-    /// Builds, whatever they take.
+    /// Maximum number of builds.
     pub at_once: usize,
-    /// What they may take together.
+    /// Resources that concurrent builds may use together.
     pub budget: Budget,
 }
 
-/// Everything that builds and operations on images work with. A clone shares engine, registry and cache.
+/// Everything that builds and image operations need. Clones share the engine, the registry and the cache.
 #[derive(Clone)]
 pub struct Parts {
-    /// What is to be built.
+    /// Definitions in use.
     pub definitions: Definitions,
     /// Fetches headers, sources and root file systems.
     pub fetcher: Fetcher,
-    /// Header sets, logs, failures.
+    /// Cache of header sets, logs and failures.
     pub cache: Cache,
-    /// Where images go, as the user named it.
+    /// Registry that images are published to, as the user named it.
     pub location: RegistryLocation,
-    /// The same, connected.
+    /// Client for `location`.
     pub registry: Arc<dyn Registry>,
-    /// Where needed images are looked up, when that is not where images go: a build that publishes nothing.
+    /// Registry for looking up needed images, if not `registry`; set for a build that publishes nothing.
     pub needs_from: Option<NeedsFrom>,
-    /// The distribution protocol, for base images of other registries.
+    /// Client of the distribution protocol, for base images in other registries.
     pub remote: Arc<dyn Registry>,
     /// Credentials for the engine when it pulls a toolchain.
     pub credentials: Keyring,
-    /// What compiles; connected when the first build needs it, so that a pass with nothing to do
+    /// Engine that compiles. It is connected when the first build needs it, so that a reconcile with nothing to do
     /// needs no engine.
     pub engine: LazyEngine,
-    /// The binary that is put into images that start with it.
+    /// The `driver-entrypoint` binary for images.
     pub entrypoint: LazyEntrypoint,
-    /// How much may be built at once.
+    /// Limits on concurrent builds.
     pub limits: BuildLimits,
-    /// Signs modules, where the site has them signed.
+    /// Signs modules, if the site signs modules.
     pub module_signer: Option<Arc<ModuleSigner>>,
-    /// Boots kernels for definitions with `check.boot: true`; without one, those fail.
+    /// Boots kernels for definitions with `check.boot: true`. Without a boot checker, their builds fail.
     pub boot_checker: Option<Arc<dyn BootChecker>>,
-    /// Receives what happens.
+    /// Receives progress reports.
     pub reporter: Arc<dyn Reporter>,
-    /// Which farrier this is, where a cluster has several.
+    /// Name of this farrier, if a cluster has several.
     pub instance: Instance,
-    /// Says whether this process may still write; `None` where no other process could be the writer.
+    /// Tells whether this process may still write; `None` if no other process can be the writer.
     pub fence: Option<Arc<dyn Fence>>,
-    /// Stops the work; nothing half-done is left behind.
+    /// Cancels all work. Nothing incomplete is left behind.
     pub cancel: CancellationToken,
 }
 
-/// A registry as a plan needs it: what names start with, and whether nodes can pull from there.
+/// Returns the registry as the planner needs it: the prefix of image names, and whether nodes can pull from there.
 pub(crate) fn image_location(location: &RegistryLocation) -> ImageLocation {
     match location {
         RegistryLocation::Remote { .. } => ImageLocation { prefix: location.to_string(), pullable: true },
@@ -111,13 +113,15 @@ pub(crate) fn image_location(location: &RegistryLocation) -> ImageLocation {
 }
 
 impl Parts {
-    /// The same, for one piece of work: what it takes out of the cache is in use until it is dropped, and no longer.
+    /// Returns a clone for one piece of work. Cache entries that it uses are protected from eviction until the clone is
+    /// dropped.
     pub(crate) fn in_use(&self) -> Self {
         let fetcher = self.fetcher.in_use();
         Self { cache: fetcher.cache().clone(), fetcher, ..self.clone() }
     }
 
-    /// Takes away what killed farriers left in the cache, and what is too much in it. That it cannot costs room, and no work.
+    /// Removes leftovers of killed farrier processes from the cache, and evicts entries above the quotas. On failure
+    /// only disk space is wasted.
     pub(crate) async fn make_room(&self) {
         let (cache, quotas) = (self.cache.clone(), self.definitions.site.storage);
         if let Err(error) = blocking(move || cache.make_room(&quotas)).await {
@@ -125,8 +129,8 @@ impl Parts {
         }
     }
 
-    /// When each certificate that farrier shows, trusts and signs modules with ends, as read at the start, and each file of OpenPGP
-    /// keys that definitions name.
+    /// Returns expiry times, as read at startup: of the certificates that farrier presents, trusts or signs modules
+    /// with, and of the OpenPGP key files that definitions name.
     pub(crate) fn certificate_ends(&self) -> Vec<(String, Timestamp)> {
         let signer = self.module_signer.iter();
         let signer = signer.map(|signer| ("moduleSigning".to_owned(), signer.certificate().not_after));
@@ -134,7 +138,7 @@ impl Parts {
         self.fetcher.net().certificate_ends().into_iter().chain(signer).chain(keys).collect()
     }
 
-    /// Fails where this process may not write (any more). Asked before each write to a registry or cluster.
+    /// Fails if this process may not write (any more). Called before each write to a registry or cluster.
     pub(crate) fn may_write(&self) -> Result<()> {
         match self.fence.as_ref().and_then(|fence| fence.closed()) {
             Some(why) => Err(TargetError::Fenced(why)),
@@ -142,7 +146,7 @@ impl Parts {
         }
     }
 
-    /// Waits until this process may write, or is to stop.
+    /// Waits until this process may write. Fails on cancellation.
     pub(crate) async fn until_writable(&self) -> Result<()> {
         while let Err(fenced) = self.may_write() {
             tracing::debug!(%fenced, "waits to publish");
@@ -152,7 +156,8 @@ impl Parts {
         Ok(())
     }
 
-    /// Runs `action` until it succeeds, fails for good, or the retry policy gives up. Registries retry by themselves.
+    /// Runs `action` until it succeeds, fails permanently, or exhausts the retries. Registry clients retry on their
+    /// own.
     pub(crate) async fn retry<T, E, F>(&self, what: &str, action: impl FnMut() -> F) -> Result<T>
     where
         F: Future<Output = Result<T, E>>,
@@ -161,13 +166,13 @@ impl Parts {
         with_retry(what, &self.cancel, action).await
     }
 
-    /// The registry that holds a repository: the layout directory for what farrier publishes there, the
-    /// distribution protocol for everything else.
+    /// Returns the client for a repository: the configured registry for what farrier publishes there, the distribution
+    /// protocol for everything else.
     pub(crate) fn registry_of(&self, repository: &Repository) -> &dyn Registry {
         if self.location.holds(repository) { self.registry.as_ref() } else { self.remote.as_ref() }
     }
 
-    /// The registry in which needed images of a repository are looked up.
+    /// Returns the registry in which needed images of a repository are looked up.
     pub(crate) fn registry_of_needs(&self, repository: &Repository) -> &dyn Registry {
         match &self.needs_from {
             Some(from) => from.registry.as_ref(),
@@ -175,18 +180,18 @@ impl Parts {
         }
     }
 
-    /// The manifest that a reference names, in the registry that holds it.
+    /// Returns the manifest of a reference, if it exists.
     pub(crate) async fn manifest(&self, reference: &ImageReference) -> Result<Option<StoredManifest>> {
         let ImageReference { repository, version } = reference;
         Ok(self.registry_of(repository).manifest(repository, version).await?)
     }
 
-    /// The same for one that must be there.
+    /// Returns the manifest of a reference. Fails if it does not exist.
     pub(crate) async fn existing_manifest(&self, reference: &ImageReference) -> Result<StoredManifest> {
         self.manifest(reference).await?.ok_or_else(|| TargetError::no_such_image(reference))
     }
 
-    /// What the registry holds under a name of images that farrier published, or of needed ones.
+    /// Looks up an image that farrier published, or a needed image.
     pub(crate) async fn look_up(&self, reference: &ImageReference) -> Result<Option<Published>> {
         let ImageReference { repository, version } = reference;
         let registry = self.registry_of_needs(repository);
@@ -197,7 +202,7 @@ impl Parts {
                 let entries = entries(registry, repository, &index, &stored.bytes).await?.into_iter();
                 entries.map(|(architecture, stored)| (architecture, published(&stored))).collect()
             }
-            // One of several kernels shares its tag whatever the pattern of the others is.
+            // Tags of union images are shared between architectures, whatever the tag patterns of other images are.
             Ok(AnyManifest::Image(image))
                 if self.shares_tags(repository) || image.annotations.contains_key(annotations::MEMBERS) =>
             {
@@ -215,7 +220,7 @@ impl Parts {
         Ok(Some(found))
     }
 
-    /// The image for an architecture under such a name.
+    /// Looks up the image for one architecture.
     pub(crate) async fn look_up_for(
         &self,
         reference: &ImageReference,
@@ -225,17 +230,17 @@ impl Parts {
         Ok(found.and_then(|found| found.for_architecture(architecture).cloned()))
     }
 
-    /// May tags of a repository be those of images for several architectures?
+    /// Whether images of several architectures share the tags of a repository.
     pub(crate) fn shares_tags(&self, repository: &Repository) -> bool {
         let name = self.location.name_of(repository);
         name.and_then(|name| self.definitions.images.get(name))
             .is_some_and(|image| share_tags(&image.spec.tags))
     }
 
-    /// Where the copy of an image stands, or would; `None` for what lies below the registry's prefix itself.
+    /// Returns the repository of an image's mirror copy; `None` for an image below the registry's prefix itself.
     pub(crate) fn place_of_copy(&self, reference: &ImageReference) -> Result<Option<Repository>> {
         let location = match &self.needs_from {
-            // It holds images to compile against; nothing else is read from it.
+            // A layout directory only provides images to compile against.
             Some(NeedsFrom { location: RegistryLocation::Layout(_), .. }) => return Ok(None),
             Some(NeedsFrom { location, .. }) => location,
             None => &self.location,
@@ -246,14 +251,14 @@ impl Parts {
         Ok(Some(location.repository(&mirror_name(&reference.repository))?))
     }
 
-    /// The digest of an image's copy, where there is a copy.
+    /// Returns the digest of an image's mirror copy, if there is one.
     async fn copy_of(&self, reference: &ImageReference) -> Result<Option<(Repository, Digest)>> {
         let Some(place) = self.place_of_copy(reference)? else { return Ok(None) };
         let found = self.registry_of_needs(&place).manifest(&place, &reference.version).await?;
         Ok(found.map(|found| (place, found.digest)))
     }
 
-    /// Where an image is fetched from: its copy, if the registry has one, since one digest has one content.
+    /// Returns the reference to fetch an image from: its mirror copy, if there is one, pinned by digest.
     pub(crate) async fn nearest(&self, reference: ImageReference) -> Result<ImageReference> {
         Ok(match self.copy_of(&reference).await? {
             Some((repository, digest)) => ImageReference { repository, version: Version::Digest(digest) },
@@ -261,17 +266,17 @@ impl Parts {
         })
     }
 
-    /// A reference of a definition with its tag replaced by the digest it has now.
+    /// Parses a reference in a definition and pins its tag to the current digest.
     pub(crate) async fn resolve_reference(&self, text: &str) -> Result<ImageReference> {
         self.pinned(text.parse()?).await?.ok_or_else(|| TargetError::no_such_image(text))
     }
 
-    /// The same; nothing where its tag is not there.
+    /// Pins a reference to the current digest; `None` if the tag does not exist.
     pub(crate) async fn pinned(&self, reference: ImageReference) -> Result<Option<ImageReference>> {
         if matches!(reference.version, Version::Digest(_)) {
             return Ok(Some(reference));
         }
-        // What a tag names may have changed upstream; where that is not asked, what was copied last counts.
+        // A tag may have moved upstream. Offline, farrier cannot ask upstream, so the latest copy counts.
         let copy = if self.fetcher.is_offline() { self.copy_of(&reference).await? } else { None };
         let digest = match copy {
             Some((_, digest)) => Some(digest),
@@ -281,7 +286,7 @@ impl Parts {
         Ok(digest.map(|digest| ImageReference { repository, version: Version::Digest(digest) }))
     }
 
-    /// A blob as a file in the cache, fetched when it is not there.
+    /// Returns a blob as a file in the cache, fetching it if necessary.
     pub(crate) async fn blob_file(&self, repository: &Repository, blob: &Descriptor) -> Result<PathBuf> {
         let registry = self.registry_of(repository);
         let fetch = |to: PathBuf| async move {
@@ -290,7 +295,7 @@ impl Parts {
         self.cache.get_or_make_file(BLOBS, blob.digest.hex(), fetch).await
     }
 
-    /// An image's configuration, of at most [`MAX_MANIFEST`] bytes.
+    /// Reads an image's configuration, of at most [`MAX_MANIFEST`] bytes.
     pub(crate) async fn configuration(&self, repository: &Repository, blob: &Descriptor) -> Result<Vec<u8>> {
         if blob.size > MAX_MANIFEST as u64 {
             let bytes = usize::try_from(blob.size).unwrap_or(usize::MAX);
@@ -298,12 +303,12 @@ impl Parts {
         }
         let file = fs_err::tokio::File::open(self.blob_file(repository, blob).await?).await?;
         let mut bytes = Vec::new();
-        // What is in the cache under this digest may have come with another size.
+        // The cached blob of this digest may have another size than this descriptor states.
         file.take(blob.size).read_to_end(&mut bytes).await?;
         Ok(bytes)
     }
 
-    /// A small blob in memory.
+    /// Reads a small blob into memory.
     pub(crate) async fn small_blob(
         &self,
         repository: &Repository,
@@ -336,7 +341,8 @@ async fn fetch_small(
     Ok(bytes)
 }
 
-/// What a manifest says. One that is not ours, or not even one, has no input hash: the plan reports a conflict.
+/// Extracts the facts of a manifest. A manifest that farrier did not write, or that is invalid, has no input hash: the
+/// plan reports a conflict.
 fn published(stored: &StoredManifest) -> Published {
     let facts = ImageFacts::from_manifest(&stored.bytes).unwrap_or_default();
     Published {
@@ -350,8 +356,9 @@ fn published(stored: &StoredManifest) -> Published {
     }
 }
 
-/// The images of an index, each for its architecture; none where something is in it that farrier did not publish, or the bytes are
-/// not as farrier writes an index: runtimes get the whole of it, and must find these images in it and no others.
+/// Returns the images of an index by architecture. Returns none if farrier did not publish an entry, or if the bytes
+/// are not in the form that farrier writes. Container runtimes parse the whole index, and must find these images in it
+/// and no others.
 pub(crate) async fn entries(
     registry: &dyn Registry,
     repository: &Repository,
@@ -368,7 +375,7 @@ pub(crate) async fn entries(
         let Some(architecture) = architecture.filter(linux).filter(|found| named.insert(*found)) else {
             return Ok(BTreeMap::new());
         };
-        // One that has gone is published again.
+        // A missing image is skipped, so that it is published again.
         let Some(stored) = registry.manifest(repository, &Version::Digest(entry.digest.clone())).await?
         else {
             continue;

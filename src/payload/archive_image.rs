@@ -1,4 +1,4 @@
-//! Adapter: images that an engine made (`output: image`): import for publication, modules for the check.
+//! Adapter: images made by an engine (`output: image`): imports them for publication and extracts their modules for the check.
 
 use std::{
     collections::HashSet,
@@ -22,7 +22,7 @@ use crate::oci::{
 };
 use crate::tree_removal::remove_tree;
 
-/// Larger than all modules of any distribution's kernel together.
+/// Maximum total size of modules in bytes, larger than all modules of any distribution's kernel.
 const MAX_MODULE_BYTES: u64 = 8 << 30;
 
 /// An engine's image as files.
@@ -30,14 +30,13 @@ const MAX_MODULE_BYTES: u64 = 8 << 30;
 pub struct ArchiveImage {
     /// The configuration's bytes.
     pub config: Vec<u8>,
-    /// The layers, the lowest first, each with its file.
+    /// Layers with their files, lowest first.
     pub layers: Vec<(PathBuf, Layer)>,
 }
 
 /// Reads a `docker save` archive and writes its layers into `work_dir`, compressed. Blocks.
 ///
-/// Compressed layers are compressed again, so that the same image gives the same digests whichever
-/// engine saved it.
+/// Compressed layers are compressed again, so that the same image has the same digests whichever engine saved it.
 pub fn import_docker_archive(archive: &Path, work_dir: &Path) -> Result<ArchiveImage> {
     let mut file = File::open(archive)?;
     let image = ImageArchive::open(BufReader::new(&file))?;
@@ -58,8 +57,8 @@ pub fn import_docker_archive(archive: &Path, work_dir: &Path) -> Result<ArchiveI
     Ok(ArchiveImage { config: image.config, layers })
 }
 
-/// Writes the modules (`*.ko`, also compressed) under any `lib/modules/` of an image archive into `dest`, as
-/// the stacked layers leave them; `usr/lib/modules` becomes `lib/modules`. Returns how many. Blocks.
+/// Writes the modules (`*.ko`, also compressed) below any `lib/modules/` of an image archive into `dest`, as the stacked layers
+/// show them. `usr/lib/modules` becomes `lib/modules`. Returns the number of modules. Blocks.
 pub fn extract_modules(archive: &Path, dest: &Path) -> Result<usize> {
     apply_layers(&ImageLayers::Archive(archive.to_owned()), dest, &|path| {
         let is_module = has_module_name(path) && below(path, ["lib", "modules"]).is_some();
@@ -69,27 +68,27 @@ pub fn extract_modules(archive: &Path, dest: &Path) -> Result<usize> {
     Ok(walkdir::WalkDir::new(dest).into_iter().filter_map(Result::ok).filter(is_file).count())
 }
 
-/// Where an image's layers are.
+/// Location of an image's layers.
 #[derive(Clone, Debug)]
 pub enum ImageLayers {
-    /// Each a file, the lowest first.
+    /// One file per layer, lowest first.
     Files(Vec<PathBuf>),
-    /// All in a `docker save` archive.
+    /// A `docker save` archive with all layers.
     Archive(PathBuf),
 }
 
-/// What is wanted of a file of an image.
+/// How much of a file in an image is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keep {
-    /// Nothing at all.
+    /// The file is skipped.
     Nothing,
-    /// That it is there: an empty file stands for it.
+    /// An empty file with the same name.
     Name,
-    /// Its bytes.
+    /// The file with its content.
     Content,
 }
 
-/// Puts what `keep` wants of all layers into `dest`, the lowest first.
+/// Writes the files selected by `keep` into `dest`, applying the layers from the lowest up.
 pub(super) fn apply_layers(layers: &ImageLayers, dest: &Path, keep: &dyn Fn(&Path) -> Keep) -> Result<()> {
     let mut stack = Stack { dest, keep, left: MAX_MODULE_BYTES, written: HashSet::new() };
     match layers {
@@ -109,18 +108,18 @@ pub(super) fn apply_layers(layers: &ImageLayers, dest: &Path, keep: &dyn Fn(&Pat
     Ok(())
 }
 
-/// What the layers have left so far. Only directories and regular files are ever made below `dest`, so no path leads out of it.
+/// The layers applied so far. Only directories and regular files are created below `dest`, so no path leads out of it.
 struct Stack<'a> {
     dest: &'a Path,
     keep: &'a dyn Fn(&Path) -> Keep,
-    /// Bytes that may still be written.
+    /// Number of bytes that may still be written.
     left: u64,
-    /// By the uppermost layer.
+    /// Files written by the current layer.
     written: HashSet<PathBuf>,
 }
 
 impl Stack<'_> {
-    /// Puts a layer over those before it.
+    /// Applies a layer on top of the earlier ones.
     fn apply(&mut self, tar: impl io::Read) -> Result<()> {
         self.written.clear();
         each_entry(tar, |names, entry| self.entry(names, entry).map(ControlFlow::<()>::Continue)).map(drop)
@@ -130,7 +129,7 @@ impl Stack<'_> {
         let Some(plain) = plain_path(Path::new(&names.path)) else { return Ok(()) };
         let (kind, link) = (entry.header().entry_type(), Path::new(&names.link));
         let merge_link = kind == EntryType::Symlink && is_link_into_usr(&plain, link);
-        // `lib -> usr/lib` replaces nothing: both are one directory in `dest`.
+        // `lib -> usr/lib` replaces nothing: both are the same directory in `dest`.
         if kind == EntryType::Directory || merge_link {
             return Ok(());
         }
@@ -146,11 +145,11 @@ impl Stack<'_> {
         if source.as_deref() == Some(&place) {
             return Ok(());
         }
-        // Whatever the entry is, it replaces what lower layers had there.
+        // Any entry replaces what lower layers have at the path.
         remove(&place)?;
         let keep = (self.keep)(&path);
         let content = match source {
-            // A link to something that was not written is a link to something that is not wanted.
+            // The target of this hard link was not written, so it is not wanted.
             Some(source) if source.is_file() => Some(source),
             None if kind == EntryType::Regular => None,
             None if kind == EntryType::Symlink && keep == Keep::Name => None,
@@ -168,7 +167,7 @@ impl Stack<'_> {
         Ok(())
     }
 
-    /// A link is copied, so it counts as often as there are names.
+    /// Writes a file. A hard link is copied, so its content counts once per name.
     fn write(
         &mut self,
         place: &Path,
@@ -204,19 +203,19 @@ fn without_usr(path: PathBuf) -> PathBuf {
     }
 }
 
-/// Does a file go by a module's name?
+/// Whether a file has the name of a module.
 pub(super) fn has_module_name(path: &Path) -> bool {
     path.file_name().and_then(|name| name.to_str()).is_some_and(is_module_file)
 }
 
-/// The part of a path below a directory of these two names, wherever that is.
+/// Returns the part of a path below the first directory with these two names.
 pub(super) fn below(path: &Path, directory: [&str; 2]) -> Option<PathBuf> {
     let names: Vec<_> = path.iter().collect();
     let at = names.windows(2).position(|pair| pair == directory)?;
     Some(names.iter().skip(at + 2).collect())
 }
 
-/// Makes the directories above a file; a file of a lower layer in their way is replaced, as a runtime would.
+/// Creates the parents of a file, replacing files of lower layers in the way, as a container runtime would.
 fn make_parents(dest: &Path, file: &Path) -> Result<()> {
     let inner = file.parent().and_then(|parent| parent.strip_prefix(dest).ok());
     let mut place = dest.to_owned();

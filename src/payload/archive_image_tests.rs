@@ -15,7 +15,7 @@ fn layer(entries: &[(&str, Is<'_>)]) -> Vec<u8> {
         let mut header = tar::Header::new_gnu();
         header.set_mode(0o644);
         header.set_size(0);
-        // Written as it is: `append_data` refuses what hostile archives hold.
+        // Write the name directly: `append_data` refuses hostile names.
         header.as_old_mut().name[..path.len()].copy_from_slice(path.as_bytes());
         match is {
             Is::File(content) => {
@@ -41,7 +41,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A `docker save` archive of these layers, the second one compressed as containerd's store does it.
+/// Makes a `docker save` archive of these layers, the second one compressed as in containerd's store.
 fn archive(directory: &Path, layers: &[Vec<u8>]) -> PathBuf {
     let ids: Vec<_> = layers.iter().map(|tar| Digest::of(tar).to_string()).collect();
     let config = serde_json::json!({"rootfs": {"type": "layers", "diff_ids": ids}}).to_string();
@@ -79,7 +79,7 @@ fn modules(layers: &[Vec<u8>]) -> Vec<(String, String)> {
         .collect();
     found.sort();
     assert_eq!(found.len(), count);
-    // The archive and the destination are all there is: nothing was written elsewhere.
+    // Only the archive and the destination exist: nothing was written elsewhere.
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
     found
 }
@@ -104,7 +104,7 @@ fn layers_are_compressed_and_checked() {
     }
     assert_eq!(fs::read_dir(&work).unwrap().count(), 2);
 
-    // One changed byte in a layer.
+    // Change one byte in a layer.
     let mut bytes = fs::read(&image).unwrap();
     let at = bytes.windows(1).position(|w| w == b"1").unwrap();
     bytes[600.max(at)] ^= 1;
@@ -130,7 +130,7 @@ fn upper_layers_replace_and_delete() {
             ("lib/modules/.wh.6.0", Is::File("")),
             ("lib/modules/6.1/e.ko", Is::Link("lib/modules/6.1/a.ko")),
             ("lib/modules/6.1/f.ko", Is::Symlink("a.ko")),
-            // After the directory's own content, which it must not delete.
+            // The whiteout comes after the directory's own content, which it must not delete.
             ("opt/x/lib/modules/6.1/g.ko", Is::File("g2")),
             ("opt/x/lib/modules/6.1/.wh..wh..opq", Is::File("")),
         ]),

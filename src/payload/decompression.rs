@@ -1,4 +1,4 @@
-//! Adapter: decompresses module files, within a budget of bytes and time that all modules of one check share.
+//! Adapter: decompresses module files, within a budget of bytes and time shared by all modules of one check.
 
 use std::{
     fs::File,
@@ -16,17 +16,17 @@ use super::{
 };
 use crate::{image::Period, kmod::ModuleError};
 
-/// Bytes that the modules of one check have after decompression, counted each time that one is read: up to four times,
-/// with signing and a boot check. The largest known payload with debug information has 600 MB.
+/// Maximum size of all decompressed modules of one check, in bytes. Each read of a module counts, up to four times with signing
+/// and a boot check. The largest known payload with debug information has 600 MB.
 const MAX_BYTES: u64 = 4 << 30;
-/// Bytes of one module after decompression; the largest known one has 185 MB with its debug information.
+/// Maximum size of one decompressed module in bytes. The largest known one has 185 MB with debug information.
 const MAX_MODULE: u64 = 1 << 30;
-/// Memory that an xz stream may ask for. The kernel's own build uses a dictionary of 2 MiB.
+/// Memory limit of an xz stream in bytes. The kernel's own build uses a dictionary of 2 MiB.
 const MAX_XZ_MEMORY: u64 = 128 << 20;
-/// Time for a check that has no definition, and so no `build.deadline`.
+/// Time limit of a check without a definition, and thus without `build.deadline`.
 const WITHOUT_BUILD: Period = Period::seconds(600);
 
-/// Bytes and time that the decompression of modules may take, over all readers of one check.
+/// Budget of bytes and time for decompressing modules, shared by all readers of one check.
 #[derive(Debug)]
 pub struct DecompressionBudget {
     limits: Limits,
@@ -47,17 +47,17 @@ struct Spent {
 }
 
 impl DecompressionBudget {
-    /// A build's budget: `used` of its deadline is over.
+    /// Creates a build's budget, of whose deadline `used` has already passed.
     pub fn of_build(deadline: Period, used: Duration) -> Self {
         Self::new(Limits { bytes: MAX_BYTES, module: MAX_MODULE, deadline }, used)
     }
 
-    /// The budget of a check without a build.
+    /// Creates the budget of a check without a build.
     pub fn without_build() -> Self {
         Self::of_build(WITHOUT_BUILD, Duration::ZERO)
     }
 
-    /// A budget of few bytes.
+    /// Creates a budget of `bytes` bytes.
     #[cfg(test)]
     pub(crate) fn of_bytes(bytes: u64) -> Self {
         Self::new(Limits { bytes, module: bytes, deadline: WITHOUT_BUILD }, Duration::ZERO)
@@ -67,8 +67,8 @@ impl DecompressionBudget {
         Self { limits, spent: Mutex::new(Spent { bytes: 0, time }) }
     }
 
-    /// Opens a module file, decompressed into a file without a name where it must be. `module` is its name in messages. The
-    /// outer error is the disk's or the budget's, the inner one that of the compressed data.
+    /// Opens a module file. A compressed one is decompressed into an unnamed temporary file. `module` is its name in messages.
+    /// The outer error concerns the disk or the budget, the inner one the compressed data.
     pub(super) fn open(
         &self,
         path: &Path,
@@ -85,7 +85,7 @@ impl DecompressionBudget {
             },
             Compression::Zstd => Box::new(zstd::Decoder::new(file)?),
         };
-        // A file, not memory: with debug information a module can be larger than all else that farrier holds.
+        // A file instead of memory: a module with debug information can be larger than everything else that farrier holds.
         let mut plain = tempfile::tempfile()?;
         if let Err(error) = self.copy(module, &mut reader, &mut plain)? {
             return Ok(Err(error));
@@ -94,7 +94,7 @@ impl DecompressionBudget {
         Ok(Ok(plain))
     }
 
-    /// Copies what a decoder gives, each piece after it has been charged.
+    /// Copies a decoder's output, charging each chunk before it is written.
     fn copy(
         &self,
         module: &Path,
@@ -121,7 +121,7 @@ impl DecompressionBudget {
         }
     }
 
-    /// Charges the work on one module.
+    /// Returns a meter that charges the work on one module.
     pub(super) fn meter<'a>(&'a self, module: &'a Path) -> Meter<'a> {
         Meter { budget: self, module, bytes: 0, since: Instant::now() }
     }
@@ -136,7 +136,7 @@ pub(super) struct Meter<'a> {
 }
 
 impl Meter<'_> {
-    /// Charges bytes, before they are written, and the time since the last charge.
+    /// Charges bytes before they are written, and the time since the last charge.
     pub(super) fn charge(&mut self, bytes: u64) -> Result<()> {
         let Limits { bytes: limit, deadline, .. } = self.budget.limits;
         let now = Instant::now();
@@ -156,7 +156,7 @@ impl Meter<'_> {
     }
 }
 
-/// Charges the time that it takes to fill a writer.
+/// A writer that charges the time spent on producing its data.
 pub(super) struct Metered<'a, W> {
     pub(super) meter: Meter<'a>,
     pub(super) writer: W,

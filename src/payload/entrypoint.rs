@@ -1,4 +1,4 @@
-//! Adapter: `driver-entrypoint`, the static binary that farrier puts into driver images, as a layer of its own.
+//! Adapter: `driver-entrypoint`, the static binary that farrier adds to driver images as a separate layer.
 
 use std::{
     fs::File,
@@ -18,25 +18,25 @@ use crate::{
     oci::{EntryKind, Layer, LayerWriter},
 };
 
-/// Where the binary is in images. `/usr` is a directory on every base, usr-merged or not.
+/// Path of the binary in images. `/usr` is a directory on every base, usr-merged or not.
 const BINARY: &str = "usr/bin/driver-entrypoint";
-/// Ten times what the binary has: whatever is larger is something else.
+/// Maximum size in bytes, ten times the binary's size; a larger file is something else.
 const LIMIT: u64 = 64 << 20;
 const MTIME: u64 = 0;
 
-/// The binary.
+/// The `driver-entrypoint` binary.
 #[derive(Debug)]
 pub struct Entrypoint {
     path: PathBuf,
-    /// Digest of its bytes.
+    /// Digest of the binary.
     pub digest: Digest,
-    /// What it runs on.
+    /// Architecture of the binary.
     pub arch: Architecture,
     bytes: Vec<u8>,
 }
 
 impl Entrypoint {
-    /// Reads the binary and sees that it runs without anything beside it. Blocks.
+    /// Reads the binary and checks that it is statically linked. Blocks.
     pub fn read(path: &Path) -> Result<Self> {
         let failed = |source| PayloadError::Entrypoint(path.to_owned(), source);
         let unfit = |why: &str| PayloadError::Unfit(path.to_owned(), why.to_owned());
@@ -49,7 +49,7 @@ impl Entrypoint {
         Ok(Self { path: path.to_owned(), digest: Digest::of(&bytes), arch, bytes })
     }
 
-    /// Fails where an image or a kernel is for other machines.
+    /// Fails if an image or a kernel has another architecture.
     pub fn runs_on(&self, wanted: Architecture) -> Result<()> {
         if self.arch == wanted {
             return Ok(());
@@ -58,12 +58,12 @@ impl Entrypoint {
         Err(PayloadError::Unfit(self.path.clone(), why))
     }
 
-    /// The program.
+    /// Returns the binary's content.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The layer and its bytes: the same for every image and kernel.
+    /// Returns the layer and its bytes, which are the same for every image and kernel.
     pub fn layer(&self) -> Result<(Layer, Vec<u8>)> {
         let mut writer = LayerWriter::new(Vec::new(), MTIME);
         for directory in ["usr", "usr/bin"] {
@@ -72,7 +72,7 @@ impl Entrypoint {
         let mut content = self.bytes.as_slice();
         let kind = EntryKind::File { size: content.len() as u64, content: &mut content };
         writer.entry(Path::new(BINARY), 0o755, kind)?;
-        // What operators' manifests and people call: the binary looks at its own name.
+        // Names that operators' manifests and people use; the binary checks the name it was called by.
         let [program, links @ ..] = DRIVER_ENTRYPOINTS;
         for link in links {
             let target = Path::new(program);
@@ -82,7 +82,7 @@ impl Entrypoint {
     }
 }
 
-/// The architecture of a statically linked program.
+/// Returns the architecture of a statically linked program.
 fn static_program(bytes: &[u8]) -> Result<Architecture, &'static str> {
     const NO_PROGRAM: &str = "it is no 64-bit ELF program";
     let header = elf::FileHeader64::<Endianness>::parse(bytes).map_err(|_| NO_PROGRAM)?;
@@ -104,7 +104,7 @@ fn static_program(bytes: &[u8]) -> Result<Architecture, &'static str> {
     }
 }
 
-/// An ELF header with one program header: a program for a machine (62 is x86-64), as far as a look at it tells.
+/// Makes an ELF header with one program header, enough to look like a program for a machine (62 is x86-64).
 #[cfg(test)]
 pub fn elf_program(machine: u16, segment: u32) -> Vec<u8> {
     let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();

@@ -1,4 +1,4 @@
-//! Adapter: why a payload, a layer of one, or the binary that goes beside it cannot be used.
+//! Adapter: errors about a payload, its layers, or `driver-entrypoint`.
 
 use std::{io, path::PathBuf};
 
@@ -10,32 +10,32 @@ use crate::{
     signing::SigningError,
 };
 
-/// What work on a payload comes to.
+/// Result of work on a payload.
 pub type Result<T, E = PayloadError> = std::result::Result<T, E>;
 
-/// Why a payload cannot be used.
+/// Reason why a payload cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say what the fields are")]
+#[expect(missing_docs, reason = "the error messages explain the fields")]
 pub enum PayloadError {
-    /// Exposed paths that are not there, and what is near the first.
+    /// Exposed paths are missing: these paths, and existing names near the first one.
     #[error("the payload has no {missing}, which the definition exposes; {1}", missing = .0.join(", "))]
     Missing(Vec<String>, String),
-    /// An exposed link, absolute in the payload, whose target cannot be followed where the tree is used.
+    /// An exposed link cannot be resolved where the tree is used, because its target is outside of it.
     #[error("exposed link {} -> {}: {why}", .link.display(), .target.display())]
     Link { link: PathBuf, target: PathBuf, why: &'static str },
-    /// An exposed path that has another place on a usr-merged base.
+    /// An exposed path would move on a usr-merged base.
     #[error("exposed path {0} lies in a directory that is a link on usr-merged systems")]
     Merged(String),
-    /// An exposed device, socket or FIFO.
+    /// An exposed entry is a device, socket or FIFO.
     #[error("exposed entry {} is neither a file, a directory nor a symbolic link", .0.display())]
     ExposedKind(PathBuf),
-    /// A device, a socket, a FIFO.
+    /// The payload contains a device, socket or FIFO.
     #[error("payload entry {0:?} is neither a file, a directory nor a symbolic link")]
     Kind(PathBuf),
-    /// Two entries with one place on a usr-merged base.
+    /// Two entries have the same path on a usr-merged base.
     #[error("payload entries {first:?} and {second:?} would both be {place:?} on the usr-merged base")]
     Conflict { first: PathBuf, second: PathBuf, place: PathBuf },
-    /// A top-level `lib`, `bin`, ... that is neither a directory nor the link that the base has.
+    /// A top-level `lib`, `bin`, ... is neither a directory nor the base's link.
     #[error("payload entry {0:?} would replace the link of the usr-merged base")]
     HidesBase(PathBuf),
     /// The layer cannot be written.
@@ -44,55 +44,55 @@ pub enum PayloadError {
     /// A published payload cannot be unpacked.
     #[error("its layer cannot be unpacked")]
     Unpack(#[from] UnpackError),
-    /// Something in a published payload does not survive on this machine, such as a sticky bit.
+    /// A published payload has properties that unpacking loses, such as a sticky bit.
     #[error("its layer holds what is lost when it is unpacked")]
     Lossy,
-    /// A published payload has no modules where they are looked for.
+    /// A published payload has no module directory for the kernel.
     #[error("it has no directory lib/modules/{0}")]
     NoModules(KernelRelease),
-    /// A published payload has something for the other kernel already.
+    /// A published payload already has files for the other kernel.
     #[error("it holds {} already", .0.display())]
     Occupied(PathBuf),
-    /// Something else than the module directory of a published payload depends on the kernel.
+    /// A published payload names its kernel outside of the module directory.
     #[error("its {0} names kernel {1}")]
     Named(PathBuf, KernelRelease),
-    /// An engine's image archive.
+    /// An engine's image archive is invalid.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
-    /// A layer of an engine's image, counted from 1, is not what the configuration says.
+    /// The digest of a layer in an engine's image, counted from 1, differs from the configuration.
     #[error("layer {number} of the image archive is {found}, but its configuration says {wanted}")]
     DiffId { number: usize, found: String, wanted: String },
-    /// More modules in an image than there can be.
+    /// The modules of an image exceed the size limit.
     #[error("modules of the image archive have more than {0} bytes")]
     TooLarge(u64),
-    /// `driver-entrypoint` cannot be read, or is not there.
+    /// `driver-entrypoint` is missing or cannot be read.
     #[error("read driver-entrypoint at {0}")]
     Entrypoint(PathBuf, #[source] io::Error),
-    /// `driver-entrypoint` is no program that could run in an image: the file, and why.
+    /// `driver-entrypoint` is not a program that can run in an image: the file, and the reason.
     #[error("use {0} as driver-entrypoint: {1}")]
     Unfit(PathBuf, String),
-    /// The modules of one check have more bytes than its budget.
+    /// The modules of one check exceed its byte budget.
     #[error(
         "decompress module {}: stopped after {bytes} bytes of it: the modules of one check may have {limit} bytes together",
         .module.display()
     )]
     DecompressionBytes { module: PathBuf, bytes: u64, limit: u64 },
-    /// The steps of a build and the decompression of its modules take longer than its deadline.
+    /// The build steps and the decompression of modules exceed the deadline.
     #[error("decompress module {}: stopped after {bytes} bytes of it: the deadline of {deadline} is over", .module.display())]
     DecompressionTime { module: PathBuf, bytes: u64, deadline: Period },
     /// A module cannot be signed.
     #[error("sign module {}", .0.display())]
     Signing(PathBuf, #[source] SigningError),
-    /// A directory of this machine.
+    /// A local directory cannot be listed.
     #[error(transparent)]
     Walk(#[from] walkdir::Error),
-    /// A file of this machine.
+    /// A local file operation failed.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
 impl PayloadError {
-    /// What to do about it, where that is clear.
+    /// Returns a remedy, if there is a known one.
     pub fn hint(&self) -> Option<String> {
         let text = match self {
             Self::Missing(..) => {
@@ -120,7 +120,7 @@ impl PayloadError {
         Some(text.to_owned())
     }
 
-    /// Would the same build give the same error?
+    /// Whether the same build would fail again.
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::Missing(..)
@@ -132,7 +132,7 @@ impl PayloadError {
         }
     }
 
-    /// Would the same build do with a longer deadline?
+    /// Whether the same build may succeed with a longer deadline.
     pub fn is_of_deadline(&self) -> bool {
         matches!(self, Self::DecompressionTime { .. })
     }

@@ -1,4 +1,4 @@
-//! Adapter: what a payload offers to the drivers that are compiled against it: headers and symbol tables.
+//! Adapter: exposed headers: the headers and symbol tables that a payload offers to drivers compiled against it.
 
 use std::{
     fs::Metadata,
@@ -19,35 +19,34 @@ use crate::{
     oci::plain_path,
 };
 
-/// The name of a symbol table, wherever it lies in an exposed tree.
+/// File name of a symbol table, anywhere in an exposed tree.
 const SYMBOL_TABLE: &str = "Module.symvers";
-/// Where templates leave the payload. A link to below it means the payload's own root.
+/// Directory where templates leave the payload. A link target below it means the payload's root.
 const OUT: &str = "out";
-/// Names that are listed where an exposed path is missing.
+/// Maximum number of names listed when an exposed path is missing.
 const NEARBY: usize = 8;
 
 /// The exposed trees of a payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exposed {
-    /// The trees, relative to the payload, in order; none lies in another.
+    /// The trees, relative to the payload, sorted; none is inside another.
     pub paths: Vec<PathBuf>,
-    /// Over the trees' paths, kinds, link targets and bytes, and over which files are executable.
+    /// Digest over the trees' paths, kinds, link targets, bytes and executable bits.
     pub digest: Digest,
-    /// The symbol tables in them, relative to the payload, in order.
+    /// Symbol tables in the trees, relative to the payload, sorted.
     pub tables: Vec<PathBuf>,
 }
 
 impl Exposed {
-    /// The trees without a symbol table: nothing can be linked against them.
+    /// Returns the trees without a symbol table: no driver can be linked against them.
     pub fn without_tables(&self) -> impl Iterator<Item = &Path> {
         let has_table = |path: &Path| self.tables.iter().any(|table| table.starts_with(path));
         self.paths.iter().map(PathBuf::as_path).filter(move |path| !has_table(path))
     }
 }
 
-/// Finds what is exposed (absolute paths whose last component may hold one `*`) in a payload directory, makes
-/// absolute links in it relative, because they would lead elsewhere behind a bind mount and in another build, and
-/// says what it is. Blocks.
+/// Finds the exposed trees in a payload directory. `exposes` are absolute paths whose last component may contain one `*`. Makes
+/// absolute links in the trees relative, because they would lead elsewhere behind a bind mount or in another build. Blocks.
 pub fn expose(payload: &Path, exposes: &[impl AsRef<str>]) -> Result<Exposed> {
     let paths = find(payload, exposes)?;
     for path in &paths {
@@ -58,12 +57,12 @@ pub fn expose(payload: &Path, exposes: &[impl AsRef<str>]) -> Result<Exposed> {
     exposed_of(payload, paths)
 }
 
-/// The same for a tree that was exposed before; nothing in it is changed. Blocks.
+/// Reads a tree that was exposed before, without changing it. Blocks.
 pub fn read_exposed(tree: &Path, exposes: &[impl AsRef<str>]) -> Result<Exposed> {
     exposed_of(tree, find(tree, exposes)?)
 }
 
-/// Unpacks only what is exposed out of a payload's layer into an existing directory. Blocks.
+/// Unpacks only the exposed trees of a payload's layer into an existing directory. Blocks.
 pub fn unpack_exposed(layer: &Path, exposes: &[impl AsRef<str>], dest: &Path) -> Result<(), UnpackError> {
     let wanted = |path: &Path| {
         plain_path(path)
@@ -72,7 +71,7 @@ pub fn unpack_exposed(layer: &Path, exposes: &[impl AsRef<str>], dest: &Path) ->
     archive::unpack_layer(layer, dest, &archive::Options { wanted: &wanted, ..Default::default() })
 }
 
-/// Unpacks only the module files of one kernel out of a payload's layer into an existing directory. Blocks.
+/// Unpacks only one kernel's module files of a payload's layer into an existing directory. Blocks.
 pub fn unpack_modules(layer: &Path, release: &str, dest: &Path) -> Result<(), UnpackError> {
     let wanted = |path: &Path| {
         let Some(path) = plain_path(path) else { return false };
@@ -83,13 +82,13 @@ pub fn unpack_modules(layer: &Path, release: &str, dest: &Path) -> Result<(), Un
     archive::unpack_layer(layer, dest, &archive::Options { wanted: &wanted, ..Default::default() })
 }
 
-/// The symbol tables in an exposed tree, with their text. Blocks.
+/// Returns the symbol tables in an exposed tree, with their text. Blocks.
 pub fn read_symbol_tables(tree: &Path) -> Result<Vec<(PathBuf, String)>> {
     let mut tables = Vec::new();
     each_entry(tree, Path::new(""), |path, metadata| {
         if metadata.is_file() && is_symbol_table(path) {
             let place = tree.join(path);
-            // Names of other encodings cannot be symbols, and the table's parser says so.
+            // Bytes that are not UTF-8 cannot be part of a symbol; the table's parser rejects them.
             let text = fs::read(&place)?;
             tables.push((path.to_owned(), String::from_utf8_lossy(&text).into_owned()));
         }
@@ -102,7 +101,7 @@ fn is_symbol_table(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name == SYMBOL_TABLE)
 }
 
-/// Is a path of the payload what this pattern names, or below it?
+/// Whether a path of the payload matches the pattern or is below a match.
 fn is_at_or_below(path: &Path, exposed: &str) -> bool {
     let mut names = path.iter();
     let mut parts = exposed.trim_start_matches('/').split('/').peekable();
@@ -116,7 +115,7 @@ fn is_at_or_below(path: &Path, exposed: &str) -> bool {
     true
 }
 
-/// The exposed paths that are there, relative to the payload.
+/// Returns the existing exposed paths, relative to the payload.
 fn find(payload: &Path, exposes: &[impl AsRef<str>]) -> Result<Vec<PathBuf>> {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for exposed in exposes.iter().map(AsRef::as_ref) {
@@ -144,7 +143,7 @@ fn find(payload: &Path, exposes: &[impl AsRef<str>]) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// As far down this path as there are real directories: a link on the way could lead out of the payload.
+/// Returns the longest prefix of a path that consists of real directories: a link could lead out of the payload.
 pub(super) fn deepest_directory(payload: &Path, path: &Path) -> PathBuf {
     let mut deepest = PathBuf::new();
     for name in path {
@@ -169,7 +168,7 @@ fn names_in(payload: &Path, directory: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// For people: what the payload has where something is missing.
+/// Describes, for messages, what exists near a missing path.
 fn nearby(payload: &Path, missing: &Path) -> Result<String> {
     let directory = deepest_directory(payload, missing.parent().unwrap_or(Path::new("")));
     let names = names_in(payload, &directory)?;
@@ -182,7 +181,7 @@ fn nearby(payload: &Path, missing: &Path) -> Result<String> {
     })
 }
 
-/// Makes an absolute link relative; refuses one that leads nowhere in another place.
+/// Makes an absolute link relative. Refuses a link that would dangle elsewhere.
 fn settle_link(payload: &Path, link: &Path, exposed: &[PathBuf]) -> Result<()> {
     let place = payload.join(link);
     let target = fs::read_link(&place)?;
@@ -208,7 +207,7 @@ fn exposed_of(tree: &Path, paths: Vec<PathBuf>) -> Result<Exposed> {
     let (mut entries, mut tables) = (layer::Tree::new(), Vec::new());
     for path in &paths {
         each_entry(tree, path, |path, metadata| {
-            // The modes that survive packing and unpacking on any machine.
+            // Modes that survive packing and unpacking on any machine.
             let mode = match metadata.permissions().mode() {
                 _ if metadata.is_symlink() => 0o777,
                 mode if metadata.is_dir() || mode & 0o111 != 0 => 0o755,
@@ -227,7 +226,7 @@ fn exposed_of(tree: &Path, paths: Vec<PathBuf>) -> Result<Exposed> {
     Ok(Exposed { digest: layer::digest(&entries)?, paths, tables })
 }
 
-/// Visits an entry and all below it.
+/// Visits an entry and everything below it.
 fn each_entry(tree: &Path, path: &Path, mut visit: impl FnMut(&Path, &Metadata) -> Result<()>) -> Result<()> {
     for found in
         WalkDir::new(tree.join(path)).follow_links(false).follow_root_links(false).sort_by_file_name()

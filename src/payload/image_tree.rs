@@ -1,4 +1,4 @@
-//! Adapter: the modules of any image, for a check of images that farrier did not build.
+//! Adapter: extracts the modules of any image, to check images that farrier did not build.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -8,18 +8,18 @@ use super::{
 };
 use crate::kernel::KernelRelease;
 
-/// What an image holds for kernels.
+/// Kernel-related content of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageTree {
-    /// The releases that it has modules of, sorted: the directories below `lib/modules`.
+    /// Kernel releases with modules, sorted: the directories below `lib/modules`.
     pub releases: Vec<String>,
     /// Files below `lib/firmware`, relative to it, sorted.
     pub firmware: Vec<String>,
 }
 
-/// Writes the modules of `release` into `dest`, at their places in the image, as the stacked layers leave them;
-/// `usr/lib/modules` becomes `lib/modules`. Without a release, only what there is is found out. `lib/modules` may lie
-/// anywhere in the image, as driver containers have it. Blocks.
+/// Writes the modules of `release` into `dest`, at their paths in the image, as the stacked layers show them. `usr/lib/modules`
+/// becomes `lib/modules`. Without a release, only lists the content. `lib/modules` may be anywhere in the image, as in driver
+/// containers. Blocks.
 pub fn unpack_image(layers: &ImageLayers, dest: &Path, release: Option<&KernelRelease>) -> Result<ImageTree> {
     let keep = |path: &Path| {
         if let Some(inner) = below(path, ["lib", "modules"]).filter(|_| has_module_name(path)) {
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(read("lib/modules/6.1.0-1-amd64/updates/gone.ko"), None);
         let elsewhere = "opt/lib/modules/6.1.0-1-amd64/b.ko.zst";
         assert_eq!(read(elsewhere).as_deref(), Some(elsewhere));
-        // Of another kernel's module only the name counts.
+        // Of another kernel's module, only the name is kept.
         assert_eq!(read("lib/modules/6.1.0-10-amd64/other.ko.xz").as_deref(), Some(""));
         assert_eq!(read("etc/passwd"), None);
     }

@@ -1,4 +1,4 @@
-//! Adapter: assemble: a payload directory becomes a layer file.
+//! Adapter: turns a payload directory into a layer file.
 
 use std::{
     collections::BTreeMap,
@@ -20,16 +20,15 @@ use crate::{
     oci::{EntryKind, Layer, LayerError, LayerReader, LayerWriter, TopLevel, TreeDigester, top_level_entry},
 };
 
-/// Every entry's modification time, in seconds since 1970.
+/// Modification time of every entry, in seconds since 1970.
 const MTIME: u64 = 0;
-/// The names that a usr-merged system has as links into `usr/`
-/// (<https://systemd.io/THE_CASE_FOR_THE_USR_MERGE/>).
+/// Top-level names that are links into `usr/` on a usr-merged system (<https://systemd.io/THE_CASE_FOR_THE_USR_MERGE/>).
 pub(super) const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
 
 /// A payload as a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PayloadLayer {
-    /// The layer, in the file that was asked for.
+    /// The layer, in the requested file.
     pub layer: Layer,
     /// Digest of the payload tree, the same on every base.
     pub payload_digest: Digest,
@@ -42,16 +41,16 @@ pub(super) struct Entry {
 }
 
 enum Kind {
-    /// What is in it has entries of its own.
+    /// A directory; its content is in further entries.
     Directory,
-    /// `source` is where it lies on this machine.
+    /// A file; `source` is its path on this machine.
     File { source: PathBuf, size: u64 },
-    /// Where it leads.
+    /// A symbolic link with this target.
     Symlink(PathBuf),
 }
 
 impl Entry {
-    /// What lies at a place of this machine: a directory, a symbolic link or a file.
+    /// Describes a local directory, symbolic link or file.
     pub(super) fn of(place: &Path, metadata: &Metadata) -> Result<Self> {
         let kind = if metadata.is_dir() {
             Kind::Directory
@@ -67,8 +66,7 @@ impl Entry {
 type Buffered = BufWriter<NamedTempFile>;
 pub(super) type Tree = BTreeMap<PathBuf, Entry>;
 
-/// Writes the payload directory as a layer into `out`, which appears whole or not at all. Blocks; memory is
-/// a few hundred bytes for each entry.
+/// Writes the payload directory as a layer to `out`, atomically. Blocks; uses a few hundred bytes of memory per entry.
 pub fn write_payload_layer(payload: &Path, usr_merged_base: bool, out: &Path) -> Result<PayloadLayer> {
     let tree = walk(payload)?;
     let moved = usr_merged_base && tree.keys().any(|path| is_merged(path));
@@ -108,10 +106,10 @@ fn is_merged(path: &Path) -> bool {
     path.components().next().is_some_and(|first| MERGED.iter().any(|name| first.as_os_str() == *name))
 }
 
-/// Moves what lies below top-level `lib`, `bin`, `sbin` and `lib64` to below `usr`.
+/// Moves the entries below top-level `lib`, `bin`, `sbin` and `lib64` to `usr`.
 ///
-/// On a usr-merged base these names are symbolic links. A layer that has a real `lib` directory replaces
-/// the link, and with it everything that the base keeps in `usr/lib`, its dynamic loader first.
+/// On a usr-merged base these names are symbolic links. A layer with a real `lib` directory replaces the link, and hides
+/// everything in the base's `usr/lib`, including its dynamic loader.
 fn usr_merge(tree: Tree) -> Result<Tree> {
     let usr = Path::new("usr");
     let mut merged = Tree::new();
@@ -121,7 +119,7 @@ fn usr_merge(tree: Tree) -> Result<Tree> {
             if path.components().count() == 1 {
                 match &entry.kind {
                     Kind::Directory => {}
-                    // The payload was merged like the base: the base has this link already.
+                    // The payload is usr-merged too: the base has this link already.
                     Kind::Symlink(target) if is_link_into_usr(&path, target) => continue,
                     _ => return Err(PayloadError::HidesBase(path)),
                 }
@@ -154,15 +152,15 @@ fn usr_merge(tree: Tree) -> Result<Tree> {
     Ok(merged)
 }
 
-/// Is this the link that a usr-merged system has, such as `lib -> usr/lib`?
+/// Whether this is the link of a usr-merged system, such as `lib -> usr/lib`.
 pub(super) fn is_link_into_usr(name: &Path, target: &Path) -> bool {
     target.strip_prefix("/").unwrap_or(target) == Path::new("usr").join(name)
 }
 
-/// A relative link that climbs out of its top-level directory needs one more `..` below `usr`, at the place
-/// where it climbs; where it then arrives in a `lib` or `bin`, the base's links lead on.
+/// Adapts a link that moves into `usr`. A relative target that climbs out of its top-level directory needs one more `..` at that
+/// point. If it then enters `lib` or `bin`, the base's links resolve it.
 fn one_level_deeper(link: &Path, target: &Path) -> PathBuf {
-    // Directories between the image's root and where the path is.
+    // Number of directories between the image's root and the current path.
     let mut depth = link.components().count() - 1;
     let mut components = target.components();
     let mut deeper = PathBuf::new();
@@ -183,7 +181,7 @@ fn one_level_deeper(link: &Path, target: &Path) -> PathBuf {
     target.to_owned()
 }
 
-/// A link's target and an open file live as long as the entry that is written.
+/// Calls `write` for each entry. A link's target and an open file live only during the call.
 fn each_entry(
     tree: &Tree,
     mut write: impl FnMut(&Path, u32, EntryKind<'_>) -> Result<(), LayerError>,
@@ -207,13 +205,13 @@ pub(super) fn digest(tree: &Tree) -> Result<Digest> {
     Ok(digester.finish()?)
 }
 
-/// Writes a whole root file system as a layer into `out`, as it lies there, with one modification time (seconds since 1970) and
-/// a gzip level of its own. Hard links become files. Blocks.
+/// Writes a whole root file system as a layer to `out`, unchanged except for one modification time (seconds since 1970), with the
+/// given gzip level. Hard links become files. Blocks.
 pub fn write_tree_layer(root: &Path, mtime: u64, level: u32, out: &Path) -> Result<Layer> {
     write_entries(&walk(root)?, |file| LayerWriter::at(file, mtime, level), out)
 }
 
-/// Writes a source tree as a layer into `out`, without its version-control data. Blocks.
+/// Writes a source tree as a layer to `out`, without its version-control data. Blocks.
 pub fn write_source_layer(root: &Path, out: &Path) -> Result<Layer> {
     let walk = without_version_control(WalkDir::new(root).min_depth(1));
     write_layer(&entries_of(root, walk)?, out)
@@ -245,10 +243,10 @@ fn prefix_of(out: &Path) -> OsString {
     prefix
 }
 
-/// Does the image made of these layer files (the lowest first) have `lib` as a link into `usr`? Blocks.
+/// Whether `lib` is a link into `usr` in an image with these layer files (lowest first). Blocks.
 pub fn is_usr_merged(layers: &[PathBuf]) -> Result<bool> {
     let name = "lib";
-    // From the top: the first layer that mentions the name decides, and big base layers are rarely read.
+    // Search from the top: the first layer with the name decides, so that large base layers are rarely read.
     for path in layers.iter().rev() {
         let tar = LayerReader::new(File::open(path)?)?;
         match top_level_entry(tar, name)? {

@@ -1,4 +1,4 @@
-//! Adapter: the tree that a build leaves: its modules, and the layers that the image takes from it.
+//! Adapter: the payload of a build: its modules, and the layers that the image takes from it.
 
 mod archive_image;
 mod decompression;

@@ -10,7 +10,7 @@ use object::read::ReadCache;
 use super::{decompression::DecompressionBudget, error::Result};
 use crate::kmod::{Module, ModuleError, PayloadModule};
 
-/// How a module file is compressed, by its name, as `depmod` and the kernel's build tell it.
+/// Compression of a module file, determined by its name like in `depmod` and the kernel's build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Compression {
     None,
@@ -27,8 +27,8 @@ impl Compression {
     }
 }
 
-/// All modules (`*.ko`, plain or compressed with gzip, xz or zstd) below a directory, ordered by path. Symbolic
-/// links are not followed. A file that is no module is a value, because the check reports it.
+/// Reads all modules (`*.ko`, plain or compressed with gzip, xz or zstd) below a directory, ordered by path. Symbolic links are
+/// not followed. A damaged module is returned as a value, because the check reports it.
 pub fn read_modules(payload: &Path, budget: &DecompressionBudget) -> Result<Vec<PayloadModule>> {
     let mut modules = Vec::new();
     for (file, compression) in files(payload)? {
@@ -40,7 +40,7 @@ pub fn read_modules(payload: &Path, budget: &DecompressionBudget) -> Result<Vec<
     Ok(modules)
 }
 
-/// The module files below a directory, and how they are compressed.
+/// Returns the module files below a directory, with their compression.
 pub(super) fn files(payload: &Path) -> Result<Vec<(PathBuf, Compression)>> {
     let mut files = Vec::new();
     for entry in walkdir::WalkDir::new(payload).follow_links(false).follow_root_links(true) {
@@ -53,20 +53,20 @@ pub(super) fn files(payload: &Path) -> Result<Vec<(PathBuf, Compression)>> {
     Ok(files)
 }
 
-/// One module file; `None` when its name is not that of a module.
+/// Reads one module file; returns `None` if the file does not have a module's name.
 pub fn read_module(path: &Path, budget: &DecompressionBudget) -> Result<Option<PayloadModule>> {
     let Some(file) = open_module(path, budget)? else { return Ok(None) };
     Ok(Some(PayloadModule { path: path.to_string_lossy().into_owned(), module: parse(file) }))
 }
 
-/// Opens a module file, decompressed into a file without a name where it must be; `None` when its name is not that
-/// of a module.
+/// Opens a module file; returns `None` if the file does not have a module's name. A compressed one is decompressed into an
+/// unnamed temporary file.
 pub fn open_module(path: &Path, budget: &DecompressionBudget) -> Result<Option<Result<File, ModuleError>>> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     Compression::of(&name).map(|compression| budget.open(path, path, compression)).transpose()
 }
 
-/// Is it the name of a module file?
+/// Whether a file with this name is a module.
 pub fn is_module_file(name: &str) -> bool {
     Compression::of(name).is_some()
 }

@@ -1,4 +1,4 @@
-//! Adapter: a published payload, unpacked and put under another kernel's module directory.
+//! Adapter: reuse: unpacks a published payload and moves it to another kernel's module directory.
 
 use std::{
     io::{self, Read},
@@ -21,12 +21,12 @@ use crate::{
     oci::{Hashing, LayerReader},
 };
 
-/// Where a payload has its modules, each above a directory that is named as the kernel is.
+/// Parent directories of a payload's module directory, which is named after the kernel.
 const MODULES: [&str; 2] = ["lib/modules", "usr/lib/modules"];
-/// Read at once when a file is searched.
+/// Size of the chunks in which a file is searched, in bytes.
 const CHUNK: usize = 1 << 20;
 
-/// Unpacks a payload layer into an empty directory, so that packing it again gives the same layer. Blocks.
+/// Unpacks a payload layer into an empty directory. Fails if packing the tree again would not give the same layer. Blocks.
 pub fn unpack_layer(layer: &Path, tree: &Path) -> Result<()> {
     unpack_file(layer, tree, &Options::default())?;
     let mut tar = Hashing::new(LayerReader::new(File::open(layer)?)?);
@@ -35,13 +35,13 @@ pub fn unpack_layer(layer: &Path, tree: &Path) -> Result<()> {
     if digest(&walk(tree)?)? == packed { Ok(()) } else { Err(PayloadError::Lossy) }
 }
 
-/// Renames the module directory, after a look at everything else: a payload that names its kernel anywhere but in
-/// its modules is not this kernel's by a change of name. Blocks.
+/// Renames the module directory. Refuses a payload that names its kernel anywhere but in its modules, because renaming does not
+/// make it fit the other kernel. Blocks.
 pub fn move_to_kernel(tree: &Path, from: &KernelRelease, to: &KernelRelease) -> Result<()> {
     let directories: Vec<PathBuf> = MODULES
         .iter()
         .map(|above| Path::new(above).join(from.as_str()))
-        // A symbolic link on the way could lead out of the tree.
+        // A symbolic link in the path could lead out of the tree.
         .filter(|path| deepest_directory(tree, path) == *path)
         .collect();
     if directories.is_empty() {
@@ -60,10 +60,10 @@ pub fn move_to_kernel(tree: &Path, from: &KernelRelease, to: &KernelRelease) -> 
     Ok(())
 }
 
-/// The first entry, relative to the tree, whose name, target or content holds the kernel's release; the module
+/// Returns the first entry, relative to the tree, whose name, link target or content contains the kernel's release. The module
 /// directories themselves and the modules' content do not count.
 fn first_that_names(tree: &Path, directories: &[PathBuf], kernel: &KernelRelease) -> Result<Option<PathBuf>> {
-    // An escaped literal is a regular expression; what cannot be searched for is not known to be absent.
+    // An escaped literal is a valid regular expression. If compiling it still fails, assume a match.
     let Ok(pattern) = Regex::new(&regex::escape(kernel.as_str())) else { return Ok(Some(PathBuf::new())) };
     let names = |path: &Path| pattern.is_match(path.as_os_str().as_encoded_bytes());
     for entry in WalkDir::new(tree).min_depth(1).follow_links(false).sort_by_file_name() {
@@ -71,7 +71,7 @@ fn first_that_names(tree: &Path, directories: &[PathBuf], kernel: &KernelRelease
         let path = entry.path().strip_prefix(tree).unwrap_or(entry.path());
         let inner =
             directories.iter().find_map(|directory| path.strip_prefix(directory).ok()).unwrap_or(path);
-        // Modules name their kernel, and the check judges that.
+        // Modules name their kernel; the check judges them.
         let is_module = is_module_file(&entry.file_name().to_string_lossy());
         let found = names(inner)
             || (entry.path_is_symlink() && names(&fs::read_link(entry.path())?))
@@ -85,12 +85,12 @@ fn first_that_names(tree: &Path, directories: &[PathBuf], kernel: &KernelRelease
     Ok(None)
 }
 
-/// Does the file hold the pattern, which matches texts of one length?
+/// Whether the file contains the pattern, which matches texts of `length` bytes.
 fn holds(path: &Path, pattern: &Regex, length: usize) -> Result<bool> {
     let mut file = File::open(path)?;
     let mut buffer = Vec::with_capacity(CHUNK + length);
     loop {
-        // The end of the previous chunk stays, for a match across two chunks.
+        // Keep the end of the previous chunk, to find a match that spans two chunks.
         buffer.drain(..buffer.len().saturating_sub(length - 1));
         let kept = buffer.len();
         file.by_ref().take(CHUNK as u64).read_to_end(&mut buffer)?;
@@ -120,7 +120,7 @@ mod tests {
     const A: &str = "6.1.0-55-amd64";
     const B: &str = "6.1.0-56-amd64";
 
-    /// A payload for kernel A.
+    /// Makes a payload for kernel A.
     fn payload() -> tempfile::TempDir {
         let tree = tempfile::tempdir().unwrap();
         let extra = tree.path().join(format!("lib/modules/{A}/extra"));
@@ -153,7 +153,7 @@ mod tests {
         assert!(tree.join(format!("lib/modules/{B}/modules.dep")).is_file());
     }
 
-    /// On a usr-merged base the layer has `usr/lib`; it is moved there.
+    /// On a usr-merged base the layer has `usr/lib`, and the payload moves there.
     #[test]
     fn a_layer_of_a_merged_base_moves_too() {
         let (payload, work) = (payload(), tempfile::tempdir().unwrap());
@@ -205,7 +205,7 @@ mod tests {
             let error = moved(tree.path()).unwrap_err();
             let PayloadError::Named(path, _) = &error else { panic!("{error}") };
             assert!(path.display().to_string().contains(what), "{error}");
-            assert!(tree.path().join("lib/modules").join(A).is_dir(), "nothing was moved");
+            assert!(tree.path().join("lib/modules").join(A).is_dir(), "the module directory was moved");
         }
     }
 

@@ -18,29 +18,29 @@ use crate::{
     signing::{ModuleSigner, Signer},
 };
 
-/// The dictionary that the kernel's own decompressor is made for (`scripts/Makefile.modinst`).
+/// Dictionary size that the kernel's own decompressor supports (`scripts/Makefile.modinst`).
 const XZ_DICTIONARY: u32 = 2 << 20;
-/// The levels that gzip, xz and zstd take by themselves, as the kernel's own `make modules_install` calls them.
+/// Default levels of gzip, xz and zstd, as used by the kernel's `make modules_install`.
 const GZIP_LEVEL: u32 = 6;
 const XZ_LEVEL: u32 = 6;
 const ZSTD_LEVEL: i32 = 3;
 
-/// How modules are to be signed.
+/// Parameters of module signing.
 #[derive(Debug)]
 pub struct ModuleSigning<'a> {
     /// The certificate.
     pub certificate: &'a ModuleSigner,
-    /// Its key.
+    /// Key of the certificate.
     pub signer: &'a Signer,
-    /// The digest that the kernel takes.
+    /// Digest algorithm that the kernel accepts.
     pub hash: SignatureHash,
-    /// Which signatures are kept.
+    /// Rule for existing signatures.
     pub rule: &'a SigningRule,
 }
 
-/// Signs all modules (`*.ko`, plain or compressed) below a directory, in place, each whole or not at all. Compressed ones
-/// are compressed again, always in the same way. What is no module stays as it is. Returns how many were signed. Blocks; memory is twice the
-/// largest module.
+/// Signs all modules (`*.ko`, plain or compressed) below a directory in place, each atomically. Compressed modules are compressed
+/// again, deterministically. Files that are not modules stay unchanged. Returns the number of signed modules. Blocks; needs twice
+/// the memory of the largest module.
 pub fn sign_modules(
     payload: &Path,
     signing: &ModuleSigning<'_>,
@@ -63,7 +63,7 @@ fn sign_file(
     signing: &ModuleSigning<'_>,
     budget: &DecompressionBudget,
 ) -> Result<bool> {
-    // The check has refused what does not decompress.
+    // The check has already refused modules that do not decompress.
     let Ok(mut file) = budget.open(path, name, compression)? else { return Ok(false) };
     let mut module = Vec::new();
     file.read_to_end(&mut module)?;
@@ -80,7 +80,7 @@ fn sign_file(
     Ok(true)
 }
 
-/// Writes beside the file and renames, so that it is never half there.
+/// Writes a temporary file in the same directory and renames it, so that the file is never incomplete.
 fn replace(path: &Path, compression: Compression, module: &[u8], meter: Meter<'_>) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     let mode = fs::metadata(path)?.permissions();
@@ -91,7 +91,7 @@ fn replace(path: &Path, compression: Compression, module: &[u8], meter: Meter<'_
     Ok(())
 }
 
-/// What ended the work inside an encoder, which passes errors of its writer on.
+/// Returns the original error from inside an encoder, which passes on its writer's errors.
 fn of_budget(error: io::Error) -> PayloadError {
     error.downcast().unwrap_or_else(PayloadError::Io)
 }
@@ -110,7 +110,7 @@ fn compress(compression: Compression, module: &[u8], mut file: impl Write) -> io
             options.dict_size(XZ_DICTIONARY);
             let mut filters = Filters::new();
             filters.lzma2(&options);
-            // The kernel's decompressor knows no other check.
+            // The kernel's decompressor supports no other integrity check.
             let stream = Stream::new_stream_encoder(&filters, Check::Crc32)?;
             let mut encoder = liblzma::write::XzEncoder::new_stream(&mut file, stream);
             encoder.write_all(module)?;

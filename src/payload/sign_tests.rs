@@ -15,7 +15,7 @@ use crate::{
     site::{self, KeySource, Signed},
 };
 
-/// A certificate and its key.
+/// Makes a certificate with its key.
 async fn key(workshop: &Workshop, kind: &str) -> (ModuleSigner, Arc<Signer>) {
     workshop.key(kind);
     workshop.certificate("/CN=Acme");
@@ -43,7 +43,7 @@ fn contents(tree: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
         .collect()
 }
 
-/// One module in every compression that kernels read.
+/// Makes a payload with one module in every compression that kernels read.
 fn payload() -> tempfile::TempDir {
     let tree = tempfile::tempdir().unwrap();
     let module = ModuleFile::named("m").build();
@@ -75,7 +75,7 @@ async fn every_compression_is_signed_and_the_bytes_are_the_same_again() {
         assert_eq!(sign_modules(again.path(), &how, &budget()).unwrap(), 4);
         let after = contents(tree.path());
         assert_eq!(after, contents(again.path()));
-        assert_eq!(after.len(), 5, "nothing is left beside them");
+        assert_eq!(after.len(), 5, "a temporary file was left");
         assert_eq!(after[Path::new("readme")], before[Path::new("readme")]);
         let expected = Signature::By(kmod::signer(certificate.certificate(), hash));
         for module in read_modules(tree.path(), &budget()).unwrap() {
@@ -85,12 +85,12 @@ async fn every_compression_is_signed_and_the_bytes_are_the_same_again() {
             let mode = fs::metadata(tree.path().join(name)).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o644, "{}", name.display());
         }
-        assert_eq!(sign_modules(tree.path(), &how, &budget()).unwrap(), 0, "a signed module is kept");
+        assert_eq!(sign_modules(tree.path(), &how, &budget()).unwrap(), 0, "a module was signed twice");
         verify(&workshop, &tree.path().join("a.ko"), "m");
     }
 }
 
-/// OpenSSL reads the message, and finds that it is over the module without it.
+/// Verifies with OpenSSL that the message signs the bare module.
 fn verify(workshop: &Workshop, module: &Path, what: &str) {
     let bytes = fs::read(module).unwrap();
     let (bare, _) = kmod::without_signature(&bytes);
@@ -132,12 +132,12 @@ async fn signatures_are_kept_or_replaced_as_said() {
     let by_vendor = contents(tree.path());
     assert_eq!(sign(&own, &SigningRule::default()), 0);
     assert_eq!(contents(tree.path()), by_vendor);
-    // The key that farrier signed with before is replaced in any case.
+    // A signature by farrier's previous key is replaced in any case.
     let previous = Some(vendor.0.certificate().key_id.clone());
     assert_eq!(sign(&own, &SigningRule { replace: false, previous }), 4);
     let by_us = contents(tree.path());
     assert_eq!(sign(&vendor, &SigningRule { replace: true, previous: None }), 4);
-    assert_eq!(contents(tree.path()), by_vendor, "nothing of the signature between them is left");
+    assert_eq!(contents(tree.path()), by_vendor, "a part of the replaced signature was left");
     assert_eq!(sign(&own, &SigningRule { replace: true, previous: None }), 4);
     assert_eq!(contents(tree.path()), by_us);
 }
@@ -167,7 +167,7 @@ async fn the_certificate_must_be_the_keys_and_its_age_is_said() {
     assert!(matches!(error, SigningError::Certificate(..)), "{error}");
 }
 
-/// What was decompressed for the check counts when the modules are signed, and no file is half there.
+/// Signing is charged to the same budget as the check, and leaves no incomplete file.
 #[tokio::test]
 async fn signing_spends_the_budget_of_the_check() {
     let workshop = Workshop::new();

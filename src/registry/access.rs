@@ -1,4 +1,4 @@
-//! Adapter: how the client of registries reaches hosts, and with which credentials; and what to do about its errors.
+//! Adapter: gives the registry client network access and credentials, and provides hints for its errors.
 
 use std::{error::Error, io, sync::Arc};
 
@@ -15,17 +15,18 @@ use ::oci::client::{
     RemoteRegistry, connection_problem,
 };
 
-/// How to talk to registries.
+/// Options for access to registries.
 #[derive(Clone, Debug, Default)]
 pub struct RegistryOptions {
     /// Credentials.
     pub credentials: Keyring,
-    /// How hosts are reached.
+    /// Network access.
     pub net: Net,
 }
 
-/// Gets ready to use a location, which the command line names; nothing is contacted yet. A remote registry serves every
-/// host, since a [`Repository`] holds its own; what is not below the location is looked for at the site's mirrors.
+/// Creates a client for a location from the command line; contacts no host. A remote client serves all hosts, because a
+/// [`Repository`] includes its host. Repositories that are not below the location are also read from the site's
+/// mirrors.
 pub fn connect(location: &RegistryLocation, options: &RegistryOptions) -> Arc<dyn Registry> {
     match location {
         RegistryLocation::Remote { host, .. } => {
@@ -84,12 +85,12 @@ impl Access for RegistryOptions {
     }
 }
 
-/// What keeps a request to a registry from being sent.
+/// Wraps an error that prevented a request from being sent.
 pub fn not_sent(error: NetError) -> RegistryError {
     RegistryError::NotSent { transient: error.is_transient(), source: Box::new(error) }
 }
 
-/// Was a host to be asked that `--offline` forbids?
+/// Whether `--offline` forbade access to the host.
 pub fn is_forbidden(error: &RegistryError) -> bool {
     matches!(net_error(error), Some(NetError::Offline { .. }))
 }
@@ -104,7 +105,7 @@ fn net_error(error: &RegistryError) -> Option<&NetError> {
     }
 }
 
-/// What to do about an error, where that is clear.
+/// Suggested remedy, if one is known.
 pub fn hint(error: &RegistryError) -> Option<String> {
     match error {
         RegistryError::Unreachable { host, source, .. } => {

@@ -1,4 +1,4 @@
-//! Adapter: all credentials for registries: what site.yaml names, then Docker's own file.
+//! Adapter: credentials for registries, from site.yaml and from Docker's configuration file.
 
 use std::{io::ErrorKind, path::PathBuf, sync::Arc};
 
@@ -16,11 +16,11 @@ use crate::{
     site::{Credentials, Prefix},
 };
 
-/// The key of a Secret of type `kubernetes.io/dockerconfigjson`.
+/// Key of a Secret of type `kubernetes.io/dockerconfigjson`.
 const PULL_SECRET_KEY: &str = ".dockerconfigjson";
 
-/// Credentials, from wherever they come. The most specific one counts; of two that are equally specific the one that is
-/// written first, Docker's own file last. They are read anew each time, so that a changed Secret is seen.
+/// Credentials from all sources. The most specific entry wins. Of equally specific ones, the first wins, and Docker's
+/// file comes last. They are read for each use, so that a changed Secret takes effect.
 #[derive(Clone, Debug, Default)]
 pub struct Keyring {
     site: Arc<[Credentials]>,
@@ -28,7 +28,7 @@ pub struct Keyring {
     docker: CredentialFile,
 }
 
-/// A credential, and how specific the entry was that it comes from.
+/// A credential, and the specificity of its entry.
 type Found = Option<(usize, Credential)>;
 
 impl From<CredentialFile> for Keyring {
@@ -38,13 +38,13 @@ impl From<CredentialFile> for Keyring {
 }
 
 impl Keyring {
-    /// What the site names, and Docker's own file.
+    /// Combines the site's credentials with Docker's file.
     pub fn new(site: Vec<Credentials>, secrets: SecretReader, docker: CredentialFile) -> Self {
         Self { site: site.into(), secrets, docker }
     }
 
-    /// User name and password for a repository, for an engine that pulls by itself; `None` where there
-    /// are none, or only a token that engines cannot be given.
+    /// User name and password for a repository, for an engine that pulls images itself. `None` if there is no
+    /// credential, or only a token, which engines do not accept.
     pub async fn password(&self, repository: &Repository) -> Option<(String, String)> {
         let (host, path) = repository.normalised();
         match self.find(&host, &path).await {
@@ -57,7 +57,7 @@ impl Keyring {
         }
     }
 
-    /// In words, for messages.
+    /// Description for messages.
     pub(super) fn describe(&self) -> String {
         if self.site.is_empty() {
             self.docker.describe()
@@ -66,7 +66,7 @@ impl Keyring {
         }
     }
 
-    /// The credential for a repository, if there is one; else why what there is cannot be used.
+    /// Credential for a repository, if there is one. The error explains why an existing credential is unusable.
     pub(super) async fn find(&self, host: &str, path: &str) -> Result<Option<Credential>, String> {
         let mut best: Found = None;
         for credentials in self.site.iter() {
@@ -115,23 +115,23 @@ fn more_specific(earlier: Found, later: Found) -> Found {
 /// Docker Hub's key in `auths` and for credential helpers.
 const HUB_KEY: &str = "https://index.docker.io/v1/";
 
-/// A file such as `~/.docker/config.json` or `${XDG_RUNTIME_DIR}/containers/auth.json`.
+/// A credentials file such as `~/.docker/config.json` or `${XDG_RUNTIME_DIR}/containers/auth.json`.
 #[derive(Clone, Debug, Default)]
 pub struct CredentialFile(Option<PathBuf>);
 
 impl CredentialFile {
-    /// The file; it need not exist. Without one, only anonymous requests are made.
+    /// Uses the file at `path`, which need not exist. Without a path, all requests are anonymous.
     pub fn new(path: Option<PathBuf>) -> Self {
         Self(path)
     }
 
-    /// In words, for messages.
+    /// Description for messages.
     pub(super) fn describe(&self) -> String {
         self.0.as_ref().map_or_else(|| "no credentials file".to_owned(), |path| path.display().to_string())
     }
 
-    /// The credential for a repository, if there is one, and how specific its entry is; else why what there is cannot
-    /// be used. Blocks: it may run a credential helper.
+    /// Credential for a repository and the specificity of its entry, if there is one. The error explains why an
+    /// existing credential is unusable. Blocks: it may run a credential helper.
     pub(super) fn find(&self, host: &str, path: &str) -> Result<Option<(usize, Credential)>, String> {
         let Some(file) = &self.0 else { return Ok(None) };
         match std::fs::read(file) {
@@ -142,12 +142,12 @@ impl CredentialFile {
     }
 }
 
-/// The same in a file's text; `file` names it in messages.
+/// Looks up a credential like [`CredentialFile::find`] in a file's text. `file` is its name for messages.
 fn find_in(text: &[u8], file: &str, host: &str, path: &str) -> Result<Option<(usize, Credential)>, String> {
     let config: Value =
         serde_json::from_slice(text).map_err(|error| format!("{file} is not valid: {error}"))?;
     let key = key_for(&config, host, path);
-    // Docker Hub's key is an address.
+    // Docker Hub's key is a URL.
     let specific = if key == HUB_KEY { host.len() } else { key.len() };
     match docker_credential::get_credential_from_reader(text, &key) {
         Ok(DockerCredential::UsernamePassword(user, password)) => {
@@ -155,7 +155,7 @@ fn find_in(text: &[u8], file: &str, host: &str, path: &str) -> Result<Option<(us
         }
         Ok(DockerCredential::IdentityToken(token)) => Ok(Some((specific, Credential::IdentityToken(token)))),
         Err(CredentialRetrievalError::NoCredentialConfigured) => Ok(None),
-        // The words of docker-credential-helpers; docker itself compares them.
+        // Message of docker-credential-helpers; docker also compares this text.
         Err(CredentialRetrievalError::HelperFailure { stdout, .. })
             if stdout.contains("credentials not found") =>
         {
@@ -169,7 +169,7 @@ fn find_in(text: &[u8], file: &str, host: &str, path: &str) -> Result<Option<(us
     }
 }
 
-/// The most specific key that the file has: Podman's may hold a part of the repository's path.
+/// Most specific key in the file: keys of Podman's file may include a part of the repository's path.
 fn key_for(config: &Value, host: &str, path: &str) -> String {
     if is_docker_hub(host) {
         return HUB_KEY.to_owned();
@@ -232,7 +232,7 @@ mod tests {
         let absent = r#"[{"basic": {"registry": "r.example", "user": "u", "password": {"file": "absent"}}}]"#;
         let error = user(absent, dir.path(), "r.example", "x").await.unwrap_err();
         assert!(error.contains("absent: No such file"), "{error}");
-        // What is not asked for is not read.
+        // Credentials that do not apply are not read.
         assert_eq!(user(absent, dir.path(), "other.example", "x").await.unwrap(), None);
     }
 

@@ -1,4 +1,4 @@
-//! Adapter: which registry: its address, how it is reached, and with which credentials. The client is [`oci::client`].
+//! Adapter: access to registries: address, network and credentials. The client is [`oci::client`].
 
 mod access;
 mod keyring;

@@ -1,5 +1,5 @@
-//! Adapter: the tags of `cosign` with signatures and attestations. Everybody adds layers to what stands there: what comes from
-//! elsewhere is joined with it.
+//! Adapter: `cosign` tags with signatures and attestations. Every signer adds layers to the same tag, so a copied
+//! manifest is merged with the existing one.
 
 use super::{MAX_TRIES, Registry, RegistryError, pause_before};
 use crate::{
@@ -8,25 +8,25 @@ use crate::{
     provenance::{self, Layered},
 };
 
-/// What a manifest that comes from elsewhere would change under the tag.
+/// Result of merging a new manifest into a tag.
 pub(crate) enum Joined {
-    /// Nothing: all its layers are there.
+    /// No change: the tag already has all its layers.
     Whole,
-    /// The tag gets the manifest as it is, which has all layers that are there.
+    /// The tag gets the new manifest, which includes all existing layers.
     New,
     /// The tag gets the layers of both.
     Both(Layered),
-    /// The two cannot be joined.
+    /// The manifests cannot be merged.
     Foreign,
 }
 
-/// Is it a tag to which layers are added?
+/// Whether layers are added to this tag.
 pub(crate) fn is_joined(tag: &Tag) -> bool {
     provenance::is_cosign_tag(tag) && [".sig", ".att"].iter().any(|end| tag.as_str().ends_with(end))
 }
 
 impl Joined {
-    /// For the bytes of the manifest that the tag holds, and of the one that comes.
+    /// Merges the bytes of the tag's manifest and of the new one.
     pub(crate) fn of(held: &[u8], new: &[u8]) -> Self {
         let (Ok(before), Ok(after)) = (ImageManifest::parse(held), ImageManifest::parse(new)) else {
             return Self::Foreign;
@@ -44,8 +44,9 @@ impl Joined {
     }
 }
 
-/// Adds the layers of a manifest, whose blobs are there, to what the tag holds, and looks whether they are in it: who read the tag
-/// before may write it without them. `false` where the tag holds something else, and keeps it.
+/// Merges a manifest, whose blobs are already in the repository, into a tag, and repeats until a read shows its layers:
+/// a concurrent writer may drop them. Returns `false` if the tag holds content that cannot be merged; that content
+/// stays.
 pub(crate) async fn join(
     registry: &dyn Registry,
     repository: &Repository,

@@ -1,4 +1,4 @@
-//! Adapter: the look-ups before a plan: what sources, patches, bases, headers and toolchains are at this moment.
+//! Adapter: the lookups before a plan: resolves sources, patches, bases, headers and toolchains to their current identities.
 
 mod tracked;
 
@@ -18,7 +18,7 @@ use crate::{
     plan::{Resolved, ResolvedImage, SignedWith, TreeKey, Unverified, toolchain_key},
 };
 
-/// Looks up what the given images, and the families of the given targets, amount to.
+/// Resolves the given images, and the families of the given targets.
 pub(crate) async fn resolve(
     parts: &Parts,
     images: &[&DriverImage],
@@ -29,7 +29,7 @@ pub(crate) async fn resolve(
     resolved
 }
 
-/// The same for those that are not known yet.
+/// Resolves the given images and targets that are not in `resolved` yet.
 pub(crate) async fn resolve_more(
     parts: &Parts,
     images: &[&DriverImage],
@@ -38,7 +38,7 @@ pub(crate) async fn resolve_more(
 ) {
     let known = &resolved.images;
     let all = images;
-    // Collected, because a closure that is kept over an `await` keeps the future from being `Send`.
+    // Collected, because a closure held across an `await` would make the future not `Send`.
     let images: Vec<_> = images
         .iter()
         .copied()
@@ -61,7 +61,7 @@ pub(crate) async fn resolve_more(
             });
         }
     }
-    // The store is asked for each.
+    // Each lookup asks the store, so run them concurrently.
     for (target, outcome) in stream::iter(unknown_headers).buffered(AT_ONCE).collect::<Vec<_>>().await {
         resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
         if let Ok(HeaderIdentity { identity: _, unverified, compiler, refused, missing }) = &outcome {
@@ -81,7 +81,7 @@ pub(crate) async fn resolve_more(
     resolve_header_texts(parts, all, targets, resolved).await;
 }
 
-/// Looks up the toolchains, after the headers, which may choose them.
+/// Resolves the toolchains, after the headers, which can determine them.
 async fn resolve_toolchains(
     parts: &Parts,
     images: &[&DriverImage],
@@ -110,7 +110,7 @@ async fn resolve_toolchains(
     }
 }
 
-/// Looks into the headers of the kernels for which an image depends on what they say, which fetches them.
+/// Reads the headers of kernels for which an image depends on their content. This fetches the headers.
 async fn resolve_header_texts(
     parts: &Parts,
     images: &[&DriverImage],
@@ -151,7 +151,7 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
     let spec = &image.spec;
     let mut sources = BTreeMap::new();
     let mut versions = BTreeMap::new();
-    // Those that differ between kernels are looked up for each.
+    // Sources that differ between kernels are looked up for each kernel.
     for source in spec.sources.iter().filter(|source| !source.is_of_kernel()) {
         let identity = parts.retry("look up source", || parts.fetcher.sources().identity(source)).await?;
         if let Some(warning) = parts.fetcher.sources().warning(source).await? {
@@ -177,7 +177,7 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
         patches.insert(index, Digest::of(&bytes).hex().to_owned());
     }
     let base_identity = match &spec.runtime.base {
-        // The image that it is counts with the needs.
+        // A base that is another image is hashed with the needs.
         None | Some(RuntimeBase::Need(_)) => None,
         Some(base @ (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_))) => {
             let look = || parts.fetcher.root_fs().of_base(base, &spec.sources, &version);
@@ -206,7 +206,7 @@ async fn toolchain_identity(
         })?;
         return Ok(parts.resolve_reference(&image.to_string()).await?.to_string());
     }
-    // The specification alone: the architecture is hashed with the target.
+    // Only the specification: the architecture is hashed with the target.
     let root = PackageRoot::of_toolchain(toolchain, target);
     root.map(|root| root.identity()).ok_or_else(|| {
         let message = "nothing says where the RPM packages of the toolchain are".to_owned();
@@ -214,14 +214,13 @@ async fn toolchain_identity(
     })
 }
 
-/// Who signs an image's modules. What an engine makes whole (`output: image`) is not changed any more.
+/// Returns the signer of an image's modules. An image that an engine makes whole (`output: image`) is not signed.
 fn signed_with(parts: &Parts, image: &DriverImage) -> Option<SignedWith> {
     let modules = parts.module_signer.as_ref().filter(|_| image.spec.output == Output::Payload)?;
     Some(SignedWith { certificate: modules.fingerprint(), signed: modules.signed() })
 }
 
-/// Looks at the trees of these images for these kernels. One that is not there, or not fit, is a reason not to
-/// build.
+/// Resolves the host trees of these images for these kernels. A missing or unfit tree is a reason not to build.
 pub(crate) async fn resolve_trees(
     parts: &Parts,
     images: &[&DriverImage],
@@ -253,7 +252,7 @@ async fn digest_of_tree(parts: &Parts, tree: &HeadersPath, target: &KernelTarget
     }
 }
 
-/// A fault as the plan tells it: what failed, why, and what to do.
+/// Formats an error for the plan: what failed, why, and the remedy.
 pub(crate) fn with_hint(error: &TargetError) -> String {
     let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
     format!("{}{hint}", error_chain(error))

@@ -1,4 +1,4 @@
-//! Adapter: the newest kernels of tracked families.
+//! Adapter: finds the newest kernels of tracked families.
 
 use std::{
     cmp::Ordering,
@@ -16,8 +16,8 @@ use crate::{
     plan::{ClusterSnapshot, Platform, TrackedKernel, called_for, newest, rpm_flavour},
 };
 
-/// The newest kernels of the tracked suites and repositories, for the platforms whose nodes call for images. Those that cannot
-/// be read announce nothing this time: what runs is not held up by what may run one day.
+/// Returns the newest kernels of the tracked suites and repositories, for platforms whose nodes need images. An unreadable suite
+/// or repository announces no kernels this time, so that it does not hold up running kernels.
 pub(crate) async fn tracked(parts: &Parts, snapshot: &ClusterSnapshot) -> BTreeSet<TrackedKernel> {
     let mut found = BTreeSet::new();
     if parts.definitions.families.iter().all(|family| family.spec.track.is_none()) {
@@ -58,14 +58,14 @@ async fn of_suites(
     Ok(suites.flavours.iter().filter_map(|flavour| newest(flavour)).collect())
 }
 
-/// The newest of each flavour, in each repository.
+/// Returns the newest kernel of each flavor in each repository.
 async fn of_repositories(
     parts: &Parts,
     family: &KernelFamily,
     packages: &FurtherRpmPackages,
     platform: &Platform,
 ) -> Result<Vec<TrackedKernel>> {
-    // Repositories are of a platform, and of no kernel.
+    // Repositories depend on the platform only, so any release will do.
     let Ok(any) = "any".parse() else { return Ok(Vec::new()) };
     let headers = parts.fetcher.headers();
     let releases = match headers.rpm_releases(&family.spec.headers, packages, &platform.with(any)).await? {

@@ -1,7 +1,7 @@
-//! Adapter: definitions that are read again when their files change.
+//! Adapter: reloads definitions when their files change.
 //!
-//! Files are compared by content every few seconds rather than watched: a ConfigMap's mount swaps symbolic links, and
-//! not every file system tells about that.
+//! The files' content is compared every few seconds instead of watched. A ConfigMap's mount swaps symbolic
+//! links, and not every file system reports such changes.
 
 use std::{
     fs,
@@ -20,33 +20,34 @@ use crate::{
 
 /// Directories of definitions, as [`definitions::load`] reads them.
 const PARTS: [&str; 5] = ["images", "kernels", "templates", "announced", "site"];
-/// Beside them.
+/// File of definitions beside those directories.
 const SITE: &str = "site.yaml";
-/// A larger file is a mistake that is reported once; its content is not looked at.
+/// Size limit of a file's fingerprint. The content of a larger file is not compared, because the loader
+/// rejects the file anyway.
 const MAX_FILE: u64 = 1 << 20;
 
-/// What is in use.
+/// The definitions in use, and the error of newer ones that could not be loaded.
 #[derive(Clone, Debug)]
 pub struct Configuration {
-    /// The last good definitions.
+    /// The last valid definitions.
     pub definitions: Arc<Definitions>,
-    /// All mistakes of the definitions on disk, where these are not the ones in use.
+    /// All mistakes of the definitions on disk, while these differ from the ones in use.
     pub error: Option<String>,
 }
 
-/// Reads the directory again whenever its content changes, and sends the definitions that are then in use. Ends when
-/// cancelled, or when there is no receiver.
+/// Reloads the directory whenever its content changes, and sends the resulting configuration. Ends on
+/// cancellation, or when there is no receiver.
 pub async fn watch_configuration(
     directory: PathBuf,
     every: Duration,
     current: watch::Sender<Configuration>,
     cancel: CancellationToken,
 ) {
-    // The first look also loads: files may have changed since the start read them.
+    // The first iteration also loads, because files may have changed since startup read them.
     let mut seen: Option<Digest> = None;
     loop {
         let (at, before) = (directory.clone(), seen.clone());
-        // A panic in there is no reason to stop looking.
+        // A panic of the loader must not end the watch.
         if let Ok(Some((fingerprint, loaded))) =
             spawn_blocking(move || load_if_changed(&at, before.as_ref())).await
         {
@@ -61,7 +62,7 @@ pub async fn watch_configuration(
     }
 }
 
-/// The definitions, where their content is another than before.
+/// Loads the definitions if their content changed since `before`.
 fn load_if_changed(
     directory: &Path,
     before: Option<&Digest>,
@@ -71,7 +72,7 @@ fn load_if_changed(
         return None;
     }
     let loaded = definitions::load(Some(directory));
-    // A mount that is swapped in the middle would give half of each.
+    // A mount that is swapped during the load would yield a mix of both versions.
     let after = self::fingerprint(directory);
     (after == fingerprint).then_some((fingerprint, loaded))
 }
@@ -103,7 +104,7 @@ fn take_over(current: &watch::Sender<Configuration>, loaded: Result<Definitions,
     }
 }
 
-/// A digest over names and contents of all files of the definitions.
+/// Digest of the names and contents of all definition files.
 fn fingerprint(directory: &Path) -> Digest {
     let listings = PARTS.iter().filter_map(|part| fs::read_dir(directory.join(part)).ok());
     let mut files: Vec<PathBuf> = listings.flatten().flatten().map(|entry| entry.path()).collect();
@@ -119,7 +120,8 @@ fn fingerprint(directory: &Path) -> Digest {
         let content = if metadata.len() > MAX_FILE {
             metadata.len().to_string()
         } else {
-            // What cannot be read is reported by the loader; here it only has to differ from what can.
+            // The loader reports unreadable files. Here an unreadable file only has to differ from a readable
+            // one.
             fs::read(&path).map_or_else(|error| error.to_string(), |bytes| Digest::of(&bytes).to_string())
         };
         text.extend([path.as_os_str().as_encoded_bytes(), b"\0", content.as_bytes(), b"\0"].concat());
@@ -135,7 +137,8 @@ mod tests {
 
     const FAMILY: &str = "apiVersion: farrier.dev/v1alpha1\nkind: KernelFamily\nmetadata: {name: own}\nspec:\n  match: {os: own}\n  headers: {tarball: {path: headers.tar}}\n  toolchain: {image: 'registry.test/toolchain:1'}\n";
 
-    /// A ConfigMap's mount: `..data` is a link to the present version, the directories are links into it.
+    /// A ConfigMap's mount: `..data` links to the current version, and the directories are links into
+    /// `..data`.
     struct Mount(tempfile::TempDir);
 
     impl Mount {

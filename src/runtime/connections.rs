@@ -1,5 +1,5 @@
-//! Adapter: the connections of the HTTP port: how many there are at most, how long a client may take, and which connection makes
-//! room for a new one. A client that is slow or silent takes no probe's place.
+//! Adapter: the connections of the HTTP port. Limits their number and how long a client may take, and chooses
+//! the connection to close when a new one arrives. So slow or silent clients cannot lock out probes.
 
 use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
 
@@ -23,27 +23,30 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tower::Service as _;
 
-/// Connections at once, and what of the process's file descriptors they may take: builds and the cluster need the rest.
+/// Maximum number of connections. They may also take at most `1 / PART_OF_FILES` of the process's file
+/// descriptors, because builds and the cluster client need the rest.
 const CONNECTIONS: usize = 512;
 const PART_OF_FILES: u64 = 2;
-/// Bytes of a request's head, and of what waits to be sent.
+/// Bytes of a request's head, and of the send buffer.
 const BUFFER: usize = 64 << 10;
 
-/// What the clients of the port may take.
+/// Limits for the clients of the port.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Connections at once. A further one closes that which has waited longest for its client.
+    /// Maximum number of connections. A new one above the limit closes the connection that has been idle for
+    /// longest.
     pub(super) connections: usize,
-    /// Requests at once, those of probes aside; fewer than connections.
+    /// Maximum number of concurrent requests, except probes. It is below `connections`.
     pub(super) requests: usize,
-    /// Time for the head of a request, from the connection's begin or the end of the request before.
+    /// Timeout for the head of a request, counted from the start of the connection or the end of the previous
+    /// request.
     pub(super) head: Duration,
-    /// Time for which a client may read nothing of what was sent to it.
+    /// Timeout for a client that reads nothing of what was sent to it.
     pub(super) unread: Duration,
 }
 
 impl Limits {
-    /// As many connections as there are file descriptors for.
+    /// Derives the number of connections from the limit of file descriptors.
     pub(super) fn of_process() -> Self {
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let part =
@@ -58,7 +61,7 @@ impl Limits {
     }
 }
 
-/// Answers every connection of a listener.
+/// Serves every connection of a listener.
 pub(super) async fn serve(mut listener: TcpListener, router: Router, limits: Limits) {
     let connections = Connections::default();
     loop {
@@ -95,7 +98,7 @@ async fn answer(stream: TcpStream, connection: Connection, router: Router, limit
     }
 }
 
-/// Refuses a request above the limit, so that probes find room.
+/// Refuses a request above the limit, so that probes are still served.
 pub(super) async fn limit_requests(
     State(free): State<Arc<Semaphore>>,
     request: Request,
@@ -108,7 +111,7 @@ pub(super) async fn limit_requests(
     next.run(request).await.map(|body| held(body, permit))
 }
 
-/// Keeps something until the body was sent or given up.
+/// Keeps a value alive until the body is sent or dropped.
 fn held<T: Send + 'static>(body: Body, kept: T) -> Body {
     Body::new(body.map_err(move |error| {
         let _ = &kept;
@@ -116,27 +119,26 @@ fn held<T: Send + 'static>(body: Body, kept: T) -> Body {
     }))
 }
 
-/// All open connections.
 #[derive(Clone, Default)]
 struct Connections(Arc<Mutex<Open>>);
 
 #[derive(Default)]
 struct Open {
-    /// Counts admissions and ends of requests.
+    /// Logical clock: counts admissions and ends of requests.
     clock: u64,
     by_number: BTreeMap<u64, Entry>,
 }
 
 struct Entry {
-    /// Requests that are being answered; 0 where the client's next one is waited for.
+    /// Number of requests in progress; 0 for an idle connection.
     requests: usize,
-    /// Since when it is waited for.
+    /// Logical time since which the connection has been idle.
     waits_since: u64,
     closed: CancellationToken,
 }
 
 impl Connections {
-    /// Takes a connection up, where one is closed or there is room.
+    /// Admits a connection if there is room, or after closing an idle one.
     fn admit(&self, most: usize) -> Option<Connection> {
         let mut open = self.0.lock();
         if open.by_number.len() >= most {
@@ -154,11 +156,11 @@ impl Connections {
     }
 }
 
-/// One that is open.
+/// An open connection. Dropping it frees its place.
 struct Connection {
     all: Connections,
     number: u64,
-    /// Says that it made room for another.
+    /// Canceled when the connection has to make room for another.
     closed: CancellationToken,
 }
 
@@ -177,7 +179,7 @@ impl Drop for Connection {
     }
 }
 
-/// A request that is being answered.
+/// A request in progress.
 struct Busy {
     all: Connections,
     number: u64,

@@ -11,7 +11,7 @@ use tokio::{
 use super::{super::http::HttpServer, *};
 use crate::runtime::{Health, Metrics};
 
-/// Time that no test waits for.
+/// Timeout that no test reaches.
 const LONG: Duration = Duration::from_hours(1);
 const LIMITS: Limits = Limits { connections: 8, requests: 4, head: LONG, unread: LONG };
 
@@ -33,7 +33,7 @@ async fn send(address: SocketAddr, text: &str) -> TcpStream {
 /// All that comes until the server closes.
 async fn rest(mut stream: TcpStream) -> String {
     let mut answer = Vec::new();
-    // What was still under way to a closed connection resets it.
+    // Data that was still in flight to a closed connection makes the kernel send a reset.
     let _ = stream.read_to_end(&mut answer).await;
     String::from_utf8(answer).unwrap()
 }
@@ -53,7 +53,7 @@ async fn half_requests_take_no_probes_place() {
     for path in ["/healthz", "/metrics"] {
         assert_eq!(status(address, path).await, "200", "{path}");
     }
-    // Those that waited longest were closed, without an answer.
+    // The connections that had been idle for longest were closed without an answer.
     for half in halves.drain(..90) {
         assert_eq!(rest(half).await, "");
     }
@@ -66,7 +66,7 @@ async fn a_head_that_does_not_come_ends_the_connection() {
         let answer = rest(send(address, begun).await).await;
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408"), "{answer}");
     }
-    // After an answer the next head is waited for no longer.
+    // After an answer the timeout for the next head is the same.
     let answer = rest(send(address, "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await).await;
     assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("ok\n"), "{answer}");
 }
@@ -96,13 +96,13 @@ async fn requests_under_way_leave_room_for_probes() {
     assert_eq!(status(address, "/healthz").await, "200");
     go.notify_waiters();
     for request in under_way {
-        assert_eq!(request.await.unwrap(), "200", "what is being answered makes no room");
+        assert_eq!(request.await.unwrap(), "200", "a request in progress is never closed to make room");
     }
     go.notify_one();
     assert_eq!(status(address, "/slow").await, "200", "there is room again");
 }
 
-/// Tells that it was dropped.
+/// Sends a message when dropped.
 struct Told(mpsc::UnboundedSender<()>);
 
 impl Drop for Told {

@@ -1,15 +1,15 @@
-//! Adapter: is the loop alive, and has it seen the cluster?
+//! Adapter: liveness and readiness of the control loop.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// The loop turns at least every few seconds, and each single thing that it waits for has a bound of its own. So a
-/// loop that has not turned for this long hangs, and a restart is what helps.
+/// Time without an iteration after which the loop counts as hung, so that a restart is the remedy. A healthy
+/// loop iterates every few seconds, and everything that it waits for has a shorter timeout.
 const STALLED: Duration = Duration::from_mins(5);
 
-/// What the probes ask about.
+/// State behind the liveness and readiness probes.
 #[derive(Debug)]
 pub struct Health(Mutex<State>);
 
@@ -20,29 +20,30 @@ struct State {
 }
 
 impl Default for Health {
-    /// Alive now, and not ready.
+    /// Starts alive and not ready.
     fn default() -> Self {
         Self(Mutex::new(State { beat: Instant::now(), ready: false }))
     }
 }
 
 impl Health {
-    /// The loop turns.
+    /// Records an iteration of the loop.
     pub fn beat(&self) {
         self.0.lock().beat = Instant::now();
     }
 
-    /// The cluster was seen for the first time: from here on this farrier could lead.
+    /// Marks farrier as ready after the first successful look at the cluster. From then on this replica could
+    /// lead.
     pub fn set_ready(&self) {
         self.0.lock().ready = true;
     }
 
-    /// Has the cluster been seen?
+    /// Whether the cluster has been seen.
     pub fn is_ready(&self) -> bool {
         self.0.lock().ready
     }
 
-    /// For how long the loop has not turned, where that is too long.
+    /// Returns how long the loop has been stalled, if that exceeds the limit.
     pub fn stalled(&self) -> Option<Duration> {
         let still = self.0.lock().beat.elapsed();
         (still > STALLED).then_some(still)

@@ -1,4 +1,4 @@
-//! Adapter: the HTTP server for probes and figures.
+//! Adapter: the HTTP server for probes, metrics and further routes.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -22,20 +22,20 @@ use super::{
     metrics::Metrics,
 };
 
-/// OpenMetrics, as `prometheus-client` writes it.
+/// Content type of OpenMetrics, as `prometheus-client` writes it.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Why there is no server.
+/// Error of the server's start.
 #[derive(Debug, thiserror::Error)]
 #[error("listen on {address}")]
 pub struct HttpError {
-    /// Where.
+    /// Address to listen on.
     address: SocketAddr,
-    /// The system's answer.
+    /// Error of the operating system.
     source: std::io::Error,
 }
 
-/// A server that listens.
+/// A listening server that does not answer yet.
 pub struct HttpServer {
     listener: TcpListener,
     router: Router,
@@ -49,8 +49,8 @@ struct Shown {
 }
 
 impl HttpServer {
-    /// Listens, and answers nothing yet. `further` is what it answers beside probes and figures. On the loopback device it answers
-    /// requests to a loopback name only.
+    /// Listens without answering yet. `further` holds the routes beside probes and metrics. On a loopback
+    /// address the server only answers requests whose host is a loopback name.
     pub async fn bind(
         address: SocketAddr,
         health: Arc<Health>,
@@ -60,7 +60,7 @@ impl HttpServer {
         Self::bind_with(address, health, metrics, further, Limits::of_process()).await
     }
 
-    /// The same, with other limits than the process's.
+    /// Like [`HttpServer::bind`], with explicit limits.
     pub(super) async fn bind_with(
         address: SocketAddr,
         health: Arc<Health>,
@@ -82,15 +82,15 @@ impl HttpServer {
         Ok(Self { listener, router, limits })
     }
 
-    /// Where it listens.
+    /// Returns the address that the server listens on.
     pub fn address(&self) -> Option<SocketAddr> {
         self.listener.local_addr().ok()
     }
 
-    /// Answers until cancelled.
+    /// Serves requests until canceled.
     pub async fn serve(self, cancel: CancellationToken) {
         let Self { listener, router, limits } = self;
-        // Connections that a scraper keeps open are no reason to stay.
+        // Connections that a scraper keeps open must not delay the shutdown.
         tokio::select! {
             () = cancel.cancelled() => {}
             () = connections::serve(listener, router, limits) => {}
@@ -98,8 +98,8 @@ impl HttpServer {
     }
 }
 
-/// Whether a request names the loopback device as its host. In a browser a page from elsewhere reaches the port under a name of its
-/// own that leads here (DNS rebinding).
+/// Whether a request names the loopback device as its host. A foreign web page can reach the port under its
+/// own host name if that name resolves to 127.0.0.1 (DNS rebinding).
 pub fn names_loopback(headers: &HeaderMap) -> bool {
     let mut hosts = headers.get_all(header::HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
@@ -193,7 +193,8 @@ mod tests {
         task.await.unwrap();
     }
 
-    /// A page from elsewhere whose name leads to the loopback device (DNS rebinding) reads nothing: neither the fleet nor figures.
+    /// A foreign page whose host name resolves to the loopback device (DNS rebinding) can read neither the
+    /// fleet nor metrics.
     #[tokio::test]
     async fn a_port_of_the_loopback_device_answers_to_loopback_names_only() {
         let further = Router::new().route("/", get(|| async { "the fleet" }));

@@ -1,8 +1,8 @@
-//! Adapter: the figures that `/metrics` shows, in Prometheus' text format.
+//! Adapter: the metrics that `/metrics` shows, in Prometheus' text format.
 //!
-//! Labels are names of enum variants, names of driver images and rollouts (checked, and as many as there are definitions) and
-//! kernel targets (checked, and never more than [`MAX_KERNELS`]): nothing that a cluster could fill the memory of a
-//! monitoring system with.
+//! Label cardinality is bounded. Labels are names of enum variants, validated names of driver images and
+//! rollouts (one for each definition), and validated kernel targets (at most [`MAX_KERNELS`]). So a cluster
+//! cannot exhaust the memory of a monitoring system.
 
 use std::{fmt, sync::atomic::AtomicU64, time::Duration};
 
@@ -21,18 +21,18 @@ use crate::{
     plan::{self, Plan, RolloutWait},
 };
 
-/// Kernel targets that have a figure of their own; a fleet changes to a few kernels at once.
+/// Maximum number of kernel targets with their own time series. A fleet changes to a few kernels at once.
 const MAX_KERNELS: usize = 50;
-/// A build takes seconds where a payload is reused, and an hour for a large driver on a small machine.
+/// A build takes seconds when a payload is reused, and an hour for a large driver on a small machine.
 const BUILD_SECONDS: [f64; 10] = [5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 2400.0, 3600.0];
-/// A pass takes milliseconds where nothing is to be looked up.
+/// A reconcile takes milliseconds when it needs no lookups.
 const PASS_SECONDS: [f64; 10] = [0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
 
 type DecimalGauge = Gauge<f64, AtomicU64>;
 
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 
-/// How a build ended.
+/// Outcome of a build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "lowercase")]
 pub enum BuildOutcomeLabel {
@@ -40,35 +40,35 @@ pub enum BuildOutcomeLabel {
     Built,
     /// Published with another kernel's payload.
     Reused,
-    /// Failed, and will again with the same inputs.
+    /// Failed permanently: the same inputs fail again.
     Failed,
-    /// A step forged messages of the runner.
+    /// A build step forged messages of the runner.
     Tampered,
-    /// Met a fault that may pass.
+    /// Failed because of a transient fault.
     Faulted,
-    /// Was stopped.
+    /// Canceled.
     Stopped,
 }
 
-/// How a rewrite ended.
+/// Outcome of a rewrite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "lowercase")]
 pub enum RewriteOutcomeLabel {
-    /// It was made.
+    /// The rollout target was rewritten.
     Made,
-    /// It was refused, or could not be made.
+    /// The rewrite was refused or failed.
     Failed,
 }
 
-/// How a pass ended.
+/// Outcome of a reconcile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "lowercase")]
 pub enum PassOutcomeLabel {
-    /// Everything was seen.
+    /// Everything could be observed.
     Done,
-    /// Something was out of reach.
+    /// A source could not be reached.
     Unreachable,
-    /// There was no pass.
+    /// The reconcile did not complete.
     Failed,
 }
 
@@ -76,7 +76,7 @@ fn label(outcome: impl Into<&'static str>) -> (&'static str, &'static str) {
     ("outcome", outcome.into())
 }
 
-/// The strategies that write.
+/// Strategies that write.
 const WRITTEN: &[Strategy] = &[
     Strategy::Image,
     Strategy::PerKernel,
@@ -90,7 +90,7 @@ fn strategy_label(strategy: Strategy) -> (&'static str, &'static str) {
     ("strategy", strategy.as_str())
 }
 
-/// All figures.
+/// All metrics.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Mutex<Registry>,
@@ -113,7 +113,8 @@ pub struct Metrics {
 }
 
 impl Default for Metrics {
-    /// All families, at zero. The configuration counts as valid: a wrong one ends the start.
+    /// Registers all families at zero. The configuration counts as valid, because startup fails on an invalid
+    /// one.
     fn default() -> Self {
         let mut registry = Registry::with_prefix("farrier");
         let version = [("version", env!("CARGO_PKG_VERSION"))];
@@ -172,7 +173,8 @@ impl Default for Metrics {
             registry: Mutex::new(made.0),
         };
         metrics.configuration_valid.set(1);
-        // A counter that appears with its first event has no increase to alert on.
+        // Initialize all label values: a counter that first appears with its first event has no increase to
+        // alert on.
         for outcome in BuildOutcomeLabel::VARIANTS {
             let _ = metrics.builds.get_or_create(&[label(outcome)]);
         }
@@ -189,7 +191,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Shows the counts of a connection to an API server, too.
+    /// Adds the request counters of a connection to an API server.
     pub fn add_api(&self, stats: &KubeStats) {
         let requests = stats.requests.clone();
         self.registry.lock().register(
@@ -199,7 +201,7 @@ impl Metrics {
         );
     }
 
-    /// The matrix after a pass.
+    /// Records the matrix of images and the upgrades of a plan.
     pub fn plan(&self, plan: &Plan) {
         self.images.clear();
         for row in plan::status(plan) {
@@ -217,9 +219,9 @@ impl Metrics {
         }
     }
 
-    /// Kernels that wait for images or rollouts, and for how long.
+    /// Records the kernels that wait for images or rollouts, and for how long.
     pub fn kernels(&self, mut waiting: Vec<(String, Duration)>) {
-        // Those that wait longest are those to know of.
+        // Keep the kernels that have waited for longest.
         waiting.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
         self.kernels_left_out.set(count(waiting.len().saturating_sub(MAX_KERNELS)));
         self.kernels.clear();
@@ -228,7 +230,8 @@ impl Metrics {
         }
     }
 
-    /// Rollouts that have not come to their end (image, target), and for how long: at most as many as the definitions have.
+    /// Records the unfinished rollouts (image, target) and how long each has been unfinished. Their number is
+    /// bounded by the definitions.
     pub fn rollouts<'a>(&self, open: impl Iterator<Item = (&'a str, &'a str, RolloutWait, Duration)>) {
         self.rollouts.clear();
         for (image, target, state, since) in open {
@@ -239,8 +242,8 @@ impl Metrics {
         }
     }
 
-    /// When certificates and keys end, by what they are for: a few for each host that the site names, and the files of keys that
-    /// definitions name.
+    /// Records when certificates and keys expire, by purpose: a few for each host in `site.yaml`, and the key
+    /// files that definitions name.
     pub fn certificates(&self, ends: impl IntoIterator<Item = (String, Timestamp)>) {
         self.certificates.clear();
         for (what, end) in ends {
@@ -248,7 +251,7 @@ impl Metrics {
         }
     }
 
-    /// A build ended.
+    /// Records the end of a build.
     pub fn build(&self, outcome: BuildOutcomeLabel, took: Duration) {
         self.builds.get_or_create(&[label(outcome)]).inc();
         if outcome != BuildOutcomeLabel::Stopped {
@@ -256,34 +259,34 @@ impl Metrics {
         }
     }
 
-    /// Builds that run, and that wait.
+    /// Records the numbers of running and waiting builds.
     pub fn queue(&self, running: usize, waiting: usize) {
         self.builds_running.set(count(running));
         self.builds_waiting.set(count(waiting));
     }
 
-    /// A rewrite was tried.
+    /// Records an attempted rewrite.
     pub fn rewrite(&self, strategy: Strategy, outcome: RewriteOutcomeLabel) {
         self.rewrites.get_or_create(&[strategy_label(strategy), label(outcome)]).inc();
     }
 
-    /// A pass ended.
+    /// Records the end of a reconcile.
     pub fn pass(&self, outcome: PassOutcomeLabel, took: Duration) {
         self.passes.get_or_create(&[label(outcome)]).inc();
         self.pass_seconds.observe(took.as_secs_f64());
     }
 
-    /// May this farrier write?
+    /// Records whether this farrier may write.
     pub fn leader(&self, leads: bool) {
         self.leader.set(i64::from(leads));
     }
 
-    /// Are the definitions on disk in use?
+    /// Records whether the definitions on disk are in use.
     pub fn configuration(&self, valid: bool) {
         self.configuration_valid.set(i64::from(valid));
     }
 
-    /// All figures in the OpenMetrics text format.
+    /// Renders all metrics in the OpenMetrics text format.
     pub fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry.lock())?;
@@ -295,7 +298,7 @@ fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// Registers each figure where it is made.
+/// Registers each metric when it is created.
 struct Registering(Registry);
 
 impl Registering {
@@ -357,19 +360,19 @@ mod tests {
         }
         assert!(text.contains("farrier_build_info{version="), "{text}");
         assert_eq!(text.matches("farrier_kernel_unresolved_seconds{").count(), MAX_KERNELS);
-        // What is resolved has no figure any more.
+        // Resolved kernels and rollouts have no time series.
         metrics.kernels(Vec::new());
         metrics.rollouts(std::iter::empty());
         assert!(!metrics.text().unwrap().contains("_unresolved_seconds{"));
     }
 
-    /// Whatever a dashboard or an alert asks for is a figure that farrier has, and so is each value of a label that it names.
+    /// Every metric and label value that a dashboard or alert queries exists in farrier.
     #[test]
     fn dashboard_and_alerts_ask_for_what_there_is() {
         let metrics = Metrics::default();
         let stats = KubeStats::default();
         metrics.add_api(&stats);
-        // A family without a figure is not shown.
+        // A family without a sample is not rendered.
         stats.requests.get_or_create(&[("verb", "list"), ("kind", "nodes"), ("outcome", "success")]).inc();
         metrics
             .images

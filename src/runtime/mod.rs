@@ -1,4 +1,5 @@
-//! Adapter: what a service has around its work: leadership, metrics, health, HTTP, configuration that is read again.
+//! Adapter: the runtime around a service's work: leader election, metrics, health, HTTP and reloading of the
+//! configuration.
 
 mod configuration;
 mod connections;

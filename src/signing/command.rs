@@ -1,4 +1,4 @@
-//! Adapter: a program that signs, for keys that cannot be had.
+//! Adapter: signs with an external program, for private keys that farrier cannot load.
 
 use std::{
     io::Write as _,
@@ -13,9 +13,9 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::{Result, SigningError};
 use crate::kmod::SignatureHash;
 
-/// How long a program may take for one signature. A security module answers within seconds, or waits for an operator.
+/// Timeout for one signature. A security module answers within seconds, or waits for an operator.
 const PATIENCE: Duration = Duration::from_mins(1);
-/// Characters of its standard error that a message shows.
+/// Maximum number of characters of standard error in a message.
 const MAX_WORDS: usize = 500;
 
 /// A program and its arguments.
@@ -35,7 +35,8 @@ impl SigningCommand {
         &self.program
     }
 
-    /// Runs it: the raw digest goes to its standard input, and what it prints is the signature. Blocks.
+    /// Runs the program: it reads the raw digest from standard input and writes the signature to standard output.
+    /// Blocks.
     pub(super) fn run(&self, hash: SignatureHash, digest: &[u8]) -> Result<Vec<u8>> {
         use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
         let failed = |outcome: String| {
@@ -54,7 +55,7 @@ impl SigningCommand {
             .map_err(start)?;
         let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         if let Some(mut stdin) = child.stdin.take() {
-            // A program that does not read says why on its standard error.
+            // Ignore the error: a program that does not read its input reports the reason on standard error.
             let _ = stdin.write_all(digest);
         }
         let (send, receive) = mpsc::channel();

@@ -1,32 +1,32 @@
-//! Why nothing can be signed.
+//! Errors of signing.
 
 use std::{fmt::Display, io, path::PathBuf};
 
 use crate::{kmod::CertificateError, net::SecretError};
 
-/// What signing comes to.
+/// Result of signing.
 pub type Result<T, E = SigningError> = std::result::Result<T, E>;
 
-/// Why nothing can be signed. No message holds any part of a key or a passphrase.
+/// Failure to load a key or to sign. No message contains any part of a key or a passphrase.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say what the fields are")]
+#[expect(missing_docs, reason = "the messages explain the fields")]
 pub enum SigningError {
-    /// A file that cannot be read: `the certificate`, `the public key`.
+    /// A file is unreadable. `what` is `the certificate` or `the public key`.
     #[error("read {what} {}", .path.display())]
     Read { what: &'static str, path: PathBuf, source: io::Error },
-    /// A secret that cannot be read: `the signing key`, `the passphrase`.
+    /// A secret is unreadable. `what` is `the signing key` or `the passphrase`.
     #[error("read {what} {from}")]
     Secret { what: &'static str, from: String, source: SecretError },
-    /// A file that holds no certificate.
+    /// The file contains no certificate.
     #[error("read the certificate {}", .0.display())]
     Certificate(PathBuf, #[source] CertificateError),
-    /// A private key and a certificate or public key that are no pair.
+    /// The private key does not match the certificate or public key.
     #[error("the private key of {from} does not belong to {}", .public.display())]
     Mismatch { from: String, public: PathBuf },
-    /// A command that cannot be run.
+    /// The signing command cannot be started.
     #[error("start the signing command {0}")]
     Start(String, #[source] io::Error),
-    /// A key, or a command, that does not sign. The hint is empty where it is not clear what to do.
+    /// The key or the signing command cannot sign. The hint is empty if no remedy is known.
     #[error("{message}")]
     Key { message: String, hint: &'static str },
 }
@@ -36,20 +36,20 @@ impl SigningError {
         Self::Key { message, hint }
     }
 
-    /// A private key in a form that is not read.
+    /// Creates the error for a private key in an unsupported form.
     pub(super) fn form(from: &str, why: &str) -> Self {
         let message = format!("the private key in {from} is in a form that farrier does not read: {why}");
         let hint = "convert it: `openssl pkcs8 -topk8 -v2 aes-256-cbc` (with a passphrase) or `openssl pkcs8 -topk8 -nocrypt`";
         Self::Key { message, hint }
     }
 
-    /// A key of a kind or size that cannot be used.
+    /// Creates the error for a key of an unsupported kind or size.
     pub(super) fn kind(from: &str, why: impl Display) -> Self {
         let hint = "use an RSA key of 2048 to 4096 bits, or ECDSA with P-256 or P-384";
         Self::Key { message: format!("the key of {from} cannot sign: {why}"), hint }
     }
 
-    /// What to do about it, where that is clear.
+    /// Suggested remedy, if one is known.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::Read { path, .. } => {

@@ -1,4 +1,4 @@
-//! Adapter: private keys, as OpenSSL and the kernel's build leave them.
+//! Adapter: loads private keys in the forms that OpenSSL and the kernel's build write.
 
 use pkcs8::{DecodePrivateKey as _, EncodePublicKey as _, EncryptedPrivateKeyInfoRef, spki};
 use ring::signature::{KeyPair as _, RsaKeyPair};
@@ -11,7 +11,8 @@ use crate::{
 };
 
 impl Signer {
-    /// Loads a key. `passphrase` opens an encrypted one; `public` is its public half, needed where a program signs.
+    /// Loads a key. `passphrase` decrypts it, if it is encrypted. `public` is its public key, which is required if a
+    /// program signs.
     pub async fn load(
         source: &KeySource,
         passphrase: Option<&SecretSource>,
@@ -44,7 +45,7 @@ impl Signer {
         Self::from_pem(text.as_bytes(), passphrase, &shown(&source))
     }
 
-    /// Reads a private key in PEM form; `from` says for messages where it comes from.
+    /// Parses a private key in PEM form. `from` is its source, for messages.
     pub fn from_pem(text: &[u8], passphrase: Option<&[u8]>, from: &str) -> Result<Self> {
         let none = || {
             let hint = "name the file with the private key; a certificate alone signs nothing, and DER becomes PEM with \
@@ -131,13 +132,13 @@ fn of_info(info: spki::Result<pkcs8::Document>, from: &str) -> Result<PublicKey>
     usable(key, from)
 }
 
-/// Editors and `echo` end files so.
+/// Removes the line end that editors and `echo` add.
 fn without_newline(text: &[u8]) -> &[u8] {
     let text = text.strip_suffix(b"\n").unwrap_or(text);
     text.strip_suffix(b"\r").unwrap_or(text)
 }
 
-/// Where a secret stands, for messages.
+/// Location of a secret, for messages.
 fn shown(source: &SecretSource) -> String {
     match source {
         SecretSource::File(path) => path.display().to_string(),

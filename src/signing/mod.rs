@@ -1,8 +1,8 @@
-//! Adapter: keys that sign, from files, secrets, or behind a program; in memory only.
+//! Adapter: private keys for signing, from files, from Secrets or behind a program. They are held in memory only.
 //!
-//! A private key is never written anywhere. The bytes that it was read from are wiped as soon as it is loaded, as are
-//! passphrases; so are ECDSA keys when they are dropped. ring does not wipe RSA keys, and the buffers in which an API server's answer
-//! with a Secret arrived are not wiped.
+//! farrier never writes a private key anywhere. The bytes of a key file are wiped as soon as the key is loaded, as are
+//! passphrases. ECDSA keys are wiped when they are dropped. ring does not wipe RSA keys, and the buffers of the API
+//! server's response with a Secret are not wiped.
 
 mod command;
 mod error;
@@ -32,7 +32,7 @@ pub use crate::{
     provenance::{KeyAlgorithm, PublicKey},
 };
 
-/// What signs.
+/// Private key, or the program that has access to it.
 enum Key {
     Rsa(Box<RsaKeyPair>),
     P256(Box<p256::ecdsa::SigningKey>),
@@ -40,24 +40,24 @@ enum Key {
     Command(SigningCommand),
 }
 
-/// A key that signs, and its public half.
+/// A signer with its public key.
 #[derive(derive_more::Debug)]
 pub struct Signer {
     #[debug(skip)]
     key: Key,
     public: PublicKey,
-    /// Where the key comes from, for messages.
+    /// Source of the key, for messages.
     from: String,
 }
 
 impl Signer {
-    /// The public half.
+    /// The public key.
     pub fn public_key(&self) -> &PublicKey {
         &self.public
     }
 
-    /// Signs the content: RSA with PKCS#1 v1.5 padding, or ECDSA as DER (`ECDSA-Sig-Value`). The same content gets the same
-    /// signature again, unless a program signs. Blocks, with a program up to a minute.
+    /// Signs the content: RSA with PKCS#1 v1.5 padding, or ECDSA in DER (`ECDSA-Sig-Value`). Signatures are
+    /// deterministic, unless a program signs. Blocks, with a program for up to a minute.
     pub fn sign(&self, hash: SignatureHash, content: &[u8]) -> Result<Vec<u8>> {
         let refused =
             || SigningError::key(format!("sign with the key of {}: the library refused", self.from), "");
@@ -86,7 +86,7 @@ impl Signer {
         }
     }
 
-    /// A program may sign with another key, or something else: what it wrote is verified.
+    /// Signs with a program, and verifies its output: the program may use another key, or write something else.
     fn ask(&self, command: &SigningCommand, hash: SignatureHash, content: &[u8]) -> Result<Vec<u8>> {
         let written = command.run(hash, &hash.digest(content))?;
         if self.public.verify(hash, content, &written) {
@@ -106,7 +106,7 @@ impl Signer {
         })
     }
 
-    /// Refuses a key that does not belong to a public one; `path` is where that stands.
+    /// Fails if the key does not match a public key; `path` is the file of the public key.
     pub fn must_match(&self, public: &PublicKey, path: &Path) -> Result<()> {
         if self.public == *public {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Adapter: the key that signs modules, and the certificate by which kernels know it.
+//! Adapter: the key that signs modules, with the certificate that identifies it to kernels.
 
 use std::{
     path::{Path, PathBuf},
@@ -20,7 +20,8 @@ use crate::{
     site::{ModuleSigning, Signed},
 };
 
-/// Signs modules. The certificate is read at once, because plans need it, and the key when the first module is signed.
+/// Signs modules. The certificate is read immediately, because plans need it; the key is loaded for the first
+/// signature.
 #[derive(Debug)]
 pub struct ModuleSigner {
     spec: ModuleSigning,
@@ -32,7 +33,7 @@ pub struct ModuleSigner {
 }
 
 impl ModuleSigner {
-    /// Reads the certificate. Relative paths start at `root`. Blocks.
+    /// Reads the certificate. Paths are relative to `root`. Blocks.
     pub fn open(spec: &ModuleSigning, root: &Path, secrets: SecretReader) -> Result<Self> {
         let path = root.join(&spec.certificate);
         let certificate = read_certificate(&path)?;
@@ -46,17 +47,17 @@ impl ModuleSigner {
         &self.certificate
     }
 
-    /// sha256 over the certificate's DER, as `openssl x509 -fingerprint -sha256` shows it.
+    /// SHA-256 of the certificate's DER form, as `openssl x509 -fingerprint -sha256` shows it.
     pub fn fingerprint(&self) -> Digest {
         Digest::of(&self.certificate.der)
     }
 
-    /// What becomes of modules that are signed already.
+    /// Treatment of modules that already have a signature.
     pub fn signed(&self) -> Signed {
         self.spec.signed
     }
 
-    /// What kind of key it is.
+    /// Kind of the key.
     pub fn kind(&self) -> ModuleKey {
         match self.public.algorithm() {
             KeyAlgorithm::Rsa(_) => ModuleKey::Rsa,
@@ -64,7 +65,8 @@ impl ModuleSigner {
         }
     }
 
-    /// Why people may want another certificate. The kernel does not look at validity, so it is no error.
+    /// Warning about the certificate's validity period, if the current time is outside it. The kernel ignores the
+    /// period, so this is not an error.
     pub fn warning(&self, now: Timestamp) -> Option<String> {
         let Certificate { not_before, not_after, .. } = &self.certificate;
         let path = self.path.display();
@@ -80,7 +82,7 @@ impl ModuleSigner {
         }
     }
 
-    /// The key, loaded now if it was not.
+    /// Returns the key, and loads it on the first call.
     pub async fn load(&self) -> Result<Arc<Signer>> {
         let load = || async {
             let ModuleSigning { key, passphrase, certificate: _, signed: _ } = &self.spec;
@@ -91,7 +93,7 @@ impl ModuleSigner {
         self.signer.get_or_try_init(load).await.cloned()
     }
 
-    /// What is to follow a module's bytes; `signer` is what [`Self::load`] gave. Blocks.
+    /// Signature trailer to append to a module. `signer` comes from [`Self::load`]. Blocks.
     pub fn trailer(&self, signer: &Signer, hash: SignatureHash, module: &[u8]) -> Result<Vec<u8>> {
         let signature = signer.sign(hash, module)?;
         Ok(kmod::trailer(&self.certificate, self.kind(), hash, &signature))

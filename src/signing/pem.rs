@@ -1,19 +1,19 @@
-//! Adapter: the blocks of a PEM file (RFC 7468, and the older headers of OpenSSL).
+//! Adapter: parses PEM files (RFC 7468, and the older headers of OpenSSL).
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use zeroize::Zeroizing;
 
-/// One block.
+/// A PEM block.
 pub(super) struct Block {
-    /// What stands after `BEGIN`.
+    /// Text after `BEGIN`.
     pub(super) label: String,
-    /// Does it say that it is encrypted in OpenSSL's old way (`Proc-Type: 4,ENCRYPTED`)?
+    /// Whether the block is encrypted with OpenSSL's legacy encryption (`Proc-Type: 4,ENCRYPTED`).
     pub(super) old_encryption: bool,
-    /// What it holds; `None` where that is no base64.
+    /// Decoded content; `None` if it is not valid base64.
     pub(super) bytes: Option<Zeroizing<Vec<u8>>>,
 }
 
-/// All blocks of a text, whatever stands between them.
+/// All blocks of a text; text between them is ignored.
 pub(super) fn blocks(text: &str) -> Vec<Block> {
     let mut blocks = Vec::new();
     let mut lines = text.lines();

@@ -1,4 +1,4 @@
-//! Adapter: files with the public half of a key, or with its certificate.
+//! Adapter: reads files with public keys and certificates.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use crate::{
     provenance::{KeyAlgorithm, KeyError, PublicKey},
 };
 
-/// Bits of RSA keys that sign. Smaller ones are weak, and ring makes no larger ones.
+/// Supported sizes of RSA keys in bits. Smaller keys are weak, and ring does not support larger ones.
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=4096;
 
-/// A public key whose private half can sign; `from` says for messages where it comes from.
+/// Checks that farrier can sign with the private key of this public key. `from` is its source, for messages.
 pub(super) fn usable(key: Result<PublicKey, KeyError>, from: &str) -> Result<PublicKey> {
     let key = key.map_err(|error| SigningError::kind(from, error))?;
     match key.algorithm() {
@@ -22,7 +22,7 @@ pub(super) fn usable(key: Result<PublicKey, KeyError>, from: &str) -> Result<Pub
     }
 }
 
-/// Reads a file with a public key in PEM form. Blocks.
+/// Reads a public key in PEM form. Blocks.
 pub fn read_public_key(path: &Path) -> Result<PublicKey> {
     let what = "the public key";
     let read = |source| SigningError::Read { what, path: path.to_owned(), source };
@@ -30,7 +30,7 @@ pub fn read_public_key(path: &Path) -> Result<PublicKey> {
     usable(PublicKey::any_from_pem(&text), &path.display().to_string())
 }
 
-/// Reads a certificate file, PEM or DER; of a PEM file with several the first counts. Blocks.
+/// Reads a certificate in PEM or DER form. Uses the first certificate of a PEM file. Blocks.
 pub fn read_certificate(path: &Path) -> Result<Certificate> {
     let what = "the certificate";
     let bytes =

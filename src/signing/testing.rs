@@ -1,17 +1,17 @@
-//! Keys and certificates for tests, made by OpenSSL.
+//! Keys and certificates for tests, created with OpenSSL.
 
 use std::{
     path::{Path, PathBuf},
     process::Command,
 };
 
-/// RSA keys of the kernel's own size, and small ones.
+/// RSA key sizes: the kernel's default, and a small one.
 pub(crate) const RSA_4096: &str = "RSA -pkeyopt rsa_keygen_bits:4096";
 pub(crate) const RSA_2048: &str = "RSA -pkeyopt rsa_keygen_bits:2048";
 pub(crate) const EC_256: &str = "EC -pkeyopt ec_paramgen_curve:P-256";
 pub(crate) const EC_384: &str = "EC -pkeyopt ec_paramgen_curve:P-384";
 
-/// A directory in which OpenSSL works.
+/// Directory for files that OpenSSL creates.
 pub(crate) struct Workshop(tempfile::TempDir);
 
 impl Workshop {
@@ -33,18 +33,18 @@ impl Workshop {
         assert!(output.status.success(), "openssl: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Writes `k.pem` (PKCS#8) and `p.pem`.
+    /// Creates a key: writes `k.pem` (PKCS#8) and `p.pem`.
     pub(crate) fn key(&self, kind: &str) {
         self.openssl(&format!("genpkey -algorithm {kind} -out k.pem"));
         self.openssl("pkey -in k.pem -pubout -out p.pem");
     }
 
-    /// Writes a certificate of `k.pem` as `c.pem`.
+    /// Creates a certificate for `k.pem` in `c.pem`.
     pub(crate) fn certificate(&self, subject: &str) {
         self.openssl(&format!("req -new -x509 -key k.pem -subj {subject} -days 1 -out c.pem"));
     }
 
-    /// The key's own bytes as no file but its own may hold them: the middle line of the PEM text.
+    /// A line from the middle of the private key's PEM text, which no other file may contain.
     pub(crate) fn secret(&self) -> String {
         let text = std::fs::read_to_string(self.path("k.pem")).unwrap();
         let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('-')).collect();

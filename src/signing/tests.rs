@@ -10,7 +10,7 @@ use crate::{
     site::{KeySource, SecretSource},
 };
 
-/// Files are read without a wait, so a runtime of one thread does.
+/// Loads a key on a single-threaded runtime, which suffices for files.
 fn load(
     source: &KeySource,
     passphrase: Option<&SecretSource>,
@@ -31,7 +31,7 @@ impl Workshop {
         load(&KeySource::File(file.parse().unwrap()), passphrase.as_ref(), None, self.root())
     }
 
-    /// What OpenSSL says to a signature.
+    /// Checks that OpenSSL accepts a signature.
     fn verify(&self, signer: &Signer, hash: SignatureHash) {
         let content = b"a module, or a manifest";
         let signature = signer.sign(hash, content).unwrap();
@@ -57,7 +57,7 @@ fn openssl_takes_the_signatures_of_every_kind_of_key_and_digest() {
             workshop.verify(&signer, hash);
         }
         let twice = [0, 1].map(|_| signer.sign(SignatureHash::Sha256, b"same").unwrap());
-        assert_eq!(twice[0], twice[1], "{kind}: the same bytes again");
+        assert_eq!(twice[0], twice[1], "{kind}: signatures are deterministic");
     }
 }
 
@@ -71,7 +71,7 @@ fn every_form_of_a_private_key() {
         workshop.openssl("pkcs8 -topk8 -in k.pem -passout pass:sesame -out aes.pem");
         workshop
             .openssl("pkcs8 -topk8 -scrypt -scrypt_N 1024 -in k.pem -passout pass:sesame -out scrypt.pem");
-        // The kernel's build leaves both in one file, and OpenSSL's tools put text between the blocks.
+        // The kernel's build writes both into one file, and OpenSSL's tools add text between the blocks.
         workshop.certificate("/CN=k");
         let [key, certificate] =
             ["k.pem", "c.pem"].map(|name| std::fs::read_to_string(workshop.path(name)).unwrap());
@@ -144,7 +144,7 @@ fn a_key_that_is_no_pair_with_a_certificate_is_refused() {
     assert!(error.to_string().ends_with(&format!("does not belong to {}", path.display())), "{error}");
 }
 
-/// A script that OpenSSL's key stands behind, as a security module's would.
+/// Signer that runs a shell script with OpenSSL's key, as it would run a security module's tool.
 fn behind(workshop: &Workshop, command: &str) -> Signer {
     let public = read_public_key(&workshop.path("p.pem")).unwrap();
     let command =

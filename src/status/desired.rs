@@ -1,4 +1,5 @@
-//! Pure: which DriverBuilds there should be, and what is to be written for that.
+//! Pure: derives the DriverBuild objects that should exist from a plan, and the writes that create this
+//! state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,17 +17,17 @@ use crate::{
     text::printable_lines,
 };
 
-/// The label, and its value, of the objects that farrier made and may delete.
+/// Label and value that mark the objects that farrier created and may delete.
 pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "farrier");
 
-/// Lines of a build's output that are kept in an object, and their length: etcd is no log store.
+/// Number of log lines that an object keeps, and their maximum length. etcd is no log store.
 const LOG_LINES: usize = 20;
 const LOG_LINE: usize = 200;
 
-/// Characters of a message.
+/// Maximum length of a message, in characters.
 const MESSAGE: usize = 1024;
 
-/// An object's name: `<image>-<kernel label>-<8 digits>`, at most 63 characters, a DNS name.
+/// Returns an object's name: `<image>-<kernel label>-<8 digits>`, a DNS name of at most 63 characters.
 pub fn name_of(image: &ImageName, target: &KernelTarget) -> String {
     let KernelTarget { os, os_version, release, arch } = target;
     let all = [image.as_str(), os.as_str(), os_version.as_str(), release.as_str(), arch.as_str()].join("\0");
@@ -37,13 +38,13 @@ pub fn name_of(image: &ImageName, target: &KernelTarget) -> String {
         .map(|c| if c.is_ascii_alphanumeric() || c == '.' { c.to_ascii_lowercase() } else { '-' })
         .take(63 - 1 - hash.len())
         .collect();
-    // Each part of a DNS name has a letter or digit at both ends.
+    // Each label of a DNS name begins and ends with a letter or digit.
     let parts = readable.split('.').map(|part| part.trim_matches('-')).filter(|part| !part.is_empty());
     format!("{}-{hash}", parts.collect::<Vec<_>>().join("."))
 }
 
-/// One object for each row of `farrier status`. Conditions keep the time of their last change, and objects what the API
-/// server gave them, from `existing`.
+/// Returns one object for each row of `farrier status`. The transition times of unchanged conditions, and the
+/// generation that the API server assigned, are taken from `existing`.
 pub fn desired(
     plan: &Plan,
     activity: &Activity,
@@ -79,7 +80,8 @@ fn status(
 ) -> DriverBuildStatus {
     let row = &entry.row;
     let stays = Stays {
-        // The API server gives a new object the generation 1, and no writer changes its spec: the name says it all.
+        // The API server gives a new object generation 1. No writer changes the spec afterwards, because the
+        // name is a hash of its fields.
         generation: known.and_then(|known| known.metadata.generation).unwrap_or(1),
         conditions: known
             .and_then(|known| known.status.as_ref())
@@ -114,7 +116,7 @@ fn status(
     }
 }
 
-/// A condition's status and reason.
+/// Status and reason of a condition.
 type Said = (&'static str, &'static str);
 
 fn published(phase: Phase) -> Said {
@@ -147,7 +149,7 @@ fn configuration(error: Option<&str>) -> Said {
     if error.is_some() { ("False", "Invalid") } else { ("True", "Valid") }
 }
 
-/// What a status takes over from the one before.
+/// State that a new status inherits from the existing object.
 struct Stays<'a> {
     generation: i64,
     conditions: &'a [Condition],
@@ -170,7 +172,7 @@ impl Stays<'_> {
     }
 }
 
-/// The API keeps whole seconds; a finer time would never be equal to what is read back.
+/// Truncates to whole seconds, as the API does. A finer time would never equal the time that is read back.
 fn whole_seconds(at: Timestamp) -> Timestamp {
     Timestamp::from_second(at.as_second()).unwrap_or(at)
 }
@@ -180,24 +182,25 @@ fn tail(lines: &[String]) -> Vec<String> {
     lines[first..].iter().map(|line| printable(line, LOG_LINE)).collect()
 }
 
-/// Compilers and registries are strangers; a terminal must not take their words for commands.
+/// Removes control characters and limits the length. Output of compilers and registries is untrusted, and a
+/// terminal must not interpret it.
 pub(super) fn printable(text: &str, most: usize) -> String {
     printable_lines(text).replace(['\t', '\r'], "\u{fffd}").chars().take(most).collect()
 }
 
-/// What is to be written.
+/// Writes that make the cluster match the desired objects.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Writes {
-    /// Objects to make, or whose spec or labels are others; their status follows.
+    /// Objects to create, or with a changed spec or labels. Their status is written afterwards.
     pub objects: Vec<DriverBuild>,
-    /// Objects whose status alone is another.
+    /// Objects with a changed status only.
     pub statuses: Vec<DriverBuild>,
     /// Names of objects to delete.
     pub deletions: Vec<String>,
 }
 
-/// Compares what there is with what there should be. `gone` are the names of objects that nothing has called for, for so
-/// long that they are deleted; those that farrier did not make are never deleted.
+/// Compares the existing objects with the desired ones. `gone` names the objects whose grace period has
+/// ended, which are deleted. Objects that farrier did not create are never deleted.
 pub fn writes(
     desired: &[DriverBuild],
     existing: &BTreeMap<String, DriverBuild>,
@@ -220,7 +223,7 @@ pub fn writes(
     writes
 }
 
-/// Did farrier make it?
+/// Whether farrier created the object.
 pub(super) fn is_ours(object: &DriverBuild) -> bool {
     let labels = object.metadata.labels.as_ref();
     labels.and_then(|labels| labels.get(MANAGED_BY.0)).is_some_and(|value| value == MANAGED_BY.1)

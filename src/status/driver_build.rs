@@ -1,5 +1,6 @@
-//! Pure: the kind DriverBuild: one driver image for one kernel target, as a cluster shows it.
-#![allow(clippy::duplicated_attributes, reason = "each printer column has a type and a priority of its own")]
+//! Pure: the custom resource DriverBuild, which represents one driver image for one kernel target in a
+//! cluster.
+#![allow(clippy::duplicated_attributes, reason = "each printer column has its own type and priority")]
 
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
@@ -9,8 +10,8 @@ use kube::{CustomResource, CustomResourceExt};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-/// One driver image for one kernel target. farrier makes these objects and writes their status; what is built is decided
-/// by its definitions and the nodes, not by what stands here.
+/// One driver image for one kernel target. farrier makes these objects and writes their status; its definitions and
+/// the nodes decide what is built, not these objects.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "farrier.dev",
@@ -20,7 +21,7 @@ use serde::{Deserialize, Serialize};
     shortname = "dbuild",
     namespaced,
     status = "DriverBuildStatus",
-    doc = "One driver image for one kernel target. farrier makes these objects and writes their status; what is built is decided by its definitions and the nodes, not by what stands here.",
+    doc = "One driver image for one kernel target. farrier makes these objects and writes their status; its definitions and the nodes decide what is built, not these objects.",
     derive = "PartialEq",
     printcolumn(name = "Image", type_ = "string", json_path = ".spec.image"),
     printcolumn(name = "Kernel", type_ = "string", json_path = ".spec.release"),
@@ -48,7 +49,7 @@ pub struct DriverBuildSpec {
     pub arch: String,
 }
 
-/// How it stands.
+/// State of the driver image.
 #[serde_with::apply(Vec => #[serde(default, skip_serializing_if = "Vec::is_empty")])]
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -64,33 +65,34 @@ pub struct DriverBuildStatus {
     pub reference: Option<String>,
     /// The image's digest, once it is published.
     pub digest: Option<String>,
-    /// Over everything that can change the image.
+    /// Hash of everything that can change the image.
     pub input_hash: Option<String>,
-    /// What the check said: loads, refused or unknown.
+    /// Verdict of the check: loads, refused or unknown.
     pub verdict: Option<String>,
     /// How many nodes run the kernel and call for the image.
     #[schemars(range(min = 0))]
     pub nodes: i64,
-    /// Who announces the kernel, beside nodes that run it.
+    /// Origins of the kernel's announcement, besides nodes that run the kernel.
     pub announced_by: Vec<String>,
-    /// What it is compiled against: `name@sha256:digits` of the exposed headers, or the names that it waits for.
+    /// Needed images: `name@sha256:digits` of the exposed headers, or the names of images that this one waits for.
     pub needs: Vec<String>,
-    /// Attempts with the present inputs.
+    /// Attempts with the current inputs.
     #[schemars(range(min = 0))]
     pub attempts: Option<i64>,
-    /// When a passing fault is tried again.
+    /// Time of the next retry after a transient fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "date_time")]
     pub next_retry: Option<Time>,
-    /// How long the last attempt took, as in `72s`.
+    /// Duration of the last attempt, for example `72s`.
     pub last_duration: Option<String>,
     /// The last lines of the last build's output.
     pub log_tail: Vec<String>,
-    /// Why it is as it is, for people.
+    /// Reason for the phase, for people.
     pub message: Option<String>,
 }
 
-/// The standard schema of `metav1.Condition`. By hand, because the one that k8s-openapi can give brings its whole API.
+/// Standard schema of `metav1.Condition`. It is written by hand, because k8s-openapi can only supply it
+/// together with the schema of its whole API.
 fn conditions(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
@@ -120,17 +122,17 @@ fn date_time(_: &mut SchemaGenerator) -> Schema {
         "type": "string",
         "format": "date-time",
         "nullable": true,
-        "description": "When a passing fault is tried again.",
+        "description": "Time of the next retry after a transient fault.",
     })
 }
 
-/// The definition of the kind.
+/// Returns the CustomResourceDefinition.
 pub fn crd() -> CustomResourceDefinition {
     DriverBuild::crd()
 }
 
-/// The same as `farrier schema crd` prints it and `deploy/crds/` holds it: YAML, from the JSON form, whose keys have an
-/// order of their own.
+/// Returns the CustomResourceDefinition as YAML, as `farrier schema crd` prints it and `deploy/crds/` holds
+/// it. The YAML is made from JSON, whose keys have a stable order.
 pub fn crd_yaml() -> std::io::Result<String> {
     let json = serde_json::to_value(crd())?;
     serde_saphyr::to_string(&json).map_err(std::io::Error::other)

@@ -1,4 +1,4 @@
-//! Pure: Events, from the difference between one pass and the next.
+//! Pure: derives Events from the differences between two consecutive reconciles.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,14 +14,15 @@ use crate::{
     },
 };
 
-/// The same reason is given about the same object once in so long: a node that flaps between two kernels has its story
-/// told once, not a hundred times.
+/// Minimum time between two Events with the same reason about the same object. A node that flaps between two
+/// kernels gets one Event, not a hundred.
 const QUIET: SignedDuration = SignedDuration::from_mins(5);
 
-/// Events of one pass. When a third of a fleet reboots at once, more of them do not help, and cost the API server a lot.
+/// Maximum number of Events per reconcile. When a third of a fleet reboots at once, more Events do not help
+/// and load the API server.
 const MOST: usize = 50;
 
-/// A note's bytes; the API takes 1024.
+/// Maximum length of a note, in bytes. The API allows 1024.
 const NOTE: usize = 1000;
 
 /// An Event's reason.
@@ -31,40 +32,40 @@ pub enum EventReason {
     Rewritten,
     /// A rollout target could not be rewritten.
     RewriteFailed,
-    /// Another writer changes a rollout target back.
+    /// Another writer reverted a rewrite of a rollout target.
     RolloutConflict,
-    /// The pods did not get ready, and the image before was put back.
+    /// The pods did not become ready, so farrier restored the previous image.
     RolloutPutBack,
-    /// A rollout target stays as it is, for a reason that a person has to see to.
+    /// A rollout target is held, and a person has to resolve the reason.
     RolloutHeld,
     /// A build began.
     BuildStarted,
     /// A build failed.
     BuildFailed,
-    /// An image that is called for cannot be built: no headers, no compiler, no source.
+    /// A required image cannot be built, because its headers, compiler or source is missing.
     NotBuildable,
     /// An image was published.
     Published,
-    /// A published image is not there any more.
+    /// A published image disappeared from the registry, or its inputs changed.
     PublicationLost,
-    /// A node may boot its next kernel.
+    /// A node may boot its next kernel, because all images for that kernel are published.
     ReadyForKernel,
-    /// A node may not boot the kernel any more for which it was ready.
+    /// A node may no longer boot the kernel that it was ready for.
     NotReadyForKernel,
-    /// A node waits, because what it says of its kernel is contradictory.
+    /// A node's labels and its nodeInfo contradict each other about the kernel or the architecture.
     NodeWaits,
-    /// A node announces a kernel that is not used.
+    /// A node announces a kernel that farrier does not use.
     AnnouncementNotUsed,
-    /// A node has got another driver, in order.
+    /// The upgrade of a node's driver is complete.
     Upgraded,
-    /// A node did not get another driver, or the new one does not work.
+    /// A node could not be drained for its new driver, or the new driver does not work.
     UpgradeFailed,
-    /// A node names more kernels than a node does, or a kernel that is one too many.
+    /// A node's kernel or announcement exceeds a limit of `kernelLimits`, so farrier ignores it.
     NodeNotBelieved,
 }
 
 impl EventReason {
-    /// What farrier did or tried, and whether it is something to see to.
+    /// Returns the action that farrier did or tried, and whether the Event is a warning.
     pub fn action(self) -> (&'static str, bool) {
         match self {
             Self::Rewritten => ("RollOut", false),
@@ -85,11 +86,11 @@ impl EventReason {
     }
 }
 
-/// The object that an event is about.
+/// The object that an Event is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
-#[expect(missing_docs, reason = "the words say what the fields are")]
+#[expect(missing_docs, reason = "the field names are self-explanatory")]
 pub enum Regarding {
-    /// A DriverBuild of farrier's namespace.
+    /// A DriverBuild in farrier's namespace.
     #[display("DriverBuild {_0}")]
     DriverBuild(String),
     /// A node.
@@ -103,32 +104,35 @@ pub enum Regarding {
     Resource { resource: OperatorResource, name: String },
 }
 
-/// One event.
+/// An Event to write.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StatusEvent {
-    /// Why. The order of the reasons is that of their weight.
+    /// The reason. Reasons are ordered by importance.
     pub reason: EventReason,
-    /// About what.
+    /// The object.
     pub regarding: Regarding,
-    /// For people.
+    /// Human-readable text.
     pub note: String,
 }
 
-/// How everything stood after the last pass, and which events were written lately: what is new is told from that.
+/// State after the last reconcile and the Events written recently. New Events are derived from the difference
+/// to this history.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EventHistory {
     /// Phase, digest and attempts of each DriverBuild.
     builds: BTreeMap<String, (Phase, Option<String>, u32)>,
-    /// What is true of nodes: kernels that they are ready for, why they wait, why their announcement is not used.
+    /// Current states of nodes that an Event reports, by reason: the kernel that the node is ready for, a
+    /// contradiction, an unused announcement, or the end of an upgrade.
     nodes: BTreeMap<(EventReason, String), String>,
-    /// Why rollout targets are held, or their rewrite failed.
+    /// Rollout targets that are held, with the reason.
     held: BTreeMap<Regarding, (EventReason, String)>,
-    /// When what was told last.
+    /// Time of the last Event for each object and reason.
     last: BTreeMap<(Regarding, EventReason), Timestamp>,
 }
 
-/// What is new in a view, and how many more events there would have been. The first view after a start tells of what the
-/// pass did and of nothing that only is as it was.
+/// Returns the new Events of a view, the number of Events beyond [`MOST`], and the new history. The first
+/// view after a start only reports rewrites of that reconcile, because there is no earlier state to compare
+/// with.
 pub fn events(before: Option<&EventHistory>, view: &PassView) -> (Vec<StatusEvent>, usize, EventHistory) {
     let mut told = EventHistory {
         last: before.map(|told| told.last.clone()).unwrap_or_default(),
@@ -156,12 +160,12 @@ pub fn events(before: Option<&EventHistory>, view: &PassView) -> (Vec<StatusEven
 }
 
 fn event(reason: EventReason, regarding: Regarding, note: &str) -> StatusEvent {
-    // A character that is not ASCII may take four bytes.
+    // A non-ASCII character may take four bytes.
     let most = if note.is_ascii() { NOTE } else { NOTE / 4 };
     StatusEvent { reason, regarding, note: printable(note, most) }
 }
 
-/// What the pass wrote to rollout targets.
+/// Collects Events for the rewrites of rollout targets.
 fn rewrites(view: &PassView, found: &mut BTreeSet<StatusEvent>) {
     for report in view.rollouts.iter().filter(|report| !report.planned.changes.is_empty()) {
         let Some(regarding) = target(&report.planned) else { continue };
@@ -182,7 +186,7 @@ fn rewrites(view: &PassView, found: &mut BTreeSet<StatusEvent>) {
     }
 }
 
-/// How everything stands now.
+/// Records the current state.
 fn states(view: &PassView, told: &mut EventHistory) {
     for entry in status_entries(&view.plan, &view.activity) {
         let digest = entry.row.digest.as_ref().map(ToString::to_string);
@@ -221,7 +225,7 @@ fn states(view: &PassView, told: &mut EventHistory) {
     }
     for rollout in &view.plan.rollouts {
         let RolloutDecision::Hold(why) = &rollout.decision else { continue };
-        // A fleet that reboots holds its rollouts all the time; its nodes tell of that.
+        // The rollouts of a rebooting fleet are held all the time; the Events of its nodes report the cause.
         if matches!(why, HoldReason::UnknownNode { .. } | HoldReason::NoNodes) {
             continue;
         }
@@ -231,7 +235,7 @@ fn states(view: &PassView, told: &mut EventHistory) {
     }
 }
 
-/// What kind of hold it is.
+/// Returns the reason of the Event for a hold.
 fn held(why: &HoldReason) -> EventReason {
     match why {
         HoldReason::ChangedBack { .. } | HoldReason::FenceUndone { .. } => EventReason::RolloutConflict,
@@ -247,7 +251,7 @@ fn of_builds(before: &EventHistory, now: &EventHistory, view: &PassView, found: 
         let (was, known, tried) = before.builds.get(&name).cloned().unwrap_or((Phase::Missing, None, 0));
         let about = Regarding::DriverBuild(name);
         let failed = |phase| matches!(phase, Phase::Failed | Phase::Retrying);
-        // That a definition is not meant for a kernel is no news.
+        // A definition that does not cover a kernel is not reported.
         let reason = match *phase {
             Phase::Published if was != Phase::Published || known != *digest => EventReason::Published,
             Phase::Building if was != Phase::Building => EventReason::BuildStarted,
@@ -294,7 +298,7 @@ fn of_nodes(before: &EventHistory, now: &EventHistory, found: &mut BTreeSet<Stat
     }
 }
 
-/// The object of a cluster that a rollout is about; files and tags have no events.
+/// Returns the cluster object that a rollout writes. Files and tags have no Events.
 fn target(rollout: &PlannedRollout) -> Option<Regarding> {
     match (&rollout.target.place, &rollout.target.object) {
         (Some(_), _) | (None, RolloutObject::Nothing {}) => None,

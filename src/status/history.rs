@@ -1,19 +1,19 @@
-//! Pure: which objects nothing calls for any more, and since when.
+//! Pure: tracks the objects that nothing calls for any longer, and since when.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
-/// An object stays for so long after nothing calls for it: labels that NFD takes away and gives back must not make
-/// objects come and go.
+/// Grace period before an unused object is deleted. Labels that NFD removes and restores must not delete and
+/// recreate objects.
 const GRACE: SignedDuration = SignedDuration::from_mins(10);
 
-/// Since when nothing calls for objects, by name.
+/// Unused objects by name, each with the time since which it has been unused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History(BTreeMap<String, Timestamp>);
 
 impl History {
-    /// Notes objects that are not called for; gives the names of those whose time is up.
+    /// Updates the unused objects and returns the names of those whose grace period has ended.
     pub fn gone<'a>(
         &mut self,
         existing: impl Iterator<Item = &'a String>,
@@ -25,7 +25,7 @@ impl History {
         for name in uncalled {
             self.0.entry(name.clone()).or_insert(now);
         }
-        // A clock that jumped back makes the wait longer, never shorter.
+        // A clock that was set back makes the wait longer, never shorter.
         let over = self.0.iter().filter(|(_, since)| now.duration_since(**since) >= GRACE);
         over.map(|(name, _)| name.clone()).collect()
     }
@@ -46,7 +46,7 @@ mod tests {
         };
         assert!(gone(&["a", "b"], 0).is_empty());
         assert!(gone(&["a"], 1).is_empty());
-        // It came back, so its time starts anew.
+        // "b" was wanted again in between, so its grace period starts over.
         assert!(gone(&["a", "b"], 9).is_empty());
         assert!(gone(&["a"], 11).is_empty());
         assert!(gone(&["a"], 20).is_empty());

@@ -1,6 +1,6 @@
-//! Adapter: how things stand, where people of a cluster look: objects of the kind DriverBuild, and Events.
+//! Adapter: publishes the status to the cluster as DriverBuild objects and Events.
 //!
-//! What is written is decided in pure modules ([`desired`], [`events`]), from the rows that `farrier status` prints.
+//! Pure modules ([`desired`], [`events`]) decide what is written, from the rows that `farrier status` prints.
 
 mod desired;
 mod driver_build;

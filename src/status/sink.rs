@@ -28,59 +28,59 @@ use crate::{
     error_chain,
 };
 
-/// Requests under way at once.
+/// Maximum number of concurrent requests.
 const AT_ONCE: usize = 8;
 
-/// What is there is listed again after so long, for what others deleted or changed.
+/// Resync interval: objects are listed again to detect changes and deletions by other clients.
 const LIST_AGAIN: SignedDuration = SignedDuration::from_hours(1);
 
-/// A list that failed is tried again after so long.
+/// Time before a failed list is retried.
 const LIST_AFTER_FAULT: SignedDuration = SignedDuration::from_mins(5);
 
-/// Faults that are remembered as logged; their words are the API server's.
+/// Maximum number of faults that are remembered as logged. Their texts come from the API server.
 const MOST_LOGGED: usize = 200;
 
-/// Objects of one list page.
+/// Page size of a list.
 const PAGE: u32 = 500;
 
-/// Where status goes.
+/// Destination of the status, and the identity of its writer.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// The namespace of the DriverBuilds.
     pub namespace: String,
-    /// Whose fields they are in server-side apply, and who reports events: `farrier`, or `farrier-NAME`.
+    /// Field manager of server-side apply and reporter of Events: `farrier`, or `farrier-NAME`.
     pub manager: String,
-    /// This process among several: the pod's name.
+    /// Name of this replica: the pod's name.
     pub instance: String,
 }
 
-/// Writes DriverBuilds and Events. What cannot be written is told once and tried again with the next pass; it never
-/// stops a pass.
+/// Writes DriverBuilds and Events. A failed write is logged once and retried by the next reconcile; it never
+/// fails a reconcile.
 pub struct KubeStatus {
     client: Client,
     place: Place,
     fence: Option<Arc<dyn Fence>>,
     state: Mutex<State>,
-    /// Is `state` of a time that is over?
+    /// Whether `state` is stale and must be reset.
     outdated: AtomicBool,
 }
 
 #[derive(Default)]
 struct State {
-    /// The objects as the API server has them.
+    /// Objects as last seen in or written to the API server.
     known: BTreeMap<String, DriverBuild>,
-    /// When they are listed again; `None` before the first time.
+    /// Time of the next list; `None` before the first one.
     list_at: Option<Timestamp>,
-    /// Did the last list succeed?
+    /// Whether the last list succeeded.
     listed: bool,
     history: History,
     told: Option<EventHistory>,
-    /// Faults that were logged, so that each is logged once.
+    /// Faults that were logged already.
     logged: BTreeSet<String>,
 }
 
 impl KubeStatus {
-    /// Writes to `place`, while `fence` is open.
+    /// Makes a sink that writes to `place` while `fence` is open.
     pub fn new(client: Client, place: Place, fence: Option<Arc<dyn Fence>>) -> Self {
         Self { client, place, fence, state: Mutex::default(), outdated: AtomicBool::default() }
     }
@@ -93,7 +93,7 @@ impl KubeStatus {
         self.fence.as_ref().is_none_or(|fence| fence.closed().is_none())
     }
 
-    /// Lists the objects where that is due; whether they are known.
+    /// Lists the objects if the resync interval has passed. Returns whether the objects are known.
     async fn list(&self, state: &mut State, now: Timestamp) -> bool {
         if state.list_at.is_some_and(|at| now < at && at.duration_since(now) <= LIST_AGAIN) {
             return state.listed;
@@ -142,7 +142,7 @@ impl KubeStatus {
                 Ok(Some(written)) => drop(state.known.insert(name, written)),
                 Ok(None) => {}
                 Err(error) => {
-                    // It was deleted: the next pass makes it anew.
+                    // Another client deleted the object: the next reconcile creates it again.
                     if is_code(&error, 404) {
                         state.known.remove(&name);
                     }
@@ -163,7 +163,7 @@ impl KubeStatus {
         }
     }
 
-    /// Writes one object, then its status; or the status alone. `None` where the fence has closed.
+    /// Writes one object and then its status, or the status alone. Returns `None` if the fence is closed.
     async fn write(&self, object: &DriverBuild, whole: bool) -> Result<Option<DriverBuild>, kube::Error> {
         let params = PatchParams::apply(&self.place.manager).force();
         let name = object.name_any();
@@ -228,13 +228,13 @@ impl KubeStatus {
         };
         let events: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         match events.create(&PostParams::default(), &body).await {
-            // The same event of the same pass, after an answer that was lost.
+            // A conflict means that an earlier request created this Event but its answer was lost.
             Err(error) if !is_code(&error, 409) => Err(error),
             _ => Ok(()),
         }
     }
 
-    /// The object with its uid, by which `kubectl describe` finds its events.
+    /// Returns a reference to the object with its uid, by which `kubectl describe` finds the Events.
     async fn reference(&self, state: &State, regarding: &Regarding) -> ObjectReference {
         let of = |api_version: &str, kind: &str, namespace: Option<&str>, name: &str, uid: Option<String>| {
             ObjectReference {
@@ -252,7 +252,7 @@ impl KubeStatus {
                 let (version, kind) = (DriverBuild::api_version(&()), DriverBuild::kind(&()));
                 of(&version, &kind, Some(&self.place.namespace), name, uid)
             }
-            // As the kubelet does: for nodes, kubectl asks for both.
+            // As the kubelet does: the name is the uid. For nodes, kubectl queries both.
             Regarding::Node(name) => of("v1", "Node", None, name, Some(name.clone())),
             Regarding::DaemonSet { namespace, name } => {
                 let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), namespace);
@@ -284,13 +284,13 @@ impl StatusSink for KubeStatus {
         self.write_events(&mut state, view).await;
     }
 
-    /// With the next pass: one may be under way.
+    /// Takes effect with the next reconcile, because one may be running.
     fn forget(&self) {
         self.outdated.store(true, Ordering::SeqCst);
     }
 }
 
-/// Distinct for each event, as client-go makes names: from the time, and here also from the reason.
+/// Returns a unique suffix for an Event's name: the time as in client-go, plus the reason.
 fn unique(event: &StatusEvent, now: Timestamp) -> String {
     format!("{:x}{:02x}", now.as_nanosecond(), event.reason as u8)
 }
@@ -299,14 +299,14 @@ fn is_code(error: &kube::Error, code: u16) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == code)
 }
 
-/// The namespace that an object cannot be made in, because there is no such namespace.
+/// Returns the namespace whose absence made a request fail.
 fn missing_namespace(error: &kube::Error) -> Option<&str> {
     let kube::Error::Api(status) = error else { return None };
     let about = status.details.as_ref().filter(|about| status.code == 404 && about.kind == "namespaces")?;
     Some(&about.name)
 }
 
-/// Says once what cannot be done, and what to do about it.
+/// Logs a fault once, with a hint.
 fn log(state: &mut State, action: &str, error: &kube::Error) {
     if state.logged.len() >= MOST_LOGGED {
         state.logged.clear();

@@ -1,4 +1,4 @@
-//! Adapter: a definitions directory as a layer, without what is secret.
+//! Adapter: packs a definitions directory as a layer, without secrets.
 
 use std::{
     io::{self, BufWriter, Read},
@@ -15,18 +15,18 @@ use crate::{
     oci::{EntryKind, Layer, LayerWriter},
 };
 
-/// A directory that was packed.
+/// A packed definitions directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedDefinitions {
-    /// The layer, in the file that was asked for.
+    /// The layer, in the requested file.
     pub layer: Layer,
-    /// What was left out because it is secret, relative to the directory.
+    /// Omitted secrets, relative to the directory.
     pub left_out: Vec<PathBuf>,
 }
 
-/// Packs a definitions directory into `to`: the same files give the same bytes. Files that look like credentials are left
-/// out, and so are version-control data and what begins with a dot. `secrets` are further paths that the site's definition
-/// names as secret. Blocks.
+/// Packs a definitions directory into `to`; the same files give the same bytes. Omits files that look like credentials,
+/// version-control data, and names that begin with a dot. `secrets` are further paths that the site's definition names as secret.
+/// Blocks.
 pub fn pack_definitions(dir: &Path, secrets: &[PathBuf], to: &Path) -> Result<PackedDefinitions, StoreError> {
     let mut writer = LayerWriter::new(BufWriter::new(File::create(to)?), 0);
     let mut left_out = Vec::new();

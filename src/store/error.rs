@@ -1,4 +1,4 @@
-//! Why the store did not do what it was asked.
+//! Errors of the store.
 
 use super::TrustFault;
 use crate::{
@@ -7,43 +7,43 @@ use crate::{
     registry::{self, RegistryError},
 };
 
-/// Why the store did not do what it was asked.
+/// Reason why an operation on the store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The tag holds something else: its digest.
+    /// The tag holds other content, with this digest.
     #[error("{0} is taken: it holds {1}")]
     Taken(String, Digest),
-    /// What stands under the reference is not what farrier keeps there, and why.
+    /// The reference holds something other than a valid farrier artifact, for this reason.
     #[error("{0} is not what it should be: {1}")]
     NotAnArtifact(String, String),
-    /// What stands under the reference is not signed with a key of this site, and why.
+    /// The artifact is not signed by one of the site's keys, for this reason.
     #[error("{0} in the store is not signed with a key of this site: {1}")]
     Untrusted(String, String),
-    /// Keys that cannot be read, or a signature that cannot be made or looked up.
+    /// Keys cannot be read, or a signature cannot be made or looked up.
     #[error(transparent)]
     Trust(#[from] TrustFault),
-    /// A release or key that gives no tag.
+    /// The release or key does not fit into a tag.
     #[error("{0:?} is too long for a tag")]
     Tag(String),
-    /// A registry whose prefix leaves no room for a repository.
+    /// The registry's prefix leaves no room for a repository.
     #[error(transparent)]
     Reference(#[from] ReferenceError),
-    /// A manifest that cannot be written.
+    /// A manifest cannot be written.
     #[error(transparent)]
     Manifest(#[from] ImageError),
-    /// A definitions directory that cannot be packed.
+    /// A definitions directory cannot be packed.
     #[error("pack definitions")]
     Pack(#[from] std::io::Error),
-    /// A file of a definitions directory that cannot be packed.
+    /// A file of a definitions directory cannot be packed.
     #[error("pack definitions")]
     Layer(#[from] LayerError),
-    /// The registry.
+    /// A registry request failed.
     #[error(transparent)]
     Registry(#[from] RegistryError),
 }
 
 impl StoreError {
-    /// May the same thing work in a moment without any change?
+    /// Whether a retry may succeed with nothing changed.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Registry(error) => error.is_transient(),
@@ -52,7 +52,7 @@ impl StoreError {
         }
     }
 
-    /// What to do about it, where that is clear.
+    /// Returns a remedy, if there is a known one.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Taken(reference, _) => Some(format!(

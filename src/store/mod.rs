@@ -1,9 +1,10 @@
-//! Adapter: what builds need, kept beside the images: header sets, sources and root file systems as OCI artifacts.
+//! Adapter: stores the inputs of builds as OCI artifacts beside the images: header sets, sources, root file systems and
+//! definitions.
 //!
-//! Each is one manifest with one layer, under a tag that says what it is. Such a tag never changes its content; one made
-//! from a definition ([`Store::name`]) names what that came to last. Neither tag nor annotations say what it is, because whoever
-//! may write to the registry can set them: where the site has keys, what farrier stores is signed, and [`Store::take`] gives
-//! nothing else.
+//! Each input is a manifest with one layer, under a descriptive tag that never changes its content. A tag derived from a
+//! definition ([`Store::name`]) moves to the latest content. Tags and annotations are untrusted, because anyone with write access
+//! to the registry can set them. If the site has keys, farrier signs what it stores, and [`Store::take`] only returns signed
+//! inputs.
 
 mod definitions;
 mod error;
@@ -24,24 +25,24 @@ use crate::{
     registry::{Registry, RegistryLocation},
 };
 
-/// What kind of input is stored. Each has a repository of its own beside those of the images.
+/// Kind of a stored input. Each kind has a separate repository next to the image repositories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum InputKind {
     /// A kernel's header set.
     Headers,
     /// A source of a driver image.
     Source,
-    /// A root file system made from packages: a toolchain, a runtime base.
+    /// A root file system made from packages: a toolchain or a runtime base.
     RootFs,
     /// A definitions directory.
     Definitions,
 }
 
 impl InputKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 4] = [Self::Headers, Self::Source, Self::RootFs, Self::Definitions];
 
-    /// The repository's name below the registry's prefix. No driver image can have it.
+    /// Returns the repository's name below the registry's prefix. No driver image can have this name.
     pub fn repository(self) -> &'static str {
         match self {
             Self::Headers => "headers",
@@ -51,7 +52,7 @@ impl InputKind {
         }
     }
 
-    /// The manifest's `artifactType`.
+    /// Returns the manifest's `artifactType`.
     pub fn media_type(self) -> &'static str {
         match self {
             Self::Headers => media_type::HEADERS,
@@ -62,64 +63,64 @@ impl InputKind {
     }
 }
 
-/// Does farrier keep something of its own in the repository of this name? No driver image can have it.
+/// Whether farrier reserves the repository name for its own data. No driver image can have such a name.
 pub fn is_reserved(name: &str) -> bool {
     InputKind::ALL.iter().any(|kind| kind.repository() == name) || OTHERS.contains(&name)
 }
 
-/// Repositories below the prefix that hold neither driver images nor artifacts: root file systems as images, what copies
-/// of other registries' images stand below, and the records of when kernels were seen and how long builds took.
+/// Repositories below the prefix that hold neither driver images nor artifacts: root file systems as images, the parent of
+/// mirrored images, and records of when kernels were seen and how long builds took.
 const OTHERS: [&str; 3] = ["farrier-rootfs", "mirror", "kernels"];
 
-/// A stored input: an artifact in the registry that images are made from.
+/// A stored input: an artifact in the registry from which images are made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredInput {
-    /// Its kind.
+    /// Kind of the input.
     pub kind: InputKind,
-    /// Where it stands.
+    /// Repository of the artifact.
     pub repository: Repository,
-    /// The manifest's digest.
+    /// Digest of the manifest.
     pub digest: Digest,
-    /// The one layer.
+    /// The only layer.
     pub layer: Descriptor,
-    /// What is noted of it.
+    /// Annotations of the manifest.
     pub annotations: BTreeMap<String, String>,
-    /// Did a key of this site sign it, so that its annotations can be believed? Only [`Store::take`] finds that out.
+    /// Whether a trusted key signed the artifact, so that its annotations are trusted. Only [`Store::take`] verifies this.
     pub is_signed: bool,
 }
 
 impl StoredInput {
-    /// An annotation that it must have.
+    /// Returns a required annotation.
     pub fn note(&self, key: &str) -> Result<&str, StoreError> {
         let note = self.annotations.get(key).map(String::as_str);
         note.ok_or_else(|| self.is_not(&format!("it has no annotation {key}")))
     }
 
-    /// That it is not what it stands for.
+    /// Creates the error that the artifact is not what it should be.
     pub fn is_not(&self, reason: &str) -> StoreError {
         let reference = format!("{}@{}", self.repository, self.digest);
         StoreError::NotAnArtifact(reference, reason.to_owned())
     }
 }
 
-/// A file that is to be stored.
+/// A file to be stored.
 #[derive(Clone, Debug)]
 pub struct NewInput<'a> {
-    /// What it is.
+    /// Kind of the input.
     pub kind: InputKind,
-    /// Its tag; see [`header_tag`] and [`key_tag`].
+    /// Tag of the artifact; see [`header_tag`] and [`key_tag`].
     pub tag: &'a Tag,
-    /// The file.
+    /// Path of the file.
     pub file: &'a Path,
-    /// The file's digest and size.
+    /// Digest and size of the file.
     pub layer: &'a Descriptor,
-    /// What is to be noted of it.
+    /// Annotations of the manifest.
     pub annotations: BTreeMap<String, String>,
-    /// May it take the place of other content under its tag?
+    /// Whether to replace other content under the tag.
     pub replace: bool,
 }
 
-/// Artifacts in one registry. A clone shares its connections.
+/// The artifacts in one registry. A clone shares the connections.
 #[derive(Clone, derive_more::Debug)]
 pub struct Store {
     location: RegistryLocation,
@@ -130,18 +131,19 @@ pub struct Store {
 }
 
 impl Store {
-    /// The store in the registry where images go.
+    /// Creates a store in the registry that holds the images.
     pub fn new(location: RegistryLocation, registry: Arc<dyn Registry>) -> Self {
         Self { location, registry, trust: None }
     }
 
-    /// The same with a site's keys.
+    /// Sets the site's keys.
     #[must_use]
     pub fn trusting(self, trust: Arc<dyn Trust>) -> Self {
         Self { trust: Some(trust), ..self }
     }
 
-    /// What is kept under this tag, if anything, to build with. Where the site has keys, one of them signed it.
+    /// Returns the input under this tag, if any, for use in a build. If the site has keys, one of them must have signed the
+    /// input.
     pub async fn take(&self, kind: InputKind, tag: &Tag) -> Result<Option<StoredInput>, StoreError> {
         let Some(found) = self.find(kind, tag).await? else { return Ok(None) };
         match self.standing(&found).await? {
@@ -154,7 +156,7 @@ impl Store {
         }
     }
 
-    /// What the site's keys say of something in the store.
+    /// Returns how a stored input relates to the site's keys.
     pub async fn standing(&self, stored: &StoredInput) -> Result<Standing, StoreError> {
         match &self.trust {
             Some(trust) => Ok(trust.standing(&stored.repository, &stored.digest).await?),
@@ -162,7 +164,8 @@ impl Store {
         }
     }
 
-    /// What stands under this tag, if anything, signed or not: to be listed, replaced, or verified by a digest that is known.
+    /// Returns the artifact under this tag, if any, whether it is signed or not. Use it for listing, replacing, or verifying by a
+    /// known digest.
     pub async fn find(&self, kind: InputKind, tag: &Tag) -> Result<Option<StoredInput>, StoreError> {
         let repository = self.repository(kind)?;
         let Some(found) = self.registry.manifest(&repository, &Version::Tag(tag.clone())).await? else {
@@ -179,14 +182,14 @@ impl Store {
         Ok(Some(StoredInput { kind, repository, digest: found.digest, layer, annotations, is_signed: false }))
     }
 
-    /// Fetches the layer into a file, which appears whole and verified or not at all.
+    /// Fetches the layer into a file, atomically and verified.
     pub async fn fetch(&self, stored: &StoredInput, to: &Path) -> Result<(), StoreError> {
         let StoredInput { repository, layer, .. } = stored;
         Ok(self.registry.fetch_blob(repository, &layer.digest, layer.size, to).await?)
     }
 
-    /// Keeps a file. The same content under the same tag is kept already; other content is refused, unless it may be
-    /// replaced. What comes from a file of this machine is signed, where the site signs.
+    /// Stores a file. The same content under the same tag is a no-op; other content is refused unless `replace` is set. The
+    /// artifact is signed if the site has a signing key.
     pub async fn put(&self, item: &NewInput<'_>) -> Result<StoredInput, StoreError> {
         let NewInput { kind, tag, file, layer, annotations, replace } = item;
         let repository = self.repository(*kind)?;
@@ -217,8 +220,7 @@ impl Store {
         Ok(StoredInput { is_signed, ..stored })
     }
 
-    /// Gives what is kept a further tag, one that is made from a definition: it names what that came to last, and loses
-    /// what it named before. Says whether it did not name it already.
+    /// Moves a tag derived from a definition to a stored input. Returns whether the tag changed.
     pub async fn name(&self, stored: &StoredInput, tag: &Tag) -> Result<bool, StoreError> {
         let StoredInput { repository, digest, .. } = stored;
         let version = Version::Tag(tag.clone());
@@ -235,25 +237,25 @@ impl Store {
         Ok(true)
     }
 
-    /// The tags of one kind, without those of signatures; empty where there are none.
+    /// Lists the tags of one kind, except signature tags. Returns an empty list if there are none.
     pub async fn tags(&self, kind: InputKind) -> Result<Vec<Tag>, StoreError> {
         let mut tags = self.registry.tags(&self.repository(kind)?).await?;
         tags.retain(|tag| !is_about_another(tag));
         Ok(tags)
     }
 
-    /// Where a kind stands.
+    /// Returns the repository of a kind.
     pub fn repository(&self, kind: InputKind) -> Result<Repository, StoreError> {
         Ok(self.location.repository(kind.repository())?)
     }
 }
 
-/// Is it the tag of a signature, or of a list of what refers to a manifest?
+/// Whether a tag belongs to a signature or a referrers list.
 pub(crate) fn is_about_another(tag: &Tag) -> bool {
     is_cosign_tag(tag) || oci::is_referrers_tag(tag)
 }
 
-/// The same layer and notes always give the same manifest.
+/// Builds the manifest; the same layer and annotations always give the same manifest.
 fn manifest(kind: InputKind, layer: &Descriptor, notes: &BTreeMap<String, String>) -> ImageManifest {
     let mut annotations = notes.clone();
     annotations.insert(annotations::CREATED.to_owned(), oci::CREATED.to_owned());

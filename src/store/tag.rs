@@ -8,8 +8,9 @@ use crate::{
     kernel::{Architecture, KernelRelease},
 };
 
-/// The tag of a kernel's header set: `<release>-<architecture>`, in which what no tag can hold is written `_` and two
-/// hexadecimal digits (`+` is `_2b`), and `_` itself `__`: no two releases share a tag, as they can share a kernel label.
+/// Returns the tag of a kernel's header set: `<release>-<architecture>`. Characters that a tag cannot contain become `_` and two
+/// hexadecimal digits (`+` is `_2b`), and `_` becomes `__`. So no two releases share a tag, although two can share a kernel
+/// label.
 pub fn header_tag(release: &KernelRelease, arch: Architecture) -> Result<Tag, StoreError> {
     let mut text = String::new();
     for byte in release.as_str().bytes() {
@@ -17,7 +18,7 @@ pub fn header_tag(release: &KernelRelease, arch: Architecture) -> Result<Tag, St
             b'_' => text.push_str("__"),
             b'.' | b'-' if !text.is_empty() => text.push(char::from(byte)),
             byte if byte.is_ascii_alphanumeric() => text.push(char::from(byte)),
-            // A string takes everything that is written to it.
+            // Writing to a string cannot fail.
             byte => drop(write!(text, "_{byte:02x}")),
         }
     }
@@ -25,7 +26,7 @@ pub fn header_tag(release: &KernelRelease, arch: Architecture) -> Result<Tag, St
     text.parse().map_err(|_| StoreError::Tag(text))
 }
 
-/// The tag of a stored input with a key of 64 hexadecimal digits.
+/// Returns the tag of a stored input with a key of 64 hexadecimal digits.
 pub fn key_tag(key: &str) -> Result<Tag, StoreError> {
     key.parse().map_err(|_| StoreError::Tag(key.chars().take(80).collect()))
 }

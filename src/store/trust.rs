@@ -1,38 +1,38 @@
-//! Whether what stands in the store counts: where the site has keys, one of them must have signed it.
+//! Trust in stored inputs: if the site has keys, one of them must have signed an input.
 
 use async_trait::async_trait;
 
 use crate::image::{Digest, Repository};
 
-/// What a site's keys say of something in its registry.
+/// Relation of an artifact in the registry to the site's keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// One of them signed it: it is what its annotations say.
+    /// A trusted key signed the artifact, so its annotations are trusted.
     Signed,
-    /// The site has no keys. Its annotations are whatever the last writer to the registry made them.
+    /// The site has no keys. The annotations are untrusted: anyone with write access to the registry can set them.
     NoKeys,
-    /// None of them signed it, and why that is so.
+    /// No trusted key signed the artifact, for this reason.
     Refused(String),
 }
 
-/// Why it could not be found out, or why nothing could be signed.
+/// Reason why a signature could not be looked up or made.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct TrustFault {
-    /// What failed, with its causes.
+    /// Failure with its causes.
     pub message: String,
-    /// What to do.
+    /// Remedy.
     pub hint: Option<String>,
-    /// May it work in a moment without any change?
+    /// Whether a retry may succeed with nothing changed.
     pub is_transient: bool,
 }
 
-/// The keys of a site, for what it keeps in its store.
+/// The keys of a site, used for its store.
 #[async_trait]
 pub trait Trust: Send + Sync {
-    /// What the keys say of a manifest.
+    /// Returns how a manifest relates to the keys.
     async fn standing(&self, repository: &Repository, digest: &Digest) -> Result<Standing, TrustFault>;
 
-    /// Signs a manifest whose content comes from this machine; says whether the site has a key to sign with.
+    /// Signs a manifest whose content comes from this machine. Returns whether the site has a signing key.
     async fn sign(&self, repository: &Repository, digest: &Digest, name: &str) -> Result<bool, TrustFault>;
 }

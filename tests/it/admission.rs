@@ -1,4 +1,4 @@
-//! The admission policies of deploy/, as far as their text tells without an API server: `ci/e2e admission` plays them on one.
+//! Static checks of the admission policies in deploy/. `ci/e2e admission` tests the same policies on a real API server.
 
 use std::{fs, path::Path};
 
@@ -8,12 +8,16 @@ use farrier::{
 };
 use serde_json::Value;
 
-/// The policies and bindings, in their order.
+/// Returns the policies and bindings in file order.
 fn documents() -> Vec<Value> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy");
     let kustomize = root.join("kustomize/base/admission-policy.yaml");
     let chart = root.join("chart/farrier/files/admission-policy.yaml");
-    assert_eq!(fs::canonicalize(chart).unwrap(), fs::canonicalize(&kustomize).unwrap(), "one text for both");
+    assert_eq!(
+        fs::canonicalize(chart).unwrap(),
+        fs::canonicalize(&kustomize).unwrap(),
+        "the chart and kustomize share one file"
+    );
     let text = fs::read_to_string(kustomize).unwrap();
     let documents = text.split("\n---\n").skip(1);
     documents.map(|document| serde_saphyr::from_str(document).unwrap()).collect()
@@ -37,14 +41,15 @@ fn each_policy_is_bound_and_denies_and_is_about_farrier_alone() {
     for policy in &policies {
         let spec = &policy["spec"];
         assert_eq!(spec["failurePolicy"], "Fail");
-        // Overlays and the chart replace these two by their places.
+        // Overlays and the chart patch these two variables by index.
         assert_eq!(spec["matchConditions"].as_array().unwrap().len(), 1);
         let account = text(&spec["matchConditions"][0]["expression"]);
         assert_eq!(account, "request.userInfo.username == 'system:serviceaccount:farrier:farrier'");
         assert_eq!(spec["variables"][0]["name"], "images");
         assert_eq!(spec["variables"][0]["expression"], "['registry.example.com/drivers/']");
         for validation in spec["validations"].as_array().unwrap() {
-            // farrier takes ` cannot ` for RBAC's words and `metadata.uid` for a race.
+            // farrier recognizes RBAC refusals by ` cannot ` and races by `metadata.uid`, so no policy message may contain
+            // either.
             let message = text(&validation["message"]);
             assert!(!message.contains(" cannot ") && !message.contains("metadata.uid"), "{message}");
         }
@@ -55,8 +60,8 @@ fn each_policy_is_bound_and_denies_and_is_about_farrier_alone() {
     }
 }
 
-/// Whose pod template a copy has the API server looks up: it goes through the DaemonSets of the copy's namespace, and where there are none,
-/// nobody's first DaemonSet is refused.
+/// The API server finds the original of a copy among the DaemonSets of the copy's namespace.
+/// In a namespace without DaemonSets the binding allows the first one.
 #[test]
 fn a_copy_is_compared_with_the_original_that_the_site_named() {
     let made = policy("farrier-daemonsets");
@@ -76,12 +81,12 @@ fn a_copy_is_compared_with_the_original_that_the_site_named() {
         binding["spec"]["paramRef"],
         serde_json::json!({"selector": {}, "parameterNotFoundAction": "Allow"})
     );
-    // What farrier changes of a pod template, and nothing beside it.
+    // The rules cover exactly the fields of a pod template that farrier changes.
     let rules = copies["validations"].to_string();
     assert!(rules.contains("k in ['containers', 'initContainers', 'nodeSelector', 'affinity']"), "{rules}");
 }
 
-/// A check is the site's own CronJob: what it may have is a list.
+/// A check is a CronJob that the site supplies, so the policy lists the pod fields that it may set.
 #[test]
 fn a_check_has_no_secret_no_token_and_no_capability() {
     let policy = policy("farrier-jobs");
@@ -101,7 +106,7 @@ fn a_check_has_no_secret_no_token_and_no_capability() {
     }
 }
 
-/// Overlays and the chart switch these on, by their place or their name.
+/// Overlays and the chart enable these variables by index or by name.
 #[test]
 fn cordons_and_checks_are_refused_by_default() {
     for (name, place, variable, component) in [
@@ -146,7 +151,7 @@ fn the_policies_name_what_farrier_writes() {
     }
 }
 
-/// The Job that a unit test of the engine has made.
+/// Returns the Job from the snapshot of the Kubernetes engine's unit test.
 fn build() -> Value {
     let name = "farrier__engine__kubernetes__job__tests__a_job_has_no_rights_and_says_what_it_needs.snap";
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/engine/kubernetes/snapshots");
@@ -154,7 +159,7 @@ fn build() -> Value {
     serde_json::from_str(snapshot.splitn(3, "---\n").nth(2).unwrap()).unwrap()
 }
 
-/// The words in quotes of a variable's list.
+/// Returns the quoted words in a variable's list.
 fn list(policy: &Value, variable: &str) -> Vec<String> {
     let variables = policy["spec"]["variables"].as_array().unwrap();
     let found = variables.iter().find(|found| found["name"] == variable).unwrap();
@@ -176,7 +181,7 @@ fn the_fields_of_a_builds_pod_are_those_that_farrier_and_sites_set() {
     let schema = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("schema/site.json")).unwrap();
     let schema: Value = serde_json::from_str(&schema).unwrap();
     let additions = schema["$defs"]["PodAdditions"]["properties"].as_object().unwrap();
-    // And nothing that gives a pod more than it has.
+    // And no field that gives a pod additional privileges.
     let servers = ["dnsPolicy"];
     for field in &in_pods {
         let known =
@@ -204,7 +209,7 @@ fn farrier_may_run_the_runner_in_pods_and_nothing_else() {
     assert!(validations.contains(&format!("command[0] == '{runner}'")), "{validations}");
 }
 
-/// What engine `kubernetes` calls in the namespace of builds, and nothing beside it.
+/// The Role grants exactly the API calls that engine `kubernetes` makes in the namespace of builds.
 #[test]
 fn the_rights_in_the_namespace_of_builds_are_those_that_the_engine_uses() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize/builds");

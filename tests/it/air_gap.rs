@@ -1,5 +1,5 @@
-//! The whole way of a driver for a kernel without a package: its headers are imported, the driver is built,
-//! signed and published where there is no network, carried across in one file, verified, and loaded by that kernel.
+//! End-to-end test of a driver for a kernel without a package. The headers are imported, then the driver is built, signed and
+//! published without a network. A bundle carries the image across the air gap, where it is verified and loaded by that kernel.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -17,7 +17,7 @@ use farrier::kernel::KernelLabel;
 
 const IMAGE: &str = "mstflint";
 const MODULE: &str = "mstflint_access";
-/// Of `site.yaml`, relative to the definitions.
+/// Path in `site.yaml`, relative to the definitions.
 const MODULE_CERTIFICATE: &str = "keys/modules.crt";
 const IMAGE_KEY: &str = "keys/images.pub";
 
@@ -32,7 +32,7 @@ fn a_driver_for_a_kernel_of_ones_own_crosses_the_gap() {
     import_headers(&connected, &kernel);
     fill_the_store(&connected, &kernel);
 
-    // From here on nothing but loopback is there, and no cache tells what was fetched.
+    // From here on only loopback is available, and the cache holds nothing that was fetched before.
     connected.registry.stop();
     let sealed = Place::new(&connected.registry.storage());
     copy(&connected.definitions(), &sealed.definitions());
@@ -40,7 +40,7 @@ fn a_driver_for_a_kernel_of_ones_own_crosses_the_gap() {
     verify(&sealed, &digest);
     export(&sealed, &kernel, &bundle);
     drop((sealed, connected));
-    // The private keys stay on that side.
+    // The private keys never cross the air gap.
     drop(keys);
 
     let other = Place::new(&bundle_directory.path().join("storage"));
@@ -50,7 +50,7 @@ fn a_driver_for_a_kernel_of_ones_own_crosses_the_gap() {
     the_kernel_loads_it(&other, &kernel, &digest);
 }
 
-/// A registry, the driver's definition, the site's, and the keys in a directory of their own.
+/// Creates a registry, the driver's definition and the site's, and a separate directory with the keys.
 fn connected_side(kernel: &OwnKernel, keys: &Path) -> Site {
     let site = Site::new();
     fs::remove_dir_all(site.definitions()).unwrap();
@@ -86,8 +86,8 @@ fn connected_side(kernel: &OwnKernel, keys: &Path) -> Site {
     site
 }
 
-/// In every form in which its users have them: the first is stored, and the others are found to be other ways to say
-/// the same, or are refused because they are not.
+/// Imports the headers in every form in which users have them. The first form is stored. Each other form is recognized
+/// as the same content, or refused because it differs.
 fn import_headers(site: &Site, kernel: &OwnKernel) {
     let import = |source: &Path| {
         let source = source.display().to_string();
@@ -100,20 +100,20 @@ fn import_headers(site: &Site, kernel: &OwnKernel) {
         assert_eq!(again["content"], first["content"], "{} holds the same", same.display());
         assert_ne!(again["outcome"], "imported");
     }
-    // These have files that the package leaves out.
+    // These trees contain files that the package omits.
     for other in [kernel.prepared_tree(), kernel.build_tree()] {
-        assert_ne!(import(&other).code, Some(0), "{} is not stored in its place", other.display());
+        assert_ne!(import(&other).code, Some(0), "{} must not replace the stored headers", other.display());
     }
     let listed = site.farrier(&["headers", "list", "-o", "json"]).exits(0);
     assert!(listed.stdout.contains(kernel.release.as_str()), "{listed}");
 }
 
-/// What the build will need beside the headers: sources, toolchain, runtime base.
+/// Stores the build's other inputs: sources, toolchain and runtime base.
 fn fill_the_store(site: &Site, kernel: &OwnKernel) {
     site.farrier(&with_target(&["mirror", "--image", IMAGE], kernel)).exits(0);
 }
 
-/// Compiles, signs and publishes; gives the image's digest.
+/// Compiles, signs and publishes the image, and returns its digest.
 fn build_and_publish(place: &Place, kernel: &OwnKernel) -> String {
     let built =
         place.farrier(&with_target(&["build", IMAGE, "--push", "-o", "json"], kernel)).exits(0).json();
@@ -129,7 +129,7 @@ fn build_and_publish(place: &Place, kernel: &OwnKernel) -> String {
     built["digest"].as_str().unwrap().to_owned()
 }
 
-/// The site's key is what it is verified with; another one is not enough.
+/// Verification succeeds with the site's key and fails with any other key.
 fn verify(place: &Place, digest: &str) {
     let image = place.image(digest);
     place.farrier(&["verify", &image]).exits(0);
@@ -145,7 +145,7 @@ fn verify(place: &Place, digest: &str) {
     place.farrier(&["verify", &image, "--key", &stranger.display().to_string()]).exits(1);
 }
 
-/// Everything that belongs to the image and the kernel, in one file.
+/// Exports the image, its referrers and its stored inputs into one file.
 fn export(place: &Place, kernel: &OwnKernel, bundle: &Path) {
     let file = bundle.display().to_string();
     place.farrier(&with_target(&["bundle", "export", "--image", IMAGE, "--to", &file], kernel)).exits(0);
@@ -156,7 +156,7 @@ fn export(place: &Place, kernel: &OwnKernel, bundle: &Path) {
     }
 }
 
-/// Into an empty registry, twice; a damaged file changes nothing.
+/// Imports the bundle into an empty registry twice. A damaged file changes nothing.
 fn import(place: &Place, bundle: &Path) {
     let damaged = place.path("damaged.bundle");
     let mut bytes = fs::read(bundle).unwrap();
@@ -169,7 +169,7 @@ fn import(place: &Place, bundle: &Path) {
     assert_eq!(place.registry.requests("PUT"), 0, "{}", place.registry.log());
 
     let (file, definitions) = (bundle.display().to_string(), place.definitions().display().to_string());
-    // The key comes by another way than the bundle, and a stranger's will not do.
+    // The key arrives separately from the bundle, and an unrelated key is refused.
     let key = bundle.with_extension("pub").display().to_string();
     let stranger = place.path("no-key-of-the-site.pub");
     let private = run(Command::new("openssl").args(["ecparam", "-name", "prime256v1", "-genkey", "-noout"]));
@@ -191,11 +191,11 @@ fn import(place: &Place, bundle: &Path) {
     }
 }
 
-/// The plan of the other side: the image is there, and goes to the node that runs the kernel.
+/// Plans on the disconnected side: the image is present and is assigned to the node that runs the kernel.
 fn nothing_is_missing(place: &Place, kernel: &OwnKernel, digest: &str) {
     place.write_cluster(kernel);
     let plan = place.farrier(&["plan", "-o", "json"]).exits(0).json();
-    // The key that signs images is not here, and is not needed to see that this one is signed.
+    // Checking the signature needs no private key, and none is present on this side.
     for part in ["builds", "signatures", "waiting", "conflicts", "unknown"] {
         assert_eq!(plan[part].as_array().map_or(0, Vec::len), 0, "{part}: {plan:#}");
     }
@@ -205,7 +205,7 @@ fn nothing_is_missing(place: &Place, kernel: &OwnKernel, digest: &str) {
     assert_eq!(crate::support::site::image_of(&daemon_set), place.image(digest));
 }
 
-/// The image of the other side's registry, on the very kernel.
+/// Boots the exact kernel and loads the image from the disconnected side's registry.
 fn the_kernel_loads_it(place: &Place, kernel: &OwnKernel, digest: &str) {
     let (vmlinuz, entrypoint) = (kernel.vmlinuz().display().to_string(), entrypoint().display().to_string());
     let image = place.image(digest);
@@ -216,13 +216,13 @@ fn the_kernel_loads_it(place: &Place, kernel: &OwnKernel, digest: &str) {
     assert_eq!((&module["name"], &module["outcome"]), (&MODULE.into(), &"loaded".into()), "{report:#}");
 }
 
-/// The arguments that say which kernel.
+/// Appends the arguments that select the kernel target.
 fn with_target<'a>(args: &[&'a str], kernel: &'a OwnKernel) -> Vec<&'a str> {
     let release = kernel.release.as_str();
     [args, &["--kernel", release, "--os", "debian", "--os-version", "12", "--arch", "amd64"]].concat()
 }
 
-/// A machine without a network: a registry, definitions, a cluster, and a cache that is empty at first.
+/// A machine without a network: a registry, definitions, a cluster and an initially empty cache.
 struct Place {
     registry: SealedRegistry,
     namespace: LoopbackOnly,
@@ -230,7 +230,7 @@ struct Place {
 }
 
 impl Place {
-    /// With what a registry's storage directory holds.
+    /// Serves the content of a registry's storage directory.
     fn new(storage: &Path) -> Self {
         let namespace = LoopbackOnly::new();
         let registry = namespace.registry(storage);
@@ -250,17 +250,17 @@ impl Place {
         self.path("definitions")
     }
 
-    /// `--registry`.
+    /// Value of `--registry`.
     fn location(&self) -> String {
         format!("{}/drivers", self.registry.host)
     }
 
-    /// The image by digest.
+    /// Returns the image reference by digest.
     fn image(&self, digest: &str) -> String {
         format!("{}/{IMAGE}@{digest}", self.location())
     }
 
-    /// Runs `farrier --offline` here.
+    /// Runs `farrier --offline` in this namespace.
     fn farrier(&self, args: &[&str]) -> Run {
         let mut command = Command::new(env!("CARGO_BIN_EXE_farrier"));
         command
@@ -279,7 +279,7 @@ impl Place {
         Run::of(self.namespace.moved(&command).spawn().expect("run nsenter (Debian package util-linux)"))
     }
 
-    /// A node that runs the kernel, as node feature discovery labels it, and a DaemonSet for it.
+    /// Writes a node that runs the kernel, with node feature discovery's labels, and a DaemonSet that selects it.
     fn write_cluster(&self, kernel: &OwnKernel) {
         let release = kernel.release.as_str();
         let label = KernelLabel::of(&kernel.release).unwrap();

@@ -1,4 +1,6 @@
-//! One tag for two architectures in Debian's docker-registry: the index grows by each image, and all that goes by tags follows it.
+//! One tag for two architectures in Debian's docker-registry: each published image adds an entry to the index, and every
+//! operation
+//! that resolves tags handles the index.
 use std::fs;
 
 use farrier::{
@@ -19,14 +21,14 @@ use crate::support::{
     site::{Run, Site, skopeo},
 };
 
-/// A release that is the same for both architectures, as Ubuntu's are.
+/// A release that is the same for both architectures, like Ubuntu's.
 const KERNEL: &str = "6.8.0-45-generic";
 const TAG: &str = "hello:1.0-6.8.0-45-generic";
 
-/// The plan of a farrier whose builds run on machines of each architecture.
+/// Arguments that plan for an engine with build machines of each architecture.
 const ELSEWHERE: &[&str] = &["plan", "--engine", "kubernetes", "-o", "json"];
 
-/// A DaemonSet over a node of each architecture.
+/// Creates a site with a DaemonSet and one node per architecture.
 fn site() -> Site {
     let site = Site::with_registry(Wants { deletion: true, ..Wants::default() });
     site.edit(
@@ -47,7 +49,7 @@ fn site() -> Site {
     site
 }
 
-/// Headers for either architecture.
+/// Defines headers that fit either architecture.
 fn headers(site: &Site, kernel: &str) {
     for (file, text) in [
         ("Makefile", String::new()),
@@ -58,9 +60,9 @@ fn headers(site: &Site, kernel: &str) {
     }
 }
 
-/// The cells of both architectures, as they are planned.
+/// Returns the planned cells of both architectures.
 fn cells(site: &Site) -> [Value; 2] {
-    // Headers in a file are compiled with on their own architecture alone.
+    // Headers from a file are used for builds on their own architecture only.
     let here = site.farrier(&["plan", "-o", "json"]).json();
     let skipped: Vec<&Value> = here["skipped"].as_array().unwrap().iter().collect();
     assert!(skipped.iter().any(|cell| cell["why"]["reason"] == "foreign-architecture"), "{here}");
@@ -76,7 +78,7 @@ fn digest(image: &str) -> &str {
     image.split_once('@').unwrap().1
 }
 
-/// Both are published: amd64 first, under the common tag; arm64 under its own alone.
+/// Publishes both images: amd64 under the common tag, arm64 only under its architecture-specific tag.
 fn published_apart(site: &Site) -> [String; 2] {
     let [amd64, mut arm64] = cells(site);
     let first = publish(&amd64, Verdict::Loads);
@@ -86,7 +88,7 @@ fn published_apart(site: &Site) -> [String; 2] {
     [first, publish(&arm64, Verdict::Loads)]
 }
 
-/// The same, and a pass puts the one beside the other.
+/// Publishes both images, then reconciles so that the common tag becomes an index of both.
 fn shared(site: &Site) -> [String; 2] {
     let images = published_apart(site);
     site.run_once().exits(0);
@@ -135,7 +137,7 @@ fn another_architecture_keeps_the_rollout_waiting_and_is_no_conflict() {
     assert_eq!(plan["rollouts"][0]["decision"], "pending", "{}", plan["rollouts"]);
 }
 
-/// Replaces the first image of the index by one without farrier's notes.
+/// Replaces the first image of the index with one that lacks farrier's annotations.
 fn put_a_stranger_in(ImageReference { repository, version }: &ImageReference) {
     let registry = RemoteRegistry::new("registry".to_owned(), &RegistryOptions::default());
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
@@ -170,7 +172,7 @@ fn an_index_of_others_is_a_conflict() {
     let tag: ImageReference = format!("{}/{TAG}", site.location).parse().unwrap();
     let index = ImageIndex::parse(site.inspect_raw(TAG).to_string().as_bytes()).unwrap();
     let ours = String::from_utf8(index.to_bytes().unwrap()).unwrap();
-    // Go's reader takes the last of both lists, farrier's the one with the name as it should be.
+    // Go's JSON parser takes the last of two duplicate lists; farrier takes the one whose name has the exact case.
     let hidden = ours.replacen(r#","manifests":"#, r#","Manifests":[],"manifests":"#, 1);
     push_index(&tag, hidden.as_bytes());
     assert_eq!(conflicts(&site), 2);
@@ -178,7 +180,7 @@ fn an_index_of_others_is_a_conflict() {
     said.line("an index that farrier did not write");
 
     push_index(&tag, ours.as_bytes());
-    assert_eq!(conflicts(&site), 0, "as it was");
+    assert_eq!(conflicts(&site), 0, "the original index was restored");
     put_a_stranger_in(&tag);
     assert_eq!(conflicts(&site), 2);
 }
@@ -189,7 +191,7 @@ fn push_index(ImageReference { repository, version }: &ImageReference, bytes: &[
     runtime.block_on(registry.push_manifest(repository, version, media_type::OCI_INDEX, bytes)).unwrap();
 }
 
-/// The key vouches for no image that it did not sign, so it signs no index of one.
+/// farrier signs an index only when every image in the index carries a signature of the site's key.
 #[test]
 fn an_index_is_signed_where_the_site_signs_and_its_images_are() {
     let site = site();
@@ -231,7 +233,7 @@ fn bundles_carry_the_index_and_the_clean_up_takes_it_away() {
     };
     assert_eq!(gc(&site, &["--delete"]).json()["images"], json!([]));
     assert!(images.iter().all(|image| there(image)));
-    // Neither node runs that kernel any more, and nothing names the image.
+    // Neither node runs that kernel any longer, and nothing references the image.
     for node in ["edge-2.yaml", "edge-3.yaml", "daemonset.yaml"] {
         fs::remove_file(site.cluster().join(node)).unwrap();
     }
@@ -241,7 +243,7 @@ fn bundles_carry_the_index_and_the_clean_up_takes_it_away() {
     assert_eq!(site.tags("hello"), [""; 0]);
 }
 
-/// Puts an index of two images under a tag, which is their only name.
+/// Pushes an index of two images under a tag, the only reference to them.
 fn put_index(ImageReference { repository, version }: &ImageReference, images: &[String; 2]) {
     let registry = RemoteRegistry::new("registry".to_owned(), &RegistryOptions::default());
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
@@ -280,7 +282,7 @@ fn a_registry_alone_shows_the_image_of_each_architecture() {
     }
 }
 
-/// A node with the other architecture.
+/// Returns a node of the other architecture.
 fn arm64_node(name: &str, kernel: &str) -> Value {
     let mut node = node(name, kernel);
     node["metadata"]["labels"]["kubernetes.io/arch"] = "arm64".into();
@@ -288,7 +290,7 @@ fn arm64_node(name: &str, kernel: &str) -> Value {
     node
 }
 
-/// The entries of an index by architecture, with the kernels of each.
+/// Returns the architecture and the kernels of each entry of an index.
 fn kernels_of(site: &Site, index: &Value) -> Vec<(String, String)> {
     let entry = |entry: &Value| {
         let image = site.inspect_raw(&format!("{DRIVER}@{}", entry["digest"].as_str().unwrap()));
@@ -298,7 +300,7 @@ fn kernels_of(site: &Site, index: &Value) -> Vec<(String, String)> {
     index["manifests"].as_array().unwrap_or_else(|| panic!("no index: {index}")).iter().map(entry).collect()
 }
 
-/// One of the kernels is the same for both. The tags of single images have the architecture, that of the union does not.
+/// Both architectures share one of the kernels. Tags of single images contain the architecture; the union's tag does not.
 #[test]
 fn a_union_over_two_architectures_is_an_index_with_the_kernels_of_each() {
     const NEXT: &str = "6.8.0-47-generic";
@@ -325,7 +327,7 @@ fn a_union_over_two_architectures_is_an_index_with_the_kernels_of_each() {
     );
     let mut tags = site.tags(DRIVER);
     tags.retain(|tag| tag.starts_with("1.0-union-"));
-    let [tag] = tags.as_slice() else { panic!("not one name: {tags:?}") };
+    let [tag] = tags.as_slice() else { panic!("more or less than one tag: {tags:?}") };
     let tag = format!("{DRIVER}:{tag}");
     assert_eq!(site.inspect_raw(&tag), index);
     let verified = site.farrier(&["verify", "--insecure-no-signature", &tag, "-o", "json"]).json();
@@ -337,9 +339,9 @@ fn a_union_over_two_architectures_is_an_index_with_the_kernels_of_each() {
         checks.filter(|check| !matches!(check["result"].as_str(), Some("ok" | "skipped"))).collect();
     assert!(platforms.len() == 2 && wrong.is_empty(), "{verified}");
 
-    // What it has is known: the next passes write nothing.
+    // The index's content is cached: the next reconciles write nothing.
     let (before, puts) = (live.passes(), site.registry.requests("PUT"));
-    live.until("further passes", |live| live.passes() > before + 1);
+    live.until("further reconciles", |live| live.passes() > before + 1);
     assert_eq!((live.image(DRIVER), site.registry.requests("PUT")), (image, puts), "{}", live.log());
     live.kill();
 
@@ -353,7 +355,7 @@ fn a_union_over_two_architectures_is_an_index_with_the_kernels_of_each() {
     other.farrier(&["bundle", "import", "--insecure-no-signature", &file]).exits(0);
     assert_eq!(other.inspect_raw(&tag), index);
 
-    // The cluster of this directory does not have the kernel of `c`: the index goes before what it leads to.
+    // The cluster in this directory lacks the kernel of `c`. `gc` deletes the index before the images that it references.
     let gone = site.farrier(&["gc", "--keep-days", "0", "--delete", "-o", "json"]).exits(0).json();
     let digests: Vec<&str> =
         gone["images"].as_array().unwrap().iter().map(|image| image["digest"].as_str().unwrap()).collect();

@@ -1,11 +1,11 @@
-//! The health of DriverBuilds for Argo CD, run by Lua 5.1, the language version that Argo CD's own engine has.
+//! Tests the DriverBuild health script for Argo CD with Lua 5.1, the language version of Argo CD's engine.
 
 use std::{path::Path, process::Command};
 
 use farrier::plan::Phase;
 use strum::VariantArray as _;
 
-/// Health and message that the script gives for an object.
+/// Returns the health status and the message that the script reports for an object.
 fn health(object: &str) -> (String, String) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/argocd/driverbuild-health.lua");
     let program = format!(

@@ -1,5 +1,4 @@
-//! Boot checks on a real kernel: modules that load, that find nothing, that are refused, and that take the kernel
-//! down in every way.
+//! Boot checks on a real kernel, with modules that load, find no device, are refused, or crash the kernel in various ways.
 use std::{
     fs,
     os::unix::fs::{PermissionsExt as _, symlink},
@@ -38,7 +37,7 @@ async fn modules_load_find_nothing_or_are_refused() {
     let mut bytes = fs::read(built.join("farrier_good.ko")).unwrap();
     let text = b"\0\0\0module_layout\0\0";
     let at = bytes.windows(text.len()).position(|window| window == text).unwrap();
-    // The last byte of its name's checksum is four bytes of zeros before the name.
+    // Change one byte of the symbol CRC, which precedes the symbol's name and is padded to eight bytes.
     bytes[at - 4] ^= 1;
     fs::write(payload.path().join("farrier_other.ko"), bytes).unwrap();
 
@@ -82,7 +81,7 @@ async fn parameters_and_the_kernels_own_modules_are_given() {
     let payload = tempfile::tempdir().unwrap();
     fs::copy(fixture_modules(&release).join("farrier_good.ko"), payload.path().join("farrier_good.ko"))
         .unwrap();
-    // One that needs others, which need a cryptographic algorithm by its name alone.
+    // A module that needs others, which in turn request a cryptographic algorithm by name.
     fs::copy(own.join("net/netfilter/nf_nat.ko"), payload.path().join("nf_nat.ko")).unwrap();
     let mut request = request(&release, payload.path(), &["nf_nat.ko", "farrier_good.ko"]);
     request.parameters.insert("farrier_good".into(), "answer=42".into());
@@ -95,19 +94,19 @@ async fn parameters_and_the_kernels_own_modules_are_given() {
     );
 }
 
-/// What it needs cannot be had here: no verdict of the kernel's on it, while one that lacks a symbol is refused.
+/// A module whose dependencies are unavailable gets no verdict from the kernel. A module with a missing symbol is refused.
 #[tokio::test]
 async fn what_lacks_modules_that_are_not_there_is_not_refused() {
     let release = newest();
     let own = kernel_image(&release).modules.unwrap().join("kernel");
     let payload = tempfile::tempdir().unwrap();
     fs::copy(own.join("net/netfilter/nf_nat.ko"), payload.path().join("nf_nat.ko")).unwrap();
-    // As if it needed nothing: then no module was left out, and the symbols are exported by nothing.
+    // Clear the list of dependencies: the boot check then omits no module, and no module exports the symbols.
     let mut bytes = fs::read(own.join("net/netfilter/xt_nat.ko")).unwrap();
     let at = bytes.windows(8).position(|window| window == b"depends=").unwrap();
     let length = bytes[at..].iter().position(|&byte| byte == 0).unwrap();
     bytes[at..at + length].fill(0);
-    // Its signature counts no more, rather than be wrong.
+    // Invalidate the signature's marker, so that the module counts as unsigned instead of wrongly signed.
     bytes.push(0);
     fs::write(payload.path().join("xt_nat.ko"), bytes).unwrap();
     let mut request = request(&release, payload.path(), &["nf_nat.ko", "xt_nat.ko"]);
@@ -121,7 +120,7 @@ async fn what_lacks_modules_that_are_not_there_is_not_refused() {
     );
 }
 
-/// An image alone has no modules beside it: those of `--needs` are loaded.
+/// A kernel image alone comes without modules, so the boot check loads those from `--needs`.
 #[test]
 fn modules_of_needed_directories_are_loaded() {
     let release = newest();
@@ -178,7 +177,7 @@ fn modules_of_needed_directories_are_loaded() {
     assert_eq!(outcome(&["--needs", &place("needed")]), "loaded");
 }
 
-/// One machine for each: none survives.
+/// Each module runs in a separate virtual machine, and none of them survives.
 #[tokio::test]
 async fn what_takes_the_kernel_down_is_said_to() {
     let release = newest();
@@ -229,7 +228,7 @@ async fn without_qemu_it_says_what_to_install() {
     assert_eq!(error.hint(), "install qemu-system-x86, or name the emulator");
 }
 
-/// A guest that breaks out into QEMU finds system calls closed; a QEMU that was built without that works all the same.
+/// QEMU's seccomp filter restricts a guest that escapes into QEMU. A QEMU built without the filter also works.
 #[tokio::test]
 async fn qemu_runs_in_its_sandbox_where_it_has_one() {
     let release = newest();
@@ -242,7 +241,7 @@ async fn qemu_runs_in_its_sandbox_where_it_has_one() {
             status.contains("qemu-system") && status.contains("\nSeccomp:\t2\n")
         };
         while !children().into_iter().any(is_filtered) {
-            // Nothing tells; this only paces the question.
+            // No notification exists; the sleep only limits the polling rate.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -272,7 +271,7 @@ async fn what_is_no_kernel_does_not_start() {
     assert!(error.to_string().starts_with(&format!("boot kernel {release}: ")), "{error}");
 }
 
-/// Each test is a process of its own under cargo-nextest, so that its children are this test's.
+/// cargo-nextest runs each test in its own process, so all child processes belong to this test.
 #[tokio::test]
 async fn cancelled_or_dropped_it_leaves_nothing() {
     let release = newest();
@@ -284,7 +283,7 @@ async fn cancelled_or_dropped_it_leaves_nothing() {
         let mut check = Box::pin(boot_check(&request, &cancel));
         let started = async {
             while children().is_empty() {
-                // Nothing tells; this only paces the question.
+                // No notification exists; the sleep only limits the polling rate.
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
@@ -299,7 +298,7 @@ async fn cancelled_or_dropped_it_leaves_nothing() {
         }
         drop(check);
         assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 0);
-        // The kernel reaps it a moment after it was killed.
+        // The kernel reaps the process shortly after the kill.
         let ended = async {
             while !children().is_empty() {
                 tokio::time::sleep(Duration::from_millis(5)).await;

@@ -1,5 +1,5 @@
-//! Engine `kubernetes`, whole: the real program against the API server of the tests, whose pods are real containers, with a real
-//! registry, packages and compilers.
+//! End-to-end tests of engine `kubernetes`: the real program against the tests' API server, which runs pods as real containers.
+//! The registry, the packages and the compilers are real.
 
 use std::{
     collections::BTreeSet,
@@ -62,31 +62,31 @@ impl Bench {
         self.site.finish(self.start(engine, args))
     }
 
-    /// The log of the newest build.
+    /// Returns the log of the latest build.
     fn log(&self) -> String {
         let logs = fs::read_dir(self.site.cache().join("logs")).into_iter().flatten();
         logs.map(|log| fs::read_to_string(log.unwrap().path()).unwrap()).collect()
     }
 
-    /// Pods whose containers run, by their uid.
+    /// Returns the uids of pods whose containers are running.
     fn running(&self) -> Vec<String> {
         let runs = |pod: &Value| pod["status"]["phase"] == "Running";
         let uid = |pod: Value| pod["metadata"]["uid"].as_str().unwrap().to_owned();
         self.api.list("pods").into_iter().filter(runs).map(uid).collect()
     }
 
-    /// No Job and no container is left.
+    /// Asserts that no Job and no container is left.
     fn assert_all_gone(&self) {
         assert_eq!(self.api.list("jobs.batch"), [Value::Null; 0]);
         wait_until("the containers are gone", || self.api.containers().is_empty());
     }
 
-    /// No image of a build is left in the registry.
+    /// Asserts that no build image is left in the registry.
     fn assert_no_image(&self) {
         assert!(self.site.tags("builds").is_empty(), "{:?}", self.site.tags("builds"));
     }
 
-    /// Has the build do something else.
+    /// Replaces a part of the build's template.
     fn template(&self, from: &str, to: &str) {
         let template = fs::read_to_string("templates/kbuild.Dockerfile.hbs").unwrap();
         let changed = template.replace(from, to);
@@ -94,16 +94,16 @@ impl Bench {
         self.site.define("templates/kbuild.Dockerfile.hbs", &changed);
     }
 
-    /// Has the build wait, so that something can happen to it.
+    /// Delays the build, so that a test can interfere with it.
     fn slow(&self) {
         self.template("RUN set -eu;", "RUN set -eu; sleep 20;");
     }
 }
 
-/// Attacks on the runner in each place of a build, and how many there are.
+/// Number of places in a build from which the test attacks the runner.
 const ATTACKED: usize = 3;
 
-/// `runner follow`, which has the user of the steps, is started all the time, as by farrier after a line was cut.
+/// The test starts `runner follow`, which runs as the user of the steps, repeatedly, as farrier does after a connection is cut.
 #[test]
 fn a_step_in_a_pod_gets_at_nothing_of_the_runner() {
     let bench = Bench::new();
@@ -124,7 +124,7 @@ fn a_step_in_a_pod_gets_at_nothing_of_the_runner() {
             let mut follow = Command::new("docker");
             follow.args(["exec", &container, "/.farrier/runner", "follow", "0"]);
             let mut follow = follow.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-            // Until its first byte: it is seen by then.
+            // The first byte shows that the runner has registered this follower.
             let _ = follow.stdout.take().unwrap().read(&mut [0]);
             let _ = follow.kill();
             follow.wait().unwrap();
@@ -135,7 +135,7 @@ fn a_step_in_a_pod_gets_at_nothing_of_the_runner() {
     let reached: Vec<&str> = log.lines().filter(|line| line.ends_with(" ESCAPED")).collect();
     assert!(reached.is_empty(), "{}", reached.join("\n"));
     run.exits(0);
-    // Each was tried each time.
+    // Each attack was tried in each place.
     let denied: Vec<&str> = log.lines().filter(|line| line.ends_with(" denied")).collect();
     let total = format!("{} attacks", denied.len() / ATTACKED);
     assert_eq!(log.lines().filter(|line| **line == total).count(), ATTACKED, "{log}");
@@ -150,7 +150,7 @@ fn a_step_in_a_pod_gets_at_nothing_of_the_runner() {
 #[test]
 fn a_pod_makes_what_a_sandbox_makes_over_whatever_lines() {
     let bench = Bench::new();
-    // In the log, at a frame's beginning, in the payload.
+    // Cut the connection within the log, at the start of a frame, and within the payload.
     bench.api.cut_execs(&[3, 700, 5000]);
     let in_cluster = bench.build("kubernetes", &["-o", "json"]).exits(0).json();
     assert_eq!(bench.api.cuts_left(), 0);
@@ -196,12 +196,12 @@ fn a_build_waits_for_room_and_says_so() {
     let bench = Bench::new();
     let quota = bench.api.limit_pods("builds", 0);
     let build = bench.start("kubernetes", &[]);
-    wait_until("the quota is told", || {
+    wait_until("farrier reports the quota", || {
         bench.log().contains("The build waits for the cluster: exceeded quota: builds")
     });
     let place = bench.api.unschedulable("0/3 nodes are available: 3 Insufficient memory.");
     bench.api.take_back(quota);
-    wait_until("that there is no node is told", || bench.log().contains("0/3 nodes are available"));
+    wait_until("farrier reports that no node fits", || bench.log().contains("0/3 nodes are available"));
     bench.api.take_back(place);
     bench.site.finish(build).exits(0);
     bench.assert_all_gone();
@@ -228,7 +228,7 @@ fn another_farrier_takes_a_running_build_over() {
     let pods = bench.running();
     first.kill().unwrap();
     first.wait().unwrap();
-    // With another cache: that one is on another machine.
+    // A separate cache simulates another machine.
     let cache = bench.site.path("another-cache");
     let second = bench.command("kubernetes", &[]).env("FARRIER_CACHE_DIR", &cache).spawn().unwrap();
     let second = Run::of(second).exits(0);
@@ -259,7 +259,8 @@ fn a_build_that_takes_too_long_leaves_no_image() {
     bench.assert_no_image();
 }
 
-/// The first one that ends takes its image away, and the other's node may not have pulled it yet.
+/// Two builds with equal root file systems use separate images. The build that ends first deletes its image, possibly before
+/// the other build's node has pulled its own.
 #[test]
 fn builds_in_equal_root_file_systems_have_images_of_their_own() {
     let bench = Bench::new();
@@ -274,7 +275,7 @@ fn builds_in_equal_root_file_systems_have_images_of_their_own() {
     });
     assert_eq!(images.collect::<BTreeSet<_>>().len(), 2);
     bench.api.take_back(place);
-    // Both end before it is looked what they left: they have one cache.
+    // Both builds must end before the check for leftovers, because they share a cache.
     for run in builds.map(Run::of) {
         bench.site.assert_nothing_left(&run);
         run.exits(0);

@@ -1,5 +1,6 @@
-//! Images that are compiled against each other: the real binary, engine, registry and compilers. `b` and `c` use what
-//! `a` exports, `d` uses what `b` and `c` export, and nodes call for `d` alone.
+//! Images that are compiled against each other, with the real binary, engine, registry and compilers. `b` and `c` use the
+//! exports
+//! of `a`, and `d` uses the exports of `b` and `c`. The nodes request only `d`.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -14,18 +15,18 @@ use crate::support::{
 use farrier::{image::Digest, kmod::Verdict, oci::ImageFacts};
 use serde_json::Value;
 
-/// The images that a pass built, in the order in which they were published.
+/// Returns the images that a reconcile built, in order of publication.
 fn built(run: &Run) -> Vec<String> {
     let lines = run.stdout.lines().filter_map(|line| line.strip_prefix("built "));
     lines.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect()
 }
 
-/// The first line of the log with these words.
+/// Returns the position of the first log line that contains `words`.
 fn place(run: &Run, words: &str) -> usize {
     run.stderr.lines().position(|line| line.contains(words)).unwrap_or_else(|| panic!("no {words:?}: {run}"))
 }
 
-/// A pass with room for two builds.
+/// Runs one reconcile with resources for two concurrent builds.
 fn pass(site: &Site) -> Run {
     site.farrier(&["run", "--once", "--build-cpus", "2", "--build-memory", "2Gi"])
 }
@@ -35,7 +36,7 @@ fn exposed(site: &Site, image: &str, kernel: &str) -> String {
     manifest["annotations"]["farrier.dev/exposed-digest"].as_str().unwrap().to_owned()
 }
 
-/// The payload of a published image, unpacked: its last layer.
+/// Unpacks the payload of a published image, which is its last layer.
 fn payload(site: &Site, image: &str, kernel: &str) -> PathBuf {
     let (files, tree) = (site.path(format!("{image}-files")), site.path(format!("{image}-payload")));
     let from = format!("docker://{}/{image}:1.0-{kernel}-debian12-amd64", site.location);
@@ -51,7 +52,7 @@ fn payload(site: &Site, image: &str, kernel: &str) -> PathBuf {
     tree
 }
 
-/// `farrier collect` of what the host's `a` exposes.
+/// Runs `farrier collect` on the exposed headers of the host's `a`.
 fn collect(site: &Site, host: &Path, kernel: &str, to: &Path) -> Run {
     let (root, to) = (host.display().to_string(), to.display().to_string());
     site.farrier(&[
@@ -67,8 +68,8 @@ fn collect(site: &Site, host: &Path, kernel: &str, to: &Path) -> Run {
     ])
 }
 
-/// New kernel: all in order. A change that nobody can see: the image alone. One that changes a symbol's version: all
-/// that were compiled against it, and nothing else.
+/// A new kernel builds the chain in dependency order. A change without effect on the exposed headers rebuilds only that image.
+/// A changed symbol version rebuilds exactly the images that were compiled against it.
 #[test]
 fn what_is_rebuilt_is_what_was_compiled_against_the_change() {
     let kernel = kernels::newest().newer;
@@ -77,7 +78,7 @@ fn what_is_rebuilt_is_what_was_compiled_against_the_change() {
     let first = pass(&site).exits(0);
     let order = built(&first);
     assert_eq!((order.len(), order[0].as_str(), order[3].as_str()), (4, "a", "d"), "{first}");
-    // `b` and `c` ran side by side, and `d` began when both were published.
+    // `b` and `c` were built concurrently, and `d` started after both were published.
     let subject = |image: &str| format!("{image} for {kernel}: ");
     let began = |image: &str| place(&first, &format!("{}fetching headers", subject(image)));
     let ended = |image: &str| place(&first, &format!("{}published", subject(image)));
@@ -101,18 +102,18 @@ fn what_is_rebuilt_is_what_was_compiled_against_the_change() {
     for file in ["sources/a/chain_a.c", "sources/a/include/chain_a.h"] {
         site.edit(file, "chain_a(int value)", "chain_a(long value)");
     }
-    // Both that use the symbol; what they export themselves is as it was, so `d` stays.
+    // Both users of the symbol are rebuilt. Their own exports are unchanged, so `d` is not rebuilt.
     let users = built(&pass(&site).exits(0));
     assert_eq!((users.len(), users[0].as_str()), (3, "a"), "{users:?}");
     assert!(users.contains(&"b".to_owned()) && users.contains(&"c".to_owned()), "{users:?}");
     assert_ne!(exposed(&site, "a", &kernel), before);
-    // What is not in the cache is fetched again.
+    // Without a cache, farrier fetches the data again.
     fs::remove_dir_all(site.cache()).unwrap();
     pass(&site).exits(0).line("nothing to do");
 }
 
-/// `b` and `c` export functions whose prototypes show a structure of `a`'s: a change in it is a change of what they
-/// export themselves, and so goes through the whole chain.
+/// `b` and `c` export functions whose prototypes contain a structure of `a`. A change of the structure changes their exports
+/// and propagates through the whole chain.
 #[test]
 fn a_structure_that_shows_in_what_dependents_export_rebuilds_all() {
     let kernel = kernels::newest().newer;
@@ -138,12 +139,12 @@ fn a_structure_that_shows_in_what_dependents_export_rebuilds_all() {
     let order = built(&pass(&site).exits(0));
     assert_eq!((order.len(), order[0].as_str(), order[3].as_str()), (4, "a", "d"), "{order:?}");
     let after = images.map(|image| exposed(&site, image, &kernel));
-    // `d` has a symbol of its own only, which is as it was: nothing beyond it would be built.
+    // `d` exports only its own symbol, which is unchanged: an image built against `d` would not be rebuilt.
     assert_eq!([0, 1, 2, 3].map(|image| before[image] == after[image]), [false, false, false, true]);
     assert_ne!(site.image(), rolled_out);
 }
 
-/// A host has its own `a`: what it exposes is collected there, and stands for the image.
+/// Headers collected from a host with its own `a` replace the image `a`.
 #[test]
 fn a_tree_of_a_host_in_place_of_an_image() {
     let kernels = kernels::newest();
@@ -153,7 +154,7 @@ fn a_tree_of_a_host_in_place_of_an_image() {
     let missing = site.build("b", kernel, &["--push"]).exits(2);
     missing.line(&format!("farrier collect --root /host --kernel {kernel}"));
 
-    // The host's driver is another build than any image: its symbol has a version that no compiler made here.
+    // The host's driver is a different build: its symbol version matches no image built here.
     let table = format!("usr/src/chain-a/{kernel}/Module.symvers");
     site.build("a", kernel, &["--push"]).exits(0);
     let host = payload(&site, "a", kernel);
@@ -165,21 +166,21 @@ fn a_tree_of_a_host_in_place_of_an_image() {
     fs::create_dir_all(tree.parent().unwrap()).unwrap();
     collect(&site, &host, kernel, &tree).exits(0);
 
-    // It is checked against that table too: without it `chain_a` would be unknown.
+    // The check uses the host's table as well: without the table `chain_a` would be unknown.
     site.build("b", kernel, &["--push"]).exits(0);
     let module = payload(&site, "b", kernel).join(format!("lib/modules/{kernel}/extra/chain_b.ko"));
     let versions = Command::new("/sbin/modprobe").arg("--dump-modversions").arg(module).output().unwrap();
     let versions = String::from_utf8(versions.stdout).unwrap();
     assert!(versions.lines().any(|line| line == "0x12345678\tchain_a"), "{versions}");
     site.build("b", kernel, &["--push"]).exits(0).line("up to date");
-    // Another table is another input.
+    // A different table is a different input.
     fs::write(host.join(&table), text).unwrap();
     collect(&site, &host, kernel, &tree).exits(0);
     let again = site.build("b", kernel, &["--push"]).exits(0);
     assert!(!again.stdout.contains("up to date"), "{again}");
 }
 
-/// What a host exposes for another kernel is neither collected nor compiled against.
+/// farrier neither collects nor compiles against headers that a host exposes for another kernel.
 #[test]
 fn a_tree_of_a_host_with_another_kernel() {
     let kernels = kernels::newest();
@@ -197,7 +198,7 @@ fn a_tree_of_a_host_with_another_kernel() {
     refused.line(&format!("for kernel {newer}: it was built for {older}"));
     assert!(!tree.exists());
 
-    // Somebody gives it the wrong name.
+    // Simulate a tree under the wrong name.
     collect(&site, &host, older, &tree).exits(0);
     let run = site.build("b", newer, &["--push"]).exits(2);
     run.line(&format!("a-{newer}.tar.gz for kernel {newer}: it was built for {older}"));
@@ -208,7 +209,7 @@ fn a_tree_of_a_host_with_another_kernel() {
     assert_eq!((site.tags("b").len(), site.tags("d").len(), site.image().as_str()), (0, 0, FIRST_IMAGE));
 }
 
-/// The modules of all that an image needs, further needs included, are loaded before its own.
+/// The boot check loads the modules of all direct and transitive needs before the image's own.
 #[test]
 fn a_boot_check_loads_what_is_needed_first() {
     let kernel = kernels::newest().newer;
@@ -222,7 +223,7 @@ fn a_boot_check_loads_what_is_needed_first() {
     assert_eq!(notes["farrier.dev/check-verdict"], "loads", "{notes}");
 }
 
-/// Nothing is built against an image that somebody else published, and nothing is rewritten.
+/// farrier builds nothing against an image that another tool published, and rewrites nothing.
 #[test]
 fn a_need_that_something_else_published() {
     let kernel = kernels::newest().newer;
@@ -231,7 +232,7 @@ fn a_need_that_something_else_published() {
     site.edit("images/a.yaml", "  onConflict: overwrite\n", "");
     let plan = site.farrier(&["plan", "-o", "json"]).exits(0).json();
     let foreign = publish(&plan["builds"][0]["cell"], Verdict::Loads);
-    // The same image without a word of farrier's.
+    // Republish the image without farrier's annotations.
     let layout = format!("oci:{}:x", site.path("foreign").display());
     let tag = format!("docker://{}/a:1.0-{kernel}-debian12-amd64", site.location);
     for (from, to) in [(format!("docker://{foreign}"), layout.clone()), (layout, tag)] {
@@ -249,7 +250,7 @@ fn a_need_that_something_else_published() {
     assert_eq!((site.tags("a").len(), site.tags("b").len()), (1, 0));
 }
 
-/// An image with the right inputs whose layers do not hold what its annotations promise.
+/// An image with the right inputs whose layers lack the headers that its annotations claim.
 #[test]
 fn a_need_that_lacks_the_headers_it_claims() {
     let kernel = kernels::newest().newer;
@@ -263,7 +264,7 @@ fn a_need_that_lacks_the_headers_it_claims() {
     run.line("does not hold the headers that it claims to expose: the payload has no /usr/src/chain-a");
     run.line("hint: delete the needed image's tag");
     assert_eq!((built(&run), site.image().as_str()), (Vec::new(), FIRST_IMAGE));
-    // The fault is the needed image's, and may be mended at any time: nothing is remembered of it.
+    // The needed image is at fault and may be repaired at any time, so farrier records no failure.
     assert!(!site.cache().join("records/failures").exists());
     site.build("a", &kernel, &["--push", "--force"]).exits(0);
     assert_eq!(built(&pass(&site).exits(0)).len(), 3);
@@ -280,7 +281,7 @@ fn a_range_that_excludes_the_kernel_ends_the_chain() {
     run.line("it needs a: it is not built for this kernel");
 }
 
-/// One image by name: what it needs must be there for the very kernel, or is built before it.
+/// Builds one image by name: each need must be published for exactly this kernel or built first.
 #[test]
 fn one_image_by_name() {
     let kernels = kernels::newest();
@@ -290,7 +291,7 @@ fn one_image_by_name() {
         ["render", "d", "--kernel", kernel, "--os", "debian", "--os-version", "12", "--arch", "amd64"];
     site.farrier(&render).exits(0).line("COPY needs/b/ /");
 
-    // Of another kernel's image nothing is used.
+    // An image for another kernel does not satisfy the need.
     site.build("a", &kernels.older, &["--push"]).exits(0);
     let alone = site.build("b", kernel, &[]).exits(2);
     alone.line("it needs a: ");
@@ -300,12 +301,12 @@ fn one_image_by_name() {
 
     site.build("b", kernel, &["--push"]).exits(0).line("chain_b");
     assert_eq!((site.tags("a").len(), site.tags("b").len()), (2, 1));
-    // Without --push the needs are found in the registry all the same, and nothing is published.
+    // Without --push the build still resolves needs from the registry, and publishes nothing.
     site.build("c", kernel, &[]).exits(0).line("not published");
     assert!(site.tags("c").is_empty());
 }
 
-/// A payload that does not expose what the definition says, or links out of itself, is not published.
+/// farrier does not publish a payload that lacks a declared exposed directory or contains a link that leaves the payload.
 #[test]
 fn what_is_exposed_must_be_there() {
     let kernel = kernels::newest().newer;
@@ -326,7 +327,7 @@ fn what_is_exposed_must_be_there() {
     assert!(site.tags("a").is_empty());
 }
 
-/// A layout directory in place of a registry.
+/// A layout directory as the registry.
 #[test]
 fn a_layout_directory_holds_a_chain_as_well() {
     let kernel = kernels::newest().newer;

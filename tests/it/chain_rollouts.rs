@@ -1,5 +1,5 @@
-//! The images of a chain go out together: one rollout that fails holds those of the rest. The real program, a real registry
-//! and an API server; images are published beforehand.
+//! Coupled rollouts of a chain: when one rollout fails, the other images of the chain stay at their old version. The tests use
+//! the real program, a real registry and an API server, with images published beforehand.
 use crate::support::{
     kube_api::{
         ApiFailure, Requests,
@@ -12,11 +12,11 @@ use farrier::{image::Digest, kmod::Verdict, oci::ImageFacts};
 use serde_json::json;
 
 const KERNEL: &str = "6.1.0-901-amd64";
-/// Compiled against the driver, in a DaemonSet of its own; and one that has nothing to do with it.
+/// An image compiled against the driver, with a separate DaemonSet, and an unrelated image.
 const PEER: &str = "peer";
 const OTHER: &str = "other";
 
-/// A driver and its peer, which nodes run side by side, and another image; all published.
+/// Creates a site with a driver and its peer, which run on the same nodes, and an unrelated image. All images are published.
 fn chain() -> Live {
     let live = Live::new([node("n0", KERNEL)], "image");
     live.site.edit(
@@ -38,7 +38,7 @@ fn chain() -> Live {
         live.site.define(&format!("images/{name}.yaml"), &definition);
         live.api.create(daemon_set(NAMESPACE, name, OLD_IMAGE));
     }
-    // What the peer is compiled against is known when the driver is published.
+    // The peer's inputs are known only after the driver is published.
     for _ in 0..2 {
         for build in live.plan()["builds"].as_array().unwrap() {
             let exposed_digest = (build["cell"]["image"] == DRIVER).then(|| Digest::of(b"headers"));
@@ -50,7 +50,7 @@ fn chain() -> Live {
     live
 }
 
-/// Every write to the driver's DaemonSet is refused.
+/// Refuses every write to the driver's DaemonSet.
 fn refuse_the_driver(live: &Live) -> u64 {
     let path = format!("/daemonsets/{DRIVER}");
     live.api.fail_always(Requests::writes().resource("daemonsets.apps").path(&path), ApiFailure::Forbidden)

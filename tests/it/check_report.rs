@@ -1,5 +1,5 @@
-//! The check report beside an image: found again by farrier's library and by other people's tools, in registries
-//! that list referrers, in those that do not, and in layout directories.
+//! The check report as a referrer of an image, read by farrier's library and by independent tools. The registries list
+//! referrers, do not list them, or are layout directories.
 use std::{collections::BTreeMap, fs, process::Command, sync::Arc};
 
 use crate::support::{
@@ -30,7 +30,7 @@ fn repository(host: &str) -> Repository {
     format!("{host}/drivers/x").parse().unwrap()
 }
 
-/// The manifest and configuration of an image without layers.
+/// Returns the manifest and the configuration of an image without layers.
 fn image(name: &str) -> (Vec<u8>, Vec<u8>) {
     let notes = BTreeMap::from([("org.opencontainers.image.title".to_owned(), name.to_owned())]);
     let assembled = assemble(&Assembly {
@@ -81,7 +81,7 @@ async fn reports(registry: &dyn Registry, repository: &Repository, subject: &Dig
     found.into_iter().map(|descriptor| descriptor.digest).collect()
 }
 
-/// What a registry answers to a plain `GET`, as another tool would ask.
+/// Sends a plain `GET` to a registry, like an independent client, and returns the JSON answer.
 fn get(url: &str) -> Value {
     let accept = format!("Accept: {}, {}", media_type::OCI_INDEX, media_type::OCI_MANIFEST);
     let output = Command::new("curl").args(["-sSfL", "-H", &accept, url]).output().expect("run curl");
@@ -89,7 +89,7 @@ fn get(url: &str) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// docker-registry 2.8 does not list referrers: the tag of the specification does.
+/// docker-registry 2.8 does not list referrers, so farrier uses the specification's fallback tag.
 #[tokio::test]
 async fn a_registry_that_does_not_list_referrers_has_a_tag_for_them() {
     let server = RegistryProcess::start(Wants::default());
@@ -98,7 +98,7 @@ async fn a_registry_that_does_not_list_referrers_has_a_tag_for_them() {
     let digest = Digest::of(&subject);
     assert!(reports(registry.as_ref(), &repository, &digest).await.is_empty());
 
-    // The subject need not be there yet.
+    // The subject may be pushed after its referrer.
     let first = artifact(&subject, Verdict::Unknown);
     push(registry.as_ref(), &repository, &first).await.unwrap();
     assert_eq!(reports(registry.as_ref(), &repository, &digest).await, std::slice::from_ref(&first.digest));
@@ -106,7 +106,7 @@ async fn a_registry_that_does_not_list_referrers_has_a_tag_for_them() {
     let version = Version::Tag("1".parse().unwrap());
     registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &subject).await.unwrap();
 
-    // A second one is added, the same one is not, and what others listed stays.
+    // A different report is added, an identical report is not, and entries from other writers stay.
     let second = artifact(&subject, Verdict::Loads);
     push(registry.as_ref(), &repository, &second).await.unwrap();
     push(registry.as_ref(), &repository, &second).await.unwrap();
@@ -117,7 +117,7 @@ async fn a_registry_that_does_not_list_referrers_has_a_tag_for_them() {
     let elsewhere = Digest::of(b"another image");
     assert!(reports(registry.as_ref(), &repository, &elsewhere).await.is_empty());
 
-    // As every other client sees it.
+    // Read the list like any other client.
     let base = format!("http://{}/v2/drivers/x", server.host);
     let index = get(&format!("{base}/manifests/sha256-{}", digest.hex()));
     assert_eq!(index["mediaType"], media_type::OCI_INDEX);
@@ -132,9 +132,10 @@ async fn a_registry_that_does_not_list_referrers_has_a_tag_for_them() {
     assert_eq!(blob["report"]["verdict"], "loads");
 }
 
-/// One farrier adds several reports to one list at once: all are in it. Two farriers add the same report at once:
-/// it is in it, whoever wrote last. Different reports of different processes have no such promise: the tag schema
-/// has no lock.
+/// One process adds several reports to one list concurrently, and the list contains all of them. Two processes add the same
+/// report
+/// concurrently, and the list contains the report. Different reports of different processes have no such guarantee, because the
+/// tag schema has no lock.
 #[tokio::test]
 async fn writers_at_the_same_time() {
     let server = RegistryProcess::start(Wants::default());
@@ -156,7 +157,7 @@ async fn writers_at_the_same_time() {
     let (subject, _) = image("b");
     let same = artifact(&subject, Verdict::Loads);
     let two = remote();
-    // docker-registry 2.8 answers 500 while it writes a manifest; a pass tries transient faults again.
+    // docker-registry 2.8 answers 500 during a concurrent manifest write; a reconcile retries transient errors.
     let patient = async |registry: &dyn Registry| {
         let mut outcome = push(registry, &repository, &same).await;
         for _ in 0..5 {
@@ -173,7 +174,7 @@ async fn writers_at_the_same_time() {
     assert_eq!(reports(one.as_ref(), &repository, &Digest::of(&subject)).await, [same.digest]);
 }
 
-/// A registry of the 1.1 specification says that it lists the referrer: nothing more is written.
+/// A registry that implements specification 1.1 confirms the referrer, so farrier writes no fallback tag.
 #[tokio::test]
 async fn a_registry_that_lists_referrers_is_asked_for_them() {
     let (subject, _) = image("a");
@@ -190,7 +191,7 @@ async fn a_registry_that_lists_referrers_is_asked_for_them() {
     let fake = FakeHttp::start_with(|_| {
         vec![
             answer(201, "").header("OCI-Subject", &digest),
-            // Two pages, and the filter not applied.
+            // The answer has two pages and ignores the filter.
             page(&other)
                 .header("Link", format!("</v2/drivers/x/referrers/{digest}?n=1&last=1>; rel=\"next\"")),
             page(&listed),
@@ -220,7 +221,7 @@ async fn a_registry_that_lists_referrers_is_asked_for_them() {
     assert_eq!(requests[0].body, artifact.manifest);
 }
 
-/// A registry that names another subject, or lists nothing though the tag does, is not believed.
+/// farrier writes or reads the fallback tag when a registry confirms another subject or returns an empty list.
 #[tokio::test]
 async fn half_hearted_registries_get_the_tag_as_well() {
     let (subject, _) = image("a");
@@ -267,7 +268,7 @@ async fn answers_that_are_no_lists() {
             .unwrap_err();
         assert!(error.to_string().contains(wanted), "{error}");
     }
-    // What has no subject refers to nothing.
+    // A manifest without a subject is not a referrer.
     let fake = FakeHttp::start(Vec::new()).await;
     for bytes in [subject, config] {
         let error = remote().push_referrer(&repository(&fake.host), &bytes).await.unwrap_err();
@@ -276,7 +277,7 @@ async fn answers_that_are_no_lists() {
     assert!(fake.requests().is_empty());
 }
 
-/// In a layout directory the report stands in `index.json`, and images by name stay as they are.
+/// A layout directory lists the report in `index.json` and leaves named images unchanged.
 #[tokio::test]
 async fn a_layout_lists_reports_in_its_index() {
     let directory = tempfile::tempdir().unwrap();
@@ -291,12 +292,12 @@ async fn a_layout_lists_reports_in_its_index() {
     push(&layout, &one, &artifact).await.unwrap();
     let tag = Version::Tag("1".parse().unwrap());
     layout.push_manifest(&one, &tag, media_type::OCI_MANIFEST, &subject).await.unwrap();
-    // Said again, nothing changes.
+    // A repeated push changes nothing.
     push(&layout, &one, &artifact).await.unwrap();
     layout.push_manifest(&one, &by_digest, media_type::OCI_MANIFEST, &subject).await.unwrap();
 
     assert_eq!(reports(&layout, &one, &digest).await, std::slice::from_ref(&artifact.digest));
-    assert!(reports(&layout, &two, &digest).await.is_empty(), "another repository");
+    assert!(reports(&layout, &two, &digest).await.is_empty(), "the report belongs to another repository");
     assert_eq!(layout.tags(&one).await.unwrap(), ["1".parse().unwrap()]);
     assert!(layout.manifest(&one, &by_digest).await.unwrap().is_some());
     let index: Value =
@@ -318,7 +319,7 @@ async fn a_layout_lists_reports_in_its_index() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A real pass: the report is there when the tag is, and says what the pass said.
+/// After a real build the published image has a check report with the build's verdict.
 #[test]
 fn a_published_image_has_its_report_beside_it() {
     let kernel = kernels::newest().newer;
@@ -331,7 +332,7 @@ fn a_published_image_has_its_report_beside_it() {
     assert_eq!(notes["farrier.dev/check-summary"], words);
 
     let list = site.inspect_raw(&format!("hello:{}", digest.replace(':', "-")));
-    // Beside it lie the bill of materials and the provenance.
+    // The image's other referrers are the bill of materials and the provenance.
     let listed = list["manifests"].as_array().unwrap();
     assert_eq!(listed.len(), 3, "{list:#}");
     let of_reports = |entry: &&Value| entry["artifactType"] == media_type::CHECK_REPORT;
@@ -344,7 +345,7 @@ fn a_published_image_has_its_report_beside_it() {
     assert_eq!(document["report"], built["check"]);
     assert_eq!(document.get("reusedFrom"), None);
 
-    // The same again is the same again.
+    // A forced rebuild yields the same referrers.
     site.build("hello", &kernel, &["--push", "--force"]).exits(0);
     let again = site.inspect_raw(&format!("hello:{}", digest.replace(':', "-")));
     assert_eq!(again, list);

@@ -1,4 +1,4 @@
-//! The templates in ci/templates, played: their own commands, over a real plan and a real registry.
+//! Runs the commands of the templates in ci/templates over a real plan and a real registry.
 use std::{
     collections::BTreeMap,
     fs,
@@ -10,20 +10,20 @@ use crate::support::{published::publish_planned, site::Site};
 use serde_json::Value;
 
 const KERNELS: [&str; 2] = ["6.1.0-901-amd64", "6.1.0-902-amd64"];
-/// A template whose farrier commands nobody plays would rot.
+/// All templates; a template that no test runs would go stale.
 const PLAYED: [&str; 4] = ["github-actions.yml", "gitlab-build.yml", "gitlab-ci.yml", "tekton.yaml"];
 
 fn templates() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("ci/templates")
 }
 
-/// The documents of a template.
+/// Returns the documents of a template.
 fn read(name: &str) -> Vec<Value> {
     let text = fs::read_to_string(templates().join(name)).unwrap();
     serde_saphyr::from_multiple(&text).unwrap()
 }
 
-/// Two nodes with different kernels, an image that both call for, and nothing published.
+/// A site with two nodes on different kernels and an image for both, with nothing published.
 struct Pipeline {
     site: Site,
 }
@@ -39,7 +39,7 @@ impl Pipeline {
         Self { site }
     }
 
-    /// Runs a template's script as the CI system does: in a shell, with these variables.
+    /// Runs a template's script in a shell with the given variables, as the CI system does.
     fn play(&self, script: &str, variables: &BTreeMap<String, String>) -> String {
         let farrier = Path::new(env!("CARGO_BIN_EXE_farrier")).parent().unwrap();
         let path = format!("{}:{}", farrier.display(), std::env::var("PATH").unwrap());
@@ -53,13 +53,13 @@ impl Pipeline {
         format!("{}{stderr}", String::from_utf8_lossy(&output.stdout))
     }
 
-    /// Publishes what is planned, as the builds would: then a build finds its image, and needs no engine.
+    /// Publishes stand-ins for the planned images, so that each build finds its image and needs no engine.
     fn publish(&self) {
         let plan = self.site.farrier(&["plan", "-o", "json"]).exits(0).json();
         assert_eq!(publish_planned(&plan).len(), KERNELS.len());
     }
 
-    /// Plays the build for each entry of the matrix: each finds the image that is published for its kernel.
+    /// Runs the build for each entry of the matrix and asserts that each finds the image published for its kernel.
     fn builds(&self, script: &str, matrix: &[BTreeMap<String, String>]) {
         assert_eq!(matrix.len(), KERNELS.len());
         self.publish();
@@ -76,10 +76,10 @@ fn strings(value: &Value) -> BTreeMap<String, String> {
 }
 
 fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_else(|| panic!("{value} is no text"))
+    value.as_str().unwrap_or_else(|| panic!("{value} is not a string"))
 }
 
-/// A job's script, which is a list of commands.
+/// Joins a job's script, which is a list of commands.
 fn script(job: &Value) -> String {
     job["script"].as_array().unwrap().iter().map(text).collect::<Vec<_>>().join("\n")
 }
@@ -100,7 +100,7 @@ fn github_actions() {
     let said = fs::read_to_string(&output).unwrap();
     let matrix: Value = serde_json::from_str(said.trim_end().strip_prefix("matrix=").unwrap()).unwrap();
     let build = step(&jobs["build"], "farrier build");
-    // GitHub fills `${{ matrix.x }}` in.
+    // GitHub substitutes `${{ matrix.x }}`.
     let variables = |entry: &Value| {
         let filled = strings(&build["env"]).into_iter().map(|(key, value)| {
             let name = value.trim_start_matches("${{ matrix.").trim_end_matches(" }}");
@@ -111,7 +111,7 @@ fn github_actions() {
     let entries: Vec<_> = matrix["include"].as_array().unwrap().iter().map(variables).collect();
     pipeline.builds(text(&build["run"]), &entries);
 
-    // With nothing left to build, the condition of the second job holds it.
+    // When nothing is left to build, the second job's condition skips the job.
     pipeline.play(text(&step(&jobs["plan"], "farrier plan")["run"]), &given);
     let said = fs::read_to_string(&output).unwrap();
     let empty = said.lines().last().unwrap().strip_prefix("matrix=").unwrap();
@@ -133,7 +133,7 @@ fn gitlab_ci() {
     let found = matrix();
     let entries = found["build"]["parallel"]["matrix"].as_array().unwrap();
     pipeline.builds(&script(&child["build"]), &entries.iter().map(strings).collect::<Vec<_>>());
-    // GitLab lets the later file's job win key by key.
+    // GitLab merges the two jobs key by key, and the later file takes precedence.
     pipeline.play(&script(&matrix()["build"]), &BTreeMap::new());
 }
 
@@ -149,7 +149,7 @@ fn tekton() {
     let variables = |build: String| BTreeMap::from([("BUILD".to_owned(), build)]);
     pipeline.builds(&step("farrier-build"), &array.into_iter().map(variables).collect::<Vec<_>>());
 
-    // The pipeline hands its tasks what they ask for.
+    // The pipeline passes every parameter that its tasks declare.
     for task in named("driver-images")["spec"]["tasks"].as_array().unwrap() {
         let spec = &named(text(&task["taskRef"]["name"]))["spec"];
         let declared = |list: &Value| -> Vec<String> {
@@ -176,7 +176,7 @@ fn lines_are_for_a_shell() {
     let lines = pipeline.play("farrier plan --matrix lines", &BTreeMap::new());
     assert_eq!(lines.lines().count(), KERNELS.len(), "{lines}");
     pipeline.publish();
-    // Nothing is left to build, and nothing is done.
+    // When nothing is left to build, the loop does nothing.
     assert_eq!(pipeline.play(each, &BTreeMap::new()), "");
 }
 

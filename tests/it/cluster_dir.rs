@@ -1,4 +1,4 @@
-//! A directory of manifests as people keep them: read as a cluster, and rewritten in place.
+//! A directory of manifests as users keep it, read as a cluster and rewritten in place.
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
 use farrier::{
@@ -104,7 +104,7 @@ async fn nodes_and_daemon_sets_are_read() {
     assert_eq!(target.to_string(), "6.1.0-47-amd64 (debian 12, amd64)");
     assert!(node_target(&snapshot.nodes[1]).is_err());
     let hardware: Vec<_> = snapshot.nodes.iter().map(|node| node.hardware_labelled).collect();
-    assert_eq!(hardware, [true, false], "what the second will need is not known");
+    assert_eq!(hardware, [true, false], "the second node has no hardware labels");
 
     let [daemon_set] = snapshot.daemon_sets.as_slice() else { panic!("{:?}", snapshot.daemon_sets) };
     assert_eq!((daemon_set.namespace.as_str(), daemon_set.name.as_str()), ("kube-system", "mft"));
@@ -136,12 +136,12 @@ async fn a_rewrite_changes_the_value_and_not_a_byte_more() {
         let snapshot = directory.snapshot().await.unwrap();
         assert_eq!(snapshot.daemon_sets[0].containers[1].image, image);
 
-        // Once more: it is set, and the file is not touched.
+        // The image is already set, so a second call leaves the file untouched.
         let modified = fs::metadata(&path).unwrap().modified().unwrap();
         directory.set_image(&change).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), modified);
         let left: Vec<_> = fs::read_dir(root.path().join("apps")).unwrap().collect();
-        assert_eq!(left.len(), 2, "nothing is left beside the file: {left:?}");
+        assert_eq!(left.len(), 2, "no temporary file is left: {left:?}");
     }
 }
 
@@ -205,7 +205,7 @@ async fn json_typed_lists_and_links_are_read_once() {
     let outside = tempfile::tempdir().unwrap();
     write(outside.path(), "evil.yaml", "{{");
     let list = r#"{"kind": "NodeList", "apiVersion": "v1", "items": [{"metadata": {"name": "a"}}]}"#;
-    // A mounted ConfigMap: links through a hidden directory.
+    // A mounted ConfigMap consists of links through a hidden directory.
     write(root.path(), "..2026/nodes.json", list);
     std::os::unix::fs::symlink("..2026", root.path().join("..data")).unwrap();
     std::os::unix::fs::symlink("..data/nodes.json", root.path().join("nodes.json")).unwrap();

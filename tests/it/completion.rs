@@ -1,4 +1,4 @@
-//! Shell completion, in the shells themselves: what a key leaves on the line.
+//! Shell completion in real shells: the tests press keys and read the resulting command line.
 
 use std::{
     fs,
@@ -15,12 +15,12 @@ use crate::support::{
 };
 
 const KERNEL: &str = "6.1.0-901-amd64";
-/// Bash and zsh, in the keys of Emacs: to the beginning of the line, write all of it in brackets, word by word.
+/// Keys in Emacs mode, for bash and zsh: go to the start of the line and print each of its words in brackets.
 const SHOW: &str = "\u{1}printf '<%s>\\n' \u{5}\n";
-/// Bash puts all that the word could be in its place.
+/// Makes bash insert all possible completions of the word.
 const ALL: &str = "\u{1b}*";
 
-/// A shell of the site, by its command, with `farrier` in its search path.
+/// Returns a command that runs a shell with `farrier` in its PATH.
 fn shell(site: &Site, command: &str) -> Command {
     let programs = site.path("bin");
     if !programs.exists() {
@@ -41,7 +41,7 @@ fn shell(site: &Site, command: &str) -> Command {
     shell
 }
 
-/// The words that stand on the line at the end of these keys.
+/// Returns the words on the command line after the keys.
 fn typed(mut shell: Command, keys: &str) -> Vec<String> {
     let mut child = shell
         .stdin(Stdio::piped())
@@ -57,7 +57,7 @@ fn typed(mut shell: Command, keys: &str) -> Vec<String> {
     words
 }
 
-/// An interactive bash that has read the script, as `~/.bashrc` does.
+/// Returns an interactive bash that has sourced the completion script, like `~/.bashrc`.
 fn bash_of(site: &Site) -> Command {
     let start = site.path("bashrc");
     fs::write(&start, "source <(farrier completions bash)\nbind 'set enable-bracketed-paste off'\n").unwrap();
@@ -68,7 +68,7 @@ fn bash(site: &Site, keys: &str) -> Vec<String> {
     typed(bash_of(site), keys)
 }
 
-/// A site of two nodes, one of which has hostile labels in place of names.
+/// Creates a site with two nodes, one of which has hostile label values.
 fn site() -> Site {
     let site = Site::new();
     site.stand_in_kernels();
@@ -93,12 +93,12 @@ fn bash_completes_images_kernels_and_nodes() {
     assert_eq!(
         bash(&site, &format!("farrier why hello 6{ALL}")),
         ["farrier", "why", "hello", KERNEL, "6.1.0-902-amd64"],
-        "the node's, and the announced one"
+        "the node's kernel and the announced one"
     );
     let mut images = bash(&site, &format!("farrier build {ALL}"));
     images.retain(|word| !word.starts_with('-'));
     assert_eq!(images, ["farrier", "build", "broken", "hello"]);
-    // Bash takes these words apart.
+    // Bash splits these words at `=`.
     assert_eq!(bash(&site, "farrier build hello --kernel=6.1.0-901\t")[3], format!("--kernel={KERNEL}"));
     let elsewhere = Site::new();
     elsewhere.manifest("edge-2.yaml", "6.1.0-905-amd64");
@@ -116,7 +116,7 @@ fn bash_completes_images_kernels_and_nodes() {
     assert!(!site.path("hit").exists());
 }
 
-/// A person who types sees nothing of what is wrong there.
+/// Completion prints no errors, because they would disturb the user's typing.
 #[test]
 fn what_cannot_be_read_is_left_out_without_a_word() {
     let site = site();

@@ -1,4 +1,4 @@
-//! Images of other registries, copied below the prefix of the registry where images go: both are real ones.
+//! Images from other registries, copied below the prefix of the site's registry. Both registries are real.
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use crate::support::{
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 const KERNEL: &str = "6.1.192-acme";
 
-/// A kernel whose headers lie in the definitions, and whose toolchain is an image of another registry.
+/// A kernel whose headers are in the definitions, and whose toolchain is an image in another registry.
 const FAMILY: &str = r#"apiVersion: farrier.dev/v1alpha1
 kind: KernelFamily
 metadata: {name: acme}
@@ -24,7 +24,7 @@ spec:
   toolchain: {image: "HOST/build/gcc:12"}
 "#;
 
-/// An image with two platforms under a tag, and its parts.
+/// Digests of a tagged image with two platforms.
 struct Published {
     index: Digest,
     manifests: Vec<Digest>,
@@ -43,7 +43,7 @@ fn tag(text: &str) -> Version {
     Version::Tag(text.parse().unwrap())
 }
 
-/// Publishes an image whose content differs by its name and its platforms.
+/// Publishes an image whose content depends on its name and its platforms.
 async fn publish(place: &Repository, version: &str) -> Published {
     let registry = remote();
     let (mut parts, mut manifests, mut blobs) = (Vec::new(), Vec::new(), Vec::new());
@@ -78,7 +78,7 @@ async fn publish(place: &Repository, version: &str) -> Published {
     Published { index, manifests, blobs }
 }
 
-/// The build tree of a kernel that nobody has, as far as it is looked at here.
+/// Writes the minimal build tree of a fictional kernel.
 fn write_headers(site: &Site) {
     let build = format!("headers/{KERNEL}");
     let text = format!("#define UTS_RELEASE \"{KERNEL}\"\n");
@@ -96,7 +96,7 @@ fn write_headers(site: &Site) {
     }
 }
 
-/// What `farrier mirror` says of copies.
+/// Returns the reports of `farrier mirror` about copied images.
 #[track_caller]
 fn mirrored(site: &Site) -> Vec<Value> {
     let target = ["--kernel", KERNEL, "--os", "debian", "--os-version", "12", "--arch", "amd64"];
@@ -132,7 +132,7 @@ async fn images_with_all_their_platforms_are_copied_and_stand_in_for_a_registry_
     assert!(copies.iter().all(|copy| copy["new"] == true), "{copies:#?}");
     assert!(mirrored(&site).iter().all(|copy| copy["new"] == false));
 
-    // Everything is there: by tag, and what went by its digest under a tag made from it.
+    // All images were copied by tag. An image referenced by digest gets a tag derived from the digest.
     let below = format!("{}/mirror/{}", site.location, host.replace(':', "-"));
     let digest_tag = format!("digest-{}", pinned.index.hex());
     for (name, version, original) in
@@ -149,7 +149,7 @@ async fn images_with_all_their_platforms_are_copied_and_stand_in_for_a_registry_
         }
     }
 
-    // The plan is the same one when the other registry is gone, as long as nobody insists on asking it.
+    // `--offline` gives the same plan after the other registry is gone; without it, planning fails.
     let hashes = |plan: &Value| -> Vec<Value> {
         let builds = plan["builds"].as_array().unwrap();
         assert_eq!(builds.len(), 2, "{plan:#}");

@@ -1,4 +1,4 @@
-//! Images that `cosign` 2 and 3 and farrier sign for each other, one of them and several.
+//! farrier and `cosign` 2 and 3 verify each other's signatures, with one key and with several.
 use std::{fs, path::PathBuf};
 
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
 };
 
 const PREDICATES: [&str; 3] = ["cyclonedx", "slsaprovenance1", "https://farrier.dev/check-report/v1"];
-/// The media type of check reports.
+/// Media type of check reports.
 const REPORT: &str = "application/vnd.farrier.check-report.v1+json";
 
 fn home(site: &Site) -> PathBuf {
@@ -20,14 +20,14 @@ fn home(site: &Site) -> PathBuf {
     home
 }
 
-/// What refers to an image, by digest.
+/// Returns the referrers of an image.
 fn referrers(site: &Site, image: &str) -> Vec<serde_json::Value> {
     let tag = image.split_once('@').unwrap().1.replace(':', "-");
     site.inspect_raw(&format!("hello:{tag}"))["manifests"].as_array().unwrap().clone()
 }
 
-/// Both kinds of keys: what farrier signs, both verify, the image and each of the statements about it: 2.x finds it under
-/// tags, and 3.x in bundles.
+/// cosign 2.x and 3.x verify the image and each attestation that farrier signs, for both types of keys. cosign 2.x finds
+/// signatures and attestations by tag, and 3.x in bundles.
 #[test]
 fn cosign_2_and_3_accept_what_farrier_signs() {
     let kernel = kernels::newest().newer;
@@ -57,10 +57,10 @@ fn cosign_2_and_3_accept_what_farrier_signs() {
                 assert!(said.contains("application/vnd.in-toto+json"), "{kind} {predicate}: {said}");
             }
             let refused = cosign.run(&["verify", "--key", &pem("other"), &image]);
-            assert!(!refused.status.success(), "{kind}: another key must not do");
+            assert!(!refused.status.success(), "{kind}: another key must not verify the image");
         }
 
-        // farrier's own verification, with the site's key, a named one, and a wrong one.
+        // Verify with farrier, with the site's key, an explicit key and a wrong key.
         let all = rows(&site, &["--deep", &image], 0);
         assert!(all.iter().all(|(_, result, _)| result == "ok"), "{all:?}");
         assert!(result(&all, "bill of materials").1.contains("components, signed"), "{all:?}");
@@ -72,7 +72,7 @@ fn cosign_2_and_3_accept_what_farrier_signs() {
         table.line("hint (signature)");
         table.line("NOT verified");
 
-        // Without what 2.x finds, the bundles are enough; nothing is signed twice.
+        // The bundles suffice without cosign 2.x's tags, and farrier signs nothing twice.
         let listed = referrers(&site, &image).len();
         site.build("hello", &kernel, &["--push", "--force"]).exits(0);
         assert_eq!((pinned(&site, &kernel), referrers(&site, &image).len()), (image.clone(), listed));
@@ -85,7 +85,7 @@ fn cosign_2_and_3_accept_what_farrier_signs() {
     }
 }
 
-/// The site asks for two of three keys. A release team signs with `cosign`, one of them with 3.x, one with 2.x.
+/// The site requires signatures by two of three keys. The release teams sign with `cosign` 3.x and 2.x.
 #[test]
 fn a_rollout_waits_for_two_signers() {
     let kernel = kernels::newest().newer;
@@ -113,9 +113,9 @@ fn a_rollout_waits_for_two_signers() {
     let image = pinned(&site, &kernel);
     let (checks, held) = (rows(&site, &[&image], 1), "1 of 2 keys that must sign have: site.pem");
     assert!(result(&checks, "signature").1.starts_with(held), "{checks:?}");
-    assert_eq!(result(&checks, "check report").0, "ok", "one of the keys is enough for the documents");
+    assert_eq!(result(&checks, "check report").0, "ok", "one key suffices for the attestations");
 
-    // A signed statement of another kind is no signature of the image.
+    // A signed attestation does not count as a signature of the image.
     let report = referrers(&site, &image).into_iter().find(|entry| entry["artifactType"] == REPORT).unwrap();
     let report = site.inspect_raw(&format!("hello@{}", report["digest"].as_str().unwrap()));
     let blob = report["layers"][0]["digest"].as_str().unwrap();
@@ -138,12 +138,15 @@ fn a_rollout_waits_for_two_signers() {
     site.run_once().exits(0).line("rewrote");
     assert_eq!(site.image(), image, "the image is the same");
 
-    // All three, on the command line; what others wrote kept farrier's documents.
+    // All three keys are trusted on the command line. Attestations by other signers did not replace farrier's.
     let release = site.definitions().join("release.pub").display().to_string();
     let named = ["--key", &release, "--key", &public, "--at-least", "2", &image];
-    assert!(result(&rows(&site, &named, 1), "signature").1.contains("missing: "), "one of them signed");
+    assert!(
+        result(&rows(&site, &named, 1), "signature").1.contains("missing: "),
+        "only one of the keys signed"
+    );
     two.signs(&["sign", "--key", &private("release"), &image]);
-    // The image is signed by both; its documents are by the site alone.
+    // Both keys signed the image; only the site signed the attestations.
     let checks = rows(&site, &named, 1);
     assert_eq!(result(&checks, "signature").0, "ok", "{checks:?}");
     let twice = ["verify", "--key", &release, "--key", &release, "--at-least", "2", &image];

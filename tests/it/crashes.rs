@@ -1,5 +1,5 @@
-//! Drivers that crash: the real program against an API server whose kubelets show what a container without a readiness
-//! probe shows, which is that it is ready for a moment at each start.
+//! Rollouts of crashing drivers, with the real program and an API server. Its kubelets report containers without a readiness
+//! probe as ready for a moment after each start.
 use std::time::{Duration, Instant};
 
 use crate::support::{
@@ -15,11 +15,11 @@ use serde_json::Value;
 const KERNEL: &str = "6.1.0-901-amd64";
 const WORDS: &str = "no such device";
 
-/// A farrier that rolls its image out over one node, where the old image works and the new one has this fate.
+/// Starts farrier and rolls its image out to one node. The old image works, and the new image's containers end with `fate`.
 fn rollout(strategy: &str, watch: &str, fate: Fate) -> Live {
     let mut live = Live::new([node("n0", KERNEL)], strategy);
     live.site.edit("images/driver.yaml", "container: driver}", &format!("container: driver, {watch}}}"));
-    // Without it there are no Events either.
+    // farrier writes Events only when the custom resource exists.
     live.api.install(Kind::defined_by(&serde_json::to_value(farrier::status::crd()).unwrap()).unwrap());
     live.publish();
     live.api.run_daemon_sets(
@@ -28,20 +28,20 @@ fn rollout(strategy: &str, watch: &str, fate: Fate) -> Live {
             if start.images[0] == OLD_IMAGE { Fate::Ready } else { fate.clone() }
         },
     );
-    // Times are looked at when they have passed, and not with the next resync.
+    // Deadlines must wake the controller without waiting for the next resync.
     live.start(&["--interval", "3600"]);
     live.until("the new image to run", |live| on_node(live) != [OLD_IMAGE]);
     live
 }
 
-/// The images of the pods on the node.
+/// Returns the images of the pods on the node.
 fn on_node(live: &Live) -> Vec<String> {
     let pods = live.api.list("pods");
     let image = |pod: &Value| pod["spec"]["containers"][0]["image"].as_str().unwrap().to_owned();
     pods.iter().filter(|pod| pod["spec"]["nodeName"] == "n0").map(image).collect()
 }
 
-/// What is noted in an annotation of a DaemonSet.
+/// Returns the JSON value of a DaemonSet's annotation.
 fn noted(live: &Live, name: &str, annotation: &str) -> Value {
     let object = live.api.get("daemonsets.apps", NAMESPACE, name).unwrap();
     let text = object["metadata"]["annotations"][annotation].as_str().unwrap_or("{}").to_owned();
@@ -52,10 +52,10 @@ fn record(live: &Live) -> Value {
     noted(live, DRIVER, "farrier.dev/record")["driver"].take()
 }
 
-/// Plan and event have the pod's last words, too.
+/// Asserts that the record, the plan and the Event contain the pod's termination message.
 #[track_caller]
 fn assert_told(live: &Live, why: &Value) {
-    let why = why.as_str().unwrap_or_else(|| panic!("no reason is noted\n{}", live.log()));
+    let why = why.as_str().unwrap_or_else(|| panic!("no reason is recorded\n{}", live.log()));
     for words in ["on node n0", "exit code 1", WORDS, "restarted"] {
         assert!(why.contains(words), "{words:?} is not in the record: {why}");
     }
@@ -71,7 +71,7 @@ fn assert_told(live: &Live, why: &Value) {
     });
 }
 
-/// No write has called an image good.
+/// Asserts that no write marked an image as good.
 #[track_caller]
 fn assert_never_good(live: &Live) {
     for write in live.api.writes() {
@@ -107,7 +107,7 @@ fn a_driver_that_stays_ready_for_its_time_is_good_then_and_not_before() {
     let live = rollout("image", "deadline: 2s, stableFor: 3s", Fate::Ready);
     let set = Instant::now();
     live.until("the record", |live| record(live)["state"] == "good");
-    // The API tells whole seconds.
+    // API timestamps have a resolution of one second.
     assert!(set.elapsed() >= Duration::from_secs(2), "{}", record(&live));
     assert_ne!(live.image(DRIVER), OLD_IMAGE);
 }
@@ -116,7 +116,7 @@ fn a_driver_that_stays_ready_for_its_time_is_good_then_and_not_before() {
 fn a_copy_whose_pod_crashes_gives_its_node_back_after_its_deadline() {
     let crash = Fate::Crashes(Crash::at_once(WORDS));
     let live = rollout("per-kernel", "deadline: 3s, stableFor: 2s", crash);
-    live.until("the node to be the original's again", |live| on_node(live) == [OLD_IMAGE]);
+    live.until("the node to return to the original DaemonSet", |live| on_node(live) == [OLD_IMAGE]);
     let copies = live.api.list("daemonsets.apps");
     let copies: Vec<&str> = copies.iter().filter_map(|copy| copy["metadata"]["name"].as_str()).collect();
     let [copy] = copies.iter().filter(|name| **name != DRIVER).collect::<Vec<_>>()[..] else {
@@ -126,7 +126,7 @@ fn a_copy_whose_pod_crashes_gives_its_node_back_after_its_deadline() {
     assert_never_good(&live);
 }
 
-/// One DaemonSet's crashes are no reason against another one's rollout.
+/// Crashes in one DaemonSet do not block the rollout of another.
 #[test]
 fn a_crash_holds_no_other_daemon_set() {
     let mut live = Live::new([node("n0", KERNEL)], "image");
@@ -151,8 +151,8 @@ fn a_crash_holds_no_other_daemon_set() {
         if crashes { Fate::Crashes(Crash::at_once(WORDS)) } else { Fate::Ready }
     });
     live.start(&["--interval", "3600"]);
-    live.until("one to be put back", |live| record(live)["state"] == "failed");
-    live.until("the other to be good", |live| {
+    live.until("one rollout to be reverted", |live| record(live)["state"] == "failed");
+    live.until("the other rollout to be good", |live| {
         noted(live, "other", "farrier.dev/record")["driver"]["state"] == "good"
     });
 }

@@ -1,5 +1,5 @@
-//! The shipped `dkms` template on drivers that strangers wrote: packages of Debian 12, as their archive has them, on its kernels,
-//! and a `dkms.conf` that uses all that dkms(8) names.
+//! The shipped `dkms` template with third-party drivers: unmodified DKMS packages of Debian 12 on Debian 12's kernels, and a
+//! `dkms.conf` that uses every directive that dkms(8) documents.
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use crate::support::{
@@ -8,7 +8,7 @@ use crate::support::{
     virtual_machine::entrypoint,
 };
 
-/// A definition as a new user writes it.
+/// Writes a definition like a new user's.
 fn define(site: &Site, package: &str, more: &str) {
     let from = format!("{{apt: {{package: {package}, suites: [bookworm]}}}}\n      subdir: usr/src/*");
     define_from(site, package.trim_end_matches("-dkms"), "{source: driver}", &from, more);
@@ -29,14 +29,14 @@ fn build(site: &Site, image: &str, kernel: &str) -> Run {
     site.build(image, kernel, &["--engine", "sandbox", "--entrypoint", &entrypoint, "-o", "json"])
 }
 
-/// The files of the modules in a build's report, each with its verdict.
+/// Returns the path and the verdict of each module in a build's report.
 fn modules(run: &Run) -> Vec<String> {
     let report = run.json();
     let modules = report["check"]["modules"].as_array().unwrap_or_else(|| panic!("{run}")).iter();
     modules.map(|module| format!("{} {}", module["path"], module["verdict"]).replace('"', "")).collect()
 }
 
-/// Its `MAKE` names the place where dkms(8) builds.
+/// The package's `MAKE` names dkms(8)'s build directory.
 #[test]
 fn a_conf_that_names_its_build_directory() {
     let (site, kernel) = (Site::new(), kernels::newest().newer);
@@ -46,7 +46,7 @@ fn a_conf_that_names_its_build_directory() {
     run.line("booting the kernel to load the modules");
 }
 
-/// The newest kernels have a tracepoint that this version of the driver does not know.
+/// The newest kernels have a tracepoint that this version of the driver does not support.
 #[test]
 fn a_conf_that_counts_up_its_arrays() {
     let (site, kernel) = (Site::new(), kernels::all().swap_remove(0));
@@ -56,7 +56,7 @@ fn a_conf_that_counts_up_its_arrays() {
     assert!(modules.len() > 30 && modules.iter().all(|module| module.ends_with(" loads")), "{modules:?}");
 }
 
-/// Its `PRE_BUILD` is a configure script that looks for headers of user space.
+/// The package's `PRE_BUILD` is a configure script that looks for user-space headers.
 #[test]
 fn a_conf_with_a_configure_script_that_needs_packages() {
     let (site, kernel) = (Site::new(), kernels::newest().newer);
@@ -66,7 +66,8 @@ fn a_conf_with_a_configure_script_that_needs_packages() {
     assert_eq!(modules(&run), [format!("lib/modules/{kernel}/updates/dkms/ipt_NETFLOW.ko loads")]);
 }
 
-/// Its `MAKE` builds below `/usr/src`, and wants the sources of another DKMS package there, which `buildPackages` unpacks.
+/// The package's `MAKE` builds below `/usr/src` and needs the sources of another DKMS package there, which `buildPackages`
+/// unpacks.
 #[test]
 fn a_conf_that_builds_where_its_package_is_unpacked() {
     let (site, kernel) = (Site::new(), kernels::newest().newer);
@@ -80,7 +81,7 @@ fn a_conf_that_builds_where_its_package_is_unpacked() {
     );
 }
 
-/// One of its modules finds no hardware in a virtual machine, and the others need that one: nothing is known of them.
+/// One module finds no hardware in the virtual machine. The other modules depend on it, so their outcome is unknown.
 #[test]
 fn a_driver_for_hardware_that_a_virtual_machine_has_not() {
     let (site, kernel) = (Site::new(), kernels::newest().newer);
@@ -135,11 +136,11 @@ MODULE_LICENSE("GPL");
 
 const PATCH: &str = "--- a/src/Makefile\n+++ b/src/Makefile\n@@ -1 +1,2 @@\n obj-m := strange.o\n+obj-m += strange_second.o\n";
 
-/// A site with a driver whose `dkms.conf` is [`CONF`].
+/// Creates a site with a driver whose `dkms.conf` is [`CONF`].
 fn strange() -> Site {
     let site = Site::new();
     define_from(&site, "strange", "'1.0'", "{path: {path: sources/strange}}", "  check: {boot: true}\n");
-    // What it is told, and the place that dkms(8) promises.
+    // The script checks its arguments and the directory that dkms(8) guarantees.
     let configure = "#!/bin/sh -e\n[ \"$1 $2 $#\" = \"--kernel=$kernelver --module=strange-1.0 2\" ]\n\
                      [ \"$PWD\" = /var/lib/dkms/strange/1.0/build ]\n[ ../source/dkms.conf -ef /usr/src/strange-1.0/dkms.conf ]\n\
                      [ -n \"$(find /usr/src/strange-1.0 -name strange.c)\" ]\n\
@@ -174,7 +175,7 @@ fn a_conf_with_all_that_it_may_say() {
     run.line("booting the kernel to load the modules");
 }
 
-/// What a conf excludes is told in words, and nothing is compiled.
+/// The error message names the directive that excludes the kernel, and nothing is compiled.
 #[test]
 fn a_conf_that_excludes_the_kernel() {
     let (site, kernel) = (strange(), kernels::newest().newer);

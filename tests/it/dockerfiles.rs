@@ -1,4 +1,4 @@
-//! The corpus of Dockerfiles: in place and in Docker's engine they leave the same /out.
+//! The corpus of Dockerfiles: the in-place engine and the Docker engine produce the same /out.
 
 use std::{
     fmt::Write as _,
@@ -12,7 +12,7 @@ use walkdir::WalkDir;
 
 use crate::engine::Bench;
 
-/// A tree as text: mode, path, and what a file holds or a link leads to.
+/// Lists a tree as text: mode, path, and the content of each file or the target of each link.
 fn listing(tree: &Path) -> String {
     let mut out = String::new();
     for entry in WalkDir::new(tree).min_depth(1).sort_by_file_name() {
@@ -33,7 +33,7 @@ fn listing(tree: &Path) -> String {
     out
 }
 
-/// The cases whose directories end like this; without an ending, those that every engine does.
+/// Returns the cases whose directories have this extension. Every engine supports the cases without an extension.
 fn cases(ending: Option<&str>) -> Vec<PathBuf> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/dockerfiles");
     let mut found: Vec<_> = fs::read_dir(corpus).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -42,10 +42,10 @@ fn cases(ending: Option<&str>) -> Vec<PathBuf> {
     found
 }
 
-/// What a case leaves in /out.
+/// Builds a case and returns the listing of its /out.
 async fn out(bench: &Bench, case: &Path) -> String {
     let dockerfile = fs::read_to_string(case.join("Dockerfile")).unwrap();
-    // The name stands in FROM, in the argument that FROM names, and on the line that goes on with it.
+    // The base's name occurs in FROM, in the argument that FROM uses, and at the start of a continuation line.
     let named = |line: &str| {
         let start = line.trim_start().to_ascii_lowercase();
         ["from ", "arg toolchain=", "base "].iter().any(|word| start.starts_with(word))
@@ -78,7 +78,7 @@ async fn the_sandbox_leaves_what_docker_leaves() {
     }
 }
 
-/// The classic builder does not know these: what they leave stands beside them.
+/// The classic builder does not support these cases, so each has a file `expected` with the listing.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_sandbox_leaves_what_newer_builders_leave() {
     let sandbox = Bench::new(EngineChoice::Sandbox, "newer").await;

@@ -1,4 +1,4 @@
-//! `farrier doctor` and the world outside: a real registry, apt's own archive, and servers whose clock is wrong.
+//! `farrier doctor` with external services: a real registry, apt's own archive, and servers with a wrong clock.
 
 use jiff::{SignedDuration, Timestamp, fmt::rfc2822::DateTimePrinter};
 use serde_json::Value;
@@ -14,13 +14,13 @@ use crate::support::{
 
 const KERNEL: &str = "6.1.0-901-amd64";
 
-/// An answer of a server whose clock is so many seconds ahead.
+/// Returns an answer from a server whose clock is `ahead` seconds ahead.
 fn at(status: u16, ahead: i64) -> Answer {
     let then = Timestamp::now() + SignedDuration::from_secs(ahead);
     answer(status, "").header("Date", DateTimePrinter::new().timestamp_to_rfc9110_string(&then).unwrap())
 }
 
-/// A site without a cluster whose `site.yaml` says this.
+/// Creates a site with this `spec` in its `site.yaml` and without a cluster.
 fn site(spec: &str) -> Site {
     let site = Site::new();
     site.define(
@@ -34,7 +34,7 @@ fn mirror(from: &str, to: &str) -> String {
     format!("  mirrors: [{{from: 'https://{from}.test/', to: ['http://{to}']}}]\n")
 }
 
-/// What doctor found without a cluster: checks with their results and words.
+/// Runs doctor without a cluster and returns each check's name, its result and its text.
 async fn doctor(
     site: Site,
     args: &[&str],
@@ -58,11 +58,11 @@ async fn doctor(
 fn only<'a>(found: &'a [(String, bool, String)], check: &str, ok: bool) -> Vec<&'a str> {
     let of_check = found.iter().filter(|(name, is_ok, _)| name == check && *is_ok == ok);
     let says: Vec<&str> = of_check.map(|(_, _, says)| says.as_str()).collect();
-    assert!(!says.is_empty(), "no {check} that is {ok} in {found:#?}");
+    assert!(!says.is_empty(), "no {check} with result {ok} in {found:#?}");
     says
 }
 
-/// The fixtures name no host but the archive's, in a family of the site.
+/// A site's kernel family for which the archive is the only host.
 const FAMILY: &str = "apiVersion: farrier.dev/v1alpha1\nkind: KernelFamily\nmetadata: {name: own}\nspec:\n  match: {os: own}\n  \
                       headers: {tarball: {path: h}}\n  toolchain: {bootstrap: {suite: SUITE, include: [make]}}\n";
 
@@ -84,7 +84,7 @@ async fn a_mirror_whose_clock_is_wrong_is_named() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn where_all_clocks_differ_it_is_this_machine_s() {
-    // What a cache had for an hour tells the time of then.
+    // A response from a cache carries the time of the original response, here an hour ago.
     let (one, two) = (
         FakeHttp::start(vec![at(200, 300)]).await,
         FakeHttp::start(vec![at(200, -3300).header("Age", 3600)]).await,
@@ -111,10 +111,10 @@ async fn what_does_not_answer_is_named_with_what_to_do() {
     let network = only(&found, "network", false);
     assert!(network[0].starts_with(&format!("reach {nobody}: ")), "{network:?}");
     assert!(network[0].contains("(`proxy` in site.yaml)"), "{network:?}");
-    // The registry is the only one who tells the time.
+    // Only the registry reports a time.
     assert_eq!(only(&found, "clock", true).len(), 1);
 
-    // A source must be there, and who asks for it may have to say who it is.
+    // The source must exist, and may require a login.
     for (status, hint) in [
         (404, "check the address"),
         (401, "`login` of the host in site.yaml"),
@@ -167,7 +167,7 @@ async fn apt_says_whether_its_archive_has_the_suites() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_near_its_end_is_named() {
-    // The authority's own one is good for two days.
+    // The authority's own certificate is valid for two days.
     let authority = Authority::new();
     authority.issue("client", "DNS:farrier.test", LATER);
     authority.issue("old", "DNS:farrier.test", PAST);

@@ -1,4 +1,4 @@
-//! What `ci/e2e` does about nodes and farriers that a cluster has already, asked of its own functions with the real kubectl.
+//! Tests the functions of `ci/e2e` that handle a cluster's existing nodes and farriers, with the real kubectl.
 use std::{path::Path, process::Command};
 
 use serde_json::json;
@@ -8,7 +8,7 @@ use crate::support::kube_api::{FakeApi, objects::node};
 const DEVICE: &str = "feature.node.kubernetes.io/pci-15b3.present";
 const RUN: &str = "e2e.farrier.dev/run";
 
-/// What these commands say, with the functions of `ci/e2e` and the names that it gives to a run.
+/// Runs commands with the functions and the names of an `ci/e2e` run and returns their output.
 fn plays(api: &FakeApi, commands: &str) -> String {
     let directory = tempfile::tempdir().unwrap();
     let script = format!(
@@ -24,7 +24,7 @@ fn plays(api: &FakeApi, commands: &str) -> String {
     said
 }
 
-/// A cluster with one node of this run, which has a device.
+/// Creates a cluster with one node of this run, which has a device.
 fn cluster() -> FakeApi {
     let api = FakeApi::start();
     let mut own = node("own", "6.1.0-901-amd64");
@@ -33,7 +33,7 @@ fn cluster() -> FakeApi {
     api
 }
 
-/// An operator's resource for the whole cluster reaches these nodes, and there is no image for them.
+/// An operator's cluster-wide resource also selects foreign nodes, for which no image exists.
 #[test]
 fn a_resource_for_all_nodes_is_played_as_held_where_others_have_the_hardware() {
     let stand_ins = "held_by_foreign_nodes() { echo held; }; play_resource() { echo set; }";
@@ -65,7 +65,7 @@ fn what_is_in_the_way_is_said_at_the_start() {
     }
 }
 
-/// Its farriers would else take back what an installed one says, and it what they say.
+/// Without a separate instance name, the run's farriers and an installed farrier would revert each other's writes.
 #[test]
 fn the_farriers_of_a_run_have_its_name() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("ci/e2e");

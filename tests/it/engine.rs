@@ -1,4 +1,4 @@
-//! Both engines for real: the Docker daemon behind its socket, and the sandbox.
+//! Both engines for real: the Docker daemon through its socket, and the sandbox.
 
 use std::{
     fs,
@@ -20,12 +20,12 @@ use farrier::{
 use runner::plan::{Limits, Plan};
 use tokio_util::sync::CancellationToken;
 
-/// The engine that the machine, or the script that runs the tests, has started.
+/// Returns the engine from the environment, set by the machine or by the script that runs the tests.
 fn engine_env() -> EngineEnv {
     EngineEnv { docker_host: std::env::var("DOCKER_HOST").ok(), ..EngineEnv::default() }
 }
 
-/// Collects lines, and can be waited on for one.
+/// Collects log lines, and lets a test wait for a line.
 #[derive(Default)]
 struct Lines {
     seen: Mutex<Vec<String>>,
@@ -55,7 +55,7 @@ impl BuildLog for Lines {
     }
 }
 
-/// A static busybox and its applets, as a tar: the smallest thing that can run a step.
+/// Packs a static busybox and its applets as a tar, the smallest root file system that can run a step.
 fn root_fs() -> &'static Path {
     static ROOT_FS: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, tar) = ROOT_FS.get_or_init(|| {
@@ -92,7 +92,7 @@ fn run(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The same as a tree that sandboxes may have.
+/// Unpacks [`root_fs`] into a tree owned as the sandbox requires.
 fn root_tree(owner: Owner) -> &'static Path {
     static TREE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, tree) = TREE.get_or_init(|| {
@@ -106,7 +106,7 @@ fn root_tree(owner: Owner) -> &'static Path {
     tree
 }
 
-/// An engine with a base of this test's own.
+/// An engine with a separate base image for this test.
 pub struct Bench {
     engine: Engine,
     pub base: String,
@@ -136,7 +136,7 @@ impl Bench {
     }
 
     fn docker(&self) -> &DockerEngine {
-        let Engine::Docker(engine) = &self.engine else { panic!("this test is about daemons") };
+        let Engine::Docker(engine) = &self.engine else { panic!("this test needs a daemon") };
         engine
     }
 
@@ -150,7 +150,7 @@ impl Bench {
         }
     }
 
-    /// A template's two stages around some steps.
+    /// Wraps steps in the two stages of a template.
     fn modules(&self, steps: &str) -> BuildJob {
         let base = &self.base;
         self.job(
@@ -159,7 +159,7 @@ impl Bench {
         )
     }
 
-    /// The payload, in a directory of its own.
+    /// Builds the job's payload into a new directory.
     pub async fn payload(&self, job: &BuildJob) -> Result<PathBuf, EngineError> {
         let number = fs::read_dir(self.work.path()).unwrap().count();
         let dest = self.work.path().join(format!("payload-{number}"));
@@ -180,15 +180,16 @@ impl Bench {
                 };
                 sandbox.compile(build, &dest).await?;
             }
-            Engine::Kubernetes(_) => panic!("these tests have no cluster"),
+            Engine::Kubernetes(_) => panic!("these tests do not use a cluster"),
         }
         Ok(dest)
     }
 
-    /// What this test's images and jobs left, the base apart: in the engine, or running. Other tests run beside this one.
+    /// Returns the leftovers of this test's jobs in the engine or among the processes, except the base. Other tests run
+    /// concurrently.
     fn leftovers(&self) -> Vec<String> {
         if let Engine::Sandbox(_) = &self.engine {
-            // A mount of a sandbox names its scratch directory, and is seen in its processes alone.
+            // A sandbox's mounts name its scratch directory and are visible only in its own processes.
             let mounts = fs::read_dir("/proc").unwrap().filter_map(|entry| {
                 let path = entry.unwrap().path().join("mountinfo");
                 let found = fs::read_to_string(&path).ok()?.contains(self.work.path().to_str()?);
@@ -211,7 +212,7 @@ impl Drop for Bench {
     }
 }
 
-/// What Docker says of images with parts in common, and of one that is not there.
+/// Docker's answers about images with shared layers and about a missing image.
 #[tokio::test]
 async fn kept_images_are_listed_with_their_own_bytes_and_go() {
     let bench = Bench::new(EngineChoice::Docker, "kept").await;
@@ -224,7 +225,7 @@ async fn kept_images_are_listed_with_their_own_bytes_and_go() {
     let kept = bench.docker().kept().await.unwrap();
     assert!(kept.iter().all(|image| image.name.starts_with(LOCAL_PREFIX)), "{kept:?}");
     let own = kept.iter().find(|image| image.name == name).unwrap();
-    // A daemon before API 1.42 does not tell what is the base's.
+    // A daemon before API 1.42 does not report the size of shared layers.
     assert!((1 << 20..4 << 20).contains(&own.bytes), "{own:?}");
     assert!(own.created.elapsed().unwrap() < std::time::Duration::from_hours(1));
     for _ in 0..2 {
@@ -279,7 +280,7 @@ async fn no_network(choice: EngineChoice) {
     let server = tokio::net::TcpListener::bind("0.0.0.0:0").await.unwrap();
     let port = server.local_addr().unwrap().port();
     let reached = tokio::spawn(async move { server.accept().await.is_ok() });
-    // Host and bridge addresses alike; an interface other than lo has a line with a colon.
+    // The step tries host and bridge addresses. In /proc/net/dev each further interface would have a line with a colon.
     let job = bench.modules(&format!(
         "RUN mkdir /out; for to in 127.0.0.1 172.17.0.1; do nc -w 2 $to {port} </dev/null && exit 5; done; \
          while read line; do case \"$line\" in lo:*|Inter*|face*) ;; *:*) exit 6;; esac; done < /proc/net/dev"
@@ -298,12 +299,12 @@ async fn missing_out(choice: EngineChoice) {
 
 async fn hostile_payload(choice: EngineChoice) {
     let bench = Bench::new(choice, "hostile").await;
-    // A sandbox's steps may not make devices; its builds are tried with what they may make.
+    // A sandbox's steps cannot create device nodes, so the fallback is a FIFO.
     let job = bench.modules("RUN mkdir /out && (mknod /out/mem c 1 1 || mknod /out/fifo p)");
     let error = bench.payload(&job).await.unwrap_err();
     assert!(matches!(error, EngineError::Payload(UnpackError::Kind(..))), "{error:?}");
     let left = fs::read_dir(bench.work.path().join("payload-0")).unwrap().count();
-    assert_eq!(left, 0, "a refused payload leaves nothing of itself");
+    assert_eq!(left, 0, "a refused payload leaves no files");
     assert_eq!(bench.leftovers(), [""; 0]);
 }
 
@@ -312,7 +313,7 @@ async fn cancelled(choice: EngineChoice) {
     let job = bench.modules("RUN echo started-now && sleep 600");
     let started = std::time::Instant::now();
     let (result, ()) = tokio::join!(bench.payload(&job), async {
-        // The step's own words, not the line that announces it.
+        // Wait for the step's output, not for the line that announces the step.
         bench.log.wait_for("started-now").await;
         bench.cancel.cancel();
     });
@@ -321,8 +322,7 @@ async fn cancelled(choice: EngineChoice) {
     assert_eq!(bench.leftovers(), [""; 0]);
 }
 
-/// The same for an image that was to be kept, with a step that does not listen: neither it nor a container
-/// of it is there.
+/// Cancels a build of a kept image whose step ignores signals. Neither the image nor a container of it may remain.
 async fn cancelled_image(choice: EngineChoice) {
     let bench = Bench::new(choice, "kept").await;
     let job = bench.job(
@@ -339,7 +339,7 @@ async fn cancelled_image(choice: EngineChoice) {
     assert_eq!(bench.leftovers(), [""; 0]);
 }
 
-/// Cancelled at once, while the context is on its way: nothing has been made yet.
+/// Cancels before the upload of the context, when the engine has created nothing yet.
 async fn cancelled_early(choice: EngineChoice) {
     let bench = Bench::new(choice, "early").await;
     bench.cancel.cancel();
@@ -372,7 +372,7 @@ async fn unknown_instruction(choice: EngineChoice) {
 
 async fn refused_pull(choice: EngineChoice) {
     let engine = connect_docker(choice, &engine_env()).await.unwrap();
-    // Nobody listens there: a fault that may pass, not a refusal.
+    // Nothing listens on the port: the error is transient, not a refusal.
     let error = engine.pull("127.0.0.1:1/farrier/none:1", None).await.unwrap_err();
     assert!(error.is_transient(), "{error:?}");
     assert!(!engine.has_image("127.0.0.1:1/farrier/none:1").await.unwrap());

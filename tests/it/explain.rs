@@ -1,4 +1,4 @@
-//! `farrier why` and `farrier doctor`: the whole program's words.
+//! Output of `farrier why` and `farrier doctor`.
 
 use crate::support::{
     registry_process::Wants,
@@ -7,7 +7,7 @@ use crate::support::{
 
 const KERNEL: &str = "6.1.0-901-amd64";
 
-/// A table with its columns one blank apart: their width depends on paths and digests.
+/// Collapses the padding of a table, because column widths depend on paths and digests.
 fn narrow(text: &str) -> String {
     text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ") + "\n").collect()
 }
@@ -54,14 +54,14 @@ fn what_is_missing_is_named_with_what_to_do() {
         let found = narrow(run.line(check));
         assert!(found.starts_with(&format!("{check} ok ")), "{run}");
     }
-    // Nothing was pushed, and nothing written.
+    // Nothing was pushed or written.
     assert_eq!(site.tags("hello"), [""; 0]);
 
     site.canary("6.1.0-999-amd64");
     let run = site.farrier(&["doctor"]).exits(1);
     assert!(narrow(run.line("no headers for 6.1.0-999-amd64")).starts_with("inputs wrong "), "{run}");
 
-    // The sandbox's answer, and a daemon's.
+    // Check doctor's answer for a daemon.
     let mut command = site.command(&["doctor", "--engine", "docker", "-o", "json"]);
     command.env("DOCKER_HOST", "unix:///nowhere/docker.sock").env_remove("FARRIER_CLUSTER");
     let found = Run::of(command.spawn().unwrap()).exits(3).json();
@@ -79,7 +79,7 @@ fn a_registry_that_wants_a_password_is_no_registry_yet() {
     assert!(!run.stdout.contains("\npush"), "{run}");
 }
 
-/// What a user sees of the matrix while it changes, and that the command ends at a signal.
+/// The command prints the matrix again after a change, and ends on a signal.
 #[test]
 fn the_matrix_is_printed_again_when_it_is_another_one() {
     let site = Site::new();

@@ -1,5 +1,6 @@
-//! What goes wrong in the field, with the real parts: one clear message, the right exit code, nothing half
-//! done.
+//! Failures that occur in practice, with real components. Each failure gives one clear message and the right exit code, and
+//! leaves
+//! nothing half done.
 use std::{fs, path::Path, process::Command};
 
 use crate::support::{
@@ -9,7 +10,7 @@ use crate::support::{
     site::{FIRST_IMAGE, Run, Site},
 };
 
-/// A pass with exit code 1 or 3 after which cluster and registry are as they were.
+/// Runs a failing reconcile and asserts that the cluster and the registry are unchanged.
 #[track_caller]
 fn fails(site: &Site, image: &str, code: i32) -> Run {
     let (manifests, tags) = (site.manifests(), site.tags(image));
@@ -19,7 +20,7 @@ fn fails(site: &Site, image: &str, code: i32) -> Run {
     run
 }
 
-/// The lines below and with the given words, for snapshots.
+/// Returns the line that contains `words` and its indented continuation, for snapshots.
 fn failure(site: &Site, run: &Run, words: &str) -> String {
     let lines = run.stdout.lines().skip_while(|line| !line.contains(words));
     let mut lines = lines.enumerate().take_while(|(at, line)| *at == 0 || line.starts_with("  "));
@@ -27,14 +28,14 @@ fn failure(site: &Site, run: &Run, words: &str) -> String {
     site.neutral(&lines.join("\n"))
 }
 
-/// A server that gives the same answer to everybody, and the runtime that it lives in.
+/// Starts a server that gives every client the same answer, and the runtime that drives the server.
 fn server(script: Answer) -> (tokio::runtime::Runtime, FakeHttp) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let server = runtime.block_on(FakeHttp::start(vec![script; 100]));
     (runtime, server)
 }
 
-/// The driver compiles for the older kernel and not for the newer one.
+/// The driver compiles for the older kernel but not for the newer one.
 #[test]
 fn a_compile_error_on_one_kernel() {
     let kernels = kernels::newest();
@@ -64,7 +65,7 @@ fn a_compile_error_on_one_kernel() {
     assert_eq!(site.tags("hello"), [format!("1.0-{}-debian12-amd64", kernels.older)]);
     assert_eq!(site.image(), FIRST_IMAGE);
 
-    // The log is where the hint says, whole; the next pass leaves it alone: nothing is compiled.
+    // The complete log is where the hint says. The next reconcile does not recompile and leaves the log unchanged.
     let hint = run.line("the whole log is");
     let log = hint.split_once("log is ").unwrap().1.split_once(';').unwrap().0;
     assert!(fs::read_to_string(log).unwrap().contains("make"));
@@ -75,7 +76,7 @@ fn a_compile_error_on_one_kernel() {
     assert_eq!(fs::metadata(log).unwrap().modified().unwrap(), written);
     site.build("hello", newer, &["--push"]).exits(1).line("the same inputs failed");
 
-    // An input changes: it is compiled again.
+    // A changed input triggers a new build.
     site.edit("images/hello.yaml", "makeArgs: \"\"", "makeArgs: V=1");
     site.build("hello", newer, &[]).exits(1).line("compile failed");
     site.edit("images/hello.yaml", "version: \"1.0\"", "version: \"1.1\"");
@@ -92,7 +93,7 @@ fn headers_that_no_suite_has() {
                name a mirror that has them; there is no package linux-headers-6.1.0-999-amd64 (amd64) in bookworm, bookworm-security";
     let said: Vec<&str> = run.line("no headers for 6.1.0-999-amd64").split_whitespace().collect();
     assert!(said.join(" ").contains(why), "{run}");
-    // Before an engine is asked for anything.
+    // The build fails before it uses an engine.
     assert!(!run.to_string().contains("preparing the toolchain"), "{run}");
     let preflight = site.farrier(&["preflight", "--kernel", "6.1.0-998-amd64"]).exits(1);
     preflight.line("no headers for 6.1.0-998-amd64: import or collect them");
@@ -102,7 +103,7 @@ fn headers_that_no_suite_has() {
 fn a_toolchain_without_the_compiler() {
     let kernel = kernels::newest().newer;
     let site = Site::new();
-    // An own copy of the built-in family, under its file name, replaces it.
+    // A copy of the built-in family under the same file name overrides it.
     site.define(
         "kernels/10-debian-12.yaml",
         "apiVersion: farrier.dev/v1alpha1\nkind: KernelFamily\nmetadata: {name: debian-12}\nspec:\n  \
@@ -115,8 +116,8 @@ fn a_toolchain_without_the_compiler() {
         "the kernel was built with gcc 12, which the toolchain of family debian-12 lacks; it offers gcc 11";
     run.line(why);
     assert!(!run.to_string().contains("preparing the toolchain"), "{run}");
-    // The kernel's headers say it, where the family does not: with them in the cache the plan knows, else the build before its
-    // engine.
+    // The headers name the compiler when the family does not. With cached headers the plan detects the mismatch; otherwise the
+    // build detects it before it uses its engine.
     site.edit("kernels/10-debian-12.yaml", "  builtWith: [gcc-12]\n", "");
     fails(&site, "hello", 1).line(why);
     fails(&site, "hello", 1).line(why);
@@ -126,7 +127,7 @@ fn a_toolchain_without_the_compiler() {
 fn modules_that_the_kernel_would_refuse() {
     let kernel = kernels::newest().newer;
     let site = Site::new();
-    // The second module is required and not there.
+    // The second module is required but missing.
     site.edit("images/hello.yaml", "[farrier_hello]", "[farrier_hello, farrier_other]");
     site.canary(&kernel);
     let run = fails(&site, "hello", 1);
@@ -167,7 +168,7 @@ fn a_registry_that_refuses_connections() {
     site.registry.stop();
     let run = fails(&site, "hello", 3);
     insta::assert_snapshot!(site.neutral(run.line("skip")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: reach REGISTRY to fetch manifest of drivers/headers:KERNEL-amd64: error sending request: client error (Connect): tcp connect error: Connection refused (os error 111) (check that the registry runs and that REGISTRY is its address)");
-    // Nothing is known to be wrong with what was asked for.
+    // An unreachable registry does not mean that the request is invalid.
     site.build("hello", &kernel, &["--push"]).exits(3).line("Connection refused");
 }
 
@@ -203,7 +204,7 @@ fn a_registry_that_wants_credentials() {
     site.run_once().exits(0).line("rewrote");
 }
 
-/// A file system of a few megabytes; it is unmounted on drop. Mounting takes root, or sudo.
+/// A file system of a few megabytes, unmounted on drop. Mounting requires root or sudo.
 struct SmallDisk<'a>(&'a Path);
 
 impl<'a> SmallDisk<'a> {
@@ -231,11 +232,11 @@ fn as_root(program: &str) -> Command {
     command
 }
 
-/// The payload fits and its layer does not.
+/// The payload fits on the disk but its layer does not.
 #[test]
 fn a_disk_that_is_full_in_the_middle_of_a_layer() {
     let kernel = kernels::newest().newer;
-    // With the toolchain in the engine, the layer is the first thing that is too large for the disk.
+    // With a warm toolchain in the engine, the layer is the first file that exceeds the disk.
     let warm = Site::in_docker();
     warm.canary(&kernel);
     warm.run_once().exits(0);
@@ -281,7 +282,7 @@ fn a_download_that_is_cut_short() {
     assert!((2..=20).contains(&server.requests().len()));
 }
 
-/// Kernel releases that are no kernel releases: on a node it is left alone, on the command line refused.
+/// Invalid kernel releases: farrier skips a node that reports one and refuses one on the command line.
 #[test]
 fn hostile_kernel_releases() {
     let site = Site::new();
@@ -308,7 +309,7 @@ fn a_tag_that_holds_other_inputs() {
     site.run_once().exits(0);
     let published = site.image();
 
-    // Other inputs under the same tag: a conflict, and everything stays.
+    // Different inputs under the same tag are a conflict and change nothing.
     site.edit("images/hello.yaml", "makeArgs: \"\"", "makeArgs: V=1");
     let run = fails(&site, "hello", 1);
     insta::assert_snapshot!(site.neutral(run.line("conflict  ")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      conflict  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 has inputs HASH, wanted HASH; change the version or the tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, or set onConflict: overwrite");
@@ -331,7 +332,7 @@ fn tagged(site: &Site, kernel: &str) -> String {
     site.inspect(&format!("hello:1.0-{kernel}-debian12-amd64"))["Digest"].as_str().unwrap().to_owned()
 }
 
-/// A tag pattern without the kernel: neither image is built, so none can take the other's place.
+/// A tag pattern without the kernel: farrier builds neither image, so neither can overwrite the other.
 #[test]
 fn two_kernels_with_one_tag() {
     let kernels = kernels::newest();
@@ -395,7 +396,8 @@ fn commands_that_are_wrong() {
     insta::assert_snapshot!(wrong(&["render", "nonesuch", "--kernel", "6.1.0-1-amd64"]), @"error: no driver image is named nonesuch; there is broken, hello");
 }
 
-/// Archives that reach outside or are cut short: nothing of them is used, nothing is published or rewritten.
+/// Truncated archives and archives with paths outside their root: farrier uses no part of them and publishes or rewrites
+/// nothing.
 #[test]
 fn sources_that_are_no_whole_and_honest_archives() {
     let site = Site::new();
@@ -404,7 +406,7 @@ fn sources_that_are_no_whole_and_honest_archives() {
     let archive = site.definitions().join("sources/hello.archive");
     for name in ["../escaped", "/escaped"] {
         let mut header = tar::Header::new_ustar();
-        // Put in as it is: the crate's own setter refuses such a name.
+        // Write the name directly, because the crate's setter refuses it.
         header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
         header.set_size(0);
         header.set_mode(0o644);
@@ -432,7 +434,7 @@ fn sources_that_are_no_whole_and_honest_archives() {
     run.line("archive is truncated: its header says that");
     run.line("fetch it again");
 
-    // The whole one is the same source as its directory.
+    // The complete archive is the same source as the directory.
     fs::write(&archive, bytes).unwrap();
     site.run_once().exits(0).line("built     hello for");
 }

@@ -1,5 +1,6 @@
-//! The kernel families that come with farrier, each on the newest kernel that its packages are there for: built, checked and
-//! booted as a user would, with nothing but the shipped definitions.
+//! Tests farrier's kernel families, each on the newest kernel with available packages. A driver is built, checked and booted
+//! with
+//! only the shipped definitions, as a user would.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -27,7 +28,7 @@ use crate::support::{
     virtual_machine::entrypoint,
 };
 
-/// Debian's families, and a version of Debian that each is for.
+/// Debian's families, each with a matching version of Debian.
 const DEBIAN: [(&str, &str); 8] = [
     ("debian-11", "11"),
     ("debian-12", "12"),
@@ -53,7 +54,7 @@ fn target(name: &str, release: KernelRelease, arch: Architecture) -> KernelTarge
     KernelTarget { os, os_version, release, arch }
 }
 
-/// The releases that a family's suites have headers of, those of other families included.
+/// Returns all releases with headers in a family's suites, including releases that other families match.
 async fn releases(family: &KernelFamily, arch: Architecture) -> Vec<KernelRelease> {
     let name = &family.metadata.name;
     let HeaderSource::Apt(apt) = &family.spec.headers else { panic!("{name} has no packages") };
@@ -62,12 +63,12 @@ async fn releases(family: &KernelFamily, arch: Architecture) -> Vec<KernelReleas
     fetcher.headers().releases(&family.spec.headers, &suites, arch).await.unwrap()
 }
 
-/// The kernels of the plain flavour that a family's suites have headers of, oldest first.
+/// Returns the kernels of the default flavor with headers in a family's suites, oldest first.
 async fn kernels(name: &str, arch: Architecture) -> Vec<KernelTarget> {
     flavour(name, arch, "").await
 }
 
-/// The same of another flavour: `cloud-`, `rt-`.
+/// Returns the kernels of another flavor, such as `cloud-` or `rt-`.
 async fn flavour(name: &str, arch: Architecture, flavour: &str) -> Vec<KernelTarget> {
     let family = family(name);
     let releases = releases(&family, arch).await;
@@ -91,14 +92,14 @@ async fn newest_for(name: &str, arch: Architecture) -> KernelTarget {
     kernels(name, arch).await.pop().unwrap_or_else(|| panic!("the suites of {name} have no kernel"))
 }
 
-/// A site with the shipped definitions, but that this image's modules are booted before they are published.
+/// Creates a site with the shipped definition and a boot check before publication.
 fn site(image: &str) -> Site {
     let site = site_with(image);
     site.edit(&format!("images/{image}.yaml"), "  modules: [", "  check: {boot: true}\n  modules: [");
     site
 }
 
-/// Puts a shipped image on a base that is made for any architecture.
+/// Puts a shipped image on a base that can be built for any architecture.
 fn with_minimal_base(site: &Site, image: &str) {
     let file = format!("images/{image}.yaml");
     let text = fs::read_to_string(site.definitions().join(&file)).unwrap();
@@ -110,7 +111,7 @@ fn with_minimal_base(site: &Site, image: &str) {
     );
 }
 
-/// A site with this shipped definition alone.
+/// Creates a site with only this shipped definition.
 fn site_with(image: &str) -> Site {
     let site = Site::new();
     fs::remove_dir_all(site.definitions()).unwrap();
@@ -120,7 +121,7 @@ fn site_with(image: &str) -> Site {
     site
 }
 
-/// `driver-entrypoint`, and beside it that for arm64.
+/// Returns a directory with `driver-entrypoint` and, when compiled, its arm64 build.
 fn entrypoints(site: &Site) -> PathBuf {
     let place = site.definitions().with_file_name("programs");
     fs::create_dir_all(&place).unwrap();
@@ -143,12 +144,12 @@ fn build(site: &Site, image: &str, kernel: &KernelTarget) -> Run {
     site.finish(command.spawn().unwrap())
 }
 
-/// Builds, checks and boots, and gives what farrier says of it.
+/// Builds, checks and boots an image, and returns farrier's report.
 fn proven(site: &Site, image: &str, kernel: &KernelTarget) -> serde_json::Value {
     judged(site, image, kernel, "loads")
 }
 
-/// The same with a verdict.
+/// Builds and checks an image, expects the verdict, and returns farrier's report.
 fn judged(site: &Site, image: &str, kernel: &KernelTarget, verdict: &str) -> serde_json::Value {
     let run = build(site, image, kernel).exits(0);
     println!("{kernel}: {run}");
@@ -168,10 +169,10 @@ fn judged(site: &Site, image: &str, kernel: &KernelTarget, verdict: &str) -> ser
 
 #[tokio::test]
 async fn debian_11() {
-    // Its security suite lists 6.1 kernels whose packages the archive does not have.
+    // Debian 11's security suite lists 6.1 kernels whose packages the archive lacks.
     let mut kernels = kernels("debian-11", Architecture::Amd64).await;
     kernels.retain(|kernel| kernel.release.as_str().starts_with("5.10."));
-    proven(&site("mstflint"), "mstflint", kernels.last().expect("the suites have a 5.10 kernel"));
+    proven(&site("mstflint"), "mstflint", kernels.last().expect("the suites contain a 5.10 kernel"));
 }
 
 #[tokio::test]
@@ -189,11 +190,11 @@ async fn debian_13() {
     proven(&site("mstflint"), "mstflint", &newest("debian-13").await);
 }
 
-/// The kernel for virtual machines in clouds.
+/// The kernel for cloud virtual machines.
 #[tokio::test]
 async fn debian_13_cloud() {
     let kernels = flavour("debian-13", Architecture::Amd64, "cloud-").await;
-    proven(&site("mstflint"), "mstflint", kernels.last().expect("the suites have a cloud kernel"));
+    proven(&site("mstflint"), "mstflint", kernels.last().expect("the suites contain a cloud kernel"));
 }
 
 #[tokio::test]
@@ -206,8 +207,9 @@ async fn debian_sid() {
     proven(&site("mstflint"), "mstflint", &newest("debian-sid").await);
 }
 
-/// The GPU driver's definition tells Debian 12's own kernels apart by their number. The plan names the patch for those whose
-/// header wants it, and for no others. `ci/gpu-kernels` compiles and boots them.
+/// The GPU driver's definition distinguishes Debian 12's kernels by version. The plan includes the patch exactly for the
+/// kernels
+/// whose header requires it. `ci/gpu-kernels` compiles and boots them.
 #[tokio::test]
 async fn the_gpu_driver_is_patched_where_debian_12_s_kernels_want_it() {
     let site = site_with("nvidia-gpu");
@@ -239,7 +241,7 @@ async fn the_gpu_driver_is_patched_where_debian_12_s_kernels_want_it() {
     }
 }
 
-/// Every kernel that Debian's suites have headers of has one of Debian's families, and not the one for kernels of one's own.
+/// Every kernel with headers in Debian's suites matches a Debian family, and not the family for custom kernels.
 #[tokio::test]
 async fn no_kernel_of_debian_is_one_of_ones_own() {
     let families = definitions::load(None).unwrap().families;
@@ -247,7 +249,8 @@ async fn no_kernel_of_debian_is_one_of_ones_own() {
         for arch in [Architecture::Amd64, Architecture::Arm64] {
             for release in releases(&family(name), arch).await {
                 let version = release.as_str().split('-').next().unwrap();
-                // `linux-headers-6.12-amd64` is the newest of several; experimental has kernels with such names.
+                // `linux-headers-6.12-amd64` is a metapackage for the newest kernel of a series. In experimental, kernels have
+                // such names.
                 let is_meta = name != "debian-experimental" && version.matches('.').count() == 1;
                 let is_common = release.as_str().contains("common");
                 let is_kernel = version.starts_with(|c: char| c.is_ascii_digit());
@@ -262,7 +265,7 @@ async fn no_kernel_of_debian_is_one_of_ones_own() {
     }
 }
 
-/// The header set of a kernel of Debian's.
+/// Fetches the header set of a Debian kernel.
 async fn headers_of(kernel: &KernelTarget, family: &KernelFamily) -> PathBuf {
     let fetcher = Fetcher::new(Cache::open(shared_cache()).unwrap(), FetchOptions::default());
     match fetcher.headers().find(&family.spec.headers, kernel).await.unwrap() {
@@ -271,7 +274,7 @@ async fn headers_of(kernel: &KernelTarget, family: &KernelFamily) -> PathBuf {
     }
 }
 
-/// A header set of Debian's as that of a kernel with another release, at `tree`.
+/// Copies a Debian header set to `tree` under another release.
 fn rename(headers: &Path, known: &KernelRelease, release: &str, tree: &Path) {
     let known = known.as_str();
     fs::create_dir_all(tree).unwrap();
@@ -284,8 +287,9 @@ fn rename(headers: &Path, known: &KernelRelease, release: &str, tree: &Path) {
     fs::write(include.join("config/kernel.release"), format!("{release}\n")).unwrap();
 }
 
-/// A kernel of one's own, on a distribution that no family is for, with a release that no distribution has. Headers and their tools are
-/// Debian 13's under that name: the compiler that they name chooses the toolchain.
+/// A custom kernel on a distribution without a family, with a release that no distribution uses. The headers are a renamed copy
+/// of
+/// Debian 13's, and the compiler that they name selects the toolchain.
 #[tokio::test]
 async fn custom_with_another_compiler() {
     let standing_in = newest("debian-13").await;
@@ -314,7 +318,7 @@ fn compile_programs_for_arm64() {
     run(Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("ci/arm64")).arg(kept("arm64")));
 }
 
-/// All published modules are for arm64.
+/// Asserts that all published modules are for arm64.
 fn are_for_arm64(site: &Site, built: &serde_json::Value) {
     let modules = published_modules(site, built);
     assert!(!modules.is_empty());
@@ -324,7 +328,7 @@ fn are_for_arm64(site: &Site, built: &serde_json::Value) {
     }
 }
 
-/// Compiled on this machine by Debian's cross compilers, loaded by that kernel in an emulator of its processor.
+/// Debian's cross compilers build the modules on this machine, and the arm64 kernel loads them in an emulator.
 #[tokio::test]
 async fn arm64_kernels_of_debian() {
     compile_programs_for_arm64();
@@ -336,8 +340,9 @@ async fn arm64_kernels_of_debian() {
     }
 }
 
-/// The same of the GPU driver, out of the package for arm64, which has parts that NVIDIA compiled. The kernel resolves the symbols of
-/// `nvidia`; it finds no GPU, and modules that need its symbols have none to find. User space is another test's: the base is a small one.
+/// Builds the GPU driver from the arm64 package, which contains objects compiled by NVIDIA. The kernel resolves the symbols of
+/// `nvidia`, which finds no GPU; modules that depend on `nvidia` are not reached. Another test covers user space, so the base
+/// is minimal.
 #[tokio::test]
 async fn the_gpu_driver_for_arm64_kernels_of_debian() {
     const IMAGE: &str = "nvidia-gpu";
@@ -345,7 +350,7 @@ async fn the_gpu_driver_for_arm64_kernels_of_debian() {
     let site = site(IMAGE);
     with_minimal_base(&site, IMAGE);
     let kernel = newest_for("debian-12", Architecture::Arm64).await;
-    // What `nvidia-peermem` answers without OFED's symbols an emulator cannot judge; no module is refused.
+    // `nvidia-peermem` fails without OFED's symbols, so the boot check is inconclusive; no module is refused.
     let built = judged(&site, IMAGE, &kernel, "unknown");
     are_for_arm64(&site, &built);
     let outcome = |name: &str| {
@@ -365,7 +370,7 @@ async fn the_gpu_driver_for_arm64_kernels_of_debian() {
     assert!(sources.starts_with("nvidia-open: nvidia-open-kernel-source="), "{sources}");
 }
 
-/// The shipped definitions make none; a family that asks for it gets it, and the kernel takes both.
+/// The shipped definitions generate no BTF. A family with `btf: true` generates it, and the kernel loads both kinds of modules.
 #[tokio::test]
 async fn modules_with_and_without_type_information() {
     let kernel = newest("debian-12-lts").await;
@@ -373,7 +378,7 @@ async fn modules_with_and_without_type_information() {
     let without = proven(&plain, "mstflint", &kernel);
     assert_eq!(sections(&plain, &without), [""; 0]);
 
-    // Twice: pahole works in parallel where it is let, and then gives other bytes each time.
+    // Build twice: pahole must not run in parallel, because parallel runs give different bytes each time.
     let mut digests = Vec::new();
     for _ in 0..2 {
         let typed = site("mstflint");
@@ -389,8 +394,9 @@ async fn modules_with_and_without_type_information() {
     assert_eq!(digests[0], digests[1]);
 }
 
-/// A kernel that its users compiled from CentOS 7's sources, with a toolchain that is an image. Its tree is Debian's under that name: neither
-/// CentOS 7's sources nor its gcc 4.8 can be had from Debian.
+/// A kernel that its users compiled from CentOS 7's sources, with an image as the toolchain. The tree is a renamed copy of
+/// Debian's,
+/// because Debian has neither CentOS 7's sources nor its gcc 4.8.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recompiled_kernel_of_centos_7() {
     let release = "3.10.0-1160.45.1.el7.custom.x86_64";
@@ -429,7 +435,7 @@ async fn a_recompiled_kernel_of_centos_7() {
     assert_eq!(described["annotations"]["farrier.dev/kernel-release"], release);
 }
 
-/// The module files of what was published.
+/// Unpacks the published image and returns its module files.
 fn published_modules(site: &Site, built: &serde_json::Value) -> Vec<PathBuf> {
     let copy = site.path("copy");
     let from = format!("docker://{}", built["pinned"].as_str().unwrap());
@@ -450,7 +456,7 @@ fn published_modules(site: &Site, built: &serde_json::Value) -> Vec<PathBuf> {
     modules.map(walkdir::DirEntry::into_path).collect()
 }
 
-/// The sections of type information in the published module.
+/// Returns the BTF sections of the published module.
 fn sections(site: &Site, built: &serde_json::Value) -> Vec<String> {
     let modules = published_modules(site, built);
     let [module] = &modules[..] else { panic!("{modules:?}") };

@@ -1,5 +1,4 @@
-//! Fetching with the real parts: the host's package mirrors through apt, and HTTP over loopback.
-// Clippy's exception for tests does not reach the helpers between them.
+//! Fetching from the host's package mirrors through apt, and over HTTP on loopback.
 use std::{
     fs,
     io::{Read, Write},
@@ -19,7 +18,7 @@ use tempfile::TempDir;
 
 use crate::support::kept;
 
-/// One cache for all tests that fetch package lists, as every farrier of a user has: they run at once.
+/// A cache shared by all tests that fetch package lists, like the cache of one user's concurrent farriers.
 pub fn shared_cache() -> Cache {
     Cache::open(kept("fetch-cache")).unwrap()
 }
@@ -46,7 +45,7 @@ fn source(json: &str) -> SourceSpec {
     serde_json::from_str(&format!(r#"{{"name": "driver", {json}}}"#)).unwrap()
 }
 
-/// The newest 6.1 kernel that has headers, by farrier's own private lists.
+/// Returns the newest 6.1 release with headers, according to farrier's private apt lists.
 async fn newest_release(cache: &Cache) -> String {
     let missing = lookup(cache, &target("6.1.0-0-amd64")).await;
     assert!(matches!(missing, HeaderLookup::Missing { .. }));
@@ -69,7 +68,7 @@ async fn newest_release(cache: &Cache) -> String {
         })
         .collect();
     releases.sort();
-    releases.pop().expect("the mirror has a 6.1 kernel").1
+    releases.pop().expect("the mirror contains a 6.1 kernel").1
 }
 
 async fn lookup(cache: &Cache, target: &KernelTarget) -> HeaderLookup {
@@ -89,7 +88,7 @@ async fn header_set_from_packages() {
     let release = newest_release(&shared).await;
     let target = target(&release);
 
-    // Two at once, as two processes would: each with a cache object of its own.
+    // Two concurrent lookups with separate cache objects, like two processes.
     let (a, b) = (shared_cache(), shared_cache());
     let (first, second) = tokio::join!(found(&a, &target), found(&b, &target));
     assert_eq!((&first.root, &first.key), (&second.root, &second.key));
@@ -112,7 +111,7 @@ async fn header_set_from_packages() {
     assert!(first.facts.symbols.is_some());
     assert_eq!(first.compiler.unwrap().to_string(), "gcc 12");
 
-    // Warm, nothing but files is looked at. Generous: this is no release build.
+    // With a warm cache farrier only reads files. The limit is generous because this is a debug build.
     let started = Instant::now();
     assert_eq!(found(&shared, &target).await.key, first.key);
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
@@ -153,12 +152,12 @@ async fn a_suite_that_the_mirror_lacks() {
     assert!(!error.is_transient());
     assert!(error.hint().unwrap().contains("mirror"));
 
-    // Beside others it is a finding: these count.
+    // Next to an existing suite, a missing suite is only a finding, and the existing suite counts.
     let json =
         r#"{"apt": {"packages": ["linux-headers-{{release}}"], "suites": ["no-such-suite", "bookworm"]}}"#;
     let source = serde_json::from_str(json).unwrap();
     let found = fetcher(&cache).headers().find(&source, &target("6.1.0-999-amd64")).await;
-    let HeaderLookup::Missing { looked_for, .. } = found.unwrap() else { panic!("there are headers") };
+    let HeaderLookup::Missing { looked_for, .. } = found.unwrap() else { panic!("headers were found") };
     assert!(looked_for.contains("linux-headers-6.1.0-999-amd64, without http"), "{looked_for}");
     assert!(looked_for.contains(" no-such-suite (not there)"), "{looked_for}");
 }
@@ -194,7 +193,7 @@ async fn source_from_a_package_of_another_suite() {
     assert_eq!(error.to_string(), "find package no-such-package in sid");
 }
 
-/// A header set as a user brings it: an archive of a build tree, made by GNU tar.
+/// A header set supplied by a user: an archive of a build tree, created by GNU tar.
 #[tokio::test]
 async fn header_set_from_a_tarball() {
     let dir = tempfile::tempdir().unwrap();
@@ -244,7 +243,7 @@ async fn header_set_from_a_tarball() {
         identities.push(found.identity);
     }
     assert_ne!(identities[0], identities[1]);
-    assert!(build.join("Makefile").is_file(), "the user's tree stays");
+    assert!(build.join("Makefile").is_file(), "the user's tree is unchanged");
 
     let HeaderLookup::Missing { looked_for, .. } =
         look("headers-{{release}}.tar.xz", "6.1.193").await.unwrap()
@@ -258,7 +257,7 @@ async fn header_set_from_a_tarball() {
     fs::write(dir.path().join("cut.tar.xz"), &whole[..whole.len() / 2]).unwrap();
     let error = look("cut.tar.xz", release).await.unwrap_err();
     assert!(matches!(error, FetchError::Unpack(..)), "{error}");
-    assert!(!names(&cache, "headers").iter().any(|name| name.starts_with('.')), "nothing half-made");
+    assert!(!names(&cache, "headers").iter().any(|name| name.starts_with('.')), "no partial entry is left");
 }
 
 pub fn names(cache: &Cache, kind: &str) -> Vec<String> {
@@ -268,13 +267,13 @@ pub fn names(cache: &Cache, kind: &str) -> Vec<String> {
 
 const BODY: &[u8] = b"int init_module(void) { return 0; }\n";
 
-/// A server on loopback that gives every connection the answer of its path. Ends with the process.
+/// Starts a loopback server that answers each connection according to its path, and ends with the process.
 fn serve() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {
         for connection in listener.incoming() {
-            // A client that hangs up in the middle is not the server's fault.
+            // Ignore clients that disconnect early.
             let _ = connection.and_then(answer);
         }
     });
@@ -348,7 +347,7 @@ async fn source_from_an_address() {
     let error = downloads.get("/absent.c", &"3".repeat(64)).await.unwrap_err();
     assert!(error.to_string().ends_with("the server answers 404") && !error.is_transient(), "{error}");
 
-    assert_eq!(names(&downloads.cache, "downloads"), [sha256], "nothing half-downloaded stays");
+    assert_eq!(names(&downloads.cache, "downloads"), [sha256], "no partial download is left");
 }
 
 #[tokio::test]
@@ -360,7 +359,7 @@ async fn a_server_that_is_not_there() {
     assert!(matches!(error, FetchError::Transfer(..)) && error.is_transient(), "{error}");
 }
 
-/// The probes' commands in the minimal base, and every tool that it names.
+/// The minimal base contains the probes' commands and every tool that it links to busybox.
 #[tokio::test]
 async fn the_minimal_base_has_what_probes_call() {
     let dir = tempfile::tempdir().unwrap();
@@ -382,7 +381,7 @@ async fn the_minimal_base_has_what_probes_call() {
         assert!(output.status.success(), "{script}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
     };
-    // lsmod reads /proc/modules; there is none here, so the file stands in for it.
+    // lsmod reads /proc/modules, so a file replaces it.
     fs::write(root.join("proc/modules"), "mlx5_core 1 0 - Live 0x0\n").unwrap();
     inside("touch /run/.driver-ready && ls /run/.driver-ready && lsmod | grep mlx5_core");
     assert_eq!(inside("grep root /etc/passwd | cut -d: -f7"), "/bin/sh\n");
@@ -394,14 +393,14 @@ async fn the_minimal_base_has_what_probes_call() {
     }
 }
 
-/// A package archive that cannot be reached: what it said last counts, and what was made is found.
+/// When the package archive is unreachable, farrier uses the last known identity and the cached base.
 #[tokio::test]
 async fn the_minimal_base_is_there_without_a_network() {
     let dir = tempfile::tempdir().unwrap();
     let cache = Cache::open(dir.path().to_owned()).unwrap();
     let spec: MinimalSpec = serde_json::from_str(r#"{"suites": ["bookworm"]}"#).unwrap();
     let base = fetcher(&cache).root_fs().minimal(&spec, Architecture::Amd64).await.unwrap();
-    // A host whose archive is where nobody listens.
+    // Configure a host whose archive address has no listener.
     let apt_dir = dir.path().join("etc-apt");
     fs::create_dir_all(apt_dir.join("sources.list.d")).unwrap();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -412,14 +411,14 @@ async fn the_minimal_base_is_there_without_a_network() {
     fs::write(apt_dir.join("sources.list.d/debian.sources"), source).unwrap();
     let offline = Fetcher::new(cache.clone(), FetchOptions { refresh: Duration::ZERO, apt_dir });
     assert_eq!(offline.root_fs().minimal(&spec, Architecture::Amd64).await.unwrap(), base);
-    // What was never asked for is a fault.
+    // A base that was never fetched before is an error.
     let other: MinimalSpec =
         serde_json::from_str(r#"{"suites": ["bookworm"], "package": "busybox"}"#).unwrap();
     let error = offline.root_fs().minimal(&other, Architecture::Amd64).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
 }
 
-/// The names in a directory.
+/// Returns the names in a directory.
 fn names_of(directory: &Path) -> Vec<String> {
     fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }

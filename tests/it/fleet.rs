@@ -1,4 +1,4 @@
-//! The real program over a whole fleet: what happens to many nodes at once, or to one of them again and again.
+//! The real program over a whole fleet: changes of many nodes at once, and repeated changes of one node.
 use crate::support::{
     kernels,
     kube_api::{
@@ -16,7 +16,7 @@ fn nodes(count: usize, kernel: &str) -> Vec<serde_json::Value> {
     (0..count).map(|number| node(&format!("n{number}"), kernel)).collect()
 }
 
-/// The image of the pod on a node.
+/// Returns the images of the pods on a node.
 fn on_node(live: &Live, node: &str) -> Vec<String> {
     let pods = live.api.list("pods");
     let here = pods.iter().filter(|pod| pod["spec"]["nodeName"] == node);
@@ -50,7 +50,7 @@ fn a_third_of_the_fleet_reboots_at_once_and_no_node_is_without_its_modules() {
         image != OLD_IMAGE && (0..10).all(|number| on_node(live, &format!("n{number}")) == [image.clone()])
     });
     let first = live.image(DRIVER);
-    // From here on nothing restarts pods but farrier.
+    // From here on only farrier restarts pods.
     let on_delete = json!({"spec": {"updateStrategy": {"type": "OnDelete", "rollingUpdate": null}}});
     live.api.patch_as("kubectl", "daemonsets.apps", NAMESPACE, DRIVER, &on_delete);
     for number in 0..3 {
@@ -84,19 +84,19 @@ fn a_kernel_on_one_node_gets_a_daemon_set_of_its_own_and_the_others_keep_theirs(
     });
     let copies = live.api.list("daemonsets.apps").len() - 1;
     assert_eq!(copies, 2);
-    // NFD starts anew: labels are gone for a while, and nothing is torn down.
+    // NFD restarts: the labels are missing for a while, and farrier tears nothing down.
     live.api.clear_log();
     for name in ["n0", "odd"] {
         let gone = json!({"metadata": {"labels": {KERNEL_LABEL: null}}});
         live.api.patch_as("nfd-master", "nodes", "", name, &gone);
     }
     let before = live.passes();
-    live.until("a pass", |live| live.passes() > before);
+    live.until("a reconcile", |live| live.passes() > before);
     assert_eq!(live.api.count(&Requests::verb("delete").resource("daemonsets.apps")), 0);
     assert_eq!(live.api.list("daemonsets.apps").len(), 3);
 }
 
-/// Each turn would end the driver's pod on the node twice.
+/// farrier stops after a few attempts, because each attempt restarts the driver's pod on the node twice.
 #[test]
 fn a_node_that_another_writer_takes_back_is_left_after_a_few_times() {
     let mut live = Live::new(nodes(1, A), "per-kernel");
@@ -104,7 +104,7 @@ fn a_node_that_another_writer_takes_back_is_left_after_a_few_times() {
     live.publish();
     live.start(&[]);
     let mut taken = 0;
-    live.until("it is left", |live| {
+    live.until("farrier stops", |live| {
         let node = live.api.get("nodes", "", "n0").unwrap();
         let labels = node["metadata"]["labels"].as_object().unwrap();
         if let Some(label) = labels.keys().find(|label| label.starts_with("farrier.dev/driver.")) {
@@ -115,7 +115,7 @@ fn a_node_that_another_writer_takes_back_is_left_after_a_few_times() {
         live.log().contains("another writer takes back to which DaemonSet")
     });
     assert_eq!(taken, 3, "{}", live.log());
-    live.until("the driver as it was", |live| on_node(live, "n0") == [OLD_IMAGE]);
+    live.until("the old driver", |live| on_node(live, "n0") == [OLD_IMAGE]);
     assert_eq!(live.log().matches("another writer takes back to which DaemonSet").count(), 1);
 }
 
@@ -150,8 +150,8 @@ fn a_farrier_that_was_killed_goes_on_where_it_was() {
         assert!(round < 200, "no progress\n{}", live.log());
         let before = live.api.writes().len();
         live.start(&[]);
-        // It is killed after its next write, whatever that was.
-        live.until("a write, or the end", |live| {
+        // Kill farrier after its next write, whichever it is.
+        live.until("a write or the final state", |live| {
             live.api.writes().iter().filter(|write| !write.path.contains("driverbuilds")).count() > before
                 || (0..4).all(|number| on_node(live, &format!("n{number}")) == [images[A].clone()])
         });
@@ -179,15 +179,15 @@ fn hostile_labels_and_annotations_reach_nothing() {
     let mut live = Live::new(fleet, "image");
     live.publish();
     live.start(&[]);
-    live.until("a pass", |live| live.passes() > 0);
-    // The DaemonSet reaches a node whose kernel is not known: it stays.
+    live.until("a reconcile", |live| live.passes() > 0);
+    // The DaemonSet selects a node with an unknown kernel, so farrier does not change the image.
     assert_eq!(live.image(DRIVER), OLD_IMAGE);
     let plan = live.plan();
     assert_eq!(plan["leftAlone"][0]["node"], "evil", "{plan}");
     assert_eq!(plan["rollouts"][0]["reason"], "unknown-node", "{plan}");
 }
 
-/// With the real engine, headers and compiler: the registry is state that others can lose.
+/// The real engine, headers and compiler rebuild an image that the registry lost.
 #[test]
 fn a_tag_that_the_registry_lost_is_built_again_and_no_image_field_moves() {
     let kernel = kernels::newest().newer;

@@ -1,5 +1,5 @@
-//! `farrier gc` with the real parts: images that Debian's docker-registry holds, a cluster that names some of them, and
-//! a layout directory.
+//! `farrier gc` with real components: images in Debian's docker-registry, a cluster that references some of them, and a layout
+//! directory.
 use std::time::Duration;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +28,7 @@ const D: &str = "6.1.0-904-amd64";
 const E: &str = "6.1.0-905-amd64";
 const LONG_AGO: &str = "2020-01-02";
 
-/// Talks to the site's registry as another client would.
+/// Calls the site's registry like an independent client.
 fn talk<T>(ask: impl AsyncFnOnce(&RemoteRegistry) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let registry = RemoteRegistry::new("registry".to_owned(), &RegistryOptions::default());
@@ -37,7 +37,7 @@ fn talk<T>(ask: impl AsyncFnOnce(&RemoteRegistry) -> T) -> T {
 
 fn manifest(reference: &str) -> Option<ImageManifest> {
     let reference: ImageReference = reference.parse().unwrap();
-    // docker-registry 2.8 answers 500 while it writes a manifest: it is asked again.
+    // docker-registry 2.8 answers 500 during a concurrent manifest write, so retry.
     let stored = (0..50).find_map(|_| {
         let answer =
             talk(async |registry| registry.manifest(&reference.repository, &reference.version).await);
@@ -46,7 +46,7 @@ fn manifest(reference: &str) -> Option<ImageManifest> {
     stored.expect("the registry answers").map(|stored| ImageManifest::parse(&stored.bytes).unwrap())
 }
 
-/// Writes the record of kernels as if farrier had done so on other days.
+/// Writes farrier's kernel record with the given days.
 fn remember(site: &Site, days: &[(&str, &str)]) {
     let days: BTreeMap<&str, &str> = days.iter().copied().collect();
     let empty = || Descriptor::new(media_type::OCI_EMPTY, Digest::of(oci::EMPTY), oci::EMPTY.len() as u64);
@@ -73,7 +73,7 @@ fn remembered(site: &Site) -> Value {
     serde_json::from_str(&record.annotations["farrier.dev/kernels-seen"]).unwrap()
 }
 
-/// Stores a check report beside an image; the report's manifest.
+/// Stores a check report as a referrer of an image, and returns the digest of the report's manifest.
 fn add_report(image: &str) -> Digest {
     let reference: ImageReference = image.parse().unwrap();
     talk(async |registry| {
@@ -100,7 +100,7 @@ fn gc(live: &Live, args: &[&str]) -> Run {
     live.site.finish(live.command(&[&["gc"], args].concat()).spawn().unwrap())
 }
 
-/// A node with kernel A, and published images for all five kernels.
+/// Creates a cluster with a node on kernel A, and published images for all five kernels.
 fn fleet(wants: Wants) -> (Live, BTreeMap<String, String>) {
     let live = Live::at(Site::with_registry(wants), [node("n0", A)], "image");
     let images = live.publish_for("n0", &[B, C, D, E]);
@@ -122,7 +122,7 @@ fn going(run: &Run) -> BTreeSet<String> {
 #[test]
 fn images_of_kernels_that_are_gone_go_and_nothing_that_somebody_names() {
     let (live, images) = fleet(Wants { deletion: true, ..Wants::default() });
-    // B runs in a DaemonSet that is none of farrier's, C is what a rollback would put back.
+    // B runs in a DaemonSet that farrier does not manage, and C is the image that a rollback would restore.
     live.api.create(daemon_set("elsewhere", "tool", &images[B]));
     let record = json!({"driver": {"set": "x", "replaced": images[C], "at": "2026-01-01T00:00:00Z"}});
     let annotated = json!({"metadata": {"annotations": {"farrier.dev/record": record.to_string()}}});
@@ -144,7 +144,7 @@ fn images_of_kernels_that_are_gone_go_and_nothing_that_somebody_names() {
 
     gc(&live, &["--delete"]).exits(0).line("1 of 1 image deleted");
     assert_eq!(manifest(&images[D]), None);
-    assert_eq!(manifest(&format!("{repository}@{report}")), None, "its report is still there");
+    assert_eq!(manifest(&format!("{repository}@{report}")), None, "the report is left");
     let hex = |image: &str| digest(image).replace(':', "-");
     let all = talk(async |registry| registry.tags(&repository.parse().unwrap()).await.unwrap());
     let all: BTreeSet<String> = all.iter().map(ToString::to_string).collect();
@@ -153,7 +153,7 @@ fn images_of_kernels_that_are_gone_go_and_nothing_that_somebody_names() {
         assert!(manifest(&images[kernel]).is_some(), "{kernel}");
     }
     assert_eq!(live.site.tags(DRIVER).len(), tags.len() - 1);
-    // E, of which nobody knew, counts from today on.
+    // The record lacked E, so the retention time of E starts today.
     assert_ne!(remembered(&live.site)[E], Value::Null);
 
     let again = gc(&live, &["--delete", "-o", "json"]).exits(0);
@@ -183,7 +183,7 @@ fn what_an_interrupted_run_left_is_found() {
     let (live, images) = fleet(Wants { deletion: true, ..Wants::default() });
     let report = add_report(&images[D]);
     let (repository, digest) = images[D].split_once('@').unwrap();
-    // The run was killed after the image itself.
+    // Simulate a run that was killed after it deleted the image itself.
     talk(async |registry| {
         let deleted = registry.delete_manifest(&repository.parse().unwrap(), &digest.parse().unwrap()).await;
         assert!(deleted.unwrap());
@@ -221,7 +221,7 @@ fn a_layout_directory_is_emptied_of_what_nothing_names() {
         assert!(copied.status.success(), "{}", String::from_utf8_lossy(&copied.stderr));
     }
     let [kept, gone] = [A, B].map(|kernel| manifest(&images[kernel]).unwrap());
-    // A kustomization sets the tag alone.
+    // The kustomization references the image only by tag.
     let kustomization = format!("images: [{{name: driver, newTag: {}}}]\n", tag_of(A));
     fs::write(live.site.cluster().join("kustomization.yaml"), kustomization).unwrap();
     let location = format!("oci:{}", layout.display());
@@ -246,7 +246,7 @@ fn passes_write_down_which_kernels_they_see_once_a_day() {
     let today = remembered(&live.site)[format!("{A} amd64")].clone();
     assert!(today.as_str().unwrap() > "2026-01-01", "{today}");
     let (puts, passes) = (live.site.registry.requests("PUT"), live.passes());
-    live.until("further passes", |live| live.passes() > passes + 2);
+    live.until("further reconciles", |live| live.passes() > passes + 2);
     assert_eq!(live.site.registry.requests("PUT"), puts, "{}", live.log());
     live.api.set_kernel("n0", B);
     live.until("the new kernel", |live| !remembered(&live.site)[format!("{B} amd64")].is_null());

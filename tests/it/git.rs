@@ -1,5 +1,6 @@
-//! Rollouts in Git repositories: the real git, its own HTTP server behind busybox, an SSH server, and the program that
-//! follows a branch in the place of Argo CD.
+//! Rollouts in Git repositories: the real git, its HTTP server behind busybox, an SSH server, and a program that follows a
+//! branch
+//! like Argo CD.
 
 use std::{
     fs,
@@ -21,7 +22,7 @@ use crate::support::{
 const KERNEL: &str = "6.1.0-901-amd64";
 const MANIFEST: &str = "prod/drivers/driver.yaml";
 
-/// A server's repository with the manifests of a cluster.
+/// A Git server's repository with a cluster's manifests.
 struct Forge {
     directory: TempDir,
 }
@@ -36,7 +37,7 @@ impl Forge {
              selector: {{matchLabels: {{app: driver}}}}\n  template:\n    metadata: {{labels: {{app: driver}}}}\n    spec:\n      \
              containers:\n        - name: driver\n          image: {OLD_IMAGE}   # by farrier\n"
         );
-        // Outside of the path: neither read nor touched.
+        // Files outside of the path are neither read nor changed.
         let others =
             [("README", "clusters\n"), ("lab/broken.yaml", "{no: manifest"), (MANIFEST, &daemon_set)];
         forge.commit(&others, "first");
@@ -55,7 +56,7 @@ impl Forge {
         git(&self.path(""), arguments)
     }
 
-    /// A commit of another writer.
+    /// Pushes a commit by another writer.
     fn commit(&self, files: &[(&str, &str)], message: &str) {
         let clone = tempfile::tempdir().unwrap();
         let inside = |arguments: &[&str]| git(clone.path(), arguments);
@@ -82,7 +83,7 @@ impl Forge {
         image_of(&self.file(branch, MANIFEST))
     }
 
-    /// A program that the server runs before it takes a push.
+    /// Installs a script that the server runs before it accepts a push.
     fn before_push(&self, script: &str) {
         let hook = self.path("hooks/pre-receive");
         fs::create_dir_all(hook.parent().unwrap()).unwrap();
@@ -91,7 +92,7 @@ impl Forge {
     }
 }
 
-/// A cluster whose DaemonSet stands in a repository, with its image published.
+/// Creates a cluster whose DaemonSet is defined in a repository, with the DaemonSet's image published.
 fn cluster(repository: &str, further: &str) -> (Live, String) {
     let rollout = format!("git, repository: \"{repository}\", branch: main, path: prod/drivers{further}");
     let live = Live::at(Site::new(), [node("n0", KERNEL)], &rollout);
@@ -99,7 +100,7 @@ fn cluster(repository: &str, further: &str) -> (Live, String) {
     (live, image)
 }
 
-/// git, with no user's configuration.
+/// Runs git without a user's configuration.
 fn git(directory: &Path, arguments: &[&str]) -> String {
     let output = Command::new("git")
         .args(["-c", "user.name=a person", "-c", "user.email=person@example.org", "-c", "safe.directory=*"])
@@ -117,7 +118,7 @@ fn run_once(live: &Live) -> Run {
     Run::of(live.command(&["run", "--once"]).spawn().unwrap())
 }
 
-/// What the plan says of the one rollout.
+/// Returns the plan's only rollout.
 fn rollout(live: &Live) -> Value {
     live.plan()["rollouts"][0].clone()
 }
@@ -127,7 +128,7 @@ fn site_yaml(live: &Live, spec: &str) {
     live.site.define("site.yaml", &format!("{head}{spec}"));
 }
 
-/// Ends a server with the test.
+/// A server process, stopped on drop.
 struct Server(Child);
 
 impl Drop for Server {
@@ -152,7 +153,11 @@ fn a_commit_sets_the_image_and_the_cluster_is_waited_for() {
     let (live, image) = cluster(&forge.url(), "");
     run_once(&live).exits(0).line("rewrote");
 
-    assert_eq!(forge.file("main", MANIFEST), before.replace(OLD_IMAGE, &image), "every other byte stays");
+    assert_eq!(
+        forge.file("main", MANIFEST),
+        before.replace(OLD_IMAGE, &image),
+        "all other bytes are unchanged"
+    );
     assert_eq!(forge.git(&["diff", "--name-only", "main~1", "main"]), format!("{MANIFEST}\n"));
     let told = forge.git(&["log", "-1", "--format=%an <%ae>%n%B", "main"]);
     let subject = "DaemonSet drivers/driver: driver for container driver";
@@ -160,9 +165,9 @@ fn a_commit_sets_the_image_and_the_cluster_is_waited_for() {
         told.trim(),
         format!("farrier <farrier@localhost>\n{subject}\n\nfrom {OLD_IMAGE}\nto {image}")
     );
-    assert_eq!(live.writes_to("daemonsets.apps"), 0, "the cluster takes it over by itself");
+    assert_eq!(live.writes_to("daemonsets.apps"), 0, "farrier leaves the write to the GitOps controller");
 
-    // Another run makes no further commit, and says what is waited for.
+    // Another run creates no further commit and reports why the rollout is held.
     let held = rollout(&live);
     assert_eq!((&held["decision"], &held["reason"]), (&json!("hold"), &json!("not-synced")), "{held}");
     run_once(&live).exits(0).line(&format!("has not taken it over yet: it has {OLD_IMAGE}"));
@@ -178,7 +183,7 @@ fn a_commit_sets_the_image_and_the_cluster_is_waited_for() {
 #[test]
 fn a_branch_that_moves_meanwhile_gets_the_commit_on_top() {
     let forge = Forge::new();
-    // Another writer is faster, twice: the server has a commit more than it told the client.
+    // Another writer pushes first, twice: the branch has advanced since the client fetched it.
     forge.before_push(
         "count=$(ls -d moved-* 2>/dev/null | wc -l); [ \"$count\" -lt 2 ] || exit 0\nmkdir moved-$count\n\
          env -i PATH=\"$PATH\" sh -c ' \
@@ -187,7 +192,7 @@ fn a_branch_that_moves_meanwhile_gets_the_commit_on_top() {
     );
     let (live, image) = cluster(&forge.url(), "");
     run_once(&live).exits(0).line("rewrote");
-    assert_eq!(forge.git(&["log", "--format=%s", "main~1"]), "other\nother\nfirst\n", "nothing is lost");
+    assert_eq!(forge.git(&["log", "--format=%s", "main~1"]), "other\nother\nfirst\n", "no commit is lost");
     assert_eq!(forge.image("main"), image);
 }
 
@@ -246,8 +251,9 @@ fn the_loop_commits_and_notices_what_others_do() {
     let (mut live, image) = cluster(&forge.url(), "");
     live.start(&[]);
     live.until("the commit", |_| forge.image("main") == image);
-    live.until("the pass after it", |live| live.log().matches("pass made").count() > 1);
-    // A revert is a person's wish against farrier's; it is done again, as in the cluster, and the history says who did what.
+    live.until("the next reconcile", |live| live.log().matches("pass made").count() > 1);
+    // A revert conflicts with farrier's target state. As in the cluster, farrier sets the image again, and the history names
+    // both authors.
     forge.commit(&[(MANIFEST, &forge.file("main~1", MANIFEST))], "revert");
     live.until("another commit", |_| forge.commits("main") == 4);
     assert_eq!(forge.image("main"), image);
@@ -258,7 +264,7 @@ fn over_http_with_a_password() {
     let forge = Forge::new();
     let served = live_http(&forge);
     let (live, image) = cluster(&served.url, "");
-    // The server takes a password from everybody.
+    // The server requires a password from everyone.
     let refused = rollout(&live);
     assert_eq!(refused["reason"], "unreadable", "{refused}");
     assert!(refused["detail"].as_str().unwrap().contains("`login` of the host"), "{refused}");
@@ -276,7 +282,7 @@ fn over_http_with_a_password() {
     assert!(!run.stdout.contains("s3cret") && !run.stderr.contains("s3cret"), "{run}");
     assert_eq!(forge.image("main"), image);
 
-    // Offline only named hosts are asked.
+    // With --offline, farrier contacts only hosts that the site allows.
     site_yaml(&live, "  policy: {}\n");
     let run = Run::of(live.command(&["plan", "--offline"]).spawn().unwrap());
     run.line("which --offline forbids");
@@ -317,7 +323,8 @@ fn live_http(forge: &Forge) -> HttpServer {
     HttpServer { _server: server, url: format!("http://{host}/cgi-bin/git/clusters.git"), host }
 }
 
-/// An SSH server whose users are this machine's: root's keys are the test's, in a mount namespace that only the server sees.
+/// An SSH server for this machine's users. A mount namespace gives only the server a home directory for root with the test's
+/// keys.
 #[test]
 fn over_ssh_with_a_key() {
     let forge = Forge::new();
@@ -360,7 +367,7 @@ fn over_ssh_with_a_key() {
     assert_eq!(run.code, Some(0), "{run}\n{}", fs::read_to_string(keys.join("log")).unwrap());
     assert_eq!(forge.image("main"), image);
 
-    // A host with another key is not talked to.
+    // farrier refuses a host with a different key.
     let other = fs::read_to_string(keys.join("client.pub")).unwrap();
     live.site.define("known_hosts", &format!("[127.0.0.1]:{port} {other}"));
     let refused = rollout(&live);

@@ -1,5 +1,5 @@
-//! User space of GPU images: the bases that come with farrier, made of Debian's real driver, and the same driver out of an
-//! installer, as they are published. The driver's libraries run in them; there is no GPU.
+//! User space of published GPU images: farrier's bases, built from Debian's real driver packages, and the same driver from an
+//! installer. The driver's libraries run in the images, without a GPU.
 use std::{
     collections::BTreeMap,
     fmt::Write as _,
@@ -19,7 +19,7 @@ use crate::support::{
     site::{Site, unpacked},
 };
 
-/// Programs that a driver container's processes and the operators' pods call.
+/// Programs that the driver container's processes and the operators' pods call.
 const PROGRAMS: [&str; 5] = [
     "nvidia-cuda-mps-control",
     "nvidia-cuda-mps-server",
@@ -31,7 +31,7 @@ const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 /// `CUDA_ERROR_NO_DEVICE` of cuda.h.
 const NO_DEVICE: &str = "cuInit: 100";
 
-/// Compiles the fixtures' module, so that an image costs no more than its base.
+/// Compiles the fixtures' module, so that building an image costs little more than its base.
 const TEMPLATE: &str = "FROM {{toolchain}} AS modules
 COPY sources/hello/ /build/
 RUN make -C /lib/modules/{{kernel.release}}/build M=/build modules && \\
@@ -40,10 +40,10 @@ FROM scratch
 COPY --from=modules /out /
 ";
 
-/// The root of a driver container.
+/// The unpacked root file system of a driver container.
 struct Root {
     directory: TempDir,
-    /// The driver's version.
+    /// Version of the driver.
     version: String,
 }
 
@@ -62,7 +62,7 @@ impl Root {
         self.directory.path().join("tree")
     }
 
-    /// Exit code and output of a program in it.
+    /// Runs a program in the root and returns its exit code and output.
     fn runs(&self, argv: &[&str]) -> (Option<i32>, String) {
         let mut command = Command::new("chroot");
         let output = command
@@ -82,7 +82,7 @@ impl Root {
         text
     }
 
-    /// Libraries of the driver in the loader's cache, by the names that programs want, with their files, below `path`.
+    /// Returns the driver's libraries in the loader's cache: the name that programs load, and the file relative to `path`.
     fn libraries(&self) -> BTreeMap<String, PathBuf> {
         let script = "ldconfig -p | sed -n 's/^\\t\\([^ ]*\\) .* => /\\1 /p' | \
                       while read -r name path; do echo \"$name $(realpath \"$path\")\"; done";
@@ -94,7 +94,7 @@ impl Root {
             .collect()
     }
 
-    /// The same with the digests of their bytes.
+    /// Returns the driver's libraries with the digests of their content.
     fn contents(&self) -> BTreeMap<String, Digest> {
         let digest = |(name, path)| (name, self.digest(path));
         self.libraries().into_iter().map(digest).collect()
@@ -105,12 +105,12 @@ impl Root {
     }
 
     fn program(&self, name: &str) -> PathBuf {
-        // Debian has one of them in /usr/sbin.
+        // One of these programs is in /usr/sbin on Debian.
         let real = self.says(&["sh", "-c", &format!("realpath \"$(command -v {name})\"")]);
         PathBuf::from(real.trim().trim_start_matches('/'))
     }
 
-    /// What is in `/lib/firmware` for the GPU, by name.
+    /// Returns the names and digests of the GPU's files in `/lib/firmware`.
     fn firmware(&self) -> BTreeMap<String, Digest> {
         let place = format!("usr/lib/firmware/nvidia/{}", self.version);
         let names = fs::read_dir(self.path().join(&place)).unwrap();
@@ -122,7 +122,8 @@ impl Root {
             .collect()
     }
 
-    /// CUDA's libraries load and find no device, the driver's tools say that there is none, and no program lacks a library.
+    /// Asserts that CUDA's libraries load and find no device, that the driver's tools report no device, and that no program
+    /// lacks a library.
     #[track_caller]
     fn computes(&self) {
         let program = self.path().join("cuda");
@@ -136,7 +137,7 @@ impl Root {
         }
         let loaded = names.iter().filter(|name| kind(name) != DRAWS);
         let argv: Vec<&str> = ["/cuda", "libcuda.so.1"].into_iter().chain(loaded.copied()).collect();
-        // It tries to have the module loaded, and says so.
+        // The program also prints its attempt to load the module.
         let said = self.says(&argv);
         assert!(said.lines().any(|line| line == NO_DEVICE), "{said}");
         let (code, said) = self.runs(&["nvidia-smi"]);
@@ -151,7 +152,8 @@ impl Root {
     }
 }
 
-/// A site with one of farrier's own GPU definitions, its base as it is, and the fixtures' module in the place of the driver's.
+/// Creates a definition from one of farrier's GPU definitions, with its base unchanged and the fixtures' module instead of the
+/// driver's.
 fn with_shipped_base(site: &Site, image: &str) {
     let file = format!("{}/images/{image}.yaml", env!("CARGO_MANIFEST_DIR"));
     let mut definition: Value = serde_saphyr::from_str(&fs::read_to_string(file).unwrap()).unwrap();
@@ -168,10 +170,10 @@ fn with_shipped_base(site: &Site, image: &str) {
     site.define("templates/base-alone.Dockerfile.hbs", TEMPLATE);
 }
 
-/// How the manifest of an installer has what draws.
+/// Type of graphics libraries in an installer's manifest.
 const DRAWS: &str = "OPENGL_LIB NATIVE";
 
-/// How it has a library.
+/// Returns a library's type and path as in an installer's manifest.
 fn kind(name: &str) -> &'static str {
     let kinds = [
         ("libcuda.", "CUDA_LIB NATIVE /"),
@@ -187,7 +189,7 @@ fn kind(name: &str) -> &'static str {
     kinds.iter().find(|(start, _)| name.starts_with(start)).map_or(DRAWS, |(_, kind)| kind)
 }
 
-/// Packs the driver of a root as NVIDIA packs its own.
+/// Packs the driver of a root in the format of NVIDIA's installers.
 fn pack(root: &Root, out: &Path) {
     let Root { version, .. } = root;
     let directory = tempfile::tempdir().unwrap();
@@ -222,7 +224,7 @@ fn pack(root: &Root, out: &Path) {
         writeln!(manifest, "firmware/{name} 0644 FIRMWARE INHERIT_PATH_DEPTH:1 MODULE:x").unwrap();
     }
     fs::write(tree.join(".manifest"), manifest).unwrap();
-    // Running it would leave a trace.
+    // An installer that runs would leave this file.
     let script = tree.join("nvidia-installer");
     fs::write(&script, format!("#!/bin/sh\ntouch {}\n", out.with_extension("ran").display())).unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
@@ -233,7 +235,7 @@ fn pack(root: &Root, out: &Path) {
         .args(["x", "./nvidia-installer"]));
 }
 
-/// A definition whose base is an installer, of this version.
+/// Writes a definition whose base comes from an installer of this version.
 fn with_installer(site: &Site, image: &str, version: &str, runfile: &Value) {
     let definition = json!({
         "apiVersion": "farrier.dev/v1alpha1", "kind": "DriverImage", "metadata": {"name": image},
@@ -270,7 +272,7 @@ fn the_shipped_gpu_bases_run_cuda_and_an_installer_gives_the_same_driver() {
     let icd = debian_graphics.says(&["sh", "-c", "cat /usr/share/vulkan/icd.d/nvidia_icd.json"]);
     assert!(icd.contains("libGLX_nvidia.so.0"), "{icd}");
 
-    // The same files as an installer.
+    // Repack the same files as an installer.
     let version = debian.version.clone();
     let installer = site.definitions().join("sources/driver.run");
     pack(&debian_graphics, &installer);
@@ -284,7 +286,7 @@ fn the_shipped_gpu_bases_run_cuda_and_an_installer_gives_the_same_driver() {
     symlink(nscq.file_name().unwrap(), archive.join("lib/libnvidia-nscq.so.2")).unwrap();
     fs::write(archive.join("etc/fabricmanager.cfg"), "LOG_LEVEL=4\n").unwrap();
 
-    // Debian's persistence daemon wants the library.
+    // Debian's persistence daemon requires libtirpc.
     let below = |packages: &[&str]| json!({"suite": "bookworm", "include": packages});
     let computing = json!({"source": "nvidia", "bootstrap": below(&["kmod", "libtirpc3"])});
     with_installer(&site, "compute", &version, &computing);
@@ -295,7 +297,7 @@ fn the_shipped_gpu_bases_run_cuda_and_an_installer_gives_the_same_driver() {
     for name in PROGRAMS {
         assert_eq!(compute.digest(compute.program(name)), debian.digest(debian.program(name)), "{name}");
     }
-    assert!(!installer.with_extension("ran").exists(), "the installer was run");
+    assert!(!installer.with_extension("ran").exists(), "the installer was executed");
 
     let all = json!({"source": "nvidia", "graphics": true, "archives": ["fabric"],
                      "bootstrap": below(&["kmod", "libssl3", "libtirpc3"])});

@@ -1,6 +1,7 @@
-//! GPUDirect whole: OFED, GPU driver, peer memory, nvidia-fs and gdrdrv from the definitions that come with farrier, compiled
-//! against each other, published under the operators' names, and started on a node. The GPU driver is Debian's real
-//! one; OFED and those that no package archive has are small trees in the packing of the real ones.
+//! The complete GPUDirect stack: OFED, GPU driver, peer memory, nvidia-fs and gdrdrv from farrier's definitions. The drivers
+//! are
+//! compiled against each other, published under the operators' names, and started on a node. The GPU driver is Debian's real
+//! one; OFED and the drivers without a package archive are small trees in the layout of the real ones.
 use std::{
     collections::BTreeMap,
     fs,
@@ -24,7 +25,7 @@ use crate::support::{
 
 const IMAGES: [&str; 6] = ["mofed", "nvidia-gpu", "nvidia-peermem", "nv-peer-mem", "nvidia-fs", "gdrdrv"];
 const OFED: &str = "25.10-1.2.8.0";
-/// For a container to get ready, on a busy host and in software.
+/// Time limit for a container to become ready in an emulated machine on a busy host.
 const LIMIT: Duration = Duration::from_mins(1);
 
 fn root() -> &'static Path {
@@ -35,13 +36,13 @@ fn fixture(name: &str) -> PathBuf {
     root().join("tests/fixtures/gpudirect").join(name)
 }
 
-/// The images that a pass built, in the order in which they were published.
+/// Returns the images that a reconcile built, in order of publication.
 fn built(run: &Run) -> Vec<String> {
     let lines = run.stdout.lines().filter_map(|line| line.strip_prefix("built "));
     lines.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect()
 }
 
-/// A site with the definitions of this repository, and two nodes that have both cards.
+/// A site with this repository's definitions and two nodes that have both cards.
 struct Chain {
     site: Site,
     kernel: String,
@@ -58,9 +59,9 @@ impl Chain {
                 site.define(&file, &fs::read_to_string(root().join(&file)).unwrap());
             }
         }
-        // A directory of manifests has no pods, which copies of DaemonSets follow.
+        // Copies of DaemonSets follow pods, and a directory of manifests has no pods.
         site.edit("images/nv-peer-mem.yaml", "strategy: per-kernel", "strategy: image");
-        // User space is as large as the rest of the node: what the probes need is enough here.
+        // The real user space is as large as the rest of the node, and the probes need only the minimal base.
         let file = "images/nvidia-gpu.yaml";
         let text = fs::read_to_string(site.definitions().join(file)).unwrap();
         let (before, rest) = text.split_once("    base:\n").unwrap();
@@ -91,7 +92,7 @@ impl Chain {
         fs::write(self.site.cluster().join(format!("{name}.yaml")), text).unwrap();
     }
 
-    /// Packs a tree as the definition's source of this name, below a top directory.
+    /// Packs a tree as the definition's source of this name, below a top-level directory.
     fn pack(&self, name: &str, tree: &Path, top: &str) {
         let archive = self.site.definitions().join("sources").join(name);
         fs::create_dir_all(archive.parent().unwrap()).unwrap();
@@ -100,7 +101,7 @@ impl Chain {
         run(Command::new("tar").arg("-czf").arg(archive).arg("-C").args([parent.path(), Path::new(top)]));
     }
 
-    /// Packs an OFED tree as DOCA's source archive does.
+    /// Packs an OFED tree in the layout of DOCA's source archive.
     fn pack_ofed(&self, version: &str, tree: &Path) {
         let (short, _) = version.split_once('-').unwrap();
         let inner = format!("mlnx-ofed-kernel_{short}.orig.tar.gz");
@@ -119,7 +120,7 @@ impl Chain {
         self.site.farrier(&[&["--entrypoint", &self.entrypoint], args].concat())
     }
 
-    /// One pass.
+    /// Runs one reconcile.
     fn pass(&self) -> Run {
         self.farrier(&["run", "--once", "--build-cpus", "2", "--build-memory", "4Gi"])
     }
@@ -130,7 +131,7 @@ impl Chain {
         node.metadata.labels.unwrap()
     }
 
-    /// The image's newest name by tag, as `farrier status` shows it.
+    /// Returns the image's row in `farrier status`, which shows its latest reference by tag.
     fn row(&self, image: &str) -> Value {
         let rows = self.farrier(&["status", "-o", "json"]).exits(0).json();
         let row = rows.as_array().unwrap().iter().find(|row| row["image"] == image);
@@ -141,7 +142,7 @@ impl Chain {
         self.row(image)["reference"].as_str().unwrap().to_owned()
     }
 
-    /// The version that is in the image's name.
+    /// Returns the image's version annotation.
     fn version(&self, image: &str) -> String {
         let reference = self.reference(image);
         let manifest = self.site.inspect_raw(reference.rsplit('/').next().unwrap());
@@ -149,25 +150,25 @@ impl Chain {
     }
 }
 
-/// `<version>-<kernel label>-<os><os version>-<arch>`: Network Operator, precompiled drivers (state_ofed.go).
+/// `<version>-<kernel label>-<os><os version>-<arch>`, from the Network Operator's precompiled drivers (state_ofed.go).
 fn network_operators_tag(version: &str, labels: &BTreeMap<String, String>) -> String {
     let [kernel, os, os_version] = nfd(labels);
     format!("{version}-{kernel}-{os}{os_version}-amd64")
 }
 
-/// `<version>-<kernel label>-<os tag>`: GPU Operator, precompiled drivers (object_controls.go).
+/// `<version>-<kernel label>-<os tag>`, from the GPU Operator's precompiled drivers (object_controls.go).
 fn gpu_operators_tag(version: &str, labels: &BTreeMap<String, String>) -> String {
     let [kernel, os, os_version] = nfd(labels);
     format!("{version}-{kernel}-{os}{os_version}")
 }
 
-/// What both operators take from a node.
+/// Returns the node labels from which both operators derive a tag.
 fn nfd(labels: &BTreeMap<String, String>) -> [&str; 3] {
     ["kernel-version.full", "system-os_release.ID", "system-os_release.VERSION_ID"]
         .map(|label| labels[&format!("feature.node.kubernetes.io/{label}")].as_str())
 }
 
-/// The version of a symbol in a table.
+/// Returns a symbol's version in a `Module.symvers`.
 fn version_in(table: &Path, symbol: &str) -> String {
     let text = fs::read_to_string(table).unwrap();
     let line = text.lines().find(|line| line.split('\t').nth(1) == Some(symbol));
@@ -175,7 +176,7 @@ fn version_in(table: &Path, symbol: &str) -> String {
     line.split('\t').next().unwrap().to_owned()
 }
 
-/// The version of a symbol with which a module wants it, as the loader would ask.
+/// Returns the symbol version that a module requires, according to `modprobe --dump-modversions`.
 fn version_wanted(module: &Path, symbol: &str) -> String {
     let dump = run(Command::new("modprobe").arg("--dump-modversions").arg(module));
     let line = dump.lines().find(|line| line.split('\t').nth(1) == Some(symbol));
@@ -212,13 +213,13 @@ fn is_published_under_the_operators_names(chain: &Chain) {
     let labels = chain.labels();
     let ofed = format!("{OFED}-0");
     let gpu = chain.version("nvidia-gpu");
-    // To the GPU Operator OFED is a part of the driver's version.
+    // For the GPU Operator, OFED's version is part of the driver's version.
     let expected = [
         ("mofed", network_operators_tag(&ofed, &labels)),
         ("nvidia-gpu", gpu_operators_tag(&gpu, &labels)),
         ("nvidia-peermem", gpu_operators_tag(&format!("{gpu}-{ofed}"), &labels)),
         ("nv-peer-mem", network_operators_tag(&format!("1.3-{ofed}-{gpu}"), &labels)),
-        // The operator puts the os tag behind the version that it is told.
+        // The operator appends the OS tag to the configured version.
         ("nvidia-fs", gpu_operators_tag(&format!("2.26.6-{gpu}"), &labels)),
         ("gdrdrv", gpu_operators_tag(&format!("2.5.1-{gpu}"), &labels)),
     ];
@@ -231,9 +232,9 @@ fn is_published_under_the_operators_names(chain: &Chain) {
     }
 }
 
-/// The check's verdict on the set, and another program's word on the symbols by which they hold together.
+/// Asserts the check's verdict on the whole set, and compares the shared symbols with modprobe's output.
 fn loads_across(chain: &Chain, image: impl Fn(&str) -> PathBuf) {
-    // What a node runs: the GPU driver's image with peer memory in it.
+    // The images that a node runs, where the GPU driver's image includes peer memory.
     let references =
         ["mofed", "nvidia-peermem", "nv-peer-mem", "nvidia-fs", "gdrdrv"].map(|image| chain.reference(image));
     let subjects: Vec<&str> = references.iter().map(String::as_str).collect();
@@ -256,12 +257,12 @@ fn loads_across(chain: &Chain, image: impl Fn(&str) -> PathBuf) {
     }
 }
 
-/// Starts the published images as their DaemonSets do, on a node that has the network card's drivers but no cards.
+/// Starts the published images like their DaemonSets, on a node that has the network card's drivers but no cards.
 fn lives_on_a_node(kernel: &str, image: impl Fn(&str) -> PathBuf) {
     let release: KernelRelease = kernel.parse().unwrap();
     let kernel = kernel_image(&release);
     let modules = image("nvidia-gpu").join("lib/modules").join(release.as_str()).join("extra");
-    // Those of the kernel's own that the GPU driver needs.
+    // The in-tree modules that the GPU driver needs.
     let needed = run(Command::new("modinfo").args(["-F", "depends"]).args(files(&modules, ".ko")));
     let ours: Vec<String> = files(&modules, ".ko").iter().map(|file| name_of(file)).collect();
     let needed =
@@ -276,7 +277,7 @@ fn lives_on_a_node(kernel: &str, image: impl Fn(&str) -> PathBuf) {
     node.sh("modprobe mlx5_ib && modprobe rdma_ucm");
     let in_tree = sorted(node.loaded());
 
-    // OFED takes the place of the in-tree drivers, and shows its headers.
+    // OFED replaces the in-tree drivers and exposes its headers.
     let spec = ContainerSpec::read("mofed.yaml", "mofed-container")
         .with_env("RESTORE_DRIVER_ON_POD_TERMINATION", "true");
     let mofed = node.start(&spec, "mofed", &["driver-entrypoint", "mofed"]);
@@ -290,8 +291,8 @@ fn lives_on_a_node(kernel: &str, image: impl Fn(&str) -> PathBuf) {
     }
     node.sh("ls /run/mellanox/drivers/usr/src/ofa_kernel/default/Module.symvers");
 
-    // The image that the GPU Operator gets is that with peer memory. The real driver's symbols are all there: what it
-    // misses is a GPU. Nothing of it stays.
+    // The GPU Operator's image includes peer memory. All symbols of the real driver resolve, but it finds no GPU.
+    // The container leaves nothing behind.
     let spec = ContainerSpec::read("nvidia-driver.yaml", "nvidia-driver-ctr");
     let gpu = node.start(&spec, "nvidia-peermem", &["nvidia-driver", "init"]);
     let status = node.await_end(&gpu);
@@ -301,7 +302,7 @@ fn lives_on_a_node(kernel: &str, image: impl Fn(&str) -> PathBuf) {
     assert!(log.contains("NVRM: No NVIDIA GPU found."), "{log}");
     assert!(!node.loaded().iter().any(|name| name.starts_with("nvidia")), "{log}");
 
-    // Peer memory of both kinds waits for it, alive and not ready, until it is told to stop.
+    // Both kinds of peer memory containers wait for the GPU driver: they stay alive and unready until termination.
     let peers = [
         (
             "nvidia-driver.yaml",
@@ -324,7 +325,8 @@ fn lives_on_a_node(kernel: &str, image: impl Fn(&str) -> PathBuf) {
         assert_eq!(node.terminate(&peer), 0, "{}", node.log(&peer));
     }
 
-    // Without the GPU driver the kernel misses its symbols in peer memory, and not OFED's, nor another version of them.
+    // Without the GPU driver, the kernel misses only the GPU driver's symbols in peer memory. OFED's symbols resolve with
+    // matching versions.
     for (image, module) in [
         ("nvidia-peermem", "nvidia-peermem"),
         ("nv-peer-mem", "nv_peer_mem"),

@@ -1,4 +1,4 @@
-//! `farrier init`: from what a site has to a first image, with the real program.
+//! `farrier init`, from an existing site to the first image, with the real program.
 use std::{ffi::OsStr, fs, path::Path, process::Command};
 
 use regex::Regex;
@@ -11,7 +11,7 @@ use crate::support::{
     site::{Run, Site, read_all},
 };
 
-/// What somebody has who runs KMM: its Module, and the sources that its Dockerfile clones.
+/// Writes the files of a KMM user: a Module, and the sources that its Dockerfile clones.
 fn module(site: &Site) -> String {
     let sources = site.path("acme/kernel");
     fs::create_dir_all(&sources).unwrap();
@@ -36,7 +36,8 @@ fn module(site: &Site) -> String {
     site.path("module.yaml").display().to_string()
 }
 
-/// The commands and results that the README shows of it, for this site and kernel; what differs from run to run is left out.
+/// Returns the README's commands and their results, adapted to this site and kernel. Values that differ between runs are
+/// removed.
 fn readme(site: &Site, kernel: &str) -> Vec<(String, String)> {
     let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
     let section = text.split("## From a KMM Module").nth(1).expect("the README has this section");
@@ -47,17 +48,17 @@ fn readme(site: &Site, kernel: &str) -> Vec<(String, String)> {
     parts.map(|(command, result)| (command.to_owned(), lasting(result))).collect()
 }
 
-/// Without digests and sizes.
+/// Removes digests and sizes.
 fn lasting(text: &str) -> String {
     let digest = Regex::new(r"sha256:[0-9a-f]+(\.\.\.)?").unwrap();
     let size = Regex::new(r"\d+ bytes").unwrap();
     size.replace_all(&digest.replace_all(text, "sha256:"), "bytes").into_owned()
 }
 
-/// What the environment of the other tests says, and a newcomer's does not.
+/// Environment variables that the other tests set and a new user lacks.
 const SET: [&str; 3] = ["FARRIER_DEFINITIONS", "FARRIER_REGISTRY", "FARRIER_CLUSTER"];
 
-/// `farrier` as a newcomer calls it: nothing stands in the environment but the cache.
+/// Runs `farrier` as a new user, with only the cache configured in the environment.
 fn newcomer<S: AsRef<OsStr>>(site: &Site, args: &[S]) -> Run {
     let mut command = site.command(args);
     for name in SET {
@@ -66,38 +67,41 @@ fn newcomer<S: AsRef<OsStr>>(site: &Site, args: &[S]) -> Run {
     site.finish(command.env("FARRIER_ENGINE", "sandbox").current_dir(site.path("")).spawn().unwrap())
 }
 
-/// `farrier init` over the site's directory of manifests, with these further words.
+/// Runs `farrier init` on the site's directory of manifests with further arguments.
 fn init(site: &Site, more: &[&str]) -> Run {
     newcomer(site, &[&["init", "--cluster", "dir:cluster", "--registry", "oci:layout"], more].concat())
 }
 
-/// The words of the command that `farrier init` prints as the next one.
+/// Returns the arguments of the next command that `farrier init` prints.
 fn printed<'a>(run: &'a Run, command: &str) -> Vec<&'a str> {
     let line = run.line(&format!("  farrier {command} "));
     line.split_whitespace().skip(1).collect()
 }
 
-/// As the README shows it, and with the commands that `farrier init` prints.
+/// Follows the README and the commands that `farrier init` prints.
 #[test]
 fn a_newcomer_with_a_module_gets_to_the_first_image() {
     let (site, kernel) = (Site::new(), kernels::newest().newer);
     site.canary(&kernel);
     fs::remove_file(site.cluster().join("daemonset.yaml")).unwrap();
     module(&site);
-    // Those of the other tests: a newcomer has none.
+    // Remove the other tests' definitions, because a new user has none.
     fs::remove_dir_all(site.definitions()).unwrap();
     let [(init, made), (run, built)]: [_; 2] = readme(&site, &kernel).try_into().unwrap();
     let words = |command: &str| command.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let init = newcomer(&site, &words(&init)).exits(0);
     assert_eq!(lasting(&init.stdout), made);
     let text = fs::read_to_string(site.path("definitions/images/acme.yaml")).unwrap();
-    assert!(text.contains("vars: {directory: kernel, makeArgs: \"\"}"), "found in the sources: {text}");
+    assert!(
+        text.contains("vars: {directory: kernel, makeArgs: \"\"}"),
+        "init finds the directory in the sources: {text}"
+    );
 
     newcomer(&site, &printed(&init, "plan")).exits(0).line("1 to build");
     newcomer(&site, &printed(&init, "doctor")).exits(0);
     assert_eq!(printed(&init, "run").join(" "), run);
     assert_eq!(lasting(&newcomer(&site, &words(&run)).exits(0).stdout), built);
-    assert_eq!(site.tags("acme"), [kernel.as_str()], "what KMM looks for");
+    assert_eq!(site.tags("acme"), [kernel.as_str()], "the tag that KMM expects");
     assert_eq!(site.inspect(&format!("acme:{kernel}"))["Os"], "linux");
     newcomer(&site, &printed(&init, "run")).exits(0).line("nothing to do");
 }
@@ -123,7 +127,7 @@ fn without_a_terminal_it_says_what_is_missing_and_ends() {
     assert!(!site.path("definitions/site.yaml").exists());
 }
 
-/// A name that no label may have: nothing is written, not even what is right.
+/// An invalid label key: `init` writes nothing, not even the valid files.
 #[test]
 fn what_cannot_be_read_back_is_not_written() {
     let site = Site::new();
@@ -150,7 +154,7 @@ fn what_is_there_stays_as_it_is() {
     assert_eq!(fs::read_to_string(site.path("elsewhere.yaml")).unwrap(), "elsewhere\n");
 }
 
-/// Each driver that comes with farrier, alone in a directory, is one that can be planned for.
+/// Each of farrier's bundled drivers gives a plannable definition in an empty directory.
 #[test]
 fn drivers_that_come_with_farrier() {
     let site = Site::new();
@@ -165,7 +169,7 @@ fn drivers_that_come_with_farrier() {
     }
 }
 
-/// A person at a terminal is asked, and takes what the cluster suggests.
+/// At a terminal `init` prompts, and the user accepts the cluster's suggestions.
 #[test]
 fn at_a_terminal_it_asks() {
     let site = Site::new();
@@ -191,7 +195,7 @@ fn at_a_terminal_it_asks() {
     assert_eq!(files.len(), 3, "{files:?}");
 }
 
-/// What a cluster runs already is what is defined, without a word about it.
+/// Without arguments, `init` defines the drivers that the cluster already runs.
 #[test]
 fn a_live_cluster_says_which_drivers_it_has() {
     let live =
@@ -240,7 +244,7 @@ fn a_live_cluster_says_which_drivers_it_has() {
     let next = report["next"].to_string();
     assert!(next.contains(" --write-namespaces drivers"), "{next}");
 
-    // The DaemonSet runs the image of this name, on nodes with two kernels.
+    // A DaemonSet runs the image of this name on nodes with two kernels.
     live.api.create(objects::daemon_set("other", "mstflint", "registry.example/mstflint:1"));
     let place = live.site.path("second").display().to_string();
     let run = Run::of(live.command(&["init", &place, "--driver", "mstflint"]).spawn().unwrap()).exits(0);

@@ -1,5 +1,6 @@
-//! What docs/deploy.md promises: its commands that make and delete objects are played by `ci/install` with the real kubectl, which
-//! on a real cluster plays all of the page; of `ci/image` the parts that need neither compiler nor engine.
+//! Tests the claims of docs/deploy.md. `ci/install` runs the page's commands that create and delete objects, with the real
+//! kubectl;
+//! on a real cluster `ci/install` runs the whole page. Of `ci/image`, only the parts without compiler and engine are tested.
 use std::{fs, path::Path, process::Command};
 
 use crate::support::{kube_api::FakeApi, registry_process::RegistryProcess};
@@ -12,7 +13,8 @@ fn bash(state: &Path, commands: &str) -> Command {
     bash
 }
 
-/// The lines of a file of the project, from the first that begins so to the one before the first that ends it.
+/// Returns the lines of a project file from the first line that starts with `from` up to, but excluding, the next that starts
+/// with `to`.
 fn part(file: &str, from: &str, to: &str) -> String {
     let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
     let lines = text.lines().skip_while(|line| !line.starts_with(from));
@@ -53,11 +55,11 @@ fn the_page_on_deployment_makes_the_objects_that_it_says_and_deletes_them() {
     .flat_map(|resource| api.list(resource))
     .map(|object| object["metadata"]["name"].to_string())
     .collect();
-    // The Secret is the namespace's, which the fake does not empty.
+    // The fake API server does not delete the Secret together with its namespace.
     assert_eq!(left, ["\"farrier-registry\""], "{said}");
 }
 
-/// A node on which both replicas have just found room has none for a third one.
+/// A node with room for exactly two replicas cannot run a third one during a rollout.
 #[test]
 fn replicas_are_replaced_one_after_the_other_and_ask_for_little() {
     for overlay in ["kubernetes", "docker", "podman", "sandbox"] {
@@ -72,7 +74,7 @@ fn replicas_are_replaced_one_after_the_other_and_ask_for_little() {
     }
 }
 
-/// Definitions that name no mirror find their packages by the image's own sources.
+/// Definitions without a mirror find their packages through the image's own apt sources.
 #[test]
 fn farriers_image_has_the_package_sources_of_the_machine_that_builds_it() {
     let directory = tempfile::tempdir().unwrap();
@@ -92,7 +94,7 @@ fn farriers_image_has_the_package_sources_of_the_machine_that_builds_it() {
     assert_eq!(suites, ["bookworm", "bookworm-updates", "bookworm-security"], "{sources}");
 }
 
-/// Its publication trusts FARRIER_CA_FILE, and so does what looks at it afterwards.
+/// `ci/image` trusts FARRIER_CA_FILE both for the publication and for the inspection afterwards.
 #[test]
 fn farriers_image_is_copied_from_a_registry_whose_certificate_only_farrier_was_told() {
     let registry = RegistryProcess::start_elsewhere();

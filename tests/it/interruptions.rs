@@ -1,4 +1,4 @@
-//! Stopped, killed, and two at once: nothing is left, nothing is lost, and the next run completes.
+//! Interrupted, killed and concurrent runs leave nothing behind, lose nothing, and let the next run complete.
 use std::{
     collections::BTreeSet,
     fs,
@@ -10,10 +10,10 @@ use crate::support::{
     site::{FIRST_IMAGE, Run, Site, entries, wait_until},
 };
 
-/// A template whose compile waits, when the source has this file, for a container that is watched from outside.
+/// Replacement for a template's cleanup step that keeps the compile container running, so that the test can watch it.
 const SLOW: &str = "find /build -mindepth 1 -delete; sleep 120\n";
 
-/// A site whose canary's image takes two minutes to compile.
+/// Creates a site whose canary's image takes two minutes to compile.
 fn slow_site(kernel: &str) -> Site {
     let site = Site::in_docker();
     let template = fs::read_to_string("templates/kbuild.Dockerfile.hbs").unwrap();
@@ -34,7 +34,7 @@ fn signal(pid: u32, name: &str) {
     assert!(sent.success());
 }
 
-/// SIGTERM in the middle of a compile.
+/// Sends SIGTERM during a compile.
 #[test]
 fn a_run_that_is_told_to_stop() {
     let kernel = kernels::newest().newer;
@@ -43,24 +43,24 @@ fn a_run_that_is_told_to_stop() {
     let child = site.start(&["run", "--once"]);
     wait_until("the compile", || docker::runs_container_of(child.id()));
     signal(child.id(), "TERM");
-    // `finish` looks at containers, images and temporary files.
+    // `finish` checks for leftover containers, images and temporary files.
     let run = site.finish(child).exits(130);
     run.line("stopping: cleaning up");
     assert_eq!((site.manifests(), site.tags("hello").len()), (before, 0));
 
-    // An interruption is no failure to be remembered.
+    // An interrupted build must not be recorded as a failure.
     make_quick(&site);
     site.run_once().exits(0).line("rewrote");
 }
 
-/// A compile that does not end: it is stopped at its deadline, and not tried again until something changes.
+/// A compile that hangs is stopped at its deadline and not retried until an input changes.
 #[test]
 fn a_build_that_takes_too_long() {
     let kernel = kernels::newest().newer;
     let site = slow_site(&kernel);
     site.edit("images/hello.yaml", "  version:", "  build: {deadline: 5s}\n  version:");
     let child = site.start(&["run", "--once"]);
-    // `finish` looks at containers, images and temporary files.
+    // `finish` checks for leftover containers, images and temporary files.
     let run = site.finish(child).exits(1);
     run.line("the build was stopped: it did not end within its deadline of 5s");
     run.line("raise build.deadline in the definition");
@@ -72,7 +72,7 @@ fn a_build_that_takes_too_long() {
     site.run_once().exits(0).line("rewrote");
 }
 
-/// SIGKILL in the middle of a compile: the next run completes, and removes what was left in the cache and in the engine.
+/// Sends SIGKILL during a compile. The next run completes and removes the leftovers from the cache and the engine.
 #[test]
 fn a_run_that_is_killed() {
     let kernel = kernels::newest().newer;
@@ -82,9 +82,9 @@ fn a_run_that_is_killed() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!((site.image().as_str(), site.tags("hello").len()), (FIRST_IMAGE, 0));
-    // It was noted before it began: killed again and again, it would not be begun again at once.
+    // The attempt was recorded before the build began, so that repeated kills cause a backoff.
     assert_eq!(entries(&site.cache().join("attempts")).len(), 1);
-    // The engine ends a build whose client is gone, in its own time.
+    // The engine stops a build some time after its client is gone.
     wait_until("the engine to stop the step", || !docker::runs_container_of(child.id()));
 
     make_quick(&site);
@@ -93,7 +93,7 @@ fn a_run_that_is_killed() {
     assert_eq!(entries(&site.cache().join("work")), [""; 0]);
 }
 
-/// Killed between publishing and rolling out, as far as the next run can see: the image is not built again.
+/// A run that is killed between publication and rollout: the next run does not rebuild the image.
 #[test]
 fn a_run_that_ended_before_its_rollout() {
     let kernel = kernels::newest().newer;
@@ -106,7 +106,7 @@ fn a_run_that_ended_before_its_rollout() {
     assert_eq!(site.image(), built["pinned"]);
 }
 
-/// Two farriers on one cache, registry and cluster: one image, one value.
+/// Two farriers on one cache, registry and cluster produce one image and one field value.
 #[test]
 fn two_runs_at_once() {
     let kernel = kernels::newest().newer;
@@ -118,7 +118,7 @@ fn two_runs_at_once() {
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     });
     assert!(runs.iter().any(|(code, _)| *code == Some(0)), "{runs:?}");
-    // The slower one may find the field changed under its hands, which it reports; never more than that.
+    // The slower run may report a conflict on the image field, and no other failure.
     assert!(runs.iter().all(|(code, _)| matches!(code, Some(0 | 1))), "{runs:?}");
     assert_eq!(site.tags("hello").len(), 1);
     let tag = site.inspect(&format!("hello:1.0-{kernel}-debian12-amd64"));
@@ -126,7 +126,7 @@ fn two_runs_at_once() {
     site.run_once().exits(0).line("nothing to do");
 }
 
-/// Two farriers on different machines build the same image for one registry: each has a cache of its own.
+/// Two farriers on different machines build the same image for one registry, each with a separate cache.
 struct Two {
     site: Site,
     elsewhere: Site,
@@ -136,7 +136,7 @@ struct Two {
 impl Two {
     fn new() -> Self {
         let kernel = kernels::newest().newer;
-        // The engine has its toolchain, so that both take about as long.
+        // The engine already has the toolchain, so both builds take about equally long.
         Site::in_docker().build("hello", &kernel, &[]).exits(0);
         Self { site: Site::in_docker(), elsewhere: Site::in_docker(), kernel }
     }
@@ -147,8 +147,7 @@ impl Two {
         command.env("FARRIER_REGISTRY", &self.site.location).spawn().unwrap()
     }
 
-    /// Both say that they have published one and the same image; the tag had no other at any time, and beside it
-    /// everything stands once.
+    /// Asserts that both runs report the same image, that the tag never named another one, and that each referrer exists once.
     fn published_one(&self, runs: &[Run; 2]) {
         let digests: BTreeSet<String> =
             runs.iter().map(|run| run.json()["digest"].as_str().unwrap().to_owned()).collect();
@@ -179,7 +178,7 @@ fn two_farriers_that_publish_the_same_at_once_end_with_one_image() {
     two.published_one(&runs);
 }
 
-/// One of them is held up in the middle of its push, while the other publishes all of it.
+/// One farrier is stopped during its push while the other publishes the whole image.
 #[test]
 fn a_farrier_that_publishes_late_what_another_has_published() {
     let two = Two::new();
@@ -192,7 +191,7 @@ fn a_farrier_that_publishes_late_what_another_has_published() {
     two.published_one(&[run.exits(0), late]);
 }
 
-/// A loop ends at the first signal, with its interval still to wait.
+/// A loop ends at the first signal, even during its interval.
 #[test]
 fn a_loop_with_nothing_to_do() {
     let kernel = kernels::newest().newer;
@@ -201,7 +200,7 @@ fn a_loop_with_nothing_to_do() {
     site.run_once().exits(0);
     let child = site.start(&["run", "--interval", "3600"]);
     let asked = site.registry.requests("GET");
-    wait_until("its pass", || site.registry.requests("GET") > asked);
+    wait_until("its reconcile", || site.registry.requests("GET") > asked);
     signal(child.id(), "INT");
     site.finish(child).exits(130);
 }

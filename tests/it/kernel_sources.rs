@@ -1,4 +1,4 @@
-//! Sources of truth about a kernel on the distribution's real kernels, and `farrier check` on every kind of subject.
+//! Sources of facts about the distribution's real kernels, and `farrier check` on every kind of subject.
 use std::{
     collections::BTreeSet,
     fs,
@@ -21,7 +21,7 @@ use farrier::{
     payload::{DecompressionBudget, read_module},
 };
 
-/// A kernel of Debian 12, with everything that its shipped family finds.
+/// A Debian 12 kernel, with everything that its built-in family finds.
 struct Kernel {
     target: KernelTarget,
     image: KernelImage,
@@ -58,11 +58,11 @@ async fn kernel(release: &str) -> Kernel {
         HeaderLookup::Missing { looked_for, hint } => panic!("no {looked_for}: {hint}"),
     };
     let again = fetcher.kernel_images().find_here(family, &target).await.unwrap();
-    assert_eq!(again.as_ref(), Some(&image), "what was fetched is in the cache");
+    assert_eq!(again.as_ref(), Some(&image), "the cache lacks the fetched image");
     Kernel { target, image, headers, fetcher }
 }
 
-/// The newest 6.12 kernel of Debian 12's security suite.
+/// Returns the newest 6.12 kernel of Debian 12's security suite.
 fn newest_long_term() -> String {
     let names = apt_cache(&["pkgnames", "linux-image-6.12."]);
     let number = |name: &&str| -> Option<u32> {
@@ -72,8 +72,9 @@ fn newest_long_term() -> String {
     format!("6.12.{}+deb12-amd64", newest.expect("the security suite has a 6.12 kernel"))
 }
 
-/// `struct module`'s size, as BTF has it and as modules have it, the exports, as the image and as `Module.symvers`
-/// has them, and the release.
+/// Asserts that the sources of a kernel's facts agree: the size of `struct module` in BTF and in modules, the exports in the
+/// image
+/// and in `Module.symvers`, and the release.
 async fn agrees(release: &str, method: Method) {
     let Kernel { target, image, headers, fetcher } = kernel(release).await;
     let payload = locate(&mut fs::File::open(&image.vmlinuz).unwrap()).unwrap();
@@ -116,7 +117,7 @@ async fn agrees(release: &str, method: Method) {
         found.len(),
         index.modules.len()
     );
-    // The same without the cache.
+    // The facts are the same without the cache.
     assert_eq!(format!("{:?}", image.facts().unwrap()), format!("{facts:?}"));
 
     let mut other = image.clone();
@@ -135,7 +136,7 @@ async fn the_sources_of_6_12_agree() {
     agrees(&newest_long_term(), Method::Zstd).await;
 }
 
-/// A machine that runs Debian's kernel, made of its packages.
+/// A file tree that imitates a running machine with Debian's kernel, made from its packages.
 #[tokio::test]
 async fn a_running_machine_tells_the_same() {
     let Kernel { target, image, headers, fetcher } = kernel(&kernels::newest().newer).await;
@@ -157,7 +158,7 @@ async fn a_running_machine_tells_the_same() {
 
     let facts = read_host(root.path(), Architecture::Amd64).unwrap();
     assert_eq!(facts.release, target.release);
-    assert!(facts.symbols.is_none(), "there are no headers on it");
+    assert!(facts.symbols.is_none(), "the machine has no headers");
     assert_eq!(facts.config.get("CC_VERSION_TEXT"), headers.facts.config.get("CC_VERSION_TEXT"));
     assert_eq!(facts.expected_vermagic(), headers.facts.expected_vermagic());
     let known = fetcher.kernel_images().facts(&image).await.unwrap();
@@ -168,7 +169,7 @@ async fn a_running_machine_tells_the_same() {
     assert_eq!(facts.beyond_headers.in_tree.unwrap().value, known.in_tree.unwrap().value);
 }
 
-/// Runs `farrier check` for Debian 12 with the shared cache; exit code, standard output, standard error.
+/// Runs `farrier check` for Debian 12 with the shared cache, and returns exit code, standard output and standard error.
 fn check(args: &[&str]) -> (Option<i32>, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_farrier"))
         .arg("check")
@@ -182,7 +183,7 @@ fn check(args: &[&str]) -> (Option<i32>, String, String) {
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-/// The report as JSON; the code must be this one.
+/// Returns the report as JSON and asserts the exit code.
 #[track_caller]
 fn report(args: &[&str], code: i32) -> serde_json::Value {
     let (found, stdout, stderr) = check(&[args, &["-o", "json"]].concat());
@@ -207,8 +208,8 @@ fn module_paths(report: &serde_json::Value) -> Vec<String> {
     paths
 }
 
-/// An image of two layers: two real modules of one kernel, a module of another name for a kernel that never was, and
-/// firmware; the upper layer takes one module away.
+/// Writes an image of two layers: two real modules of one kernel, a module of a fictional kernel, and firmware. The upper layer
+/// deletes one module.
 fn layout_image(dir: &Path, kernel: &Kernel) -> String {
     let release = kernel.target.release.as_str();
     let modules = kernel.image.modules.as_ref().unwrap();
@@ -277,7 +278,7 @@ async fn images_of_every_kind_are_checked() {
     let layout = layout_image(dir.path(), &kernel);
     let wanted = [format!("lib/modules/{release}/updates/nbd.ko")];
 
-    // The kernel is known from the annotation.
+    // The annotation names the kernel.
     for subject in
         [format!("oci:{layout}"), format!("oci:{layout}:1.0"), format!("oci:{layout}:acme/nbd:1.0")]
     {
@@ -291,7 +292,7 @@ async fn images_of_every_kind_are_checked() {
     refuses(&[&format!("oci:{layout}"), "--kernel", &older], 2, &["has no modules for", &has]);
     refuses(&[&format!("oci:{layout}:2.0")], 2, &[r#"has no "2.0"; it has acme/nbd:1.0"#, "hint: "]);
 
-    // A registry, with skopeo as the pusher.
+    // The image in a registry, pushed by skopeo.
     let registry = RegistryProcess::start(Wants::default());
     let reference = format!("{}/acme/nbd:1.0", registry.host);
     let copied = skopeo(&[
@@ -304,7 +305,8 @@ async fn images_of_every_kind_are_checked() {
     assert_eq!(module_paths(&report(&[&reference], 0)), wanted);
     refuses(&[&format!("{}/acme/nbd:2.0", registry.host)], 2, &["the registry does not have it"]);
 
-    // The engine, which gets it from an archive. It carries no annotation, and names are the only question.
+    // The image in an engine, loaded from an archive. The archive lacks the annotation, and this test checks only the modules'
+    // names.
     let name = format!("localhost/farrier-check-test:{}", std::process::id());
     let archive = dir.path().join("image.tar");
     let copied = skopeo(&[
@@ -353,12 +355,12 @@ async fn files_are_checked_against_headers_an_image_and_needed_tables() {
     let empty = empty.path().display().to_string();
     refuses(&[&module, "--kernel", release, "--needs", &empty], 2, &["there is no Module.symvers in it"]);
 
-    // Headers without Module.symvers leave most things unknown: whether that is fine is the user's to say.
+    // Headers without Module.symvers leave most results unknown, and the user decides whether that is acceptable.
     let bare = tempfile::tempdir().unwrap();
     let build = bare.path().join("lib/modules").join(release).join("build");
     for file in ["include/generated/utsrelease.h", "include/config/auto.conf"] {
         fs::create_dir_all(build.join(file).parent().unwrap()).unwrap();
-        // Debian keeps what is common to all flavours in a tree of its own; these are the flavour's.
+        // Debian keeps the files common to all flavors in a separate tree; these files belong to the flavor.
         fs::copy(table.parent().unwrap().join(file), build.join(file)).unwrap();
     }
     let bare = bare.path().display().to_string();

@@ -1,4 +1,4 @@
-//! The fake API server does what the real one does: every expectation here was seen at a real server, too.
+//! Tests the fake API server itself. Each expectation was verified against a real server.
 
 mod pods;
 
@@ -17,7 +17,7 @@ fn daemon_sets(client: &Client) -> Api<DynamicObject> {
     Api::namespaced_with(client.clone(), "drivers", &ApiResource::from_gvk(&kind))
 }
 
-/// What an apply answers with: the object, or the status code and the message.
+/// Applies an object and returns the resulting object, or the status code and the message.
 async fn apply(api: &FakeApi, force: bool, object: Value) -> Result<Value, (u16, String)> {
     let mut params = PatchParams::apply("farrier");
     params.force = force;
@@ -65,7 +65,7 @@ async fn an_apply_owns_exactly_what_it_names() {
     assert_eq!(applied["metadata"]["generation"], 2);
     let container = &applied["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(container["image"], "example.test/ofed:2");
-    assert_eq!(container["imagePullPolicy"], "IfNotPresent", "what others set stays");
+    assert_eq!(container["imagePullPolicy"], "IfNotPresent", "fields of other managers are unchanged");
     assert_eq!(
         *entry(&applied, "farrier"),
         json!({
@@ -76,8 +76,8 @@ async fn an_apply_owns_exactly_what_it_names() {
         })
     );
     let owner = &entry(&applied, "owner")["f:spec"]["f:template"]["f:spec"]["f:containers"];
-    assert!(owner["k:{\"name\":\"driver\"}"]["f:image"].is_null(), "the image was taken over");
-    assert!(owner["k:{\"name\":\"driver\"}"]["f:name"].is_object(), "an equal value is shared");
+    assert!(owner["k:{\"name\":\"driver\"}"]["f:image"].is_null(), "the owner still owns the image");
+    assert!(owner["k:{\"name\":\"driver\"}"]["f:name"].is_object(), "both managers own an equal value");
 }
 
 #[tokio::test]
@@ -88,7 +88,7 @@ async fn an_apply_without_force_names_the_other_manager_and_the_field() {
     let field = ".spec.template.spec.containers[name=\"driver\"].image";
     let message = format!("Apply failed with 1 conflict: conflict with \"owner\" using apps/v1: {field}");
     assert_eq!(refused, (409, message));
-    // A value that is there already is no conflict.
+    // Applying an equal value is not a conflict.
     let same = json!({"containers": [{"name": "driver", "image": "example.test/ofed:1"}]});
     apply(&api, false, config(json!({"name": "ofed"}), same)).await.unwrap();
 }
@@ -113,10 +113,10 @@ async fn what_a_manager_gives_up_goes_unless_another_owns_it() {
     let applied = apply(&api, true, config(metadata, Value::Null)).await.unwrap();
     assert_eq!(applied["metadata"]["annotations"], json!({"a": "1"}));
     let pod = &applied["spec"]["template"]["spec"];
-    assert_eq!(pod["containers"][0]["image"], "example.test/ofed:1", "the owner holds it, too");
+    assert_eq!(pod["containers"][0]["image"], "example.test/ofed:1", "the owner also owns the field");
     assert!(pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"].is_null());
 
-    // An image that was taken with force is nobody else's: giving it up leaves none, which is refused.
+    // A field taken with force has only one owner. Giving up the image would remove it, and the server refuses that.
     let image = json!({"containers": [{"name": "driver", "image": "example.test/ofed:2"}]});
     apply(&api, true, config(json!({"name": "ofed"}), image)).await.unwrap();
     let (code, message) = apply(&api, true, config(json!({"name": "ofed"}), Value::Null)).await.unwrap_err();
@@ -149,7 +149,7 @@ async fn preconditions_of_an_apply() {
     let (code, message) = try_with("ofed", "uid", "another").await;
     assert_eq!(code, 422);
     assert!(message.ends_with("metadata.uid: Invalid value: \"another\": field is immutable"), "{message}");
-    // Only the uid keeps an object that is gone from being made anew.
+    // Only a uid prevents apply from recreating a deleted object.
     let (code, message) = try_with("gone", "uid", "u").await;
     assert_eq!(code, 409);
     assert!(
@@ -157,7 +157,7 @@ async fn preconditions_of_an_apply() {
             .ends_with("uid mismatch: the provided object specified uid u, and no existing object was found")
     );
     let (code, _) = try_with("gone", "resourceVersion", "5").await;
-    assert_eq!(code, 422, "it tries to make one, and finds no selector");
+    assert_eq!(code, 422, "the server tries to create the object, which lacks a selector");
 }
 
 #[tokio::test]
@@ -183,7 +183,7 @@ async fn lists_come_in_pages_until_the_token_expires() {
     let first = page("").await.unwrap();
     assert_eq!(first["items"].as_array().unwrap().len(), 10);
     assert_eq!(first["metadata"]["remainingItemCount"], 15);
-    assert!(first["items"][0].get("kind").is_none(), "items of built-in kinds do not say their kind");
+    assert!(first["items"][0].get("kind").is_none(), "items of built-in kinds have no kind");
     let second = page(first["metadata"]["continue"].as_str().unwrap()).await.unwrap();
     assert_eq!(second["items"][0]["metadata"]["name"], "n10");
     let token = second["metadata"]["continue"].as_str().unwrap();
@@ -198,7 +198,7 @@ fn http_get(path: &str) -> axum::http::Request<Vec<u8>> {
     axum::http::Request::get(path).body(Vec::new()).unwrap()
 }
 
-/// Lines of a watch, as they are sent.
+/// Lines of a watch in order of arrival.
 struct Lines {
     response: reqwest::Response,
     rest: Vec<u8>,
@@ -249,7 +249,7 @@ async fn a_watch_goes_on_where_a_list_ended_and_sees_objects_come_and_go_with_th
         node["metadata"]["resourceVersion"],
         api.get("nodes", "", "a").unwrap()["metadata"]["resourceVersion"]
     );
-    // From the same version again: the same events.
+    // A second watch from the same version gets the same events.
     let mut again = Lines::open(&api, &query).await;
     assert_eq!(again.next().await.unwrap().0, "ADDED");
 }
@@ -285,7 +285,7 @@ async fn faults_come_as_often_as_ordered_and_the_log_tells_them() {
     assert!(!matches!(get().await, Ok(_) | Err(kube::Error::Api(_))), "no answer at all");
     api.set_user("somebody");
     api.deny("get", "daemonsets.apps");
-    let Err(kube::Error::Api(status)) = get().await else { panic!("it was forbidden") };
+    let Err(kube::Error::Api(status)) = get().await else { panic!("the request was not forbidden") };
     let message = "daemonsets.apps \"ofed\" is forbidden: User \"somebody\" cannot get resource \"daemonsets\" in \
                    API group \"apps\" in the namespace \"drivers\"";
     assert_eq!((status.code, status.message.as_str()), (403, message));
@@ -311,7 +311,7 @@ async fn a_hanging_request_is_answered_when_it_is_let_go() {
     let fault = api.fail_always(Requests::verb("get"), ApiFailure::Hang);
     let client = api.client();
     let asked = tokio::spawn(async move { daemon_sets(&client).get("ofed").await });
-    api.until("the request has come", |api| api.count(&Requests::verb("get")) == 1).await;
+    api.until("the request has arrived", |api| api.count(&Requests::verb("get")) == 1).await;
     assert!(!asked.is_finished());
     api.take_back(fault);
     asked.await.unwrap().unwrap();
@@ -322,7 +322,7 @@ async fn the_server_goes_away_and_comes_back_with_what_it_knew() {
     let api = with_daemon_set();
     let client = api.client();
     let mut lines = Lines::open(&api, "/api/v1/nodes?watch=1").await;
-    api.until("the watch is there", |api| api.open_watches("nodes") == 1).await;
+    api.until("the watch is open", |api| api.open_watches("nodes") == 1).await;
     api.go_away();
     assert!(lines.response.chunk().await.is_err(), "open watches end");
     assert_eq!(api.open_watches("nodes"), 0);
@@ -344,7 +344,7 @@ async fn operators_kinds_come_and_go() {
     let policy = objects::resource("mellanox.com/v1alpha1", "NicClusterPolicy", "policy", &json!({"a": [1]}));
     api.create(policy);
     let list: Value = client.request(http_get(path)).await.unwrap();
-    assert_eq!(list["items"][0]["kind"], "NicClusterPolicy", "items of custom kinds say their kind");
+    assert_eq!(list["items"][0]["kind"], "NicClusterPolicy", "items of custom kinds have a kind");
     api.uninstall("nicclusterpolicies.mellanox.com");
     client.request::<Value>(http_get(path)).await.unwrap_err();
 }

@@ -1,4 +1,4 @@
-//! The live cluster adapter against an API server with faults.
+//! The live cluster adapter against an API server with injected faults.
 
 mod rights;
 
@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 const OLD: &str = "example.test/ofed:1";
 const NEW: &str = "example.test/ofed:2";
 
-/// A server with two nodes and a DaemonSet whose pods run.
+/// Starts a server with two nodes and a DaemonSet whose pods run.
 fn cluster() -> FakeApi {
     let api = FakeApi::start();
     api.create(objects::node("a", "6.1.0-1-amd64"));
@@ -48,7 +48,7 @@ async fn connect(api: &FakeApi) -> Arc<KubeCluster> {
     KubeCluster::connect(options, interest(), CancellationToken::new()).await.unwrap()
 }
 
-/// Snapshots until one is so.
+/// Takes snapshots until one satisfies the condition.
 async fn until(
     cluster: &KubeCluster,
     what: &str,
@@ -64,7 +64,7 @@ async fn until(
         }
     };
     let waited = tokio::time::timeout(Duration::from_secs(90), wait).await;
-    waited.unwrap_or_else(|_| panic!("not in a minute and a half: {what}"))
+    waited.unwrap_or_else(|_| panic!("waited a minute and a half for {what}"))
 }
 
 fn kernel_of<'a>(snapshot: &'a ClusterSnapshot, node: &str) -> &'a str {
@@ -75,7 +75,7 @@ fn ofed(snapshot: &ClusterSnapshot) -> &DaemonSetFacts {
     snapshot.daemon_sets.iter().find(|facts| facts.name == "ofed").unwrap()
 }
 
-/// The rewrite of the one image, planned from this snapshot.
+/// Returns the rewrite of the only image, based on this snapshot.
 fn rewrite(snapshot: &ClusterSnapshot) -> Change {
     let of = |image: &str| BTreeMap::from([("driver".to_owned(), image.to_owned())]);
     Change::DaemonSet(DaemonSetChange {
@@ -99,7 +99,7 @@ fn patches() -> Requests {
     Requests::verb("patch").resource("daemonsets.apps")
 }
 
-/// Nodes, DaemonSets and pods have been listed and are watched, so that the next change comes by a watch.
+/// Waits until nodes, DaemonSets and pods are listed and watched, so that a watch delivers the next change.
 async fn watched(api: &FakeApi, cluster: &KubeCluster) -> ClusterSnapshot {
     let snapshot = until(cluster, "all pods are seen", |snapshot| snapshot.pods.len() == 2).await;
     api.until("everything is watched", |api| {
@@ -141,13 +141,13 @@ async fn the_api_server_goes_away_and_comes_back() {
     api.go_away();
     api.set_kernel("a", "6.1.0-2-amd64");
     let meanwhile = kube.snapshot().await.unwrap();
-    assert_eq!(kernel_of(&meanwhile, "a"), "6.1.0-1-amd64", "what was known is still there");
+    assert_eq!(kernel_of(&meanwhile, "a"), "6.1.0-1-amd64", "the last known state is lost");
     api.come_back();
     until(&kube, "the change is seen", |snapshot| kernel_of(snapshot, "a") == "6.1.0-2-amd64").await;
     assert_eq!(
         api.count(&Requests::verb("list").resource("nodes")),
         1,
-        "the watch went on from where it was"
+        "the watch did not resume from its last version"
     );
 }
 
@@ -201,7 +201,7 @@ async fn after_410_everything_is_listed_again_and_nothing_is_missed() {
     api.delete("nodes", "", "b");
     api.compact();
     api.release_watches("nodes");
-    until(&kube, "what was missed is seen", |snapshot| {
+    until(&kube, "the missed change is seen", |snapshot| {
         snapshot.nodes.len() == 1 && kernel_of(snapshot, "a") == "6.1.0-2-amd64"
     })
     .await;
@@ -263,12 +263,12 @@ async fn a_daemon_set_that_was_deleted_is_not_made_anew() {
     api.delete("daemonsets.apps", "drivers", "ofed");
     kube.apply(&rewrite(&snapshot)).await.unwrap_err();
     assert!(api.get("daemonsets.apps", "drivers", "ofed").is_none());
-    // Nor is its namesake written to.
+    // A new DaemonSet of the same name is not written either.
     api.create_as("owner", objects::daemon_set("drivers", "ofed", OLD));
     kube.apply(&rewrite(&snapshot)).await.unwrap_err();
     assert_eq!(image_in(&api), OLD);
     api.release_watches("daemonsets.apps");
-    let next = until(&kube, "the new one is seen", |snapshot| {
+    let next = until(&kube, "the new DaemonSet is seen", |snapshot| {
         let uid = api.get("daemonsets.apps", "drivers", "ofed").unwrap()["metadata"]["uid"].take();
         snapshot
             .daemon_sets
@@ -286,7 +286,8 @@ async fn a_write_whose_answer_is_lost_is_made_once() {
     let kube = connect(&api).await;
     let snapshot = watched(&api, &kube).await;
     api.fail(patches(), ApiFailure::LoseAnswer, 1);
-    // Tried again it is no news, or somebody else's for all that can be told: the next plan sees it.
+    // After a retry farrier cannot tell its own write from another writer's, so a conflict is acceptable. The next plan sees
+    // the result.
     if let Err(error) = kube.apply(&rewrite(&snapshot)).await {
         assert!(error.is_conflict(), "{error}");
     }
@@ -316,7 +317,7 @@ async fn hostile_labels_and_annotations_are_facts_like_others() {
         annotations: BTreeMap::from([("farrier.dev/told".to_owned(), Some(hostile.clone()))]),
         ..NodeChange::default()
     };
-    // The server refuses the label that nobody could have written; it is a finding, no crash.
+    // The server rejects the invalid label value, and farrier reports an error instead of panicking.
     let error = kube.apply(&Change::Node(change)).await.unwrap_err();
     assert!(matches!(error, ClusterError::Api { error: ApiError::Rejected(_), .. }), "{error}");
 }
@@ -325,7 +326,7 @@ async fn hostile_labels_and_annotations_are_facts_like_others() {
 async fn an_operators_kind_may_appear_later_and_go_again() {
     let api = cluster();
     let kube = connect(&api).await;
-    let snapshot = until(&kube, "a snapshot without it", |_| true).await;
+    let snapshot = until(&kube, "a snapshot without the resource", |_| true).await;
     assert!(snapshot.resources.is_empty() && snapshot.unseen.is_empty(), "{:?}", snapshot.unseen);
     api.install(Kind::nic_cluster_policy());
     let spec = json!({"ofedDriver": {"version": "1"}});
@@ -347,7 +348,7 @@ async fn bookmarks_keep_quiet_watches_from_listing_again_and_nothing_is_written(
             "metadata": {"name": format!("noise-{round}"), "namespace": "elsewhere"},
         }));
         api.bookmark();
-        // What comes behind the bookmark shows that it has been read.
+        // An event after the bookmark proves that farrier has read the bookmark.
         let kernel = format!("6.1.0-{}-amd64", round + 2);
         api.set_kernel("a", &kernel);
         until(&kube, "a change is seen", |snapshot| kernel_of(snapshot, "a") == kernel).await;
@@ -415,15 +416,19 @@ async fn a_budget_refuses_an_eviction_in_the_servers_words() {
     let error = kube.apply(&restart(&pod.version.uid)).await.unwrap_err();
     assert!(matches!(error, ClusterError::Api { error: ApiError::Disruption(_), .. }), "{error}");
     assert!(error.to_string().contains("disruption budget"), "{error}");
-    assert_eq!(api.count(&Requests::verb("create").subresource("eviction")), 1, "it is not pressed");
+    assert_eq!(
+        api.count(&Requests::verb("create").subresource("eviction")),
+        1,
+        "the eviction is not retried"
+    );
     api.delete("poddisruptionbudgets.policy", "drivers", "keep");
     kube.apply(&restart("of-another-pod")).await.unwrap_err();
-    assert!(api.get("pods", &pod.namespace, &pod.name).is_some(), "another pod of this name is not touched");
+    assert!(api.get("pods", &pod.namespace, &pod.name).is_some(), "a pod with another uid is not evicted");
     kube.apply(&restart(&pod.version.uid)).await.unwrap();
     assert!(api.get("pods", &pod.namespace, &pod.name).is_none());
 }
 
-/// It is not taken for something that has gone and need not be said.
+/// A missing CronJob is not mistaken for a deleted object, which farrier would ignore.
 #[tokio::test]
 async fn a_check_without_its_cron_job_is_said() {
     let api = cluster();

@@ -1,4 +1,4 @@
-//! Jobs of the fake API server run in real containers, and end as they do in a real cluster.
+//! Jobs on the fake API server run in real containers and end as they do in a real cluster.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::io::AsyncReadExt as _;
 
-/// A cluster that runs Jobs, and the registry that its one image is in.
+/// A cluster that runs Jobs, and the registry with its only image.
 struct Bench {
     api: FakeApi,
     _registry: RegistryProcess,
@@ -38,7 +38,7 @@ impl Bench {
         Self { api, _registry: registry, image }
     }
 
-    /// Makes a Job as the engine would: without any right.
+    /// Creates an unprivileged Job like the engine's.
     fn run(&self, name: &str, script: &str, change: impl FnOnce(&mut Value)) {
         let mut job = json!({
             "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "namespace": "builds"},
@@ -92,8 +92,9 @@ impl Bench {
         reason().unwrap()
     }
 
-    /// What a program in the pod of a Job prints, and its status where the connection lived so long. kube's reader does not
-    /// end where the connection is cut: that there will be no status tells it.
+    /// Returns the output of a program in a Job's pod, and its status unless the connection was cut. After a cut, kube's reader
+    /// does
+    /// not end; the absence of a status ends the loop.
     async fn exec(&self, job: &str, command: &[&str]) -> (Vec<u8>, Option<Value>) {
         let pods: Api<Pod> = Api::namespaced(self.api.client(), "builds");
         let params = AttachParams { stdout: true, stderr: false, ..AttachParams::default() };
@@ -121,7 +122,7 @@ impl Bench {
     }
 }
 
-/// The words under which a pod can be waited for.
+/// Returns the state names that [`Bench::until`] can wait for.
 fn states(pod: &Value) -> impl Iterator<Item = String> {
     let state = &pod["status"]["containerStatuses"][0]["state"];
     let names = state
@@ -174,7 +175,7 @@ async fn what_a_job_leaves_is_fetched_over_cut_connections_and_its_container_goe
             break;
         }
         let cut_at = [500_000, 1_500_000, 1_500_001][attempts - 1];
-        assert_eq!(got.len(), cut_at, "exactly what was ordered came before the cut");
+        assert_eq!(got.len(), cut_at, "the connection carries exactly the ordered bytes before the cut");
     }
     assert_eq!((attempts, bench.api.cuts_left()), (4, 0));
     assert_eq!(sha256(&got), wanted);
@@ -237,7 +238,7 @@ async fn a_restricted_pod_has_no_network_and_no_rights() {
         assert!(seen.lines().any(|given| given == line), "{line}: {seen}");
     }
     let status = status.unwrap();
-    assert_eq!(status["status"], "Failure", "the root file system can be written to");
+    assert_eq!(status["status"], "Failure", "the root file system is writable");
     assert_eq!(status["details"]["causes"][0], json!({"reason": "ExitCode", "message": "1"}));
     assert_eq!(status["reason"], "NonZeroExitCode");
 }
@@ -248,7 +249,7 @@ async fn pods_that_are_not_admitted_or_have_no_place_wait() {
     let quota = bench.api.limit_pods("builds", 0);
     let place = bench.api.unschedulable("0/3 nodes are available: 3 Insufficient memory.");
     bench.run("build", "exec sleep 600", |_| {});
-    bench.api.until("it is told", |_| !bench.messages("build", "FailedCreate").is_empty()).await;
+    bench.api.until("the Event", |_| !bench.messages("build", "FailedCreate").is_empty()).await;
     let told = bench.messages("build", "FailedCreate").remove(0);
     assert!(told.starts_with("Error creating: pods \"build-"), "{told}");
     let words = "is forbidden: exceeded quota: builds, requested: pods=1, used: pods=0, limited: pods=0";
@@ -257,7 +258,7 @@ async fn pods_that_are_not_admitted_or_have_no_place_wait() {
 
     bench.api.take_back(quota);
     bench.api.until("it has a pod", |_| bench.pod("build").is_some()).await;
-    bench.api.until("it is told", |_| !bench.messages("build", "FailedScheduling").is_empty()).await;
+    bench.api.until("the Event", |_| !bench.messages("build", "FailedScheduling").is_empty()).await;
     let pod = bench.pod("build").unwrap();
     let scheduled = condition(&pod, "PodScheduled");
     assert_eq!((&scheduled["status"], &scheduled["reason"]), (&json!("False"), &json!("Unschedulable")));
@@ -269,7 +270,7 @@ async fn pods_that_are_not_admitted_or_have_no_place_wait() {
     bench.run("bold", "exec sleep 600", |job| {
         job["spec"]["template"]["spec"]["containers"][0]["securityContext"] = json!({});
     });
-    bench.api.until("it is told", |_| !bench.messages("bold", "FailedCreate").is_empty()).await;
+    bench.api.until("the Event", |_| !bench.messages("bold", "FailedCreate").is_empty()).await;
     let told = bench.messages("bold", "FailedCreate").remove(0);
     let words = "is forbidden: violates PodSecurity \"restricted:latest\": allowPrivilegeEscalation != false (container \
                  \"build\" must set securityContext.allowPrivilegeEscalation=false), unrestricted capabilities (container \
@@ -316,7 +317,7 @@ async fn images_that_are_not_there_and_deadlines() {
     assert_eq!(pod["status"]["reason"], "DeadlineExceeded");
     assert_eq!(bench.until_job("slow", "Failed").await["reason"], "BackoffLimitExceeded");
     assert_eq!(bench.until_job("late", "Failed").await["reason"], "DeadlineExceeded");
-    assert!(bench.pod("late").is_none(), "the controller deletes it");
+    assert!(bench.pod("late").is_none(), "the controller deletes the pod");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -358,7 +359,7 @@ async fn what_ends_a_pod_can_be_told_apart() {
         assert_eq!(last["status"]["phase"], "Failed", "{job}");
         let state = &last["status"]["containerStatuses"][0]["state"];
         if job == "lost" {
-            assert!(state["running"].is_object(), "nobody says how it ended: {state}");
+            assert!(state["running"].is_object(), "no exit status is reported: {state}");
         } else {
             assert_eq!(state["terminated"]["exitCode"], 137, "{job}");
         }

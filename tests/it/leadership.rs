@@ -1,4 +1,4 @@
-//! Who may write: leases at an API server, held, lost, given back and taken over.
+//! Leader election with leases at an API server: acquired, lost, released and taken over.
 use std::time::{Duration, Instant};
 
 use crate::support::{
@@ -11,14 +11,14 @@ use farrier::{
     runtime::lease::{Leadership, LeaseOptions, LeaseTask, Timing, campaign},
 };
 
-/// Client-go's proportions, in a tenth of the time.
+/// Client-go's timing, scaled down to a tenth.
 const TIMING: Timing = Timing {
     lease: Duration::from_secs(2),
     renew_deadline: Duration::from_secs(1),
     retry: Duration::from_millis(100),
 };
 
-/// An API server with farrier's namespace.
+/// Starts an API server with farrier's namespace.
 fn cluster() -> FakeApi {
     let api = FakeApi::start();
     api.create(serde_json::json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "farrier"}}));
@@ -38,7 +38,7 @@ fn candidate(api: &FakeApi, identity: &str) -> (Leadership, LeaseTask) {
 async fn until(leadership: &Leadership, leads: bool) {
     let mut watch = leadership.watch();
     let wait = watch.wait_for(|now| *now == leads);
-    tokio::time::timeout(Duration::from_secs(30), wait).await.expect("it never came true").unwrap();
+    tokio::time::timeout(Duration::from_secs(30), wait).await.expect("the leadership never changed").unwrap();
 }
 
 fn lease(api: &FakeApi) -> serde_json::Value {
@@ -66,7 +66,7 @@ async fn of_two_started_together_one_leads_and_hands_over_when_it_stops() {
     first_task.release().await;
     assert!(first.closed().is_some());
     until(&second, true).await;
-    assert!(stopped.elapsed() < TIMING.lease, "it is given back, not waited for");
+    assert!(stopped.elapsed() < TIMING.lease, "the lease was not released");
     assert_eq!(second.closed(), None);
     assert_eq!(lease(&api)["leaseTransitions"], 1);
     second_task.release().await;
@@ -94,7 +94,7 @@ async fn a_standby_says_who_leads_and_once_for_each_leader() {
     second_task.release().await;
 }
 
-/// What two farriers of one cluster are told apart by: neither waits for the other one's lease, nor takes its fields over.
+/// Two farriers with different instance names use separate leases and separate field managers.
 #[test]
 fn a_named_farrier_has_a_lease_and_fields_of_its_own() {
     let mut live = Live::new([objects::node("n0", "6.1.0-901-amd64")], "image");
@@ -156,7 +156,7 @@ fn a_killed_leader_is_followed_when_its_time_is_over_and_its_fence_is_closed_by_
         killed.shutdown_background();
         until(&second, true).await;
         assert!(died.elapsed() >= TIMING.lease.saturating_sub(TIMING.retry * 3), "{:?}", died.elapsed());
-        assert!(first.closed().is_some(), "never two writers");
+        assert!(first.closed().is_some(), "there were two writers");
         second_task.release().await;
     });
 }
@@ -170,14 +170,17 @@ async fn a_leader_that_is_cut_off_closes_its_fence_before_anybody_may_take_over(
     let fault = api.fail_always(Requests::any().resource("leases.coordination.k8s.io"), ApiFailure::Hang);
     let mut watch = leadership.watch();
     let turns = async |watch: &mut tokio::sync::watch::Receiver<bool>| {
-        tokio::time::timeout(Duration::from_secs(30), watch.changed()).await.expect("it is told").unwrap();
+        tokio::time::timeout(Duration::from_secs(30), watch.changed())
+            .await
+            .expect("the watch reports the change")
+            .unwrap();
         *watch.borrow_and_update()
     };
     watch.mark_unchanged();
-    // No other is known to lead: what is being built is not thrown away.
+    // No other replica is known to lead, so builds continue and the watch stays true.
     assert!(turns(&mut watch).await);
     assert!(leadership.closed().unwrap().contains("could not be renewed"), "{:?}", leadership.closed());
-    // Others may think so after the lease's whole length at the earliest.
+    // Another replica can take over only after the lease's full duration.
     assert!(cut.elapsed() < TIMING.lease, "{:?}", cut.elapsed());
 
     api.take_back(fault);
@@ -191,7 +194,7 @@ async fn a_leader_that_was_cut_off_gives_way_to_the_one_that_took_over() {
     let api = cluster();
     let (first, first_task) = candidate(&api, "a");
     until(&first, true).await;
-    // The other one's record, written while nobody else could.
+    // Another replica's record, written while the leader could not reach the server.
     let fault = api.fail_always(Requests::any().resource("leases.coordination.k8s.io"), ApiFailure::Hang);
     let taken = serde_json::json!({"spec": {"holderIdentity": "b"}});
     api.patch_as("b", "leases.coordination.k8s.io", "farrier", "farrier", &taken);

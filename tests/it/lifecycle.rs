@@ -1,5 +1,5 @@
-//! The life of a driver container on a node: a virtual machine with the distribution's kernel, on which containers
-//! are started as their DaemonSets say, probed, ended, killed and started again.
+//! The life cycle of a driver container on a node. A virtual machine with the distribution's kernel starts the containers as
+//! their DaemonSets specify, and probes, terminates, kills and restarts them.
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command, time::Duration};
 
 use farrier::{inputs::KernelImage, kernel::KernelRelease};
@@ -16,10 +16,10 @@ mod eviction;
 mod gpu;
 mod network;
 
-/// For a container to get ready, on a busy host and in software.
+/// Time limit for a container to become ready in an emulated machine on a busy host.
 const LIMIT: Duration = Duration::from_mins(1);
 
-/// A driver's image with these test modules, which go before the host's.
+/// Creates a driver's image with these test modules in `updates`, which takes precedence over the host's modules.
 fn image_with(release: &KernelRelease, kernel: &KernelImage, modules: &[&str]) -> TempDir {
     let image = image_tree(&entrypoint());
     let updates = image.path().join("lib/modules").join(release.as_str()).join("updates");
@@ -35,7 +35,7 @@ fn newest() -> KernelRelease {
     releases("6.1.0-", "-amd64").pop().expect("the host's suites have a 6.1 kernel")
 }
 
-/// The node itself: what a manifest asks for is what a process finds, so that the other tests can rely on it.
+/// Tests the emulated node itself: processes see what the manifest specifies, so that the other tests can rely on the node.
 #[test]
 fn a_container_runs_as_its_manifest_says() {
     let kernel = kernel_image(&newest());
@@ -60,10 +60,10 @@ fn a_container_runs_as_its_manifest_says() {
     node.sh("mkdir -p /run/mellanox/drivers/usr");
     let started = node.start(&spec, "script", &["driver-entrypoint", "mofed"]);
     node.await_startup(&started, Duration::from_secs(20));
-    // Its process has a namespace of its own, and its variables; /run/udev is read-only.
+    // The process has a PID namespace and its environment variables, and /run/udev is read-only.
     let log = node.log(&started);
     assert!(log.starts_with("1 mofed it's here\n") && log.ends_with("read-only\n"), "{log}");
-    // A bidirectional mount's own mounts are the node's too, another mount's files, and nothing else.
+    // Mounts inside a bidirectional mount and files in a host path reach the node, and nothing else does.
     assert_eq!(node.sh("ls /run/mellanox/drivers/usr/bin/driver-entrypoint /usr/written").lines().count(), 2);
     assert!(!node.holds("[ -e /only-here ]"));
     let mounts = node.sh("cat /proc/self/mountinfo");
@@ -72,14 +72,14 @@ fn a_container_runs_as_its_manifest_says() {
     assert_eq!((probe.status, probe.text.as_str()), (1, ""), "no mlx5_core is loaded");
     assert_eq!(node.terminate(&started), 7);
 
-    // Killed, it leaves its mount on the node, and starts with a fresh layer.
+    // A killed container leaves its mount on the node and restarts with a fresh layer.
     let again = node.start(&spec, "script", &["driver-entrypoint", "mofed"]);
     node.await_startup(&again, Duration::from_secs(20));
     node.kill(&again);
     assert!(node.holds("[ -e /run/mellanox/drivers/usr/bin/driver-entrypoint ]"));
 }
 
-/// Modules of the image and of the host, those compressed in every way; parameters; and a module in use.
+/// Modules from the image and from the host in every compression format, module parameters, and a module in use.
 #[test]
 fn a_drivers_modules_come_from_the_image_and_from_the_host() {
     let release = newest();
@@ -99,10 +99,11 @@ fn a_drivers_modules_come_from_the_image_and_from_the_host() {
     for module in
         ["farrier_good", "mlx5_core", "mlxfw", "psample", "rdma_ucm", "rdma_cm", "ib_uverbs", "ib_core"]
     {
-        assert!(loaded.iter().any(|name| name == module), "{module} is not among {loaded:?}");
+        assert!(loaded.iter().any(|name| name == module), "{module} is not loaded: {loaded:?}");
     }
 
-    // A process has the device open: it is named, nothing that others need is gone, and the node goes on.
+    // While a process has the device open, the log names the process, modules that others need stay loaded, and the node keeps
+    // working.
     node.sh("sleep 600 < /dev/infiniband/rdma_cm > /dev/null 2>&1 & echo $! > /tmp/user");
     let user = node.sh("cat /tmp/user");
     let status = node.terminate(&started);
@@ -111,9 +112,10 @@ fn a_drivers_modules_come_from_the_image_and_from_the_host() {
     let who = format!("process {} (sleep) with /dev/infiniband/rdma_cm open", user.trim());
     assert!(log.contains("unload rdma_ucm") && log.contains(&who), "{log}");
     assert!(node.loaded().contains(&"rdma_ucm".to_owned()));
-    assert!(!node.holds("ls /run/farrier/*.ready"), "a driver that stops is not ready");
+    assert!(!node.holds("ls /run/farrier/*.ready"), "a stopping driver is ready");
 
-    // Started again it finds what is there; and once nothing is in the way, all of its modules go.
+    // A restarted container adopts the loaded modules. Once the device is closed, termination unloads all of the driver's
+    // modules.
     let again = node.start(&spec, "site", &["driver-entrypoint"]);
     node.await_startup(&again, LIMIT);
     node.sh("kill $(cat /tmp/user)");
@@ -125,8 +127,8 @@ fn a_drivers_modules_come_from_the_image_and_from_the_host() {
     }
 }
 
-/// An image's module in the place of the host's, and of the one that uses that; and a module that asks for firmware. Killed at
-/// any moment, it is followed by one that ends with the node as it was.
+/// An image's module replaces the host's module and its dependents, and a further module requests firmware. After a kill at any
+/// moment, the next container ends with the node in its original state.
 #[test]
 fn a_driver_of_ones_own_replaces_the_hosts_and_brings_its_firmware() {
     let release = newest();
@@ -176,28 +178,28 @@ fn a_driver_of_ones_own_replaces_the_hosts_and_brings_its_firmware() {
         assert_eq!(node.sh(&format!("cat {search_path}")).trim(), "/run/farrier/mlxfw.firmware");
         assert_eq!(node.terminate(&started), 0, "{}", node.log(&started));
         assert_eq!(sorted(node.loaded()), before, "{}", node.log(&started));
-        assert!(!node.holds("[ -e /sys/module/mlxfw/version ]"), "it is the host's again");
+        assert!(!node.holds("[ -e /sys/module/mlxfw/version ]"), "the host's module is restored");
         assert_eq!(node.sh(&format!("tr -d '\\0\\n' < {search_path}")), "");
         assert_eq!(node.sh("ls /run/modprobe.d"), "");
     }
 }
 
-/// Both generations' stacks, and what stands on them.
+/// Upper-layer modules of both generations of the in-tree stack.
 const IN_TREE: [&str; 6] = ["mlx5_core", "mlx5_ib", "rdma_ucm", "nvme-rdma", "9pnet_rdma", "rdma_rxe"];
 const MOFED: [&str; 2] = ["driver-entrypoint", "mofed"];
 
-/// The `srcversion` of a module in an image.
+/// Returns the `srcversion` of a module in an image.
 fn source_version(image: &TempDir, release: &KernelRelease, module: &str) -> String {
     let base = image.path().to_str().unwrap();
     let arguments = ["-b", base, "-k", release.as_str(), "-F", "srcversion", module];
     run(Command::new("modinfo").args(arguments)).trim().to_owned()
 }
 
-/// A node on which the in-tree drivers are loaded, as after its boot, and the container of a MOFED image.
+/// A node with the in-tree drivers loaded, as after boot, and the container of a MOFED image.
 struct MofedNode {
     node: Node,
     spec: ContainerSpec,
-    /// What is loaded when no container has run.
+    /// Loaded modules before the first container.
     in_tree: Vec<String>,
     ours: String,
 }
@@ -224,14 +226,14 @@ impl MofedNode {
         self.node.start(&spec, "mofed", &MOFED)
     }
 
-    /// Starts a container that becomes ready, and looks at what it promises to others.
+    /// Starts a container, waits until it is ready, and asserts the state that other containers rely on.
     fn run(&mut self) -> Started {
         let started = self.start();
         self.node.await_startup(&started, LIMIT);
         self.node.assert_probes_pass(&started);
         assert_eq!(self.node.source_version("mlx5_core").as_ref(), Some(&self.ours));
         self.node.sh("ls /run/mellanox/drivers/.driver-ready");
-        // Headers for those that are compiled against it, on the node; once, however often it was started.
+        // The headers for dependent drivers are exposed on the node exactly once, however often the container was started.
         self.node.sh("ls /run/mellanox/drivers/usr/src/ofa_kernel/default/Module.symvers");
         assert_eq!(self.exposed(), 1);
         started
@@ -241,19 +243,19 @@ impl MofedNode {
         self.node.sh("cat /proc/self/mountinfo").matches(" /run/mellanox/drivers/usr/src ").count()
     }
 
-    /// Starts a container that must refuse; what it says.
+    /// Starts a container that must refuse to run, and returns its log.
     fn refused(&mut self) -> String {
         let before = sorted(self.node.loaded());
         let started = self.start();
         let status = self.node.await_end(&started);
         let log = self.node.log(&started);
         assert_eq!(status, 1, "{log}");
-        assert_eq!(sorted(self.node.loaded()), before, "a refusal leaves the node as it was: {log}");
+        assert_eq!(sorted(self.node.loaded()), before, "a refusal leaves the node unchanged: {log}");
         assert!(!self.node.holds("ls /run/mellanox/drivers/.driver-ready"));
         log
     }
 
-    /// Ends a container, after which the node is as it was before the first.
+    /// Terminates a container and asserts that the node is in its original state.
     fn stop(&mut self, started: &Started) {
         let status = self.node.terminate(started);
         let log = self.node.log(started);
@@ -262,17 +264,17 @@ impl MofedNode {
         assert_eq!(self.node.source_version("mlx5_core"), None, "Debian's own modules have no srcversion");
         assert!(!self.node.holds("ls /run/mellanox/drivers/.driver-ready"));
         assert_eq!(self.exposed(), 0, "{log}");
-        assert_eq!(self.node.sh("ls /etc/modprobe.d"), "", "the node's next boot loads its own drivers");
+        assert_eq!(self.node.sh("ls /etc/modprobe.d"), "", "a blacklist would affect the node's next boot");
     }
 
-    /// What the node's disks hold: each file with its content's sum, each link with what it leads to.
+    /// Lists the node's disk content: each file with its checksum, each link with its target.
     fn disk(&mut self) -> Vec<String> {
         let files = "find /etc /lib /usr /var -type f -print0 | xargs -0 md5sum";
         let links = "find /etc /lib /usr /var -type l | while read -r link; do echo \"$link -> $(readlink \"$link\")\"; done";
         sorted(self.node.sh(&format!("{files}; {links}")).lines().map(str::to_owned).collect())
     }
 
-    /// Kills a container that is on its way when a command succeeds on the node.
+    /// Kills a starting container as soon as a command succeeds on the node.
     fn killed_when(&mut self, moment: &str) {
         let started = self.start();
         self.node.kill_when(&started, moment, LIMIT);
@@ -284,7 +286,7 @@ fn sorted(mut names: Vec<String>) -> Vec<String> {
     names
 }
 
-/// Start, stop, start, kill, start: each time what the contract says, and in the end the node as it was.
+/// Start, stop, start, kill, start: each step fulfills the contract, and the final state equals the original one.
 #[test]
 fn mofed_replaces_the_in_tree_drivers_and_puts_them_back() {
     let mut mofed = MofedNode::boot();
@@ -295,7 +297,8 @@ fn mofed_replaces_the_in_tree_drivers_and_puts_them_back() {
     mofed.stop(&started);
     println!("{}", mofed.node.log(&started));
 
-    // Killed when it was ready, it leaves all of it; the next one finds its drivers loaded, and does not touch them.
+    // A container that is killed while ready leaves everything in place. The next container finds its drivers loaded and keeps
+    // them.
     let started = mofed.run();
     mofed.node.kill(&started);
     assert!(mofed.node.holds("ls /run/mellanox/drivers/.driver-ready"));
@@ -305,7 +308,7 @@ fn mofed_replaces_the_in_tree_drivers_and_puts_them_back() {
     assert_eq!(mofed.node.sh(identity), before, "{}", mofed.node.log(&started));
     mofed.stop(&started);
 
-    // Killed on the way, with nothing loaded, with the first of ours, with some.
+    // Kill the container during the exchange: with no driver loaded, with the first of its modules, and with several.
     for moment in
         ["[ ! -e /sys/module/mlx5_core ]", "[ -e /sys/module/mlx_compat ]", "[ -e /sys/module/ib_core ]"]
     {
@@ -315,8 +318,8 @@ fn mofed_replaces_the_in_tree_drivers_and_puts_them_back() {
     }
 }
 
-/// Killed while the host's drivers are kept away, it leaves nothing on the disk that would keep them away at the node's next
-/// boot, which would then have no network.
+/// A container that is killed while it blacklists the host's drivers leaves no blacklist on the disk. Otherwise the node's next
+/// boot would have no network.
 #[test]
 fn a_killed_mofed_container_leaves_the_next_boot_its_drivers() {
     let mut mofed = MofedNode::boot();
@@ -333,10 +336,10 @@ fn a_killed_mofed_container_leaves_the_next_boot_its_drivers() {
         mofed.spec = spec;
         for moment in [kept_away.as_str(), "[ ! -e /sys/module/mlx5_core ]"] {
             mofed.killed_when(moment);
-            assert!(mofed.node.holds(&kept_away), "it was killed too late to show anything: {moment}");
+            assert!(mofed.node.holds(&kept_away), "the kill came too late for this test: {moment}");
             let after: Vec<String> = mofed.disk().into_iter().filter(|line| !before.contains(line)).collect();
             assert_eq!(after, left, "{moment}");
-            // The next boot: what stands on the disk, and an empty /run.
+            // Simulate the next boot: the disk's content and an empty /run.
             let boot = "mount -t tmpfs tmpfs /run && cat /etc/modprobe.d/* /run/modprobe.d/* 2> /dev/null | grep -c .";
             assert_eq!(mofed.node.run(&format!("unshare -m sh -c '{boot}'")).text.trim(), "0", "{moment}");
             let started = mofed.run();
@@ -346,7 +349,7 @@ fn a_killed_mofed_container_leaves_the_next_boot_its_drivers() {
     }
 }
 
-/// What must not be unloaded under somebody's feet: it is named, with what to do, and the node goes on as it was.
+/// The container refuses to unload modules in use, names the user and the remedy, and leaves the node unchanged.
 #[test]
 fn mofed_refuses_what_would_hurt_and_says_who_is_in_the_way() {
     let mut mofed = MofedNode::boot();
@@ -360,7 +363,7 @@ fn mofed_refuses_what_would_hurt_and_says_who_is_in_the_way() {
     let started = mofed.run();
     assert!(
         !mofed.node.loaded().iter().any(|name| name == "nvme_rdma"),
-        "it would use drivers that are gone"
+        "the process would use unloaded drivers"
     );
     mofed.stop(&started);
     mofed.node.sh("rmmod nvme-rdma && rmmod nvme-fabrics && rmmod nvme-core");
@@ -371,13 +374,13 @@ fn mofed_refuses_what_would_hurt_and_says_who_is_in_the_way() {
     assert!(log.contains("rdma_rxe") && log.contains("UNLOAD_THIRD_PARTY_RDMA_MODULES"), "{log}");
     mofed.node.sh("rmmod rdma_rxe");
 
-    // One that nobody listed.
+    // A module that is not on any list.
     mofed.node.sh("modprobe 9pnet_rdma");
     let log = mofed.refused();
     assert!(log.contains("module 9pnet_rdma uses rdma_cm"), "{log}");
     mofed.node.sh("rmmod 9pnet_rdma && rmmod 9pnet");
 
-    // A process. The operator's pod does not see it; one with hostPID does.
+    // A process holds the device. The operator's pod cannot see the process; a pod with hostPID can.
     mofed.node.sh("sleep 600 < /dev/infiniband/rdma_cm > /dev/null 2>&1 & echo $! > /tmp/user");
     let log = mofed.refused();
     assert!(log.contains("unload rdma_ucm: 1 reference(s)") && log.contains("unknown user"), "{log}");
@@ -389,10 +392,10 @@ fn mofed_refuses_what_would_hurt_and_says_who_is_in_the_way() {
     mofed.spec.host_pid = false;
     mofed.node.sh("kill $(cat /tmp/user)");
 
-    // What those had needed of others is still there.
+    // Dependencies of the unloaded modules are still loaded.
     mofed.in_tree = sorted(mofed.node.loaded());
 
-    // A second container of its kind waits for nobody, and harms nothing.
+    // A second container of the same kind exits immediately and changes nothing.
     let started = mofed.run();
     let own = mofed.spec.name.clone();
     mofed.spec.name = "mofed-container-2".to_owned();

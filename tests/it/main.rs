@@ -1,6 +1,6 @@
-//! The tests of the whole program, with real engines, registries, headers and virtual machines; one binary, because each more
-//! would compile and link farrier once more.
-// clippy.toml allows these in test functions only, not in what the tests share.
+//! Tests of the whole program with real engines, registries, headers and virtual machines. They share one binary, because each
+//! further binary would compile and link farrier again.
+// clippy.toml allows these lints only in test functions, not in the tests' shared helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::missing_panics_doc)]
 
 mod admission;

@@ -1,4 +1,4 @@
-//! A site that nothing outside can reach: the registry's store alone feeds a plan and a build.
+//! A site without external network: the registry's store alone supplies a plan and a build.
 use std::{fs, process::Output};
 
 use crate::support::{
@@ -8,7 +8,7 @@ use crate::support::{
 };
 use serde_json::Value;
 
-/// A module from a package whose newest version is taken, on a base made from packages.
+/// A module from a package in its newest version, on a base made from packages.
 pub const MSTFLINT: &str = r#"apiVersion: farrier.dev/v1alpha1
 kind: DriverImage
 metadata: {name: mstflint}
@@ -38,8 +38,7 @@ const PATCH: &str = r#"--- a/farrier_hello.c
  	return 0;
 "#;
 
-/// The other side: definitions, an empty cache, and a registry with what was carried over, where there
-/// is no network but loopback.
+/// The sealed side: definitions, an empty cache and a registry with the transferred content, with only loopback as its network.
 struct Sealed<'a> {
     site: &'a Site,
     namespace: &'a LoopbackOnly,
@@ -116,7 +115,7 @@ fn a_site_without_a_network_plans_and_builds_from_the_registry_alone() {
     ])
     .exits(0);
 
-    // The other side has the registry's content and the definitions, without the source that lay beside them.
+    // The sealed side has the registry's content and the definitions, without the sources next to the definitions.
     site.registry.stop();
     let namespace = LoopbackOnly::new();
     let registry = namespace.registry(&site.registry.storage());
@@ -124,10 +123,10 @@ fn a_site_without_a_network_plans_and_builds_from_the_registry_alone() {
     let sealed = Sealed { site: &site, namespace: &namespace, registry: &registry };
     let links = namespace.command("ip").args(["-o", "link", "show"]).output().unwrap().stdout;
     let links = String::from_utf8(links).unwrap();
-    assert!(links.lines().count() == 1 && links.contains(" lo: "), "there is a network: {links}");
+    assert!(links.lines().count() == 1 && links.contains(" lo: "), "the namespace has a network: {links}");
     sealed.nothing_to_do();
 
-    // A new patch, and another word for make: both are compiled from the store alone.
+    // A new patch and a different make argument: both images are compiled from the store alone.
     site.define("patches/hello.patch", PATCH);
     site.edit("images/hello.yaml", "  nodes:", "  patches: [{path: patches/hello.patch}]\n  nodes:");
     site.edit("images/mstflint.yaml", "makeArgs: \"\"", "makeArgs: \"V=0\"");

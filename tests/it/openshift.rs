@@ -1,5 +1,6 @@
-//! OpenShift in stand-ins: the labels of RHEL CoreOS, the ImageStream of the driver toolkit in the API server of the tests, and a
-//! toolkit in a real registry. Definition and objects are written from OpenShift's documentation.
+//! OpenShift stand-ins: the labels of RHEL CoreOS, the driver toolkit's ImageStream in the tests' API server, and a toolkit in
+//! a
+//! real registry. Definition and objects follow OpenShift's documentation.
 
 use std::{
     fs,
@@ -31,7 +32,7 @@ const NEXT: &str = "416.94.202412170927-0";
 const BROKEN: &str = "416.94.202501100000-0";
 const OSTREE_VERSION: &str = "feature.node.kubernetes.io/system-os_release.OSTREE_VERSION";
 
-/// A site, and a cluster with the kinds of OpenShift that farrier reads.
+/// A site, and a cluster with the OpenShift kinds that farrier reads.
 struct Bench {
     site: Site,
     api: FakeApi,
@@ -74,7 +75,7 @@ impl Bench {
             },
         }));
         api.create(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "farrier"}}));
-        // For all nodes that booted one image, as SRO and the GPU Operator have them.
+        // Each DaemonSet selects all nodes that booted one image, like SRO and the GPU Operator.
         for version in [FIRST, NEXT] {
             let mut object = objects::daemon_set("drivers", &format!("hello-{version}"), FIRST_IMAGE);
             object["spec"]["template"]["spec"]["nodeSelector"] = json!({OSTREE_VERSION: version});
@@ -84,7 +85,7 @@ impl Bench {
         Self { site, api, repository }
     }
 
-    /// A node of RHEL CoreOS.
+    /// Creates a node of RHEL CoreOS.
     fn node(&self, name: &str, kernel: &str, ostree_version: Option<&str>) {
         let mut node = objects::node(name, kernel);
         let labels = &mut node["metadata"]["labels"];
@@ -98,7 +99,7 @@ impl Bench {
         self.api.create(node);
     }
 
-    /// The ImageStream, in whose place one of before is put.
+    /// Creates or replaces the ImageStream.
     fn stream(&self, tags: &[(&str, &Digest)]) {
         let resource = "imagestreams.image.openshift.io";
         if self.api.get(resource, "openshift", "driver-toolkit").is_some() {
@@ -125,7 +126,7 @@ impl Bench {
         Run::of(command.spawn().unwrap())
     }
 
-    /// Why the one cell of the plan is not built.
+    /// Returns the plan's reason for skipping the only cell.
     fn skipped(&self) -> String {
         let plan = self.farrier(&["plan", "-o", "json"]).json();
         plan["skipped"][0]["why"]["message"].as_str().unwrap_or_else(|| panic!("{plan:#}")).to_owned()
@@ -162,11 +163,11 @@ fn the_plan_says_what_is_not_known_of_a_toolkit() {
     assert!(bench.skipped().contains(&format!("ImageStream openshift/driver-toolkit has no tag {FIRST}")));
     let doctor = bench.farrier(&["doctor"]);
     assert!(doctor.line("image stream").contains("openshift/driver-toolkit: 1 tags"), "{doctor}");
-    // Named, and not in the registry.
+    // The ImageStream names a digest that the registry lacks.
     let digest = Digest::of(b"first");
     bench.stream(&[(FIRST, &digest)]);
     assert!(bench.farrier(&["plan"]).exits(0).stdout.contains("1 to build"));
-    // Without a cluster, from the file.
+    // Without a cluster, the kernel family supplies the digest.
     let args = ["headers", "fetch", "--kernel", KERNEL, "--os", "rhcos", "--os-version", "4.16"];
     bench.farrier(&args).line(&format!("value of {{{{digest}}}} for {KERNEL}"));
     bench.site.edit(
@@ -177,7 +178,7 @@ fn the_plan_says_what_is_not_known_of_a_toolkit() {
     bench.farrier(&args).line(&format!("{}@{digest}", bench.repository));
 }
 
-/// A kernel's headers as `kernel-devel` has them: one tree, with everything in it.
+/// Builds a kernel's headers in the layout of `kernel-devel`: one complete tree.
 fn kernel_devel(kernel: &str, work: &Path) -> PathBuf {
     let root = work.join("root");
     let tree = header_tree(&kernel.parse().unwrap(), &root);
@@ -195,7 +196,7 @@ fn kernel_devel(kernel: &str, work: &Path) -> PathBuf {
     made
 }
 
-/// Pushes a toolkit with the compiler of Debian 12 and these kernels' headers.
+/// Pushes a toolkit with Debian 12's compiler and these kernels' headers.
 async fn push_toolkit(repository: &str, tag: &str, trees: &[(&str, &Path)]) -> Digest {
     let definitions = farrier::definitions::load(None).unwrap();
     let family =
@@ -243,7 +244,7 @@ async fn each_system_of_one_kernel_gets_the_image_under_its_name() {
     let image = bench.image(FIRST);
     assert!(image.contains("/hello@sha256:"), "{image}");
 
-    // The next release has the same kernel, and another toolkit: nothing is compiled.
+    // The next release has the same kernel and another toolkit, so nothing is compiled.
     let next = push_toolkit(&bench.repository, "next", &[(&newer, &tree), ("other", &tree)]).await;
     assert_ne!(next, toolkit);
     bench.stream(&[(FIRST, &toolkit), (NEXT, &next)]);
@@ -253,7 +254,7 @@ async fn each_system_of_one_kernel_gets_the_image_under_its_name() {
     assert!(!run.stdout.contains("built"), "{run}");
     names(&run, &[FIRST, NEXT, &newer]);
     assert_eq!(bench.image(NEXT), image);
-    // Nor does it count what becomes of the ImageStream.
+    // A later change of the ImageStream does not affect the published image.
     bench.stream(&[]);
     bench.farrier(&["plan"]).exits(0).line("1 up to date");
 

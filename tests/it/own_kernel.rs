@@ -1,5 +1,4 @@
-//! A kernel that its user compiled, with enforced signatures: what the static check says of its modules, and what the
-//! kernel itself does with them.
+//! A user-compiled kernel with enforced signatures: the static check's verdicts on modules, and the kernel's own behavior.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -26,13 +25,13 @@ use tokio_util::sync::CancellationToken;
 
 const HELLO: &str = "farrier_hello.ko";
 
-/// The small module, compiled without farrier; nobody has signed it.
+/// Compiles the small module without farrier and without a signature.
 fn unsigned(kernel: &OwnKernel, work: &Path) -> PathBuf {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/definitions/sources/hello");
     kernel.compile(&sources, work).join(HELLO)
 }
 
-/// A copy of a module, signed with the key and certificate of a PEM file by the kernel's own tool.
+/// Copies a module and signs the copy with a PEM file's key and certificate, using the kernel's own tool.
 fn signed(kernel: &OwnKernel, module: &Path, key: &Path, to: &Path) -> PathBuf {
     fs::create_dir_all(to).unwrap();
     let copy = to.join(module.file_name().unwrap());
@@ -41,7 +40,7 @@ fn signed(kernel: &OwnKernel, module: &Path, key: &Path, to: &Path) -> PathBuf {
     copy
 }
 
-/// A key and a certificate of somebody whom the kernel does not know.
+/// Creates a key and a certificate that the kernel does not trust.
 fn stranger(work: &Path) -> PathBuf {
     let pem = work.join("stranger.pem");
     run(Command::new("openssl")
@@ -61,13 +60,13 @@ fn stranger(work: &Path) -> PathBuf {
         .arg(&pem)
         .arg("-keyout")
         .arg(&pem));
-    // Both are written to the one file only when they are given one after the other.
+    // OpenSSL writes both into one file only when `-out` precedes `-keyout`.
     let text = fs::read_to_string(&pem).unwrap();
     assert!(text.contains("PRIVATE KEY") && text.contains("BEGIN CERTIFICATE"), "{text}");
     pem
 }
 
-/// `farrier check` of one module against the headers of its package, without definitions.
+/// Runs `farrier check` on one module against the headers of the kernel's package, without definitions.
 fn check(site: &Site, kernel: &OwnKernel, module: &Path, args: &[&str]) -> crate::support::site::Run {
     let headers = site.path("headers");
     if !headers.exists() {
@@ -95,7 +94,7 @@ fn the_release_keeps_its_plus_and_its_upper_case() {
     assert!(vermagic.contains("modversions"), "{vermagic}");
 }
 
-/// The headers alone tell that an unsigned module is refused; whose signature is right only the kernel knows.
+/// The headers suffice to refuse an unsigned module. Only the kernel knows which signatures are valid.
 #[test]
 fn the_static_check_refuses_what_is_not_signed() {
     let (kernel, site) = (own_kernel(), Site::new());
@@ -110,7 +109,7 @@ fn the_static_check_refuses_what_is_not_signed() {
     assert_eq!(rules(&report, "unknown"), ["signature"], "{report:#}");
 }
 
-/// The tool that signs makes the same bytes, and the one that takes signatures off finds both parts.
+/// `sign-file` produces the same bytes, and `extract-module-sig` finds both parts.
 #[tokio::test]
 async fn the_kernels_tools_take_farriers_signature_for_their_own() {
     let kernel = own_kernel();
@@ -134,8 +133,11 @@ async fn the_kernels_tools_take_farriers_signature_for_their_own() {
         .unwrap();
 
     let theirs = signed(&kernel, &module, &kernel.signing_key(), &work.path().join("theirs"));
-    assert!(fs::read(&ours).unwrap() == fs::read(theirs).unwrap(), "sign-file makes other bytes");
-    assert!(kernel.extract_module_sig("-0", &ours) == fs::read(&module).unwrap(), "the module alone");
+    assert!(fs::read(&ours).unwrap() == fs::read(theirs).unwrap(), "sign-file produces other bytes");
+    assert!(
+        kernel.extract_module_sig("-0", &ours) == fs::read(&module).unwrap(),
+        "the module without its signature"
+    );
     let message = work.path().join("message.der");
     fs::write(&message, kernel.extract_module_sig("-s", &ours)).unwrap();
     run(Command::new("openssl")
@@ -165,7 +167,7 @@ fn the_boot_check_agrees() {
     assert_eq!(report["boot"]["modules"][0]["outcome"], "loaded", "{report:#}");
 }
 
-/// One boot: without a signature, with a stranger's, with the kernel's, and the kernel's own module.
+/// Loads four modules in one boot: unsigned, signed by an untrusted key, signed by the kernel's key, and an in-tree module.
 #[tokio::test]
 async fn the_kernel_takes_its_own_key_alone() {
     let kernel = own_kernel();

@@ -1,4 +1,4 @@
-//! The page of a running farrier: what people may do there, as its cluster says who they are; and that of a registry alone.
+//! The page of a running farrier, with the actions that the cluster's authentication allows, and the page of a registry alone.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -16,7 +16,7 @@ use crate::support::{
 const OPERATOR: &str = "token-of-the-operator";
 const VIEWER: &str = "token-of-a-viewer";
 
-/// The answer of a port of this machine; nothing where nobody answers yet.
+/// Sends a request to a local port; the answer is empty while nothing listens.
 fn ask(port: u16, request: &str) -> String {
     let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { return String::new() };
     stream.write_all(request.as_bytes()).unwrap();
@@ -25,7 +25,7 @@ fn ask(port: u16, request: &str) -> String {
     answer
 }
 
-/// Ends with the test.
+/// A process, killed on drop.
 struct Running(Child);
 
 impl Drop for Running {
@@ -35,14 +35,14 @@ impl Drop for Running {
     }
 }
 
-/// A running farrier whose page others reach, too.
+/// A running farrier whose page accepts remote requests.
 struct Page {
     live: Live,
     port: u16,
 }
 
 impl Page {
-    /// The image of the first kernel is rolled out, that of the second is published.
+    /// Starts farrier with the first kernel's image rolled out and the second kernel's image published.
     fn new() -> (Self, [String; 2]) {
         let mut live = Live::new([objects::node("n0", "6.1.0-901-amd64")], "image");
         let mut images = live.publish_for("n0", &["6.1.0-902-amd64"]);
@@ -69,7 +69,7 @@ impl Page {
         ask(self.port, request)
     }
 
-    /// As a proxy passes it on that has let a person in.
+    /// Sends a request as forwarded by an authenticating proxy.
     fn get(&self, path: &str, token: Option<&str>) -> String {
         let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
         self.ask(&format!(
@@ -86,7 +86,7 @@ impl Page {
         ))
     }
 
-    /// Looks at what would happen, and confirms it.
+    /// Shows an action's preview and confirms the action.
     fn act(&self, what: &str) -> String {
         let shown = self.get(&format!("do?what={what}&of=drivers%2Fdriver"), Some(OPERATOR));
         let seen = shown.split("name=\"seen\" value=\"").nth(1).unwrap_or_else(|| panic!("{what}: {shown}"));
@@ -114,22 +114,24 @@ fn who_the_cluster_allows_the_write_pauses_resumes_and_puts_back() {
     assert_eq!(annotation().as_deref(), Some("true"));
     live.api.set_kernel("n0", "6.1.0-902-amd64");
     live.until("the rollout waits", |_| page.get("rollouts.html", None).contains("it is paused"));
-    assert_eq!(live.image(DRIVER), first, "another image is due, and nothing is written");
+    assert_eq!(live.image(DRIVER), first, "a paused rollout was written");
 
     page.act("resume");
     assert_eq!(annotation().as_deref(), Some("false"));
     live.until("the second image", |live| live.image(DRIVER) == second);
-    live.until("it is shown", |_| page.get("rollouts.html", Some(OPERATOR)).contains("put-back"));
+    live.until("the page to show the second image", |_| {
+        page.get("rollouts.html", Some(OPERATOR)).contains("put-back")
+    });
 
     let shown = page.act("put-back");
-    // No pod has come up with the first image: that is nothing to go back to.
+    // The first image never had a running pod, so a rollback does not return to it.
     assert!(shown.contains(&second) && shown.contains(OLD_IMAGE), "{shown}");
-    live.until("what was before", |live| live.image(DRIVER) == OLD_IMAGE);
-    live.until("it waits for a person", |_| {
+    live.until("the previous image", |live| live.image(DRIVER) == OLD_IMAGE);
+    live.until("the rollout to wait for a user", |_| {
         page.get("rollouts.html", Some(OPERATOR)).contains("what&#x3D;resume")
     });
     page.act("resume");
-    live.until("it is set again", |live| live.image(DRIVER) == second);
+    live.until("the second image again", |live| live.image(DRIVER) == second);
     let log = live.log();
     assert!(
         log.contains("asked for on the page") && log.contains("system:serviceaccount:ops:operator"),
@@ -159,7 +161,7 @@ fn others_are_refused_with_a_reason_and_see_no_buttons() {
         none.starts_with("HTTP/1.1 403 ") && none.contains("bearer token that the cluster accepts"),
         "{none}"
     );
-    // Rights for one object are none for another, or for a cell.
+    // Permissions for one object do not apply to another object or to a cell.
     for of in [
         "other%2Fdriver",
         "drivers%2F..%2Fdriver",
@@ -170,7 +172,7 @@ fn others_are_refused_with_a_reason_and_see_no_buttons() {
         let answer = page.get(&format!("do?what=pause&of={of}"), Some(OPERATOR));
         assert!(answer.starts_with("HTTP/1.1 403 "), "{of}: {answer}");
     }
-    // farrier itself may not ask: it says which right it lacks.
+    // farrier itself may not review tokens, and reports the missing permission.
     live.api.deny("create", "tokenreviews.authentication.k8s.io");
     refused(OPERATOR, "farrier may not create tokenreviews.authentication.k8s.io");
     let annotated = Requests::verb("patch").resource("daemonsets.apps");
@@ -187,7 +189,7 @@ fn others_are_refused_with_a_reason_and_see_no_buttons() {
 
 const UI: [&str; 4] = ["ui", "--no-browser", "-o", "json"];
 
-/// `farrier ui` over a registry alone.
+/// `farrier ui` for a registry without a cluster.
 pub struct Ui {
     port: u16,
     _running: Running,
@@ -198,7 +200,7 @@ impl Ui {
         Self::spawn(site.command(&UI))
     }
 
-    /// With this limit of open files.
+    /// Starts the UI with a limit on open files.
     fn with_files(site: &Site, files: u32) -> Self {
         let ui = site.command(&UI);
         let mut limited = Command::new("prlimit");
@@ -226,7 +228,7 @@ impl Ui {
     }
 }
 
-/// Clients that begin a request and never end it: more than the program may have files open.
+/// Opens more incomplete requests than the program may have open files.
 #[test]
 fn half_requests_keep_nobody_from_probes_and_pages() {
     let live = Live::new([objects::node("n0", "6.1.0-901-amd64")], "image");
@@ -254,7 +256,7 @@ fn a_registry_alone_shows_its_images_and_kernels() {
     for wanted in ["<th scope=\"col\">driver", "6.1.0-901-amd64", "6.1.0-902-amd64", "published 2"] {
         assert!(fleet.contains(wanted), "{wanted} is not in {fleet}");
     }
-    // Neither other definitions nor their rollouts say anything.
+    // Other definitions and their rollouts do not appear.
     assert!(!fleet.contains("mofed") && !fleet.contains("DaemonSet"), "{fleet}");
     let cell = fleet.split("<a href=c/").nth(1).and_then(|rest| rest.split('>').next()).unwrap();
     let cell = ui.get(&format!("c/{cell}"));
@@ -288,7 +290,7 @@ fn five_thousand_nodes_add_nothing_to_the_first_view_and_each_has_a_page() {
         nodes.split(">n4999</a>").next().unwrap().rsplit("href=\"").next().unwrap().trim_end_matches('"');
     let node = many(link);
     assert!(node.contains("Node n4999") && node.contains("6.1.0-901-amd64"), "{node}");
-    // Made anew for each address with a filter. A debug build, beside other tests.
+    // farrier renders the page for each filtered address again. The limit allows for a debug build and concurrent tests.
     let took = (0..5).map(|_| {
         let began = Instant::now();
         assert!(many("?kernel=6.1").contains("6.1.0-901-amd64"));

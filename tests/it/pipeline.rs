@@ -1,4 +1,4 @@
-//! The story, whole: the real binary against the Docker engine, a registry, package mirrors and compilers.
+//! The complete pipeline: the real binary with the Docker engine, a registry, package mirrors and compilers.
 use std::fs;
 
 use crate::support::{
@@ -7,7 +7,7 @@ use crate::support::{
     site::{FIRST_IMAGE, Site, image_of, read_all, skopeo},
 };
 
-/// Two nodes run kernel A, a third says nothing about itself; then the canary changes to kernel B.
+/// Two nodes run kernel A, and a third has no labels about its system; then the canary changes to kernel B.
 #[test]
 fn from_a_kernel_change_to_a_rewritten_image() {
     let kernels = kernels::newest();
@@ -25,7 +25,7 @@ fn from_a_kernel_change_to_a_rewritten_image() {
     let on_older = site.image();
     let prefix = format!("{}/hello@sha256:", site.location);
     assert!(on_older.starts_with(&prefix), "{on_older}");
-    // Nothing but the value has changed, comments and spacing included.
+    // Only the value has changed; comments and spacing are preserved.
     let after = site.manifests();
     for (path, text) in &before {
         assert_eq!(text.replace(FIRST_IMAGE, &on_older), after[path]);
@@ -38,7 +38,7 @@ fn from_a_kernel_change_to_a_rewritten_image() {
     again.line("nothing to do");
     assert_eq!(site.manifests(), after);
 
-    // The canary's kernel changes; the dry run says what comes, and touches nothing.
+    // The canary's kernel changes. The dry run prints the planned changes and writes nothing.
     site.manifest("edge-2.yaml", &kernels.newer);
     let changed = site.manifests();
     let dry = site.farrier(&["run", "--once", "--dry-run"]).exits(0);
@@ -51,7 +51,7 @@ fn from_a_kernel_change_to_a_rewritten_image() {
     assert!(on_newer.starts_with(&prefix) && on_newer != on_older, "{on_newer}");
     assert_eq!(site.tags("hello").len(), 2);
 
-    // The registry and the cluster are the only state: without the cache there is nothing to do either.
+    // The registry and the cluster are the only state: without the cache there is still nothing to do.
     fs::remove_dir_all(site.cache()).unwrap();
     site.run_once().exits(0).line("nothing to do");
     assert_eq!(site.image(), on_newer);
@@ -87,7 +87,7 @@ fn results_as_json() {
     assert_eq!((&build["outcome"], &build["digest"]), (&"up-to-date".into(), &status[0]["digest"]));
 }
 
-/// Same inputs, same digest: built again, built for another registry, built with an empty cache.
+/// The same inputs give the same digest: built again, for another registry, and with an empty cache.
 #[test]
 fn builds_are_reproducible() {
     let kernel = kernels::newest().newer;
@@ -102,7 +102,7 @@ fn builds_are_reproducible() {
     assert_eq!(build(&site, &["--force"]), first);
     assert_eq!(build(&other, &[]), first);
     let without = site.build("hello", &kernel, &["--force", "-o", "json"]).exits(0).json();
-    assert_eq!(without["digest"], first.as_str(), "the same without --push");
+    assert_eq!(without["digest"], first.as_str(), "--push does not affect the digest");
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn the_published_image_is_one_for_every_tool() {
     assert_eq!((&image["Architecture"], &image["Os"]), (&"amd64".into(), &"linux".into()));
     assert_eq!(image["Layers"].as_array().unwrap().len(), 1);
 
-    // The engine can pull it, and the module is where depmod and modprobe look for it.
+    // The engine can pull the image, and the module is where depmod and modprobe expect it.
     let reference = format!("{}/{tag}", site.location);
     docker(&["pull", "--quiet", &reference]);
     let container = docker(&["create", &reference, "/none"]);
@@ -132,7 +132,7 @@ fn the_published_image_is_one_for_every_tool() {
     assert!(paths.contains(&format!("lib/modules/{kernel}/modules.dep")), "{paths:?}");
 }
 
-/// A layout directory in place of a registry: published and found again, but no node can pull from it.
+/// A layout directory as the registry: images are published and found again, but no node can pull from it.
 #[test]
 fn a_layout_directory_as_the_registry() {
     let kernel = kernels::newest().newer;
@@ -147,8 +147,8 @@ fn a_layout_directory_as_the_registry() {
     assert_eq!(site.manifests(), before);
     site.run_once().exits(0).line("nothing to do");
 
-    // Beside the image, by tag, stand its check report, its bill of materials and its provenance, by digest; and when each
-    // kernel was seen.
+    // The index lists the image by tag; its check report, bill of materials and provenance by digest; and the record of each
+    // kernel's last sighting.
     let mut names = read_index(&site);
     assert!(names.iter().any(|name| name == "kernels:last-seen"), "{names:?}");
     names.retain(|name| name.starts_with("hello"));
@@ -158,7 +158,7 @@ fn a_layout_directory_as_the_registry() {
     assert!(output.status.success(), "{names:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The names in a layout's index.
+/// Returns the names in a layout's index.
 fn read_index(site: &Site) -> Vec<String> {
     let index = fs::read_to_string(site.path("layout/index.json")).unwrap();
     let index: serde_json::Value = serde_json::from_str(&index).unwrap();
@@ -168,7 +168,7 @@ fn read_index(site: &Site) -> Vec<String> {
     index["manifests"].as_array().unwrap().iter().map(name).collect()
 }
 
-/// `output: image`: a complete Dockerfile of the user's own, checked and published as any other.
+/// `output: image`: a user's complete Dockerfile, checked and published like any other image.
 #[test]
 fn an_image_by_the_users_own_dockerfile() {
     let kernel = kernels::newest().newer;
@@ -194,7 +194,7 @@ fn an_image_by_the_users_own_dockerfile() {
     site.run_once().exits(0).line("nothing to do");
 }
 
-/// GitOps: the manifests that are rewritten stand beside the cluster.
+/// GitOps: the rewritten manifests are in a directory next to the cluster's.
 #[test]
 fn a_directory_of_manifests_beside_the_cluster() {
     let kernel = kernels::newest().newer;
@@ -214,7 +214,7 @@ fn a_directory_of_manifests_beside_the_cluster() {
     site.run_once().exits(0).line("nothing to do");
 }
 
-/// One DaemonSet over two kernels: both images are there, and the field waits.
+/// One DaemonSet over two kernels: both images are published, and farrier does not rewrite the field.
 #[test]
 fn mixed_kernels_hold_the_rewrite() {
     let kernels = kernels::newest();
@@ -231,7 +231,7 @@ fn mixed_kernels_hold_the_rewrite() {
     assert_eq!(site.manifests(), before);
 }
 
-/// `driver-entrypoint` over the minimal base, as the operators' DaemonSets and probes call it.
+/// `driver-entrypoint` on the minimal base, called like the operators' DaemonSets and probes call it.
 #[test]
 fn an_image_of_the_minimal_base_and_driver_entrypoint() {
     let kernel = kernels::newest().newer;
@@ -267,15 +267,15 @@ fn an_image_of_the_minimal_base_and_driver_entrypoint() {
     docker(&["rmi", &reference]);
 }
 
-/// The engine pulls a toolchain image from where the site says, past a mirror that is gone; the image's own registry
-/// does not exist.
+/// The engine pulls a toolchain image from the site's mirrors, skipping an unreachable mirror. The image's own registry does
+/// not exist.
 #[test]
 fn a_toolchain_image_from_a_mirror() {
     let kernel = kernels::newest().newer;
     let site = Site::in_docker();
     site.canary(&kernel);
-    // What the build started from becomes the mirror's image: it holds the family's own toolchain, whether this run made it or
-    // an earlier one.
+    // The mirror's image is the build's base image. It contains the family's own toolchain, whether this run or an earlier one
+    // built it.
     site.run_once().exits(0).line("built     hello for");
     let target = ["--kernel", &kernel, "--os", "debian", "--os-version", "12", "--arch", "amd64"];
     let dockerfile = site.farrier(&[["render", "hello"].as_slice(), &target].concat()).exits(0).stdout;

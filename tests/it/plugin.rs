@@ -1,4 +1,4 @@
-//! `kubectl farrier`, with the real kubectl, and what krew installs it from.
+//! `kubectl farrier` with the real kubectl, and the archives from which krew installs it.
 use std::{
     fs,
     os::unix::fs::symlink,
@@ -15,7 +15,7 @@ use crate::support::{
 
 const KERNEL: &str = "6.1.0-901-amd64";
 
-/// `kubectl farrier` with these words, beside the program in a directory of PATH.
+/// Returns a `kubectl farrier` command with the plug-in in a directory of PATH.
 fn kubectl(live: &Live, words: &str) -> Command {
     let place = live.site.path("bin");
     if !place.exists() {
@@ -78,7 +78,7 @@ fn kubectl_finds_it_and_means_the_live_cluster() {
     );
 }
 
-/// As kubectl's own completion asks: it prints a candidate a line, and a number at the end.
+/// Requests completions like kubectl: the plug-in prints one candidate per line and a directive number at the end.
 #[test]
 fn kubectl_completes_names_of_the_live_cluster() {
     let live = Live::new([node("n0", KERNEL), node("n1", "6.1.0-902-amd64")], "image");
@@ -107,7 +107,7 @@ fn kubectl_completes_names_of_the_live_cluster() {
     assert!(commands[0].starts_with("prebuild\tBuild and publish images"), "{commands:?}");
 }
 
-/// A failure is kept in the cache of the farrier that built.
+/// A failure is recorded in the cache of the farrier that ran the build.
 #[test]
 fn a_build_that_failed_is_tried_again() {
     let live = Live::new([node("n0", KERNEL)], "image");
@@ -129,7 +129,7 @@ fn a_build_that_failed_is_tried_again() {
     }
 }
 
-/// Who names no registry asks the farrier that leads: what it has built and what failed there is known to nobody else.
+/// Without a registry, the plug-in asks the leading replica, which alone knows its builds and failures.
 #[test]
 fn what_names_no_registry_is_asked_of_the_leaders_pod() {
     let live = Live::new([node("n0", KERNEL)], "image");
@@ -164,9 +164,9 @@ fn what_names_no_registry_is_asked_of_the_leaders_pod() {
         let output = without(words);
         let exec = Requests::any().path("/namespaces/platform/pods/farrier-7d-abc/exec").query(asked);
         assert!(live.api.count(&exec) > 0, "{words}: {}\n{:?}", said(&output), live.api.requests().last());
-        assert_ne!(output.status.code(), Some(0), "there is no kubelet");
+        assert_ne!(output.status.code(), Some(0), "no kubelet runs the command");
     }
-    // What is wrong anyway is said here, and so is what needs no cluster.
+    // Usage errors and commands without a cluster are handled locally.
     let wrong = without("farrier why");
     assert!(said(&wrong).contains("Usage: kubectl farrier why"), "{}", said(&wrong));
     assert!(said(&without("farrier schema site")).contains("farrier.dev/v1alpha1"));
@@ -175,7 +175,7 @@ fn what_names_no_registry_is_asked_of_the_leaders_pod() {
 #[test]
 fn krew_gets_an_archive_and_a_manifest_that_agree() {
     let live = Live::new([], "image");
-    // The tests' own build, with stand-ins for the programs beside it.
+    // The tests' own build, with stand-ins for the other programs.
     let binaries = live.site.path("binaries");
     fs::create_dir(&binaries).unwrap();
     fs::copy(env!("CARGO_BIN_EXE_farrier"), binaries.join("farrier")).unwrap();
@@ -215,7 +215,7 @@ fn krew_gets_an_archive_and_a_manifest_that_agree() {
         Command::new("tar").arg("-xzOf").arg(archive_of(other)).arg("kubectl-farrier").output().unwrap();
     assert_eq!(inside.stdout, other.as_bytes());
 
-    // As krew does it: unpacked, and a link by the plug-in's name.
+    // Install like krew: unpack the archive and link the program under the plug-in's name.
     let store = live.site.path("bin");
     fs::create_dir(&store).unwrap();
     done(Command::new("tar").arg("-xzf").arg(archive_of(native)).arg("-C").arg(&store));

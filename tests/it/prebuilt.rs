@@ -1,4 +1,4 @@
-//! Modules that others compiled, with the real parts: an image as KMM has them, and a kernel's own package of Debian.
+//! Prebuilt modules with real components: an image in KMM's layout, and a Debian kernel package.
 use std::fs;
 
 use farrier::{
@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// A definition that takes modules from `from`.
+/// Writes a definition that takes modules from `from`.
 fn define(site: &Site, version: &str, from: &str, files: &str, module: &str) {
     site.define(
         "images/acme.yaml",
@@ -40,14 +40,14 @@ fn build(site: &Site, kernel: &str) -> Run {
     site.build("acme", kernel, &["--engine", "sandbox", "--push", "-o", "json"])
 }
 
-/// Files, verdicts and signers of the modules in a build's report.
+/// Returns the path and the verdict of each module in a build's report.
 fn modules(run: &Run) -> Vec<String> {
     let report = run.json();
     let modules = report["check"]["modules"].as_array().unwrap_or_else(|| panic!("{run}")).iter();
     modules.map(|module| format!("{} {}", module["path"], module["verdict"]).replace('"', "")).collect()
 }
 
-/// What the bill of materials says of the source.
+/// Returns the source's entry in the bill of materials.
 fn source_in_bill(site: &Site, kernel: &str, version: &str) -> Value {
     let tag = format!("acme:{version}-{kernel}-debian12-amd64");
     let digest = site.inspect(&tag)["Digest"].as_str().unwrap().replace(':', "-");
@@ -63,7 +63,7 @@ fn source_in_bill(site: &Site, kernel: &str, version: &str) -> Value {
     components.find(|one| one["bom-ref"].as_str().unwrap().starts_with("source:")).unwrap().clone()
 }
 
-/// An image as KMM's builds leave it, under a tag of its own, with modules for a kernel.
+/// Pushes an image like KMM's builds, under a separate tag, with modules for a kernel.
 async fn push(site: &Site, tag: &str, directory: &str, kernel: &str) -> String {
     let module = fs::read(fixture_modules(&kernel.parse().unwrap()).join("farrier_good.ko")).unwrap();
     let files = [
@@ -88,7 +88,7 @@ async fn an_image_with_modules_is_checked_published_and_signed_at_a_word() {
     };
     define(&site, "1.0", &from(""), "*", "farrier_good");
 
-    // A kernel for which there is none has a reason in the plan, and is no build.
+    // The plan skips a kernel without an image and gives the reason.
     let plan = site.farrier(&["plan"]);
     plan.line("1 to build");
     plan.line(&format!("no prebuilt image {}/kmm/acme:{}", site.registry.host, kernels.older));
@@ -101,14 +101,15 @@ async fn an_image_with_modules_is_checked_published_and_signed_at_a_word() {
     assert!(purl.starts_with(&format!("pkg:oci/acme@sha256%3A{digest}?repository_url=")), "{purl}");
     assert_eq!(source["hashes"][0]["content"], digest);
 
-    // An image that is of another kernel, whatever its tag and directories say. Kernels of one flavour may load each other's.
+    // The image's modules are for another kernel than its tag and directories claim. Kernels of one flavor may load each
+    // other's modules.
     let realtime = kernels.newer.replace("-amd64", "-rt-amd64");
     push(&site, &realtime, &realtime, &kernels.newer).await;
     let refused = build(&site, &realtime).exits(1);
     refused.line(&format!("found {} SMP preempt mod_unload modversions, wanted {realtime} ", kernels.newer));
     assert_eq!(site.tags("acme"), [format!("1.0-{}-debian12-amd64", kernels.newer)]);
 
-    // A site that signs does not sign what others built, unless the definition says so.
+    // A site that signs modules does not sign third-party modules unless the definition allows it.
     let options = "req -x509 -newkey rsa:2048 -nodes -keyout ours.pem -out ours.crt -subj /CN=acme -days 1";
     run(std::process::Command::new("openssl").args(options.split(' ')).current_dir(site.definitions()));
     site.define(
@@ -124,7 +125,7 @@ async fn an_image_with_modules_is_checked_published_and_signed_at_a_word() {
     assert_eq!(signed["check"]["modules"][0]["signedBy"]["signer"], "acme", "{signed}");
 }
 
-/// The kernel's own modules, out of its package: another package for each kernel.
+/// Takes the kernel's own modules from its package, which differs for each kernel.
 #[test]
 fn a_package_with_modules_of_each_kernel() {
     let (site, kernel) = (Site::new(), kernels::newest().newer);
@@ -139,7 +140,7 @@ fn a_package_with_modules_of_each_kernel() {
     build(&site, "6.1.0-1-amd64").exits(2).line("find package linux-image-6.1.0-1-amd64 in bookworm");
 }
 
-/// The definition of an image that KMM has, at the site's own registry.
+/// Writes the definition of a KMM image in the site's own registry.
 fn define_as_kmm_has_it(site: &Site) {
     let reference = format!("{}/kmm/acme:{{{{kernel_label}}}}", site.registry.host);
     let from = format!("{{image: {{reference: '{reference}', path: /opt/lib/modules}}}}");
@@ -182,7 +183,7 @@ fn a_prebuilt_image_is_rolled_out() {
     assert_ne!(image, vendors);
 }
 
-/// A kernel's package of an RPM repository: by what its files say, however its name has the release.
+/// Finds a kernel's package in an RPM repository by the package's files, whatever form the release has in the package's name.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_rpm_package_with_modules_of_each_kernel() {
     let (world, others) = (World::new(), "5.14.0-427.13.1.el9_4.x86_64");
@@ -229,21 +230,21 @@ async fn an_rpm_package_with_modules_of_each_kernel() {
         let why = error_chain(&why.unwrap_err());
         assert!(why.contains(&format!(" in its repositories for kernel {release}")), "{why}");
     }
-    // A repository that does not answer as it should may have a newer one.
+    // A repository with an invalid answer may contain a newer package.
     fs::create_dir_all(world.served("updates/repodata")).unwrap();
     fs::write(world.served("updates/repodata/repomd.xml"), "<html>busy</html>").unwrap();
     let from = json!({"rpm": {"package": "kmod-other", "from": archive(&["os/", "updates/"], "packages")}});
     let both: SourceSpec = serde_json::from_value(json!({"name": "acme", "from": from})).unwrap();
     let silent = world.fetcher().sources().identity(&both.for_kernel(&kernel(others)).unwrap()).await;
     assert!(matches!(silent, Err(FetchError::Metadata(..))), "{silent:?}");
-    // Packages that another key signed.
+    // Packages signed by another key are refused.
     world.define("acme.asc", &SigningKey::new("other").armored());
     let spec = spec.for_kernel(&kernel(ROCKY)).unwrap();
     let error = world.fetcher().sources().fetch(&spec).await.unwrap_err();
     assert!(matches!(error, FetchError::Signature { .. }), "{error:?}");
 }
 
-/// A registry that fails while signatures are read says nothing of them.
+/// A registry that fails while farrier reads signatures is unreachable, not unsigned.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_registry_that_fails_is_out_of_reach_and_not_one_without_signatures() {
     let (site, kernel) = (Site::new(), kernels::newest().newer);
@@ -254,7 +255,7 @@ async fn a_registry_that_fails_is_out_of_reach_and_not_one_without_signatures() 
     let accept = format!("Accept: {}", media_type::OCI_MANIFEST);
     let manifest = run(std::process::Command::new("curl").args(["-sSfH", &accept, &url]));
     let found = answer(200, manifest).header("Content-Type", media_type::OCI_MANIFEST);
-    // The tag, and the image of its digest; what follows fails.
+    // Answers for the tag and for the image's digest; later requests fail.
     let vendor = FakeHttp::start(vec![found.clone(), found]).await;
     let options = "genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out k.pem";
     run(std::process::Command::new("openssl").args(options.split(' ')).current_dir(site.definitions()));

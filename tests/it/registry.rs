@@ -1,5 +1,5 @@
-//! Registries and layouts with the real parts: Debian's docker-registry, skopeo, the Docker engine; and a
-//! scripted server for answers that no real registry gives on request.
+//! Registries and layouts with real components: Debian's docker-registry, skopeo and the Docker engine. A scripted server gives
+//! answers that no real registry gives on request.
 
 mod at_once;
 mod authorization;
@@ -46,7 +46,7 @@ fn tag(text: &str) -> Version {
     Version::Tag(text.parse().unwrap())
 }
 
-/// A layer with one file of a mebibyte, in `directory`.
+/// Writes a layer with one file of one mebibyte to `directory`.
 fn layer(directory: &Path, name: &str) -> (PathBuf, Layer) {
     let path = directory.join(name);
     let mut content = vec![0; 1 << 20];
@@ -79,7 +79,7 @@ fn labelled(base: Option<&Base>, layers: &[Layer], labels: &BTreeMap<String, Str
     .unwrap()
 }
 
-/// Pushes a base of one layer, and an image of it and one layer more; returns the image and what was sent.
+/// Pushes a base of one layer and an image with one more layer. Returns the image and the uploads.
 async fn push_two(
     registry: &dyn Registry,
     repository: &Repository,
@@ -174,7 +174,7 @@ async fn layouts_are_what_skopeo_reads() {
         let seen = inspect(&[&format!("oci:{}:{repository}{version}", root.display())]);
         assert_eq!(seen["Digest"], image.digest.as_str());
     }
-    // Every blob is read and hashed by the copy.
+    // The copy reads and hashes every blob.
     let (from, to) = (format!("oci:{}:{repository}:1", root.display()), directory.path().join("copy"));
     run("skopeo", &["copy", "--quiet", &from, &format!("dir:{}", to.display())]);
 }
@@ -296,7 +296,7 @@ async fn content_that_belies_its_digest() {
         .fetch_blob(&repository, &wanted, u64::MAX, &directory.path().join("blob"))
         .await
         .unwrap_err();
-    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "half a blob was left");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "a partial blob was left");
     let manifest = registry.manifest(&repository, &Version::Digest(wanted.clone())).await.unwrap_err();
     let tagged = registry.manifest(&repository, &tag("1")).await.unwrap_err();
     for error in [blob, manifest, tagged] {
@@ -312,10 +312,10 @@ async fn a_blob_that_breaks_off() {
     let to = directory.path().join("blob");
     let error = plain().fetch_blob(&repository(&fake.host, "x"), &whole, u64::MAX, &to).await.unwrap_err();
     assert!(error.is_transient(), "{error:?}");
-    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "half a blob was left");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "a partial blob was left");
 }
 
-/// What a host says to which the registry sends farrier: a challenge, with a token server of its own.
+/// Starts a redirect target that answers with a challenge and its own token server.
 async fn challenging(scheme: &str) -> FakeHttp {
     FakeHttp::start_with(|host| {
         let challenge = format!(r#"{scheme} realm="http://{host}/token""#);
@@ -361,7 +361,7 @@ async fn tokens_are_fetched_once_and_only_sent_to_the_registry() {
     assert_eq!(authorizations[2..], [Some("Bearer abc"); 3]);
     assert_eq!(requests[1].target, "/token?scope=repository%3Adrivers%2Fx%3Apull&service=registry");
     let asked = elsewhere.requests();
-    assert_eq!(asked.len(), 1, "its challenge was answered: {asked:?}");
+    assert_eq!(asked.len(), 1, "the challenge of the redirect target was answered: {asked:?}");
     assert_eq!(asked[0].header("authorization"), None);
 }
 
@@ -381,7 +381,7 @@ async fn another_hosts_challenge_is_not_answered_with_the_registrys_password() {
     }
 }
 
-/// A token server that leads elsewhere gets the refresh token; where it leads to does not.
+/// A token server that redirects gets the refresh token; the redirect's target does not.
 #[tokio::test]
 async fn a_refresh_token_is_not_sent_on() {
     let elsewhere = FakeHttp::start(vec![answer(200, r#"{"access_token":"theirs"}"#)]).await;
@@ -408,7 +408,7 @@ async fn a_refresh_token_is_not_sent_on() {
     assert_eq!(elsewhere.requests().len(), 0);
 }
 
-/// Whoever reads the status of a build must not read what only farrier can ask for.
+/// Text from another host must not reach readers of a build's status, because farrier may reach hosts that they cannot.
 #[tokio::test]
 async fn another_hosts_words_are_not_quoted() {
     let page = "words of an inner host";
@@ -424,7 +424,7 @@ async fn another_hosts_words_are_not_quoted() {
         }
         assert_eq!(elsewhere.requests().len(), 2, "{status}");
     }
-    // Nor those of a token server that is not the registry's own.
+    // Text from a token server that is not the registry's own is not quoted either.
     let tokens = FakeHttp::start(vec![answer(403, page)]).await;
     let challenge = format!(r#"Bearer realm="http://{}/token""#, tokens.host);
     let fake = FakeHttp::start(vec![answer(401, "").header("WWW-Authenticate", challenge)]).await;
@@ -442,7 +442,7 @@ async fn a_registry_is_left_alone_for_as_long_as_it_asks() {
     assert!(since.elapsed() >= Duration::from_secs(1), "{:?}", since.elapsed());
     assert_eq!(fake.requests().len(), 2);
 
-    // Longer than a call waits: it ends at once, and no other call asks meanwhile.
+    // `Retry-After` exceeds the call's timeout: the call fails at once, and other calls send no request until then.
     let fake = FakeHttp::start(vec![busy("600"), answer(200, TAGS)]).await;
     for path in ["x", "y"] {
         let error = registry.tags(&repository(&fake.host, path)).await.unwrap_err();

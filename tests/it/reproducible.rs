@@ -1,5 +1,6 @@
-//! The same inputs give the same image, bill and provenance: on another day, in another directory and with another cache. With
-//! another engine they give the same image and bill.
+//! The same inputs give the same image, bill of materials and provenance on another day, in another directory and with another
+//! cache.
+//! Another engine gives the same image and bill of materials.
 use std::collections::BTreeMap;
 
 use crate::support::{
@@ -12,7 +13,7 @@ use farrier::{
     kernel::{Architecture, BootstrapSpec},
 };
 
-/// Digests of the image and of all that stands beside it, by its kind.
+/// Returns the digests of the image and of its referrers by kind.
 fn built(engine: &str, kernel: &str) -> BTreeMap<String, String> {
     let site = Site::new();
     let target = ["build", "hello", "--kernel", kernel, "--os", "debian", "--os-version", "12"];
@@ -45,16 +46,17 @@ fn another_directory_time_cache_and_engine() {
         ]
     );
     assert_eq!(built("sandbox", &kernel), first);
-    // The provenance says what the canary of a sandbox was refused; a daemon's container has none.
+    // The provenance records what the sandbox's canary was refused; a daemon's container has no canary.
     let but_provenance = |mut digests: BTreeMap<String, String>| {
-        digests.remove("application/vnd.in-toto+json").expect("a provenance");
+        digests.remove("application/vnd.in-toto+json").expect("the image has a provenance");
         digests
     };
     assert_eq!(but_provenance(built("docker", &kernel)), but_provenance(first));
 }
 
-/// A root file system that is made again from the same packages: in the cache of one machine there is only ever one, and this
-/// is what another machine has.
+/// Builds a root file system twice from the same packages. One machine's cache holds only one copy, so the second build
+/// simulates
+/// another machine.
 #[tokio::test]
 async fn a_root_file_system_that_is_made_again() {
     let spec = BootstrapSpec {

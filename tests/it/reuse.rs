@@ -1,4 +1,4 @@
-//! Reuse without compiling, with the real parts: Debian's kernels, and a respin of one of them.
+//! Reuse without compilation, with Debian's kernels and a respin of one of them.
 use std::{
     collections::BTreeMap,
     fs,
@@ -12,14 +12,13 @@ use crate::support::{
 };
 use serde_json::Value;
 
-/// Runs a program to its end.
 fn run(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output().unwrap_or_else(|e| panic!("run {program}: {e}"));
     assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Unpacks the payload of an image, which is its last layer, and gives each file's sha256.
+/// Unpacks the payload of an image, which is its last layer, and returns each file's SHA-256.
 fn payload(site: &Site, image: &str, tag: &str, to: &Path) -> BTreeMap<String, String> {
     let manifest = site.inspect_raw(&format!("{image}:{tag}"));
     let layer = manifest["layers"].as_array().unwrap().last().unwrap()["digest"].as_str().unwrap().to_owned();
@@ -40,7 +39,7 @@ fn annotations(site: &Site, image: &str, tag: &str) -> Value {
     site.inspect_raw(&format!("{image}:{tag}"))["annotations"].clone()
 }
 
-/// The headers of a kernel, fetched into the cache.
+/// Fetches the headers of a kernel into the cache and returns their directory.
 fn headers(site: &Site, kernel: &str) -> PathBuf {
     let target =
         ["--kernel", kernel, "--os", "debian", "--os-version", "12", "--arch", "amd64", "-o", "json"];
@@ -48,7 +47,7 @@ fn headers(site: &Site, kernel: &str) -> PathBuf {
     found[0]["path"].as_str().unwrap().into()
 }
 
-/// kmod's own reading of a module against the kernel's own table: are all versions the same?
+/// Compares a module's symbol versions, read by kmod, with the kernel's own table. Returns whether all of them are equal.
 fn versions_agree(module: &Path, headers: &Path, kernel: &str) -> bool {
     let table =
         fs::read_to_string(headers.join(format!("usr/src/linux-headers-{kernel}/Module.symvers"))).unwrap();
@@ -66,7 +65,7 @@ fn versions_agree(module: &Path, headers: &Path, kernel: &str) -> bool {
     })
 }
 
-/// Runs `farrier` where no engine is to be found.
+/// Runs `farrier` without an available engine.
 fn without_engine(site: &Site, args: &[&str]) -> Run {
     let mut command = site.command(args);
     command
@@ -92,8 +91,8 @@ spec:
   tags: ['{{kernel_label}}']
 ";
 
-/// Debian's kernels agree in some symbol versions and differ in others: what the check says of the newest kernel's
-/// modules decides, and nothing else.
+/// Debian's kernels share some symbol versions and differ in others. Only the check's verdict on the newest kernel's modules
+/// decides whether they are reused.
 #[test]
 fn debian_kernels_share_a_payload_where_the_check_says_so() {
     let kernels = kernels::all();
@@ -102,11 +101,11 @@ fn debian_kernels_share_a_payload_where_the_check_says_so() {
     let site = Site::new();
     site.define("images/driver.yaml", DRIVER);
     let first = site.build("driver", newest, &["--push", "-o", "json"]).exits(0).json();
-    assert_eq!(first["outcome"], "built", "there was nothing to reuse");
+    assert_eq!(first["outcome"], "built", "no image exists that could be reused");
     let theirs = payload(&site, "driver", newest, &site.path("newest"));
     let module = site.path("newest").join(format!("lib/modules/{newest}/extra/mstflint_access.ko"));
 
-    // The next one, which may well agree, and the oldest, which hardly does.
+    // The second newest kernel, which may agree, and the oldest, which hardly agrees.
     for kernel in [others.last().unwrap(), &others[0]] {
         let args = ["check", &module.display().to_string(), "--kernel", kernel, "--os", "debian"];
         let args = [&args[..], &["--os-version", "12", "--arch", "amd64", "-o", "json"]].concat();
@@ -135,12 +134,12 @@ fn debian_kernels_share_a_payload_where_the_check_says_so() {
     }
 }
 
-/// Definitions whose kernels come from trees in `trees/`, and the newest Debian kernel as the first of them.
+/// Creates definitions whose kernels come from `trees/`, with the newest Debian kernel as the first tree.
 fn site_with_trees(kernel: &str) -> Site {
     let site = Site::new();
     site.edit("images/hello.yaml", "  modules:", "  reuse: compatible\n  modules:");
     let debian = headers(&site, kernel);
-    // In place of the built-in family, so that all its kernels come from these trees.
+    // Override the built-in family, so that all its kernels come from these trees.
     let family =
         fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/10-debian-12.yaml")).unwrap();
     let (before, after) = family.split_once("  headers:\n").unwrap();
@@ -159,7 +158,7 @@ fn site_with_trees(kernel: &str) -> Site {
     site
 }
 
-/// The tree of a respin: the same kernel, built again under another name.
+/// Creates the tree of a respin, which is the same kernel rebuilt under another name.
 fn respin(site: &Site, kernel: &str, release: &str) -> PathBuf {
     let trees = site.definitions().join("trees");
     let tree = trees.join(release);
@@ -175,7 +174,7 @@ fn respin(site: &Site, kernel: &str, release: &str) -> PathBuf {
     build
 }
 
-/// The canary node runs this kernel; its label is what NFD makes of it.
+/// Sets the canary's kernel, with the label as NFD writes it.
 fn canary(site: &Site, release: &str) {
     site.manifest("edge-2.yaml", release);
     let path = site.cluster().join("edge-2.yaml");
@@ -185,7 +184,7 @@ fn canary(site: &Site, release: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// A kernel that was built again from the same source: no compiler, the same modules, and the rollout follows.
+/// A kernel rebuilt from the same source reuses the modules without a compiler, and the rollout follows.
 #[test]
 fn a_respin_takes_the_modules_of_the_kernel_it_is_made_from() {
     let kernel = kernels::newest().newer;
@@ -221,7 +220,7 @@ fn a_respin_takes_the_modules_of_the_kernel_it_is_made_from() {
     assert_eq!(notes["farrier.dev/kernel-release"], local);
     without_engine(&site, &["run", "--once"]).exits(0).line("nothing to do");
 
-    // Another one, of another source: one version differs, and the compiler is asked for.
+    // A kernel from another source: one symbol version differs, so farrier needs a compiler.
     let other = format!("{kernel}+other");
     let build = respin(&site, &kernel, &other);
     let table = fs::read_to_string(build.join("Module.symvers")).unwrap();
@@ -233,7 +232,7 @@ fn a_respin_takes_the_modules_of_the_kernel_it_is_made_from() {
     let pass = without_engine(&site, &["run", "--once"]).exits(3);
     pass.line("nothing to reuse: the payload of");
     pass.line("no build engine");
-    assert_eq!(site.image(), image, "the last good image stays");
+    assert_eq!(site.image(), image, "the last good image is kept");
     site.run_once().exits(0).line(&format!("built     hello for {other}"));
     let tag = format!("1.0-{}-debian12-amd64", other.replace('+', "_"));
     assert_eq!(annotations(&site, "hello", &tag).get("farrier.dev/reused-from"), None);

@@ -1,4 +1,4 @@
-//! `farrier rollback`: the records on the objects decide what is taken back, and no definitions.
+//! `farrier rollback` uses the records on the objects and needs no definitions.
 use std::{
     path::Path,
     process::{Command, Output},
@@ -16,7 +16,7 @@ use crate::support::{
 
 const NEW_IMAGE: &str = "registry.example/drivers/driver@sha256:1";
 
-/// The program as an administrator has it: with a kubeconfig, and without definitions.
+/// Runs the program as an administrator would: with a kubeconfig and without definitions.
 fn rollback(directory: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_farrier"));
     command
@@ -96,7 +96,7 @@ fn everything_that_carries_a_record_is_taken_back_without_any_definition() {
         let object = api.get(&kind.resource(), "", "policy").unwrap();
         assert_eq!(object.pointer(&format!("{path}/version")), Some(&"old".into()), "{object}");
     }
-    // Pods say nothing about it: there may be thousands.
+    // A rollback lists no pods, because there may be thousands.
     assert_eq!(api.count(&Requests::any().resource("pods")), 0);
 
     assert_eq!(all_writes(), 55);
@@ -115,7 +115,7 @@ fn where_nothing_is_found_it_is_said_what_was_looked_for_and_where() {
     assert!(shown.starts_with(&wanted), "{shown}");
     assert!(shown.contains("no DaemonSet in any namespace and no NicClusterPolicy, "), "{shown}");
     assert!(shown.contains("farrier.dev/record"), "{shown}");
-    // What cannot be read is no finding.
+    // A resource that cannot be listed causes a warning.
     api.deny("list", "daemonsets.apps");
     let output = rollback(directory.path(), &[]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);

@@ -1,5 +1,6 @@
-//! RPM repositories with signatures, behind TLS that wants a client's certificate: stand-in packages in the forms of the
-//! distributions, and a real kernel's packages from its own `make binrpm-pkg`.
+//! Signed RPM repositories behind TLS with client certificates: stand-in packages in the distributions' layouts, and a real
+//! kernel's
+//! packages from `make binrpm-pkg`.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -35,7 +36,7 @@ const ROCKY_RT: &str = "5.14.0-503.11.1.el9_5.x86_64+rt";
 const NEWER: &str = "5.14.0-503.15.1.el9_5.x86_64";
 const EUS: &str = "5.14.0-427.50.1.el9_4.x86_64";
 
-/// A distribution's repositories at `https://acme.invalid/`, on a server that wants a certificate.
+/// A distribution's repositories at `https://acme.invalid/`, on a server that requires a client certificate.
 pub struct World {
     pub key: SigningKey,
     authority: Authority,
@@ -44,7 +45,7 @@ pub struct World {
 }
 
 impl World {
-    /// With an empty directory to serve.
+    /// Starts the server on an empty directory.
     pub fn new() -> Self {
         let (directory, authority) = (tempfile::tempdir().unwrap(), Authority::new());
         authority.issue("server", "IP:127.0.0.1", LATER);
@@ -76,7 +77,7 @@ impl World {
         fs::write(file, text).unwrap();
     }
 
-    /// Adds kernel-devel of RHEL's form to a repository, signed, and indexes it.
+    /// Adds a signed kernel-devel in RHEL's layout to a repository, and indexes the repository.
     fn add(&self, repository: &str, name: &str, release: &str) -> PathBuf {
         let package = self.add_unsigned(repository, name, release);
         self.key.sign_package(&package);
@@ -99,7 +100,7 @@ impl World {
         package
     }
 
-    /// Adds the packages that a script makes once for all tests and runs, signed, as a repository.
+    /// Adds the packages from a script as a signed repository. The script builds them once for all tests and runs.
     pub fn add_made(&self, script: &str, place: &str, repository: &str) {
         let made = run(Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join(script)).arg(kept(place)));
         let packages = self.served(repository).join("Packages");
@@ -114,7 +115,7 @@ impl World {
         index(&self.served(repository), "gz", "sha256");
     }
 
-    /// What `site.yaml` says of the server.
+    /// Returns the server's entries in `site.yaml`.
     pub fn site(&self) -> Value {
         let file = |name: &str| self.authority.path(name).display().to_string();
         json!({
@@ -130,12 +131,12 @@ impl World {
         self.fetcher_of(&self.site())
     }
 
-    /// With a cache of its own, which is new.
+    /// Returns a fetcher with a new, separate cache.
     pub fn fetcher_of(&self, site: &Value) -> Fetcher {
         self.fetcher_with(site, FetchOptions::default())
     }
 
-    /// One that asks the repositories each time.
+    /// Returns a fetcher that contacts the repositories each time.
     pub fn asking_fetcher(&self) -> Fetcher {
         self.fetcher_with(&self.site(), FetchOptions { refresh: Duration::ZERO, ..FetchOptions::default() })
     }
@@ -156,7 +157,7 @@ impl World {
         self.fetcher().headers().find(headers, &target(release)).await
     }
 
-    /// The origin of the headers, which must be there.
+    /// Returns the origin of the headers, or panics if they are missing.
     #[track_caller]
     pub fn origin(found: Result<HeaderLookup, FetchError>) -> Vec<String> {
         match found.map_err(|error| error_chain(&error)) {
@@ -177,13 +178,13 @@ pub fn target(release: &str) -> KernelTarget {
     }
 }
 
-/// Headers of these packages.
+/// Returns a header source with these packages.
 pub fn headers(packages: &[&str], repositories: &[&str], signed: &str) -> HeaderSource {
     let from = archive(repositories, signed);
     serde_json::from_value(json!({"rpm": {"packages": packages, "from": from}})).unwrap()
 }
 
-/// Repositories below `https://acme.invalid/`.
+/// Returns an archive with repositories below `https://acme.invalid/`.
 pub fn archive(repositories: &[&str], signed: &str) -> Value {
     let url = |path: &&str| match path.strip_prefix("list:") {
         Some(list) => json!({"mirrorList": format!("https://acme.invalid/{list}")}),
@@ -215,7 +216,7 @@ async fn headers_of_each_form_are_found_behind_a_client_certificate() {
     let Ok(Lookup::Found(set)) = &found else { panic!("{found:?}") };
     assert_eq!(set.facts.release.as_str(), ROCKY);
     assert_eq!(set.compiler.unwrap().to_string(), "gcc 11");
-    assert!(set.root.join(format!("usr/lib/modules/{ROCKY}/build/Makefile")).exists(), "the link is made");
+    assert!(set.root.join(format!("usr/lib/modules/{ROCKY}/build/Makefile")).exists(), "the link is missing");
     assert_eq!(World::origin(found), ["kernel-devel=5.14.0-503.11.1.el9_5.x86_64"]);
     assert_eq!(
         World::origin(world.find(&rocky, ROCKY_RT).await),
@@ -231,7 +232,7 @@ async fn headers_of_each_form_are_found_behind_a_client_certificate() {
     let looked_for = missing(world.find(&entitled, NEWER).await);
     assert!(looked_for.contains("/eus/refused/repodata/repomd.xml (403)"), "{looked_for}");
 
-    // A merged repository has no packages: it names the one that has them.
+    // A merged repository contains no packages: its index refers to the repository that does.
     let merged = world.served("merged");
     fs::create_dir_all(merged.join("Packages")).unwrap();
     fs::copy(&package, merged.join("Packages").join(package.file_name().unwrap())).unwrap();
@@ -241,7 +242,7 @@ async fn headers_of_each_form_are_found_behind_a_client_certificate() {
     let found = world.find(&headers(&["kernel-devel"], &["merged/"], "packages"), ROCKY).await;
     assert_eq!(World::origin(found), ["kernel-devel=5.14.0-503.11.1.el9_5.x86_64"]);
 
-    // Without the certificate, or without a mirror.
+    // Without the client certificate, and then without a mirror.
     let mut site = world.site();
     site["hosts"][0]["clientCertificate"].take();
     site["hosts"][0]["clientKey"].take();
@@ -286,7 +287,7 @@ async fn what_is_not_signed_or_not_the_same_is_refused() {
     assert!(matches!(error, FetchError::Metadata(..)), "{}", error_chain(&error));
 }
 
-/// The repository has moved on since it was asked.
+/// New releases appear after the first request.
 #[tokio::test]
 async fn new_kernels_are_found_in_each_stream() {
     let world = World::new();
@@ -306,7 +307,7 @@ async fn new_kernels_are_found_in_each_stream() {
             .collect::<Vec<_>>()
     };
     assert_eq!(releases().await, [vec![ROCKY], vec![EUS]]);
-    // Lists that are just fetched are believed; older ones are asked for again before a kernel has no package.
+    // A recently fetched list counts as current. farrier refreshes an older list before it reports a missing package.
     let fetcher = world.asking_fetcher();
     let look = async |release| fetcher.headers().look(&source, &target(release)).await;
     assert!(missing(look(NEWER).await).starts_with("package kernel-devel"));
@@ -315,7 +316,7 @@ async fn new_kernels_are_found_in_each_stream() {
     assert_eq!(releases().await[0].len(), 2);
 }
 
-/// A mirror that is being changed: its index is there before, or after, what it names.
+/// A mirror during an update: the index appears before or after the packages that it names.
 #[tokio::test]
 async fn an_index_that_names_what_is_not_there_takes_nothing_away() {
     let world = World::new();
@@ -336,7 +337,7 @@ async fn an_index_that_names_what_is_not_there_takes_nothing_away() {
     }
 }
 
-/// The repository of the kernel that `ci/own-kernel` compiles, signed, one of a compiler, and a site that uses them.
+/// A signed repository of the kernel that `ci/own-kernel` compiles, and a repository with a compiler.
 struct OwnRepository {
     kernel: OwnKernel,
     world: World,
@@ -350,7 +351,8 @@ impl OwnRepository {
         Self { kernel, world }
     }
 
-    /// A site whose family has its headers, its kernel and its newest kernel from the repository, and its compiler from another one.
+    /// Creates a site whose family takes headers, kernel image and tracked kernel from one repository and the compiler from
+    /// another.
     fn site(&self, keys: &Path) -> Site {
         self.world.add_made("ci/toolchain-rpms", "toolchain-rpms", "toolchain");
         let toolchain = json!({"rpm": {"packages": COMPILER, "from": archive(&["toolchain/"], "packages")}});
@@ -365,9 +367,10 @@ impl OwnRepository {
              kernelImage: {rpm: {packages: [kernel]}}\n  track: {rpm: {packages: [kernel-devel]}}\n  \
              toolchain: ";
         site.define("kernels/05-acme.yaml", &format!("{family}{toolchain}\n"));
-        // The key of a toolchain is that of its definition, and not of what tests serve at the address.
+        // The toolchain's cache key depends on its definition, not on the content at the tests' address, so drop the shared
+        // entry.
         fs::remove_file(site.cache().join("packages-root")).unwrap();
-        // This kernel loads nothing unsigned.
+        // This kernel refuses unsigned modules.
         let (modules, images) = (keys.join("modules.pem"), keys.join("images.key"));
         fs::copy(self.kernel.signing_key(), &modules).unwrap();
         run(Command::new("openssl")
@@ -387,8 +390,9 @@ impl OwnRepository {
     }
 }
 
-/// The kernel's own `make binrpm-pkg` and a compiler, both in RPM packages that are served over TLS: headers, toolchain, a build, the check,
-/// and a boot of that very kernel; then the same behind a gap, from a bundle of what the registry's store has.
+/// A kernel from `make binrpm-pkg` and a compiler, both as RPM packages served over TLS: headers, toolchain, build, check, and
+/// a
+/// boot of that exact kernel. Then the same on a disconnected site, from a bundle of the store's content.
 #[test]
 fn a_kernel_in_rpm_packages_from_the_repository_to_the_boot() {
     let repository = OwnRepository::new();
@@ -416,8 +420,9 @@ fn a_kernel_in_rpm_packages_from_the_repository_to_the_boot() {
         assert!(bill.contains(&format!("pkg:rpm/{package}@")), "{package} is not in {bill}");
     }
 
-    // What the apt way carries: header set, sources, toolchain and base, in the registry, and from there in a file. Then no repository
-    // is there.
+    // Like with apt, the store holds header set, sources, toolchain and base, and a bundle carries them over. Then the
+    // repositories
+    // go away.
     let kept = site.farrier(&[&["mirror", "-o", "json"][..], &target].concat()).exits(0).json();
     let kinds: Vec<&str> =
         kept.as_array().unwrap().iter().map(|kept| kept["kind"].as_str().unwrap()).collect();
@@ -425,7 +430,7 @@ fn a_kernel_in_rpm_packages_from_the_repository_to_the_boot() {
     let bundle = site.path("site.bundle").display().to_string();
     site.farrier(&[&["bundle", "export", "--image", "hello", "--to", &bundle][..], &target].concat())
         .exits(0);
-    // Its certificates stay: site.yaml names them.
+    // Keep the certificates, because site.yaml names them.
     let World { server, authority: _authority, key: _key, directory: _directory } = repository.world;
     drop(server);
 
@@ -444,7 +449,7 @@ fn a_kernel_in_rpm_packages_from_the_repository_to_the_boot() {
     assert_eq!(offline.json()["check"]["verdict"], "loads", "{offline}");
 }
 
-/// What farrier says that an image was made of, as it lies beside it.
+/// Returns the image's bill of materials, which is a referrer of the image.
 fn bill(site: &Site, image: &str) -> String {
     let beside = site.inspect_raw(&format!("hello:{}", image.replace(':', "-")));
     let of_type = |one: &&Value| one["artifactType"] == "application/vnd.cyclonedx+json";
@@ -453,7 +458,7 @@ fn bill(site: &Site, image: &str) -> String {
     String::from_utf8(site.registry.blob(artifact["layers"][0]["digest"].as_str().unwrap())).unwrap()
 }
 
-/// Without building: the headers and the kernel image are what the kernel's build left, and tracking names the kernel.
+/// Without a build: headers and kernel image equal the output of the kernel's build, and tracking finds the kernel.
 #[tokio::test]
 async fn packages_of_make_binrpm_pkg_tell_their_kernel_by_their_files() {
     let OwnRepository { kernel, world } = OwnRepository::new();
@@ -479,7 +484,7 @@ async fn packages_of_make_binrpm_pkg_tell_their_kernel_by_their_files() {
             && image.system_map.is_some()
     );
     let again = fetcher.kernel_images().find_here(&family, &target(release)).await.unwrap();
-    assert!(again.is_some(), "what was fetched is found in the cache");
+    assert!(again.is_some(), "the cache lacks the fetched image");
     let track = serde_json::from_value(json!({"packages": ["kernel-devel"]})).unwrap();
     let releases = fetcher.headers().rpm_releases(&family.spec.headers, &track, &target(ROCKY)).await;
     assert_eq!(releases.unwrap().unwrap(), [vec![kernel.release]]);

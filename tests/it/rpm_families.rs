@@ -1,5 +1,6 @@
-//! The shipped families of RPM distributions, each with stand-in packages at the paths of the distribution's mirrors. They say nothing of the
-//! distribution's own packages.
+//! The built-in families of RPM distributions, each with stand-in packages at the paths of the distribution's mirrors. These
+//! tests
+//! do not cover the distributions' own packages.
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -18,7 +19,7 @@ use crate::{
     support::rpm_repository::{SigningKey, StandIn, index, tiny_headers},
 };
 
-/// Family, distribution, version, release, and the packages that have its headers.
+/// Family, distribution, version, release, and the packages that contain the release's headers.
 const KERNELS: [(&str, &str, &str, &str, &[&str]); 30] = [
     ("rhel-8", "rhel", "8.10", EL8, KERNEL),
     ("rhel-9", "rhel", "9.5", EL9, KERNEL),
@@ -60,7 +61,7 @@ const EL10: &str = "6.12.0-55.9.1.el10_0.x86_64";
 const SUSE: &str = "6.4.0-150600.23.60-default";
 const AZURE: &str = "6.6.57.1-2.azl3";
 
-/// A signed stand-in, made once for each name and release.
+/// Builds a signed stand-in, once for each name and release.
 fn stand_in(
     world: &World,
     made: &mut BTreeMap<(String, String), PathBuf>,
@@ -77,7 +78,7 @@ fn stand_in(
             format!("usr/src/kernels/{release}")
         };
         let provides = format!("kernel-devel-uname-r = {release}");
-        // SUSE's sources are a package beside that of the flavour.
+        // SUSE ships sources and flavor in separate packages.
         let files = if is_suse && name == "kernel-devel" {
             vec![("usr/src/linux-6.4.0-150600.23.60/Makefile".to_owned(), String::new())]
         } else {
@@ -113,7 +114,7 @@ async fn each_finds_headers_where_its_distribution_has_them() {
         let family = match_family(&families, &target).unwrap();
         assert_eq!(family.metadata.name, name);
         let HeaderSource::Rpm(rpm) = &family.spec.headers else { panic!("{name} has no packages") };
-        // A server for each distribution, and each time another directory of it.
+        // Each distribution has a separate server directory, addressed by the URL's path.
         let repository = rpm.from.repositories[0].address().expand(&target.repository_version(), "x86_64");
         let url = Url::parse(&repository).unwrap();
         let is_list = Path::new(url.path()).extension().is_some_and(|end| end == "list");
@@ -143,14 +144,14 @@ async fn each_finds_headers_where_its_distribution_has_them() {
         assert_eq!(set.facts.release.as_str(), release, "{name}");
         assert_eq!(set.origin.len(), packages.len(), "{name}: {:?}", set.origin);
     }
-    // One that is added has its kernel here.
+    // Every RPM family must appear in the list of kernels.
     let is_rpm = |family: &&KernelFamily| matches!(family.spec.headers, HeaderSource::Rpm(_));
     let names = families.iter().filter(is_rpm).map(|family| family.metadata.name.as_str());
     let untried: Vec<&str> = names.filter(|name| KERNELS.iter().all(|kernel| kernel.0 != *name)).collect();
     assert_eq!(untried, [""; 0]);
 }
 
-/// Neither says in its packages' provides which kernel they are for: the files do, or the version.
+/// These packages do not declare their kernel in `Provides`; farrier derives the kernel from the files or from the version.
 #[tokio::test]
 async fn suse_s_and_azure_s_packages_are_told_by_their_files() {
     let world = World::new();
@@ -172,7 +173,7 @@ async fn suse_s_and_azure_s_packages_are_told_by_their_files() {
     ] {
         world.key.sign_package(&package);
     }
-    // As openSUSE has it: the metadata is signed as well; in xz, with long checksums.
+    // openSUSE's layout: signed metadata, xz compression and SHA-512 checksums.
     index(&world.served("repo"), "xz", "sha512");
     let unsigned = headers(&["kernel-{{flavour}}-devel", "kernel-devel"], &["repo/"], "both");
     let error = world.find(&unsigned, SUSE).await.unwrap_err();
@@ -187,7 +188,7 @@ async fn suse_s_and_azure_s_packages_are_told_by_their_files() {
     let azure = headers(&["azl-devel"], &["repo/"], "metadata");
     assert_eq!(World::origin(world.find(&azure, AZURE).await), ["azl-devel=6.6.57.1-2.azl3.x86_64"]);
 
-    // Another's signature is none.
+    // A signature by another key is refused.
     SigningKey::new("stranger").sign_file(&world.served("repo/repodata/repomd.xml"));
     let error = world.find(&azure, AZURE).await.unwrap_err();
     assert!(matches!(error, FetchError::Signature { .. }), "{}", error_chain(&error));

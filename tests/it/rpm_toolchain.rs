@@ -1,5 +1,6 @@
-//! Toolchains of RPM packages: what libsolv chooses of repositories behind a client's certificate, beside what dnf chooses of the same,
-//! and what becomes of it. `rpm.rs` compiles with one.
+//! Toolchains from RPM packages: libsolv's choices from repositories behind a client certificate, compared with dnf's choices,
+//! and
+//! the resulting layer. `rpm.rs` compiles with such a toolchain.
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
@@ -22,7 +23,7 @@ use crate::{
     toolchain::in_layer,
 };
 
-/// What a build calls, of Debian's compiler in RPM packages. Everything else they need themselves.
+/// The packages of Debian's compiler that a build calls, as RPM packages. Their dependencies pull in the rest.
 pub const COMPILER: [&str; 20] = [
     "bash",
     "binutils",
@@ -46,7 +47,7 @@ pub const COMPILER: [&str; 20] = [
     "xz-utils",
 ];
 
-/// Streams by module.
+/// Enabled module streams, by module.
 type Streams<'a> = &'a [(&'a str, &'a str)];
 
 fn root(packages: &[&str], repositories: &[&str], streams: Streams<'_>) -> PackageRoot {
@@ -57,7 +58,7 @@ fn root(packages: &[&str], repositories: &[&str], streams: Streams<'_>) -> Packa
     PackageRoot::of_toolchain(&toolchain, &target(ROCKY)).unwrap()
 }
 
-/// The toolchain's layer, made anew.
+/// Builds the toolchain's layer without a cache.
 async fn layer(world: &World, packages: &[&str], repositories: &[&str]) -> Result<PathBuf, FetchError> {
     layer_with(world, packages, repositories, &[]).await
 }
@@ -72,7 +73,7 @@ async fn layer_with(
     Ok(world.fetcher().root_fs().bootstrap(&root, Architecture::Amd64).await?.layer)
 }
 
-/// The packages in a layer, `name-version.arch`.
+/// Returns the packages in a layer as `name-version.arch`.
 fn packages(layer: &Path) -> BTreeSet<String> {
     let list = in_layer(layer, "var/lib/rpmmanifest/container-manifest-2");
     let line = |line: &str| {
@@ -89,12 +90,12 @@ async fn chosen(world: &World, names: &[&str], repositories: &[&str]) -> BTreeSe
     }
 }
 
-/// What dnf would install of these repositories into an empty root.
+/// Returns the packages that dnf would install from these repositories into an empty root.
 fn dnf(world: &World, names: &[&str], repositories: &[&str]) -> BTreeSet<String> {
     dnf_with(world, names, repositories, &[])
 }
 
-/// The same, where these streams are enabled.
+/// Returns the packages that dnf would install with these streams enabled.
 fn dnf_with(world: &World, names: &[&str], repositories: &[&str], streams: Streams<'_>) -> BTreeSet<String> {
     let work = tempfile::tempdir().unwrap();
     let modules = work.path().join("root/etc/dnf/modules.d");
@@ -124,7 +125,7 @@ fn dnf_with(world: &World, names: &[&str], repositories: &[&str], streams: Strea
     files.map(|name| name.strip_suffix(".rpm").unwrap().to_owned()).collect()
 }
 
-/// Signed and indexed stand-ins: `name version`, with what they provide, what they require, and one file.
+/// Writes signed and indexed stand-ins, each given as `name version`, its provides, its requires, and one file.
 fn stand_ins(world: &World, repository: &str, all: &[(&str, &str, &str, &str)]) {
     let packages: Vec<PathBuf> = all
         .iter()
@@ -146,11 +147,8 @@ async fn a_real_compiler_is_chosen_as_dnf_chooses_it() {
     let made = layer(&world, &COMPILER, &["toolchain/"]).await.map_err(|error| error_chain(&error)).unwrap();
     let found = packages(&made);
     assert_eq!(found, dnf(&world, &COMPILER, &["toolchain/"]));
-    assert!(
-        found.iter().any(|package| package.starts_with("libmpfr6-")),
-        "what cc1 is linked with: {found:?}"
-    );
-    // What scripts would have made, and the links of `filesystem`.
+    assert!(found.iter().any(|package| package.starts_with("libmpfr6-")), "libraries of cc1: {found:?}");
+    // Files that package scripts would create, and the links of `filesystem`.
     let list = run(Command::new("tar").arg("-tvf").arg(&made));
     for name in
         ["bin -> usr/bin", "usr/sbin -> bin", "usr/bin/ld -> ld.bfd", "usr/bin/cc -> gcc", "etc/passwd"]
@@ -164,11 +162,11 @@ async fn a_real_compiler_is_chosen_as_dnf_chooses_it() {
     let again = layer(&world, &COMPILER, &["toolchain/"]).await.unwrap();
     assert!(
         std::fs::read(&made).unwrap() == std::fs::read(again).unwrap(),
-        "the same packages make other bytes"
+        "the same packages give a different layer"
     );
 }
 
-/// It compiles from where RHEL has later compilers, and before the system's own.
+/// The toolset's compiler is in RHEL's path for later compilers and takes precedence over the system's.
 #[tokio::test]
 async fn the_compiler_of_a_toolset_is_the_one_that_is_found() {
     let world = World::new();
@@ -176,7 +174,10 @@ async fn the_compiler_of_a_toolset_is_the_one_that_is_found() {
     let names: Vec<&str> = COMPILER.into_iter().filter(|name| !name.starts_with("gcc")).collect();
     let names = [&names[..], &["gcc-toolset-12-gcc"]].concat();
     let made = layer(&world, &names, &["toolchain/"]).await.map_err(|error| error_chain(&error)).unwrap();
-    assert!(!packages(&made).iter().any(|package| package.starts_with("gcc-12-12")), "only of the toolset");
+    assert!(
+        !packages(&made).iter().any(|package| package.starts_with("gcc-12-12")),
+        "the layer contains the system compiler"
+    );
     let tree = tempfile::tempdir().unwrap();
     run(Command::new("tar").arg("-C").arg(tree.path()).arg("-xf").arg(&made));
     let compile = "printf 'int main(void) { return 42; }' > /tmp/x.c && gcc-12 -o /tmp/x /tmp/x.c && command -v gcc; /tmp/x; echo $?";
@@ -212,7 +213,7 @@ async fn what_cannot_be_chosen_names_the_package_and_the_requirement() {
     let said = refused(&["make", "gcc99"]).await;
     assert!(said.contains("package gcc99 does not exist"), "{said}");
 
-    // With it, all is there.
+    // With the missing dependency, the selection is complete.
     stand_ins(&world, "os", &[("libmpc 1.2", "libmpc.so.3()(64bit)", "", "usr/lib64/libmpc.so.3")]);
     let found = chosen(&world, &["gcc"], &["os/"]).await;
     assert_eq!(found.len(), 3, "{found:?}");
@@ -238,13 +239,13 @@ async fn choices_are_those_of_dnf() {
     stand_ins(&world, "new", &[("make 4.4", "", "", "usr/bin/make"), ("words 2", "", "", "usr/share/words")]);
     let both = ["old/", "new/"];
     for (names, wanted) in [
-        // Of two that provide the same one is taken, always the same; named, the other.
+        // Of two providers, the choice is deterministic; an explicitly named one wins.
         (&["app"][..], None),
         (&["app", "vim"][..], Some(&["app-1-1", "vim-9-1"][..])),
-        // No list of `primary` has this file. The newest of all repositories is taken.
+        // The file is in no list of `primary`. The newest package of all repositories wins.
         (&["reader"][..], Some(&["reader-1-1", "words-2-1"][..])),
         (&["make"][..], Some(&["make-4.4-1"][..])),
-        // A condition.
+        // A conditional dependency.
         (&["plain"][..], Some(&["plain-1-1"][..])),
         (&["plain", "make"][..], Some(&["extra-1-1", "make-4.4-1", "plain-1-1"][..])),
     ] {
@@ -257,7 +258,8 @@ async fn choices_are_those_of_dnf() {
     }
 }
 
-/// Two streams of perl of which one is the default, builds for either of them, and a module without a default.
+/// Returns module metadata: two streams of perl, one of them the default, builds for either stream, and a module without a
+/// default.
 fn modules() -> String {
     let stream = |number: usize, (name, stream, requires, packages): (&str, &str, &str, &str)| {
         format!(
@@ -291,7 +293,7 @@ async fn of_a_module_the_default_stream_is_chosen_or_the_one_that_is_named() {
         "base",
         &[
             ("make 4.2", "", "", "usr/bin/make"),
-            // Of no module, and newer than those of any stream.
+            // A package outside any module that is newer than those in every stream.
             ("perl 5.36", "", "", "usr/bin/perl"),
         ],
     );

@@ -1,5 +1,5 @@
-//! Builds in a sandbox: a step that uses too much is told so, and `COPY` does what Docker's does. What a hostile step tries is in
-//! `tests/escape`.
+//! Builds in a sandbox: resource limits with clear errors, and `COPY` with Docker's semantics. `tests/escape` covers hostile
+//! steps.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use farrier::{
 use runner::plan::{Action, Limits, Plan, Run, Source, Step};
 use tokio_util::sync::CancellationToken;
 
-/// Collects lines.
+/// Collects log lines.
 #[derive(Default)]
 struct Lines(Mutex<Vec<String>>);
 
@@ -36,7 +36,7 @@ fn run(script: &str) -> Step {
     step(&format!("RUN {script}"), Action::Run(Run { argv, env, workdir: "/".to_owned(), script: None }))
 }
 
-/// A root with a static busybox.
+/// Creates a root with a static busybox.
 fn tree(work: &Path) -> std::path::PathBuf {
     let tree = work.join("tree");
     for directory in ["bin", "tmp"] {
@@ -52,7 +52,7 @@ fn tree(work: &Path) -> std::path::PathBuf {
     tree
 }
 
-/// Runs steps; their output, and how it ended.
+/// Runs steps and returns their output and the outcome.
 async fn in_sandbox(
     work: &Path,
     steps: Vec<Step>,
@@ -60,7 +60,7 @@ async fn in_sandbox(
     context: Vec<ContextEntry>,
 ) -> (Vec<String>, Result<Confinement, EngineError>) {
     let Ok(Engine::Sandbox(sandbox)) = connect(EngineChoice::Sandbox, &EngineEnv::default()).await else {
-        panic!("there is no sandbox on this machine");
+        panic!("this machine supports no sandbox");
     };
     sandbox.owner().own(&work.join("tree")).unwrap();
     let log = Arc::new(Lines::default());
@@ -99,7 +99,7 @@ async fn a_greedy_step_is_stopped_and_told_why() {
     let disk = Limits { disk: Some(64 << 20), ..Limits::default() };
     let said = stopped("dd if=/dev/zero of=/tmp/full bs=1M count=100000", disk).await;
     assert!(said.contains("MiB, and may write 64"), "{said}");
-    // A fork bomb does not get far, and is gone with the step.
+    // A fork bomb hits the limit and ends with the step.
     let processes = Limits { processes: Some(64), ..Limits::default() };
     let bomb = "for i in $(seq 200); do sleep 600 & done; mkdir /out";
     let bombed = tokio::time::timeout(
@@ -112,7 +112,7 @@ async fn a_greedy_step_is_stopped_and_told_why() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn files_are_copied_as_docker_copies_them() {
-    // As root's home: what is below is nobody else's to look up, and not the sandbox's user's either.
+    // A directory that, like root's home, no other user can search, including the sandbox's user.
     let home = tempfile::tempdir().unwrap();
     fs::set_permissions(home.path(), fs::Permissions::from_mode(0o700)).unwrap();
     let work = tempfile::tempdir_in(home.path()).unwrap();

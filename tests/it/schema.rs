@@ -1,7 +1,7 @@
-//! The committed JSON Schemas are those of the types.
+//! The committed JSON Schemas match the types.
 use std::{env, fs, path::Path, process::Command};
 
-/// Compares a committed file; with `UPDATE_SCHEMA=1` writes it.
+/// Compares a committed file with the current text; with `UPDATE_SCHEMA=1` writes the file.
 fn is_current_file(name: &str, current: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
     if env::var_os("UPDATE_SCHEMA").is_some() {
@@ -15,7 +15,7 @@ fn is_current_file(name: &str, current: &str) {
     );
 }
 
-/// What `farrier schema` prints of a kind.
+/// Returns the output of `farrier schema` for a kind.
 fn printed(kind: &str) -> String {
     let printed = Command::new(env!("CARGO_BIN_EXE_farrier")).args(["schema", kind]).output().unwrap();
     assert!(printed.status.success(), "{printed:?}");
@@ -56,7 +56,7 @@ fn the_schema_of_the_check_report_is_current() {
     is_current("checkreport.json", "check-report");
 }
 
-/// Every mapping refuses what it does not know, as the reader does.
+/// Every mapping rejects unknown fields, like the reader.
 #[test]
 fn the_schemas_refuse_unknown_fields() {
     fn check(schema: &serde_json::Value, path: &str) {

@@ -1,10 +1,10 @@
-//! docs/security.md: each claim names its test, and there is a test of that name.
+//! Every claim in docs/security.md names its test, and a test of that name exists.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
 use walkdir::WalkDir;
 
-/// What stands in the sources as the name of a function or a module, and the names of their files and directories.
+/// Returns the names of functions, modules, files and directories in the sources.
 fn names() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut names = BTreeSet::new();
@@ -32,7 +32,7 @@ fn each_test_that_the_page_names_exists() {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:.".contains(c);
         text.chars().all(plain) && (text.contains("::") || text.matches('_').count() > 2)
     };
-    // Every second piece stands between two ticks.
+    // Every second piece is between backticks.
     let claimed: Vec<&str> = page.split('`').skip(1).step_by(2).filter(is_test).collect();
     assert!(claimed.len() > 80, "{claimed:?}");
     let exists = |part: &str| match part.strip_suffix("...") {

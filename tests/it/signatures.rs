@@ -1,4 +1,4 @@
-//! Signed images, verified by farrier, and held where a signature is required and missing.
+//! Image signatures: farrier verifies them and holds a rollout when a required signature is missing.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -17,7 +17,7 @@ use farrier::{
 };
 use serde_json::{Value, json};
 
-/// Makes a key pair in the definitions directory: `NAME.key` and `NAME.pem`.
+/// Creates a key pair in the definitions directory: `NAME.key` and `NAME.pem`.
 pub fn key(site: &Site, name: &str, options: &[&str]) {
     let private = site.definitions().join(format!("{name}.key"));
     let public = site.definitions().join(format!("{name}.pem"));
@@ -42,13 +42,13 @@ pub fn site_yaml(site: &Site, spec: &str) {
 pub const SIGNING: &str = "  imageSigning: {key: {file: site.key}}\n";
 const NO_SIGNATURE: &str = "--insecure-no-signature";
 
-/// The published image by digest.
+/// Returns the published image by digest.
 pub fn pinned(site: &Site, kernel: &str) -> String {
     let name = format!("hello:1.0-{kernel}-debian12-amd64");
     format!("{}/hello@{}", site.location, site.inspect(&name)["Digest"].as_str().unwrap())
 }
 
-/// The checks of an image; without a look at signatures it is never verified.
+/// Returns the checks of an image. An image whose signatures are skipped never counts as verified.
 #[track_caller]
 pub fn rows(site: &Site, args: &[&str], code: i32) -> Vec<(String, String, String)> {
     let report = site.farrier(&[&["verify", "-o", "json"], args].concat()).exits(code).json();
@@ -64,9 +64,11 @@ pub fn result<'a>(rows: &'a [(String, String, String)], check: &str) -> (&'a str
     (result, message)
 }
 
-/// What is not signed is not rolled out where the policy asks for it, and says so. A key in site.yaml does not vouch for what it
-/// finds under a tag, whoever put it there. Only the site's word makes it sign that, without building; a second time nothing
-/// is written.
+/// A rollout that requires signatures holds an unsigned image and gives the reason. A signing key in site.yaml does not sign an
+/// image
+/// found under a tag, whoever pushed it, unless the site allows that. Then farrier signs without a build, and writes nothing
+/// the
+/// second time.
 #[test]
 fn a_required_signature() {
     let kernel = kernels::newest().newer;
@@ -76,7 +78,7 @@ fn a_required_signature() {
     key(&site, "foreign", P256);
     site.build("hello", &kernel, &["--push"]).exits(0);
     let image = pinned(&site, &kernel);
-    // Without a key nothing is verified, and nothing says so.
+    // Without a key farrier verifies nothing and does not claim to.
     let run = site.farrier(&["verify", &image]).exits(2);
     run.line("there is no key to verify the image with");
     let plain = rows(&site, &[NO_SIGNATURE, &image], 0);
@@ -96,14 +98,15 @@ fn a_required_signature() {
     assert_eq!(status["rollouts"][0]["reason"], "not-signed");
     assert_eq!(result(&rows(&site, &[&image], 1), "signature"), ("absent", "it has no signature"));
 
-    // Whoever may write to the registry could have put it there: the key alone does not sign it.
+    // Anyone with write access to the registry could have pushed the image, so having the key does not make farrier sign it.
     site_yaml(&site, &format!("{SIGNING}  policy: {{requireSigned: [site.pem]}}\n"));
     site.run_once().exits(1).line("it has no signature");
     site.build("hello", &kernel, &["--push"]).exits(0).line("up to date");
     assert_eq!(result(&rows(&site, &[&image], 1), "signature"), ("absent", "it has no signature"));
     assert_eq!(site.manifests(), before);
 
-    // To sign what is there and then take the signature for proof is a mistake, unless it is meant.
+    // To sign existing images and then require that signature is a configuration error, unless the site explicitly trusts all
+    // writers.
     let existing = "  imageSigning: {key: {file: site.key}, existing: sign}\n";
     site_yaml(&site, &format!("{existing}  policy: {{requireSigned: [site.pem]}}\n"));
     site.farrier(&["plan"]).exits(2).line("policy.requireSigned would take that for proof");
@@ -113,27 +116,27 @@ fn a_required_signature() {
     let run = site.run_once().exits(0);
     run.line("signed    hello");
     run.line("rewrote");
-    assert_eq!(site.image(), image, "signed as it is, not built again");
+    assert_eq!(site.image(), image, "the image was rebuilt instead of signed");
     rows(&site, &[&image], 0);
     let writes = site.registry.requests("PUT");
     site.run_once().exits(0).line("nothing to do");
     fs::remove_dir_all(site.cache().join("records/signed")).unwrap();
     site.build("hello", &kernel, &["--push"]).exits(0).line("up to date");
-    assert_eq!(site.registry.requests("PUT"), writes, "a signature that is there is not made twice");
+    assert_eq!(site.registry.requests("PUT"), writes, "an existing signature is made again");
 
-    // A good signature by a key that the policy does not name.
+    // A valid signature by a key that the policy does not name.
     site_yaml(&site, "  policy: {requireSigned: [foreign.pem]}\n");
     site.run_once().exits(1).line("none of its signatures is by an accepted key");
 }
 
-/// Without a key the pass asks nothing more than before.
+/// Without a key, a reconcile sends no requests about signatures.
 #[test]
 fn an_unsigned_site_asks_for_no_signatures() {
     let kernel = kernels::newest().newer;
     let site = Site::new();
     site.canary(&kernel);
     site.run_once().exits(0);
-    // A toolchain that only the engine has is looked for in the store, too.
+    // farrier also looks up a toolchain in the store that only the engine has.
     let asked = || site.registry.requests("GET") - site.registry.requests_to("GET", "drivers/rootfs");
     let before = asked();
     site.run_once().exits(0).line("nothing to do");
@@ -154,7 +157,7 @@ fn an_unsigned_site_asks_for_no_signatures() {
     );
 }
 
-/// A key that cannot sign is found before anything is compiled.
+/// An unusable key fails the build before anything is compiled.
 #[test]
 fn a_key_that_cannot_be_used() {
     let kernel = kernels::newest().newer;
@@ -168,7 +171,8 @@ fn a_key_that_cannot_be_used() {
     assert!(site.tags("hello").is_empty());
 }
 
-/// A layout directory with `hello`, signed: the image as `verify` takes it, and the directory of its blobs.
+/// Publishes a signed `hello` to a layout directory. Returns the image as an argument of `verify`, and the directory of its
+/// blobs.
 fn in_a_layout(site: &Site, kernel: &str) -> (String, PathBuf) {
     let layout = site.path("layout");
     let location = format!("oci:{}", layout.display());
@@ -177,7 +181,7 @@ fn in_a_layout(site: &Site, kernel: &str) -> (String, PathBuf) {
     (name, layout.join("blobs/sha256"))
 }
 
-/// The blob that a manifest of the layout names, where the manifest is the one that `is_it`.
+/// Returns the last layer's blob of the manifest that satisfies `is_it`.
 fn blob_of(blobs: &Path, is_it: impl Fn(&Value) -> bool) -> PathBuf {
     for entry in fs::read_dir(blobs).unwrap().map(Result::unwrap) {
         let Ok(manifest) = serde_json::from_slice::<Value>(&fs::read(entry.path()).unwrap()) else {
@@ -188,10 +192,10 @@ fn blob_of(blobs: &Path, is_it: impl Fn(&Value) -> bool) -> PathBuf {
             return blobs.join(digest.strip_prefix("sha256:").unwrap());
         }
     }
-    panic!("no such manifest in {}", blobs.display());
+    panic!("no matching manifest in {}", blobs.display());
 }
 
-/// Another byte in the middle: the length stays.
+/// Flips a bit in the middle of a file without changing the length.
 fn damage(path: &Path) {
     let mut bytes = fs::read(path).unwrap();
     let middle = bytes.len() / 2;
@@ -199,11 +203,11 @@ fn damage(path: &Path) {
     fs::write(path, bytes).unwrap();
 }
 
-/// A layout directory is verified as a registry is, and whatever is damaged or gone in it has its line.
+/// A layout directory is verified like a registry, and each damaged or missing blob has a row.
 #[test]
 fn a_layout_in_which_something_was_changed() {
     let kernel = kernels::newest().newer;
-    // For a sandbox the toolchain is stored, too, and has a signature of its own.
+    // With a sandbox, the toolchain would also be stored, with a separate signature.
     let site = Site::in_docker();
     key(&site, "site", P256);
     site_yaml(&site, SIGNING);
@@ -236,7 +240,7 @@ fn a_layout_in_which_something_was_changed() {
         rows(&site, &["--deep", &image], 0);
     }
 
-    // The tag's file itself, with other content under the same digest.
+    // Damage the content under the signature tag.
     let signature = blob_of(&blobs, |manifest| {
         manifest["layers"][0]["annotations"]["dev.cosignproject.cosign/signature"].is_string()
             && manifest["layers"][0]["mediaType"] == "application/vnd.dev.cosign.simplesigning.v1+json"
@@ -248,7 +252,7 @@ fn a_layout_in_which_something_was_changed() {
     assert!(message.starts_with("its signature cannot be read"), "{message}");
 }
 
-/// Whoever can write to the registry can put other documents beside an image, and cannot sign them.
+/// An attacker with write access to the registry can replace an image's attestations but cannot sign the replacements.
 #[test]
 fn documents_that_were_put_in_the_place_of_ours() {
     let kernel = kernels::newest().newer;
@@ -271,7 +275,7 @@ fn documents_that_were_put_in_the_place_of_ours() {
     assert_eq!(result(&rows(&site, &[&image], 1), "check report"), ("failed", differs));
 }
 
-/// Stores a changed form of a document, and lists it as the one referrer of its kind.
+/// Stores a changed document and lists it as the only referrer of its kind.
 fn replace(site: &Site, image: &str, kind: &str, change: impl Fn(&mut Value)) {
     let digest = image.split_once('@').unwrap().1;
     let list = format!("hello:{}", digest.replace(':', "-"));
@@ -350,7 +354,7 @@ async fn secrets_of_a_cluster() {
     assert!(!error.is_transient());
 }
 
-/// The Secrets are those of the cluster that `--cluster` names, whatever the kubeconfig's current context is.
+/// Secrets come from the cluster of the `--context` option, whatever the kubeconfig's current context is.
 #[test]
 fn a_key_in_the_cluster_of_the_named_context() {
     let kernel = kernels::newest().newer;

@@ -1,5 +1,6 @@
-//! Module signing with the real parts: the kernel's own `scripts/sign-file`, a security module behind PKCS#11 (SoftHSM), the
-//! engine and a registry; `modinfo` and OpenSSL are the witnesses.
+//! Module signing with real components: the kernel's `scripts/sign-file`, a security module behind PKCS#11 (SoftHSM), the
+//! engine
+//! and a registry. `modinfo` and OpenSSL serve as references.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -36,7 +37,7 @@ fn key(directory: &Path, name: &str, kind: &str) {
     );
 }
 
-/// Signs the modules of a directory as a build does.
+/// Signs the modules of a directory like a build.
 fn sign(tree: &Path, directory: &Path, source: KeySource, certificate: &str, hash: SignatureHash) {
     let spec = site::ModuleSigning {
         key: source,
@@ -53,7 +54,7 @@ fn sign(tree: &Path, directory: &Path, source: KeySource, certificate: &str, has
     payload::sign_modules(tree, &how, &payload::DecompressionBudget::without_build()).unwrap();
 }
 
-/// The bytes before the signature: to `sign-file` they are any file.
+/// Module contents of several lengths; `sign-file` accepts arbitrary files.
 fn modules() -> Vec<Vec<u8>> {
     [1, 4095, 70_000, 3 << 20]
         .map(|length: usize| (0..length).filter_map(|n| u8::try_from(n * 31 % 251).ok()).collect())
@@ -90,7 +91,7 @@ fn byte_for_byte_what_the_kernels_own_tool_makes() {
     }
 }
 
-/// ECDSA signatures of the tool are different each time; everything around them is not.
+/// `sign-file` produces a different ECDSA signature each time; everything around the signature is the same.
 #[test]
 fn with_an_elliptic_curve_all_but_the_signature_is_the_tools() {
     let sign_file = unpacked("linux-kbuild-6.1").join("usr/lib/linux-kbuild-6.1/scripts/sign-file");
@@ -113,7 +114,7 @@ fn with_an_elliptic_curve_all_but_the_signature_is_the_tools() {
                 let listing = run(Command::new("openssl")
                     .args(["asn1parse", "-inform", "DER", "-in", "message"])
                     .current_dir(work.path()));
-                // Not the lengths: those of ECDSA signatures vary by some bytes.
+                // Ignore lengths, because ECDSA signatures vary by a few bytes.
                 let shape = |line: &str| {
                     let (_, element) = line.split_at(line.find("prim:").or(line.find("cons:")).unwrap());
                     element.split("[HEX DUMP]").next().unwrap().to_owned()
@@ -125,7 +126,7 @@ fn with_an_elliptic_curve_all_but_the_signature_is_the_tools() {
     }
 }
 
-/// A token with an RSA and an ECDSA key.
+/// A SoftHSM token with an RSA and an ECDSA key.
 struct Token {
     directory: tempfile::TempDir,
     module: PathBuf,
@@ -143,13 +144,14 @@ impl Token {
         .unwrap();
         let module = ["/usr/lib/softhsm/libsofthsm2.so", "/usr/lib/x86_64-linux-gnu/softhsm/libsofthsm2.so"];
         let module = module.into_iter().map(PathBuf::from).find(|path| path.exists());
-        let token = Self { directory, module: module.expect("SoftHSM is there (Debian package softhsm2)") };
+        let token =
+            Self { directory, module: module.expect("SoftHSM is installed (Debian package softhsm2)") };
         token.util("--init-token --free --label farrier --pin 1234 --so-pin 5678");
         for (name, id, kind) in [("rsa", "01", RSA), ("ec", "02", "EC -pkeyopt ec_paramgen_curve:P-256")] {
             key(token.path(), name, kind);
             openssl(token.path(), &format!("x509 -in {name}.crt -pubkey -noout -out {name}.pub"));
             token.util(&format!("--import {name}.pem --token farrier --label {name} --id {id} --pin 1234"));
-            // From here on the token alone has it.
+            // From here on only the token holds the key.
             fs::remove_file(token.path().join(format!("{name}.pem"))).unwrap();
         }
         token
@@ -166,7 +168,7 @@ impl Token {
             .current_dir(self.path()));
     }
 
-    /// A signing command: a shell's, with the token in its environment.
+    /// Returns a signing command: a shell script with the token in its environment.
     fn command(&self, script: &str) -> KeySource {
         let script = format!(
             "export SOFTHSM2_CONF={}/softhsm2.conf MODULE={}; {script}",
@@ -177,13 +179,13 @@ impl Token {
     }
 }
 
-/// What OpenSSL's engine does with the key of a token: it makes the DigestInfo itself.
+/// Signs through OpenSSL's PKCS#11 engine, which creates the DigestInfo.
 const WITH_OPENSSL: &str = "exec openssl pkeyutl -engine pkcs11 -keyform engine -sign -pkeyopt digest:$1 \
     -inkey 'pkcs11:token=farrier;object=KEY;type=private;pin-value=1234'";
-/// `pkcs11-tool` takes what the RSA padding goes around, so the start of the DigestInfo (of SHA-256) comes before the digest.
+/// `pkcs11-tool` expects the input of the RSA padding, so the script prepends SHA-256's DigestInfo header to the digest.
 const WITH_PKCS11_TOOL: &str = r#"{ printf '\060\061\060\015\006\011\140\206\110\001\145\003\004\002\001\005\000\004\040'; cat; } |
     pkcs11-tool --module "$MODULE" --login --pin 1234 --id 01 --sign --mechanism RSA-PKCS"#;
-/// Two numbers side by side come of this.
+/// `pkcs11-tool` returns an ECDSA signature as two concatenated integers.
 const WITH_PKCS11_TOOL_EC: &str =
     r#"pkcs11-tool --module "$MODULE" --login --pin 1234 --id 02 --sign --mechanism ECDSA"#;
 
@@ -202,7 +204,7 @@ fn a_key_in_a_security_module_signs_modules() {
         sign(tree.path(), token.path(), token.command(&script), &format!("{certificate}.crt"), hash);
         verify(&tree.path().join("m.ko"), &token.path().join(format!("{certificate}.crt")));
     }
-    // A token that is locked, and one that signs with another key.
+    // A locked token, and a token that signs with another key.
     let public = read_public_key(&token.path().join("ec.pub")).unwrap();
     let secrets = SecretReader::new(token.path().to_owned(), KubeOptions::default());
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -221,7 +223,7 @@ fn a_key_in_a_security_module_signs_modules() {
     assert!(other.contains("no signature (sha256) by the ECDSA P-256 key"), "{other}");
 }
 
-/// OpenSSL finds the signature right, with the certificate and over the module without it.
+/// Asserts that OpenSSL accepts the signature with the certificate over the unsigned module.
 fn verify(module: &Path, certificate: &Path) {
     let work = tempfile::tempdir().unwrap();
     let bytes = fs::read(module).unwrap();
@@ -247,7 +249,7 @@ fn verify(module: &Path, certificate: &Path) {
         .current_dir(work.path()));
 }
 
-/// The module of the published image, unpacked from its last layer.
+/// Unpacks the module of the published image from its last layer.
 fn published(site: &Site, tag: &str, to: &Path) -> PathBuf {
     let manifest = site.inspect_raw(&format!("hello:{tag}"));
     let layer = manifest["layers"].as_array().unwrap().last().unwrap()["digest"].as_str().unwrap().to_owned();
@@ -257,10 +259,10 @@ fn published(site: &Site, tag: &str, to: &Path) -> PathBuf {
     run(Command::new("tar").arg("-xzf").arg(to.with_extension("tar.gz")).arg("-C").arg(to));
     let files = walkdir::WalkDir::new(to).into_iter().map(Result::unwrap);
     let module = files.into_iter().find(|entry| entry.file_name() == "farrier_hello.ko");
-    module.expect("the image has its module").into_path()
+    module.expect("the image contains its module").into_path()
 }
 
-/// Bill and provenance name the certificate by its fingerprint, as OpenSSL shows it.
+/// Asserts that bill of materials and provenance contain the certificate's fingerprint as OpenSSL prints it.
 fn names_certificate(site: &Site, tag: &str, name: &str) {
     let certificate = site.definitions().join(format!("{name}.crt"));
     let shown = run(Command::new("openssl")
@@ -284,7 +286,7 @@ fn modinfo(module: &Path, field: &str) -> String {
     run(Command::new("modinfo").args(["-F", field]).arg(module)).trim().to_owned()
 }
 
-/// Runs `farrier build hello --push` where no engine is to be found.
+/// Runs `farrier build hello --push` without an available engine.
 fn without_engine(site: &Site, kernel: &str) -> Run {
     let target = ["--kernel", kernel, "--os", "debian", "--os-version", "12", "--arch", "amd64"];
     let mut command = site.command(&[&["build", "hello", "--push", "-o", "json"][..], &target].concat());
@@ -325,7 +327,7 @@ fn a_rotated_key_signs_what_was_compiled_once() {
         };
         let known: Vec<PathBuf> = modules.iter().map(|(_, tag)| site.path(tag)).collect();
         let tag = site.tags("hello").into_iter().find(|tag| !known.contains(&site.path(tag)));
-        let tag = tag.unwrap_or_else(|| panic!("a tag of its own: {built}"));
+        let tag = tag.unwrap_or_else(|| panic!("no new tag: {built}"));
         let module = published(&site, &tag, &site.path(&tag));
         assert_eq!(
             (modinfo(&module, "signer"), modinfo(&module, "sig_hashalgo")),
@@ -338,7 +340,7 @@ fn a_rotated_key_signs_what_was_compiled_once() {
     let bare: Vec<&[u8]> = modules.iter().map(|(bytes, _)| without_signature(bytes).0).collect();
     assert!(bare[0] == bare[1] && modules[0].0 != modules[1].0);
 
-    // The keys are where they were, and nowhere else: not in a layer, a log, the cache.
+    // The private keys appear in no log, layer or cache.
     let pem = fs::read_to_string(site.definitions().join("first.pem")).unwrap();
     let secret = pem.lines().nth(10).unwrap().as_bytes();
     let places = [site.cache(), site.path("home"), site.path("docker")];
@@ -382,8 +384,9 @@ fn what_is_wrong_with_a_key_is_said_before_anything_is_published() {
     }
 }
 
-/// What the engine makes whole is not signed, and the run says so. No key gets to the engine, although the keys lie in the
-/// definitions directory: the user's own Dockerfile looks for it in everything that it is given.
+/// farrier does not sign modules in an image that the engine builds completely, and the run says so. Although the keys are in
+/// the
+/// definitions directory, no key reaches the engine: the user's Dockerfile searches its whole context for one.
 #[test]
 fn an_image_that_the_engine_makes_whole() {
     let kernel = kernels::newest().newer;
@@ -391,7 +394,7 @@ fn an_image_that_the_engine_makes_whole() {
     key(&site.definitions(), "ours", RSA);
     let pem = fs::read_to_string(site.definitions().join("ours.pem")).unwrap();
     let line = pem.lines().nth(10).unwrap();
-    // A pattern that does not match itself.
+    // A pattern that does not match its own text.
     let pattern = format!("[{}]{}", &line[..1], &line[1..]).replace('+', "[+]");
     site.define(
         "site.yaml",

@@ -1,5 +1,5 @@
-//! A site's network with the real parts: Debian's docker-registry with certificates on both sides, mirrors, a proxy that
-//! counts, and `--offline`.
+//! A site's network with real components: Debian's docker-registry with certificates on both sides, mirrors, a counting proxy,
+//! and `--offline`.
 
 use std::{fs, net::TcpListener as StdListener, path::Path, process::Command};
 
@@ -34,7 +34,7 @@ fn registry(net: &Net) -> RemoteRegistry {
     RemoteRegistry::new("test".to_owned(), &options)
 }
 
-/// With nothing said about anything.
+/// Returns a registry client without any configuration.
 fn plain() -> RemoteRegistry {
     registry(&Net::default())
 }
@@ -47,7 +47,7 @@ fn tag(text: &str) -> Version {
     Version::Tag(text.parse().unwrap())
 }
 
-/// Puts an artifact of one blob into a repository, and gives the manifest's and the blob's digest.
+/// Pushes an artifact of one blob, and returns the digests of the manifest and the blob.
 async fn publish(registry: &RemoteRegistry, repository: &Repository, content: &[u8]) -> (Digest, Digest) {
     registry.push_bytes(repository, content).await.unwrap();
     registry.push_bytes(repository, b"{}").await.unwrap();
@@ -90,7 +90,7 @@ async fn certificates_on_both_sides() {
         let wanted = format!("set `clientCertificate` and `clientKey` of {} in site.yaml", server.host);
         assert!(hint.starts_with(&wanted), "{hint}: {}", error_chain(&error));
     }
-    // A key that is none, and one of another certificate, are told before anybody is asked.
+    // An invalid key and a key of another certificate are reported before farrier sends a request.
     let broken = ours.path("broken.pem");
     fs::write(&broken, "no key").unwrap();
     for key in [broken, ours.path("server.key")] {
@@ -144,7 +144,7 @@ async fn mirrors_stand_in_for_a_host_that_does_not_exist() {
         ]}
     ]});
     let directory = tempfile::tempdir().unwrap();
-    // Offline: Docker Hub itself may not even be looked for.
+    // Offline: farrier must not even resolve Docker Hub itself.
     let reader = registry(&net(site, directory.path(), true));
     let short = repository("debian");
     let found = reader.manifest(&short, &tag("1")).await.unwrap().unwrap();
@@ -155,10 +155,10 @@ async fn mirrors_stand_in_for_a_host_that_does_not_exist() {
     assert!(reader.has_blob(&short, &blob).await.unwrap());
     assert_eq!(reader.tags(&short).await.unwrap().len(), 1);
     assert!(empty.requests("GET") > 0, "the empty mirror was not asked");
-    // A mirror that cannot be reached may have what the others lack.
+    // An unreachable mirror may contain what the others lack.
     let error = reader.manifest(&short, &tag("2")).await.unwrap_err();
     assert!(matches!(error, RegistryError::Unreachable { .. }), "{error:?}");
-    // What farrier publishes is where it was put.
+    // farrier reads its own images from the registry that it publishes to, not from a mirror.
     let rule = json!({"mirrors": [{"from": full.host, "to": [gone.host]}]});
     let publisher =
         registry(&net(rule, directory.path(), false)).publishing_below(format!("{}/hub", full.host));
@@ -177,7 +177,7 @@ async fn a_mirror_that_lies_about_a_digest_is_passed_over() {
         .await
         .unwrap_err();
     assert!(matches!(&error, RegistryError::Digest { found, .. } if *found == Digest::of(b"something else")));
-    assert!(!out.exists(), "a lie was kept");
+    assert!(!out.exists(), "content with a wrong digest was kept");
     let site = json!({"mirrors": [{"from": "r.test", "to": [liar.host, honest.host]}]});
     let reader = registry(&net(site, directory.path(), true));
     reader.fetch_blob(&repository("r.test/x"), &wanted, u64::MAX, &out).await.unwrap();
@@ -201,18 +201,18 @@ async fn proxies_and_who_is_reached_without() {
         let net = net(site, ours.directory.path(), true);
         registry(&net).tags(&repository(format!("{host}:{port}/x"))).await
     };
-    // A name that only the proxy knows, and an address of this machine that is none of loopback.
+    // A name that only the proxy resolves, and an address of this machine outside of loopback.
     for (at, host) in ["registry.test", "0.0.0.0"].into_iter().enumerate() {
         assert_eq!(ask(host, json!([]), "secret").await.unwrap(), []);
         assert_eq!(proxy.opened(), at + 1);
     }
     assert_eq!(ask("0.0.0.0", json!(["0.0.0.0/8"]), "secret").await.unwrap(), []);
     assert_eq!(ask("127.0.0.1", json!([]), "secret").await.unwrap(), []);
-    assert_eq!(proxy.opened(), 2, "the proxy was asked for who is reached without");
+    assert_eq!(proxy.opened(), 2, "the proxy was used for a host in noProxy");
     let error = ask("registry.test", json!([]), "wrong").await.unwrap_err();
     assert!(!error_chain(&error).contains("wrong"), "{}", error_chain(&error));
 
-    // Offline, the environment's proxy is a host like any other.
+    // With --offline, the environment's proxy needs permission like any other host.
     let environment = serde_json::from_value(json!({"https": format!("http://{}", proxy.host)})).unwrap();
     let site = serde_json::from_value(json!({"hosts": [{"host": "registry.test"}]})).unwrap();
     let options = NetOptions { site, environment, offline: true, ..NetOptions::default() };
@@ -222,7 +222,7 @@ async fn proxies_and_who_is_reached_without() {
     assert!(error.to_string().starts_with(&wanted), "{error}");
 }
 
-/// A host of this machine that must not be asked.
+/// A local host that must not receive a request.
 struct Forbidden {
     host: String,
     listener: StdListener,
@@ -235,7 +235,7 @@ impl Forbidden {
         Self { host: listener.local_addr().unwrap().to_string(), listener }
     }
 
-    /// Nobody has knocked.
+    /// Asserts that no client has connected.
     fn was_not_asked(&self) {
         let error = self.listener.accept().unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
@@ -314,10 +314,10 @@ async fn sources_come_from_mirrors_and_offline_from_nowhere_else() {
     assert_eq!(fs::read(found.root.join("x.txt")).unwrap(), b"text");
     assert_eq!(first.requests()[0].target, "/files/x.txt?raw=1");
     assert_eq!(second.requests()[0].target, "/x.txt?raw=1");
-    // Where it came from is no part of what it is.
+    // The mirror is not part of the content's identity.
     assert!(!found.origin.contains(&second.host), "{}", found.origin);
 
-    // A redirect to another host is a hop like the first one.
+    // A redirect to another host needs permission like the first host.
     let sending = FakeHttp::start(vec![answer(302, "").header("location", &address)]).await;
     let named = fetcher(&net(json!({"hosts": [{"host": sending.host}]}), directory.path(), true));
     let address = format!("http://{}/y", sending.host);
@@ -327,7 +327,7 @@ async fn sources_come_from_mirrors_and_offline_from_nowhere_else() {
     forbidden.was_not_asked();
 }
 
-/// A password for downloads stands where secrets are, and goes to the host that it is for, by no redirect and to none.
+/// A password for downloads is a secret that farrier sends only to its host, never to the target or the source of a redirect.
 #[tokio::test]
 async fn a_download_with_a_password() {
     let directory = tempfile::tempdir().unwrap();
@@ -389,7 +389,7 @@ async fn offline_apt_and_mmdebstrap_are_not_started_for_hosts_that_nothing_names
     forbidden.was_not_asked();
 }
 
-/// apt's own word on what it read.
+/// Checks apt's own report of the requests that it sent.
 #[tokio::test]
 async fn apt_goes_through_the_sites_proxy() {
     let directory = tempfile::tempdir().unwrap();
@@ -408,13 +408,13 @@ async fn apt_goes_through_the_sites_proxy() {
     );
 }
 
-/// The archive has a certificate of the site's own authority, and wants one from who asks.
+/// The archive has a certificate from the site's own authority and requires a client certificate.
 #[tokio::test]
 async fn apt_shows_and_checks_certificates_of_the_site() {
     let ours = Authority::new();
     ours.issue("server", "IP:127.0.0.1, DNS:archive.test", LATER);
     ours.issue("client", "DNS:farrier.test", LATER);
-    // apt asks the second one by its name, which only the proxy knows.
+    // apt uses the second host's name, which only the proxy can resolve.
     for name in ["127.0.0.1", "archive.test"] {
         let archive = TlsArchive::start(&ours);
         let proxy = Tunnels::start(archive.host().to_owned()).await;

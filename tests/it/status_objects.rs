@@ -1,4 +1,4 @@
-//! DriverBuilds and Events on an API server, and what a person asks before a node boots another kernel.
+//! DriverBuilds and Events on an API server, and `farrier preflight`, which users run before a node boots another kernel.
 use std::sync::{
     Arc,
     atomic::{AtomicBool, Ordering},
@@ -68,7 +68,7 @@ impl Story {
         });
     }
 
-    /// One pass, so many minutes after the last one. Gives what was written.
+    /// Runs one reconcile `minutes` after the last one, and returns the writes.
     async fn pass(&mut self, minutes: i64) -> Vec<String> {
         self.now += SignedDuration::from_mins(minutes);
         self.api.clear_log();
@@ -123,7 +123,11 @@ async fn objects_are_written_once_and_go_when_nothing_calls_for_them() {
     let kept = story.names()[0].clone();
     story.plan.cells.truncate(1);
     assert_eq!(story.pass(1).await, [""; 0]);
-    assert_eq!(story.names().len(), 2, "labels may come back");
+    assert_eq!(
+        story.names().len(),
+        2,
+        "an object without nodes stays for a while, because labels may return"
+    );
     assert_eq!(story.pass(10).await.len(), 1);
     assert_eq!(story.names(), [kept]);
 
@@ -144,7 +148,7 @@ async fn what_somebody_deleted_is_made_anew() {
     story.pass(1).await;
     story.pass(1).await;
     assert_eq!(story.names().len(), 2);
-    // One that does not change is missed by the hourly list.
+    // A missing object without changes is only detected by the hourly list.
     story.api.delete(BUILDS, "farrier", &story.names()[1]);
     assert_eq!(story.pass(1).await, [""; 0]);
     story.pass(60).await;
@@ -156,7 +160,7 @@ async fn without_the_definition_the_rest_goes_on() {
     let mut story = Story::new(FakeApi::start(), None);
     assert_eq!(story.pass(0).await, [""; 0]);
     assert_eq!(story.pass(1).await, [""; 0]);
-    assert_eq!(story.lists(), 0, "it is not asked for again at once");
+    assert_eq!(story.lists(), 0, "the list is not repeated immediately");
     let why = AnnouncementReason::NoPlatform;
     story.plan.unused_announcements.push(UnusedAnnouncement { node: "n1".to_owned(), why });
     assert_eq!(story.pass(1).await.len(), 1);
@@ -234,7 +238,7 @@ async fn who_lost_the_lease_writes_nothing() {
     assert_eq!(story.pass(1).await.len(), 4);
 }
 
-/// Nothing else misses what another one has deleted before the hourly list.
+/// Apart from the hourly list, only a new leader detects objects that another replica deleted.
 #[tokio::test]
 async fn who_leads_again_lists_what_another_has_written() {
     let api = FakeApi::start();
@@ -243,7 +247,7 @@ async fn who_leads_again_lists_what_another_has_written() {
     story.pass(0).await;
     let names = story.names();
     story.api.delete(BUILDS, "farrier", &names[0]);
-    // It tells nothing of what came to be in the other one's time.
+    // A new leader sends no Events for changes during the other replica's leadership.
     let why = AnnouncementReason::NoPlatform;
     story.plan.unused_announcements.push(UnusedAnnouncement { node: "n1".to_owned(), why });
     story.sink.forget();

@@ -1,4 +1,4 @@
-//! What a person at a terminal sees, in a real pseudo-terminal.
+//! Output on a real pseudo-terminal.
 
 use std::process::Command;
 
@@ -6,12 +6,12 @@ use crate::support::{kernels, kube_api::objects::node, live::Live, site::Site};
 
 const GREEN: &str = "\u{1b}[32m";
 
-/// What `farrier` writes to a terminal of so many columns.
+/// Returns the output of `farrier` on a terminal with this number of columns.
 fn on_terminal(live: &Live, columns: u16, words: &str) -> String {
     on_terminal_of(live, &format!("cols {columns}"), "", words)
 }
 
-/// The same on a terminal of a size as stty takes it, with these variables in the environment.
+/// Returns the output on a terminal whose size is given in stty's format, with further environment variables.
 fn on_terminal_of(live: &Live, size: &str, variables: &str, words: &str) -> String {
     run_on_terminal(
         &live.command(&[]),
@@ -54,7 +54,7 @@ fn tables_fit_and_words_have_colours() {
     let narrow = on_terminal(&live, 60, "status --color never");
     assert!(narrow.lines().all(|line| line.len() <= 60) && !narrow.contains('\u{1b}'), "{narrow}");
 
-    // What a colour says a symbol says, too, where the terminal has such letters.
+    // A symbol repeats the meaning of each color if the terminal supports the character.
     let without = on_terminal_of(&live, "cols 60", "NO_COLOR=1 LC_ALL=C.UTF-8", "status");
     assert!(!without.contains('\u{1b}') && without.contains("✓ loads"), "{without}");
     assert!(without.lines().all(|line| line.chars().count() <= 60), "{without}");
@@ -65,7 +65,7 @@ fn tables_fit_and_words_have_colours() {
 
     let wide = on_terminal(&live, 60, "status -o wide");
     assert!(wide.contains(digits) && wide.contains(GREEN), "{wide}");
-    // Programs get what they always got.
+    // Output to a pipe is unchanged.
     let piped = live.command(&["status"]).env("LC_ALL", "C.UTF-8").output().unwrap().stdout;
     let piped = String::from_utf8(piped).unwrap();
     assert!(piped.contains(digits) && !piped.contains(['\u{1b}', '✓']), "{piped}");
@@ -80,7 +80,7 @@ fn builds_side_by_side_have_a_live_line_each_with_the_usual_time_and_end_in_one(
         hello.replace("name: hello}", "name: greeting}").split("  rollout:").next().unwrap().to_owned();
     site.define("images/greeting.yaml", &other);
     site.build("hello", &kernels.older, &["--push"]).exits(0);
-    // The registry remembers how long that took: another machine knows it, too.
+    // The registry stores the build's duration, so another machine knows it.
     let elsewhere = site.path("another-cache");
     let status =
         site.command(&["status", "-o", "json"]).env("FARRIER_CACHE_DIR", elsewhere).output().unwrap();

@@ -1,4 +1,4 @@
-//! Root file systems of packages: toolchains, which farrier assembles, beside those that mmdebstrap installs.
+//! Root file systems made from packages: toolchains that farrier assembles, compared with those that mmdebstrap installs.
 use std::{
     fs,
     path::Path,
@@ -33,7 +33,7 @@ fn packages(include: &[&str]) -> BootstrapSpec {
     }
 }
 
-/// A file of a layer.
+/// Returns a file of a layer.
 pub fn in_layer(layer: &Path, name: &str) -> Vec<u8> {
     let output = Command::new("tar").arg("-xOf").arg(layer).arg(name).output().unwrap();
     assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
@@ -59,7 +59,7 @@ async fn root_file_system_with_a_toolchain() {
         "usr/bin/make",
         "usr/bin/kmod",
         "usr/share/doc/make/copyright",
-        // What scripts would have made.
+        // Files that package scripts would create.
         "bin -> usr/bin",
         "lib64 -> usr/lib64",
         "usr/bin/awk -> mawk",
@@ -79,7 +79,7 @@ async fn root_file_system_with_a_toolchain() {
         assert!(!has(name), "{name} is in the layer");
     }
     assert!(!list.contains("usr/share/man/man1/"), "manual pages are in the layer");
-    // All is root's, and nothing changes who runs it.
+    // All files belong to root, and none is setuid, setgid or a device.
     for line in list.lines() {
         let (mode, rest) = line.split_once(' ').unwrap();
         assert!(rest.starts_with("0/0 ") && !mode.contains(['s', 'S', 'c', 'b']), "{line}");
@@ -89,13 +89,13 @@ async fn root_file_system_with_a_toolchain() {
         assert!(status.contains(&format!("Package: {package}\n")), "{package} is not in dpkg's list");
     }
 
-    // Again: found, not made.
+    // The second call finds the result in the cache.
     let started = Instant::now();
     assert_eq!(fetcher(&cache).root_fs().bootstrap(&root, Architecture::Amd64).await.unwrap(), rootfs);
     assert!(started.elapsed() < Duration::from_secs(1));
 }
 
-/// No program of the packages is run: those of another architecture are as good.
+/// farrier runs no program from the packages, so packages of another architecture work, too.
 #[tokio::test]
 async fn a_toolchain_of_another_architecture() {
     let cache = shared_cache();
@@ -118,13 +118,13 @@ async fn root_file_system_of_packages_that_do_not_exist() {
         assert!(!error.is_transient());
         assert_eq!(names(&cache, "packages-root"), Vec::<String>::new());
     }
-    // A name that a shell would read reaches no tool: definitions cannot hold it.
+    // Definitions cannot contain a name that a shell would interpret, so no tool receives one.
     let mut hostile = serde_json::to_value(&spec).unwrap();
     hostile["include"] = serde_json::json!(["$(reboot)"]);
     assert!(serde_json::from_value::<BootstrapSpec>(hostile).is_err());
 }
 
-/// Processes whose command line holds the text.
+/// Returns the number of processes whose command line contains the text.
 fn processes(text: &str) -> usize {
     let lines =
         fs::read_dir("/proc").unwrap().filter_map(|entry| fs::read(entry.ok()?.path().join("cmdline")).ok());
@@ -135,7 +135,7 @@ fn processes(text: &str) -> usize {
 async fn a_cancelled_bootstrap_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let cache = new_cache(dir.path());
-    // A choice of packages that no other test makes tells our processes from others.
+    // A selection of packages that no other test uses identifies this test's processes.
     let root = PackageRoot::RuntimeBase(packages(&["ed", "make"]));
     let marker = "--include=ed,make";
     let (fetcher, started) = (fetcher(&cache), Instant::now());
@@ -153,7 +153,7 @@ async fn a_cancelled_bootstrap_leaves_nothing() {
     assert_eq!(names(&cache, "packages-root"), Vec::<String>::new());
 }
 
-/// Digest of mstflint's payload for a kernel.
+/// Returns the digest of mstflint's payload for a kernel.
 fn payload(site: &Site, kernel: &str) -> String {
     let built = site.build("mstflint", kernel, &["--push", "-o", "json"]).exits(0).json();
     assert_eq!(built["outcome"], "built", "{built}");
@@ -161,7 +161,7 @@ fn payload(site: &Site, kernel: &str) -> String {
     image["Layers"].as_array().unwrap().last().unwrap().as_str().unwrap().to_owned()
 }
 
-/// The same packages, installed with their scripts, compile the same bytes.
+/// The same packages, installed by mmdebstrap with their scripts, compile the same bytes.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_it_compiles_is_what_mmdebstrap_s_compiles() {
     let kernel = kernels::newest().newer;

@@ -1,5 +1,6 @@
-//! The truth table: modules built for one Debian kernel are checked against the others, then really loaded on each,
-//! and the kernel's own loader must agree with the check in every case.
+//! The truth table: modules built for one Debian kernel are checked against the others and then loaded on each of them. The
+//! kernel's
+//! loader must agree with the check in every case.
 use std::{
     collections::BTreeMap,
     fmt::Write,
@@ -20,13 +21,13 @@ use farrier::{
 };
 use futures::{StreamExt, stream};
 
-/// Directories of the kernel's modules that candidates are taken from: several subsystems, no buses to probe.
+/// Directories of in-tree modules with candidates: several subsystems, without buses to probe.
 const DIRECTORIES: [&str; 8] =
     ["crypto", "drivers/block", "drivers/md", "drivers/net", "fs/nls", "lib", "net/core", "net/sched"];
-/// A candidate has at most this many bytes: all of all kernels are in one initramfs.
+/// Maximum size of a candidate in bytes, because one initramfs contains the candidates of all kernels.
 const SMALL: usize = 256 << 10;
 
-/// The 6.1 kernels of the stable suite and the two newest ones, the newest one's flavours, and the newest 6.12.
+/// Returns the 6.1 kernel of the stable suite, the two newest ones, the newest other flavors, and the newest 6.12 kernel.
 fn kernels() -> Vec<KernelRelease> {
     let plain = releases("6.1.0-", "-amd64");
     assert!(plain.len() >= 3, "the host's suites have fewer than three 6.1 kernels: {plain:?}");
@@ -38,7 +39,7 @@ fn kernels() -> Vec<KernelRelease> {
     kernels
 }
 
-/// Files of a kernel's own modules in a directory, by their names without what compresses them.
+/// Returns a kernel's own modules in a directory, by module name.
 fn files(modules: &Path, directory: &str) -> BTreeMap<String, PathBuf> {
     let Ok(listing) = fs::read_dir(modules.join("kernel").join(directory)) else { return BTreeMap::new() };
     let paths = listing.map(|entry| entry.unwrap().path());
@@ -46,8 +47,9 @@ fn files(modules: &Path, directory: &str) -> BTreeMap<String, PathBuf> {
     modules.map(|path| (module_name(path.to_str().unwrap()), path)).collect()
 }
 
-/// Small, needing nothing, and with functions to load and to unload, so that the next one of the name finds its
-/// place free.
+/// Returns whether a module is small, has no dependencies, and has init and exit functions. An unloadable module frees its name
+/// for
+/// the next kernel's module.
 fn is_suitable(path: &Path) -> bool {
     let mut bytes = Vec::new();
     open_module(path, &DecompressionBudget::without_build())
@@ -59,7 +61,7 @@ fn is_suitable(path: &Path) -> bool {
     if bytes.len() > SMALL {
         return false;
     }
-    // In the symbols' names, where the end of a longer one may serve for a shorter one.
+    // The string table may store a short name as the suffix of a longer one.
     let text = String::from_utf8_lossy(&bytes);
     let module = Module::parse(&bytes[..]).unwrap();
     let needs_nothing =
@@ -67,11 +69,10 @@ fn is_suitable(path: &Path) -> bool {
     needs_nothing && text.contains("init_module\0") && text.contains("cleanup_module\0")
 }
 
-/// For each kernel the files of the same modules: the first of each directory that every kernel has and that are
-/// suitable in all of them.
+/// Returns each kernel's files of the same modules: in each directory, the first module that is suitable for every kernel.
 fn candidates(kernels: &[KernelRelease]) -> Vec<Vec<PathBuf>> {
     let mut chosen = vec![Vec::new(); kernels.len()];
-    // Once for each: apt takes its time.
+    // Look up each kernel once, because apt is slow.
     let roots: Vec<_> = kernels.iter().map(|kernel| kernel_image(kernel).modules.unwrap()).collect();
     for directory in DIRECTORIES {
         let files: Vec<_> = roots.iter().map(|root| files(root, directory)).collect();
@@ -87,7 +88,7 @@ fn candidates(kernels: &[KernelRelease]) -> Vec<Vec<PathBuf>> {
     chosen
 }
 
-/// Puts the modules of all kernels into one directory, each kernel's in one of its own.
+/// Copies the modules of all kernels to one directory, with a subdirectory per kernel.
 fn payload(kernels: &[KernelRelease], directory: &Path) -> Vec<String> {
     let mut paths = Vec::new();
     for (release, modules) in kernels.iter().zip(candidates(kernels)) {
@@ -102,7 +103,7 @@ fn payload(kernels: &[KernelRelease], directory: &Path) -> Vec<String> {
     paths
 }
 
-/// What the check says of each module alone.
+/// Returns the check's verdict on each module alone.
 fn verdicts(kernel: &KernelRelease, directory: &Path, modules: &[String]) -> Vec<(Verdict, String)> {
     let (facts, _): (KernelFacts, _) =
         read_header_set(&headers(kernel), kernel, Architecture::Amd64).unwrap();
@@ -121,7 +122,7 @@ fn verdicts(kernel: &KernelRelease, directory: &Path, modules: &[String]) -> Vec
         .collect()
 }
 
-/// What the loader said: a module whose initialisation ran was taken, whatever it answered.
+/// Returns the loader's verdict. A module whose init function ran was loaded, whatever the function returned.
 fn loader(outcome: &BootOutcome) -> Verdict {
     match outcome {
         BootOutcome::Loaded | BootOutcome::NotPresent { .. } | BootOutcome::Failed { .. } => Verdict::Loads,
@@ -165,7 +166,7 @@ async fn the_check_and_the_kernels_loader_agree() {
     let directory = tempfile::tempdir().unwrap();
     let modules = payload(&kernels, directory.path());
     let names: Vec<&str> = modules.iter().map(String::as_str).collect();
-    // Two at a time: each machine has one processor.
+    // Boot two machines at a time, because each one uses one processor.
     let boots: Vec<_> = kernels
         .iter()
         .map(|kernel| {

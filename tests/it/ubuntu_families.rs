@@ -1,5 +1,6 @@
-//! The shipped families of Ubuntu, each with stand-in packages that are named and depend on one another as Ubuntu's kernels do
-//! (`debian.*/control.stub.in` of its sources), in the suites of the release, behind the site's mirror. They say nothing of Ubuntu's own packages.
+//! farrier's Ubuntu families, each with stand-in packages in the release's suites behind the site's mirror. Names and
+//! dependencies
+//! follow Ubuntu's kernels (`debian.*/control.stub.in` of its sources). These tests do not cover Ubuntu's own packages.
 use std::collections::BTreeSet;
 
 use farrier::{
@@ -17,8 +18,9 @@ use crate::support::{
     tls_archive::{Deb, TlsArchive},
 };
 
-/// Family, version, suite, release, architecture, and the package with what flavours have in common. It is named for the kernel's
-/// source package: a cloud's and a hardware-enablement kernel have one of their own.
+/// Family, version, suite, release, architecture, and the package with the flavors' common headers. That package is named after
+/// the
+/// kernel's source package, which differs for cloud and hardware-enablement kernels.
 const KERNELS: [(&str, &str, &str, &str, Architecture, &str); 12] = [
     ("ubuntu-20-04", "20.04", "focal", "5.4.0-26-generic", AMD64, "linux-headers-5.4.0-26"),
     ("ubuntu-20-04", "20.04", "focal-updates", "5.4.0-1148-aws", AMD64, "linux-aws-headers-5.4.0-1148"),
@@ -79,7 +81,7 @@ const KERNELS: [(&str, &str, &str, &str, Architecture, &str); 12] = [
 const AMD64: Architecture = Architecture::Amd64;
 const ARM64: Architecture = Architecture::Arm64;
 
-/// The packages of a kernel's headers: those of its flavour lead to what all flavours have.
+/// Returns the packages of a kernel's headers: the flavor's package and the common one that it depends on.
 fn packages(release: &str, arch: Architecture, common: &str) -> [Deb; 2] {
     let build = format!("usr/src/linux-headers-{release}");
     let mut files = tiny_headers(&build, release);
@@ -142,7 +144,7 @@ async fn each_finds_headers_of_each_flavour_in_its_suites() {
         };
         let family = match_family(&families, &target).unwrap();
         assert_eq!(family.metadata.name, name);
-        // The shipped ones, but for the key.
+        // The family's own header source, except for the key.
         let mut headers = serde_json::to_value(&family.spec.headers).unwrap();
         headers["apt"]["signedBy"] = json!(archive.keyring());
         let headers: HeaderSource = serde_json::from_value(headers).unwrap();
@@ -158,7 +160,7 @@ async fn each_finds_headers_of_each_flavour_in_its_suites() {
             "{release}"
         );
     }
-    // A family that is added has its kernel here.
+    // Every Ubuntu family must appear in the list of kernels.
     let shipped: BTreeSet<&str> = families
         .iter()
         .map(|family| family.metadata.name.as_str())

@@ -1,5 +1,6 @@
-//! Upgrades in order, by the real program: users of a device leave within their budgets, a farrier that is killed goes on, and people
-//! have their word. `ci/e2e upgrade` plays the same on a real API server with real controllers.
+//! Ordered upgrades by the real program: users of a device are evicted within their budgets, a killed farrier resumes, and
+//! users can
+//! intervene. `ci/e2e upgrade` runs the same scenarios on a real API server with real controllers.
 use std::{
     fs,
     net::TcpListener,
@@ -21,7 +22,7 @@ use crate::support::{
 const KERNEL: &str = "6.1.0-901-amd64";
 const NOTE: &str = "farrier.dev/upgrade";
 
-/// Three nodes with a ready pod of the old image; the new one is published.
+/// Creates three nodes with a ready pod of the old image, and publishes the new image.
 fn fleet(upgrade: &str) -> (Live, String) {
     let live = Live::new((0..3).map(|number| node(&format!("n{number}"), KERNEL)), "image");
     let file = live.site.definitions().join("images/driver.yaml");
@@ -35,7 +36,7 @@ fn fleet(upgrade: &str) -> (Live, String) {
     (live, image)
 }
 
-/// A ready pod of a namespace in which farrier writes nothing.
+/// Returns a ready pod in a namespace that farrier does not write to.
 fn workload(name: &str, node: &str, resource: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -50,7 +51,7 @@ fn is_there(live: &Live, pod: &str) -> bool {
     live.api.get("pods", "apps", pod).is_some()
 }
 
-/// The image of the driver's pod on a node.
+/// Returns the image of the driver's pod on a node.
 fn driver_on(live: &Live, node: &str) -> String {
     let pods = live.api.list("pods");
     let mut here = pods
@@ -61,7 +62,7 @@ fn driver_on(live: &Live, node: &str) -> String {
     image.unwrap_or_default()
 }
 
-/// What upgrades make Jobs of.
+/// Creates the CronJob whose template upgrades use for their Jobs.
 fn cron_job(live: &Live, name: &str) {
     live.api.create(json!({
         "apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": name, "namespace": NAMESPACE},
@@ -70,7 +71,7 @@ fn cron_job(live: &Live, name: &str) {
     }));
 }
 
-/// The Job on a node.
+/// Returns the Job on a node.
 fn job_on(live: &Live, node: &str) -> Value {
     let is_here = |job: &Value| job["spec"]["template"]["spec"]["nodeName"] == node;
     live.until("a Job on the node", |live| live.api.list("jobs.batch").iter().any(is_here));
@@ -84,7 +85,7 @@ fn end_job(live: &Live, node: &str, condition: &str) {
     live.api.patch_status("jobs.batch", NAMESPACE, name, &json!({"conditions": conditions}));
 }
 
-/// What the node's label says, and whether it is cordoned.
+/// Returns the node's upgrade label, and whether the node is cordoned.
 fn state(live: &Live, node: &str) -> (String, bool) {
     let node = live.api.get("nodes", "", node).unwrap();
     let label = node["metadata"]["labels"][NOTE].as_str().unwrap_or_default().to_owned();
@@ -95,7 +96,7 @@ fn has(live: &Live, node: &str, label: &str, cordoned: bool) -> bool {
     state(live, node) == (label.to_owned(), cordoned)
 }
 
-/// A command of a person's, with its result in JSON.
+/// Runs a user's command and returns its JSON result.
 fn said(live: &Live, words: &[&str]) -> Value {
     let output = live.command(&[words, &["-o", "json"]].concat()).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -103,7 +104,7 @@ fn said(live: &Live, words: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{words:?}: {error}: {stderr}"))
 }
 
-/// What a node waits for in the plan.
+/// Returns the plan's message about what a node waits for.
 fn waits(live: &Live, node: &str) -> String {
     let plan = said(live, &["upgrade", "plan"]);
     let nodes = plan[0]["nodes"].as_array().unwrap();
@@ -133,13 +134,13 @@ fn users_of_a_device_leave_within_their_budgets_and_nodes_are_given_back() {
     assert!(asked.len() <= 2 && asked.iter().all(|grace| *grace == 7), "{asked:?}");
 
     live.api.delete("poddisruptionbudgets.policy", "apps", "keep");
-    live.until("both nodes are given back with their driver", |live| {
+    live.until("both nodes are uncordoned with their driver", |live| {
         ["n0", "n1"].iter().all(|node| driver_on(live, node) == image && has(live, node, "uncordoned", false))
     });
     assert!(!is_there(&live, "user") && is_there(&live, "other"));
     assert_eq!((driver_on(&live, "n2").as_str(), state(&live, "n2")), (OLD_IMAGE, (String::new(), true)));
     assert_eq!(waits(&live, "n2"), "someone else has cordoned it");
-    live.until("nothing is watched that is not needed", |live| live.api.open_watches("pods") == 1);
+    live.until("all unneeded watches have ended", |live| live.api.open_watches("pods") == 1);
 }
 
 #[test]
@@ -164,7 +165,7 @@ fn a_farrier_that_is_killed_between_two_steps_leaves_no_node_behind() {
         assert!(round < 200, "no progress\n{}", live.log());
         let before = steps(&live);
         live.start(&[]);
-        live.until("a step, or the end", |live| steps(live) > before || is_done(live));
+        live.until("a step or the final state", |live| steps(live) > before || is_done(live));
         live.kill();
         let taken = ["n0", "n1", "n2"].into_iter().filter(|node| state(&live, node).1);
         let taken: Vec<&str> = taken.collect();
@@ -173,7 +174,7 @@ fn a_farrier_that_is_killed_between_two_steps_leaves_no_node_behind() {
             let found = live.api.get("nodes", "", node).unwrap();
             let note: Value =
                 serde_json::from_str(found["metadata"]["annotations"][NOTE].as_str().unwrap()).unwrap();
-            assert_eq!(note["cordoned"], true, "it stands on {node} whose cordon it is: {note}");
+            assert_eq!(note["cordoned"], true, "{node} records the owner of its cordon: {note}");
         }
         if is_done(&live) {
             return;
@@ -187,7 +188,7 @@ fn a_person_pauses_an_upgrade_goes_on_and_gives_it_up() {
     let object = format!("{NAMESPACE}/{DRIVER}");
     assert_eq!(said(&live, &["upgrade", "pause", &object])["paused"], true);
     live.start(&["--interval", "1"]);
-    live.until("some passes", |live| live.passes() > 2);
+    live.until("some reconciles", |live| live.passes() > 2);
     let plan = live.command(&["plan"]).output().unwrap().stdout;
     let plan = String::from_utf8(plan).unwrap();
     assert!(plan.contains("it is paused; it goes on when"), "{plan}");
@@ -221,7 +222,7 @@ fn a_job_says_whether_a_node_does_well() {
     let pod = job_on(&live, "n0")["spec"]["template"]["spec"].clone();
     assert_eq!(pod["automountServiceAccountToken"], false, "{pod}");
     end_job(&live, "n0", "Failed");
-    live.until("the node has failed, and is given back", |live| has(live, "n0", "failed", false));
+    live.until("the node has failed and is uncordoned", |live| has(live, "n0", "failed", false));
     assert_eq!(waits(&live, "n1"), "stopped, because node n0 failed");
     let shown = live.command(&["upgrade", "plan"]).output().unwrap();
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
@@ -241,7 +242,7 @@ fn a_job_says_whether_a_node_does_well() {
     }
     assert!(["n0", "n1", "n2"].iter().all(|node| driver_on(&live, node) == image));
     live.until("the upgrade is over", |live| said(live, &["upgrade", "history"])[0]["outcome"] == "good");
-    // n0 has the driver, and is forgiven: it is not begun again.
+    // n0 already runs the driver, and its failure is cleared, so its upgrade does not start again.
     assert_eq!(said(&live, &["upgrade", "history"])[0]["nodes"], json!({"uncordoned": 2}));
 }
 
@@ -261,7 +262,7 @@ fn a_driver_goes_when_a_forecast_has_found_that_nothing_holds_it() {
     let variable = json!([{"name": "FARRIER_DRIVER_POD", "value": uid(driver.unwrap())}]);
     assert_eq!(job["spec"]["template"]["spec"]["containers"][0]["env"], variable);
 
-    // As a kubelet says of a container that it starts again.
+    // The status that a kubelet reports for a restarted container.
     let holder = uid(&live.api.get("pods", "apps", "user").unwrap());
     let mut forecast = workload("forecast-of-n0", "n0", "cpu");
     forecast["metadata"]["namespace"] = NAMESPACE.into();
@@ -273,7 +274,7 @@ fn a_driver_goes_when_a_forecast_has_found_that_nothing_holds_it() {
         "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "message": message}},
     }]);
     live.api.create(forecast);
-    live.until("the pod at the device has left", |live| !is_there(live, "user"));
+    live.until("the pod with the open device is gone", |live| !is_there(live, "user"));
     assert!(is_there(&live, "other") && driver_on(&live, "n0") == OLD_IMAGE);
     end_job(&live, "n0", "Complete");
     live.until("the node has its driver", |live| {
@@ -281,13 +282,13 @@ fn a_driver_goes_when_a_forecast_has_found_that_nothing_holds_it() {
     });
 
     end_job(&live, "n1", "Failed");
-    live.until("the next one keeps its own", |live| has(live, "n1", "not-drained", false));
+    live.until("the next node keeps its pod", |live| has(live, "n1", "not-drained", false));
     assert_eq!(driver_on(&live, "n1"), OLD_IMAGE);
     let why = waits(&live, "n1");
     assert!(why.ends_with("its driver would not go: no device"), "{why}");
 }
 
-/// A real Prometheus with the alerts of `deploy/`, which looks at one farrier; ended when it is dropped.
+/// A real Prometheus with the alerts of `deploy/`, which scrapes one farrier; stopped on drop.
 struct Prometheus {
     process: Child,
     address: String,
@@ -318,8 +319,10 @@ impl Prometheus {
         Self { process, address }
     }
 
-    /// kured's rule (`pkg/blockers/prometheus.go`): a reboot is blocked by each active alert, here with its options
-    /// `--alert-filter-regexp=^FarrierUpgradeUnderWay$ --alert-filter-match-only --alert-firing-only`. `None` where there is no answer.
+    /// Returns whether kured would block a reboot. Its rule (`pkg/blockers/prometheus.go`): each active alert blocks, here with
+    /// the options
+    /// `--alert-filter-regexp=^FarrierUpgradeUnderWay$ --alert-filter-match-only --alert-firing-only`. `None` without an
+    /// answer.
     fn blocks_reboots(&self) -> Option<bool> {
         let query = format!("http://{}/api/v1/query?query=ALERTS", self.address);
         let output = Command::new("curl").args(["-sS", &query]).output().expect("run curl");
@@ -359,9 +362,9 @@ fn kured_reboots_no_node_while_one_gets_another_driver() {
     live.until("kured waits", |_| prometheus.blocks_reboots() == Some(true));
     live.until("the node is held by a budget", |live| has(live, "n0", "cordoned", true));
     live.api.delete("poddisruptionbudgets.policy", "apps", "keep");
-    live.until("all have the driver", |live| {
+    live.until("all nodes have the driver", |live| {
         ["n0", "n1", "n2"].iter().all(|node| driver_on(live, node) == image)
     });
-    live.until("kured goes on", |_| prometheus.blocks_reboots() == Some(false));
+    live.until("kured continues", |_| prometheus.blocks_reboots() == Some(false));
     assert!(["n0", "n1", "n2"].iter().all(|node| has(&live, node, "uncordoned", false)));
 }

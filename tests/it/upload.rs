@@ -1,5 +1,5 @@
-//! Uploads over lines that break: the real docker-registry behind a proxy that cuts connections, and scripted answers
-//! of registries that go on, or do not. And a download that does not end.
+//! Uploads over unreliable connections: the real docker-registry behind a proxy that cuts connections, and scripted answers of
+//! registries that do or do not resume. One test covers an endless download.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -25,7 +25,7 @@ fn repository(host: &str) -> Repository {
     format!("{host}/drivers/x").parse().unwrap()
 }
 
-/// A file of so many bytes, no part of which is like another.
+/// Writes a file of `size` bytes without repeated content.
 fn blob(directory: &Path, size: usize) -> (PathBuf, Digest) {
     let mut state = 1_u64;
     let bytes: Vec<u8> = (0..size)
@@ -39,14 +39,14 @@ fn blob(directory: &Path, size: usize) -> (PathBuf, Digest) {
     (path, Digest::of(&bytes))
 }
 
-/// docker-registry knows an upload no more when a request broke off in its middle, and goes on after whole parts.
+/// docker-registry forgets an upload whose request was cut, and resumes only after complete parts.
 #[tokio::test]
 async fn an_upload_over_a_bad_line_gets_through() {
     let server = RegistryProcess::start(Wants::default());
     let directory = tempfile::tempdir().unwrap();
     let size = 40 * MIB;
     let (file, digest) = blob(directory.path(), size);
-    // The first request breaks off in its middle; then, between two parts, the line is dead.
+    // The first request is cut in the middle, and later the connection is dead between two parts.
     let cuts = [Cut::After(10 << 20), Cut::Request("PATCH", 1)];
     let proxy = CuttingProxy::before(&server.host, &cuts).await;
     let repository = repository(&proxy.host);
@@ -105,7 +105,7 @@ async fn the_session_is_asked_and_gets_the_rest() {
         session(1),
         breaks_after(3 * MIB),
         answer(404, ""),
-        // More arrived than it says at first.
+        // More bytes arrived than the registry first reports.
         there(MIB - 1),
         answer(416, ""),
         there(3 * MIB - 1),
@@ -188,7 +188,7 @@ async fn refusals_and_lines_that_always_break_are_given_up() {
     assert_eq!(requests.len(), 3 + 4 * 4);
 }
 
-/// What a registry sends beyond the size that the descriptor states fills no disk.
+/// Content beyond the descriptor's size is not written to disk.
 #[tokio::test]
 async fn a_blob_is_cut_off_at_its_stated_size() {
     let fake = FakeHttp::start_with(|_| {
@@ -203,9 +203,9 @@ async fn a_blob_is_cut_off_at_its_stated_size() {
     let RegistryError::Io(source) = &error else { panic!("{error:?}") };
     assert_eq!(source.kind(), std::io::ErrorKind::FileTooLarge);
     assert!(source.to_string().ends_with("it is longer than 4 bytes"), "{source}");
-    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "half a blob was left");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "a partial blob was left");
     registry.fetch_blob(&repository, &digest, 4, &blob).await.unwrap();
-    // One that states what no disk has is not begun.
+    // A download with a size beyond every disk does not start.
     let error = registry.fetch_blob(&repository, &digest, u64::MAX - 1, &blob).await.unwrap_err();
     assert!(
         matches!(&error, RegistryError::Io(source) if source.kind() == std::io::ErrorKind::StorageFull),

@@ -1,4 +1,4 @@
-//! The orders of versions against the tools whose orders they are: `dpkg --compare-versions` and rpm's own comparison.
+//! Compares farrier's version orders with their references: `dpkg --compare-versions` and rpm's own comparison.
 use std::{
     cmp::Ordering,
     io::Write as _,
@@ -10,7 +10,7 @@ use proptest::{prelude::*, test_runner::Config};
 
 type Pairs = Vec<(String, String)>;
 
-/// What a program says of pairs that it is given one a line: `<`, `=` or `>` for each.
+/// Passes one pair per line to a program, and returns its answer for each: `<`, `=` or `>`.
 fn said_by(command: &mut Command, pairs: &Pairs) -> Vec<Ordering> {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
@@ -22,7 +22,7 @@ fn said_by(command: &mut Command, pairs: &Pairs) -> Vec<Ordering> {
         "<" => Ordering::Less,
         "=" => Ordering::Equal,
         ">" => Ordering::Greater,
-        other => panic!("{other:?} is no answer"),
+        other => panic!("{other:?} is not an answer"),
     };
     String::from_utf8(output.stdout).unwrap().lines().map(order).collect()
 }
@@ -34,7 +34,7 @@ fn dpkg(pairs: &Pairs) -> Vec<Ordering> {
     said_by(Command::new("sh").args(["-c", script]), pairs)
 }
 
-/// The Lua in rpm reads no standard input, but a file; nothing in these texts ends a Lua string.
+/// rpm's Lua cannot read standard input, only a file. No character in these texts ends a Lua string.
 fn rpm(pairs: &Pairs) -> Vec<Ordering> {
     let script = r#"%{lua: for line in io.lines("/dev/stdin") do
         local at = line:find(" ")
@@ -57,7 +57,8 @@ fn told_apart(
     Ok(())
 }
 
-/// Two of one form: some numbers, then what distributions put behind them. Few different parts, so that many are nearly equal.
+/// Generates pairs of versions of one form: some numbers and a distribution's suffix. The few distinct parts give many nearly
+/// equal pairs.
 fn pairs(behind: &'static str) -> impl Strategy<Value = Pairs> {
     let version = format!("[0-6]\\.[0-9]{{1,2}}(\\.(0|00|[0-9]{{1,3}})){{0,2}}{behind}");
     let version = || prop::string::string_regex(&version).unwrap();
@@ -77,7 +78,7 @@ proptest! {
         told_apart(&pairs, rpm_version::compare_part, &rpm(&pairs))?;
     }
 
-    /// What a range compares: version and release apart, as rpm does with packages.
+    /// Ranges compare version and release separately, as rpm does for packages.
     #[test]
     fn rpm_s_releases(pairs in pairs("-[0-9]{1,3}(\\.[0-9]{1,2}){0,2}(\\.(el9(_[0-9])?|fc4[0-9]|azl3))?")) {
         let parts = |at: fn((&str, &str)) -> String| -> Pairs {

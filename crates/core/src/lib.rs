@@ -1,6 +1,6 @@
-//! farrier's decisions and forms: kernels, definitions, plans, rollouts, and what published images say of themselves.
+//! farrier's data model and decisions: kernels, definitions, plans, rollouts, and the metadata of published images.
 //!
-//! No I/O, no async runtime, no clock, no environment: `Cargo.toml` has no such dependency.
+//! The crate has no I/O, async runtime, clock or environment access: `Cargo.toml` has no dependency that offers them.
 #![forbid(unsafe_code)]
 
 pub mod definition;
@@ -14,7 +14,7 @@ pub mod site;
 pub mod template;
 pub mod text;
 
-// One path for what the two crates below define.
+// Combines the `oci` crate and the module `facts` under one path.
 mod oci {
     pub use ::oci::*;
 

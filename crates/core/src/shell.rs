@@ -1,8 +1,8 @@
-//! Pure: words of commands that people paste into a shell.
+//! Pure: quoting for shell commands that people copy and paste.
 
 use std::borrow::Cow;
 
-/// A text as one word of a POSIX shell: what comes from outside is no command there.
+/// Quotes a text as one word of a POSIX shell, so that untrusted text cannot run as a command.
 pub fn shell_word(text: &str) -> Cow<'_, str> {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./:@,+".contains(letter);
     if !text.is_empty() && text.chars().all(is_plain) {

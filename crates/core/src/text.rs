@@ -1,7 +1,7 @@
-//! Pure: text from outside, made fit to be shown to people.
+//! Pure: sanitizes untrusted text for display.
 
-/// Whether a character steers a terminal or deceives an eye instead of being seen: control characters, marks that turn the direction of
-/// text, and what has no width (Unicode's Cf, line and paragraph separators, and fillers).
+/// Whether a character could control a terminal or mislead a reader. These are control characters, bidirectional marks
+/// and zero-width characters (Unicode's Cf, line and paragraph separators, and fillers).
 pub fn is_deceptive(c: char) -> bool {
     c.is_control()
         || matches!(
@@ -25,18 +25,18 @@ pub fn is_deceptive(c: char) -> bool {
         )
 }
 
-/// One line, in which [deceptive](is_deceptive) characters are visible: each is U+FFFD.
+/// Replaces each [deceptive](is_deceptive) character with U+FFFD, line breaks included. The result is a single line.
 pub fn printable(text: &str) -> String {
     text.replace(is_deceptive, "\u{fffd}")
 }
 
-/// The same for text of several lines, which keeps its line ends and tabs.
+/// Replaces [deceptive](is_deceptive) characters like [`printable`], but keeps line ends and tabs.
 pub fn printable_lines(text: &str) -> String {
     let line = |line: &str| line.replace(|c: char| is_deceptive(c) && !matches!(c, '\n' | '\t'), "\u{fffd}");
     text.split("\r\n").map(line).collect::<Vec<_>>().join("\r\n")
 }
 
-/// JSON in which [deceptive](is_deceptive) characters, which stand in its strings only, are escaped.
+/// Escapes [deceptive](is_deceptive) characters in serialized JSON. In valid JSON they occur inside strings only.
 pub fn printable_json(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for c in json.chars() {

@@ -1,5 +1,6 @@
-//! The blacklist, which keeps the host from loading its own modules while they are replaced. It never outlives the
-//! node's boot: left by a container that was killed, it would leave the next boot without network.
+//! Blacklist that keeps the host from loading its own modules while the container replaces them. The blacklist never
+//! outlives the node's boot: if a killed container left it behind for the next boot, the node would come up without
+//! network.
 
 use crate::{error::Error, files, node::Node};
 
@@ -8,17 +9,19 @@ const VOLATILE: &str = "/host/run/modprobe.d";
 
 pub(crate) struct Blacklist<'a> {
     pub(crate) node: &'a Node<'a>,
-    /// Its name in the host's `/run/modprobe.d`, which ends in `.conf`.
+    /// File name in the host's `/run/modprobe.d`; ends in `.conf`.
     pub(crate) name: String,
-    /// Where the host's `/run/modprobe.d` is not mounted: a link, and what it leads to, which is gone after a boot.
+    /// Fallback where the host's `/run/modprobe.d` is not mounted: path of a symlink and its target. The target does
+    /// not survive a reboot.
     pub(crate) link: Option<(&'a str, String)>,
     /// The modules that the host must not load.
     pub(crate) modules: Vec<String>,
 }
 
 impl Blacklist<'_> {
-    /// A file in the host's `/run/modprobe.d`. The operators' manifests mount the host's `/etc` and not that: there it is
-    /// a link, and what it leads to is on the node's volume, so that a link that is left leads nowhere after a boot.
+    /// Writes the blacklist to the host's `/run/modprobe.d`. The operators' manifests mount the host's `/etc` but not
+    /// that directory. With those manifests the blacklist is a symlink whose target is on the node's volume, so that a
+    /// leftover symlink dangles after a reboot.
     pub(crate) fn write(&self) -> Result<(), Error> {
         let Self { node, link, .. } = self;
         self.remove()?;
@@ -37,7 +40,8 @@ impl Blacklist<'_> {
         Ok(())
     }
 
-    /// Removes what [`write`](Self::write) made, or a container that was killed, of this version or one before.
+    /// Removes the file and the symlink of [`write`](Self::write), including leftovers of a killed container of this or
+    /// an earlier version.
     pub(crate) fn remove(&self) -> Result<(), Error> {
         let volatile = self.volatile_file();
         let (link, contents) = self.link.as_ref().map(|(link, contents)| (*link, contents.as_str())).unzip();

@@ -1,5 +1,5 @@
-//! The init process of a virtual machine in which farrier loads modules: works through the list that the
-//! initramfs holds, reports each step on a serial port of its own, and ends the machine.
+//! Init process of the virtual machine in which farrier loads modules. It executes the work list from the initramfs,
+//! reports each step on a dedicated serial port, and shuts the machine down.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ use rustix::{
 
 use crate::{complain, error::Error, files, isolated, kmsg::KernelLog};
 
-/// Works and ends the machine. Outside of one it only says what is wrong.
+/// Executes the work list and restarts the machine. Outside of a virtual machine (not PID 1) it only prints an error.
 pub(crate) fn main() -> ExitCode {
     if std::process::id() != 1 {
         complain("boot-check is for the init process of farrier's virtual machines");
@@ -31,7 +31,7 @@ pub(crate) fn main() -> ExitCode {
     if let Err(error) = run() {
         complain(&error.to_string());
     }
-    // Not power off: that needs ACPI, and QEMU ends at a restart too (`-no-reboot`).
+    // Restart, not power off: power off needs ACPI, and QEMU exits on a restart too (`-no-reboot`).
     let Err(error) = reboot(RebootCommand::Restart) else { return ExitCode::SUCCESS };
     complain(&format!("restart: {error}"));
     // The kernel panics now, which ends the machine as well.
@@ -47,7 +47,7 @@ fn run() -> Result<(), Error> {
     let work = Work::decode(&work).ok_or_else(|| Error::new("read the work list: it is damaged", ""))?;
     let key = fs::read_to_string(KEY_PATH).map_err(Error::on("read", KEY_PATH))?;
     let key = Key::from_text(&key).ok_or_else(|| Error::new("read the key: no key", ""))?;
-    // What runs from here on cannot read it any more.
+    // Module code that runs after this point cannot read the key.
     fs::remove_file(KEY_PATH).map_err(Error::on("remove", "the key"))?;
     let mut report = Report::open(&work.report, key)?;
     let kernel = uname().release().to_string_lossy().into_owned();
@@ -63,7 +63,7 @@ fn run() -> Result<(), Error> {
 fn steps(work: &Work, report: &mut Report) -> Result<(), Error> {
     let mut machine =
         Machine { log: KernelLog::open().map_err(Error::on("open", "/dev/kmsg"))?, oopsed: oopsed() };
-    // Before this `quiet` kept the boot fast; from here on each message may be the last one.
+    // `quiet` kept the boot fast up to here; from here on any message may be the last one.
     fs::write("/proc/sys/kernel/printk", "8").map_err(Error::on("raise", "the console's log level"))?;
     let mut loaded = Vec::new();
     for (number, step) in work.steps.iter().enumerate() {
@@ -74,7 +74,7 @@ fn steps(work: &Work, report: &mut Report) -> Result<(), Error> {
         if work.alone {
             machine.unload_all(&mut loaded, report)?;
         }
-        // A kernel that oopsed holds locks that are never released: what it says from then on proves nothing.
+        // A kernel that oopsed holds locks that are never released, so later results are meaningless.
         if machine.oopsed {
             return Ok(());
         }
@@ -88,7 +88,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// Is the module in the kernel afterwards?
+    /// Loads a module; returns whether the module stays in the kernel.
     fn load(&mut self, number: usize, step: &Step, report: &mut Report) -> Result<bool, Error> {
         report.send(&Record::Loading(number))?;
         self.log.read();
@@ -102,7 +102,7 @@ impl Machine {
         Ok(stays)
     }
 
-    /// Last in, first out.
+    /// Unloads in reverse order of loading.
     fn unload_all(&mut self, loaded: &mut Vec<(usize, &Step)>, report: &mut Report) -> Result<(), Error> {
         while let Some((number, step)) = loaded.pop().filter(|_| !self.oopsed) {
             report.send(&Record::Unloading(number))?;
@@ -132,12 +132,13 @@ fn oopsed() -> bool {
     taint.is_some_and(|taint| taint & (1 << 7) != 0)
 }
 
-/// The line that `initcall_debug` logs before a module's initialisation (`init/main.c`, `do_one_initcall`).
+/// Whether a message is the line that `initcall_debug` logs before a module's initialization (`init/main.c`,
+/// `do_one_initcall`).
 fn calls_init(message: &str, module: &str) -> bool {
     message.starts_with("calling  ") && message.contains(&format!(" [{module}] @ "))
 }
 
-/// The serial port that nothing but the report goes to.
+/// Serial port that carries only the report.
 struct Report {
     port: File,
     key: Key,
@@ -156,12 +157,12 @@ impl Report {
     fn set_up(port: &File) -> io::Result<()> {
         let mut settings = tcgetattr(port)?;
         settings.make_raw();
-        // A virtual port has no speed, but the kernel waits for one that has when it drains the port.
+        // A virtual port has no speed, but to drain the port the kernel waits for as long as its speed requires.
         settings.set_speed(speed::B115200)?;
         Ok(tcsetattr(port, OptionalActions::Now, &settings)?)
     }
 
-    /// Returns when the record has left the machine: what comes next may be its end.
+    /// Sends a record and waits until it has left the machine, because the next step may crash the machine.
     fn send(&mut self, record: &Record) -> Result<(), Error> {
         let line = record.line(&self.key, self.number);
         self.number += 1;

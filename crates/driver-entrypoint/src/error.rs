@@ -1,4 +1,4 @@
-//! Pure: why a driver container ends before it is asked to, what the kernel's answers mean, and what to do about it.
+//! Pure: errors that end a driver container, with the meaning of the kernel's error codes and hints for the user.
 
 use std::{fmt, io};
 
@@ -6,26 +6,26 @@ use rustix::io::Errno;
 
 use crate::modules::users::User;
 
-/// What the kernel answers when it does not take a module.
+/// The kernel's refusal to load a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LoadRefusal {
     pub(crate) errno: Errno,
-    /// What it logged meanwhile, oldest first, the last lines only.
+    /// Last lines of the kernel log during the load, oldest first.
     pub(crate) messages: Vec<String>,
 }
 
-/// What went wrong on the node.
+/// Error of a step on the node.
 #[derive(Debug)]
 pub(crate) enum Error {
-    /// The kernel did not take a module.
+    /// The kernel refused to load a module.
     Refused { name: String, path: String, parameters: String, refusal: LoadRefusal },
-    /// Other modules use a module that is to be unloaded.
+    /// Other modules use the module to be unloaded.
     Held { name: String, by: Vec<String> },
-    /// Something else than a module uses it: processes, as far as this container sees them.
+    /// Processes or unknown users hold references to the module. `by` lists the processes that this container can see.
     InUse { name: String, references: usize, by: Vec<User> },
-    /// A step on a file, a directory or a mount failed.
+    /// An operation on a file, a directory or a mount failed.
     Io { action: &'static str, place: String, source: io::Error },
-    /// Everything else; the hint is empty where there is nothing to do.
+    /// Any other error; the hint is empty where there is nothing to do.
     Other { message: String, hint: String },
 }
 
@@ -34,18 +34,18 @@ impl Error {
         Self::Other { message: message.into(), hint: hint.into() }
     }
 
-    /// `action` such as `write`, on a path of the container.
+    /// Returns a function that wraps an I/O error; `action` is a verb such as `write`, `place` a path in the container.
     pub(crate) fn on(action: &'static str, place: impl Into<String>) -> impl Fn(io::Error) -> Self {
         let place = place.into();
         move |source| Self::Io { action, place: place.clone(), source }
     }
 
-    /// The kernel did not let a module go, though nothing is known to use it.
+    /// The kernel refused to unload a module that has no known users.
     pub(crate) fn kept(name: &str, errno: Errno) -> Self {
         Self::new(format!("unload {name}: {}", meaning(errno)), remedy(errno))
     }
 
-    /// What to do about it; empty where there is nothing.
+    /// Hint on how to fix the error; empty if there is none.
     pub(crate) fn hint(&self) -> &str {
         match self {
             Self::Refused { refusal, .. } => remedy(refusal.errno),
@@ -90,14 +90,14 @@ impl fmt::Display for Error {
     }
 }
 
-/// The kernel's messages, each on a line of its own.
+/// Prints each kernel message on a separate line.
 impl fmt::Display for LoadRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.messages.iter().try_for_each(|message| write!(f, "\n    kernel: {message}"))
     }
 }
 
-/// The kernel's answer in words. (`kernel/module/main.c`; modprobe prints `strerror`, which misleads.)
+/// Error code in words (`kernel/module/main.c`); modprobe prints `strerror`, which misleads.
 fn meaning(errno: Errno) -> String {
     let words = match errno {
         Errno::NOEXEC => "it does not fit this kernel (vermagic or format)",

@@ -1,4 +1,4 @@
-//! Adapter: files on the node. What others read while it is written is there in full, or not at all.
+//! Adapter: files on the node. Files that other programs may read concurrently are replaced atomically.
 
 use std::{
     fs, io,
@@ -11,12 +11,12 @@ use crate::{
     node::{Node, Paths},
 };
 
-/// A file's text without white space around it; `None` where it cannot be read.
+/// Reads a file's text and trims white space; `None` if the file cannot be read.
 pub(crate) fn text(path: impl AsRef<Path>) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// What is in a directory, sorted; nothing where it cannot be read.
+/// Lists the paths in a directory, sorted; empty if the directory cannot be read.
 pub(crate) fn entries(directory: impl AsRef<Path>) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
@@ -24,13 +24,13 @@ pub(crate) fn entries(directory: impl AsRef<Path>) -> Vec<PathBuf> {
     paths
 }
 
-/// A program of the image.
+/// Finds a program of the image by its name.
 pub(crate) fn program(paths: &Paths, name: &str) -> Option<PathBuf> {
     let directories = ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin"];
     directories.iter().map(|directory| paths.at(directory).join(name)).find(|path| path.is_file())
 }
 
-/// `None` for what is not there.
+/// Maps "not found" errors to `None`.
 pub(crate) fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -41,37 +41,37 @@ pub(crate) fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Writes a file below `/run` or `/host`, and the directories above it.
+/// Writes a file below `/run` or `/host` atomically, and creates its parent directories.
 pub(crate) fn write(node: &Node<'_>, path: &str, contents: &str) -> Result<(), Error> {
     let at = node.paths.at(path);
-    // No other tool takes this name for its own: those of modprobe.d end in `.conf`, those of udev in `.rules`.
+    // No other tool reads a `.new` file: modprobe.d reads `.conf`, udev reads `.rules`.
     let beside = node.paths.at(&format!("{path}.new"));
     let written = at.parent().map_or(Ok(()), fs::create_dir_all);
     let written = written.and_then(|()| fs::write(&beside, contents)).and_then(|()| fs::rename(&beside, &at));
     written.map_err(Error::on("write", path))
 }
 
-/// Makes a link, and the directories above it. What it leads to is a path of the node's.
+/// Creates a symlink and its parent directories. The target is a path on the node.
 pub(crate) fn link(node: &Node<'_>, path: &str, target: &str) -> Result<(), Error> {
     let at = node.paths.at(path);
     let made = at.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| symlink(target, &at));
     made.map_err(Error::on("link", path))
 }
 
-/// Removes a file. Returns whether it was there.
+/// Removes a file. Returns whether the file existed.
 pub(crate) fn remove(node: &Node<'_>, path: &str) -> Result<bool, Error> {
     let removed = if_there(fs::remove_file(node.paths.at(path))).map_err(Error::on("remove", path))?;
     Ok(removed.is_some())
 }
 
-/// Says that the drivers are ready: the file that a startup probe looks for.
+/// Creates the ready file that a startup probe looks for.
 pub(crate) fn set_ready(node: &Node<'_>, path: &str) -> Result<(), Error> {
     write(node, path, "")?;
     node.log.step(format!("ready: wrote {path}"));
     Ok(())
 }
 
-/// Takes that back; nothing to do where the file is not there.
+/// Removes the ready file; no-op if it does not exist.
 pub(crate) fn clear_ready(node: &Node<'_>, path: &str) -> Result<(), Error> {
     if remove(node, path)? {
         node.log.step(format!("removed {path}"));

@@ -1,5 +1,5 @@
-//! Adapter: a driver's firmware. The kernel opens it by a path of the host's, so it must be visible there, and the
-//! kernel must know where.
+//! Adapter: a driver's firmware. The kernel opens firmware by a path in the host's file system. The image's firmware
+//! must therefore be copied to where the host sees it, and the kernel's search path must name that directory.
 
 use std::{
     fs::{self, File},
@@ -15,28 +15,28 @@ use rustix::{
 
 use crate::{error::Error, files::if_there, node::Node};
 
-/// The kernel's own search path (`Documentation/driver-api/firmware/fw_search_path.rst`).
+/// The kernel's custom search path (`Documentation/driver-api/firmware/fw_search_path.rst`).
 const SEARCH_PATH: &str = "/sys/module/firmware_class/parameters/path";
 
-/// So much of two files is compared at a time.
+/// Bytes of two files that are compared at a time.
 const PIECE: usize = 256 << 10;
 
-/// Where images keep their firmware. The operators mount the host's directory over `/lib/firmware`, which is why their
-/// own images have the first.
+/// Firmware directories of images. The operators mount the host's directory over `/lib/firmware`, so their own images
+/// use the first of these.
 const IMAGE_PATHS: [&str; 3] = ["opt/lib/firmware", "lib/firmware", "usr/lib/firmware"];
 
-/// The firmware of an image, and where the host sees it.
+/// An image's firmware, with the host directory for the copies.
 #[derive(Clone, Copy)]
 pub(crate) struct Firmware<'a> {
-    /// The directory that the kernel is to look in, which has the same path on the host.
+    /// Directory that the kernel is to search; it has the same path on the host.
     pub(crate) host_path: &'a str,
-    /// What of the image's firmware: a directory, or all of it (`""`).
+    /// Subdirectory of the image's firmware to copy; `""` for all of it.
     pub(crate) part: &'a str,
 }
 
 impl Firmware<'_> {
-    /// Makes the kernel look for firmware there, and says so. A search path with another value is left alone, as
-    /// the operators' images do; one that is ours already is of a container that was killed.
+    /// Makes the kernel search `host_path` for firmware, and logs that. A search path with another value is kept, as
+    /// the operators' images do. A search path that is already `host_path` was left by a killed container.
     pub(crate) fn set_search_path(self, node: &Node<'_>) -> Result<(), Error> {
         let Self { host_path, .. } = self;
         match search_path(node)?.as_deref() {
@@ -54,20 +54,20 @@ impl Firmware<'_> {
         Ok(())
     }
 
-    /// Empties the search path if it is ours.
+    /// Clears the search path if it is `host_path`.
     pub(crate) fn restore_search_path(self, node: &Node<'_>) -> Result<(), Error> {
         if search_path(node)?.is_some_and(|current| current == self.host_path) {
-            // An empty write does nothing, and a newline would be part of the path.
+            // An empty write is a no-op, and a newline would become part of the path.
             write_search_path(node, "\0")?;
         }
         Ok(())
     }
 
-    /// Copies the image's firmware to where the host sees it; gives the number of files that had to be written.
+    /// Copies the image's firmware to where the host sees it. Returns the number of files written.
     pub(crate) fn provide(self, node: &Node<'_>) -> Result<usize, Error> {
         let (root, target) = (node.paths.at("/"), node.paths.at(self.host_path).join(self.part));
-        // The image's root without what the manifest mounts over it. Linux 5.2 and later; before, the image has to keep
-        // its firmware where nothing is mounted.
+        // Clone of the image's root without the mounts that the manifest puts over it; needs Linux 5.2. On older
+        // kernels the image has to keep its firmware in a directory without a mount.
         let bare =
             open_tree(CWD, &root, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC).ok();
         let bare = bare.as_ref().map(|root| PathBuf::from(format!("/proc/self/fd/{}", root.as_raw_fd())));
@@ -100,12 +100,12 @@ fn copy(from: &Path, to: &Path) -> io::Result<usize> {
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         let (source, target) = (entry.path(), to.join(entry.file_name()));
-        // Links to files are followed, those to directories are not: they may lead in a circle.
+        // Follow symlinks to files but not to directories, which may form a loop.
         if entry.file_type()?.is_dir() {
             written += copy(&source, &target)?;
         } else if source.is_file() && !is_there(&source, &target)? {
             fs::create_dir_all(to)?;
-            // The kernel may open it at any time: whole, or not at all.
+            // Replace the file atomically: the kernel may open it at any time.
             let unfinished = PathBuf::from(format!("{}.new", target.display()));
             fs::copy(&source, &unfinished)?;
             fs::rename(&unfinished, &target)?;
@@ -115,7 +115,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<usize> {
     Ok(written)
 }
 
-/// Is the same content there?
+/// Whether the target exists with the same content.
 fn is_there(source: &Path, target: &Path) -> io::Result<bool> {
     let Some(there) = if_there(fs::metadata(target))? else { return Ok(false) };
     if !there.is_file() || there.len() != fs::metadata(source)?.len() {
@@ -153,7 +153,7 @@ mod tests {
             let ours = format!("INFO  the kernel looks for firmware at {HOST_PATH}");
             GSP.set_search_path(&bench.node()).unwrap();
             assert_eq!((bench.text(SEARCH_PATH).unwrap(), bench.log()), (HOST_PATH.to_owned(), ours.clone()));
-            // After a kill -9 it is still there.
+            // A container that was killed with SIGKILL leaves the search path.
             GSP.set_search_path(&bench.node()).unwrap();
             assert_eq!(bench.log(), format!("{ours}\n{ours}"));
             GSP.restore_search_path(&bench.node()).unwrap();
@@ -190,14 +190,14 @@ mod tests {
         assert_eq!(GSP.provide(&bench.node()).unwrap(), 2);
         assert_eq!(GSP.provide(&bench.node()).unwrap(), 0);
         assert_eq!(bench.text(&copied).unwrap(), "firmware");
-        // Another length, and another content of the same length.
+        // A file of another length, and one of the same length with other content.
         for other in ["firm", "fakeware"] {
             bench.file(&copied, other);
             assert_eq!(GSP.provide(&bench.node()).unwrap(), 1);
             assert_eq!(bench.text(&copied).unwrap(), "firmware");
         }
         let names = fs::read_dir(bench.at(&copied).parent().unwrap()).unwrap().count();
-        assert_eq!(names, 2, "nothing unfinished is left");
+        assert_eq!(names, 2, "no temporary file is left");
     }
 
     #[test]

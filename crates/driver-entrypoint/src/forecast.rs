@@ -1,4 +1,4 @@
-//! What an unload would come to, before it is tried: who holds each module, and what goes down with it.
+//! Forecast of an unload: what holds each module, and which network interfaces go down with it.
 
 use std::{collections::BTreeSet, fmt, fs, path::Path};
 
@@ -12,7 +12,7 @@ use crate::{
     routes::Network,
 };
 
-/// How `forecast` is used.
+/// Usage text of `forecast`.
 pub(crate) const USAGE: &str = "\
 usage: driver-entrypoint forecast [--message PATH] MODULE...
 
@@ -21,18 +21,18 @@ With hostPID and hostNetwork it sees the node's processes, mounts and routes; el
 Who holds them is written to PATH (a container's /dev/termination-log), too, where farrier reads it. Processes of the pod
 FARRIER_DRIVER_POD, which is the driver's own, hold nothing.";
 
-/// What is asked.
+/// Arguments of `forecast`.
 #[derive(Debug)]
 pub(crate) struct Question<'a> {
     modules: &'a [&'a str],
-    /// Where the answer goes beside the log.
+    /// File that the answer is written to, in addition to the log.
     message: Option<&'a str>,
-    /// The uid of the pod whose processes do not count.
+    /// UID of the pod whose processes are ignored: the driver's own pod.
     driver_pod: Option<String>,
 }
 
 impl<'a> Question<'a> {
-    /// From the words after `forecast`; `None` where they are not understood.
+    /// Parses the arguments after `forecast`; `None` if they are invalid.
     pub(crate) fn parse(arguments: &'a [&'a str], driver_pod: Option<String>) -> Option<Self> {
         let (message, modules) = match arguments {
             ["--message", path, modules @ ..] => (Some(*path), modules),
@@ -44,13 +44,13 @@ impl<'a> Question<'a> {
     }
 }
 
-/// What becomes of a module, in the order of unloading.
+/// Forecast for one module.
 #[derive(Debug)]
 pub(crate) struct Departure {
     name: String,
-    /// Why it stays.
+    /// Holders that prevent the unload.
     held: Vec<Holder>,
-    /// What goes down with it.
+    /// Network interfaces that go down with the module.
     down: Vec<String>,
 }
 
@@ -59,7 +59,7 @@ impl Departure {
         !self.held.is_empty()
     }
 
-    /// Is there anything to say of it?
+    /// Whether the unload fails or takes an interface down.
     pub(crate) fn matters(&self) -> bool {
         self.stays() || !self.down.is_empty()
     }
@@ -79,7 +79,7 @@ impl fmt::Display for Departure {
     }
 }
 
-/// The command: writes a line for each module.
+/// Runs the `forecast` command: logs a line for each module.
 pub(crate) fn run(node: &Node<'_>, question: &Question<'_>) -> Result<(), Error> {
     let departures = forecast(node, question.modules, question.driver_pod.as_deref())?;
     if departures.is_empty() {
@@ -95,7 +95,7 @@ pub(crate) fn run(node: &Node<'_>, question: &Question<'_>) -> Result<(), Error>
                 .collect()
         };
         let holders: Vec<Holder> = departures.iter().flat_map(named).collect();
-        // The kubelet has mounted this very file: no other may take its place.
+        // The kubelet bind-mounts this file, so write it in place instead of renaming another file over it.
         fs::write(node.paths.at(path), to_text(&holders)).map_err(Error::on("write", path))?;
     }
     if departures.iter().any(Departure::stays) {
@@ -107,7 +107,7 @@ pub(crate) fn run(node: &Node<'_>, question: &Question<'_>) -> Result<(), Error>
     Ok(())
 }
 
-/// Says, before modules are unloaded, what goes down with them.
+/// Logs a forecast before modules are unloaded.
 pub(crate) fn announce(node: &Node<'_>, names: &[impl AsRef<str>]) -> Result<(), Error> {
     let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
     for departure in forecast(node, &names, None)?.iter().filter(|departure| departure.matters()) {
@@ -116,7 +116,8 @@ pub(crate) fn announce(node: &Node<'_>, names: &[impl AsRef<str>]) -> Result<(),
     Ok(())
 }
 
-/// For these modules and all that use them, without the processes of a pod.
+/// Forecasts the unload of these modules and of all modules that use them, in unload order. Processes of the pod
+/// `without` are ignored.
 fn forecast(node: &Node<'_>, names: &[&str], without: Option<&str>) -> Result<Vec<Departure>, Error> {
     let loaded = Loaded::read(&node.paths)?;
     let (interfaces, mounts) = (interfaces(node), mounts(node));
@@ -141,7 +142,7 @@ fn forecast(node: &Node<'_>, names: &[&str], without: Option<&str>) -> Result<Ve
     Ok(departures.collect())
 }
 
-/// Network interfaces with what goes through them, each behind the name of its driver's module.
+/// Lists network interfaces and the traffic that they carry, each with the module of the interface's driver.
 fn interfaces(node: &Node<'_>) -> Vec<(String, String)> {
     let network = Network::read(&node.paths);
     let devices = files::entries(node.paths.at("/sys/class/net")).into_iter();
@@ -156,11 +157,11 @@ fn interfaces(node: &Node<'_>) -> Vec<(String, String)> {
         .collect()
 }
 
-/// What is mounted from block devices, each behind the name of the device's driver.
+/// Lists file systems mounted from block devices, each with the module of the device's driver.
 fn mounts(node: &Node<'_>) -> Vec<(String, String)> {
     let text = fs::read_to_string(node.paths.at("/proc/1/mountinfo")).unwrap_or_default();
     let lines = text.lines().filter_map(|line| {
-        // id parent major:minor root place ... (proc_pid_mountinfo(5))
+        // Fields: id parent major:minor root place ... (proc_pid_mountinfo(5))
         let mut fields = line.split(' ').skip(2);
         let (device, place) = (fields.next()?, fields.nth(1)?);
         let device = fs::canonicalize(node.paths.at(&format!("/sys/dev/block/{device}"))).ok()?;
@@ -170,8 +171,8 @@ fn mounts(node: &Node<'_>) -> Vec<(String, String)> {
     lines.flatten().collect()
 }
 
-/// The modules of a block device's driver, or of the devices that it is made of, as those of LVM, multipath and RAID are; so deep
-/// at most.
+/// Modules of a block device's driver. For stacked devices (LVM, multipath, RAID) the modules of the underlying
+/// devices, at most `depth` levels down.
 fn drivers(device: &Path, depth: usize) -> BTreeSet<String> {
     if let Some(module) = device.ancestors().find_map(module_of) {
         return [module].into();
@@ -191,7 +192,7 @@ mod tests {
     const ROUTES: &str = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n\
                           eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n\
                           eth1\t0000A8C0\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0\n";
-    // 192.168.7.9:6443 established; 10.0.0.5:6443 closing.
+    // 192.168.7.9:6443 is established; 10.0.0.5:6443 is closing (TIME_WAIT).
     const CONNECTIONS: &str = "  sl  local_address rem_address   st\n\
                                0: 0100007F:9C40 0907A8C0:192B 01 00000000:00000000\n\
                                1: 0100007F:9C41 0500000A:192B 06 00000000:00000000\n";
@@ -205,7 +206,7 @@ mod tests {
         bench
     }
 
-    /// A device below `/sys` whose driver is a module.
+    /// Creates a device below `/sys` whose driver is the module.
     fn device(bench: &Bench, path: &str, module: &str) {
         let driver = bench.at(path).join("driver");
         fs::create_dir_all(&driver).unwrap();
@@ -296,7 +297,7 @@ mod tests {
         );
     }
 
-    /// farrier evicts the pods that are named; the driver's own is not, and what belongs to none stays.
+    /// farrier evicts the named pods, except the driver's own pod. Holders without a pod stay.
     #[test]
     fn pods_that_hold_a_module_are_told_to_farrier() {
         const TRAINING: &str = "0f3a2b1c-0000-4000-8000-000000000001";
@@ -329,7 +330,7 @@ mod tests {
             fs::remove_dir_all(bench.at(&format!("/proc/{gone}"))).unwrap();
         }
         assert_eq!(ask(DRIVER), (true, String::new()));
-        assert!(!ask(TRAINING).0, "the driver's pod is another one");
+        assert!(!ask(TRAINING).0, "only processes of the driver's own pod are ignored");
         for wrong in [&["--message", "x", "a"][..], &["--message", "/x"], &["a b"], &[]] {
             assert!(Question::parse(wrong, None).is_none(), "{wrong:?}");
         }

@@ -1,23 +1,25 @@
-//! What `forecast` says to farrier as its container's last words: who holds the modules.
+//! Report of `forecast` to farrier through the container's termination message: who holds the modules. Both sides use
+//! this format.
 
 use std::collections::BTreeSet;
 
-/// The variable with the uid of the driver's own pod, whose processes end with it.
+/// Environment variable with the UID of the driver's own pod, whose processes end with that pod.
 pub const DRIVER_POD: &str = "FARRIER_DRIVER_POD";
 
-/// Bytes that a kubelet keeps of a container's last words (`terminationMessagePath`).
+/// Bytes of a termination message that a kubelet keeps (`terminationMessagePath`).
 const LONGEST: usize = 4096;
 
-/// What holds a module.
+/// A user of a module that prevents its unload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The uid of the pod that it belongs to; `None` for what is the node's own, or not known.
+    /// UID of the pod that the holder belongs to; `None` if the holder belongs to the node or its pod is unknown.
     pub pod: Option<String>,
-    /// For people: `nvidia: used by process 12 (train) with /dev/nvidia0 open`.
+    /// Description for people: `nvidia: used by process 12 (train) with /dev/nvidia0 open`.
     pub what: String,
 }
 
-/// A line for each pod, and for each holder without one: `<uid> <what>`, with `-` for no pod. Lines that a kubelet would cut are left out.
+/// Formats one line for each pod and one for each holder without a pod: `<uid> <what>`, with `-` for no pod. Lines
+/// beyond the size that a kubelet keeps are omitted.
 pub fn to_text(holders: &[Holder]) -> String {
     let mut pods = BTreeSet::new();
     let mut text = String::new();
@@ -33,7 +35,7 @@ pub fn to_text(holders: &[Holder]) -> String {
     text
 }
 
-/// Reads [`to_text`]; lines of another form say nothing.
+/// Parses the output of [`to_text`]; lines of any other form are skipped.
 pub fn parse(text: &str) -> Vec<Holder> {
     let lines = text.lines().filter_map(|line| {
         let (pod, what) = line.split_once(' ')?;

@@ -1,5 +1,5 @@
-//! `ibdev2netdev`: which network interface belongs to which RDMA device, in the form of OFED's script of that name, which people and
-//! their scripts call in its container.
+//! `ibdev2netdev`: lists the network interface of each RDMA device. The output format is OFED's script of the same
+//! name, which people and their scripts call in the OFED container.
 
 use std::{
     io::{self, Write as _},
@@ -12,14 +12,14 @@ use crate::{
     node::Paths,
 };
 
-/// The command; options of the script are accepted, and say nothing more.
+/// Runs the command. The options of OFED's script are accepted and ignored.
 pub(crate) fn main() -> ExitCode {
     let lines = lines(&Paths::new("/"));
     let text: String = lines.into_iter().map(|line| line + "\n").collect();
     if io::stdout().write_all(text.as_bytes()).is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// `mlx5_0 port 1 ==> ens2f0 (Up)`, a line for each port that has an interface.
+/// Formats a line such as `mlx5_0 port 1 ==> ens2f0 (Up)` for each port that has an interface.
 fn lines(paths: &Paths) -> Vec<String> {
     let mut lines = Vec::new();
     for device in entries(paths.at("/sys/class/infiniband")) {
@@ -36,7 +36,8 @@ fn line(paths: &Paths, device: &Path, port: &Path) -> Option<String> {
     Some(format!("{} port {number} ==> {interface} ({state})", device.file_name()?.to_str()?))
 }
 
-/// That of the port's first address; InfiniBand's ports have none, and are told by their number, from 0 on.
+/// Name of the interface of the port's first GID. InfiniBand ports have none there; their interface is found by its
+/// `dev_port`, which counts from 0.
 fn interface(device: &Path, port: &Path, number: &str) -> Option<String> {
     let of_address = text(port.join("gid_attrs/ndevs/0")).filter(|name| !name.is_empty());
     of_address.or_else(|| {
@@ -54,7 +55,7 @@ mod tests {
     use super::*;
     use crate::testing::Bench;
 
-    /// The lines of the Network Operator's own documentation.
+    /// Output as in the Network Operator's documentation.
     #[test]
     fn ports_have_their_interfaces() {
         let bench = Bench::new();

@@ -1,5 +1,5 @@
-//! Loads and unloads modules, each in a process of its own: when the kernel oopses it kills the process that
-//! it worked for, and that must not be the one that reports.
+//! Loads and unloads modules, each in a separate process. A kernel oops kills the calling process, which therefore must
+//! not be the one that reports.
 
 use std::{
     fs, io,
@@ -12,12 +12,13 @@ use rustix::io::Errno;
 
 use crate::files;
 
-/// First argument of the process that loads a module: its file and its parameters follow.
+/// First argument of the process that loads a module; the module's file and parameters follow.
 pub(crate) const LOAD: &str = "load-module";
-/// First argument of the process that unloads a module, unless it is in use or has no exit function: its name follows.
+/// First argument of the process that unloads a module; the module's name follows. The unload fails if the module is in
+/// use or has no exit function.
 pub(crate) const UNLOAD: &str = "unload-module";
 
-/// What user space sees of a module.
+/// Reads the module's state as user space sees it in `/proc/modules` and `/sys/module`.
 pub(crate) fn read_back(name: &str) -> ReadBack {
     let attribute = |file: &str| files::text(format!("/sys/module/{name}/{file}")).unwrap_or_default();
     let modules = fs::read_to_string("/proc/modules").unwrap_or_default();
@@ -29,12 +30,13 @@ pub(crate) fn read_back(name: &str) -> ReadBack {
     }
 }
 
-/// Ends such a process. The kernel's `errno` values fit into an exit code: 133 is the highest that a system call answers.
+/// Ends such a process with the `errno` as its exit code. `errno` values fit: the highest that a system call returns is
+/// 133.
 pub(crate) fn exit_with(result: Result<(), Errno>) -> ! {
     exit(result.map_or_else(Errno::raw_os_error, |()| 0))
 }
 
-/// Runs one, and tells how it ended.
+/// Runs such a process, and returns how it ended.
 pub(crate) fn in_a_process(arguments: &[&str]) -> io::Result<Ended> {
     let status = Command::new("/proc/self/exe").args(arguments).status()?;
     Ok(match (status.code(), status.signal()) {

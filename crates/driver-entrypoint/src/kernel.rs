@@ -1,5 +1,5 @@
-//! The kernel's calls that change something, behind one trait; and the adapter that makes them. What the kernel
-//! tells in `/proc` and `/sys` is read below [`Paths`](crate::node::Paths), so that tests give it as files.
+//! The kernel calls that change state, behind a trait, and the adapter for the running kernel. State in `/proc` and
+//! `/sys` is read below [`Paths`](crate::node::Paths), so that tests can provide it as files.
 
 use std::{
     ffi::CString,
@@ -23,29 +23,29 @@ use crate::{
     module_file::{Compression, ModuleFile},
 };
 
-/// `MODULE_INIT_COMPRESSED_FILE` (`include/uapi/linux/module.h`, from Linux 5.17 on).
+/// `MODULE_INIT_COMPRESSED_FILE` (`include/uapi/linux/module.h`, Linux 5.17 and later).
 const COMPRESSED_FILE: i32 = 4;
 
-/// Lines of the kernel's log that an error shows at most.
+/// Maximum number of kernel log lines in an error.
 const MAX_MESSAGES: usize = 8;
 
-/// What this program asks of the kernel. All of it can be undone or done again.
+/// The kernel calls of this program that change state. Each call can be undone or repeated.
 pub(crate) trait Kernel {
-    /// `uname -r`.
+    /// Returns the kernel release (`uname -r`).
     fn release(&self) -> String;
-    /// Loads a module's file.
+    /// Loads a module from its file.
     fn load(&self, file: &ModuleFile, parameters: &str) -> Result<(), LoadRefusal>;
-    /// Unloads a module; one that is in use is left alone (`EAGAIN`).
+    /// Unloads a module; fails with `EAGAIN` if the module is in use.
     fn unload(&self, name: &str) -> Result<(), Errno>;
-    /// `mount --rbind`.
+    /// Bind-mounts recursively (`mount --rbind`).
     fn bind(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// `umount --lazy`, with everything mounted below.
+    /// Unmounts lazily, including all mounts below (`umount --lazy`).
     fn unmount(&self, place: &Path) -> io::Result<()>;
-    /// `mount --make-rprivate` and the like.
+    /// Sets mount propagation (`mount --make-rprivate` and the like).
     fn propagation(&self, place: &Path, flags: MountPropagationFlags) -> io::Result<()>;
-    /// Makes the file of a character device with this major number, for everybody to use.
+    /// Creates a character device node with this major number and minor 0, readable and writable by everyone.
     fn make_device(&self, path: &Path, major: u32) -> io::Result<()>;
-    /// Waits: for devices to come up, for a reference to be given back.
+    /// Sleeps, for example until devices come up or a reference is dropped.
     fn pause(&self, time: Duration);
 }
 
@@ -86,7 +86,7 @@ impl Kernel for Linux {
     fn make_device(&self, path: &Path, major: u32) -> io::Result<()> {
         let everybody = Mode::from_raw_mode(0o666);
         mknodat(CWD, path, FileType::CharacterDevice, everybody, makedev(major, 0))?;
-        // The process's umask has taken some of it away.
+        // The umask has cleared some mode bits.
         Ok(chmod(path, everybody)?)
     }
 
@@ -95,8 +95,8 @@ impl Kernel for Linux {
     }
 }
 
-/// By its file where the kernel reads that form: it alone can then tell where the module is from, as some kernels
-/// want to know (LoadPin, IMA).
+/// Loads a module by file descriptor if the kernel can read that compression. Only then does the kernel know the file
+/// that the module comes from, which LoadPin and IMA check.
 fn insert(file: &ModuleFile, parameters: &str) -> Result<(), Errno> {
     let flags = match file.compression {
         Compression::None => Some(0),
@@ -104,7 +104,7 @@ fn insert(file: &ModuleFile, parameters: &str) -> Result<(), Errno> {
     };
     if let Some(flags) = flags {
         match insert_file(&file.path, parameters, flags) {
-            // Built without the decompressor after all.
+            // The kernel was built without this decompressor after all.
             Err(Errno::OPNOTSUPP | Errno::INVAL) if flags == COMPRESSED_FILE => {}
             answer => return answer,
         }
@@ -117,16 +117,16 @@ fn kernel_decompresses(compression: Compression) -> bool {
     fs::read_to_string("/sys/module/compression").is_ok_and(|name| name.trim() == compression.name())
 }
 
-/// Loads a module by its file.
+/// Loads a module by file descriptor.
 pub(crate) fn insert_file(path: &Path, parameters: &str, flags: i32) -> Result<(), Errno> {
     let parameters = CString::new(parameters).map_err(|_| Errno::INVAL)?;
     let file = File::open(path).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     finit_module(file, &parameters, flags)
 }
 
-/// Unloads a module; one that is in use, or that has no exit function, is left alone.
+/// Unloads a module; fails if the module is in use or has no exit function.
 pub(crate) fn remove(name: &str) -> Result<(), Errno> {
     let name = CString::new(name).map_err(|_| Errno::INVAL)?;
-    // What the flag means is in kernel/module/main.c: try_stop_module() does not wait, and says EWOULDBLOCK.
+    // With O_NONBLOCK, try_stop_module() in kernel/module/main.c returns EWOULDBLOCK instead of waiting.
     delete_module(&name, OFlags::NONBLOCK.bits().cast_signed())
 }

@@ -1,4 +1,4 @@
-//! What the kernel logs: `/dev/kmsg`, whose form is in `Documentation/ABI/testing/dev-kmsg`.
+//! Reader of the kernel log, `/dev/kmsg`; the record format is in `Documentation/ABI/testing/dev-kmsg`.
 
 use std::{
     fs::{File, OpenOptions},
@@ -8,14 +8,14 @@ use std::{
 
 use rustix::fs::OFlags;
 
-/// Messages that are kept of one step at most. A module that logs without end must not fill the memory.
+/// Maximum number of messages kept per step, so that a module that logs endlessly does not fill the memory.
 const MAX_MESSAGES: usize = 20_000;
 
-/// Reads what is logged from now on.
+/// Kernel log, read from the time it was opened.
 pub(crate) struct KernelLog(File);
 
 impl KernelLog {
-    /// At the end of the log.
+    /// Opens the log at its end.
     pub(crate) fn open() -> io::Result<Self> {
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let mut file = OpenOptions::new().read(true).custom_flags(flags).open("/dev/kmsg")?;
@@ -23,16 +23,16 @@ impl KernelLog {
         Ok(Self(file))
     }
 
-    /// The messages since the last call, oldest first.
+    /// Returns the messages since the last call, oldest first.
     pub(crate) fn read(&mut self) -> Vec<String> {
         let mut messages = Vec::new();
-        // One call gives one record; the longest has some 9 KiB (`PRINTK_MESSAGE_MAX`).
+        // One read returns one record; the longest has about 9 KiB (`PRINTK_MESSAGE_MAX`).
         let mut record = [0; 16 << 10];
         while messages.len() < MAX_MESSAGES {
             match self.0.read(&mut record) {
                 Ok(0) => break,
                 Ok(length) => messages.extend(record.get(..length).and_then(message)),
-                // EPIPE: older records were overwritten, and the next call gives the oldest one left.
+                // EPIPE: older records were overwritten; the next read returns the oldest record left.
                 Err(error)
                     if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::Interrupted) => {}
                 Err(_) => break,
@@ -42,7 +42,7 @@ impl KernelLog {
     }
 }
 
-/// The text of a record: between the first `;` and the end of that line, its `\xNN` undone.
+/// Extracts the text of a record: from the first `;` to the end of that line, with `\xNN` escapes decoded.
 pub(crate) fn message(record: &[u8]) -> Option<String> {
     let from = record.iter().position(|&byte| byte == b';')? + 1;
     let text = record.get(from..)?.split(|&byte| byte == b'\n').next()?;

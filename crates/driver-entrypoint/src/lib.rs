@@ -1,5 +1,5 @@
-//! What `driver-entrypoint` and farrier tell each other: the work list that goes into a virtual machine, the report that
-//! comes out of it, and who holds modules on a node. Pure.
+//! Pure: formats that `driver-entrypoint` and farrier exchange. These are the work list for a virtual machine, the
+//! report from it, and the list of holders of modules on a node.
 #![forbid(unsafe_code)]
 
 pub mod holders;

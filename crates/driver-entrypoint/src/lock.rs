@@ -1,5 +1,5 @@
-//! Adapter: the lock that lets one driver container of a kind work on a node. The kernel gives it back when the
-//! process is gone, however it went.
+//! Adapter: lock that allows one driver container of a kind per node. The kernel releases the lock when the process
+//! ends, however it ends.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -10,14 +10,14 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::{error::Error, files, node::Node};
 
-/// Held as long as this lives.
+/// Holds the lock until dropped.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,
 }
 
 impl Lock {
-    /// Takes the lock, and writes our process id into it (what `/run/nvidia/nvidia-driver.pid` holds, too).
+    /// Takes the lock and writes our process ID into the file, as in `/run/nvidia/nvidia-driver.pid`.
     pub(crate) fn take(node: &Node<'_>, path: &str) -> Result<Self, Error> {
         let place = node.paths.at(path);
         let directory = place.parent().map_or(Ok(()), fs::create_dir_all);
@@ -40,7 +40,7 @@ impl Lock {
     }
 }
 
-/// The holder wrote its process id, as its own container counts them.
+/// Describes the holder by the process ID in the lock file. The ID is from the PID namespace of the holder's container.
 fn holder(node: &Node<'_>, file: &mut File) -> String {
     let mut text = String::new();
     let read = file.read_to_string(&mut text);

@@ -1,4 +1,4 @@
-//! Adapter: the container's log, a line for each step with its time (UTC) and its weight.
+//! Adapter: the container's log; one line per step, with UTC time and level.
 
 use std::{
     cell::RefCell,
@@ -7,7 +7,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// Where the lines go.
+/// Sink of the log lines.
 pub(crate) struct Log(RefCell<Box<dyn Write>>);
 
 impl Log {
@@ -19,29 +19,29 @@ impl Log {
         Self(RefCell::new(sink))
     }
 
-    /// A step that is taken, or that is not needed.
+    /// Logs a step that is performed or skipped.
     pub(crate) fn step(&self, message: impl Display) {
         self.line("INFO", &message);
     }
 
-    /// What the start goes on without.
+    /// Logs a problem that does not stop the container.
     pub(crate) fn warn(&self, message: impl Display) {
         self.line("WARN", &message);
     }
 
-    /// The same for a step whose failure ends nothing.
+    /// Logs the error of a step whose failure is not fatal.
     pub(crate) fn warn_of<T>(&self, result: Result<T, impl Display>) {
         if let Err(error) = result {
             self.warn(error);
         }
     }
 
-    /// What ends the start, or the stop.
+    /// Logs an error that ends the start or the stop.
     pub(crate) fn error(&self, message: impl Display) {
         self.line("ERROR", &message);
     }
 
-    /// A log that cannot be written to ends nothing: the drivers matter more.
+    /// Ignores write errors: the drivers matter more than the log.
     fn line(&self, weight: &str, message: &dyn Display) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let line = format!("{} {weight:<5} {message}\n", timestamp(now.as_secs(), now.subsec_millis()));
@@ -50,13 +50,13 @@ impl Log {
     }
 }
 
-/// `2026-11-21T10:11:12.345Z`. Days to a date as in Howard Hinnant's `civil_from_days`.
+/// Formats a time as `2026-11-21T10:11:12.345Z`. Converts days to a date as Howard Hinnant's `civil_from_days` does.
 fn timestamp(seconds: u64, milliseconds: u32) -> String {
     let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
-    // Months count from March, so that the leap day is the last of the year.
+    // Months count from March, so that the leap day is the last day of the year.
     let month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * month + 2) / 5 + 1;
     let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };

@@ -1,6 +1,6 @@
-//! `driver-entrypoint`: what runs inside farrier's driver containers. The first argument is what it is: a driver's
-//! personality, or `boot-check`, the init process of a virtual machine in which farrier loads modules. No shell, no
-//! network.
+//! `driver-entrypoint`: the program in farrier's driver containers. The first argument selects a driver's personality,
+//! a helper command such as `forecast`, or `boot-check`. `boot-check` is the init process of the virtual machine in
+//! which farrier loads modules. The program uses no shell and no network.
 #![forbid(unsafe_code)]
 
 mod blacklist;
@@ -38,7 +38,7 @@ use personality::{
     },
 };
 
-/// Personalities that are also called by these names: the operators' manifests do so, and the image has links.
+/// Names of links in the image that select a personality by the program's name, as the operators' manifests call them.
 const LINKS: [&str; 5] =
     ["nvidia-driver", "nvidia-gds-driver", "nvidia-gdrcopy-driver", "ocp_dtk_entrypoint", "ibdev2netdev"];
 
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
     run(&words)
 }
 
-/// The first word says what it is.
+/// Dispatches on the first argument.
 fn run(words: &[&str]) -> ExitCode {
     let variable = |name: &str| env::var(name).ok();
     match *words {
@@ -96,7 +96,8 @@ fn run(words: &[&str]) -> ExitCode {
         ["ocp_dtk_entrypoint", ref rest @ ..] => match toolkit::words(rest) {
             Ok(None) => personality::run(|node, signals| toolkit::wait(node, signals)),
             Ok(Some(words)) => {
-                // Where it fails the toolkit's container waits in vain, and the log says why: the driver needs nothing of it.
+                // If this fails, the toolkit's container waits in vain and the log says why. The driver itself needs
+                // nothing from that container.
                 let _ = personality::run(|node, _| toolkit::hand_over(node));
                 run(&words)
             }
@@ -119,7 +120,7 @@ fn misused(message: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Writes a line for people: to the container's log, or to the virtual machine's console.
+/// Writes a line to the container's log or to the virtual machine's console.
 #[allow(clippy::print_stderr)]
 fn complain(message: &str) {
     eprintln!("driver-entrypoint: {message}");

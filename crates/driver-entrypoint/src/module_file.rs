@@ -1,4 +1,4 @@
-//! A module's file: its compression, and what its `.modinfo` says.
+//! A module's file: its compression and the contents of its `.modinfo`.
 
 use std::{
     fs::File,
@@ -10,18 +10,18 @@ use object::{Endian, Endianness, Object, ObjectSection, read::elf::ElfFile64};
 
 use crate::error::Error;
 
-/// Bytes that a module has at most, decompressed: what claims to have more is no module.
+/// Maximum size of a module in bytes, decompressed; decompression stops there.
 const MAX_SIZE: u64 = 1 << 30;
 
-/// What to do about an image whose modules cannot be loaded by anybody.
+/// Hint for an image whose modules no kernel can load.
 pub(crate) const REBUILD: &str = "rebuild the image; farrier check names what is wrong with its modules";
 
-/// A module's name as the kernel knows it: `nvidia-uvm` is `nvidia_uvm`.
+/// Module name as the kernel spells it: `nvidia-uvm` becomes `nvidia_uvm`.
 pub(crate) fn kernel_name(name: &str) -> String {
     name.trim().replace('-', "_")
 }
 
-/// How a module's file is compressed.
+/// Compression of a module's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compression {
     None,
@@ -31,7 +31,7 @@ pub(crate) enum Compression {
 }
 
 impl Compression {
-    /// Each with the ending of its files, and as `/sys/module/compression` calls it.
+    /// Each compression with the ending of its files and its name in `/sys/module/compression`.
     const ALL: [(Self, &str, &str); 4] = [
         (Self::None, ".ko", "none"),
         (Self::Gzip, ".ko.gz", "gzip"),
@@ -39,7 +39,7 @@ impl Compression {
         (Self::Zstd, ".ko.zst", "zstd"),
     ];
 
-    /// What is in there, cut off at a size.
+    /// Decompresses the input, truncated at a size limit.
     pub(crate) fn decompress(self, from: impl Read, limit: u64) -> io::Result<Vec<u8>> {
         let (from, mut bytes) = (BufReader::with_capacity(256 << 10, from), Vec::new());
         match self {
@@ -54,22 +54,22 @@ impl Compression {
         Ok(bytes)
     }
 
-    /// As `/sys/module/compression` calls it.
+    /// Name in `/sys/module/compression`.
     pub(crate) fn name(self) -> &'static str {
         Self::ALL.iter().find(|(one, ..)| *one == self).map_or("", |(.., name)| name)
     }
 }
 
-/// Whose tree a module is from.
+/// Tree that a module comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Origin {
-    /// The driver image's own.
+    /// The driver image.
     Image,
-    /// The host's, or that of another driver container.
+    /// The host or another driver container.
     Host,
 }
 
-/// A file with a module in it.
+/// A module's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ModuleFile {
     pub(crate) path: PathBuf,
@@ -78,7 +78,7 @@ pub(crate) struct ModuleFile {
 }
 
 impl ModuleFile {
-    /// The module's name and file, if a path ends as those of modules do.
+    /// Returns the module's name and file if the path ends like a module file.
     pub(crate) fn of(path: &Path, origin: Origin) -> Option<(String, Self)> {
         let name = path.file_name()?.to_str()?;
         Compression::ALL.into_iter().find_map(|(compression, ending, _)| {
@@ -87,12 +87,12 @@ impl ModuleFile {
         })
     }
 
-    /// The module, decompressed.
+    /// Reads and decompresses the module.
     pub(crate) fn read(&self) -> io::Result<Vec<u8>> {
         self.compression.decompress(File::open(&self.path)?, MAX_SIZE)
     }
 
-    /// What it says about itself.
+    /// Reads and parses the module's `.modinfo` and symbol versions.
     pub(crate) fn info(&self) -> Result<ModuleInfo, Error> {
         let path = self.path.to_string_lossy();
         let bytes = self.read().map_err(Error::on("read", path.clone()))?;
@@ -101,22 +101,22 @@ impl ModuleFile {
     }
 }
 
-/// What is read of a module's `.modinfo`.
+/// Metadata of a module: `.modinfo`, build ID and symbol versions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ModuleInfo {
-    /// The modules whose symbols it uses.
+    /// Modules whose symbols the module uses.
     pub(crate) depends: Vec<String>,
-    /// Modules that are to be loaded before it, and after it, where they are there.
+    /// Modules to load before and after this module, if they exist.
     pub(crate) soft: SoftDependencies,
-    /// Hash over its sources; empty where it was built without.
+    /// Hash of the module's sources (`srcversion`); empty if it was built without one.
     pub(crate) source_version: String,
-    /// The linker's note on what it linked; empty where it was told to leave none.
+    /// The linker's build ID note; empty if the module was linked without one.
     pub(crate) build_id: Vec<u8>,
-    /// The versions of symbols that it takes others' to have; empty where it was built without.
+    /// Imported symbols with the versions that the module expects; empty if it was built without modversions.
     pub(crate) versions: Vec<(String, u32)>,
 }
 
-/// `softdep: pre: a b post: c`.
+/// Parsed `softdep: pre: a b post: c`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SoftDependencies {
     pub(crate) before: Vec<String>,
@@ -124,7 +124,7 @@ pub(crate) struct SoftDependencies {
 }
 
 impl SoftDependencies {
-    /// Adds those that a text names, in the form that `modprobe.d` and `.modinfo` share.
+    /// Adds the modules of a text in the format that `modprobe.d` and `.modinfo` share.
     pub(crate) fn add(&mut self, text: &str) {
         let mut into = None;
         for word in text.split_whitespace() {
@@ -140,13 +140,13 @@ impl SoftDependencies {
 }
 
 impl ModuleInfo {
-    /// Tells it from another module of its name: by `srcversion`; by the linker's note where it has none, as it is
-    /// with modules without a version on kernels without `CONFIG_MODULE_SRCVERSION_ALL`.
+    /// Identifies the module among modules of the same name. Returns its `srcversion`, or else its build ID. Modules
+    /// without `MODULE_VERSION` have no `srcversion` on kernels without `CONFIG_MODULE_SRCVERSION_ALL`.
     pub(crate) fn identity(&self) -> Option<String> {
         identity(&self.source_version, &self.build_id)
     }
 
-    /// Of a 64-bit module: farrier's kernels are.
+    /// Parses a 64-bit module; all kernels that farrier supports are 64-bit.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
         let elf = ElfFile64::<Endianness>::parse(bytes).map_err(|_| "not a 64-bit ELF file")?;
         let section = elf.section_by_name(".modinfo").ok_or("it has no .modinfo section")?;
@@ -171,10 +171,11 @@ impl ModuleInfo {
     }
 }
 
-/// From `__version_ext_*`, which alone hold long names, else from `__versions`: 64 bytes each, the version first
-/// (`include/linux/module.h`, `struct modversion_info`). What is not of that form is left out.
+/// Reads symbol versions from `__version_ext_*`, the only sections that hold long names, or else from `__versions`. An
+/// entry of `__versions` has 64 bytes and starts with the version (`include/linux/module.h`, `struct modversion_info`).
+/// Malformed entries are skipped.
 fn versions(elf: &ElfFile64<'_, Endianness>) -> Vec<(String, u32)> {
-    /// More than the kernel exports, and than its longest name has (`KSYM_NAME_LEN`).
+    /// More symbols than a kernel exports, and longer than its longest name (`KSYM_NAME_LEN`).
     const MOST: usize = 65_536;
     const LONGEST: usize = 512;
     let data = |name| elf.section_by_name(name).and_then(|section| section.data().ok());
@@ -192,7 +193,7 @@ fn versions(elf: &ElfFile64<'_, Endianness>) -> Vec<(String, u32)> {
     named.map(|(name, crc)| (String::from_utf8_lossy(name).into_owned(), crc)).collect()
 }
 
-/// See [`ModuleInfo::identity`].
+/// Implements [`ModuleInfo::identity`].
 pub(crate) fn identity(source_version: &str, build_id: &[u8]) -> Option<String> {
     match (source_version, build_id) {
         ("", []) => None,
@@ -242,7 +243,7 @@ mod tests {
             assert_eq!((name.as_str(), file.compression), ("mlx5_core", compression));
             assert_eq!(file.read().unwrap(), module, "{ending}");
             assert_eq!(file.info().unwrap(), expected(), "{ending}");
-            // Cut off in the middle, it is an error that names the file.
+            // Truncated data gives an error that names the file.
             fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
             assert!(file.info().unwrap_err().to_string().contains(&*path.to_string_lossy()), "{ending}");
         }

@@ -1,5 +1,5 @@
-//! Adapter: exposes directories of the container to the host and to other containers, by bind mounts below a
-//! volume that the manifest mounts with `mountPropagation: Bidirectional`.
+//! Adapter: exposes directories of the container to the host and to other containers. Uses bind mounts below a volume
+//! that the manifest mounts with `mountPropagation: Bidirectional`.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use rustix::mount::MountPropagationFlags;
 
 use crate::{error::Error, node::Node};
 
-/// Mounts on top of each other that are undone at most: more is no container that died but a loop.
+/// Maximum number of stacked mounts to unmount. Killed containers do not leave more; more means a loop.
 const MAX_DEPTH: usize = 64;
 
 /// A line of `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
@@ -22,19 +22,19 @@ struct Mount {
     shared: bool,
 }
 
-/// Binds a directory, with all that is mounted below it, onto a place. What a container that was killed left there
-/// goes first: it is of another image.
+/// Bind-mounts a directory recursively. Mounts that a killed container left at the target are removed first, because
+/// they show another image.
 pub(crate) fn expose(node: &Node<'_>, from: &str, to: &str) -> Result<(), Error> {
     conceal(node, to)?;
     let (source, target) = (node.paths.at(from), node.paths.at(to));
     fs::create_dir_all(&target).map_err(Error::on("create", to))?;
     if from == "/" {
-        // What is mounted below `/sys` must not come along with the root: it would keep the container's cgroups alive. The
-        // known order: all of it unbindable, then `/sys` itself private again, which lets that one be bound.
+        // Mounts below `/sys` must not be bound along with the root: they would keep the container's cgroups alive.
+        // Make the whole subtree unbindable, then `/sys` itself private, so that `/sys` alone can be bound.
         propagate(node, "/sys", MountPropagationFlags::UNBINDABLE | MountPropagationFlags::REC)?;
         propagate(node, "/sys", MountPropagationFlags::PRIVATE)?;
-        // Runtimes share a container's root where one of its volumes is bidirectional. A copy of a shared mount is its peer:
-        // with the copy's `/proc` and `/dev`, taken away at the end, the container's own would go.
+        // Runtimes make the container's root shared if one of its volumes is bidirectional. A bind mount of a shared
+        // mount becomes its peer. Unmounting `/proc` and `/dev` of the copy would then unmount the container's own.
         propagate(node, "/", MountPropagationFlags::PRIVATE)?;
     }
     let bound = node.kernel.bind(&source, &target);
@@ -49,14 +49,14 @@ pub(crate) fn expose(node: &Node<'_>, from: &str, to: &str) -> Result<(), Error>
     Ok(())
 }
 
-/// Undoes [`expose`], as often as it was done. A place that the container runtime itself mounted is left alone.
+/// Undoes all earlier [`expose`] calls for the target. A mount made by the container runtime is kept.
 pub(crate) fn conceal(node: &Node<'_>, to: &str) -> Result<(), Error> {
     let (target, point) = (node.paths.at(to), point(node, to));
     for _ in 0..MAX_DEPTH {
         let mounts = mounts(node)?;
         let Some(top) = mounts.iter().rev().find(|mount| mount.point == point) else { break };
         let parent = mounts.iter().find(|mount| mount.id == top.parent);
-        // Volumes are mounted on the container's root.
+        // Volumes are mounted directly on the container's root.
         if parent.is_some_and(|parent| parent.point == Path::new("/")) && is_volume(&point) {
             break;
         }
@@ -66,13 +66,13 @@ pub(crate) fn conceal(node: &Node<'_>, to: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Only these are both a volume and a place to expose the root at (first generation of the operators).
+/// Paths that are both a volume and a place to expose the root at, in the first generation of the operators.
 fn is_volume(place: &Path) -> bool {
     let volumes = ["/run/mellanox/drivers", "/run/nvidia/driver", "/run/nvidia/drivers"];
     volumes.iter().any(|volume| place == Path::new(volume))
 }
 
-/// A place as the kernel names it: `/var/run` is a link to `/run`.
+/// Path as the kernel names it in mountinfo: `/var/run` is a symlink to `/run`.
 fn point(node: &Node<'_>, place: &str) -> PathBuf {
     let at = fs::canonicalize(node.paths.at(place));
     at.map_or_else(|_| place.into(), |at| node.paths.name(&at).into())
@@ -89,7 +89,7 @@ fn mounts(node: &Node<'_>) -> Result<Vec<Mount>, Error> {
     Ok(String::from_utf8_lossy(&text).lines().filter_map(mount).collect())
 }
 
-/// `id parent major:minor root point options [shared:N ...] - type source options`
+/// Parses `id parent major:minor root point options [shared:N ...] - type source options`.
 fn mount(line: &str) -> Option<Mount> {
     let mut fields = line.split(' ');
     let (id, parent) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
@@ -98,7 +98,7 @@ fn mount(line: &str) -> Option<Mount> {
     Some(Mount { id, parent, point, shared })
 }
 
-/// The kernel writes space, tab, newline and backslash as three octal digits.
+/// Decodes octal escapes: the kernel writes space, tab, newline and backslash as three octal digits.
 fn unescape(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut path = parts.next().unwrap_or_default().to_owned();

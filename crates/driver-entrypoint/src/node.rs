@@ -1,4 +1,4 @@
-//! What every step works on: the node's paths, its kernel and the log.
+//! Context that all steps share: the node's paths, its kernel and the log.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ pub(crate) struct Node<'a> {
     pub(crate) log: Log,
 }
 
-/// The root that every path of this program is below: `/`, or a directory that stands in for it in tests.
+/// Root of all paths of this program: `/`, or a temporary directory in tests.
 #[derive(Clone, Debug)]
 pub(crate) struct Paths(PathBuf);
 
@@ -20,29 +20,29 @@ impl Paths {
         Self(root.into())
     }
 
-    /// An absolute path of the container, such as `/proc/modules`.
+    /// Maps an absolute path of the container, such as `/proc/modules`, to a path below the root.
     pub(crate) fn at(&self, path: &str) -> PathBuf {
         self.0.join(path.trim_start_matches('/'))
     }
 
-    /// The other way round: what a path below the root is called inside of the container.
+    /// Inverse of [`at`](Self::at): maps a path below the root to its path in the container.
     pub(crate) fn name(&self, path: &Path) -> String {
         let inside = path.strip_prefix(&self.0).unwrap_or(path);
         format!("/{}", inside.to_string_lossy().trim_start_matches('/'))
     }
 
-    /// The image's modules for a kernel release.
+    /// Directory of the image's modules for a kernel release.
     pub(crate) fn image_modules(&self, release: &str) -> PathBuf {
         self.at("/lib/modules").join(release)
     }
 
-    /// The host's modules for a kernel release, where the manifest mounts them.
+    /// Directory of the host's modules for a kernel release, where the manifest mounts them.
     pub(crate) fn host_modules(&self, release: &str) -> PathBuf {
         self.at("/host/lib/modules").join(release)
     }
 }
 
-/// Is it an absolute path of the container, that leads to no place above one that it names?
+/// Whether the path is absolute and has no `..` component.
 pub(crate) fn is_plain_path(path: &str) -> bool {
     path.starts_with('/') && path.split('/').all(|part| part != "..")
 }

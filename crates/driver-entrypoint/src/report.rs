@@ -1,116 +1,118 @@
-//! The report's lines: who wrote them can be told, and where one is missing.
+//! Authenticated report lines: the reader detects forged and missing lines.
 //!
-//! A line is `<number> <body> <code>` in ASCII, a newline after it: the record's number from 0 on, the record
-//! in postcard's form as hexadecimal digits, and HMAC-SHA256 (RFC 2104) over number and record, keyed with a secret that only
-//! farrier and the init process know. So neither a kernel message nor a repeated line passes for a record.
+//! A line is `<number> <body> <code>` in ASCII, followed by a newline. The number counts records from 0. The body is
+//! the record in postcard's encoding as hexadecimal digits. The code is HMAC-SHA256 (RFC 2104) over number and record,
+//! keyed with a secret that only farrier and the init process know. So neither a kernel message nor a repeated line
+//! passes for a record.
 
 use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
-/// Says which records and work lists the two sides understand.
+/// Version of the records and work lists; both sides must use the same.
 pub const VERSION: &str = "2";
 
-/// Bytes of the longest line that is written, and that need be read.
+/// Maximum length of a line in bytes, for writer and reader.
 pub const MAX_LINE: usize = 128 << 10;
 
-/// Kernel messages that one record carries at most.
+/// Maximum number of kernel messages in a record.
 const MAX_MESSAGES: usize = 64;
-/// Bytes of one kernel message at most.
+/// Maximum length of a kernel message in bytes.
 const MAX_MESSAGE: usize = 512;
 
-/// What the kernel says first when it dies, in any of its architectures.
+/// Beginnings of the kernel's report of an oops or panic, on all architectures.
 const DEATH: [&str; 6] =
     ["BUG: ", "Oops", "Kernel panic", "Unable to handle", "general protection fault", "kernel BUG at"];
 
-/// Does the kernel say with it that it dies? What comes after is the trace, which has no fixed length.
+/// Whether a kernel message reports an oops or panic. The trace that follows it has no fixed length.
 pub fn is_death(message: &str) -> bool {
     DEATH.iter().any(|sign| message.contains(sign))
 }
 
-/// The secret of one virtual machine: 128 random bits.
+/// Secret of one virtual machine: 128 random bits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key(pub [u8; 16]);
 
-/// Not printed, so that it cannot come into a log.
+/// Hides the key, so that it cannot get into a log.
 impl std::fmt::Debug for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Key(..)")
     }
 }
 
-/// How a system call that loads or unloads a module ended.
+/// Result of a system call that loads or unloads a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ended {
-    /// Without an error.
+    /// The call succeeded.
     Done,
-    /// With this `errno`.
+    /// The call failed with this `errno`.
     Error(i32),
-    /// The process that made it was killed by this signal, as the kernel does after an oops.
+    /// The calling process was killed by this signal, as the kernel does after an oops.
     Killed(i32),
 }
 
-/// What a loaded module looks like from user space.
+/// State of a loaded module as user space sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadBack {
-    /// Its name has a line in `/proc/modules`.
+    /// Whether `/proc/modules` lists the module.
     pub listed: bool,
-    /// `/sys/module/<name>/initstate`, such as `live`.
+    /// `/sys/module/<name>/initstate`, for example `live`.
     pub state: String,
-    /// `/sys/module/<name>/srcversion`; empty where the module has none.
+    /// `/sys/module/<name>/srcversion`; empty if the module has none.
     pub source_version: String,
-    /// `/sys/module/<name>/taint`, such as `OE`.
+    /// `/sys/module/<name>/taint`, for example `OE`.
     pub taint: String,
 }
 
-/// What init reports. Steps are numbered from 0 in the order of the work list.
+/// Record of init's report. Steps are numbered from 0 in the order of the work list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Record {
-    /// Init runs.
+    /// Init has started.
     Hello {
         /// [`VERSION`] of the sender.
         version: String,
-        /// The kernel's release.
+        /// Release of the running kernel.
         kernel: String,
     },
     /// The module of this step is about to be loaded.
     Loading(usize),
-    /// The step's module was tried.
+    /// The attempt to load the step's module has ended.
     Loaded {
-        /// The step.
+        /// Number of the step.
         step: usize,
-        /// The loader's answer.
+        /// Result of the load.
         ended: Ended,
-        /// The kernel called its initialisation, so that the loader itself had nothing against it.
+        /// Whether the kernel called the module's initialization, which means that the loader itself had accepted the
+        /// module.
         initialised: bool,
-        /// The kernel oopsed meanwhile.
+        /// Whether the kernel oopsed during the load.
         oops: bool,
-        /// What it looks like now.
+        /// State of the module afterwards.
         read_back: ReadBack,
-        /// What the kernel logged meanwhile, oldest first.
+        /// Kernel messages during the load, oldest first.
         messages: Vec<String>,
     },
     /// The module of this step is about to be unloaded.
     Unloading(usize),
-    /// The unloading of the step's module was tried.
+    /// The attempt to unload the step's module has ended.
     Unloaded {
-        /// The step.
+        /// Number of the step.
         step: usize,
-        /// The system's answer.
+        /// Result of the unload.
         ended: Ended,
-        /// The kernel oopsed meanwhile.
+        /// Whether the kernel oopsed during the unload.
         oops: bool,
-        /// What the kernel logged meanwhile, oldest first.
+        /// Kernel messages during the unload, oldest first.
         messages: Vec<String>,
     },
-    /// Init itself could not do its work, and why.
+    /// Init failed, with the reason.
     Failed(String),
-    /// The last record, and how many came before it.
+    /// Last record, with the number of records before it.
     End(u64),
 }
 
 impl Record {
-    /// The line for this record, with the newline.
+    /// Formats the record as a line, with the newline.
     pub fn line(&self, key: &Key, number: u64) -> String {
         // Writing to memory does not fail.
         let body = postcard::to_allocvec(&self.clone().bounded()).unwrap_or_default();
@@ -118,7 +120,7 @@ impl Record {
         format!("{number} {} {}\n", hex::encode(body), hex::encode(code))
     }
 
-    /// The number and the record of a line, without its newline; `None` for one that was written without the key.
+    /// Parses a line without its newline to its number and record; `None` if the line was not written with the key.
     pub fn parse(line: &[u8], key: &Key) -> Option<(u64, Self)> {
         let line = std::str::from_utf8(line).ok()?.trim_end_matches('\r');
         let mut words = line.split(' ');
@@ -132,7 +134,7 @@ impl Record {
         rest.is_empty().then_some((number, record))
     }
 
-    /// As it is sent: what a kernel says has no end, and no NUL stays in it.
+    /// Limits the record to what is sent: bounds the number and length of kernel messages, and removes NUL characters.
     fn bounded(mut self) -> Self {
         let texts = match &mut self {
             Self::Hello { version, kernel } => vec![version, kernel],
@@ -156,7 +158,7 @@ impl Record {
     }
 }
 
-/// After an oops those from where the kernel says it, otherwise the last ones.
+/// Keeps [`MAX_MESSAGES`] messages: after an oops from its beginning on, otherwise the last ones.
 fn keep_worst(messages: &mut Vec<String>, oops: bool) {
     let last = messages.len().saturating_sub(MAX_MESSAGES);
     let death = messages.iter().position(|message| oops && is_death(message));
@@ -175,12 +177,12 @@ fn mac(key: &Key, number: u64, body: &[u8]) -> Hmac<Sha256> {
 }
 
 impl Key {
-    /// The form in which the initramfs holds it: 32 hexadecimal digits.
+    /// Formats the key as in the initramfs: 32 hexadecimal digits.
     pub fn to_text(&self) -> String {
         hex::encode(self.0)
     }
 
-    /// Reads [`Key::to_text`].
+    /// Parses the output of [`Key::to_text`].
     pub fn from_text(text: &str) -> Option<Self> {
         Some(Self(hex::decode(text.trim()).ok()?.try_into().ok()?))
     }
@@ -235,7 +237,7 @@ mod tests {
         }
     }
 
-    /// The code is HMAC-SHA256 as RFC 2104 has it; this value is OpenSSL's:
+    /// Compares the HMAC-SHA256 (RFC 2104) with OpenSSL's value:
     /// `printf '\0\0\0\0\0\0\0\7\6\3' | openssl dgst -sha256 -hmac 0123456789abcdef`.
     #[test]
     fn the_code_is_that_of_another_program() {

@@ -1,4 +1,4 @@
-//! What a node's network interfaces carry: routes, and the connection to its API server.
+//! Traffic of a node's network interfaces: routes, and the connection to the API server.
 
 use std::{
     collections::BTreeSet,
@@ -12,14 +12,15 @@ use crate::{
     node::Paths,
 };
 
-/// Where API servers listen, unless a cluster chose otherwise.
+/// Default port of API servers.
 const API_PORT: u16 = 6443;
-/// Where those of managed clusters do, and everything else of the web: only what a kubelet is connected to counts.
+/// HTTPS port, which API servers of managed clusters use. Other servers use it, too, so only a kubelet's connections
+/// count.
 const WEB_PORT: u16 = 443;
-/// The programs that a kubelet is a part of.
+/// Programs that are or contain a kubelet.
 const KUBELETS: [&str; 5] = ["kubelet", "k3s-agent", "k3s-server", "rke2", "kubelite"];
 
-/// The routes of a node, and its connections to API servers.
+/// Routes of a node, and its connections to API servers.
 pub(crate) struct Network {
     routes: Vec<Route>,
     servers: Vec<(IpAddr, u16)>,
@@ -28,7 +29,7 @@ pub(crate) struct Network {
 struct Route {
     interface: String,
     network: IpAddr,
-    /// Its length in bits.
+    /// Prefix length in bits.
     prefix: u32,
 }
 
@@ -46,7 +47,7 @@ impl Route {
 }
 
 impl Network {
-    /// Those that the first process sees, which is the node's own with `hostPID`.
+    /// Reads the network state of process 1; with `hostPID` that is the node's.
     pub(crate) fn read(paths: &Paths) -> Self {
         let lines = |name: &str| {
             let text = fs::read_to_string(paths.at(&format!("/proc/1/net/{name}"))).unwrap_or_default();
@@ -67,7 +68,7 @@ impl Network {
         Self { routes, servers }
     }
 
-    /// What goes through an interface, or through a bond, a VLAN or a bridge upon it.
+    /// Lists the uses of an interface, directly or through a bond, a VLAN or a bridge on top of it.
     pub(crate) fn uses(&self, interface: &Path) -> Vec<String> {
         let mut names = BTreeSet::new();
         stack_up(interface, &mut names);
@@ -97,7 +98,7 @@ impl Network {
     }
 }
 
-/// The name of an interface, and of all that stands upon it.
+/// Collects the names of an interface and of all interfaces on top of it.
 fn stack_up(interface: &Path, names: &mut BTreeSet<String>) {
     let Some(name) = interface.file_name().and_then(|name| name.to_str()) else { return };
     if !names.insert(name.to_owned()) {
@@ -112,7 +113,7 @@ fn stack_up(interface: &Path, names: &mut BTreeSet<String>) {
     }
 }
 
-/// Of `/proc/net/route`: addresses are hexadecimal, as the processor has them (proc_net(5)).
+/// Parses a line of `/proc/net/route`; addresses are hexadecimal, in the processor's byte order (proc_net(5)).
 fn route(line: &str) -> Option<Route> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let address = |index: usize| word(fields.get(index)?).map(Ipv4Addr::from);
@@ -120,8 +121,9 @@ fn route(line: &str) -> Option<Route> {
     Some(Route { interface: (*fields.first()?).to_owned(), network: address(1)?.into(), prefix })
 }
 
-/// Of `/proc/net/ipv6_route`: network, its length, source, its length, next hop, metric, counters, flags, interface
-/// (`net/ipv6/route.c`). Every interface has a route to its own link, and to groups.
+/// Parses a line of `/proc/net/ipv6_route`: network, its length, source, its length, next hop, metric, counters, flags,
+/// interface (`net/ipv6/route.c`). Skips link-local and multicast routes, which every interface has, and the loopback
+/// interface.
 fn route_v6(line: &str) -> Option<Route> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let network = Ipv6Addr::from(u128::from_str_radix(fields.first()?, 16).ok()?);
@@ -137,7 +139,7 @@ struct Connection {
     inode: String,
 }
 
-/// Of `/proc/net/tcp` and `/proc/net/tcp6`, where it is established.
+/// Parses a line of `/proc/net/tcp` or `/proc/net/tcp6`; `None` if the connection is not established.
 fn connection(line: &str) -> Option<Connection> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let (address, port) = fields.get(2)?.split_once(':')?;
@@ -157,7 +159,7 @@ fn word(hexadecimal: &str) -> Option<[u8; 4]> {
     u32::from_str_radix(hexadecimal, 16).ok().map(u32::to_ne_bytes)
 }
 
-/// The inodes of kubelets' sockets.
+/// Lists the inodes of kubelets' sockets.
 fn sockets(paths: &Paths) -> BTreeSet<String> {
     let processes = entries(paths.at("/proc")).into_iter();
     let kubelets = processes
@@ -228,7 +230,7 @@ mod tests {
             route(host, "80", "lo"),
         ];
         bench.file("/proc/1/net/ipv6_route", &routes.concat());
-        // 2001:db8::9 at 6443.
+        // Remote address: 2001:db8::9, port 6443.
         let remote = "B80D0120000000000000000009000000:192B";
         bench.file("/proc/1/net/tcp6", &format!("head\n 0: {zero}:9C40 {remote} 01 0:0 0:0 0 0 0 77\n"));
         assert_eq!(uses(&bench, "eth0"), ["the node's default route"]);
@@ -239,7 +241,7 @@ mod tests {
         assert_eq!(uses(&bench, "eth2"), [""; 0]);
     }
 
-    /// Of all that is connected to port 443, the kubelet's is the API server.
+    /// Among all connections to port 443, only the kubelet's leads to the API server.
     #[test]
     fn an_api_server_at_the_webs_port_is_known_by_the_kubelet() {
         let bench = Bench::new();

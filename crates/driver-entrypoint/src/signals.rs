@@ -1,4 +1,4 @@
-//! Adapter: the signals that end a driver container, and being its first process.
+//! Adapter: signals that end a driver container, and its duties as PID 1.
 
 use std::io;
 
@@ -11,23 +11,23 @@ use signal_hook::{
 
 use crate::error::Error;
 
-/// What the operators' containers end at.
+/// Signals that end the operators' containers.
 const ENDING: [i32; 5] = [SIGHUP, SIGINT, SIGQUIT, SIGPIPE, SIGTERM];
 
-/// How a container learns that it is to end.
+/// Source of requests to end the container.
 pub(crate) trait Ending {
-    /// Was it asked to end since this was last called? Does not wait.
+    /// Returns a signal that arrived since the last call; does not wait.
     fn asked(&mut self) -> Option<&'static str>;
-    /// Waits until it is asked to.
+    /// Waits for a signal.
     fn wait(&mut self) -> &'static str;
-    /// Ends a start between two steps, where it was asked to.
+    /// Fails if a signal has arrived, to end a start between two steps.
     fn go_on(&mut self) -> Result<(), Error> {
         let ended = |signal| Error::new(format!("{signal} came before the drivers were ready"), "");
         self.asked().map_or(Ok(()), |signal| Err(ended(signal)))
     }
 }
 
-/// The process's signals, from now on.
+/// The process's signals, caught from creation on.
 pub(crate) struct Signals(Iterator);
 
 impl Signals {
@@ -43,8 +43,7 @@ impl Ending for Signals {
 
     fn wait(&mut self) -> &'static str {
         loop {
-            // As the first process we inherit orphans; other children have been waited for by
-            // the time that this is called.
+            // As PID 1 this process inherits orphans. Its own children have been waited for before this call.
             reap();
             if let Some(name) = self.0.wait().find_map(name) {
                 return name;

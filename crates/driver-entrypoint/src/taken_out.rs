@@ -1,5 +1,6 @@
-//! The host's own modules that make way for those of an image, and come back. Which they were is kept below `/run`: until the
-//! node's next boot, which loads them by itself, a container that was killed leaves it to the next one.
+//! The host's modules that were unloaded for the image's, to be loaded again later. Their names are saved below `/run`,
+//! so that the next container knows them if this one is killed. A reboot clears the file, and loads the host's modules
+//! anyway.
 
 use crate::{
     error::Error,
@@ -8,20 +9,20 @@ use crate::{
 };
 
 pub(crate) struct TakenOut<'a> {
-    /// Loads from the host's tree alone.
+    /// Loader with the host's tree only.
     pub(crate) host: Loader<'a>,
-    /// Where their names are kept.
+    /// File with the saved names.
     pub(crate) file: String,
 }
 
 impl TakenOut<'_> {
-    /// Those of this container and of the ones before it, in the order in which they were unloaded.
+    /// Modules that this and earlier containers unloaded, in unload order.
     pub(crate) fn names(&self) -> Vec<String> {
         let names = files::text(self.host.node.paths.at(&self.file)).unwrap_or_default();
         names.lines().map(str::to_owned).collect()
     }
 
-    /// Notes that these make way, too, before they do. Gives all.
+    /// Saves the names of modules before they are unloaded. Returns all saved names.
     pub(crate) fn add(&self, names: &[String]) -> Result<Vec<String>, Error> {
         let mut all = self.names();
         for name in names {
@@ -33,8 +34,8 @@ impl TakenOut<'_> {
         Ok(all)
     }
 
-    /// Refuses where one of these could not come back. A module that has no file there, and was not built with the kernel, is of an
-    /// image before this one.
+    /// Fails if a module could not be loaded again. A module without a file in the host's tree that was not built with
+    /// the kernel comes from an earlier image, and needs no restoring.
     pub(crate) fn check(&self, names: &[String]) -> Result<(), Error> {
         let Loader { node, index, .. } = self.host;
         let is_lost = |name: &&String| {
@@ -48,7 +49,8 @@ impl TakenOut<'_> {
         ))
     }
 
-    /// Loads those that the host has, the last that went first. One that does not come keeps no other away; the first such is the error.
+    /// Loads the modules that the host has, in reverse unload order. A failure does not stop the others; the first
+    /// error is returned.
     pub(crate) fn load(&self, names: &[String]) -> Result<(), Error> {
         let mut result = self.check(names);
         for name in names.iter().rev().filter(|name| self.host.index.has(name)) {
@@ -60,7 +62,7 @@ impl TakenOut<'_> {
         result
     }
 
-    /// All are back.
+    /// Removes the saved names after all modules are loaded again.
     pub(crate) fn forget(&self) -> Result<(), Error> {
         files::remove(self.host.node, &self.file)?;
         Ok(())

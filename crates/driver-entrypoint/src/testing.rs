@@ -1,5 +1,5 @@
-//! A node in a temporary directory, and a kernel that keeps what it has loaded in files there: so that a second
-//! "container" on the same bench finds what a first one left.
+//! Test bench: a node in a temporary directory, and a fake kernel that keeps its loaded modules in files there. A
+//! second "container" on the same bench therefore finds what the first one left.
 
 use std::{
     cell::{Cell, RefCell},
@@ -25,46 +25,46 @@ use crate::{
     signals::Ending,
 };
 
-/// The release of the bench's kernel.
+/// Release of the bench's kernel.
 pub(crate) const RELEASE: &str = "6.1.0-56-amd64";
 
-/// The node, with its kernel.
+/// A node with a fake kernel.
 pub(crate) struct Bench {
     directory: TempDir,
     pub(crate) kernel: FakeKernel,
     log: Rc<RefCell<Vec<u8>>>,
 }
 
-/// What the kernel does, and what it was asked to do.
+/// Fake kernel: its behavior, and the calls that it received.
 pub(crate) struct FakeKernel {
     paths: Paths,
-    /// `load ib_core of the image`, `unload mlx5_ib`, `bind /usr/src ...` and the like, in order.
+    /// Calls in order, such as `load ib_core of the image`, `unload mlx5_ib`, `bind /usr/src ...`.
     pub(crate) calls: RefCell<Vec<String>>,
-    /// References that processes hold.
+    /// References that processes hold, by module.
     pub(crate) users: RefCell<BTreeMap<String, usize>>,
     /// Modules whose loading fails: `ib_core`, or `ib_core of the host`.
     pub(crate) refuses: RefCell<BTreeMap<String, Errno>>,
-    /// How often the kernel is busy with another loader of a module, before it loads it.
+    /// How often loading a module fails with `EBUSY` before it succeeds.
     pub(crate) busy: RefCell<BTreeMap<String, u32>>,
     /// Modules without an exit function.
     pub(crate) permanent: RefCell<Vec<String>>,
-    /// What happens on the node when a module of this name is gone.
+    /// Called after a module is unloaded, with its name.
     pub(crate) after_unload: RefCell<Option<Box<AfterUnload>>>,
-    /// What others do on the node meanwhile.
+    /// Called at each pause, to change the node.
     pub(crate) at_pause: RefCell<Option<Box<dyn FnMut()>>>,
-    /// The call at which the container is killed: the call itself takes place or not.
+    /// Number of calls before the one that kills the container, and whether that call takes effect.
     pub(crate) killed_at: Cell<Option<(usize, bool)>>,
     pub(crate) pauses: Cell<u32>,
-    /// New mounts are not shared.
+    /// Whether new mounts are private instead of shared.
     pub(crate) private_mounts: Cell<bool>,
 }
 
 type AfterUnload = dyn Fn(&FakeKernel, &str);
 
-/// What a killed container unwinds with.
+/// Panic payload of a killed container.
 pub(crate) struct Killed;
 
-/// Asked to end as soon as it is ready.
+/// Calls the closure when the container is ready, then asks the container to end.
 pub(crate) struct EndsWhenReady<'a>(pub(crate) &'a mut dyn FnMut());
 
 impl Ending for EndsWhenReady<'_> {
@@ -92,7 +92,7 @@ impl Write for Shared {
 
 impl Bench {
     pub(crate) fn new() -> Self {
-        // Without links, as the kernel shows paths.
+        // Canonical path, because the kernel shows paths without symlinks.
         let directory = tempfile::tempdir_in(fs::canonicalize(std::env::temp_dir()).unwrap()).unwrap();
         let paths = Paths::new(directory.path());
         let kernel = FakeKernel {
@@ -129,7 +129,7 @@ impl Bench {
         Paths::new(self.directory.path()).at(path)
     }
 
-    /// What was logged, without the times.
+    /// Returns the log without the times.
     pub(crate) fn log(&self) -> String {
         let text = String::from_utf8(self.log.borrow().clone()).unwrap();
         let lines: Vec<&str> =
@@ -147,7 +147,7 @@ impl Bench {
         fs::write(path, text).unwrap();
     }
 
-    /// Puts a program into the image.
+    /// Adds a program to the image.
     pub(crate) fn program(&self, name: &str, script: &str) {
         let path = format!("/usr/bin/{name}");
         self.file(&path, &format!("#!/bin/sh\n{script}\n"));
@@ -158,12 +158,12 @@ impl Bench {
         fs::read_to_string(self.at(path)).ok()
     }
 
-    /// Puts a module into the image's tree, built from other sources than the host's.
+    /// Adds a module to the image's tree, with another `srcversion` than the host's.
     pub(crate) fn image_module(&self, name: &str, depends: &str) {
         self.module(&format!("/lib/modules/{RELEASE}/updates/{name}.ko"), depends, &format!("image-{name}"));
     }
 
-    /// Puts a module into the host's tree.
+    /// Adds a module to the host's tree.
     pub(crate) fn host_module(&self, name: &str, depends: &str) {
         self.module(
             &format!("/host/lib/modules/{RELEASE}/kernel/{name}.ko"),
@@ -179,33 +179,33 @@ impl Bench {
         fs::write(path, elf_module(&info)).unwrap();
     }
 
-    /// Says in `/proc/modules` that these are loaded.
+    /// Lists modules as loaded in `/proc/modules`.
     pub(crate) fn loaded_lines(&self, names: &[&str]) {
         let lines: Vec<String> = names.iter().map(|name| format!("{name} 1 0 - Live 0x0")).collect();
         self.file("/proc/modules", &lines.join("\n"));
     }
 
-    /// Loads modules of the host, as the node had them before the container.
+    /// Loads modules of the host, as before the container.
     pub(crate) fn loaded_from_host(&self, names: &[&str]) {
         for name in names {
             self.loaded_from(&format!("/host/lib/modules/{RELEASE}/kernel/{name}.ko"));
         }
     }
 
-    /// Loads a module from a file, as another program did before the container.
+    /// Loads a module from a file, as another program would before the container.
     pub(crate) fn loaded_from(&self, path: &str) {
         let (_, file) = ModuleFile::of(&self.at(path), Origin::Host).unwrap();
         self.kernel.load(&file, "").unwrap();
         self.calls();
     }
 
-    /// So many references of a module are held by processes from now on.
+    /// Sets the number of references that processes hold on a module.
     pub(crate) fn held(&self, name: &str, references: usize) {
         self.kernel.users.borrow_mut().insert(name.to_owned(), references);
         self.kernel.rewrite(&self.kernel.modules());
     }
 
-    /// A device that a module drives, and a virtual function of it that is bound to another driver.
+    /// Adds a device driven by a module, with a virtual function that is bound to another driver.
     pub(crate) fn virtual_function(&self, module: &str, other: &str) {
         let driver = format!("/sys/bus/pci/drivers/{module}");
         for (to, at) in [
@@ -219,7 +219,7 @@ impl Bench {
         }
     }
 
-    /// `name srcversion`, sorted: what is loaded, and from where.
+    /// Lists the `srcversion` of the loaded modules, sorted by module name.
     pub(crate) fn loaded(&self) -> Vec<String> {
         let loaded = Loaded::read(&self.node().paths).unwrap();
         loaded.names().map(|name| loaded.get(name).unwrap().source_version.clone()).collect()
@@ -258,7 +258,7 @@ impl FakeKernel {
         fs::write(self.paths.at(path), lines.join("\n")).unwrap();
     }
 
-    /// The modules that use another: all whose file says so.
+    /// Writes `/proc/modules`; the users of a module are those whose file depends on it.
     fn rewrite(&self, modules: &BTreeMap<String, Vec<String>>) {
         let lines: Vec<String> = modules
             .keys()
@@ -340,7 +340,8 @@ impl Kernel for FakeKernel {
         self.call(format!("unload {name}"), || {
             modules.remove(name);
             self.rewrite(&modules);
-            // It stays, out of sight: sysfs does not give a directory's number again, as a file system does.
+            // Keep the directory elsewhere, so that its inode number is not reused: sysfs does not reuse numbers, but
+            // file systems do.
             let gone = self.paths.at("/sys/gone");
             fs::create_dir_all(&gone).unwrap();
             let number = fs::read_dir(&gone).unwrap().count();
@@ -364,7 +365,7 @@ impl Kernel for FakeKernel {
             let shared = if self.private_mounts.get() { "" } else { "shared:5 " };
             mounts.push(format!("{id} {parent} 0:1 {from} {to} rw {shared}- overlay overlay rw"));
             self.write("/proc/self/mountinfo", &mounts);
-            // What was there is out of sight until it is unmounted.
+            // The mount hides the previous contents until it is unmounted.
             fs::create_dir_all(self.paths.at("/under")).unwrap();
             fs::rename(&place, self.paths.at(&format!("/under/{id}"))).unwrap();
             fs::create_dir(&place).unwrap();
@@ -405,12 +406,12 @@ impl Kernel for FakeKernel {
     }
 }
 
-/// The smallest ELF file with a `.modinfo`.
+/// Builds the smallest ELF file with a `.modinfo` section.
 pub(crate) fn elf_module(info: &str) -> Vec<u8> {
     elf(&[(".modinfo", info.as_bytes())])
 }
 
-/// An ELF file: header, these sections, their names, their table.
+/// Builds an ELF file: header, these sections, their names, and the section table.
 pub(crate) fn elf(sections: &[(&str, &[u8])]) -> Vec<u8> {
     let mut names = b"\0.shstrtab\0".to_vec();
     let count = u16::try_from(sections.len()).unwrap() + 2;

@@ -1,44 +1,44 @@
-//! The work list: what init does in the virtual machine, in postcard's form.
+//! Work list for init in the virtual machine, in postcard's encoding.
 
 use serde::{Deserialize, Serialize};
 
-/// Where the initramfs holds the work list.
+/// Path of the work list in the initramfs.
 pub const WORK_PATH: &str = "/farrier/work";
-/// Where the initramfs holds the [key](crate::report::Key).
+/// Path of the [key](crate::report::Key) in the initramfs.
 pub const KEY_PATH: &str = "/farrier/key";
 
-/// What init does.
+/// Work for init in the virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
-    /// The device that the report goes to, such as `/dev/ttyS1`.
+    /// Device that the report goes to, for example `/dev/ttyS1`.
     pub report: String,
-    /// Each of the payload's modules is unloaded before the next one is loaded; else all are loaded first.
+    /// Whether each of the payload's modules is unloaded before the next one is loaded; otherwise all are loaded first.
     pub alone: bool,
-    /// In order.
+    /// Modules to load, in order.
     pub steps: Vec<Step>,
 }
 
 /// A module to load.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// A module of the payload, whose unloading is tried too; else one of the kernel's own.
+    /// Whether the module is part of the payload, and is to be unloaded again; otherwise it is one of the kernel's own.
     pub payload: bool,
-    /// Its name as `lsmod` shows it.
+    /// Module name as `lsmod` shows it.
     pub name: String,
-    /// The file, not compressed.
+    /// Path of the module's file, uncompressed.
     pub path: String,
-    /// Its parameters, as `insmod` takes them.
+    /// Parameters as for `insmod`.
     pub parameters: String,
 }
 
 impl Work {
-    /// The file's bytes.
+    /// Encodes the work list.
     pub fn encode(&self) -> Vec<u8> {
         // Writing to memory does not fail.
         postcard::to_allocvec(self).unwrap_or_default()
     }
 
-    /// Reads [`Work::encode`], with nothing behind it.
+    /// Decodes the output of [`Work::encode`]; `None` if it is damaged or followed by other bytes.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (work, rest) = postcard::take_from_bytes(bytes).ok()?;
         rest.is_empty().then_some(work)

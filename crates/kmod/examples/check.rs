@@ -1,4 +1,4 @@
-//! Says what a kernel would say about module files: `check MODULE.ko... Module.symvers CONFIG RELEASE`.
+//! Reports whether a kernel would load module files: `check MODULE.ko... Module.symvers CONFIG RELEASE`.
 
 use std::{env, error::Error, fs, io::Write as _};
 

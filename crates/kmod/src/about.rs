@@ -1,4 +1,4 @@
-//! Pure: what is worth knowing about a module beside its verdict.
+//! Pure: descriptive facts about a module that do not affect its verdict.
 
 use std::collections::BTreeSet;
 
@@ -7,35 +7,35 @@ use serde::Serialize;
 
 use super::{KernelFacts, Module, Signature};
 
-/// What is worth knowing about a module beside its verdict.
+/// Descriptive facts about a module that do not affect its verdict.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModuleAbout {
-    /// `version` of its `.modinfo`.
+    /// `version` of the module's `.modinfo`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// `srcversion` of its `.modinfo`: a digest of its sources.
+    /// `srcversion` of the module's `.modinfo`: a digest of its sources.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub srcversion: Option<String>,
-    /// Its licence, as it says itself.
+    /// License that the module declares.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub licence: Option<String>,
-    /// How it taints the kernel, by `Documentation/admin-guide/tainted-kernels.rst`.
+    /// Taints that the module causes (`Documentation/admin-guide/tainted-kernels.rst`).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub taints: Vec<Taint>,
-    /// Who signed it, where that can be read. Whether the signature is right, only the kernel's keys tell.
+    /// Signer, if the signature can be parsed. Whether the signature is valid depends on the kernel's keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signed_by: Option<SignedBy>,
-    /// Modules that it was linked against when it was built.
+    /// Modules that this module depends on, as recorded when it was built.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub depends: Vec<String>,
-    /// What it is loaded for: devices, file systems, protocols.
+    /// Devices, file systems and protocols for which the module is loaded automatically.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub aliases: Vec<String>,
-    /// Firmware files that it may ask for, relative to `/lib/firmware`.
+    /// Firmware files that the module may request, relative to `/lib/firmware`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub firmware: Vec<String>,
-    /// Those of them that the payload does not hold; none where no whole payload was checked.
+    /// Firmware files that the payload lacks; empty unless a whole payload was checked.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing_firmware: Vec<String>,
     /// The kernel's own module of the same name, relative to its module directory.
@@ -43,43 +43,43 @@ pub struct ModuleAbout {
     pub shadows: Option<String>,
 }
 
-/// Who signed a module.
+/// Signer of a module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SignedBy {
-    /// The name in the certificate.
+    /// Common name of the certificate's issuer, or else its organization.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub signer: Option<String>,
-    /// The certificate's serial number, or the key's identifier.
+    /// Serial number of the certificate, or identifier of the key.
     pub key_id: String,
-    /// The digest.
+    /// Digest algorithm of the signature.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hash: Option<String>,
 }
 
-/// How a module taints the kernel.
+/// Kernel taint that a module causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema, strum::Display)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "lowercase")]
 pub enum Taint {
-    /// Its licence is not GPL-compatible.
+    /// License that is not GPL-compatible.
     Proprietary,
-    /// It was not built with the kernel.
+    /// Module that was not built with the kernel.
     #[strum(to_string = "out of tree")]
     OutOfTree,
-    /// The kernel knows signatures, and it has none.
+    /// Unsigned module, on a kernel that supports signatures.
     Unsigned,
-    /// It is from `drivers/staging`.
+    /// Module from `drivers/staging`.
     Staging,
-    /// It patches the running kernel.
+    /// Module that patches the running kernel.
     #[strum(to_string = "live patch")]
     LivePatch,
-    /// It is a test of the kernel itself.
+    /// Module that tests the kernel itself.
     Test,
 }
 
 impl Taint {
-    /// The letter in `/proc/sys/kernel/tainted`'s text form and in the kernel's oopses.
+    /// Letter of the taint in the text form of `/proc/sys/kernel/tainted` and in oops messages.
     pub fn letter(self) -> char {
         match self {
             Self::Proprietary => 'P',
@@ -93,8 +93,7 @@ impl Taint {
 }
 
 impl ModuleAbout {
-    /// Puts together what a module says of itself and what the kernel has in its place. `files` are all files of
-    /// the payload.
+    /// Collects a module's own facts and the in-tree module of its name. `files` lists all files of the payload.
     pub(super) fn of(module: &Module, kernel: &KernelFacts, files: Option<&[String]>) -> Self {
         let field = |key| module.field(key).map(str::to_owned);
         let list = |key| module.fields(key).map(str::to_owned).collect::<Vec<_>>();
@@ -116,7 +115,7 @@ impl ModuleAbout {
     }
 }
 
-/// `check_modinfo` and `module_augment_kernel_taints` in `kernel/module/main.c`.
+/// Follows `check_modinfo` and `module_augment_kernel_taints` in `kernel/module/main.c`.
 fn taints(module: &Module, kernel: &KernelFacts) -> Vec<Taint> {
     let has = |key| module.field(key).is_some();
     let signed = matches!(module.signature, Signature::By(_) | Signature::Unread(_));
@@ -126,7 +125,7 @@ fn taints(module: &Module, kernel: &KernelFacts) -> Vec<Taint> {
         (Taint::Unsigned, kernel.config.is_set("MODULE_SIG") && !signed),
         (Taint::Staging, has("staging")),
         (Taint::LivePatch, has("livepatch")),
-        // Linux 6.0, commit 74829ddf5977.
+        // Since Linux 6.0, commit 74829ddf5977.
         (Taint::Test, has("test") && kernel.since(6, 0)),
     ];
     all.into_iter().filter(|(_, is)| *is).map(|(taint, _)| taint).collect()
@@ -145,8 +144,8 @@ fn shadowed(module: &Module, kernel: &KernelFacts) -> Option<String> {
     kernel.beyond_headers.in_tree.as_ref()?.value.modules.get(&module.name).cloned()
 }
 
-/// The directories are those of `fw_path` in `drivers/base/firmware_loader/main.c`, the endings those of
-/// `CONFIG_FW_LOADER_COMPRESS`. A name may end in a pattern, which only tells people what to look for.
+/// Lists firmware that the payload lacks. The directories come from `fw_path` in `drivers/base/firmware_loader/main.c`,
+/// the endings from `CONFIG_FW_LOADER_COMPRESS`. A name with a pattern counts as present if any file starts like it.
 fn missing(firmware: &[String], files: &[String], kernel: &KernelFacts) -> Vec<String> {
     if firmware.is_empty() {
         return Vec::new();

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use strum::{Display, EnumString, IntoStaticStr};
 
-/// A processor architecture, in Kubernetes' (Go's) spelling.
+/// Processor architecture, in the spelling of Kubernetes and Go.
 #[derive(
     Serialize, Deserialize, schemars::JsonSchema, Display, EnumString, IntoStaticStr, strum::VariantArray,
 )]
@@ -19,18 +19,18 @@ pub enum Architecture {
     Arm64,
 }
 
-/// An architecture that farrier does not build for.
+/// Error for an architecture that farrier does not build for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("architecture {0:?} is not supported; amd64 and arm64 are")]
 pub struct ArchitectureError(pub String);
 
 impl Architecture {
-    /// Kubernetes' and OCI's name: `amd64`, `arm64`.
+    /// Name in Kubernetes and OCI: `amd64`, `arm64`.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 
-    /// The kernel's and GNU's name: `x86_64`, `aarch64`.
+    /// Name in the kernel and GNU: `x86_64`, `aarch64`.
     pub fn gnu_name(self) -> &'static str {
         match self {
             Self::Amd64 => "x86_64",

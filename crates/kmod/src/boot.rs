@@ -1,91 +1,93 @@
-//! Pure: what a boot check found out.
+//! Pure: results of a boot check.
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::Verdict;
 
-/// What became of a module in a virtual machine that booted the kernel.
+/// Outcome for one module in a virtual machine that booted the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase", tag = "outcome")]
 pub enum BootOutcome {
-    /// It was loaded, read back, and unloaded again where it lets itself be unloaded.
+    /// The module was loaded, read back, and unloaded again if it can be unloaded.
     Loaded,
-    /// Its symbols were resolved and its initialisation found no hardware (`ENODEV`, `ENXIO` and the like).
+    /// The module's symbols were resolved, but its initialization found no hardware (`ENODEV`, `ENXIO` and the like).
     NotPresent {
-        /// The system's answer, such as `ENODEV`.
+        /// Error of the system call, for example `ENODEV`.
         error: String,
-        /// What the kernel logged meanwhile.
+        /// Kernel messages during the load.
         messages: Vec<String>,
     },
-    /// The kernel refused it.
+    /// The kernel refused the module.
     Refused {
-        /// The system's answer, such as `ENOEXEC`.
+        /// Error of the system call, for example `ENOEXEC`.
         error: String,
-        /// What the kernel logged meanwhile, such as `disagrees about version of symbol module_layout`.
+        /// Kernel messages during the load, for example `disagrees about version of symbol module_layout`.
         messages: Vec<String>,
     },
-    /// Its symbols were resolved and its initialisation failed for another reason than absent hardware, which a
-    /// virtual machine cannot judge.
+    /// The module's symbols were resolved, but its initialization failed for a reason other than absent hardware. A
+    /// virtual machine cannot judge such a failure.
     Failed {
-        /// The system's answer, such as `EINVAL`.
+        /// Error of the system call, for example `EINVAL`.
         error: String,
-        /// What the kernel logged meanwhile.
+        /// Kernel messages during the load.
         messages: Vec<String>,
     },
-    /// The kernel oopsed or panicked while it was loaded or unloaded.
+    /// The kernel oopsed or panicked while the module was loaded or unloaded.
     Crashed {
-        /// The kernel's last lines.
+        /// Last kernel messages.
         messages: Vec<String>,
     },
-    /// Nothing was heard until the time was over.
+    /// The virtual machine sent nothing more until the timeout.
     Hung {
-        /// The kernel's last lines.
+        /// Last kernel messages.
         messages: Vec<String>,
     },
-    /// Nothing is known of it: the kernel crashed or hung before, or a module that it needs found no hardware or was not there.
+    /// The module was not tried: the kernel crashed or hung before, or a module that it needs found no hardware or was
+    /// missing.
     NotReached,
 }
 
-/// One module of a boot check.
+/// Result of a boot check for one module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModuleBoot {
-    /// The file, relative to the payload.
+    /// Path of the file, relative to the payload.
     pub path: String,
-    /// The module's name as `lsmod` shows it.
+    /// Module name as `lsmod` shows it.
     pub name: String,
-    /// What became of it.
+    /// Outcome of the boot check.
     #[serde(flatten)]
     pub outcome: BootOutcome,
 }
 
-/// What a boot check found out.
+/// Report of a boot check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BootReport {
-    /// The release of the kernel that booted, as it says itself.
+    /// Release of the booted kernel, as the kernel itself reports it.
     pub kernel: String,
-    /// `kvm` or `tcg`.
+    /// Accelerator of the virtual machine: `kvm` or `tcg`.
     pub accelerator: String,
-    /// From the start of the virtual machine to its end.
+    /// Run time of the virtual machine in milliseconds.
     pub milliseconds: u64,
-    /// In the order in which they were tried.
+    /// Modules in the order in which they were tried.
     pub modules: Vec<ModuleBoot>,
 }
 
 impl BootOutcome {
-    /// What the outcome says about the module.
+    /// Verdict that follows from the outcome.
     pub fn verdict(&self) -> Verdict {
         match self {
-            // What crashed or hung before it is refused; absent hardware and absent modules say nothing against it.
+            // After a crash or hang, the verdict falls on the module that caused it. Absent hardware or absent modules
+            // do not count against this module.
             Self::Loaded | Self::NotPresent { .. } | Self::NotReached => Verdict::Loads,
             Self::Refused { .. } | Self::Crashed { .. } | Self::Hung { .. } => Verdict::Refused,
             Self::Failed { .. } => Verdict::Unknown,
         }
     }
 
-    /// The system's answer, where it was no yes.
+    /// Error of the system call, if it failed.
     pub fn error(&self) -> Option<&str> {
         match self {
             Self::NotPresent { error, .. } | Self::Refused { error, .. } | Self::Failed { error, .. } => {
@@ -95,7 +97,7 @@ impl BootOutcome {
         }
     }
 
-    /// What the kernel said meanwhile.
+    /// Kernel messages that the outcome contains.
     pub fn messages(&self) -> &[String] {
         match self {
             Self::NotPresent { messages, .. }
@@ -109,7 +111,8 @@ impl BootOutcome {
 }
 
 impl BootReport {
-    /// The first module that a boot did not load, and what the kernel said; `None` where there is none.
+    /// Describes the first module that was refused or that crashed or hung the kernel, with the last kernel message;
+    /// `None` if there is none.
     pub fn failure(&self) -> Option<String> {
         self.modules.iter().find_map(|ModuleBoot { name, outcome, .. }| {
             let failed = match outcome {
@@ -123,7 +126,7 @@ impl BootReport {
         })
     }
 
-    /// The worst of the modules' verdicts.
+    /// Worst verdict of all modules.
     pub fn verdict(&self) -> Verdict {
         self.modules.iter().map(|module| module.outcome.verdict()).max().unwrap_or_default()
     }

@@ -1,16 +1,16 @@
 //! Pure: BTF, the type information of a kernel and of its modules (`include/uapi/linux/btf.h`, `btf_parse_module` in
-//! `kernel/bpf/btf.c`): sizes of structures, and whether a module's counts on from its kernel's.
+//! `kernel/bpf/btf.c`). Reads sizes of structures, and checks whether a module's BTF matches its kernel's BTF.
 //!
-//! A reader of our own: a kernel has 100,000 types, of which two sizes and one structure are asked for, and crates that read
-//! BTF take a whole graph of types into memory.
+//! This is a custom parser, because existing crates load the whole graph of types into memory. A kernel has 100,000
+//! types, of which farrier needs two sizes and one structure.
 
 use serde::{Deserialize, Serialize};
 
 /// `BTF_MAGIC`, little-endian.
 const MAGIC: [u8; 2] = 0xeb9f_u16.to_le_bytes();
-/// The one version that there is (`BTF_VERSION`).
+/// Only version that exists (`BTF_VERSION`).
 const VERSION: u8 = 1;
-/// Bytes of `struct btf_header` since its first version; later ones may be longer.
+/// Bytes of the first version of `struct btf_header`; later versions may be longer.
 const HEADER: usize = 24;
 /// Bytes of `struct btf_type`.
 const TYPE: usize = 12;
@@ -19,16 +19,16 @@ const STRUCT: u32 = 4;
 const FUNC: u32 = 12;
 const FUNC_PROTO: u32 = 13;
 
-/// The measures of a kernel's type information (BTF).
+/// Sizes of a kernel's type information (BTF). A module's BTF continues its numbering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BtfBase {
-    /// How many types it has, with `void`, which is number 0.
+    /// Number of types, including `void`, which is type 0.
     pub types: u32,
-    /// Bytes of its strings.
+    /// Size of the strings in bytes.
     pub strings: u32,
 }
 
-/// A kernel's checked BTF section. It borrows the section's bytes and holds nothing else.
+/// A validated BTF section of a kernel. Borrows the section's bytes and allocates nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Btf<'a> {
     types: &'a [u8],
@@ -36,12 +36,12 @@ pub struct Btf<'a> {
     count: u32,
 }
 
-/// Why bytes are no BTF that a kernel takes.
+/// Error for bytes that a kernel would not accept as BTF.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the type information {0}")]
 pub struct BtfError(String);
 
-/// The header contradicts the section's length.
+/// Error for a header that contradicts the section's length.
 fn outside() -> BtfError {
     BtfError("has a header that points outside it".to_owned())
 }
@@ -51,30 +51,30 @@ fn without_end() -> BtfError {
 }
 
 impl BtfBase {
-    /// Measures a kernel's own BTF (section `.BTF` of `vmlinux`, `/sys/kernel/btf/vmlinux`).
+    /// Measures a kernel's own BTF (section `.BTF` of `vmlinux`, or `/sys/kernel/btf/vmlinux`).
     pub fn of(section: &[u8]) -> Result<Self, BtfError> {
         Btf::parse(section).map(|btf| btf.base())
     }
 }
 
 impl<'a> Btf<'a> {
-    /// Reads a section: its header, and every type once. What follows the strings is passed over. It takes no memory.
+    /// Validates a section: its header, and each type once. Bytes after the strings are ignored. Allocates nothing.
     pub fn parse(section: &'a [u8]) -> Result<Self, BtfError> {
         let (types, strings) = parts(section)?;
         if strings.first() != Some(&0) {
             return Err(without_end());
         }
-        // Type 0 is `void`, which is not written down.
+        // Type 0 is `void`, which is implicit.
         let count = Types::of(types).try_fold(1, |count, found| found.map(|_| count + 1))?;
         Ok(Self { types, strings, count })
     }
 
-    /// What a module's BTF that was made against this one continues: its types and strings are numbered from here.
+    /// Returns the sizes at which the numbering of a module's BTF starts, if it was built against this BTF.
     pub fn base(&self) -> BtfBase {
         BtfBase { types: self.count, strings: u32::try_from(self.strings.len()).unwrap_or(u32::MAX) }
     }
 
-    /// Bytes of the structure of this name; `None` when there is none.
+    /// Size in bytes of the structure of this name; `None` if there is none.
     pub fn size_of_struct(&self, name: &str) -> Option<u64> {
         let mut types = Types::of(self.types).filter_map(Result::ok);
         let found = types.find(|found| found.kind == STRUCT && self.is_named(found.name, name))?;
@@ -87,38 +87,38 @@ impl<'a> Btf<'a> {
     }
 }
 
-/// What can be told of a module's BTF without its kernel's.
+/// Facts about a module's BTF that can be read without the kernel's BTF.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SplitBtf {
-    /// Types of its own.
+    /// Number of the module's own types.
     types: u32,
-    /// Bytes of its own strings.
+    /// Size of the module's own strings in bytes.
     strings: u32,
-    /// Where the last of its own strings starts among them.
+    /// Offset of the last string within the module's own strings.
     last_string: u32,
-    /// The greatest number of a type that it mentions.
+    /// Highest type number that the module refers to.
     highest_type: u32,
-    /// The greatest offset of a name that it mentions.
+    /// Highest name offset that the module refers to.
     highest_name: u32,
-    /// The types of its functions: each must be a prototype.
+    /// Type numbers of the functions' types; each must be a prototype.
     functions: Vec<u32>,
-    /// Which of its own types are prototypes, counted from 0, ascending.
+    /// Indexes of the prototypes among the module's own types, from 0, ascending.
     prototypes: Vec<u32>,
 }
 
-/// Whether a module's BTF can count on from a kernel's.
+/// Whether a module's BTF can continue a kernel's BTF.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fit {
-    /// It was made for a base of this size.
+    /// The module's BTF was built for a base of this size.
     Yes,
-    /// The kernel would find it invalid.
+    /// The kernel would reject the module's BTF.
     No(&'static str),
-    /// Valid as far as can be seen, and made for a base of another size.
+    /// The module's BTF seems valid, but was built for a base of another size.
     Doubtful,
 }
 
 impl SplitBtf {
-    /// Walks over all types once. Memory: at most as much as the section, for its functions and prototypes.
+    /// Reads each type once. Memory: at most the section's size, for its functions and prototypes.
     pub(super) fn read(section: &[u8]) -> Result<Self, BtfError> {
         let (types, strings) = parts(section)?;
         let last = strings.split_last().and_then(|(_, rest)| rest.iter().rposition(|&byte| byte == 0));
@@ -141,7 +141,8 @@ impl SplitBtf {
             FUNC_PROTO => self.prototypes.push(self.types),
             _ => {}
         }
-        // Pointers, typedefs, qualifiers, functions and their prototypes, variables, tags.
+        // Kinds whose `size` field is a type number: pointers, typedefs, qualifiers, functions and their prototypes,
+        // variables, tags.
         if matches!(own.kind, 2 | 8..=11 | FUNC | FUNC_PROTO | 14 | 17 | 18) {
             self.highest_type = self.highest_type.max(own.size);
         }
@@ -155,10 +156,12 @@ impl SplitBtf {
         self.types += 1;
     }
 
-    /// Numbers and offsets go on where the base's end, so a base of another size shifts them all: they point
-    /// beyond the end, or functions no longer have prototypes, and the kernel finds that out. Every string is
-    /// mentioned by some type, so the highest offset is the last string's, and tells the size of the base's
-    /// strings exactly.
+    /// Checks whether the module's BTF continues a base of this size.
+    ///
+    /// Type numbers and name offsets continue where the base's end, so a base of another size shifts all of them. Some
+    /// then point beyond the end, or a function's type is no longer a prototype, and the kernel rejects the BTF. Every
+    /// string is used by some type. The highest name offset is therefore the last string's, which reveals the exact
+    /// size of the base's strings.
     pub(super) fn fit(&self, base: BtfBase) -> Fit {
         let Self { types, strings, last_string, highest_type, highest_name, functions, prototypes } = self;
         let beyond =
@@ -173,44 +176,44 @@ impl SplitBtf {
         if own.into_iter().any(|own| prototypes.binary_search(&own).is_err()) {
             return Fit::No("has functions whose types are no prototypes");
         }
-        // A prototype is there because something is of its type.
+        // Every prototype is used as some type, so the highest type number is at least the last prototype's.
         let last = prototypes.last().map_or(0, |own| u64::from(base.types) + u64::from(*own));
         let ends = *strings == 0 || highest_name.checked_sub(*last_string) == Some(base.strings);
         if u64::from(*highest_type) >= last && ends { Fit::Yes } else { Fit::Doubtful }
     }
 }
 
-/// What a word behind a type is.
+/// Meaning of a word that follows a type.
 enum Word {
-    /// The offset of a name.
+    /// Offset of a name.
     Name,
-    /// The number of a type.
+    /// Number of a type.
     Type,
-    /// A size, a value, a linkage.
+    /// Size, value or linkage.
     Other,
 }
 
-/// One type, with what follows it.
+/// A type, with the words that follow it.
 struct Type<'a> {
     name: u32,
     kind: u32,
-    /// `size` of structures and the like, a type's number in others.
+    /// Size of structures and the like, or the number of a type.
     size: u32,
-    /// What the words of `rest` are, over and over.
+    /// Meaning of the words of `rest`, repeated.
     words: &'static [Word],
     rest: &'a [u8],
 }
 
-/// The words that follow a type of this kind, and whether they follow once for each of its elements (`btf_type_size` in
-/// libbpf's `btf.c`).
+/// Returns the words that follow a type of this kind, and whether they repeat for each of its elements (`btf_type_size`
+/// in libbpf's `btf.c`).
 fn following(kind: u32) -> Option<(&'static [Word], bool)> {
     use Word::{Name, Other, Type};
     Some(match kind {
         // PTR, FWD, TYPEDEF, VOLATILE, CONST, RESTRICT, FUNC, FLOAT, TYPE_TAG
         2 | 7..=FUNC | 16 | 18 => (&[], false),
-        // INT, VAR, DECL_TAG: what the bits mean, the linkage, which part the tag is for.
+        // INT, VAR, DECL_TAG: encoding of the bits, linkage, index of the tagged component.
         1 | 14 | 17 => (&[Other], false),
-        // ARRAY: element, index, how many.
+        // ARRAY: element type, index type, number of elements.
         3 => (&[Type, Type, Other], false),
         // STRUCT, UNION: name, type and offset of each member.
         STRUCT | 5 => (&[Name, Type, Other], true),
@@ -226,7 +229,7 @@ fn following(kind: u32) -> Option<(&'static [Word], bool)> {
     })
 }
 
-/// Walks the types; the first that cannot be read is the last.
+/// Iterator over the types; it ends after the first type that cannot be read.
 struct Types<'a> {
     rest: &'a [u8],
     id: u32,
@@ -238,7 +241,7 @@ impl<'a> Types<'a> {
     }
 
     fn read(&mut self) -> Result<Type<'a>, BtfError> {
-        // Own types are counted from 1.
+        // Type numbers count from 1.
         let id = self.id;
         let truncated = || BtfError(format!("ends within a type ({id})"));
         let field = |at| u32_at(self.rest, at).ok_or_else(truncated);
@@ -270,7 +273,7 @@ impl<'a> Iterator for Types<'a> {
     }
 }
 
-/// The types and the strings of a section, checked as `btf_parse_hdr` does. A module's strings may be none.
+/// Returns the types and the strings of a section, validated as `btf_parse_hdr` does. A module may have no strings.
 fn parts(section: &[u8]) -> Result<(&[u8], &[u8]), BtfError> {
     if !section.starts_with(&MAGIC) {
         return Err(BtfError("does not start as BTF does".to_owned()));
@@ -293,13 +296,13 @@ fn parts(section: &[u8]) -> Result<(&[u8], &[u8]), BtfError> {
     if strings.last().is_some_and(|&last| last != 0) { Err(without_end()) } else { Ok((types, strings)) }
 }
 
-/// A little-endian number.
+/// Reads a little-endian number.
 pub(super) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     let bytes = bytes.get(at..at.checked_add(4)?)?;
     Some(u32::from_le_bytes(bytes.try_into().ok()?))
 }
 
-/// An offset as a place in memory.
+/// Converts an offset for use as an index.
 fn place(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }

@@ -22,7 +22,7 @@ fn section(types: &[u8]) -> Vec<u8> {
     [&bytes, types, STRINGS].concat()
 }
 
-/// One type of every kind, `struct module` last, behind a union and a forward declaration of its name.
+/// One type of each kind. `struct module` comes last, after a forward declaration and a union of the same name.
 fn every_kind() -> Vec<u8> {
     let more = [4, 0, 12, 24, 24, 16, 0, 0, 0, 0, 0, 0, 16, 4, 24, 0, 4, 0, 24];
     let mut types: Vec<u8> =
@@ -41,7 +41,7 @@ fn every_kind_is_walked() {
     assert_eq!(btf.base(), BtfBase { types: 24, strings: 33 });
     assert_eq!(btf.size_of_struct("module"), Some(896));
     assert_eq!(btf.size_of_struct("module_kobject"), Some(98));
-    // The end of a name is no name of a structure of this kind.
+    // A name that starts in the middle of a string does not match; `list_head` exists as a name only.
     assert_eq!(btf.size_of_struct("list_head"), None);
     assert_eq!(btf.size_of_struct("kobject"), None);
 }
@@ -69,7 +69,7 @@ fn what_is_damaged_is_said() {
         refused(&|b| b[24 + 7] = 20),
         "the type information has a type of an unknown kind (type 1, kind 20)"
     );
-    // The first type claims four gigabytes of members.
+    // The first type claims the maximum number of members.
     assert_eq!(
         refused(&|b| b[24 + 4..24 + 8].copy_from_slice(&0x0400_ffff_u32.to_le_bytes())),
         "the type information ends within a type (1)"

@@ -1,4 +1,4 @@
-//! Pure: the X.509 certificate (RFC 5280) of the key that signs modules, as far as a signature needs it.
+//! Pure: X.509 certificate (RFC 5280) of a module signing key, limited to what signatures need.
 
 use jiff::Timestamp;
 use x509_cert::{
@@ -9,33 +9,33 @@ use x509_cert::{
 
 use super::signature::serial_id;
 
-/// Bytes of a certificate. Those of module signing keys have about 1,500.
+/// Maximum size of a certificate in bytes. Certificates of module signing keys have about 1,500.
 const MAX_CERTIFICATE: usize = 64 << 10;
 
-/// A certificate of a module signing key.
+/// Certificate of a module signing key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// Its DER.
+    /// Encoded certificate (DER).
     pub der: Vec<u8>,
-    /// The issuer's name, encoded.
+    /// Issuer's name (DER).
     pub(super) issuer: Vec<u8>,
-    /// The serial number, encoded.
+    /// Serial number (DER).
     pub(super) serial: Vec<u8>,
-    /// The common name (else the organisation) of the issuer, as `modinfo` shows a module's signer.
+    /// Common name of the issuer, or else its organization, as `modinfo` shows a module's signer.
     pub issuer_name: Option<String>,
-    /// The common name (else the organisation) of whose key it is.
+    /// Common name of the key's owner, or else its organization.
     pub subject: Option<String>,
-    /// The public key: `SubjectPublicKeyInfo`, DER.
+    /// Public key (`SubjectPublicKeyInfo`, DER).
     pub public_key: Vec<u8>,
-    /// The serial number as `modinfo` shows it: `6A:0F:...`.
+    /// Serial number as `modinfo` shows it: `6A:0F:...`.
     pub key_id: String,
-    /// The first moment of its validity. The kernel does not look at it.
+    /// Start of the validity period, which the kernel ignores.
     pub not_before: Timestamp,
-    /// The last one.
+    /// End of the validity period, which the kernel ignores.
     pub not_after: Timestamp,
 }
 
-/// Bytes that are no certificate.
+/// Error for bytes that are not a certificate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it holds no X.509 certificate")]
 pub struct CertificateError;
@@ -47,7 +47,7 @@ impl From<x509_cert::der::Error> for CertificateError {
 }
 
 impl Certificate {
-    /// Reads a certificate's DER.
+    /// Parses a certificate (DER).
     ///
     /// Memory: at most 30 times the DER, which may have 64 KiB.
     pub fn parse(der: &[u8]) -> Result<Self, CertificateError> {
@@ -71,7 +71,7 @@ impl Certificate {
     }
 }
 
-/// The common name, else the organisation.
+/// Returns the common name, or else the organization.
 fn name(name: &Name) -> Option<String> {
     let part = |id| name.iter().find(|part| part.oid == id);
     let part = part(rfc4519::COMMON_NAME)

@@ -1,4 +1,4 @@
-//! Pure: what the kernel's own loader would say about the modules of a payload.
+//! Pure: predicts what the kernel's own module loader would say about the modules of a payload.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,51 +12,52 @@ use super::{
     taint,
 };
 
-/// What is checked against what.
+/// Input of a check.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckRequest<'a> {
-    /// The kernel, from its header set.
+    /// Facts about the kernel, from its header set.
     pub kernel: &'a KernelFacts,
-    /// What the images export that were compiled against, in the order of `needs`.
+    /// Symbol tables of the images that the payload was compiled against, in the order of `needs`.
     pub needs: &'a [NeededTable],
     /// All modules of the payload.
     pub modules: &'a [PayloadModule],
-    /// Names of modules that must be there, `-` and `_` being the same.
+    /// Names of modules that the payload must contain; `-` and `_` are equivalent.
     pub required: &'a [String],
-    /// All files of the payload, as paths relative to it, to look for firmware among them; `None` where it is
-    /// not a whole payload that is checked.
+    /// All files of the payload, as paths relative to it, for finding missing firmware. `None` if `modules` is not a
+    /// whole payload.
     pub files: Option<&'a [String]>,
 }
 
 impl<'a> CheckRequest<'a> {
-    /// Modules that need nothing but the kernel and each other.
+    /// Request for modules that need only the kernel and each other.
     pub fn new(kernel: &'a KernelFacts, modules: &'a [PayloadModule]) -> Self {
         Self { kernel, needs: &[], modules, required: &[], files: None }
     }
 }
 
-/// What a needed image exports.
+/// Symbols that a needed image exports.
 #[derive(Clone, Debug)]
 pub struct NeededTable {
-    /// The image's name, or what else tells people where the table is from.
+    /// Name of the image, or another description of the table's source for people.
     pub image: String,
-    /// The `Module.symvers` of its exposed headers.
+    /// `Module.symvers` of the image's exposed headers.
     pub symbols: SymbolTable,
-    /// Names of its modules that bring the taint of a proprietary licence ([`crate::proprietary_modules`]). `None` where its modules
-    /// are not at hand: their licences are unknown, unless the table replaces modules of the kernel's own.
+    /// Names of the image's modules that pass on the taint of a proprietary license ([`crate::proprietary_modules`]).
+    /// `None` if the image's modules are not available. Their licenses are then unknown, unless the table replaces the
+    /// kernel's own modules.
     pub proprietary: Option<BTreeSet<String>>,
 }
 
 /// A module file of a payload.
 #[derive(Clone, Debug)]
 pub struct PayloadModule {
-    /// The file, relative to the payload.
+    /// Path of the file, relative to the payload.
     pub path: String,
-    /// What it says, or why it is no module.
+    /// Parsed module, or the reason why the file is not a module.
     pub module: Result<Module, ModuleError>,
 }
 
-/// Says what the kernel would say. The same request gives the same report, byte for byte.
+/// Runs the check. The same request gives the same report, byte for byte.
 pub fn check(request: &CheckRequest<'_>) -> CheckReport {
     let &CheckRequest { kernel, needs: _, modules, required, files } = request;
     let resolver = Resolver::new(request);
@@ -128,7 +129,8 @@ fn payload_needs(imports: &[Import<'_>]) -> BTreeSet<usize> {
     imports.iter().filter_map(provider).collect()
 }
 
-/// A module does not load if one that it needs does not. Goes through the load order, so that it carries on.
+/// Passes verdicts on to dependents: a module does not load if a module that it needs does not. Follows the load order,
+/// so that verdicts propagate along chains.
 fn follow_dependencies(reports: &mut [ModuleReport], order: &LoadOrder, needs: &[BTreeSet<usize>]) {
     for index in order.order.iter().copied().chain(order.circular.iter().copied()) {
         let mut findings = Vec::new();

@@ -1,28 +1,28 @@
-//! Pure: the kernel's configuration: `include/config/auto.conf` or `.config`.
+//! Pure: parses the kernel's configuration from `include/config/auto.conf` or `.config`.
 
 use std::collections::BTreeMap;
 
-/// The options that are set. Absent and `is not set` are the same thing, as for the kernel.
+/// Options that are set. Absent and `is not set` are equivalent, as for the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelConfig {
-    /// Without the `CONFIG_` prefix and without quotes.
+    /// Names without the `CONFIG_` prefix, and values without quotes.
     options: BTreeMap<Box<str>, Box<str>>,
 }
 
-/// Why a text is not a kernel configuration.
+/// Error for a text that is not a kernel configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// A line that is neither an option, a comment nor empty: its number and text.
+    /// A line that is neither an option, a comment nor empty; with its number and text.
     #[error("line {0} of the kernel configuration is no option: {1:?}")]
     Line(usize, String),
-    /// Not one option in it.
+    /// The text sets no option.
     #[error("the kernel configuration sets no option")]
     Empty,
 }
 
 impl KernelConfig {
-    /// Reads `CONFIG_NAME=value` lines; values may be quoted (`.config`, and `auto.conf` up to Linux
-    /// 5.x) or not (`auto.conf` since).
+    /// Parses `CONFIG_NAME=value` lines. Values may be quoted (`.config`, and `auto.conf` up to Linux 5.x) or unquoted
+    /// (later `auto.conf`).
     ///
     /// Memory: at most twelve times the text.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
@@ -41,12 +41,12 @@ impl KernelConfig {
         if options.is_empty() { Err(ConfigError::Empty) } else { Ok(Self { options }) }
     }
 
-    /// The value of an option, named without `CONFIG_`.
+    /// Returns the value of an option, named without `CONFIG_`.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.options.get(name).map(AsRef::as_ref)
     }
 
-    /// Is the option `y`? Named without `CONFIG_`.
+    /// Whether the option is `y`; named without `CONFIG_`.
     pub fn is_set(&self, name: &str) -> bool {
         self.get(name) == Some("y")
     }
@@ -56,7 +56,7 @@ fn is_option_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
 }
 
-/// Takes Kconfig's quotes off; inside them a backslash keeps the character after it.
+/// Removes Kconfig's quotes and backslash escapes.
 fn unquote(value: &str) -> String {
     let Some(inner) = value.strip_prefix('"').and_then(|v| v.strip_suffix('"')) else {
         return value.to_owned();

@@ -1,14 +1,14 @@
-//! Pure: the part of DER (ITU-T X.690) that module signatures are made of.
+//! Pure: the subset of DER (ITU-T X.690) that module signatures use.
 //!
-//! A reader of our own beside `der`: it takes what the kernel's `lib/asn1_decoder.c` takes, which is less strict, and tells
-//! what the kernel refuses from what only this reader does not know.
+//! This is a custom parser in addition to crate `der`. It accepts what the kernel's `lib/asn1_decoder.c` accepts, which
+//! is less strict. It also distinguishes what the kernel refuses from what only this parser does not support.
 
-/// Why an encoding is not read.
+/// Reason why an encoding cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DerError {
-    /// The kernel's parser refuses it as well.
+    /// The kernel's parser refuses the encoding as well.
     Bad,
-    /// The kernel's parser may take it.
+    /// The kernel's parser may accept the encoding.
     Unread(&'static str),
 }
 
@@ -18,12 +18,12 @@ pub const NULL: u8 = 0x05;
 pub const OBJECT_ID: u8 = 0x06;
 pub const SEQUENCE: u8 = 0x30;
 pub const SET: u8 = 0x31;
-/// `[0]` and `[1]`, constructed, and `[0]` primitive.
+/// Context tags: `[0]` and `[1]` constructed, `[0]` primitive.
 pub const CONTEXT_0: u8 = 0xa0;
 pub const CONTEXT_1: u8 = 0xa1;
 pub const KEY_ID: u8 = 0x80;
 
-/// Elements of one level of a DER encoding. Levels are opened by hand, so nothing recurses.
+/// Elements of one level of a DER encoding. Callers open nested levels explicitly, so the parser does not recurse.
 pub struct Der<'a>(&'a [u8]);
 
 impl<'a> Der<'a> {
@@ -38,7 +38,7 @@ impl<'a> Der<'a> {
     pub fn element(&mut self) -> Result<(u8, &'a [u8]), DerError> {
         let (&tag, rest) = self.0.split_first().ok_or(DerError::Bad)?;
         let (&first, rest) = rest.split_first().ok_or(DerError::Bad)?;
-        // `lib/asn1_decoder.c` takes tags of one byte, and lengths of up to four.
+        // `lib/asn1_decoder.c` accepts tags of one byte, and lengths of up to four bytes.
         if tag & 0x1f == 0x1f {
             return Err(DerError::Bad);
         }
@@ -66,7 +66,7 @@ impl<'a> Der<'a> {
     }
 }
 
-/// One element, from the encodings of its content.
+/// Encodes one element from the encodings of its contents.
 pub fn encode(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     let mut out = vec![tag];
@@ -76,7 +76,7 @@ pub fn encode(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
         let bytes = length.to_be_bytes();
         let from = bytes.iter().take_while(|byte| **byte == 0).count();
         let significant = bytes.get(from..).unwrap_or_default();
-        // A length has eight bytes at most.
+        // A length has at most eight bytes.
         out.push(0x80 | u8::try_from(significant.len()).unwrap_or(8));
         out.extend_from_slice(significant);
     }

@@ -1,4 +1,4 @@
-//! Pure: a module file's ELF structure, checked as the kernel's loader checks it before it reads on.
+//! Pure: ELF structure of a module file, with the same checks as the kernel's loader.
 
 use std::cell::Cell;
 
@@ -12,18 +12,18 @@ use super::{ModuleError, error::Result};
 
 const LE: LittleEndian = LittleEndian;
 
-/// Bytes of all tables of a file that are read into memory. The largest known module with debug information, nvidia.ko,
-/// has 6 MB of names; a hostile file may claim any size.
+/// Maximum size in bytes of all tables of a file that are read into memory. The largest known module with debug
+/// information, nvidia.ko, has 6 MB of names. A hostile file may claim any size.
 const MAX_TABLES: u64 = 64 << 20;
 
-/// Bytes of one name, with the zero that ends it (`KSYM_NAME_LEN` in `include/linux/kallsyms.h`). Names may share their
-/// bytes: without a bound a small file holds many long ones.
+/// Maximum length of a name in bytes, including the terminating zero (`KSYM_NAME_LEN` in `include/linux/kallsyms.h`).
+/// Names may share bytes, so without a limit a small file could hold many long names.
 pub(super) const MAX_NAME: usize = 512;
 
 pub(super) const BUILD_FOR_NODE: &str = "build for the node's architecture";
 pub(super) const NOT_READ: &str = "look at the file with readelf; a module of this size is not read";
 
-/// The section headers of a relocatable object, each section lying within the file.
+/// Section headers of a relocatable object; each section has been checked to be within the file.
 pub(super) struct Elf<'d, R> {
     data: R,
     /// `e_machine`.
@@ -34,13 +34,13 @@ pub(super) struct Elf<'d, R> {
     left: Cell<u64>,
 }
 
-/// The one symbol table of a module.
+/// Symbol table of a module; a valid module has exactly one.
 pub(super) struct Symbols<'d> {
     entries: &'d [Sym64<LittleEndian>],
     names: &'d [u8],
 }
 
-/// Where a symbol is defined.
+/// Place where a symbol is defined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Undefined,
@@ -50,10 +50,10 @@ pub(super) enum Place {
     Other,
 }
 
-/// One symbol.
+/// Entry of the symbol table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Symbol<'d> {
-    /// Cut after [`MAX_NAME`] bytes: no name that counts is so long.
+    /// Name, truncated to [`MAX_NAME`] bytes; valid names are shorter.
     pub name: &'d [u8],
     pub place: Place,
     pub value: u64,
@@ -61,8 +61,8 @@ pub(super) struct Symbol<'d> {
 }
 
 impl<'d, R: ReadRef<'d>> Elf<'d, R> {
-    /// Follows `elf_validity_check` of `kernel/module/main.c` (Linux 6.1), step by step. The object's length is
-    /// that of the file without a signature, because the loader takes the signature off first.
+    /// Follows `elf_validity_check` of `kernel/module/main.c` (Linux 6.1), step by step. `length` is the object's
+    /// length without a signature, because the loader strips the signature first.
     pub fn parse(data: R, length: u64) -> Result<Self> {
         let ident = data.read_bytes_at(0, 6).unwrap_or_default();
         if !ident.starts_with(&elf::ELFMAG) {
@@ -92,7 +92,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
             .read_slice_at(offset, count)
             .map_err(|()| ModuleError::header("its section headers cannot be read"))?;
         let names_index = usize::from(header.e_shstrndx.get(LE).0);
-        // No byte is in two tables, but that the names of sections and of symbols may be one.
+        // Valid tables do not overlap, except that section names and symbol names may share a table.
         let left = Cell::new(length.saturating_mul(2).min(MAX_TABLES));
         let mut elf = Self { data, machine: header.e_machine.get(LE).0, headers, names: &[], left };
         let names = headers
@@ -123,13 +123,13 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         Ok(elf)
     }
 
-    /// A section's name; empty where it has none.
+    /// Name of a section; empty if it has none.
     pub fn name(&self, index: usize) -> &'d [u8] {
         let offset = self.headers.get(index).map_or(0, |header| header.sh_name.get(LE) as usize);
         string_at(self.names, offset).unwrap_or(b"")
     }
 
-    /// The first section of this name that is loaded, which is the one that the kernel takes (`find_sec`).
+    /// Finds the first loaded (`SHF_ALLOC`) section of this name, as the kernel does (`find_sec`).
     pub fn find(&self, name: &str) -> Option<usize> {
         (1..self.headers.len()).find(|&index| {
             let allocated =
@@ -138,17 +138,17 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         })
     }
 
-    /// Sections of this name, loaded or not.
+    /// Lists all sections of this name, loaded or not.
     pub fn all(&self, name: &str) -> impl Iterator<Item = usize> {
         (1..self.headers.len()).filter(move |&index| self.name(index) == name.as_bytes())
     }
 
-    /// Does the file hold the section's bytes?
+    /// Whether the file holds the section's bytes.
     pub fn has_bytes(&self, index: usize) -> bool {
         self.headers.get(index).is_some_and(|header| header.sh_type.get(LE) != elf::SHT_NOBITS)
     }
 
-    /// A section's bytes; none for one that has none in the file. For tables that are read once.
+    /// Returns a section's bytes; empty if the file holds none. For tables that are read once.
     pub fn contents(&self, index: usize) -> Result<&'d [u8]> {
         let Some(header) = self.headers.get(index) else { return Ok(&[]) };
         if header.sh_type.get(LE) == elf::SHT_NOBITS {
@@ -163,8 +163,8 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         self.data.read_bytes_at(header.sh_offset.get(LE), size).map_err(|()| ModuleError::read("a section"))
     }
 
-    /// So many bytes of a section from an offset in it, or as many as there are. Symbols may point into thousands of sections
-    /// that lie over each other, so that none of those is read whole.
+    /// Returns up to `size` bytes of a section from an offset. Symbols may point into thousands of overlapping
+    /// sections, so these sections are never read completely.
     pub fn piece(&self, index: usize, offset: u64, size: u64) -> Result<&'d [u8]> {
         let Some(header) = self.headers.get(index).filter(|_| self.has_bytes(index)) else { return Ok(&[]) };
         let size = header.sh_size.get(LE).saturating_sub(offset).min(size);
@@ -173,12 +173,13 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         self.data.read_bytes_at(start, size).map_err(|()| ModuleError::read("a symbol's value"))
     }
 
-    /// A section's size, whether or not the file holds its bytes.
+    /// Size of a section, whether or not the file holds its bytes.
     pub fn size(&self, index: usize) -> u64 {
         self.headers.get(index).map_or(0, |header| header.sh_size.get(LE))
     }
 
-    /// The module's symbols. The kernel takes a module with exactly one table (`elf_validity_cache_index_sym`).
+    /// Returns the module's symbols. The kernel accepts only modules with exactly one symbol table
+    /// (`elf_validity_cache_index_sym`).
     pub fn symbols(&self) -> Result<Symbols<'d>> {
         let mut tables =
             self.headers.iter().enumerate().filter(|(_, h)| h.sh_type.get(LE) == elf::SHT_SYMTAB);
@@ -201,7 +202,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         Ok(Symbols { entries, names })
     }
 
-    /// An error that names the section.
+    /// Error that names the section.
     pub fn malformed(&self, index: usize, reason: &'static str) -> ModuleError {
         ModuleError::malformed(&self.label(index), reason)
     }
@@ -226,7 +227,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
 }
 
 impl<'d> Symbols<'d> {
-    /// All but the null symbol.
+    /// Iterates over all symbols except the null symbol.
     pub fn iter(&self) -> impl Iterator<Item = Result<Symbol<'d>>> {
         let names = self.names;
         self.entries.iter().skip(1).map(move |entry| {
@@ -249,13 +250,13 @@ impl<'d> Symbols<'d> {
     }
 }
 
-/// Stripped of its symbol table.
+/// Error for a module without a symbol table.
 pub(super) fn no_symbols() -> ModuleError {
     let remedy = "strip it with --strip-debug, never with --strip-all";
     ModuleError::refused("the module has no symbols", remedy)
 }
 
-/// The zero-terminated string at an offset. One of [`MAX_NAME`] bytes or more is none.
+/// Returns the zero-terminated string at an offset; `None` if it has [`MAX_NAME`] bytes or more.
 pub(super) fn string_at(bytes: &[u8], offset: usize) -> Option<&[u8]> {
     let rest = bytes.get(offset..)?;
     let end = rest.iter().take(MAX_NAME).position(|&byte| byte == 0)?;

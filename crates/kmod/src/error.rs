@@ -1,13 +1,13 @@
-//! Pure: why a file is no kernel module.
+//! Pure: reasons why a file is not a valid kernel module.
 
 use std::fmt;
 
 use super::Verdict;
 
-/// What reading a module gives.
+/// Result of reading a module.
 pub(super) type Result<T, E = ModuleError> = std::result::Result<T, E>;
 
-/// Why a file is no module that a kernel would take.
+/// Reason why a kernel would not accept a file as a module, or why this crate cannot read it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ModuleError {
@@ -22,7 +22,7 @@ impl ModuleError {
         Self { message: message.into(), verdict: Verdict::Refused, remedy }
     }
 
-    /// Only this reader cannot tell what the kernel would say.
+    /// This parser cannot predict the kernel's answer.
     pub(super) fn unknown(message: impl Into<String>, remedy: &'static str) -> Self {
         Self { message: message.into(), verdict: Verdict::Unknown, remedy }
     }
@@ -39,22 +39,22 @@ impl ModuleError {
         Self::damaged(format!("section {section} {reason}"))
     }
 
-    /// The bytes could not be had, though the file should hold them.
+    /// The file's bytes could not be read.
     pub(super) fn read(what: &str) -> Self {
         Self::unknown(format!("read {what} of the module"), "look for a fault of the disk, and build again")
     }
 
-    /// The file's compression is damaged, or hides too much.
+    /// The compressed data is damaged, or decompresses to too much.
     pub fn decompress(reason: impl fmt::Display) -> Self {
         Self::damaged(format!("decompress the module: {reason}"))
     }
 
-    /// Does the kernel refuse such a file, or is it only this reader that cannot tell?
+    /// Whether the kernel refuses such a file (`refused`) or only this parser cannot read it (`unknown`).
     pub fn verdict(&self) -> Verdict {
         self.verdict
     }
 
-    /// What to do about it.
+    /// Advice on how to fix the error.
     pub fn remedy(&self) -> &'static str {
         self.remedy
     }

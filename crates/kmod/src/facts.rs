@@ -1,4 +1,4 @@
-//! Pure: what is known about a kernel, and who said so.
+//! Pure: facts about a kernel, with their sources.
 
 use std::collections::BTreeSet;
 
@@ -9,60 +9,60 @@ use serde::{Deserialize, Serialize};
 use super::{BtfBase, InTree, KernelConfig, SymbolTable, Vermagic};
 use crate::{Architecture, KernelRelease};
 
-/// What is known about a kernel.
+/// Facts about a kernel.
 #[derive(Clone, Debug)]
 pub struct KernelFacts {
-    /// The release, from `include/generated/utsrelease.h` or `include/config/kernel.release`.
+    /// Release, from `include/generated/utsrelease.h` or `include/config/kernel.release`.
     pub release: KernelRelease,
-    /// Architecture.
+    /// Processor architecture.
     pub arch: Architecture,
-    /// `include/config/auto.conf`, parsed.
+    /// Parsed `include/config/auto.conf`.
     pub config: KernelConfig,
-    /// `Module.symvers`; `None` when the header set has none.
+    /// Parsed `Module.symvers`; `None` if the header set has none.
     pub symbols: Option<SymbolTable>,
-    /// Does its `include/linux/vermagic.h` ask for `CONFIG_PREEMPT_RT` before anything else?
+    /// Whether the kernel's `include/linux/vermagic.h` tests `CONFIG_PREEMPT_RT` before other preemption models.
     pub real_time_first: bool,
-    /// What a header set cannot tell.
+    /// Facts that a header set does not contain.
     pub beyond_headers: BeyondHeaders,
 }
 
-/// What only the kernel itself can tell: its image, its own modules, or the machine that runs it.
+/// Facts that only the kernel itself reveals: its image, its own modules, or the machine that runs it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct BeyondHeaders {
     /// `sizeof(struct module)` in bytes.
     pub module_size: Option<Known<u64>>,
-    /// The `vermagic` of one of the kernel's own modules.
+    /// `vermagic` of one of the kernel's own modules.
     pub vermagic: Option<Known<String>>,
-    /// Names that the kernel image exports, without those of its modules.
+    /// Names of the symbols that the kernel image exports, without the exports of its modules.
     pub exports: Option<Known<BTreeSet<String>>>,
-    /// The kernel's own modules.
+    /// Modules that come with the kernel.
     pub in_tree: Option<Known<InTree>>,
-    /// Does the loader refuse modules without a valid signature?
+    /// Whether the loader refuses modules without a valid signature.
     pub enforces_signatures: Option<Known<bool>>,
-    /// Keys whose signatures the kernel takes, by their identifiers as `modinfo` shows them (`6A:0F:...`), as the site's
-    /// owners say. Others may be among the kernel's keys too.
+    /// Identifiers of keys that the kernel trusts, according to the site's owners, as `modinfo` shows them
+    /// (`6A:0F:...`). The kernel may trust further keys.
     pub trusted_keys: BTreeSet<String>,
-    /// How large the kernel's own type information is, from which that of modules counts on.
+    /// Sizes of the kernel's own type information, at which the numbering of its modules' BTF starts.
     pub btf_base: Option<Known<BtfBase>>,
 }
 
-/// A fact and who said it.
+/// A fact and its source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Known<T> {
-    /// The fact.
+    /// The fact itself.
     pub value: T,
-    /// Who said it.
+    /// Source of the fact.
     pub source: FactSource,
 }
 
-/// Sources of truth about a kernel, beside its header set.
+/// Source of facts about a kernel, in addition to its header set.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema, Display)]
 #[serde(rename_all = "camelCase")]
 pub enum FactSource {
-    /// The type information (BTF) in the kernel image.
+    /// Type information (BTF) in the kernel image.
     #[display("the kernel image's BTF")]
     Btf,
-    /// The kernel image's own table of exported symbols.
+    /// Table of exported symbols in the kernel image.
     #[display("the kernel image")]
     KernelImage,
     /// `System.map`.
@@ -74,7 +74,7 @@ pub enum FactSource {
     /// `modules.dep`, `modules.order` and `modules.builtin` of the kernel's module directory.
     #[display("the kernel's module index")]
     ModuleIndex,
-    /// The machine that runs the kernel.
+    /// Machine that runs the kernel.
     #[display("the running kernel")]
     Host,
     /// The kernel's configuration.
@@ -83,15 +83,15 @@ pub enum FactSource {
 }
 
 impl KernelFacts {
-    /// What a release and a configuration tell; everything else can be added.
+    /// Creates facts from a release and a configuration; other facts can be added.
     pub fn new(release: KernelRelease, arch: Architecture, config: KernelConfig) -> Self {
         let (real_time_first, beyond_headers) = (false, BeyondHeaders::default());
         Self { release, arch, config, symbols: None, real_time_first, beyond_headers }
     }
 
-    /// The vermagic that a module built against this header set gets, and that the kernel asks for.
-    /// One of the kernel's own modules tells it exactly, hash of the layout seed included; else the
-    /// configuration tells most of it.
+    /// Returns the vermagic that the kernel requires, and that a module built against this header set gets. One of the
+    /// kernel's own modules reveals it exactly, including the hash of the layout seed. Otherwise it is derived from the
+    /// configuration, which determines most of it.
     pub fn expected_vermagic(&self) -> Vermagic {
         match &self.beyond_headers.vermagic {
             Some(known) => Vermagic::exact(&known.value),
@@ -99,8 +99,8 @@ impl KernelFacts {
         }
     }
 
-    /// Does the loader refuse modules without a valid signature? `None` where neither the configuration nor the
-    /// machine says so: a boot parameter or lockdown can still make it.
+    /// Whether the loader refuses modules without a valid signature. `None` if neither the configuration nor the
+    /// machine tells; a boot parameter or lockdown may still enforce signatures.
     pub fn enforces_signatures(&self) -> Option<Known<bool>> {
         if self.config.is_set("MODULE_SIG_FORCE") {
             return Some(Known { value: true, source: FactSource::Config });
@@ -108,7 +108,7 @@ impl KernelFacts {
         self.beyond_headers.enforces_signatures.clone()
     }
 
-    /// Is the kernel's version at least this one?
+    /// Whether the kernel's version is at least this one.
     pub(super) fn since(&self, major: u64, minor: u64) -> bool {
         let version = self.release.version();
         (version.major, version.minor) >= (major, minor)

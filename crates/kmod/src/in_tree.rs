@@ -1,4 +1,4 @@
-//! Pure: `modules.dep`, `modules.order` and `modules.builtin`: the modules that come with a kernel.
+//! Pure: modules that come with a kernel, from `modules.dep`, `modules.order` and `modules.builtin`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,24 +6,24 @@ use serde::{Deserialize, Serialize};
 
 use super::module_name;
 
-/// Modules of one kernel. Distribution kernels have about 4,000.
+/// Maximum number of modules of a kernel. Distribution kernels have about 4,000.
 const MAX_MODULES: usize = 100_000;
 
-/// The modules that come with a kernel. Names as `lsmod` shows them.
+/// Modules that come with a kernel, by their names as `lsmod` shows them.
 ///
-/// Memory: at most 30 times the texts that it takes in, and 32 MiB beside their length: 100,000 modules of each kind. What is
-/// beyond that is not known as a module of the kernel's.
+/// Memory: at most 30 times the texts that are added, and at most 32 MiB beyond their length. Holds at most 100,000
+/// modules of each kind; further ones are ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InTree {
-    /// Loadable ones, with their files relative to the kernel's module directory.
+    /// Loadable modules, with their files relative to the kernel's module directory.
     pub modules: BTreeMap<String, String>,
-    /// Those that are part of the kernel image.
+    /// Modules that are built into the kernel image.
     pub builtin: BTreeSet<String>,
 }
 
 impl InTree {
-    /// Takes in `modules.dep` (`kernel/a.ko.xz: kernel/b.ko.xz ...`) or `modules.order` (`kernel/a.ko`): the
-    /// first word of each line is a module's file. Modules that are known already stay as they are.
+    /// Adds the modules of `modules.dep` (`kernel/a.ko.xz: kernel/b.ko.xz ...`) or `modules.order` (`kernel/a.ko`). The
+    /// first word of each line is a module's file. Modules that are already known keep their file.
     pub fn add_modules(&mut self, text: &str) {
         for line in text.lines() {
             let file = line.split([':', ' ', '\t']).next().unwrap_or_default();
@@ -31,27 +31,27 @@ impl InTree {
         }
     }
 
-    /// Takes in one module's file, relative to the kernel's module directory; what is no module is passed over.
+    /// Adds one module by its file, relative to the kernel's module directory; other files are ignored.
     pub fn add_module(&mut self, file: &str) {
         if is_module(file) && self.modules.len() < MAX_MODULES {
             self.modules.entry(module_name(file)).or_insert_with(|| file.to_owned());
         }
     }
 
-    /// Takes in `modules.builtin` (`kernel/a.ko`, one on each line).
+    /// Adds the modules of `modules.builtin` (one `kernel/a.ko` per line).
     pub fn add_builtin(&mut self, text: &str) {
         let files = text.lines().map(str::trim).filter(|file| is_module(file));
         self.builtin.extend(files.map(module_name).take(MAX_MODULES.saturating_sub(self.builtin.len())));
     }
 
-    /// Nothing in it?
+    /// Whether no module is known.
     pub fn is_empty(&self) -> bool {
         let Self { modules, builtin } = self;
         modules.is_empty() && builtin.is_empty()
     }
 }
 
-/// A module's file, within the module directory.
+/// Whether the path is a module file within the module directory.
 fn is_module(file: &str) -> bool {
     let named = [".ko", ".ko.gz", ".ko.xz", ".ko.zst"].iter().any(|end| file.ends_with(end));
     named && !file.starts_with('/') && !file.split('/').any(|part| matches!(part, "" | "." | ".."))

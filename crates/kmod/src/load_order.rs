@@ -1,16 +1,16 @@
-//! Pure: in which order the modules of a payload are loaded.
+//! Pure: load order of a payload's modules.
 
 use std::collections::BTreeSet;
 
-/// The order in which modules can be loaded, each after those that it needs; ties by place in the request.
+/// Load order of modules: each module follows the modules that it needs. Ties are broken by position in the request.
 pub(super) struct LoadOrder {
-    /// Places of modules that can be ordered.
+    /// Indexes of the modules that can be ordered.
     pub order: Vec<usize>,
-    /// Places of modules that need each other in a circle, or need one that does.
+    /// Indexes of modules in a dependency cycle, and of modules that need one of these.
     pub circular: BTreeSet<usize>,
 }
 
-/// `needs[i]` holds the places of the modules that module `i` needs.
+/// Computes the load order. `needs[i]` holds the indexes of the modules that module `i` needs.
 pub(super) fn load_order(needs: &[BTreeSet<usize>]) -> LoadOrder {
     let mut missing: Vec<usize> = needs.iter().map(BTreeSet::len).collect();
     let mut users: Vec<Vec<usize>> = vec![Vec::new(); needs.len()];

@@ -1,4 +1,4 @@
-//! Pure: what a module file says about itself: owned facts, read once.
+//! Pure: facts that a module file contains, read once and owned.
 
 use std::collections::BTreeMap;
 
@@ -12,79 +12,81 @@ use super::{
 };
 use crate::Architecture;
 
-/// `struct modversion_info` (`include/linux/module.h`) on 64-bit machines: a long and a name.
+/// Size of `struct modversion_info` (`include/linux/module.h`) on 64-bit machines: a long and a name.
 const VERSION_ENTRY: usize = 64;
 /// Offset of `name` in `struct module`: after an enum and a list head, since Linux 2.6.
 const NAME_OFFSET: usize = 24;
-/// Bytes of that name on 64-bit machines (`MODULE_NAME_LEN`).
+/// Size of that name on 64-bit machines (`MODULE_NAME_LEN`).
 const NAME_LENGTH: usize = 56;
-/// Names, versions, keys and values of `.modinfo` that are kept of one file. Debian's amdgpu.ko has 4,000.
+/// Maximum number of names, versions, and keys and values of `.modinfo` that are kept of a file. Debian's amdgpu.ko has
+/// 4,000.
 const MAX_KEPT: usize = 65_536;
-/// Exports of one file. Debian's drm.ko has 482.
+/// Maximum number of exports of a file. Debian's drm.ko has 482.
 const MAX_EXPORTS: usize = 16_384;
-/// Bytes of all that text.
+/// Maximum size of all kept text in bytes.
 const MAX_TEXT: usize = 8 << 20;
 /// `KSYM_FLAG_GPL_ONLY` (`include/linux/module_symbol.h`).
 const GPL_ONLY: u8 = 1;
-/// Versions in entries of a fixed size.
+/// Section with symbol versions in entries of a fixed size.
 const BASIC_VERSIONS: &str = "__versions";
-/// Holds `struct module`.
+/// Section that holds `struct module`.
 const THIS_MODULE: &str = ".gnu.linkonce.this_module";
 
-/// A kernel module's facts.
+/// Facts about a kernel module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Module {
-    /// Its name as `lsmod` shows it.
+    /// Name as `lsmod` shows it.
     pub name: String,
-    /// The machine that it is for.
+    /// Architecture that the module is built for.
     pub arch: Architecture,
-    /// `.modinfo`, in the file's order; a key may be there more than once.
+    /// Entries of `.modinfo` in file order; a key may occur more than once.
     pub info: Vec<(String, String)>,
-    /// The versions of the symbols that it was built with, by name; `None` when it carries no such table.
+    /// Versions of the imported symbols that the module was built with, by name; `None` without a version table.
     pub versions: Option<BTreeMap<String, u32>>,
-    /// Has it the section `__versions`, and not the extended table alone? The kernel then compares less of `vermagic`.
+    /// Whether the section `__versions` exists, not only the extended table. The kernel then compares less of
+    /// `vermagic`.
     pub basic_versions: bool,
-    /// What it needs, by name.
+    /// Symbols that the module needs, sorted by name.
     pub undefined: Vec<UndefinedSymbol>,
-    /// What it exports, by name.
+    /// Symbols that the module exports, sorted by name.
     pub exports: Vec<ModuleExport>,
-    /// Bytes of its `struct module` (`.gnu.linkonce.this_module`).
+    /// Size of the module's `struct module` in bytes (`.gnu.linkonce.this_module`).
     pub this_module_size: u64,
-    /// Does it hold DWARF debug information?
+    /// Whether the module contains DWARF debug information.
     pub debug_info: bool,
-    /// The signature at its end.
+    /// Signature at the end of the file.
     pub signature: Signature,
-    /// Its type information (section `.BTF`), or what is wrong with that.
+    /// Type information (section `.BTF`), or the error in it.
     pub btf: Option<Result<SplitBtf, BtfError>>,
-    /// Does it bring the base of its type information along (section `.BTF.base`, Linux 6.11)?
+    /// Whether the module contains the base of its type information (section `.BTF.base`, Linux 6.11).
     pub btf_base: bool,
-    /// Sections that it has more than once, and of which the kernel takes one.
+    /// Sections that occur more than once although the kernel uses only one.
     pub repeated: Vec<&'static str>,
 }
 
 /// A symbol that a module needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UndefinedSymbol {
-    /// Its name.
+    /// Name of the symbol.
     pub name: String,
-    /// The module loads without it.
+    /// Whether the module loads without the symbol.
     pub weak: bool,
 }
 
 /// A symbol that a module exports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModuleExport {
-    /// Its name.
+    /// Name of the symbol.
     pub name: String,
-    /// Its version, where the module tells.
+    /// Symbol version (CRC), if the module contains it.
     pub crc: Option<u32>,
-    /// Exported with `EXPORT_SYMBOL_GPL`.
+    /// Whether the symbol is exported with `EXPORT_SYMBOL_GPL`.
     pub gpl_only: bool,
-    /// The namespace that a user must import.
+    /// Namespace that users of the symbol must import.
     pub namespace: Option<String>,
 }
 
-/// A module's name as `lsmod` shows it, from a file's or exporter's path: `extra/nvidia-uvm.ko.xz` is `nvidia_uvm`.
+/// Module name as `lsmod` shows it, from the path of a file or exporter: `extra/nvidia-uvm.ko.xz` becomes `nvidia_uvm`.
 pub fn module_name(path: &str) -> String {
     let file = path.rsplit('/').next().unwrap_or(path);
     let plain = [".xz", ".zst", ".gz"].iter().find_map(|end| file.strip_suffix(end)).unwrap_or(file);
@@ -92,11 +94,12 @@ pub fn module_name(path: &str) -> String {
 }
 
 impl Module {
-    /// Reads a module's facts. `data` is the plain (decompressed) file: an [`object::read::ReadCache`] over
-    /// an open file, of which only the tables that matter are read, or bytes in memory.
+    /// Reads a module's facts. `data` is the decompressed file: bytes in memory, or an [`object::read::ReadCache`] over
+    /// an open file, of which only the needed tables are read.
     ///
-    /// Memory: the tables, which together are at most twice the file and at most 64 MiB, and 32 MiB for what is kept of them:
-    /// names of at most 511 bytes, 65,536 names and fields with 8 MiB of text, 16,384 exports. A file with more is `unknown`.
+    /// Memory: the tables, which together have at most twice the size of the file and at most 64 MiB, plus 32 MiB for
+    /// the facts. The limits are names of 511 bytes, 65,536 names and fields with 8 MiB of text, and 16,384 exports. A
+    /// file that exceeds them is `unknown`.
     pub fn parse<'d, R: ReadRef<'d>>(data: R) -> Result<Self> {
         let length = data.len().map_err(|()| ModuleError::read("the file's length"))?;
         let (signature, length) = signature::read(data, length);
@@ -137,7 +140,7 @@ impl Module {
                 .into_iter()
                 .any(|name| elf.all(name).next().is_some()),
             signature,
-            // To the kernel an empty one is none.
+            // The kernel treats an empty section as absent.
             btf: match elf.all(".BTF").find(|&index| elf.size(index) > 0) {
                 Some(index) => Some(SplitBtf::read(elf.contents(index)?)),
                 None => None,
@@ -151,23 +154,23 @@ impl Module {
         })
     }
 
-    /// The first value of a `.modinfo` key, which is the one that the loader takes.
+    /// Returns the first value of a `.modinfo` key, which is the one that the loader uses.
     pub fn field(&self, key: &str) -> Option<&str> {
         self.fields(key).next()
     }
 
-    /// All values of a `.modinfo` key.
+    /// Returns all values of a `.modinfo` key.
     pub fn fields<'a, 'k>(&'a self, key: &'k str) -> impl Iterator<Item = &'a str> + use<'a, 'k> {
         self.info.iter().filter(move |(name, _)| name == key).map(|(_, value)| value.as_str())
     }
 
-    /// `vermagic`.
+    /// Value of `vermagic` in `.modinfo`.
     pub fn vermagic(&self) -> Option<&str> {
         self.field("vermagic")
     }
 
-    /// Is its licence one of those that may use `EXPORT_SYMBOL_GPL` (`license_is_gpl_compatible` in
-    /// `include/linux/license.h`)? No licence is none of them.
+    /// Whether the module's license permits `EXPORT_SYMBOL_GPL` symbols (`license_is_gpl_compatible` in
+    /// `include/linux/license.h`). A module without a license may not use them.
     pub fn is_gpl_compatible(&self) -> bool {
         matches!(
             self.field("license"),
@@ -187,7 +190,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What a file may still make its reader keep.
+/// Remaining budget for facts that a file may make the parser keep.
 struct Room {
     items: usize,
     bytes: usize,
@@ -201,7 +204,7 @@ impl Default for Room {
 
 impl Room {
     fn text(&mut self, bytes: &[u8]) -> Result<String> {
-        // Before it is made text, which may be three times as long.
+        // Check before the conversion, which may triple the length.
         if bytes.len() > self.bytes {
             return Err(too_much());
         }
@@ -216,7 +219,7 @@ impl Room {
     }
 }
 
-/// A name that is looked up.
+/// Refuses names that are longer than any kernel's.
 fn possible(name: &[u8]) -> Result<&[u8]> {
     if name.len() < MAX_NAME {
         return Ok(name);
@@ -229,7 +232,7 @@ fn too_much() -> ModuleError {
     ModuleError::unknown("the module has more names and fields than any known one", NOT_READ)
 }
 
-/// `key=value`, each ended by one or more zero bytes.
+/// Parses `key=value` entries, each ended by one or more zero bytes.
 fn read_info(bytes: &[u8], room: &mut Room) -> Result<Vec<(String, String)>> {
     let entries = bytes.split(|&byte| byte == 0).filter_map(|entry| {
         let equals = entry.iter().position(|&byte| byte == b'=')?;
@@ -238,7 +241,7 @@ fn read_info(bytes: &[u8], room: &mut Room) -> Result<Vec<(String, String)>> {
     entries.map(|(key, value)| Ok((room.text(key)?, room.text(value)?))).collect()
 }
 
-/// The `name` field (since Linux 4.13), else the name in `struct module`.
+/// Returns the `name` field (since Linux 4.13), or else the name in `struct module`.
 fn read_name(info: &[(String, String)], this_module: &[u8]) -> Option<String> {
     let field = info.iter().find(|(key, _)| key == "name").map(|(_, value)| value.clone());
     field
@@ -249,7 +252,7 @@ fn read_name(info: &[(String, String)], this_module: &[u8]) -> Option<String> {
         .filter(|name| !name.is_empty() && name.bytes().all(|b| b.is_ascii_graphic() && b != b'/'))
 }
 
-/// The extended table where there is one, because it alone holds long names; else the fixed-size one.
+/// Reads the extended table if it exists, because only that table holds long names; otherwise the fixed-size table.
 fn read_versions<'d, R: ReadRef<'d>>(
     elf: &Elf<'d, R>,
     room: &mut Room,
@@ -277,7 +280,7 @@ fn read_versions<'d, R: ReadRef<'d>>(
             return Err(elf.malformed(index, "holds a version of more than 32 bits"));
         }
         let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
-        // The loader takes the first of several.
+        // The loader uses the first entry of a name.
         versions.entry(room.name(name.get(..end).unwrap_or(name))?).or_insert(u32_of(low));
     }
     Ok(Some(versions))
@@ -287,7 +290,7 @@ fn u32_of(bytes: &[u8]) -> u32 {
     bytes.iter().rev().fold(0, |value, &byte| value << 8 | u32::from(byte))
 }
 
-/// What one pass over the symbols collects about exports, by exported name.
+/// Symbols that describe exports, by exported name; collected in one pass over the symbol table.
 #[derive(Default)]
 struct ExportParts<'d> {
     tables: BTreeMap<&'d [u8], Symbol<'d>>,
@@ -307,14 +310,14 @@ fn read_symbols<'d, R: ReadRef<'d>>(
         match symbol.place {
             Place::Undefined if ignored(elf.machine, symbol.name) => {}
             Place::Undefined => {
-                // One strong use makes it needed.
+                // One strong use makes the symbol required.
                 let weak = undefined.entry(possible(symbol.name)?).or_insert(true);
                 *weak &= symbol.weak;
                 if undefined.len() > MAX_KEPT {
                     return Err(too_much());
                 }
             }
-            // Slim LTO objects carry one such marker, which the loader forgives.
+            // Slim LTO objects contain one such marker, which the loader tolerates.
             Place::Common if !symbol.name.starts_with(b"__gnu_lto") => {
                 let name = text(symbol.name);
                 let message = format!("symbol {name} is a common one, which the loader refuses");
@@ -331,7 +334,8 @@ fn read_symbols<'d, R: ReadRef<'d>>(
     Ok((undefined, parts.finish(elf, room)?))
 }
 
-/// Made by the assembler or linker, and never looked up (`ignore_undef_symbol` in `kernel/module/main.c`).
+/// Whether the kernel ignores an undefined symbol that the assembler or linker made (`ignore_undef_symbol` in
+/// `kernel/module/main.c`).
 fn ignored(machine: u16, name: &[u8]) -> bool {
     machine == elf::EM_X86_64.0 && name == b"_GLOBAL_OFFSET_TABLE_"
 }
@@ -384,8 +388,9 @@ impl<'d> ExportParts<'d> {
     }
 }
 
-/// A version is the symbol's own value (until Linux 5.18 on most machines), or lies where it points: since
-/// 5.19 in `__kcrctab`, before that with `CONFIG_MODULE_REL_CRCS` in `.rodata`.
+/// Reads a symbol's version. The version is the symbol's own value (until Linux 5.18 on most machines), or is stored
+/// where the symbol points. That is in `__kcrctab` since Linux 5.19, and before that in `.rodata` with
+/// `CONFIG_MODULE_REL_CRCS`.
 fn crc_of<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -> Result<Option<u32>> {
     if symbol.place == Place::Absolute {
         return Ok(u32::try_from(symbol.value).ok());
@@ -393,7 +398,8 @@ fn crc_of<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -> Result<O
     Ok(bytes_at(elf, symbol, 4)?.get(..4).map(u32_of))
 }
 
-/// Linux 7.2 and later have one table for all exports, and a byte of flags for each in a section of its own.
+/// Whether the flags of an export say GPL only. Linux 7.2 and later have one table for all exports, and a separate
+/// section with a byte of flags for each.
 fn flagged_gpl_only<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -> Result<bool> {
     let Place::Section(index) = symbol.place else { return Ok(false) };
     let section = elf.name(index);
@@ -403,7 +409,7 @@ fn flagged_gpl_only<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -
     Ok(bytes_at(elf, symbol, 1)?.first().is_some_and(|flags| flags & GPL_ONLY != 0))
 }
 
-/// What a symbol points to, up to a size.
+/// Returns the bytes that a symbol points to, up to a size.
 fn bytes_at<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>, size: u64) -> Result<&'d [u8]> {
     match symbol.place {
         Place::Section(index) => elf.piece(index, symbol.value, size),
@@ -411,7 +417,7 @@ fn bytes_at<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>, size: u64
     }
 }
 
-/// For messages: a version as the kernel prints it.
+/// Formats a version for messages, as the kernel prints it.
 pub(super) fn crc_text(crc: u32) -> String {
     format!("{crc:#010x}")
 }

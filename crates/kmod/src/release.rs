@@ -5,49 +5,48 @@ use std::str::FromStr;
 use derive_more::Display;
 use serde::{Deserialize, Serialize};
 
-/// The exact kernel release (`uname -r`, `node.status.nodeInfo.kernelVersion`), checked.
+/// The exact kernel release (`uname -r`, `node.status.nodeInfo.kernelVersion`), validated.
 ///
-/// It is used unaltered in paths (`/lib/modules/<release>`), so the checked form has 1 to 64
-/// characters (`__NEW_UTS_LEN` in the kernel's `include/uapi/linux/utsname.h`) of
-/// `[A-Za-z0-9._+~-]` and starts with `<number>.<number>`.
+/// The release is used unaltered in paths (`/lib/modules/<release>`). A valid release therefore has 1 to 64 characters
+/// (`__NEW_UTS_LEN` in the kernel's `include/uapi/linux/utsname.h`) of `[A-Za-z0-9._+~-]`, and starts with
+/// `<number>.<number>`.
 #[derive(Serialize, Deserialize, schemars::JsonSchema, Display)]
 #[serde(try_from = "String")]
 #[schemars(!try_from)]
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KernelRelease(#[schemars(regex(pattern = r"^[0-9]+\.[0-9]+[A-Za-z0-9._+~-]{0,61}$"))] String);
 
-/// Why a string is not a kernel release.
+/// Reason why a string is not a kernel release.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReleaseError {
-    /// Empty, or longer than the kernel's own limit.
+    /// The release is empty, or longer than the kernel's own limit.
     #[error("kernel release {0:?} has {1} characters, 1 to 64 are possible")]
     Length(String, usize),
-    /// A character that no kernel build system accepts in a release.
+    /// The release contains a character that no kernel build system accepts.
     #[error("kernel release {0:?} holds the character {1:?}; only letters, digits and `._+~-` are possible")]
     Character(String, char),
-    /// Does not start with `x.y`.
+    /// The release does not start with `x.y`.
     #[error("kernel release {0:?} does not start with <major>.<minor>")]
     Version(String),
 }
 
 impl KernelRelease {
-    /// The release as the kernel spells it.
+    /// Returns the release as the kernel spells it.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// `x.y.z` at the start of the release as a semantic version; a missing `z` is 0, and what
-    /// follows is ignored (`5.14.0-427.13.1.el9_4` is `5.14.0`).
+    /// Returns `x.y.z` at the start of the release as a semantic version. A missing `z` is 0, and the rest is ignored
+    /// (`5.14.0-427.13.1.el9_4` is `5.14.0`).
     pub fn version(&self) -> semver::Version {
         let mut numbers = leading_numbers(&self.0);
-        // Only `z` can be absent: `from_str` has seen the other two.
+        // Only `z` can be absent: `from_str` has checked the other two.
         let mut next = || numbers.next().flatten().unwrap_or(0);
         semver::Version::new(next(), next(), next())
     }
 }
 
-/// The dot-separated numbers at the start, `None` for a part that is no number of the size that the
-/// kernel's own version code can hold.
+/// Iterates over the dot-separated numbers at the start of the text. A part that is not a 32-bit number gives `None`.
 fn leading_numbers(text: &str) -> impl Iterator<Item = Option<u64>> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     text[..end].split('.').map(|part| part.parse::<u32>().ok().map(u64::from))
@@ -75,8 +74,8 @@ impl FromStr for KernelRelease {
         }
         let mut numbers = leading_numbers(text);
         let (major, minor) = (numbers.next().flatten(), numbers.next().flatten());
-        // `5.14.x` is no kernel, but `5.14.` followed by nothing numeric must not pass as 5.14.0 either;
-        // `..` would be a step upwards once the release is joined to a path with another dot.
+        // A patch part that is not a number, as in `5.14.x`, must not pass as 5.14.0. Refuse `..`, so that no path
+        // built from the release contains a step upward.
         let patch_is_number = numbers.next().is_none_or(|patch| patch.is_some());
         if major.is_none() || minor.is_none() || !patch_is_number || text.contains("..") {
             return Err(ReleaseError::Version(text.to_owned()));

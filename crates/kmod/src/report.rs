@@ -1,4 +1,4 @@
-//! Pure: what a check found out, for people and for programs.
+//! Pure: report of a check, for people and programs.
 
 use std::fmt;
 
@@ -10,29 +10,30 @@ use strum::{Display, EnumString, IntoStaticStr};
 use super::{BootReport, ModuleAbout};
 use crate::Architecture;
 
-/// What the kernel's own loader would say. Ordered: the worst of several is the greatest.
+/// Predicted answer of the kernel's module loader. Ordered from best to worst, so the maximum of several verdicts is
+/// the worst.
 #[derive(Serialize, JsonSchema, Display, EnumString, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase", parse_err_ty = VerdictError, parse_err_fn = VerdictError::new)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
-    /// Nothing speaks against it.
+    /// No rule objects to the module.
     #[default]
     Loads,
-    /// The header set cannot tell. Unknown is not fine.
+    /// The available sources cannot tell. Unknown does not count as a pass.
     Unknown,
-    /// The kernel would refuse it.
+    /// The kernel would refuse the module.
     Refused,
 }
 
 impl Verdict {
-    /// The word of the vocabulary: `loads`, `unknown`, `refused`.
+    /// Name of the verdict: `loads`, `unknown`, `refused`.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 }
 
-/// A text that is no verdict.
+/// Error for a text that is not a verdict.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a verdict (loads, unknown, refused)")]
 pub struct VerdictError(pub String);
@@ -43,37 +44,37 @@ impl VerdictError {
     }
 }
 
-/// The rule of the loader that a finding is about.
+/// Rule of the loader that a finding refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rule {
-    /// The file is a relocatable object for this machine, whole and well-formed.
+    /// The file must be a complete and well-formed relocatable object for this machine.
     Elf,
-    /// Its signature is one that the kernel takes.
+    /// The kernel must accept the module's signature.
     Signature,
-    /// Its `struct module` has the size of the kernel's.
+    /// The module's `struct module` must have the size of the kernel's.
     ModuleSize,
-    /// Its `vermagic` is the kernel's.
+    /// The module's `vermagic` must be the kernel's.
     Vermagic,
-    /// The symbol versions that it was built with are those of the exporters.
+    /// The module's symbol versions must match the exporters' versions.
     SymbolVersion,
-    /// Every symbol that it needs is exported.
+    /// Every symbol that the module needs must be exported.
     UndefinedSymbol,
-    /// It uses `EXPORT_SYMBOL_GPL` symbols only under a licence that is compatible.
+    /// The module may use `EXPORT_SYMBOL_GPL` symbols only under a compatible license.
     Licence,
-    /// It imports the namespaces of the symbols that it uses.
+    /// The module must import the namespaces of the symbols that it uses.
     Namespace,
-    /// It exports nothing that the kernel itself exports.
+    /// The module must not export a symbol that the kernel itself exports.
     DuplicateExport,
-    /// The kernel does not have a module of its name built in.
+    /// The kernel must not have a module of the same name built in.
     BuiltIn,
-    /// Its type information (BTF) counts on from the kernel's.
+    /// The module's type information (BTF) must continue the kernel's.
     Btf,
-    /// The modules of the payload that it needs load.
+    /// The modules of the payload that the module needs must load.
     Dependency,
-    /// A module that must be in the payload is there.
+    /// A required module must be in the payload.
     RequiredModule,
-    /// No two files of the payload are the same module.
+    /// No two files of the payload may contain the same module.
     DuplicateModule,
 }
 
@@ -81,21 +82,21 @@ pub enum Rule {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Finding {
-    /// The rule.
+    /// Rule that the finding refers to.
     pub rule: Rule,
-    /// What it means for the module. `loads` is a warning.
+    /// Consequence for the module; `loads` marks a warning.
     pub verdict: Verdict,
-    /// The symbol, field or module that it is about.
+    /// Symbol, field or module that the finding is about.
     pub subject: String,
-    /// What is wrong, a lower-case fragment that names the subject.
+    /// Description of the problem: a lower-case fragment that names the subject.
     pub message: String,
-    /// What the module has.
+    /// Value that the module has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<String>,
-    /// What the kernel wants.
+    /// Value that the kernel requires.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wanted: Option<String>,
-    /// What to do about it, or what would settle it.
+    /// Advice on how to fix or settle the finding.
     pub remedy: String,
 }
 
@@ -121,7 +122,7 @@ impl Finding {
 }
 
 impl fmt::Display for Finding {
-    /// One line without the remedy: what is wrong, what was found and what is wanted.
+    /// Formats one line without the remedy: the problem, the found value and the required value.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
         match (&self.found, &self.wanted) {
@@ -133,48 +134,48 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What was found out about one module.
+/// Result of a check for one module.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModuleReport {
-    /// The file, relative to the payload.
+    /// Path of the file, relative to the payload.
     pub path: String,
-    /// The module's name as `lsmod` shows it; from the file's name where the file cannot be read.
+    /// Module name as `lsmod` shows it; derived from the file's name if the file cannot be read.
     pub name: String,
-    /// The worst of the findings.
+    /// Worst verdict of the findings.
     pub verdict: Verdict,
     /// Reasons, in the order of the loader's checks, then by subject.
     pub findings: Vec<Finding>,
-    /// What else is worth knowing about it; empty where the file cannot be read.
+    /// Descriptive facts about the module; empty if the file cannot be read.
     #[serde(flatten)]
     pub about: ModuleAbout,
 }
 
-/// What the kernel would say about a payload.
+/// Predicted answer of the kernel for a payload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CheckReport {
-    /// The kernel's release.
+    /// Release of the kernel.
     pub kernel: String,
-    /// The kernel's architecture.
+    /// Architecture of the kernel.
     pub architecture: Architecture,
-    /// The worst of the modules' verdicts and of `findings`.
+    /// Worst verdict of `modules` and `findings`.
     pub verdict: Verdict,
-    /// What concerns the set and no single file of it.
+    /// Findings about the payload as a whole.
     pub findings: Vec<Finding>,
-    /// One for each file, in the order of their paths.
+    /// Report of each file, sorted by path.
     pub modules: Vec<ModuleReport>,
-    /// The names of the readable modules, each after those of the payload that it needs. Modules that need
-    /// each other in a circle, and their users, are not among them.
+    /// Names of the readable modules in load order: each follows the modules of the payload that it needs. Modules in a
+    /// dependency cycle, and their users, are omitted.
     pub load_order: Vec<String>,
-    /// What a boot of the kernel showed, where one was made.
+    /// Report of a boot check, if one was made.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub boot: Option<BootReport>,
 }
 
 impl CheckReport {
-    /// Adds what a boot showed. It makes no verdict better: a virtual machine is not the node, whose firmware
-    /// may, for one, ask for signatures.
+    /// Adds a boot report. A boot report never improves a verdict: a virtual machine is not the node, whose firmware
+    /// may, for example, require signatures.
     #[must_use]
     pub fn with_boot(mut self, boot: BootReport) -> Self {
         self.verdict = self.verdict.max(boot.verdict());
@@ -182,13 +183,13 @@ impl CheckReport {
         self
     }
 
-    /// Places in `modules`, each after those of the modules that it needs. What cannot be ordered is not among them.
+    /// Indexes into `modules` in load order. Modules that cannot be ordered are omitted.
     pub fn places_in_load_order(&self) -> Vec<usize> {
         let place = |name: &String| self.modules.iter().position(|module| module.name == *name);
         self.load_order.iter().filter_map(place).collect()
     }
 
-    /// What settles the findings of one verdict, each once, in the report's order.
+    /// Remedies for the findings of one verdict, without duplicates, in the report's order.
     pub fn remedies(&self, verdict: Verdict) -> Vec<String> {
         let of_modules = self.modules.iter().flat_map(|module| &module.findings);
         let mut remedies: Vec<String> = Vec::new();
@@ -200,7 +201,7 @@ impl CheckReport {
         remedies
     }
 
-    /// The report in a few words: `5 modules: loads`.
+    /// Short form of the report: `5 modules: loads`.
     pub fn in_a_few_words(&self) -> String {
         let count = self.modules.len();
         let modules = if count == 1 { "module" } else { "modules" };
@@ -208,7 +209,7 @@ impl CheckReport {
         format!("{count} {modules}: {}{booted}", self.verdict)
     }
 
-    /// The first finding that decided the verdict, and how many more there are. Warnings decide nothing.
+    /// The first finding that decided the verdict, and the number of further such findings. Warnings do not count.
     pub fn summary(&self) -> String {
         if self.verdict == Verdict::Loads {
             return self.verdict.to_string();

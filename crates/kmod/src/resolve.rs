@@ -1,50 +1,52 @@
-//! Pure: who, on the node, would provide each symbol that a module needs.
+//! Pure: finds the provider of each symbol that a module needs, as on the node.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{CheckRequest, ExportedSymbol, Module, ModuleExport, NeededTable, SymbolTable, UndefinedSymbol};
 
-/// The modules of a payload that can be read, and everything that they can be linked against.
+/// The readable modules of a payload, and everything that they can be linked against.
 pub(super) struct Resolver<'a> {
     kernel: Option<&'a SymbolTable>,
-    /// What the kernel image exports, from another source.
+    /// Exports of the kernel image, from a source other than `Module.symvers`.
     named: Option<&'a BTreeSet<String>>,
-    /// With each, whether it replaces modules of the kernel's own.
+    /// Needed images; the flag tells whether the image replaces modules of the kernel's own.
     needs: Vec<(&'a NeededTable, bool)>,
-    /// Symbol to payload module and its export.
+    /// Maps a symbol to the index of the payload's module, the module and its export.
     exports: HashMap<&'a str, (usize, &'a Module, &'a ModuleExport)>,
-    /// Modules that replace the kernel's own of the same name, and whose they are: `None` is the payload.
+    /// Modules that replace the kernel's own of the same name, with the replacing image; `None` is the payload.
     replaced: BTreeMap<String, Option<&'a str>>,
 }
 
-/// One needed symbol and who provides it.
+/// A needed symbol and its provider.
 pub(super) struct Import<'a> {
     pub symbol: &'a UndefinedSymbol,
     pub provider: Provider<'a>,
 }
 
-/// Who provides a symbol.
+/// Provider of a symbol.
 pub(super) enum Provider<'a> {
-    /// Another module of the payload, by its place in the request.
+    /// Another module of the payload, with its index in the request.
     Payload { index: usize, module: &'a Module, export: &'a ModuleExport },
-    /// A needed image's module, and whether that brings the taint of a proprietary licence, where it is known.
+    /// A module of a needed image. `proprietary` tells whether that module passes on the taint of a proprietary
+    /// license, if known.
     Needed { image: &'a str, symbol: ExportedSymbol<'a>, proprietary: Option<bool> },
-    /// The kernel, or one of its own modules.
+    /// The kernel image or one of the kernel's own modules.
     Kernel(ExportedSymbol<'a>),
-    /// One of the kernel's own modules would, if the payload or the needed image did not replace it by one
-    /// of the same name that does not.
+    /// One of the kernel's own modules exports the symbol. The payload or a needed image replaces that module with one
+    /// of the same name that does not export it.
     Replaced { module: String, image: Option<&'a str> },
-    /// The kernel, says its `System.map`, which does not tell the version and who may use it.
+    /// The kernel image, according to a source such as `System.map`, which reveals neither the version nor who may use
+    /// the symbol.
     Named,
-    /// Neither the kernel nor a needed image.
+    /// Neither the payload, a needed image nor the kernel exports the symbol.
     Missing,
-    /// The header set has no symbol table, so it is unknown: one of the kernel's own modules may.
+    /// The header set has no symbol table, so one of the kernel's own modules may export the symbol.
     Unknown,
 }
 
-/// What matters of an export, whoever it is from.
+/// Properties of an export, regardless of its provider.
 pub(super) struct Export<'a> {
-    /// `None` where a module of the payload does not tell.
+    /// Symbol version; `None` if a module of the payload does not contain it.
     pub crc: Option<u32>,
     pub gpl_only: bool,
     pub namespace: Option<&'a str>,
@@ -82,8 +84,9 @@ impl<'a> Resolver<'a> {
         module.undefined.iter().map(import).collect()
     }
 
-    /// The payload comes first, because it is what is loaded; then the images that it was compiled against; then
-    /// the kernel with those of its own modules that neither replaces.
+    /// Finds the provider of a symbol. The payload comes first, because its modules are the ones to be loaded. The
+    /// images that it was compiled against come next. The kernel comes last, without its modules that are
+    /// replaced.
     fn provider(&self, symbol: &str) -> Provider<'a> {
         if let Some(&(index, module, export)) = self.exports.get(symbol) {
             return Provider::Payload { index, module, export };
@@ -91,7 +94,8 @@ impl<'a> Resolver<'a> {
         for &(need, stands_in) in &self.needs {
             if let Some(symbol) = need.symbols.get(symbol) {
                 let known = need.proprietary.as_ref().map(|names| names.contains(&symbol.module_name()));
-                // What stands in for the kernel's own modules, as OFED does, is made of them, and has their licence.
+                // An image that replaces the kernel's own modules, such as OFED, is derived from these and has their
+                // license.
                 let proprietary = known.or(stands_in.then_some(false));
                 return Provider::Needed { image: &need.image, symbol, proprietary };
             }
@@ -110,7 +114,7 @@ impl<'a> Resolver<'a> {
 }
 
 impl<'a> Provider<'a> {
-    /// The export, where there is one.
+    /// Returns the export, if there is one.
     pub fn export(&self) -> Option<Export<'a>> {
         match self {
             Self::Payload { export, .. } => Some(Export {
@@ -125,7 +129,7 @@ impl<'a> Provider<'a> {
         }
     }
 
-    /// The exporter, for people: `the kernel`, `ib_core of mofed`, `nvidia of this payload`.
+    /// Describes the exporter for people: `the kernel`, `ib_core of mofed`, `nvidia of this payload`.
     pub fn describe(&self) -> String {
         match self {
             Self::Payload { module, .. } => format!("{} of this payload", module.name),

@@ -1,4 +1,5 @@
-//! Pure: the signature that the kernel's `scripts/sign-file` appends to a module, around what a key makes.
+//! Pure: builds the signature that the kernel's `scripts/sign-file` appends to a module, around the signature value of
+//! a key.
 
 use strum::{Display, EnumString, IntoStaticStr};
 
@@ -15,7 +16,7 @@ const RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01];
 /// 1.2.840.10045.4.3, ECDSA with SHA-2.
 const ECDSA_WITH_SHA2: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03];
 
-/// The digest that is signed. The kernel knows more of them; no key of today's signs with SHA-1 or SHA-224.
+/// Digest that is signed. The kernel supports further ones, but current keys do not sign with SHA-1 or SHA-224.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Display, EnumString, IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum SignatureHash {
@@ -27,7 +28,7 @@ pub enum SignatureHash {
     Sha512,
 }
 
-/// What kind of key signs a module.
+/// Kind of a key that signs modules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModuleKey {
     /// RSA with PKCS#1 v1.5 padding.
@@ -36,16 +37,17 @@ pub enum ModuleKey {
     Ecdsa,
 }
 
-/// Why a kernel would not take any signature of a key.
+/// Reason why a kernel would not accept any signature of a key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CannotVerify {
-    /// Neither the digest that its own modules are signed with is one that keys of today's sign with, nor is another built in.
+    /// farrier does not sign with the digest of the kernel's own modules, and the kernel has neither SHA-256 nor
+    /// SHA-512 built in.
     #[error(
         "the kernel's modules are signed with {0}, with which farrier does not sign, and its configuration builds \
          neither SHA-256 nor SHA-512 in"
     )]
     Hash(String),
-    /// It cannot verify ECDSA.
+    /// The kernel cannot verify ECDSA.
     #[error(
         "the key is an ECDSA one, and the kernel has no CONFIG_CRYPTO_ECDSA=y (there is none before Linux 5.13)"
     )]
@@ -53,12 +55,12 @@ pub enum CannotVerify {
 }
 
 impl SignatureHash {
-    /// Its name for people, programs and the kernel: `sha256`.
+    /// Name for people, programs and the kernel: `sha256`.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 
-    /// The digest of some content.
+    /// Computes the digest of some content.
     pub fn digest(self, content: &[u8]) -> Vec<u8> {
         use sha2::Digest as _;
         match self {
@@ -68,9 +70,10 @@ impl SignatureHash {
         }
     }
 
-    /// The digest for a kernel's modules: the one that its own are signed with (`CONFIG_MODULE_SIG_HASH`); where that is
-    /// SHA-1, SHA-224 or SHA-3, another one that the kernel has built in, because it takes the digest that a signature names.
-    /// `None` for a kernel without `CONFIG_MODULE_SIG`, which looks at no signature.
+    /// Selects the digest for a kernel's modules. This is the digest of the kernel's own modules
+    /// (`CONFIG_MODULE_SIG_HASH`), unless that is SHA-1, SHA-224 or SHA-3. In that case it is another digest that the
+    /// kernel has built in, because the kernel uses the digest that the signature names. `None` for a kernel without
+    /// `CONFIG_MODULE_SIG`, which ignores signatures.
     pub fn for_kernel(config: &KernelConfig, key: ModuleKey) -> Result<Option<Self>, CannotVerify> {
         if !config.is_set("MODULE_SIG") {
             return Ok(None);
@@ -89,7 +92,7 @@ impl SignatureHash {
         Ok(Some(hash))
     }
 
-    /// The last number of its identifiers: below NIST's digests, and, one more, below ECDSA with SHA-2.
+    /// Last number of the digest's object identifier under NIST's digests; plus one, of ECDSA with that digest.
     const fn number(self) -> u8 {
         match self {
             Self::Sha256 => 1,
@@ -99,17 +102,17 @@ impl SignatureHash {
     }
 }
 
-/// Which signatures stay when modules are signed.
+/// Decides which existing signatures stay when modules are signed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SigningRule {
-    /// Is every signature replaced?
+    /// Whether all signatures are replaced.
     pub replace: bool,
-    /// The key of signatures that are replaced in any case, as `modinfo` shows it: farrier's own before.
+    /// Key ID of signatures that are always replaced, as `modinfo` shows it: farrier's previous key.
     pub previous: Option<String>,
 }
 
 impl SigningRule {
-    /// Does a module with this signature keep it? What the kernel takes for no signature of its kind does not count as one.
+    /// Whether a module keeps this signature. Anything that the kernel does not treat as a signature is not kept.
     pub fn keeps(&self, signature: &Signature) -> bool {
         let Self { replace, previous } = self;
         match signature {
@@ -120,8 +123,8 @@ impl SigningRule {
     }
 }
 
-/// What follows the module's bytes when it is signed: a PKCS#7 message (RFC 5652) without certificates and attributes, the
-/// record, the marker. `signature` is what the key made of the module's bytes.
+/// Builds what is appended to a module to sign it: a PKCS#7 message (RFC 5652) without certificates and attributes, the
+/// record, and the marker. `signature` is the key's signature of the module's bytes.
 pub fn trailer(certificate: &Certificate, key: ModuleKey, hash: SignatureHash, signature: &[u8]) -> Vec<u8> {
     let version = encode(INTEGER, &[&[1]]);
     let digest = encode(SEQUENCE, &[&encode(OBJECT_ID, &[NIST_DIGESTS, &[hash.number()]])]);
@@ -149,7 +152,7 @@ pub fn trailer(certificate: &Certificate, key: ModuleKey, hash: SignatureHash, s
         ],
     );
     let mut bytes = encode(SEQUENCE, &[&encode(OBJECT_ID, &[SIGNED_DATA]), &encode(CONTEXT_0, &[&data])]);
-    // Messages have some hundred bytes, and with the longest of names some thousand.
+    // Messages have some hundred bytes, or a few thousand with very long names.
     let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     bytes.extend([0, 0, PKCS7, 0, 0, 0, 0, 0]);
     bytes.extend(length.to_be_bytes());
@@ -157,7 +160,7 @@ pub fn trailer(certificate: &Certificate, key: ModuleKey, hash: SignatureHash, s
     bytes
 }
 
-/// Who a signature with this certificate's key will name.
+/// Returns the signer that a signature with this certificate's key will name.
 pub fn signer(certificate: &Certificate, hash: SignatureHash) -> Signer {
     Signer {
         name: certificate.issuer_name.clone(),
@@ -166,12 +169,12 @@ pub fn signer(certificate: &Certificate, hash: SignatureHash) -> Signer {
     }
 }
 
-/// A module file without the signature at its end, and that signature.
+/// Splits a module file into the module without its signature, and the signature.
 pub fn without_signature(module: &[u8]) -> (&[u8], Signature) {
     let (signature, length) = signature::read(module, module.len() as u64);
     let length = usize::try_from(length).unwrap_or(module.len());
     match signature {
-        // What is no signature to the kernel is no part that may be cut off.
+        // Keep bytes that the kernel does not treat as a signature.
         Signature::By(_) | Signature::Unread(_) => (module.get(..length).unwrap_or(module), signature),
         _ => (module, signature),
     }
@@ -198,7 +201,10 @@ mod tests {
             let with = |more: &str| rsa(&format!("{old}{more}"));
             assert_eq!(with("CONFIG_CRYPTO_SHA512=y\n"), Ok(Some(SignatureHash::Sha512)));
             assert_eq!(with("CONFIG_CRYPTO_SHA256=y\n"), Ok(Some(SignatureHash::Sha256)));
-            assert!(with("CONFIG_CRYPTO_SHA256=m\n").is_err(), "a module comes too late");
+            assert!(
+                with("CONFIG_CRYPTO_SHA256=m\n").is_err(),
+                "a digest built as a module is not available in time"
+            );
         }
         assert_eq!(rsa("CONFIG_MODULES=y\nCONFIG_MODULE_SIG_HASH=\"sha256\"\n"), Ok(None));
     }

@@ -1,7 +1,7 @@
-//! Pure: the signature at a module's end, as far as it tells without the kernel's keys. Our own reader of PKCS#7: it takes
-//! what the kernel takes, so that it can say what the kernel would.
+//! Pure: reads the signature at a module's end, as far as possible without the kernel's keys. This is a custom PKCS#7
+//! parser: it accepts what the kernel accepts, so that it can predict the kernel's answer.
 //!
-//! `<module> <PKCS#7 message> <12-byte record> ~Module signature appended~\n`: `mod_check_sig` in
+//! The format is `<module> <PKCS#7 message> <12-byte record> ~Module signature appended~\n`. See `mod_check_sig` in
 //! `kernel/module_signature.c` and `module_sig_check` in `kernel/module/signing.c`.
 
 use std::fmt::Write as _;
@@ -10,47 +10,47 @@ use object::ReadRef;
 
 use super::der::{CONTEXT_0, CONTEXT_1, Der, DerError, INTEGER, KEY_ID, OBJECT_ID, SEQUENCE, SET};
 
-/// Ends a signed module (`MODULE_SIG_STRING` in `include/linux/module_signature.h`).
+/// Marker at the end of a signed module (`MODULE_SIG_STRING` in `include/linux/module_signature.h`).
 pub(super) const MARKER: &[u8] = b"~Module signature appended~\n";
-/// Bytes of `struct module_signature`.
+/// Size of `struct module_signature` in bytes.
 pub(super) const RECORD: u64 = 12;
-/// `PKEY_ID_PKCS7`, the one kind that the kernel takes since Linux 4.3.
+/// `PKEY_ID_PKCS7`, the only kind that the kernel accepts since Linux 4.3.
 pub(super) const PKCS7: u8 = 2;
-/// Bytes before the end in which a marker that is not the last thing is looked for.
+/// Bytes before the end of the file in which a misplaced marker is searched for.
 const TAIL: u64 = 4096;
-/// Bytes of a message that is read. Those of RSA keys have about 700, with certificates some thousands.
+/// Maximum size of a message in bytes. Messages of RSA keys have about 700, with certificates a few thousand.
 const MAX_MESSAGE: u64 = 256 << 10;
 
-/// What a module's end says.
+/// Signature at the end of a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Signature {
-    /// Nothing: the module is not signed.
+    /// The module is not signed.
     None,
-    /// The marker is there, and so many bytes follow it: to the kernel the module is not signed.
+    /// The marker exists, but this number of bytes follows it; the kernel treats the module as not signed.
     Buried(u64),
-    /// A record or message that the kernel answers with `EBADMSG`, whether or not it enforces signatures.
+    /// The kernel answers the record or message with `EBADMSG`, whether or not it enforces signatures.
     Malformed(&'static str),
-    /// Of another kind than PKCS#7, by its number: `ENOPKG`.
+    /// The signature is not PKCS#7, but of the kind with this number: `ENOPKG`.
     Unsupported(u8),
-    /// Well-formed; only the kernel's keys can tell whether it is right.
+    /// The signature is well-formed; only the kernel's keys can tell whether it is valid.
     By(Signer),
-    /// The record is right, and the message uses an encoding that is not read here.
+    /// The record is correct, but the message uses an encoding that this parser does not support.
     Unread(&'static str),
 }
 
-/// Who signed, as `modinfo` prints it.
+/// Signer as `modinfo` prints it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signer {
-    /// The common name (else the organisation) of the certificate's issuer.
+    /// Common name of the certificate's issuer, or else its organization.
     pub name: Option<String>,
-    /// The certificate's serial number, or the key's identifier: `6A:0F:...`.
+    /// Serial number of the certificate, or identifier of the key: `6A:0F:...`.
     pub key_id: String,
-    /// The digest, such as `sha256`.
+    /// Digest, for example `sha256`.
     pub hash: Option<&'static str>,
 }
 
-/// Reads the end of a module. Also says how many bytes the object has without its signature. Memory: the message, of at most
-/// 256 KiB, and what is kept of it, at most three times as much.
+/// Reads the signature at the end of a module. Also returns the length of the object without its signature. Memory: the
+/// message, which has at most 256 KiB, and the facts from it, at most three times as much.
 pub(super) fn read<'d, R: ReadRef<'d>>(data: R, length: u64) -> (Signature, u64) {
     let marker = MARKER.len() as u64;
     let Some(body) = length.checked_sub(marker) else { return (Signature::None, length) };
@@ -66,7 +66,7 @@ pub(super) fn read<'d, R: ReadRef<'d>>(data: R, length: u64) -> (Signature, u64)
         return (Signature::Malformed("has a record that cannot be read"), body);
     };
     let size = u64::from(u32::from_be_bytes([a, b, c, d]));
-    // The order is the kernel's.
+    // The checks are in the kernel's order.
     let Some(start) = record_at.checked_sub(size).filter(|&start| start > 0) else {
         return (Signature::Malformed("claims more bytes than the file has"), body);
     };
@@ -106,7 +106,7 @@ pub(super) const NIST_DIGESTS: &[u8] = &[0x60, 0x86, 0x48, 0x01, 0x65, 0x03, 0x0
 /// 1.3.14.3.2.26
 const SHA1: &[u8] = &[0x2b, 0x0e, 0x03, 0x02, 0x1a];
 
-/// The first signer of a PKCS#7 `SignedData` (RFC 5652, section 5), whose certificate need not be there.
+/// Reads the first signer of a PKCS#7 `SignedData` (RFC 5652, section 5). The signer's certificate may be absent.
 fn message(bytes: &[u8]) -> Result<Signer, DerError> {
     let mut content_info = Der::new(bytes).open(SEQUENCE)?;
     if content_info.expect(OBJECT_ID)? != SIGNED_DATA {
@@ -140,12 +140,12 @@ fn message(bytes: &[u8]) -> Result<Signer, DerError> {
     Ok(Signer { name, key_id, hash })
 }
 
-/// A certificate's serial number as `modinfo` prints it.
+/// Formats a certificate's serial number as `modinfo` prints it.
 pub(super) fn serial_id(serial: &[u8]) -> String {
     key_id(serial.strip_prefix(&[0]).filter(|rest| !rest.is_empty()).unwrap_or(serial))
 }
 
-/// Octets as `modinfo` prints them: `6A:0F:...`.
+/// Formats octets as `modinfo` prints them: `6A:0F:...`.
 fn key_id(octets: &[u8]) -> String {
     let mut text = String::with_capacity(3 * octets.len());
     for octet in octets {

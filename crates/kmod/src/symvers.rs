@@ -1,25 +1,25 @@
-//! Pure: `Module.symvers`: what a kernel, or a driver, exports, in which version.
+//! Pure: parses `Module.symvers`, which lists the symbols that a kernel or driver exports, with their versions.
 
 use std::collections::HashMap;
 
-/// Rows that a table may have. Distribution kernels export about 30,000 symbols.
+/// Maximum number of rows of a table. Distribution kernels export about 30,000 symbols.
 const MAX_ROWS: usize = 1_000_000;
-/// Exporters, and namespaces, of one table. Distribution kernels have about 4,000 modules.
+/// Maximum number of exporters, and of namespaces, of a table. Distribution kernels have about 4,000 modules.
 const MAX_EXPORTERS: usize = 65_536;
-/// Bytes of one symbol's name (`KSYM_NAME_LEN` in the kernel's `include/linux/kallsyms.h`).
+/// Maximum length of a symbol's name in bytes (`KSYM_NAME_LEN` in the kernel's `include/linux/kallsyms.h`).
 const MAX_NAME: usize = 512;
 
-/// A `Module.symvers`: exported symbols by name. Names lie in one string and rows are 20 bytes, because a
-/// run holds one table for each kernel and needed image.
+/// A `Module.symvers`: exported symbols by name. All names share one string and a row has 20 bytes, because farrier
+/// holds one table for each kernel and needed image.
 #[derive(Clone, Debug, Default)]
 pub struct SymbolTable {
-    /// All names, one after the other.
+    /// All names, concatenated.
     names: String,
-    /// Sorted by name.
+    /// Rows, sorted by name.
     rows: Vec<Row>,
-    /// Exporting modules, as written: `vmlinux`, `drivers/infiniband/core/ib_core`.
+    /// Exporting modules as written in the table: `vmlinux`, `drivers/infiniband/core/ib_core`.
     modules: Vec<Box<str>>,
-    /// Namespaces.
+    /// Namespaces that symbols are exported to.
     namespaces: Vec<Box<str>>,
 }
 
@@ -30,50 +30,50 @@ struct Row {
     length: u16,
     gpl_only: bool,
     module: u32,
-    /// Index plus one; 0 is none.
+    /// Index plus one; 0 for none.
     namespace: u32,
 }
 
-/// One exported symbol.
+/// An exported symbol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportedSymbol<'a> {
-    /// Its name.
+    /// Name of the symbol.
     pub name: &'a str,
-    /// Its version; 0 where the kernel was built without symbol versions.
+    /// Symbol version (CRC); 0 if the kernel was built without symbol versions.
     pub crc: u32,
-    /// Who exports it: `vmlinux`, or a module's path without its ending.
+    /// Exporter: `vmlinux`, or a module's path without its extension.
     pub module: &'a str,
-    /// Exported with `EXPORT_SYMBOL_GPL`.
+    /// Whether the symbol is exported with `EXPORT_SYMBOL_GPL`.
     pub gpl_only: bool,
-    /// The namespace that a user must import.
+    /// Namespace that users of the symbol must import.
     pub namespace: Option<&'a str>,
 }
 
-/// Why a text is not a symbol table.
+/// Reason why a text is not a symbol table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SymbolTableError {
-    /// A line without the table's columns: its number, and what it lacks.
+    /// A line does not have the table's columns; with its number and what is wrong.
     #[error("line {0} of the symbol table {1}")]
     Line(usize, &'static str),
-    /// More than any kernel exports.
+    /// The table is larger than any kernel's.
     #[error("the symbol table has more than {MAX_ROWS} lines, {MAX_EXPORTERS} exporters or 4 GiB of names")]
     Size,
 }
 
 impl ExportedSymbol<'_> {
-    /// The exporter's name as `lsmod` shows it: `drivers/infiniband/core/ib_core` is `ib_core`.
+    /// Name of the exporter as `lsmod` shows it: `ib_core` for `drivers/infiniband/core/ib_core`.
     pub fn module_name(&self) -> String {
         super::module_name(self.module)
     }
 }
 
 impl SymbolTable {
-    /// Reads a table of any kernel since 2.6: tab-separated `crc name module [export [namespace]]`; Linux 5.4
-    /// and 5.5 first shipped with the namespace as third column (put last by commit 5190044c2965). A
-    /// symbol that is there twice counts as it stands first.
+    /// Parses a table of any kernel since 2.6: tab-separated `crc name module [export [namespace]]`. Linux 5.4 and 5.5
+    /// first shipped with the namespace as third column (moved to the end by commit 5190044c2965). Of a duplicate
+    /// symbol the first row counts.
     ///
-    /// Memory: while it is read, at most 24 times the text, and at most 192 MiB beyond its length; what stays is at most eight
-    /// times the text.
+    /// Memory: during parsing at most 24 times the text, and at most 192 MiB beyond its length; afterwards at most
+    /// eight times the text.
     pub fn parse(text: &str) -> Result<Self, SymbolTableError> {
         let mut table = Self { names: String::with_capacity(text.len() / 2), ..Self::default() };
         table.rows.reserve(text.len() / 64);
@@ -108,28 +108,28 @@ impl SymbolTable {
         Ok(table)
     }
 
-    /// The symbol of this name.
+    /// Returns the symbol of this name.
     pub fn get(&self, name: &str) -> Option<ExportedSymbol<'_>> {
         let at = self.rows.binary_search_by(|row| name_of(&self.names, row).cmp(name)).ok()?;
         self.rows.get(at).map(|row| self.symbol(row))
     }
 
-    /// All symbols, by name.
+    /// Iterates over all symbols, sorted by name.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = ExportedSymbol<'_>> {
         self.rows.iter().map(|row| self.symbol(row))
     }
 
-    /// How many symbols.
+    /// Number of symbols.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// Nothing in it?
+    /// Whether the table has no symbols.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// All modules that export something, as written in the table.
+    /// All modules that export a symbol, as written in the table.
     pub fn exporters(&self) -> impl Iterator<Item = &str> {
         self.modules.iter().map(AsRef::as_ref)
     }
@@ -148,8 +148,8 @@ impl SymbolTable {
     }
 }
 
-/// Rows by name, the first of several. The first 16 bytes decide most comparisons; going to the names for each
-/// one takes three times as long.
+/// Sorts rows by name, and keeps the first of duplicates. The first 16 bytes decide most comparisons; comparing
+/// complete names each time takes three times as long.
 fn sorted(names: &str, rows: &[Row]) -> Vec<Row> {
     let mut keys: Vec<(u128, usize)> =
         rows.iter().enumerate().map(|(index, row)| (prefix(name_of(names, row)), index)).collect();
@@ -179,7 +179,7 @@ fn intern<'t>(
     known: &mut HashMap<&'t str, u32>,
     list: &mut Vec<Box<str>>,
 ) -> Result<u32, SymbolTableError> {
-    // The rows of one exporter mostly follow each other.
+    // Rows of one exporter are mostly adjacent.
     if let Some(last) = list.len().checked_sub(1).filter(|&last| list.get(last).is_some_and(|l| **l == *text))
     {
         return u32::try_from(last).map_err(|_| SymbolTableError::Size);
@@ -229,13 +229,14 @@ fn columns(line: &str) -> Result<ExportedSymbol<'_>, &'static str> {
         name,
         crc,
         module,
-        // `EXPORT_SYMBOL_GPL_FUTURE` (until 5.9) still let every module use the symbol, with a warning.
+        // `EXPORT_SYMBOL_GPL_FUTURE` (until 5.9) still allowed every module to use the symbol, with a warning.
         gpl_only: export.ends_with("_GPL"),
         namespace: Some(namespace.trim()).filter(|namespace| !namespace.is_empty()),
     })
 }
 
-/// `EXPORT_SYMBOL`, `EXPORT_SYMBOL_GPL`; until 5.9 also `EXPORT_SYMBOL_GPL_FUTURE` and `EXPORT_UNUSED_SYMBOL[_GPL]`.
+/// Whether the field is `EXPORT_SYMBOL` or `EXPORT_SYMBOL_GPL`; until 5.9 also `EXPORT_SYMBOL_GPL_FUTURE` and
+/// `EXPORT_UNUSED_SYMBOL[_GPL]`.
 fn is_export(field: &str) -> bool {
     matches!(
         field,

@@ -1,23 +1,24 @@
-//! Pure: `System.map` and `/proc/kallsyms`: what a kernel image exports.
+//! Pure: finds the exports of a kernel image in `System.map` or `/proc/kallsyms`.
 
 use std::{
     collections::BTreeSet,
     io::{self, BufRead, Read},
 };
 
-/// Bytes of one line: an address, a letter, a name of at most `KSYM_NAME_LEN` (512) bytes and a module.
+/// Maximum length of a line in bytes: an address, a letter, a name of at most `KSYM_NAME_LEN` (512) bytes, and a
+/// module.
 const MAX_LINE: u64 = 4096;
-/// Symbols that one image exports. Distribution kernels export about 12,000.
+/// Maximum number of symbols that an image exports. Distribution kernels export about 12,000.
 pub(super) const MAX_EXPORTS: usize = 200_000;
-/// Bytes of their names.
+/// Maximum size of all names in bytes.
 const MAX_TEXT: usize = 16 << 20;
-/// Bytes of one name, with the zero that ends it (`KSYM_NAME_LEN`).
+/// Maximum length of a name in bytes, including the terminating zero (`KSYM_NAME_LEN`).
 pub(super) const MAX_NAME: usize = 512;
-/// What `EXPORT_SYMBOL` calls a symbol's entry in the table of exports (`include/linux/export.h`, and since
+/// Prefix of a symbol's entry in the table of exports, as `EXPORT_SYMBOL` names it (`include/linux/export.h`, and since
 /// Linux 6.4 `scripts/mod/modpost.c`).
 const ENTRY: &str = "__ksymtab_";
 
-/// Names of exports, no more and no longer than a kernel's can be.
+/// Names of exports, limited to the number and length that a kernel can have.
 #[derive(Default)]
 pub(super) struct ExportNames {
     pub names: BTreeSet<String>,
@@ -25,7 +26,7 @@ pub(super) struct ExportNames {
 }
 
 impl ExportNames {
-    /// Keeps a name; says whether there is room for it.
+    /// Adds a name; returns whether the limits still hold.
     pub fn add(&mut self, name: &str) -> bool {
         if !self.names.contains(name) {
             self.bytes = self.bytes.saturating_add(name.len());
@@ -35,11 +36,12 @@ impl ExportNames {
     }
 }
 
-/// Names that the kernel image exports, told by their table entries. The lines are read one by one; those of
-/// modules, which `/proc/kallsyms` marks with `[name]`, do not count. Empty for the placeholder that Debian's
-/// image packages hold, and for kernels that leave these entries out.
+/// Reads the names that the kernel image exports, by their entries in the table of exports. Lines are read one at a
+/// time. Exports of modules, which `/proc/kallsyms` marks with `[name]`, are skipped. The result is empty for the
+/// placeholder file in Debian's image packages, and for kernels that omit these entries.
 ///
-/// Memory: five times the text, at most 32 MiB: 200,000 names of at most 511 bytes with 16 MiB of text. More is an error.
+/// Memory: five times the text, and at most 32 MiB: 200,000 names of at most 511 bytes, with 16 MiB of text. Larger
+/// input is an error.
 pub fn exported_names(mut lines: impl BufRead) -> io::Result<BTreeSet<String>> {
     let mut found = ExportNames::default();
     let mut line = Vec::new();
@@ -59,7 +61,7 @@ pub fn exported_names(mut lines: impl BufRead) -> io::Result<BTreeSet<String>> {
     }
 }
 
-/// `ffffffff826e7d60 r __ksymtab_name`.
+/// Parses a line such as `ffffffff826e7d60 r __ksymtab_name`.
 fn exported(line: &[u8]) -> Option<&str> {
     let mut words = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
     let (address, kind, symbol) = (words.next()?, words.next()?, words.next()?);

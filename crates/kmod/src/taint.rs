@@ -1,5 +1,5 @@
-//! Pure: the taint of a proprietary licence, which modules inherit from those whose symbols they use (`inherit_taint` in
-//! `kernel/module/main.c`).
+//! Pure: the taint of a proprietary license, which a module inherits from the modules whose symbols it uses
+//! (`inherit_taint` in `kernel/module/main.c`).
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -9,17 +9,17 @@ use super::{
     resolve::{Import, Provider},
 };
 
-/// The taint that a module inherits.
+/// Taint that a module inherits.
 #[derive(Clone)]
 pub(super) struct InheritedTaint {
-    /// The module that it is from, for people: `nvidia`, or `nvidia of gpu`.
+    /// Module that the taint comes from, for people: `nvidia`, or `nvidia of gpu`.
     pub by: String,
-    /// Does a source tell that that one is proprietary? Else none tells its licence.
+    /// Whether that module is known to be proprietary; otherwise its license is unknown.
     pub known: bool,
 }
 
-/// For each module of the payload the taint that it inherits, directly or through others. Linux inherits it since 5.9 (commit
-/// 262e6ae7081d).
+/// Returns the taint that each module of the payload inherits, directly or through other modules. Linux passes the
+/// taint on since 5.9 (commit 262e6ae7081d).
 pub(super) fn inherited(
     request: &CheckRequest<'_>,
     imports: &[Vec<Import<'_>>],
@@ -40,7 +40,7 @@ pub(super) fn inherited(
             needed.filter_map(|&needed| proprietary(needed).or_else(|| inherited.get(needed).cloned()?));
         let imports = imports.get(index).into_iter().flatten();
         let mut taints: Vec<InheritedTaint> = of_payload.chain(imports.filter_map(of_needed)).collect();
-        // The first that is known, else the first.
+        // Prefer the first taint that is known.
         taints.sort_by_key(|taint| !taint.known);
         if let Some(place) = inherited.get_mut(index) {
             *place = taints.into_iter().next();
@@ -59,8 +59,8 @@ fn of_needed(import: &Import<'_>) -> Option<InheritedTaint> {
     }
 }
 
-/// The names of the modules that bring the taint of a proprietary licence: a module has such a licence, or uses symbols of one
-/// that brings the taint.
+/// Names the modules that pass on the taint of a proprietary license: modules with such a license, and modules that use
+/// symbols of these, directly or through others.
 pub fn proprietary_modules(modules: &[PayloadModule]) -> BTreeSet<String> {
     let mut clean: Vec<&Module> = modules.iter().filter_map(|payload| payload.module.as_ref().ok()).collect();
     let (mut names, mut exports) = (BTreeSet::new(), HashSet::new());

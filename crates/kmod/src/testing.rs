@@ -1,4 +1,4 @@
-//! Module files and kernels for tests, written byte by byte so that each field can be wrong.
+//! Module files and kernels for tests, built byte by byte so that tests can corrupt each field.
 
 pub mod btf;
 pub mod signature;
@@ -6,12 +6,12 @@ pub mod signature;
 use super::{BeyondHeaders, KernelConfig, KernelFacts, Module, PayloadModule, SymbolTable};
 use crate::Architecture;
 
-/// Offset of the section headers' fields within one header (`Elf64_Shdr`).
+/// Offsets of fields in a section header (`Elf64_Shdr`).
 pub const SH_TYPE: usize = 4;
 pub const SH_OFFSET: usize = 24;
 pub const SH_SIZE: usize = 32;
 
-/// A module file in the making. Sections come in a fixed order, so that tests can find them.
+/// Builder of a module file. Sections have a fixed order, so that tests can find them.
 #[derive(Clone)]
 pub struct ModuleFile {
     pub machine: u16,
@@ -19,16 +19,16 @@ pub struct ModuleFile {
     pub versions: Option<Vec<(&'static str, u32)>>,
     pub extended: Option<(Vec<u32>, Vec<u8>)>,
     pub undefined: Vec<(&'static str, bool)>,
-    /// Name, version, GPL only, namespace.
+    /// Exports: name, version, GPL only, namespace.
     pub exports: Vec<(&'static str, Option<u32>, bool, &'static str)>,
-    /// The section of the flags that say what is GPL only, as Linux 7.2 has them; else a table of its own says it.
+    /// Section with the flags for GPL-only exports, as in Linux 7.2; `None` for a separate table of such exports.
     pub flags: Option<&'static str>,
     pub common: Option<&'static str>,
     pub this_module: bool,
-    /// Bytes of `struct module`.
+    /// Size of `struct module` in bytes.
     pub size: usize,
     pub btf: Option<Vec<u8>>,
-    /// A second `.modinfo` after the first.
+    /// Whether a second `.modinfo` follows the first.
     pub twice: bool,
 }
 
@@ -48,7 +48,7 @@ impl Section {
 }
 
 impl ModuleFile {
-    /// A GPL module for [`kernel`], without symbols.
+    /// Creates a GPL module for [`kernel`], without symbols.
     pub fn named(name: &str) -> Self {
         Self {
             machine: 62,
@@ -70,7 +70,7 @@ impl ModuleFile {
         }
     }
 
-    /// Needs a symbol, in this version.
+    /// Adds a needed symbol with this version.
     pub fn needs(mut self, symbol: &'static str, crc: u32) -> Self {
         self.undefined.push((symbol, false));
         if let Some(versions) = &mut self.versions {
@@ -229,17 +229,18 @@ fn lay_out(machine: u16, mut sections: Vec<Section>) -> Vec<u8> {
     file
 }
 
-/// Where the header of a section starts in a file of [`ModuleFile::build`].
+/// Offset of a section's header in a file of [`ModuleFile::build`].
 pub fn section_header(file: &[u8], index: usize) -> usize {
     usize::try_from(u64::from_le_bytes(file[40..48].try_into().unwrap())).unwrap() + index * 64
 }
 
-/// Writes a number into a file.
+/// Overwrites bytes of a file.
 pub fn patch(file: &mut [u8], at: usize, bytes: &[u8]) {
     file[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
-/// 6.1.0-9-amd64 with these options beside the usual ones, and this symbol table beside `module_layout`.
+/// Creates 6.1.0-9-amd64 with these options in addition to the usual ones, and this symbol table in addition to
+/// `module_layout`.
 pub fn kernel(options: &[&str], table: &str) -> KernelFacts {
     let usual = ["SMP", "PREEMPT_BUILD", "MODULE_UNLOAD", "MODVERSIONS", "X86_64"];
     let config: Vec<String> = usual.iter().chain(options).map(|o| format!("CONFIG_{o}=y\n")).collect();

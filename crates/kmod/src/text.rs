@@ -1,4 +1,4 @@
-//! Pure: a check report as people read it.
+//! Pure: formats a check report for people.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,11 +7,12 @@ use std::{
 
 use super::{BootOutcome, BootReport, CheckReport, Finding, ModuleReport, Rule, Taint, Verdict};
 
-/// Names in one line; more are counted.
+/// Maximum number of names in a line; further ones are only counted.
 const NAMES: usize = 12;
 
-/// A table for people. Findings of one kind are shown once, with their number: a module built for another kernel
-/// disagrees about hundreds of symbols. A warning that many modules share is shown once, below.
+/// Formats the report as a table for people. Findings of one kind are shown once, with their number, because a module
+/// built for another kernel disagrees about hundreds of symbols. A warning that several modules share is shown once,
+/// below the table.
 impl fmt::Display for CheckReport {
     fn fmt(&self, text: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kernel, architecture, verdict, findings, modules, load_order, boot } = self;
@@ -37,7 +38,7 @@ impl fmt::Display for CheckReport {
     }
 }
 
-/// Warnings by rule and text that more than one module has, with the first such finding and the modules' names.
+/// Warnings that several modules share, by rule and message, with the first such finding and the modules' names.
 type Shared<'a> = BTreeMap<(Rule, &'a str), (&'a Finding, Vec<&'a str>)>;
 
 fn shared_warnings(modules: &[ModuleReport]) -> Shared<'_> {
@@ -71,8 +72,8 @@ fn rows(text: &mut fmt::Formatter<'_>, modules: &[ModuleReport], shared: &Shared
     Ok(())
 }
 
-/// What is worth knowing beside the verdicts. Every driver is out of tree, and that one is not signed is a warning
-/// already, so these two taints are left to the report.
+/// Writes facts beyond the verdicts. Two taints are omitted: every driver is out of tree, and a missing signature is
+/// already a warning.
 fn notes(text: &mut fmt::Formatter<'_>, modules: &[ModuleReport]) -> fmt::Result {
     let mut taints: BTreeMap<Taint, Vec<&str>> = BTreeMap::new();
     let mut signers: BTreeMap<String, Vec<&str>> = BTreeMap::new();
@@ -145,7 +146,7 @@ fn outcome(outcome: &BootOutcome) -> String {
     }
 }
 
-/// The first of several names, each once, and how many more there are.
+/// Lists the first names without duplicates, and the number of further ones.
 fn names<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let (mut seen, mut list) = (BTreeSet::new(), Vec::new());
     for name in names {
@@ -161,7 +162,7 @@ fn names<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     }
 }
 
-/// One entry for each kind of finding, the first standing for all, the worst kinds first.
+/// Formats one entry for each kind of finding, worst kinds first. The first finding of a kind represents all.
 fn reasons<'a>(findings: impl Iterator<Item = &'a Finding>) -> Vec<String> {
     let mut kinds: Vec<(&Finding, usize)> = Vec::new();
     for finding in findings {
@@ -188,7 +189,7 @@ fn reasons<'a>(findings: impl Iterator<Item = &'a Finding>) -> Vec<String> {
         .collect()
 }
 
-/// Names come from untrusted files: nothing in them moves a terminal's cursor or makes a line.
+/// Replaces control characters: names come from untrusted files, and must not move a terminal's cursor or start a line.
 fn one_line(text: &str) -> String {
     text.replace(char::is_control, "\u{fffd}")
 }

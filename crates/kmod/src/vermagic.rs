@@ -5,38 +5,39 @@ use std::fmt;
 use super::KernelConfig;
 use crate::{Architecture, KernelRelease};
 
-/// Starts the hash of the structure layout seed (`CONFIG_RANDSTRUCT`).
+/// Prefix of the hash of the structure layout seed (`CONFIG_RANDSTRUCT`).
 const RANDSTRUCT: &str = "RANDSTRUCT_";
 
-/// A kernel's `VERMAGIC_STRING` (`include/linux/vermagic.h`), as far as its header set tells.
+/// A kernel's `VERMAGIC_STRING` (`include/linux/vermagic.h`), as far as its header set determines it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vermagic {
-    /// With the space that ends it where the kernel's has one: the loader compares every byte.
+    /// Text with its trailing space, if the kernel's has one: the loader compares every byte.
     text: String,
-    /// Another word follows that only the kernel's own build directory knows: the hash of the layout seed.
+    /// Whether another word follows that only the kernel's own build directory determines: the hash of the layout seed.
     randstruct: bool,
 }
 
-/// How a module's vermagic differs from the kernel's.
+/// Difference between a module's vermagic and the kernel's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the variants say what their fields are")]
+#[expect(missing_docs, reason = "the variants document their fields")]
 pub enum Difference {
-    /// Not at all, or only where the loader does not look.
+    /// No difference, or only one that the loader ignores.
     None,
-    /// Nothing but the hash of the layout seed, which no header set tells, can differ.
+    /// At most the hash of the layout seed differs, which no header set reveals.
     Undecidable,
-    /// These words are only the module's, and those only the kernel's.
+    /// Words that only the module has, and words that only the kernel has.
     Words { module: Vec<String>, kernel: Vec<String> },
 }
 
 impl Vermagic {
-    /// Computes what `include/linux/vermagic.h` makes of a configuration.
+    /// Derives the string from a configuration, as `include/linux/vermagic.h` does.
     ///
-    /// `preempt` came from `CONFIG_PREEMPT` until Linux 5.15, and comes from `CONFIG_PREEMPT_BUILD` since
-    /// (commit c597bfddc9e9 introduced it, vendors backported both together), so whichever the
-    /// configuration knows decides. `preempt_rt` is looked at second: 6.12's real-time kernels have
-    /// `PREEMPT_BUILD` too and say `preempt`, 6.1's do not and say `preempt_rt`; both seen in Debian's modules. Its 7.2 kernels have both, too,
-    /// and say `preempt_rt`: their header asks for it first (`real_time_first`).
+    /// `preempt` depends on `CONFIG_PREEMPT` until Linux 5.15, and on `CONFIG_PREEMPT_BUILD` since. Commit c597bfddc9e9
+    /// introduced the latter, and vendors backported both together, so either option counts.
+    ///
+    /// `preempt_rt` is normally tested after `preempt`, as seen in Debian's modules. Real-time kernels of 6.12 also set
+    /// `PREEMPT_BUILD` and have `preempt`; 6.1 kernels do not set it and have `preempt_rt`. Debian's real-time kernels
+    /// of 7.2 set both options and have `preempt_rt`, because their header tests it first (`real_time_first`).
     pub fn expected(
         release: &KernelRelease,
         arch: Architecture,
@@ -69,13 +70,13 @@ impl Vermagic {
         Self { text, randstruct }
     }
 
-    /// The `vermagic` of one of the kernel's own modules, every byte of it.
+    /// Takes the exact `vermagic` of one of the kernel's own modules.
     pub fn exact(text: &str) -> Self {
         Self { text: text.to_owned(), randstruct: false }
     }
 
-    /// Compares as the loader's `same_magic` does (`kernel/module/version.c`): byte by byte, without the
-    /// release where the module carries symbol versions.
+    /// Compares as the loader's `same_magic` does (`kernel/module/version.c`): byte by byte, but without the release if
+    /// the module has symbol versions.
     pub fn compare(&self, module: &str, has_versions: bool) -> Difference {
         let without_release = |text: &str| text.find(' ').map_or("", |at| &text[at..]).to_owned();
         let (module, kernel) = if has_versions {
@@ -129,7 +130,7 @@ mod tests {
         Vermagic::expected(&release.parse().unwrap(), arch, &config, release.starts_with("7."))
     }
 
-    /// The options are those of the kernels' own `auto.conf`, the strings those of their in-tree modules.
+    /// The options are from the kernels' own `auto.conf`, the strings from their in-tree modules.
     #[test]
     fn computes_what_distribution_kernels_carry() {
         use Architecture::{Amd64, Arm64};

@@ -1,7 +1,7 @@
-//! Pure: a decompressed kernel: its type information, its release, and what it exports.
+//! Pure: reads a decompressed kernel: its type information, its release, and its exports.
 //!
-//! x86's is an ELF file, whose sections tell where things are. arm64's Image is what stands in memory, without
-//! sections: there they are looked for.
+//! On x86 the kernel is an ELF file with sections. On arm64 it is a raw memory image without sections, so the data is
+//! searched for.
 
 use std::{
     collections::BTreeSet,
@@ -21,27 +21,27 @@ use super::{
     vmlinuz::Result,
 };
 
-/// Bytes of one section that is read into memory. A distribution kernel's BTF has 6 MB.
+/// Maximum size in bytes of a section that is read into memory. A distribution kernel's BTF has 6 MB.
 const MAX_SECTION: u64 = 64 << 20;
-/// Sections of one kernel, which has some fifty.
+/// Maximum number of sections of a kernel; usual kernels have about fifty.
 const MAX_SECTIONS: u16 = 4096;
-/// Bytes that are looked through at a time.
+/// Bytes that are searched at a time.
 const CHUNK: usize = 1 << 20;
-/// `linux_banner` in `init/version.c` starts so.
+/// Beginning of `linux_banner` in `init/version.c`.
 const BANNER: &[u8] = b"Linux version ";
-/// Bytes of the longest release (`__NEW_UTS_LEN`).
+/// Maximum length of a release in bytes (`__NEW_UTS_LEN`).
 const MAX_RELEASE: usize = 64;
 
 /// A decompressed kernel in a file.
 ///
-/// Memory: 4,096 section headers and their names, at most 72 MiB while the file is opened and 4 MiB after that. Beside it one
-/// section at a time, at most twice its size and 128 MiB; of exports 5 MiB of tables, their names' section and 32 MiB of
-/// names. Nothing of it grows with the file.
+/// Memory: 4,096 section headers and their names, at most 72 MiB while the file is opened and 4 MiB afterwards. In
+/// addition one section at a time, at most twice its size and 128 MiB. Exports need 5 MiB of tables, the section of
+/// their names, and 32 MiB of names. None of this depends on the size of the file.
 #[derive(Debug)]
 pub struct Vmlinux<F> {
     file: F,
     length: u64,
-    /// None for a raw image.
+    /// Section headers; empty for a raw image.
     sections: Vec<Section>,
 }
 
@@ -54,7 +54,7 @@ struct Section {
 }
 
 impl<F: Read + Seek> Vmlinux<F> {
-    /// Reads the section headers, if it has any.
+    /// Opens a kernel and reads its section headers, if it has any.
     pub fn open(mut file: F) -> Result<Self> {
         let length = file.seek(SeekFrom::End(0))?;
         let mut vmlinux = Self { file, length, sections: Vec::new() };
@@ -69,7 +69,7 @@ impl<F: Read + Seek> Vmlinux<F> {
         let damaged = VmlinuzError::Damaged;
         let (header, _) =
             from_bytes::<FileHeader64<LE>>(&start).map_err(|()| damaged("it ends in its ELF header"))?;
-        // A module, for example.
+        // For example a module.
         if header.e_type.get(LE) == ET_REL {
             return Err(VmlinuzError::Form);
         }
@@ -97,7 +97,7 @@ impl<F: Read + Seek> Vmlinux<F> {
             .collect())
     }
 
-    /// The kernel's type information; `None` where it was built without.
+    /// Reads the kernel's type information; `None` if it was built without.
     pub fn btf(&mut self) -> Result<Option<Vec<u8>>> {
         if self.sections.is_empty() {
             return self.find_btf();
@@ -105,7 +105,7 @@ impl<F: Read + Seek> Vmlinux<F> {
         self.section(".BTF").map(|section| self.contents(&section)).transpose()
     }
 
-    /// `X` of the `Linux version X` that it prints when it starts.
+    /// Reads `X` of the `Linux version X` that the kernel prints when it starts.
     pub fn release(&mut self) -> Result<Option<String>> {
         let (start, size) = match self.section(".rodata") {
             Some(section) => (section.offset, section.size),
@@ -116,20 +116,20 @@ impl<F: Read + Seek> Vmlinux<F> {
             let release = text.get(BANNER.len()..).unwrap_or_default();
             let end = release.iter().position(|&byte| byte == b' ').unwrap_or_default();
             let release = String::from_utf8_lossy(release.get(..end).unwrap_or_default());
-            // The same words stand in messages with other things behind them.
+            // Other messages contain the same words, followed by other text.
             Ok(release.starts_with(|c: char| c.is_ascii_digit()).then(|| release.into_owned()))
         })
     }
 
-    /// Names that the kernel exports, from its own table of exports; `None` for a raw image, and for a table of an
-    /// unknown form.
+    /// Reads the names that the kernel exports from its own table of exports. `None` for a raw image, and for a table
+    /// of an unknown format.
     pub fn exports(&mut self) -> Result<Option<BTreeSet<String>>> {
         let Some(strings) = self.section("__ksymtab_strings") else { return Ok(None) };
-        // `__ksymtab`, `__ksymtab_gpl`, and up to Linux 5.11 `__ksymtab_unused` and its like.
+        // `__ksymtab`, `__ksymtab_gpl`, and up to Linux 5.11 `__ksymtab_unused` and similar.
         let is_table =
             |section: &&Section| section.name.starts_with("__ksymtab") && section.name != "__ksymtab_strings";
         let sections: Vec<Section> = self.sections.iter().filter(is_table).cloned().collect();
-        // Tables may lie over each other.
+        // Limit the total size, because tables of a hostile file may overlap.
         let bytes = sections.iter().fold(0_u64, |sum, section| sum.saturating_add(section.size));
         if bytes > MAX_EXPORTS as u64 * LARGEST_ENTRY {
             return Err(VmlinuzError::Damaged("its tables of exports are larger than any kernel's"));
@@ -165,7 +165,7 @@ impl<F: Read + Seek> Vmlinux<F> {
         self.read(section.offset, section.size)
     }
 
-    /// Exactly these bytes.
+    /// Reads exactly `size` bytes.
     fn read(&mut self, offset: u64, size: u64) -> Result<Vec<u8>> {
         if size > MAX_SECTION {
             return Err(VmlinuzError::TooLarge(MAX_SECTION));
@@ -177,7 +177,7 @@ impl<F: Read + Seek> Vmlinux<F> {
         Ok(bytes)
     }
 
-    /// These bytes, or as many of them as there are.
+    /// Reads up to `size` bytes.
     fn read_up_to(&mut self, offset: u64, size: u64) -> Result<Vec<u8>> {
         self.file.seek(SeekFrom::Start(offset))?;
         let mut bytes = Vec::new();
@@ -185,7 +185,7 @@ impl<F: Read + Seek> Vmlinux<F> {
         Ok(bytes)
     }
 
-    /// The first place of these bytes where `accept` finds what it is looking for.
+    /// Searches for these bytes; returns the result of the first occurrence for which `accept` returns one.
     fn search<T>(
         &mut self,
         start: u64,
@@ -208,13 +208,13 @@ impl<F: Read + Seek> Vmlinux<F> {
                 }
                 from += found + 1;
             }
-            // What is cut by the end of this chunk stands whole in the next one.
+            // Chunks overlap, so that an occurrence across the boundary is found in the next chunk.
             at += (count - (wanted.len() - 1)) as u64;
         }
         Ok(None)
     }
 
-    /// Looks for BTF by its header, as there are no sections.
+    /// Searches for BTF by its header, for images without sections.
     fn find_btf(&mut self) -> Result<Option<Vec<u8>>> {
         self.search(0, u64::MAX, b"\x9f\xeb\x01\x00\x18\0\0\0", |vmlinux, at| {
             let header = vmlinux.read_up_to(at, 24)?;
@@ -233,17 +233,18 @@ impl<F: Read + Seek> Vmlinux<F> {
     }
 }
 
-/// A form of `struct kernel_symbol` (`kernel/module/internal.h`, before Linux 5.19 `include/linux/export.h`).
+/// Format of `struct kernel_symbol` (`kernel/module/internal.h`, before Linux 5.19 `include/linux/export.h`).
 struct EntryForm {
     size: usize,
-    /// Offsets from each field's own place (`CONFIG_HAVE_ARCH_PREL32_RELOCATIONS`, since Linux 4.19), or addresses.
+    /// Whether fields are offsets from their own address (`CONFIG_HAVE_ARCH_PREL32_RELOCATIONS`, since Linux 4.19);
+    /// otherwise they are addresses.
     relative: bool,
 }
 
-/// Bytes of the longest form.
+/// Size of the largest format in bytes.
 const LARGEST_ENTRY: u64 = 24;
 
-/// With the namespace's name as third field (since Linux 5.4) and without it.
+/// Formats with the namespace's name as third field (since Linux 5.4), and without it.
 const ENTRY_FORMS: [EntryForm; 4] = [
     EntryForm { size: 12, relative: true },
     EntryForm { size: 8, relative: true },
@@ -252,7 +253,7 @@ const ENTRY_FORMS: [EntryForm; 4] = [
 ];
 
 impl EntryForm {
-    /// The address of the name in an entry at this address. The name is the second field.
+    /// Address of the symbol's name for an entry at address `place`. The name is the second field.
     fn name(&self, entry: &[u8], place: u64) -> Option<u64> {
         if self.relative {
             let offset = i32::from_le_bytes(entry.get(4..8)?.try_into().ok()?);

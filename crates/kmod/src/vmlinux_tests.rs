@@ -4,10 +4,10 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Where sections stand in memory.
+/// Address of sections in memory.
 const BASE: u64 = 0xffff_ffff_8200_0000;
 
-/// An ELF file of these sections, each in memory at [`BASE`] plus its place in the file.
+/// Builds an ELF file of these sections. The address of each section is [`BASE`] plus its offset in the file.
 fn elf(sections: &[(&str, Vec<u8>)]) -> Vec<u8> {
     let mut names = vec![0];
     let mut headers = vec![[0_u64; 8]];
@@ -35,10 +35,10 @@ fn elf(sections: &[(&str, Vec<u8>)]) -> Vec<u8> {
     file
 }
 
-/// Names of exports in memory, with an empty one for "no namespace" at the start.
+/// Names of exports, with an empty string for "no namespace" at the start.
 const STRINGS: &[u8] = b"\0kfree\0usb_disabled\0USB\0";
 
-/// A kernel that exports `kfree` and `usb_disabled` in a table of this form.
+/// Builds a kernel that exports `kfree` and `usb_disabled` in a table of this format.
 fn exporting(size: usize, relative: bool) -> Vec<u8> {
     let (strings, first) = (64, 64 + STRINGS.len());
     let tables = [(first, 1_usize), (first + size, 7)].map(|(place, name)| {
@@ -90,7 +90,7 @@ fn exports_in_every_form_of_the_table() {
         let exports = open(&exporting(size, relative)).exports().unwrap().unwrap();
         assert_eq!(exports.into_iter().collect::<Vec<_>>(), ["kfree", "usb_disabled"], "{size}");
     }
-    // A form of the future.
+    // An unknown format.
     assert_eq!(open(&exporting(20, true)).exports().unwrap(), None);
 }
 
@@ -109,7 +109,7 @@ fn tables_of_exports_that_lie_over_each_other_are_refused() {
 
 #[test]
 fn a_raw_image_is_looked_through() {
-    // Things that only look like BTF, one of them cut off by the end; BTF across the border of two chunks.
+    // Data that only looks like BTF, also truncated at the end, and BTF across a chunk boundary.
     let mut image = vec![0; CHUNK - 30];
     image[100..108].copy_from_slice(&btf()[..8]);
     image.extend(btf());

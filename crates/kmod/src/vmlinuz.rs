@@ -1,9 +1,9 @@
-//! Pure: bootable kernel images: where the kernel lies in them, and how it is compressed.
+//! Pure: finds the kernel in a bootable image, and decompresses it.
 //!
 //! x86's bzImage is described in `Documentation/arch/x86/boot.rst`, arm64's Image in
-//! `Documentation/arch/arm64/booting.rst`, the EFI zboot image in `drivers/firmware/efi/libstub/zboot-header.S`.
-//! A reader of our own: the headers are three numbers each, and the streams behind them are untrusted, so that each
-//! decompressor gets a limit.
+//! `Documentation/arch/arm64/booting.rst`, and the EFI zboot image in `drivers/firmware/efi/libstub/zboot-header.S`.
+//! This is a custom parser: each header has only three relevant numbers, and the streams are untrusted, so each
+//! decompressor needs a limit.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
@@ -11,33 +11,33 @@ use liblzma::stream::Stream;
 
 use super::btf::u32_at;
 
-/// Bytes of the start of an image in which all forms can be told.
+/// Bytes at the start of an image that suffice to recognize its format.
 const START: u64 = 1024;
-/// Memory that an xz or lzma stream may ask for: the kernel's own build asks for a dictionary of at most
-/// 128 MiB (`scripts/xz_wrap.sh`).
+/// Memory limit for an xz or lzma stream in bytes. The kernel's own build uses a dictionary of at most 128 MiB
+/// (`scripts/xz_wrap.sh`).
 const MAX_XZ_MEMORY: u64 = 160 << 20;
-/// The window that a zstd stream may ask for, as a power of two. The kernel's build compresses at level 22, whose
-/// window is 128 MiB; memory of it is touched only as far as the kernel is long.
+/// Maximum window of a zstd stream, as a power of two. The kernel's build compresses at level 22, whose window is 128
+/// MiB. Only as much of the window's memory is touched as the kernel is long.
 const MAX_ZSTD_WINDOW: u32 = 27;
-/// The first boot protocol that says where the payload is (Linux 2.6.26).
+/// First boot protocol version that contains the payload's position (Linux 2.6.26).
 const PAYLOAD_PROTOCOL: u16 = 0x0208;
 
-/// Where a kernel lies in its bootable image.
+/// Position of a kernel in its bootable image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Payload {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes; they may hold a little more than the compressed kernel.
+    /// Length in bytes; may include a few bytes after the compressed kernel.
     pub length: u64,
-    /// How it is compressed.
+    /// Compression of the kernel.
     pub method: Method,
 }
 
-/// How a kernel is compressed (`KERNEL_GZIP` and its siblings in `init/Kconfig`).
+/// Compression of a kernel (`KERNEL_GZIP` and related options in `init/Kconfig`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the methods go by their own names")]
+#[expect(missing_docs, reason = "each variant is named after its format")]
 pub enum Method {
-    /// Not at all.
+    /// Not compressed.
     Plain,
     Gzip,
     Xz,
@@ -48,31 +48,31 @@ pub enum Method {
     Lzo,
 }
 
-/// What reading a kernel image gives.
+/// Result of reading a kernel image.
 pub(super) type Result<T, E = VmlinuzError> = std::result::Result<T, E>;
 
-/// Why a file is no kernel image that can be read.
+/// Reason why a file cannot be read as a kernel image.
 #[derive(Debug, thiserror::Error)]
 pub enum VmlinuzError {
-    /// The file.
+    /// The file cannot be read.
     #[error("read the kernel image")]
     Read(#[from] io::Error),
-    /// Something else.
+    /// The file has an unknown format.
     #[error("the file is neither a bzImage, an arm64 Image, an EFI zboot image nor an ELF vmlinux")]
     Form,
-    /// A header that contradicts the file.
+    /// The header contradicts the file.
     #[error("the kernel image is damaged: {0}")]
     Damaged(&'static str),
-    /// A method without a decompressor here.
+    /// The kernel is compressed with a method that this crate does not support.
     #[error("the kernel in the image is compressed with {0}, which farrier does not unpack")]
     Method(&'static str),
-    /// More than any kernel has.
+    /// The kernel is larger than any known kernel.
     #[error("the kernel in the image has more than {} MiB", .0 >> 20)]
     TooLarge(u64),
 }
 
 impl VmlinuzError {
-    /// What to do about it.
+    /// Advice on how to fix the error.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Read(_) | Self::Damaged(_) | Self::TooLarge(_) => {
@@ -86,7 +86,7 @@ impl VmlinuzError {
     }
 }
 
-/// Finds the kernel in a bootable image.
+/// Locates the kernel in a bootable image.
 pub fn locate(image: &mut (impl Read + Seek)) -> Result<Payload> {
     let length = image.seek(SeekFrom::End(0))?;
     let start = read_at(image, 0, START)?;
@@ -94,7 +94,7 @@ pub fn locate(image: &mut (impl Read + Seek)) -> Result<Payload> {
     if is_at(0, b"\x7fELF") {
         return Ok(Payload { offset: 0, length, method: Method::Plain });
     }
-    // Both of these start with `MZ`, as EFI programs do.
+    // The zboot image and the bzImage both start with `MZ`, as EFI programs do.
     if is_at(0, b"MZ") && is_at(4, b"zimg") {
         return zboot(image, &start, length);
     }
@@ -119,7 +119,7 @@ fn bz_image(image: &mut (impl Read + Seek), start: &[u8], length: u64) -> Result
     if u16::from_le_bytes([low, high]) < PAYLOAD_PROTOCOL {
         return Err(VmlinuzError::Damaged("its boot protocol is older than 2.08"));
     }
-    // 0 means 4, for the oldest boot loaders; the boot sector itself comes on top.
+    // 0 means 4, for the oldest boot loaders; the boot sector itself is not included.
     let sectors = if sectors == 0 { 4 } else { u64::from(sectors) };
     let (Some(offset), Some(size)) = (u32_at(start, 0x248), u32_at(start, 0x24c)) else { return Err(short) };
     let offset = (sectors + 1) * 512 + u64::from(offset);
@@ -143,7 +143,7 @@ fn compressed(image: &mut (impl Read + Seek), offset: u64, size: u64, length: u6
 }
 
 impl Method {
-    /// Tells the method by the first bytes (`compressed_formats` in `lib/decompress.c`).
+    /// Recognizes the method by the first bytes (`compressed_formats` in `lib/decompress.c`).
     fn of(start: &[u8]) -> Option<Self> {
         const MAGIC: [(&[u8], Method); 9] = [
             (b"\x7fELF", Method::Plain),
@@ -160,10 +160,10 @@ impl Method {
     }
 }
 
-/// The kernel itself, decompressed as it is read. It ends where the compressed stream does: what follows it in a
-/// payload, such as the kernel's size, is no part of it.
+/// Returns a reader of the decompressed kernel. The reader ends where the compressed stream ends; later bytes of the
+/// payload, such as the kernel's size, are ignored.
 ///
-/// Memory: at most 161 MiB, whatever the stream asks for; how much comes out of it is for the caller to bound.
+/// Memory: at most 161 MiB, whatever the stream asks for. The caller has to limit the amount of output.
 pub fn kernel<'r>(image: &'r mut (impl Read + Seek), payload: &Payload) -> Result<Box<dyn Read + 'r>> {
     image.seek(SeekFrom::Start(payload.offset))?;
     let bytes = io::BufReader::with_capacity(128 << 10, image.take(payload.length));

@@ -32,7 +32,8 @@ fn zstd_of(bytes: &[u8]) -> Vec<u8> {
     zstd::encode_all(bytes, 3).unwrap()
 }
 
-/// A bzImage of two setup sectors, the payload 100 bytes behind them, its length after it as the build puts it.
+/// Builds a bzImage with two setup sectors and the payload 100 bytes behind them, followed by the kernel's size, as in
+/// the kernel's build.
 fn bz_image_of(payload: &[u8], size: usize) -> Vec<u8> {
     let mut image = vec![0; 3 * 512 + 100];
     image[..2].copy_from_slice(b"MZ");

@@ -1,8 +1,8 @@
-//! Annotations that the OCI image specification and its users define.
+//! Annotation keys from the OCI image specification and from tools that extend it.
 
-/// RFC 3339 time of creation (OCI image spec, `annotations.md`, as all of `org.opencontainers`).
+/// RFC 3339 creation time (OCI image spec, `annotations.md`, which defines all `org.opencontainers` keys).
 pub const CREATED: &str = "org.opencontainers.image.created";
-/// Title for people.
+/// Human-readable title.
 pub const TITLE: &str = "org.opencontainers.image.title";
 /// Version of the packaged software.
 pub const VERSION: &str = "org.opencontainers.image.version";
@@ -10,7 +10,7 @@ pub const VERSION: &str = "org.opencontainers.image.version";
 pub const BASE_DIGEST: &str = "org.opencontainers.image.base.digest";
 /// Reference of the base image.
 pub const BASE_NAME: &str = "org.opencontainers.image.base.name";
-/// On a signed or unsigned statement: what it claims (in-toto attestation framework).
+/// Predicate type of an attestation, signed or unsigned (in-toto attestation framework).
 pub const PREDICATE_TYPE: &str = "in-toto.io/predicate-type";
-/// In a layout's index: the name that a manifest goes by.
+/// Name of a manifest in the index of a layout directory.
 pub const REF_NAME: &str = "org.opencontainers.image.ref.name";

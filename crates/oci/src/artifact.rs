@@ -1,17 +1,16 @@
-//! Pure: what is stored beside an image and refers to it (image spec 1.1, `manifest.md`, `subject`): its check
-//! report, and documents of other kinds.
+//! Pure: referrers of an image (image spec 1.1, `manifest.md`, `subject`): its check report and other documents.
 
 use super::{AnyManifest, Descriptor, Digest, ImageError, ImageManifest, Tag, annotations, media_type};
 
-/// The configuration of an artifact without one.
+/// Configuration of an artifact that has none.
 pub const EMPTY: &[u8] = b"{}";
 
-/// A manifest with the blobs that it names.
+/// An artifact's manifest with the blobs that the manifest names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Artifact {
-    /// The one layer.
+    /// Content of the only layer.
     pub content: Vec<u8>,
-    /// The configuration, which says nothing.
+    /// The configuration, always [`EMPTY`].
     pub config: &'static [u8],
     /// The manifest's bytes; its media type is [`media_type::OCI_MANIFEST`].
     pub manifest: Vec<u8>,
@@ -20,7 +19,7 @@ pub struct Artifact {
 }
 
 impl Artifact {
-    /// A document of some kind about the image whose manifest is `subject`.
+    /// Creates an artifact of type `kind` whose subject is the image with the manifest bytes `subject`.
     pub fn about(
         subject: &[u8],
         kind: &'static str,
@@ -51,8 +50,8 @@ impl Artifact {
 }
 
 impl ImageManifest {
-    /// The descriptor under which a manifest that refers to another is listed (distribution spec, "Listing
-    /// Referrers"): with its kind and its notes.
+    /// Descriptor under which this manifest is listed as a referrer (distribution spec, "Listing Referrers"), with its
+    /// artifact type and annotations.
     pub fn as_referrer(&self, bytes: &[u8]) -> Descriptor {
         let artifact_type = self.artifact_type.clone().unwrap_or_else(|| self.config.media_type.clone());
         Descriptor {
@@ -63,21 +62,22 @@ impl ImageManifest {
     }
 }
 
-/// The tag that lists what refers to a manifest, where a registry does not do so itself (distribution spec,
+/// Fallback tag that lists a manifest's referrers where the registry has no referrers API (distribution spec,
 /// "Referrers Tag Schema").
 pub fn referrers_tag(subject: &Digest) -> Option<Tag> {
     format!("sha256-{}", subject.hex()).parse().ok()
 }
 
-/// The manifest that what stands under a tag is about, where the tag says so: a list of referrers, or with a suffix a
-/// signature or attestation of cosign's (`sha256-<hex>.sig`).
+/// Digest of the manifest that a tag refers to, or `None` for other tags. Two kinds of tag name a subject: a fallback
+/// list of referrers (`sha256-<hex>`), and a signature or attestation of cosign, which adds a suffix
+/// (`sha256-<hex>.sig`).
 pub fn subject_of_tag(tag: &Tag) -> Option<Digest> {
     let text = tag.as_str().strip_prefix("sha256-")?;
     let hex = text.split_once('.').map_or(text, |(hex, _)| hex);
     format!("sha256:{hex}").parse().ok()
 }
 
-/// Is this such a tag?
+/// Whether `tag` is a fallback tag as [`referrers_tag`] returns it.
 pub fn is_referrers_tag(tag: &Tag) -> bool {
     tag.as_str()
         .strip_prefix("sha256-")

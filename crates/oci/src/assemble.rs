@@ -1,4 +1,4 @@
-//! Pure: assemble: a base and payload layers become a configuration and a manifest.
+//! Pure: assembles an image: a base and payload layers go in, a configuration and a manifest come out.
 
 use std::collections::BTreeMap;
 
@@ -11,41 +11,42 @@ use super::{
 };
 use crate::Digest;
 
-/// When every image was made, as far as it says: the same inputs give the same digest.
+/// Creation time of every image. It is constant so that the same inputs give the same digest.
 pub const CREATED: &str = "1970-01-01T00:00:00Z";
 
-/// The history's word for a layer that farrier put on a base. A union image finds payloads by it.
+/// `created_by` of the history entries for payload layers. Union images find payloads by this value.
 pub const PAYLOAD_HISTORY: &str = "farrier: payload";
 
-/// The same for the layer with `driver-entrypoint`, which counts as the base's in a union: its images share it.
+/// `created_by` of the history entry for the `driver-entrypoint` layer. A union image treats this layer as part of the
+/// base, because all members share it.
 const ENTRYPOINT_HISTORY: &str = "farrier: driver-entrypoint";
 
-/// Fields that Docker's engine leaves in configurations and that describe its build, not the image.
+/// Fields that Docker's engine leaves in configurations. They describe the build, not the image.
 const BUILD_LEFTOVERS: [&str; 4] = ["container", "container_config", "docker_version", "id"];
 
-/// What an image is made of.
+/// Inputs of an image.
 #[derive(Clone, Debug)]
 pub struct Assembly<'a> {
-    /// The image below; nothing when absent.
+    /// The base image; without one, the image consists of the given layers only.
     pub base: Option<&'a Base>,
-    /// The layer with `driver-entrypoint`: over the base and below the payload, so that one more kernel brings no
-    /// layer but its payload.
+    /// The layer with `driver-entrypoint`, between the base and the payload. At this position another kernel adds only
+    /// its payload layer.
     pub entrypoint_layer: Option<&'a Layer>,
-    /// The payload, the lowest layer first.
+    /// The payload layers, lowest first.
     pub layers: &'a [Layer],
-    /// The entrypoint; the base's (and its arguments) when empty.
+    /// The entrypoint. When empty, the image keeps the base's entrypoint and arguments.
     pub entrypoint: &'a [String],
-    /// Environment, over the base's.
+    /// Environment variables; they override the base's.
     pub env: &'a BTreeMap<String, String>,
-    /// Labels, over the base's.
+    /// Labels; they override the base's.
     pub labels: &'a BTreeMap<String, String>,
-    /// Annotations of the manifest. The base's digest is added.
+    /// Annotations of the manifest. [`assemble`] adds the digest of the base.
     pub annotations: &'a BTreeMap<String, String>,
-    /// What it runs on.
+    /// Architecture in Go's spelling.
     pub architecture: &'a str,
 }
 
-/// An image, but for its layers' bytes.
+/// An assembled image without its layers' bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assembled {
     /// The configuration's bytes.
@@ -54,18 +55,18 @@ pub struct Assembled {
     pub config_digest: Digest,
     /// The manifest's bytes; its media type is [`media_type::OCI_MANIFEST`].
     pub manifest: Vec<u8>,
-    /// The image's digest.
+    /// The image's digest, which is the manifest's digest.
     pub digest: Digest,
 }
 
-/// Writes configuration and manifest.
+/// Writes the configuration and the manifest of an image.
 pub fn assemble(assembly: &Assembly<'_>) -> Result<Assembled, ImageError> {
     let config = write("image configuration", &configuration(assembly))?;
     let config_digest = Digest::of(&config);
 
     let mut layers: Vec<_> = assembly.base.map(|base| base.layers.clone()).unwrap_or_default();
     let own = assembly.entrypoint_layer.into_iter().chain(assembly.layers);
-    // The payload last: `ImageManifest::payload_layer` is where it is looked for.
+    // The payload must come last: `ImageManifest::payload_layer` expects it there.
     layers.extend(own.map(Layer::descriptor));
 
     let mut notes = assembly.annotations.clone();
@@ -79,8 +80,8 @@ pub fn assemble(assembly: &Assembly<'_>) -> Result<Assembled, ImageError> {
     Ok(Assembled { config, config_digest, manifest, digest })
 }
 
-/// The base's configuration, changed where the payload says so. Fields that farrier does not know
-/// (health checks, stop signals, volumes) stay.
+/// The base's configuration with the payload's changes. Fields that farrier does not know (health checks, stop signals,
+/// volumes) stay.
 fn configuration(assembly: &Assembly<'_>) -> Value {
     let &Assembly { base, entrypoint_layer, layers, entrypoint, env, labels, annotations: _, architecture } =
         assembly;
@@ -104,7 +105,7 @@ fn configuration(assembly: &Assembly<'_>) -> Value {
     };
     if !entrypoint.is_empty() {
         run.insert("Entrypoint".to_owned(), json!(entrypoint));
-        // The base's arguments belong to the base's entrypoint, as in a Dockerfile.
+        // As in a Dockerfile, a new entrypoint discards the base's arguments.
         run.remove("Cmd");
     }
     if !env.is_empty() {
@@ -120,13 +121,13 @@ fn configuration(assembly: &Assembly<'_>) -> Value {
         run.insert("Labels".to_owned(), all.into());
     }
     config.insert("config".to_owned(), run.into());
-    // Keys in order at every level, whether or not serde_json was built to keep their order.
+    // Sort the keys at every level, whether or not serde_json is built with `preserve_order`.
     let mut config = Value::Object(config);
     config.sort_all_objects();
     config
 }
 
-/// The base's variables in their order, with new values where there are some, then the new ones.
+/// The base's variables in their order, with overridden values, followed by the new variables.
 fn merge_env(base: Option<&Value>, env: &BTreeMap<String, String>) -> Vec<Value> {
     let old = base.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     let name = |entry: &str| entry.split('=').next().unwrap_or_default().to_owned();
@@ -143,7 +144,8 @@ fn merge_env(base: Option<&Value>, env: &BTreeMap<String, String>) -> Vec<Value>
     merged
 }
 
-/// History must have one entry for each layer; a base whose history does not gets a new one.
+/// Returns one history entry for each layer. If the base's history does not match its layers, generic entries replace
+/// it.
 fn history(
     config: &Map<String, Value>,
     base_layers: usize,
@@ -176,7 +178,7 @@ mod tests {
         }
     }
 
-    /// A base as Docker's engine makes it.
+    /// A base image as Docker's engine writes it.
     fn docker_base(change: impl FnOnce(&mut Value, &mut Value)) -> Result<Base, ImageError> {
         let lower = layer("lower");
         let mut config = json!({

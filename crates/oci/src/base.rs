@@ -1,4 +1,4 @@
-//! Pure: the image below a payload.
+//! Pure: parses and checks the base image below a payload.
 
 use serde_json::{Map, Value};
 
@@ -9,28 +9,28 @@ use super::{
 };
 use crate::Digest;
 
-/// A base image whose manifest and configuration were read and fit each other.
+/// A base image whose manifest and configuration are consistent with each other.
 #[derive(Clone, Debug)]
 pub struct Base {
     /// Digest of the manifest.
     pub digest: Digest,
-    /// The layers, the lowest first, with OCI media types.
+    /// The layers, lowest first, with OCI media types.
     pub layers: Vec<Descriptor>,
     /// The configuration.
     pub config: Map<String, Value>,
-    /// Digests of the uncompressed layers, the lowest first.
+    /// Digests of the uncompressed layers, lowest first.
     pub diff_ids: Vec<String>,
 }
 
 impl Base {
-    /// Is a layer with this digest among its layers?
+    /// Whether the image has a layer with this digest.
     pub fn holds(&self, layer: &Digest) -> bool {
         self.layers.iter().any(|held| held.digest == *layer)
     }
 
-    /// Checks a manifest and configuration (untrusted bytes) against each other and an architecture.
+    /// Parses untrusted bytes of a manifest and a configuration. Checks them against each other and against `arch`.
     ///
-    /// Docker's media types become OCI's: the layers' bytes are the same.
+    /// Docker's media types become OCI media types: the layers' bytes are the same.
     pub fn parse(manifest: &[u8], config: &[u8], arch: &str) -> Result<Self, ImageError> {
         const WHAT: &str = "base image";
         let parsed = ImageManifest::parse(manifest)?;
@@ -56,7 +56,7 @@ impl Base {
     }
 }
 
-/// What an image's configuration (untrusted bytes) says it runs on, in Go's spelling.
+/// Architecture named by an image's configuration (untrusted bytes), in Go's spelling.
 pub fn architecture_of(config: &[u8]) -> Option<String> {
     let mut config: Map<String, Value> = read("image configuration", config).ok()?;
     config.remove("architecture")?.as_str().map(str::to_owned)
@@ -71,7 +71,7 @@ fn carried(layer: Descriptor) -> Result<Descriptor, ImageError> {
     }
 }
 
-/// The checked `rootfs.diff_ids`.
+/// Parses the digests in `rootfs.diff_ids`.
 pub(super) fn diff_ids(config: &Map<String, Value>) -> Option<Vec<String>> {
     let ids = config.get("rootfs")?.get("diff_ids")?.as_array()?;
     ids.iter().map(|id| Some(id.as_str()?.parse::<Digest>().ok()?.to_string())).collect()

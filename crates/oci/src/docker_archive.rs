@@ -1,5 +1,5 @@
-//! Pure: `docker save` archives, of engines up to 24 (`<id>/layer.tar`), from 25 on (an OCI layout with
-//! `manifest.json`), of Podman and buildah (`<digest>.tar`).
+//! Pure: reads `docker save` archives. Supported formats: Docker up to 24 (`<id>/layer.tar`), Docker from 25 on (an OCI
+//! layout with `manifest.json`), Podman and buildah (`<digest>.tar`).
 
 use std::{
     collections::HashMap,
@@ -13,39 +13,39 @@ use tar::EntryType;
 
 use super::{MAX_MANIFEST, base::diff_ids, scan::plain_path};
 
-/// Larger than any archive of one image.
+/// Limit on entries, above the size of any archive of one image.
 const MAX_ENTRIES: usize = 10_000;
-/// Links from one layer to an equal one; engines make one step.
+/// Limit on links from one layer to an identical one; engines use a single link.
 const MAX_LINKS: usize = 8;
 
-/// Why an archive cannot be read.
+/// Error of reading an image archive.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
-    /// Not a tar archive, or truncated.
+    /// The file is not a tar archive, or is truncated.
     #[error("read image archive")]
     Read(#[from] io::Error),
-    /// Not as engines write them.
+    /// The archive does not have the form that engines write.
     #[error("image archive: {0}")]
     Form(String),
 }
 
-/// A part of the archive file.
+/// Byte range of the archive file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub size: u64,
 }
 
-/// The one image of an archive.
+/// The only image of an archive.
 #[derive(Clone, Debug)]
 pub struct ImageArchive {
     /// The configuration's bytes.
     pub config: Vec<u8>,
-    /// The layers' blobs, the lowest first: tar, sometimes compressed.
+    /// The layers' blobs, lowest first: tar, sometimes compressed.
     pub layers: Vec<Extent>,
-    /// What the configuration says that the layers' tar streams hash to.
+    /// Digests of the layers' tar streams, according to the configuration.
     pub diff_ids: Vec<String>,
 }
 
@@ -62,7 +62,7 @@ struct Entry {
 }
 
 impl ImageArchive {
-    /// Reads everything but the layers.
+    /// Reads everything except the layers.
     pub fn open(mut file: impl Read + Seek) -> Result<Self, ArchiveError> {
         let members = members(&mut file)?;
         let list = small(&mut file, &members, "manifest.json")?;
@@ -82,7 +82,7 @@ impl ImageArchive {
     }
 }
 
-/// Reads one part of an archive.
+/// Reader for one byte range of an archive.
 pub fn part<F: Read + Seek>(file: &mut F, extent: Extent) -> io::Result<io::Take<&mut F>> {
     file.seek(SeekFrom::Start(extent.offset))?;
     Ok(file.take(extent.size))
@@ -102,7 +102,7 @@ fn members(file: &mut (impl Read + Seek)) -> Result<HashMap<PathBuf, Member>, Ar
             EntryType::Regular => {
                 Some(Member::File(Extent { offset: entry.raw_file_position(), size: entry.size() }))
             }
-            // Engines write a layer once and link to it where it is used again.
+            // Engines write a layer once and link to it when it is used again.
             EntryType::Symlink => entry.link_name()?.and_then(|to| resolve(&path, &to)).map(Member::Link),
             EntryType::Link => entry.link_name()?.and_then(|to| plain_path(&to)).map(Member::Link),
             _ => None,
@@ -112,7 +112,7 @@ fn members(file: &mut (impl Read + Seek)) -> Result<HashMap<PathBuf, Member>, Ar
     Ok(members)
 }
 
-/// A symbolic link's target as a path in the archive; `None` when it leads outside.
+/// Target of a symbolic link as a path in the archive; `None` when it leads outside.
 fn resolve(link: &Path, target: &Path) -> Option<PathBuf> {
     let mut resolved = link.parent()?.to_owned();
     for component in target.components() {

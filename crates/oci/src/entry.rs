@@ -1,5 +1,5 @@
-//! Pure: the names of an entry in a tar of others, which may come in entries of their own before it. The tar crate reads such
-//! entries into memory without a bound.
+//! Pure: names of tar entries from untrusted archives. Long names come in extension entries before the entry itself.
+//! The tar crate reads extension entries into memory without a limit; this module limits their size.
 
 use std::{
     ffi::OsString,
@@ -10,19 +10,19 @@ use std::{
 
 use tar::EntryType;
 
-/// Longest extension read: several times the longest path (4,096 bytes) in every record.
+/// Maximum size of an extension entry: several times the longest path (4,096 bytes) in every record.
 pub const MAX_NAME: u64 = 1 << 20;
 
-/// Why an entry's names are not known.
+/// Reason that the names of an entry cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum NameError {
-    /// Longer than any path.
+    /// The extension entry is larger than [`MAX_NAME`].
     #[error("archive holds more than {MAX_NAME} bytes in the name of one entry")]
     TooLong,
-    /// The name of a file with holes, whose content is not what follows.
+    /// The entry is a sparse file, whose stored bytes are not its content. Contains its name.
     #[error("entry {0:?} is a sparse file")]
     Sparse(String),
-    /// Damaged or truncated.
+    /// The archive is damaged or truncated.
     #[error("archive is damaged or truncated")]
     Damaged(#[source] io::Error),
 }
@@ -38,7 +38,7 @@ impl From<NameError> for io::Error {
 
 type Result<T> = std::result::Result<T, NameError>;
 
-/// Shows the entries of a tar with their names, until `look` has found what it looks for.
+/// Calls `look` with each entry of a tar and its names, until `look` breaks with a result.
 pub fn each_entry<R: Read, T, E: From<io::Error>>(
     tar: R,
     mut look: impl FnMut(&Names, &mut tar::Entry<'_, R>) -> std::result::Result<ControlFlow<T>, E>,
@@ -57,7 +57,7 @@ pub fn each_entry<R: Read, T, E: From<io::Error>>(
     Ok(None)
 }
 
-/// What GNU's and POSIX's extension entries say about the entry that follows them.
+/// Values of GNU and POSIX extension entries, which apply to the next entry.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Extensions {
     path: Option<Vec<u8>>,
@@ -66,30 +66,31 @@ pub struct Extensions {
     sparse: bool,
 }
 
-/// What an entry is called, and what it points to if it is a link.
+/// Path of an entry, and the target if it is a link.
 #[derive(Debug)]
 pub struct Names {
-    /// As it stands in the archive.
+    /// Unaltered path from the archive.
     pub path: OsString,
-    /// Empty where it is no link.
+    /// Link target; empty if the entry is not a link.
     pub link: OsString,
 }
 
 impl Extensions {
-    /// Takes in an extension entry; `false` for any other, which is left unread.
+    /// Records an extension entry. Returns `false` for any other entry without reading its content.
     pub fn absorb(&mut self, entry: &mut tar::Entry<'_, impl Read>) -> Result<bool> {
         match entry.header().entry_type() {
             EntryType::GNULongName => self.path = Some(text(entry)?),
             EntryType::GNULongLink => self.link = Some(text(entry)?),
             EntryType::XHeader => self.records(&data(entry)?).map_err(NameError::Damaged)?,
-            // Defaults for the whole archive: git puts a comment there. No name can be common to all.
+            // Defaults for the whole archive, where git stores a comment. They cannot contain a name: no name applies
+            // to all entries.
             EntryType::XGlobalHeader => drop(data(entry)?),
             _ => return Ok(false),
         }
         Ok(true)
     }
 
-    /// POSIX's records, `<length> <key>=<value>\n`, the length counting the whole record.
+    /// Parses POSIX records, `<length> <key>=<value>\n`. The length counts the whole record.
     fn records(&mut self, mut rest: &[u8]) -> io::Result<()> {
         let malformed = || io::Error::new(io::ErrorKind::InvalidData, "malformed extended header");
         while !rest.is_empty() {
@@ -117,19 +118,20 @@ impl Extensions {
         Ok(())
     }
 
-    /// Whether nothing was said.
+    /// Whether no extension entry was recorded.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The names of the entry that the extensions belong to.
+    /// Names of the entry that the extensions apply to.
     pub fn names(self, entry: &tar::Entry<'_, impl Read>) -> Result<Names> {
         let path = OsString::from_vec(self.path.unwrap_or_else(|| entry.path_bytes().into_owned()));
         let lossy = || path.to_string_lossy().into_owned();
         if self.sparse {
             return Err(NameError::Sparse(lossy()));
         }
-        // Only files over 8 GiB need it, and two sizes are how an archive shows two faces.
+        // Only files over 8 GiB need this record. A size that contradicts the header could make tools read different
+        // content from the same archive.
         if self.size.is_some_and(|size| size != entry.size()) {
             return Err(NameError::Damaged(io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -155,7 +157,7 @@ fn data(entry: &mut tar::Entry<'_, impl Read>) -> Result<Vec<u8>> {
     }
 }
 
-/// A name that ends at the first zero byte.
+/// Reads a name, which ends at the first zero byte.
 fn text(entry: &mut tar::Entry<'_, impl Read>) -> Result<Vec<u8>> {
     let mut name = data(entry)?;
     if let Some(end) = name.iter().position(|b| *b == 0) {

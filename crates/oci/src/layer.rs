@@ -12,71 +12,71 @@ use tar::{EntryType, Header};
 use super::{Descriptor, Whiteout, media_type};
 use crate::Digest;
 
-/// gzip's own default. Part of what makes layers reproducible: changing it changes every digest.
+/// gzip's default level. Layers depend on it: another level changes every digest.
 const GZIP_LEVEL: u32 = 6;
-/// "unknown" in RFC 1952, so that the header does not depend on the machine.
+/// "unknown" in RFC 1952, to keep the header independent of the machine.
 const GZIP_OS_UNKNOWN: u8 = 255;
 
 /// A finished layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layer {
-    /// sha256 of the blob as stored (compressed).
+    /// SHA-256 of the stored (compressed) blob.
     pub digest: Digest,
-    /// sha256 of the tar stream inside.
+    /// SHA-256 of the tar stream inside.
     pub diff_id: Digest,
-    /// Bytes of the blob as stored.
+    /// Size of the stored blob in bytes.
     pub size: u64,
     /// Media type of the blob.
     pub media_type: &'static str,
 }
 
 impl Layer {
-    /// Points to it.
+    /// Descriptor of the blob.
     pub fn descriptor(&self) -> Descriptor {
         Descriptor::new(self.media_type, self.digest.clone(), self.size)
     }
 }
 
-/// What an entry is.
+/// Type of an entry.
 pub enum EntryKind<'a> {
     /// A directory.
     Directory,
     /// A regular file of exactly `size` bytes.
     File {
-        /// Bytes that `content` yields.
+        /// Number of bytes that `content` yields.
         size: u64,
         /// The content.
         content: &'a mut dyn Read,
     },
-    /// A symbolic link to this target, which is kept as it is.
+    /// A symbolic link to this target, which is stored unaltered.
     Symlink(&'a Path),
 }
 
-/// Why a layer cannot be written.
+/// Error of writing a layer.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say what the fields are")]
+#[expect(missing_docs, reason = "the messages explain the fields")]
 pub enum LayerError {
-    /// An absolute path, or one with `.` or `..`.
+    /// The path is absolute, or contains `.` or `..`.
     #[error("entry {0:?} is not a plain relative path")]
     Path(PathBuf),
-    /// A name that every container runtime takes for a deletion (OCI image spec, "whiteouts").
+    /// Container runtimes treat the name as a deletion (OCI image spec, "whiteouts").
     #[error("entry {0:?} starts with .wh., which marks deletions in layers")]
     Whiteout(PathBuf),
-    /// Entries out of order: the layer would depend on how the directory was read.
+    /// Entries are out of order, so the layer would depend on the order of a directory listing.
     #[error("entry {1:?} comes after {0:?}, but entries must be sorted and unique")]
     Order(PathBuf, PathBuf),
-    /// The file grew or shrank while it was read: at most one byte more than `wanted` is counted.
+    /// The file grew or shrank during the read. `found` exceeds `wanted` by at most one byte.
     #[error("entry {path:?} has {found} bytes, not {wanted}: it changed while it was read")]
     Changed { path: PathBuf, wanted: u64, found: u64 },
     /// Reading the content or writing the layer failed.
     #[error("write layer entry {0:?}")]
     Entry(PathBuf, #[source] io::Error),
-    /// Writing the layer's end failed.
+    /// Writing the end of the layer failed.
     #[error("finish layer")]
     Finish(#[source] io::Error),
 }
 
-/// Hashes and counts what passes through, read or written.
+/// Reader or writer that hashes and counts the bytes that pass through.
 pub struct Hashing<T> {
     inner: T,
     hash: Sha256,
@@ -84,12 +84,12 @@ pub struct Hashing<T> {
 }
 
 impl<T> Hashing<T> {
-    /// Nothing has passed yet.
+    /// Wraps a reader or writer.
     pub fn new(inner: T) -> Self {
         Self { inner, hash: Sha256::new(), bytes: 0 }
     }
 
-    /// The inner reader or writer, the sha256 of the bytes that passed, and their number.
+    /// The inner reader or writer, the SHA-256 of the bytes that passed, and their number.
     pub fn into_parts(self) -> (T, Digest, u64) {
         (self.inner, Digest::from_sha256(&self.hash.finalize().into()), self.bytes)
     }
@@ -117,7 +117,7 @@ impl<W: Write> Write for Hashing<W> {
     }
 }
 
-/// The tar stream of a sorted tree, with everything that could differ between machines fixed.
+/// Writes a sorted tree as a tar stream. Everything that could differ between machines has a fixed value.
 pub struct TreeWriter<W: Write> {
     tar: tar::Builder<Hashing<W>>,
     mtime: u64,
@@ -129,8 +129,8 @@ impl<W: Write> TreeWriter<W> {
         Self { tar: tar::Builder::new(Hashing::new(out)), mtime, last: None }
     }
 
-    /// Adds an entry. Paths are relative to the image's root and come in the order of `Path`'s `Ord`,
-    /// each once; owners become root.
+    /// Adds an entry. Paths are relative to the image's root, unique, and sorted by `Path`'s `Ord`. All owners become
+    /// root.
     pub fn entry(&mut self, path: &Path, mode: u32, kind: EntryKind<'_>) -> Result<(), LayerError> {
         self.check_path(path)?;
         let failed = |source| LayerError::Entry(path.to_owned(), source);
@@ -139,13 +139,13 @@ impl<W: Write> TreeWriter<W> {
         header.set_mtime(self.mtime);
         header.set_uid(0);
         header.set_gid(0);
-        // Permissions and the sticky bit of a `tmp`; set-id bits have no business in a payload.
+        // Keep the permissions and the sticky bit (for `tmp`); a payload must not have set-ID bits.
         header.set_mode(mode & 0o1777);
         header.set_size(0);
         match kind {
             EntryKind::Directory => {
                 header.set_entry_type(EntryType::Directory);
-                // `join("")` puts a slash at the end, as tar itself does.
+                // `join("")` adds the trailing slash that tar writes for directories.
                 self.tar.append_data(&mut header, path.join(""), io::empty()).map_err(failed)?;
             }
             EntryKind::File { size, content } => {
@@ -182,7 +182,7 @@ impl<W: Write> TreeWriter<W> {
             return Err(LayerError::Whiteout(path.to_owned()));
         }
         match &self.last {
-            // `Path` compares by components, so a directory's content follows it immediately.
+            // `Path` compares by component, so a directory's content follows it immediately.
             Some(last) if last.as_path() >= path => Err(LayerError::Order(last.clone(), path.to_owned())),
             _ => Ok(()),
         }
@@ -194,14 +194,14 @@ impl<W: Write> TreeWriter<W> {
     }
 }
 
-/// Yields at most as many bytes as were announced, so that a growing file cannot damage the archive.
+/// Yields at most the announced number of bytes, so that a growing file cannot damage the archive.
 struct Exact<'a> {
     inner: &'a mut dyn Read,
     left: u64,
 }
 
 impl Exact<'_> {
-    /// 1 when there is more than was announced, else 0.
+    /// 1 if the file has more bytes than announced, else 0.
     fn surplus(&mut self) -> io::Result<u64> {
         io::copy(&mut (&mut self.inner).take(1), &mut io::sink())
     }
@@ -215,8 +215,8 @@ impl Read for Exact<'_> {
     }
 }
 
-/// Compresses with everything fixed, and says what came out. It compresses blocks of one size: what deflate makes of the
-/// same bytes depends on the portions they come in, and those depend on how much a read of a file happened to return.
+/// Compresses a stream with fixed parameters and returns the resulting layer. Input is compressed in blocks of a fixed
+/// size, because deflate's output depends on how the input is split, and a file read can return any number of bytes.
 pub struct Compressor<W: Write> {
     encoder: Encoder<W>,
     block: Vec<u8>,
@@ -270,7 +270,7 @@ impl<W: Write> Write for Compressor<W> {
         Ok(taken)
     }
 
-    /// Nothing: a flush in between would end a deflate block.
+    /// No-op: a flush would end a deflate block.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -279,40 +279,40 @@ impl<W: Write> Write for Compressor<W> {
 /// Writes one layer: a compressed tar stream.
 pub type LayerWriter<W> = TreeWriter<Compressor<W>>;
 
-/// zstd's own default. Content is told apart by the diff id, so changing it changes no input hash.
+/// zstd's default level. Artifacts are identified by their diff ID, so another level changes no input hash.
 const ZSTD_LEVEL: i32 = 3;
 
 impl<W: Write> LayerWriter<W> {
-    /// Starts a layer, compressed with gzip, whose entries all have this modification time (seconds since 1970).
+    /// Starts a layer that is compressed with gzip. All entries get this modification time (seconds since 1970).
     pub fn new(out: W, mtime: u64) -> Self {
         Self::at(out, mtime, GZIP_LEVEL)
     }
 
-    /// The same with a gzip level of its own.
+    /// Starts a layer like [`LayerWriter::new`], with another gzip level.
     pub fn at(out: W, mtime: u64, level: u32) -> Self {
         Self::to(Compressor::gzip(level, out), mtime)
     }
 
-    /// Starts the one layer of an artifact, compressed with Zstandard. No container runtime has to read it, and it takes
-    /// a fifth of gzip's time.
+    /// Starts the only layer of an artifact, compressed with Zstandard. No container runtime has to read an artifact,
+    /// and Zstandard takes a fifth of gzip's time.
     pub fn artifact(out: W, mtime: u64) -> Result<Self, LayerError> {
         let encoder = zstd::Encoder::new(Hashing::new(out), ZSTD_LEVEL).map_err(LayerError::Finish)?;
         Ok(Self::to(Compressor::new(Encoder::Zstd(encoder)), mtime))
     }
 
-    /// Writes the end and hands the writer back.
+    /// Writes the end of the layer; returns the layer and the writer.
     pub fn finish(self) -> Result<(Layer, W), LayerError> {
         let (compressor, diff_id) = self.end()?;
         compressor.finish(diff_id).map_err(LayerError::Finish)
     }
 }
 
-/// Compresses a finished tar stream into a layer, the way [`LayerWriter`] does.
+/// Compresses an existing tar stream into a layer, with the parameters of [`LayerWriter`].
 pub fn compress(tar: impl Read, out: impl Write) -> io::Result<Layer> {
     compress_at(GZIP_LEVEL, tar, out)
 }
 
-/// The same with a gzip level of its own.
+/// Compresses like [`compress`], with another gzip level.
 pub fn compress_at(level: u32, mut tar: impl Read, out: impl Write) -> io::Result<Layer> {
     let mut stream = Hashing::new(Compressor::gzip(level, out));
     io::copy(&mut tar, &mut stream)?;
@@ -320,7 +320,7 @@ pub fn compress_at(level: u32, mut tar: impl Read, out: impl Write) -> io::Resul
     Ok(compressor.finish(diff_id)?.0)
 }
 
-/// The digest that a tree has as a layer (its diff id), without writing one.
+/// Computes a tree's digest as a layer (its diff ID) without writing the layer.
 pub type TreeDigester = TreeWriter<io::Sink>;
 
 impl TreeDigester {
@@ -329,7 +329,7 @@ impl TreeDigester {
         Self::to(io::sink(), mtime)
     }
 
-    /// The diff id.
+    /// Returns the diff ID.
     pub fn finish(self) -> Result<Digest, LayerError> {
         self.end().map(|(_, diff_id)| diff_id)
     }
@@ -384,13 +384,13 @@ mod tests {
     #[test]
     fn bytes_never_change_between_versions_of_farrier() {
         let (layer, _) = write(&[("lib", None), ("lib/x.ko", Some(&[7; 5000]))]).unwrap();
-        // A new value here means that every image of every user gets another digest.
+        // If this value changes, every image of every user gets a new digest.
         insta::assert_snapshot!(layer.diff_id.as_str(), @"sha256:364882ff3f0679cbb32274ec8740bf42579f54f41cc16501849367679934e6ef");
     }
 
     #[test]
     fn directory_before_its_content_and_siblings_after() {
-        // As strings, "a.b" would sort before "a/b".
+        // A string comparison would sort "a.b" before "a/b".
         assert!(write(&[("a", None), ("a/b", Some(b"")), ("a.b", Some(b""))]).is_ok());
         assert!(matches!(write(&[("b", None), ("a", None)]), Err(LayerError::Order(..))));
         assert!(matches!(write(&[("a", None), ("a", None)]), Err(LayerError::Order(..))));

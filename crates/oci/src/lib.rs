@@ -1,5 +1,5 @@
-//! Images in OCI form: references, layers, configuration, manifest; bytes in, bytes out. With the feature `client` also
-//! where they are kept: registries and layout directories.
+//! OCI images: references, layers, configuration and manifest, from bytes to bytes. The feature `client` adds
+//! registries and layout directories.
 #![forbid(unsafe_code)]
 
 pub mod annotations;

@@ -1,7 +1,7 @@
-//! Pure: manifests and indexes, read from untrusted bytes and written deterministically.
+//! Pure: manifests and indexes, parsed from untrusted bytes and written deterministically.
 //!
-//! oci-spec's types keep annotations and labels in a `HashMap`, whose order changes from run to run;
-//! the same inputs must give the same digest, so farrier has its own, with sorted maps.
+//! oci-spec's types keep annotations and labels in a `HashMap`, whose order changes from run to run. The same inputs
+//! must give the same digest, so farrier has its own types with sorted maps.
 
 use std::collections::BTreeMap;
 
@@ -10,61 +10,61 @@ use serde::{Deserialize, Serialize, de::IgnoredAny};
 use super::media_type;
 use crate::Digest;
 
-/// Largest manifest that is read: the limit that the distribution spec asks registries to accept.
+/// Maximum manifest size in bytes: the size that the distribution spec asks registries to accept.
 pub const MAX_MANIFEST: usize = 4 << 20;
-/// More layers than any runtime can stack (overlayfs ends at 500).
+/// Maximum number of layers, which is overlayfs's limit.
 const MAX_LAYERS: usize = 500;
 
-/// Why something is not an image that farrier can use.
+/// Reason that content is not an image that farrier can use.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// Larger than [`MAX_MANIFEST`]: what, and its bytes.
+    /// Larger than [`MAX_MANIFEST`]: description and size in bytes.
     #[error("{0} has {1} bytes, at most {MAX_MANIFEST} are read")]
     TooLarge(&'static str, usize),
-    /// Not the JSON that it should be.
+    /// JSON that cannot be parsed or written: description and cause.
     #[error("{0} is not valid")]
     Json(&'static str, #[source] serde_json::Error),
-    /// JSON that contradicts itself or asks for what farrier cannot do: what, and why.
+    /// Inconsistent or unsupported content: description and reason.
     #[error("{0}: {1}")]
     Unusable(&'static str, String),
 }
 
 impl ImageError {
-    /// Bytes that are an image of no use here.
+    /// Creates [`Self::Unusable`].
     pub fn unusable(what: &'static str, reason: impl Into<String>) -> Self {
         Self::Unusable(what, reason.into())
     }
 }
 
-/// Points to a blob or a manifest.
+/// Reference to a blob or a manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
-    /// Its media type.
+    /// Media type of the content.
     pub media_type: String,
-    /// Its digest.
+    /// Digest of the content.
     pub digest: Digest,
-    /// Its bytes.
+    /// Size of the content in bytes.
     pub size: u64,
-    /// For an artifact's manifest: what the artifact is.
+    /// Type of the artifact, for an artifact's manifest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifact_type: Option<String>,
-    /// For a manifest in an index: what it runs on.
+    /// Platform of the image, for a manifest in an index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<Platform>,
-    /// Notes.
+    /// Annotations.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "null_is_empty")]
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What an image runs on.
+/// Platform of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Platform {
-    /// In Go's spelling.
+    /// Architecture in Go's spelling.
     pub architecture: String,
-    /// `linux`.
+    /// Operating system, such as `linux`.
     pub os: String,
-    /// Such as `v8`.
+    /// Variant of the architecture, such as `v8`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
 }
@@ -76,26 +76,26 @@ impl Platform {
     }
 }
 
-/// An image manifest, OCI's or Docker's.
+/// An image manifest in OCI or Docker format.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageManifest {
     /// Always 2.
     pub schema_version: u32,
-    /// Its own media type; OCI allows it to be absent.
+    /// Media type of the manifest; optional in OCI.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub media_type: Option<String>,
-    /// What it is, where it is no image.
+    /// Type of the artifact; `None` for an image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifact_type: Option<String>,
     /// The configuration.
     pub config: Descriptor,
-    /// The layers, the lowest first.
+    /// The layers, lowest first.
     pub layers: Vec<Descriptor>,
-    /// The manifest that this one says something about.
+    /// The manifest that this one refers to, if it is a referrer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<Descriptor>,
-    /// Notes.
+    /// Annotations.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "null_is_empty")]
     pub annotations: BTreeMap<String, String>,
 }
@@ -106,17 +106,17 @@ pub struct ImageManifest {
 pub struct ImageIndex {
     /// Always 2.
     pub schema_version: u32,
-    /// Its own media type.
+    /// Media type of the index; optional in OCI.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub media_type: Option<String>,
     /// The manifests.
     pub manifests: Vec<Descriptor>,
-    /// Notes.
+    /// Annotations.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "null_is_empty")]
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Either of the two, told by their content, because the media type is optional in both.
+/// An image manifest or an index. The fields tell which, because the media type is optional in both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AnyManifest {
     /// One image.
@@ -126,7 +126,7 @@ pub enum AnyManifest {
 }
 
 impl AnyManifest {
-    /// Reads untrusted bytes.
+    /// Parses untrusted bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, ImageError> {
         if Shape::of("manifest", bytes)?.manifests.is_some() {
             ImageIndex::parse(bytes).map(Self::Index)
@@ -135,8 +135,8 @@ impl AnyManifest {
         }
     }
 
-    /// The first image for Linux on an architecture (Go's spelling) that untrusted bytes lead to; `None` where they are an image
-    /// themselves. Attestations are listed as `unknown/unknown`, so they never match.
+    /// First image for Linux on an architecture (Go's spelling) in an index of untrusted bytes. `None` if the bytes are
+    /// an image manifest. Attestations have the platform `unknown/unknown`, so they never match.
     pub fn leads_to(bytes: &[u8], arch: &str) -> Result<Option<Descriptor>, ImageError> {
         let Self::Index(index) = Self::parse(bytes)? else { return Ok(None) };
         let is_it =
@@ -147,7 +147,7 @@ impl AnyManifest {
     }
 }
 
-/// The fields that tell a manifest from an index.
+/// Fields that distinguish a manifest from an index.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Shape {
@@ -158,8 +158,8 @@ struct Shape {
 }
 
 impl Shape {
-    /// Refuses what is both: one program would take the same bytes, under the same digest, for an image and another for a list
-    /// of other images (CVE-2021-41190).
+    /// Rejects content with the fields of both. Otherwise one program would read an image and another an index from the
+    /// same bytes under the same digest (CVE-2021-41190).
     fn of(what: &'static str, bytes: &[u8]) -> Result<Self, ImageError> {
         let shape: Self = read(what, bytes)?;
         let Self { media_type, config, layers, manifests } = &shape;
@@ -178,7 +178,7 @@ impl Shape {
 }
 
 impl Descriptor {
-    /// Points to a blob or manifest, and says nothing more.
+    /// Descriptor without optional fields.
     pub fn new(media_type: &str, digest: Digest, size: u64) -> Self {
         Self {
             media_type: media_type.to_owned(),
@@ -190,14 +190,14 @@ impl Descriptor {
         }
     }
 
-    /// Points to these bytes.
+    /// Descriptor of these bytes.
     pub fn of(media_type: &str, bytes: &[u8]) -> Self {
         Self::new(media_type, Digest::of(bytes), bytes.len() as u64)
     }
 }
 
 impl ImageManifest {
-    /// An OCI manifest that says nothing but what the image consists of.
+    /// OCI manifest without optional fields.
     pub fn new(config: Descriptor, layers: Vec<Descriptor>) -> Self {
         let media_type = Some(media_type::OCI_MANIFEST.to_owned());
         let annotations = BTreeMap::new();
@@ -212,15 +212,17 @@ impl ImageManifest {
         }
     }
 
-    /// The layer with the payload of an image for one kernel that farrier made: the last one. Below it are the base's
-    /// layers and the one with `driver-entrypoint`, where there are any; [`super::assemble`] puts them so, and what
-    /// reads published payloads relies on it. An engine-made image (`output: image`) has no such layer, and a union
-    /// has several. `None` for an image without layers.
+    /// Payload layer of an image that farrier built for one kernel: the last layer. The layers below belong to the base
+    /// and to `driver-entrypoint`, if present. [`super::assemble`] writes this order, and readers of published payloads
+    /// rely on it.
+    ///
+    /// An image made by an engine (`output: image`) has no payload layer, and a union has several. `None` for an image
+    /// without layers.
     pub fn payload_layer(&self) -> Option<&Descriptor> {
         self.layers.last()
     }
 
-    /// Reads untrusted bytes.
+    /// Parses untrusted bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, ImageError> {
         Shape::of("image manifest", bytes)?;
         let manifest: Self = read("image manifest", bytes)?;
@@ -232,14 +234,14 @@ impl ImageManifest {
         Ok(manifest)
     }
 
-    /// The manifest's bytes; the same for equal manifests.
+    /// Serializes the manifest. Equal manifests give equal bytes.
     pub fn to_bytes(&self) -> Result<Vec<u8>, ImageError> {
         write("image manifest", self)
     }
 }
 
 impl ImageIndex {
-    /// An index of nothing.
+    /// Index without manifests.
     pub fn empty() -> Self {
         Self {
             schema_version: 2,
@@ -249,7 +251,7 @@ impl ImageIndex {
         }
     }
 
-    /// Reads untrusted bytes.
+    /// Parses untrusted bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, ImageError> {
         Shape::of("image index", bytes)?;
         let index: Self = read("image index", bytes)?;
@@ -257,13 +259,14 @@ impl ImageIndex {
         Ok(index)
     }
 
-    /// The index's bytes; the same for equal indexes.
+    /// Serializes the index. Equal indexes give equal bytes.
     pub fn to_bytes(&self) -> Result<Vec<u8>, ImageError> {
         write("image index", self)
     }
 
-    /// Are these bytes what [`Self::to_bytes`] makes of the index that was read from them? Other bytes may lead other readers
-    /// to other images under the same digest: Go takes `Manifests` for `manifests`, and the last of both.
+    /// Whether `bytes`, from which this index was parsed, equal the output of [`Self::to_bytes`]. With other bytes,
+    /// other readers may find other images under the same digest: Go accepts `Manifests` for `manifests`, and uses the
+    /// last of both.
     pub fn is_written_as(&self, bytes: &[u8]) -> bool {
         self.to_bytes().is_ok_and(|written| written == bytes)
     }
@@ -281,7 +284,7 @@ pub(super) fn read<'a, T: Deserialize<'a>>(what: &'static str, bytes: &'a [u8]) 
     serde_json::from_slice(bytes).map_err(|source| ImageError::Json(what, source))
 }
 
-/// JSON, as it is published.
+/// Serializes a value as the JSON that is published.
 pub fn write(what: &'static str, value: &impl Serialize) -> Result<Vec<u8>, ImageError> {
     serde_json::to_vec(value).map_err(|source| ImageError::Json(what, source))
 }

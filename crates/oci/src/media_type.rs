@@ -12,7 +12,7 @@ pub const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 pub const OCI_LAYER_GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 /// A layer: tar, compressed with zstd.
 pub const OCI_LAYER_ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
-/// The configuration of an artifact without one (image spec, `manifest.md`, "Guidance for an Empty Descriptor").
+/// The empty configuration of an artifact (image spec, `manifest.md`, "Guidance for an Empty Descriptor").
 pub const OCI_EMPTY: &str = "application/vnd.oci.empty.v1+json";
 /// Docker's image manifest.
 pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
@@ -23,15 +23,15 @@ pub const DOCKER_LAYER: &str = "application/vnd.docker.image.rootfs.diff.tar";
 /// Docker's layer: tar, compressed with gzip.
 pub const DOCKER_LAYER_GZIP: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
 
-/// Manifests of one image.
+/// Manifest types of a single image.
 pub const IMAGES: [&str; 2] = [OCI_MANIFEST, DOCKER_MANIFEST];
-/// Lists of manifests.
+/// Types of indexes.
 pub const INDEXES: [&str; 2] = [OCI_INDEX, DOCKER_LIST];
-/// Every manifest type that farrier reads, the best first.
+/// All manifest types that farrier reads, in order of preference.
 pub const MANIFESTS: [&str; 4] = [OCI_MANIFEST, DOCKER_MANIFEST, OCI_INDEX, DOCKER_LIST];
 
-/// The OCI type of a layer with the same bytes; `None` for types that farrier does not carry, such
-/// as foreign layers, whose bytes no registry holds.
+/// OCI media type of a layer with the same bytes. `None` for unsupported types, such as foreign layers, which
+/// registries do not store.
 pub fn oci_layer(media_type: &str) -> Option<&'static str> {
     match media_type {
         OCI_LAYER | DOCKER_LAYER => Some(OCI_LAYER),

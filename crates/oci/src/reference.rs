@@ -1,4 +1,4 @@
-//! Pure: repositories, tags, digests and references.
+//! Pure: parses repositories, tags, digests and image references.
 
 use std::str::FromStr;
 
@@ -17,7 +17,7 @@ pub struct Tag(#[serde(deserialize_with = "text_of::<Tag, _>")] String);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Display)]
 pub struct Digest(#[serde(deserialize_with = "text_of::<Digest, _>")] String);
 
-/// By what an image is named within its repository. It is shown with its separator.
+/// Tag or digest of an image in its repository. `Display` includes the separator.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display)]
 pub enum Version {
     /// `:tag`.
@@ -29,12 +29,12 @@ pub enum Version {
 }
 
 impl Version {
-    /// The tag, where it is one.
+    /// The tag, if this is one.
     pub fn tag(&self) -> Option<&Tag> {
         if let Self::Tag(tag) = self { Some(tag) } else { None }
     }
 
-    /// The digest, where it is one.
+    /// The digest, if this is one.
     pub fn digest(&self) -> Option<&Digest> {
         if let Self::Digest(digest) = self { Some(digest) } else { None }
     }
@@ -50,13 +50,13 @@ pub struct ImageReference {
     pub version: Version,
 }
 
-/// Why a string is not a reference or a part of one.
+/// Reason that a string is not a reference or part of one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not {what}")]
 pub struct ReferenceError {
     /// The text, cut to 200 characters.
     pub text: String,
-    /// What was wanted, in words, with the allowed form.
+    /// Expected kind of value, with its allowed form.
     pub what: &'static str,
 }
 
@@ -66,7 +66,7 @@ impl ReferenceError {
     }
 }
 
-/// A host name or address with an optional port.
+/// Whether the text is a host name or address with an optional port.
 fn is_host(host: &str) -> bool {
     let (name, port) = host.rsplit_once(':').map_or((host, None), |(name, port)| (name, Some(port)));
     let port_fits = port.is_none_or(is_port);
@@ -76,12 +76,12 @@ fn is_host(host: &str) -> bool {
         && name.starts_with(|c: char| c.is_ascii_alphanumeric())
 }
 
-/// `parse` alone would take `+5000`.
+/// Whether the text is a port number. `parse` alone would accept `+5000`.
 fn is_port(port: &str) -> bool {
     port.chars().all(|c| c.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0)
 }
 
-/// Letters and digits, joined by `.`, `_`, `__` or any number of `-`.
+/// Whether the text consists of letters and digits, joined by `.`, `_`, `__` or any number of `-`.
 fn is_path_component(component: &str) -> bool {
     let ends_well = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
     component.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c))
@@ -90,13 +90,13 @@ fn is_path_component(component: &str) -> bool {
         && !["..", "._", "_.", "___", ".-", "-.", "_-", "-_"].iter().any(|run| component.contains(run))
 }
 
-/// The tag after the last `:` that is not a port's.
+/// Splits at the last `:` that does not belong to a port.
 fn split_tag(text: &str) -> Option<(&str, &str)> {
     text.rsplit_once(':').filter(|(_, tag)| !tag.contains('/'))
 }
 
 impl Repository {
-    /// The repository's text.
+    /// The repository as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -107,7 +107,8 @@ impl Repository {
         names_host(host).then_some(host)
     }
 
-    /// Host and path. What has no host is Docker Hub's, as everywhere; its own images lie below `library/`.
+    /// Host and path of the repository. A repository without a host belongs to Docker Hub, which keeps official images
+    /// below `library/`.
     pub fn normalised(&self) -> (String, String) {
         let (host, path) = match self.0.split_once('/') {
             Some((host, path)) if names_host(host) => (host, path),
@@ -121,8 +122,8 @@ impl Repository {
     }
 }
 
-/// What a copy of another registry's image is called below the prefix of the registry where images go:
-/// `mirror/<host>/<path>`, a port joined to the host with `-`.
+/// Name of a copy of another registry's image, below the prefix of the destination registry: `mirror/<host>/<path>`. A
+/// `-` joins the port to the host.
 pub fn mirror_name(repository: &Repository) -> String {
     let (host, path) = repository.normalised();
     format!("mirror/{}/{path}", host.replace(':', "-").to_ascii_lowercase())
@@ -131,25 +132,25 @@ pub fn mirror_name(repository: &Repository) -> String {
 /// Docker Hub's name in references.
 const DOCKER_HUB: &str = "docker.io";
 
-/// Is this Docker Hub: the name that people write, or one of the hosts that answer?
+/// Whether the host is Docker Hub, by its usual name or by the name of one of its servers.
 pub fn is_docker_hub(host: &str) -> bool {
     [DOCKER_HUB, "index.docker.io", "registry-1.docker.io"].contains(&host)
 }
 
-/// Docker's rule for telling a host from a path's first component.
+/// Docker's rule to distinguish a host from the first component of a path.
 pub fn names_host(first: &str) -> bool {
     first.contains(['.', ':']) || first == "localhost"
 }
 
 impl Tag {
-    /// The tag's text.
+    /// The tag as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
 impl Digest {
-    /// The digest's text, with `sha256:`.
+    /// The digest as text, with `sha256:`.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -159,18 +160,18 @@ impl Digest {
         self.0.strip_prefix("sha256:").unwrap_or(&self.0)
     }
 
-    /// The first 12 of them, for tags and people.
+    /// The first 12 hexadecimal digits, for tags and messages.
     pub fn short(&self) -> &str {
         self.hex().get(..12).unwrap_or_default()
     }
 
-    /// The digest of some bytes.
+    /// Computes the digest of some bytes.
     pub fn of(bytes: &[u8]) -> Self {
         use sha2::Digest as _;
         Self::from_sha256(&sha2::Sha256::digest(bytes).into())
     }
 
-    /// From a finished sha256.
+    /// Creates a digest from a finished SHA-256.
     pub fn from_sha256(hash: &[u8; 32]) -> Self {
         Self(format!("sha256:{}", hex::encode(hash)))
     }
@@ -180,7 +181,7 @@ impl FromStr for Repository {
     type Err = ReferenceError;
 
     fn from_str(text: &str) -> Result<Self, ReferenceError> {
-        // The OCI distribution specification's grammar; the host may have a port and upper-case letters.
+        // Grammar of the OCI distribution specification; the host may have a port and upper-case letters.
         let refused = || ReferenceError::new(text, "a repository ([host[:port]/]path of a-z, 0-9 and ._-)");
         let (host, path) = match text.split_once('/') {
             Some((host, path)) if names_host(host) => (Some(host), path),
@@ -230,8 +231,8 @@ impl FromStr for ImageReference {
     type Err = ReferenceError;
 
     fn from_str(text: &str) -> Result<Self, ReferenceError> {
-        // With both a tag and a digest the digest decides, as in every container runtime; the tag is
-        // checked and forgotten.
+        // With both a tag and a digest, the digest decides, as in every container runtime. The tag is checked and
+        // dropped.
         if let Some((name, digest)) = text.split_once('@') {
             let name = match split_tag(name) {
                 Some((name, tag)) => tag.parse::<Tag>().map(|_| name)?,

@@ -1,4 +1,4 @@
-//! Pure: reads layers of others: decompression and the type of single entries.
+//! Pure: reads layers that other tools wrote: decompression, and lookup of single entries.
 
 use std::{
     ffi::OsStr,
@@ -13,17 +13,17 @@ use tar::EntryType;
 
 use super::each_entry;
 
-/// A layer's tar stream, whatever its blob is compressed with (told by its first bytes, because
-/// media types are wrong now and then, and `docker save` gives none).
+/// Tar stream of a layer with any supported compression. The first bytes identify the compression, because media types
+/// can be wrong and `docker save` gives none.
 pub struct LayerReader<'a>(Box<dyn Read + Send + 'a>);
 
 impl<'a> LayerReader<'a> {
-    /// Looks at the first bytes.
+    /// Detects the compression from the first bytes.
     pub fn new(blob: impl Read + Send + 'a) -> io::Result<Self> {
         let mut blob = BufReader::with_capacity(128 << 10, blob);
         let start = blob.fill_buf()?;
         Ok(Self(if start.starts_with(&[0x1f, 0x8b]) {
-            // Several members one after the other are allowed (pigz, eStargz).
+            // gzip allows several members in sequence (pigz, eStargz).
             Box::new(MultiGzDecoder::new(blob))
         } else if start.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
             Box::new(zstd::Decoder::with_buffer(blob)?)
@@ -39,19 +39,19 @@ impl Read for LayerReader<'_> {
     }
 }
 
-/// What a layer says about a name in the image's root.
+/// State of a name in the image's root, according to one layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TopLevel {
     /// A symbolic link.
     Symlink(PathBuf),
     /// Anything else that exists.
     Other,
-    /// Deleted here.
+    /// Deleted by this layer.
     Deleted,
 }
 
-/// Looks a name up in a layer's tar stream. The OCI image spec allows one entry for each path in a
-/// layer, so reading ends at the first.
+/// Looks up a name in a layer's tar stream. The OCI image spec allows one entry for each path in a layer, so the search
+/// stops at the first match.
 pub fn top_level_entry(tar: impl Read, name: &str) -> io::Result<Option<TopLevel>> {
     let whiteout = format!(".wh.{name}");
     each_entry(tar, |names, entry| {
@@ -67,36 +67,36 @@ pub fn top_level_entry(tar: impl Read, name: &str) -> io::Result<Option<TopLevel
     })
 }
 
-/// What a name takes away in a layer (OCI image spec, `layer.md`, "whiteouts").
+/// Content of lower layers that a whiteout deletes (OCI image spec, `layer.md`, "whiteouts").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whiteout<'a> {
-    /// All that lower layers have in its directory.
+    /// Everything that lower layers have in the whiteout's directory.
     Opaque,
-    /// What lower layers have under this name beside it. It is a plain name.
+    /// The entry with this name in the whiteout's directory. The name is a plain file name.
     Of(&'a OsStr),
 }
 
 impl<'a> Whiteout<'a> {
     const PREFIX: &'static [u8] = b".wh.";
 
-    /// Reads a file's name; `None` where it deletes nothing.
+    /// Parses a file name; `None` if it is not a whiteout.
     pub fn of(name: &'a OsStr) -> Option<Self> {
         match name.as_bytes().strip_prefix(Self::PREFIX)? {
             b".wh..opq" => Some(Self::Opaque),
-            // Such names would lead up and out of the directory.
+            // Such names would lead out of the directory.
             b"" | b"." | b".." => None,
             name => Some(Self::Of(OsStr::from_bytes(name))),
         }
     }
 
-    /// Would any runtime take the name for a whiteout?
+    /// Whether any runtime might treat the name as a whiteout.
     pub(crate) fn may_be(name: &OsStr) -> bool {
         name.as_bytes().starts_with(Self::PREFIX)
     }
 }
 
-/// An entry's path below the image's root: without `./`, `/` at the start or `.` inside. `None` for the
-/// root itself and for paths with `..`.
+/// Path of an entry below the image's root, without `./`, a leading `/` or inner `.`. `None` for the root itself and
+/// for paths with `..`.
 pub fn plain_path(path: &Path) -> Option<PathBuf> {
     let mut plain = PathBuf::new();
     for component in path.components() {

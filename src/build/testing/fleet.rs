@@ -1,4 +1,4 @@
-//! A cluster in memory, and a boot check that waits.
+//! An in-memory cluster, and a boot check that waits for the test.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -20,27 +20,27 @@ use crate::{
 
 pub(crate) const FIRST: &str = "registry.test/x:first";
 
-/// What happens to the cluster while it is looked at.
+/// A change of the cluster in the middle of a test.
 pub(crate) type Happening = fn(&mut State);
 
-/// A cluster in memory.
+/// An in-memory cluster.
 pub(crate) struct Fleet(watch::Sender<State>);
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     pub(crate) snapshot: ClusterSnapshot,
-    /// Something changed since the last look.
+    /// Whether the state changed since the last snapshot.
     pub(crate) changed: bool,
     pub(crate) looks: usize,
     pub(crate) writes: Vec<String>,
     pub(crate) interest: Vec<Interest>,
-    /// What happens before that look.
+    /// A change to make before the snapshot with this number.
     pub(crate) before: Option<(usize, Happening)>,
-    /// So many looks find a label of every node changed.
+    /// Number of upcoming snapshots that change a label of every node.
     pub(crate) churn: usize,
-    /// DaemonSets that cannot be written and pods that cannot be evicted, with the error.
+    /// DaemonSets whose writes fail and pods whose eviction fails, with the error.
     pub(crate) refused: BTreeMap<String, ApiError>,
-    /// When the eviction of a pod was asked for.
+    /// Times of eviction requests.
     pub(crate) evictions: Vec<Instant>,
 }
 
@@ -79,8 +79,8 @@ impl State {
         });
     }
 
-    /// Makes it a DaemonSet of a live cluster that leaves its pods to others, with a pod `<DaemonSet>-<node>` that runs
-    /// this image.
+    /// Turns the DaemonSet into a live one that does not restart its own pods, and adds a pod `<DaemonSet>-<node>` that
+    /// runs this image.
     pub(crate) fn pod(&mut self, daemon_set: &str, node: &str, image: &str) {
         let found = self.snapshot.daemon_sets.iter_mut().find(|found| found.name == daemon_set).unwrap();
         let version = |name: &str| ObjectVersion { uid: name.to_owned(), resource_version: "1".to_owned() };
@@ -138,11 +138,11 @@ impl Fleet {
         self.0.borrow().clone()
     }
 
-    /// Waits for a condition, which has an hour of the test's clock to come true.
+    /// Waits up to an hour of the test's clock for a condition.
     pub(crate) async fn until(&self, condition: impl FnMut(&State) -> bool) -> State {
         let mut states = self.0.subscribe();
         let found = tokio::time::timeout(Duration::from_hours(1), states.wait_for(condition)).await;
-        found.unwrap_or_else(|_| panic!("it never came true: {:?}", self.state())).unwrap().clone()
+        found.unwrap_or_else(|_| panic!("condition was never met: {:?}", self.state())).unwrap().clone()
     }
 }
 
@@ -209,7 +209,7 @@ impl Cluster for Fleet {
     }
 }
 
-/// Boots kernels when it is let.
+/// A boot checker that waits until the test opens the gate.
 #[derive(Default)]
 pub(crate) struct Gate {
     pub(crate) asked: Notify,

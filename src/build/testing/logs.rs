@@ -1,4 +1,4 @@
-//! The log lines of a test, as people read them.
+//! Captures the log lines of a test, formatted for people.
 
 use std::{
     io,
@@ -7,7 +7,7 @@ use std::{
 
 use tracing::subscriber::DefaultGuard;
 
-/// The lines that this thread logs while it is kept.
+/// Log lines of this thread, captured until dropped.
 pub(crate) struct Logs {
     text: Text,
     _guard: DefaultGuard,
@@ -28,7 +28,7 @@ impl io::Write for Text {
 }
 
 impl Logs {
-    /// From now on, from level INFO.
+    /// Starts to capture at level INFO.
     pub(crate) fn start() -> Self {
         let text = Text::default();
         let writer = text.clone();
@@ -37,7 +37,7 @@ impl Logs {
         Self { text, _guard: tracing::subscriber::set_default(subscriber) }
     }
 
-    /// The lines that hold this text.
+    /// Returns the lines that contain this text.
     pub(crate) fn with(&self, part: &str) -> Vec<String> {
         let text = String::from_utf8(self.text.0.lock().unwrap().clone()).unwrap();
         text.lines().filter(|line| line.contains(part)).map(|line| line.trim().to_owned()).collect()

@@ -1,4 +1,4 @@
-//! What the arguments of an export ask for, found in the registry.
+//! Resolves the arguments of an export to contents of the registry.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::{
     registry::RegistryLocation,
 };
 
-/// What a site must get; `None` where something is missing, after a message that names it.
+/// Returns the contents that the site needs. Returns `None` after a message if something is missing.
 pub(super) async fn contents(parts: &Parts, args: &BundleExportArgs) -> Result<Option<Vec<Content>>> {
     let mut found = Vec::new();
     for reference in &args.reference {
@@ -50,12 +50,13 @@ fn tell(MissingInput { what, error, hint, unreachable: _ }: &MissingInput) {
     output::message(&format!("missing: {what}: {error}{hint}"));
 }
 
-/// A repository below the registry's prefix.
+/// Returns a repository below the registry's prefix.
 pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repository> {
     location.repository(name).map_err(|error| CliError::usage(error.to_string()))
 }
 
-/// The images, and those that they need, as far as they are published for the kernels, and what is not.
+/// Finds the published images for the kernels, including the images that they need. Also returns what is
+/// missing.
 async fn published(parts: &Parts, selection: &Selection) -> Result<(Vec<Content>, Vec<MissingInput>)> {
     let Selection { images, kernels } = selection;
     let needed = needed(&parts.definitions, images, kernels);
@@ -79,7 +80,7 @@ fn is_for(facts: &ImageFacts, kernel: &KernelTarget) -> bool {
     facts.kernel_release.as_ref() == Some(&kernel.release) || facts.members.contains_key(&kernel.release)
 }
 
-/// The image's tags whose manifests say that they are for one of the kernels.
+/// Returns the image's tags whose manifests name one of the kernels.
 async fn published_image(
     parts: &Parts,
     image: &ImageName,
@@ -103,12 +104,12 @@ async fn published_image(
         let entries = entries(parts, &repository, &manifest.bytes).await?;
         if let Some((facts, _)) = entries.iter().find(|(facts, _)| is_wanted(facts)) {
             found.push((facts.clone(), content(Some(tag.clone()), manifest.digest.clone())));
-            // What is said of each image of an index comes along with it.
+            // The images of an index are exported explicitly, so that their referrers come along.
             let contents = entries.into_iter().map(|(facts, digest)| (facts, content(None, digest)));
             found.extend(contents);
             continue;
         }
-        // What says nothing of a kernel is not farrier's, or not an image.
+        // A manifest that names no kernel is not farrier's, or not an image.
         let Ok(facts) = ImageFacts::from_manifest(&manifest.bytes) else { continue };
         if is_wanted(&facts) {
             found.push((facts, content(Some(tag), manifest.digest)));
@@ -117,7 +118,7 @@ async fn published_image(
     Ok(found)
 }
 
-/// The images of an index, with what they say of themselves; none where it is no index.
+/// Returns the images of an index with their facts; empty for any other manifest.
 async fn entries(parts: &Parts, repository: &Repository, bytes: &[u8]) -> Result<Vec<(ImageFacts, Digest)>> {
     let Ok(AnyManifest::Index(index)) = AnyManifest::parse(bytes) else { return Ok(Vec::new()) };
     let mut found = Vec::new();
@@ -130,8 +131,8 @@ async fn entries(parts: &Parts, repository: &Repository, bytes: &[u8]) -> Result
     Ok(found)
 }
 
-/// What stands under a name below the registry's prefix, and the images of an index there: what is said of each of them comes along
-/// with it.
+/// Returns the content under a name below the registry's prefix. For an index, also returns its images, so
+/// that their referrers come along.
 async fn referred(parts: &Parts, text: &str) -> Result<Vec<Content>> {
     let ImageReference { repository: name, version } = settings::parse("--reference", text)?;
     let place = repository(&parts.location, name.as_str())?;

@@ -1,4 +1,4 @@
-//! `farrier check --boot`: the kernel itself loads the modules.
+//! `farrier check --boot`: loads the modules in a booted kernel.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::{
     kmod::{BootReport, CheckReport},
 };
 
-/// Boots the kernel, loads the modules in load order, and adds what it showed.
+/// Boots the kernel, loads the modules in load order, and adds the results to the report.
 pub(super) async fn boot(
     context: &Context<'_>,
     kernel: &mut Kernel,
@@ -36,8 +36,8 @@ pub(super) async fn boot(
     Ok(report.with_boot(shown))
 }
 
-/// The modules' places in what was checked, each after those that it needs. What cannot be ordered comes last: the
-/// kernel is to say what it thinks of it.
+/// Returns the indices of the checked modules, each after the modules that it needs. Modules without a known
+/// order come last, so that the kernel judges them.
 fn in_load_order(report: &CheckReport, checked: &Checked) -> Vec<usize> {
     let mut order = report.places_in_load_order();
     let rest: Vec<usize> = (0..checked.modules.len()).filter(|index| !order.contains(index)).collect();
@@ -45,7 +45,8 @@ fn in_load_order(report: &CheckReport, checked: &Checked) -> Vec<usize> {
     order
 }
 
-/// A directory with links to the modules, which may lie anywhere: `<number>/<file name>`.
+/// Makes a directory with a link to each module, `<number>/<file name>`. The modules themselves may be
+/// anywhere.
 fn gather(checked: &Checked, order: &[usize]) -> Result<(TempDir, Vec<String>), BootError> {
     let dir = tempfile::tempdir()?;
     let mut modules = Vec::new();
@@ -61,7 +62,7 @@ fn gather(checked: &Checked, order: &[usize]) -> Result<(TempDir, Vec<String>), 
     Ok((dir, modules))
 }
 
-/// The boot knows the gathered files; the report calls them as the static check does.
+/// Replaces the paths of the gathered files with the paths that the static check reports.
 fn use_paths_of_the_report(shown: &mut BootReport, gathered: &[String], order: &[usize], checked: &Checked) {
     for module in &mut shown.modules {
         let place = gathered.iter().position(|path| *path == module.path);

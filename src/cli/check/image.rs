@@ -1,4 +1,4 @@
-//! Images that are checked: in a layout directory, in an engine, in a registry.
+//! Images to check: from a layout directory, an engine or a registry.
 
 use std::path::{Path, PathBuf};
 
@@ -20,28 +20,27 @@ use crate::{
     registry::{LayoutRegistry, Registry, RegistryError, RemoteRegistry},
 };
 
-/// What was read.
+/// The modules to check, with their files.
 #[derive(Default)]
 pub(super) struct Checked {
-    /// All modules.
     pub modules: Vec<PayloadModule>,
-    /// Where each of them lies, in the same order.
+    /// Path of each module, in the same order.
     pub files: Vec<PathBuf>,
-    /// Directories that some of them lie in, for as long as they are needed.
+    /// Temporary directories that hold some of the files.
     pub unpacked: Vec<TempDir>,
-    /// The firmware files of images (`lib/firmware/...`); `None` where not all that is checked is an image: then
-    /// it is not known what else will be there.
+    /// Firmware files of the images (`lib/firmware/...`). `None` if a subject is not an image, because other
+    /// firmware may then be present on a node.
     pub firmware: Option<Vec<String>>,
 }
 
-/// An image whose layers are files of this machine.
+/// An image whose layers are local files.
 pub(super) struct OpenImage {
-    /// As the user named it.
+    /// Name that the user gave.
     name: String,
     layers: ImageLayers,
-    /// The kernel that it is for: from farrier's annotation, or the only one that it has modules of.
+    /// Kernel of the image: from farrier's annotation, or the only one that the image has modules for.
     pub kernel: Option<KernelRelease>,
-    /// Holds what was fetched only for this check.
+    /// Holds files that were fetched for this check only.
     _scratch: Option<TempDir>,
 }
 
@@ -86,7 +85,7 @@ impl OpenImage {
         Ok(self)
     }
 
-    /// Its modules for a kernel.
+    /// Reads the image's modules for a kernel.
     pub fn read(&self, release: &KernelRelease, budget: &DecompressionBudget) -> Result<Checked> {
         let (dest, ImageTree { releases, firmware }) = self.unpack(Some(release))?;
         if !releases.iter().any(|found| found == release.as_str()) {
@@ -113,22 +112,22 @@ impl OpenImage {
     }
 }
 
-/// Where the modules of a directory lie.
+/// Returns the paths of modules below a directory.
 pub(super) fn places(base: &Path, modules: &[PayloadModule]) -> Vec<PathBuf> {
     modules.iter().map(|module| base.join(&module.path)).collect()
 }
 
-/// Is every name a kernel release? `lib/modules/extra/` and the like are not.
+/// Whether every name is a kernel release. Directories such as `lib/modules/extra/` have other names.
 fn all_are_kernels(releases: &[String]) -> bool {
     releases.iter().all(|release| release.parse::<KernelRelease>().is_ok())
 }
 
-/// The kernel of farrier's annotation.
+/// Returns the kernel of farrier's annotation.
 fn annotated(manifest: &ImageManifest) -> Option<KernelRelease> {
     manifest.annotations.get(annotations::KERNEL_RELEASE)?.parse().ok()
 }
 
-/// An image of a layout directory, whoever wrote it.
+/// Opens an image in a layout directory that any tool may have written.
 fn layout(word: &str, place: &str, arch: Architecture) -> Result<OpenImage> {
     let (root, wanted) = split_place(place);
     if !root.join("index.json").is_file() {
@@ -137,7 +136,7 @@ fn layout(word: &str, place: &str, arch: Architecture) -> Result<OpenImage> {
     }
     let layout = LayoutRegistry::new(root);
     let mut stored = layout.read(choose(&layout.index()?, wanted)?).map_err(damaged)?;
-    // An index in the index: an image for several platforms.
+    // An entry can itself be an index: an image for several platforms.
     if let Some(image) = AnyManifest::leads_to(&stored.bytes, arch.as_str())? {
         stored = layout.read(&image).map_err(damaged)?;
     }
@@ -152,7 +151,7 @@ fn layout(word: &str, place: &str, arch: Architecture) -> Result<OpenImage> {
     })
 }
 
-/// A digest that differs is damage here, not a transfer to repeat.
+/// Reports a digest mismatch as damage: in a layout directory, a retry does not help.
 fn damaged(error: RegistryError) -> CliError {
     match error {
         RegistryError::Digest { .. } => CliError::hinted(error.to_string(), "write the layout again"),
@@ -160,7 +159,7 @@ fn damaged(error: RegistryError) -> CliError {
     }
 }
 
-/// The directory, and what comes behind it: a path may hold colons, too.
+/// Splits a place into the directory and the name or digest after it. A path may also contain colons.
 fn split_place(place: &str) -> (PathBuf, Option<&str>) {
     if let Some((path, _)) = place.split_once("@sha256:") {
         return (PathBuf::from(path), place.get(path.len() + 1..));
@@ -168,7 +167,7 @@ fn split_place(place: &str) -> (PathBuf, Option<&str>) {
     if Path::new(place).is_dir() {
         return (PathBuf::from(place), None);
     }
-    // The shortest part that is a directory: what follows is a name, which may hold a repository's own colon.
+    // Take the shortest prefix that is a directory. The rest is a name, which may also contain a colon.
     let colons = place.match_indices(':').map(|(at, _)| at);
     for at in colons {
         if let (Some(path), Some(name)) = (place.get(..at), place.get(at + 1..))
@@ -180,13 +179,14 @@ fn split_place(place: &str) -> (PathBuf, Option<&str>) {
     (PathBuf::from(place), None)
 }
 
-/// The manifest that is meant: by digest, by its name, by the tag at its name's end, or the only one.
+/// Chooses a manifest by digest, by name or by the tag at the end of the name. Without any of these, chooses
+/// the only image.
 fn choose<'i>(index: &'i ImageIndex, wanted: Option<&str>) -> Result<&'i Descriptor> {
     let name = |descriptor: &'i Descriptor| {
         descriptor.annotations.get(annotations::REF_NAME).map_or("", String::as_str)
     };
     let is_wanted = |descriptor: &&Descriptor| match wanted {
-        // Reports and signatures stand beside the images.
+        // The index also lists reports and signatures.
         None => descriptor.artifact_type.is_none(),
         Some(text) if text.starts_with("sha256:") => descriptor.digest.as_str() == text,
         Some(text) => {
@@ -209,10 +209,10 @@ fn choose<'i>(index: &'i ImageIndex, wanted: Option<&str>) -> Result<&'i Descrip
     Err(CliError::hinted(message, "name one of them: oci:PATH:NAME or oci:PATH@sha256:..."))
 }
 
-/// An image of the local engine, as `docker save` gives it.
+/// Exports an image from the local engine, as `docker save` does.
 async fn in_engine(context: &Context<'_>, word: &str, name: &str) -> Result<OpenImage> {
     let env = env_vars::engine_env();
-    // Podman's socket speaks the same language.
+    // Podman's socket offers the same API.
     let engine = match engine::connect_docker(EngineChoice::Docker, &env).await {
         Ok(engine) => engine,
         Err(no_docker) => engine::connect_docker(EngineChoice::Podman, &env).await.map_err(|_| no_docker)?,
@@ -234,7 +234,7 @@ async fn in_engine(context: &Context<'_>, word: &str, name: &str) -> Result<Open
     })
 }
 
-/// An image of a registry; its layers are kept in the cache.
+/// Fetches an image from a registry and keeps its layers in the cache.
 async fn in_registry(
     settings: &Settings,
     reference: ImageReference,

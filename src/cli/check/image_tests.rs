@@ -58,7 +58,7 @@ fn the_path_ends_where_a_directory_does() {
     assert_eq!(split_place("/nonexistent:1"), (PathBuf::from("/nonexistent:1"), None));
 }
 
-/// Whoever made the image: its compressed modules cost no more than a build's.
+/// Images are untrusted: decompressing their modules is limited as for a build.
 #[test]
 fn compressed_modules_of_an_image_are_read_within_the_budget() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What is checked against: a kernel's header set, and what else tells about it.
+//! The kernel to check against: its header set and further sources of facts.
 
 use std::{fs, path::Path};
 
@@ -10,20 +10,20 @@ use crate::{
     kmod::{BeyondHeaders, KernelFacts},
 };
 
-/// The kernel.
+/// The kernel to check against.
 pub(super) struct Kernel {
-    /// What is known about it.
+    /// Facts about the kernel.
     pub facts: KernelFacts,
-    /// What would settle an unknown verdict, when there is something left.
+    /// Hint for settling an unknown verdict, if any.
     pub hint: Option<String>,
-    /// What its image can be looked for with, while it was not.
+    /// Target for finding the kernel image, while the image was not read.
     target: Option<KernelTarget>,
-    /// Its image, once it is there.
+    /// Kernel image, if it was read.
     image: Option<KernelImage>,
 }
 
 impl Kernel {
-    /// Finds the kernel of the arguments; `suggested` is what the checked images are for.
+    /// Finds the kernel of the arguments. `suggested` is the kernel that the checked images are for.
     pub async fn find(context: &Context<'_>, suggested: Option<&KernelRelease>) -> Result<Self> {
         let args = context.args;
         let arch = settings::architecture(&args.platform)?;
@@ -40,12 +40,13 @@ impl Kernel {
         let release = release(context, image.as_ref(), suggested)?;
         let mut kernel = if let Some(root) = &args.headers {
             let (facts, _) = read_header_set(root, &settings::parse("--kernel", &release)?, arch)?;
-            // Whose kernel it is may not be known here, and need not be.
+            // The platform may be unknown here, and is not required.
             let target = settings::target(&release, &args.platform).ok();
             Self { facts, hint: None, target, image: None }
         } else {
             let target = settings::target(&release, &args.platform)?;
-            // A check that could not begin is no refused module: another exit code than for a build.
+            // Missing headers mean that the check could not begin. That is no refused module, so the exit
+            // code differs from a build's.
             let facts = match headers::find(context.settings()?, &target).await? {
                 HeaderLookup::Found(found) => found.facts,
                 HeaderLookup::Missing { looked_for, hint } => {
@@ -61,7 +62,7 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Fetches the kernel's image when the arguments allow that, and says what it tells.
+    /// Fetches the kernel image if the arguments allow it, and returns the facts that it adds.
     pub async fn take_image(&mut self, context: &Context<'_>) -> Result<Option<BeyondHeaders>> {
         let Some(target) = self.target.clone().filter(|_| context.args.fetch_kernel_image) else {
             return Ok(None);
@@ -70,7 +71,8 @@ impl Kernel {
         Ok(Some(self.facts.beyond_headers.clone()))
     }
 
-    /// The image to boot: the one that was read, else this machine's, else what the family says.
+    /// Returns the image to boot: the one that was read, else this machine's with `--host`, else the
+    /// family's.
     pub async fn bootable(&mut self, context: &Context<'_>) -> Result<KernelImage> {
         if let Some(image) = &self.image {
             return Ok(image.clone());
@@ -93,10 +95,10 @@ impl Kernel {
         }
     }
 
-    /// Uses the image that the family names if it is here; else says how it could be had.
+    /// Uses the family's kernel image if it is available locally. Otherwise sets a hint how to get it.
     async fn take_cached_image(&mut self, context: &Context<'_>) -> Result<()> {
         let Some(target) = self.target.clone() else { return Ok(()) };
-        // With --headers no definitions are needed: broken ones must not stand in the way.
+        // A check with --headers needs no definitions, so broken definitions must not fail it.
         let settings = match context.settings() {
             Ok(settings) => settings,
             Err(_) if context.args.headers.is_some() && !context.args.fetch_kernel_image => return Ok(()),
@@ -147,7 +149,7 @@ async fn given_image(context: &Context<'_>, path: &Path, arch: Architecture) -> 
     Ok(context.settings()?.fetcher.kernel_images().file(path, release.as_ref(), arch).await?)
 }
 
-/// The release: said, or what the kernel image, the checked images or the header directory are for.
+/// Returns the release of `--kernel`, else of the kernel image, the checked images or the header directory.
 fn release(
     context: &Context<'_>,
     image: Option<&KernelImage>,
@@ -174,7 +176,7 @@ fn release(
     }
 }
 
-/// Releases with a build directory below a root.
+/// Returns the releases that have a build directory below a root.
 fn releases_below(root: &Path) -> Vec<String> {
     let mut releases: Vec<String> = ["lib/modules", "usr/lib/modules"]
         .iter()

@@ -1,4 +1,4 @@
-//! What is checked: module files, directories, images; and the symbol tables that they may use.
+//! Subjects of a check: module files, directories and images; and the symbol tables that they may use.
 
 use std::{
     fs::{self, File},
@@ -17,19 +17,19 @@ use crate::{
     payload::{self, DecompressionBudget},
 };
 
-/// Bytes of one symbol table; nvidia's has 100 kB, a kernel's 2 MB.
+/// Size limit of a symbol table, in bytes; nvidia's has 100 kB, a kernel's 2 MB.
 const MAX_TABLE: u64 = 64 << 20;
 
 /// One argument, ready to be read.
 pub(super) enum Subject {
     /// A module file or a directory.
     Path(PathBuf),
-    /// An image, its layers fetched.
+    /// An image with its layers fetched.
     Image(OpenImage),
 }
 
 impl Subject {
-    /// A word that exists as a path is a path; everything else names an image.
+    /// Opens a subject: an existing path, or else an image.
     pub async fn open(context: &Context<'_>, word: &str) -> Result<Self> {
         let path = Path::new(word);
         if path.exists() {
@@ -38,7 +38,7 @@ impl Subject {
         OpenImage::open(context, word).await.map(Self::Image)
     }
 
-    /// The kernel that it says it is for.
+    /// Returns the kernel that the image names.
     pub fn kernel(&self) -> Option<&KernelRelease> {
         match self {
             Self::Path(_) => None,
@@ -51,7 +51,7 @@ impl Subject {
             Self::Path(path) => path,
             Self::Image(image) => return image.read(release, budget),
         };
-        // A single file's path is the user's own; those of a directory are relative to it.
+        // A single file keeps the path that the user gave. Paths of files in a directory are relative to it.
         let (modules, base) = if path.is_dir() {
             (payload::read_modules(path, budget)?, path.as_path())
         } else {
@@ -67,7 +67,7 @@ impl Subject {
     }
 }
 
-/// Reads all of them for one kernel.
+/// Reads all subjects for one kernel.
 pub(super) fn read(
     subjects: &[Subject],
     release: &KernelRelease,
@@ -84,7 +84,7 @@ pub(super) fn read(
     Ok(all)
 }
 
-/// The symbol tables of `--needs`, with the licences of the modules that lie in the same directory.
+/// Reads the symbol tables of `--needs`, with the licenses of the modules in the same directory.
 pub(super) fn needs(paths: &[PathBuf], budget: &DecompressionBudget) -> Result<Vec<NeededTable>> {
     let mut tables = Vec::new();
     for path in paths {
@@ -103,7 +103,7 @@ pub(super) fn needs(paths: &[PathBuf], budget: &DecompressionBudget) -> Result<V
     Ok(tables)
 }
 
-/// The file itself, or every `Module.symvers` below the directory, in path order.
+/// Returns the file itself, or every `Module.symvers` below the directory in path order.
 fn table_files(path: &Path) -> Result<Vec<PathBuf>> {
     let wrong = |reason: &str| CliError::usage(format!("--needs {}: {reason}", path.display()));
     let metadata = fs::metadata(path).map_err(|error| wrong(&error.to_string()))?;

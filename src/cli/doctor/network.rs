@@ -1,4 +1,4 @@
-//! What the definitions name outside of this machine: does it answer, and what time is it there?
+//! Checks the hosts that the definitions name: whether they answer, and how far their clocks are off.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,14 +24,16 @@ use crate::{
     registry::RegistryLocation,
 };
 
-/// Asked at the same time.
+/// Maximum number of concurrent requests.
 const AT_ONCE: usize = 16;
-/// A clock that is so far off costs logins: who verifies tokens lets a minute pass (distribution's `auth/token`, `Leeway`). What is
-/// valid from now on, a certificate or an archive's list, is refused by one that is behind even less.
+/// Clock skew that counts as a finding. A larger skew breaks logins: verifiers of tokens tolerate one minute
+/// (distribution's `auth/token`, `Leeway`). Certificates and package lists that have just become valid are
+/// refused at an even smaller skew by a machine whose clock is behind.
 const SKEW: SignedDuration = SignedDuration::from_secs(60);
 
 impl Visit {
-    /// Asks what the site's definitions name, and what a node calls for.
+    /// Contacts the hosts that the site's own definitions name, and the hosts that the cluster's nodes call
+    /// for.
     pub(super) async fn network(&mut self, parts: &Parts, plan: Option<&Plan>) {
         let net = parts.fetcher.net();
         let rules = &parts.definitions.site.mirrors;
@@ -50,7 +52,7 @@ impl Visit {
                 Err(FetchError::Net(NetError::Offline { host, .. })) => {
                     forbidden.insert(host);
                 }
-                // One host that is away is told once, whatever it was asked for.
+                // Report an unreachable host once, whatever the requests were for.
                 Err(error) => {
                     failed.insert(error_chain(&error), error);
                 }
@@ -68,7 +70,7 @@ impl Visit {
         if !says.is_empty() {
             self.fine("network", says.join("; "));
         }
-        // That it does not answer was told.
+        // An unreachable registry was reported before.
         if let RegistryLocation::Remote { host, .. } = &parts.location
             && let Ok(answer) = ask(&parts.fetcher, &registry(net, [host.as_str()])).await
         {
@@ -80,7 +82,7 @@ impl Visit {
         self.clocks.extend(clock_ahead.map(|ahead| (host, ahead)));
     }
 
-    /// Compares this machine's clock with those of all who told theirs.
+    /// Compares this machine's clock with the other clocks.
     pub(super) fn clock(&mut self) {
         let clocks = std::mem::take(&mut self.clocks);
         let off: Vec<_> = clocks.iter().filter(|(_, ahead)| ahead.abs() >= SKEW).collect();
@@ -103,8 +105,8 @@ impl Visit {
     }
 }
 
-/// The definitions of the site's own directory, and those that a node calls for. What only comes with farrier names the hosts of
-/// all distributions.
+/// Returns the definitions of the site's own directory and those that a node calls for. Other shipped
+/// definitions are omitted, because together they name the hosts of all distributions.
 fn in_use<'a>(
     definitions: &'a Definitions,
     plan: Option<&Plan>,

@@ -1,4 +1,4 @@
-//! A bundle as people and programs read it.
+//! Output of `farrier bundle`.
 
 use indicatif::HumanBytes;
 use serde::Serialize;
@@ -10,17 +10,17 @@ use crate::{
     registry::RegistryLocation,
 };
 
-/// A bundle, for `-o json`: what `--since` reads again.
+/// JSON form of a bundle, which `--since` reads.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Listing<'a> {
     id: &'a str,
     file: String,
-    /// The file's bytes.
+    /// Size of the file, in bytes.
     length: u64,
-    /// Bytes of its blobs, each counted once.
+    /// Size of the file's blobs in bytes, each counted once.
     carried: u64,
-    /// Bytes of the blobs that only its base has.
+    /// Size in bytes of the blobs that only the base bundle holds.
     in_base: u64,
     #[serde(flatten)]
     index: &'a BundleIndex,
@@ -40,7 +40,7 @@ impl<'a> Listing<'a> {
     }
 }
 
-/// One of the contents after an import, for `-o json`.
+/// One imported content, for `-o json`.
 #[derive(Serialize)]
 struct Row<'a> {
     #[serde(flatten)]
@@ -49,7 +49,7 @@ struct Row<'a> {
     taken: &'a Taken,
 }
 
-/// What an import did, for `-o json`.
+/// Result of an import, for `-o json`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImportReport<'a> {
@@ -80,7 +80,7 @@ impl<'a> ImportReport<'a> {
     }
 }
 
-/// What is in it.
+/// Formats the contents of a bundle.
 pub fn listing(bundle: &Bundle) -> String {
     let rows = bundle.index().contents.iter().map(|Listed { content, kernel, size, artifact_type: _ }| {
         let kernel = kernel.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
@@ -89,7 +89,7 @@ pub fn listing(bundle: &Bundle) -> String {
     format!("{}\n{}", indented_table(["KIND", "NAME", "KERNEL", "SIZE"], rows), summary(bundle))
 }
 
-/// How many contents of each kind, and how large.
+/// Formats the number of contents of each kind, and the sizes.
 pub fn summary(bundle: &Bundle) -> String {
     let index = bundle.index();
     let (carried, in_base) = index.bytes();
@@ -116,7 +116,7 @@ pub fn summary(bundle: &Bundle) -> String {
     lines.join("\n")
 }
 
-/// What became of each.
+/// Formats the outcome for each imported content.
 pub fn imported(imported: &Imported) -> String {
     let rows = imported.contents.iter().map(|(content, taken)| {
         let outcome = match taken {

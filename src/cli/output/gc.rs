@@ -1,4 +1,4 @@
-//! What `farrier gc` found and did, as people read it.
+//! Output of `farrier gc` as text.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,8 @@ use crate::{
     plan::KeptWhy,
 };
 
-/// What goes, what went wrong, and what is kept. A remote registry frees no space by itself.
+/// Formats what is deleted, what failed, and what is kept. A remote registry needs a hint, because it frees
+/// no space by itself.
 pub fn text(report: &GcReport, remote: bool) -> String {
     let mut lines = Vec::new();
     if !report.images.is_empty() {
@@ -64,7 +65,7 @@ fn state(state: &GcState) -> &'static str {
     }
 }
 
-/// Why something is not deleted, on a line of its own; what stopped everything is said at the end.
+/// Formats a failure as a separate line. The error that stopped the whole command is printed at the end.
 fn failure(report: &GcReport, state: &GcState) -> Option<String> {
     match state {
         GcState::Failed { error } if report.refused.as_ref() != Some(error) => {
@@ -98,7 +99,7 @@ fn counted(number: usize, what: &str) -> String {
     if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
-/// How many images stay for which reason; which of them is in the JSON form.
+/// Formats the number of kept images for each reason. The JSON form names the images.
 fn kept(report: &GcReport) -> String {
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
     for image in &report.kept {

@@ -1,11 +1,11 @@
-//! Header sets as people and programs read them.
+//! Output of `farrier headers`.
 
 use serde::Serialize;
 
 use super::indented_table;
 use crate::inputs::{ListedHeaders, Outcome};
 
-/// What became of an import, for `-o json`.
+/// Result of an import, for `-o json`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HeadersReport {
@@ -16,15 +16,15 @@ pub struct HeadersReport {
     pub exported_symbols: Option<usize>,
     pub content: Option<String>,
     pub size: u64,
-    /// The tree in the cache.
+    /// The tree in the cache; after a transfer, the reference or the receiver's address.
     pub path: Option<String>,
-    /// The artifact in the registry.
+    /// Reference of the artifact in the registry.
     pub reference: Option<String>,
     pub digest: Option<String>,
     pub origin: Vec<String>,
 }
 
-/// A table of header sets.
+/// Formats a table of header sets.
 pub fn list(sets: &[ListedHeaders]) -> String {
     let rows = sets.iter().map(|set| {
         let ListedHeaders { release, arch, compiler, exported_symbols, reference, .. } = set;
@@ -35,7 +35,7 @@ pub fn list(sets: &[ListedHeaders]) -> String {
     indented_table(["KERNEL", "ARCH", "COMPILER", "SYMBOLS", "PLACE"], rows)
 }
 
-/// What became of an import, and where the header set is.
+/// Formats the outcome of an import, and the place of the header set.
 pub fn report(report: &HeadersReport) -> String {
     let HeadersReport { release, arch, outcome, compiler, exported_symbols, path, reference, digest, .. } =
         report;

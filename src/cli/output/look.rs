@@ -1,5 +1,5 @@
-//! How results look on a terminal: colours and symbols for words that say how things stand, rows that fit, short digests. Elsewhere
-//! they are plain and whole, for programs.
+//! Presentation of results on a terminal: colors and symbols for states, rows that fit the width, short
+//! digests. Elsewhere results are plain and complete, for programs.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -22,7 +22,7 @@ const CYAN: &str = "\u{1b}[36m";
 const DIM: &str = "\u{1b}[2m";
 const RESET: &str = "\u{1b}[0m";
 
-/// Words for how things stand, with their colour and the page's shape for it (`src/page/html/style.css`).
+/// Words for states, with their color and the page's shape for it (`src/page/html/style.css`).
 const STATES: [(&str, &str, &str); 5] = [
     ("loads|published|up to date|already set|settled|ready|ok|good|passed", GREEN, "✓"),
     ("refused|failed|conflict|held back|wrong", RED, "✕"),
@@ -31,10 +31,11 @@ const STATES: [(&str, &str, &str); 5] = [
     ("unknown|retrying|hold|skip|skipped|warning", YELLOW, "▲"),
 ];
 
-/// What gets a colour: words before reasons, a report's verdict, what to do, and words that stand alone in their column. The
-/// last ones are looked for twice: what ends one column begins the next.
+/// Patterns of colored text: verdicts before reasons, a report's verdict, hints, and states that fill a
+/// column. The last pattern is applied twice, because the separator after one column is also the separator
+/// before the next.
 fn painted_words() -> [String; 5] {
-    // Columns stand two blanks apart.
+    // Two spaces separate columns.
     let words = STATES.map(|(words, ..)| words).join("|");
     let column = format!(r"(?m)(  )((?:[✓✕▶○▲] )?(?:{words}))(  |$)");
     [
@@ -46,18 +47,18 @@ fn painted_words() -> [String; 5] {
     ]
 }
 
-/// Colour and symbol of a word for how something stands.
+/// Returns the color and symbol of a state.
 fn state(word: &str) -> Option<(&'static str, &'static str)> {
     let found = STATES.iter().find(|(words, ..)| words.split('|').any(|known| known == word));
     found.map(|(_, colour, symbol)| (*colour, *symbol))
 }
 
-/// The width of tables; without one, rows are as long as they are and digests whole.
+/// Width of tables. Without a width, rows have any length and digests are complete.
 static WIDTH: OnceLock<Option<u16>> = OnceLock::new();
 static COLOURS: OnceLock<bool> = OnceLock::new();
 static SYMBOLS: OnceLock<bool> = OnceLock::new();
 
-/// Takes the look from the command line, the environment and the terminal, once.
+/// Sets the presentation from the command line, the environment and the terminal, once.
 pub fn set(global: &Global) {
     let is_terminal = io::stdout().is_terminal();
     let colours = match global.color {
@@ -66,9 +67,9 @@ pub fn set(global: &Global) {
         ColorChoice::Auto => env_vars::colours().unwrap_or(is_terminal),
     };
     let fits = is_terminal && global.output == OutputForm::Table;
-    // A terminal that does not know its width says 0.
+    // A terminal with an unknown width reports 0.
     let columns = || tcgetwinsize(io::stdout()).ok().map(|size| size.ws_col).filter(|columns| *columns > 0);
-    // Set before anything is printed; a second call would find the first one's.
+    // Set before anything is printed; a second call has no effect.
     let _ = (
         COLOURS.set(colours),
         SYMBOLS.set(is_terminal && env_vars::is_utf8()),
@@ -76,7 +77,7 @@ pub fn set(global: &Global) {
     );
 }
 
-/// The text of a cell in a column after the first, with a symbol before a word that says how things stand.
+/// Returns the text of a cell after the first column, with a symbol in front of a state.
 pub fn with_symbol(text: String) -> String {
     match state(&text).filter(|_| SYMBOLS.get().copied().unwrap_or_default()) {
         Some((_, symbol)) => format!("{symbol} {text}"),
@@ -84,17 +85,17 @@ pub fn with_symbol(text: String) -> String {
     }
 }
 
-/// How wide tables are.
+/// Returns the width of tables.
 pub fn width() -> Option<u16> {
     WIDTH.get().copied().flatten()
 }
 
-/// The text of a result, with colours where they are wanted.
+/// Adds colors to the text of a result, if they are enabled.
 pub fn painted(text: String) -> String {
     if COLOURS.get().copied().unwrap_or_default() { coloured(&text) } else { text }
 }
 
-/// The text with colours, and not a letter changed.
+/// Adds colors without changing any letter.
 fn coloured(text: &str) -> String {
     painted_words().iter().filter_map(|pattern| Regex::new(pattern).ok()).fold(
         text.to_owned(),

@@ -1,4 +1,5 @@
-//! What commands print: results to standard output, messages and progress to standard error. Every table stands here.
+//! Output of commands: results go to standard output, messages and progress to standard error. All tables are
+//! laid out here.
 
 pub mod bundle;
 pub mod gc;
@@ -20,7 +21,7 @@ pub use pass::pass;
 pub use plan::{past_upgrades, plan, status, upgrades};
 pub use progress::{Bar, Progress};
 
-/// Names, labels and annotations come from outside: a terminal must not take them for commands.
+/// Names, labels and annotations are untrusted: a terminal must not interpret them as commands.
 pub use crate::text::printable;
 
 use super::{args::OutputForm, error::OutputError};
@@ -29,7 +30,7 @@ use crate::{
     text::{is_deceptive, printable_json, printable_lines},
 };
 
-/// Prints a result in the form that was asked for.
+/// Prints a result in the requested format.
 pub fn show<T: Serialize + ?Sized>(
     form: OutputForm,
     value: &T,
@@ -46,17 +47,17 @@ pub fn result(text: &str) -> Result<(), OutputError> {
     ready(&printable_lines(text))
 }
 
-/// Writes what a terminal may see as it is.
+/// Writes text that is safe for a terminal.
 fn ready(text: &str) -> Result<(), OutputError> {
     if text.ends_with('\n') { raw(text) } else { raw(&format!("{text}\n")) }
 }
 
-/// Writes what is a part of the output.
+/// Writes a part of the output immediately.
 pub fn part(text: &str) -> Result<(), OutputError> {
     raw(&printable_lines(text))
 }
 
-/// Writes bytes that a terminal may act on. A closed pipe (`| head`) is no error.
+/// Writes bytes that a terminal may interpret. A closed pipe (`| head`) is not an error.
 fn raw(text: &str) -> Result<(), OutputError> {
     let mut out = io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -66,18 +67,18 @@ fn raw(text: &str) -> Result<(), OutputError> {
     }
 }
 
-/// Empties a terminal, for what is printed again and again.
+/// Clears the terminal before output that is printed repeatedly.
 pub fn clear() -> Result<(), OutputError> {
     if io::stdout().is_terminal() { raw("\x1b[H\x1b[2J") } else { Ok(()) }
 }
 
-/// Writes a message to standard error. There is nowhere to report a failure of that.
+/// Writes a message to standard error. A failure is ignored, because there is nowhere to report it.
 pub fn message(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", printable_lines(text));
 }
 
-/// Where logs go: standard error, which gets nothing that deceives an eye. Of control characters the log's own colours are among what is
-/// written; those in its texts the log escapes itself.
+/// Log writer for standard error that replaces deceptive characters. ASCII control characters pass, because
+/// the log's colors use them; the log itself escapes those in its texts.
 pub struct LogWriter(Stderr);
 
 impl LogWriter {
@@ -99,12 +100,12 @@ impl Write for LogWriter {
     }
 }
 
-/// A table without borders. A cell may have several lines.
+/// Formats a table without borders. A cell may have several lines.
 pub fn table<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
     lines(header, rows, (0, 2))
 }
 
-/// The same, with a blank before each column.
+/// Like [`table`], with a space before each column.
 pub fn indented_table<const N: usize>(
     header: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
@@ -120,7 +121,7 @@ fn lines(
     laid_out(header.into(), rows.into_iter().map(Into::into).collect(), padding, look::width())
 }
 
-/// Columns; in a given width cells are wrapped and digests are short.
+/// Lays out columns. With a width, cells are wrapped and digests are shortened.
 fn laid_out(header: Row, rows: Vec<Row>, padding: (u16, u16), width: Option<u16>) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_header(header);
@@ -151,7 +152,7 @@ mod tests {
         let text = |width| laid_out(["IMAGE", "REFERENCE"].into(), vec![row()], (0, 2), width);
         assert!(
             text(None).lines().nth(1).unwrap().ends_with(&"0a".repeat(32)),
-            "whole where nothing asks for a width"
+            "digests are complete without a width"
         );
         assert_eq!(
             text(Some(80)),

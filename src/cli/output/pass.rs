@@ -1,4 +1,4 @@
-//! What a pass did, as people read it.
+//! Output of a reconcile as text.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use crate::{
     plan::{RolloutDecision, counts, summary},
 };
 
-/// The report as text: what was done first, then how things stand.
+/// Formats the report: first what was done, then the current state.
 pub fn pass(report: &PassReport) -> String {
     let mut text = String::new();
     for target in &report.targets {

@@ -1,4 +1,4 @@
-//! Plans and the matrix of status, as people read them.
+//! Output of plans and of the status matrix as text.
 
 use super::{lines, printable};
 use crate::plan::{
@@ -6,17 +6,17 @@ use crate::plan::{
     tables, upgrade_table,
 };
 
-/// The plan as tables, and one closing line.
+/// Formats the plan as tables with a closing line.
 pub fn plan(plan: &Plan) -> String {
     format!("{}{}\n", sections(plan), summary(plan))
 }
 
-/// The tables alone, each with an empty line after it.
+/// Formats the tables alone, each with an empty line after it.
 pub fn sections(plan: &Plan) -> String {
     tables(plan).iter().map(|table| laid_out(table) + "\n").collect()
 }
 
-/// The matrix of images and kernels, and the nodes that are left alone.
+/// Formats the matrix of images and kernels, and the skipped nodes.
 pub fn status(rows: &[StatusRow], plan: &Plan) -> String {
     let matrix = if rows.is_empty() {
         "no node calls for a driver image\n".to_owned()
@@ -27,7 +27,7 @@ pub fn status(rows: &[StatusRow], plan: &Plan) -> String {
     if left_alone.rows.is_empty() { matrix } else { format!("{matrix}\n{}", laid_out(&left_alone)) }
 }
 
-/// Upgrades: how each stands, and its nodes.
+/// Formats the state of upgrades and their nodes.
 pub fn upgrades(upgrades: &[&PlannedUpgrade]) -> String {
     let text = |upgrade: &&PlannedUpgrade| {
         format!("{}\n\n{}", printable(&upgrade.summary()), laid_out(&upgrade_table(upgrade)))
@@ -38,7 +38,7 @@ pub fn upgrades(upgrades: &[&PlannedUpgrade]) -> String {
     }
 }
 
-/// The images that DaemonSets got.
+/// Formats the images that DaemonSets got.
 pub fn past_upgrades(past: &[PastUpgrade]) -> String {
     match past {
         [] => "no DaemonSet carries a record of an image that farrier set\n".to_owned(),
@@ -46,7 +46,7 @@ pub fn past_upgrades(past: &[PastUpgrade]) -> String {
     }
 }
 
-/// A table in columns.
+/// Formats a table in columns.
 pub fn laid_out(Table { header, rows }: &Table) -> String {
     lines(header, rows, (0, 2))
 }

@@ -1,4 +1,4 @@
-//! What `farrier preflight` answers, as people read it.
+//! Output of `farrier preflight`.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -7,17 +7,17 @@ use serde::Serialize;
 use super::plan::laid_out;
 use crate::plan::{MayBoot, Next, readiness_table};
 
-/// What `farrier preflight -o json` prints.
+/// JSON output of `farrier preflight`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Answer<'a> {
-    /// May all of them, and were images checked for that?
+    /// Whether all nodes may boot the kernel, and images were checked for that.
     pub ready: bool,
-    /// The same of the node that has the most in its way, with what `ready` does not tell apart.
+    /// Verdict of the node with the most obstacles. It distinguishes cases that `ready` does not.
     pub may_boot: MayBoot,
     /// The kernel.
     pub kernel: String,
-    /// The nodes that were asked about.
+    /// The selected nodes.
     pub nodes: Vec<Asked<'a>>,
 }
 
@@ -29,12 +29,12 @@ pub struct Asked<'a> {
     pub may_boot: MayBoot,
     #[serde(flatten)]
     pub next: Option<&'a Next>,
-    /// Why it is not known which images it will need.
+    /// Why the images that the node will need are unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
 
-/// One table for each platform and set of needs, with the nodes that it is for; what is in the way comes first.
+/// Formats one table for each platform and set of needs, with its nodes. Blocked nodes come first.
 pub fn text(answer: &Answer<'_>) -> String {
     let mut groups: BTreeMap<(Reverse<MayBoot>, String, String), Vec<&str>> = BTreeMap::new();
     for Asked { node, ready: _, may_boot, next, message } in &answer.nodes {
@@ -59,7 +59,7 @@ pub fn text(answer: &Answer<'_>) -> String {
     groups.into_iter().map(group).collect::<Vec<_>>().join("\n")
 }
 
-/// What stands below the answer: the images, or why there are none.
+/// Formats the images that are needed, or why there are none.
 fn reasons(next: &Next) -> String {
     match &next.doubt {
         Some(doubt) => format!("{doubt}\n"),
@@ -77,7 +77,7 @@ mod tests {
 
     const NEXT: &str = "6.1.0-48-amd64";
 
-    /// Asked about both nodes of a fleet, the first of which calls for an image.
+    /// Formats the answer for both nodes of a fleet, the first of which calls for an image.
     fn told(fleet: &mut Fleet) -> String {
         fleet.announce(0, NEXT);
         fleet.announce(1, NEXT);

@@ -1,4 +1,4 @@
-//! How far work is, on standard error: spinners and bars on a terminal, plain lines elsewhere.
+//! Progress on standard error: spinners and bars on a terminal, plain lines elsewhere.
 
 use std::{
     collections::BTreeMap,
@@ -17,17 +17,18 @@ use crate::{
     text::printable_lines,
 };
 
-/// The progress of builds: a spinner for each target on a terminal, plain lines elsewhere.
+/// Progress of builds: a spinner for each target on a terminal, plain lines elsewhere.
 pub struct Progress {
     bars: Option<MultiProgress>,
     running: Mutex<BTreeMap<String, ProgressBar>>,
     stages: Mutex<BTreeMap<String, LongStage>>,
 }
 
-/// How long a plain log may be silent about a stage: some drivers configure themselves for longer than people wait.
+/// Maximum time that a plain log is silent about a stage. Some drivers configure themselves for longer than
+/// users wait.
 const SILENCE: Duration = Duration::from_mins(1);
 
-/// A stage that may take long, where no spinner shows that it goes on.
+/// A stage in a plain log, which has no spinner to show that work continues.
 struct LongStage {
     stage: Stage,
     since: Instant,
@@ -39,7 +40,7 @@ impl LongStage {
         Self { stage, since: now, told: now }
     }
 
-    /// What is said when the stage prints a line, if the last word about it is long ago.
+    /// Returns a message for the stage's output line, if the last message about the stage is long ago.
     fn sign_of_life(&mut self, line: &str, now: Instant) -> Option<String> {
         (now.duration_since(self.told) >= SILENCE).then(|| {
             self.told = now;
@@ -50,13 +51,13 @@ impl LongStage {
 }
 
 impl Progress {
-    /// Progress as standard error can show it.
+    /// Makes progress in the form that standard error can show.
     pub fn new() -> Self {
         let bars = io::stderr().is_terminal().then(MultiProgress::new);
         Self { bars, running: Mutex::default(), stages: Mutex::default() }
     }
 
-    /// The live line of a build, with the time after it.
+    /// Sets the format of a build's live line, with `time` at its end.
     fn set_style(bar: &ProgressBar, time: &str) {
         if let Ok(style) =
             ProgressStyle::with_template(&format!("{{spinner}} {{prefix}}: {{wide_msg}} [{time}]"))
@@ -106,7 +107,8 @@ impl Reporter for Progress {
     fn note(&self, subject: &str, text: &str) {
         let line = format!("{subject}: {text}");
         match &self.bars {
-            // Through the bars, which would be torn otherwise; there is nowhere to report a failure of that.
+            // Print through the bars, so that they are not garbled. A failure is ignored, because there is
+            // nowhere to report it.
             Some(bars) => drop(bars.println(printable_lines(&line))),
             None => message(&line),
         }
@@ -121,10 +123,10 @@ impl Reporter for Progress {
     }
 }
 
-/// Less than this is done before a line about it could be read.
+/// A smaller transfer ends before a line about it could be read.
 const WORTH_A_LINE: u64 = 64 << 20;
 
-/// The progress of a bundle: a bar on a terminal, a line for each tenth elsewhere.
+/// Progress of a bundle: a bar on a terminal, a line for each tenth elsewhere.
 pub struct Bar {
     bar: ProgressBar,
     done: AtomicU64,
@@ -145,7 +147,7 @@ impl Bar {
         Self { bar, done: AtomicU64::new(0) }
     }
 
-    /// A line, where no bar is drawn.
+    /// Prints a line if no bar is drawn.
     fn line(&self, how_far: impl std::fmt::Display) {
         if self.bar.is_hidden() {
             message(&format!("{}: {how_far}", self.bar.prefix()));

@@ -1,4 +1,4 @@
-//! What `farrier rollback` did, as people read it.
+//! Output of `farrier rollback` as text.
 
 use super::{indented_table, printable};
 use crate::{
@@ -7,16 +7,16 @@ use crate::{
     plan::{PER_KERNEL_ANNOTATION, RECORD_ANNOTATION, RollbackStep},
 };
 
-/// Where was looked, and for what.
+/// Scope of the search for records.
 pub struct Looked<'a> {
     pub place: String,
-    /// Empty where everything counts.
+    /// Requested objects; empty for all.
     pub objects: &'a [String],
-    /// Was there something that cannot be read?
+    /// Whether something could not be read.
     pub unseen: bool,
 }
 
-/// A table of fields, and how to go on.
+/// Formats a table of fields, and how to continue.
 pub fn text(rolled: &[Rolled], dry_run: bool, looked: &Looked<'_>) -> String {
     if rolled.is_empty() {
         return nothing(looked);
@@ -52,7 +52,7 @@ pub fn text(rolled: &[Rolled], dry_run: bool, looked: &Looked<'_>) -> String {
     text
 }
 
-/// Nothing was found: what was looked for, and where.
+/// Formats the message for an empty result: what was searched for, and where.
 fn nothing(looked: &Looked<'_>) -> String {
     let Looked { place, objects, unseen } = looked;
     let who = if objects.is_empty() {

@@ -1,4 +1,4 @@
-//! What `farrier verify` found, as people read it.
+//! Output of `farrier verify` as text.
 
 use super::{printable, table};
 use crate::{
@@ -6,8 +6,8 @@ use crate::{
     images::VerifyReport,
 };
 
-/// A line for each check, what to do about those that failed, the verdict, and what it does not cover; of an index, each of its
-/// images so before it.
+/// Formats a line for each check, hints for failed checks, the verdict, and what the verdict does not cover.
+/// For an index, formats each of its images first.
 pub fn text(report: &VerifyReport, reference: &ImageReference) -> String {
     let mut text: String = report.platforms.iter().map(|image| found(image, &image.image)).collect();
     let named = match reference.version {

@@ -1,4 +1,4 @@
-//! Pure: the bodies of writes. An applied body has farrier's fields and no others, so that all others keep their owners.
+//! Pure: request bodies of writes. An applied body contains only farrier's fields, so that other fields keep their managers.
 
 use driver_entrypoint::holders::DRIVER_POD;
 use k8s_openapi::{
@@ -16,13 +16,13 @@ use crate::plan::{
     PodRestart, ResourceChange,
 };
 
-/// What a write is applied to: the API server refuses it for another object, and for another state of this one.
+/// Adds preconditions to a write. The API server then rejects it for another object, or for another state of this object.
 fn preconditions(metadata: &mut Value, version: &ObjectVersion) {
     metadata["uid"] = json!(version.uid);
     metadata["resourceVersion"] = json!(version.resource_version);
 }
 
-/// An apply of a DaemonSet's fields. `Err` names what cannot be written.
+/// Returns the apply body for a DaemonSet's fields. `Err` names what cannot be written.
 pub(super) fn daemon_set(change: &DaemonSetChange, live: &LiveDaemonSet) -> Result<Value, String> {
     let DaemonSetChange { namespace, name, images, affinity, annotations, version: _, expected: _, proof: _ } =
         change;
@@ -62,7 +62,7 @@ pub(super) fn daemon_set(change: &DaemonSetChange, live: &LiveDaemonSet) -> Resu
     }))
 }
 
-/// An apply of a whole DaemonSet; without a version it can also be a creation.
+/// Returns the apply body for a whole DaemonSet. Without a version, the apply may also create the DaemonSet.
 pub(super) fn copy(change: &DaemonSetCopy, version: Option<&ObjectVersion>) -> Value {
     let DaemonSetCopy { namespace, name, manifest, version: _, proof: _ } = change;
     let mut body = manifest.as_ref().clone();
@@ -76,8 +76,8 @@ pub(super) fn copy(change: &DaemonSetCopy, version: Option<&ObjectVersion>) -> V
     body
 }
 
-/// An eviction of this very pod, not of its successor. kube's own [`kube::Api::evict`] spells the options
-/// `delete_options`, which the API server ignores, and with them the precondition.
+/// Returns the eviction of this pod, but not of its successor with the same name. kube's [`kube::Api::evict`] writes the options
+/// as `delete_options`. The API server ignores that field, and with it the precondition.
 pub(super) fn eviction(restart: &PodRestart) -> Eviction {
     let PodRestart { namespace, name, uid, why: _, drained: _, grace_seconds } = restart;
     let preconditions = Preconditions { uid: Some(uid.clone()), ..Preconditions::default() };
@@ -95,7 +95,7 @@ pub(super) fn eviction(restart: &PodRestart) -> Eviction {
     }
 }
 
-/// A merge patch of a node, for one state of it where a version is given; `null` removes.
+/// Returns the merge patch for a node, with preconditions if a version is given. `null` removes a key.
 pub(super) fn node(change: &NodeChange, version: Option<&ObjectVersion>) -> Value {
     let NodeChange { name: _, labels, annotations, cordon, seen: _ } = change;
     let mut metadata = json!({});
@@ -114,20 +114,20 @@ pub(super) fn node(change: &NodeChange, version: Option<&ObjectVersion>) -> Valu
     body
 }
 
-/// The label by which Jobs are found that look at a node.
+/// Label that identifies Jobs that check a node.
 pub(super) const CHECK_LABEL: &str = "farrier.dev/upgrade-check";
-/// How long such a Job stays when it has ended, where its CronJob does not say.
+/// How long a completed check Job is kept, if its CronJob sets no time, in seconds.
 const CHECK_STAYS: i32 = 24 * 3600;
 
-/// The Job of a check, on its node; `None` where the CronJob says nothing of pods.
+/// Returns the Job of a check, bound to its node; `None` if the CronJob has no pod specification.
 pub(super) fn check(check: &NodeCheck, template: CronJob) -> Option<Job> {
     let NodeCheck { node, namespace, template: _, name, driver_pod } = check;
     let template = template.spec.job_template;
     let (mut metadata, mut spec) = (template.metadata.unwrap_or_default(), template.spec?);
     let pod = spec.template.spec.as_mut()?;
-    // Past the scheduler, which gives a cordoned node no pod.
+    // Setting the node bypasses the scheduler, which places no pods on a cordoned node.
     pod.node_name = Some(node.clone());
-    // The API server takes no check with a token; one that wants it all the same says so itself.
+    // A check needs no API token by default. The CronJob can request one explicitly.
     pod.automount_service_account_token.get_or_insert(false);
     if let Some(uid) = driver_pod {
         let variable = EnvVar { name: DRIVER_POD.to_owned(), value: Some(uid.clone()), ..EnvVar::default() };
@@ -141,7 +141,7 @@ pub(super) fn check(check: &NodeCheck, template: CronJob) -> Option<Job> {
     Some(Job { metadata, spec: Some(spec), ..Job::default() })
 }
 
-/// An apply of an operator's resource.
+/// Returns the apply body for an operator's resource.
 pub(super) fn resource(change: &ResourceChange, version: &ObjectVersion) -> Value {
     let ResourceChange { kind, name, spec, annotations, version: _, proof: _ } = change;
     let mut metadata = json!({"name": name, "annotations": annotations});

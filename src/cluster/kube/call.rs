@@ -1,4 +1,4 @@
-//! Adapter: calls of the API server, tried again after transient faults; writes never while the fence is closed.
+//! Adapter: calls to the API server, with retries after transient errors. No write is sent while the fence is closed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,12 +14,12 @@ use super::{
 };
 
 use parking_lot::RwLock;
-/// How long one try may take. A write is small; the API server's own webhooks have ten seconds each.
+/// Timeout of one attempt. Writes are small, and the API server's webhooks have ten seconds each.
 const TRY: Duration = Duration::from_secs(15);
-/// The longest wait that a busy server is granted between two tries; with a longer one the call is given up.
+/// Longest delay between two attempts that a busy server may request. If it requests more, the call fails.
 const WAIT: Duration = Duration::from_secs(10);
 
-/// Whether writes are allowed, and how long the server wants to be left alone.
+/// Sends calls to the API server, with a fence for writes and the server's requested delays.
 pub(super) struct Caller {
     stats: Arc<KubeStats>,
     fence: RwLock<Option<Arc<dyn Fence>>>,
@@ -39,8 +39,8 @@ impl Caller {
         fence.as_ref().and_then(|fence| fence.closed()).map_or(Ok(()), |reason| Err(ApiError::Fenced(reason)))
     }
 
-    /// Makes a call. `right` is what a `403` says is missing. Any process may read; before each try of any other call the
-    /// fence is asked.
+    /// Makes a call and retries it. `right` is the permission that a `403` reports as missing. Reads are always allowed; before
+    /// each attempt of any other call, the fence is checked.
     pub(super) async fn call<T, F>(
         &self,
         right: &MissingRight,

@@ -1,4 +1,4 @@
-//! Adapter: finds a cluster, and farrier's name there.
+//! Adapter: connects to a cluster, and finds farrier's user name there.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -18,22 +18,22 @@ use super::{
 };
 use crate::plan::{Instance, WriteNamespaces};
 
-/// Which cluster, and as what.
+/// Selects the cluster and the identity in it.
 #[derive(Clone, Debug)]
 pub struct KubeOptions {
-    /// A kubeconfig; `None` takes what `KUBECONFIG` names, else `~/.kube/config`, else the pod's service account.
+    /// The kubeconfig. Default: the file in `KUBECONFIG`, else `~/.kube/config`, else the pod's service account.
     pub kubeconfig: Option<PathBuf>,
-    /// The kubeconfig's context; `None` takes the current one.
+    /// The kubeconfig's context. Default: the current one.
     pub context: Option<String>,
-    /// farrier's own namespace; `None` takes the pod's, the context's, or `farrier`.
+    /// farrier's own namespace. Default: the pod's, the context's, or `farrier`.
     pub namespace: Option<String>,
-    /// The pod of that namespace in which farrier runs.
+    /// The pod in that namespace in which farrier runs.
     pub pod: Option<String>,
-    /// How often farrier asks whether the API serves an operator's kind that it did not serve before.
+    /// Interval at which farrier checks whether the API serves an operator's kind that it did not serve before.
     pub discovery_interval: Duration,
-    /// Which farrier this is: whose fields they are in `managedFields`.
+    /// The instance of farrier, which is the field manager in `managedFields`.
     pub instance: Instance,
-    /// Where it may write.
+    /// The namespaces that farrier may write to.
     pub writable: WriteNamespaces,
 }
 
@@ -51,12 +51,12 @@ impl Default for KubeOptions {
     }
 }
 
-/// A connection to the API server for what farrier reads beside the fleet, such as Secrets.
+/// Connects to the API server for reads beyond the fleet, such as Secrets.
 pub async fn client(options: &KubeOptions) -> Result<Client, ClusterError> {
     Ok(connect(options).await?.client)
 }
 
-/// A client, and what it was made from.
+/// A client and its connection settings.
 pub(super) struct Connection {
     pub(super) client: Client,
     pub(super) stats: Arc<KubeStats>,
@@ -64,15 +64,15 @@ pub(super) struct Connection {
     pub(super) namespace: String,
 }
 
-/// Where no other is known.
+/// Default namespace.
 const NAMESPACE: &str = "farrier";
 
 pub(super) async fn connect(options: &KubeOptions) -> Result<Connection, ClusterError> {
     let mut config = config(options).await?;
-    // farrier retries itself, and never a write that the fence forbids by then.
+    // farrier implements the retries itself, so that a write is not retried after the fence has closed.
     config.default_retry = false;
     let address = config.cluster_url.to_string().trim_end_matches('/').to_owned();
-    // A context without a namespace reads as `default`, where farrier is never installed.
+    // kube reports `default` for a context without a namespace; farrier is never installed there.
     let found = Some(config.default_namespace.clone()).filter(|name| name != "default");
     let namespace = options.namespace.clone().or(found).unwrap_or_else(|| NAMESPACE.to_owned());
     let stats = Arc::new(KubeStats::default());
@@ -82,7 +82,7 @@ pub(super) async fn connect(options: &KubeOptions) -> Result<Connection, Cluster
     Ok(Connection { client, stats, address, namespace })
 }
 
-/// A kubeconfig where there is one, else the pod's service account, as kubectl does.
+/// Reads the kubeconfig if one exists, else the pod's service account, like kubectl.
 async fn config(options: &KubeOptions) -> Result<Config, ClusterError> {
     let KubeOptions { kubeconfig, context, .. } = options;
     let wanted = KubeConfigOptions { context: context.clone(), ..KubeConfigOptions::default() };
@@ -100,7 +100,7 @@ async fn config(options: &KubeOptions) -> Result<Config, ClusterError> {
     let none_there = match &error {
         KubeconfigError::FindPath => true,
         KubeconfigError::ReadConfig(error, _) => error.kind() == std::io::ErrorKind::NotFound,
-        // KUBECONFIG with nothing in it, or an empty file.
+        // `KUBECONFIG` is empty, or names an empty file.
         KubeconfigError::CurrentContextNotSet => context.is_none(),
         _ => false,
     };
@@ -116,8 +116,9 @@ async fn config(options: &KubeOptions) -> Result<Config, ClusterError> {
     Err(ClusterError::Configuration(format!("{what}: {}{also}", causes(&error))))
 }
 
-/// farrier's name at the API server, for messages about missing rights. Every authenticated user may ask; where the
-/// API server does not tell, farrier does without. So the first request of all shows whether there is an answer.
+/// Returns farrier's user name at the API server, for messages about missing permissions. Every authenticated user may request
+/// it. If the API server does not provide it, farrier continues without it. As the first request, this call also tests the
+/// connection.
 pub(super) async fn who_am_i(
     caller: &Caller,
     client: &Client,
@@ -133,7 +134,7 @@ pub(super) async fn who_am_i(
         verbs: &["create"],
     };
     let (params, question) = (PostParams::default(), SelfSubjectReview::default());
-    // There is no fence yet: the question changes nothing.
+    // No fence is needed yet, because the request changes nothing.
     match caller.call(&right, || api.create(&params, &question)).await {
         Ok(review) => Ok(review.status.and_then(|status| status.user_info).and_then(|user| user.username)),
         Err(error @ (ApiError::Unavailable(_) | ApiError::Unauthorized(_))) => {

@@ -1,4 +1,4 @@
-//! Pure: what an answer of the API server means for a call.
+//! Pure: interprets responses of the API server.
 
 use std::{error::Error, time::Duration};
 
@@ -6,16 +6,16 @@ use kube::core::Status;
 
 use super::super::error::{ApiError, MissingRight};
 
-/// What to do about a call that failed.
+/// Reaction to a failed call.
 #[derive(Debug)]
 pub(super) enum Verdict {
-    /// Nothing: this is the result.
+    /// Return this error.
     Final(ApiError),
-    /// Try again, not before the given time.
+    /// Retry the call after at least this delay.
     Retry { reason: String, wait: Duration },
 }
 
-/// Judges a failed call. `right` is what a `403` says is missing.
+/// Classifies a failed call. `right` is the permission that a `403` reports as missing.
 pub(super) fn judge(right: &MissingRight, error: &kube::Error) -> Verdict {
     let reason = one_line(&causes(error));
     match error {
@@ -37,16 +37,16 @@ fn judge_status(right: &MissingRight, status: &Status) -> Verdict {
     };
     Verdict::Final(match status.code {
         401 => ApiError::Unauthorized(reason),
-        // Admission answers 403, too; only the authorizer says what the user "cannot" do.
+        // Admission also responds with 403. Only the authorizer's message says what the user "cannot" do.
         403 if reason.contains(" cannot ") || reason.is_empty() => {
             ApiError::Forbidden(Box::new(right.clone()))
         }
         404 => ApiError::Gone,
         409 => ApiError::Changed(reason),
-        // How an apply answers to the uid of an object that is no more, where there is a new one of the same name.
+        // Response to an apply with the uid of a deleted object, if a new object has the same name.
         422 if reason.contains("metadata.uid") => ApiError::Changed(reason),
         429 | 500 if budget() => ApiError::Disruption(reason),
-        // A proxy on the way may answer with JSON of its own, which has no code.
+        // A proxy in between may respond with its own JSON, which has no code.
         0 | 408 | 429 | 500.. => {
             let seconds = detail.map_or(0, |detail| detail.retry_after_seconds);
             let wait = Duration::from_secs(seconds.into());
@@ -56,7 +56,7 @@ fn judge_status(right: &MissingRight, status: &Status) -> Verdict {
     })
 }
 
-/// An error's causes in words; of an answer of the API server, its message alone.
+/// Joins an error and its causes. For a response of the API server, only its message is returned.
 pub fn causes(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     let mut next = Some(error);
@@ -79,10 +79,10 @@ pub fn causes(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// Longest message of a pod or an API server that is kept.
+/// Maximum length of a stored message of a pod or an API server.
 const LINE: usize = 500;
 
-/// A foreign text on one line, without control characters, and no longer than [`LINE`].
+/// Converts an untrusted text to one line without control characters, of at most [`LINE`] characters.
 pub(super) fn one_line(text: &str) -> String {
     let words = text.split(|c: char| c.is_whitespace() || c.is_control()).filter(|word| !word.is_empty());
     let line = words.collect::<Vec<_>>().join(" ");

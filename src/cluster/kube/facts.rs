@@ -1,4 +1,4 @@
-//! Pure: from an object, as the API server gives it, to facts.
+//! Pure: converts objects from the API server to facts.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -28,10 +28,10 @@ use crate::{
     },
 };
 
-/// What annotations and labels of farrier's begin with.
+/// Prefix of the annotations and labels that farrier owns.
 pub(super) const PREFIX: &str = "farrier.dev/";
 
-/// A node's facts, with all of its labels; the store keeps those of interest.
+/// Returns a node's facts with all its labels. The store keeps only the labels of interest.
 pub(super) fn node(node: NodeObject) -> Object {
     let NodeObject { types: _, metadata, spec, status } = node;
     let NodeStatus { node_info, conditions } = status.unwrap_or_default();
@@ -53,20 +53,19 @@ pub(super) fn node(node: NodeObject) -> Object {
     Object { version, facts: Facts::Node(facts.into()) }
 }
 
-/// A DaemonSet's facts; `Err` where it is not of the API's form.
+/// Returns a DaemonSet's facts; `Err` if the object does not match the API's schema.
 pub(super) fn daemon_set(mut object: DynamicObject) -> Result<Object, String> {
-    // The items of a list do not say what they are.
+    // The items of a list do not contain their kind.
     object.types = Some(TypeMeta { api_version: "apps/v1".to_owned(), kind: "DaemonSet".to_owned() });
     let version = version(&object.metadata);
     let desired = object.data.pointer("/status/desiredNumberScheduled").and_then(Value::as_u64);
-    // Without these, two states of an object that differ in nothing that matters here are equal.
+    // Remove fields that do not matter here, so that states that differ only in them are equal.
     object.metadata.managed_fields = None;
     object.metadata.resource_version = None;
     if let Some(fields) = object.data.as_object_mut() {
         fields.remove("status");
     }
-    // The copies of a DaemonSet are made from the whole manifest: a field that this version of the types does not know
-    // has to stay.
+    // Copies of a DaemonSet are created from the whole manifest, so that fields unknown to this version of the types are kept.
     let manifest = serde_json::to_value(object).map_err(|error| error.to_string())?;
     let DaemonSet { metadata, spec } =
         DaemonSet::deserialize(&manifest).map_err(|error| error.to_string())?;
@@ -97,7 +96,7 @@ pub(super) fn daemon_set(mut object: DynamicObject) -> Result<Object, String> {
     Ok(Object { version, facts: Facts::DaemonSet(Box::new(facts)) })
 }
 
-/// A resource's facts.
+/// Returns an operator resource's facts.
 pub(super) fn resource(kind: OperatorResource, object: DynamicObject) -> Object {
     let DynamicObject { types: _, metadata, mut data } = object;
     let version = version(&metadata);
@@ -111,7 +110,7 @@ pub(super) fn resource(kind: OperatorResource, object: DynamicObject) -> Object 
     Object { version, facts: Facts::Resource(Box::new(facts)) }
 }
 
-/// The selector of a DaemonSet's pods, in the form of a list's query; `None` where it has none.
+/// Returns the selector of a DaemonSet's pods as a list query; `None` if it selects all pods or is missing.
 pub(super) fn pod_selector(manifest: &Value) -> Option<String> {
     let selector = LabelSelector::deserialize(manifest.pointer("/spec/selector")?).ok()?;
     let selector = Selector::try_from(selector).ok()?;
@@ -283,7 +282,7 @@ mod tests {
         };
         let (old, new) = (object("1", 0).live.unwrap(), object("2", 5).live.unwrap());
         assert_eq!(old.manifest, new.manifest);
-        assert_eq!(old.manifest["spec"]["a"], 1, "a field that the types do not know stays");
+        assert_eq!(old.manifest["spec"]["a"], 1, "fields unknown to the types are kept");
         assert_ne!(old.version, new.version);
     }
 

@@ -1,7 +1,7 @@
-//! Pure: what farrier reads of nodes, pods, Jobs and DaemonSets. All else is skipped while it is parsed, so that a list of
-//! large nodes costs little memory, and the types of everything that a pod can hold need not be compiled.
+//! Pure: the fields that farrier reads from nodes, pods, Jobs and DaemonSets. The parser skips all other fields. So lists of
+//! large nodes need little memory, and the types of a complete pod need not be compiled.
 //!
-//! As in the API's own types, a list that is missing, and one that is null, are empty.
+//! As in the API's own types, a missing list and a null list are empty.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ pub(super) struct Condition {
     pub(super) message: String,
 }
 
-/// What is parsed of a Job.
+/// The parsed fields of a Job.
 pub(super) type JobObject = object::Object<IgnoredAny, JobStatus>;
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -56,7 +56,7 @@ pub(super) struct NodeInfo {
     pub(super) os_image: String,
 }
 
-/// What is parsed out of a DaemonSet's manifest.
+/// The parsed fields of a DaemonSet's manifest.
 #[derive(Debug, Deserialize)]
 pub(super) struct DaemonSet {
     pub(super) metadata: ObjectMeta,
@@ -89,12 +89,12 @@ pub(super) struct PodSpec {
 }
 
 impl PodSpec {
-    /// Its containers, the init containers first.
+    /// Returns all containers, the init containers first.
     pub(super) fn all_containers(&self) -> impl Iterator<Item = &Container> {
         self.init_containers.iter().chain(&self.containers).flatten()
     }
 
-    /// The nodes that it may run on, where its node affinity says so.
+    /// Returns the nodes allowed by the pod's required node affinity, if it has one.
     pub(super) fn required_nodes(&self) -> Option<&NodeSelector> {
         self.affinity.as_ref()?.node_affinity.as_ref()?.required.as_ref()
     }
@@ -120,7 +120,7 @@ pub(super) struct Container {
 }
 
 impl Container {
-    /// What it requests.
+    /// Returns the names of the requested resources.
     pub(super) fn requests(&self) -> impl Iterator<Item = &String> {
         self.resources.iter().filter_map(|resources| resources.requests.as_ref()).flat_map(BTreeMap::keys)
     }

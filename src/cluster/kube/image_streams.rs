@@ -1,4 +1,4 @@
-//! Adapter: OpenShift's ImageStreams, read whenever a snapshot is taken: which driver toolkit belongs to which system.
+//! Adapter: reads OpenShift's ImageStreams for each snapshot. They map a system version to its driver toolkit image.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +17,7 @@ use crate::{
     kernel::ImageStreams,
 };
 
-/// Reads these. One that is not there, or may not be read, is told in its place; an API server that does not answer is an
-/// error.
+/// Reads the ImageStreams. A missing or forbidden ImageStream is reported in its entry. An unavailable API server is an error.
 pub(super) async fn image_streams(
     cluster: &KubeCluster,
     wanted: impl IntoIterator<Item = ImageStream>,
@@ -42,8 +41,8 @@ pub(super) async fn image_streams(
     Ok(streams)
 }
 
-/// The digests of an ImageStream's tags: of what it has imported, or as its specification names them, by which the operators
-/// go.
+/// Returns the digests of an ImageStream's tags. The digest in the specification, which the operators use, overrides the imported
+/// one.
 fn digests(stream: &Value) -> BTreeMap<String, ImageDigest> {
     let list = |path: &str| stream.pointer(path).and_then(Value::as_array).into_iter().flatten();
     let text = |tag: &Value, path: &str| tag.pointer(path).and_then(Value::as_str).map(str::to_owned);

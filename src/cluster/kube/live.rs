@@ -1,4 +1,4 @@
-//! Adapter: a live cluster as the loop sees it.
+//! Adapter: a live cluster for the reconcile loop.
 
 use std::{
     collections::BTreeSet,
@@ -34,27 +34,27 @@ use crate::{
     plan::{Candidates, Change, ClusterSnapshot, Interest},
 };
 
-/// Objects that are asked for at once to see which images they name: a pod has some 10 KiB.
+/// Page size of lists that search for mentioned images. A pod takes about 10 KiB.
 const PAGE: u32 = 250;
 
-/// A live cluster. Its watches run until it is dropped, or the token that it was given is cancelled.
+/// A live cluster. Its watches run until it is dropped or its token is canceled.
 pub struct KubeCluster {
     pub(super) shared: Arc<Shared>,
     pub(super) caller: Caller,
-    /// Where the API server is, for people.
+    /// URL of the API server, for display.
     address: String,
     namespace: String,
-    /// Whose fields they are in `managedFields`.
+    /// Field manager in `managedFields`.
     pub(super) manager: String,
-    /// The store's generation when the last snapshot was taken.
+    /// Generation of the store at the last snapshot.
     taken: AtomicU64,
     cancel: CancellationToken,
     _watches: DropGuard,
 }
 
 impl KubeCluster {
-    /// Finds the cluster, asks who farrier is there, and begins to watch. The first lists need not be complete then:
-    /// [`Cluster::snapshot`] waits for them.
+    /// Connects to the cluster, looks up farrier's user name, and starts the watches. The first lists may still be incomplete on
+    /// return: [`Cluster::snapshot`] waits for them.
     pub async fn connect(
         options: KubeOptions,
         interest: Interest,
@@ -84,12 +84,13 @@ impl KubeCluster {
         }))
     }
 
-    /// From now on every write asks first.
+    /// Sets the fence that every later write checks.
     pub fn set_fence(&self, fence: Arc<dyn Fence>) {
         self.caller.set_fence(fence);
     }
 
-    /// The client, for what other parts read and write. Its requests are counted, too; the fence is theirs to ask.
+    /// Returns the client, for reads and writes by other modules. Its requests are counted, too. Its users must check the fence
+    /// themselves.
     pub fn client(&self) -> Client {
         self.shared.client.clone()
     }
@@ -132,8 +133,8 @@ impl Cluster for KubeCluster {
         format!("Kubernetes cluster at {}", self.address)
     }
 
-    /// Waits until everything has been listed once. Later it returns at once, also while the API server is away: a
-    /// write then finds out. Only ImageStreams are asked for each time, where a kernel family names one.
+    /// Waits until all kinds have been listed once. Later calls return immediately, even if the API server is unavailable; only a
+    /// write detects that. ImageStreams are requested for each snapshot, if a kernel family names one.
     async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
         let failed =
             |error| ClusterError::Api { action: format!("read the cluster at {}", self.address), error };
@@ -165,7 +166,7 @@ impl Cluster for KubeCluster {
         let mut mentioned = BTreeSet::new();
         images.mentioned_in_snapshot(&self.snapshot().await?, &mut mentioned);
         for resource in [ApiResource::erase::<DaemonSet>(&()), ApiResource::erase::<Pod>(&())] {
-            // Nothing is kept of them but what they mention.
+            // Only the mentioned images are kept in memory.
             let take = |item| {
                 images.mentioned_in(&serde_json::to_string(&item)?, &mut mentioned);
                 Ok(())
@@ -187,7 +188,7 @@ impl Cluster for KubeCluster {
         let mut texts = Vec::new();
         for resource in kinds.into_iter().chain(operators).chain([module]) {
             let take = |mut item: DynamicObject| {
-                // The items of a list do not say what they are.
+                // The items of a list do not contain their kind.
                 item.types =
                     Some(TypeMeta { api_version: resource.api_version.clone(), kind: resource.kind.clone() });
                 item.metadata.managed_fields = None;
@@ -220,7 +221,7 @@ impl Cluster for KubeCluster {
         let mut bell = self.shared.listen();
         while self.shared.store().generation() <= taken {
             if bell.changed().await.is_err() {
-                // Nothing changes any more.
+                // No more changes will arrive.
                 std::future::pending::<()>().await;
             }
         }

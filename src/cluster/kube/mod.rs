@@ -1,14 +1,18 @@
-//! Adapter: a live Kubernetes cluster, watched and written to.
+//! Adapter: a live Kubernetes cluster that farrier watches and writes to.
 //!
-//! What is left to kube's client: finding the cluster (kubeconfig, `KUBECONFIG`, in-cluster files), TLS with rustls
-//! and the kubeconfig's or pod's roots, client certificates, tokens (a token file is read again every minute, exec
-//! plug-ins are run again before their token runs out), URLs and bodies of requests. Not enabled: proxies, the
-//! cloud-specific old auth providers, and its retries, which know no fence.
+//! kube's client finds the cluster (kubeconfig, `KUBECONFIG`, in-cluster files). It handles TLS with rustls and the roots of the
+//! kubeconfig or pod, client certificates, tokens, URLs and request bodies. A token file is read again every minute, and exec
+//! plug-ins run again before their token expires. Not enabled: proxies, the old cloud-specific auth providers, and the client's
+//! retries, which ignore the fence.
 //!
-//! What kube-runtime's watcher does: pages, bookmarks, resuming a watch, listing again after `410 Gone`. Its reflector
-//! is not used. A reflector keeps whole objects of one kind, and here objects are cut down to facts, the nodes' labels
-//! of interest follow from the DaemonSets that are there, a snapshot waits until all kinds have been listed, a missing
-//! right is named, and a write is known to the next snapshot at once, which no older event undoes.
+//! kube-runtime's watcher handles pages, bookmarks, resumed watches, and new lists after `410 Gone`. Its reflector is not used,
+//! because it keeps whole objects of a single kind. This module differs in these points:
+//!
+//! - Objects are reduced to facts.
+//! - The node labels of interest depend on the existing DaemonSets.
+//! - A snapshot waits until all kinds have been listed.
+//! - A missing permission is reported by name.
+//! - A write is visible in the next snapshot at once, and older events do not undo it.
 
 mod bodies;
 mod call;

@@ -1,4 +1,4 @@
-//! Adapter: names in a live cluster, as its server prints them for people: some bytes for each object, whatever the objects hold.
+//! Adapter: reads names from a live cluster as server-side tables. Each object takes a few bytes, whatever its size.
 
 use http::{Request, header::ACCEPT};
 use kube::Client;
@@ -10,18 +10,18 @@ use super::{
     connect::{KubeOptions, client},
 };
 
-/// What a cluster names.
+/// Names in a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Named {
-    /// Nodes.
+    /// Names of nodes.
     pub nodes: Vec<String>,
-    /// The kernel releases that they run, and those of DriverBuilds, as they say them.
+    /// Kernel releases of the nodes and of DriverBuilds, unaltered.
     pub kernels: Vec<String>,
-    /// The driver images of DriverBuilds.
+    /// Driver images of DriverBuilds.
     pub images: Vec<String>,
 }
 
-/// Asks for the names. What is not there, or may not be read, has none.
+/// Requests the names. Missing or forbidden resources give no names.
 pub async fn named(options: &KubeOptions) -> Result<Named, ClusterError> {
     let client = client(options).await?;
     let (nodes, builds) = tokio::join!(
@@ -33,7 +33,7 @@ pub async fn named(options: &KubeOptions) -> Result<Named, ClusterError> {
     Ok(Named { nodes: nodes.column("Name"), kernels, images: builds.column("Image") })
 }
 
-/// `Table` of `meta.k8s.io/v1`.
+/// A `Table` of `meta.k8s.io/v1`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Table {
@@ -52,7 +52,7 @@ struct Row {
 }
 
 impl Table {
-    /// The texts below a heading.
+    /// Returns the texts in a column.
     fn column(&self, name: &str) -> Vec<String> {
         let Some(place) = self.column_definitions.iter().position(|column| column.name == name) else {
             return Vec::new();
@@ -62,7 +62,7 @@ impl Table {
     }
 }
 
-/// What `kubectl get` shows, out of the server's cache (`resourceVersion=0`).
+/// Requests the table that `kubectl get` shows, from the server's cache (`resourceVersion=0`).
 async fn table(client: &Client, path: &str) -> kube::Result<Table> {
     let request = Request::get(format!("{path}?includeObject=None&resourceVersion=0"))
         .header(ACCEPT, "application/json;as=Table;v=v1;g=meta.k8s.io")

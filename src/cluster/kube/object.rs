@@ -1,4 +1,4 @@
-//! Pure: an object of the cluster as it is kept, and which of its states are one and the same for a plan.
+//! Pure: a stored object of the cluster, and the states of it that are equivalent for a plan.
 
 use std::collections::VecDeque;
 
@@ -6,10 +6,10 @@ use crate::plan::{
     DaemonSetFacts, JobState, NodeFacts, ObjectVersion, PodFacts, ResourceFacts, Shared, WorkloadFacts,
 };
 
-/// Namespace and name: what tells objects of one watch apart.
+/// Namespace and name, which identify an object within one watch.
 pub(super) type Key = (String, String);
 
-/// An object, cut down to facts, and its state.
+/// An object, reduced to facts, and its version.
 #[derive(Clone, Debug)]
 pub(super) struct Object {
     pub(super) version: ObjectVersion,
@@ -27,8 +27,8 @@ pub(super) enum Facts {
 }
 
 impl Facts {
-    /// The keys of the node labels by which the object selects nodes. The store keeps those labels and no others, so a
-    /// kind that selects nodes must name its keys here.
+    /// Returns the keys of the node labels that the object's selectors use. The store keeps only those labels, so a kind that
+    /// selects nodes must name its keys here.
     pub(super) fn label_keys(&self) -> Vec<&str> {
         match self {
             Self::DaemonSet(facts) => facts.label_keys().collect(),
@@ -50,19 +50,19 @@ impl Object {
         }
     }
 
-    /// Is it a newer state of the same object? Resource versions are comparable as numbers (KEP-5504); what is no
-    /// number is taken for newer.
+    /// Whether this is a newer state of the same object. Resource versions are comparable as numbers (KEP-5504). If one of them
+    /// is not a number, the result is false.
     pub(super) fn is_newer_than(&self, other: &Self) -> bool {
         let number = |object: &Self| object.version.resource_version.parse::<u128>();
         let newer = matches!((number(self), number(other)), (Ok(own), Ok(other)) if own > other);
         newer && self.version.uid == other.version.uid
     }
 
-    /// Does it differ from another state in nothing that a plan looks at?
+    /// Whether the states are equivalent for a plan.
     fn is_like(&self, other: &Self) -> bool {
         let like = match (&self.facts, &other.facts) {
             (Facts::Node(old), Facts::Node(new)) => old == new,
-            // The manifest is all there is, but for the version.
+            // The manifest contains all facts except the version.
             (Facts::DaemonSet(old), Facts::DaemonSet(new)) => match (&old.live, &new.live) {
                 (Some(old), Some(new)) => old.manifest == new.manifest,
                 (None | Some(_), None) | (None, Some(_)) => false,
@@ -81,14 +81,14 @@ impl Object {
     }
 }
 
-/// An object, and the resource versions that differ from its present one in nothing that a plan looks at.
+/// An object, and earlier resource versions of it that are equivalent to the current one for a plan.
 #[derive(Debug)]
 pub(super) struct Kept {
     pub(super) object: Object,
     same: VecDeque<String>,
 }
 
-/// So many resource versions are remembered: a DaemonSet's status changes once or twice for each of its pods.
+/// Number of equivalent resource versions to keep. A DaemonSet's status changes once or twice for each of its pods.
 const SAME: usize = 256;
 
 impl Kept {
@@ -96,14 +96,14 @@ impl Kept {
         Self { object, same: VecDeque::new() }
     }
 
-    /// Takes over another state of the object; returns whether a plan can tell it from the one before.
+    /// Replaces the state of the object. Returns whether the new state differs for a plan.
     pub(super) fn replace(&mut self, object: Object) -> bool {
         if !self.object.is_like(&object) {
             *self = Self::new(object);
             return true;
         }
         let before = std::mem::replace(&mut self.object, object).version.resource_version;
-        // Only these are written with the state that a plan saw as a precondition.
+        // Only these kinds are written with the plan's resource version as a precondition.
         let is_written = matches!(self.object.facts, Facts::DaemonSet(_) | Facts::Resource(_));
         if is_written && !self.same.contains(&before) {
             self.same.push_back(before);
@@ -114,7 +114,7 @@ impl Kept {
         false
     }
 
-    /// Is this state like the present one, for a plan?
+    /// Whether this version is equivalent to the current one for a plan.
     pub(super) fn is_same(&self, version: &ObjectVersion) -> bool {
         let ObjectVersion { uid, resource_version } = version;
         let present = &self.object.version;

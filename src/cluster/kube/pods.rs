@@ -1,4 +1,4 @@
-//! Pure: from a Pod or a Job, as the API server gives it, to facts.
+//! Pure: converts Pods and Jobs from the API server to facts.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::plan::{Holder, JOB_NAME, JobState, PodFacts, WorkloadFacts};
 
-/// A pod's facts; `daemon_set` is empty where no DaemonSet controls it.
+/// Returns a pod's facts. `daemon_set` is empty if no DaemonSet controls the pod.
 pub(super) fn pod(pod: PodObject) -> Object {
     let PodObject { types: _, metadata, spec, status } = pod;
     let status = status.unwrap_or_default();
@@ -42,8 +42,8 @@ pub(super) fn pod(pod: PodObject) -> Object {
     Object { version, facts: Facts::Pod(Box::new(facts)) }
 }
 
-/// Facts of a pod that may have to leave its node. The one in which farrier itself runs stays: where its next pod could run on this
-/// node only, nobody would give the node back.
+/// Returns the facts of a pod that may have to leave its node. farrier's own pod always stays. If its replacement could run only
+/// on this node, no farrier would be left to uncordon the node.
 pub(super) fn workload(pod: PodObject, own: Option<&Key>) -> Object {
     let PodObject { types: _, metadata, spec, status } = pod;
     let version = version(&metadata);
@@ -72,7 +72,7 @@ pub(super) fn workload(pod: PodObject, own: Option<&Key>) -> Object {
     Object { version, facts: Facts::Workload(Box::new(facts)) }
 }
 
-/// What a forecast has found, the last time that it looked.
+/// Returns the device users that a forecast found in its latest check.
 fn holders(status: &PodStatus) -> Vec<Holder> {
     let last = |status: &ContainerStatus| {
         let ended = |state: &Option<ContainerState>| state.as_ref()?.terminated.clone();
@@ -83,7 +83,7 @@ fn holders(status: &PodStatus) -> Vec<Holder> {
     said.map(|holder| Holder { pod: holder.pod, what: one_line(&holder.what) }).collect()
 }
 
-/// How a Job stands that looks at a node.
+/// Returns the state of a Job that checks a node.
 pub(super) fn check(job: JobObject) -> Object {
     let JobObject { types: _, metadata, spec: _, status } = job;
     let conditions = status.unwrap_or_default().conditions.unwrap_or_default();
@@ -102,7 +102,7 @@ fn images(spec: &PodSpec) -> BTreeMap<String, String> {
     all.map(|container| (container.name.clone(), container.image.clone().unwrap_or_default())).collect()
 }
 
-/// The node that the DaemonSet controller made the pod for, which the pod's node affinity names.
+/// Returns the node for which the DaemonSet controller created the pod. The pod's node affinity names it.
 fn intended_node(spec: &PodSpec) -> Option<String> {
     let required = spec.required_nodes()?;
     let mut fields = required.node_selector_terms.iter().flat_map(|term| term.match_fields.iter().flatten());
@@ -110,13 +110,14 @@ fn intended_node(spec: &PodSpec) -> Option<String> {
     field.values.as_ref()?.first().cloned()
 }
 
-/// A condition that has this status.
+/// Returns a condition if it has this status.
 fn condition<'s>(status: &'s PodStatus, kind: &str, value: &str) -> Option<&'s PodCondition> {
     let mut conditions = status.conditions.iter().flatten();
     conditions.find(|condition| condition.type_ == kind && condition.status == value)
 }
 
-/// Since when it is ready and no container has started: two changes of a condition within a second look like none.
+/// Time since which the pod has been ready without a container start. Container starts count, too, because two transitions of a
+/// condition within the same second look like none.
 fn steady_since(status: &PodStatus) -> Option<Timestamp> {
     let ready = condition(status, "Ready", "True")?.last_transition_time.as_ref();
     let running = |status: &ContainerStatus| status.state.as_ref()?.running.as_ref()?.started_at.clone();
@@ -124,7 +125,7 @@ fn steady_since(status: &PodStatus) -> Option<Timestamp> {
     starts.chain(ready.cloned()).map(|time| time.0).max()
 }
 
-/// Why its containers do not run.
+/// Reasons why the pod's containers do not run.
 fn messages(status: &PodStatus) -> Vec<String> {
     let init = status.init_container_statuses.iter().flatten();
     let containers = init.chain(status.container_statuses.iter().flatten()).flat_map(container_messages);
@@ -150,11 +151,11 @@ fn container_messages(status: &ContainerStatus) -> impl Iterator<Item = String> 
         1 => Some(format!("{}: restarted once", status.name)),
         times => Some(format!("{}: restarted {times} times", status.name)),
     };
-    // The last words first: where there is room for little, they are what is read.
+    // Termination messages come first, because short displays show only the beginning.
     ended.into_iter().chain(restarts).chain(waiting)
 }
 
-/// `None` for what is no trouble: a container that is being made, or that ended well.
+/// Describes a container state. `None` for a harmless state: a container that is being created or that exited successfully.
 fn describe(
     container: &str,
     reason: Option<&str>,
@@ -256,12 +257,12 @@ mod tests {
         assert_eq!(job.requests, ["nvidia.com/gpu".to_owned()].into());
         assert!(!job.stays && facts(owned("DaemonSet")).stays && facts(owned("Node")).stays);
         assert!(!facts(json!({"name": "bare"})).stays);
-        assert!(facts(json!({"name": "own", "namespace": "s"})).stays, "farrier gives the node back");
+        assert!(facts(json!({"name": "own", "namespace": "s"})).stays, "farrier must uncordon the node");
         assert!(!facts(json!({"name": "own", "namespace": "another"})).stays);
         assert!(facts(json!({"name": "m", "annotations": {"kubernetes.io/config.mirror": "h"}})).stays);
     }
 
-    /// In the form in which the program on the node writes it; between two looks the container waits to be started again.
+    /// The messages have the format of the program on the node. Between two checks, the container waits for a restart.
     #[test]
     fn a_forecast_says_who_holds_the_driver() {
         let holder = |pod: Option<&str>, what: &str| (pod.map(str::to_owned), what.to_owned());

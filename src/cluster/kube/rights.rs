@@ -1,4 +1,5 @@
-//! Adapter: asks the API server beforehand whether farrier may write what its rollouts write, or a person what is asked of farrier.
+//! Adapter: checks permissions at the API server in advance: farrier's permissions for its rollouts, and a person's permissions
+//! for requested actions.
 
 use std::fmt::Debug;
 
@@ -26,7 +27,7 @@ use super::{
 };
 use crate::image::{Drain, RolloutSpec, Strategy, UpgradeSpec};
 
-/// What builds do in their namespace, as `deploy/` grants it: resources with their verbs.
+/// Resources and verbs that builds use in their namespace, as granted in `deploy/`.
 fn of_builds() -> [(ApiResource, &'static [&'static str]); 4] {
     let pods = ApiResource::erase::<Pod>(&());
     let exec = ApiResource { plural: "pods/exec".to_owned(), ..pods.clone() };
@@ -38,30 +39,31 @@ fn of_builds() -> [(ApiResource, &'static [&'static str]); 4] {
     ]
 }
 
-/// A patch that a person asks for.
+/// A patch that a person requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AskedPatch {
     /// The API group.
     pub group: String,
-    /// The resource, in the plural.
+    /// The resource's plural name.
     pub resource: String,
-    /// Where it is, if it is in a namespace.
+    /// Namespace of the object; `None` for objects without a namespace.
     pub namespace: Option<String>,
-    /// Its name; `None` asks about all of them.
+    /// Name of the object; `None` checks all objects.
     pub name: Option<String>,
 }
 
-/// Who has a token, and what they may do.
+/// The owner of a token, with permissions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Person {
     /// The user's name.
     pub name: String,
-    /// For each patch that was asked about: may they make it?
+    /// For each requested patch, whether the person may make it.
     pub may: Vec<bool>,
 }
 
 impl KubeCluster {
-    /// Whose token it is, and which of these patches the cluster lets them make; `None` where it does not know the token.
+    /// Returns the owner of a token, and which of these patches the cluster allows. `None` if the cluster does not accept the
+    /// token.
     pub async fn person(&self, token: &str, patches: &[AskedPatch]) -> Result<Option<Person>, ClusterError> {
         let failed = |error| ClusterError::Api { action: "ask what a person may do".to_owned(), error };
         let spec = TokenReviewSpec { token: token.to_owned(), ..TokenReviewSpec::default() };
@@ -93,7 +95,7 @@ impl KubeCluster {
         Ok(Some(Person { name: user.username.unwrap_or_default(), may }))
     }
 
-    /// Asks the API server a question, which is kept nowhere.
+    /// Sends a review request to the API server, which stores nothing.
     async fn review<K>(&self, question: &K) -> Result<K, ApiError>
     where
         K: kube::Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
@@ -103,7 +105,7 @@ impl KubeCluster {
         self.caller.call(&right, || api.create(&params, question)).await
     }
 
-    /// The rights that builds as Jobs of this namespace need and farrier does not have: of each resource the first.
+    /// Returns the permissions that Jobs of builds in this namespace need and farrier lacks: the first one of each resource.
     pub async fn missing_build_rights(&self, namespace: &str) -> Result<Vec<ClusterError>, ClusterError> {
         let mut missing = Vec::new();
         for (resource, verbs) in of_builds() {
@@ -118,8 +120,8 @@ impl KubeCluster {
         Ok(missing)
     }
 
-    /// The rights to write that these rollouts need and farrier does not have, and that to mark nodes. Every authenticated
-    /// user may ask this of itself; nothing is written.
+    /// Returns the write permissions that these rollouts need and farrier lacks, including the permission to label nodes. Every
+    /// authenticated user may check its own permissions. Nothing is written.
     pub async fn missing_rights<'a>(
         &self,
         rollouts: impl IntoIterator<Item = &'a RolloutSpec>,
@@ -154,11 +156,11 @@ impl KubeCluster {
         Ok(missing)
     }
 
-    /// What an upgrade needs beside its rollout.
+    /// Returns the permissions that an upgrade needs in addition to its rollout.
     fn of_upgrade(&self, upgrade: &UpgradeSpec, namespace: &str) -> Vec<MissingRight> {
         let pods = ApiResource::erase::<Pod>(&());
         let evictions = ApiResource { plural: "pods/eviction".to_owned(), ..pods.clone() };
-        // The driver's own pod is evicted also where no other leaves.
+        // The driver's own pod is evicted even if no other pod is.
         let mut rights = vec![self.right("create", &evictions, Some(namespace), &["create"])];
         if upgrade.drain != Drain::None {
             rights.push(self.shared.right("list", &pods, Scope::AllNamespaces, READ));
@@ -208,7 +210,7 @@ mod tests {
 
     use super::*;
 
-    /// What is asked for is what `deploy/` grants, no more and no less.
+    /// The permissions that farrier checks are exactly those granted in `deploy/`.
     #[test]
     fn builds_ask_for_the_rights_that_are_deployed() {
         let deployed = include_str!("../../../deploy/kustomize/builds/rbac.yaml");

@@ -1,7 +1,7 @@
-//! Adapter: counts what is asked of the API server, bounds how long an answer is waited for, tells a server that has
-//! not loaded its rights yet from one that refuses, and sees what time it is there.
+//! Adapter: counts requests to the API server and limits how long farrier waits for a response. It also recognizes a server that
+//! has not loaded its authorization rules yet, and measures the server's clock.
 //!
-//! It is a layer of the client, so that every request is counted, whichever part of farrier makes it.
+//! It is a layer of the client, so that the requests of all parts of farrier are counted.
 
 use std::{
     error::Error,
@@ -20,40 +20,41 @@ use tower::{BoxError, Layer, Service};
 
 use crate::{error_causes, machine::clock_ahead};
 
-/// Labels of a count: `verb`, `kind` and `outcome`. All values are constants of this file.
+/// Labels of a counter: `verb`, `kind` and `outcome`. All values are constants in this file.
 type Labels = [(&'static str, &'static str); 3];
 
-/// Counters of requests, since the start.
+/// Counters of requests since the start of the process.
 #[derive(Debug, Default)]
 pub struct KubeStats {
-    /// By verb, kind of object and outcome.
+    /// Requests by verb, kind of object and outcome.
     pub requests: Family<Labels, Counter>,
-    /// Until when the API server asked to be left alone.
+    /// End of the pause that the API server requested.
     pause: Mutex<Option<Instant>>,
-    /// The last time that it was away.
+    /// The latest outage.
     away: Mutex<Option<Away>>,
-    /// How far its clock was ahead of this machine's with the last answer that told the time.
+    /// Lead of the server's clock over this machine's, from the latest response with a time.
     clock_ahead: Mutex<Option<SignedDuration>>,
 }
 
-/// An API server that was away.
+/// An outage of the API server.
 #[derive(Clone, Copy, Debug)]
 struct Away {
-    /// When it gave no answer for the last time.
+    /// Time of the latest request without a response.
     last: Instant,
-    /// Was it said that it refuses everything since then?
+    /// Whether a warning was logged about refused requests since the outage.
     told: bool,
 }
 
-/// The API server was away a moment ago and refuses a request: it loads its rights only after it began to answer.
+/// Error: the API server responds with 403 shortly after an outage. It loads its authorization rules only after it starts
+/// responding.
 #[derive(Debug, thiserror::Error)]
 #[error("the API server was away and may not have loaded its rights yet: it answers 403")]
 pub(super) struct Starting;
 
-/// How long after its absence a refusal of the API server may be one of a server that starts.
+/// Period after an outage in which the API server may refuse requests because it is still starting.
 const STARTING: Duration = Duration::from_mins(1);
 
-/// Does the call fail only because the API server has just come back? It is tried again, without a word.
+/// Whether the call failed only because the API server has just restarted. Such a call is retried without a message.
 pub fn is_starting(error: &(dyn Error + 'static)) -> bool {
     error_causes(error).any(<dyn Error>::is::<Starting>)
 }
@@ -70,14 +71,14 @@ impl KubeStats {
         *pause = pause.max(Some(until));
     }
 
-    /// The API server gave no answer.
+    /// Records that the API server gave no response.
     pub(super) fn note_away(&self) {
         let mut away = self.away.lock();
         let told = away.is_some_and(|away| away.told && away.last.elapsed() < STARTING);
         *away = Some(Away { last: Instant::now(), told });
     }
 
-    /// Is a refusal not to be believed? Says so once for each time that the server was away.
+    /// Whether a refusal may come from a starting API server. Logs a warning once for each outage.
     fn is_starting(&self) -> bool {
         let mut away = self.away.lock();
         let Some(away) = away.as_mut().filter(|away| away.last.elapsed() < STARTING) else { return false };
@@ -88,24 +89,24 @@ impl KubeStats {
         true
     }
 
-    /// How far the API server's clock is ahead of this machine's, as far as it says the time.
+    /// Returns how far the API server's clock is ahead of this machine's, if a response contained the time.
     pub fn clock_ahead(&self) -> Option<SignedDuration> {
         *self.clock_ahead.lock()
     }
 
-    /// How long the API server still wants to be left alone (`Retry-After`).
+    /// Returns how long the API server still asks clients to wait (`Retry-After`).
     pub(super) fn pause(&self) -> Duration {
         let pause = *self.pause.lock();
         pause.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
     }
 }
 
-/// A server that asks for more is asked again after this.
+/// Upper limit of a pause. farrier retries after this time even if the server asks for more.
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
-/// The API server itself ends a request after a minute (`--request-timeout`). A watch begins at once.
+/// The API server itself ends a request after a minute (`--request-timeout`). A watch responds immediately.
 const ANSWER: Duration = Duration::from_mins(1);
 
-/// The layer.
+/// The client layer.
 #[derive(Clone, Debug)]
 pub(super) struct Observe(pub(super) Arc<KubeStats>);
 
@@ -171,7 +172,7 @@ where
     }
 }
 
-/// How long a busy server asks to wait; it writes seconds (`Retry-After: 1`).
+/// Returns how long a busy server asks to wait. The API server uses seconds (`Retry-After: 1`).
 fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
     let busy = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&response.status());
     let seconds = response.headers().get(RETRY_AFTER).filter(|_| busy)?;
@@ -192,8 +193,8 @@ fn outcome(status: Option<StatusCode>) -> &'static str {
     }
 }
 
-/// From a request's method and path: `/api/v1/...` or `/apis/GROUP/VERSION/...`, then `namespaces/NAME/` or not,
-/// then the resource, the object's name and a subresource.
+/// Classifies a request by method and path: `/api/v1/...` or `/apis/GROUP/VERSION/...`, then optionally `namespaces/NAME/`, then
+/// the resource, the object's name and a subresource.
 fn classify(method: &Method, path: &str, query: Option<&str>) -> (&'static str, &'static str) {
     let mut parts = path.split('/').filter(|part| !part.is_empty());
     let group = match parts.next() {
@@ -282,7 +283,7 @@ mod tests {
         assert!(!stats.is_starting());
         stats.note_away();
         assert!(stats.is_starting() && stats.is_starting());
-        // It is away again before the minute is over: the same start.
+        // A second outage within the minute counts as the same start.
         stats.note_away();
         assert!(stats.away.lock().unwrap().told);
         let long_ago = Instant::now().checked_sub(STARTING).unwrap();

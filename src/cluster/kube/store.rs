@@ -1,8 +1,8 @@
-//! Pure: what is known of the cluster, kept up to date by watches and by what farrier's own writes return.
+//! Pure: the known state of the cluster, kept current by watches and by the responses to farrier's writes.
 //!
-//! The store says which watches it needs ([`Store::needed`]): the nodes' labels of interest follow from the
-//! DaemonSets that were found, and so do the pods. A snapshot is taken when everything needed has been listed, so
-//! that a plan never takes what has not arrived yet for something that is not there.
+//! The store decides which watches it needs ([`Store::needed`]). The node labels of interest and the watched pods depend on the
+//! DaemonSets that were found. A snapshot is taken only after everything needed has been listed. So a plan never mistakes objects
+//! that have not arrived yet for missing ones.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -23,25 +23,25 @@ use crate::{
     },
 };
 
-/// After so many failed attempts in a row, whoever waits for a first list gets an error. With the watch's backoff
-/// (0.8 s, doubled each time) that is ten to twenty seconds.
+/// Number of consecutive failures after which waiting for a first list fails. With the watch's backoff (0.8 s, doubled each time)
+/// that is ten to twenty seconds.
 const ATTEMPTS: u32 = 5;
 
-/// A watch and the objects that it has brought.
+/// A watch and the objects that it has delivered.
 #[derive(Debug)]
 struct Watched {
     epoch: u64,
     scope: WatchScope,
-    /// The first list is complete.
+    /// Whether the first list is complete.
     synced: bool,
     trouble: Option<Trouble>,
-    /// Keys of the list that is under way.
+    /// Keys of the current list so far.
     listed: HashSet<Key>,
     objects: BTreeMap<Key, Kept>,
 }
 
 impl Watched {
-    /// Is there nothing to wait for?
+    /// Whether nothing more is expected from the watch before a snapshot.
     fn settled(&self) -> bool {
         self.synced || matches!(self.trouble, Some(Trouble::Forbidden(_) | Trouble::Absent))
     }
@@ -53,8 +53,8 @@ impl Watched {
         }
     }
 
-    /// Keeps an object, unless a newer state of it is known or the definitions do not ask for it. A list overrides what
-    /// is known. Returns whether a plan can tell the difference.
+    /// Stores an object, unless a newer state is known or the definitions do not need it. A list overrides the known state.
+    /// Returns whether the change matters for a plan.
     fn put(&mut self, interest: &Interest, mut object: Object, listed: bool) -> bool {
         let key = object.key();
         if !asks_for(interest, &key, &object.facts) {
@@ -73,7 +73,7 @@ impl Watched {
         }
     }
 
-    /// Forgets an object that is gone; not one of the same name that was made meanwhile.
+    /// Removes a deleted object, but not a new object of the same name.
     fn delete(&mut self, object: &Object) -> bool {
         let key = object.key();
         let known = self.objects.get(&key);
@@ -82,7 +82,8 @@ impl Watched {
     }
 }
 
-/// Rollouts name DaemonSets; farrier's copies of these carry a label. What is to be taken back carries a record.
+/// Whether the object is needed. Rollouts name DaemonSets, and farrier's copies have a label. For a rollback, DaemonSets with a
+/// record are needed, too.
 fn asks_for(interest: &Interest, key: &Key, facts: &Facts) -> bool {
     let Facts::DaemonSet(facts) = facts else { return true };
     let is_ours = |live: &LiveDaemonSet| {
@@ -93,22 +94,22 @@ fn asks_for(interest: &Interest, key: &Key, facts: &Facts) -> bool {
     interest.daemon_sets.contains(key) || facts.live.as_ref().is_some_and(is_ours)
 }
 
-/// Has everything been listed that a snapshot needs?
+/// Whether everything that a snapshot needs has been listed.
 pub(super) enum Readiness {
     Ready,
     Waiting,
-    /// What everything needs cannot be read, or a first list has failed too often.
+    /// A resource that every plan needs cannot be read, or a first list has failed too often.
     Failed(ApiError),
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Store {
     interest: Interest,
-    /// Where DaemonSets and pods are written; pods of other namespaces are not even read.
+    /// Namespaces in which DaemonSets and pods are written. Pods of other namespaces are not even read.
     pub(super) writable: WriteNamespaces,
     watched: BTreeMap<Target, Watched>,
     epochs: u64,
-    /// Grows with each change that a plan can depend on.
+    /// Incremented by each change that a plan can depend on.
     generation: u64,
 }
 
@@ -136,8 +137,8 @@ impl Store {
         })
     }
 
-    /// The watches that are needed, as far as that is known: those of nodes and pods follow from the objects that select
-    /// nodes, which are listed first.
+    /// Returns the watches known to be needed. The watches of nodes and pods depend on the objects that select nodes, which are
+    /// listed first.
     fn needed(&self) -> Vec<(Target, WatchScope)> {
         let mut needed = vec![(Target::DaemonSets, WatchScope::Named(self.interest.daemon_sets.clone()))];
         let resources = self.interest.resources.iter();
@@ -177,7 +178,7 @@ impl Store {
         needed
     }
 
-    /// The nodes whose pods decide what an upgrade does next.
+    /// Returns the nodes whose pods determine the next step of an upgrade.
     fn drained(&self) -> impl Iterator<Item = &str> {
         let nodes = self.watched.get(&Target::Nodes).filter(|_| self.interest.drains);
         nodes.into_iter().flat_map(|watched| watched.objects.values()).filter_map(|kept| {
@@ -186,11 +187,11 @@ impl Store {
         })
     }
 
-    /// Compares the watches that run with those that are needed: which to start, with the epoch that their events
-    /// carry, and which to stop.
+    /// Compares the running watches with the needed ones. Returns the watches to start, with the epoch of their events, and the
+    /// watches to stop.
     pub(super) fn reconcile(&mut self) -> (Vec<(Target, WatchScope, u64)>, Vec<Target>) {
         let needed = self.needed();
-        // While the DaemonSets are listed anew, nodes and pods go on as they are.
+        // While the DaemonSets are relisted, the watches of nodes and pods continue.
         let all_known = needed.iter().any(|(target, _)| *target == Target::Nodes);
         let keeps = |target: &Target| {
             needed.iter().any(|(needed, _)| needed == target)
@@ -207,7 +208,7 @@ impl Store {
                 continue;
             }
             self.epochs += 1;
-            // What a replaced watch has brought counts until the new list is complete.
+            // The objects of a replaced watch remain valid until the new list is complete.
             let objects = self.watched.remove(&target).map(|watched| watched.objects).unwrap_or_default();
             let watched = Watched {
                 epoch: self.epochs,
@@ -223,8 +224,8 @@ impl Store {
         (start, stop)
     }
 
-    /// Takes in an event of a watch, unless the watch has been replaced meanwhile. Returns whether the watches that are
-    /// needed, or what a snapshot holds, may be others now.
+    /// Processes an event of a watch; events of a replaced watch are ignored. Returns whether the needed watches or the snapshot
+    /// may have changed.
     pub(super) fn event(&mut self, target: &Target, epoch: u64, event: Event<Object>) -> bool {
         let Some(watched) = self.watched.get_mut(target).filter(|watched| watched.epoch == epoch) else {
             return false;
@@ -234,7 +235,7 @@ impl Store {
                 watched.listed.clear();
                 (false, false)
             }
-            // Whoever waits, waits for the end of the list.
+            // Listeners wait for the end of the list.
             Event::InitApply(object) => (watched.put(&self.interest, object, true), false),
             Event::InitDone => {
                 let listed = std::mem::take(&mut watched.listed);
@@ -259,20 +260,20 @@ impl Store {
         rings
     }
 
-    /// Takes in what a write returned.
+    /// Stores the object that a write returned.
     pub(super) fn put(&mut self, target: &Target, object: Object) {
         if let Some(watched) = self.watched.get_mut(target) {
             self.generation += u64::from(watched.put(&self.interest, object, false));
         }
     }
 
-    /// Notes why a watch brings nothing. Returns whether whoever waits has to look.
+    /// Records why a watch delivers nothing. Returns whether listeners must be notified.
     pub(super) fn trouble(&mut self, target: &Target, epoch: u64, trouble: Trouble) -> bool {
         let Some(watched) = self.watched.get_mut(target).filter(|watched| watched.epoch == epoch) else {
             return false;
         };
         if let (Trouble::Failing { .. }, Some(Trouble::Forbidden(_))) = (&trouble, &watched.trouble) {
-            // A server that is away says nothing about a right that was missing.
+            // An unavailable server does not show that a missing permission was granted.
             return false;
         }
         let was_settled = watched.settled();
@@ -291,12 +292,12 @@ impl Store {
         is_news || !was_settled
     }
 
-    /// Those that kernel families name.
+    /// Returns the ImageStreams that kernel families name.
     pub(super) fn image_streams(&self) -> BTreeSet<ImageStream> {
         self.interest.image_streams.clone()
     }
 
-    /// Has everything that is needed been listed?
+    /// Whether everything needed has been listed.
     pub(super) fn readiness(&self) -> Readiness {
         let needed = self.needed();
         let mut waiting = !needed.iter().any(|(target, _)| *target == Target::Nodes);
@@ -319,7 +320,7 @@ impl Store {
         if waiting { Readiness::Waiting } else { Readiness::Ready }
     }
 
-    /// All facts, sorted by name, without what cannot be read (any more).
+    /// Returns all facts, sorted by name, except objects that cannot be read (any more).
     pub(super) fn snapshot(&self) -> ClusterSnapshot {
         let (unseen, unseen_in) = self.unseen();
         let mut snapshot = ClusterSnapshot {
@@ -353,7 +354,7 @@ impl Store {
         snapshot
     }
 
-    /// What cannot be read, with the rule that is missing: at all, and in a namespace.
+    /// Returns what cannot be read, with the missing permission: in the whole cluster, and by namespace.
     fn unseen(&self) -> (BTreeMap<Seen, String>, BTreeMap<(Seen, String), String>) {
         let mut sentences: BTreeMap<(Seen, Option<&str>), BTreeSet<String>> = BTreeMap::new();
         for (target, watched) in &self.watched {
@@ -372,12 +373,12 @@ impl Store {
         (everywhere, of_namespaces)
     }
 
-    /// An object as it is now.
+    /// Returns the current state of an object.
     pub(super) fn get(&self, target: &Target, key: &Key) -> Option<&Kept> {
         self.watched.get(target)?.objects.get(key)
     }
 
-    /// Is this pod going, or gone?
+    /// Whether the pod is terminating or gone.
     pub(super) fn pod_ends(&self, uid: &str) -> bool {
         let objects = self.watched.values().flat_map(|watched| watched.objects.values());
         let mut facts = objects.map(|kept| &kept.object.facts);

@@ -1,4 +1,4 @@
-//! The store: what it keeps, what it waits for, and what it takes for a change.
+//! Tests of the store: the objects that it keeps, the lists that it waits for, and the changes that it reports.
 
 use std::collections::HashMap;
 
@@ -133,9 +133,9 @@ fn the_pods_of_a_node_are_watched_while_it_is_drained() {
     };
     let nodes = epochs[&Target::Nodes];
     store.event(&Target::Nodes, nodes, in_state("cordoned", "6"));
-    assert!(store.reconcile().0.is_empty(), "no upgrade drains anything");
+    assert!(store.reconcile().0.is_empty(), "no upgrade drains a node");
     store.set_interest(Interest { drains: true, checks: ["s".to_owned()].into(), ..interest(&["driver"]) });
-    assert!(matches!(store.readiness(), Readiness::Waiting), "what has not arrived is not taken for none");
+    assert!(matches!(store.readiness(), Readiness::Waiting), "an incomplete list is not an empty one");
     let (started, _) = store.reconcile();
     let (checks, workloads) =
         (Target::Checks { namespace: "s".to_owned() }, Target::Workloads { node: "n".to_owned() });
@@ -189,7 +189,7 @@ fn only_what_is_asked_for_is_kept() {
     assert_eq!(snapshot.daemon_sets.iter().map(|facts| facts.name.as_str()).collect::<Vec<_>>(), ["driver"]);
     assert_eq!(snapshot.daemon_sets[0].live.as_ref().unwrap().update, UpdateStrategy::RollingUpdate);
     let labels: Vec<_> = snapshot.nodes[0].labels.keys().map(String::as_str).collect();
-    assert_eq!(labels, [KERNEL_LABEL, "pci"], "of interest, or selected by a DaemonSet");
+    assert_eq!(labels, [KERNEL_LABEL, "pci"], "labels of interest, and labels that a DaemonSet selects");
     assert_eq!((snapshot.pods.len(), snapshot.resources.len()), (1, 0));
     assert!(snapshot.unseen.is_empty());
 }
@@ -213,7 +213,7 @@ fn a_new_label_to_select_by_lists_the_nodes_again() {
     }));
     let update = facts::daemon_set(object.unwrap()).unwrap();
     assert!(store.event(&Target::DaemonSets, epochs[&Target::DaemonSets], Event::Apply(update)));
-    assert!(matches!(store.readiness(), Readiness::Waiting), "the labels are not there yet");
+    assert!(matches!(store.readiness(), Readiness::Waiting), "the labels have not arrived yet");
     let (started, stopped) = store.reconcile();
     assert_eq!((started.len(), &started[0].0, stopped.len()), (1, &Target::Nodes, 0));
     let late = store.event(&Target::Nodes, epochs[&Target::Nodes], Event::InitDone);
@@ -226,7 +226,7 @@ fn a_new_label_to_select_by_lists_the_nodes_again() {
     assert_eq!(store.snapshot().nodes[0].labels["zone"], "a");
 }
 
-/// A policy for some nodes matched none, because its label was not kept of any node.
+/// Regression test: a policy for some nodes matched no node, because the store did not keep its label.
 #[test]
 fn the_labels_by_which_a_resource_selects_nodes_are_kept() {
     let selects = [OperatorResource::NicNodePolicy, OperatorResource::NvidiaDriver];
@@ -234,7 +234,7 @@ fn the_labels_by_which_a_resource_selects_nodes_are_kept() {
     let (first, _) = store.reconcile();
     let daemon_sets = epoch(&first, &Target::DaemonSets);
     list(&mut store, &Target::DaemonSets, daemon_sets, vec![daemon_set("driver", 10, "i:1", &[])]);
-    assert!(store.reconcile().0.is_empty(), "nodes are listed when all that selects them is known");
+    assert!(store.reconcile().0.is_empty(), "nodes are listed after all objects that select them");
     for (kind, key) in selects.into_iter().zip(["rack", "gpu"]) {
         let target = Target::Resources(kind);
         let facts = ResourceFacts {
@@ -256,7 +256,7 @@ fn the_labels_by_which_a_resource_selects_nodes_are_kept() {
     assert_eq!(kept, ["gpu", "rack"]);
 }
 
-/// A rollback found none of the objects whose rollouts the definitions do not name (any more).
+/// Regression test: a rollback missed objects whose rollouts are not, or no longer, in the definitions.
 #[test]
 fn for_a_rollback_the_records_decide_what_is_kept() {
     let recorded = |name: &str, annotation: &str| {
@@ -286,7 +286,7 @@ fn for_a_rollback_the_records_decide_what_is_kept() {
     };
     let named = [("s".to_owned(), "named".to_owned())];
     assert_eq!(kept(Interest::for_rollback(named)), ("copy named original set".to_owned(), 5, 1));
-    // The loop keeps what rollouts name, and watches the pods of that.
+    // The reconcile loop keeps only objects that rollouts name, and watches their pods.
     assert_eq!(kept(interest(&["named"])), ("copy named".to_owned(), 2, 3));
 }
 
@@ -372,7 +372,7 @@ fn a_namesake_outlives_the_end_of_its_predecessor() {
 fn what_may_not_be_read_is_named_until_it_may() {
     let (mut store, epochs) = synced();
     assert!(store.trouble(&pods(), epochs[&pods()], Trouble::Forbidden(right())));
-    assert!(!store.trouble(&pods(), epochs[&pods()], Trouble::Forbidden(right())), "told once");
+    assert!(!store.trouble(&pods(), epochs[&pods()], Trouble::Forbidden(right())), "reported once");
     let snapshot = store.snapshot();
     assert!(snapshot.pods.is_empty() && matches!(store.readiness(), Readiness::Ready));
     assert_eq!(
@@ -403,7 +403,7 @@ fn a_first_list_that_keeps_failing_is_told_and_a_later_one_is_not() {
     assert!(matches!(store.readiness(), Readiness::Failed(ApiError::Unavailable(_))));
     let (mut store, epochs) = synced();
     store.trouble(&Target::Nodes, epochs[&Target::Nodes], failing(99));
-    assert!(matches!(store.readiness(), Readiness::Ready), "what was seen stays");
+    assert!(matches!(store.readiness(), Readiness::Ready), "known objects remain");
     assert_eq!(store.snapshot().nodes.len(), 1);
 }
 
@@ -414,7 +414,7 @@ fn a_server_that_goes_away_says_nothing_about_a_right_that_was_missing() {
     let away = Trouble::Failing { attempts: 1, error: ApiError::Unavailable("refused".to_owned()) };
     store.trouble(&target, epochs[&target], Trouble::Forbidden(right()));
     store.trouble(&target, epochs[&target], away);
-    assert!(matches!(store.readiness(), Readiness::Ready), "what does not depend on it goes on");
+    assert!(matches!(store.readiness(), Readiness::Ready), "independent watches are not affected");
     assert!(store.snapshot().unseen.contains_key(&Seen::Resources));
 }
 

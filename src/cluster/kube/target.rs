@@ -1,4 +1,4 @@
-//! Pure: what one watch is for, and why it brings nothing.
+//! Pure: targets and scopes of watches, and reasons why a watch delivers nothing.
 
 use std::collections::BTreeSet;
 
@@ -15,25 +15,25 @@ use super::{
 };
 use crate::{image::OperatorResource, plan::Seen};
 
-/// What one watch is for.
+/// The objects that a watch is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Target {
-    /// Those of the whole cluster.
+    /// DaemonSets of the whole cluster.
     DaemonSets,
-    /// Those of the whole cluster.
+    /// Nodes of the whole cluster.
     Nodes,
-    /// Those of one DaemonSet.
+    /// Pods of one DaemonSet.
     Pods { namespace: String, daemon_set: String, uid: String },
     /// An operator's resources of one kind.
     Resources(OperatorResource),
     /// All pods of a node that an upgrade drains.
     Workloads { node: String },
-    /// The Jobs of a namespace that check nodes with a new driver.
+    /// Jobs in a namespace that check nodes with a new driver.
     Checks { namespace: String },
 }
 
 impl Target {
-    /// The kind in the API's terms.
+    /// Returns the kind in the API's terms.
     pub(super) fn resource(&self) -> ApiResource {
         match self {
             Self::DaemonSets => ApiResource::erase::<DaemonSet>(&()),
@@ -47,7 +47,7 @@ impl Target {
         }
     }
 
-    /// The namespace, where what cannot be read there says nothing of another.
+    /// Returns the namespace of the target, if its permission applies to that namespace only.
     pub(super) fn namespace(&self) -> Option<&str> {
         match self {
             Self::Pods { namespace, .. } | Self::Checks { namespace } => Some(namespace),
@@ -67,16 +67,16 @@ impl Target {
     }
 }
 
-/// What a watch was started for. A watch with another scope than what is needed now is started anew.
+/// The scope that a watch was started with. If the needed scope differs, the watch is restarted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum WatchScope {
-    /// The DaemonSets that are kept.
+    /// The DaemonSets to keep.
     Named(BTreeSet<Key>),
-    /// The labels that are kept.
+    /// The node labels to keep.
     Labels(BTreeSet<String>),
-    /// The objects' labels.
+    /// A label selector.
     Selector(String),
-    /// The objects' fields.
+    /// A field selector.
     Fields(String),
     /// All objects.
     All,
@@ -91,12 +91,12 @@ impl WatchScope {
     }
 }
 
-/// Why a watch brings nothing.
+/// Reason why a watch delivers nothing.
 #[derive(Clone, Debug)]
 pub(super) enum Trouble {
-    /// farrier may not read it.
+    /// farrier lacks the permission to read the objects.
     Forbidden(MissingRight),
-    /// No answer, or not the right one; or the credentials are not accepted.
+    /// The API server gave no response or an unexpected one, or did not accept the credentials.
     Failing { attempts: u32, error: ApiError },
     /// The API does not serve this kind.
     Absent,

@@ -1,4 +1,4 @@
-//! Adapter: the watches that fill the store, one task each, started and stopped as the store needs them.
+//! Adapter: runs the watches that fill the store. Each watch is a task, started and stopped as the store requires.
 
 use std::{collections::HashMap, fmt::Debug, pin::pin, sync::Arc, time::Duration};
 
@@ -28,24 +28,24 @@ use super::{
     target::{Target, Trouble, WatchScope},
 };
 
-/// Objects of one page of a list. With 20 KiB of status each, a page of nodes is 1 MB of text.
+/// Page size of lists. With 20 KiB of status for each node, a page of nodes takes 1 MB of text.
 const PAGE: u32 = 50;
 
-/// Verbs that reading takes.
+/// Verbs needed for reading.
 pub(super) const READ: &[&str] = &["get", "list", "watch"];
 
-/// What the adapter's parts share.
+/// State shared by the adapter's parts.
 pub(super) struct Shared {
     pub(super) client: Client,
     pub(super) stats: Arc<KubeStats>,
-    /// Who farrier is to the API server, where it says so.
+    /// farrier's user name at the API server, if known.
     user: Option<String>,
     /// The pod in which farrier runs.
     own_pod: Option<Key>,
-    /// How often farrier asks whether the API serves an operator's kind by now.
+    /// Interval at which farrier checks whether the API serves an operator's kind.
     discovery_interval: Duration,
     store: Mutex<Store>,
-    /// Rung when the needed watches or a snapshot may have become others.
+    /// Notifies listeners when the needed watches or the snapshot may have changed.
     bell: watch::Sender<()>,
 }
 
@@ -62,7 +62,7 @@ impl Shared {
         Self { client, stats, user, own_pod, discovery_interval, store: Mutex::new(store), bell }
     }
 
-    /// The store. Never held over an await.
+    /// Locks the store. The guard is never held across an await.
     pub(super) fn store(&self) -> MutexGuard<'_, Store> {
         self.store.lock()
     }
@@ -71,7 +71,7 @@ impl Shared {
         self.bell.subscribe()
     }
 
-    /// Changes the store, and wakes all who listen where the change returns that they have to look.
+    /// Changes the store, and notifies listeners if the change returns true.
     pub(super) fn tell(&self, change: impl FnOnce(&mut Store) -> bool) {
         let rings = change(&mut self.store());
         if rings {
@@ -79,7 +79,7 @@ impl Shared {
         }
     }
 
-    /// What a `403` says is missing; `verbs` are all that farrier needs for this resource.
+    /// Describes the permission that a `403` reports as missing. `verbs` are all verbs that farrier needs for the resource.
     pub(super) fn right(
         &self,
         verb: &'static str,
@@ -98,7 +98,7 @@ impl Shared {
     }
 }
 
-/// Keeps the watches running that the store needs, until cancelled.
+/// Runs the watches that the store needs, until canceled.
 pub(super) async fn supervise(shared: Arc<Shared>, cancel: CancellationToken) {
     let mut running: HashMap<Target, CancellationToken> = HashMap::new();
     let mut bell = shared.listen();
@@ -125,7 +125,6 @@ pub(super) async fn supervise(shared: Arc<Shared>, cancel: CancellationToken) {
     }
 }
 
-/// One watch.
 struct Watch {
     shared: Arc<Shared>,
     target: Target,
@@ -151,7 +150,7 @@ impl Watch {
                 self.follow(|pod| Some(pods::workload(pod, own))).await;
             }
             Target::Checks { .. } => self.follow(|job| Some(pods::check(job))).await,
-            // The API need not serve this kind.
+            // The API may not serve this kind.
             Target::Resources(kind) => loop {
                 if self.is_served().await != Some(false) {
                     self.follow(|object| Some(facts::resource(*kind, object))).await;
@@ -162,7 +161,7 @@ impl Watch {
         }
     }
 
-    /// Does the API serve this kind? `None` where it does not say; then the list will.
+    /// Whether the API serves this kind; `None` if the API server does not say, so that the list will show it.
     async fn is_served(&self) -> Option<bool> {
         let ApiResource { api_version, plural, .. } = self.target.resource();
         match self.shared.client.list_api_group_resources(&api_version).await {
@@ -172,7 +171,7 @@ impl Watch {
         }
     }
 
-    /// Follows a list; returns when the API does not serve the kind.
+    /// Lists and watches objects. Returns if the API does not serve the kind.
     async fn follow<K>(&self, convert: impl Fn(K) -> Option<Object>)
     where
         K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>
@@ -202,7 +201,7 @@ impl Watch {
             while let Some(next) = stream.next().await {
                 let error = match next {
                     Ok(event) => {
-                        // A list that only begins has not succeeded.
+                        // The start of a list is not a success yet.
                         if !matches!(event, Event::Init) {
                             backoff.reset();
                             attempts = 0;
@@ -216,7 +215,7 @@ impl Watch {
                 };
                 attempts += 1;
                 if matches!(error, watcher::Error::WatchFailed(_)) && status(&error).is_none() {
-                    // The connection broke in the middle of an answer.
+                    // The connection broke during a response.
                     self.shared.stats.note_away();
                 }
                 let trouble = self.judge(&error, attempts);
@@ -229,7 +228,7 @@ impl Watch {
                 let wait = backoff.next().unwrap_or_default().max(self.shared.stats.pause());
                 tokio::time::sleep(wait).await;
                 if forbidden {
-                    // A list tells when the right is there again; a watch that goes on would not.
+                    // Only a new list shows when the permission is granted; a resumed watch would not.
                     break;
                 }
             }

@@ -1,8 +1,8 @@
-//! Adapter: makes the changes that a plan asks for, each with the state that the plan saw as its precondition.
+//! Adapter: applies the changes of a plan. Each write has the state that the plan saw as its precondition.
 //!
-//! A DaemonSet's or resource's resource version also changes with its status, which no plan looks at, and often
-//! while it is rolled out. The store remembers which versions are like the present one; a change that was planned
-//! from any of those is made to the present one.
+//! The resource version of a DaemonSet or operator resource also changes with its status. Plans ignore the status, which changes
+//! often during a rollout. The store remembers which versions are equivalent to the current one. A change that was planned from
+//! any of these versions is applied to the current one.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -32,16 +32,16 @@ use crate::plan::{
     NodeSeen, ObjectVersion, PodRestart, ResourceChange,
 };
 
-/// How long a write waits until the watches have brought what it did.
+/// How long a write waits for the watches to deliver its effect.
 const ECHO: Duration = Duration::from_secs(1);
-/// How often a write is made anew because a status was written at the same time.
+/// Maximum number of retries of a write because the status was written at the same time.
 const RACES: u32 = 4;
 
 pub(super) const PATCHED: &[&str] = &["get", "list", "watch", "patch"];
 pub(super) const CHECK_VERBS: &[&str] = &["get", "list", "watch", "create"];
 pub(super) const DAEMON_SET_VERBS: &[&str] = &["get", "list", "watch", "create", "patch", "delete"];
 
-/// An object that is written to.
+/// An object to write to.
 struct Written {
     target: Target,
     key: Key,
@@ -88,8 +88,8 @@ impl KubeCluster {
         }
         let mut races = 0;
         loop {
-            // Seen by no plan yet: the API server is asked what has this name. An apply cannot demand that there is
-            // nothing; between this answer and the write another client could make a DaemonSet of this very name.
+            // No plan has seen this object, so the API server is asked for it. An apply cannot require that no object exists.
+            // Another client could create a DaemonSet of this name between the response and the write.
             let found = self.own_copy(&self.daemon_set("get", namespace, name)?).await?;
             match self.apply_fields(&object, &bodies::copy(change, found.as_ref())).await {
                 Err(ApiError::Changed(_)) if races < RACES => races += 1,
@@ -98,8 +98,8 @@ impl KubeCluster {
         }
     }
 
-    /// The state of a DaemonSet that farrier made before and has not seen since; `None` where there is none. One that
-    /// another client made is a conflict.
+    /// Returns the state of a DaemonSet that farrier created but has not seen since; `None` if it does not exist. A DaemonSet of
+    /// another client is a conflict.
     async fn own_copy(&self, object: &Written) -> Result<Option<ObjectVersion>, ApiError> {
         let found = self.caller.call(&object.right, || object.api.get_opt(&object.key.1)).await?;
         let Some(DynamicObject { metadata, .. }) = found else { return Ok(None) };
@@ -114,7 +114,7 @@ impl KubeCluster {
         let object = self.daemon_set("delete", namespace, name)?;
         let written = &object;
         let delete = |present: ObjectVersion| async move {
-            // Its pods end with it, in the background.
+            // The DaemonSet's pods are deleted in the background.
             let params = DeleteParams::background().preconditions(Preconditions {
                 uid: Some(present.uid),
                 resource_version: Some(present.resource_version),
@@ -126,7 +126,7 @@ impl KubeCluster {
             Ok(kept.object.version.clone())
         };
         match self.write_present(&object, present, delete).await {
-            // Gone is what was wanted.
+            // The object is already deleted.
             Ok(_) | Err(ApiError::Gone) => {}
             Err(error) => return Err(error),
         }
@@ -143,7 +143,8 @@ impl KubeCluster {
     async fn evict(&self, restart: &PodRestart) -> Result<(), ApiError> {
         let PodRestart { namespace, name, uid, why: _, drained, grace_seconds: _ } = restart;
         check_names([namespace, name])?;
-        // Users of a device are where they are: the word for it is the definition's, the right that of the cluster's administrator.
+        // Users of the device run in any namespace. The definition requests their eviction, and the cluster's administrator
+        // grants the permission.
         if !drained {
             self.check_namespace(namespace)?;
         }
@@ -157,7 +158,7 @@ impl KubeCluster {
         Ok(())
     }
 
-    /// A merge patch and no apply: several parts of a plan write to one node.
+    /// Writes a node with a merge patch instead of an apply, because several parts of a plan write to the same node.
     async fn write_node(&self, change: &NodeChange) -> Result<(), ApiError> {
         let NodeChange { name, labels, annotations, cordon: _, seen } = change;
         check_names([name])?;
@@ -191,7 +192,7 @@ impl KubeCluster {
         Ok(())
     }
 
-    /// Makes the Job of a check. One of its name is that of a farrier that was killed.
+    /// Creates the Job of a check. A Job of the same name was created by a farrier that was killed, and is kept.
     async fn make_check(&self, check: &NodeCheck) -> Result<(), ApiError> {
         let NodeCheck { node, namespace, template, name, driver_pod: _ } = check;
         check_names([node, namespace, template, name])?;
@@ -200,7 +201,7 @@ impl KubeCluster {
         let templates: Api<CronJob> = Api::namespaced(self.client(), namespace);
         let found = self.caller.call(&right, || templates.get(template)).await;
         let found = found.map_err(|error| match error {
-            // No other object is meant: a new plan would ask for this one again.
+            // `Gone` would trigger a new plan, which would request the same CronJob.
             ApiError::Gone => ApiError::Unwritable(format!("there is no CronJob {template} in {namespace}")),
             other => other,
         })?;
@@ -245,7 +246,7 @@ impl KubeCluster {
         })
     }
 
-    /// A plan holds such a rollout; this is for what no plan has looked at.
+    /// Rejects other namespaces. Plans already hold such rollouts, so this catches changes that no plan has checked.
     fn check_namespace(&self, namespace: &str) -> Result<(), ApiError> {
         let writable = &self.shared.store().writable;
         if writable.contains(namespace) {
@@ -265,8 +266,7 @@ impl KubeCluster {
         self.shared.right(verb, resource, scope, verbs)
     }
 
-    /// Applies fields to an object that the store knows. `body` makes them for the present state, or says why the plan
-    /// is out of date.
+    /// Applies fields to an object in the store. `body` creates them for the current state, or returns why the plan is stale.
     async fn apply_to_present(
         &self,
         object: &Written,
@@ -275,7 +275,7 @@ impl KubeCluster {
         self.write_present(object, body, |body| async move { self.apply_fields(object, &body).await }).await
     }
 
-    /// Writes to an object that the store knows, again where only its status was written at the same time.
+    /// Writes to an object in the store. Retries if only the object's status was written at the same time.
     async fn write_present<B, T, F: Future<Output = Result<T, ApiError>>>(
         &self,
         object: &Written,
@@ -305,8 +305,8 @@ impl KubeCluster {
 
     async fn apply_fields(&self, object: &Written, body: &Value) -> Result<(), ApiError> {
         let Written { target, key, api, right } = object;
-        // Force takes over a field that another client has set: the plan has looked at its value, and leaves alone what
-        // was changed back.
+        // Force takes ownership of a field that another client has set. The plan has checked the field's value, and skips fields
+        // that were changed back.
         let (params, patch) = (PatchParams::apply(&self.manager).force(), Patch::Apply(body));
         let answer = self.caller.call(right, || api.patch(&key.1, &params, &patch)).await?;
         let answer = match target {
@@ -318,7 +318,7 @@ impl KubeCluster {
         Ok(())
     }
 
-    /// What a write returned is known at once, so that the next snapshot has it.
+    /// Stores the object that a write returned, so that the next snapshot contains it.
     fn keep(&self, target: &Target, object: Object) {
         self.shared.tell(|store| {
             store.put(target, object);
@@ -326,7 +326,7 @@ impl KubeCluster {
         });
     }
 
-    /// Waits a little until the store is as it should be; returns whether it is.
+    /// Waits briefly until `done` is true for the store. Returns whether it became true.
     async fn await_store(&self, done: impl Fn(&Store) -> bool) -> bool {
         let mut bell = self.shared.listen();
         let wait = async {
@@ -341,7 +341,7 @@ impl KubeCluster {
     }
 }
 
-/// Is the object, for a plan, in the state that the plan saw?
+/// Checks that the object is in a state equivalent to the one that the plan saw.
 fn check_state(kept: &Kept, seen: Option<&ObjectVersion>) -> Result<(), ApiError> {
     let reason = match seen {
         Some(seen) if seen.uid != kept.object.version.uid => "it was deleted and created again",
@@ -351,7 +351,7 @@ fn check_state(kept: &Kept, seen: Option<&ObjectVersion>) -> Result<(), ApiError
     Err(ApiError::Changed(reason.to_owned()))
 }
 
-/// Is a node's upgrade, and its cordon, what the plan saw?
+/// Checks that a node's upgrade and cordon are as the plan saw them.
 fn check_node(kept: &Kept, seen: &NodeSeen) -> Result<(), ApiError> {
     let Facts::Node(facts) = &kept.object.facts else { return Err(ApiError::Gone) };
     if NodeSeen::of(facts) == *seen {
@@ -360,7 +360,7 @@ fn check_node(kept: &Kept, seen: &NodeSeen) -> Result<(), ApiError> {
     Err(ApiError::Changed("another writer cordoned it, changed its upgrade, or upgrades it".to_owned()))
 }
 
-/// Has a DaemonSet the images that the plan saw?
+/// Checks that a DaemonSet has the images that the plan saw.
 fn check_images(kept: &Kept, expected: &BTreeMap<String, String>) -> Result<(), ApiError> {
     let Facts::DaemonSet(facts) = &kept.object.facts else { return Ok(()) };
     for (name, expected) in expected {
@@ -374,7 +374,8 @@ fn check_images(kept: &Kept, expected: &BTreeMap<String, String>) -> Result<(), 
     Ok(())
 }
 
-/// kube puts names into a URL's path as they are: nothing that means something there may be in one (guarantee 4).
+/// kube inserts names into the URL's path unescaped, so names with characters that have a meaning there are rejected (guarantee
+/// 4).
 fn check_names<'n>(
     names: impl IntoIterator<Item = &'n (impl AsRef<str> + ?Sized + 'n)>,
 ) -> Result<(), ApiError> {

@@ -1,4 +1,4 @@
-//! The bodies that are written, and what keeps one from being written.
+//! Tests of write bodies, and of the checks that prevent a write.
 
 use std::sync::Arc;
 

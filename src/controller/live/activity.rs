@@ -1,4 +1,4 @@
-//! Adapter: what the loop's builds do at this moment, as their reporters tell it.
+//! Adapter: current activity of the loop's builds, collected from their reporters.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,12 +12,12 @@ use crate::{
 };
 
 use parking_lot::Mutex;
-/// Lines of a build's output that are kept.
+/// Number of lines kept from the end of a build's output.
 const TAIL: usize = 20;
-/// Characters of such a line: it ends up in an object of the API.
+/// Maximum length of such a line in characters, because it is stored in an API object.
 const LINE: usize = 300;
 
-/// The activity that all builds write to.
+/// Activity of all builds, shared between the loop, the builds and the status sinks.
 #[derive(Clone, Debug, Default)]
 pub struct SharedActivity(Arc<Mutex<Activity>>);
 
@@ -28,7 +28,7 @@ impl From<Activity> for SharedActivity {
 }
 
 impl SharedActivity {
-    /// As it is now.
+    /// Returns a copy of the current activity.
     pub fn snapshot(&self) -> Activity {
         self.0.lock().clone()
     }
@@ -37,12 +37,12 @@ impl SharedActivity {
         change(self.0.lock().entry(key.clone()).or_default());
     }
 
-    /// Forgets what is neither kept by the caller nor under way.
+    /// Drops the activity of every build for which `keep` returns false.
     pub(super) fn retain(&self, keep: impl Fn(&CellKey) -> bool) {
         self.0.lock().retain(|key, _| keep(key));
     }
 
-    /// It waits for room.
+    /// Marks a build as queued.
     pub(super) fn queued(&self, key: &CellKey) {
         self.with(key, |activity| {
             if activity.stage != Some(Stage::Queued) {
@@ -52,7 +52,7 @@ impl SharedActivity {
         });
     }
 
-    /// It starts.
+    /// Marks a build as started.
     pub(super) fn started(&self, key: &CellKey) {
         self.with(key, |activity| {
             activity.attempts = activity.attempts.saturating_add(1);
@@ -64,7 +64,7 @@ impl SharedActivity {
         });
     }
 
-    /// It ended.
+    /// Records the end of a build.
     pub(super) fn ended(
         &self,
         key: &CellKey,
@@ -81,7 +81,7 @@ impl SharedActivity {
         });
     }
 
-    /// It waits, because so many attempts of an earlier farrier had no outcome.
+    /// Records that a build is delayed, because earlier attempts ended with the death of their farrier process.
     pub(super) fn put_off(&self, key: &CellKey, attempts: u32, error: String, wait: Duration) {
         self.with(key, |activity| {
             activity.attempts = attempts;
@@ -90,7 +90,7 @@ impl SharedActivity {
         });
     }
 
-    /// It was stopped before it came to anything: that was no attempt.
+    /// Records that a build was stopped early, which does not count as an attempt.
     pub(super) fn stopped(&self, key: &CellKey) {
         self.with(key, |activity| {
             activity.attempts = activity.attempts.saturating_sub(1);
@@ -99,7 +99,7 @@ impl SharedActivity {
         });
     }
 
-    /// Other inputs than before: their attempts are counted anew.
+    /// Resets a build whose inputs changed: the attempts with the new inputs start at zero.
     pub(super) fn renewed(&self, key: &CellKey) {
         self.0.lock().remove(key);
     }
@@ -109,15 +109,15 @@ fn from_now(wait: Duration) -> Option<Timestamp> {
     Timestamp::now().checked_add(jiff::SignedDuration::try_from(wait).ok()?).ok()
 }
 
-/// Writes down what one build tells, and hands it on.
+/// Records the progress of one build, and forwards it to the next reporter.
 pub(super) struct BuildReporter {
-    /// Whose build.
+    /// Key of the build's cell.
     pub(super) key: CellKey,
-    /// Where it is written down.
+    /// Shared activity that the progress is recorded in.
     pub(super) activity: SharedActivity,
-    /// Who hears it, too.
+    /// The reporter to forward to.
     pub(super) next: Arc<dyn Reporter>,
-    /// Are stages logged? A single run shows them as its progress.
+    /// Whether to log stages. A single run shows them as progress instead.
     pub(super) logs: bool,
 }
 
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!((ended.stage, ended.began, ended.error.as_deref()), (None, None, Some("no room")));
         assert!(ended.next_retry.is_some());
 
-        // Stopping is no attempt, and success clears what was wrong.
+        // A stopped build is not an attempt, and a success clears the error.
         shared.started(&key());
         shared.stopped(&key());
         assert_eq!(now().attempts, 1);

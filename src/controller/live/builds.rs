@@ -1,4 +1,4 @@
-//! Adapter: builds in tasks of their own.
+//! Adapter: runs builds in separate tasks.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -29,10 +29,10 @@ use crate::{
     runtime::{BuildOutcomeLabel, Metrics},
 };
 
-/// What is said of a build that panicked, or whose outcome could not be recorded.
+/// Error shown for a build that panicked, or whose outcome could not be recorded.
 pub(super) const BROKE_OFF: &str = "the build broke off; farrier's log says why";
 
-/// What is said of a build that farrier did not live through.
+/// Error shown for a build during which farrier itself was killed.
 fn without_outcome(attempts: u32) -> String {
     let attempts = match attempts {
         1 => "the last attempt".to_owned(),
@@ -44,28 +44,28 @@ fn without_outcome(attempts: u32) -> String {
     )
 }
 
-/// The builds of the loop.
+/// Queued and running builds of the loop.
 pub(super) struct Builds {
     queue: Queue,
     activity: SharedActivity,
     tasks: JoinSet<Result<BuildEnd>>,
     started: HashMap<Id, (Arc<Cell>, Instant)>,
-    /// Ends the whole loop's builds.
+    /// Cancels all builds of the loop.
     cancel: CancellationToken,
-    /// Ends the builds of one leadership.
+    /// Cancels the builds of the current term of leadership.
     term: CancellationToken,
 }
 
-/// A build that ended.
+/// A build that has ended.
 pub(super) struct EndedBuild {
     pub(super) cell: Arc<Cell>,
-    /// How it ended; `None` where it panicked.
+    /// Outcome; `None` if the build panicked.
     pub(super) end: Option<Result<BuildEnd>>,
     took: Duration,
 }
 
 impl EndedBuild {
-    /// Did it find an input changed?
+    /// Whether the build found a changed input.
     pub(super) fn is_outdated(&self) -> bool {
         matches!(&self.end, Some(Ok(end)) if end.fault == Some(BuildFault::Outdated))
     }
@@ -84,7 +84,7 @@ impl Builds {
         }
     }
 
-    /// Takes over what a plan asks for.
+    /// Updates the queue with the builds of a plan.
     pub(super) fn update(&mut self, plan: &Plan, parts: &Parts) {
         let images = &parts.definitions.images;
         let cost = |cell: &Cell| images.get(&cell.image).map(|image| image.spec.build);
@@ -93,7 +93,7 @@ impl Builds {
         for key in &renewed {
             self.activity.renewed(key);
         }
-        // A single run tries each build once, and at once.
+        // A single run tries each build once, without delay.
         if !self.is_single_run() {
             let attempts = Attempts::in_cache(&parts.cache).without_outcome();
             for (key, attempts, wait) in self.queue.put_off(&attempts, Instant::now(), fastrand::f64()) {
@@ -105,12 +105,12 @@ impl Builds {
         }
     }
 
-    /// Are these the builds of a single run, which shows them as its progress and reports them at its end?
+    /// Whether the builds belong to a single run, which shows them as progress and reports them at its end.
     pub(super) fn is_single_run(&self) -> bool {
         self.queue.is_once()
     }
 
-    /// Starts what may start now.
+    /// Starts every build that may start now.
     pub(super) fn start(&mut self, parts: &Parts) {
         let logs = !self.is_single_run();
         while let Some(cell) = self.queue.start(Instant::now()) {
@@ -144,12 +144,12 @@ impl Builds {
         }
     }
 
-    /// Waits for the next end; for ever, where nothing runs.
+    /// Waits for the next build to end; forever if none runs.
     pub(super) async fn next_end(&mut self) -> EndedBuild {
         loop {
             let (id, end) = match self.tasks.join_next_with_id().await {
                 Some(Ok((id, end))) => (id, Some(end)),
-                // A panic is a fault of farrier's own, and ends this build and nothing else.
+                // A panic is a bug in farrier. It ends this build and no other.
                 Some(Err(error)) => (error.id(), None),
                 None => std::future::pending().await,
             };
@@ -159,7 +159,7 @@ impl Builds {
         }
     }
 
-    /// Writes down, and logs, how a build ended; gives how its cell stands then, unless the build was stopped.
+    /// Records and logs the end of a build. Returns the cell's new phase, or `None` if the build was stopped.
     pub(super) fn note(&mut self, ended: &EndedBuild, metrics: &Metrics) -> Option<Phase> {
         let EndedBuild { cell, end, took } = ended;
         let (key, took) = (key_of(cell), *took);
@@ -181,7 +181,8 @@ impl Builds {
             Some(Some(BuildFault::Permanent)) => (Ended::Settled, BuildOutcomeLabel::Failed),
             Some(Some(BuildFault::Tampered)) => (Ended::Settled, BuildOutcomeLabel::Tampered),
             Some(Some(BuildFault::Stopped)) => (Ended::Stopped, BuildOutcomeLabel::Stopped),
-            // The next plan has another input hash, and begins anew. Should it be the same, the wait keeps it from spinning.
+            // The next plan has another input hash and starts from scratch. If the hash is the same, the backoff
+            // prevents a busy loop.
             Some(Some(BuildFault::Outdated)) => (Ended::Passing, BuildOutcomeLabel::Stopped),
             Some(Some(BuildFault::Passing | BuildFault::Unreachable)) | None => {
                 (Ended::Passing, BuildOutcomeLabel::Faulted)
@@ -222,19 +223,19 @@ impl Builds {
         Some(phase)
     }
 
-    /// Stops the builds of a leadership that is over. They are queued again, for the next one.
+    /// Stops the builds when the leadership is lost. They are queued again for the next term.
     pub(super) fn abandon(&mut self) {
         self.term.cancel();
         self.term = self.cancel.child_token();
     }
 
-    /// Stops all builds, and waits until nothing of them is left in the engine.
+    /// Stops all builds, and waits until the engine has cleaned up.
     pub(super) async fn stop(&mut self) {
         self.cancel.cancel();
         while self.tasks.join_next().await.is_some() {}
     }
 
-    /// Forgets what is known of cells that nothing calls for.
+    /// Forgets the activity of cells that are neither in `cells` nor in the queue.
     pub(super) fn forget_others(&self, cells: &BTreeSet<CellKey>) {
         self.activity.retain(|key| cells.contains(key) || self.queue.holds(key));
     }

@@ -1,8 +1,9 @@
-//! Adapter: the loop that runs for months: observe, plan, roll out, and build beside it.
+//! Adapter: the controller's long-running loop: observe, plan, roll out, and build concurrently.
 //!
-//! One task observes, plans and rolls out; builds have tasks of their own and never hold it up. A pass is due when the
-//! cluster changes, a build ends, the definitions change, leadership changes, a wait is over, and now and then without
-//! any reason, to find what the registry has lost. A single run ([`once`]) is the same until nothing is left to do.
+//! One task observes, plans and rolls out. Builds run in separate tasks and never block it. A reconcile is triggered
+//! when the cluster, the definitions or the leadership change, when a build ends, and when a wait is over. A periodic
+//! resync finds images that the registry has lost. A single run ([`once`]) uses the same loop until nothing is left to
+//! do.
 
 mod activity;
 mod builds;
@@ -50,35 +51,36 @@ use crate::{
     runtime::{Configuration, Health, Metrics, PassOutcomeLabel},
 };
 
-/// How long the loop waits for one thing before it turns, so that a watchdog can tell waiting from hanging.
+/// Longest wait for a single event, so that a watchdog can tell waiting from hanging.
 const TURN: Duration = Duration::from_secs(10);
-/// How long the last status may take at the end.
+/// Timeout for writing the last status on shutdown.
 const LAST_STATUS: Duration = Duration::from_secs(5);
 
-/// What the loop works with beside [`Parts`].
+/// Dependencies of the loop, in addition to [`Parts`].
 pub struct LiveContext {
-    /// A pass comes after this long at the latest, and asks for everything anew: also how long it may take until a
-    /// tag that the registry has lost is missed.
+    /// Resync interval: the next reconcile drops cached lookups. Also the longest time until a tag that the registry
+    /// has lost is noticed.
     pub resync: Duration,
-    /// Where nodes and rollout targets are.
+    /// Source of nodes and rollout targets.
     pub cluster: Arc<dyn Cluster>,
-    /// The definitions, and what is wrong with those on disk. A sender that is gone means that they do not change.
+    /// Definitions in use, and the error in those on disk. If the sender is dropped, the definitions never change.
     pub configuration: watch::Receiver<Configuration>,
-    /// Is this farrier the leader, as far as it knows? A standby observes and plans, and neither builds nor writes.
+    /// Whether this replica is the leader, to its own knowledge. A standby observes and plans, but neither builds nor
+    /// writes.
     pub leads: watch::Receiver<bool>,
-    /// Who writes the leader's status, if anybody.
+    /// Sink that writes the leader's status.
     pub status: Option<Arc<dyn StatusSink>>,
-    /// Who shows every pass, also that of a standby.
+    /// Sink that shows every reconcile, on a standby too.
     pub page: Option<Arc<dyn StatusSink>>,
-    /// Rung when a person did something that the next pass is to see.
+    /// Notified on user actions that the next reconcile must observe.
     pub asked: Arc<Notify>,
-    /// Figures.
+    /// Prometheus metrics.
     pub metrics: Arc<Metrics>,
-    /// Probes.
+    /// Liveness and readiness.
     pub health: Arc<Health>,
 }
 
-/// The loop.
+/// The controller's loop.
 pub struct Live {
     parts: Parts,
     context: LiveContext,
@@ -94,18 +96,18 @@ pub struct Live {
     states: States,
     claims: Claims,
     labels: NodeLabels,
-    /// Which nodes were handed over lately, or given back.
+    /// Nodes that were recently handed over or uncordoned.
     handovers: Marks,
     pace: Pace,
-    /// When the next pod of a target, or this pod of an upgraded node, may be evicted, after a refusal.
+    /// Earliest time of the next eviction after a refusal, by rollout target or by pod.
     evictions: BTreeMap<String, Instant>,
-    /// What the pace is counted from.
+    /// Reference point for the pace and the handovers.
     started: Instant,
-    /// Passes in a row that met a fault.
+    /// Number of consecutive reconciles with a fault.
     faulted: u32,
 }
 
-/// Waits for a change; for ever, where no sender is left.
+/// Waits for a change; forever if the sender is dropped.
 async fn changed<T>(receiver: &mut watch::Receiver<T>) {
     if receiver.changed().await.is_err() {
         std::future::pending::<()>().await;
@@ -113,7 +115,7 @@ async fn changed<T>(receiver: &mut watch::Receiver<T>) {
 }
 
 impl Live {
-    /// A loop that has not begun.
+    /// Creates a loop, which starts with [`Self::run`].
     pub fn new(parts: Parts, context: LiveContext) -> Self {
         let queue = Queue::new(parts.limits);
         Self::with_queue(parts, context, queue)
@@ -145,8 +147,8 @@ impl Live {
         }
     }
 
-    /// Runs until it is cancelled. Then builds are stopped, a rewrite that is under way is finished, and
-    /// nothing is written any more.
+    /// Runs until canceled. On cancellation it finishes the current rewrite, stops the builds, and writes nothing
+    /// further to the cluster except the last status.
     pub async fn run(mut self) {
         self.context.metrics.leader(*self.context.leads.borrow_and_update());
         self.take_configuration();
@@ -160,12 +162,12 @@ impl Live {
         }
     }
 
-    /// Waits for the next thing to happen, and does it.
+    /// Waits for the next event and handles it.
     async fn turn(&mut self) {
         let turn = Instant::now() + TURN;
         let due = self.wake.due().map_or(turn, |due| due.min(turn));
-        // A change that is waited upon already is not asked about again: the cluster goes on telling of it until
-        // the snapshot is taken.
+        // Once a change is pending, stop polling for changes: the cluster keeps reporting the change until a snapshot
+        // is taken.
         let calm = !self.wake.is_changed();
         tokio::select! {
             biased;
@@ -186,7 +188,7 @@ impl Live {
         }
     }
 
-    /// Starts builds whose wait is over, and makes the pass if it is due.
+    /// Starts builds whose wait is over, and reconciles if the scheduled time has come.
     async fn run_due(&mut self) {
         let now = Instant::now();
         self.start_builds();
@@ -204,7 +206,7 @@ impl Live {
         self.context.metrics.rollouts(rollouts);
     }
 
-    /// One pass, and when the next one comes.
+    /// Reconciles once and schedules the next reconcile.
     async fn pass(&mut self) {
         let began = Instant::now();
         self.wake.begin(began);
@@ -253,7 +255,7 @@ impl Live {
             self.label_nodes(&mut planned.plan).await;
             self.builds.update(&planned.plan, &self.parts);
             self.start_builds();
-            // Last: nothing waits for it.
+            // Last, because nothing depends on the record.
             self.parts.record_kernels(&planned, &mut self.last_record).await;
         }
         let now = Instant::now();
@@ -267,7 +269,7 @@ impl Live {
         let unreachable = planned.unreachable
             || rollouts.iter().any(|report| report.error.is_some())
             || targets.iter().any(|report| matches!(report, TargetReport::Failed { .. }));
-        // A standby leaves that to the leader.
+        // The leader logs state changes; a standby does not.
         if self.may_act() {
             self.states.log(&planned.plan, &self.builds.activity().snapshot());
         }
@@ -275,7 +277,7 @@ impl Live {
         Ok(if unreachable { PassOutcomeLabel::Unreachable } else { PassOutcomeLabel::Done })
     }
 
-    /// Observes and plans, with all that could not be found out before asked for again; `None` when the loop is to end.
+    /// Observes and plans, retrying failed lookups. Returns `None` on cancellation.
     async fn plan(&mut self) -> Result<Option<Planned>> {
         self.memory.forget_faults();
         let Some(snapshot) = self.snapshot().await? else { return Ok(None) };
@@ -286,8 +288,8 @@ impl Live {
         Ok(Some(planned))
     }
 
-    /// The cluster as it is, with what is not believed of it; `None` when the loop is to end. A cluster that is away for
-    /// minutes is waited for: that is no hang, and a restart would not help.
+    /// Returns a snapshot of the cluster, with distrusted nodes marked, or `None` on cancellation. While an unreachable
+    /// cluster delays the snapshot, the loop keeps reporting liveness: a restart would not help.
     async fn snapshot(&mut self) -> Result<Option<ClusterSnapshot>> {
         let mut observed = self.context.cluster.snapshot();
         let mut snapshot = loop {
@@ -302,15 +304,15 @@ impl Live {
         Ok(Some(snapshot))
     }
 
-    /// Leads, and still may write.
+    /// Whether this replica leads and its fence is open.
     fn may_act(&self) -> bool {
         *self.context.leads.borrow() && self.parts.may_write().is_ok()
     }
 
-    /// Adds names and signatures that published images lack.
+    /// Adds missing tags and signatures to published images.
     async fn complete(&mut self, plan: &Plan) -> Vec<TargetReport> {
         let mut reports = Vec::new();
-        // An index is signed where its images are.
+        // An index is signed together with its images.
         for planned in &plan.signatures {
             let report = self.parts.in_use().sign_planned(planned).await;
             reports.push(self.logged(report));
@@ -327,7 +329,7 @@ impl Live {
         reports
     }
 
-    /// Publishes images for several kernels.
+    /// Publishes union images.
     async fn publish_unions(&mut self, plan: &Plan) -> Vec<TargetReport> {
         let mut reports = Vec::new();
         for union in &plan.unions {
@@ -338,11 +340,11 @@ impl Live {
         reports
     }
 
-    /// Logs what became of an image that was published already, or of one for several kernels.
+    /// Logs the result of a signature, an added tag or a union image.
     fn logged(&mut self, report: TargetReport) -> TargetReport {
         self.context.health.beat();
         if matches!(report, TargetReport::Signed { .. } | TargetReport::United { .. }) {
-            // The next pass looks it up, and rolls out what waited for it.
+            // Reconcile again, to look up the new image or signature and make the rollouts that waited for it.
             self.wake.changed(Instant::now());
         }
         match &report {
@@ -363,7 +365,7 @@ impl Live {
         report
     }
 
-    /// Takes note of a build's end.
+    /// Records the end of a build.
     fn note_build(&mut self, ended: &EndedBuild) {
         self.memory.forget_build(&ended.cell, ended.is_outdated());
         if let Some(phase) = self.builds.note(ended, &self.context.metrics) {
@@ -371,7 +373,7 @@ impl Live {
         }
     }
 
-    /// Tells nodes which kernel they may boot.
+    /// Labels nodes with the kernel that they may boot.
     async fn label_nodes(&mut self, plan: &mut Plan) {
         let cluster = self.context.cluster.as_ref();
         label_nodes(&self.parts, cluster, &mut plan.nodes, &mut self.labels).await;
@@ -387,7 +389,7 @@ impl Live {
         }
     }
 
-    /// Hands the pass to those who show it, and the leader's to those who write status.
+    /// Sends the view of a reconcile to the page, and to the status sink if this replica leads.
     fn show(&self, Planned { plan, snapshot, .. }: Planned, rollouts: Vec<RolloutReport>) {
         let cells = plan.cells.iter().filter(|planned| planned.outcome.cell().is_some());
         let cells = cells.map(|planned| (planned.image.clone(), planned.target.clone())).collect();
@@ -424,12 +426,13 @@ impl Live {
         }
     }
 
-    /// One that is cut off goes on with its builds: they need no API server, and are published when it is back.
+    /// Handles a change of leadership. A leader without access to the API server keeps its builds: they do not need the
+    /// API server, and are published once the lease is renewed.
     fn take_leadership(&mut self) {
         let leads = *self.context.leads.borrow_and_update();
         self.context.metrics.leader(self.may_act());
         if self.may_act() {
-            // Another one may have published, rewritten and told meanwhile.
+            // Another replica may have published, rewritten and written status in between.
             self.memory = Memory::default();
             self.status.iter().for_each(StatusWorker::forget);
             self.remembered_since = Instant::now();

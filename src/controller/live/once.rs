@@ -1,4 +1,4 @@
-//! Adapter: a single run: the loop until nothing is left to do.
+//! Adapter: a single run, which reconciles until nothing is left to do.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,8 +17,8 @@ use crate::{
     runtime::{Configuration, Health, Metrics},
 };
 
-/// One run until nothing is left to do. Each cell is built at most once; a target's failure does not stop the others.
-/// Rollouts come last, decided anew from what the registry then holds and the nodes then run (guarantee 1): a build may
+/// Runs until nothing is left to do. Each cell is built at most once, and a target's failure does not stop the others.
+/// Rollouts come last and are planned from the registry and the nodes at that time (guarantee 1), because a build may
 /// have taken an hour.
 pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<PassReport> {
     let definitions = Arc::new(parts.definitions.clone());
@@ -38,7 +38,7 @@ pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<PassRep
 }
 
 impl Live {
-    /// Does what there is to do, and reports it.
+    /// Builds, publishes and rolls out everything that is planned, and reports the outcome.
     async fn until_idle(mut self) -> Result<PassReport> {
         let mut report = PassReport::default();
         let Some(mut planned) = self.plan().await? else { return Ok(report) };
@@ -59,7 +59,7 @@ impl Live {
             if report.rollouts.len() >= planned.plan.rollouts.len() || self.parts.cancel.is_cancelled() {
                 break;
             }
-            // Nodes changed meanwhile. What was not written yet is decided anew.
+            // Nodes have changed since the plan was made. Plan again what was not written yet.
             report.rollouts.retain(|rollout| !rollout.planned.changes.is_empty());
             planned = self.plan_again(planned, &mut report).await?;
         }
@@ -71,14 +71,14 @@ impl Live {
         Ok(report)
     }
 
-    /// The plan after something was done; the one before, when the run is to end.
+    /// Returns a plan of the current state, or `before` on cancellation.
     async fn plan_again(&mut self, before: Planned, report: &mut PassReport) -> Result<Planned> {
         report.unreachable |= before.unreachable;
         Ok(self.plan().await?.unwrap_or(before))
     }
 
-    /// Makes the builds of a plan and, as soon as what they need is published, those that waited for it. After a fault
-    /// of the run itself, what is under way is brought to its end: a build that is dropped leaves its parts in the engine.
+    /// Runs the builds of a plan, and plans again whenever a new image unblocks builds that need it. After an error of
+    /// the run itself, running builds are awaited: a dropped build would leave its resources in the engine.
     async fn build_all(&mut self, planned: &mut Planned, report: &mut PassReport) -> Result<()> {
         let chains = Chains::of(&self.parts.definitions.images);
         let mut fault = None;

@@ -1,4 +1,4 @@
-//! Adapter: which build runs next. A state machine: what is wanted, the time and outcomes come in as arguments.
+//! Adapter: decides which build runs next. A state machine: wanted builds, the time and outcomes are arguments.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,74 +15,72 @@ use crate::{
     plan::{Cell, retry},
 };
 
-/// Which image for which kernel target.
+/// Key of a cell: a driver image and a kernel target.
 pub(super) type CellKey = (ImageName, KernelTarget);
 
-/// The key of a cell.
 pub(super) fn key_of(cell: &Cell) -> CellKey {
     (cell.image.clone(), cell.target.clone())
 }
 
-/// How a build ended, as far as the queue is concerned.
+/// Outcome of a build, as far as the queue needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// It is published, or failed for good: the next plan asks for it again, or does not.
+    /// Published, or failed permanently. The next plan may ask for the build again.
     Settled,
-    /// A fault that may pass.
+    /// A transient fault: the build is retried after a backoff.
     Passing,
-    /// It was stopped before it came to anything.
+    /// Stopped without an outcome.
     Stopped,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// To be started as soon as there is room.
+    /// Starts as soon as there is capacity.
     Queued,
-    /// Started.
     Running,
-    /// To be started again then.
+    /// Starts again at that time.
     Waiting(Instant),
 }
 
 #[derive(Debug)]
 struct Entry {
     cell: Arc<Cell>,
-    /// What it takes of the machine.
+    /// Resources that the build takes.
     cost: BuildSpec,
-    /// Its place in the plan, whose order puts what others need first.
+    /// Position in the plan, whose order puts dependencies first.
     place: usize,
     state: State,
     failed: u32,
     wanted: bool,
 }
 
-/// The builds that the plan asks for: each at most once at a time, and no more at once than allowed.
+/// Build queue. Runs each cell at most once at a time, within the limits on concurrency and resources.
 #[derive(Debug)]
 pub(super) struct Queue {
     entries: BTreeMap<CellKey, Entry>,
     limits: BuildLimits,
-    /// What was built, where each cell is built once, whatever comes of it.
+    /// Cells already built, if each cell may be built only once, whatever the outcome.
     built: Option<BTreeSet<CellKey>>,
 }
 
 impl Queue {
-    /// An empty queue for so many builds at once, at least one.
+    /// Creates an empty queue for `limits.at_once` concurrent builds, at least one.
     pub(super) fn new(limits: BuildLimits) -> Self {
         Self { entries: BTreeMap::new(), limits, built: None }
     }
 
-    /// The same, in which no cell is built a second time.
+    /// Creates an empty queue that builds no cell a second time.
     pub(super) fn once(limits: BuildLimits) -> Self {
         Self { built: Some(BTreeSet::new()), ..Self::new(limits) }
     }
 
-    /// Is each cell built once?
+    /// Whether each cell is built only once.
     pub(super) fn is_once(&self) -> bool {
         self.built.is_some()
     }
 
-    /// Takes over what a plan asks for. What only waits and is not asked for any more is dropped; what runs ends by
-    /// itself. Inputs that changed start anew, without the waits that the old ones had earned; these are told.
+    /// Updates the queue with the builds of a plan. A queued build that is no longer wanted is dropped; a running build
+    /// is left to finish. A build with changed inputs starts again without backoff. Returns the keys of such builds.
     pub(super) fn update(
         &mut self,
         wanted: impl IntoIterator<Item = (Arc<Cell>, BuildSpec)>,
@@ -98,7 +96,7 @@ impl Queue {
             }
             match self.entries.get_mut(&key) {
                 Some(entry) if entry.state == State::Running || entry.input_hash() == cell.input_hash => {
-                    // A build that runs keeps its inputs; when they changed, the plan after its end says so.
+                    // A running build keeps its inputs. If they changed, the plan after its end asks for the new ones.
                     if entry.state != State::Running {
                         entry.cell = cell;
                         entry.cost = cost;
@@ -119,8 +117,8 @@ impl Queue {
         renewed
     }
 
-    /// Puts off new builds whose inputs have ended so many attempts without an outcome, so that what killed farrier does not
-    /// kill it again at once. Gives each of them with its attempts, and the wait.
+    /// Delays new builds whose inputs had attempts without an outcome, so that a build that killed farrier does not
+    /// kill it again at once. Returns each such build with its number of attempts and its wait.
     pub(super) fn put_off(
         &mut self,
         attempts: &BTreeMap<InputHash, u32>,
@@ -142,7 +140,7 @@ impl Queue {
         waits
     }
 
-    /// The next build to start now, which then counts as running.
+    /// Returns the next build that may start now, and marks it as running.
     pub(super) fn start(&mut self, now: Instant) -> Option<Arc<Cell>> {
         let running: Vec<BuildSpec> = self.costs().copied().collect();
         if running.len() >= self.limits.at_once.max(1) {
@@ -154,7 +152,7 @@ impl Queue {
             State::Running => false,
         };
         let next = self.entries.values_mut().filter(ready).min_by_key(|entry| entry.place)?;
-        // None overtakes another: a large one would wait for ever behind small ones.
+        // Strict order: if small builds overtook a large one, it could wait forever.
         if !self.limits.budget.admits(&running, &next.cost) {
             return None;
         }
@@ -162,7 +160,7 @@ impl Queue {
         Some(Arc::clone(&next.cell))
     }
 
-    /// Notes an end. Gives the wait before the next attempt, where there will be one by itself.
+    /// Records the end of a build. Returns the wait before the next attempt, if the build is retried.
     pub(super) fn ended(&mut self, key: &CellKey, how: Ended, now: Instant, jitter: f64) -> Option<Duration> {
         if let Some(built) = &mut self.built {
             built.insert(key.clone());
@@ -187,7 +185,8 @@ impl Queue {
         }
     }
 
-    /// When the next wait is over. What waits for room has no time: it is looked at when a build ends.
+    /// Time when the next wait is over. Builds that wait for capacity have no such time: the end of a build starts
+    /// them.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
         let until = |entry: &Entry| match entry.state {
             State::Waiting(until) => Some(until).filter(|until| *until > now),
@@ -196,27 +195,27 @@ impl Queue {
         self.entries.values().filter_map(until).min()
     }
 
-    /// Builds that run.
+    /// Number of running builds.
     pub(super) fn running(&self) -> usize {
         self.costs().count()
     }
 
-    /// What they take.
+    /// Resources of the running builds.
     fn costs(&self) -> impl Iterator<Item = &BuildSpec> {
         self.entries.values().filter(|entry| entry.state == State::Running).map(|entry| &entry.cost)
     }
 
-    /// Builds that wait for room, or for the time of their next attempt.
+    /// Number of builds that wait for capacity or for their next attempt.
     pub(super) fn waiting(&self) -> usize {
         self.entries.len() - self.running()
     }
 
-    /// Cells that wait for room only.
+    /// Cells that wait only for capacity.
     pub(super) fn queued(&self) -> impl Iterator<Item = &CellKey> {
         self.entries.iter().filter(|(_, entry)| entry.state == State::Queued).map(|(key, _)| key)
     }
 
-    /// Does the queue hold it, in whatever state?
+    /// Whether the queue holds the cell, in any state.
     pub(super) fn holds(&self, key: &CellKey) -> bool {
         self.entries.contains_key(key)
     }

@@ -12,7 +12,7 @@ async fn cells() -> [Arc<Cell>; 3] {
     [bench.cell(K9).await, bench.cell(K10).await, bench.cell(K11).await].map(Arc::new)
 }
 
-/// A machine of two processors.
+/// Limits of a machine with two processors.
 fn limits(at_once: usize) -> BuildLimits {
     let (cpus, memory) = ("2".parse().unwrap(), "4Gi".parse().unwrap());
     BuildLimits { at_once, budget: Budget { cpus, memory } }
@@ -34,12 +34,12 @@ async fn each_cell_once_and_so_many_at_once() {
     let now = Instant::now();
     let mut queue = Queue::new(limits(2));
     queue.update(small(cells.iter().cloned()));
-    // In the plan's order, whatever the names.
+    // In the plan's order, regardless of the names.
     assert_eq!(queue.start(now).as_ref(), Some(&cells[0]));
     assert_eq!(queue.start(now).as_ref(), Some(&cells[1]));
     assert_eq!(queue.start(now), None);
     queue.update(small(cells.iter().cloned()));
-    assert_eq!(queue.start(now), None, "asked for again, and running already");
+    assert_eq!(queue.start(now), None, "asked for again, but already running");
     queue.ended(&key_of(&cells[0]), Ended::Settled, now, 0.0);
     assert_eq!(queue.start(now).as_ref(), Some(&cells[2]));
     assert_eq!((queue.running(), queue.waiting()), (2, 0));
@@ -80,7 +80,7 @@ async fn passing_faults_wait_longer_each_time_and_other_inputs_do_not() {
     assert_eq!(queue.update(small([Arc::clone(&other)])), std::slice::from_ref(&key));
     assert_eq!(queue.start(now).as_ref(), Some(&other));
 
-    // Inputs that change while it runs: the build keeps its own, and the next plan asks for the new ones.
+    // The inputs change while the build runs. The build keeps its inputs, and the next plan asks for the new ones.
     queue.update(small([Arc::clone(&cell)]));
     assert_eq!(queue.start(now), None);
     queue.ended(&key, Ended::Settled, now, 0.0);
@@ -112,9 +112,9 @@ async fn as_many_as_the_machine_has_room_for_and_none_overtakes() {
     assert_eq!(
         queue.start(now),
         None,
-        "the second is too large beside the first, and the third waits behind it"
+        "the second is too large to run with the first, and the third waits behind it"
     );
-    assert_eq!(queue.next_due(now), None, "what waits for room has no time");
+    assert_eq!(queue.next_due(now), None, "a build that waits for capacity has no due time");
     queue.ended(&key_of(&cells[0]), Ended::Settled, now, 0.0);
     assert_eq!(queue.start(now).as_ref(), Some(&cells[1]));
     assert_eq!(queue.start(now), None);
@@ -144,10 +144,14 @@ async fn builds_that_had_no_outcome_wait_before_their_next_attempt() {
     let attempts = [(cell.input_hash, 3)].into();
     let (key, wait) = (key_of(&cell), Duration::from_secs(40));
     assert_eq!(queue.put_off(&attempts, now, 0.0), [(key.clone(), 3, wait)]);
-    assert_eq!(queue.put_off(&attempts, now, 0.0), [], "once only");
+    assert_eq!(queue.put_off(&attempts, now, 0.0), [], "only once");
     assert_eq!(queue.start(now).as_ref(), Some(&other));
     assert_eq!((queue.start(now), queue.next_due(now)), (None, Some(now + wait)));
     assert_eq!(queue.start(now + wait).as_ref(), Some(&cell));
-    assert_eq!(queue.put_off(&attempts, now, 0.0), [], "it runs");
-    assert_eq!(queue.ended(&key, Ended::Passing, now, 0.0), Some(2 * wait), "they count");
+    assert_eq!(queue.put_off(&attempts, now, 0.0), [], "already running");
+    assert_eq!(
+        queue.ended(&key, Ended::Passing, now, 0.0),
+        Some(2 * wait),
+        "earlier attempts count toward the backoff"
+    );
 }

@@ -1,4 +1,4 @@
-//! Adapter: the rollouts of a pass: what is made, what waits, and what holds the rest of its chain.
+//! Adapter: makes the rollouts of a reconcile, and holds those that must wait, with the rest of their chains.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ use crate::{
     runtime::RewriteOutcomeLabel,
 };
 
-/// How long an eviction that a PodDisruptionBudget refused is not asked for again.
+/// Delay before retrying an eviction that a PodDisruptionBudget refused.
 const NEXT_EVICTION: Duration = Duration::from_secs(15);
 
 impl Live {
-    /// Makes what the plan says of rollouts; the plan then says how things stand. One that would reach a node of which the
-    /// plan does not know waits for the next plan (guarantee 1); it and its chain alone.
+    /// Makes the planned rollouts and updates the plan with the result. A rollout that would reach a node unknown to
+    /// the plan waits for the next plan, with the rest of its chain (guarantee 1). Other rollouts are not affected.
     pub(super) async fn roll_out(&mut self, planned: &mut Planned) -> Result<Vec<RolloutReport>> {
         let mut reports = Vec::with_capacity(planned.plan.rollouts.len());
         let mut broken = BrokenChains::of(&self.parts.definitions);
@@ -58,7 +58,7 @@ impl Live {
                 broken.put_off(rollout);
                 continue;
             }
-            // Only what is written counts.
+            // Only a write counts toward the pace.
             if matches!(rollout.decision, RolloutDecision::Rewrite { .. }) {
                 self.pace.take(&rollout.target);
             }
@@ -96,7 +96,7 @@ impl Live {
         Ok(reports)
     }
 
-    /// Why a rollout is not made now although nothing is wrong with it.
+    /// Reason to delay a rollout that is otherwise ready: a recent refused eviction, or too many rewrites.
     fn must_wait(&mut self, rollout: &PlannedRollout) -> Option<HoldReason> {
         let now = Instant::now();
         self.evictions.retain(|_, next| now < *next);
@@ -115,8 +115,8 @@ impl Live {
         Some(HoldReason::TooOften)
     }
 
-    /// Does the plan know all kinds of nodes that the rollout reaches now? What else is different is seen in the next pass:
-    /// looking at the cluster used up the notice of it.
+    /// Whether the plan covers every kind of node that the rollout reaches now. Taking a snapshot consumes the
+    /// cluster's change notification, so any difference schedules another reconcile.
     async fn still_stands(&mut self, planned: &ClusterSnapshot, target: &RolloutTarget) -> Result<bool> {
         let Some(now) = self.snapshot().await? else { return Ok(false) };
         if now != *planned {
@@ -125,7 +125,7 @@ impl Live {
         Ok(planned.knows_nodes_of(&now, target))
     }
 
-    /// Takes each node of an upgrade one step further, and gives those back that none is about any more.
+    /// Takes each node of an upgrade one step further, and uncordons nodes that no planned upgrade covers.
     pub(super) async fn upgrade(&mut self, planned: &Planned) {
         let now = Instant::now();
         self.evictions.retain(|_, next| now < *next);
@@ -139,7 +139,7 @@ impl Live {
         self.evictions.extend(refused.into_iter().map(|pod| (pod, now + NEXT_EVICTION)));
     }
 
-    /// Logs and counts a rollout. Notes are no rewrites.
+    /// Logs a rollout and counts it in the metrics. Changes that set no image are not counted.
     fn log(&self, seen: &ClusterSnapshot, rollout: &PlannedRollout, error: Option<&str>) {
         if self.builds.is_single_run() {
             return;

@@ -1,5 +1,5 @@
-//! What the log says of a plan: each change of the state of a cell, and of a rollout that a person has to see to, in one
-//! line. How builds begin and end is logged where they do.
+//! Logs state changes in a plan, one line each: of every cell, and of each rollout that needs a user's attention. The
+//! start and end of builds are logged elsewhere.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,19 +11,19 @@ use crate::plan::{
     RolloutDecision, StatusEntry, counts, status_entries,
 };
 
-/// After so long without a plan a line says that it is still made: before the first one, package lists are fetched.
+/// Interval between log lines while a plan is being made. The first plan takes longest, because it fetches package
+/// lists.
 const SLOW: Duration = Duration::from_secs(10);
 
-/// So many states are kept of cells that nothing calls for at the moment: labels of a node that flaps come and go.
+/// Number of states kept for cells that are currently not called for, so that a flapping node does not log them again.
 const KEPT: usize = 1000;
 
-/// The state of a rollout that is on hold.
 const HELD: &str = "held";
 
-/// An image and what it is for: a kernel target or a rollout target.
+/// A driver image, with its kernel target or rollout target.
 type Subject = (String, String);
 
-/// Waits for a plan, and says that it takes long.
+/// Waits for a plan, logging at intervals while it takes long.
 pub(super) async fn noting_waits<T>(mut plan: impl Future<Output = T> + Unpin) -> T {
     loop {
         if let Ok(planned) = tokio::time::timeout(SLOW, &mut plan).await {
@@ -33,32 +33,32 @@ pub(super) async fn noting_waits<T>(mut plan: impl Future<Output = T> + Unpin) -
     }
 }
 
-/// A state in one line.
+/// One log line: the new state of a cell or rollout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct StateLine {
     image: String,
     target: String,
     state: &'static str,
-    /// Why; empty where the state says it all.
+    /// Reason; empty if the state needs none.
     reason: String,
-    /// What to do, where the reason does not say it.
+    /// Remedy, unless the reason already names it.
     hint: Option<&'static str>,
-    /// Does a person have to see to it?
+    /// Whether the state needs a user's attention.
     warns: bool,
 }
 
-/// What was said last of each cell and rollout.
+/// Last logged state of each cell and rollout.
 #[derive(Debug, Default)]
 pub(super) struct States {
-    /// The state, and the gist of its reason; no gist where the end of a build has told it.
+    /// The state and the gist of its reason; no gist if the end of a build has logged the state.
     said: BTreeMap<Subject, (&'static str, Option<String>)>,
-    /// The nodes of which it was said that they are not believed.
+    /// Nodes already logged as untrusted.
     distrusted: BTreeSet<String>,
     began: bool,
 }
 
 impl States {
-    /// Logs what is new in a plan whose builds were queued.
+    /// Logs the differences to the last plan. Call it after the plan's builds are queued.
     pub(super) fn log(&mut self, plan: &Plan, activity: &Activity) {
         if !self.began {
             tracing::info!(found = counts(plan), "first plan made");
@@ -73,7 +73,7 @@ impl States {
         }
     }
 
-    /// Logs which nodes are not believed from now on: one line for each reason.
+    /// Logs nodes that have become untrusted, one line per reason.
     fn log_distrust(&mut self, plan: &Plan) {
         let distrusted = || plan.left_alone.iter().filter(|left| left.why.is_distrust());
         let mut news: BTreeMap<&NodeReason, Vec<&str>> = BTreeMap::new();
@@ -86,13 +86,13 @@ impl States {
         self.distrusted = distrusted().map(|left| left.node.clone()).collect();
     }
 
-    /// A build ended, and its end was logged.
+    /// Records a state that the end of a build has already logged.
     pub(super) fn note_end(&mut self, cell: &Cell, phase: Phase) {
         let subject = (cell.image.to_string(), cell.target.to_string());
         self.said.insert(subject, (phase.as_str(), None));
     }
 
-    /// What is new. Of a first plan, what is published is no news.
+    /// Returns the lines to log. The first plan does not report published cells.
     fn news(&mut self, plan: &Plan, activity: &Activity) -> Vec<StateLine> {
         let is_first = !std::mem::replace(&mut self.began, true);
         let cells = plan.cells.iter().zip(status_entries(plan, activity));
@@ -107,7 +107,7 @@ impl States {
             match before {
                 _ if line.state == Phase::Building.as_str() => false,
                 None => !(is_first && line.state == Phase::Published.as_str()),
-                // The end of the build is logged as soon as it is noted.
+                // The end of the build is logged when the build is recorded.
                 Some((state, _)) if state == Phase::Building.as_str() => !line.is_end(),
                 Some((state, said)) => state != line.state || said.is_some_and(|said| said != gist),
             }
@@ -142,7 +142,7 @@ fn of_cell(planned: &PlannedCell, entry: StatusEntry<'_>) -> StateLine {
     StateLine { image: row.image, target: row.kernel, state: row.phase.as_str(), reason, hint, warns }
 }
 
-/// Holds of the cluster's shape come and go by themselves.
+/// Returns a line only for holds that need a user. Other holds come and go with the state of the cluster.
 fn of_rollout(rollout: &PlannedRollout) -> Option<StateLine> {
     let RolloutDecision::Hold(why) = &rollout.decision else { return None };
     let hint = match why {
@@ -162,7 +162,7 @@ fn of_rollout(rollout: &PlannedRollout) -> Option<StateLine> {
     })
 }
 
-/// A reason without what differs each time that it is found out: numbers, times, names of temporary files.
+/// Returns a reason without the parts that differ between attempts: numbers, times, names of temporary files.
 fn gist(reason: &str) -> String {
     let differs = |word: &&str| word.contains(|c: char| c.is_ascii_digit() || c == '/');
     reason.split_whitespace().filter(|word| !differs(word)).collect::<Vec<_>>().join(" ")
@@ -180,7 +180,7 @@ mod tests {
     const K47: &str = "6.1.0-47-amd64";
     const K48: &str = "6.1.0-48-amd64";
 
-    /// The news of a fleet whose builds do this.
+    /// Lines to log for a fleet whose builds are all in this stage.
     fn news(states: &mut States, fleet: &Fleet, stage: Option<Stage>) -> Vec<String> {
         let plan = fleet.plan();
         let mut activity = Activity::new();
@@ -213,8 +213,8 @@ mod tests {
         let queued = "INFO mft 6.1.0-47-amd64 (debian 12, amd64) queued: not in the registry";
         assert_eq!(news(&mut states, &fleet, Some(Stage::Queued)), [queued]);
         assert_eq!(news(&mut states, &fleet, Some(Stage::Queued)), NOTHING);
-        assert_eq!(news(&mut states, &fleet, Some(Stage::Compile)), NOTHING, "it is said where it begins");
-        // The end of the build is noted after, or before, a plan that knows of it.
+        assert_eq!(news(&mut states, &fleet, Some(Stage::Compile)), NOTHING, "the build logs its own start");
+        // The end of the build is recorded either before or after a plan that includes it.
         fleet.publish(Verdict::Loads);
         assert_eq!(news(&mut states, &fleet, None), NOTHING);
         states.note_end(&fleet.plan().cells[0].outcome.cell().unwrap().clone(), Phase::Published);
@@ -249,7 +249,7 @@ mod tests {
         fleet.publish(Verdict::Loads);
         let said = news(&mut states, &fleet, None);
         assert!(said.len() == 1 && said[0].contains("published: registry.test/drivers/mft:"), "{said:?}");
-        // A node that flaps between them has its story told once.
+        // Flapping between two kernels logs nothing new.
         for kernel in [K47, K48].repeat(9) {
             let node = fleet.node(0);
             node.kernel_version = kernel.to_owned();
@@ -268,7 +268,7 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(news(&mut states, &lost, None), [held]);
             assert_eq!(news(&mut states, &lost, None), NOTHING);
-            // It comes, and goes again.
+            // The DaemonSet appears, then disappears again.
             assert_eq!(news(&mut states, &fleet, None), NOTHING);
         }
     }

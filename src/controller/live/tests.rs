@@ -1,5 +1,5 @@
-//! The loop over a cluster in memory and a registry in a directory. Builds are real and need no engine: another
-//! kernel's payload is taken over. The clock is turned by the tests, so that hours pass in a moment.
+//! Tests of the loop with an in-memory cluster and a registry in a directory. Builds are real but need no engine,
+//! because they reuse another kernel's payload. The tests advance a paused clock, so hours pass at once.
 
 mod hostile_nodes;
 mod inputs;
@@ -26,7 +26,7 @@ use crate::{
     registry::RegistryLocation,
 };
 
-/// Keeps what status would be written from.
+/// Keeps the last view that a status sink received.
 #[derive(Default)]
 struct Views {
     seen: Mutex<Vec<(Activity, Option<String>)>>,
@@ -59,11 +59,11 @@ impl Views {
             }
         };
         let found = tokio::time::timeout(Duration::from_hours(1), wait).await;
-        assert!(found.is_ok(), "it never came true: {:?}", self.last());
+        assert!(found.is_ok(), "condition was never met: {:?}", self.last());
     }
 }
 
-/// A fence that a test closes.
+/// A fence that a test can close.
 #[derive(Default)]
 struct Closable(Mutex<Option<String>>);
 
@@ -73,7 +73,7 @@ impl Fence for Closable {
     }
 }
 
-/// The loop at work, and all that it works on.
+/// A running loop, with everything it works on.
 struct Running {
     bench: Bench,
     fleet: Arc<Fleet>,
@@ -90,7 +90,8 @@ fn rollout(daemon_set: &str) -> Value {
     json!({"strategy": "image", "namespace": "drivers", "daemonSet": daemon_set, "container": "driver"})
 }
 
-/// An image that takes over payloads, rolled out to these DaemonSets, in a registry that nodes can pull from.
+/// A bench with an image that may reuse payloads and is rolled out to these DaemonSets, in a registry that nodes can
+/// pull from.
 fn bench(further: &Value, daemon_sets: &[&str]) -> Bench {
     let rollouts: Vec<Value> = daemon_sets.iter().map(|name| rollout(name)).collect();
     let mut spec = json!({"reuse": "compatible", "rollout": rollouts});
@@ -126,7 +127,7 @@ impl Running {
         Self { bench, fleet, views, leads, configuration, health, metrics, cancel, task }
     }
 
-    /// What the registry holds for a kernel, by digest.
+    /// Returns the image that the registry holds for a kernel, by digest.
     async fn published(&self, release: &str) -> Option<String> {
         published(&self.bench, release).await
     }
@@ -164,10 +165,10 @@ async fn a_kernel_change_is_built_published_and_rolled_out() {
         "farrier_builds_total{outcome=\"reused\"} 1",
         "farrier_rewrites_total{strategy=\"image\",outcome=\"made\"} 2",
     ] {
-        assert!(figures.contains(line), "{line} is not in\n{figures}");
+        assert!(figures.contains(line), "{line} is missing from\n{figures}");
     }
 
-    // Steady: hours go by with a pass now and then, and without a write.
+    // Steady state: an hour passes with periodic reconciles and without a write.
     let (looks, began) = (live.fleet.state().looks, Instant::now());
     live.fleet.until(|state| state.looks >= looks + 60).await;
     assert!(began.elapsed() >= Duration::from_mins(58), "{:?}", began.elapsed());
@@ -180,7 +181,8 @@ async fn a_node_that_joins_after_the_plan_stops_the_rollout() {
     let bench = bench(&json!({}), &["a"]);
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.publish(K10, &[&module()]).await.unwrap();
-    // The first look is the plan's; with the second, before the rewrite, another kernel has joined.
+    // The first snapshot is for the plan. Before the second, which precedes the rewrite, a node with another kernel
+    // joins.
     let fleet = Fleet::new(|state| {
         state.node("n", K9);
         state.daemon_set("a", "");
@@ -212,7 +214,7 @@ async fn nodes_that_a_rollout_does_not_reach_do_not_stop_it() {
     });
     let live = Running::start(bench, fleet, true);
     let state = live.fleet.until(|state| !state.writes.is_empty()).await;
-    assert_eq!(state.looks, 2, "the first plan's, and the one before the write");
+    assert_eq!(state.looks, 2, "one snapshot for the first plan, one before the write");
     live.stop().await;
 }
 
@@ -247,7 +249,7 @@ async fn a_write_that_fails_holds_no_other_target_of_an_image_without_a_chain() 
     });
     let live = Running::start(bench, fleet, true);
     let state = live.fleet.until(|state| state.image("b") != FIRST).await;
-    assert_eq!((state.image("a"), state.looks), (FIRST, 3), "within the first pass");
+    assert_eq!((state.image("a"), state.looks), (FIRST, 3), "within the first reconcile");
     live.fleet.change(|state| {
         state.refused.clear();
         state.changed = true;
@@ -274,7 +276,7 @@ async fn what_is_published_is_rolled_out_while_a_build_hangs() {
     gate.asked.notified().await;
     let first = live.published(K9).await.unwrap();
     live.fleet.until(|state| state.image("a") == first).await;
-    // Its kernel changes, too, and its image is there.
+    // The kernel changes to one whose image is already published.
     live.fleet.change(|state| {
         state.node("n", K10);
         state.snapshot.daemon_sets[0].node_selector = [(KERNEL_LABEL.to_owned(), K10.to_owned())].into();
@@ -330,7 +332,7 @@ async fn a_leader_whose_fence_closes_in_the_middle_of_a_build_publishes_nothing(
     live.fleet.until(|state| state.looks >= looks + 5).await;
     assert_eq!((live.published(K10).await, live.fleet.state().writes.len()), (None, 0));
 
-    // The lease comes back, and what is built by then is published: it is not built again.
+    // The lease returns. The finished build is published, not repeated.
     *fence.0.lock() = None;
     live.fleet.until(|state| state.writes.len() == 1).await;
     assert!(gate.asked.notified().now_or_never().is_none());
@@ -358,7 +360,7 @@ async fn what_cannot_be_built_is_said_once_with_its_reason_and_so_is_what_comes_
         "{said:?}"
     );
 
-    // The patch comes; there is no engine, which the build says itself.
+    // The patch appears. There is no engine, and the build logs that itself.
     let patches = live.bench.parts.definitions.root.join("patches");
     std::fs::create_dir(&patches).unwrap();
     std::fs::write(patches.join("none.patch"), "").unwrap();
@@ -371,7 +373,7 @@ async fn what_cannot_be_built_is_said_once_with_its_reason_and_so_is_what_comes_
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn passing_faults_are_retried_ever_more_seldom() {
     let logs = Logs::start();
-    // Nothing to take over and no engine: each attempt meets an engine that is out of reach.
+    // Without a payload to reuse and without an engine, each attempt finds the engine unreachable.
     let bench = bench(&json!({}), &["a"]);
     let fleet = Fleet::new(|state| state.node("n", K9));
     let began = Instant::now();
@@ -380,7 +382,7 @@ async fn passing_faults_are_retried_ever_more_seldom() {
     let (activity, _) = live.views.last().unwrap();
     let build = activity.values().next().unwrap();
     assert!(build.error.is_some() && build.took.is_some(), "{build:?}");
-    // At least half of 10 + 20 + 40 + 80 seconds.
+    // At least half of 10 + 20 + 40 + 80 seconds, because of jitter.
     assert!(began.elapsed() >= Duration::from_secs(75), "{:?}", began.elapsed());
     for said in logs.with("build failed") {
         let wait = said.split_once(" retry_in_seconds=").and_then(|(_, rest)| rest.split(' ').next());
@@ -427,7 +429,7 @@ async fn bad_definitions_are_told_and_the_last_good_ones_stay() {
         .send_modify(|configuration| configuration.error = Some("images/x.yaml: wrong".to_owned()));
     live.views.until(|_, error| error.is_some_and(|error| error.contains("images/x.yaml"))).await;
     assert!(live.metrics.text().unwrap().contains("farrier_configuration_valid 0"));
-    // It goes on with what it has.
+    // The loop continues with the last valid definitions.
     live.fleet.change(|state| state.node("n", K10));
     live.fleet.until(|state| state.writes.len() == 2).await;
 
@@ -443,7 +445,7 @@ async fn bad_definitions_are_told_and_the_last_good_ones_stay() {
     live.stop().await;
 }
 
-/// A hundred changes in a minute, each with its write of the node: so many passes and writes at most.
+/// A hundred changes in a minute, each with a write to the node, cause at most about as many reconciles and writes.
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn a_node_that_flaps_costs_a_bounded_number_of_passes_and_writes() {
     let bench = bench(&json!({}), &["a"]);
@@ -468,7 +470,7 @@ async fn a_node_that_flaps_costs_a_bounded_number_of_passes_and_writes() {
     live.stop().await;
 }
 
-/// Thousands of changes at once: a third of a large fleet reboots.
+/// Thousands of changes at once, as when a third of a large fleet reboots.
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn a_burst_is_a_few_passes() {
     let bench = bench(&json!({}), &["a"]);

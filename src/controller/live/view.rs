@@ -1,4 +1,4 @@
-//! Adapter: what a pass hands to those who write status, who must never hold it up.
+//! Adapter: hands the result of a reconcile to the status sinks, without ever blocking on them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,41 +13,41 @@ use crate::{
 };
 
 use parking_lot::Mutex;
-/// How everything stands after a pass.
+/// State of the cluster and the builds after a reconcile.
 #[derive(Clone, Debug)]
 pub struct PassView {
-    /// What the pass decided.
+    /// The plan of the reconcile.
     pub plan: Arc<Plan>,
-    /// What it was made from.
+    /// Cluster snapshot that the plan was computed from.
     pub snapshot: Arc<ClusterSnapshot>,
     /// The definitions in use.
     pub definitions: Arc<Definitions>,
-    /// What builds did at that time, and how they went.
+    /// Activity and outcomes of the builds at that time.
     pub activity: Activity,
-    /// What they do by now.
+    /// Activity of the builds, updated as they progress.
     pub live: SharedActivity,
-    /// What became of the rollouts.
+    /// Outcomes of the rollouts.
     pub rollouts: Vec<RolloutReport>,
-    /// What is wrong with the definitions on disk, while the last good ones are in use.
+    /// Error in the definitions on disk, while the last valid ones are in use.
     pub configuration_error: Option<String>,
-    /// When.
+    /// Time of the reconcile.
     pub now: Timestamp,
 }
 
-/// Writes down how things stand: objects of the API, Events, a page.
+/// Publishes status: API objects, Events, or a page.
 #[async_trait::async_trait]
 pub trait StatusSink: Send + Sync {
-    /// After a pass. Faults are the sink's own to report and to get over: it is called again.
+    /// Called after a reconcile. The sink logs and handles its errors itself; the next reconcile calls it again.
     async fn pass(&self, view: &PassView);
 
-    /// Another farrier may have written since the last pass: what was known then is not compared with any more.
+    /// Discards what the sink knows of earlier reconciles, because another replica may have written since.
     fn forget(&self) {}
 }
 
-/// Hands views to a sink, one after the other, in a task of its own. A view that a later one overtook is not shown;
-/// what its rollouts did is handed on with the later one.
+/// Passes views to a sink in a separate task, one after the other. A newer view replaces one that the sink has not
+/// started, and takes over its rollout reports.
 pub(super) struct StatusWorker {
-    /// The view that is to be shown next.
+    /// The view to show next.
     next: Arc<Mutex<Option<PassView>>>,
     sink: Arc<dyn StatusSink>,
     filled: mpsc::Sender<()>,
@@ -58,7 +58,7 @@ impl StatusWorker {
     /// Starts the task.
     pub(super) fn start(sink: Arc<dyn StatusSink>) -> Self {
         let next = Arc::<Mutex<Option<PassView>>>::default();
-        // One notice is enough: the view that it announces may be replaced meanwhile.
+        // One notification is enough, even if a newer view replaces the one that triggered it.
         let (filled, mut notices) = mpsc::channel(1);
         let (views, shown) = (Arc::clone(&next), Arc::clone(&sink));
         let task = tokio::spawn(async move {
@@ -72,7 +72,7 @@ impl StatusWorker {
         Self { next, sink, filled, task }
     }
 
-    /// Shows a view, now or when the sink has done with the one before it.
+    /// Shows a view as soon as the sink has finished the previous one.
     pub(super) fn show(&self, mut view: PassView) {
         let mut next = self.next.lock();
         if let Some(overtaken) = next.take() {
@@ -81,17 +81,17 @@ impl StatusWorker {
         }
         *next = Some(view);
         drop(next);
-        // Where there is a notice already, it will do for this view.
+        // If a notification is pending, it covers this view too.
         let _ = self.filled.try_send(());
     }
 
-    /// Makes the sink begin anew. What it has not shown yet is of a time that is over.
+    /// Drops the pending view, which is stale, and resets the sink.
     pub(super) fn forget(&self) {
         self.next.lock().take();
         self.sink.forget();
     }
 
-    /// Lets the sink do what it was given last, for so long, and ends the task.
+    /// Lets the sink finish its last view, up to a timeout, then ends the task.
     pub(super) async fn finish(self, patience: Duration) {
         let Self { next: _, sink: _, filled, mut task } = self;
         drop(filled);

@@ -1,5 +1,5 @@
-//! Pure: how long kernels have waited for their images, and rollouts for their end. State machines: what waits and the time come in
-//! as arguments.
+//! Pure: tracks how long kernels wait for images and rollouts stay unfinished. A state machine: the set of waiting
+//! items and the time are arguments.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Since when something has waited.
+/// Start time of each wait.
 #[derive(Debug)]
 pub(super) struct Waits<K> {
     open: BTreeMap<K, Instant>,
@@ -21,7 +21,7 @@ impl<K> Default for Waits<K> {
 }
 
 impl<K: Ord> Waits<K> {
-    /// Takes over what waits after a pass.
+    /// Updates the waiting items after a reconcile. Known items keep their start time.
     pub(super) fn update(&mut self, waiting: BTreeSet<K>, now: Instant) {
         self.open.retain(|key, _| waiting.contains(key));
         for key in waiting {
@@ -29,7 +29,7 @@ impl<K: Ord> Waits<K> {
         }
     }
 
-    /// What waits, and for how long.
+    /// Waiting items, each with the time it has waited.
     pub(super) fn since(&self, now: Instant) -> impl Iterator<Item = (&K, Duration)> {
         self.open.iter().map(move |(key, since)| (key, now - *since))
     }
@@ -49,7 +49,7 @@ mod tests {
         Duration::from_secs(second)
     }
 
-    /// What is open at that second, with how long it has been.
+    /// The open rollouts at that second, each with the seconds it has waited.
     fn seen(waits: &mut Waits<OpenRollout>, start: Instant, at: u64, plan: &Plan) -> Vec<(RolloutWait, u64)> {
         waits.update(open_rollouts(plan), start + second(at));
         waits.since(start + second(at)).map(|(open, since)| (open.state, since.as_secs())).collect()
@@ -59,13 +59,13 @@ mod tests {
     fn a_held_rollout_waits_until_it_is_settled() {
         let (start, mut waits, mut fleet) = (Instant::now(), Waits::default(), Fleet::new(&[K47]));
         let nothing: [(RolloutWait, u64); 0] = [];
-        // What waits for its image is the kernel's matter.
+        // A rollout that waits for its image is counted under its kernel.
         assert_eq!(seen(&mut waits, start, 0, &fleet.plan()), nothing);
         fleet.publish(Verdict::Loads);
         let lost = fleet.without_daemon_sets().plan();
         assert_eq!(seen(&mut waits, start, 10, &lost), [(RolloutWait::Held, 0)]);
         assert_eq!(seen(&mut waits, start, 70, &lost), [(RolloutWait::Held, 60)]);
-        // The same rollout, and something else.
+        // The same rollout in another state starts a new wait.
         assert_eq!(seen(&mut waits, start, 80, &fleet.plan()), [(RolloutWait::Unfinished, 0)]);
         assert_eq!(seen(&mut waits, start, 95, &fleet.plan()), [(RolloutWait::Unfinished, 15)]);
         let mut settled = fleet.plan();

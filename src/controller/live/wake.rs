@@ -1,37 +1,38 @@
-//! Adapter: when the next pass is due. A state machine: events and the time come in as arguments.
+//! Adapter: schedules the next reconcile. A state machine: events and the time are arguments.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A change waits this long for others that come with it: a kernel change is several writes of several agents.
+/// Debounce interval: a kernel change arrives as several writes from several agents.
 const QUIET: Duration = Duration::from_millis(100);
-/// Passes begin at least so far apart, so that a burst that goes on gives a few passes and no more. With the pass
-/// itself, a change is acted on well within a second.
+/// Minimum interval between the starts of two reconciles, so that a long burst causes only a few. A single change is
+/// still acted on well within a second.
 const APART: Duration = Duration::from_millis(400);
 
-/// Puts changes together into passes.
+/// Batches changes into reconciles.
 ///
-/// Quiet is counted from the first change: a cluster that is never quiet must not put the pass off for ever.
+/// The debounce interval starts at the first change, so a cluster that is never quiet cannot postpone a reconcile
+/// forever.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wake {
-    /// When the present pass, or the last one, began.
+    /// Start of the current or most recent reconcile.
     began: Option<Instant>,
-    /// When the next pass is to begin.
+    /// Start of the next reconcile.
     due: Option<Instant>,
-    /// Something changed since the present pass, or the last one, began.
+    /// Whether a change arrived since the current or most recent reconcile started.
     changed: bool,
-    /// Changes bring no pass before this.
+    /// Until this time a change triggers no reconcile.
     held_until: Option<Instant>,
 }
 
 impl Wake {
-    /// The first pass is due at once.
+    /// Creates a timer whose first reconcile starts at once.
     pub(super) fn new(now: Instant) -> Self {
         Self { began: None, due: Some(now), changed: false, held_until: None }
     }
 
-    /// Something changed.
+    /// Records a change and schedules a reconcile for it.
     pub(super) fn changed(&mut self, now: Instant) {
         let earliest = self.began.map_or(now, |began| began + APART);
         self.changed = true;
@@ -39,12 +40,12 @@ impl Wake {
         self.by((now + QUIET).max(earliest));
     }
 
-    /// A pass is wanted at that time, if none comes before.
+    /// Schedules a reconcile at that time, unless an earlier one is scheduled.
     pub(super) fn by(&mut self, at: Instant) {
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
     }
 
-    /// A pass begins; what it will not see has to be told after this.
+    /// Records the start of a reconcile. Changes that its snapshot does not include must be reported after this call.
     pub(super) fn begin(&mut self, now: Instant) {
         self.began = Some(now);
         self.due = None;
@@ -52,18 +53,18 @@ impl Wake {
         self.held_until = None;
     }
 
-    /// The pass came to nothing: the next one begins then, and no change brings it sooner.
+    /// Backs off after a failed reconcile: the next one starts at `until`, and changes do not trigger it earlier.
     pub(super) fn hold(&mut self, until: Instant) {
         self.held_until = Some(until);
         self.by(until);
     }
 
-    /// Is a change waiting for its pass?
+    /// Whether a change is waiting for its reconcile.
     pub(super) fn is_changed(&self) -> bool {
         self.changed
     }
 
-    /// When the next pass is due.
+    /// Start of the next reconcile.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }
@@ -79,7 +80,7 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    /// Plays changes at these times and gives the times of the passes, each of which takes `length`.
+    /// Simulates changes at these times and returns the start of each reconcile, which takes `length`.
     fn passes(changes: &[u64], length: u64) -> Vec<u64> {
         let start = Instant::now();
         let mut wake = Wake::new(start);
@@ -148,7 +149,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every change is followed by a pass within half a second, and passes keep their distance.
+        /// A reconcile follows every change within half a second, and reconciles keep their minimum interval.
         #[test]
         fn no_change_is_late_and_no_pass_too_soon(mut changes in prop::collection::vec(0_u64..20_000, 1..200)) {
             changes.sort_unstable();

@@ -1,4 +1,4 @@
-//! Which files of a definitions directory are read, and how much of one.
+//! Tests of which files of a definitions directory are read, and how much of them.
 
 use std::os::unix::fs::symlink;
 
@@ -26,7 +26,7 @@ fn what_is_no_regular_file_is_told_and_not_waited_for() {
     }
 }
 
-/// Whoever writes definitions does not read what farrier may read.
+/// An author of definitions must not gain access to files that only farrier may read.
 #[test]
 fn a_link_that_leads_out_is_refused_and_nothing_is_quoted() {
     let outside = tempfile::tempdir().unwrap();
@@ -46,7 +46,7 @@ fn a_link_that_leads_out_is_refused_and_nothing_is_quoted() {
     }
 }
 
-/// So a ConfigMap is mounted.
+/// A ConfigMap is mounted with such links.
 #[test]
 fn a_link_inside_of_the_directory_is_followed() {
     let directory = written(&[("images/..2026/m.yaml", IMAGE)]);
@@ -56,7 +56,7 @@ fn a_link_inside_of_the_directory_is_followed() {
     assert!(load(Some(directory.path())).unwrap().images.contains_key(&name("mstflint")));
 }
 
-/// But not to what is no definition.
+/// The link must point to a definition.
 #[test]
 fn a_link_to_a_file_of_another_kind_quotes_nothing() {
     let directory = written(&[("images/a.yaml", IMAGE), ("keys/images.key", "k: [c2VjcmV0\n")]);
@@ -82,7 +82,7 @@ fn deeply_nested_definitions_are_refused_at_their_line() {
     assert!(told.starts_with("error: templates/deep.Dockerfile.hbs:2:1: "), "{told}");
 }
 
-/// What is beside the directories of definitions is not farrier's.
+/// Files beside the directories of definitions are ignored.
 #[test]
 fn other_files_beside_the_definitions_are_left_alone() {
     let directory = written(&[("images/a.yaml", IMAGE)]);

@@ -1,8 +1,8 @@
-//! What a site's definition, and others, must not say.
+//! Tests of mistakes in a site's definition and in other definitions.
 
 use super::*;
 
-/// Definitions are kept in the registry and packed into bundles, and mistakes in them get into logs and status objects.
+/// Definitions are stored in the registry and packed into bundles, and their mistakes appear in logs and status objects.
 #[test]
 fn passwords_in_addresses_are_refused_and_not_repeated() {
     let site = r#"apiVersion: farrier.dev/v1alpha1

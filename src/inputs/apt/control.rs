@@ -1,40 +1,40 @@
-//! Pure: package records and dependencies (Debian Policy, chapters 5 and 7).
+//! Pure: parses package records and dependencies (Debian Policy, chapters 5 and 7).
 
 use deb822_fast::{Deb822, Paragraph};
 
 use super::version;
 use crate::kernel::Architecture;
 
-/// A binary package as a signed index describes it.
+/// A binary package as described by a signed index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackageRecord {
-    /// Name.
+    /// Package name.
     pub name: String,
-    /// Version.
+    /// Package version.
     pub version: String,
-    /// Debian's architecture name: `amd64`, `all`.
+    /// Debian architecture name: `amd64`, `all`.
     pub arch: String,
-    /// The source package it was built from.
+    /// Name of the source package it was built from.
     pub source: String,
-    /// What it needs: every one of these groups.
+    /// Groups of alternative dependencies; each group must be met.
     pub depends: Vec<Vec<Dependency>>,
-    /// Its place in the archive.
+    /// Path of the file in the archive.
     pub filename: String,
-    /// sha256 of the file, 64 lower-case hexadecimal digits.
+    /// SHA-256 of the file, 64 lower-case hexadecimal digits.
     pub sha256: String,
 }
 
 /// One alternative of a dependency.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dependency {
-    /// The package's name, without its `:any`.
+    /// Package name, without a suffix such as `:any`.
     pub name: String,
-    /// The constraint on its version: operator and version.
+    /// Version constraint: operator and version.
     pub version: Option<(String, String)>,
 }
 
 impl PackageRecord {
-    /// `name=version sha256:...`.
+    /// Returns `name=version sha256:...`.
     pub fn identity(&self) -> String {
         format!("{}={} sha256:{}", self.name, self.version, self.sha256)
     }
@@ -59,7 +59,7 @@ impl PackageRecord {
     }
 }
 
-/// The packages that `apt-cache show` prints, of the architecture or of all. What cannot be read is left out.
+/// Parses the output of `apt-cache show` and returns the packages for `arch` or `all`. Unreadable paragraphs are skipped.
 pub fn packages(text: &str, arch: Architecture) -> Vec<PackageRecord> {
     Deb822::iter_paragraphs_from_reader(text.as_bytes())
         .filter_map(|paragraph| PackageRecord::from_paragraph(&paragraph.ok()?))
@@ -67,7 +67,7 @@ pub fn packages(text: &str, arch: Architecture) -> Vec<PackageRecord> {
         .collect()
 }
 
-/// Reads a dependency field: groups of alternatives. What cannot be read is left out.
+/// Parses a dependency field into groups of alternatives. Unreadable parts are skipped.
 pub fn dependencies(text: &str) -> Vec<Vec<Dependency>> {
     text.split(',')
         .map(|group| group.split('|').filter_map(dependency).collect::<Vec<_>>())
@@ -91,7 +91,7 @@ fn dependency(text: &str) -> Option<Dependency> {
 }
 
 impl Dependency {
-    /// Whether the package meets it.
+    /// Whether the package satisfies this dependency.
     pub fn accepts(&self, package: &PackageRecord) -> bool {
         package.name == self.name
             && self.version.as_ref().is_none_or(|(operator, wanted)| {
@@ -108,7 +108,7 @@ impl Dependency {
     }
 }
 
-/// Two or more of `[a-z0-9+.-]`, a letter or digit first (Debian Policy, 5.6.7).
+/// Whether a name is valid: two or more of `[a-z0-9+.-]`, starting with a letter or digit (Debian Policy, 5.6.7).
 pub fn is_package_name(name: &str) -> bool {
     name.len() >= 2
         && name.len() <= 200
@@ -116,7 +116,7 @@ pub fn is_package_name(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "+.-".contains(c))
 }
 
-/// The newest one of those that are accepted; of two equal ones the first, as apt has it.
+/// Returns the newest accepted package; of two equal versions the first one, like apt.
 pub fn newest(
     packages: &[PackageRecord],
     accepts: impl Fn(&PackageRecord) -> bool,
@@ -127,11 +127,11 @@ pub fn newest(
         .reduce(|best, next| if version::compare(&next.version, &best.version).is_gt() { next } else { best })
 }
 
-/// Which dependencies of a header package belong to the header set: those from the same source package.
-/// The others (compiler, C library) are the toolchain's. `known` holds every alternative's candidates.
+/// Returns the dependencies of a header package that belong to the header set: those from the same source package. Other
+/// dependencies (compiler, C library) belong to the toolchain. `known` contains the candidates of all alternatives.
 pub fn same_source<'a>(package: &PackageRecord, known: &'a [PackageRecord]) -> Vec<&'a PackageRecord> {
     let choose = |group: &Vec<Dependency>| {
-        // As apt does: the first alternative that exists.
+        // Like apt, take the first alternative that exists.
         group.iter().find_map(|alternative| newest(known, |package| alternative.accepts(package)))
     };
     package
@@ -142,7 +142,7 @@ pub fn same_source<'a>(package: &PackageRecord, known: &'a [PackageRecord]) -> V
         .collect()
 }
 
-/// From Linux 6.12 on, Debian's header packages need the image, so that DKMS finds the two in step.
+/// Since Linux 6.12, Debian's header packages depend on the image, so that DKMS finds the two in step.
 fn is_kernel_itself(name: &str) -> bool {
     ["linux-image-", "linux-modules-", "linux-binary-"].iter().any(|prefix| name.starts_with(prefix))
 }

@@ -1,5 +1,5 @@
-//! Adapter: Debian-like package archives, through the distribution's own `apt-get` with a private
-//! configuration and state, so that signatures are verified as they are on the host.
+//! Adapter: reads Debian-like package archives through the distribution's own `apt-get`, with a private configuration and state.
+//! Signatures are thus verified in the same way as on the host.
 
 pub mod control;
 pub(super) mod package;
@@ -40,7 +40,7 @@ pub struct AptArchive {
     dir: PathBuf,
     arch: Architecture,
     suites: String,
-    /// How many suites these are, at all addresses.
+    /// Number of suites, summed over all addresses.
     count: usize,
     refresh: Duration,
     net: Net,
@@ -48,18 +48,18 @@ pub struct AptArchive {
     without_environment: bool,
 }
 
-/// Packages that were looked up.
+/// Result of a package lookup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Packages<P = PackageRecord> {
-    /// Every one.
+    /// All packages were found.
     Found(Vec<P>),
-    /// The first of the named packages that is nowhere.
+    /// The first of the named packages that no suite has.
     Missing(String),
 }
 
 impl AptArchive {
-    /// The archive for these suites, with the host's apt configuration behind the defaults, reached as the fetcher's
-    /// network says. Nothing is fetched yet; lists that are too old will be when they are needed.
+    /// Opens the archive for these suites, with the host's apt configuration as defaults and the fetcher's network settings.
+    /// Nothing is fetched yet: outdated lists are refreshed on first use.
     pub async fn open(fetcher: &Fetcher, wanted: &AptSuites, arch: Architecture) -> Result<Self> {
         let (cache, net, apt_dir) = (&fetcher.cache, &fetcher.net, &fetcher.options.apt_dir);
         let entries = entries(net, apt_dir, wanted)?;
@@ -81,7 +81,8 @@ impl AptArchive {
         for (name, text) in [("apt.conf", config.as_str()), ("source.sources", &sources), ("status", "")] {
             let path = dir.join(name);
             if fs::read_to_string(&path).ok().as_deref() != Some(text) {
-                // No other user reads a proxy's password in it.
+                // Replace the file instead of writing to it, so that it is readable by this user only: it can contain a proxy
+                // password.
                 let mut file = tempfile::NamedTempFile::new_in(&dir)?;
                 file.write_all(text.as_bytes())?;
                 file.persist(&path).map_err(|error| error.error)?;
@@ -101,7 +102,7 @@ impl AptArchive {
         })
     }
 
-    /// The names of the packages that begin with `prefix`.
+    /// Returns the names of all packages that begin with `prefix`.
     pub async fn names(&self, prefix: &str) -> Result<Vec<String>> {
         self.update(self.refresh).await?;
         let _lock = self.cache.lock(KIND, &self.key, LockMode::Shared).await?;
@@ -112,8 +113,8 @@ impl AptArchive {
         Ok(output.stdout.lines().filter(|name| control::is_package_name(name)).map(str::to_owned).collect())
     }
 
-    /// One package of each group, in the groups' order: the newest version of the first name that a suite has, or exactly
-    /// the version asked for. Lists that are not quite new are fetched again before a group has none.
+    /// Chooses one package per group, in the order of the groups: the newest version of the first name that a suite has, or
+    /// exactly `version`. Before reporting a group as missing, refreshes the lists unless they are very recent.
     pub async fn choose(&self, groups: &[Vec<String>], version: Option<&str>) -> Result<Packages> {
         self.update(self.refresh).await?;
         let chosen = self.choose_now(groups, version).await?;
@@ -138,8 +139,8 @@ impl AptArchive {
         Ok(Packages::Found(chosen))
     }
 
-    /// As [`Self::choose`], with those that they need, recursively, and that come from the same source package; in name
-    /// order.
+    /// Chooses packages like [`Self::choose`] and adds, recursively, their dependencies from the same source package. Returns
+    /// them in name order.
     pub async fn closure(&self, groups: &[Vec<String>]) -> Result<Packages> {
         let mut level = match self.choose(groups, None).await? {
             Packages::Found(packages) => packages,
@@ -158,9 +159,9 @@ impl AptArchive {
         Ok(Packages::Found(chosen.into_values().collect()))
     }
 
-    /// Every version of the packages in the lists.
+    /// Returns every version of the packages in the lists.
     async fn show(&self, names: BTreeSet<&str>) -> Result<Vec<PackageRecord>> {
-        // apt takes a name that it does not know for a pattern; one that no package can have is no question.
+        // apt treats an unknown name as a pattern. Skip names that no package can have.
         let names: BTreeSet<&str> = names.into_iter().filter(|name| control::is_package_name(name)).collect();
         if names.is_empty() {
             return Ok(Vec::new());
@@ -177,25 +178,25 @@ impl AptArchive {
         Ok(packages)
     }
 
-    /// Fetches the lists again unless they are quite new; whether they are others than before.
+    /// Refreshes the package lists unless they are very recent; returns whether they were refreshed.
     pub async fn renew(&self) -> Result<bool> {
         self.update(YOUNG).await
     }
 
-    /// The suites that their archives do not have, for messages.
+    /// Returns a note for messages about suites that their archives do not have.
     fn without(&self) -> Result<String> {
         let absent = fs::read_to_string(self.stamp())?;
         let absent: Vec<String> = absent.lines().map(|suite| format!("{suite} (not there)")).collect();
         Ok(if absent.is_empty() { String::new() } else { format!(", without {}", absent.join(", ")) })
     }
 
-    /// Its age is the lists'; it names the suites that are not there.
+    /// Path of the stamp file. Its age is the age of the lists, and it contains the suites that the archives do not have.
     fn stamp(&self) -> PathBuf {
         self.dir.join("updated")
     }
 
-    /// Fetches the lists unless they are younger than `max_age`; whether it did. A suite that its archive does not have is a finding
-    /// where there are others: apt has fetched theirs.
+    /// Refreshes the lists unless they are younger than `max_age`; returns whether they were refreshed. A missing suite is an
+    /// error only if all suites are missing, because apt has fetched the lists of the others.
     async fn update(&self, max_age: Duration) -> Result<bool> {
         let stamp = self.stamp();
         if is_younger(&stamp, max_age) {
@@ -203,14 +204,14 @@ impl AptArchive {
         }
         let _lock = self.cache.lock(KIND, &self.key, LockMode::Exclusive).await?;
         if is_younger(&stamp, max_age) {
-            // Another farrier did while this one waited.
+            // Another farrier refreshed the lists while this one waited.
             return Ok(true);
         }
         self.permit()?;
         let mut command = self.command("apt-get");
         command.args(["--quiet", "--quiet", "update"]);
         let output = process::output(command, "apt-get").await?;
-        // apt's older versions only warn when a list could not be had, and go on with the old one.
+        // Older versions of apt only warn when a list cannot be fetched, and continue with the old one.
         let warned = ["Failed to fetch", "Some index files failed"].iter().any(|w| output.stderr.contains(w));
         let failed = !output.status.success() || warned;
         let absent = if failed { absent(&output.stderr) } else { Vec::new() };
@@ -225,8 +226,7 @@ impl AptArchive {
         Ok(true)
     }
 
-    /// The packages' files, each in the cache under its sha256, which is verified. Those that are not there are fetched
-    /// together.
+    /// Returns the packages' files, each in the cache under its verified SHA-256. Missing files are downloaded together.
     pub async fn download(&self, packages: &[PackageRecord]) -> Result<Vec<PathBuf>> {
         let mut missing = Vec::new();
         for package in packages {
@@ -243,7 +243,7 @@ impl AptArchive {
             let file = scratch.path().join(&package.sha256);
             let make = |dir: PathBuf| async move {
                 let place = dir.join(DEB);
-                // A part of the cache may lie on a disk of its own.
+                // A part of the cache may be on a separate disk.
                 Ok::<_, FetchError>(fs::rename(&file, &place).or_else(|_| fs::copy(&file, &place).map(drop))?)
             };
             files.push(self.cache.get_or_make(DEBS, &package.sha256, make).await?.join(DEB));
@@ -251,7 +251,7 @@ impl AptArchive {
         Ok(files)
     }
 
-    /// Fetches the packages' files, and gives each its sha256 as its name.
+    /// Downloads the packages' files and names each one by its SHA-256.
     async fn download_into(&self, dir: &Path, packages: &[&PackageRecord]) -> Result<()> {
         self.permit()?;
         let lock = self.cache.lock(KIND, &self.key, LockMode::Shared).await?;
@@ -289,7 +289,7 @@ impl AptArchive {
         .await
     }
 
-    /// May apt-get ask the archive's hosts? What is in the lists already needs no leave.
+    /// Checks that apt-get may contact the archive's hosts. Reading the existing lists needs no permission.
     fn permit(&self) -> Result<()> {
         let suites = format!("suite {}", self.suites);
         Ok(self.net.permit_archives(self.uris.iter().map(String::as_str), &suites)?)
@@ -305,11 +305,11 @@ impl AptArchive {
     }
 }
 
-/// Has the archive these suites? apt's helper asks, with the proxies, credentials and certificates that apt has: it fetches the
-/// file by which a suite begins. The hosts that answered.
+/// Checks that the archive has these suites and returns the hosts that answered. apt's helper fetches each suite's `InRelease`,
+/// using apt's proxies, credentials and certificates.
 pub(super) async fn ask(fetcher: &Fetcher, suites: &[Suite], mirror: Option<&Mirror>) -> Result<String> {
     let wanted = AptSuites { suites: suites.to_vec(), mirror: mirror.cloned(), ..AptSuites::default() };
-    // The file is the same for all of them.
+    // `InRelease` is the same for all architectures.
     let arch = std::env::consts::ARCH.parse().unwrap_or(Architecture::Amd64);
     let archive = AptArchive::open(fetcher, &wanted, arch).await?;
     archive.permit()?;
@@ -330,13 +330,13 @@ pub(super) async fn ask(fetcher: &Fetcher, suites: &[Suite], mirror: Option<&Mir
     Ok(hosts.into_iter().collect::<Vec<_>>().join(", "))
 }
 
-/// The kind of the cache's entries of packages.
+/// Kind of the cache entries that hold packages.
 const DEBS: &str = "debs";
-/// A package's name in its cache entry.
+/// File name of a package in its cache entry.
 const DEB: &str = "package.deb";
 
-/// The source entries for the suites, from the host's own, with the first of a site's mirrors in the place of what it
-/// stands for: apt would want all of several addresses.
+/// Returns the source entries for the suites, derived from the host's. The first of the site's mirrors replaces an address: with
+/// several addresses, apt would require all of them.
 pub(super) fn entries(net: &Net, apt_dir: &Path, wanted: &AptSuites) -> Result<Vec<SourceEntry>> {
     let mut entries = sources::select(&host_entries(apt_dir)?, wanted)?;
     for uri in entries.iter_mut().flat_map(|entry| &mut entry.uris) {
@@ -346,7 +346,7 @@ pub(super) fn entries(net: &Net, apt_dir: &Path, wanted: &AptSuites) -> Result<V
             _ => {}
         }
     }
-    // A name that no mirror stands for is no host (RFC 6761).
+    // An `.invalid` name without a mirror is not a host (RFC 6761).
     let is_nowhere = |uri: &String| {
         Url::parse(uri).is_ok_and(|url| url.host_str().is_some_and(|host| host.ends_with(".invalid")))
     };
@@ -356,7 +356,7 @@ pub(super) fn entries(net: &Net, apt_dir: &Path, wanted: &AptSuites) -> Result<V
     Ok(entries)
 }
 
-/// What tells one choice of suites from another.
+/// Returns the parts that identify a choice of suites.
 pub(super) fn key_parts(suites: &AptSuites) -> Vec<String> {
     let AptSuites { suites, components, mirror, signed_by } = suites;
     let mut parts = vec!["suites".to_owned()];
@@ -368,7 +368,7 @@ pub(super) fn key_parts(suites: &AptSuites) -> Vec<String> {
     parts
 }
 
-/// The host's source entries: `sources.list`, then `sources.list.d` in name order, as apt reads them.
+/// Reads the host's source entries like apt: `sources.list`, then `sources.list.d` in name order.
 fn host_entries(apt_dir: &Path) -> Result<Vec<SourceEntry>> {
     let mut files = vec![apt_dir.join("sources.list")];
     if let Ok(parts) = fs::read_dir(apt_dir.join("sources.list.d")) {
@@ -390,8 +390,8 @@ fn host_entries(apt_dir: &Path) -> Result<Vec<SourceEntry>> {
     Ok(entries)
 }
 
-/// A configuration read after the host's own, whose proxies, credentials and keys keep applying, while
-/// its sources, pins, state and hooks do not.
+/// Renders a configuration that apt reads after the host's. The host's proxies, credentials and keys still apply; its sources,
+/// pins, state and hooks do not.
 fn config(dir: &Path, apt_dir: &Path, arch: Architecture) -> Result<String> {
     let quotable = |path: &Path| match path.to_str() {
         Some(text) if !text.contains(['"', '\\']) && !text.contains(char::is_control) => Ok(text.to_owned()),
@@ -407,7 +407,7 @@ fn config(dir: &Path, apt_dir: &Path, arch: Architecture) -> Result<String> {
         .replace("@arch@", arch.as_str()))
 }
 
-/// The suites that archives do not have, each with its archive, where apt complains of nothing else.
+/// Returns the suites that their archives do not have, if apt reports no other error.
 fn absent(stderr: &str) -> Vec<String> {
     let named = |line: &str| {
         let (suite, complaint) = line.strip_prefix("E: The repository '")?.split_once("' ")?;
@@ -428,7 +428,8 @@ fn is_younger(stamp: &Path, max_age: Duration) -> bool {
     age.is_some_and(|age| age < max_age)
 }
 
-/// What `apt-get download` left: `<name>_<version>_<architecture>.deb`, no name having an underscore.
+/// Maps the files that `apt-get download` left (`<name>_<version>_<architecture>.deb`) to package names, which contain no
+/// underscore.
 fn files_by_package(dir: &Path) -> Result<BTreeMap<String, PathBuf>> {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(dir)? {

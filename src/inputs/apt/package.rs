@@ -1,4 +1,4 @@
-//! Adapter: one package that a definition names.
+//! Adapter: looks up and downloads one package that a definition names.
 
 use std::{
     path::PathBuf,
@@ -15,36 +15,36 @@ use crate::{
     machine::native,
 };
 
-/// Changes when records of searches have another form.
+/// Format version of the records; change it whenever they have another form.
 const FORMAT: &str = "source-1";
-/// The kind of the cache's records.
+/// Kind of the cache's records.
 const KIND: &str = "packages";
 
-/// What a package search came to, and when.
+/// Result of a package search, with its time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Package {
     pub name: String,
     pub version: String,
     pub sha256: String,
-    /// Seconds since 1970.
+    /// Time of the search, in seconds since 1970.
     found: u64,
 }
 
 impl Package {
-    /// `name=version sha256:...`.
+    /// Returns `name=version sha256:...`.
     pub fn identity(&self) -> String {
         format!("{}={} sha256:{}", self.name, self.version, self.sha256)
     }
 }
 
-/// The package, from a record while that is fresh.
+/// Looks up the package, or takes it from a record that is still fresh.
 pub async fn find(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> Result<Package> {
     let version = source.version.as_deref();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     if let Some(known) = known(fetcher, source, arch)? {
         let age = now.checked_sub(known.found);
         let is_fresh = age.is_some_and(|age| age < fetcher.options.refresh.as_secs());
-        // One version's content never changes; and where no archive may be asked, what was said last counts.
+        // The content of a fixed version never changes. Without access to an archive, the last result counts.
         if version.is_some() || fetcher.is_offline() || is_fresh {
             return Ok(known);
         }
@@ -57,19 +57,19 @@ pub async fn find(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> 
     Ok(found)
 }
 
-/// What a search came to last, however long ago.
+/// Returns the last search result, whatever its age.
 pub fn known(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> Result<Option<Package>> {
     Ok(fetcher.cache.read_record(KIND, &key(source, arch))?)
 }
 
-/// Is the store asked before the archive which package this is?
+/// Whether to ask the store before the archive which package this is.
 pub fn asks_store(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> Result<bool> {
     let is_fixed = source.version.is_some();
     let is_known = is_fixed && known(fetcher, source, arch)?.is_some();
     Ok((fetcher.is_offline() || is_fixed) && !is_known)
 }
 
-/// The package's file in the cache.
+/// Returns the package's file in the cache.
 pub async fn file(
     fetcher: &Fetcher,
     source: &AptSource,
@@ -97,7 +97,7 @@ async fn look_up(
     {
         return Ok((archive, found));
     }
-    // As apt names those of other machines.
+    // apt's notation for packages of another architecture.
     let named = if arch == native() { package } else { format!("{package}:{arch}") };
     Err(FetchError::NoPackage(
         version.map_or_else(|| named.clone(), |version| format!("{named}={version}")),
@@ -105,7 +105,7 @@ async fn look_up(
     ))
 }
 
-/// Where a search's result is recorded.
+/// Returns the key of a search result's record.
 fn key(source: &AptSource, arch: Architecture) -> String {
     let AptSource { package, version, .. } = source;
     let parts = key_parts(&source.apt_suites());

@@ -1,4 +1,4 @@
-//! Pure: apt's source entries: reading the host's, and deriving those for the suites that are wanted.
+//! Pure: apt source entries. Parses the host's entries and derives those for the wanted suites.
 
 use std::collections::BTreeMap;
 
@@ -10,39 +10,38 @@ use crate::{
     kernel::AptSuites,
 };
 
-/// One archive with its suites, as `sources.list(5)` has it.
+/// One archive with its suites, as in `sources.list(5)`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceEntry {
     /// Addresses of the archive and of its mirrors.
     pub uris: Vec<String>,
     /// Suites.
     pub suites: Vec<String>,
-    /// Components; none for a flat archive.
+    /// Components; empty for a flat archive.
     pub components: Vec<String>,
-    /// What signs it.
+    /// Keys that sign the archive.
     pub signed_by: SignedBy,
-    /// Options that are handed on because the archive does not work without them: `Check-Valid-Until`
-    /// and `Check-Date`, for mirrors of a day in the past.
+    /// Options copied from the host because the archive does not work without them: `Check-Valid-Until` and `Check-Date`, for
+    /// snapshots of a day in the past.
     pub checks: BTreeMap<&'static str, bool>,
 }
 
-/// The options of `SourceEntry::checks`.
+/// Names of the options in `SourceEntry::checks`.
 const CHECKS: [&str; 2] = ["Check-Valid-Until", "Check-Date"];
 
-/// What signs an archive.
+/// Keys that sign an archive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum SignedBy {
     /// Any key that the host's apt trusts.
     #[default]
     Host,
-    /// Keyring files or key fingerprints, as they are written.
+    /// Keyring files or key fingerprints, verbatim.
     Named(String),
-    /// A key inside the entry: lines after the field's name.
+    /// A key embedded in the entry: the lines after the field's name.
     Embedded(Vec<String>),
 }
 
-/// Reads a `.list` file: one entry a line. Lines that are no entry are passed over, as they do not
-/// concern us.
+/// Parses a `.list` file with one entry per line. Other lines are skipped.
 pub fn parse_one_line(text: &str) -> Vec<SourceEntry> {
     text.lines().filter_map(one_line).collect()
 }
@@ -72,7 +71,7 @@ fn one_line(line: &str) -> Option<SourceEntry> {
     Some(entry)
 }
 
-/// What apt reads as yes or no. Nothing else is handed on: a value of several lines would become a field of its own.
+/// Parses a boolean as apt does. Other values are dropped, because a value of several lines would add another field.
 fn switch(value: &str) -> Option<bool> {
     match value.trim().to_ascii_lowercase().as_str() {
         "yes" | "true" | "with" | "on" | "enable" | "1" => Some(true),
@@ -81,7 +80,7 @@ fn switch(value: &str) -> Option<bool> {
     }
 }
 
-/// Reads a `.sources` file: paragraphs of fields. One that cannot be read is passed over.
+/// Parses a `.sources` file of paragraphs. Unreadable paragraphs are skipped.
 pub fn parse_deb822(text: &str) -> Vec<SourceEntry> {
     Deb822::iter_paragraphs_from_reader(text.as_bytes())
         .filter_map(|paragraph| deb822(&paragraph.ok()?))
@@ -97,7 +96,7 @@ fn deb822(paragraph: &Paragraph) -> Option<SourceEntry> {
     let signed_by = match value("Signed-By") {
         "" => SignedBy::Host,
         key if key.contains("BEGIN PGP") => {
-            // A lone dot stands for an empty line.
+            // A lone dot means an empty line.
             let line = |line: &str| if line.trim() == "." { String::new() } else { line.trim().to_owned() };
             SignedBy::Embedded(key.lines().map(line).collect())
         }
@@ -115,27 +114,28 @@ fn deb822(paragraph: &Paragraph) -> Option<SourceEntry> {
     (!entry.uris.is_empty() && !entry.suites.is_empty()).then_some(entry)
 }
 
-/// The suites of Ubuntu's releases, by which an archive that has one of them is told from Debian's.
+/// Suites of Ubuntu's releases. They identify a suite as Ubuntu's on a host with another distribution.
 const UBUNTU: [&str; 4] = ["focal", "jammy", "noble", "resolute"];
-/// Ubuntu's archive, on a host that is none: `mirrors` of the site say where it is.
+/// Placeholder address of Ubuntu's archive on a host without one; the site's `mirrors` map it to a real address.
 const UBUNTU_ARCHIVE: &str = "https://ubuntu.invalid/ubuntu/";
-/// Ubuntu's keys, of Debian's package ubuntu-keyring.
+/// Ubuntu's keyring, from Debian's package ubuntu-keyring.
 const UBUNTU_KEYRING: &str = "/usr/share/keyrings/ubuntu-archive-keyring.gpg";
 
 fn is_ubuntu(suite: &str) -> bool {
     UBUNTU.contains(&suite.split('-').next().unwrap_or_default())
 }
 
-/// Is it an entry for Ubuntu's own archive? Third parties have suites of the same names, and other releases have other suites.
+/// Whether the entry is for Ubuntu's own archive. The suite alone does not tell: third parties use the same suite names, and
+/// other Ubuntu releases have other suites.
 fn is_ubuntus(entry: &SourceEntry) -> bool {
     let mut names = entry.uris.iter().filter_map(|uri| uri.trim_end_matches('/').rsplit('/').next());
     let is_named = matches!(&entry.signed_by, SignedBy::Named(key) if key.contains("ubuntu-archive"));
     rank(entry).is_some() && (is_named || names.any(|name| name.starts_with("ubuntu")))
 }
 
-/// The entries for what is wanted. With a mirror: that mirror. Else, for each suite: the host's own entry
-/// for it, or the host's entry for its distribution's main archive with the suite replaced. Ubuntu's suites on a host with another
-/// distribution are at a name that is no host.
+/// Returns the entries for the wanted suites. A configured mirror wins. Otherwise each suite comes from the host's own entry for
+/// it, or from the host's entry for the distribution's main archive with the suite replaced. Ubuntu's suites on a host with
+/// another distribution get a placeholder address.
 pub fn select(host: &[SourceEntry], wanted: &AptSuites) -> Result<Vec<SourceEntry>> {
     let AptSuites { suites, components, mirror, signed_by } = wanted;
     let mut selected: Vec<SourceEntry> = Vec::new();
@@ -174,14 +174,13 @@ pub fn select(host: &[SourceEntry], wanted: &AptSuites) -> Result<Vec<SourceEntr
     Ok(selected)
 }
 
-/// The host's entry for exactly this suite, from the distribution's own archive. Third parties use the
-/// distribution's suite names too, so the suite alone proves nothing.
+/// Returns the host's entry for exactly this suite, from the distribution's own archive. The suite alone proves nothing, because
+/// third parties use the distribution's suite names too.
 fn own_entry<'a>(host: &'a [SourceEntry], suite: &str) -> Option<&'a SourceEntry> {
     best(host.iter().filter(|entry| entry.suites.iter().any(|s| s == suite)))
 }
 
-/// The host's entry for the distribution's main archive, or for its security archive when the suite is
-/// of that one.
+/// Returns the host's entry for the distribution's main archive, or for its security archive if `suite` is a security suite.
 fn main_archive<'a>(host: &'a [SourceEntry], suite: &str) -> Option<&'a SourceEntry> {
     let security = |suite: &str| suite.ends_with("-security") || suite.ends_with("/updates");
     if security(suite) {
@@ -192,11 +191,11 @@ fn main_archive<'a>(host: &'a [SourceEntry], suite: &str) -> Option<&'a SourceEn
 }
 
 fn best<'a>(entries: impl Iterator<Item = &'a SourceEntry>) -> Option<&'a SourceEntry> {
-    // The first one of the best, as apt prefers what is written first.
+    // Of equal ranks the first one: apt prefers what comes first.
     entries.filter_map(|entry| Some((rank(entry)?, entry))).min_by_key(|(rank, _)| *rank).map(|(_, e)| e)
 }
 
-/// How surely an entry is the distribution's own archive, 0 being certain; `None` when it is not.
+/// Ranks how certain it is that an entry is the distribution's own archive; 0 is certain. Returns `None` for any other archive.
 fn rank(entry: &SourceEntry) -> Option<u8> {
     const KEYRINGS: [&str; 3] = ["debian-archive", "ubuntu-archive", "debian-ports-archive"];
     const PATHS: [&str; 7] =
@@ -205,13 +204,13 @@ fn rank(entry: &SourceEntry) -> Option<u8> {
         return None;
     }
     let named_like_it = entry.uris.iter().all(|uri| {
-        // `.../debian`, or `.../debian/20250101T000000Z` on a mirror of the past.
+        // `.../debian`, or `.../debian/20250101T000000Z` on a snapshot mirror.
         let mut parts = uri.trim_end_matches('/').rsplit('/');
         let last = parts.next().unwrap_or_default();
         let is_date =
             last.len() == 16 && last.ends_with('Z') && last.starts_with(|c: char| c.is_ascii_digit());
         let name = if is_date { parts.next().unwrap_or_default() } else { last };
-        // Personal package archives end in the distribution's name as well.
+        // The addresses of personal package archives end in the distribution's name as well.
         PATHS.contains(&name) && !uri.contains("/ppa") && !uri.contains("//ppa.")
     });
     match (&entry.signed_by, named_like_it) {
@@ -222,7 +221,7 @@ fn rank(entry: &SourceEntry) -> Option<u8> {
     }
 }
 
-/// Definitions and the host's files are text: nothing in them may end a line or a field.
+/// Checks that no value can end a line or a field: definitions and the host's files are free text.
 fn check(entries: &[SourceEntry]) -> Result<()> {
     let reject = |what, value: &str, why| Err(FetchError::value(what, value, why));
     for entry in entries {
@@ -248,7 +247,7 @@ fn check(entries: &[SourceEntry]) -> Result<()> {
     Ok(())
 }
 
-/// The entries as a `.sources` file.
+/// Renders the entries as a `.sources` file.
 pub fn render(entries: &[SourceEntry]) -> String {
     let mut lines = Vec::new();
     for SourceEntry { uris, suites, components, signed_by, checks } in entries {
@@ -371,11 +370,11 @@ mod tests {
         assert_eq!(entries[0].checks, BTreeMap::from([("Check-Valid-Until", false)]));
         assert_eq!(entries[0].components, ["main", "contrib"]);
         assert_eq!(entries[1].suites, ["./"]);
-        // Trust without a signature is never handed on.
+        // An option to trust an unsigned archive is never copied.
         assert!(!render(&entries).to_lowercase().contains("trusted"));
     }
 
-    /// The fuzzer found the first.
+    /// The fuzzer found the first case.
     #[test]
     fn an_option_is_handed_on_once_and_never_becomes_another_field() {
         let text = format!(

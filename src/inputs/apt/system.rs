@@ -1,4 +1,4 @@
-//! Adapter: the packages of a whole system, as apt itself chooses them.
+//! Adapter: the packages of a whole root file system, as chosen by apt itself.
 
 use super::{AptArchive, KIND, control::PackageRecord};
 use crate::{
@@ -7,14 +7,14 @@ use crate::{
     inputs::{FetchError, Result, process},
 };
 
-/// apt's own word for the packages that Debian policy calls essential (3.8), whichever they are in a suite.
+/// apt's pattern for the packages that are essential by Debian policy (3.8), whichever they are in a suite.
 const ESSENTIAL: &str = "?essential";
 
 impl AptArchive {
-    /// The essential packages, these, and what all of them need, without what is only recommended; in name order.
+    /// Returns the essential packages, the ones in `include`, and all their dependencies without recommendations, in name order.
     pub async fn system(&self, include: &[PackageToInstall]) -> Result<Vec<PackageRecord>> {
         self.update(self.refresh).await?;
-        // Without one of its suites it would be another system, and it is kept.
+        // A missing suite would give another root file system, and the result is kept.
         let without = self.without()?;
         if !without.is_empty() {
             return Err(FetchError::Program {
@@ -24,7 +24,7 @@ impl AptArchive {
             });
         }
         let packages = match self.resolve(include).await {
-            // It may have come since.
+            // A package may have appeared since the last refresh.
             Err(FetchError::Program { .. }) if self.renew().await? => self.resolve(include).await,
             outcome => outcome,
         }?;
@@ -38,11 +38,11 @@ impl AptArchive {
         packages.iter().map(record).collect()
     }
 
-    /// Names and versions, in name order. The state says that nothing is installed: what apt would install is all there is.
+    /// Returns names and versions in name order. The apt state has no installed packages, so apt lists the whole system.
     async fn resolve(&self, include: &[PackageToInstall]) -> Result<Vec<(String, String)>> {
         let _lock = self.cache.lock(KIND, &self.key, LockMode::Shared).await?;
         let mut command = self.command("apt-get");
-        // apt counts itself among the essential packages, also in the package cache that it keeps.
+        // Keeps apt from counting itself among the essential packages, and from using a package cache that does.
         command.args(["--option", "pkgCacheGen::ForceEssential=,", "--option", "Dir::Cache::pkgcache="]);
         command.args(["--quiet", "--quiet", "--simulate", "--no-install-recommends", "install", "--"]);
         command.arg(ESSENTIAL).args(include.iter().map(PackageToInstall::as_str));
@@ -53,7 +53,7 @@ impl AptArchive {
     }
 }
 
-/// Names and versions of what `apt-get --simulate` says that it would install: `Inst make (4.3-4.1 Debian:12.1/stable [amd64])`.
+/// Parses names and versions from the output of `apt-get --simulate`: `Inst make (4.3-4.1 Debian:12.1/stable [amd64])`.
 fn installed(said: &str) -> Vec<(String, String)> {
     let package = |line: &str| {
         let (name, rest) = line.strip_prefix("Inst ")?.split_once(" (")?;

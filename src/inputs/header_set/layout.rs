@@ -1,8 +1,7 @@
-//! Adapter: brings an unpacked header set into the one form that builds rely on.
+//! Adapter: brings an unpacked header set into the canonical form that builds rely on.
 //!
-//! A header set is put over a toolchain's root file system, in which `/lib` is nowadays a symbolic link
-//! to `usr/lib`; a tree with a `lib` directory of its own would replace that link and with it the C
-//! library. So everything lies below `usr`.
+//! A header set is placed over a toolchain's root file system, in which `/lib` is a symbolic link to `usr/lib`. A header set with
+//! its own `lib` directory would replace that link, and the C library with it. So all files are moved below `usr`.
 
 use std::{
     ffi::OsStr,
@@ -20,19 +19,19 @@ use crate::{
     kernel::KernelRelease,
 };
 
-/// Top directories that are links into `usr` on a merged system.
+/// Top-level directories that are links into `usr` on a merged system.
 const MERGED: [&str; 6] = ["bin", "lib", "lib32", "lib64", "libx32", "sbin"];
 
-/// What a tree that the user brings turns out to be.
+/// Layout of a tree that the user provides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// Rooted at `/`.
+    /// A tree rooted at `/`.
     Rooted,
     /// A kernel's build tree.
     Build,
 }
 
-/// Makes `tree` from what was unpacked in `raw`, which is used up. `what` names it in errors.
+/// Moves the files unpacked in `raw` to `tree` in canonical form. `what` names the source in errors.
 pub(super) fn arrange(raw: &Path, tree: &Path, release: &KernelRelease, what: &str) -> Result<()> {
     let (found, form) = recognise(raw, what)?;
     match form {
@@ -51,7 +50,7 @@ pub(super) fn arrange(raw: &Path, tree: &Path, release: &KernelRelease, what: &s
     }
 }
 
-/// What a tree is, and where it starts: at `raw` or in one directory below it.
+/// Detects the layout of a tree, and where it starts: at `raw` or in one directory below it.
 pub(super) fn recognise(raw: &Path, what: &str) -> Result<(PathBuf, Form)> {
     let has = |dir: &Path, paths: &[&str]| paths.iter().all(|path| is_directory(&dir.join(path)));
     let form = |dir: &Path| {
@@ -78,7 +77,7 @@ pub(super) fn recognise(raw: &Path, what: &str) -> Result<(PathBuf, Form)> {
     }
 }
 
-/// Moves what lies in `lib` and its like to `usr/lib`.
+/// Moves the content of `lib` and similar directories to `usr/lib` and so on.
 pub(super) fn merge_usr(tree: &Path) -> Result<()> {
     for name in MERGED {
         let path = tree.join(name);
@@ -87,7 +86,7 @@ pub(super) fn merge_usr(tree: &Path) -> Result<()> {
                 make_dirs(tree, "usr")?;
                 merge(tree, Path::new(name))?;
             }
-            // The merged form itself; the root file system below has it.
+            // The link of the merged form. The root file system below has it already.
             Ok(metadata) if metadata.is_symlink() => fs::remove_file(&path)?,
             _ => {}
         }
@@ -123,7 +122,7 @@ fn no_directory(path: &Path) -> FetchError {
     io::Error::new(io::ErrorKind::NotADirectory, format!("use {}: it is no directory", path.display())).into()
 }
 
-/// The target of a link in `dir` (relative to the root) after its move to `usr/<dir>`.
+/// Returns the new target of a link in `dir` (relative to the root) that moves to `usr/<dir>`.
 fn moved_target(dir: &Path, target: &Path) -> PathBuf {
     if target.is_absolute() {
         return target.to_owned();
@@ -138,7 +137,7 @@ fn moved_target(dir: &Path, target: &Path) -> PathBuf {
             _ => {}
         }
     }
-    // What stays below the same top directory moved along with the link.
+    // A target below the same top-level directory moves along with the link.
     if parts.first().copied() == dir.iter().next() {
         return target.to_owned();
     }
@@ -148,7 +147,7 @@ fn moved_target(dir: &Path, target: &Path) -> PathBuf {
     up.chain(usr).chain(parts).collect()
 }
 
-/// Makes sure of `usr/lib/modules/<release>/build`, when there is a build tree it can point to.
+/// Creates `usr/lib/modules/<release>/build` if it is missing and a build tree exists.
 pub(super) fn link_build(tree: &Path, release: &KernelRelease) -> Result<()> {
     let modules = make_dirs(tree, &format!("usr/lib/modules/{release}"))?;
     let build = modules.join("build");
@@ -158,12 +157,12 @@ pub(super) fn link_build(tree: &Path, release: &KernelRelease) -> Result<()> {
     {
         symlink(Path::new("../../../src").join(place), &build)?;
     }
-    // Where there is none, reading the header set says what is missing.
+    // If there is no build tree, reading the header set reports what is missing.
     Ok(())
 }
 
-/// Where distributions put a kernel's headers below `usr/src`: Debian and Ubuntu, RHEL and Fedora, plain `make install`, SUSE
-/// on x86 and on Arm.
+/// Returns the locations below `usr/src` where distributions put a kernel's headers: Debian and Ubuntu, RHEL and Fedora, plain
+/// `make install`, SUSE on x86 and on Arm.
 pub(super) fn usual_places(release: &KernelRelease) -> [String; 5] {
     let (version, flavour) = release.as_str().rsplit_once('-').unwrap_or((release.as_str(), ""));
     [
@@ -175,7 +174,7 @@ pub(super) fn usual_places(release: &KernelRelease) -> [String; 5] {
     ]
 }
 
-/// Makes directories below `tree`, none of which may be a link out of it.
+/// Creates directories below `tree`; none of them may be a link out of the tree.
 fn make_dirs(tree: &Path, path: &str) -> Result<PathBuf> {
     let mut full = tree.to_owned();
     for part in Path::new(path) {
@@ -189,7 +188,7 @@ fn make_dirs(tree: &Path, path: &str) -> Result<PathBuf> {
     Ok(full)
 }
 
-/// Absolute links to where the build tree was made become relative ones within it.
+/// Replaces absolute links to the original location of the build tree by relative links within it.
 fn relink(build: &Path) -> Result<()> {
     for entry in walkdir::WalkDir::new(build).min_depth(1) {
         let entry = entry?;
@@ -206,8 +205,8 @@ fn relink(build: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The part of an absolute target that is in a tree, as `is_there` says: the longest one that leaves at least two
-/// directories for the place where the tree was (`/home/me`, never `/usr`).
+/// Returns the part of an absolute target that exists in a tree, as tested by `is_there`. Takes the longest one that leaves at
+/// least two directories for the tree's original location (`/home/me`, never `/usr`).
 pub(super) fn part_inside(target: &Path, is_there: impl Fn(&Path) -> bool) -> Option<PathBuf> {
     let parts: Vec<_> = target.strip_prefix("/").ok()?.components().collect();
     if parts.iter().any(|part| !matches!(part, Component::Normal(_))) {

@@ -1,4 +1,4 @@
-//! Adapter: header sets from packages and from files that the user brings.
+//! Adapter: header sets from distribution packages, from published files and images, and from imports.
 
 pub mod import;
 mod layout;
@@ -29,60 +29,60 @@ use crate::{
     store::StoreError,
 };
 
-/// Changes when the same packages or file are laid out differently.
+/// Format version; change it when the same packages or file are laid out differently.
 const FORMAT: &str = "header-set-1";
-/// The kind of the cache's entries.
+/// Kind of the cache entries.
 const KIND: &str = "headers";
-/// What header packages are called before the release.
+/// Prefix of header packages before the release.
 const PACKAGE: &str = "linux-headers-";
 
 /// One kernel's build tree, unpacked in the cache.
 #[derive(Clone, Debug)]
 pub struct HeaderSet {
-    /// The tree, rooted at `/`: `usr/src/...`, `usr/lib/modules/<release>/build`. It has no `lib` of its
-    /// own, so that it can be put over a root file system in which `/lib` is a symbolic link.
+    /// The tree, rooted at `/`: `usr/src/...`, `usr/lib/modules/<release>/build`. It has no `lib` directory, so that it fits over
+    /// a root file system in which `/lib` is a symbolic link.
     pub root: PathBuf,
-    /// What the check needs to know.
+    /// Facts that the check needs.
     pub facts: KernelFacts,
-    /// `CONFIG_CC_VERSION_TEXT`, parsed; `None` where the tree has none.
+    /// Parsed `CONFIG_CC_VERSION_TEXT`; `None` if the tree does not have it.
     pub compiler: Option<Compiler>,
-    /// Packages and versions, or file and digest: for provenance.
+    /// Packages and versions, or file and digest, for provenance.
     pub origin: Vec<String>,
-    /// Its entry in the cache.
+    /// Key of the entry in the cache.
     pub key: String,
-    /// What goes into input hashes beyond the definition and the release; `None` where these say it all. Sets that are
-    /// only listed have none.
+    /// Contribution to input hashes beyond the definition and the release; `None` if these say everything. Sets that are only
+    /// listed have none.
     pub identity: Option<String>,
-    /// Digest of the content of a set that was imported or comes from the store.
+    /// Content digest of a set that was imported or comes from the store.
     pub content: Option<Digest>,
-    /// The same where no key and no archive vouches for it: then it counts in input hashes.
+    /// Content digest if neither a key nor an archive vouches for it. It then counts in input hashes.
     pub unverified: Option<Digest>,
 }
 
-/// What headers are, before they are fetched.
+/// Identity of headers, known before they are fetched.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeaderIdentity {
-    /// As [`HeaderSet::identity`].
+    /// See [`HeaderSet::identity`].
     pub identity: Option<String>,
-    /// As [`HeaderSet::unverified`].
+    /// See [`HeaderSet::unverified`].
     pub unverified: Option<Digest>,
-    /// What built the kernel, of headers that the user brings, where they say so.
+    /// Compiler that built the kernel, if user-provided headers state it.
     pub compiler: Option<Compiler>,
-    /// Why nothing can be built with what the store has, whose identity is only said; and what to do.
+    /// Reason and remedy if the stored header set is refused. Its `identity` is then an unverified claim.
     pub refused: Option<String>,
-    /// The file of a family's that is not there: then there are no headers.
+    /// Missing file of the kernel family; without it there are no headers.
     pub missing: Option<String>,
 }
 
-/// What became of a search for headers.
+/// Result of a search for headers.
 pub type HeaderLookup = Lookup<Box<HeaderSet>>;
 
-/// Header sets.
+/// Access to header sets.
 #[derive(Clone, Copy)]
 pub struct Headers<'a>(pub(super) &'a Fetcher);
 
 impl<'a> Headers<'a> {
-    /// Looks for the target's headers: imported ones first, else from the family's own source.
+    /// Finds the target's headers: imported ones first, then those from the family's own source.
     pub async fn find(self, source: &HeaderSource, target: &KernelTarget) -> Result<HeaderLookup> {
         match self.imported(target).await? {
             Some(imported) => self.load_imported(&imported, target).await,
@@ -90,7 +90,7 @@ impl<'a> Headers<'a> {
         }
     }
 
-    /// The same without the store.
+    /// Finds the target's headers without asking the store.
     async fn find_here(self, source: &HeaderSource, target: &KernelTarget) -> Result<HeaderLookup> {
         match self.imported_here(&target.release, target.arch)? {
             Some(imported) => self.load_imported(&imported, target).await,
@@ -122,9 +122,9 @@ impl<'a> Headers<'a> {
         }
     }
 
-    /// What decides the content of the target's headers beyond the definition and the release: the digest
-    /// of what was imported, of the file that the user brings, or of the image or file that is published. Nothing for packages,
-    /// whose release says it all (decision 0002). Where there is no file or image yet, nothing can be built.
+    /// Returns what determines the content of the target's headers beyond the definition and the release: the digest of an
+    /// import, of a user-provided file, or of a published image or file. Packages have no identity, because their release says
+    /// everything (decision 0002). If the file or image does not exist yet, nothing can be built.
     pub async fn identity(self, source: &HeaderSource, target: &KernelTarget) -> Result<HeaderIdentity> {
         let imported = match self.imported(target).await {
             Err(FetchError::Store(refused @ StoreError::Untrusted(..))) => {
@@ -145,7 +145,7 @@ impl<'a> Headers<'a> {
         Ok(match self.published(source, target).await? {
             Some(Lookup::Found(Published { digest, .. })) => {
                 let compiler = match source {
-                    // What is wrong with it is told where it is used.
+                    // Faults in the tarball are reported when it is used.
                     HeaderSource::Tarball(_) => match self.find_here(source, target).await {
                         Ok(Lookup::Found(set)) => set.compiler,
                         Ok(Lookup::Missing { .. })
@@ -164,7 +164,7 @@ impl<'a> Headers<'a> {
         })
     }
 
-    /// What there is of a kernel's headers at this moment, where they are no packages.
+    /// Looks for the published headers of a kernel; returns `None` for headers from packages.
     async fn published(
         self,
         source: &HeaderSource,
@@ -174,14 +174,14 @@ impl<'a> Headers<'a> {
         self.0.unless_kept(published::look(self.0, source, target).await, what, CARRY)
     }
 
-    /// The header sets in the cache, by release. One that cannot be read any more is left out.
+    /// Returns the header sets in the cache, by release. Unreadable ones are skipped.
     pub async fn in_cache(self) -> Result<Vec<HeaderSet>> {
         let cache = self.0.cache.clone();
         stoppable(move |_| {
             let mut sets = Vec::new();
             for found in cache.records::<Found>(KIND)? {
                 let (Ok(release), Some(arch)) = (found.release.parse(), found.arch) else { continue };
-                // Looked at, and not used.
+                // Only read it, without marking the entry as in use.
                 match read(&cache, found, &release, arch) {
                     Ok(set) => sets.push(set),
                     Err(FetchError::Tree(_)) => {}
@@ -195,8 +195,8 @@ impl<'a> Headers<'a> {
         .await
     }
 
-    /// The releases that packages `linux-headers-<release>` of the suites are for, in no order. Archive, components and
-    /// keyring are those that `headers` names, where it names some.
+    /// Returns the releases for which the suites have packages `linux-headers-<release>`, in no particular order. Archive,
+    /// components and keyring are taken from `headers` if it names them.
     pub async fn releases(
         self,
         headers: &HeaderSource,
@@ -212,8 +212,8 @@ impl<'a> Headers<'a> {
         Ok(names.iter().filter_map(|name| name.strip_prefix(PACKAGE)?.parse().ok()).collect())
     }
 
-    /// The kernels that each repository has packages of, in no order; the target's own release does not count. Where
-    /// there is nothing to ask, what is missing.
+    /// Returns the kernels for which each repository has packages, in no particular order; the release in `platform` is ignored.
+    /// Returns what is missing if there is nothing to ask.
     pub async fn rpm_releases(
         self,
         headers: &HeaderSource,
@@ -234,8 +234,8 @@ impl<'a> Headers<'a> {
         }
     }
 
-    /// Are there headers for the kernel? With the compiler that built it, where that is known already: packages are asked for by
-    /// name, and neither they nor what the store has is fetched.
+    /// Checks whether headers exist for the kernel, and returns its compiler if that is already known. Packages are only looked
+    /// up by name; neither packages nor stored header sets are fetched.
     pub async fn look(
         self,
         source: &HeaderSource,
@@ -271,7 +271,7 @@ impl<'a> Headers<'a> {
         Ok(self.find_here(source, target).await?.map(|set| set.compiler))
     }
 
-    /// For each of the texts: is it in the kernel's headers?
+    /// Returns, for each of the texts, whether the kernel's headers contain it.
     pub async fn say(
         self,
         source: &HeaderSource,
@@ -335,14 +335,14 @@ impl<'a> Headers<'a> {
         let wanted = target.clone();
         let finish = move |root: &Path| {
             layout::merge_usr(root)?;
-            // Where the link to the headers is in the kernel's own package.
+            // The link to the headers may be in the kernel's own package.
             layout::link_build(root, &wanted.release)?;
             verify(root, &wanted)
         };
         self.rpm_search(rpm, target).run(finish).await
     }
 
-    /// With its digest.
+    /// Returns the published header set with its digest.
     async fn take_published(
         self,
         source: &HeaderSource,
@@ -356,7 +356,7 @@ impl<'a> Headers<'a> {
                 Lookup::Found((self.0.unless_kept(fetched, what, CARRY)?, Some(digest)))
             }
             Some(Lookup::Missing { looked_for, hint }) => Lookup::Missing { looked_for, hint },
-            // Packages have another way.
+            // Packages are fetched in another way.
             None => Lookup::Missing { looked_for: what(), hint: String::new() },
         })
     }
@@ -373,7 +373,7 @@ impl<'a> Headers<'a> {
     }
 }
 
-/// A header set of the cache.
+/// Reads a header set in the cache.
 fn read(cache: &Cache, found: Found, release: &KernelRelease, arch: Architecture) -> Result<HeaderSet> {
     let Found { release: _, arch: _, key, origin } = found;
     let root = cache.place(KIND, &key)?.join(TREE);
@@ -382,7 +382,7 @@ fn read(cache: &Cache, found: Found, release: &KernelRelease, arch: Architecture
     Ok(HeaderSet { root, facts, compiler, origin, key, identity, content, unverified })
 }
 
-/// The finding that no package can have a name with this release in it. RPM's names have none.
+/// Returns a finding if no package can have a name that contains this release. RPM package names do not contain it.
 fn unnameable<T>(search: &Search<'_>) -> Option<Lookup<T>> {
     let names = match search.from {
         Place::Apt(..) => search.names(),
@@ -396,7 +396,7 @@ fn unnameable<T>(search: &Search<'_>) -> Option<Lookup<T>> {
     })
 }
 
-/// The other ways to headers that a family's source does not have.
+/// Appends the remedies that do not depend on the family's source.
 fn or_import(hint: &str, release: &KernelRelease) -> String {
     format!(
         "{hint}; or import them: `farrier headers import SOURCE... --kernel {release}`, or on a node that runs this kernel \
@@ -404,7 +404,7 @@ fn or_import(hint: &str, release: &KernelRelease) -> String {
     )
 }
 
-/// Only what is the target's header set becomes an entry.
+/// Checks that the tree is the target's header set, before it becomes a cache entry.
 fn verify(root: &Path, target: &KernelTarget) -> Result<()> {
     read_header_set(root, &target.release, target.arch)?;
     Ok(())

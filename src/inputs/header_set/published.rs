@@ -1,7 +1,7 @@
-//! Adapter: header sets that are no packages: files that the user brings, a part of an image, or of an archive at an address.
+//! Adapter: header sets that are not packages: files that the user provides, a part of an image, or an archive at an address.
 //!
-//! They count by their digests, which are known before anything large is fetched, unless only a signature says which archive
-//! is the right one.
+//! They are identified by their digests, which are known before anything large is fetched. The exception is an archive that only
+//! a signature verifies.
 
 use std::{
     path::{Path, PathBuf},
@@ -37,36 +37,36 @@ use crate::{
     tree_removal::remove_tree,
 };
 
-/// The kind of the records of files' checksums.
+/// Kind of the records of files' checksums.
 const RECORDS: &str = "published-headers";
-/// Largest list of checksums, and signature.
+/// Maximum size of a checksum list or a signature, in bytes.
 const MOST_BESIDE: u64 = 1 << 20;
-/// What is asked for, in messages.
+/// Name of the download in messages.
 const WHAT: &str = "kernel headers";
-/// Of an image, not all of it, but what it has of kernels.
+/// Path that selects the kernel directories of an image instead of one path in it.
 const ROOT: &str = "/";
-/// What to do where nothing is published of a kernel.
+/// Remedy if no headers are published for a kernel.
 const HINT: &str = "say in the kernel family where the headers of this kernel are published";
 
-/// What is published of a kernel's headers.
+/// Published headers of a kernel.
 pub(super) struct Published {
     content: Content,
-    /// Where in it the headers are, where that is not its top.
+    /// Path of the headers in the content; `None` for its top.
     path: Option<String>,
     /// Hexadecimal digits.
     pub digest: String,
 }
 
 enum Content {
-    /// A file or directory of this machine.
+    /// A file or directory on this machine.
     Local(PathBuf),
-    /// By digest.
+    /// An image by digest.
     Image(ImageReference),
     /// A file at one of these addresses.
     File(Vec<Url>, Checksum),
 }
 
-/// What is published of a kernel's headers at this moment; `None` where headers come from elsewhere.
+/// Looks up the currently published headers of a kernel; returns `None` if the headers come from packages.
 pub(super) async fn look(
     fetcher: &Fetcher,
     source: &HeaderSource,
@@ -145,11 +145,12 @@ async fn at_address(
         }
     };
     let beside = target.fill(beside);
-    // What other keys vouched for is looked at again.
+    // A change of keys invalidates the recorded checksum.
     let of_keys = keys.as_ref().map(Keys::digest).unwrap_or_default();
     let key = digest::of_parts([url.as_str(), &beside, &of_keys]);
     let cache = &fetcher.cache;
-    // While the file is here: what belongs to a kernel release does not change in what it means.
+    // Reuse the recorded checksum while the file is in the cache: a kernel release's published headers do not change their
+    // meaning.
     let known = match cache.read_record::<Checksum>(RECORDS, &key)? {
         Some(known) => cache.get(DOWNLOADS, known.hex())?.map(|_| known),
         None => None,
@@ -170,8 +171,8 @@ async fn at_address(
     Ok(Lookup::Found(Published { content: Content::File(places, checksum), path, digest }))
 }
 
-/// The checksum of the file at an address, as what is beside it says (a list, or a signature by one of the keys), or what is
-/// missing.
+/// Returns the checksum of the file at an address, verified by a checksum list or by a signature of one of the keys. Returns what
+/// is missing otherwise.
 async fn prove(
     fetcher: &Fetcher,
     keys: Option<Keys>,
@@ -198,7 +199,7 @@ async fn prove(
     Ok(Ok(checksum))
 }
 
-/// Writes what is at one of these addresses to a file; `None` where it is not there.
+/// Downloads a file from one of these addresses; returns `None` if it does not exist.
 async fn download(fetcher: &Fetcher, places: &[Url], most: u64, to: &Path) -> Result<Option<Checksum>> {
     match any_of(&fetcher.net, WHAT, places, None, most, to).await {
         Err(FetchError::Status(_, 404 | 410)) => Ok(None),
@@ -206,7 +207,7 @@ async fn download(fetcher: &Fetcher, places: &[Url], most: u64, to: &Path) -> Re
     }
 }
 
-/// The header set in the cache.
+/// Fetches the header set into the cache.
 pub(super) async fn fetch(fetcher: &Fetcher, published: Published, target: &KernelTarget) -> Result<Found> {
     let Published { content, path, digest } = published;
     let origin = match &content {
@@ -266,7 +267,7 @@ fn lay_out(
     if raw.exists() {
         remove_tree(&raw)?;
     }
-    // What is compiled with the headers, and whoever reads the store, sees no key that this kernel's modules are signed with.
+    // Neither builds nor readers of the store may see a key that signs this kernel's modules.
     let key = format!("usr/lib/modules/{}/build/certs/signing_key.pem", target.release);
     if let Some(key) = links::resolve(&root, Path::new(&key))? {
         fs::remove_file(root.join(key))?;
@@ -274,7 +275,7 @@ fn lay_out(
     verify(&root, target)
 }
 
-/// What a root has of kernels: the rest of it would come over the toolchain.
+/// Copies only the kernel directories of a root file system; the rest would overlay the toolchain.
 fn headers_of_root(stop: &AtomicBool, whole: &Path, raw: &Path) -> Result<()> {
     fs::create_dir(raw)?;
     for name in ["usr/src", "lib/modules"] {
@@ -288,7 +289,7 @@ fn headers_of_root(stop: &AtomicBool, whole: &Path, raw: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What is at a path: a directory, or an archive of one.
+/// Copies the content at a path: a directory, or an archive of one.
 fn part(stop: &AtomicBool, whole: &Path, path: &str, raw: &Path, what: &str) -> Result<()> {
     match links::resolve(whole, Path::new(path))?.map(|place| whole.join(place)) {
         Some(place) if place.is_dir() => copy_tree(&place, raw, stop),
@@ -300,7 +301,7 @@ fn part(stop: &AtomicBool, whole: &Path, path: &str, raw: &Path, what: &str) -> 
     }
 }
 
-/// What there is beside what is not there tells an image of another kernel.
+/// Creates an error that lists the existing names next to a missing path, which shows that an image is for another kernel.
 fn absent(whole: &Path, path: &Path, what: &str) -> Result<FetchError> {
     let parent = path.parent().unwrap_or(path);
     let place = links::resolve(whole, parent)?.map(|place| whole.join(place));
@@ -316,7 +317,7 @@ fn absent(whole: &Path, path: &Path, what: &str) -> Result<FetchError> {
     ))
 }
 
-/// An image's tree.
+/// Returns an image's unpacked tree.
 async fn tree(fetcher: &Fetcher, image: &ImageReference, arch: Architecture) -> Result<PathBuf> {
     let ImageReference { repository, version } = image;
     let gone = || FetchError::unusable(format!("fetch image {image}: it is not there any more"), HINT);

@@ -1,7 +1,7 @@
-//! Adapter: finds imported header sets, in the store beside the images, else in the cache, and keeps them there.
+//! Adapter: finds imported header sets, in the store first and then in the cache, and stores them there.
 //!
-//! They come before a family's own source. The store is asked each time: what one farrier brings there, every other one
-//! has to count in its input hashes at once.
+//! Imported header sets take precedence over a family's own source. The store is asked each time: other farriers must count a new
+//! import in their input hashes at once.
 
 use std::{
     path::{Path, PathBuf},
@@ -27,14 +27,14 @@ use crate::{
     store::{InputKind, StoreError, StoredInput, header_tag},
 };
 
-/// Bounds on what is imported: several times a kernel's whole source tree.
+/// Limits for imports: several times a kernel's whole source tree.
 pub(super) const LIMITS: Limits = Limits { entries: 500_000, bytes: 4 << 30, depth: 64 };
 
-/// Changes when the same set is laid out differently in the cache.
+/// Format version; change it when the same set is laid out differently in the cache.
 const FORMAT: &str = "brought-1";
-/// The kind of the records of imports on this machine.
+/// Kind of the records of imports on this machine.
 const IMPORTED: &str = "imported-headers";
-/// Longest origin and identity that are read from the store.
+/// Maximum length of an origin or identity read from the store.
 const MAX_VALUE: usize = 4096;
 
 /// An imported header set.
@@ -42,15 +42,15 @@ const MAX_VALUE: usize = 4096;
 pub(super) struct Imported {
     pub release: String,
     pub arch: Architecture,
-    /// Digest of its uncompressed layer.
+    /// Digest of the uncompressed layer.
     pub content: String,
-    /// What goes into input hashes; `None` where the release says it all.
+    /// Contribution to input hashes; `None` if the release says everything.
     pub identity: Option<String>,
     pub origin: Vec<String>,
-    /// What built the kernel (`gcc 12`), as the set says.
+    /// Compiler that built the kernel (`gcc 12`), as the set states.
     #[serde(default)]
     pub compiler: Option<String>,
-    /// Is that of this machine's making, or signed with a key of the site? Else it is what someone wrote into the registry.
+    /// Whether the set was made on this machine or signed by a trusted key. Unsigned registry content is untrusted.
     #[serde(skip, default = "made_here")]
     pub is_known: bool,
 }
@@ -60,7 +60,7 @@ fn made_here() -> bool {
 }
 
 impl Imported {
-    /// Reads an artifact's annotations, which are not trusted.
+    /// Parses an artifact's annotations, which are untrusted input.
     pub(super) fn of_stored(
         stored: &StoredInput,
         release: &KernelRelease,
@@ -95,14 +95,14 @@ impl Imported {
         })
     }
 
-    /// The digest of its content, where nothing else vouches for what it says of itself: an identity that is this digest
-    /// does.
+    /// Returns the content digest if the annotations are unverified. An identity equal to the content digest needs no further
+    /// proof.
     pub(super) fn unverified(&self) -> Option<Digest> {
         let content: Digest = self.content.parse().ok()?;
         (!self.is_known && self.identity.as_deref() != Some(content.hex())).then_some(content)
     }
 
-    /// What it says of itself in the store.
+    /// Returns the annotations of the artifact in the store.
     pub(super) fn annotations(&self, facts: &KernelFacts) -> [(&'static str, Option<String>); 8] {
         let symbols =
             facts.symbols.as_ref().map_or_else(|| "none".to_owned(), |table| table.len().to_string());
@@ -119,19 +119,19 @@ impl Imported {
         ]
     }
 
-    /// Its entry in the cache.
+    /// Returns the record of the entry in the cache.
     pub(super) fn found(&self) -> Found {
         let key = digest::of_parts([FORMAT, &self.release, self.arch.as_str(), &self.content]);
         Found { release: self.release.clone(), arch: Some(self.arch), key, origin: self.origin.clone() }
     }
 }
 
-/// A header set as people call it.
+/// Returns the display name of a header set.
 fn title_of(release: &str, arch: Architecture) -> String {
     format!("headers of {release} ({arch})")
 }
 
-/// A header set in the store that cannot be used.
+/// Creates an error about an unusable header set in the store.
 fn unfit(place: &str, reason: &str) -> FetchError {
     FetchError::StoredHeaders {
         message: format!("use the headers in {place}: {reason}"),
@@ -139,13 +139,13 @@ fn unfit(place: &str, reason: &str) -> FetchError {
     }
 }
 
-/// An annotation that is not too long and can be shown.
+/// Returns an annotation if it is short enough and printable.
 fn plain(stored: &StoredInput, key: &str) -> Option<String> {
     let text = stored.annotations.get(key)?;
     (text.len() <= MAX_VALUE && !text.chars().any(char::is_control)).then(|| text.clone())
 }
 
-/// The compiler that built the kernel of a set in the store, as that says.
+/// Returns the compiler that built the kernel of a stored set, as its annotation states.
 pub(super) fn compiler_of(stored: &StoredInput) -> Option<Compiler> {
     Compiler::named(&plain(stored, annotations::COMPILER)?)
 }
@@ -154,12 +154,12 @@ fn parts(origin: &str) -> Vec<String> {
     origin.split(", ").filter(|part| !part.is_empty()).map(str::to_owned).collect()
 }
 
-/// Repository and tag, for messages.
+/// Returns repository and tag, for messages.
 pub(super) fn place_of(stored: &StoredInput, tag: &Tag) -> String {
     format!("{}:{tag}", stored.repository)
 }
 
-/// A header set of the cache, or of the store as its notes say.
+/// A header set in the cache, or one in the store as described by its annotations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ListedHeaders {
@@ -169,17 +169,17 @@ pub struct ListedHeaders {
     pub arch: String,
     /// The kernel's compiler.
     pub compiler: Option<String>,
-    /// Symbols in `Module.symvers`; `None` without one.
+    /// Number of symbols in `Module.symvers`; `None` without that file.
     pub exported_symbols: Option<usize>,
-    /// `cache` or `registry`.
+    /// Location: `cache` or `registry`.
     pub place: &'static str,
-    /// The tree, or repository and tag.
+    /// Path of the tree, or repository and tag.
     #[serde(rename = "path")]
     pub reference: String,
-    /// The manifest's digest.
+    /// Digest of the manifest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
-    /// Where it came from.
+    /// Origin of the set.
     pub origin: Vec<String>,
 }
 
@@ -199,17 +199,17 @@ impl From<&HeaderSet> for ListedHeaders {
 }
 
 impl Headers<'_> {
-    /// What the store has for a kernel.
+    /// Returns the stored header set of a kernel.
     pub async fn in_store(self, release: &KernelRelease, arch: Architecture) -> Result<Option<StoredInput>> {
         self.0.stored(InputKind::Headers, &header_tag(release, arch)?).await
     }
 
-    /// All that the store has, by tag.
+    /// Lists all stored header sets, by tag.
     pub async fn list_store(self) -> Result<Vec<ListedHeaders>> {
         let Some(store) = self.0.store() else { return Ok(Vec::new()) };
         let mut listed = Vec::new();
         for tag in store.tags(InputKind::Headers).await? {
-            // Deleted in between.
+            // The artifact may have been deleted since the listing.
             let Some(stored) = store.find(InputKind::Headers, &tag).await? else { continue };
             let note = |key: &str| plain(&stored, key);
             listed.push(ListedHeaders {
@@ -226,8 +226,8 @@ impl Headers<'_> {
         Ok(listed)
     }
 
-    /// Puts the header set of a kernel into the store, unless one of its release is there. One that came from packages
-    /// has no identity beyond its release.
+    /// Puts the header set of a kernel into the store, unless one for its release is there. A set from packages has no identity
+    /// beyond its release.
     pub async fn keep(self, source: &HeaderSource, target: &KernelTarget) -> Result<Lookup<StoredUnder>> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
         let (tag, what) = (header_tag(release, *arch)?, title_of(release.as_str(), *arch));
@@ -254,7 +254,7 @@ impl Headers<'_> {
         Ok(Lookup::Found(self.0.put(input, packed).await?))
     }
 
-    /// A set that does not count: images that were made with it, as they say, stay what they are.
+    /// Returns the identity of a refused header set, as its annotations state it: images built with it stay up to date.
     pub(super) async fn refused(self, target: &KernelTarget, error: &StoreError) -> Result<HeaderIdentity> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
         let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
@@ -266,8 +266,8 @@ impl Headers<'_> {
         Ok(HeaderIdentity { identity, compiler, refused, ..HeaderIdentity::default() })
     }
 
-    /// The set that was imported for this kernel, if any: what the store has comes first, so that all who publish
-    /// to one registry build with the same headers.
+    /// Returns the imported set of this kernel, if any. The store takes precedence, so that all farriers that publish to one
+    /// registry build with the same headers.
     pub(super) async fn imported(self, target: &KernelTarget) -> Result<Option<Imported>> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
         match self.in_store(release, *arch).await? {
@@ -276,7 +276,7 @@ impl Headers<'_> {
         }
     }
 
-    /// What was imported on this machine, if it is still in the cache.
+    /// Returns the import made on this machine, if it is still in the cache.
     pub(super) fn imported_here(
         self,
         release: &KernelRelease,
@@ -287,13 +287,13 @@ impl Headers<'_> {
         Ok(self.0.cache.get(KIND, &found.found().key)?.map(|_| found))
     }
 
-    /// Notes an imported set, so that look-ups on this machine find it.
+    /// Records an imported set for lookups on this machine.
     pub(super) fn remember(self, imported: &Imported) -> Result<()> {
         let Imported { release, arch, .. } = imported;
         Ok(self.0.cache.write_record(IMPORTED, &local_key(release, *arch), imported)?)
     }
 
-    /// The set's tree in the cache, made by `make` if it is not there.
+    /// Returns the set's tree in the cache; `make` creates it if it is missing.
     pub(super) async fn keep_tree<F, M>(self, imported: &Imported, make: F) -> Result<PathBuf>
     where
         F: FnOnce(PathBuf) -> M,
@@ -305,7 +305,7 @@ impl Headers<'_> {
         Ok(place.join(TREE))
     }
 
-    /// Loads an imported set, from the store if the cache does not have it.
+    /// Loads an imported set, fetching it from the store if the cache does not have it.
     pub(super) async fn load_imported(
         self,
         imported: &Imported,
@@ -342,7 +342,7 @@ impl Headers<'_> {
     }
 }
 
-/// Unpacks a layer whose notes say what is in it: by that the set is known from now on.
+/// Unpacks a layer and verifies its content digest against the annotation.
 fn unpack_content(layer: &Path, root: &Path, content: &str, what: &str, stop: &AtomicBool) -> Result<()> {
     let inner = Stoppable { inner: LayerReader::new(File::open(layer)?)?, stop };
     let mut tar = Hashing::new(inner);

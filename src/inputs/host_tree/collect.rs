@@ -1,4 +1,4 @@
-//! Adapter: collects the headers that a host's own driver exposes into one archive, to compile other drivers against.
+//! Adapter: collects the headers that a host's own driver exposes into one archive, as a need for compiling other drivers.
 
 use std::{
     collections::BTreeSet,
@@ -22,10 +22,10 @@ use crate::{
     payload,
 };
 
-/// What is collected.
+/// Parameters of a collection.
 #[derive(Clone, Debug)]
 pub struct Collection {
-    /// Where the host's file system is mounted.
+    /// Mount point of the host's file system.
     pub root: PathBuf,
     /// The kernel that the headers are for.
     pub release: KernelRelease,
@@ -33,24 +33,23 @@ pub struct Collection {
     pub paths: Vec<PathBuf>,
 }
 
-/// An archive that was written.
+/// A finished archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collected {
-    /// Its digest: the same for the same content, whenever and wherever it is collected.
+    /// Digest of the archive. The same content gives the same digest, whatever the time and host of the collection.
     pub digest: Digest,
-    /// Its bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Symbol tables in it.
+    /// Symbol tables in the archive.
     pub symvers: Vec<PathBuf>,
-    /// Links that lead nowhere on the host, and were left out.
+    /// Omitted links, which lead nowhere on the host.
     pub left_out: Vec<PathBuf>,
 }
 
-/// Writes the archive, a `.tar.gz` that appears whole or not at all. Links become relative.
+/// Writes a `.tar.gz` archive atomically. Links become relative.
 ///
 /// # Errors
-/// A path is not there or leads elsewhere, there is no `Module.symvers`, or what there is was built for another
-/// kernel.
+/// A path does not exist or leads elsewhere, there is no `Module.symvers`, or the headers were built for another kernel.
 pub async fn collect(collection: Collection, out: PathBuf) -> Result<Collected> {
     stoppable(move |stop| {
         let directory = out.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -63,7 +62,7 @@ pub async fn collect(collection: Collection, out: PathBuf) -> Result<Collected> 
     .await
 }
 
-/// Copies everything that was named to below `stage`.
+/// Copies all named paths below `stage`.
 fn stage_all(collection: &Collection, stage: &Path, stop: &AtomicBool) -> Result<Vec<PathBuf>> {
     let Collection { root, release: _, paths } = collection;
     let named = paths.iter().map(|path| plain(path)).collect::<Result<BTreeSet<PathBuf>, _>>()?;
@@ -106,7 +105,7 @@ fn stage_all(collection: &Collection, stage: &Path, stop: &AtomicBool) -> Result
     Ok(left_out)
 }
 
-/// A path on the host, relative to its root.
+/// Converts a path on the host to one relative to its root.
 fn plain(path: &Path) -> Result<PathBuf> {
     let inner = path.strip_prefix("/").unwrap_or(path);
     let is_plain = inner.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
@@ -123,10 +122,10 @@ fn on_host(path: &Path) -> String {
     Path::new("/").join(path).display().to_string()
 }
 
-/// The relative target of a link, straight to what it means; `None` where it leads nowhere, or in a circle. Chains go
-/// through `/etc/alternatives`, which is not collected.
+/// Returns a relative target for a link, directly to the final file or directory. Returns `None` for a dangling or circular link.
+/// Chains pass through `/etc/alternatives`, which is not collected.
 fn relative_target(root: &Path, named: &BTreeSet<PathBuf>, link: &Path) -> Result<Option<PathBuf>> {
-    // As if the root were `/`: a link of the host must not lead into the pod that collects.
+    // Resolve links as if the root were `/`: a link of the host must not lead into the collecting pod.
     let Ok(Some(target)) = links::resolve(root, link) else { return Ok(None) };
     if !named.iter().any(|named| target.starts_with(named)) {
         let (link, target) = (on_host(link), on_host(&target));

@@ -9,7 +9,7 @@ use crate::{
 
 const K47: &str = "6.1.0-47-amd64";
 
-/// A host with OFED as its packages install it: `default` goes through `/etc/alternatives`, all links are absolute.
+/// A host with OFED as its packages install it: `default` goes through `/etc/alternatives`, and all links are absolute.
 struct Host(tempfile::TempDir);
 
 impl Host {
@@ -43,7 +43,7 @@ impl Host {
         collect(collection, self.at(to)).await
     }
 
-    /// What is said, without the place of the test; nothing is left behind.
+    /// Returns the error without the test's directory; asserts that no files are left.
     async fn refusal(&self, paths: &[&str]) -> String {
         let error = self.collect(paths, "out.tar.gz").await.unwrap_err();
         let left: Vec<_> =
@@ -91,7 +91,7 @@ async fn the_same_content_gives_the_same_archive() {
     let file = other.at("host/usr/src/ofa_kernel/x86_64/6.1.0-47-amd64/Module.symvers");
     fs::File::open(&file).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
     let first = one.collect(&["/usr/src/ofa_kernel"], "a.tar.gz").await.unwrap();
-    // Named twice, and once more below itself.
+    // A directory named twice, and a part of it named again.
     let again = ["/usr/src/ofa_kernel", "usr/src/ofa_kernel", "/usr/src/ofa_kernel/x86_64"];
     let second = other.collect(&again, "b.tar.gz").await.unwrap();
     assert_eq!(first.digest, second.digest);
@@ -101,7 +101,7 @@ async fn the_same_content_gives_the_same_archive() {
 #[tokio::test]
 async fn links_of_the_host_do_not_lead_into_the_pod() {
     let host = Host::new();
-    // Followed as the pod sees it, this would be a file of the pod.
+    // Resolved from the pod's root, this link would lead to a file of the pod.
     host.link("host/usr/src/ofa_kernel/hosts", "/../../../../../../../../etc/hostname");
     host.write("host/etc/hostname", "node");
     let said = host.refusal(&["/usr/src/ofa_kernel"]).await;

@@ -1,4 +1,4 @@
-//! Adapter: exposed headers that a host's own driver offers, as a directory or archive that the user brings.
+//! Adapter: headers exposed by a host's own driver, as a directory or archive that the user provides.
 
 pub mod collect;
 
@@ -23,32 +23,32 @@ use crate::{
     kernel::{KernelRelease, KernelTarget},
 };
 
-/// Changes when the same content is laid out differently.
+/// Format version; change it when the same content is laid out differently.
 const FORMAT: &str = "host-tree-1";
-/// The kind of the cache's entries.
+/// Kind of the cache entries.
 const KIND: &str = "host-trees";
-/// The symbol table of the exposed headers.
+/// File name of the exposed headers' symbol table.
 const SYMVERS: &str = "Module.symvers";
-/// A `utsrelease.h` is one line.
+/// Maximum size of a `utsrelease.h`, which has one line.
 const MAX_UTSRELEASE: u64 = 4096;
 
-/// A tree of exposed headers in the cache, whole and for the right kernel.
+/// A verified tree of exposed headers in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostTree {
-    /// The tree, rooted at `/`: `usr/src/ofa_kernel/...`. Goes to `needs/<name>/` of the build context.
+    /// The tree, rooted at `/`: `usr/src/ofa_kernel/...`. It becomes `needs/<name>/` in the build context.
     pub root: PathBuf,
-    /// Digest over its names, modes, links and contents.
+    /// Digest over names, modes, links and contents.
     pub digest: Digest,
-    /// Its symbol tables, relative to the root, in name order; one at least.
+    /// Symbol tables, relative to the root, in name order; at least one.
     pub symvers: Vec<PathBuf>,
-    /// File name and digest: for provenance.
+    /// File name and digest, for provenance.
     pub origin: String,
 }
 
-/// What became of a search for a tree.
+/// Result of a search for a tree.
 pub type HostTreeLookup = Lookup<HostTree>;
 
-/// What is remembered of a tree that was found good.
+/// Record of a verified tree.
 #[derive(Debug, Serialize, Deserialize)]
 struct Known {
     digest: String,
@@ -56,12 +56,12 @@ struct Known {
 }
 
 impl Fetcher {
-    /// The tree of exposed headers at a path of the definitions (`{{release}}` stands for the kernel release, relative
-    /// paths start in their directory), for one kernel.
+    /// Returns the tree of exposed headers at a path in the definitions, for one kernel. `{{release}}` is replaced by the kernel
+    /// release; relative paths start in the definitions directory.
     ///
     /// # Errors
-    /// It cannot be read or unpacked, has no `Module.symvers`, was built for another kernel, or has links that lead
-    /// out of it.
+    /// The tree cannot be read or unpacked, has no `Module.symvers`, was built for another kernel, or has links that lead out of
+    /// it.
     pub async fn host_tree(&self, tree: &HeadersPath, target: &KernelTarget) -> Result<HostTreeLookup> {
         let path = self.root.join(with_release(tree, target));
         if !path.exists() {
@@ -102,7 +102,7 @@ impl Fetcher {
     }
 }
 
-/// Puts the user's tree into a directory that is not there yet.
+/// Copies or unpacks the user's tree into a new directory.
 fn bring(stop: &AtomicBool, from: &Path, tree: &Path) -> Result<()> {
     if from.is_dir() {
         return copy_tree(from, tree, stop);
@@ -117,7 +117,7 @@ fn bring(stop: &AtomicBool, from: &Path, tree: &Path) -> Result<()> {
     unpack(stop, from, tree, &what)
 }
 
-/// Only exposed headers for the kernel pass; gives their symbol tables. `what` names the tree in errors.
+/// Verifies that a tree holds exposed headers for the kernel, and returns their symbol tables. `what` names the tree in errors.
 fn verify(tree: &Path, release: &KernelRelease, what: &str) -> Result<Vec<PathBuf>> {
     let mut symvers = Vec::new();
     let mut kernels: Vec<String> = Vec::new();
@@ -129,7 +129,7 @@ fn verify(tree: &Path, release: &KernelRelease, what: &str) -> Result<Vec<PathBu
             check_link(tree, relative, what)?;
         } else if entry.file_type().is_file() && entry.file_name() == SYMVERS {
             let kernel = kernel_in(relative);
-            // A host may keep what its driver was built for before; those symbols are of other versions.
+            // A host may keep headers that its driver was built for earlier. Their symbols have other versions.
             if kernel.as_deref().is_none_or(|kernel| kernel == release.as_str()) {
                 symvers.push(relative.to_owned());
             }
@@ -156,8 +156,8 @@ fn verify(tree: &Path, release: &KernelRelease, what: &str) -> Result<Vec<PathBu
     Ok(symvers)
 }
 
-/// The kernel that a symbol table's path names: OFED's is `ofa_kernel/<arch>/<release>/Module.symvers`. Directories
-/// like `nvidia-535.261.03` are none.
+/// Returns the kernel named in a symbol table's path: OFED's is `ofa_kernel/<arch>/<release>/Module.symvers`. Directories such as
+/// `nvidia-535.261.03` are not kernel releases.
 fn kernel_in(symvers: &Path) -> Option<String> {
     let directories = symvers.parent().into_iter().flat_map(Path::components);
     let mut names = directories.filter_map(|component| component.as_os_str().to_str());
@@ -170,7 +170,7 @@ fn kernel_in(symvers: &Path) -> Option<String> {
     names.find(is_release).map(str::to_owned)
 }
 
-/// What `#define UTS_RELEASE "..."` says.
+/// Returns the value of `#define UTS_RELEASE "..."`.
 fn utsrelease(path: &Path) -> Result<Option<String>> {
     let text = read_start(path, MAX_UTSRELEASE)?.unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -178,7 +178,7 @@ fn utsrelease(path: &Path) -> Result<Option<String>> {
     Ok(said.map(str::to_owned))
 }
 
-/// A link must be relative and stay in the tree: any other would lead elsewhere in the build.
+/// Checks that a link is relative and stays in the tree: other links would lead elsewhere in the build.
 fn check_link(tree: &Path, link: &Path, what: &str) -> Result<()> {
     let target = fs::read_link(tree.join(link))?;
     if links::stays_below(Path::new(""), link, &target) {

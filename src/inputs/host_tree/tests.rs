@@ -31,7 +31,7 @@ impl Scene {
         symlink(target, link).unwrap();
     }
 
-    /// OFED's own layout, with the link that it has beside the kernels.
+    /// OFED's own layout, including the link next to the kernels' directories.
     fn ofed(&self) {
         self.write(&format!("{OFED}/Module.symvers"), "0x1\tib_register_client\tib_core\tEXPORT_SYMBOL\t\n");
         self.write(&format!("{OFED}/include/rdma/peer_mem.h"), "");
@@ -55,7 +55,7 @@ impl Scene {
         }
     }
 
-    /// What is said of the directory, without the place of the test.
+    /// Returns the error about the directory, without the test's directory.
     async fn refusal(&self) -> String {
         let error = self.look("ofed-{{release}}").await.unwrap_err();
         let text = format!("{}\nhint: {}", crate::error_chain(&error), error.hint().unwrap_or_default());
@@ -79,16 +79,16 @@ async fn a_directory_and_its_archive_are_the_same_tree() {
     builder.finish().unwrap();
     let archived = scene.found("ofed.tar").await;
     assert_eq!(archived.digest, found.digest);
-    // And once more, from what is remembered.
+    // Again, from the record.
     assert_eq!(scene.found("ofed.tar").await, archived);
 
-    // The history of a clone is no part of it.
+    // A clone's version-control data is not part of the tree.
     scene.write("usr/src/ofa_kernel/.git/config", "token");
     let cloned = scene.found("ofed-{{release}}").await;
     assert_eq!(cloned.digest, found.digest);
     assert!(!cloned.root.join("usr/src/ofa_kernel/.git").exists());
 
-    // Other symbols: another digest, and so other input hashes.
+    // Other symbols give another digest, and thus other input hashes.
     scene.write(&format!("{OFED}/Module.symvers"), "0x2\tib_register_client\tib_core\tEXPORT_SYMBOL\t\n");
     assert_ne!(scene.found("ofed-{{release}}").await.digest, found.digest);
 }

@@ -1,4 +1,4 @@
-//! Adapter: what a kernel image, and what comes with it, tell about the kernel.
+//! Adapter: reads facts about a kernel from its image and companion files.
 
 use std::{
     fs::File as PlainFile,
@@ -20,16 +20,16 @@ use crate::{
     payload::{self, DecompressionBudget},
 };
 
-/// Bytes of one decompressed kernel. Debian's have 60 MiB, one with every debugging aid 300.
+/// Maximum size of a decompressed kernel in bytes. Debian's have 60 MiB; one with every debugging option has 300.
 const MAX_KERNEL: u64 = 2 << 30;
-/// Bytes of one index file; `modules.dep` of a distribution kernel has 1 MB.
+/// Maximum size of an index file in bytes; `modules.dep` of a distribution kernel has 1 MB.
 const MAX_INDEX: u64 = 64 << 20;
-/// The kind of the cache's records.
+/// Kind of the cache's records.
 const KIND: &str = "kernel-facts";
-/// Changes when the same image gives other facts.
+/// Format version; change it when the same image gives other facts.
 const FORMAT: &str = "kernel-facts-2";
 
-/// What the image itself tells, as it is kept.
+/// Facts from the image itself, as recorded.
 #[derive(Debug, Serialize, Deserialize)]
 struct ImageFacts {
     release: Option<String>,
@@ -37,8 +37,8 @@ struct ImageFacts {
 }
 
 impl KernelImage {
-    /// What the image tells about its kernel beyond the header set. Decompresses it into a temporary file, and reads
-    /// one of the kernel's own modules. Blocks. [`KernelImages::facts`] does so once for each image.
+    /// Reads the image's facts about its kernel beyond the header set. Decompresses the image into a temporary file, and reads
+    /// one of the kernel's own modules. Blocks. [`KernelImages::facts`] reads each image only once.
     pub fn facts(&self) -> Result<BeyondHeaders> {
         let image = read_image(&self.vmlinuz)?;
         self.is_of_its_release(&image)?;
@@ -58,7 +58,8 @@ impl KernelImage {
         }
     }
 
-    /// What [`Self::companions`] reads; a module directory's own time does not tell that a file in it was replaced.
+    /// Returns the files that [`Self::companions`] reads. A module directory's own modification time does not show that a file in
+    /// it was replaced.
     fn companion_files(&self) -> Vec<PathBuf> {
         let in_modules = self.modules.iter().flat_map(|directory| {
             ["", "kernel", "modules.dep", "modules.order", "modules.builtin"].map(|name| directory.join(name))
@@ -81,11 +82,11 @@ impl KernelImage {
     }
 }
 
-/// Changes when any of the files is another one.
+/// Returns a key that changes when any of the files is replaced.
 fn identity<'p>(what: &str, files: impl IntoIterator<Item = &'p PathBuf>) -> io::Result<String> {
     let mut parts = vec![FORMAT.to_owned(), what.to_owned()];
     for path in files {
-        // One file may be named in several ways.
+        // One file may have several names.
         let path = fs::canonicalize(path)?;
         parts.push(format!("{} {}", path.display(), digest::stamp_of(&fs::metadata(&path)?)));
     }
@@ -93,7 +94,7 @@ fn identity<'p>(what: &str, files: impl IntoIterator<Item = &'p PathBuf>) -> io:
 }
 
 impl KernelImages<'_> {
-    /// The facts of a kernel image, from the cache after the first time.
+    /// Returns the facts of a kernel image, from the cache after the first time.
     pub async fn facts(self, image: &KernelImage) -> Result<BeyondHeaders> {
         let (cache, image) = (self.0.cache.clone(), image.clone());
         stoppable(move |_| {
@@ -106,7 +107,7 @@ impl KernelImages<'_> {
         .await
     }
 
-    /// The release that a kernel image says it is; `None` for one that does not say.
+    /// Returns the release that a kernel image states; `None` if it states none.
     pub(super) async fn release_of(self, vmlinuz: &Path) -> Result<Option<KernelRelease>> {
         let (cache, path) = (self.0.cache.clone(), vmlinuz.to_owned());
         let known = stoppable(move |_| image_facts(&cache, &path)).await?;
@@ -118,7 +119,7 @@ fn image_facts(cache: &Cache, vmlinuz: &PathBuf) -> Result<ImageFacts> {
     remembered(cache, &identity("image", [vmlinuz])?, || read_image(vmlinuz))
 }
 
-/// From a record, else by `read`.
+/// Returns the recorded value, or calls `read` and records its result.
 fn remembered<T: Serialize + DeserializeOwned>(
     cache: &Cache,
     key: &str,
@@ -157,7 +158,7 @@ fn read_image(path: &Path) -> Result<ImageFacts> {
     Ok(ImageFacts { release: vmlinux.release().map_err(wrong)?, beyond_headers: facts })
 }
 
-/// To a file, not to memory: a kernel is larger than all else that a check holds.
+/// Decompresses to a file instead of memory: a kernel is larger than everything else that a check holds.
 fn decompress(reader: &mut dyn Read) -> Result<PlainFile, VmlinuzError> {
     let mut file = tempfile::tempfile()?;
     let mut buffer = vec![0; 128 << 10];
@@ -173,22 +174,22 @@ fn decompress(reader: &mut dyn Read) -> Result<PlainFile, VmlinuzError> {
     }
 }
 
-/// Takes in what the kernel's type information tells; its word on a size counts more than one module's.
+/// Adds facts from the kernel's type information. Its struct size takes precedence over the size from one module.
 pub(super) fn add_btf(facts: &mut BeyondHeaders, btf: &Btf<'_>, source: &FactSource) {
     facts.btf_base = Some(Known { value: btf.base(), source: source.clone() });
     let size = btf.size_of_struct("module").map(|value| Known { value, source: source.clone() });
     facts.module_size = size.or(facts.module_size.take());
 }
 
-/// Takes in what a kernel's own module directory tells: its index files, or the files themselves where a package leaves
-/// the index to its installation, and one module. Blocks.
+/// Adds facts from the kernel's own module directory. Reads the index files and one module; lists the modules themselves if a
+/// package leaves the index to its installation. Blocks.
 pub(super) fn add_modules(facts: &mut BeyondHeaders, directory: &Path) -> Result<()> {
     let mut index = InTree::default();
     for name in ["modules.dep", "modules.order"] {
         if let Some(text) = read_index(&directory.join(name))? {
             index.add_modules(&text);
         }
-        // The index tells names as they are after compression, the order those before it.
+        // `modules.dep` has the names after compression, `modules.order` those before it.
         if !index.modules.is_empty() {
             break;
         }
@@ -224,7 +225,7 @@ fn read_index(path: &Path) -> io::Result<Option<String>> {
     Ok(read_start(path, MAX_INDEX)?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-/// Modules below `kernel/` alone: others were put there later, and are not the kernel's own.
+/// Lists only modules below `kernel/`: others were added later, and are not the kernel's own.
 fn walk(directory: &Path, index: &mut InTree) -> io::Result<()> {
     let kernel = directory.join("kernel");
     if !kernel.is_dir() {
@@ -241,8 +242,8 @@ fn walk(directory: &Path, index: &mut InTree) -> io::Result<()> {
     Ok(())
 }
 
-/// The image's own table counts more than `System.map`, and its types more than one module: they are the kernel
-/// itself.
+/// Combines facts. The image takes precedence, because it is the kernel itself: its symbol table over `System.map`, and its type
+/// information over one module.
 fn combine(image: BeyondHeaders, companions: BeyondHeaders) -> BeyondHeaders {
     BeyondHeaders {
         btf_base: image.btf_base,

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{inputs::Fetcher, kernel::Architecture, kmod::testing::ModuleFile};
 
-/// A plain ELF "kernel" without sections: it says nothing but its release.
+/// Makes a plain ELF "kernel" without sections, which only states its release.
 fn image(dir: &Path, banner: &str) -> KernelImage {
     let vmlinuz = dir.join("vmlinuz-6.1.0-1-amd64");
     let mut bytes = vec![0; 64];

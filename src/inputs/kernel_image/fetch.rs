@@ -17,17 +17,17 @@ use crate::{
     tree_removal::remove_tree,
 };
 
-/// Changes when the same packages are laid out differently.
+/// Format version; change it when the same packages are laid out differently.
 const FORMAT: &str = "kernel-image-1";
-/// The kind of the cache's entries and records.
+/// Kind of the cache entries and records.
 const KIND: &str = "kernel-images";
 
-/// What to do about a kernel image that cannot be fetched: no store holds them.
+/// Remedy for a kernel image that cannot be fetched: no store holds kernel images.
 const BRING: &str = "registries keep no kernel images: put the kernel's vmlinuz and modules into the definitions directory and \
                      name them as the family's `kernelImage: file`, or name a mirror of its packages, and its host, in \
                      site.yaml";
 
-/// May a search ask the archive, or only look at what is here?
+/// Whether a search may contact the archive or only looks in local places.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reach {
     Archive,
@@ -35,12 +35,12 @@ enum Reach {
 }
 
 impl KernelImages<'_> {
-    /// Looks for the target's kernel image, and fetches it if need be.
+    /// Finds the target's kernel image, fetching it if needed.
     pub async fn find(self, family: &KernelFamily, target: &KernelTarget) -> Result<KernelImageLookup> {
         self.look_for(family, target, Reach::Archive).await
     }
 
-    /// The target's kernel image if it is here already: in the cache, or where the definition says.
+    /// Returns the target's kernel image if it is already in the cache or in the location that the definition names.
     pub async fn find_here(
         self,
         family: &KernelFamily,
@@ -115,7 +115,7 @@ impl KernelImages<'_> {
         Ok(Lookup::Found(Box::new(KernelImage { origin: found.origin, ..image })))
     }
 
-    /// A kernel image that the user brings, with the release that it says itself where none is given.
+    /// Returns a user-provided kernel image. Without `release`, the release is read from the image.
     pub async fn file(
         self,
         vmlinuz: &Path,
@@ -133,7 +133,7 @@ impl KernelImages<'_> {
             })?
         };
         let origin = vec![vmlinuz.display().to_string()];
-        // As /boot has them: `vmlinuz-X` beside `System.map-X`.
+        // As in /boot: `vmlinuz-X` next to `System.map-X`.
         let system_map = vmlinuz.with_file_name(format!("System.map-{release}"));
         let is_its = name_of(vmlinuz) == format!("vmlinuz-{release}") && system_map.is_file();
         let system_map = is_its.then_some(system_map);
@@ -142,7 +142,7 @@ impl KernelImages<'_> {
     }
 }
 
-/// The finding that a family does not say where kernel images are.
+/// Returns the finding that a family does not name a source of kernel images.
 fn without(family: &KernelFamily, target: &KernelTarget) -> KernelImageLookup {
     let name = &family.metadata.name;
     Lookup::Missing {
@@ -172,7 +172,7 @@ fn file_image(file: &KernelImageFile, root: &Path, target: &KernelTarget) -> Ker
     }))
 }
 
-/// Leaves only what is read or booted: the image, its map and configuration, and the modules.
+/// Removes everything that is neither read nor booted: keeps the image, its map and configuration, and the modules.
 fn prune(root: &Path) -> Result<()> {
     let is_boot =
         |name: &str| ["vmlinuz", "System.map", "config"].iter().any(|start| name.starts_with(start));

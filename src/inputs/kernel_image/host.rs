@@ -1,4 +1,4 @@
-//! Adapter: what a running machine tells about its own kernel.
+//! Adapter: reads the facts about a running machine's kernel.
 
 use std::{
     collections::BTreeSet,
@@ -22,14 +22,14 @@ use crate::{
     kmod::{BeyondHeaders, Btf, FactSource, KernelConfig, KernelFacts, Known, exported_names},
 };
 
-/// Bytes of one file that is read; the kernel's types have some 6 MB.
+/// Maximum size of a file in bytes; the kernel's type information has about 6 MB.
 const MAX_FILE: u64 = 64 << 20;
 
-/// What to do where a machine does not tell about its kernel.
+/// Remedy for a machine that does not expose facts about its kernel.
 const HINT: &str = "name the kernel with --kernel instead of --host";
 
-/// The kernel that the machine whose files lie below `root` (`/`, but for tests) runs: from its build tree where that
-/// is installed, else from the configuration that it was built with, and from what it says itself. Blocks.
+/// Reads the facts about the running kernel of the machine whose files are below `root` (`/`, except in tests). Uses the kernel's
+/// build tree if that is installed, or else its configuration, and what the running kernel exposes. Blocks.
 pub fn read_host(root: &Path, arch: Architecture) -> Result<KernelFacts> {
     let path = root.join("proc/sys/kernel/osrelease");
     let release = read(&path)?.unwrap_or_default();
@@ -50,7 +50,7 @@ pub fn read_host(root: &Path, arch: Architecture) -> Result<KernelFacts> {
 }
 
 impl KernelImage {
-    /// The image and modules of the kernel that the machine whose files lie below `root` runs.
+    /// Returns the image and modules of the kernel that the machine with files below `root` runs.
     pub fn of_host(root: &Path, release: &KernelRelease, arch: Architecture) -> Result<Self> {
         Self::below(root, release, arch).ok_or_else(|| {
             let places = Self::places(root, release);
@@ -84,13 +84,13 @@ fn beyond_headers(root: &Path, release: &KernelRelease) -> Result<BeyondHeaders>
     Ok(facts)
 }
 
-/// The running kernel's own list, where it has one and shows it; else the map that was installed with it.
+/// Returns the exported symbols from the running kernel's own list if it is readable, or else from the installed map.
 fn exports(root: &Path, release: &KernelRelease) -> io::Result<Option<Known<BTreeSet<String>>>> {
     let map = format!("boot/System.map-{release}");
     for (path, source) in [("proc/kallsyms", FactSource::Host), (&map, FactSource::SystemMap)] {
         let Some(file) = open(&root.join(path))? else { continue };
         let names = exported_names(BufReader::new(file))?;
-        // Some kernels list a stray one or two: their own table is left out.
+        // Some kernels list one or two stray symbols only, because the list leaves out the kernel's own table.
         if names.contains("module_layout") || names.len() > 1000 {
             return Ok(Some(Known { value: names, source }));
         }
@@ -124,8 +124,8 @@ fn config(root: &Path, release: &KernelRelease) -> Result<KernelConfig> {
     ))
 }
 
-/// `module.sig_enforce`, and a lockdown of either kind, which enforces signatures as well (`security/lockdown`,
-/// `LOCKDOWN_MODULE_SIGNATURE`). `None` when the machine does not say.
+/// Whether the machine enforces module signatures: by `module.sig_enforce`, or by a lockdown of either kind (`security/lockdown`,
+/// `LOCKDOWN_MODULE_SIGNATURE`). Returns `None` if the machine exposes neither.
 fn enforces_signatures(root: &Path) -> io::Result<Option<bool>> {
     let parameter = read(&root.join("sys/module/module/parameters/sig_enforce"))?;
     let lockdown = read(&root.join("sys/kernel/security/lockdown"))?;
@@ -140,7 +140,7 @@ fn enforces_signatures(root: &Path) -> io::Result<Option<bool>> {
     })
 }
 
-/// A small file's bytes; `None` when it is not there.
+/// Reads a small file; returns `None` if it does not exist.
 fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let Some(file) = open(path)? else { return Ok(None) };
     let mut bytes = Vec::new();
@@ -148,14 +148,13 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// A file; `None` when it is not there. A root that is not ours may hide what only root reads; what it does not tell is
-/// unknown.
+/// Opens a file; returns `None` if it does not exist or only root may read it. Such facts stay unknown.
 fn open(path: &Path) -> io::Result<Option<File>> {
     use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
     match File::open(path) {
         Ok(file) => Ok(Some(file)),
-        // Files below `/boot` and `/sys/kernel/security` are root's alone on many machines: not being let in is the
-        // same as not being told.
+        // On many machines only root may read files below `/boot` and `/sys/kernel/security`. A denied access counts as a missing
+        // file.
         Err(error) if matches!(error.kind(), NotFound | NotADirectory | PermissionDenied) => Ok(None),
         Err(error) => Err(error),
     }

@@ -12,10 +12,10 @@ use crate::{
     kernel::{Architecture, KernelRelease},
 };
 
-/// A kernel image with what comes with it.
+/// A kernel image with its companion files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelImage {
-    /// The release.
+    /// Kernel release.
     pub release: KernelRelease,
     /// Architecture.
     pub arch: Architecture,
@@ -23,18 +23,18 @@ pub struct KernelImage {
     pub vmlinuz: PathBuf,
     /// `System.map`.
     pub system_map: Option<PathBuf>,
-    /// The kernel's own module directory (`/lib/modules/<release>`), with `modules.dep` or without it.
+    /// The kernel's own module directory (`/lib/modules/<release>`), with or without `modules.dep`.
     pub modules: Option<PathBuf>,
-    /// Packages and versions, or files: for provenance.
+    /// Packages and versions, or files, for provenance.
     pub origin: Vec<String>,
 }
 
 impl KernelImage {
-    /// The image and what comes with it at their natural places below `root`; its own path is its origin.
+    /// Finds the image and its companion files in their usual locations below `root`. Its own path is its origin.
     fn below(root: &Path, release: &KernelRelease, arch: Architecture) -> Option<Self> {
         let modules = Self::module_directories(root, release).into_iter().find(|path| path.is_dir());
         let vmlinuz = Self::places(root, release).into_iter().find(|path| path.is_file())?;
-        // RHEL's kernel-core, and newer kernels' own `make binrpm-pkg`, keep it with the modules.
+        // RHEL's kernel-core and newer kernels' `make binrpm-pkg` keep `System.map` with the modules.
         let maps = [
             Some(root.join(format!("boot/System.map-{release}"))),
             modules.as_ref().map(|dir| dir.join("System.map")),
@@ -49,9 +49,9 @@ impl KernelImage {
         })
     }
 
-    /// The kernel's own modules that an image lies with: in their directory, or in `/boot` beside them.
+    /// Returns the kernel's own modules for an image that is in their directory, or in `/boot` of the same root.
     fn modules_beside(vmlinuz: &Path, release: &KernelRelease) -> Option<PathBuf> {
-        // `/vmlinuz` and the like are links.
+        // `/vmlinuz` and similar paths are links.
         let vmlinuz = vmlinuz.canonicalize().ok()?;
         let directory = vmlinuz.parent()?;
         let mut places = Vec::new();
@@ -68,7 +68,7 @@ impl KernelImage {
         ["lib/modules", "usr/lib/modules"].map(|dir| root.join(dir).join(release.as_str()))
     }
 
-    /// Where images are looked for: RHEL and newer Ubuntu keep them with the modules.
+    /// Returns the usual locations of images: RHEL and newer Ubuntu keep them with the modules.
     fn places(root: &Path, release: &KernelRelease) -> Vec<PathBuf> {
         let with_modules = ["lib/modules", "usr/lib/modules"].map(|dir| format!("{dir}/{release}/vmlinuz"));
         let names = [format!("boot/vmlinuz-{release}")].into_iter().chain(with_modules);
@@ -76,14 +76,14 @@ impl KernelImage {
     }
 }
 
-/// What became of a search for a kernel image.
+/// Result of a search for a kernel image.
 pub type KernelImageLookup = Lookup<Box<KernelImage>>;
 
-/// Kernel images; relative paths in definitions start at `root`.
+/// Access to kernel images. Relative paths in definitions start at `root`.
 #[derive(Clone, Copy)]
 pub struct KernelImages<'a>(pub(super) &'a Fetcher);
 
-/// What the user brings, or the machine has, cannot be used: `cause` says why.
+/// Creates an error about an unusable file of the user or the machine; `cause` is the reason.
 fn unfit(message: &str, cause: &dyn std::error::Error, hint: &str) -> FetchError {
     FetchError::unusable(format!("{message}: {}", error_chain(cause)), hint)
 }
@@ -111,7 +111,7 @@ mod tests {
             ["boot/vmlinuz", "boot/vmlinuz-6.1.0-55-amd64", "usr/lib/modules/vmlinuz", "a/b/vmlinuz"]
                 .map(place);
         let beside = |vmlinuz: &PathBuf| KernelImage::modules_beside(vmlinuz, &release);
-        // A directory without modules tells nothing.
+        // A directory without modules does not count.
         assert!(its.iter().all(|vmlinuz| beside(vmlinuz).is_none()));
         fs::create_dir(modules.join("kernel")).unwrap();
         assert!(its.iter().all(|vmlinuz| beside(vmlinuz).as_ref() == Some(&modules)));

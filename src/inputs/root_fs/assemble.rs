@@ -1,5 +1,5 @@
-//! Adapter: toolchains out of packages that apt or libsolv chose, fetched and verified. No script of theirs runs, and no root is
-//! needed.
+//! Adapter: assembles toolchains from packages that apt or libsolv chose, fetched and verified. Runs none of their scripts and
+//! needs no root.
 
 use std::{
     path::{Path, PathBuf},
@@ -20,13 +20,13 @@ use crate::{
     tree_removal::remove_tree,
 };
 
-/// dpkg's list of what is installed: bills of materials are made from it.
+/// dpkg's list of installed packages, from which bills of materials are made.
 const STATUS: &str = "var/lib/dpkg/status";
 
-/// Where the list of packages lies, and what makes it.
+/// Path of the package list, and the function that makes it.
 type List = (&'static str, fn(&[PathBuf]) -> Result<String>);
 
-/// Makes the layer in `dir`.
+/// Makes the layer of a toolchain from Debian packages in `dir`.
 pub(super) async fn assemble(
     fetcher: &Fetcher,
     spec: &BootstrapSpec,
@@ -40,7 +40,7 @@ pub(super) async fn assemble(
     stoppable(move |stop| write(stop, &files, (STATUS, dpkg_status), arch, &dir)).await
 }
 
-/// The same of RPM packages; `name` says in errors where they are from.
+/// Makes the layer of a toolchain from RPM packages in `dir`; `name` says in errors where they come from.
 pub(super) async fn assemble_rpm(
     fetcher: &Fetcher,
     root: &RpmRoot,
@@ -53,7 +53,7 @@ pub(super) async fn assemble_rpm(
     stoppable(move |stop| write(stop, &files, (RPM_LIST, rpm_list), arch, &dir)).await
 }
 
-/// The repositories of RPM packages; nothing is asked yet.
+/// Opens the repositories of RPM packages, without contacting them yet.
 pub(super) fn open(
     fetcher: &Fetcher,
     root: &RpmRoot,
@@ -101,7 +101,7 @@ fn write(
     Ok(remove_tree(&tree)?)
 }
 
-/// dpkg's list: a paragraph for each package.
+/// Returns dpkg's list, with one paragraph per package.
 fn dpkg_status(packages: &[PathBuf]) -> Result<String> {
     let paragraph = |package: &PathBuf| -> Result<String> {
         let fields = output_of("dpkg-deb", &["--field"], std::slice::from_ref(package))?;
@@ -114,7 +114,7 @@ fn rpm_list(packages: &[PathBuf]) -> Result<String> {
     output_of("rpm", &["--query", "--package", "--nosignature", "--queryformat", RPM_LIST_FORMAT], packages)
 }
 
-/// What a program says of packages, without the user's own configuration.
+/// Returns a program's output about packages, without the user's configuration.
 fn output_of(program: &'static str, arguments: &[&str], packages: &[PathBuf]) -> Result<String> {
     let mut command = Command::new(program);
     let output = command.args(arguments).args(packages).env("HOME", "/").output();
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
     use crate::{inputs::root_fs_layer::RootFs, oci::LayerReader, provenance::PackageReader};
 
-    /// A package as `dpkg-deb` makes it, with a script that would leave a trace.
+    /// Makes a package with `dpkg-deb`, with a script that would leave a trace.
     fn package(dir: &Path, name: &str, files: &[(&str, u32)]) -> PathBuf {
         let root = dir.join(name);
         let control = format!(

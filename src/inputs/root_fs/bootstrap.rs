@@ -1,4 +1,4 @@
-//! Adapter: runtime bases from packages whose scripts have to run, through `mmdebstrap`.
+//! Adapter: makes runtime bases with `mmdebstrap`, from packages whose scripts have to run.
 
 use std::{
     fs::File,
@@ -22,10 +22,10 @@ use crate::{
     oci,
 };
 
-/// Time for mmdebstrap to unmount and to remove its directory when it must end.
+/// Time for a canceled mmdebstrap to unmount and to remove its directory.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Makes the layer in `dir`; `driver` is a tar that goes over the packages.
+/// Makes the layer of a runtime base in `dir`; `driver` is a tar that is unpacked over the packages.
 pub(super) async fn mmdebstrap(
     fetcher: &Fetcher,
     spec: &BootstrapSpec,
@@ -51,7 +51,7 @@ pub(super) async fn mmdebstrap(
     if !include.is_empty() {
         command.arg(format!("--include={}", include.join(",")));
     }
-    // The site's words come last, and so count.
+    // The site's options come last, so they take precedence.
     for option in host_options().await?.into_iter().chain(reach.options) {
         command.arg(format!("--aptopt={option}"));
     }
@@ -62,18 +62,17 @@ pub(super) async fn mmdebstrap(
     if let Some(tar) = driver {
         let tar = tar.display().to_string().replace('\'', r"'\''");
         command.arg(format!("--customize-hook=tar-in '{tar}' /"));
-        // The distribution's own: loaders and the container toolkit find libraries by its cache.
+        // The distribution's own ldconfig: loaders and the container toolkit find libraries through its cache.
         command.arg("--customize-hook=/usr/sbin/chroot \"$1\" /sbin/ldconfig");
     }
-    // The sources come on its standard input: a file in the cache is not readable for the user that
-    // mmdebstrap turns into when it is not root.
+    // Pass the sources on standard input: without root, mmdebstrap switches to a user who cannot read files in the cache.
     command.arg(suite.as_str()).arg("-").arg("-").stdin(Stdio::piped());
     let mut running = process::start(command, "mmdebstrap", GRACE)?;
     let failed = |source| FetchError::Start("mmdebstrap", source);
     let (stdin, stdout, stderr) =
         (running.child.stdin.take(), running.child.stdout.take(), running.child.stderr.take());
     if let Some(mut stdin) = stdin {
-        // Should it end before it reads them, its own words say more than a broken pipe.
+        // If mmdebstrap exits before reading the sources, its own output says more than a broken pipe.
         let _ = tokio::io::AsyncWriteExt::write_all(&mut stdin, sources.as_bytes()).await;
     }
     let tar = stdout.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
@@ -82,7 +81,7 @@ pub(super) async fn mmdebstrap(
         let dir = dir.clone();
         move |stop| compress(tar, &dir, stop)
     });
-    // Joined, not tried: when it fails, its words tell more than its half a tar.
+    // `join` instead of `try_join`: after a failure, mmdebstrap's output says more than the truncated tar.
     let (written, words) = tokio::join!(compressed, process::read_text(stderr));
     let words = words.map_err(failed)?;
     if !running.child.wait().await.map_err(failed)?.success() {
@@ -91,7 +90,8 @@ pub(super) async fn mmdebstrap(
     written
 }
 
-/// The scripts of a base's packages run while it is made. mmdebstrap asks the same program whether they can.
+/// Checks that this machine can run programs for `arch`, because package scripts run while a base is made. mmdebstrap uses the
+/// same check.
 pub(super) fn runs(arch: Architecture) -> Result<()> {
     let mut command = std::process::Command::new("arch-test");
     command.arg(arch.as_str()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -107,7 +107,7 @@ pub(super) fn runs(arch: Architecture) -> Result<()> {
     ))
 }
 
-/// What mmdebstrap's own words come to.
+/// Converts mmdebstrap's output to an error.
 fn failure(action: String, words: &str) -> FetchError {
     if words.contains("unable to pick chroot mode") {
         return FetchError::unusable(
@@ -119,8 +119,8 @@ fn failure(action: String, words: &str) -> FetchError {
     process::failure(action, words)
 }
 
-/// The host's apt options that decide how archives are reached: mmdebstrap itself leaves them out. They
-/// are removed from the result.
+/// Returns the host's apt options for reaching archives, which mmdebstrap itself does not pass on. They are removed from the
+/// result.
 async fn host_options() -> Result<Vec<String>> {
     let mut command = process::command("apt-config");
     command.args(["dump", "--format", "%F \"%v\";%n", "Acquire"]);
@@ -131,7 +131,7 @@ async fn host_options() -> Result<Vec<String>> {
     Ok(options)
 }
 
-/// Proxies and other settings of a transport, and whether old lists are accepted.
+/// Whether a line sets an option of a transport, such as a proxy, or allows outdated lists.
 fn is_reach_option(line: &str) -> bool {
     let line = line.to_ascii_lowercase();
     let transport = ["acquire::http::", "acquire::https::"].iter().any(|start| line.starts_with(start));
@@ -140,7 +140,7 @@ fn is_reach_option(line: &str) -> bool {
     (transport || dates) && !line.contains(" \"\";")
 }
 
-/// Compresses a tar into the entry.
+/// Compresses a tar into the cache entry.
 fn compress(tar: impl io::Read, entry: &Path, stop: &AtomicBool) -> Result<()> {
     let file = fs_err::File::create(entry.join(layer::FILE))?;
     let made = oci::compress_at(

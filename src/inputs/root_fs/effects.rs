@@ -1,8 +1,8 @@
-//! Pure: what packages' scripts would do that a compilation needs, done without them.
+//! Pure: reproduces the effects of package scripts that a compilation needs, without running the scripts.
 //!
-//! No script of a package runs in a toolchain, so that neither root nor a file system of another architecture's programs is
-//! needed. Not needed either, and so not here: `ld.so.cache` (all libraries of a compiler are where the dynamic linker
-//! looks by itself), users beyond the base system's, debconf's and systemd's state, compiled Python.
+//! A toolchain runs no package scripts, so it needs neither root nor the ability to run another architecture's programs. Effects
+//! that a compilation does not need are omitted: `ld.so.cache` (the dynamic linker finds all of a compiler's libraries without
+//! it), users beyond the base system's, debconf's and systemd's state, and compiled Python.
 
 use std::{
     collections::BTreeSet,
@@ -15,11 +15,11 @@ use tar::{EntryType, Header};
 
 use crate::{archive::links, kernel::Architecture};
 
-/// Directories of the root that lead into `/usr` (`usrmerge`, `base-files`, RPM's `filesystem`). They are there before the first package, so that
-/// `/bin/x` of one package and `/usr/bin/y` of another come to one place.
+/// Top-level directories that are links into `/usr` (`usrmerge`, `base-files`, RPM's `filesystem`). They exist before the first
+/// package, so that `/bin/x` of one package and `/usr/bin/y` of another end up in the same directory.
 const MERGED: [&str; 6] = ["bin", "lib", "lib32", "lib64", "libx32", "sbin"];
 
-/// Where a sandbox or an engine mounts something, or every user may write.
+/// Mount points of a sandbox or an engine, and directories that every user may write.
 const DIRECTORIES: [(&str, u32); 7] = [
     ("dev", 0o755),
     ("etc", 0o755),
@@ -30,8 +30,9 @@ const DIRECTORIES: [(&str, u32); 7] = [
     ("var/tmp", 0o1777),
 ];
 
-/// `update-alternatives`, and the links that `dash` makes: a name, and what it leads to: the first that is there, in the order of
-/// Debian's priorities. A name that a package brings itself stays; of RPM distributions, only `ld` is not in its package.
+/// Links made by `update-alternatives` and by `dash`: a name and its possible targets, in the order of Debian's priorities. The
+/// first existing target counts. A name that a package contains stays; in RPM distributions, only `ld` is missing from its
+/// package.
 const LINKS: [(&str, &[&str]); 14] = [
     ("usr/bin/aclocal", &["usr/bin/aclocal-1.17", "usr/bin/aclocal-1.16"]),
     ("usr/bin/automake", &["usr/bin/automake-1.17", "usr/bin/automake-1.16"]),
@@ -49,22 +50,22 @@ const LINKS: [(&str, &[&str]); 14] = [
     ("usr/lib/cpp", &["usr/bin/cpp"]),
 ];
 
-/// `base-passwd`: the system's users and groups, from the lists that the package has.
+/// Effect of `base-passwd`: the system's users and groups, copied from the lists in that package.
 const COPIES: [(&str, &str); 2] = [
     ("etc/group", "usr/share/base-passwd/group.master"),
     ("etc/passwd", "usr/share/base-passwd/passwd.master"),
 ];
 
-/// The same where no package has a list (SUSE's are made by a script).
+/// Users and groups if no package has a list (on SUSE, a script creates them).
 const USERS: [(&str, &str); 2] =
     [("etc/group", "root:x:0:\n"), ("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n")];
 
-/// What `scl enable` puts before `PATH` and `LD_LIBRARY_PATH`: RHEL's later compilers lie apart, each in a directory of its own.
-/// Links in directories that are searched anyway do the same.
+/// Directory of RHEL's later compilers, each in a separate directory that `scl enable` adds to `PATH` and `LD_LIBRARY_PATH`.
+/// Links from standard directories have the same effect.
 const TOOLSETS: &str = "opt/rh";
 const OF_TOOLSET: [(&str, &str); 2] = [("root/usr/bin", "usr/local/bin"), ("root/usr/lib64", "usr/lib64")];
 
-/// What comes before the packages, as a tar.
+/// Returns a tar of the entries that precede the packages.
 pub(super) fn before() -> io::Result<Vec<u8>> {
     let mut tar = Entries::new();
     for name in MERGED {
@@ -77,7 +78,8 @@ pub(super) fn before() -> io::Result<Vec<u8>> {
     tar.finish()
 }
 
-/// What comes after the packages in `tree`, of this architecture, as a tar. It only looks at the tree: links in it lead nowhere else.
+/// Returns a tar of the entries that follow the packages in `tree`, for this architecture. Only reads the tree, and never follows
+/// links out of it.
 pub(super) fn after(tree: &Path, arch: Architecture) -> io::Result<Vec<u8>> {
     let mut tar = Entries::new();
     let there = |path: &str| -> io::Result<Option<PathBuf>> {
@@ -112,8 +114,8 @@ pub(super) fn after(tree: &Path, arch: Architecture) -> io::Result<Vec<u8>> {
     tar.finish()
 }
 
-/// Tools for other architectures, by the plain name that makefiles and templates call: where a toolchain has a cross compiler
-/// alone, that is the compiler. A name in `usr/bin`, and what stands beside it there.
+/// Returns links from plain tool names, as makefiles and templates call them, to tools for another architecture: a toolchain with
+/// only a cross compiler uses that one. Each pair is a name in `usr/bin` and the tool's name in the same directory.
 fn cross_tools(tree: &Path, arch: Architecture) -> io::Result<Vec<(String, String)>> {
     let others = [Architecture::Amd64, Architecture::Arm64].into_iter().filter(|other| *other != arch);
     let prefixes: Vec<String> = others.map(|other| format!("{}-linux-gnu-", other.gnu_name())).collect();
@@ -123,7 +125,7 @@ fn cross_tools(tree: &Path, arch: Architecture) -> io::Result<Vec<(String, Strin
     Ok(tools.filter_map(|tool| Some((format!("usr/bin/{}", plain(&tool)?), tool))).collect())
 }
 
-/// The links of the newest toolset. A library that the system has stays.
+/// Adds the links to the newest toolset. A library of the system itself stays.
 fn toolset(tree: &Path, tar: &mut Entries) -> io::Result<()> {
     let number = |name: &String| name.strip_prefix("gcc-toolset-")?.parse::<u32>().ok();
     let names = names_in(tree, TOOLSETS)?.into_iter().filter(|name| number(name).is_some());
@@ -140,7 +142,7 @@ fn toolset(tree: &Path, tar: &mut Entries) -> io::Result<()> {
     Ok(())
 }
 
-/// The names in a directory of the tree, in order; none where there is no such directory.
+/// Returns the names in a directory of the tree, sorted; empty if there is no such directory.
 fn names_in(tree: &Path, directory: &str) -> io::Result<BTreeSet<String>> {
     let Some(found) = links::resolve(tree, Path::new(directory))? else { return Ok(BTreeSet::new()) };
     fs::read_dir(tree.join(found))?
@@ -148,7 +150,7 @@ fn names_in(tree: &Path, directory: &str) -> io::Result<BTreeSet<String>> {
         .collect()
 }
 
-/// Entries for a tree, which are unpacked as a package's are.
+/// Builds a tar that is unpacked like a package.
 pub(super) struct Entries(tar::Builder<Vec<u8>>);
 
 impl Entries {
@@ -168,7 +170,7 @@ impl Entries {
         self.0.append_data(&mut header(EntryType::Regular, 0o644, bytes.len()), path, bytes)
     }
 
-    /// The tar.
+    /// Returns the tar.
     pub(super) fn finish(self) -> io::Result<Vec<u8>> {
         self.0.into_inner()
     }
@@ -189,7 +191,7 @@ mod tests {
     use super::*;
     use crate::archive::{Manner, Options, unpack_stream};
 
-    /// A tree with these files, after all that is done for one.
+    /// Makes a tree with these files and all effects.
     fn tree(files: &[&str]) -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
         let options = Options { manner: Manner::Package, ..Options::default() };
@@ -237,7 +239,7 @@ mod tests {
                 let tree = tree(&targets[from..]);
                 assert_eq!(leads_to(tree.path(), name).as_deref(), Some(targets[from]), "{name}");
             }
-            // A package's own stays, and without any there is none.
+            // A name in a package stays, and without any target there is no link.
             let own = tree_with_own(name, targets);
             assert_eq!(leads_to(own.path(), name).as_deref(), Some(name));
             assert!(!tree(&[]).path().join(name).is_symlink(), "{name}");
@@ -306,7 +308,7 @@ mod tests {
         }
     }
 
-    /// Fedora's `filesystem` has `/usr/sbin` so.
+    /// Fedora's `filesystem` has `/usr/sbin` as a link.
     #[test]
     fn a_link_takes_the_place_of_an_empty_directory_alone() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,10 +1,10 @@
-//! Pure: which files of packages no root file system has.
+//! Pure: the files of packages that root file systems omit.
 
 use std::path::Path;
 
 use crate::{image::checked::fits, oci::plain_path};
 
-/// What is not read in a build container.
+/// Patterns of files that builds do not read.
 const EXCLUDED: [&str; 6] = [
     "usr/share/man/*",
     "usr/share/info/*",
@@ -14,11 +14,11 @@ const EXCLUDED: [&str; 6] = [
     "usr/share/bug/*",
 ];
 
-/// Licences stay, and where they are: the directories, and the links from one package's to another's.
+/// License files are kept, together with the package directories and the links between them.
 const KEPT: &str = "usr/share/doc/*/copyright";
 const DOCUMENTATION: &str = "usr/share/doc";
 
-/// Files that tell which machine or mirror made it: two sites must get the same layer.
+/// Files that depend on the machine or mirror: two sites must get the same layer.
 pub(super) const FORGET: [&str; 5] = [
     "etc/resolv.conf",
     "etc/hostname",
@@ -27,8 +27,8 @@ pub(super) const FORGET: [&str; 5] = [
     "etc/apt/apt.conf.d/99mmdebstrap",
 ];
 
-/// The same as options of dpkg. A root file system keeps them in a file, so another order is another digest: what is kept
-/// stands behind what it is an exception to.
+/// Returns the patterns as options of dpkg. A root file system keeps them in a file, so their order affects the digest. An
+/// exception follows the pattern that it restricts.
 pub(super) fn dpkg_options() -> impl Iterator<Item = String> {
     EXCLUDED.iter().flat_map(|pattern| {
         let kept = fits(pattern, KEPT).then(|| format!("path-include=/{KEPT}"));
@@ -36,13 +36,13 @@ pub(super) fn dpkg_options() -> impl Iterator<Item = String> {
     })
 }
 
-/// Is the entry of a package left out?
+/// Whether a package's entry is omitted.
 pub(super) fn is_left_out(path: &Path) -> bool {
     let Some(path) = plain_path(path) else { return false };
     if FORGET.iter().any(|forgotten| path.starts_with(forgotten)) {
         return true;
     }
-    // What is no text is not below the directories that all packages share.
+    // A path that is not UTF-8 is not below the directories that all packages share.
     let Some(text) = path.to_str() else { return false };
     let is_place_of_a_package = path.parent() == Some(Path::new(DOCUMENTATION));
     EXCLUDED.iter().any(|pattern| fits(pattern, text)) && !fits(KEPT, text) && !is_place_of_a_package

@@ -1,4 +1,4 @@
-//! Adapter: the minimal base: a static busybox out of its package, as a layer.
+//! Adapter: the minimal base, one layer with the static busybox from its package.
 
 use std::{
     collections::BTreeMap,
@@ -27,27 +27,27 @@ use crate::{
     tree_removal::remove_tree,
 };
 
-/// Changes when the same package gives another base.
+/// Format version; change it when the same package gives another base.
 const FORMAT: &str = "minimal-1";
-/// The kind of the cache's entries. In an older one, "minimal", lies under the same keys what came from a registry.
+/// Kind of the cache entries. The older kind "minimal" used the same keys for bases from a registry.
 pub(super) const PLACE: &str = "minimal-root";
 const MTIME: u64 = 0;
 
-/// Where packages keep the binary: Debian 12 and 13.
+/// Locations of the binary in the packages of Debian 12 and 13.
 const BUSYBOX: [&str; 2] = ["bin/busybox", "usr/bin/busybox"];
 
-/// What probes, people at a container's shell and small scripts call. Not what goes to the network.
+/// Tools for probes, interactive shells and small scripts; no network clients.
 const TOOLS: &str = "[ ash awk base64 basename cat chmod chown chroot cmp cp cut date dd depmod df diff dirname dmesg du \
     echo egrep env expr false fgrep find free getopt grep gunzip gzip head hexdump hostname id insmod \
     kill less ln ls lsmod md5sum mkdir mknod mktemp modinfo modprobe more mount mv nproc nsenter od \
     pidof printf ps pwd readlink realpath rm rmdir rmmod sed seq sh sha256sum sleep sort stat sync \
     sysctl tail tar tee test timeout top touch tr true umount uname uniq wc";
 
-/// Where the kernel's file systems are mounted, and what payloads and operators' mounts build on.
+/// Mount points of the kernel's file systems, and directories that payloads and operators' mounts require.
 const DIRECTORIES: &str = "bin dev etc etc/modprobe.d host lib lib/firmware lib/modules mnt proc root run sys tmp usr \
     usr/bin usr/src var var/log var/tmp";
 
-/// Small files, for programs that look for a user or the system's name.
+/// Small files for programs that look up a user or the system's name.
 const FILES: [(&str, &str); 3] = [
     ("etc/group", "root:x:0:\nnogroup:x:65534:\n"),
     (
@@ -64,14 +64,14 @@ enum Entry {
 }
 
 impl RootFileSystems<'_> {
-    /// What the base is at this moment, for an input hash: the package of this machine's architecture, which has
-    /// the same version on the others.
+    /// Returns the current identity of the base, for input hashes. The identity is computed from the package for this machine's
+    /// architecture, which has the same version on other architectures.
     pub async fn minimal_identity(self, spec: &MinimalSpec) -> Result<String> {
         self.minimal_key(spec, native()).await
     }
 
-    /// A hash over everything that decides what the base of an architecture holds: 64 hexadecimal digits. Where the
-    /// archive cannot be asked, what it said last counts: a base does not spoil.
+    /// Returns a hash of everything that determines the content of an architecture's base: 64 hexadecimal digits. If the archive
+    /// is unreachable, its last answer counts, because a base does not become invalid.
     pub async fn minimal_key(self, spec: &MinimalSpec, arch: Architecture) -> Result<String> {
         if let Some(key) = self.stored_note(spec, arch, annotations::IDENTITY).await? {
             return Ok(key);
@@ -81,7 +81,7 @@ impl RootFileSystems<'_> {
         Ok(digest::of_parts([FORMAT, arch.as_str(), name, version, sha256]))
     }
 
-    /// The package that the base of an architecture is made from, as `name=version sha256:...`.
+    /// Returns the package of an architecture's base, as `name=version sha256:...`.
     pub async fn minimal_package(self, spec: &MinimalSpec, arch: Architecture) -> Result<String> {
         match self.stored_note(spec, arch, annotations::PACKAGES).await? {
             Some(package) => Ok(package),
@@ -89,7 +89,7 @@ impl RootFileSystems<'_> {
         }
     }
 
-    /// Makes the base, or finds it made.
+    /// Returns the base, making it if needed.
     pub async fn minimal(self, spec: &MinimalSpec, arch: Architecture) -> Result<RootFs> {
         let key = self.minimal_key(spec, arch).await?;
         let make = |dir: PathBuf| async move {
@@ -109,14 +109,14 @@ impl RootFileSystems<'_> {
         Box::pin(self.keep(what, &key, Some(minimal_tag(spec, arch)?), root_fs)).await
     }
 
-    /// What the store notes of a base that is not asked about upstream.
+    /// Returns an annotation of the stored base, if upstream is not asked.
     async fn stored_note(self, spec: &MinimalSpec, arch: Architecture, key: &str) -> Result<Option<String>> {
         if !package::asks_store(self.0, &spec.source(), arch)? {
             return Ok(None);
         }
         let stored = self.0.stored_package(InputKind::RootFs, &minimal_tag(spec, arch)?).await?;
         let Some(stored) = stored else { return Ok(None) };
-        // Another root file system may have been put under the tag, with its signature.
+        // Another signed root file system may have been stored under the tag.
         if !stored.note(annotations::PACKAGES)?.starts_with(&format!("{}=", spec.package)) {
             return Err(stored.is_not("it says that it is another root file system").into());
         }
@@ -159,7 +159,7 @@ fn write(stop: &AtomicBool, package: &Path, dir: &Path) -> Result<()> {
     let tools = TOOLS.split_whitespace();
     entries.extend(tools.map(|tool| (Path::new("bin").join(tool), Entry::Link("busybox"))));
     entries.insert("bin/busybox".into(), Entry::File(fs::read(raw.join(busybox))?, 0o755));
-    // Its licence asks that it goes where the program goes.
+    // The license requires that its text accompanies the program.
     let copyright = Path::new("usr/share/doc/busybox-static/copyright");
     if is_file(copyright) {
         for parent in copyright.ancestors().skip(1).filter(|path| path.components().count() > 1) {
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
     use crate::oci::LayerReader;
 
-    /// A package as `dpkg-deb` makes it.
+    /// Makes a package with `dpkg-deb`.
     fn package(dir: &Path, path: &str) -> PathBuf {
         let root = dir.join("package");
         for (file, text) in [
@@ -230,7 +230,7 @@ mod tests {
     fn the_base_has_its_tools_and_the_same_bytes_each_time() {
         let (root_fs, _dir) = made("bin/busybox").unwrap();
         assert_eq!(made("bin/busybox").unwrap().0.digest, root_fs.digest);
-        // Wherever the package has it.
+        // The location in the package makes no difference.
         assert_eq!(made("usr/bin/busybox").unwrap().0.digest, root_fs.digest);
         let bytes = fs::read(&root_fs.layer).unwrap();
         assert_eq!(root_fs.digest, crate::image::Digest::of(&bytes));

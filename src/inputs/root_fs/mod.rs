@@ -1,4 +1,4 @@
-//! Adapter: root file systems from packages, each one gzip-compressed layer: toolchains and runtime bases.
+//! Adapter: toolchains and runtime bases, made from packages as root file systems of one gzip-compressed layer each.
 
 mod assemble;
 mod bootstrap;
@@ -33,25 +33,25 @@ use crate::{
     store::{InputKind, StoredInput, key_tag},
 };
 
-/// Time of every file that is newer. A day after the oldest supported toolchain, and any fixed one does.
+/// Modification time of every newer file. Any fixed time works; this one is a day after the oldest supported toolchain.
 const MTIME: u64 = 1_700_000_000;
 
-/// Tenths of a percent larger than level 6 for half the time; it must keep up with what it packs.
+/// Compression level: less than 1% larger than level 6 in half the time. Compression must keep up with packing.
 const LEVEL: u32 = 4;
 
-/// Root file systems, made from packages.
+/// Access to root file systems made from packages.
 #[derive(Clone, Copy)]
 pub struct RootFileSystems<'a>(pub(super) &'a Fetcher);
 
-/// Changes when the same layers give another tree.
+/// Format version; change it when the same layers give another tree.
 const TREE_FORMAT: &str = "root-1";
-/// The kind of the cache's entries.
+/// Kind of the cache entries.
 const TREES: &str = "trees";
 
 impl RootFileSystems<'_> {
-    /// A root file system as a tree that a sandbox can have below its own files: layers in files, the lowest first, each with
-    /// its digest, which is verified once more. It is unpacked once for each content, belongs to the user who runs farrier, and is
-    /// never written to; `what` names it in errors.
+    /// Returns a root file system as a tree that a sandbox can use as the lower directory of an overlay. Takes layer files,
+    /// lowest first, with their digests, which are verified again. The tree is unpacked once per content, belongs to the user who
+    /// runs farrier, and is never written to. `what` names it in errors.
     pub async fn tree(self, layers: Vec<(Digest, PathBuf)>, what: String) -> Result<PathBuf> {
         let digests = layers.iter().map(|(digest, _)| digest.as_str());
         let key = digest::of_parts(std::iter::once(TREE_FORMAT).chain(digests));
@@ -59,7 +59,7 @@ impl RootFileSystems<'_> {
             stoppable(move |stop| {
                 let tree = dir.join(TREE);
                 fs::create_dir(&tree)?;
-                // Whatever this process keeps from others by default, a root directory is open.
+                // A root directory is open to all users, whatever umask this process has.
                 fs::set_permissions(&tree, Permissions::from_mode(0o755))?;
                 layers.iter().try_for_each(|(digest, file)| verify(digest, file, stop))?;
                 let layers: Vec<PathBuf> = layers.into_iter().map(|(_, file)| file).collect();
@@ -70,7 +70,8 @@ impl RootFileSystems<'_> {
         Ok(self.0.cache.get_or_make(TREES, &key, make).await?.join(TREE))
     }
 
-    /// The one that was made on this machine, if it is still in the cache. One that came from the store is another one.
+    /// Returns the root file system that was made on this machine, if it is still in the cache. One from the store is a different
+    /// entry.
     pub fn made_here(self, key: &str, arch: Architecture) -> Result<Option<RootFs>> {
         for kind in [packages::PLACE, minimal::PLACE] {
             if let Some(place) = self.0.cache.get(kind, key)? {
@@ -80,12 +81,13 @@ impl RootFileSystems<'_> {
         Ok(None)
     }
 
-    /// The one that the store has to build with, by its key.
+    /// Returns the stored root file system of a key.
     pub async fn in_store(self, key: &str) -> Result<Option<StoredInput>> {
         self.0.stored(InputKind::RootFs, &key_tag(key)?).await
     }
 
-    /// Puts one into the store, unless it is there. `root_fs` gives it with its packages, for people.
+    /// Puts a root file system into the store, unless it is there. `root_fs` returns it with its packages, which are listed for
+    /// people.
     async fn keep(
         self,
         what: String,
@@ -110,7 +112,8 @@ impl RootFileSystems<'_> {
     }
 }
 
-/// A layer waits in the cache until its tree is made, perhaps anew because a step of a build changed the tree.
+/// Verifies a layer file before unpacking: it may have been in the cache for long, and a build step that escaped could have
+/// changed it.
 fn verify(digest: &Digest, file: &Path, stop: &AtomicBool) -> Result<()> {
     if digest::of_file(file, stop)? == digest.hex() {
         return Ok(());

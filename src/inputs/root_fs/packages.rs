@@ -1,4 +1,4 @@
-//! Adapter: root file systems of several packages, by what they are for.
+//! Adapter: root file systems made from several packages, by purpose.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,36 +27,36 @@ use crate::{
     kernel::{AptSuites, Architecture, BootstrapSpec, KernelTarget, RpmArchive, RpmToolchain, Toolchain},
 };
 
-/// Stands for what a specification asks for, however that is made: input hashes hold it.
+/// Format version of specifications, in input hashes; independent of how a root file system is made.
 const SPECIFIED: &str = "rootfs-1";
-/// Changes when the same specification gives another toolchain.
+/// Format version; change it when the same specification gives another toolchain.
 const ASSEMBLED: &str = "rootfs-2";
-/// The same of RPM packages.
+/// Format version of toolchains from RPM packages.
 const OF_RPM: &str = "rootfs-rpm-1";
-/// Changes when the same specification gives another runtime base.
+/// Format version; change it when the same specification gives another runtime base.
 const BOOTSTRAPPED: &str = "rootfs-1";
-/// Changes when the same installer gives another base.
+/// Format version; change it when the same installer gives another base.
 const RUNFILE: &str = "runfile-1";
-/// The kind of the cache's entries. In an older one, "rootfs", lies under the same keys what came from a registry.
+/// Kind of the cache entries. The older kind "rootfs" used the same keys for root file systems from a registry.
 pub(super) const PLACE: &str = "packages-root";
 
-/// A root file system of packages. What it is for decides how it is made.
+/// A root file system made from packages. Its purpose decides how it is made.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PackageRoot {
-    /// Compiles. farrier unpacks the packages, and no script of theirs runs.
+    /// A toolchain. farrier unpacks the packages and runs none of their scripts.
     Toolchain(BootstrapSpec),
-    /// The same of RPM packages.
+    /// A toolchain from RPM packages, made in the same way.
     RpmToolchain(RpmRoot),
-    /// Runs a driver's user space, whose packages need their scripts: mmdebstrap installs them.
+    /// A base for a driver's user space. Its packages need their scripts, so mmdebstrap installs them.
     RuntimeBase(BootstrapSpec),
-    /// The same with a driver out of NVIDIA's installer.
+    /// A runtime base with a driver from NVIDIA's installer.
     Runfile(BootstrapSpec, Installer),
 }
 
-/// An installer, and what is wanted of it.
+/// An NVIDIA installer, and the parts of it that are wanted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Installer {
-    /// The installer and the archives that go with it, with what is in each.
+    /// The installer and its accompanying archives, each with the identity of its content.
     sources: Vec<(SourceSpec, String)>,
     version: String,
     graphics: bool,
@@ -66,16 +66,16 @@ pub struct Installer {
 #[derive(Clone, Debug, PartialEq)]
 pub struct RpmRoot {
     pub(super) packages: Vec<RpmName>,
-    /// Of modules whose default stream is not the one.
+    /// Selected module streams that differ from the default.
     pub(super) streams: BTreeMap<StreamName, StreamName>,
     pub(super) from: RpmArchive,
-    /// What its repositories have in their addresses.
+    /// Version in the addresses of the repositories.
     pub(super) version: String,
 }
 
 impl PackageRoot {
-    /// A toolchain for a kernel, unless that is an image. It says where its packages are; their keys are in the directory of
-    /// the fetcher's definitions.
+    /// Returns a kernel's toolchain, or `None` if that is an image. The toolchain names its package sources; their keys are in
+    /// the definitions directory of the fetcher.
     pub fn of_toolchain(toolchain: &Toolchain, target: &KernelTarget) -> Option<Self> {
         match toolchain {
             Toolchain::Bootstrap(spec) => Some(Self::Toolchain(spec.clone())),
@@ -91,7 +91,7 @@ impl PackageRoot {
         }
     }
 
-    /// What apt is asked for, or which packages of RPM repositories it is.
+    /// Returns the specification for apt, or the one for RPM packages.
     fn spec(&self) -> Result<&BootstrapSpec, &RpmRoot> {
         match self {
             Self::Toolchain(spec) | Self::RuntimeBase(spec) | Self::Runfile(spec, _) => Ok(spec),
@@ -99,7 +99,7 @@ impl PackageRoot {
         }
     }
 
-    /// Where its packages are from, for people.
+    /// Returns the source of the packages, for messages.
     pub fn name(&self, arch: Architecture) -> String {
         match self.spec() {
             Ok(spec) => spec.suite.to_string(),
@@ -110,7 +110,7 @@ impl PackageRoot {
         }
     }
 
-    /// The packages that it is asked to have.
+    /// Returns the requested packages.
     pub fn packages(&self) -> Vec<String> {
         match self.spec() {
             Ok(spec) => texts(&spec.include),
@@ -118,8 +118,8 @@ impl PackageRoot {
         }
     }
 
-    /// A hash over everything that decides what it holds: 64 hexadecimal digits. It is found by it in the cache, the engine and
-    /// the registry.
+    /// Returns a hash over everything that determines the content: 64 hexadecimal digits. The hash is the key in the cache, the
+    /// engine and the registry.
     pub fn key(&self, arch: Architecture) -> String {
         match self {
             Self::Toolchain(spec) => key(ASSEMBLED, spec, arch),
@@ -136,9 +136,9 @@ impl PackageRoot {
         }
     }
 
-    /// A hash over everything in the specification that decides what it holds, whatever the architecture: 64 hexadecimal digits.
-    /// The host's mirror is not part of it; one that is written down is. Input hashes hold it: the way in which packages become a
-    /// root file system changes nothing in what they compile.
+    /// Returns a hash over everything in the specification that determines the content, for any architecture: 64 hexadecimal
+    /// digits. The host's mirror is not part of it, but a mirror in the specification is. Input hashes contain it: how packages
+    /// become a root file system does not affect what they compile.
     pub fn identity(&self) -> String {
         match self {
             Self::Toolchain(spec) | Self::RuntimeBase(spec) => key(SPECIFIED, spec, Architecture::Amd64),
@@ -149,7 +149,7 @@ impl PackageRoot {
 }
 
 impl Installer {
-    /// With the packages that the driver is installed over.
+    /// Returns the hash of the installer together with the packages below the driver.
     fn hash(&self, packages: &str) -> String {
         let Self { sources, version, graphics } = self;
         let part = if *graphics { "graphics" } else { "compute" };
@@ -185,8 +185,8 @@ fn suites_of(spec: &BootstrapSpec) -> AptSuites {
 }
 
 impl RootFileSystems<'_> {
-    /// The root file system of packages that a base is, for a version of the driver; none where it is another base. The installer
-    /// is one of `sources`, whose relative paths start at `root`.
+    /// Returns the package root file system of a base, for a version of the driver; `None` for other kinds of bases. The
+    /// installer is one of `sources`.
     pub async fn of_base(
         self,
         base: &RuntimeBase,
@@ -215,7 +215,7 @@ impl RootFileSystems<'_> {
         Ok(Some(PackageRoot::Runfile(spec, Installer { sources: found, version, graphics })))
     }
 
-    /// Makes the root file system, or finds it made.
+    /// Returns the root file system, making it if needed.
     pub async fn bootstrap(self, root: &PackageRoot, arch: Architecture) -> Result<RootFs> {
         let make = |dir: PathBuf| async move {
             let what = || format!("root file system of {} ({arch})", root.name(arch));
@@ -232,7 +232,7 @@ impl RootFileSystems<'_> {
         Box::pin(self.keep(what, &root.key(arch), None, root_fs)).await
     }
 
-    /// Is there something to make it from, as far as is known without asking anyone?
+    /// Checks without network access that the root file system can be made.
     pub fn can_make(self, root: &PackageRoot, arch: Architecture) -> Result<()> {
         let what = || format!("root file system of {} ({arch})", root.name(arch));
         let spec = match root.spec() {
@@ -261,7 +261,7 @@ impl RootFileSystems<'_> {
         let suites = suites_of(spec);
         match root {
             PackageRoot::RuntimeBase(_) => mmdebstrap(self.0, spec, suites, arch, None, dir).await,
-            // In a box: each future in another makes a larger type, and the compiler has a limit.
+            // Boxed: nested futures make large types, and the compiler has a limit.
             PackageRoot::Runfile(_, installer) => {
                 let tar = Box::pin(self.driver(installer, arch, &dir)).await?;
                 mmdebstrap(self.0, spec, suites, arch, Some(&tar), dir).await?;
@@ -271,7 +271,7 @@ impl RootFileSystems<'_> {
         }
     }
 
-    /// What is wanted of an installer as a tar in `dir`.
+    /// Writes the wanted files of an installer as a tar in `dir`.
     async fn driver(self, installer: &Installer, arch: Architecture, dir: &Path) -> Result<PathBuf> {
         let Installer { sources, version, graphics } = installer;
         let mut unpacked = Vec::new();
@@ -321,11 +321,11 @@ mod tests {
         let base = PackageRoot::RuntimeBase(spec());
         assert_eq!(base.identity(), plain);
         assert_ne!(base.key(Architecture::Arm64), base.key(Architecture::Amd64));
-        // What compiles, and what only says so, are apart: their layers are not the same.
+        // Toolchain and base have different keys, because their layers differ.
         let toolchain = PackageRoot::Toolchain(spec()).key(Architecture::Amd64);
         assert_ne!(toolchain, plain);
         assert_eq!(base.key(Architecture::Amd64), plain);
-        // Images that were published have it in their input hashes.
+        // Published images have this hash in their input hashes.
         assert_eq!(plain, PackageRoot::Toolchain(spec()).identity());
         assert_eq!(plain, "21528ff58dd9a5443b2293a55ea22588cb98c5cbfbb984743bf635080dbe6b73");
         for other in [

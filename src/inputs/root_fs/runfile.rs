@@ -1,7 +1,7 @@
-//! Adapter: user space and firmware of NVIDIA's driver out of its installer, as a tar for a root file system. Nothing of it is
-//! run: the installer's `.manifest` says what each file is, and it goes where the installer would put it on Debian.
+//! Adapter: takes user space and firmware of NVIDIA's driver from its installer, as a tar for a root file system. The installer
+//! is never run: its `.manifest` lists each file's kind, and each file is placed where the installer would put it on Debian.
 //!
-//! The manifest's form, and the places, are those of `parse_manifest` (`install-from-cwd.c`), `packageEntryFileTypeTable`
+//! The manifest's format and the directories follow `parse_manifest` (`install-from-cwd.c`), `packageEntryFileTypeTable`
 //! (`manifest.c`) and `set_destinations` (`files.c`) in <https://github.com/NVIDIA/nvidia-installer>, 590.48.01.
 
 use std::{
@@ -27,25 +27,25 @@ use crate::{
     oci::plain_path,
 };
 
-/// What is wanted of an installer.
+/// The wanted parts of an installer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Wanted {
-    /// The version of the modules.
+    /// Version of the modules.
     pub(super) version: String,
     pub(super) arch: Architecture,
-    /// What draws, too.
+    /// Whether to include graphics.
     pub(super) graphics: bool,
 }
 
 const MANIFEST: &str = ".manifest";
-/// Lines before the first file: a description, the version, and six that the installer has no use for any more.
+/// Number of lines before the first file: a description, the version, and six that the installer no longer uses.
 const HEAD: usize = 8;
-/// Where libraries are, and where firmware is.
+/// Placeholder for the directory of libraries.
 const LIB: &str = "{lib}";
 const FIRMWARE: &str = "lib/firmware/nvidia/{version}";
 const X_MODULES: &str = "usr/lib/xorg/modules";
 
-/// Kinds of files that computing takes, and where they go. A library and the links to it are one kind (`CUDA_LIB`, `CUDA_SYMLINK`).
+/// Kinds of files for compute, with their directories. A library and the links to it share a kind (`CUDA_LIB`, `CUDA_SYMLINK`).
 const COMPUTE: [(&str, &str); 14] = [
     ("CUDA", LIB),
     ("CUDA_ICD", "etc/OpenCL/vendors"),
@@ -63,7 +63,7 @@ const COMPUTE: [(&str, &str); 14] = [
     ("UTILITY_BINARY", "usr/bin"),
 ];
 
-/// Those that drawing takes.
+/// Kinds of files for graphics.
 const GRAPHICS: [(&str, &str); 17] = [
     ("APPLICATION_PROFILE", "usr/share/nvidia"),
     ("EGL_CLIENT", LIB),
@@ -85,13 +85,13 @@ const GRAPHICS: [(&str, &str); 17] = [
 ];
 
 const OPENGL: &str = "OPENGL";
-/// Libraries of that kind which the container toolkit gives to whoever computes (`compute_libs` and `utility_libs` of
+/// Libraries of that kind that the container toolkit also provides for compute (`compute_libs` and `utility_libs` of
 /// `src/nvc_info.c` in <https://github.com/NVIDIA/libnvidia-container>).
 const COMPUTE_TOO: [&str; 4] =
     ["libnvidia-allocator.", "libnvidia-cfg.", "libnvidia-gpucomp.", "libnvidia-pkcs11"];
 
-/// Kinds that no driver container has: the modules' sources, manuals, what a desktop or systemd reads, the installer itself, guests of
-/// a vGPU, Wine.
+/// Kinds that no driver container needs: module sources, manuals, files for desktops or systemd, the installer itself, vGPU
+/// guests, Wine.
 const LEFT_OUT: [&str; 18] = [
     "DKMS_CONF",
     "DOT_DESKTOP",
@@ -113,16 +113,16 @@ const LEFT_OUT: [&str; 18] = [
     "WINE",
 ];
 
-/// What stands at one place of the root file system.
+/// Content at one path of the root file system.
 #[derive(Debug, PartialEq, Eq)]
 enum What {
-    /// A file of the installer; of a machine's own code or not.
+    /// A file of the installer. `is_code` is set for machine code that must match the architecture.
     File { from: String, mode: u32, is_code: bool },
-    /// A symbolic link to this.
+    /// A symbolic link to this target.
     Link(String),
 }
 
-/// Writes what is wanted of an unpacked installer as a tar, and all of the archives after it.
+/// Writes the wanted files of an unpacked installer as a tar, followed by all files of the archives.
 pub(super) fn write(stop: &AtomicBool, trees: &[PathBuf], wanted: &Wanted, out: &Path) -> Result<()> {
     let mut tar = tar::Builder::new(BufWriter::new(File::create(out)?));
     for (index, tree) in trees.iter().enumerate() {
@@ -175,7 +175,7 @@ fn of_installer(tree: &Path, wanted: &Wanted) -> Result<BTreeMap<PathBuf, What>>
     places(&text, wanted)
 }
 
-/// What goes where of an archive: as NVIDIA's own packages have it
+/// Maps the files of an archive to their locations, as in NVIDIA's own packages
 /// (<https://github.com/NVIDIA/apt-packaging-fabric-manager>, `apt-packaging-libnvidia-nscq`).
 fn of_archive(tree: &Path, arch: Architecture) -> Result<BTreeMap<PathBuf, What>> {
     let lib = lib_of(arch);
@@ -218,7 +218,7 @@ fn lib_of(arch: Architecture) -> String {
     format!("usr/lib/{}-linux-gnu", arch.gnu_name())
 }
 
-/// What goes where, by the manifest.
+/// Maps the manifest's files to their locations.
 fn places(manifest: &str, wanted: &Wanted) -> Result<BTreeMap<PathBuf, What>> {
     let version = manifest.lines().nth(1).unwrap_or_default().trim();
     if version != wanted.version {
@@ -261,18 +261,18 @@ fn knows(kind: &str) -> bool {
     LEFT_OUT.contains(&kind) || COMPUTE.iter().chain(&GRAPHICS).any(|(known, _)| *known == kind)
 }
 
-/// A line of the manifest: a file, its mode, its kind, and what a file of that kind has further: whom it is for, a directory, a
-/// link's target, and marks of the installer's parts.
+/// A line of the manifest: a file, its mode, its kind, and further fields of that kind: the target programs, a directory, a
+/// link's target, and the installer's module.
 struct Entry<'m> {
     file: &'m Path,
     name: &'m str,
     mode: u32,
-    /// Without `_LIB` and `_SYMLINK`.
+    /// Kind without `_LIB` or `_SYMLINK`.
     kind: &'m str,
     is_code: bool,
     directory: PathBuf,
     target: Option<&'m str>,
-    /// For 32-bit programs, or in the place of what another line has.
+    /// Whether the file is for 32-bit programs, or an alternative to another line's file.
     is_other: bool,
 }
 
@@ -304,7 +304,7 @@ impl<'m> Entry<'m> {
             name: file.file_name()?.to_str()?,
             mode: u32::from_str_radix(mode, 8).ok()?,
             kind: library.unwrap_or(kind),
-            // A GPU's firmware is an ELF file, too, for the GPU's own processor.
+            // A GPU's firmware is an ELF file too, but for the GPU's own processor.
             is_code: library.is_some() || kind.ends_with("_BINARY") || kind == "NVIDIA_MODPROBE",
             directory,
             target,
@@ -312,9 +312,9 @@ impl<'m> Entry<'m> {
         })
     }
 
-    /// The directory of its kind, if it is wanted.
+    /// Returns the directory for the entry's kind, if the entry is wanted.
     fn goes_to(&self, graphics: bool) -> Option<&'static str> {
-        // Of texts the licence alone; a link to the installer would lead nowhere.
+        // Of the documentation only the license is kept. A link to the installer would dangle.
         let is_of_use = (self.kind != "DOCUMENTATION" || self.name == "LICENSE")
             && self.target.is_none_or(|target| target != "nvidia-installer");
         if self.is_other || !is_of_use {
@@ -325,22 +325,22 @@ impl<'m> Entry<'m> {
         COMPUTE.iter().chain(drawing).find(|(kind, _)| *kind == self.kind).map(|(_, directory)| *directory)
     }
 
-    /// Its place below the directory of its kind, if it has one inside the root.
+    /// Returns the path below the kind's directory, with the content; `None` if the path leaves the root.
     fn put(&self, directory: &str, lib: &str) -> Option<(PathBuf, What)> {
         let Self { file, name, mode, kind, is_code, directory: own, target, is_other: _ } = self;
         let place = plain_path(Path::new(&format!("{directory}/{}/{name}", own.display())))?;
         let what = match target {
-            // Of these the installer leads the link to where it puts libraries.
+            // For this kind, the installer makes the link point into its library directory.
             Some(target) if *kind == "GBM_BACKEND" => What::Link(format!("/{lib}/{target}")),
             Some(target) => What::Link((*target).to_owned()),
-            // Set-id bits: all is root's in a driver container.
+            // Drop set-id bits: everything in a driver container runs as root.
             None => What::File { from: file.to_str()?.to_owned(), mode: mode & 0o777, is_code: *is_code },
         };
         Some((place, what))
     }
 }
 
-/// Where a file of the installer is: links in it lead nowhere else.
+/// Returns the path of a file in the installer; links do not lead out of it.
 fn locate(installer: &Path, name: &str) -> Result<PathBuf> {
     let found = links::resolve(installer, Path::new(name))?.map(|found| installer.join(found));
     found.filter(|found| found.is_file()).ok_or_else(|| {

@@ -5,7 +5,7 @@ use super::*;
 
 const HEADER: &str = "NVIDIA Accelerated Graphics Driver for Linux-x86_64\n580.95.05\nfalse\nnvidia nvidia-uvm\n\n\nkernel\n\n";
 
-/// Lines as the manifests of 535 to 595 have them.
+/// Lines from the manifests of versions 535 to 595.
 const LINES: &str = "\
 nvidia-installer 0755 INSTALLER_BINARY MODULE:installer
 nvidia-uninstall 0000 UTILITY_BIN_SYMLINK nvidia-installer MODULE:installer
@@ -42,7 +42,7 @@ fn wanted(graphics: bool) -> Wanted {
     Wanted { version: "580.95.05".to_owned(), arch: Architecture::Amd64, graphics }
 }
 
-/// `place <- file mode` and `place -> target`.
+/// Formats the result as `place <- file mode` and `place -> target`.
 fn told(manifest: &str, wanted: &Wanted) -> String {
     let lines = places(manifest, wanted).unwrap().into_iter().map(|(place, what)| match what {
         What::File { from, mode, is_code } => {
@@ -107,12 +107,12 @@ fn another_version_and_a_manifest_of_another_form_are_told() {
     }
     let outside = told(&format!("{HEADER}x 0644 EXPLICIT_PATH /usr/../.. MODULE:x\n"), "580.95.05");
     assert!(outside.contains("line 9"), "{outside}");
-    // What is new in a later version is left out, and told in the log.
+    // An unknown kind in a later version is omitted and logged.
     let manifest = format!("{HEADER}x 0644 HOLOGRAM_LIB NATIVE / MODULE:x\n");
     assert_eq!(places(&manifest, &wanted(true)).unwrap(), BTreeMap::new());
 }
 
-/// An installer of these files, unpacked, and the tar that is made of it.
+/// Makes an unpacked installer with these files, and the tar from it.
 fn installer(lines: &str, files: &[(&str, &[u8])]) -> (tempfile::TempDir, Result<PathBuf>) {
     let directory = tempfile::tempdir().unwrap();
     let tree = directory.path().join("installer");
@@ -134,7 +134,7 @@ fn the_tar_is_of_files_and_links_alone_and_always_the_same() {
     let program = crate::payload::elf_program(62, 1);
     let lines = "nvidia-smi 4755 UTILITY_BINARY MODULE:nvml\nfirmware/gsp.bin 0644 FIRMWARE INHERIT_PATH_DEPTH:1 MODULE:x\n\
                  libx.so.1 0000 UTILITY_LIB_SYMLINK NATIVE libx.so.580 MODULE:x\n";
-    // For the GPU's own processor.
+    // Firmware for the GPU's own processor.
     let firmware = crate::payload::elf_program(243, 1);
     let files = [("nvidia-smi", &program[..]), ("firmware/gsp.bin", &firmware)];
     let (_directory, written) = installer(lines, &files);

@@ -1,4 +1,4 @@
-//! Pure: addresses of RPM repositories, and what their metadata may name.
+//! Pure: addresses of RPM repositories, and checks of the locations that their metadata names.
 
 use url::Url;
 
@@ -7,7 +7,7 @@ use crate::{
     net::Net,
 };
 
-/// An address; one of a directory ends in `/`, so that what is below it can be joined.
+/// Parses an address. The address of a directory gets a trailing `/`, so that paths can be joined to it.
 pub(super) fn directory(text: &str, is_directory: bool) -> Result<Url> {
     let wrong = || FetchError::value("the address of an RPM repository", text, "it is not an address");
     let mut url = Url::parse(text).map_err(|_| wrong())?;
@@ -17,7 +17,7 @@ pub(super) fn directory(text: &str, is_directory: bool) -> Result<Url> {
     Ok(url)
 }
 
-/// The addresses of a repository that another one's metadata names, as a list of mirrors might.
+/// Returns the addresses of another repository named in a repository's metadata. Like a mirror list, this is untrusted input.
 pub(super) fn based(net: &Net, base: &str) -> Result<Vec<String>> {
     let url = directory(base, true)?;
     if !matches!(url.scheme(), "https" | "http") {
@@ -27,7 +27,7 @@ pub(super) fn based(net: &Net, base: &str) -> Result<Vec<String>> {
     Ok(net.url_candidates(&url).iter().map(Url::to_string).collect())
 }
 
-/// What a repository names lies below it, and nowhere else.
+/// Joins a location in a repository to the repository's address; the result must be below that address.
 pub(super) fn below(place: &Url, location: &str) -> Result<Url> {
     let url = place.join(location).ok().filter(|url| {
         url.origin() == place.origin() && url.path().starts_with(place.path()) && url.path() != place.path()

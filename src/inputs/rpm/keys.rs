@@ -1,4 +1,4 @@
-//! Adapter: signatures, verified by the tools of the distributions: `rpmkeys` for packages, `gpgv` for `repomd.xml`.
+//! Adapter: verifies signatures with the distributions' tools: `rpmkeys` for packages, `gpgv` for `repomd.xml`.
 
 use std::path::{Path, PathBuf};
 
@@ -15,16 +15,16 @@ use crate::{
     text::is_deceptive,
 };
 
-/// The keys that an archive is signed with.
+/// The trusted keys of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keys {
     file: PathBuf,
-    /// As a keyring, which is all that gpgv reads.
+    /// The keys as a binary keyring, the only form that gpgv reads.
     binary: Vec<u8>,
 }
 
 impl Keys {
-    /// Reads a file of keys; `None` where there is none.
+    /// Reads a key file; returns `None` if it does not exist.
     pub fn read(file: &Path) -> Result<Option<Self>> {
         if !file.exists() {
             return Ok(None);
@@ -38,12 +38,12 @@ impl Keys {
         Ok(Some(Self { file: file.to_owned(), binary }))
     }
 
-    /// Which keys they are.
+    /// Returns a digest that identifies the keys.
     pub fn digest(&self) -> String {
         Digest::of(&self.binary).to_string()
     }
 
-    /// Is `file` signed with one of the keys? `signature` is a detached one.
+    /// Checks that `file` has a good detached `signature` by one of the keys.
     pub async fn verify_file(
         &self,
         scratch: &Scratch,
@@ -57,7 +57,7 @@ impl Keys {
         command.arg("--homedir").arg(scratch.path()).arg("--keyring").arg(&keyring);
         command.args(["--status-fd", "1"]).args([signature, file]);
         let output = process::output(command, "gpgv").await?;
-        // The status says GOODSIG of neither expired nor revoked keys.
+        // gpgv reports GOODSIG for neither expired nor revoked keys.
         let is_good = output.stdout.lines().any(|line| line.starts_with("[GNUPG:] GOODSIG "));
         if output.status.success() && is_good {
             return Ok(());
@@ -65,12 +65,12 @@ impl Keys {
         Err(self.refused(what, output.stderr.lines().last().unwrap_or("gpgv found no good signature")))
     }
 
-    /// Is each of the packages signed with one of the keys, and what it was when it was signed?
+    /// Checks that each package is signed by one of the keys and unchanged since.
     pub async fn verify_packages(&self, scratch: &Scratch, files: &[PathBuf]) -> Result<()> {
         let database = scratch.path().join("rpmdb");
         let rpmkeys = || {
             let mut command = process::command("rpmkeys");
-            // No configuration of the user's says otherwise. Without the level, a package without signatures passes.
+            // Ignore the user's configuration. Without this verify level, packages without signatures would pass.
             command.env("HOME", scratch.path()).arg("--dbpath").arg(&database);
             command.args(["--define", "_pkgverify_level all", "--define", "_pkgverify_flags 0"]);
             command
@@ -87,7 +87,7 @@ impl Keys {
         if output.status.success() {
             return Ok(());
         }
-        // `/path/x.rpm: digests SIGNATURES NOT OK`: what is wrong is in capitals.
+        // `/path/x.rpm: digests SIGNATURES NOT OK`: the failed check is in capitals.
         let line = output.stdout.lines().find(|line| line.contains("NOT OK"));
         let (file, said) = line.and_then(|line| line.rsplit_once(": ")).unwrap_or(("", output.stderr.trim()));
         let name = file.rsplit('/').next().unwrap_or_default();

@@ -1,7 +1,7 @@
-//! Pure: the metadata of RPM repositories, as createrepo_c writes it (`repomd.xml`, `primary.xml`, `filelists.xml`), and
-//! lists of their mirrors.
+//! Pure: parses the metadata of RPM repositories as createrepo_c writes it (`repomd.xml`, `primary.xml`, `filelists.xml`), and
+//! lists of mirrors.
 //!
-//! It is read event by event: what is kept does not grow with what is read.
+//! The parser processes one event at a time, so its memory does not grow with the size of the metadata.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,22 +21,22 @@ use crate::{
     kernel::Architecture,
 };
 
-/// Bytes of one tag, and of one text.
+/// Maximum size of a tag or a text, in bytes.
 const LONGEST: usize = 1 << 20;
-/// Levels of elements; the metadata has five.
+/// Maximum nesting of elements; the metadata has five levels.
 const DEEPEST: usize = 32;
-/// Kernel packages that are kept of one repository, with the releases of one. RHEL's have some hundreds.
+/// Maximum number of kernel packages kept per repository, and of releases per package. RHEL has some hundreds of packages.
 const MOST_PACKAGES: usize = 20_000;
 const MOST_RELEASES: usize = 64;
-/// Longest name, version, address.
+/// Maximum length of a name, version or address.
 const LONGEST_TEXT: usize = 1024;
-/// Mirrors that are tried.
+/// Maximum number of mirrors.
 const MOST_MIRRORS: usize = 50;
 
 impl From<quick_xml::Error> for MetadataError {
     fn from(error: quick_xml::Error) -> Self {
         match error {
-            // The reader's own limits, and what decompression says.
+            // The reader's own limits, and decompression errors.
             quick_xml::Error::Io(limit) => Self::Form(limit.to_string()),
             other => Self::Xml(other.to_string()),
         }
@@ -47,27 +47,27 @@ fn form(reason: impl Into<String>) -> MetadataError {
     MetadataError::Form(reason.into())
 }
 
-/// A file of the metadata.
+/// A metadata file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
-    /// Its place below the repository's address.
+    /// Location relative to the repository's address.
     pub location: String,
-    /// Of the file as it is there, compressed.
+    /// Checksum of the compressed file.
     pub checksum: Checksum,
 }
 
-/// What `repomd.xml` says.
+/// Content of `repomd.xml`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Repomd {
-    /// The packages.
+    /// List of packages.
     pub primary: Part,
-    /// Their files.
+    /// List of the packages' files.
     pub filelists: Option<Part>,
-    /// Which of them belong to streams of modules.
+    /// Module streams of the packages.
     pub modules: Option<Part>,
 }
 
-/// Reads `repomd.xml`.
+/// Parses `repomd.xml`.
 pub fn repomd(from: impl BufRead) -> Result<Repomd, MetadataError> {
     let mut parts: BTreeMap<String, Part> = BTreeMap::new();
     let (mut kind, mut algorithm, mut checksum, mut location) = <(String, String, String, String)>::default();
@@ -99,8 +99,8 @@ fn known(algorithm: &str, checksum: &str, what: &str) -> Result<Checksum, Metada
     })
 }
 
-/// The packages in `primary.xml` that are `wanted` by their names, of this architecture or of all. Those that provide
-/// `...-uname-r` say so which kernel they are for.
+/// Returns the packages in `primary.xml` whose names are `wanted`, for this architecture or `noarch`. A package that
+/// provides `...-uname-r` states its kernel release there.
 pub fn primary(
     from: impl BufRead,
     arch: Architecture,
@@ -117,7 +117,7 @@ pub fn primary(
     Ok(packages)
 }
 
-/// The same, one after the other.
+/// Calls `visit` with each wanted package; see [`primary`].
 pub fn each_package(
     from: impl BufRead,
     arch: Architecture,
@@ -133,7 +133,7 @@ pub fn each_package(
             Step::End("package", _) if current.is_wanted(arch, wanted) => {
                 visit(std::mem::take(&mut current).finish()?)?;
             }
-            // Most packages are none of these: their attributes are not looked at.
+            // Skip the attributes of unwanted packages, which are the majority.
             _ if !current.name.is_empty() && !wanted(&current.name) => {}
             step => current.take(&step)?,
         }
@@ -141,7 +141,7 @@ pub fn each_package(
     })
 }
 
-/// A package while it is read.
+/// A package being parsed.
 #[derive(Default)]
 struct Current {
     name: String,
@@ -204,7 +204,7 @@ impl Current {
     }
 }
 
-/// `ver` and `rel` of a tag.
+/// Returns `ver` and `rel` of a tag.
 fn version(tag: &BytesStart<'_>) -> Result<String, MetadataError> {
     let (version, release) = (attribute(tag, "ver")?, attribute(tag, "rel")?);
     Ok(if release.is_empty() { version } else { format!("{version}-{release}") })
@@ -216,7 +216,7 @@ fn add(releases: &mut BTreeSet<String>, release: String) {
     }
 }
 
-/// The kernel releases that the files of packages tell, by the packages' checksums; of those that are `wanted`.
+/// Returns the kernel releases found in the file names of the `wanted` packages, by the packages' checksums.
 pub fn filelists(
     from: impl BufRead,
     wanted: &BTreeSet<&str>,
@@ -243,8 +243,8 @@ pub fn filelists(
     Ok(found)
 }
 
-/// The repository's addresses in a list of mirrors: one in each line, or a metalink's (RFC 5854 and its forerunner), which names
-/// the address of `repomd.xml`.
+/// Returns the repository's addresses in a list of mirrors: a plain list with one per line, or a metalink (RFC 5854 and its
+/// predecessor), which names the address of `repomd.xml`.
 pub fn mirrors(list: &[u8]) -> Result<Vec<String>, MetadataError> {
     let mut found: Vec<String> = Vec::new();
     let mut take = |text: &str| {
@@ -268,13 +268,13 @@ pub fn mirrors(list: &[u8]) -> Result<Vec<String>, MetadataError> {
     if found.is_empty() { Err(form("it names no mirror by http or https")) } else { Ok(found) }
 }
 
-/// An element's start, and its end with the text that stands directly before that.
+/// The start of an element, or its end with the text directly before it.
 enum Step<'a> {
     Start(&'a str, &'a BytesStart<'a>),
     End(&'a str, &'a str),
 }
 
-/// Shows each element of a document, by its name without a namespace.
+/// Visits each element of a document, by its name without the namespace.
 fn walk(
     from: impl BufRead,
     mut visit: impl FnMut(Step<'_>) -> Result<(), MetadataError>,
@@ -319,7 +319,7 @@ fn walk(
     if depth == 0 { Ok(()) } else { Err(form("it ends in the middle")) }
 }
 
-/// An attribute's value; empty where there is none.
+/// Returns an attribute's value; empty if there is none.
 fn attribute(tag: &BytesStart<'_>, name: &str) -> Result<String, MetadataError> {
     let found = tag.try_get_attribute(name).map_err(quick_xml::Error::from)?;
     let Some(found) = found else { return Ok(String::new()) };
@@ -330,7 +330,7 @@ fn attribute(tag: &BytesStart<'_>, name: &str) -> Result<String, MetadataError> 
     Ok(value.into_owned())
 }
 
-/// A reader that fails once it gave `left` bytes: the XML reader keeps all of one event.
+/// A reader that fails after `left` bytes, because the XML reader keeps a whole event in memory.
 struct Metered<R> {
     inner: R,
     left: usize,

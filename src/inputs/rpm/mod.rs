@@ -1,4 +1,4 @@
-//! Adapter: RPM repositories. Their metadata is read by farrier, signatures are verified by the distributions' own tools.
+//! Adapter: RPM repositories. farrier parses their metadata; the distributions' own tools verify signatures.
 
 mod address;
 pub(super) mod keys;
@@ -39,17 +39,17 @@ use crate::{
     kernel::{Architecture, KernelRelease, RpmArchive, RpmRepository, RpmSigned},
 };
 
-/// Changes when listings have another form.
+/// Format version; change it when listings have another form.
 const FORMAT: &str = "rpm-4";
-/// The kind of the cache's records and locks.
+/// Kind of the cache's records and locks.
 const KIND: &str = "rpm";
-/// What to do where keys, or any address of a repository, are missing.
+/// Remedy for missing keys, or for a repository without any address.
 pub const LACKING: &str = "put the distribution's keys there, name mirrors of its repositories in site.yaml (`mirrors`), or add the repository that \
                            has it to the family";
-/// Largest `repomd.xml`, signature and list of mirrors.
+/// Maximum size of `repomd.xml`, a signature or a list of mirrors, in bytes.
 const MOST_INDEX: u64 = 4 << 20;
 
-/// Some repositories with the kernel packages of some names, for one version and architecture of a distribution.
+/// Repositories with packages of certain names, for one version and architecture of a distribution.
 #[derive(Clone, Debug)]
 pub struct Repositories {
     fetcher: Fetcher,
@@ -57,22 +57,22 @@ pub struct Repositories {
     signed: RpmSigned,
     keys: Keys,
     places: Vec<Place>,
-    /// Names of packages, in which a `*` stands for a flavour or a release.
+    /// Names of packages, with `*` for a flavor or a release.
     names: Vec<String>,
-    /// What is not there, for messages.
+    /// Repositories without an address, for messages.
     absent: Vec<String>,
-    /// Must all of them answer? Where the newest package is wanted, one that is silent may have it.
+    /// Whether all repositories must answer. An unreachable repository may have the newest package.
     all: bool,
 }
 
-/// Where a repository is, before it is asked.
+/// Addresses of a repository, or of its list of mirrors.
 #[derive(Clone, Debug)]
 enum Place {
     At(Vec<Url>),
     Listed(Vec<Url>),
 }
 
-/// A package with the addresses of the repository that has it.
+/// A package with the addresses of its repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// The package.
@@ -80,24 +80,24 @@ pub struct Listed {
     places: Vec<String>,
 }
 
-/// One repository, as it was last asked.
+/// Listing of one repository, as last fetched.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Listing {
-    /// Seconds since 1970.
+    /// Time of the last request, in seconds since 1970.
     asked: u64,
-    /// Digest of `repomd.xml`; `None` where there is no repository.
+    /// Digest of `repomd.xml`; `None` if there is no repository.
     revision: Option<String>,
-    /// The repository's addresses, the one that answered first.
+    /// Addresses of the repository; the one that answered comes first.
     places: Vec<String>,
-    /// What `repomd.xml` names.
+    /// Metadata files named in `repomd.xml`.
     parts: Option<Repomd>,
-    /// Those of the names.
+    /// Packages with the wanted names.
     packages: Vec<RpmPackage>,
 }
 
 impl Repositories {
-    /// The repositories for a version of the distribution; nothing is asked yet. What is missing is a finding: keys, or any
-    /// address.
+    /// Opens the repositories for a version of the distribution, without contacting them yet. Missing keys, or a lack of any
+    /// address, are a finding and not an error.
     pub fn open(
         fetcher: &Fetcher,
         archive: &RpmArchive,
@@ -114,7 +114,8 @@ impl Repositories {
             let text = repository.address().expand(version, arch.gnu_name());
             let url = directory(&text, !is_list)?;
             let mut found = fetcher.net.url_candidates(&url);
-            // RFC 6761: no name below `invalid` is ever resolved, so that definitions may use it for what a site has elsewhere.
+            // RFC 6761: names below `invalid` never resolve, so definitions can use them as placeholders for the site's own
+            // addresses.
             found.retain(|url| !url.host_str().is_some_and(|host| host.ends_with(".invalid")));
             if found.is_empty() {
                 absent.push(format!("{text} (no `mirrors` in site.yaml is for it)"));
@@ -131,7 +132,7 @@ impl Repositories {
         Ok(Ok(Self { fetcher, arch, signed, keys, places, names, absent, all: false }))
     }
 
-    /// One package of each group for a kernel; the listings are asked for again before a group has none.
+    /// Chooses one package of each group for a kernel. Refreshes the listings before reporting a group as missing.
     pub async fn choose(&self, groups: &[Vec<String>], release: &KernelRelease) -> Result<Packages<Listed>> {
         let chosen = self.choose_now(groups, release, self.fetcher.options.refresh).await?;
         let again = matches!(chosen, Packages::Missing(_)) && self.renew().await?;
@@ -168,7 +169,7 @@ impl Repositories {
         Ok(Packages::Found(chosen))
     }
 
-    /// The kernels of each repository, in no order.
+    /// Returns the kernels of each repository, in no particular order.
     pub async fn releases(&self) -> Result<Vec<Vec<KernelRelease>>> {
         let (listings, faults) = self.listings(self.fetcher.options.refresh).await;
         let releases = |listing: &Listing| {
@@ -179,8 +180,8 @@ impl Repositories {
         faults.into_iter().find(|_| found.is_empty()).map_or(Ok(found), Err)
     }
 
-    /// What the repositories have, and the faults. Another repository may have what is looked for: an entitlement need not be
-    /// for all of them.
+    /// Returns the listings of the repositories, and the errors. An error is not fatal: another repository may have the package,
+    /// and an entitlement need not cover all repositories.
     async fn listings(&self, max_age: Duration) -> (Vec<Listing>, Vec<FetchError>) {
         let (mut found, mut faults) = (Vec::new(), Vec::new());
         for place in &self.places {
@@ -192,7 +193,7 @@ impl Repositories {
         (found, faults)
     }
 
-    /// Which repositories are not there, or not for this site, for messages.
+    /// Returns a note for messages about missing repositories and those that this site may not use.
     fn without(&self, listings: &[Listing], refused: &[String]) -> String {
         let gone = listings.iter().filter(|listing| listing.revision.is_none());
         let gone = gone.filter_map(|listing| Some(format!("{} (not there)", listing.places.first()?)));
@@ -200,22 +201,22 @@ impl Repositories {
         if absent.is_empty() { String::new() } else { format!(", without {}", absent.join(", ")) }
     }
 
-    /// Asks again unless that was done quite recently; whether anything was asked.
+    /// Refreshes the listings unless they are very recent; returns whether any was refreshed.
     pub async fn renew(&self) -> Result<bool> {
         let mut asked = false;
         for place in &self.places {
-            // What cannot be read is told where it is missing.
+            // Unreadable repositories are reported where a package is missing.
             asked |= self.listing(place, YOUNG).await.is_ok_and(|(_, asked)| asked);
         }
         Ok(asked)
     }
 
-    /// The packages' files, verified: by checksum, and by signature where packages are signed.
+    /// Downloads the packages' files, verified by checksum, and by signature if packages are signed.
     pub async fn download(&self, packages: &[Listed]) -> Result<Vec<PathBuf>> {
         let mut files = Vec::with_capacity(packages.len());
         for Listed { package, places } in packages {
             let what = format!("package {}-{}", package.name, package.version);
-            // A copy of the repository may have the package, and metadata that still names where it came from.
+            // A copy of a repository may have the package although its metadata names the original address.
             let mut all =
                 package.base.as_ref().map_or(Ok(Vec::new()), |base| based(&self.fetcher.net, base))?;
             all.extend(places.iter().cloned());
@@ -227,7 +228,7 @@ impl Repositories {
         Ok(files)
     }
 
-    /// What a repository has, not older than `max_age`; and whether it was asked for that.
+    /// Returns a repository's listing, not older than `max_age`, and whether it was refreshed.
     async fn listing(&self, place: &Place, max_age: Duration) -> Result<(Listing, bool)> {
         let (kind, urls) = match place {
             Place::At(urls) => ("at", urls),
@@ -247,7 +248,7 @@ impl Repositories {
         }
         let _lock = cache.lock(KIND, &key, LockMode::Exclusive).await?;
         let known = match cache.read_record::<Listing>(KIND, &key)? {
-            // Another farrier did while this one waited.
+            // Another farrier refreshed the listing while this one waited.
             Some(known) if fresh(&known) => return Ok((known, true)),
             known => known,
         };
@@ -255,13 +256,13 @@ impl Repositories {
             Place::At(urls) => urls.clone(),
             Place::Listed(urls) => Box::pin(self.mirrors(urls)).await?,
         };
-        // Boxed: what waits for it waits in many places, for much of its size.
+        // Boxed: many futures contain this one, and it makes up much of their size.
         let listing = Box::pin(self.ask(&places, known)).await?;
         cache.write_record(KIND, &key, &listing)?;
         Ok((listing, true))
     }
 
-    /// The addresses in a list of mirrors.
+    /// Returns the addresses in a list of mirrors.
     async fn mirrors(&self, lists: &[Url]) -> Result<Vec<Url>> {
         let (scratch, net) = (self.fetcher.cache.scratch()?, &self.fetcher.net);
         let file = scratch.path().join("mirrors");
@@ -274,7 +275,7 @@ impl Repositories {
         Ok(found.iter().flat_map(|url| net.url_candidates(url)).collect())
     }
 
-    /// From the first place that answers. A repository that no place has is a finding.
+    /// Returns the listing from the first place that answers. A repository that no place has is a finding.
     async fn ask(&self, places: &[Url], known: Option<Listing>) -> Result<Listing> {
         let mut fault = None;
         for place in places {
@@ -289,7 +290,7 @@ impl Repositories {
                 Ok(None) => {}
                 Err(error) => {
                     tracing::debug!(repository = %place, error = %crate::error_chain(&error), "the repository cannot be read");
-                    // Of several, the first is the place that is meant.
+                    // Of several errors, report the first one: the first place is the intended one.
                     fault.get_or_insert(error);
                 }
             }
@@ -297,7 +298,8 @@ impl Repositories {
         fault.map_or_else(|| Ok(Listing::absent(places)), Err)
     }
 
-    /// `None` where there is no repository. One whose index names what is not there is being changed: that is a fault.
+    /// Reads a listing; returns `None` if there is no repository. An index that names a missing file belongs to a repository that
+    /// is being updated, which is an error.
     async fn read(&self, place: &Url, known: Option<&Listing>) -> Result<Option<Listing>> {
         let (scratch, net) = (self.fetcher.cache.scratch()?, &self.fetcher.net);
         let (index, url) = (scratch.path().join("repomd.xml"), below(place, "repodata/repomd.xml")?);
@@ -329,7 +331,7 @@ impl Repositories {
         Ok(Some(Listing { asked: now(), revision, places: Vec::new(), parts: Some(parts), packages }))
     }
 
-    /// The packages of these names; of those that do not say which kernel they are for, their files are looked at.
+    /// Returns the packages with the wanted names. For packages that do not name their kernel, the lists of files are searched.
     async fn packages(&self, place: &Url, repomd: &Repomd) -> Result<Vec<RpmPackage>> {
         if self.names.is_empty() {
             return Ok(Vec::new());
@@ -353,7 +355,7 @@ impl Repositories {
         Ok(packages)
     }
 
-    /// Fetches a part of the metadata, and reads it.
+    /// Fetches and parses a metadata file.
     async fn part<T: Send + 'static>(
         &self,
         place: &Url,
@@ -371,7 +373,7 @@ impl Repositories {
         .await
     }
 
-    /// What is at a place of a repository, of the first of its addresses that has it.
+    /// Fetches a file of a repository from the first address that has it.
     async fn fetch(
         &self,
         places: &[String],
@@ -385,8 +387,9 @@ impl Repositories {
     }
 }
 
-/// The repositories that the site may not ask, for messages: an entitlement need not be for all of them, and a kernel may be in
-/// another one. And the first of the other faults, or of all where no repository answered.
+/// Separates errors: returns the repositories that the site may not use, for messages, and the first other error. If no
+/// repository answered, a refusal counts as an error too. An entitlement need not cover all repositories, and another one may
+/// have the kernel.
 fn sorted(faults: Vec<FetchError>, none_answered: bool) -> (Vec<String>, Option<FetchError>) {
     let (mut refused, mut fault) = (Vec::new(), None);
     for error in faults {
@@ -412,7 +415,7 @@ impl Listing {
     }
 }
 
-/// What tells one archive from another for a version of the distribution.
+/// Returns the parts that identify an archive for a version of the distribution.
 pub(super) fn key_parts(archive: &RpmArchive, (version, arch): (&str, Architecture)) -> Vec<String> {
     let RpmArchive { repositories, signed_by, signed } = archive;
     let address = |repository: &RpmRepository| {
@@ -445,7 +448,7 @@ mod tests {
         let (refused, fault) = sorted(vec![status(403), status(401)], false);
         assert_eq!(refused, ["https://a.test/eus/403 (403)", "https://a.test/eus/401 (401)"]);
         assert!(fault.is_none());
-        // Nothing answered: who asks is then what is wrong.
+        // No repository answered, so the refusal is the error to report.
         assert!(matches!(sorted(vec![status(403)], true), (_, Some(FetchError::Status(_, 403)))));
         assert!(matches!(
             sorted(vec![status(403), status(503)], false),

@@ -1,7 +1,7 @@
-//! Pure: the modules of RPM repositories (`modules.yaml`): which of their packages dnf would leave out.
+//! Pure: the modules of RPM repositories (`modules.yaml`), which determine the packages that dnf would exclude.
 //!
-//! A module has streams, such as perl 5.26 and 5.32, and each stream builds with the packages of its own. Of one module a system
-//! has one stream at most: the one that was chosen, else the default, if the repositories name one.
+//! A module has streams, such as perl 5.26 and 5.32, and each stream has its own packages. A system has at most one stream of a
+//! module: the chosen one, or else the default if the repositories name one.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -10,14 +10,14 @@ use serde::Deserialize;
 use super::package::RpmPackage;
 use crate::{image::checked::StreamName, inputs::error::MetadataError};
 
-/// Bytes of the modules of one repository. RHEL's have a quarter of it.
+/// Maximum size of the modules of one repository, in bytes. RHEL's have a quarter of it.
 pub const MOST_MODULES: u64 = 64 << 20;
 
-/// What repositories say of modules.
+/// Modules of the repositories.
 #[derive(Debug, Default)]
 pub struct Modules {
     builds: Vec<Build>,
-    /// The default stream of each module that has one.
+    /// Default stream of each module that has one.
     defaults: BTreeMap<String, String>,
 }
 
@@ -26,7 +26,7 @@ pub struct Modules {
 struct Build {
     name: String,
     stream: String,
-    /// Alternatives.
+    /// Alternative sets of dependencies.
     #[serde(default)]
     dependencies: Vec<Dependencies>,
     #[serde(default)]
@@ -35,14 +35,14 @@ struct Build {
 
 #[derive(Debug, Deserialize)]
 struct Dependencies {
-    /// Streams by module; one with a `-` before it is any other.
+    /// Streams by module. A stream with a `-` before it is excluded.
     #[serde(default)]
     requires: BTreeMap<String, Vec<String>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 struct Artifacts {
-    /// `name-epoch:version-release.arch`.
+    /// Packages as `name-epoch:version-release.arch`.
     #[serde(default)]
     rpms: Vec<String>,
 }
@@ -55,29 +55,29 @@ struct StreamDefault {
     stream: Option<String>,
 }
 
-/// A document of one of these kinds.
+/// A document of either kind.
 #[derive(Deserialize)]
 struct Document<T> {
     data: T,
 }
 
-/// Which packages may be taken.
+/// Packages that may be installed.
 #[derive(Debug, Default)]
 pub struct Choice {
-    /// Those of the streams that the system has.
+    /// Packages of the streams that the system has.
     taken: HashSet<String>,
-    /// Those of all streams.
+    /// Packages of all streams.
     all: HashSet<String>,
-    /// The names of those that are taken: no package without a module stands in for them.
+    /// Names of the packages in `taken`. A package of the same name without a module cannot replace them.
     names: HashSet<String>,
-    /// The names of all that belong to modules.
+    /// Names of all packages that belong to modules.
     known: HashSet<String>,
 }
 
 impl Modules {
-    /// Adds what one repository says. Of two defaults for a module the first counts.
+    /// Adds one repository's modules. The first default of a module counts.
     pub fn add(&mut self, text: &str) -> Result<(), MetadataError> {
-        // Kinds of documents that say nothing of packages, such as translations, are the larger part.
+        // Other kinds of documents, such as translations, are the majority and do not concern packages.
         for document in text.split("\n---").map(|document| document.strip_prefix("---").unwrap_or(document)) {
             let has = |line: &str| document.lines().any(|found| found.trim_end() == line);
             if has("document: modulemd") && has("version: 2") {
@@ -92,7 +92,7 @@ impl Modules {
         Ok(())
     }
 
-    /// Which packages may be taken on a system with these streams; or the stream that no repository has.
+    /// Returns the packages that may be installed on a system with these streams, or the stream that no repository has.
     pub fn choose(&self, named: &BTreeMap<StreamName, StreamName>) -> Result<Choice, String> {
         let named: BTreeMap<&str, &str> =
             named.iter().map(|(module, stream)| (module.as_str(), stream.as_str())).collect();
@@ -107,7 +107,7 @@ impl Modules {
         };
         let mut active: Vec<&Build> =
             self.builds.iter().filter(|build| stream_of(&build.name) == Some(&build.stream)).collect();
-        // One that needs a stream of another module is there only with that one.
+        // A build that needs a stream of another module is only available together with that stream.
         loop {
             let streams: BTreeSet<(&str, &str)> =
                 active.iter().map(|build| (build.name.as_str(), build.stream.as_str())).collect();
@@ -134,7 +134,7 @@ fn names(packages: &HashSet<String>) -> HashSet<String> {
 impl Build {
     fn is_met(&self, streams: &BTreeSet<(&str, &str)>) -> bool {
         let is_met = |(module, wanted): (&String, &Vec<String>)| {
-            // A repository is for one version of the distribution.
+            // A repository is for one version of the distribution, so its platform always matches.
             let mut there = streams.iter().filter(|(name, _)| name == module).map(|(_, stream)| *stream);
             module == "platform" || there.any(|stream| allows(wanted, stream))
         };
@@ -143,7 +143,7 @@ impl Build {
     }
 }
 
-/// An empty list allows every stream, and so does one that only names others.
+/// Whether a list of streams allows `stream`. An empty list, or one with only exclusions, allows every other stream.
 fn allows(wanted: &[String], stream: &str) -> bool {
     let mut names = wanted.iter().filter(|name| !name.starts_with('-')).peekable();
     let is_refused = wanted.iter().any(|name| name.strip_prefix('-') == Some(stream));
@@ -151,14 +151,14 @@ fn allows(wanted: &[String], stream: &str) -> bool {
 }
 
 impl Choice {
-    /// Is a package not to be taken?
+    /// Whether a package must not be installed.
     pub fn leaves_out(&self, package: &RpmPackage) -> bool {
         let RpmPackage { name, epoch, version, arch, .. } = package;
         let id = format!("{name}-{epoch}:{version}.{arch}");
         !self.taken.contains(&id) && (self.all.contains(&id) || self.names.contains(name))
     }
 
-    /// May it leave out packages of this name?
+    /// Whether packages of this name belong to modules.
     pub fn tells_of(&self, name: &str) -> bool {
         self.known.contains(name)
     }
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
     use crate::inputs::checksum::Checksum;
 
-    /// The form of RHEL 8, with two streams of perl, what is built for either of them, and a module without a default.
+    /// Modules in the form of RHEL 8: two streams of perl, packages built for either of them, and a module without a default.
     const MODULES: &str = r#"---
 document: modulemd
 version: 2
@@ -260,7 +260,7 @@ data: {module: python}
         }
     }
 
-    /// The packages that may be taken with these streams.
+    /// Returns the packages that may be installed with these streams.
     fn taken(streams: &[(&str, &str)]) -> Result<Vec<String>, String> {
         let mut modules = Modules::default();
         modules.add(MODULES).unwrap();
@@ -269,7 +269,7 @@ data: {module: python}
         let all = [
             package("perl", 4, "5.30.1-452"),
             package("perl", 4, "5.26.3-416"),
-            // Of no module.
+            // A package without a module.
             package("perl", 4, "5.36-1"),
             package("perl-DBI", 0, "1.641-3.one"),
             package("perl-DBI", 0, "1.641-3.two"),

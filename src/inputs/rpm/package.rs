@@ -1,4 +1,4 @@
-//! Pure: packages of RPM repositories: which kernel they are for, and which of them is the newest.
+//! Pure: packages of RPM repositories: their kernels, and the choice of the newest.
 
 use std::cmp::Ordering;
 
@@ -6,36 +6,36 @@ use serde::{Deserialize, Serialize};
 
 use crate::{image::checked::fits, inputs::checksum::Checksum, kernel::rpm_version};
 
-/// A package as a repository's metadata describes it.
+/// A package as described by a repository's metadata.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RpmPackage {
-    /// Name.
+    /// Package name.
     pub name: String,
-    /// Epoch; 0 where there is none.
+    /// Epoch; 0 if there is none.
     pub epoch: u64,
-    /// Version and release, with a `-` between them.
+    /// Version and release, joined by `-`.
     pub version: String,
     /// RPM's architecture name: `x86_64`, `noarch`.
     pub arch: String,
-    /// Of the file.
+    /// Checksum of the file.
     pub checksum: Checksum,
-    /// Its place below the repository's address, or below `base`.
+    /// Location relative to the repository's address, or to `base`.
     pub location: String,
-    /// The address of the repository that it was taken from, where its own differs: merged repositories name it (`xml:base`).
+    /// Address of the original repository, if it differs: merged repositories name it (`xml:base`).
     #[serde(default)]
     pub base: Option<String>,
-    /// The kernel releases that it is for, as `uname -r` prints them. One that ends in `-*` is for every flavour.
+    /// Kernel releases that the package is for, as `uname -r` prints them. One that ends in `-*` covers every flavor.
     pub releases: Vec<String>,
 }
 
 impl RpmPackage {
-    /// `name=version-release.arch sha256:...`.
+    /// Returns `name=version-release.arch sha256:...`.
     pub fn identity(&self) -> String {
         let Self { name, version, arch, checksum, .. } = self;
         format!("{name}={version}.{arch} {checksum}")
     }
 
-    /// Is it for this kernel?
+    /// Whether the package is for this kernel.
     pub fn is_for(&self, release: &str) -> bool {
         let without_flavour = release.rsplit_once('-').map(|(version, _)| version);
         self.releases.iter().any(|known| {
@@ -43,12 +43,12 @@ impl RpmPackage {
         })
     }
 
-    /// The order of RPM.
+    /// Compares two packages in RPM's version order.
     pub fn compare(&self, other: &Self) -> Ordering {
         self.epoch.cmp(&other.epoch).then_with(|| rpm_version::compare(&self.version, &other.version))
     }
 
-    /// Where neither what it provides nor its files say it, a package is for the kernel of its own version.
+    /// Sets the package's own version as its kernel release, if neither its provides nor its files name one.
     pub fn releases_by_version(&mut self) {
         if self.releases.is_empty() {
             let Self { version, arch, .. } = self;
@@ -57,7 +57,7 @@ impl RpmPackage {
     }
 }
 
-/// The kernel release that a package with this file is for, as distributions lay out modules and headers.
+/// Returns the kernel release that a file path of a package names, in the distributions' layouts of modules and headers.
 pub fn release_in(path: &str) -> Option<String> {
     let path = path.strip_prefix('/').unwrap_or(path);
     let below = |start: &str| path.strip_prefix(start)?.split('/').next().filter(|name| !name.is_empty());
@@ -66,7 +66,7 @@ pub fn release_in(path: &str) -> Option<String> {
     if let Some(release) = places.into_iter().find_map(below) {
         return Some(release.to_owned());
     }
-    // SUSE: `linux-<version>-obj/<architecture>/<flavour>`, and the sources beside it, `linux-<version>`.
+    // SUSE: `linux-<version>-obj/<architecture>/<flavour>`, and the sources in `linux-<version>` next to it.
     let version = below("usr/src/linux-")?;
     if !version.starts_with(|c: char| c.is_ascii_digit()) {
         return None;
@@ -77,8 +77,8 @@ pub fn release_in(path: &str) -> Option<String> {
     }
 }
 
-/// The names of a group for a release; `{{flavour}}` is what follows the release's last `-`, and `{{release}}` any text, since names
-/// shorten it in different ways. A name with a flavour is none where the release has none.
+/// Returns the names of a group for a release. `{{flavour}}` is the part after the release's last `-`; `{{release}}` matches any
+/// text, because names shorten it in different ways. A name with a flavor is skipped if the release has none.
 pub fn names_for(group: &str, release: &str) -> Vec<String> {
     let flavour = release.rsplit_once('-').map(|(_, flavour)| flavour);
     let named = |name: &str| match flavour {
@@ -88,10 +88,10 @@ pub fn names_for(group: &str, release: &str) -> Vec<String> {
     group.split(" | ").filter_map(named).map(|name| name.replace("{{release}}", "*")).collect()
 }
 
-/// The package of the first name that has one for this kernel, the newest of several.
+/// Returns the newest package for this kernel, of the first name that has one.
 pub fn choose<'a>(packages: &'a [RpmPackage], names: &[String], release: &str) -> Option<&'a RpmPackage> {
     names.iter().find_map(|name| {
-        // The first of equals, as repositories are written: `max_by` takes the last.
+        // Of equals take the first, like the repositories' order; `max_by` takes the last.
         let fit =
             packages.iter().rev().filter(|package| fits(name, &package.name) && package.is_for(release));
         fit.max_by(|a, b| a.compare(b))

@@ -1,4 +1,4 @@
-//! Adapter: one RPM package that a definition names, with modules of a kernel.
+//! Adapter: one RPM package that a definition names, with a kernel's modules.
 
 use std::path::PathBuf;
 
@@ -9,14 +9,14 @@ use crate::{
     kernel::KernelTarget,
 };
 
-/// A package, and the repositories that have it.
+/// A package and its repositories.
 pub struct Found {
     archive: Repositories,
     listed: Listed,
 }
 
 impl Found {
-    /// The package of the source's kernel.
+    /// Finds the package for the source's kernel.
     pub async fn find(fetcher: &Fetcher, source: &RpmSource) -> Result<Self> {
         let (kernel, groups) = (kernel(source)?, std::slice::from_ref(&source.package));
         let version = kernel.repository_version();
@@ -37,16 +37,16 @@ impl Found {
         }
     }
 
-    /// `name=version.arch sha256:...`.
+    /// Returns `name=version.arch sha256:...`.
     pub fn identity(&self) -> String {
         self.listed.package.identity()
     }
 
-    /// Its file in the cache, verified.
+    /// Returns the package's verified file in the cache.
     pub async fn file(self) -> Result<PathBuf> {
         let files = self.archive.download(&[self.listed]).await;
         if files.is_err() {
-            // A mirror drops a package when a newer one replaces it: the next look-up sees that one.
+            // A mirror drops a package when a newer one replaces it. Refreshing makes the next lookup find the new one.
             self.archive.renew().await?;
         }
         files?.pop().ok_or(FetchError::Interrupted)
@@ -61,7 +61,7 @@ fn kernel(source: &RpmSource) -> Result<&KernelTarget> {
         .ok_or_else(|| FetchError::value("a source that is the same for all kernels", &source.package, none))
 }
 
-/// What tells a definition's package for a kernel from others.
+/// Returns the parts that identify a definition's package for a kernel.
 pub fn declared(source: &RpmSource) -> Result<Vec<String>> {
     let kernel = kernel(source)?;
     let head = ["rpm", &source.package, kernel.release.as_str()].map(str::to_owned);
@@ -70,7 +70,7 @@ pub fn declared(source: &RpmSource) -> Result<Vec<String>> {
     Ok(head.into_iter().chain(key_parts(&source.from, system)).collect())
 }
 
-/// May a package with this identity be the one that is wanted?
+/// Whether a package with this identity may be the wanted one.
 pub fn is_wanted(source: &RpmSource, identity: &str) -> bool {
     let release = source.kernel.as_ref().map_or("", |kernel| kernel.release.as_str());
     let name = identity.split_once('=').map_or("", |(name, _)| name);

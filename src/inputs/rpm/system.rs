@@ -1,5 +1,5 @@
-//! Adapter: the packages of a whole system, as libsolv chooses them: the solver of dnf and zypper. Its tools read the metadata that
-//! was verified, and nothing else.
+//! Adapter: the packages of a whole root file system, chosen by libsolv, the solver of dnf and zypper. Its tools only read
+//! metadata that farrier has verified.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,14 +24,15 @@ use crate::{
     tree_removal::remove_tree,
 };
 
-/// Bytes of one part of the metadata, unpacked. Fedora's lists of files have a quarter of it.
+/// Maximum size of an unpacked metadata file, in bytes. Fedora's lists of files have a quarter of it.
 const MOST_METADATA: u64 = 4 << 30;
-/// `repomd.xml` for the solver: it names the two parts that are looked at. What a repository names itself may lie anywhere.
+/// `repomd.xml` for the solver, with only the two metadata files in use. The locations in a repository's own `repomd.xml` are
+/// arbitrary.
 const REPOMD: &str = r#"<repomd><data type="primary"><location href="primary.xml"/></data><data type="filelists"><location href="filelists.xml"/></data></repomd>"#;
-/// Nothing that is only recommended; the others as dnf has them.
+/// Solver flags: ignore recommendations; the others as in dnf.
 const RULES: &str = "solverflags ignorerecommended yumobsoletes bestobeypolicy urpmreorder";
 
-/// A repository that is there, with what the solver has to know of it.
+/// An existing repository, with the data that the solver needs.
 struct Known {
     places: Vec<String>,
     primary: PathBuf,
@@ -40,8 +41,8 @@ struct Known {
 }
 
 impl Repositories {
-    /// The files of these packages and of what all of them need, without what is only recommended; in the order of their names.
-    /// Of modules come those of the default streams alone, or of these. `what` names in errors what they are for.
+    /// Returns the files of these packages and all their dependencies, without recommendations, in name order. Of modules, only
+    /// packages of the default streams or of `streams` are used. `what` describes the purpose in errors.
     pub async fn system(
         &self,
         packages: &[RpmName],
@@ -49,9 +50,9 @@ impl Repositories {
         what: &str,
     ) -> Result<Vec<PathBuf>> {
         match self.system_now(packages, streams, what).await {
-            // Another signature will not be there next time.
+            // A retry does not change the signature.
             Err(error @ FetchError::Signature { .. }) => Err(error),
-            // A package may have come since, or a newer one took its place.
+            // A package may have appeared, or been replaced by a newer one.
             Err(_) if self.renew().await? => self.system_now(packages, streams, what).await,
             outcome => outcome,
         }
@@ -73,7 +74,7 @@ impl Repositories {
         what: &str,
     ) -> Result<Vec<Listed>> {
         let (listings, faults) = self.listings(self.fetcher.options.refresh).await;
-        // Without one of its repositories it would be another system, unless this site never has that one.
+        // A missing repository would give another system, unless this site is never allowed to use it.
         let (refused, fault) = sorted(faults, listings.is_empty());
         if let Some(fault) = fault {
             return Err(fault);
@@ -94,7 +95,7 @@ impl Repositories {
         })?;
         let primaries: Vec<PathBuf> = known.iter().map(|repository| repository.primary.clone()).collect();
         let left_out = self.left_out(primaries, choice).await?;
-        // Most distributions require only files that `primary` names. The lists of all files are many times as large.
+        // Most distributions require only files listed in `primary`. The complete lists of files are many times larger.
         let chosen = match self.solve(&known, &left_out, packages, false).await? {
             Ok(chosen) => Ok(chosen),
             Err(_) => self.solve(&known, &left_out, packages, true).await?,
@@ -117,7 +118,7 @@ impl Repositories {
         self.fetch(places, &what, &part.location, &part.checksum).await
     }
 
-    /// What the repositories say of modules.
+    /// Returns the repositories' modules.
     async fn modules(&self, known: &[Known]) -> Result<Modules> {
         let mut modules = Modules::default();
         for Known { places, modules: part, .. } in known {
@@ -134,7 +135,7 @@ impl Repositories {
         Ok(modules)
     }
 
-    /// The packages that are not to be taken, each as the solver names it.
+    /// Returns the excluded packages, by the solver's names.
     async fn left_out(&self, primaries: Vec<PathBuf>, choice: Choice) -> Result<Vec<String>> {
         let arch = self.arch;
         stoppable(move |stop| {
@@ -156,7 +157,7 @@ impl Repositories {
         .await
     }
 
-    /// What libsolv chooses, each as `name-version.arch@number of the repository`; or why it cannot.
+    /// Returns libsolv's choice, each as `name-version.arch@number of the repository`, or the reason for its failure.
     async fn solve(
         &self,
         known: &[Known],
@@ -170,7 +171,7 @@ impl Repositories {
             self.convert(repository, with_files, &directory).await?;
         }
         let repositories = (0..known.len()).map(|number| format!("repo {number} 0 solv {number}.solv"));
-        // The colon: this architecture alone, and `noarch`.
+        // The colon restricts the system to this architecture and `noarch`.
         let rules = [format!("system :{} rpm", self.arch.gnu_name()), RULES.to_owned()];
         let left_out = left_out.iter().map(|package| format!("disable pkg {package}"));
         let jobs = packages.iter().map(|name| format!("job install name {name}"));
@@ -182,7 +183,7 @@ impl Repositories {
         Ok(chosen(&process::run(solve, "testsolv", || "choose packages".to_owned()).await?.stdout))
     }
 
-    /// The repository in libsolv's form, in a file beside `directory`, which is made and removed.
+    /// Converts a repository to libsolv's format, in a file next to `directory`. The directory is temporary.
     async fn convert(&self, repository: &Known, with_files: bool, directory: &Path) -> Result<()> {
         let Known { places, primary, filelists, modules: _ } = repository;
         let mut parts = vec![(primary.clone(), "primary.xml")];
@@ -203,7 +204,7 @@ impl Repositories {
         Ok(remove_tree(directory)?)
     }
 
-    /// The chosen packages, as the repositories' metadata has them.
+    /// Returns the chosen packages from the repositories' metadata.
     async fn listed(&self, known: Vec<Known>, chosen: BTreeSet<String>) -> Result<Vec<Listed>> {
         let arch = self.arch;
         stoppable(move |stop| {
@@ -216,9 +217,9 @@ impl Repositories {
                 let fit = packages.into_iter().filter(|package| chosen.contains(&id(package, number)));
                 found.extend(fit.map(|package| Listed { package, places: places.clone() }));
             }
-            // The links that `filesystem` has are there before what other packages put behind them.
+            // `filesystem` comes first: its links must exist before other packages put files behind them.
             found.sort_by_key(|Listed { package, .. }| (package.name != "filesystem", package.identity()));
-            // A repository may name one twice.
+            // A repository may list a package twice.
             found.dedup_by(|a, b| a.package.name == b.package.name && a.package.version == b.package.version);
             Ok(found)
         })
@@ -226,7 +227,7 @@ impl Repositories {
     }
 }
 
-/// How the solver names a package of a repository.
+/// Returns the solver's name for a package of a repository.
 fn id(package: &RpmPackage, repository: usize) -> String {
     let RpmPackage { name, epoch, version, arch, .. } = package;
     let epoch = if *epoch == 0 { String::new() } else { format!("{epoch}:") };
@@ -246,7 +247,7 @@ fn copy(from: &mut dyn BufRead, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What `testsolv -r` says: `install make-1:4.3-8.el9.x86_64@0`, or `problem 1a2b info package x does not exist`.
+/// Parses the output of `testsolv -r`: `install make-1:4.3-8.el9.x86_64@0`, or `problem 1a2b info package x does not exist`.
 fn chosen(said: &str) -> Result<BTreeSet<String>, String> {
     let problems = said.lines().filter(|line| line.starts_with("problem "));
     let problems = problems.filter_map(|line| Some(line.split_once(" info ")?.1));

@@ -8,7 +8,7 @@ use crate::payload::write_payload_layer;
 
 const OFED: &str = "usr/src/ofa_kernel";
 
-/// OFED's layout: a tree for one kernel, and a link to it as the build makes it.
+/// OFED's layout: a tree for one kernel, and a link to the tree, as made by the build.
 fn payload(default: &str) -> tempfile::TempDir {
     let tree = tempfile::tempdir().unwrap();
     let kernel = tree.path().join(OFED).join("x86_64/6.1.0-1-amd64");
@@ -50,7 +50,7 @@ fn absolute_links_become_relative_to_their_place() {
         assert_eq!(found.tables, [Path::new(OFED).join("x86_64/6.1.0-1-amd64/Module.symvers")]);
         assert_eq!(found, read_exposed(tree.path(), &exposes(&["/usr/src/ofa_*"])).unwrap());
     }
-    // The kernel's own build tree is where the dependent's build has it too.
+    // The kernel's own build tree has the same path in a dependent's build.
     let tree = payload("/lib/modules/6.1.0-1-amd64/build");
     exposed(tree.path()).unwrap();
     assert_eq!(target(tree.path()), Path::new("../../../lib/modules/6.1.0-1-amd64/build"));

@@ -6,7 +6,7 @@ use std::{
 
 use super::*;
 
-/// A payload made in the given order: `dir/`, `link -> target`, or `file`.
+/// Makes a payload in the given order: `dir/`, `link -> target`, or `file`.
 fn payload(entries: &[&str]) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     for entry in entries {

@@ -1,23 +1,23 @@
-//! Adapter: who may lead. A state machine: the record as it was found and the local monotonic time come in as
-//! arguments; clocks of other machines are never compared with this one's.
+//! Adapter: leader election as a state machine. Its arguments are the record as found in the lease and the
+//! local monotonic time. Clocks of other machines are never compared with this machine's clock.
 //!
-//! The rules are those of client-go's `leaderelection` package: a lease that another holds is over when its record has
-//! not changed for the lease's length *as seen from here*, and a holder that could not renew gives up well before
-//! another candidate may think so.
+//! The rules are those of client-go's `leaderelection` package. A lease of another holder has expired when
+//! its record has not changed for the lease duration *as observed locally*. A holder that cannot renew gives
+//! up well before another candidate may take over.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How leases are held. The defaults are client-go's.
+/// Timing of the lease. The defaults are client-go's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// How long a record that does not change keeps others out.
+    /// Lease duration: how long an unchanged record keeps other candidates out.
     pub lease: Duration,
-    /// How long a holder trusts its last renewal, counted from before the request was sent. The rest of the lease's
-    /// length is for writes that are under way when it stops to trust.
+    /// How long a holder trusts its last renewal, counted from before the request was sent. The rest of the
+    /// lease duration is for writes that are in flight when that trust ends.
     pub renew_deadline: Duration,
-    /// How often it is looked at, and renewed.
+    /// Interval at which a candidate reads the lease and the holder renews it.
     pub retry: Duration,
 }
 
@@ -31,40 +31,40 @@ impl Default for Timing {
     }
 }
 
-/// What a lease says, as far as it matters here.
+/// The fields of a lease that the election uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
-    /// Who holds it; empty when it is free.
+    /// Identity of the holder; empty when the lease is free.
     pub(super) holder: String,
-    /// The holder's time of its last renewal: compared for equality only.
+    /// The holder's time of its last renewal, compared for equality only.
     pub(super) renewed: Option<jiff::Timestamp>,
-    /// How long it keeps others out.
+    /// Lease duration that the holder announced.
     pub(super) length: Option<Duration>,
-    /// How often it changed hands.
+    /// Number of leadership changes.
     pub(super) transitions: i32,
 }
 
-/// What to do about a lease.
+/// Next step for a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Move {
-    /// Make it, there is none.
+    /// Create the lease: it does not exist.
     Create,
-    /// Take it over.
+    /// Take over the lease.
     Take,
-    /// Renew it: it is ours.
+    /// Renew the lease: this candidate holds it.
     Renew,
-    /// Leave it: another holds it.
+    /// Leave the lease alone: another candidate holds it.
     Wait,
 }
 
-/// One candidate's view.
+/// State of one candidate.
 #[derive(Debug)]
 pub(super) struct Election {
     identity: String,
     timing: Timing,
-    /// Another's record, and since when it has not changed.
+    /// Another holder's record, and since when it has not changed.
     seen: Option<(Record, Instant)>,
-    /// Until when the last renewal is trusted.
+    /// End of the trust in the last renewal.
     trusted_until: Option<Instant>,
 }
 
@@ -73,13 +73,14 @@ impl Election {
         Self { identity, timing, seen: None, trusted_until: None }
     }
 
-    /// What to do about the lease that was found.
+    /// Decides the next step for the lease as found.
     pub(super) fn decide(&mut self, found: Option<&Record>, now: Instant) -> Move {
         let Some(record) = found else { return Move::Create };
         if record.holder == self.identity {
             return Move::Renew;
         }
-        // Whoever else holds it: this one does not, whatever it believed.
+        // Another identity is in the record, so this candidate does not hold the lease, whatever its local
+        // state said.
         self.lost();
         if record.holder.is_empty() {
             return Move::Take;
@@ -91,28 +92,29 @@ impl Election {
                 now
             }
         };
-        // The longer of both lengths: the other may have been started with other options.
+        // Use the longer of both durations: the other candidate may run with different options.
         let length = record.length.unwrap_or_default().max(self.timing.lease);
         if now - since >= length { Move::Take } else { Move::Wait }
     }
 
-    /// The lease was written with this one as its holder, by a request that was sent at `sent`.
+    /// Records that a request sent at `sent` made this candidate the holder.
     pub(super) fn won(&mut self, sent: Instant) {
         self.seen = None;
         self.trusted_until = Some(sent + self.timing.renew_deadline);
     }
 
-    /// The lease is another's, or was given back.
+    /// Records that the lease belongs to another candidate or was released.
     pub(super) fn lost(&mut self) {
         self.trusted_until = None;
     }
 
-    /// Is this one the holder, as far as it knows? It may be cut off, and then leads no more until it could renew.
+    /// Whether this candidate is the holder, as far as it knows. While cut off from the API server it stays
+    /// the holder, but may not write until it has renewed.
     pub(super) fn holds(&self) -> bool {
         self.trusted_until.is_some()
     }
 
-    /// Until when this one leads, if nothing else happens.
+    /// Returns until when this candidate may write without another renewal.
     pub(super) fn leads_until(&self, now: Instant) -> Option<Instant> {
         self.trusted_until.filter(|until| now < *until)
     }
@@ -150,7 +152,7 @@ mod tests {
     fn another_holder_is_waited_for_by_local_time_alone() {
         let mut election = Election::new("b".to_owned(), Timing::default());
         let now = Instant::now();
-        // Its clock is years behind, or ahead: the record's time means nothing, its change does.
+        // The other clock may be years behind or ahead: only a change of the record counts, not its time.
         for renewed in [0, 4_000_000_000] {
             assert_eq!(election.decide(Some(&held_by("a", renewed)), now), Move::Wait);
         }
@@ -168,7 +170,7 @@ mod tests {
         );
         let sent = Instant::now();
         holder.won(sent);
-        // The other one sees the renewal at the very moment that it was sent, which is the earliest.
+        // The other candidate sees the renewal at the earliest possible moment: when it was sent.
         assert_eq!(other.decide(Some(&held_by("a", 7)), sent), Move::Wait);
         let mut first_take = sent;
         while other.decide(Some(&held_by("a", 7)), first_take) == Move::Wait {

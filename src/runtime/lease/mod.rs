@@ -1,7 +1,8 @@
-//! Adapter: leadership by a `coordination.k8s.io/v1` Lease, and the fence that keeps every other farrier from writing.
+//! Adapter: leader election with a `coordination.k8s.io/v1` Lease, and the fence that blocks writes of every
+//! other replica.
 //!
-//! It is farrier's own, because the crates that exist judge a lease by the wall clock of another machine, where a clock
-//! that jumps makes two leaders (decision 10).
+//! farrier implements the election itself, because the existing crates judge a lease by the wall clock of
+//! another machine. A clock jump there makes two leaders (decision 10).
 
 mod election;
 
@@ -27,29 +28,29 @@ use crate::cluster::{
     kube::{causes, is_starting},
 };
 
-/// Which lease, and as whom.
+/// Name of the lease, and this process's identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseOptions {
     /// The lease's namespace.
     pub namespace: String,
-    /// The lease's name: farriers with the same one never write at the same time.
+    /// The lease's name. Farriers with the same lease name never write at the same time.
     pub name: String,
-    /// Unlike that of every other process, also of this one's own restart.
+    /// Identity of this process: differs from every other process, and also after a restart.
     pub identity: String,
-    /// How it is held.
+    /// Timing of the lease.
     pub timing: Timing,
 }
 
-/// Why a lease was not read or written.
+/// Failure to read or write a lease.
 struct LeaseFault {
     message: String,
-    /// The API server's answer, where it gave one: 409 where another client wrote the lease in between.
+    /// The API server's status code, if it answered: 409 when another client wrote the lease in between.
     code: Option<u16>,
-    /// Is it only that the API server has just come back?
+    /// Whether the cause is an API server that is still starting.
     starting: bool,
 }
 
-/// Holds the lease, or waits for it. A clone is the same leadership.
+/// A candidate's leadership, which is also the fence. Clones share one leadership.
 #[derive(Clone)]
 pub struct Leadership {
     shared: Arc<Shared>,
@@ -61,16 +62,16 @@ struct Shared {
     state: Mutex<Trust>,
 }
 
-/// Until when the last renewal is trusted.
+/// End of the trust in the last renewal, by two clocks.
 ///
-/// By the monotonic clock, which no clock jump moves; and by the other clock, too, which goes on while the machine is
-/// suspended. A jump of the latter closes the fence until the next renewal, seconds later, and does nothing worse.
+/// A clock jump does not affect the monotonic clock. The wall clock also advances while the machine is
+/// suspended. A jump of the wall clock closes the fence until the next renewal seconds later, and has no
+/// worse effect.
 #[derive(Clone, Copy, Debug, Default)]
 struct Trust {
     until: Option<(Instant, SystemTime)>,
-    /// Could the lease only not be renewed?
+    /// Whether this farrier still holds the lease but could not renew it.
     cut_off: bool,
-    /// Has this farrier led before?
     ever_led: bool,
 }
 
@@ -92,14 +93,14 @@ impl Fence for Leadership {
     }
 }
 
-/// The task that looks after the lease.
+/// Background task that campaigns for the lease and renews it.
 pub struct LeaseTask {
     release: CancellationToken,
     task: JoinHandle<()>,
 }
 
 impl LeaseTask {
-    /// Gives the lease back, so that another farrier takes over at once. Nothing may be written any more.
+    /// Releases the lease, so that another farrier takes over at once. The caller must not write afterwards.
     pub async fn release(self) {
         self.release.cancel();
         if let Err(error) = self.task.await {
@@ -130,9 +131,11 @@ pub fn campaign(client: Client, options: LeaseOptions) -> (Leadership, LeaseTask
 }
 
 impl Leadership {
-    /// Tells whether this farrier is the leader as far as it knows, when that changes and when its fence opens or closes. One
-    /// that is cut off from the API server stays the leader until it sees another one, behind a closed fence: it is not
-    /// known that any other is, and what it works on may still be of use.
+    /// Watches whether this farrier is the leader as far as it knows. Also notifies when the fence opens or
+    /// closes.
+    ///
+    /// A leader that is cut off from the API server stays the leader behind a closed fence until it sees
+    /// another holder. No other leader is known then, and running work may still be of use.
     pub fn watch(&self) -> watch::Receiver<bool> {
         self.leads.clone()
     }
@@ -144,13 +147,13 @@ struct Candidate {
     election: Election,
     shared: Arc<Shared>,
     leads: watch::Sender<bool>,
-    /// The lease as this one wrote it last: renewed without a look.
+    /// The lease as this candidate last wrote it. It is renewed without another read.
     held: Option<Lease>,
-    /// Until when the last renewal is trusted by the machine's other clock.
+    /// End of the trust in the last renewal, by the wall clock.
     wall_until: SystemTime,
-    /// The fault that was reported last: a server that is away for minutes is one line.
+    /// The last logged fault, so that an outage of minutes is logged once.
     reported: Option<String>,
-    /// Whom the log named as the leader.
+    /// The leader that was last logged.
     leader: Option<String>,
 }
 
@@ -163,7 +166,7 @@ impl Candidate {
             }
             self.settle();
             let next = Instant::now() + self.options.timing.retry;
-            // A leader that cannot renew ceases to be one at that moment, and not with the next look.
+            // A leader that cannot renew must stop at its expiry, not at the next poll.
             let expiry = self.election.leads_until(Instant::now()).unwrap_or(next).min(next);
             for wake in [expiry, next] {
                 tokio::select! {
@@ -174,7 +177,8 @@ impl Candidate {
         }
     }
 
-    /// Looks at the lease; once more where another client wrote it meanwhile, to know at once who holds it.
+    /// Reads and updates the lease. After a conflict with another client it tries a second time, to learn at
+    /// once who holds the lease.
     async fn look(&mut self) -> Result<(), LeaseFault> {
         for _ in 0..2 {
             match self.turn().await {
@@ -187,7 +191,7 @@ impl Candidate {
         Ok(())
     }
 
-    /// Makes, takes or renews the lease where that is right.
+    /// Creates, takes over or renews the lease if the election says so.
     async fn turn(&mut self) -> Result<(), LeaseFault> {
         let lease = match self.held.take() {
             Some(lease) => Some(lease),
@@ -217,7 +221,7 @@ impl Candidate {
         Ok(())
     }
 
-    /// The lease with this one as its holder.
+    /// Returns the lease with this candidate as its holder.
     fn written(&self, found: Option<Lease>, before: &Record) -> Lease {
         let now = MicroTime(jiff::Timestamp::now());
         let LeaseOptions { namespace, name, identity, timing } = &self.options;
@@ -241,7 +245,7 @@ impl Candidate {
         lease
     }
 
-    /// Tells the fence, and those who watch, where things stand.
+    /// Updates the fence and notifies watchers.
     fn settle(&mut self) {
         let until = self.election.leads_until(Instant::now());
         let (leads, writes) = (self.election.holds(), until.is_some());
@@ -268,12 +272,12 @@ impl Candidate {
         self.leads.send_replace(leads);
     }
 
-    /// Says who leads, once for each leader: the log of a standby holds little else.
+    /// Logs the leader, once for each one: the log of a standby contains little else.
     fn tell_leader(&mut self, holder: String) {
         if self.leader.as_ref() == Some(&holder) {
             return;
         }
-        // What stands before the last `_` is the name of its machine; in a pod, the pod's.
+        // The part before the last `_` is the name of the holder's machine; in a cluster, of its pod.
         let pod = holder.rsplit_once('_').map_or(holder.as_str(), |(pod, _)| pod);
         let hint = format!("its log has the rest: kubectl -n {} logs {pod}", self.options.namespace);
         tracing::info!(lease = self.shared.lease, leader = holder, hint, "stands by: another farrier leads");
@@ -297,7 +301,7 @@ impl Candidate {
         }
     }
 
-    /// Makes a request, which has to be answered in time for another one before the renewal is overdue.
+    /// Sends a request with a timeout that leaves time for another attempt before the renewal is overdue.
     async fn request<T>(
         &self,
         action: &'static str,
@@ -367,11 +371,11 @@ mod tests {
         let (now, wall) = (Instant::now(), SystemTime::now());
         let trust = Trust { until: Some((now + s(10), wall + s(10))), cut_off: false, ever_led: true };
         assert_eq!(trust.closed("f/f", now + s(9), wall + s(9)), None);
-        // The monotonic clock decides though the other one was set back a year.
+        // The monotonic clock decides even if the wall clock was set back by a year.
         let set_back = wall - s(31_000_000);
         assert!(trust.closed("f/f", now + s(11), set_back).unwrap().contains("renewed in time"));
         assert_eq!(trust.closed("f/f", now + s(9), set_back), None);
-        // A machine that slept for an hour, whose monotonic clock stood.
+        // The machine was suspended for an hour, and its monotonic clock stood still.
         assert!(trust.closed("f/f", now + s(1), wall + s(3600)).is_some());
         assert!(Trust::default().closed("f/f", now, wall).unwrap().contains("another farrier"));
     }

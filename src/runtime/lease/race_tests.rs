@@ -1,5 +1,6 @@
-//! Two candidates and an API server that answers late, not at all, and reads of the past: never do both write. What protects
-//! is the server's comparison of `resourceVersion`: without it the same events make two leaders.
+//! Two candidates against an API server that answers late, never, or with stale reads: both must never write
+//! at the same time. The server's comparison of `resourceVersion` protects them; without it the same
+//! schedules make two leaders.
 
 use std::{
     convert::Infallible,
@@ -16,17 +17,17 @@ use tower::Service;
 
 use super::*;
 
-/// Virtual time that each schedule runs for.
+/// Virtual duration of each schedule.
 const RUN: Duration = Duration::from_mins(2);
-/// How often it is looked who may write.
+/// Interval at which the test checks who may write.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Lease objects, the newest last; the place is the version.
+/// Versions of the lease object, the newest last. The index is the version.
 #[derive(Default)]
 struct Stored(Vec<Value>);
 
 impl Stored {
-    /// Writes if the object is of the version that there is.
+    /// Writes the object if it has the current version.
     fn write(&mut self, mut lease: Value, creates: bool, compares: bool) -> Result<Value, u16> {
         let current = self.0.len().to_string();
         let same = lease["metadata"]["resourceVersion"] == json!(current);
@@ -38,19 +39,19 @@ impl Stored {
         Ok(lease)
     }
 
-    /// What there was some writes ago.
+    /// Returns the object as it was some writes ago.
     fn read(&self, writes_ago: usize) -> Result<Value, u16> {
         let place = self.0.len().checked_sub(1 + writes_ago);
         place.and_then(|place| self.0.get(place)).cloned().ok_or(404)
     }
 }
 
-/// One candidate's way to the API server.
+/// A candidate's connection to the API server.
 #[derive(Clone)]
 struct Wire {
     stored: Arc<Mutex<Stored>>,
     random: Arc<Mutex<Rng>>,
-    /// Does the server compare versions?
+    /// Whether the server compares versions.
     compares: bool,
 }
 
@@ -59,7 +60,7 @@ impl Wire {
         choose(&mut self.random.lock().unwrap())
     }
 
-    /// Now and then long enough for another to take the lease meanwhile.
+    /// Waits, sometimes long enough for another candidate to take the lease.
     async fn delay(&self) {
         let most = if self.random(|random| random.u8(..10)) < 3 { 30_000 } else { 3_000 };
         let wait = self.random(|random| random.u64(..most));
@@ -69,7 +70,7 @@ impl Wire {
     async fn answer(self, request: Request<Body>) -> Response<Body> {
         let (head, body) = request.into_parts();
         let body = body.collect_bytes().await.unwrap();
-        // On its way, the server does it whether or not the candidate still waits.
+        // A request in flight takes effect whether or not the candidate still waits for the answer.
         let done = tokio::spawn(async move {
             self.delay().await;
             let outcome = if head.method == Method::GET {
@@ -112,12 +113,12 @@ impl Service<Request<Body>> for Wire {
     }
 }
 
-/// What became of one schedule.
+/// Result of one schedule.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Seen {
-    /// Looks at which both might write.
+    /// Number of checks at which both candidates could write.
     both: usize,
-    /// Times that the one who may write changed.
+    /// Number of changes of the candidate that may write.
     changes: usize,
 }
 
@@ -162,5 +163,5 @@ fn never_two_leaders() {
         without += usize::from(play(schedule, false).both > 0);
     }
     assert!(changes > 10, "leadership changed hands only {changes} times");
-    assert!(without > 10, "a lease that is not compared made two leaders in only {without} of 100 schedules");
+    assert!(without > 10, "without comparing versions two leaders arose in only {without} of 100 schedules");
 }

@@ -14,7 +14,7 @@ fn by_name(objects: Vec<DriverBuild>) -> BTreeMap<String, DriverBuild> {
     objects.into_iter().map(|object| (object.metadata.name.clone().unwrap(), object)).collect()
 }
 
-/// As the API server has them after they were written.
+/// Returns the objects as the API server returns them after a write.
 fn written(objects: &[DriverBuild]) -> BTreeMap<String, DriverBuild> {
     let json = serde_json::to_string(objects).unwrap();
     let mut objects: Vec<DriverBuild> = serde_json::from_str(&json).unwrap();

@@ -8,7 +8,7 @@ use crate::{
 const K47: &str = "6.1.0-47-amd64";
 const K48: &str = "6.1.0-48-amd64";
 
-/// What is told of one plan after the other, a minute apart.
+/// A sequence of plans, one minute apart, with the Events that they cause.
 struct Story {
     told: Option<EventHistory>,
     now: Timestamp,
@@ -176,7 +176,7 @@ fn a_hold_is_told_once() {
     assert_eq!(story.lines(&fleet.plan()), "");
 }
 
-/// They are read where the pod is not there any more. The API refuses a note of 1024 bytes and more.
+/// Pod messages are read from the note when the pod is gone. The API refuses a note longer than 1024 bytes.
 #[test]
 fn a_note_has_room_for_a_pods_last_words() {
     let note = |text: &str| event(EventReason::RolloutPutBack, Regarding::Node("n".to_owned()), text).note;

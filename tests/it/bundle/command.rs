@@ -1,4 +1,4 @@
-//! The commands, as somebody types them.
+//! The bundle commands on the command line.
 
 use std::{
     fs,
@@ -13,10 +13,10 @@ use farrier::{
 
 use super::{KERNEL, Site, content, farrier, filled, noise, text};
 
-/// As it is when nobody signed it.
+/// Imports an unsigned bundle.
 const IMPORT: [&str; 3] = ["bundle", "import", "--insecure-no-signature"];
 
-/// What the command line says about a bundle that cannot be used.
+/// Returns the exit code and the error message for an unusable bundle.
 fn refusal(path: &Path) -> (Option<i32>, String) {
     let output =
         farrier(&[&IMPORT, &[path.to_str().unwrap(), "--registry", "127.0.0.1:1/never-asked"][..]].concat());
@@ -54,7 +54,7 @@ async fn damaged_and_truncated_bundles_are_refused_before_anything_is_pushed() {
     assert!(said.contains("FILE is no bundle: it is not compressed with zstd"), "{said}");
 }
 
-/// `farrier bundle export` of one reference.
+/// Returns the command that exports one reference with `farrier bundle export`.
 fn export_command(registry: &str, to: &Path, cache: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_farrier"));
     command
@@ -88,7 +88,7 @@ async fn an_export_that_is_killed_goes_on_to_the_same_bytes() {
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(!killed.exists(), "it was done before it was killed");
+    assert!(!killed.exists(), "the export finished before the kill");
     assert!(written() >= 10 << 20);
 
     let gets = from.process.requests("GET");
@@ -108,7 +108,7 @@ async fn a_full_disk_is_told_and_what_is_written_is_kept() {
     let directory = tempfile::tempdir().unwrap();
     let disk = directory.path().join("disk");
     fs::create_dir(&disk).unwrap();
-    // Mounted where nobody else sees it, by whoever may: root, or anybody in a namespace of users.
+    // A user namespace lets any user mount the file system, and the mount namespace hides it from other processes.
     let script = "mount -t tmpfs -o size=1m tmpfs \"$1\" && shift && \"$@\"; code=$?; ls \"${@: -1}.partial\"; exit $code";
     let to = disk.join("bundle");
     let output = Command::new("unshare")
@@ -127,7 +127,7 @@ async fn a_full_disk_is_told_and_what_is_written_is_kept() {
     assert!(text(&output.stdout).contains("bundle.partial"), "{}", text(&output.stdout));
 }
 
-/// Definitions of three images, the last one for kernels of another series.
+/// Writes definitions of three images, the last one for kernels of another series.
 fn definitions(directory: &Path) -> String {
     for (name, kernels) in [("one", ">=6.1"), ("two", ">=6.1"), ("three", ">=6.12")] {
         let text = format!(
@@ -219,7 +219,8 @@ async fn the_definitions_directory_may_be_the_one_that_the_import_makes() {
     assert!(directory.path().join("definitions/driver.ko").exists());
 }
 
-/// What a site's farrier would run of them has farrier's rights: a program that signs, a template.
+/// Commands in definitions (a signing program, a template) run with the privileges of the site's farrier, so an import requires
+/// `--accept`.
 #[tokio::test]
 async fn definitions_that_bring_commands_are_taken_at_a_word_only() {
     let site = "apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {name: s}\nspec:\n  imageSigning:\n    \
@@ -289,7 +290,7 @@ async fn a_bundle_counts_for_who_signed_it() {
     assert!(to.manifest("one", "1").await.is_none());
     let (code, said) = import(&["--key", ours.to_str().unwrap()]);
     assert_eq!(code, Some(0), "{said}");
-    // The signature of one bundle is none of another.
+    // The signature of one bundle is not valid for another bundle.
     let other = directory.path().join("other.bundle");
     from.publish("two", "2", &[b"another"]).await;
     let registry = from.location.to_string();
@@ -304,7 +305,7 @@ async fn a_bundle_counts_for_who_signed_it() {
     assert!(code == Some(1) && said.contains("its signature cannot be read"), "{said}");
 }
 
-/// What is published for more than one architecture: each image is signed, and has its report.
+/// An image published for several architectures: each member image is signed and has a check report.
 #[tokio::test]
 async fn an_index_that_is_named_brings_what_is_said_of_its_images() {
     let site = Site::start();

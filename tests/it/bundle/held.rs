@@ -1,4 +1,4 @@
-//! What the registry of a site holds already, and what it holds while an import goes on.
+//! Imports into registries that already hold content, and the order in which an import writes.
 
 use std::fs;
 
@@ -41,7 +41,7 @@ async fn a_tag_with_other_content_keeps_it_and_the_others_are_taken() {
     assert!(said.contains("hint: a published tag never changes"), "{said}");
 }
 
-/// `farrier gc` takes what refers to an image that is not there for something that was left.
+/// `farrier gc` would delete a referrer whose subject is missing as a leftover.
 #[tokio::test]
 async fn an_image_is_there_before_what_refers_to_it_and_its_tag_comes_last() {
     let (from, contents, report) = filled().await;
@@ -65,7 +65,7 @@ async fn an_image_is_there_before_what_refers_to_it_and_its_tag_comes_last() {
     assert_eq!(puts.iter().filter(|put| **put == digest).count(), 1, "{puts:?}");
 }
 
-/// The layers under a tag.
+/// Returns the layers of the manifest under a tag.
 async fn layers(site: &Site, tag: &str) -> Vec<Descriptor> {
     ImageManifest::parse(&site.manifest("one", tag).await.unwrap()).unwrap().layers
 }
@@ -94,13 +94,13 @@ async fn signatures_are_added_to_those_that_are_held() {
         };
         let (first, older) = bundle("first", &[b"theirs"]).await;
         assert_eq!(import(&first).await.0, Taken::Pushed);
-        // One more: the tag is what it is where it comes from.
+        // The source has one more signature: the tag gets the source's manifest.
         let (second, newer) = bundle("second", &[b"theirs", b"another"]).await;
         assert_eq!(import(&second).await.0, Taken::Moved { held: older });
         assert_eq!(Digest::of(&to.manifest("one", &tag).await.unwrap()), newer);
         assert_eq!(import(&first).await, (Taken::Present, 0));
 
-        // The site signs, too.
+        // The receiving site adds its own signature.
         let held = to.publish("one", &tag, &[b"theirs", b"another", b"of the site"]).await;
         assert_eq!(import(&second).await, (Taken::Present, 0));
         let (third, _) = bundle("third", &[b"theirs", b"a third one"]).await;

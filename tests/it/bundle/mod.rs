@@ -37,7 +37,7 @@ impl Meter for Silent {
 
 const KERNEL: &str = "6.1.0-47-amd64";
 
-/// A registry with what farrier publishes.
+/// A registry with images as farrier publishes them.
 struct Site {
     process: RegistryProcess,
     location: RegistryLocation,
@@ -56,13 +56,13 @@ impl Site {
         Target { location: self.location.clone(), registry: Arc::clone(&self.registry) }
     }
 
-    /// An image of these files, one layer each, under a tag.
+    /// Publishes an image under a tag with one layer per content, each with the file `driver.ko`.
     async fn publish(&self, name: &str, tag: &str, layers: &[&[u8]]) -> Digest {
         let files: Vec<(&str, &[u8])> = layers.iter().map(|content| ("driver.ko", *content)).collect();
         self.publish_files(name, tag, &files).await
     }
 
-    /// The same for files of any names.
+    /// Publishes an image under a tag with one layer per named file.
     async fn publish_files(&self, name: &str, tag: &str, files: &[(&str, &[u8])]) -> Digest {
         let repository = self.location.repository(name).unwrap();
         let mut made = Vec::new();
@@ -96,7 +96,7 @@ impl Site {
         self.registry.push_manifest(&repository, &version, media_type, bytes).await.unwrap()
     }
 
-    /// A check report for an image, and a signature under a tag.
+    /// Attaches a check report and a signature tag to an image.
     async fn refer(&self, name: &str, subject: &Digest) -> Digest {
         let repository = self.location.repository(name).unwrap();
         let image = self.manifest(name, subject.as_str()).await.unwrap();
@@ -144,7 +144,7 @@ impl Site {
                 content,
             })
             .collect();
-        // Not the location: its port is another one in each run.
+        // A fixed name, because the registry's port differs in each run.
         let collection = bundle::collect(&wanted, "a.example/drivers", since).await?;
         bundle::export(collection, to, Arc::new(Silent)).await
     }
@@ -199,7 +199,7 @@ fn run(program: &str, arguments: &[&str]) -> String {
     text(&output.stdout)
 }
 
-/// A site with two images that share a layer, one of them with a report and a signature, and an index.
+/// Creates a site with two images that share a layer and an index. One image has a report and a signature.
 async fn filled() -> (Site, Vec<Content>, Digest) {
     let site = Site::start();
     let shared = noise(300_000, 1);
@@ -262,11 +262,11 @@ async fn a_bundle_carries_everything_to_an_empty_registry_once() {
     let again = bundle::import(&verified, &to.target(), &Silent).await.unwrap();
     assert_eq!((again.sent, again.blobs), (0, 0));
     assert_eq!(to.process.requests("POST"), posts, "the second import started an upload");
-    // The referrer's manifest is put again, which tells the registry to list it.
+    // The import pushes the referrer's manifest again, so that the registry lists it.
     assert!(to.process.requests("PUT") <= puts + 1);
 }
 
-/// An image of another registry was copied with what signs it, and takes it along.
+/// A mirrored image is exported together with its signatures.
 #[tokio::test]
 async fn a_copy_goes_with_what_is_signed_about_it() {
     let from = Site::start();
@@ -299,7 +299,7 @@ async fn other_tools_find_an_oci_layout_in_it() {
     let seen = run("skopeo", &["inspect", "--raw", &format!("oci:{at}:one:1")]);
     assert_eq!(Digest::of(seen.as_bytes()), contents[0].digest);
     run("zstd", &["--test", "--quiet", file.to_str().unwrap()]);
-    // farrier reads it as any other layout.
+    // farrier reads the unpacked bundle like any other layout.
     let location: RegistryLocation = format!("oci:{at}").parse().unwrap();
     let registry = connect(&location, &RegistryOptions::default());
     let repository = "one".parse().unwrap();
@@ -316,7 +316,7 @@ async fn the_same_contents_are_the_same_bytes_and_an_interrupted_export_goes_on(
     let reversed: Vec<Content> = contents.iter().rev().cloned().collect();
     let second = directory.path().join("second");
     from.export(&reversed, &second, None).await.unwrap();
-    assert!(fs::read(&second).unwrap() == whole, "another order of the contents gives other bytes");
+    assert!(fs::read(&second).unwrap() == whole, "the order of the contents changes the bundle");
     assert!(matches!(from.export(&contents, &file, None).await.unwrap_err(), BundleError::Exists(_)));
 
     let all = verify(&file).unwrap().bundle().index().blobs.len();
@@ -334,7 +334,7 @@ async fn the_same_contents_are_the_same_bytes_and_an_interrupted_export_goes_on(
     }
     assert_eq!(most_kept, all);
 
-    // What the earlier run wrote is not believed.
+    // Data from the earlier run is verified before reuse.
     let mut damaged = whole.clone();
     damaged[whole.len() / 2] ^= 1;
     fs::write(directory.path().join("repaired.partial"), &damaged).unwrap();
@@ -350,7 +350,7 @@ async fn a_delta_needs_its_base_and_says_so() {
     let directory = tempfile::tempdir().unwrap();
     let base = directory.path().join("base");
     from.export(&contents, &base, None).await.unwrap();
-    // The new image shares the large layer, in a repository that the base does not have.
+    // The new image shares the large layer, in a repository that the base bundle lacks.
     let three = from.publish("three", "3", &[&noise(300_000, 1), b"three"]).await;
     let with_new = [contents.clone(), vec![image("three", "3", &three)]].concat();
     let since = Since::read(&base).unwrap();
@@ -358,7 +358,7 @@ async fn a_delta_needs_its_base_and_says_so() {
     from.export(&with_new, &delta, Some(&since)).await.unwrap();
     assert!(fs::metadata(&delta).unwrap().len() * 20 < fs::metadata(&base).unwrap().len());
 
-    // The printed index does as well as the bundle.
+    // `--since` accepts the printed index as well as the bundle.
     let printed = farrier(&["bundle", "inspect", base.to_str().unwrap(), "-o", "json"]);
     assert!(printed.status.success(), "{}", text(&printed.stderr));
     let json = directory.path().join("base.json");
@@ -376,7 +376,7 @@ async fn a_delta_needs_its_base_and_says_so() {
 
     bundle::import(&verify(&base).unwrap(), &to.target(), &Silent).await.unwrap();
     let imported = bundle::import(&verified, &to.target(), &Silent).await.unwrap();
-    assert!(imported.sent < 10_000, "the shared layer was sent again: {imported:?}");
+    assert!(imported.sent < 10_000, "the shared layer was uploaded again: {imported:?}");
     assert_eq!(to.manifest("three", "3").await, from.manifest("three", "3").await);
 }
 

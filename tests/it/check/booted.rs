@@ -1,4 +1,4 @@
-//! The same breakages, and what the kernel itself says of them: the check must say the same.
+//! Compares the check with the kernel: both must give the same verdict for each broken module.
 
 use std::{fmt::Write as _, fs, path::Path};
 
@@ -16,10 +16,10 @@ use crate::support::{
     virtual_machine::{boot, request},
 };
 
-/// A module and what was done to it.
+/// A variant's description and the module's bytes.
 type Variant = (&'static str, Vec<u8>);
 
-/// Modules of the fixtures, each broken in one way that any loader sees.
+/// Returns modules of the fixtures, each broken in one way that every loader detects.
 fn of_a_fixture(release: &KernelRelease) -> Vec<Variant> {
     let good = fs::read(fixture_modules(release).join("farrier_good.ko")).unwrap();
     let changed = |at: usize, to: &[u8]| {
@@ -49,7 +49,8 @@ fn of_a_fixture(release: &KernelRelease) -> Vec<Variant> {
     ]
 }
 
-/// A module whose `struct module` is shorter than the kernel's. Kernels before 6.4 do not look, and write beyond it.
+/// Returns a module whose `struct module` is shorter than the kernel's. Kernels before 6.4 do not compare the size and write
+/// beyond the structure.
 fn of_another_size(release: &KernelRelease) -> Variant {
     let mut bytes = fs::read(fixture_modules(release).join("farrier_good.ko")).unwrap();
     let size = section_header(&bytes, ".gnu.linkonce.this_module") + 32;
@@ -58,8 +59,8 @@ fn of_another_size(release: &KernelRelease) -> Variant {
     ("this_module of another size", bytes)
 }
 
-/// The kernel's own modules, which use what a fixture does not. Their signatures are taken off: the kernel knows the
-/// key, and would see that they do not fit any more.
+/// Returns variants of the kernel's own modules, which use features that the fixtures do not. Their signatures are removed,
+/// because the kernel knows the key and would detect the change.
 fn of_the_kernel(release: &KernelRelease) -> Vec<Variant> {
     let unsigned = |name: &str| {
         let bytes = module_bytes(release, name);
@@ -84,11 +85,11 @@ fn loader(outcome: &BootOutcome) -> Verdict {
     }
 }
 
-/// Checks and boots all of them, and returns what differs, and what was refused.
+/// Checks and boots all variants, and returns the differences and the refused variants.
 async fn compare(release: &KernelRelease, variants: &[Variant], dir: &Path) -> (String, Vec<&'static str>) {
     let mut paths = Vec::new();
     for (number, (_, bytes)) in variants.iter().enumerate() {
-        // A damaged file has no name but that of its file.
+        // The name of a damaged module is known only from its file name.
         let name = Module::parse(&bytes[..]).map_or_else(|_| "farrier_good".to_owned(), |module| module.name);
         let path = format!("{number}/{name}.ko");
         fs::create_dir(dir.join(number.to_string())).unwrap();

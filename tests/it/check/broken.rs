@@ -1,4 +1,4 @@
-//! Real modules, broken on purpose.
+//! Checks of real modules that are broken on purpose.
 
 use std::fs::{self, File};
 
@@ -21,7 +21,7 @@ fn a_module_broken_on_purpose_is_refused_for_the_right_reason() {
     };
     assert_eq!(check_one(&kernel, Module::parse(&good[..])).verdict, Verdict::Loads);
 
-    // Another release alone is fine, because the module carries symbol versions.
+    // A different release alone is fine, because the module carries symbol versions.
     let mut bytes = good.clone();
     let vermagic = find(&bytes, b"vermagic=") + b"vermagic=".len();
     bytes[vermagic] = b'5';
@@ -32,7 +32,7 @@ fn a_module_broken_on_purpose_is_refused_for_the_right_reason() {
     bytes[flag] = b'b';
     assert_eq!(refusal(&bytes), (Rule::Vermagic, "vermagic".to_owned()));
 
-    // Without the table of versions the release counts, the versions are missed, and nothing speaks for the size.
+    // Without symbol versions the release must match, the missing versions are a finding, and the size is unconfirmed.
     let mut bytes = good.clone();
     let name = bytes.windows(12).rposition(|window| window == b"\0__versions\0").unwrap();
     bytes[name + 1] = b'x';
@@ -62,7 +62,7 @@ fn a_damaged_module_is_refused_and_never_read_beyond_its_end() {
     let good = module_bytes(&release, "ib_core");
     let headers = usize::try_from(u64::from_le_bytes(good[40..48].try_into().unwrap())).unwrap();
     let sections = usize::from(u16::from_le_bytes(good[60..62].try_into().unwrap()));
-    // A signature follows the section headers, and is no part of the object.
+    // A signature follows the section headers and is not part of the object.
     let end = headers + sections * 64;
     for length in (0..end).step_by(end / 97) {
         assert!(Module::parse(&good[..length]).is_err(), "{length} of {end}");
@@ -86,7 +86,7 @@ fn a_damaged_module_is_refused_and_never_read_beyond_its_end() {
     }
 }
 
-/// One real module, broken in each way that the loader knows: each has its own message.
+/// Breaks one real module in each way that the loader detects. Each defect has a distinct message.
 #[test]
 fn each_way_to_break_a_module_has_its_own_message() {
     let release = releases().pop().unwrap();
@@ -102,7 +102,7 @@ fn each_way_to_break_a_module_has_its_own_message() {
          CONFIG_MODULE_SIG_FORCE=y\n",
     )
     .unwrap();
-    // As Linux 6.4 and later do, it compares the size; all else is the same.
+    // Linux 6.4 and later compare the size; nothing else changes.
     let mut comparing = kernel.clone();
     comparing.release = "6.12.0-1-amd64".parse().unwrap();
 
@@ -134,7 +134,7 @@ fn each_way_to_break_a_module_has_its_own_message() {
         }
     };
 
-    // Another release counts where the versions are missing.
+    // A different release matters when the symbol versions are missing.
     let mut bytes = changed(value_of("vermagic="), b"5");
     let versions = good.windows(12).rposition(|window| window == b"\0__versions\0").unwrap();
     bytes[versions + 1] = b'x';
@@ -219,8 +219,8 @@ fn each_way_to_break_a_module_has_its_own_message() {
     );
 }
 
-/// A signature in the form of `scripts/sign-file`, by a key that no kernel has: taken from an in-tree module, so that
-/// its message is a real one.
+/// Appends a signature in the format of `scripts/sign-file`, by a key that no kernel has. The signature comes from an in-tree
+/// module, so its PKCS #7 message is real.
 fn sign(object: &[u8]) -> Vec<u8> {
     let release = releases().pop().unwrap();
     let signed = module_bytes(&release, "ib_uverbs");
@@ -229,13 +229,13 @@ fn sign(object: &[u8]) -> Vec<u8> {
     [object, &signed[end..]].concat()
 }
 
-/// Where an object ends: with its section headers, where `ld` and `objcopy` put them.
+/// Returns the end of an object: the end of the section headers, which `ld` and `objcopy` write last.
 pub fn object_end(bytes: &[u8]) -> usize {
     let headers = usize::try_from(u64::from_le_bytes(bytes[40..48].try_into().unwrap())).unwrap();
     headers + usize::from(u16::from_le_bytes(bytes[60..62].try_into().unwrap())) * 64
 }
 
-/// Where the header of a section starts.
+/// Returns the offset of a section's header.
 pub fn section_header(bytes: &[u8], name: &str) -> usize {
     let elf = object::read::elf::ElfFile64::<object::Endianness>::parse(bytes).unwrap();
     let headers = usize::try_from(u64::from_le_bytes(bytes[40..48].try_into().unwrap())).unwrap();

@@ -1,4 +1,4 @@
-//! Kernels of the host's suites, fetched once.
+//! Kernels from the host's suites, each fetched once.
 
 use std::{
     fs::{self, File},
@@ -16,21 +16,21 @@ use farrier::{
 pub use crate::support::packages::{image_package, run, unpacked, unpacked_with};
 use crate::support::{kept, packages};
 
-/// kmod's tools lie in `sbin`, which a user's PATH may lack.
+/// Returns a command for a kmod tool, which may be in `sbin` and outside a user's PATH.
 pub fn kmod_tool(name: &str) -> Command {
     let mut command = Command::new(name);
     command.env("PATH", format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap()));
     command
 }
 
-/// The 6.1 kernels whose headers the host's suites have, oldest first.
+/// Returns the 6.1 kernels whose headers the host's suites have, oldest first.
 pub fn releases() -> Vec<KernelRelease> {
     let releases = packages::releases("6.1.0-", "-amd64");
     assert!(releases.len() >= 2, "the host's suites have fewer than two 6.1 kernels: {releases:?}");
     releases
 }
 
-/// Options for an apt of its own, of another architecture than the host's: the same suites, its own lists.
+/// Options for a separate apt configuration for arm64, with the host's suites and separate lists.
 pub fn arm64_apt() -> Vec<String> {
     let root = kept("apt-arm64");
     let place = root.display();
@@ -47,7 +47,7 @@ pub fn arm64_apt() -> Vec<String> {
     .collect();
     let lock = File::create(root.join("lock")).unwrap();
     lock.lock().unwrap();
-    // Lists of another day name packages that the mirror no longer has.
+    // Stale lists name packages that the mirror no longer has.
     let fresh = |path: PathBuf| {
         let modified = fs::metadata(path).and_then(|data| data.modified());
         modified.is_ok_and(|at| at.elapsed().is_ok_and(|age| age.as_secs() < 12 * 3600))
@@ -77,7 +77,7 @@ pub fn in_tree(release: &KernelRelease) -> Vec<PayloadModule> {
     .unwrap()
 }
 
-/// The network drivers among them: enough of those that are compressed.
+/// Returns the kernel's network drivers, a large enough sample of compressed modules.
 pub fn network(release: &KernelRelease) -> Vec<PayloadModule> {
     let root = unpacked(&image_package(release));
     read_modules(
@@ -87,7 +87,7 @@ pub fn network(release: &KernelRelease) -> Vec<PayloadModule> {
     .unwrap()
 }
 
-/// The file of one in-tree module, decompressed.
+/// Returns the decompressed file of one in-tree module.
 pub fn module_bytes(release: &KernelRelease, name: &str) -> Vec<u8> {
     let root = unpacked(&image_package(release)).join("lib/modules").join(release.as_str());
     let is_it = |entry: &walkdir::DirEntry| {
@@ -107,7 +107,7 @@ pub fn find(bytes: &[u8], text: &[u8]) -> usize {
     bytes.windows(text.len()).position(|window| window == text).unwrap()
 }
 
-/// The newest 6.12 kernel of the host's suites.
+/// Returns the newest 6.12 kernel of the host's suites.
 pub fn newest_6_12() -> KernelRelease {
     packages::releases("6.12.", "+deb12-amd64").pop().expect("the host's suites have a 6.12 kernel")
 }

@@ -1,5 +1,5 @@
-//! The check on real kernels: the distribution's headers and in-tree modules, fetched through the host's apt, with
-//! `modinfo`, `modprobe --dump-modversions` and `depmod` (package kmod) and `nm` (binutils) as independent witnesses.
+//! The check on real kernels, with the distribution's headers and in-tree modules from the host's apt. `modinfo`,
+//! `modprobe --dump-modversions` and `depmod` (package kmod) and `nm` (binutils) serve as independent references.
 mod booted;
 mod broken;
 mod kernels;

@@ -1,4 +1,4 @@
-//! What the check says of whole kernels, and what other programs say.
+//! Compares the check's results on whole kernels with the output of other programs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +21,7 @@ use super::kernels::{
     releases, run, unpacked, unpacked_with,
 };
 
-/// All of a kernel's own modules, taken together as a payload, load on it.
+/// All in-tree modules of a kernel, checked as one payload, load on that kernel.
 #[test]
 fn every_in_tree_module_loads_on_its_own_kernel() {
     let release = releases().pop().unwrap();
@@ -43,7 +43,7 @@ fn every_in_tree_module_loads_on_its_own_kernel() {
     assert!(place("ib_core") < place("ib_uverbs") && place("ib_uverbs") < place("mlx5_ib"));
 }
 
-/// Which versions differ and which symbols are gone, told from text that other programs printed.
+/// Returns the symbols with different versions and the missing symbols, according to `modprobe` and the symbol table.
 fn witness(file: &Path, symvers: &BTreeMap<String, String>) -> (BTreeSet<String>, BTreeSet<String>) {
     let dump = run(kmod_tool("modprobe").arg("--dump-modversions").arg(file));
     let (mut differ, mut gone) = (BTreeSet::new(), BTreeSet::new());
@@ -64,7 +64,7 @@ fn subjects(report: &CheckReport, rule: Rule) -> BTreeSet<String> {
     findings.map(|finding| finding.subject.clone()).collect()
 }
 
-/// Modules of the newest kernel on the one before it and on the oldest that there is.
+/// Checks modules of the newest kernel on the previous kernel and on the oldest available one.
 #[test]
 fn other_kernels_refuse_exactly_what_the_witness_says() {
     let releases = releases();
@@ -93,7 +93,7 @@ fn other_kernels_refuse_exactly_what_the_witness_says() {
             refused += usize::from(expected == Verdict::Refused);
         }
     }
-    assert!(refused > 0, "the oldest kernel takes every module of the newest");
+    assert!(refused > 0, "the oldest kernel accepts every module of the newest");
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn fields_are_those_that_modinfo_prints() {
     }
 }
 
-/// The kernel's type information, unpacked from its image with nothing of farrier.
+/// Extracts the kernel's BTF from its image without farrier's code.
 fn kernel_btf(release: &KernelRelease) -> Vec<u8> {
     let image = fs::read(unpacked(&image_package(release)).join(format!("boot/vmlinuz-{release}"))).unwrap();
     let start = find(&image, b"\xfd7zXZ\0");
@@ -124,7 +124,7 @@ fn kernel_btf(release: &KernelRelease) -> Vec<u8> {
     elf.section_by_name(".BTF").unwrap().data().unwrap().to_vec()
 }
 
-/// Every module of a kernel fits its own kernel's type information, and hardly any that of another.
+/// Every module's BTF fits its own kernel, and hardly any module's BTF fits another kernel.
 #[test]
 fn type_information_fits_its_own_kernel_only() {
     let releases = releases();
@@ -194,7 +194,7 @@ fn symbols_are_those_that_nm_prints() {
     assert!(exporting > 0, "no module of the sample exports anything");
 }
 
-/// `depmod -e -E` names each module and symbol that does not fit a kernel's table, for the whole set at once.
+/// `depmod -e -E` names each module and symbol that does not fit a kernel's table, for all modules at once.
 #[test]
 fn depmod_names_the_same_symbols() {
     let releases = releases();
@@ -234,7 +234,7 @@ fn depmod_names_the_same_symbols() {
     assert!(differ.is_empty(), "{} and {} differ: {differ:#?}", ours.len(), theirs.len());
 }
 
-/// All modules of one kernel have one size of `struct module`, and a kernel that compares refuses others.
+/// All modules of one kernel have the same size of `struct module`. Kernels that compare the size refuse other sizes.
 #[test]
 fn one_size_of_struct_module_for_each_kernel() {
     let (old, new) = (releases().pop().unwrap(), newest_6_12());
@@ -259,7 +259,7 @@ fn one_size_of_struct_module_for_each_kernel() {
     assert_eq!(report.verdict, Verdict::Refused);
 }
 
-/// The other architecture: its modules load on their own kernel, and not on this one.
+/// arm64 modules load on their own kernel, and not on an amd64 kernel.
 #[test]
 fn arm64_modules_load_on_their_own_kernel() {
     let apt = arm64_apt();

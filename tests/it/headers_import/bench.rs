@@ -1,4 +1,4 @@
-//! What the tests of header imports share: trees of headers, and archives of them.
+//! Shared helpers for the tests of header imports: trees of headers and archives of them.
 
 use std::{
     fs,
@@ -53,7 +53,7 @@ impl Bench {
         fs::set_permissions(self.path(path), fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// What `make modules_prepare` and a full build leave in the build directory.
+    /// Writes the files that `make modules_prepare` and a full build leave in the build directory.
     pub fn configured(&self, build: &str) {
         let text = format!("#define UTS_RELEASE \"{RELEASE}\"\n");
         self.write(&format!("{build}/include/generated/utsrelease.h"), text);
@@ -66,7 +66,7 @@ impl Bench {
         self.program(&format!("{build}/scripts/mod/modpost"), X86_64);
     }
 
-    /// A package's tree of headers.
+    /// Writes a header tree like a package's.
     pub fn tree(&self, build: &str) {
         self.configured(build);
         self.write(&format!("{build}/Makefile"), "VERSION = 6\n");
@@ -102,7 +102,7 @@ impl Bench {
         self.fetcher("cache").headers().import(request(sources)).await
     }
 
-    /// Fails with nothing left anywhere.
+    /// Imports a source that must be refused, and asserts that nothing is left in the cache.
     pub async fn refused(&self, source: &Path) -> FetchError {
         let fetcher = self.with_store("cache-refused");
         let error = fetcher.headers().import(request(&[source])).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Header sets that the user brings: every form, every way in which they are wrong, and how they are found again.
+//! Header sets that users import: every supported form, every kind of defect, and the lookup afterwards.
 mod bench;
 pub mod published;
 mod sent;
@@ -38,9 +38,9 @@ async fn the_same_content_is_the_same_set_whatever_it_came_in() {
     );
     let build = root.join(format!("usr/src/linux-headers-{RELEASE}"));
     assert_eq!(fs::metadata(build.join("Makefile")).unwrap().modified().unwrap(), UNIX_EPOCH);
-    assert!(bench.path("linux/Makefile").is_file(), "the user's tree stays");
+    assert!(bench.path("linux/Makefile").is_file(), "the user's tree is unchanged");
 
-    // The package that `make bindeb-pkg` makes.
+    // The package that `make bindeb-pkg` builds.
     bench.tree(&format!("package/usr/src/linux-headers-{RELEASE}"));
     bench.link(&format!("/usr/src/linux-headers-{RELEASE}"), &format!("package/lib/modules/{RELEASE}/build"));
     bench.write("package/usr/share/doc/x/copyright", "");
@@ -97,7 +97,7 @@ async fn a_separate_build_directory_and_its_sources_become_one_tree() {
     bench.link(&format!("{}/scripts/gdb/vmlinux-gdb.py", src.display()), "obj/scripts/gdb/again.py");
     let (obj_tar, src_tar) = (bench.tar(&[], "obj.tar", "obj"), bench.tar(&[], "src.tar", "src"));
 
-    // The directory alone: its sources are on this machine.
+    // Import only the build directory, whose source tree is on this machine.
     let together = bench.import(&[&bench.path("obj")]).await.unwrap();
     let build = together.headers.root.join(format!("usr/src/linux-headers-{RELEASE}"));
     assert_eq!(fs::read_to_string(build.join("Makefile")).unwrap(), "VERSION = 6\n");
@@ -111,7 +111,7 @@ async fn a_separate_build_directory_and_its_sources_become_one_tree() {
     }
     assert_eq!(fs::read_link(build.join("scripts/gdb/again.py")).unwrap(), Path::new("vmlinux-gdb.py"));
 
-    // Elsewhere, where nothing of it is.
+    // The source tree is no longer at its original path.
     fs::rename(bench.path("src"), bench.path("moved")).unwrap();
     let error = bench.refused(&obj_tar).await;
     assert!(error.to_string().ends_with("/src, which is not among the sources"), "{error}");
@@ -134,7 +134,7 @@ async fn modules_without_headers_are_told_apart() {
     bench.import(&[&packed, &bench.path("linux")]).await.unwrap();
 }
 
-/// Headers as Debian's packages put them on a node, below `host`; gives the build directory.
+/// Writes headers below `host` as Debian's packages install them on a node, and returns the build directory.
 fn debian_node(bench: &Bench) -> String {
     let (build, common) =
         (format!("host/usr/src/linux-headers-{RELEASE}"), "host/usr/src/linux-headers-common");
@@ -154,7 +154,7 @@ fn node_of(root: PathBuf) -> HeaderImport {
     HeaderImport { sources: vec![ImportSource::Node(root)], ..request(&[]) }
 }
 
-/// The directories of a node that a manifest mounts: `hostPath: {path: X,`, or the chart's `hostPaths: [X, Y]`.
+/// Returns the node directories that a manifest mounts: `hostPath: {path: X,`, or the chart's `hostPaths: [X, Y]`.
 fn mounted(manifest: &str) -> Vec<String> {
     let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(manifest)).unwrap();
     let list = text.split("hostPaths: [").skip(1).filter_map(|rest| rest.split(']').next());
@@ -259,7 +259,7 @@ async fn links_that_lead_out_are_refused() {
     }
 }
 
-/// An archive of one entry.
+/// Writes an archive of one entry.
 fn archive(bench: &Bench, kind: tar::EntryType, name: &str, size: u64) -> PathBuf {
     let mut header = tar::Header::new_gnu();
     header.set_entry_type(kind);
@@ -297,7 +297,7 @@ async fn hostile_and_damaged_archives_leave_nothing() {
         "archive holds more than 4294967296 bytes"
     );
     assert!(error.hint().unwrap().contains("tar --exclude"));
-    // What would be left out anyway is no way around it.
+    // Entries that the import would skip count toward the limit, too.
     let error = bench.refused(&archive(&bench, tar::EntryType::Regular, "linux/zeros.o", 40 << 30)).await;
     assert!(std::error::Error::source(&error).unwrap().to_string().contains("passed over"));
     let error = bench.refused(&archive(&bench, tar::EntryType::Regular, &levels, 0)).await;
@@ -316,7 +316,7 @@ async fn hostile_and_damaged_archives_leave_nothing() {
     }
     let error = bench.refused(&bench.path("absent")).await;
     assert!(error.to_string().ends_with("absent: there is no such file or directory"), "{error}");
-    // A directory of so many levels cannot even be named.
+    // A path of 100,000 levels exceeds PATH_MAX, so this directory has only 70 levels.
     bench.write(&format!("linux/include/{}x", "d/".repeat(70)), "");
     let error = bench.refused(&bench.path("linux")).await;
     assert!(error.to_string().contains("64 directories inside each other"), "{error}");
@@ -330,7 +330,7 @@ async fn everybody_finds_what_the_store_has() {
     let missing = first.headers().find(&family(), &target()).await.unwrap();
     let HeaderLookup::Missing { hint, .. } = missing else { panic!("found") };
     assert!(hint.contains("farrier headers import") && hint.contains("farrier headers collect"), "{hint}");
-    // What a machine has heard before is no reason to count other headers in an input hash than the others do.
+    // A cached result on one machine must not change an input hash: all machines must use the same headers.
     let third = bench.with_store("three").with_definitions(PathBuf::from("/nowhere"));
     let identity_for_third =
         async || Ok::<_, FetchError>(third.headers().identity(&family(), &target()).await?.identity);
@@ -339,7 +339,7 @@ async fn everybody_finds_what_the_store_has() {
 
     let imported = first.headers().import(request(&[&bench.path("linux")])).await.unwrap();
     let stored = imported.stored.unwrap();
-    // Another machine, with a family that would not find it.
+    // A second machine, whose family alone would not find the headers.
     let second = bench.with_store("two");
     let identity = second.headers().identity(&family(), &target()).await.unwrap().identity;
     assert_eq!(identity.as_deref(), Some(imported.content.hex()));
@@ -368,7 +368,7 @@ async fn everybody_finds_what_the_store_has() {
     assert_eq!(listed[0].release, RELEASE);
 }
 
-/// Puts bytes where the header set of the release is looked for.
+/// Pushes a layer under the tag where farrier looks for the release's header set.
 async fn put(bench: &Bench, layer: &[u8], notes: &[(&str, &str)]) {
     bench.write("layer", layer);
     let location = RegistryLocation::Layout(bench.path("registry"));
@@ -427,12 +427,12 @@ async fn rpm_packages_are_imported() {
         Path::new("../../../src/kernels").join(RELEASE)
     );
     assert_eq!(imported.headers.facts.symbols.as_ref().unwrap().len(), 1);
-    // What the package's own files are in says nothing about what is in them.
+    // The payload's compression does not affect the content.
     let same = bench.fetcher("other").headers().import(request(&[&bench.path("devel")])).await.unwrap();
     assert_eq!(same.content, imported.content);
 }
 
-/// `farrier headers import` and the code that it ends with.
+/// Runs `farrier headers import` and returns its exit code and error output.
 fn import_ends_with(bench: &Bench, source: &Path, kernel: &str) -> (Option<i32>, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_farrier"))
         .args(["headers", "import", "--kernel", kernel, "--arch", "amd64"])
@@ -445,7 +445,7 @@ fn import_ends_with(bench: &Bench, source: &Path, kernel: &str) -> (Option<i32>,
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
 }
 
-/// 2: what was named is not what it should be. Nothing of this machine or of an outside system failed.
+/// Exit code 2: the command named a wrong source. Neither this machine nor an external system failed.
 #[test]
 fn a_source_that_is_not_the_kernels_headers_is_a_mistake_of_the_command() {
     let bench = Bench::new();

@@ -1,4 +1,4 @@
-//! Header sets as distributions publish them, in stand-ins: images in a real registry, archives behind a server on loopback.
+//! Stand-ins for header sets that distributions publish: images in a real registry and archives on a loopback server.
 
 use std::{
     collections::BTreeMap,
@@ -30,21 +30,21 @@ use crate::support::{
     site::Site,
 };
 
-/// What a tag can have of [`RELEASE`].
+/// [`RELEASE`] with only the characters that a tag allows.
 const LABEL: &str = "6.1.192-ACME";
 
 fn source(json: serde_json::Value) -> HeaderSource {
     serde_json::from_value(json).unwrap()
 }
 
-/// A directory of the bench as a layer's tar.
+/// Packs a directory of the bench as a layer's tar.
 fn layer(bench: &Bench, directory: &str) -> PathBuf {
     let tar = bench.path(&format!("{directory}.tar"));
     run(Command::new("tar").arg("-cf").arg(&tar).arg("-C").arg(bench.path(directory)).arg("."));
     tar
 }
 
-/// Pushes an image of these layers, which are not compressed; its digest.
+/// Compresses the layers, pushes an image of them, and returns its digest.
 pub async fn push(repository: &str, tag: &str, layers: &[PathBuf]) -> Digest {
     let mut files = Vec::new();
     let compressed = layers.iter().map(|tar| {
@@ -58,7 +58,7 @@ pub async fn push(repository: &str, tag: &str, layers: &[PathBuf]) -> Digest {
     push_layers(repository, tag, &compressed.into_iter().zip(paths).collect::<Vec<_>>()).await
 }
 
-/// The same of layers with their blobs.
+/// Pushes an image of compressed layers with their blobs, and returns its digest.
 pub async fn push_layers(repository: &str, tag: &str, layers: &[(Layer, PathBuf)]) -> Digest {
     let registry = RemoteRegistry::new("test".to_owned(), &RegistryOptions::default());
     let repository: Repository = repository.parse().unwrap();
@@ -101,12 +101,12 @@ async fn identity(fetcher: &Fetcher, bench: &Bench, source: &HeaderSource) -> He
 fn found(found: Result<HeaderLookup, FetchError>) -> Box<farrier::inputs::HeaderSet> {
     match found.map_err(|error| farrier::error_chain(&error)) {
         Ok(Lookup::Found(set)) => set,
-        Ok(Lookup::Missing { looked_for, .. }) => panic!("there is no {looked_for}"),
+        Ok(Lookup::Missing { looked_for, .. }) => panic!("missing: {looked_for}"),
         Err(error) => panic!("{error}"),
     }
 }
 
-/// Talos and Bottlerocket in stand-ins: a directory, and an archive, of an image whose tag is the system's version.
+/// Stand-ins for Talos and Bottlerocket: an image tagged with the system's version contains a directory or an archive.
 #[tokio::test]
 async fn an_image_has_the_headers_at_a_path_and_counts_by_its_digest() {
     let (bench, server) = (Bench::new(), RegistryProcess::start(Wants::default()));
@@ -126,7 +126,7 @@ async fn an_image_has_the_headers_at_a_path_and_counts_by_its_digest() {
     assert_eq!(identity(&fetcher, &bench, &talos).await.identity.as_deref(), Some(digest.hex()));
     let looked = fetcher.headers().look(&talos, &target()).await.unwrap();
     assert_eq!(looked, Lookup::Found(None));
-    assert_eq!(server.requests_to("GET", "talos/kernel/blobs/"), 0, "nothing was fetched to find that out");
+    assert_eq!(server.requests_to("GET", "talos/kernel/blobs/"), 0, "the lookup fetched no blob");
 
     let set = found(find(&fetcher, &bench, &talos).await);
     assert_eq!(set.identity.as_deref(), Some(digest.hex()));
@@ -134,9 +134,9 @@ async fn an_image_has_the_headers_at_a_path_and_counts_by_its_digest() {
     assert!(set.root.join(format!("usr/lib/modules/{RELEASE}/build/Module.symvers")).is_file());
     assert!(!set.root.join("boot").exists());
     let key = format!("usr/src/linux-headers-{RELEASE}/certs/signing_key.pem");
-    assert!(!set.root.join(key).exists(), "the key that the modules of this kernel are signed with");
+    assert!(!set.root.join(key).exists(), "the module signing key was kept");
 
-    // What is kept in the store has the same identity, and the image is not asked for any more.
+    // A copy in the store has the same identity, and farrier no longer contacts the image's registry.
     let store = bench.with_store("mirror");
     let kept = store.headers().keep(&talos, &target()).await.unwrap();
     assert!(matches!(kept, Lookup::Found(_)));
@@ -145,7 +145,7 @@ async fn an_image_has_the_headers_at_a_path_and_counts_by_its_digest() {
     assert_eq!(there.identity.as_deref(), Some(digest.hex()));
 }
 
-/// The program itself: a plan names the image that is missing, and builds once it is there.
+/// The plan names the missing image, and the build runs once the image exists.
 #[tokio::test]
 async fn a_plan_says_which_image_is_missing() {
     const KERNEL: &str = "6.1.0-901-amd64";
@@ -193,7 +193,7 @@ async fn another_image_under_the_tag_is_another_input() {
     assert_eq!(identity(&fetcher, &bench, &kit).await.identity.as_deref(), Some(second.hex()));
 }
 
-/// OKD 4.16.0-okd-scos.1 came with kernel 5.14.0-531 and a driver toolkit for 5.14.0-460.
+/// OKD 4.16.0-okd-scos.1 shipped kernel 5.14.0-531 with a driver toolkit for 5.14.0-460.
 #[tokio::test]
 async fn a_driver_toolkit_of_another_kernel_is_told() {
     let (bench, server) = (Bench::new(), RegistryProcess::start(Wants::default()));
@@ -211,7 +211,7 @@ async fn a_driver_toolkit_of_another_kernel_is_told() {
     );
     assert!(error.hint().unwrap().contains("another kernel") && !error.is_transient());
 
-    // A tree that has the name and is of another kernel.
+    // A tree whose directory has the wanted name but whose headers are for another kernel.
     let header = "image/usr/src/kernels/6.1.190-ACME+/include/generated/utsrelease.h";
     bench.write(header, "#define UTS_RELEASE \"6.1.190-ACME+\"\n");
     let digest = push(&repository, "2", &[layer(&bench, "image")]).await;
@@ -220,10 +220,14 @@ async fn a_driver_toolkit_of_another_kernel_is_told() {
     );
     let error = find(&fetcher, &bench, &lying).await.unwrap_err();
     assert!(matches!(&error, FetchError::Tree(TreeError::Release { .. })), "{error}");
-    assert_eq!(fs::read_dir(bench.path("cache/headers")).unwrap().count(), 0, "nothing of it is kept");
+    assert_eq!(
+        fs::read_dir(bench.path("cache/headers")).unwrap().count(),
+        0,
+        "nothing of the tree is cached"
+    );
 }
 
-/// Flatcar in a stand-in: `build` and `source` side by side in `lib/modules`, and a later layer that takes something away.
+/// A stand-in for Flatcar: `build` and `source` in `lib/modules`, and a later layer that deletes a file.
 #[tokio::test]
 async fn a_root_gives_its_headers_and_nothing_else() {
     let (bench, server) = (Bench::new(), RegistryProcess::start(Wants::default()));
@@ -278,7 +282,7 @@ async fn offline_only_the_store_is_asked() {
     }
 }
 
-/// A directory behind a server on loopback, with how often it was asked.
+/// Serves a directory on loopback, and returns the address and a request counter.
 async fn serve(directory: PathBuf) -> (String, Arc<AtomicUsize>) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -294,7 +298,7 @@ async fn serve(directory: PathBuf) -> (String, Arc<AtomicUsize>) {
     (address, asked)
 }
 
-/// Container-Optimized OS in a stand-in: an archive with its checksum beside it.
+/// A stand-in for Container-Optimized OS: an archive with a separate checksum file.
 #[tokio::test]
 async fn an_archive_with_a_checksum_beside_it() {
     let bench = Bench::new();
@@ -323,15 +327,15 @@ async fn an_archive_with_a_checksum_beside_it() {
     assert_eq!(set.origin, [format!("kernel-headers.tgz sha256:{sha256}")]);
     let before = asked.load(Ordering::Relaxed);
     assert_eq!(found(find(&fetcher, &bench, &cos).await).root, set.root);
-    assert_eq!(asked.load(Ordering::Relaxed), before, "what is here is not asked for again");
+    assert_eq!(asked.load(Ordering::Relaxed), before, "cached headers cause no request");
 
-    // What is not what the list says is not used.
+    // farrier refuses content that differs from the listed checksum.
     bench.write("served/1/kernel-headers.tgz", "other");
     let error = find(&bench.fetcher("fresh"), &bench, &cos).await.unwrap_err();
     assert!(matches!(&error, FetchError::Checksum { .. }), "{error}");
 }
 
-/// Bottlerocket in a stand-in: an archive that holds an archive, with a signature beside it.
+/// A stand-in for Bottlerocket: a nested archive with a detached signature.
 #[tokio::test]
 async fn an_archive_with_a_signature_beside_it() {
     let (bench, key, other) = (Bench::new(), SigningKey::new("acme"), SigningKey::new("other"));
@@ -356,7 +360,7 @@ async fn an_archive_with_a_signature_beside_it() {
     assert_eq!(identity(&fetcher, &bench, &kit).await.identity, set.identity);
     assert!(set.root.join(format!("usr/lib/modules/{RELEASE}/build/Module.symvers")).is_file());
 
-    // Its checksum is known; other keys do not vouch for it all the same.
+    // The checksum is cached, but a signature by an unlisted key is still refused.
     bench.write("definitions/keys/other.asc", other.armored());
     let error = find(&fetcher, &bench, &signed_by("keys/other.asc")).await.unwrap_err();
     assert!(matches!(&error, FetchError::Signature { .. }), "{error}");

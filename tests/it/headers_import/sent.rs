@@ -1,4 +1,4 @@
-//! Header sets that nodes send, at a farrier that listens: what it takes, and what it does not.
+//! Header sets that nodes upload to farrier's receiver: which ones the receiver accepts and which ones it refuses.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -14,7 +14,7 @@ use url::Url;
 
 use super::*;
 
-/// A farrier that takes header sets into the bench's registry, and a node with the headers of [`RELEASE`].
+/// A receiver that stores header sets in the bench's registry, and a node with the headers of [`RELEASE`].
 struct Sent {
     bench: Bench,
     address: SocketAddr,
@@ -27,7 +27,7 @@ impl Sent {
         bench.tree(&format!("node/usr/src/linux-headers-{RELEASE}"));
         bench
             .link(&format!("/usr/src/linux-headers-{RELEASE}"), &format!("node/lib/modules/{RELEASE}/build"));
-        // The label of the release: what a Secret's key can be called.
+        // The key's file name is the release's label, which is a valid key of a Secret.
         bench.write("keys/6.1.192-ACME", "1".repeat(64));
         bench.write("keys/6.1.193-other", "2".repeat(64));
         bench.write("keys/6.1.194-short", "secret");
@@ -48,7 +48,7 @@ impl Sent {
         Key::read(&self.bench.path(&format!("keys/{name}"))).unwrap()
     }
 
-    /// What the Job does with this key.
+    /// Packs and sends the node's headers with this key, like the collecting Job.
     async fn collect(&self, key: &str) -> Result<farrier::collected::Answer, SendError> {
         let node = self.bench.fetcher("node-cache");
         let (root, release) = (self.bench.path("node"), RELEASE.parse().unwrap());
@@ -56,14 +56,14 @@ impl Sent {
         send(&Net::default(), &self.url(), &self.key(key), &packed).await
     }
 
-    /// The stored set of the kernel.
+    /// Returns the digest of the kernel's stored header set.
     async fn stored(&self) -> Option<Digest> {
         let fetcher = self.bench.with_store("looks");
         let found = fetcher.headers().in_store(&RELEASE.parse().unwrap(), Architecture::Amd64).await.unwrap();
         found.map(|found| found.digest)
     }
 
-    /// A request as a node could make it without the program.
+    /// Sends an arbitrary request, as a malicious node could.
     async fn raw(&self, headers: &[(&str, &str)], body: Vec<u8>) -> (u16, String) {
         let mut request = reqwest_request(&self.url(), body);
         for (name, value) in headers {
@@ -73,7 +73,7 @@ impl Sent {
         (answer.status().as_u16(), answer.text().await.unwrap())
     }
 
-    /// Nothing of what was refused is left at the farrier.
+    /// Asserts that the receiver kept nothing of a refused upload.
     fn is_clean(&self) {
         let left = fs::read_dir(self.bench.path("farrier/work")).map_or(0, Iterator::count);
         assert_eq!(left, 0, "the quarantine is empty");
@@ -99,7 +99,7 @@ async fn a_node_without_a_credential_has_its_headers_stored_by_farrier() {
     assert_eq!(taken.outcome, Outcome::New);
     let stored = sent.stored().await.unwrap();
     assert!(taken.reference.unwrap().ends_with(&stored.to_string()));
-    // The same content as an import on the node would have had.
+    // The content is identical to a direct import on the node.
     let node = HeaderImport { sources: vec![ImportSource::Node(sent.bench.path("node"))], ..request(&[]) };
     let imported = sent.bench.fetcher("direct").headers().import(node).await.unwrap();
     assert_eq!(taken.content, imported.content.to_string());
@@ -126,7 +126,7 @@ async fn a_node_replaces_no_headers_that_are_there() {
 #[tokio::test]
 async fn a_node_has_no_say_on_a_kernel_that_no_administrator_named() {
     let sent = Sent::new().await;
-    // The key of another kernel; and none at all.
+    // A key for another kernel, and then no key for this kernel at all.
     let error = sent.collect("6.1.193-other").await.unwrap_err();
     assert!(matches!(error, SendError::Refused(403, _)), "{error}");
     fs::remove_file(sent.bench.path("keys/6.1.192-ACME")).unwrap();
@@ -144,7 +144,7 @@ async fn a_node_has_no_say_on_a_kernel_that_no_administrator_named() {
     sent.is_clean();
 }
 
-/// Sent with the right key: the tree is looked at as every import is.
+/// The receiver validates a tree sent with the right key like any other import.
 #[tokio::test]
 async fn what_is_no_header_set_of_the_kernel_is_not_stored() {
     let sent = Sent::new().await;
@@ -162,7 +162,7 @@ async fn what_is_no_header_set_of_the_kernel_is_not_stored() {
     sent.bench.tree(other);
     sent.bench.write(&format!("{other}/include/generated/utsrelease.h"), "#define UTS_RELEASE \"5.10.0\"\n");
     sent.bench.link("/usr/src/linux-headers-5.10.0", "other/lib/modules/5.10.0/build");
-    // One that lies where the kernel's would, and is of another.
+    // A tree at the kernel's path whose headers are for another kernel.
     let disguised = format!("disguised/usr/src/linux-headers-{RELEASE}");
     sent.bench.tree(&disguised);
     sent.bench
@@ -180,7 +180,7 @@ async fn what_is_no_header_set_of_the_kernel_is_not_stored() {
         let error = send(&Net::default(), &sent.url(), &sent.key("6.1.192-ACME"), &packed).await.unwrap_err();
         assert!(matches!(error, SendError::Refused(422, _)), "{tree}: {error}");
     }
-    // Other bytes than were announced: cut short, or changed on the way.
+    // The upload differs from its announced digest or exceeds the size limit.
     let mut packed = pack().await;
     packed.layer.digest = Digest::of(b"others");
     let error = send(&Net::default(), &sent.url(), &sent.key("6.1.192-ACME"), &packed).await.unwrap_err();
@@ -193,7 +193,8 @@ async fn what_is_no_header_set_of_the_kernel_is_not_stored() {
     sent.is_clean();
 }
 
-/// What a node gets: no credential, no token, and a key for its own kernel. Before, every node's Job had what pushes.
+/// The collecting Job gets no registry credential and no token, only the key for its own kernel. Earlier, every Job had push
+/// credentials.
 #[test]
 fn the_job_has_no_credential() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy");

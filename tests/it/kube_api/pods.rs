@@ -1,4 +1,4 @@
-//! Pods of DaemonSets: they follow their template, are bound to nodes and evicted as at a real server.
+//! Pods of DaemonSets follow their template, are bound to nodes, and are evicted like on a real server.
 
 use super::*;
 
@@ -58,7 +58,7 @@ async fn an_eviction_asks_the_budgets() {
     api.run_daemon_sets(true, |_| Fate::Ready);
     api.create(objects::budget("drivers", "keep", "ofed", 1));
     let pod = api.list("pods").remove(0)["metadata"].take();
-    // Not by kube's client, which tries a 429 again for minutes.
+    // kube's client would retry a 429 for minutes, so send the request directly.
     let url =
         format!("{}/api/v1/namespaces/drivers/pods/{}/eviction", api.url(), pod["name"].as_str().unwrap());
     let evict = async || {
@@ -75,5 +75,9 @@ async fn an_eviction_asks_the_budgets() {
     assert_eq!(refused["details"]["causes"][0]["message"], why);
     api.delete("poddisruptionbudgets.policy", "drivers", "keep");
     assert_eq!(evict().await.0, 201);
-    assert_ne!(api.list("pods")[0]["metadata"]["uid"], pod["uid"], "its DaemonSet has made another");
+    assert_ne!(
+        api.list("pods")[0]["metadata"]["uid"],
+        pod["uid"],
+        "its DaemonSet has not created another pod"
+    );
 }

@@ -1,4 +1,4 @@
-//! What farrier may do at an API server, and under which name it does it.
+//! farrier's permissions at an API server, and its name as a field manager.
 
 use super::*;
 use crate::support::logs::Logs;
@@ -17,7 +17,8 @@ async fn a_kind_that_is_forbidden_is_named_with_its_rule_and_the_rest_goes_on() 
     }
     assert!(api.writes().is_empty());
     api.allow("list", "daemonsets.apps");
-    let snapshot = until(&kube, "the right is there", |snapshot| !snapshot.daemon_sets.is_empty()).await;
+    let snapshot =
+        until(&kube, "the permission is granted", |snapshot| !snapshot.daemon_sets.is_empty()).await;
     assert!(!snapshot.unseen.contains_key(&Seen::DaemonSets));
 }
 
@@ -48,7 +49,7 @@ async fn a_forbidden_write_names_its_rule() {
     assert!(matches!(error, ClusterError::Api { error: ApiError::Forbidden(_), .. }), "{error}");
     let told = format!("{error}\n{}", error.hint().unwrap_or_default());
     assert!(told.contains("patch") && told.contains("daemonsets"), "{told}");
-    assert_eq!(api.count(&patches()), 1, "asking again does not help");
+    assert_eq!(api.count(&patches()), 1, "a forbidden write is not retried");
 }
 
 #[tokio::test]
@@ -79,7 +80,7 @@ async fn the_rights_of_rollouts_are_asked_for_beforehand() {
     {
         api.deny(verb, resource);
     }
-    assert!(kube.missing_rights(&rollouts).await.unwrap().is_empty(), "only upgrades need these");
+    assert!(kube.missing_rights(&rollouts).await.unwrap().is_empty(), "only upgrades need these permissions");
     let missing = kube.missing_rights([&upgrade]).await.unwrap();
     let told: Vec<String> = missing.iter().map(ToString::to_string).collect();
     let told: Vec<&str> = told.iter().map(|text| text.split(" (as").next().unwrap()).collect();
@@ -97,7 +98,7 @@ async fn the_rights_of_rollouts_are_asked_for_beforehand() {
         "strategy": "image", "namespace": "gpu", "daemonSet": "driver", "container": "main", "upgrade": {},
     }));
     let missing = kube.missing_rights([&undrained]).await.unwrap();
-    assert_eq!(missing.len(), 1, "the driver's own pod is evicted: {missing:?}");
+    assert_eq!(missing.len(), 1, "evicting the driver's own pod needs a permission: {missing:?}");
     api.deny("patch", "daemonsets.apps");
     api.deny("patch", "nodes");
     let missing = kube.missing_rights(&rollouts).await.unwrap();
@@ -136,7 +137,7 @@ async fn the_rights_of_builds_in_the_cluster_are_asked_for_beforehand() {
     assert!(hint.contains("--verb get,create --resource pods/exec"), "{hint}");
 }
 
-/// A restarted API server answers before it knows who may do what.
+/// A restarted API server refuses requests until it has loaded its authorization data.
 #[tokio::test]
 async fn refusals_of_a_server_that_has_just_come_back_are_no_missing_rights() {
     let api = cluster();
@@ -188,13 +189,13 @@ async fn a_named_farrier_writes_under_its_name() {
         let is = |manager: &str| entries.iter().any(|entry| entry["manager"] == manager);
         assert!(is("farrier-gpu") && !is("farrier"), "{entries:?}");
     }
-    // It knows its mark again, for which no definition asks.
+    // farrier still sees its own mark, although no definition selects that label.
     let next = kube.snapshot().await.unwrap();
     let marked = next.nodes.iter().find(|node| node.name == "a").unwrap();
     assert_eq!(marked.labels["farrier.dev/ready-for.gpu"], "k");
 }
 
-/// Namespaces that the deployment does not name are neither written nor are their pods read, whatever the rights are.
+/// farrier neither writes nor reads pods in namespaces that the deployment does not name, whatever its permissions are.
 #[tokio::test]
 async fn nothing_is_written_in_a_namespace_that_is_not_named() {
     let api = cluster();

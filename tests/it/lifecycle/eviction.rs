@@ -1,4 +1,4 @@
-//! A pod that holds a driver's device, until it is evicted.
+//! A pod that holds a driver's device open until it is evicted.
 use std::time::Duration;
 
 use super::{LIMIT, image_with, newest};
@@ -10,10 +10,10 @@ use crate::support::{
 const ENTRYPOINT: [&str; 1] = ["driver-entrypoint"];
 const USER: &str = "0f3a2b1c-0000-4000-8000-000000000001";
 const DRIVER: &str = "0f3a2b1c-0000-4000-8000-000000000002";
-/// Where the kubelet keeps the forecast's last words.
+/// Path of the forecast's termination message, as on a kubelet.
 const WORDS: &str = "/run/termination-log";
 
-/// Puts a container's process into the control group of a pod, as a kubelet with systemd does.
+/// Moves a container's process into the control group of a pod, like a kubelet with systemd.
 fn into_pod(node: &mut Node, container: &Started, uid: &str) {
     let name = uid.replace('-', "_");
     let group = format!("/sys/fs/cgroup/kubepods.slice/kubepods-besteffort-pod{name}.slice/cri-1.scope");
@@ -21,7 +21,7 @@ fn into_pod(node: &mut Node, container: &Started, uid: &str) {
     node.sh(&format!("mkdir -p {group} && echo {process} > {group}/cgroup.procs"));
 }
 
-/// What the Job says that farrier starts on a node: its exit code, and its last words.
+/// Runs the forecast Job on the node and returns its exit code and its termination message.
 fn forecast(node: &mut Node, spec: &ContainerSpec) -> (i32, String) {
     node.sh(&format!(": > {WORDS}"));
     let job = node.start(spec, "site", &ENTRYPOINT);
@@ -52,9 +52,9 @@ fn a_driver_goes_when_the_pod_that_holds_its_device_is_evicted() {
     job.args = ["forecast", "--message", "/dev/termination-log", "rdma_ucm", "mlx5_core"]
         .map(str::to_owned)
         .to_vec();
-    assert_eq!(forecast(&mut node, &job), (0, String::new()), "nobody has the device open");
+    assert_eq!(forecast(&mut node, &job), (0, String::new()), "no process has the device open");
 
-    // A pod of somebody's, which sees no other process and asked for no device by a resource.
+    // A user's pod, which sees no other process and requested no device as a resource.
     let mut user_spec = driver_spec.clone();
     "training".clone_into(&mut user_spec.name);
     user_spec.host_pid = false;
@@ -68,7 +68,7 @@ fn a_driver_goes_when_the_pod_that_holds_its_device_is_evicted() {
     let held = format!("ls -l /proc/{process}/fd | grep -q /dev/infiniband/rdma_cm");
     assert!(node.await_that(&held, LIMIT));
 
-    // The forecast names the pod to farrier; and a driver that goes all the same stays, with all that stands on it.
+    // The forecast names the pod. A driver that terminates anyway stays loaded with everything that depends on it.
     let holder = format!(
         "{USER} rdma_ucm: used by process {process} (sh) of pod {USER} with /dev/infiniband/rdma_cm open\n"
     );
@@ -86,7 +86,7 @@ fn a_driver_goes_when_the_pod_that_holds_its_device_is_evicted() {
     into_pod(&mut node, &driver, DRIVER);
     assert_eq!(forecast(&mut node, &job), (1, holder));
 
-    // Evicted, it ends at its signal; then the driver goes.
+    // The evicted pod ends on its signal, and then the driver is unloaded.
     assert_eq!(node.terminate(&user), 3);
     assert_eq!(forecast(&mut node, &job), (0, String::new()));
     assert_eq!(node.terminate(&driver), 0, "{}", node.log(&driver));

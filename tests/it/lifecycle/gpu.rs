@@ -1,4 +1,4 @@
-//! The GPU driver's containers, and those that stand on the driver.
+//! The GPU driver's containers and the containers that depend on the driver.
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use farrier::inputs::KernelImage;
@@ -12,7 +12,7 @@ use crate::support::{
     virtual_machine::entrypoint,
 };
 
-/// A GPU driver's image: the operators take the same one for nvidia-peermem.
+/// Creates a GPU driver's image; the operators use the same image for nvidia-peermem.
 fn gpu_image(kernel: &KernelImage, modules: &[&str], gpus: u32) -> TempDir {
     let image = image_tree(&entrypoint());
     let updates = image.path().join("lib/modules").join(kernel.release.as_str()).join("updates");
@@ -22,7 +22,7 @@ fn gpu_image(kernel: &KernelImage, modules: &[&str], gpus: u32) -> TempDir {
         fs::copy(built.join(module), updates.join(module)).unwrap();
     }
     depmod(kernel, image.path());
-    // Of the operator's ConfigMap.
+    // A file from the operator's ConfigMap.
     fs::create_dir(image.path().join("drivers")).unwrap();
     fs::write(image.path().join("drivers/nvidia.conf"), format!("gpus={gpus}\n")).unwrap();
     let tool = image.path().join("usr/bin/nvidia-smi");
@@ -31,8 +31,9 @@ fn gpu_image(kernel: &KernelImage, modules: &[&str], gpus: u32) -> TempDir {
     image
 }
 
-/// All of the stack: the GPU driver without a GPU and with one, peer memory that waits for both drivers and follows
-/// them, of today and of the first generation.
+/// The complete stack: the GPU driver without and with a GPU, and peer memory of the current and the first generation. Peer
+/// memory
+/// waits for both drivers and follows their exchange.
 #[test]
 fn gpu_and_peer_memory_come_and_go_with_ofed() {
     const GPU: [&str; 4] = ["nvidia.ko", "nvidia-uvm.ko", "nvidia-modeset.ko", "nvidia-peermem.ko"];
@@ -45,7 +46,7 @@ fn gpu_and_peer_memory_come_and_go_with_ofed() {
     tree.image("nv-peer-mem", gpu_image(&kernel, &["nv_peer_mem.ko"], 1).path());
     for module in ["nvidia-fs", "gdrdrv"] {
         let image = gpu_image(&kernel, &[&format!("{module}.ko")], 1);
-        // The operator calls it in bash, which the base of these images has.
+        // The operator calls the entrypoint through bash, which the real base contains.
         let bash = image.path().join("bin/bash");
         fs::write(&bash, "#!/bin/sh\nexec sh \"$@\"\n").unwrap();
         fs::set_permissions(&bash, fs::Permissions::from_mode(0o755)).unwrap();
@@ -57,7 +58,7 @@ fn gpu_and_peer_memory_come_and_go_with_ofed() {
     let peermem_spec = ContainerSpec::read("nvidia-driver.yaml", "nvidia-peermem-ctr");
     let mofed_spec = ContainerSpec::read("mofed.yaml", "mofed-container")
         .with_env("RESTORE_DRIVER_ON_POD_TERMINATION", "true");
-    // The image's own entrypoint, which the manifest's command replaces.
+    // The image's own entrypoint, which the manifest's command overrides.
     let entrypoint = ["nvidia-driver", "init"];
 
     let gpu = node.start(&gpu_spec, "gpu-without", &entrypoint);
@@ -74,12 +75,12 @@ fn gpu_and_peer_memory_come_and_go_with_ofed() {
     assert_ne!(node.probe(&peermem, peermem_spec.startup.as_ref()).status, 0, "there is no GPU driver yet");
     let gpu = node.start(&gpu_spec, "gpu", &entrypoint);
     node.await_startup(&gpu, LIMIT);
-    // The driver's user space is the node's.
+    // The driver's user space is visible on the node.
     node.sh("ls /run/nvidia/driver/usr/bin/nvidia-smi && chroot /run/nvidia/driver nvidia-smi");
     node.await_startup(&peermem, LIMIT);
     assert!(node.holds("[ -e /sys/module/nvidia_peermem ]"), "{}", node.log(&peermem));
 
-    // OFED goes and comes: peer memory makes way, and follows.
+    // When OFED is replaced, peer memory is unloaded first and loaded again afterwards.
     let status = node.terminate(&mofed);
     assert_eq!(status, 0, "{}", node.log(&mofed));
     assert!(!node.holds("[ -e /sys/module/nvidia_peermem ]"), "{}", node.log(&mofed));
@@ -88,7 +89,7 @@ fn gpu_and_peer_memory_come_and_go_with_ofed() {
     assert!(node.await_that("[ -e /sys/module/nvidia_peermem ]", LIMIT), "{}", node.log(&peermem));
     node.assert_probes_pass(&peermem);
 
-    // GPUDirect Storage and GDRCopy, with the device file that its module does not make.
+    // GPUDirect Storage and GDRCopy, including the device file that GDRCopy's module does not create.
     let beside =
         [("nvidia-fs-ctr", "nvidia-fs"), ("nvidia-gdrcopy-ctr", "gdrdrv")].map(|(container, image)| {
             let spec = ContainerSpec::read("nvidia-driver.yaml", container);
@@ -101,14 +102,14 @@ fn gpu_and_peer_memory_come_and_go_with_ofed() {
         assert!(node.await_that(&made, LIMIT), "{place}: {}", node.log(&beside[1]));
     }
 
-    // The pod ends; what stands on the driver is unloaded with it, and nothing of it is left.
+    // When the pod ends, dependent modules are unloaded with the driver, and nothing is left.
     assert_eq!(node.terminate(&peermem), 0, "{}", node.log(&peermem));
     for container in &beside {
         assert_eq!(node.terminate(container), 0, "{}", node.log(container));
     }
     assert!(
         node.holds("[ -e /sys/module/nvidia_fs ] && [ -e /sys/module/gdrdrv ]"),
-        "the driver's container has them"
+        "the driver's container unloads these modules"
     );
     let status = node.terminate(&gpu);
     let log = node.log(&gpu);
@@ -117,7 +118,7 @@ fn gpu_and_peer_memory_come_and_go_with_ofed() {
     assert!(!node.loaded().iter().any(|name| name.starts_with("nvidia") || name == "gdrdrv"), "{log}");
     assert_eq!(node.sh("cat /proc/self/mountinfo").matches(" /run/nvidia/driver").count(), 0, "{log}");
 
-    // The first generation's, a DaemonSet of its own.
+    // The first generation of peer memory, which has a separate DaemonSet.
     let old_spec = ContainerSpec::read("nv-peer-mem.yaml", "nv-peer-mem-container");
     let old = node.start(&old_spec, "nv-peer-mem", &["driver-entrypoint", "nv-peer-mem"]);
     let gpu = node.start(&gpu_spec, "gpu", &entrypoint);
@@ -127,7 +128,7 @@ fn gpu_and_peer_memory_come_and_go_with_ofed() {
     let log = node.log(&old);
     assert_eq!(node.terminate(&old), 0, "{log}");
     assert!(!node.holds("[ -e /sys/module/nv_peer_mem ]"), "{log}");
-    // Where OFED says that it is another than the one that peer memory was compiled against, nothing is loaded.
+    // When OFED's exposed symbol table differs from the one that peer memory was compiled against, nothing is loaded.
     let another = "s/^0x[0-9a-f]*\\(.ib_register_peer_memory_client\\)/0x00000001\\1/";
     node.sh(&format!("sed -i '{another}' /run/mellanox/drivers/usr/src/ofa_kernel/x86_64/*/Module.symvers"));
     let stale = node.start(&old_spec, "nv-peer-mem", &["driver-entrypoint", "nv-peer-mem"]);

@@ -1,4 +1,4 @@
-//! Devices over the exchange of their driver. The kernel's netdevsim plays them, under the name `mlx5_core`.
+//! Devices during the exchange of their driver. The kernel's netdevsim simulates the devices under the name `mlx5_core`.
 use std::fs;
 
 use super::{LIMIT, MOFED, newest};
@@ -9,11 +9,11 @@ use crate::support::{
     virtual_machine::entrypoint,
 };
 
-/// devlink on the node: that of the image.
+/// Runs the image's devlink on the node.
 const DEVLINK: &str = "devlink() { chroot /images/mofed /sbin/devlink \"$@\"; }\n\
                        device=netdevsim/netdevsim1\nsysfs=/sys/bus/netdevsim/devices/netdevsim1\n";
 
-/// What is restored: parameters, mode, number of virtual functions, and each interface's MTU and flags by its port.
+/// Returns the restored settings: parameters, mode, number of virtual functions, and each interface's MTU and flags by port.
 fn facts(node: &mut Node) -> Vec<String> {
     let script = "for name in max_macs test1; do\n\
                   echo $name $(devlink dev param show $device name $name | sed -n 's/.*value //p'); done\n\
@@ -24,8 +24,9 @@ fn facts(node: &mut Node) -> Vec<String> {
     node.sh(&format!("{DEVLINK}{script}")).lines().map(str::to_owned).collect()
 }
 
-/// On a node that booted with one driver, and whose image has another with other defaults: what people set is there after each
-/// exchange, killed ones too; what the driver before came with is not.
+/// The node booted with one driver, and the image has another one with other defaults. After each exchange, killed ones
+/// included,
+/// user settings are restored, and defaults of the previous driver are not.
 #[test]
 fn devices_have_after_each_exchange_of_their_driver_what_people_set() {
     let release = newest();
@@ -47,7 +48,7 @@ fn devices_have_after_each_exchange_of_their_driver_what_people_set() {
     node.sh("modprobe mlx5_core");
     let untouched = facts(&mut node);
     assert_eq!(untouched[..4], ["max_macs 32", "test1 true", "legacy", "0"]);
-    // The representors' interfaces sort before the device's own.
+    // The renamed representors sort before the device's own interface.
     let set = "devlink dev param set $device name max_macs value 16 cmode driverinit\ndevlink dev reload $device\n\
                echo 2 > $sysfs/sriov_numvfs\ndevlink dev eswitch set $device mode switchdev\n\
                cd $sysfs/net; for name in *; do case $(cat $name/phys_port_name) in pf0vf*) ip link set $name name a$name; esac; done\n\
@@ -58,7 +59,7 @@ fn devices_have_after_each_exchange_of_their_driver_what_people_set() {
     assert_eq!(before[..4], ["max_macs 16", "test1 true", "switchdev", "2"]);
     assert_eq!(before.len(), 7, "{before:?}");
 
-    // `test1` was true, and nobody had set it: the image's driver comes with false.
+    // `test1` was true by default, and the image's driver defaults to false.
     let mut wanted = before.clone();
     wanted[1] = "test1 false".to_owned();
     let started = node.start(&spec, "mofed", &MOFED);
@@ -69,7 +70,7 @@ fn devices_have_after_each_exchange_of_their_driver_what_people_set() {
     assert!(log.contains("test1 was true, and is false"), "{log}");
     assert!(log.contains("saved 1 device(s), 2 virtual function(s)"), "{log}");
 
-    // Somebody sets it. From here on it is known what each driver came with.
+    // A user sets `test1`. From here on the defaults of both drivers are recorded.
     node.sh(&format!("{DEVLINK}devlink dev param set $device name test1 value true cmode driverinit"));
     assert_eq!(node.terminate(&started), 0, "{}", node.log(&started));
     assert_eq!(facts(&mut node), before, "{}", node.log(&started));
@@ -80,7 +81,7 @@ fn devices_have_after_each_exchange_of_their_driver_what_people_set() {
     assert_eq!(facts(&mut node), before, "{}", node.log(&started));
     assert_eq!(node.terminate(&started), 0, "{}", node.log(&started));
 
-    // An attempt that fails before anything is unloaded has saved what the devices have no more when the next one comes.
+    // An attempt that fails before it unloads anything has saved settings that are stale when the next attempt starts.
     node.sh("mkdir -p /run/mellanox/drivers/.replaced.new/x");
     let failed = node.start(&spec, "mofed", &MOFED);
     assert_eq!(node.await_end(&failed), 1, "{}", node.log(&failed));

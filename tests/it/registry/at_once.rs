@@ -1,9 +1,9 @@
-//! Several clients that push the same at once.
+//! Several clients that push the same content concurrently.
 
 use super::*;
 use serde_json::json;
 
-/// docker-registry 2.8 writes its links in place. Without another try, one of some thirty pushes fails.
+/// docker-registry 2.8 writes its links in place. Without a retry, about one of thirty pushes fails.
 #[tokio::test]
 async fn two_that_push_the_same_at_once_both_get_through() {
     let server = RegistryProcess::start(Wants::default());
@@ -42,7 +42,7 @@ fn document(kind: &str, subject: &Assembled) -> String {
     .to_string()
 }
 
-/// docker-registry 2.8 may have no list of referrers for whoever asks while another client writes it.
+/// docker-registry 2.8 may answer 404 for the list of referrers while another client writes the list.
 #[tokio::test]
 async fn a_list_that_is_not_there_for_a_moment_keeps_what_was_just_added() {
     let image = assembled(None, &[]);
@@ -98,7 +98,7 @@ async fn two_that_attach_the_same_documents_at_once_list_all_of_them() {
     }
 }
 
-/// The code is one for what passes, and for what the registry never had: that is tried as often as every other fault.
+/// The error code covers both transient and permanent causes, so farrier retries it like every other fault.
 #[tokio::test]
 async fn a_registry_that_misses_what_a_manifest_names_is_asked_again() {
     let missed = r#"{"errors":[{"code":"DIGEST_INVALID","message":"provided digest did not match uploaded content"},

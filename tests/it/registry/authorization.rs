@@ -1,4 +1,4 @@
-//! What a registry and its token server are asked for, and what becomes of what they refuse.
+//! Authorization at a registry and its token server, and farrier's handling of refusals.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn options(credentials: CredentialFile) -> RegistryOptions {
     RegistryOptions { credentials: credentials.into(), ..RegistryOptions::default() }
 }
 
-/// A 401 that names the host's own token server.
+/// Returns a 401 that names the host's own token server.
 fn refusal(host: &str) -> Answer {
     answer(401, "").header("WWW-Authenticate", format!(r#"Bearer realm="http://{host}/token""#))
 }
@@ -26,7 +26,7 @@ async fn an_expired_token_is_not_sent_again() {
     .await;
     let (registry, repository) = (plain(), repository(&fake.host, "x"));
     registry.tags(&repository).await.unwrap();
-    // Tokens are renewed ten seconds before they expire.
+    // farrier renews tokens ten seconds before they expire.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     registry.tags(&repository).await.unwrap();
     let requests = fake.requests();
@@ -98,7 +98,7 @@ async fn a_blob_that_may_not_be_read_where_it_is_is_not_mounted() {
     }
 }
 
-/// ECR's passwords end after twelve hours, and it says so with a 403.
+/// ECR's passwords expire after twelve hours, and ECR then answers 403.
 #[tokio::test]
 async fn a_password_that_is_refused_is_read_again() {
     let expired = r#"{"errors":[{"code":"DENIED","message":"Your authorization token has expired"}]}"#;
@@ -125,12 +125,12 @@ async fn a_password_that_is_refused_is_read_again() {
     let put = || registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, manifest.as_bytes());
     put().await.unwrap();
     registry.tags(&repository).await.unwrap();
-    // There is no other password yet: the refusal counts, at once, in the registry's words.
+    // The password is unchanged, so the call fails at once with the registry's message.
     let error = registry.tags(&repository).await.unwrap_err();
     assert!(matches!(error, RegistryError::Denied { .. }), "{error:?}");
     assert!(error.to_string().ends_with("Your authorization token has expired"), "{error}");
     assert_eq!(fake.requests().len(), 4);
-    // `login` writes into the same file for a password of the same length.
+    // `login` writes a password of the same length to the same file.
     login(directory.path(), &fake.host, "two");
     registry.tags(&repository).await.unwrap();
     registry.tags(&repository).await.unwrap();

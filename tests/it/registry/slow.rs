@@ -1,4 +1,4 @@
-//! A registry that never stops sending, a byte every five seconds.
+//! A registry that sends one byte every five seconds and never stops.
 
 use futures::TryStreamExt as _;
 

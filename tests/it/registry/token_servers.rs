@@ -1,10 +1,10 @@
-//! Which token servers get the credentials of a registry: not whoever the registry names.
+//! Token servers that may receive a registry's credentials: not every server that the registry names.
 
 use farrier::site::SiteSpec;
 
 use super::*;
 
-/// A registry that names a token server, and the token server.
+/// Starts a registry that names a token server, and the token server.
 async fn pair() -> (FakeHttp, FakeHttp) {
     let tokens = FakeHttp::start(vec![answer(200, r#"{"token":"abc"}"#); 2]).await;
     let challenge = format!(r#"Bearer realm="http://{}/token""#, tokens.host);
@@ -81,7 +81,7 @@ async fn a_token_server_that_the_site_names_gets_them() {
     assert!(asked.iter().all(|request| request.header("authorization").unwrap().starts_with("Basic ")));
 }
 
-/// Who has no credentials has nothing to lose.
+/// Without credentials there is nothing to protect.
 #[tokio::test]
 async fn without_credentials_any_token_server_is_asked() {
     let (fake, tokens) = pair().await;

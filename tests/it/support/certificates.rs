@@ -1,4 +1,4 @@
-//! A certificate authority of a test, made with openssl.
+//! A test's certificate authority, created with openssl.
 
 use std::{
     fs,
@@ -6,9 +6,9 @@ use std::{
     process::Command,
 };
 
-/// An end that no test sees.
+/// An expiry date beyond every test.
 pub const LATER: &str = "20491231000000Z";
-/// One that has been.
+/// An expiry date in the past.
 pub const PAST: &str = "20200102000000Z";
 
 /// The authority; its files are removed on drop.
@@ -33,13 +33,13 @@ impl Authority {
         self.directory.path().join(name)
     }
 
-    /// The authority's own certificate.
+    /// Returns the path of the authority's own certificate.
     pub fn ca_file(&self) -> PathBuf {
         self.path("ca.pem")
     }
 
-    /// A certificate `<name>.pem` with its key `<name>.key`, for these names (`IP:127.0.0.1`); one that ran
-    /// out has an end in the past (`20200102000000Z`).
+    /// Issues a certificate `<name>.pem` and its key `<name>.key` for these names (`IP:127.0.0.1`). An expired certificate has
+    /// an `end` in the past (`20200102000000Z`).
     pub fn issue(&self, name: &str, alternatives: &str, end: &str) {
         self.request(name, &format!("/CN={name}"));
         let extensions = format!(
@@ -48,7 +48,7 @@ impl Authority {
         );
         let ext = format!("{name}.ext");
         fs::write(self.path(&ext), extensions).unwrap();
-        // `openssl ca` is what takes dates; `x509` of Debian 12 only takes days from now on.
+        // Only `openssl ca` accepts dates; `x509` of Debian 12 only accepts a number of days.
         fs::write(self.path("index.txt"), "").unwrap();
         fs::write(self.path("index.txt.attr"), "unique_subject = no\n").unwrap();
         fs::write(
@@ -109,7 +109,7 @@ impl Authority {
     }
 }
 
-/// As YAML in one line.
+/// Returns the TLS settings as a line of YAML.
 pub fn tls(authority: &Authority, server: &str, client_ca: Option<&Path>) -> String {
     let at = authority.directory.path().display();
     let clients = client_ca.map(|file| format!(", clientcas: [{}]", file.display())).unwrap_or_default();

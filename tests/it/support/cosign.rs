@@ -1,4 +1,4 @@
-//! `cosign` of Debian's suites, as ci/lib.sh fetches it.
+//! `cosign` from Debian's suites, fetched by ci/lib.sh.
 
 use std::{
     fs,
@@ -10,21 +10,21 @@ use super::kept;
 
 /// A version of `cosign`.
 pub struct Version {
-    /// The suite that has it.
+    /// Debian suite that contains the version.
     suite: &'static str,
-    /// What keeps it from asking public services when it signs.
+    /// Options that prevent requests to public services when signing.
     alone: &'static [&'static str],
 }
 
-/// 2.x: signatures and attestations under tags.
+/// Version 2.x, which stores signatures and attestations under tags.
 pub const TWO: Version = Version { suite: "trixie", alone: &["--tlog-upload=false", "--yes"] };
-/// 3.x: bundles that refer to the image.
+/// Version 3.x, which stores bundles as referrers of the image.
 pub const THREE: Version = Version { suite: "sid", alone: &["--signing-config", "alone.json", "--yes"] };
 
-/// A signing configuration without services: no log, no authority for timestamps.
+/// A signing configuration without a transparency log or a timestamp authority.
 const ALONE: &str = r#"{"mediaType": "application/vnd.dev.sigstore.signingconfig.v0.2+json"}"#;
 
-/// A version of `cosign`, with a home.
+/// A version of `cosign` with its home directory.
 pub struct Cosign {
     program: PathBuf,
     home: PathBuf,
@@ -37,7 +37,7 @@ impl Cosign {
         Self { program: program(version.suite), home: home.to_owned(), alone: version.alone }
     }
 
-    /// Runs it without looking for logs, keys or homes of this machine.
+    /// Runs `cosign` without this machine's logs, keys or home directory.
     pub fn run(&self, args: &[&str]) -> Output {
         let verifies = args[0].starts_with("verify");
         let mut command = Command::new(&self.program);
@@ -53,7 +53,7 @@ impl Cosign {
             .unwrap_or_else(|error| panic!("run {}: {error}", self.program.display()))
     }
 
-    /// The same; it must succeed. Gives both streams.
+    /// Runs `cosign`, asserts success, and returns both output streams.
     #[track_caller]
     pub fn accepts(&self, args: &[&str]) -> String {
         let output = self.run(args);
@@ -63,7 +63,7 @@ impl Cosign {
         text
     }
 
-    /// Signs something, without any service.
+    /// Signs with `cosign` without using any public service.
     #[track_caller]
     pub fn signs(&self, args: &[&str]) {
         self.accepts(&[args, self.alone].concat());
@@ -73,7 +73,7 @@ impl Cosign {
 fn program(suite: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let state = kept("cosign");
-    // Tests run at once, each in its own process: the first fetches it.
+    // Tests run concurrently, each in a separate process; the first one fetches `cosign`.
     let lock = fs::File::create(state.join("lock")).unwrap();
     lock.lock().unwrap();
     let script = "set -eu; state=$1; . \"$2/ci/lib.sh\"; debian_cosign \"$3\"";

@@ -1,4 +1,4 @@
-//! A TCP proxy on loopback that breaks connections: what a bad line does to an upload.
+//! A TCP proxy on loopback that breaks connections, to simulate an unreliable network during an upload.
 
 use std::{
     collections::VecDeque,
@@ -14,25 +14,25 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-/// When a connection breaks.
+/// Point at which a connection breaks.
 #[derive(Clone, Copy, Debug)]
 pub enum Cut {
-    /// Once so many further bytes went towards the host.
+    /// After this many further bytes to the host.
     After(u64),
-    /// Before any byte of a request with this method goes on, after so many of them.
+    /// Before the first byte of a request with this method, after this many such requests.
     Request(&'static str, usize),
 }
 
-/// The proxy; it ends with the test's runtime.
+/// The proxy, stopped with the test's runtime.
 pub struct CuttingProxy {
     pub host: String,
     sent: Arc<AtomicU64>,
-    /// The breaks to come, in order.
+    /// The pending cuts, in order.
     cuts: Arc<Mutex<VecDeque<Cut>>>,
 }
 
 impl CuttingProxy {
-    /// Stands before `host`.
+    /// Starts a proxy in front of `host`.
     pub async fn before(host: &str, cuts: &[Cut]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -49,12 +49,12 @@ impl CuttingProxy {
         proxy
     }
 
-    /// Bytes that went towards the host.
+    /// Returns the number of bytes sent to the host.
     pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::SeqCst)
     }
 
-    /// Have all connections been broken that were to be?
+    /// Returns whether all planned cuts have happened.
     pub fn has_cut_all(&self) -> bool {
         self.cuts.lock().unwrap().is_empty()
     }
@@ -86,7 +86,7 @@ async fn carry(
     back.abort();
 }
 
-/// How many of the bytes still go through, and whether the connection breaks then.
+/// Returns how many of the bytes pass, and whether the connection breaks afterwards.
 fn pass(cuts: &Mutex<VecDeque<Cut>>, bytes: &[u8]) -> (usize, bool) {
     let mut cuts = cuts.lock().unwrap();
     let (through, breaks) = match cuts.front_mut() {
@@ -95,7 +95,7 @@ fn pass(cuts: &Mutex<VecDeque<Cut>>, bytes: &[u8]) -> (usize, bool) {
             (bytes.len(), false)
         }
         Some(Cut::After(left)) => (usize::try_from(*left).unwrap(), true),
-        // A request begins with a read of its own: clients wait for the answer to the one before.
+        // A request starts a new read, because clients wait for the previous answer.
         Some(Cut::Request(method, before)) if bytes.starts_with(method.as_bytes()) => {
             let now = *before == 0;
             *before = before.saturating_sub(1);

@@ -1,4 +1,4 @@
-//! A scripted HTTP server on loopback: answers requests in order and remembers them.
+//! A scripted HTTP server on loopback that answers requests in order and records them.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,24 +13,23 @@ pub struct Answer {
     status: u16,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
-    /// Bytes that are announced and never sent.
+    /// Number of announced bytes that are never sent.
     missing: usize,
-    /// The body comes one byte every five seconds, of the runtime's time.
+    /// Whether the body is sent at one byte per five seconds of the runtime's clock.
     crawls: bool,
-    /// The connection breaks after so many bytes of the request's body, and there is no answer.
+    /// Number of bytes of the request's body after which the connection breaks without an answer.
     breaks_after: Option<usize>,
 }
 
-/// A request as it came.
+/// A received request.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Such as `GET`.
+    /// The method, such as `GET`.
     pub method: String,
     /// Path and query.
     pub target: String,
-    /// Lower-case names.
+    /// Headers with lower-case names.
     pub headers: Vec<(String, String)>,
-    /// The body.
     pub body: Vec<u8>,
 }
 
@@ -51,19 +50,19 @@ pub fn answer(status: u16, body: impl AsRef<[u8]>) -> Answer {
     }
 }
 
-/// No answer: the connection breaks after so many bytes of the request's body.
+/// Returns a break of the connection after `bytes` bytes of the request's body, without an answer.
 pub fn breaks_after(bytes: usize) -> Answer {
     Answer { breaks_after: Some(bytes), ..answer(599, "") }
 }
 
 impl Answer {
-    /// The connection ends before this many further bytes have come.
+    /// Ends the connection `missing` bytes before the announced end of the body.
     pub fn cut_short_by(mut self, missing: usize) -> Self {
         self.missing = missing;
         self
     }
 
-    /// The body comes one byte every five seconds: for a test whose time is paused.
+    /// Sends the body at one byte per five seconds, for tests with paused time.
     pub fn crawling(mut self) -> Self {
         self.crawls = true;
         self
@@ -75,7 +74,7 @@ impl Answer {
     }
 }
 
-/// The server; it ends with the test's runtime.
+/// The server, stopped with the test's runtime.
 pub struct FakeHttp {
     pub host: String,
     requests: Arc<Mutex<Vec<Request>>>,
@@ -86,7 +85,7 @@ impl FakeHttp {
         Self::start_with(|_| script).await
     }
 
-    /// For answers that name the server itself.
+    /// Starts a server whose answers contain its own address.
     pub async fn start_with(script: impl FnOnce(&str) -> Vec<Answer>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let host = listener.local_addr().unwrap().to_string();
@@ -97,7 +96,7 @@ impl FakeHttp {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 let mut stream = BufReader::new(stream);
-                // A TLS greeting: hang up, as a server that only speaks HTTP may.
+                // Close the connection on a TLS ClientHello, like an HTTP-only server.
                 if stream.fill_buf().await.unwrap_or_default().first() == Some(&0x16) {
                     continue;
                 }
@@ -122,7 +121,7 @@ impl FakeHttp {
     }
 }
 
-/// A request without its body.
+/// Reads a request without its body.
 async fn read(stream: &mut BufReader<TcpStream>) -> Option<Request> {
     let mut line = String::new();
     stream.read_line(&mut line).await.ok()?;

@@ -1,4 +1,4 @@
-//! Debian 12's newest kernels, found at run time in the suites that farrier itself looks into.
+//! Debian 12's newest kernels, looked up at run time in the same suites that farrier uses.
 
 use std::{
     fs::{self, File},
@@ -12,28 +12,28 @@ use farrier::cache::Cache;
 
 use super::kept;
 
-/// How long a list of kernels is believed; the suites change every few days.
+/// How long a list of kernels stays valid; the suites change every few days.
 const FRESH: Duration = Duration::from_hours(1);
 
-/// The two newest 6.1 kernels for amd64 that have headers, the newest last.
+/// The two newest 6.1 kernels for amd64 with headers.
 pub struct Kernels {
     pub older: String,
     pub newer: String,
 }
 
-/// The cache directory whose fetched parts all tests share.
+/// Returns the cache directory whose fetched content all tests share.
 pub fn shared_cache() -> PathBuf {
     kept("shared-cache")
 }
 
-/// A new cache in a directory. Package lists and packages that other tests fetched are there; nothing is made of them.
+/// Creates a cache that shares fetched package lists and packages with other tests, but nothing built from them.
 pub fn new_cache(directory: &Path) -> Cache {
     let root = directory.join("cache");
     link_shared(&root, &["apt", "debs", "locks"]);
     Cache::open(root).unwrap()
 }
 
-/// Links parts of the shared cache into another one.
+/// Links parts of the shared cache into another cache.
 pub fn link_shared(cache: &Path, kinds: &[&str]) {
     fs::create_dir_all(cache).unwrap();
     for kind in kinds {
@@ -43,21 +43,22 @@ pub fn link_shared(cache: &Path, kinds: &[&str]) {
     }
 }
 
-/// The two newest.
+/// Returns the two newest kernels.
 pub fn newest() -> Kernels {
     let releases = all();
     let [.., older, newer] = releases.as_slice() else {
-        panic!("the suites of Debian 12 have no two 6.1 kernels, only {releases:?}");
+        panic!("the suites of Debian 12 have fewer than two 6.1 kernels: {releases:?}");
     };
     Kernels { older: older.clone(), newer: newer.clone() }
 }
 
-/// All of them, oldest first.
+/// Returns all kernels, oldest first.
 pub fn all() -> Vec<String> {
     list().lines().map(str::to_owned).collect()
 }
 
-/// One line for each. Tests run at once, each in its own process: the first asks apt, the others read its answer.
+/// Returns one kernel per line. Tests run concurrently, each in a separate process: the first one asks apt, and the others read
+/// the file.
 fn list() -> String {
     let cache = shared_cache();
     fs::create_dir_all(&cache).unwrap();
@@ -71,15 +72,15 @@ fn list() -> String {
     fs::read_to_string(&list).unwrap()
 }
 
-/// Configurations for apt of the package lists that farrier has fetched.
+/// Returns the apt configurations of the package lists that farrier has fetched.
 fn lists(cache: &Path) -> Vec<PathBuf> {
     let states = fs::read_dir(cache.join("apt")).expect("farrier has fetched package lists");
     states.map(|state| state.unwrap().path().join("apt.conf")).collect()
 }
 
-/// Releases of all 6.1 kernels with headers, oldest first.
+/// Returns the releases of all 6.1 kernels with headers, oldest first.
 fn ask_apt(cache: &Path) -> Vec<String> {
-    // Fails, for want of such a kernel, and leaves farrier's own package lists in the cache.
+    // The command fails because no such kernel exists, but leaves farrier's package lists in the cache.
     let _ = Command::new(env!("CARGO_BIN_EXE_farrier"))
         .args(["headers", "fetch", "--kernel", "6.1.0-0-amd64", "--os", "debian", "--os-version", "12"])
         .args(["--arch", "amd64", "--cache-dir"])

@@ -1,5 +1,6 @@
-//! A running `farrier run --cluster kube`: the real program, a real registry with images published beforehand, and the
-//! API server of [`super::kube_api`].
+//! A running `farrier run --cluster kube`: the real program, a real registry with images published beforehand, and the API
+//! server
+//! from [`super::kube_api`].
 
 use std::{
     collections::BTreeMap,
@@ -16,14 +17,14 @@ use super::{
     site::Site,
 };
 
-/// Where the DaemonSet of [`Live::new`] is.
+/// Namespace of the DaemonSet of [`Live::new`].
 pub const NAMESPACE: &str = "drivers";
-/// Its name, and that of the driver image.
+/// Name of the DaemonSet and of the driver image.
 pub const DRIVER: &str = "driver";
-/// What its pods run at first.
+/// Initial image of the DaemonSet.
 pub const OLD_IMAGE: &str = "registry.example/old:1";
 
-/// Cluster, registry, definitions, and farriers. All of it ends when it is dropped.
+/// Cluster, registry, definitions and farriers, all of which end on drop.
 pub struct Live {
     pub api: FakeApi,
     pub site: Site,
@@ -31,13 +32,14 @@ pub struct Live {
 }
 
 impl Live {
-    /// Nodes, a DaemonSet over all of them, and an image for it that is rolled out by `strategy`. Nothing of it needs an
-    /// engine as long as all images are published.
+    /// Creates nodes, a DaemonSet over all of them, and an image that `strategy` rolls out to it. No engine is needed as long
+    /// as all
+    /// images are published.
     pub fn new(nodes: impl IntoIterator<Item = Value>, strategy: &str) -> Self {
         Self::at(Site::new(), nodes, strategy)
     }
 
-    /// The same at a site that is there.
+    /// Creates the cluster for an existing site.
     pub fn at(site: Site, nodes: impl IntoIterator<Item = Value>, strategy: &str) -> Self {
         let live = Self { api: FakeApi::start(), site, farriers: Vec::new() };
         live.site.define(
@@ -60,7 +62,7 @@ impl Live {
         live
     }
 
-    /// Makes further DaemonSets, each over one node of the `pool` of its name, with the same driver image.
+    /// Creates further DaemonSets with the same driver image, each for the nodes whose `pool` has its name.
     pub fn pools(&self, names: &[String]) {
         let file = self.site.definitions().join("images/driver.yaml");
         let mut definition = fs::read_to_string(&file).unwrap();
@@ -76,7 +78,7 @@ impl Live {
         fs::write(file, definition).unwrap();
     }
 
-    /// `farrier` with this cluster.
+    /// Returns a `farrier` command for this cluster.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = self.site.command(args);
         command.env("FARRIER_CLUSTER", "kube").env("KUBECONFIG", self.site.path("kubeconfig"));
@@ -84,19 +86,19 @@ impl Live {
         command
     }
 
-    /// The plan of this moment.
+    /// Returns the current plan.
     pub fn plan(&self) -> Value {
         let output = self.command(&["plan", "-o", "json"]).output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr);
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {stderr}"))
     }
 
-    /// Publishes what the plan would build; images by digest, by kernel release.
+    /// Publishes the images that the plan would build, and returns them by kernel release, with digests.
     pub fn publish(&self) -> BTreeMap<String, String> {
         publish_planned(&self.plan()).into_iter().map(|((_, release), image)| (release, image)).collect()
     }
 
-    /// Publishes images for kernels that no node runs yet, by having one node run each of them for a moment.
+    /// Publishes images for kernels that no node runs yet, by temporarily changing one node's kernel.
     pub fn publish_for(&self, node: &str, kernels: &[&str]) -> BTreeMap<String, String> {
         let before = self.api.get("nodes", "", node).unwrap();
         let before = before["status"]["nodeInfo"]["kernelVersion"].as_str().unwrap().to_owned();
@@ -109,12 +111,12 @@ impl Live {
         images
     }
 
-    /// Starts the loop; its log goes to a file.
+    /// Starts the loop, and returns its process id. The log goes to a file.
     pub fn start(&mut self, args: &[&str]) -> u32 {
         self.start_at("off", args)
     }
 
-    /// The same, with its figures at an address.
+    /// Starts the loop with its metrics endpoint at an address.
     pub fn start_at(&mut self, listen: &str, args: &[&str]) -> u32 {
         let number = self.farriers.len();
         let log = File::create(self.site.path(format!("farrier-{number}.log"))).unwrap();
@@ -131,43 +133,43 @@ impl Live {
         pid
     }
 
-    /// Ends the farrier that was started last, without a warning.
+    /// Kills the most recently started farrier.
     pub fn kill(&mut self) {
-        let mut child = self.farriers.pop().expect("a farrier runs");
+        let mut child = self.farriers.pop().expect("a farrier is running");
         let _ = child.kill();
         let _ = child.wait();
     }
 
-    /// What the farriers have logged.
+    /// Returns the farriers' logs.
     pub fn log(&self) -> String {
         let read = |number| fs::read_to_string(self.site.path(format!("farrier-{number}.log")));
         (0..self.farriers.len()).filter_map(|number| read(number).ok()).collect()
     }
 
-    /// Passes that the farriers have made.
+    /// Returns the number of completed reconciles.
     pub fn passes(&self) -> usize {
         self.log().matches("pass made").count()
     }
 
-    /// The image that the DaemonSet of this name sets.
+    /// Returns the image in the DaemonSet of this name.
     pub fn image(&self, name: &str) -> String {
-        let object = self.api.get("daemonsets.apps", NAMESPACE, name).expect("the DaemonSet is there");
+        let object = self.api.get("daemonsets.apps", NAMESPACE, name).expect("the DaemonSet exists");
         let containers = &object["spec"]["template"]["spec"]["containers"];
         containers[0]["image"].as_str().unwrap().to_owned()
     }
 
-    /// Waits for a condition of the cluster; says what farrier logged where it does not come.
+    /// Waits for a condition of the cluster; on a timeout, the panic contains farrier's log.
     #[track_caller]
     pub fn until(&self, what: &str, mut condition: impl FnMut(&Self) -> bool) {
         let end = Instant::now() + Duration::from_mins(3);
         while !condition(self) {
             assert!(Instant::now() < end, "waited three minutes for {what}\n{}", self.log());
-            // Nothing tells; this only paces the question.
+            // No notification exists; the sleep only limits the polling rate.
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Writes to these resources so far.
+    /// Returns the number of writes to a resource so far.
     pub fn writes_to(&self, resource: &str) -> usize {
         self.api.count(&Requests::writes().resource(resource))
     }
@@ -182,7 +184,7 @@ impl Drop for Live {
     }
 }
 
-/// A node whose status is as large as those of real ones get: many images and extended resources.
+/// Returns a node whose status is as large as a real one's: many images and extended resources.
 pub fn large_node(name: &str, kernel: &str, bytes: usize) -> Value {
     let mut node = objects::node(name, kernel);
     let image = |number: usize| {

@@ -1,4 +1,4 @@
-//! What integration tests share. Each test program uses a part of it.
+//! Helpers shared by the integration tests. Each test program uses some of them.
 #![allow(dead_code)]
 
 pub mod certificates;
@@ -30,8 +30,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A directory whose content later runs find again. Compilers and apt write its path into what lies there, and `ci/test`
-/// reaches it through a link: it is the path without links, which stays the same.
+/// Returns a directory whose content persists between runs. Compilers and apt store its path in their output, and `ci/test`
+/// accesses
+/// it through a link, so the path is canonicalized and stays the same.
 pub fn kept(name: &str) -> PathBuf {
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(&place).unwrap();

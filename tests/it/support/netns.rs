@@ -1,4 +1,4 @@
-//! A network namespace in which there is loopback and nothing else: what runs there can reach nobody outside.
+//! A network namespace with only loopback: processes inside cannot reach other hosts.
 
 use std::{
     ffi::OsStr,
@@ -10,15 +10,15 @@ use std::{
 
 use super::site::wait_until;
 
-/// The namespace; it goes with the last process in it, and its keeper ends on drop or with the test.
+/// The namespace. It ends with its last process, and its keeper ends on drop or with the test.
 pub struct LoopbackOnly {
     keeper: Child,
 }
 
 impl LoopbackOnly {
-    /// Makes one. Only root may.
+    /// Creates a namespace, which requires root.
     pub fn new() -> Self {
-        // `cat` ends when the test does, however that ends: nobody holds the other end of its input then.
+        // `cat` ends with the test in any case, because its standard input is then closed.
         let mut keeper = Command::new("unshare")
             .args(["--net", "sh", "-c", "ip link set lo up && echo up && exec cat"])
             .stdin(Stdio::piped())
@@ -38,14 +38,14 @@ impl LoopbackOnly {
         Self { keeper }
     }
 
-    /// A command that will run in it, with the test's environment.
+    /// Returns a command that runs in the namespace with the test's environment.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/proc/{}/ns/net", self.keeper.id())).arg("--").arg(program);
         command
     }
 
-    /// The given command, in it: program, arguments, environment, and directory stay.
+    /// Moves a command into the namespace, keeping program, arguments, environment and directory.
     pub fn moved(&self, command: &Command) -> Command {
         let mut moved = self.command(command.get_program());
         moved.args(command.get_args());
@@ -62,7 +62,7 @@ impl LoopbackOnly {
         moved
     }
 
-    /// A registry in it, over a storage directory that may hold something already.
+    /// Starts a registry in the namespace on a storage directory, which may have content.
     pub fn registry(&self, storage: &Path) -> SealedRegistry {
         SealedRegistry::start(self, storage)
     }
@@ -75,16 +75,16 @@ impl Drop for LoopbackOnly {
     }
 }
 
-/// A registry that only its namespace reaches. Its storage stays when it ends.
+/// A registry that is only reachable in its namespace. Its storage remains afterwards.
 pub struct SealedRegistry {
-    /// `host:port`, as seen from inside.
+    /// `host:port` inside the namespace.
     pub host: String,
     process: Child,
     directory: tempfile::TempDir,
 }
 
 impl SealedRegistry {
-    /// Nobody else is in the namespace, so that the port is free.
+    /// No other process is in the namespace, so the port is free.
     const HOST: &str = "127.0.0.1:5000";
 
     fn start(namespace: &LoopbackOnly, storage: &Path) -> Self {
@@ -116,12 +116,12 @@ impl SealedRegistry {
         registry
     }
 
-    /// What it said.
+    /// Returns the registry's log.
     pub fn log(&self) -> String {
         fs::read_to_string(self.directory.path().join("log")).unwrap()
     }
 
-    /// Requests of one method that it has answered so far.
+    /// Returns the number of requests with a method that the registry has answered.
     pub fn requests(&self, method: &str) -> usize {
         self.log().lines().filter(|line| line.contains(&format!("\"{method} /v2/"))).count()
     }

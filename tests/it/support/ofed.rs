@@ -1,4 +1,4 @@
-//! The stand-ins for OFED and for what stands on it, compiled as a toolchain image would compile the real ones.
+//! Stand-ins for OFED and the drivers that depend on OFED, compiled like a toolchain image would compile the real ones.
 
 use std::{
     fs::{self, File},
@@ -18,18 +18,19 @@ use super::{
     virtual_machine::entrypoint,
 };
 
-/// What its build leaves for a kernel: modules below `lib/modules`, headers and symbol table below `usr/src`. Made
-/// once for each state of its sources.
+/// Returns the build's output for a kernel: modules below `lib/modules`, headers and symbol table below `usr/src`. The build
+/// runs
+/// once for each state of the sources.
 pub fn payload(release: &KernelRelease) -> PathBuf {
     made_once("ofed", release, &fixture("ofed"), compile)
 }
 
-/// An image with the stand-in for OFED, as farrier assembles it.
+/// Creates an image with the stand-in for OFED, as farrier assembles it.
 pub fn image(kernel: &KernelImage) -> TempDir {
     let image = image_tree(&entrypoint());
     let payload = payload(&kernel.release);
     run(Command::new("cp").arg("-a").arg(payload.join("lib")).arg(payload.join("usr")).arg(image.path()));
-    // farrier makes the absolute links of an exposed tree relative.
+    // farrier makes absolute links in an exposed tree relative.
     let default = image.path().join("usr/src/ofa_kernel/default");
     let target = fs::read_link(&default).unwrap();
     fs::remove_file(&default).unwrap();
@@ -38,7 +39,7 @@ pub fn image(kernel: &KernelImage) -> TempDir {
     image
 }
 
-/// The modules of GPU driver and peer memory, compiled against that.
+/// Returns the modules of GPU driver and peer memory, compiled against the OFED stand-in.
 pub fn gpu_modules(release: &KernelRelease) -> PathBuf {
     let ofed = payload(release);
     made_once("gpu", release, &fixture("gpu"), |release, sources, work| {
@@ -46,8 +47,9 @@ pub fn gpu_modules(release: &KernelRelease) -> PathBuf {
     })
 }
 
-/// The kernel's own simulated devices with a driver named `mlx5_core`: `host/mlx5_core.ko`, and `other/mlx5_core.ko`, whose
-/// parameters have other defaults. Debian's kernels are without it, their source package is not.
+/// Returns the kernel's simulated devices with a driver named `mlx5_core`: `host/mlx5_core.ko`, and `other/mlx5_core.ko` with
+/// other
+/// parameter defaults. Debian's kernels lack this driver, but their source package contains it.
 pub fn netdevsim(release: &KernelRelease) -> PathBuf {
     made_once("netdevsim", release, &fixture("netdevsim"), |release, fixture, work| {
         let headers = header_tree(release, &work.join("root"));
@@ -71,7 +73,7 @@ pub fn netdevsim(release: &KernelRelease) -> PathBuf {
     })
 }
 
-/// Puts a program of the host, with the libraries that it needs, into an image.
+/// Copies a program of the host with its libraries into an image.
 pub fn program(root: &Path, program: &str) {
     let libraries = run(Command::new("ldd").arg(program));
     let libraries = libraries.split_whitespace().filter(|word| word.starts_with('/'));
@@ -86,7 +88,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// `compile` leaves `out` in the directory that it gets last.
+/// Returns the cached output of `compile`, which writes `out` in the directory of its last argument.
 fn made_once(
     name: &str,
     release: &KernelRelease,
@@ -96,7 +98,7 @@ fn made_once(
     let cache = kept("stand-ins");
     let lock = File::create(cache.join(format!("{name}.lock"))).unwrap();
     lock.lock().unwrap();
-    // The GPU's are compiled against OFED's.
+    // The GPU's stand-ins are compiled against OFED's.
     let identity = identity(&[sources, &fixture("ofed")], &headers(release));
     let made = cache.join(format!("{name}-{release}-{identity}"));
     if !made.exists() {
@@ -131,7 +133,7 @@ fn compile(release: &KernelRelease, sources: &Path, work: &Path) {
         .current_dir(&tree));
     for target in ["kernel", "install"] {
         run(Command::new("make")
-            // Type information is no part of what is tested.
+            // The tests do not need BTF.
             .args(["-s", "-j2", "CC=gcc-12", "KCFLAGS=-g0", "CONFIG_DEBUG_INFO_BTF_MODULES=", target])
             .arg(format!("INSTALL_MOD_PATH={}", work.join("out").display()))
             .current_dir(&tree));

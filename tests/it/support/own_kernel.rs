@@ -1,4 +1,4 @@
-//! A kernel that nobody has a package of: `ci/own-kernel` compiles it, once for all tests and runs.
+//! A kernel without a distribution package. `ci/own-kernel` compiles it once for all tests and runs.
 
 use std::{
     fs,
@@ -13,13 +13,13 @@ use farrier::{
 
 use super::{kept, packages::run};
 
-/// The kernel, what its build left, and the key that it believes.
+/// The kernel, its build's output, and the key that it trusts.
 pub struct OwnKernel {
     pub release: KernelRelease,
     directory: PathBuf,
 }
 
-/// Compiles it, where that was not done yet.
+/// Compiles the kernel unless that was already done.
 pub fn own_kernel() -> OwnKernel {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let place = kept("own-kernel");
@@ -30,53 +30,52 @@ pub fn own_kernel() -> OwnKernel {
 }
 
 impl OwnKernel {
-    /// The kernel, as a boot loader takes it.
+    /// Returns the bootable kernel image.
     pub fn vmlinuz(&self) -> PathBuf {
         self.directory.join("vmlinuz")
     }
 
-    /// What `make bindeb-pkg` packs of its headers.
+    /// Returns the headers package of `make bindeb-pkg`.
     pub fn headers_deb(&self) -> PathBuf {
         self.directory.join("headers.deb")
     }
 
-    /// The same as a tarball.
+    /// Returns the headers as a tarball.
     pub fn headers_tarball(&self) -> PathBuf {
         self.directory.join("headers.tar.gz")
     }
 
-    /// A build directory apart from the sources, as `make modules_prepare` leaves it, with the full build's
-    /// `Module.symvers`.
+    /// Returns a separate build directory after `make modules_prepare`, with the full build's `Module.symvers`.
     pub fn prepared_tree(&self) -> PathBuf {
         self.directory.join("prepared")
     }
 
-    /// The build directory apart from the sources, as the whole build left it.
+    /// Returns the separate build directory of the full build.
     pub fn build_tree(&self) -> PathBuf {
         self.directory.join("build")
     }
 
-    /// The three forms in which its users have its headers, and the prepared directory.
+    /// Returns the three forms of headers that users have, and the prepared directory.
     pub fn header_sources(&self) -> [PathBuf; 4] {
         [self.headers_deb(), self.headers_tarball(), self.prepared_tree(), self.build_tree()]
     }
 
-    /// The one module of its own, signed when it was installed.
+    /// Returns the kernel's only in-tree module, signed at installation.
     pub fn own_module(&self) -> PathBuf {
         self.directory.join("modules/kernel/lib/crc7.ko")
     }
 
-    /// Key and certificate of its own modules in one PEM file: the kernel loads what this signed, and nothing else.
+    /// Returns key and certificate of the in-tree modules in one PEM file. The kernel only loads modules signed with this key.
     pub fn signing_key(&self) -> PathBuf {
         self.directory.join("signing_key.pem")
     }
 
-    /// The certificate alone, DER.
+    /// Returns the DER certificate.
     pub fn certificate(&self) -> PathBuf {
         self.directory.join("signing_key.x509")
     }
 
-    /// For boot checks.
+    /// Returns the kernel image for boot checks.
     pub fn image(&self) -> KernelImage {
         KernelImage {
             release: self.release.clone(),
@@ -88,14 +87,15 @@ impl OwnKernel {
         }
     }
 
-    /// Puts the headers below `root`, as if the package were installed there.
+    /// Installs the headers below `root`, like the package.
     pub fn install_headers(&self, root: &Path) {
         fs::create_dir_all(root).unwrap();
         run(Command::new("dpkg-deb").arg("-x").arg(self.headers_deb()).arg(root));
     }
 
-    /// Compiles the modules of a directory, without farrier, against the package's headers; the copy of the directory
-    /// in `work` then holds them.
+    /// Compiles the modules of a directory without farrier, against the package's headers. Returns the copy of the directory in
+    /// `work`
+    /// with the modules.
     pub fn compile(&self, sources: &Path, work: &Path) -> PathBuf {
         let (root, copy) = (work.join("headers"), work.join("sources"));
         self.install_headers(&root);
@@ -108,8 +108,7 @@ impl OwnKernel {
         copy
     }
 
-    /// What the kernel's own tool takes out of a signed module: `-0` the module without its signature, `-s` the
-    /// PKCS#7 message alone.
+    /// Runs the kernel's tool on a signed module: `-0` extracts the module without its signature, `-s` the PKCS#7 message.
     pub fn extract_module_sig(&self, part: &str, module: &Path) -> Vec<u8> {
         let tool = self.directory.join("source/scripts/extract-module-sig.pl");
         let output = Command::new("perl").arg(tool).arg(part).arg(module).output().unwrap();
@@ -117,7 +116,7 @@ impl OwnKernel {
         output.stdout
     }
 
-    /// Signs a module as the kernel's own build does, with a key and certificate of one PEM file.
+    /// Signs a module like the kernel's build, with key and certificate from one PEM file.
     pub fn sign_file(&self, key: &Path, module: &Path) {
         let tool = self.build_tree().join("scripts/sign-file");
         run(Command::new(tool).arg("sha256").args([key, key, module]));

@@ -1,4 +1,4 @@
-//! The distribution's kernel packages, through the host's apt: found at run time, unpacked once for all tests.
+//! The distribution's kernel packages from the host's apt, looked up at run time and unpacked once for all tests.
 
 use std::{
     collections::BTreeSet,
@@ -13,20 +13,20 @@ use farrier::{inputs::KernelImage, kernel::Architecture, kernel::KernelRelease};
 
 use super::kept;
 
-/// Runs a program to its end and returns what it printed.
+/// Runs a program that must succeed, and returns its standard output.
 pub fn run(command: &mut Command) -> String {
     let output = command
         .env("LC_ALL", "C")
         .output()
-        .unwrap_or_else(|error| panic!("{command:?} does not start, install its package: {error}"));
+        .unwrap_or_else(|error| panic!("start {command:?}, which may need a package: {error}"));
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{command:?}: {stdout}{stderr}");
     stdout.into_owned()
 }
 
-/// What `apt-cache` says of the host's suites. It takes a second of processor time for each question where the host keeps no
-/// cache of its lists, and the tests, each a process, have hundreds of the same: an answer is kept as long as the lists
-/// are the same.
+/// Returns the output of `apt-cache` about the host's suites. Without a cache of the host's lists, each query takes a second of
+/// CPU time, and the tests' processes repeat hundreds of queries. Answers are therefore kept as long as the lists are
+/// unchanged.
 pub fn apt_cache(question: &[&str]) -> String {
     let lists = fs::metadata("/var/lib/apt/lists").and_then(|lists| lists.modified()).unwrap();
     let state = lists.duration_since(UNIX_EPOCH).unwrap().as_nanos();
@@ -43,8 +43,8 @@ pub fn apt_cache(question: &[&str]) -> String {
     answer
 }
 
-/// Amd64 kernels of a series whose headers the host's suites have, oldest first. `prefix` and `suffix` stand around
-/// the number that grows: `6.1.0-` and `-amd64`, `6.12.` and `+deb12-amd64`.
+/// Returns the amd64 kernels of a series whose headers the host's suites have, oldest first. `prefix` and `suffix` enclose the
+/// increasing number: `6.1.0-` and `-amd64`, `6.12.` and `+deb12-amd64`.
 pub fn releases(prefix: &str, suffix: &str) -> Vec<KernelRelease> {
     let packages = apt_cache(&["pkgnames", &format!("linux-headers-{prefix}")]);
     let number = |package: &str| -> Option<u32> {
@@ -54,12 +54,12 @@ pub fn releases(prefix: &str, suffix: &str) -> Vec<KernelRelease> {
     numbers.iter().map(|number| format!("{prefix}{number}{suffix}").parse().unwrap()).collect()
 }
 
-/// An unpacked package, made once for all tests and runs.
+/// Returns an unpacked package, created once for all tests and runs.
 pub fn unpacked(package: &str) -> PathBuf {
     unpacked_with(&[], package)
 }
 
-/// The same, from an apt with these options beside the host's.
+/// Returns an unpacked package from an apt with additional options.
 pub fn unpacked_with(options: &[String], package: &str) -> PathBuf {
     let cache = kept("kernels");
     let lock = File::create(cache.join(format!("{package}.lock"))).unwrap();
@@ -79,7 +79,7 @@ pub fn unpacked_with(options: &[String], package: &str) -> PathBuf {
     root
 }
 
-/// A field of the newest version of a package.
+/// Returns a field of the newest version of a package.
 fn field(options: &[String], package: &str, name: &str) -> String {
     let question = ["show", "--no-all-versions", package];
     let text = if options.is_empty() {
@@ -91,19 +91,19 @@ fn field(options: &[String], package: &str, name: &str) -> String {
     text.lines().find_map(|line| line.strip_prefix(&start)).unwrap().to_owned()
 }
 
-/// The package that holds a kernel and its modules: signed, or not yet signed.
+/// Returns the package with a kernel and its modules: the signed one if it exists, otherwise the unsigned one.
 pub fn image_package(release: &KernelRelease) -> String {
     let signed = format!("linux-image-{release}");
     let exists = apt_cache(&["pkgnames", &signed]).lines().any(|package| package == signed);
     if exists { signed } else { format!("{signed}-unsigned") }
 }
 
-/// The root with a kernel's headers.
+/// Returns the root with a kernel's headers.
 pub fn headers(release: &KernelRelease) -> PathBuf {
     unpacked(&format!("linux-headers-{release}"))
 }
 
-/// A kernel with its modules.
+/// Returns a kernel with its modules.
 pub fn kernel_image(release: &KernelRelease) -> KernelImage {
     let package = image_package(release);
     let root = unpacked(&package);
@@ -118,8 +118,8 @@ pub fn kernel_image(release: &KernelRelease) -> KernelImage {
     }
 }
 
-/// The modules of `tests/fixtures/modules`, compiled against a kernel's headers with the host's compiler; made once
-/// for each state of their sources.
+/// Returns the modules of `tests/fixtures/modules`, compiled against a kernel's headers with the host's compiler, once for each
+/// state of the sources.
 pub fn fixture_modules(release: &KernelRelease) -> PathBuf {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/modules");
     let cache = kept("fixture-modules");
@@ -140,7 +140,7 @@ fn identity(sources: &Path, headers: &Path) -> String {
     let mut paths: Vec<PathBuf> = fs::read_dir(sources).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     let mut hash = sha2::Sha256::new();
-    // The same one for all clones, which share the directory.
+    // All clones share the directory, so its canonical path is the same.
     hash.update(headers.canonicalize().unwrap().to_str().unwrap());
     for path in paths {
         hash.update(fs::read(path).unwrap());
@@ -152,7 +152,7 @@ fn compile(release: &KernelRelease, sources: &Path, work: &Path) -> PathBuf {
     let (modules, out) = (work.join("modules"), work.join("out"));
     let tree = header_tree(release, &work.join("root"));
     run(Command::new("cp").arg("-r").args([sources, &modules]));
-    // Type information is no part of what is tested, and its making needs pahole where the headers bring a vmlinux.
+    // The tests do not need BTF, and generating it would require pahole when the headers include a vmlinux.
     run(Command::new("make")
         .args(["-s", "CC=gcc-12", "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules", "-C"])
         .arg(tree)
@@ -166,8 +166,7 @@ fn compile(release: &KernelRelease, sources: &Path, work: &Path) -> PathBuf {
     out
 }
 
-/// A kernel's headers put together below `root`, as if they were installed there: what `/lib/modules/<release>/build`
-/// would point to.
+/// Assembles a kernel's headers below `root` as if they were installed. Returns the target of `/lib/modules/<release>/build`.
 pub fn header_tree(release: &KernelRelease, root: &Path) -> PathBuf {
     let package = format!("linux-headers-{release}");
     let depends = field(&[], &package, "Depends");
@@ -176,11 +175,11 @@ pub fn header_tree(release: &KernelRelease, root: &Path) -> PathBuf {
         needed.filter(|name| name.starts_with("linux-kbuild-") || name.contains("-common")).map(unpacked);
     for part in parts.chain([unpacked(&package)]) {
         fs::create_dir_all(root).unwrap();
-        // Links: the trees are only read.
+        // Hard links suffice, because the trees are only read.
         run(Command::new("cp").args(["-al", "-t"]).arg(root).arg(part.join("usr")));
     }
     let tree = root.join("usr/src").join(&package);
-    // It names the common part by its absolute path.
+    // The Makefile names the common part by its absolute path.
     let makefile = tree.join("Makefile");
     let text = fs::read_to_string(&makefile).unwrap();
     let common = text.trim().strip_prefix("include ").expect("Debian's Makefile is one line");

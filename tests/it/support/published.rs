@@ -1,4 +1,4 @@
-//! Images as farrier publishes them, without a compilation: what tests of rollouts start from.
+//! Images as farrier publishes them, but without a compilation, for tests of rollouts.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -10,8 +10,9 @@ use farrier::{
 };
 use serde_json::Value;
 
-/// Publishes every image that a plan (`farrier plan -o json`) would build: one small layer, farrier's annotations, the
-/// planned input hash. Returns each by digest, by image and kernel release.
+/// Publishes every image that a plan (`farrier plan -o json`) would build: one small layer, farrier's annotations and the
+/// planned
+/// input hash. Returns the images with digests by image and kernel release.
 pub fn publish_planned(plan: &Value) -> BTreeMap<(String, String), String> {
     let builds = plan["builds"].as_array().expect("a plan").iter();
     builds.map(|build| (key(&build["cell"]), publish(&build["cell"], Verdict::Loads))).collect()
@@ -25,12 +26,13 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap()
 }
 
-/// Publishes one cell of a plan with this verdict, and gives its reference by digest.
+/// Publishes one cell of a plan with this verdict, and returns its reference by digest.
 pub fn publish(cell: &Value, verdict: Verdict) -> String {
     publish_with(cell, ImageFacts { verdict: Some(verdict), ..ImageFacts::default() })
 }
 
-/// The same, with these annotations beside the planned input hash and kernel; what else they say is made up.
+/// Publishes one cell of a plan with these facts in addition to the planned input hash and kernel. All other content is
+/// fictional.
 pub fn publish_with(cell: &Value, facts: ImageFacts) -> String {
     let release = text(&cell["target"]["release"]);
     let reference: ImageReference = text(&cell["reference"]).parse().unwrap();

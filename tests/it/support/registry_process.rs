@@ -1,4 +1,4 @@
-//! A real registry: Debian's `docker-registry`, on an ephemeral port of loopback.
+//! A real registry: Debian's `docker-registry` on an ephemeral loopback port.
 
 use std::{
     fmt::Write as _,
@@ -13,22 +13,22 @@ const HERE: &str = "127.0.0.1";
 /// User and password of a registry with authentication.
 pub const USER: &str = "smith";
 pub const PASSWORD: &str = "anvil";
-/// The line that `htpasswd -nbB smith anvil` printed.
+/// Output of `htpasswd -nbB smith anvil`.
 const HTPASSWD: &str = "smith:$2b$04$dzg.Qk6rVjy9P39K8KJ/Cu.VFBRQDxEHG4dfMmmlE386tM9dZnlkm\n";
 
-/// The running registry; it is stopped and its storage removed on drop.
+/// The running registry; drop stops it and removes its storage.
 pub struct RegistryProcess {
     pub host: String,
     child: Child,
     directory: tempfile::TempDir,
 }
 
-/// What the registry asks of its clients.
+/// The registry's requirements and options.
 #[derive(Clone, Copy, Default)]
 pub struct Wants {
     pub tls: bool,
     pub password: bool,
-    /// Does it let its clients delete?
+    /// Whether clients may delete.
     pub deletion: bool,
 }
 
@@ -37,13 +37,13 @@ impl RegistryProcess {
         Self::start_from(HERE, |directory, host| configure(directory, host, wants))
     }
 
-    /// With TLS, at an address that no program takes for this machine's own.
+    /// Starts a registry with TLS at an address that no client treats as local.
     pub fn start_elsewhere() -> Self {
         let wants = Wants { tls: true, ..Wants::default() };
         Self::start_from("127.0.0.2", |directory, host| configure(directory, host, wants))
     }
 
-    /// With certificates from elsewhere: `tls` is what stands below `tls` in its configuration.
+    /// Starts a registry with custom certificates: `tls` is the value of `tls` in its configuration.
     pub fn start_with_tls(tls: &str) -> Self {
         Self::start_from(HERE, |directory, host| {
             let path = configure(directory, host, Wants::default());
@@ -55,7 +55,7 @@ impl RegistryProcess {
 
     fn start_from(address: &str, configure: impl Fn(&Path, &str) -> PathBuf) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        // Another process may take the port in between; then the registry ends and the next one is tried.
+        // Another process may take the port in the meantime; the registry then exits, and the loop tries another port.
         for _ in 0..5 {
             let port = TcpListener::bind((address, 0)).unwrap().local_addr().unwrap().port();
             let host = format!("{address}:{port}");
@@ -84,23 +84,23 @@ impl RegistryProcess {
         let _ = self.child.wait();
     }
 
-    /// Where it keeps everything. Another registry may go on with it once this one is stopped.
+    /// Returns the storage directory. Another registry can reuse it after this one has stopped.
     pub fn storage(&self) -> PathBuf {
         self.directory.path().join("storage")
     }
 
-    /// The certificate of a registry with TLS, which is its own authority.
+    /// Returns the certificate of a registry with TLS, which is also its own authority.
     pub fn ca_file(&self) -> PathBuf {
         self.directory.path().join("cert.pem")
     }
 
-    /// Loses a tag, as registries do when somebody cleans up: what it pointed to stays.
+    /// Deletes a tag but not its manifest, like a registry's cleanup job.
     pub fn lose_tag(&self, repository: &str, tag: &str) {
         let tags = format!("storage/docker/registry/v2/repositories/{repository}/_manifests/tags");
         fs::remove_dir_all(self.directory.path().join(tags).join(tag)).expect("the registry has the tag");
     }
 
-    /// Every digest that a tag has ever had, in hex.
+    /// Returns every digest that a tag has ever had, in hex.
     pub fn ever_tagged(&self, repository: &str, tag: &str) -> Vec<String> {
         let tags = format!("storage/docker/registry/v2/repositories/{repository}/_manifests/tags");
         let index = self.directory.path().join(tags).join(tag).join("index/sha256");
@@ -108,26 +108,26 @@ impl RegistryProcess {
         digests.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
-    /// Gives other bytes for a blob, as a registry with a broken disk does.
+    /// Replaces the bytes of a blob, like a broken disk.
     pub fn replace_blob(&self, digest: &farrier::image::Digest, bytes: &[u8]) {
         let path = self.data(digest.as_str());
         assert!(path.exists(), "the registry has the blob");
         fs::write(path, bytes).unwrap();
     }
 
-    /// A blob's bytes (`sha256:...`).
+    /// Returns a blob's bytes (`sha256:...`).
     pub fn blob(&self, digest: &str) -> Vec<u8> {
         fs::read(self.data(digest)).expect("the registry has the blob")
     }
 
-    /// Frees what nothing names, as the registry's administrators do now and then.
+    /// Garbage-collects the storage, like a registry's administrator.
     pub fn collect_garbage(&self) {
         let config = self.directory.path().join("config.yml");
         let collected = Command::new("docker-registry").arg("garbage-collect").arg(config).output().unwrap();
         assert!(collected.status.success(), "{}", String::from_utf8_lossy(&collected.stderr));
     }
 
-    /// Does the storage hold this blob (`sha256:...`), in whatever repository?
+    /// Returns whether the storage contains this blob (`sha256:...`) in any repository.
     pub fn stores(&self, digest: &str) -> bool {
         self.data(digest).exists()
     }
@@ -137,12 +137,12 @@ impl RegistryProcess {
         self.storage().join("docker/registry/v2/blobs/sha256").join(&hex[..2]).join(hex).join("data")
     }
 
-    /// Requests of one method that the registry has answered so far.
+    /// Returns the number of requests with a method that the registry has answered.
     pub fn requests(&self, method: &str) -> usize {
         self.requests_to(method, "")
     }
 
-    /// The same, of those to this repository.
+    /// Returns the number of answered requests with a method to this repository.
     pub fn requests_to(&self, method: &str, repository: &str) -> usize {
         let log = fs::read_to_string(self.directory.path().join("log")).unwrap();
         log.lines().filter(|line| line.contains(&format!("\"{method} /v2/{repository}"))).count()
@@ -155,7 +155,7 @@ impl Drop for RegistryProcess {
     }
 }
 
-/// Waits until the port accepts, or the registry has ended.
+/// Waits until the port accepts connections or the registry has ended.
 fn answers(host: &str, child: &mut Child) -> bool {
     let until = Instant::now() + Duration::from_secs(20);
     while Instant::now() < until {
@@ -165,7 +165,7 @@ fn answers(host: &str, child: &mut Child) -> bool {
         if std::net::TcpStream::connect(host).is_ok() {
             return true;
         }
-        // Nothing tells when it listens; this only paces the question.
+        // No notification of the listening port exists; the sleep only limits the polling rate.
         std::thread::sleep(Duration::from_millis(5));
     }
     let _ = child.kill();
@@ -193,7 +193,7 @@ fn configure(directory: &Path, host: &str, wants: Wants) -> PathBuf {
     path
 }
 
-/// A certificate for both addresses that is its own authority.
+/// Creates a self-signed certificate for both addresses.
 fn certificate(directory: &Path) {
     let config = directory.join("openssl.cnf");
     let text = "[req]\ndistinguished_name = name\nx509_extensions = server\n[name]\n\

@@ -1,4 +1,4 @@
-//! RPM repositories: rpmbuild, rpmsign, createrepo_c and gpg of Debian.
+//! RPM repositories, created with Debian's rpmbuild, rpmsign, createrepo_c and gpg.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use std::{
 
 use super::packages::run;
 
-/// A key, in a directory of its own.
+/// A key in a separate GnuPG directory.
 pub struct SigningKey {
     home: tempfile::TempDir,
     user: String,
@@ -20,7 +20,7 @@ impl SigningKey {
         Self::lasting(user, "never")
     }
 
-    /// One that ends, as gpg has it: `2d`.
+    /// Creates a key that expires, with the time in gpg's format: `2d`.
     pub fn lasting(user: &str, time: &str) -> Self {
         let home = tempfile::tempdir().unwrap();
         fs::DirBuilder::new().mode(0o700).create(home.path().join("gnupg")).unwrap();
@@ -31,12 +31,12 @@ impl SigningKey {
         key
     }
 
-    /// The public key, as distributions publish theirs.
+    /// Returns the public key in the form in which distributions publish theirs.
     pub fn armored(&self) -> String {
         run(self.gpg(&["--armor", "--export"]).arg(&self.user))
     }
 
-    /// Signs a file, beside it.
+    /// Writes a detached signature next to a file.
     pub fn sign_file(&self, file: &Path) {
         let signature = PathBuf::from(format!("{}.asc", file.display()));
         let _ = fs::remove_file(&signature);
@@ -48,7 +48,7 @@ impl SigningKey {
         self.sign_packages(std::slice::from_ref(&package));
     }
 
-    /// The same of several.
+    /// Signs several packages.
     pub fn sign_packages(&self, packages: &[impl AsRef<Path>]) {
         run(Command::new("rpmsign")
             .args([
@@ -72,7 +72,7 @@ impl SigningKey {
 
 impl Drop for SigningKey {
     fn drop(&mut self) {
-        // Its agent would stay.
+        // Otherwise the key's gpg-agent would keep running.
         let _ = Command::new("gpgconf")
             .arg("--homedir")
             .arg(self.home.path().join("gnupg"))
@@ -81,7 +81,7 @@ impl Drop for SigningKey {
     }
 }
 
-/// A package of some files, which stands in for a distribution's.
+/// A stand-in for a distribution's package.
 #[derive(Default)]
 pub struct StandIn<'a> {
     pub name: &'a str,
@@ -89,14 +89,14 @@ pub struct StandIn<'a> {
     pub release: &'a str,
     /// `kernel-devel-uname-r = 5.14.0-503.el9.x86_64`.
     pub provides: &'a str,
-    /// In the same form.
+    /// In the same form as `provides`.
     pub requires: &'a str,
-    /// Below `/`, with their content.
+    /// Paths below `/`, with their content.
     pub files: Vec<(String, String)>,
 }
 
 impl StandIn<'_> {
-    /// Builds it into a directory; its file.
+    /// Builds the package into a directory, and returns its file.
     pub fn build(&self, into: &Path) -> PathBuf {
         let root = tempfile::tempdir().unwrap();
         let Self { name, version, release, provides, requires, files } = self;
@@ -117,7 +117,7 @@ impl StandIn<'_> {
     }
 }
 
-/// Builds a package of all that is in a directory, with these further tags of a spec file.
+/// Builds a package from the content of a directory, with further tags of a spec file.
 pub fn pack(root: &Path, tags: &str, into: &Path) {
     let work = tempfile::tempdir().unwrap();
     let spec = format!(
@@ -137,7 +137,7 @@ pub fn pack(root: &Path, tags: &str, into: &Path) {
     fs::copy(made, into).unwrap();
 }
 
-/// The files that farrier asks every header set for, in the build tree at `build`.
+/// Returns the files that farrier requires in every header set, for the build tree at `build`.
 pub fn tiny_headers(build: &str, release: &str) -> Vec<(String, String)> {
     let file = |name: &str, content: String| (format!("{build}/{name}"), content);
     vec![
@@ -151,7 +151,7 @@ pub fn tiny_headers(build: &str, release: &str) -> Vec<(String, String)> {
     ]
 }
 
-/// (Re)writes a repository's metadata. `compression`: `gz` or `xz`; `checksum`: `sha256` or `sha512`.
+/// Writes or rewrites a repository's metadata. `compression`: `gz` or `xz`; `checksum`: `sha256` or `sha512`.
 pub fn index(repository: &Path, compression: &str, checksum: &str) {
     run(Command::new("createrepo_c")
         .args(["--quiet", "--no-database", "--general-compress-type", compression, "--checksum", checksum])

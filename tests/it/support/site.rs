@@ -1,4 +1,4 @@
-//! A site: definitions, a directory of manifests and a registry, on which the real `farrier` works.
+//! A site with definitions, a directory of manifests and a registry, for the real `farrier`.
 
 use std::{
     collections::BTreeMap,
@@ -17,8 +17,8 @@ use super::{
     registry_process::{RegistryProcess, Wants},
 };
 
-/// Parts of the cache that hold fetched content by its digest. All sites share them, so that headers and
-/// toolchains are fetched once in a test run; logs, records and work are each site's own.
+/// Parts of the cache that store fetched content by digest. All sites share them, so that a test run fetches headers and
+/// toolchains once. Logs, records and work directories belong to each site.
 const SHARED: [&str; 10] = [
     "apt",
     "debs",
@@ -32,17 +32,17 @@ const SHARED: [&str; 10] = [
     "locks",
 ];
 
-/// Definitions, cluster, registry and cache of one test, removed when it is dropped.
+/// Definitions, cluster, registry and cache of one test, removed on drop.
 pub struct Site {
     pub registry: RegistryProcess,
-    /// `--registry`.
+    /// Value of `--registry`.
     pub location: String,
-    /// `--engine`; as for a user who says nothing, if a test is not about another.
+    /// Value of `--engine`; the default engine unless a test needs another one.
     engine: &'static str,
     directory: tempfile::TempDir,
 }
 
-/// A `farrier` that has ended.
+/// A `farrier` process that has ended.
 pub struct Run {
     pub code: Option<i32>,
     pub stdout: String,
@@ -51,7 +51,7 @@ pub struct Run {
 }
 
 impl Site {
-    /// The fixtures' definitions and a cluster without nodes.
+    /// Creates a site with the fixtures' definitions and a cluster without nodes.
     pub fn new() -> Self {
         Self::with_registry(Wants::default())
     }
@@ -69,12 +69,12 @@ impl Site {
         site
     }
 
-    /// The same, with builds in Docker.
+    /// Creates a site that builds in Docker.
     pub fn in_docker() -> Self {
         Self { engine: "docker", ..Self::new() }
     }
 
-    /// In place of the fixtures' own definitions the chain a -> b, c -> d, of which nodes call for d alone.
+    /// Creates a site whose definitions are the chain a -> b, c -> d. Nodes request only d.
     pub fn chain() -> Self {
         let site = Self::new();
         fs::remove_dir_all(site.definitions()).unwrap();
@@ -103,20 +103,20 @@ impl Site {
         self.path("cache")
     }
 
-    /// Writes one of the fixtures' manifests into the cluster, `KERNEL` and `IMAGE` filled in.
+    /// Writes one of the fixtures' manifests to the cluster, with `KERNEL` and `IMAGE` replaced.
     pub fn manifest(&self, name: &str, kernel: &str) {
         let text = fs::read_to_string(fixtures().join("cluster").join(name)).unwrap();
         let text = text.replace("KERNEL", kernel).replace("IMAGE", FIRST_IMAGE);
         fs::write(self.cluster().join(name), text).unwrap();
     }
 
-    /// A cluster of the canary node alone, with the DaemonSet that reaches it.
+    /// Creates a cluster with only the canary node and the DaemonSet that selects it.
     pub fn canary(&self, kernel: &str) {
         self.manifest("edge-2.yaml", kernel);
         self.manifest("daemonset.yaml", kernel);
     }
 
-    /// Gives headers to the kernels 6.1.0-901 to 6.1.0-905, which exist nowhere: without them there would be nothing to plan.
+    /// Defines headers for the fictional kernels 6.1.0-901 to 6.1.0-905; without headers nothing would be planned.
     pub fn stand_in_kernels(&self) {
         self.define(
             "kernels/05-stand-in.yaml",
@@ -135,7 +135,7 @@ impl Site {
         }
     }
 
-    /// Replaces text in a file of the definitions; it must be there.
+    /// Replaces text in a file of the definitions; the text must exist.
     pub fn edit(&self, file: &str, from: &str, to: &str) {
         let path = self.definitions().join(file);
         let text = fs::read_to_string(&path).unwrap();
@@ -150,7 +150,7 @@ impl Site {
         fs::write(path, text).unwrap();
     }
 
-    /// `farrier` with this site's definitions, cache and registry in its environment.
+    /// Returns a `farrier` command with this site's definitions, cache and registry in its environment.
     pub fn command<S: AsRef<OsStr>>(&self, args: &[S]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_farrier"));
         command
@@ -175,7 +175,7 @@ impl Site {
         self.command(args).spawn().unwrap()
     }
 
-    /// Runs `farrier` to its end, and looks at what it left behind: nothing.
+    /// Runs `farrier` and asserts that it left nothing behind.
     pub fn farrier<S: AsRef<OsStr>>(&self, args: &[S]) -> Run {
         self.finish(self.start(args))
     }
@@ -186,19 +186,19 @@ impl Site {
         run
     }
 
-    /// One pass.
+    /// Runs one reconcile.
     pub fn run_once(&self) -> Run {
         self.farrier(&["run", "--once"])
     }
 
-    /// `farrier build hello` for a Debian 12 kernel, with further arguments.
+    /// Runs `farrier build` for a Debian 12 kernel, with further arguments.
     pub fn build(&self, image: &str, kernel: &str, args: &[&str]) -> Run {
         let target =
             ["build", image, "--kernel", kernel, "--os", "debian", "--os-version", "12", "--arch", "amd64"];
         self.farrier(&[&target, args].concat())
     }
 
-    /// No container, no image and no temporary file of this run is left.
+    /// Asserts that no container, image or temporary file of this run is left.
     pub fn assert_nothing_left(&self, run: &Run) {
         assert_eq!(docker::left_by(run.pid), [""; 0], "left in the engine by\n{run}");
         assert_eq!(entries(&self.cache().join("work")), [""; 0], "left in work/ by\n{run}");
@@ -208,18 +208,18 @@ impl Site {
         }
     }
 
-    /// Bytes of every manifest of the cluster.
+    /// Returns the content of every manifest of the cluster.
     pub fn manifests(&self) -> BTreeMap<String, String> {
         read_all(&self.cluster())
     }
 
-    /// The image value of the cluster's DaemonSet.
+    /// Returns the image in the cluster's DaemonSet.
     pub fn image(&self) -> String {
         image_of(&fs::read_to_string(self.cluster().join("daemonset.yaml")).unwrap())
     }
 
-    /// The registry's tags of one of the site's images, without those that list referrers; empty when there is no
-    /// such repository.
+    /// Returns the registry's tags of one of the site's images, without fallback tags for referrers; empty without such a
+    /// repository.
     pub fn tags(&self, image: &str) -> Vec<String> {
         let repository = format!("docker://{}/{image}", self.location);
         let output = skopeo(&["list-tags", "--tls-verify=false", &repository]);
@@ -228,7 +228,7 @@ impl Site {
         tags.filter(|tag| !tag.starts_with("sha256-")).collect()
     }
 
-    /// What `skopeo inspect` says about one of the site's images.
+    /// Returns the output of `skopeo inspect` about one of the site's images.
     pub fn inspect(&self, name: &str) -> Value {
         let reference = format!("docker://{}/{name}", self.location);
         let output = skopeo(&["inspect", "--tls-verify=false", &reference]);
@@ -236,7 +236,7 @@ impl Site {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// A manifest of one of the site's images, as `skopeo` gets it.
+    /// Returns a manifest of one of the site's images, as fetched by `skopeo`.
     pub fn inspect_raw(&self, name: &str) -> Value {
         let reference = format!("docker://{}/{name}", self.location);
         let output = skopeo(&["inspect", "--raw", "--tls-verify=false", &reference]);
@@ -244,18 +244,18 @@ impl Site {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// The paths and names of this machine and of this run out of a text, for snapshots.
+    /// Replaces this machine's and this run's paths, names and digests in a text, for snapshots.
     pub fn neutral(&self, text: &str) -> String {
         let text = text.replace(&self.directory.path().display().to_string(), "SITE");
         neutral_digests(&text.replace(&self.registry.host, "REGISTRY"))
     }
 }
 
-/// What stands in the fixtures' DaemonSet at first.
+/// Initial image in the fixtures' DaemonSet.
 pub const FIRST_IMAGE: &str = "registry.example/none:1";
 
 impl Run {
-    /// Waits for its end.
+    /// Waits for the process to end.
     pub fn of(child: Child) -> Self {
         let pid = child.id();
         let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
@@ -263,20 +263,20 @@ impl Run {
         Self { code: status.code(), stdout: text(stdout), stderr: text(stderr), pid }
     }
 
-    /// Checks the exit code.
+    /// Asserts the exit code.
     #[track_caller]
     pub fn exits(self, code: i32) -> Self {
         assert_eq!(self.code, Some(code), "{self}");
         self
     }
 
-    /// Its result as JSON.
+    /// Returns standard output as JSON.
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self}"))
     }
 
-    /// The first line of either stream with these words; it must be there.
+    /// Returns the first line of either stream that contains `words`, or panics.
     #[track_caller]
     pub fn line(&self, words: &str) -> &str {
         let mut lines = self.stdout.lines().chain(self.stderr.lines());
@@ -297,12 +297,12 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_mins(3);
     while !condition() {
         assert!(Instant::now() < until, "waited three minutes for {what}");
-        // Nothing tells; this only paces the question.
+        // No notification exists; the sleep only limits the polling rate.
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// An image as a runtime unpacks it: `tree` in the directory.
+/// Unpacks an image like a runtime, to `tree` in the returned directory.
 pub fn unpacked(reference: &str) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let (blobs, tree) = (directory.path().join("blobs"), directory.path().join("tree"));
@@ -325,13 +325,13 @@ pub fn skopeo(args: &[&str]) -> Output {
     Command::new("skopeo").args(args).output().expect("run skopeo (Debian package skopeo)")
 }
 
-/// The value of the first `image:` in a manifest, without its comment.
+/// Returns the value of the first `image:` in a manifest, without its comment.
 pub fn image_of(manifest: &str) -> String {
     let line = manifest.lines().find_map(|line| line.trim().strip_prefix("image: ")).unwrap();
     line.split_whitespace().next().unwrap().to_owned()
 }
 
-/// The names in a directory, sorted; none when it is not there.
+/// Returns the sorted names in a directory; none if the directory does not exist.
 pub fn entries(directory: &Path) -> Vec<String> {
     let Ok(listing) = fs::read_dir(directory) else { return Vec::new() };
     let names = listing.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -340,7 +340,7 @@ pub fn entries(directory: &Path) -> Vec<String> {
     names
 }
 
-/// The text of every file below a directory.
+/// Returns the text of every file below a directory.
 pub fn read_all(directory: &Path) -> BTreeMap<String, String> {
     let files = walkdir::WalkDir::new(directory).into_iter().map(Result::unwrap);
     let files = files.filter(|entry| entry.file_type().is_file());
@@ -362,7 +362,7 @@ fn copy_tree(from: &Path, to: &Path) {
     }
 }
 
-/// Runs of at least twelve hexadecimal digits become `HASH`, paths of a build's own directory `WORK`.
+/// Replaces runs of at least twelve hexadecimal digits with `HASH`, and build directories with `WORK`.
 fn neutral_digests(text: &str) -> String {
     let digests = regex::Regex::new(r"\b[0-9a-f]{12,64}\b").unwrap();
     let work = regex::Regex::new(r#"work/build-[^ "]+"#).unwrap();

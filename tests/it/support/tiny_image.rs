@@ -1,4 +1,4 @@
-//! Images of one layer: the smallest in which something runs, with Debian's static busybox, and one of any files.
+//! Images of one layer: the smallest runnable one, with Debian's static busybox, and one with arbitrary files.
 
 use std::{fs::File, path::Path};
 
@@ -7,7 +7,7 @@ use farrier::{
     registry::{Registry as _, RegistryOptions, RemoteRegistry},
 };
 
-/// Pushes it to a registry on loopback; its name by digest.
+/// Pushes the busybox image to a loopback registry, and returns its reference by digest.
 pub async fn push(host: &str, path: &str) -> String {
     let busybox = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).exists());
     let busybox = std::fs::read(busybox.expect("busybox-static is installed")).unwrap();
@@ -40,7 +40,7 @@ pub async fn push(host: &str, path: &str) -> String {
     push_layer(host, path, "1", write).await
 }
 
-/// The same of an image with these files, below directories that the layer does not name.
+/// Pushes an image with these files. The layer contains no entries for their directories.
 pub async fn push_files(host: &str, path: &str, tag: &str, files: &[(String, Vec<u8>)]) -> String {
     let write = |writer: &mut LayerWriter<File>| {
         for (name, content) in files {

@@ -1,4 +1,4 @@
-//! A signed apt archive behind TLS that wants a client's certificate: apt-ftparchive, gpg, python3.
+//! A signed apt archive behind TLS with client certificates, made with apt-ftparchive, gpg and python3.
 
 use std::{
     fs,
@@ -9,7 +9,9 @@ use std::{
 
 use super::{certificates::Authority, packages::run};
 
-/// Serves its directory, but for what is below `/refused/`; a thread for each connection: apt keeps one open while it asks on another.
+/// Serves its directory except for paths below `/refused/`. It needs a thread per connection, because apt keeps one open while
+/// it
+/// uses another.
 const SERVER: &str = r#"
 import http.server, ssl, sys
 
@@ -26,16 +28,16 @@ print("port", server.server_port, flush=True)
 server.serve_forever()
 "#;
 
-/// Serves a directory over TLS to who shows a certificate of an authority's; ended on drop.
+/// Serves a directory over TLS to clients with a certificate from an authority; stopped on drop.
 pub struct TlsServer {
-    /// Where it listens: `127.0.0.1:<port>`.
+    /// Listening address: `127.0.0.1:<port>`.
     pub host: String,
     child: Child,
     _log: tempfile::NamedTempFile,
 }
 
 impl TlsServer {
-    /// The authority has a certificate `server`.
+    /// Starts the server with the authority's certificate `server`.
     pub fn start(authority: &Authority, directory: &Path) -> Self {
         let log = tempfile::NamedTempFile::new().unwrap();
         let mut child = Command::new("python3")
@@ -49,7 +51,7 @@ impl TlsServer {
             .spawn()
             .expect("run python3 (Debian package python3)");
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        // It says where it listens; a server that ends says nothing.
+        // The server prints its port; a server that fails prints nothing.
         let (sender, said) = std::sync::mpsc::channel();
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
         let host = loop {
@@ -69,16 +71,16 @@ impl Drop for TlsServer {
     }
 }
 
-/// A package: what its control file and its archive say.
+/// A package: the content of its control file and its archive.
 pub struct Deb {
     pub name: String,
     pub source: &'static str,
     /// `all`, or an architecture.
     pub architecture: &'static str,
     pub depends: String,
-    /// Paths without the leading slash, and what is in them.
+    /// Paths without the leading slash, and their content.
     pub files: Vec<(String, String)>,
-    /// Path of a symbolic link, and where it leads.
+    /// Path and target of a symbolic link.
     pub link: Option<(String, String)>,
 }
 
@@ -105,15 +107,14 @@ impl Deb {
     }
 }
 
-/// Ended and removed on drop.
+/// The archive, stopped and removed on drop.
 pub struct TlsArchive {
     server: TlsServer,
     directory: tempfile::TempDir,
 }
 
 impl TlsArchive {
-    /// Serves package `x-dkms` 1.0 with `/usr/src/x-1.0/x.c` in suite `stable`. The authority has a certificate
-    /// `server`.
+    /// Serves package `x-dkms` 1.0 with `/usr/src/x-1.0/x.c` in suite `stable`, with the authority's certificate `server`.
     pub fn start(authority: &Authority) -> Self {
         let package = Deb {
             name: "x-dkms".to_owned(),
@@ -126,7 +127,7 @@ impl TlsArchive {
         Self::of(authority, &[("stable", vec![package])])
     }
 
-    /// Serves these suites with their packages, in `main` of two architectures; `universe` is empty.
+    /// Serves these suites with their packages in `main` for two architectures; `universe` is empty.
     pub fn of(authority: &Authority, suites: &[(&str, Vec<Deb>)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let at = |path: &str| directory.path().join(path);
@@ -160,17 +161,17 @@ impl TlsArchive {
         Self { server: TlsServer::start(authority, &repository), directory }
     }
 
-    /// Where it listens: `127.0.0.1:<port>`.
+    /// Returns the listening address: `127.0.0.1:<port>`.
     pub fn host(&self) -> &str {
         &self.server.host
     }
 
-    /// The port.
+    /// Returns the port.
     pub fn port(&self) -> &str {
         self.server.host.rsplit(':').next().unwrap()
     }
 
-    /// The key that it is signed with.
+    /// Returns the keyring with the archive's signing key.
     pub fn keyring(&self) -> PathBuf {
         self.directory.path().join("archive.gpg")
     }
@@ -190,6 +191,6 @@ fn sign(home: &Path, file: &Path, to: &Path, keyring: &Path) {
         run(gpg(&["--export", "--output"]).arg(keyring));
     }
     run(gpg(&["--clearsign", "--output"]).arg(to).arg(file));
-    // Its agent would stay.
+    // Otherwise gpg-agent would keep running.
     run(Command::new("gpgconf").arg("--homedir").arg(home).args(["--kill", "all"]));
 }

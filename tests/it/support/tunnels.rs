@@ -1,4 +1,4 @@
-//! An HTTP proxy on loopback that knows `CONNECT` only.
+//! An HTTP proxy on loopback that only supports `CONNECT`.
 
 use std::sync::{
     Arc,
@@ -10,9 +10,9 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-/// A proxy that leads every tunnel to one server, whatever name is asked for, and counts them.
+/// A proxy that connects every tunnel to one server, whatever host the client requested, and counts the tunnels.
 pub struct Tunnels {
-    /// Where it listens.
+    /// Listening address.
     pub host: String,
     opened: Arc<AtomicUsize>,
 }
@@ -32,13 +32,13 @@ impl Tunnels {
         Self { host, opened }
     }
 
-    /// How many there were.
+    /// Returns the number of opened tunnels.
     pub fn opened(&self) -> usize {
         self.opened.load(Ordering::SeqCst)
     }
 }
 
-/// Takes `CONNECT` of a user who knows the password.
+/// Accepts `CONNECT` from a client with the password.
 async fn tunnel(mut client: BufReader<TcpStream>, target: String, opened: Arc<AtomicUsize>) -> Option<()> {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {

@@ -1,4 +1,4 @@
-//! What boot checks need beside a kernel.
+//! Inputs of boot checks in addition to a kernel.
 
 use std::{
     collections::BTreeMap,
@@ -16,8 +16,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::packages::{kernel_image, run};
 
-/// The static binary, built once with the settings that lie beside its sources. In a directory of its own: cargo
-/// may hold the lock of the other one.
+/// Builds the static binary once with the settings next to its sources. The build has a separate target directory, because
+/// cargo may
+/// hold the lock of the tests' own.
 pub fn entrypoint() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = root.join("target/entrypoint");
@@ -27,7 +28,7 @@ pub fn entrypoint() -> PathBuf {
     run(Command::new(env!("CARGO"))
         .args(["build", "--locked", "--quiet", "--profile", "entrypoint", "--target-dir"])
         .arg(&target)
-        // What the tests' own build was called with is not for this one.
+        // Flags of the tests' own build must not affect this one.
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .current_dir(root.join("crates/driver-entrypoint")));
@@ -35,25 +36,25 @@ pub fn entrypoint() -> PathBuf {
     target.join(host).join("entrypoint").join(ENTRYPOINT)
 }
 
-/// Loads the modules of a directory on a kernel.
+/// Returns a request to load the modules of a directory on a kernel.
 pub fn request(release: &KernelRelease, payload: &Path, modules: &[&str]) -> BootRequest {
     let modules = modules.iter().map(ToString::to_string).collect();
     BootRequest::new(kernel_image(release), payload.to_owned(), modules, entrypoint())
 }
 
-/// Boots.
+/// Runs the boot check.
 pub async fn boot(request: &BootRequest) -> BootReport {
     boot_check(request, &CancellationToken::new())
         .await
         .unwrap_or_else(|error| panic!("{error}; {}\n{error:?}", error.hint()))
 }
 
-/// What became of each module, by its name.
+/// Returns the outcome of each module by name.
 pub fn outcomes(report: &BootReport) -> BTreeMap<&str, &BootOutcome> {
     report.modules.iter().map(|module| (module.name.as_str(), &module.outcome)).collect()
 }
 
-/// Ids of processes that are children of this one.
+/// Returns the contents of /proc/PID/stat of this process's children.
 pub fn children() -> Vec<String> {
     let parent = std::process::id().to_string();
     let is_child = |stat: &str| stat.rsplit(')').next().unwrap().split_whitespace().nth(1) == Some(&parent);

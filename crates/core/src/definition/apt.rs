@@ -1,4 +1,4 @@
-//! Pure: Debian-like archives, and root file systems that are made from them.
+//! Pure: Debian-like archives, and root file systems built from their packages.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -13,12 +13,12 @@ use super::{
 pub struct AptSuites {
     /// Suites, such as `bookworm`, `bookworm-security`, `sid`.
     pub suites: Vec<Suite>,
-    /// Components; `main` when empty.
+    /// Components. Default: `main`.
     pub components: Vec<Component>,
-    /// The archive's address. Default: the host's own entry for the suite, else its entry for the
-    /// distribution's main archive.
+    /// The archive's address. Default: the host's entry for the suite, else the host's entry for the distribution's
+    /// main archive.
     pub mirror: Option<Mirror>,
-    /// Keyring that signs the archive. Default: that of the host's entry.
+    /// Keyring that verifies the archive. Default: the keyring of the host's entry.
     pub signed_by: Option<LocalPath>,
 }
 
@@ -28,57 +28,57 @@ pub struct AptSuites {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schemars(rename = "Apt{P}")]
 pub struct AptPackages<P> {
-    /// Package names; `{{release}}` stands for the kernel release.
+    /// Package names. `{{release}}` is replaced with the kernel release.
     pub packages: NonEmpty<P>,
     /// Suites, such as `bookworm`, `bookworm-security`.
     pub suites: NonEmpty<Suite>,
-    /// Components; `main` when empty.
+    /// Components. Default: `main`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub components: Vec<Component>,
-    /// The archive's address; the host's own entry for the suite when absent.
+    /// The archive's address. Default: the host's entry for the suite.
     pub mirror: Option<Mirror>,
-    /// Keyring that signs the archive; that of the host's entry when absent.
+    /// Keyring that verifies the archive. Default: the keyring of the host's entry.
     pub signed_by: Option<LocalPath>,
 }
 
 impl<P: Clone> AptPackages<P> {
-    /// Where the packages are looked for.
+    /// Suites and components to search for the packages.
     pub fn apt_suites(&self) -> AptSuites {
         let Self { packages: _, suites, components, mirror, signed_by } = self.clone();
         AptSuites { suites: suites.to_vec(), components, mirror, signed_by }
     }
 }
 
-/// A root file system made from packages.
+/// A root file system built from packages.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BootstrapSpec {
-    /// The suite to install from; further suites (security, updates) in `extraSuites`.
+    /// The suite to install from. List its further suites (security, updates) in `extraSuites`.
     pub suite: Suite,
     /// Further suites of the same release.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra_suites: Vec<Suite>,
-    /// Components; `main` when empty.
+    /// Components. Default: `main`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub components: Vec<Component>,
-    /// Packages to install beside the essential ones.
+    /// Packages to install in addition to the essential ones.
     pub include: Vec<PackageToInstall>,
-    /// The archive's address. Default as in `apt`.
+    /// The archive's address. Default: as for `apt`.
     pub mirror: Option<Mirror>,
-    /// Keyring that signs the archive. Default as in `apt`.
+    /// Keyring that verifies the archive. Default: as for `apt`.
     pub signed_by: Option<LocalPath>,
 }
 
 impl BootstrapSpec {
-    /// With the driver's version where a package's asks for it: a base for the user space of exactly that driver.
+    /// Fills in the driver's version where a package asks for it. The result is a base for that driver's user space.
     #[must_use]
     pub fn for_version(&self, version: &str) -> Self {
         let include = self.include.iter().map(|package| package.for_version(version)).collect();
         Self { include, ..self.clone() }
     }
 
-    /// The first package whose version depends on a driver's.
+    /// Index in `include` of the first package whose version depends on the driver's version.
     pub fn package_of_a_driver(&self) -> Option<usize> {
         self.include.iter().position(|package| package.contains("{{"))
     }

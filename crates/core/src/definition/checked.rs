@@ -1,7 +1,7 @@
-//! Pure: the texts of definitions as types, so that the message about a wrong one can point at it.
+//! Pure: string types of the definitions, each with its own syntax, so that an error message can point at the faulty value.
 //!
-//! Everything here ends up in a path, an argument of a package tool, a Dockerfile or an object's name; the
-//! types admit what those can hold, and the JSON Schema shows the same patterns.
+//! Every value ends up in a path, a package tool's argument, a Dockerfile or an object's name. The types accept only what
+//! is valid there, and the JSON Schema shows the same patterns.
 
 use std::{
     borrow::Borrow,
@@ -19,8 +19,8 @@ use serde_with::DeserializeFromStr;
 
 use super::form::{NotA, text_schema};
 
-/// Types that hold a text of one form. `(named)`: the JSON Schema has a definition of that name; `(unshown)`: it says no more
-/// than that it is a string.
+/// Defines string types, each validated by a pattern. `(named)` gives the type its own definition in the JSON Schema;
+/// `(unshown)` omits the pattern there and shows a plain string.
 macro_rules! texts {
     ($($(#[doc = $doc:literal])* $name:ident $(($shown:ident))?: $pattern:literal, $what:literal $(, $also:expr)?;)*) => {
         $(
@@ -31,10 +31,10 @@ macro_rules! texts {
             pub struct $name(#[deref(forward)] String);
 
             impl $name {
-                /// A regular expression over the whole text, in the dialect that JSON Schema and Rust share.
+                /// Regular expression that matches the whole text, in the dialect that JSON Schema and Rust share.
                 pub const PATTERN: &'static str = $pattern;
 
-                /// The text.
+                /// Returns the text.
                 pub fn as_str(&self) -> &str {
                     &self.0
                 }
@@ -81,7 +81,7 @@ macro_rules! texts {
 }
 
 texts! {
-    /// A DNS name of 1 to 63 characters: the last part of a repository's name, too.
+    /// A DNS name of 1 to 63 characters. It is also the last part of a repository's name.
     ImageName(named): r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$",
         "a name: 1 to 63 of `a-z`, `0-9`, `-` and `.`, a letter or digit at both ends of each part",
         |text: &str| text.len() <= 63;
@@ -91,152 +91,151 @@ texts! {
     /// `VERSION_ID` of `/etc/os-release`: 1 to 63 characters of `[A-Za-z0-9._-]`, not starting with `.` or `-`.
     OsVersion(named): "^[A-Za-z0-9_][A-Za-z0-9._-]{0,62}$",
         "an operating system version: 1 to 63 of letters, digits and `._-` are possible";
-    /// The value of the node label `feature.node.kubernetes.io/kernel-version.full`. Each of its characters may stand in a
-    /// tag, too.
+    /// The value of the node label `feature.node.kubernetes.io/kernel-version.full`. All its characters are valid in a tag.
     KernelLabel: "^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$",
         "a kernel label: 1 to 63 letters, digits and `._-`, a letter or digit at both ends";
-    /// A driver's version: safe in a shell word, a tag (after replacing) and a label.
+    /// A driver's version: safe in a shell word, in a label, and, after replacement of some characters, in a tag.
     DriverVersion: "^[A-Za-z0-9][A-Za-z0-9._+~:-]{0,127}$",
         "a driver version: up to 128 letters, digits and `._+~:-`, starting with a letter or digit";
-    /// A template's name, the file name's first part.
+    /// A template's name: the first part of its file name.
     TemplateName: "^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$",
         "a template name: up to 63 letters, digits, `_` and `-`, starting with a letter or digit";
-    /// A template variable.
+    /// Name of a template variable.
     VariableName(unshown): "^[A-Za-z_][A-Za-z0-9_]*$", "a variable name: letters, digits and `_`";
-    /// A value that cannot begin another Dockerfile instruction.
+    /// A single line, which cannot start another Dockerfile instruction.
     OneLine(unshown): r"^[^\x00-\x1f\x7f]*$", "one line of text without control characters";
     /// A kernel module's name, without `.ko`.
     ModuleName: "^[A-Za-z0-9_-]{1,55}$",
         "a module name: up to 55 letters, digits, `_` and `-`, without `.ko`";
-    /// A name in the environment.
+    /// Name of an environment variable.
     EnvName(unshown): "^[A-Za-z_][A-Za-z0-9_]*$", "an environment variable's name: letters, digits and `_`";
-    /// A value in the environment, or an argument.
+    /// Value of an environment variable, or a command-line argument.
     Argument: r"^[^\x00]*$", "an argument: it holds a NUL character";
-    /// A Kubernetes namespace or container.
+    /// Name of a Kubernetes namespace or container.
     DnsLabel: "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
         "a DNS label: up to 63 of `a-z`, `0-9` and `-`, a letter or digit at both ends";
-    /// A Kubernetes object's name.
+    /// Name of a Kubernetes object.
     DnsName: r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$",
         "a DNS name: up to 253 of `a-z`, `0-9`, `-` and `.`, a letter or digit at both ends of each part",
         |text: &str| text.len() <= 253;
-    /// A Kubernetes label's key.
+    /// Key of a Kubernetes label.
     LabelKey(unshown): r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$",
         "a label key: an optional DNS name and `/`, then up to 63 letters, digits and `_.-`";
-    /// A Kubernetes label's value.
+    /// Value of a Kubernetes label.
     LabelValue(unshown): "^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$",
         "a label value: up to 63 letters, digits and `_.-`, a letter or digit at both ends";
-    /// A share of nodes.
+    /// A percentage of nodes.
     Share: "^([1-9][0-9]?|100)%$", "a share of the nodes from `1%` to `100%`";
-    /// Times in a time zone: the five fields of cron, then the zone's name in the IANA database.
+    /// A schedule: cron's five fields, then a time zone of the IANA database.
     CronSchedule: r"^([A-Za-z0-9*,/#?-]+ +){5}[A-Za-z][A-Za-z0-9_+/-]*$",
         "times as cron writes them, with a time zone, as in `0 22 * * 1-5 Europe/Berlin`",
         |text: &str| cronexpr::parse_crontab(text).is_ok();
-    /// Extended resources, as pods request them; the name may end in `*`.
+    /// Extended resources, as in pod requests. The name may end in `*`.
     ResourcePattern: r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/([A-Za-z0-9]([A-Za-z0-9_.-]*\*?)|\*)$",
         "an extended resource as pods request it, as in `nvidia.com/gpu` or `rdma/*`";
-    /// A Debian package.
+    /// Name of a Debian package.
     PackageName: "^[a-z0-9][a-z0-9+.-]+$",
         "a package name: `a-z`, `0-9` and `+.-`, starting with a letter or digit";
-    /// A Debian package whose files are a source.
+    /// Name of a Debian package whose files are a source.
     SourcePackage: r"^([a-z0-9]|\{\{release\}\})([a-z0-9+.-]|\{\{release\}\})+$",
         "a package name: `a-z`, `0-9` and `+.-`, starting with a letter or digit, in which `{{release}}` may stand for the kernel release";
-    /// A package of a header set.
+    /// Name of a package of a header set.
     PackagePattern: r"^([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+$",
         "a package name, in which `{{release}}` may stand for the kernel release";
-    /// Packages of which the first that exists is taken.
+    /// Alternative package names; the first package that exists is used.
     PackageAlternatives: r"^([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+( \| ([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+)*$",
         "a package name, or several with ` | ` between them, in which `{{release}}` may stand for the kernel release";
-    /// A package of an RPM repository.
+    /// Name of an RPM package.
     RpmName: r"^[A-Za-z0-9_][A-Za-z0-9+._-]*$",
         "an RPM package's name: letters, digits and `+._-`, starting with a letter, a digit or `_`";
-    /// A module of RPM repositories, or a stream of one.
+    /// Name of a DNF module (of RPM repositories), or of one of its streams.
     StreamName: r"^[A-Za-z0-9][A-Za-z0-9+._-]*$",
         "the name of a module or of a stream: letters, digits and `+._-`, starting with a letter or digit";
-    /// RPM packages of which the first that is of the kernel's release is taken.
+    /// Alternative RPM package names; the first package for the kernel's release is used.
     RpmAlternatives: r"^[A-Za-z0-9_][A-Za-z0-9+._-]*(\{\{(flavour|release)\}\}[A-Za-z0-9+._-]*)?( \| [A-Za-z0-9_][A-Za-z0-9+._-]*(\{\{(flavour|release)\}\}[A-Za-z0-9+._-]*)?)*$",
         "an RPM package's name, or several with ` | ` between them, in which `{{flavour}}` may stand for what follows the last `-` of the kernel release, or `{{release}}` for the release in any form";
-    /// The address of an RPM repository, or of a list of its mirrors.
+    /// URL of an RPM repository, or of a list of its mirrors.
     RepositoryAddress: r"^https?://[^\s\x00-\x1f/?#@{}]+(/([^\s\x00-\x1f{}#]|\{\{(releasever|releasever_major|releasever_minor|basearch)\}\})*)?$",
         "an RPM repository's address: `http://` or `https://`, without a password (site.yaml says in `hosts` where that is: `login`), in which `{{releasever}}`, `{{releasever_major}}`, `{{releasever_minor}}` and `{{basearch}}` may stand for the node's system";
-    /// What apt-get and mmdebstrap take as a package to install.
+    /// A package argument that both apt-get and mmdebstrap accept.
     PackageToInstall: r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(/[A-Za-z0-9.+~:-]+|=([A-Za-z0-9.+~:-]|\{\{ *version *\}\})+\*?)?$",
         "a package to install: `name`, `name:arch`, `name=version` or `name/suite`; a version may end in `*`, and in a runtime base `{{version}}` in it stands for the driver's";
-    /// A Debian package's version.
+    /// Version of a Debian package.
     PackageVersion: "^[0-9A-Za-z][A-Za-z0-9.+~:-]*$", "a package version: letters, digits and `.+~:-`";
     /// A suite of a Debian-like archive.
     Suite: r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*$",
         "a suite: letters, digits and `._-`, as in `bookworm-security`";
-    /// A kernel's flavour.
+    /// A kernel's flavor.
     Flavour: "^[A-Za-z][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*$",
         "a kernel's flavour: letters, digits, `_` and `-`, as in `cloud-amd64`";
     /// A component of a Debian-like archive.
     Component: r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", "a component: letters, digits and `._/-`, as in `main`";
-    /// The address of a Debian-like archive. Blanks and brackets would say something else in an apt source.
+    /// URL of a Debian-like archive. Blanks and brackets would change the meaning of a line in an apt source list.
     Mirror: r"^(https?://[^\s\x00-\x1f\[\]/?#@]+([/?#][^\s\x00-\x1f\[\]]*)?|file://?[^\s\x00-\x1f\[\]]+)$",
         "an archive's address: `http://`, `https://` or `file:///`, without a password (apt has /etc/apt/auth.conf for those)";
-    /// A download. Definitions are handed on: a password stands where secrets are.
+    /// URL of a download. Definitions are shared, so passwords belong where secrets are kept.
     Download: r"^https?://[^\s\x00-\x1f/?#@]+([/?#][^\s\x00-\x1f]*)?$",
         "a download's address: `http://` or `https://`, without a password (site.yaml says in `hosts` where that is: `login`)";
-    /// A Git repository.
+    /// URL of a Git repository.
     GitAddress: r"^(https?://[^\s\x00-\x1f/?#@]+|ssh://([A-Za-z0-9._][A-Za-z0-9._-]*@)?[A-Za-z0-9\[][^\s\x00-\x1f/?#@]*|file://)/[^\s\x00-\x1f?#]+$",
         "a Git repository's address: `https://host/path`, `ssh://user@host/path` or `file:///path`, without a password (site.yaml says in `hosts` where that is: `login`, `sshKey`)";
-    /// A Git branch, or what the names of some begin with.
+    /// A Git branch, or the prefix of branch names.
     GitBranch: r"^[A-Za-z0-9_]([A-Za-z0-9._/-]{0,198}[A-Za-z0-9_/-])?$",
         "a branch: up to 200 letters, digits and `._/-`, starting with a letter or digit",
         |text: &str| !text.contains("..") && !text.contains("//") && !text.contains("/.") && !text.contains(".lock");
-    /// A file or directory of a Git repository.
+    /// Path of a file or directory in a Git repository.
     RepositoryPath: r"^[^/:*?\[\\\x00-\x1f\x7f][^:*?\[\\\x00-\x1f\x7f]*$",
         "a path inside the repository (no `/` at its start, no `.`, `..` or empty component, none of `:*?[\\`)",
         |text: &str| stays_inside(text);
-    /// A sha256 as sha256sum prints it.
+    /// A SHA-256 checksum as sha256sum prints it.
     Sha256: "^[0-9A-Fa-f]{64}$", "a sha256: 64 hexadecimal digits";
-    /// A path inside a tree that farrier unpacked; the last component may hold one `*`.
+    /// A path inside a tree that farrier unpacked. The last component may contain one `*`.
     InnerPattern: r"^[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$",
         "a relative path that stays inside (no `/` at its start, no `.`, `..` or empty component), with at most one `*`, in its last component",
         |text: &str| stays_inside(text) && one_star_at_the_end(text);
     /// A compiler with its major version.
     CompilerName: "^(gcc|clang)-[1-9][0-9]{0,2}$", "a compiler with its major version, as in `gcc-12` or `clang-18`";
-    /// A file inside a kernel's build tree.
+    /// Path of a file inside a kernel's build tree.
     HeaderFile: r"^[^/*\x00-\x1f\x7f][^*\x00-\x1f\x7f]*$",
         "a file of the kernel's build tree, as in `include/linux/pci.h` (no `/` at its start, no `.`, `..` or empty component)",
         |text: &str| stays_inside(text);
-    /// Absolute, in a payload; the last component may hold one `*`.
+    /// An absolute path in a payload. The last component may contain one `*`.
     ExposedPath: r"^/[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$",
         "an absolute path with no `.`, `..` or empty component, with at most one `*`, in its last component",
         |text: &str| {
             text.strip_prefix('/').is_some_and(|inner| stays_inside(inner) && one_star_at_the_end(inner))
         };
-    /// An image that exists.
+    /// Reference of an existing image.
     Reference: r"^[^\s\x00-\x1f]+$",
         "an image reference with a tag or a digest, as in `registry.example/base:1.0`",
         |text: &str| text.parse::<ImageReference>().is_ok();
-    /// An image's reference, in which placeholders stand for the kernel.
+    /// An image reference with placeholders for the kernel.
     ImagePattern(unshown): r"^[^\s\x00-\x1f]+$",
         "an image reference with a tag or a digest, as in `registry.example/base:1.0`; docs/definitions.md has the placeholders that may stand for the kernel's (`{{release}}`, after an `@` `{{digest}}`, ...)",
         |text: &str| with_samples(&text.replace("@{{digest}}", ":1")).parse::<ImageReference>().is_ok();
-    /// The address of a file of a kernel's, in which placeholders stand for the kernel.
+    /// URL of a file that belongs to a kernel, with placeholders for the kernel.
     FileAddress(unshown): r"^https?://[^\s\x00-\x1f/?#@{}]+/[^\s\x00-\x1f#]+$",
         "an address: `http://` or `https://`, without a password (site.yaml says in `hosts` where that is: `login`); docs/definitions.md has the placeholders that may stand in its path for the kernel's (`{{release}}`, ...)",
         |text: &str| !with_samples(text).contains(['{', '}']);
-    /// A file or directory inside an image or archive, in which placeholders stand for the kernel.
+    /// Path of a file or directory inside an image or archive, with placeholders for the kernel.
     PathInside(unshown): r"^/[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$",
         "an absolute path with no `.`, `..` or empty component; docs/definitions.md has the placeholders that may stand for the kernel's (`{{release}}`, ...)",
         |text: &str| {
             let filled = with_samples(text);
             !filled.contains(['{', '}']) && filled.strip_prefix('/').is_some_and(stays_inside)
         };
-    /// The digest of an image.
+    /// An image digest.
     ImageDigest: "^sha256:[0-9a-f]{64}$", "a digest: `sha256:` and 64 digits of `0-9a-f`";
-    /// An ImageStream of OpenShift: its namespace and name.
+    /// An OpenShift ImageStream: its namespace and name.
     ImageStream: "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?/[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$",
         "an ImageStream: its namespace, `/` and its name";
-    /// A file or directory of headers.
+    /// Path of a file or directory with headers.
     HeadersPath(unshown): r"^[^\x00-\x1f\x7f]+$",
         "a path in which `{{release}}` is the only placeholder",
         |text: &str| !text.replace("{{release}}", "").contains(['{', '}']);
 }
 
-/// What may stand for the kernel in an [`ImagePattern`], a [`FileAddress`] and a [`PathInside`].
+/// Placeholders for the kernel in an [`ImagePattern`], a [`FileAddress`] and a [`PathInside`].
 pub(crate) const KERNEL_PLACEHOLDERS: [&str; 7] = [
     "{{release}}",
     "{{kernel_label}}",
@@ -247,7 +246,7 @@ pub(crate) const KERNEL_PLACEHOLDERS: [&str; 7] = [
     "{{basearch}}",
 ];
 
-/// What may stand there for the system of the nodes that run it, and for what belongs to that.
+/// Placeholders in the same types for the system that the kernel's nodes run, and for the image digest that belongs to it.
 pub(crate) const SYSTEM_PLACEHOLDERS: [&str; 3] = ["{{ostree_version}}", "{{rhel_version}}", "{{digest}}"];
 
 fn with_samples(text: &str) -> String {
@@ -256,11 +255,11 @@ fn with_samples(text: &str) -> String {
     placeholders.fold(text.to_owned(), |text, placeholder| text.replace(placeholder, "1"))
 }
 
-/// Types whose placeholders are filled in. What is filled in are checked texts without separators.
+/// Implements placeholder replacement for types. The replacements are validated texts without separators.
 macro_rules! filled {
     ($($name:ident)*) => {
         $(impl $name {
-            /// With some of the placeholders filled in.
+            /// Replaces placeholders with `fill`. Some may remain.
             #[must_use]
             pub(crate) fn filled(&self, fill: impl Fn(&str) -> String) -> Self {
                 Self(fill(&self.0))
@@ -278,27 +277,27 @@ impl From<PackageName> for SourcePackage {
 }
 
 impl Suite {
-    /// Debian 12.
+    /// The suite of Debian 12.
     pub(crate) fn bookworm() -> Self {
         Self("bookworm".to_owned())
     }
 }
 
 impl PackageName {
-    /// Debian's package of a busybox without libraries.
+    /// Debian's package of the statically linked busybox.
     pub(crate) fn busybox() -> Self {
         Self("busybox-static".to_owned())
     }
 }
 
 impl PackageToInstall {
-    /// The package of `modprobe` and `lsmod`.
+    /// The package that contains `modprobe` and `lsmod`.
     pub(crate) fn kmod() -> Self {
         Self("kmod".to_owned())
     }
 
-    /// With the driver's version in the place of each `{{version}}`, whatever blanks it has. A version may hold what a
-    /// package's cannot: whether a package can have the result as its name is looked at when it is installed.
+    /// Replaces each `{{version}}`, with or without blanks inside the braces, with the driver's version. A driver version may
+    /// contain characters that a package version may not. The installation rejects such a result.
     pub(crate) fn for_version(&self, version: &str) -> Self {
         let mut parts = self.split("{{");
         let mut filled = parts.next().unwrap_or_default().to_owned();
@@ -319,8 +318,8 @@ fn one_star_at_the_end(path: &str) -> bool {
     !directory.contains('*') && last.matches('*').count() <= 1
 }
 
-/// Does a name fit the last component of an [`InnerPattern`] or [`ExposedPath`]: a text with at most one `*`, which stands
-/// for any text?
+/// Whether a name matches the last component of an [`InnerPattern`] or [`ExposedPath`]. At most one `*` in the pattern
+/// matches any text.
 pub fn fits(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,
@@ -330,7 +329,7 @@ pub fn fits(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// A file on this machine, absolute or relative to the definitions directory.
+/// Path of a file on this machine, absolute or relative to the definitions directory.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, DeserializeFromStr, AsRef, Debug, Deref)]
 #[as_ref(Path)]
 #[debug("{_0:?}")]
@@ -349,7 +348,7 @@ impl FromStr for LocalPath {
     }
 }
 
-/// The texts of a list.
+/// Converts a list of text types to strings.
 pub fn texts<T: AsRef<str>>(list: &[T]) -> Vec<String> {
     list.iter().map(|text| text.as_ref().to_owned()).collect()
 }

@@ -1,4 +1,5 @@
-//! Pure: the forms of values in definitions: parsed texts, lists, and texts in the place of a mapping.
+//! Pure: building blocks for values in definitions: parsed texts, non-empty lists, and values that are either a text or a
+//! mapping.
 
 use std::{borrow::Cow, fmt, marker::PhantomData, mem::discriminant};
 
@@ -12,25 +13,25 @@ use serde::{
     },
 };
 
-/// A text does not have the form that is asked for.
+/// Parse error: a text does not have the expected form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not {what}")]
 pub struct NotA {
-    /// The text, [`without_logins`], cut to 80 characters.
+    /// The text after [`without_logins`], truncated to 80 characters.
     pub text: String,
-    /// What was wanted, with its form.
+    /// Description of the expected form.
     pub what: &'static str,
 }
 
 impl NotA {
-    /// This text is not `what`.
+    /// Reports that `text` is not `what`.
     pub fn new(text: &str, what: &'static str) -> Self {
         Self { text: without_logins(text).chars().take(80).collect(), what }
     }
 }
 
-/// The text without names and passwords in addresses: what stands before an `@` is a `*` for each character. An image's name
-/// before its digest stays, and so does what no login can be, such as a shell's `$@`.
+/// Masks user names and passwords in URLs: each character before an `@` becomes `*`. An image's name before its digest remains,
+/// and so does text that cannot be a login, such as a shell's `$@`.
 pub fn without_logins(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for word in text.split_inclusive(|c: char| c.is_whitespace() || "\"'".contains(c)) {
@@ -49,8 +50,8 @@ pub fn without_logins(text: &str) -> String {
     shown
 }
 
-/// JSON Schema of a type that stands in YAML and JSON as the text that it is parsed from and displayed as
-/// (`DeserializeFromStr`, `SerializeDisplay`). The schema stands in its place (`true`) or has a name of its own.
+/// Implements `JsonSchema` for a type that is serialized as a text (`DeserializeFromStr`, `SerializeDisplay`). The schema is
+/// inlined (`true`) or gets its own named definition (`false`).
 macro_rules! text_schema {
     ($name:ident, $inline:expr, $schema:expr) => {
         impl ::schemars::JsonSchema for $name {
@@ -75,14 +76,14 @@ pub(crate) use text_schema;
 pub struct NonEmpty<T>(#[into_iterator(ref)] Vec<T>);
 
 impl<T> NonEmpty<T> {
-    /// The list, unless it is empty.
+    /// Wraps the list, unless it is empty.
     pub fn new(list: Vec<T>) -> Option<Self> {
         (!list.is_empty()).then_some(Self(list))
     }
 }
 
 impl<T: PartialEq> NonEmpty<T> {
-    /// Adds what is not in it.
+    /// Appends the items that the list does not contain yet.
     pub fn add(&mut self, items: impl IntoIterator<Item = T>) {
         for item in items {
             if !self.0.contains(&item) {
@@ -113,19 +114,19 @@ impl<T: JsonSchema> JsonSchema for NonEmpty<T> {
     }
 }
 
-/// A value of the first of two forms, or of the second.
+/// A value that has one of two forms.
 pub enum OneOf<T, O> {
-    /// The first.
+    /// Value of the first form.
     First(T),
-    /// The second.
+    /// Value of the second form.
     Second(O),
 }
 
-/// A text, as a kind of value in [`one_of`].
+/// The kind "text" for [`one_of`].
 pub const TEXT: Unexpected<'static> = Unexpected::Str("");
 
-/// Reads a value whose form is told by its kind: a text, a mapping (`Map`) or a list (`Seq`). By hand, because serde's untagged
-/// enums lose both the place and the reason of an error.
+/// Reads a value whose kind selects its form: a text, a mapping (`Map`) or a list (`Seq`). Serde's untagged enums are not used
+/// here because they lose both the position and the reason of an error.
 pub fn one_of<'de, T: Deserialize<'de>, O: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
     kinds: [Unexpected<'static>; 2],

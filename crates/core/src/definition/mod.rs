@@ -1,4 +1,4 @@
-//! Pure: what definitions of every kind are made of.
+//! Pure: building blocks that all kinds of definitions share.
 
 mod apt;
 pub mod checked;
@@ -17,7 +17,7 @@ pub use rpm::{FurtherRpmPackages, RpmArchive, RpmPackages, RpmRepository, RpmSig
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The version of farrier's definition language.
+/// Version of the definition language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ApiVersion {
     /// `farrier.dev/v1alpha1`.
@@ -25,15 +25,15 @@ pub enum ApiVersion {
     V1Alpha1,
 }
 
-/// A definition's metadata.
+/// Metadata of a definition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Metadata {
-    /// Name: a DNS label (RFC 1123), unique among definitions of its kind.
+    /// Name: a DNS label (RFC 1123), unique among definitions of the same kind.
     pub name: ImageName,
 }
 
-/// Does a field say nothing but the default? Such fields are not written.
+/// Whether a field has its default value. Such fields are omitted from serialized output.
 pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

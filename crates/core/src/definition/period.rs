@@ -1,4 +1,4 @@
-//! Pure: lengths of time.
+//! Pure: durations in definitions.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -7,20 +7,20 @@ use serde_with::{DeserializeFromStr, SerializeDisplay};
 
 use super::{NotA, text_schema};
 
-/// A length of time as people write it: `90s`, `10m`, `1h 30m`, `2d`.
+/// A duration as people write it: `90s`, `10m`, `1h 30m`, `2d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, DeserializeFromStr, SerializeDisplay)]
 pub struct Period(Duration);
 
-/// Ten years: no clock arithmetic with it overflows.
+/// Ten years, so that clock arithmetic with a period cannot overflow.
 const LONGEST: Duration = Duration::from_hours(10 * 366 * 24);
 
 impl Period {
-    /// The time.
+    /// Returns the period as a [`Duration`].
     pub fn duration(self) -> Duration {
         self.0
     }
 
-    /// From seconds.
+    /// Creates a period of this many seconds.
     pub const fn seconds(seconds: u64) -> Self {
         Self(Duration::from_secs(seconds))
     }
@@ -60,7 +60,7 @@ impl FromStr for Period {
 }
 
 impl fmt::Display for Period {
-    /// In the largest unit that holds it whole: `600s` is `10m`.
+    /// Uses the largest unit that gives a whole number: `600s` is shown as `10m`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.0.as_secs();
         let units = [(86400, 'd'), (3600, 'h'), (60, 'm')];

@@ -1,4 +1,4 @@
-//! Pure: processors and memory, in quantities as Kubernetes writes them.
+//! Pure: CPU and memory quantities in the notation of Kubernetes.
 
 use std::{fmt, str::FromStr};
 
@@ -7,33 +7,33 @@ use serde_with::{DeserializeFromStr, SerializeDisplay};
 
 use super::{NotA, text_schema};
 
-/// Processors, counted in thousandths; 1 where nothing is said.
+/// CPUs in thousandths. Default: 1 CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, DeserializeFromStr, SerializeDisplay)]
 pub struct Cpus(u64);
 
-/// Memory, counted in bytes; 1 GiB where nothing is said.
+/// Memory in bytes. Default: 1 GiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, DeserializeFromStr, SerializeDisplay)]
 pub struct Memory(u64);
 
 impl Cpus {
-    /// So many thousandths of a processor.
+    /// Creates a quantity from thousandths of a CPU.
     pub const fn from_thousandths(thousandths: u64) -> Self {
         Self(thousandths)
     }
 
-    /// In thousandths of a processor.
+    /// Returns the quantity in thousandths of a CPU.
     pub const fn thousandths(self) -> u64 {
         self.0
     }
 }
 
 impl Memory {
-    /// So many bytes.
+    /// Creates a quantity from bytes.
     pub const fn from_bytes(bytes: u64) -> Self {
         Self(bytes)
     }
 
-    /// In bytes.
+    /// Returns the quantity in bytes.
     pub const fn bytes(self) -> u64 {
         self.0
     }
@@ -75,14 +75,14 @@ impl FromStr for Memory {
     }
 }
 
-/// A quantity above zero in thousandths, rounded up, as `k8s.io/apimachinery/pkg/api/resource` reads them: a decimal number
-/// and a suffix, or an exponent of ten.
+/// Parses a quantity above zero, in thousandths, rounded up. The syntax follows
+/// `k8s.io/apimachinery/pkg/api/resource`: a decimal number, then a suffix or an exponent of ten.
 fn thousandths(text: &str) -> Option<u128> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let digits = [whole, fraction].concat();
-    // Longer numbers are not meant, and would not fit.
+    // A longer number is a mistake, and would overflow.
     if digits.is_empty() || digits.len() > 20 {
         return None;
     }
@@ -92,7 +92,7 @@ fn thousandths(text: &str) -> Option<u128> {
     (value > 0).then_some(value)
 }
 
-/// What a suffix multiplies by, and what it divides by.
+/// Returns the multiplier and the divisor of a suffix.
 fn scale(suffix: &str) -> Option<(u128, u128)> {
     let power = |base: u128, units: &[u8], unit: u8| {
         let place = units.iter().position(|known| *known == unit)?;
@@ -118,7 +118,7 @@ impl fmt::Display for Cpus {
 }
 
 impl fmt::Display for Memory {
-    /// In the largest binary unit that divides it.
+    /// Uses the largest binary unit that divides the quantity.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)];
         match units.iter().find(|(_, bits)| self.0.trailing_zeros() >= *bits) {
@@ -128,7 +128,7 @@ impl fmt::Display for Memory {
     }
 }
 
-/// A quantity as Kubernetes writes it. An editor takes a plain number for a number.
+/// Schema of a quantity as Kubernetes writes it. Plain numbers are allowed too, because editors parse `2` as a number.
 fn quantity(description: &str) -> Schema {
     let pattern = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?$";
     json_schema!({

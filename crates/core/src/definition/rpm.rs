@@ -1,4 +1,4 @@
-//! Pure: RPM repositories, and packages in them.
+//! Pure: RPM repositories and their packages.
 
 use std::collections::BTreeMap;
 
@@ -11,96 +11,96 @@ use super::{
     is_default,
 };
 
-/// RPM packages of a kernel, and where they are.
+/// RPM packages of a kernel and their repositories.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RpmPackages {
-    /// Package names. Those with ` | ` between them are alternatives: the first that is of the kernel's release is taken.
-    /// `{{flavour}}` stands for what follows the last `-` of the release, `{{release}}` for the release in whatever form names have
-    /// it: what a package provides, or its files, say which kernel it is for.
+    /// Package names. ` | ` separates alternatives: the first package for the kernel's release is used. `{{flavour}}` is replaced
+    /// with the text after the last `-` of the release, `{{release}}` with the release in any form that package names use. What a
+    /// package provides, or its files, determine the kernel that it belongs to.
     pub packages: NonEmpty<RpmAlternatives>,
-    /// Where the packages are.
+    /// Repositories that contain the packages.
     pub from: RpmArchive,
 }
 
-/// Further RPM packages of a family whose headers may be RPM packages.
+/// Additional RPM packages of a family whose headers may be RPM packages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FurtherRpmPackages {
     /// Package names.
     pub packages: NonEmpty<RpmAlternatives>,
-    /// Where the packages are, where that is not where the headers are.
+    /// Repositories of the packages. Default: the repositories of the headers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<RpmArchive>,
 }
 
-/// RPM packages that compile. What they need comes along, without what is only recommended.
+/// RPM packages of the toolchain. Required dependencies are installed too, weak ones (recommended packages) are not.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RpmToolchain {
     /// Package names.
     pub packages: NonEmpty<RpmName>,
-    /// Where the packages are, where that is not where the headers are.
+    /// Repositories of the packages. Default: the repositories of the headers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<RpmArchive>,
-    /// Streams of modules whose packages may be taken, by module: `{perl: "5.32"}`. Of other modules it is the default stream;
-    /// packages of all other streams are left out, as dnf leaves them out.
+    /// Streams whose packages may be used, by DNF module: `{perl: "5.32"}`. Other modules use their default stream.
+    /// Packages of all other streams are excluded, as dnf does.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub module_streams: BTreeMap<StreamName, StreamName>,
 }
 
-/// RPM repositories that belong together, and how they are trusted.
+/// A group of RPM repositories, and the keys that verify them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RpmArchive {
     /// The repositories. A kernel's packages may be in any of them.
     pub repositories: NonEmpty<RpmRepository>,
-    /// The keys that sign, as text (`-----BEGIN PGP PUBLIC KEY BLOCK-----`, one or several), relative to the definitions
-    /// directory.
+    /// Public keys that verify signatures, in ASCII armor (`-----BEGIN PGP PUBLIC KEY BLOCK-----`, one or several). The path is
+    /// relative to the definitions directory.
     pub signed_by: LocalPath,
-    /// What the keys sign.
+    /// Whether the keys sign packages, metadata or both.
     #[serde(default, skip_serializing_if = "is_default")]
     pub signed: RpmSigned,
 }
 
-/// One RPM repository: exactly one field.
+/// One RPM repository. Set exactly one field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum RpmRepository {
-    /// Its address: `repodata/repomd.xml` is below it. One whose host ends in `.invalid` is only a name, for which
-    /// `mirrors` in site.yaml says where it is.
+    /// URL of the repository, with `repodata/repomd.xml` below it. A host that ends in `.invalid` is only a name; `mirrors` in
+    /// site.yaml gives its real address.
     Url(RepositoryAddress),
-    /// The address of a list of its mirrors: lines of addresses, or a metalink.
+    /// URL of a mirror list: lines of URLs, or a metalink.
     MirrorList(RepositoryAddress),
 }
 
-/// What the keys of RPM repositories sign.
+/// The parts of RPM repositories that the keys sign.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum RpmSigned {
     /// Each package.
     #[default]
     Packages,
-    /// The metadata (`repomd.xml.asc`), which has the packages' checksums.
+    /// The metadata (`repomd.xml.asc`), which contains the packages' checksums.
     Metadata,
     /// The packages and the metadata.
     Both,
 }
 
 impl RpmSigned {
-    /// Must `repomd.xml` have a signature?
+    /// Whether `repomd.xml` must have a signature.
     pub fn metadata(self) -> bool {
         matches!(self, Self::Metadata | Self::Both)
     }
 
-    /// Must each package have a signature?
+    /// Whether each package must have a signature.
     pub fn packages(self) -> bool {
         matches!(self, Self::Packages | Self::Both)
     }
 }
 
 impl RpmRepository {
-    /// Its address, or that of the list.
+    /// Returns the URL of the repository or of its mirror list.
     pub fn address(&self) -> &RepositoryAddress {
         let (Self::Url(address) | Self::MirrorList(address)) = self;
         address
@@ -108,21 +108,21 @@ impl RpmRepository {
 }
 
 impl FurtherRpmPackages {
-    /// Where they are, in a family whose headers are in `headers`.
+    /// Repositories of the packages; `headers` is the default.
     pub fn archive<'a>(&'a self, headers: Option<&'a RpmArchive>) -> Option<&'a RpmArchive> {
         self.from.as_ref().or(headers)
     }
 }
 
 impl RpmToolchain {
-    /// The same.
+    /// Repositories of the packages; `headers` is the default.
     pub fn archive<'a>(&'a self, headers: Option<&'a RpmArchive>) -> Option<&'a RpmArchive> {
         self.from.as_ref().or(headers)
     }
 }
 
 impl RepositoryAddress {
-    /// For a version of the distribution and RPM's name of an architecture.
+    /// Fills in the distribution's version and RPM's name of the architecture.
     pub fn expand(&self, version: &str, basearch: &str) -> String {
         let (major, minor) = version.split_once('.').unwrap_or((version, "0"));
         self.replace("{{releasever}}", version)
@@ -133,7 +133,7 @@ impl RepositoryAddress {
 }
 
 impl RpmAlternatives {
-    /// The names, in order.
+    /// Returns the alternative names, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.split(" | ")
     }

@@ -1,4 +1,4 @@
-//! Pure: the annotations that farrier puts on manifests, and reads back.
+//! Pure: the annotations that farrier writes to manifests and reads back.
 
 use std::{collections::BTreeMap, str::FromStr};
 
@@ -23,85 +23,84 @@ pub const DRIVER_VERSION: &str = "farrier.dev/driver-version";
 pub const PAYLOAD_DIGEST: &str = "farrier.dev/payload-digest";
 /// The check report's verdict.
 pub const CHECK_VERDICT: &str = "farrier.dev/check-verdict";
-/// The check report in a few words: `5 modules: loads`.
+/// Summary of the check report: `5 modules: loads`.
 pub const CHECK_SUMMARY: &str = "farrier.dev/check-summary";
-/// Digest over the content that the payload exposes to drivers that are compiled against it.
+/// Digest of the content that the payload exposes to drivers that are compiled against it.
 pub const EXPOSED_DIGEST: &str = "farrier.dev/exposed-digest";
-/// Hash over what was built but for the kernel, 64 hexadecimal digits.
+/// Hash over all build inputs except the kernel, 64 hexadecimal digits.
 pub const RECIPE: &str = "farrier.dev/recipe";
-/// The input hash without the digests of what only the registry vouches for, where it has some: an image with the same
-/// one is made from what the same definitions say.
+/// The input hash without the digests that only the registry vouches for; present where the inputs have such digests. Images
+/// with the same declared hash were built from the same definitions.
 pub const DECLARED_HASH: &str = "farrier.dev/declared-hash";
-/// The input hash without the signing of modules, where they are signed: images with one have the same payload but for
-/// the signatures.
+/// The input hash without module signing; present on images with signed modules. Images with the same unsigned hash have the
+/// same payload except for the signatures.
 pub const UNSIGNED_HASH: &str = "farrier.dev/unsigned-hash";
-/// Who signed the modules: what became of those that were signed already (`keep`, `replace`), the certificate's serial number as
-/// `modinfo` shows it, and the certificate's digest, with blanks between them.
+/// Signer of the modules, in three fields separated by blanks: how existing signatures were handled (`keep`, `replace`), the
+/// certificate's serial number as `modinfo` shows it, and the certificate's digest.
 pub const MODULE_SIGNER: &str = "farrier.dev/module-signer";
-/// Digest of the image for another kernel whose payload this is.
+/// Digest of the image for another kernel that this payload was reused from.
 pub const REUSED_FROM: &str = "farrier.dev/reused-from";
 /// Operating system as `<id>-<version>`.
 pub const OS: &str = "farrier.dev/os";
-/// The compiler and toolchain image.
+/// The compiler and the toolchain image.
 pub const TOOLCHAIN: &str = "farrier.dev/toolchain";
-/// What the header set was resolved to: packages with versions and digests, or a file's digest.
+/// Resolved header set: packages with versions and digests, or a file's digest.
 pub const HEADERS: &str = "farrier.dev/headers";
-/// What the sources were resolved to, each as its origin says.
+/// Resolved sources, each in the notation of its origin.
 pub const SOURCES: &str = "farrier.dev/sources";
 
-/// Of a header set or a root file system: its architecture.
+/// On a header set or root file system: its architecture.
 pub const ARCHITECTURE: &str = "farrier.dev/architecture";
-/// Of a header set: the compiler that the kernel was built with, `gcc 12`.
+/// On a header set: the compiler that the kernel was built with, as in `gcc 12`.
 pub const COMPILER: &str = "farrier.dev/compiler";
-/// Of a header set: how many symbols `Module.symvers` lists; `none` without one, when what modules need is not known.
+/// On a header set: number of symbols in `Module.symvers`. `none` without that file; what modules need is then unknown.
 pub const EXPORTED_SYMBOLS: &str = "farrier.dev/exported-symbols";
-/// Of a header set: digest of its uncompressed layer, by which the same content is known.
+/// On a header set: digest of its uncompressed layer, which identifies the content.
 pub const HEADERS_CONTENT: &str = "farrier.dev/headers-content";
-/// Of a header set: what goes into input hashes beyond the kernel release; absent where the release says it all, as
+/// On a header set: the part of input hashes beyond the kernel release. Absent where the release identifies the headers, as
 /// for packages (decision 0002).
 pub const HEADERS_IDENTITY: &str = "farrier.dev/headers-identity";
 
-/// The exact releases of all kernels that a union image has modules for, with blanks between them; for people and
-/// other programs.
+/// Exact releases of all kernels that a union image has modules for, separated by blanks. For people and other programs.
 pub const KERNELS: &str = "farrier.dev/kernels";
-/// The images whose payloads a union image has: `<kernel release>@<digest>`, with blanks between them.
+/// Images whose payloads a union image contains: `<kernel release>@<digest>`, separated by blanks.
 pub const MEMBERS: &str = "farrier.dev/members";
 
-/// On the record of kernels: the day on which each was last seen, as a JSON object.
+/// On the kernel record: the day on which each kernel was last seen, as a JSON object.
 pub const KERNELS_SEEN: &str = "farrier.dev/kernels-seen";
-/// On the record of builds: how long the last ones took, as [`BuildTimes`](crate::plan::BuildTimes) has it.
+/// On the build record: durations of recent builds, in the form of [`BuildTimes`](crate::plan::BuildTimes).
 pub const BUILD_TIMES: &str = "farrier.dev/build-times";
-/// On a source or root file system in the store: the content's identity where it was made, as it goes into input hashes.
+/// On a stored source or root file system: the content's identity where it was made, as used in input hashes.
 pub const IDENTITY: &str = "farrier.dev/identity";
-/// On a root file system in the store: digest of the uncompressed layer.
+/// On a stored root file system: digest of the uncompressed layer.
 pub const DIFF_ID: &str = "farrier.dev/diff-id";
-/// On a root file system in the store: the packages that were asked for, with blanks between them.
+/// On a stored root file system: the requested packages, separated by blanks.
 pub const PACKAGES: &str = "farrier.dev/packages";
 
-/// Longest value that is read back.
+/// Longest value that farrier accepts when it reads annotations.
 const MAX_VALUE: usize = 4096;
-/// Longest list of members that is read back: more than [`MAX_VALUE`], because 40 kernels fill that.
+/// Longest member list that farrier accepts. It exceeds [`MAX_VALUE`] because 40 kernels fill that.
 const MAX_MEMBERS: usize = 16384;
 
-/// Each fact that is one annotation, named once: its reader is `typed`, or `text` where people are shown it.
+/// Lists each fact that is a single annotation, with its reader: `typed`, or `text` for values shown to people.
 macro_rules! image_facts {
     ($($(#[$doc:meta])+ $field:ident: $type:ty = $read:ident($key:ident),)+) => {
-        /// What a published manifest says about itself. An absent annotation is `None`: images of others
-        /// have none of them.
+        /// Facts that a published manifest states about its image. An absent annotation is `None`, so images that farrier did not
+        /// build have no facts.
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         pub struct ImageFacts {
             $($(#[$doc])+ pub $field: Option<$type>,)+
-            /// The images for single kernels that a union image is made from; empty for all others.
+            /// Images for single kernels that a union image was assembled from; empty for other images.
             pub members: BTreeMap<KernelRelease, Digest>,
         }
 
         impl ImageFacts {
-            /// Reads annotations, which are not trusted.
+            /// Reads annotations, which are untrusted input.
             pub fn from_annotations(annotations: &BTreeMap<String, String>) -> Result<Self, FactsError> {
                 Ok(Self { $($field: $read(annotations, $key)?,)+ members: members(annotations)? })
             }
 
-            /// The same as annotations.
+            /// Returns the facts as annotations.
             pub fn to_annotations(&self) -> BTreeMap<String, String> {
                 let list = |item: fn((&KernelRelease, &Digest)) -> String| {
                     let items: Vec<String> = self.members.iter().map(item).collect();
@@ -123,48 +122,48 @@ macro_rules! image_facts {
 image_facts! {
     /// Input hash.
     input_hash: InputHash = typed(INPUT_HASH),
-    /// The input hash without the digests of what only the registry vouched for; `None` where it had none.
+    /// The input hash without the digests that only the registry vouched for; `None` where there were no such digests.
     declared_hash: InputHash = typed(DECLARED_HASH),
     /// Kernel release.
     kernel_release: KernelRelease = typed(KERNEL_RELEASE),
-    /// Driver version, for people.
+    /// Driver version, for display.
     driver_version: String = text(DRIVER_VERSION),
     /// Payload digest.
     payload_digest: Digest = typed(PAYLOAD_DIGEST),
-    /// Digest over the exposed headers' content; `None` where nothing is exposed.
+    /// Digest of the exposed headers' content; `None` where nothing is exposed.
     exposed_digest: Digest = typed(EXPOSED_DIGEST),
     /// Check verdict.
     verdict: Verdict = typed(CHECK_VERDICT),
-    /// The check report in a few words, for people.
+    /// Summary of the check report, for display.
     check_summary: String = text(CHECK_SUMMARY),
-    /// Hash over what was built but for the kernel.
+    /// Hash over all build inputs except the kernel.
     recipe: InputHash = typed(RECIPE),
-    /// The input hash without the signing of modules.
+    /// The input hash without module signing.
     unsigned_hash: InputHash = typed(UNSIGNED_HASH),
-    /// Who signed the modules.
+    /// Signer of the modules.
     module_signer: ModuleSignerFact = typed(MODULE_SIGNER),
-    /// The image whose payload it has.
+    /// The image that the payload was reused from.
     reused_from: Digest = typed(REUSED_FROM),
-    /// Operating system, for people.
+    /// Operating system, for display.
     os: String = text(OS),
-    /// Toolchain, for people.
+    /// Toolchain, for display.
     toolchain: String = text(TOOLCHAIN),
 }
 
-/// Why a manifest gives no facts.
+/// Reason why facts cannot be read from a manifest.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum FactsError {
-    /// It is no image manifest.
+    /// The bytes are not an image manifest.
     #[error("read image facts")]
     Manifest(#[from] ImageError),
-    /// An annotation of farrier's that farrier did not write, with its value, cut to 80 characters.
+    /// A farrier annotation has a value that farrier never writes. The value is truncated to 80 characters.
     #[error("annotation {key} holds {value:?}")]
     Value { key: &'static str, value: String },
 }
 
 impl ImageFacts {
-    /// Reads a manifest's bytes, which are not trusted.
+    /// Reads a manifest's bytes, which are untrusted input.
     pub fn from_manifest(bytes: &[u8]) -> Result<Self, FactsError> {
         Self::from_annotations(&ImageManifest::parse(bytes)?.annotations)
     }
@@ -178,7 +177,7 @@ fn typed<T: FromStr>(
     annotations.get(key).map(parse).transpose()
 }
 
-/// Free text is shown to people, so it must not steer their terminal.
+/// Rejects control characters, because free text is printed and must not control a terminal.
 fn text(annotations: &BTreeMap<String, String>, key: &'static str) -> Result<Option<String>, FactsError> {
     match annotations.get(key) {
         Some(value) if value.len() > MAX_VALUE || value.chars().any(char::is_control) => {

@@ -1,4 +1,4 @@
-//! Pure: the check report that stands beside an image.
+//! Pure: the check report that is stored beside an image.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -8,26 +8,26 @@ use oci::{Artifact, Digest, ImageError, write};
 
 use super::{annotations, media_type};
 
-/// Where a payload was built that another kernel takes over.
+/// Origin of a payload that was built for another kernel and reused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ReusedFrom {
-    /// The kernel that it was built for.
+    /// The kernel that the payload was built for.
     pub kernel: KernelRelease,
-    /// The image that it was taken from.
+    /// The image that the payload was taken from.
     pub digest: Digest,
 }
 
-/// What the artifact's layer says: `{"report": ..., "reusedFrom": {"kernel", "digest"}}`.
+/// Content of the artifact's layer: `{"report": ..., "reusedFrom": {"kernel", "digest"}}`.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckReportDocument<'a> {
-    /// What the kernel's loader says.
+    /// Verdicts and findings of the check.
     pub report: &'a CheckReport,
-    /// Where the payload was built, if not for this kernel: the report is then the proof that it fits.
+    /// Origin of a reused payload. The report then proves that the payload fits this kernel.
     pub reused_from: Option<&'a ReusedFrom>,
 }
 
 impl CheckReportDocument<'_> {
-    /// The document's bytes. How long a boot took is left out: the same findings give the same bytes.
+    /// Serializes the document. The boot's duration is omitted, so that the same findings give the same bytes.
     pub fn to_bytes(&self) -> Result<Vec<u8>, ImageError> {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
@@ -44,7 +44,7 @@ impl CheckReportDocument<'_> {
         write("check report", &Document { report, reused_from: self.reused_from })
     }
 
-    /// The check report of the image whose manifest is `subject`.
+    /// Returns the check report as a referrer of the image whose manifest is `subject`.
     pub fn artifact(&self, subject: &[u8], summary: &str) -> Result<Artifact, ImageError> {
         let notes = [
             (annotations::KERNEL_RELEASE, self.report.kernel.as_str()),
@@ -93,7 +93,7 @@ mod tests {
     fn an_artifact_refers_to_its_image() {
         let artifact = artifact(1200);
         let text = String::from_utf8(artifact.manifest.clone()).unwrap();
-        // The report's own form is not this module's.
+        // Another module defines the form of the report, so its digests and sizes are masked here.
         let blob = regex::Regex::new(r#""digest":"sha256:[0-9a-f]{64}","size":\d+"#).unwrap();
         insta::assert_snapshot!(blob.replace_all(&text, "BLOB"), @r#"{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","artifactType":"application/vnd.farrier.check-report.v1+json","config":{"mediaType":"application/vnd.oci.empty.v1+json",BLOB},"layers":[{"mediaType":"application/vnd.farrier.check-report.v1+json",BLOB}],"subject":{"mediaType":"application/vnd.oci.image.manifest.v1+json",BLOB},"annotations":{"farrier.dev/check-summary":"1 module: loads","farrier.dev/check-verdict":"loads","farrier.dev/kernel-release":"6.1.0-56-amd64","org.opencontainers.image.created":"1970-01-01T00:00:00Z"}}"#);
         let manifest = ImageManifest::parse(&artifact.manifest).unwrap();

@@ -1,4 +1,4 @@
-//! Pure: what farrier writes on published manifests, and reads back.
+//! Pure: metadata that farrier writes to published manifests and reads back.
 
 pub mod annotations;
 mod check_report;

@@ -1,18 +1,18 @@
-//! Pure: who signed an image's modules, as its annotations say it.
+//! Pure: the signer of an image's modules, as an annotation.
 
 use std::str::FromStr;
 
 use crate::{definition::NotA, image::Digest, site::Signed};
 
-/// Who signed an image's modules.
+/// Signer of an image's modules.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 #[display("{signed} {key_id} {certificate}")]
 pub struct ModuleSignerFact {
-    /// What became of those that were signed already.
+    /// Treatment of modules that already had a signature.
     pub signed: Signed,
     /// The certificate's serial number as `modinfo` shows it: `6A:0F:...`.
     pub key_id: String,
-    /// sha256 over the certificate.
+    /// SHA-256 of the certificate.
     pub certificate: Digest,
 }
 

@@ -1,21 +1,22 @@
-//! Pure: what the registry remembers beside images: a manifest under a tag that moves, with all that is known in an annotation.
+//! Pure: records that farrier keeps in the registry beside images. A record is a manifest under a fixed tag; one annotation
+//! holds all its data.
 
-/// Something that is remembered. Writers put together what they and others know.
+/// A record in the registry. Each writer merges its own data into the stored record.
 pub trait Record: Default + PartialEq + Send + Sync {
-    /// Its tag.
+    /// Tag of the record.
     const TAG: &'static str;
-    /// What it is, for people.
+    /// Title of the record, for display.
     const TITLE: &'static str;
-    /// Its media type.
+    /// Media type of the record.
     const KIND: &'static str;
-    /// Its annotation.
+    /// Key of the annotation that holds the data.
     const NOTE: &'static str;
 
-    /// Reads what [`Self::to_text`] writes, or says why it cannot be read.
+    /// Parses the output of [`Self::to_text`], or returns why the text cannot be read.
     fn parse(text: &str) -> Result<Self, String>;
-    /// The annotation's value.
+    /// Returns the annotation's value.
     fn to_text(&self) -> String;
-    /// What both say. In whatever order records are put together, the same comes out.
+    /// Merges two records. The result does not depend on the order in which records are merged.
     #[must_use]
     fn joined(&self, other: &Self) -> Self;
 }

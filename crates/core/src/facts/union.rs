@@ -1,4 +1,4 @@
-//! Pure: one image with the payloads of several: manifests and configurations in, manifest and configuration out.
+//! Pure: assembles a union image. Manifests and configurations of several images go in, one manifest and configuration come out.
 
 use serde_json::{Value, json};
 
@@ -12,10 +12,10 @@ use crate::{
 };
 
 const WHAT: &str = "union image";
-/// Layers that overlayfs stacks in every container runtime, one spared for the container's own.
+/// Number of layers that overlayfs stacks in every container runtime, minus one for the container's own layer.
 const MAX_LAYERS: usize = 127;
 
-/// An image for one kernel, as the registry holds it (untrusted bytes).
+/// An image for one kernel, as stored in the registry (untrusted bytes).
 #[derive(Clone, Debug)]
 pub struct UnionPart {
     /// The kernel.
@@ -28,7 +28,7 @@ pub struct UnionPart {
     pub config: Vec<u8>,
 }
 
-/// What a union image says about itself.
+/// Metadata of a union image.
 #[derive(Clone, Debug)]
 pub struct UnionNotes<'a> {
     /// The driver image's name.
@@ -37,13 +37,15 @@ pub struct UnionNotes<'a> {
     pub version: &'a str,
     /// Hash over the members.
     pub input_hash: InputHash,
-    /// What it runs on.
+    /// The architecture that the image runs on.
     pub architecture: Architecture,
 }
 
-/// Puts the payload layers of the parts, in their order, over the base that all of them have. Entrypoint, environment
-/// and labels are the last part's, as its definition gave them. Modules lie in a directory for each kernel; of any
-/// other file that several parts have, the last part's is seen. No layer is read: their descriptors are enough.
+/// Stacks the payload layers of the parts, in their order, on their common base. Entrypoint, environment and labels come from
+/// the last part, as its definition set them.
+///
+/// Each kernel's modules are in a separate directory. Of any other file that several parts contain, the last part's copy is
+/// visible. Layers are not read: their descriptors suffice.
 pub fn assemble_union(parts: &[UnionPart], notes: &UnionNotes<'_>) -> Result<Assembled, ImageError> {
     let Some((last, _)) = parts.split_last() else {
         return Err(ImageError::unusable(WHAT, "it has no members"));
@@ -96,17 +98,17 @@ pub fn assemble_union(parts: &[UnionPart], notes: &UnionNotes<'_>) -> Result<Ass
     })
 }
 
-/// A part whose own layers are told from those of its base.
+/// A part, with its own layers separated from the layers of its base.
 struct Part {
     base: Base,
-    /// How many layers are the base's.
+    /// Number of layers that belong to the base.
     below: usize,
-    /// Digest of the base's manifest, where there is one.
+    /// Digest of the base's manifest, if known.
     base_digest: Option<Digest>,
     verdict: Verdict,
 }
 
-/// farrier writes down in the history which layers it put on a base.
+/// Finds the part's own layers in the image history, where farrier records the layers that it adds to a base.
 fn own_layers(part: &UnionPart, arch: Architecture) -> Result<Part, ImageError> {
     let refused = |why: &str| ImageError::unusable(WHAT, format!("the image for {} {why}", part.kernel));
     if Digest::of(&part.manifest) != part.digest {
@@ -132,7 +134,7 @@ fn own_layers(part: &UnionPart, arch: Architecture) -> Result<Part, ImageError> 
 }
 
 impl Part {
-    /// Without its own layers: the base, with this image's configuration.
+    /// Returns the base alone, with this image's configuration.
     fn below(self) -> Base {
         let Base { digest, mut layers, mut config, mut diff_ids } = self.base;
         layers.truncate(self.below);
@@ -184,7 +186,7 @@ mod tests {
         }
     }
 
-    /// The parts' images each have the layer with `driver-entrypoint`; the union has it once.
+    /// Each part's image has the `driver-entrypoint` layer; the union image has it once.
     #[test]
     fn driver_entrypoint_is_there_once() {
         let below = base("1.0");

@@ -1,27 +1,27 @@
-//! Pure: what a build takes of the machine.
+//! Pure: resources and deadline of a build.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::definition::{Cpus, Memory, Period};
 
-/// What one build takes of the machine; farrier runs builds side by side as long as their sum fits. It decides when a
-/// build runs, and whether it comes to its end; it changes nothing in what is built, so it is no part of the input hash.
+/// Resources that one build needs. farrier runs builds concurrently as long as their sum fits the machine. These values decide
+/// when a build runs and whether it finishes. They do not affect the result, so the input hash excludes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BuildSpec {
-    /// Processors that it keeps busy: `2`, `500m`.
+    /// CPUs that the build uses: `2`, `500m`.
     #[serde(default)]
     pub cpus: Cpus,
-    /// Memory at its peak: `2Gi`, `1500M`.
+    /// Peak memory use: `2Gi`, `1500M`.
     #[serde(default)]
     pub memory: Memory,
-    /// How long the engine may run before the build is stopped; two hours where nothing is said.
+    /// Maximum run time of the engine before farrier stops the build. Default: two hours.
     #[serde(default = "default_deadline")]
     pub deadline: Period,
 }
 
-/// Several times what a whole GPU driver takes on two processors.
+/// Several times the build time of a complete GPU driver on two CPUs.
 fn default_deadline() -> Period {
     Period::seconds(2 * 60 * 60)
 }

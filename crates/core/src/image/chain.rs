@@ -1,10 +1,10 @@
-//! Pure: the order in which driver images are built, and which belong together.
+//! Pure: build order and chains of driver images.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{DriverImage, ImageName, Need};
 
-/// Driver images with what they need of one another. Images that are connected by needs form a chain.
+/// Driver images and the dependencies between them. Images connected by needs form a chain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chains {
     order: Vec<ImageName>,
@@ -12,7 +12,7 @@ pub struct Chains {
 }
 
 impl Chains {
-    /// The chains of these images. Needs that no image covers connect nothing.
+    /// Computes the chains of these images. Needs that no image satisfies connect nothing.
     pub fn of(images: &BTreeMap<ImageName, DriverImage>) -> Self {
         let mut dependents: BTreeMap<ImageName, BTreeSet<ImageName>> = BTreeMap::new();
         for (name, need) in edges(images) {
@@ -26,26 +26,26 @@ impl Chains {
         Self { order, dependents }
     }
 
-    /// All images, chain by chain, needs before their dependents. Images that need one another in a circle, which no
-    /// definitions that load do, have no order among themselves.
+    /// All images, chain by chain, needs before their dependents. The order within a cycle is unspecified; definitions with a
+    /// cycle do not load.
     pub fn order(&self) -> &[ImageName] {
         &self.order
     }
 
-    /// The images that are compiled against this one.
+    /// The images that are compiled against `image`.
     pub fn dependents(&self, image: &ImageName) -> impl Iterator<Item = &ImageName> {
         self.dependents.get(image).into_iter().flatten()
     }
 }
 
-/// Each image with each that it is compiled against, whether that is defined or not.
+/// Pairs of an image and a dependency that the image is compiled against. The dependency may be undefined.
 pub fn edges(images: &BTreeMap<ImageName, DriverImage>) -> impl Iterator<Item = (&ImageName, &ImageName)> {
     images
         .iter()
         .flat_map(|(name, image)| image.spec.needs.iter().filter_map(move |need| Some((name, need.image()?))))
 }
 
-/// How many images stand one behind the other below each; in a circle, as many as there are images.
+/// Length of the longest dependency path below each image. In a cycle, the value stops at the number of images.
 fn depths(images: &BTreeMap<ImageName, DriverImage>) -> BTreeMap<&ImageName, usize> {
     let mut depths: BTreeMap<&ImageName, usize> = images.keys().map(|name| (name, 0)).collect();
     for _ in images {
@@ -58,7 +58,7 @@ fn depths(images: &BTreeMap<ImageName, DriverImage>) -> BTreeMap<&ImageName, usi
     depths
 }
 
-/// For each name the smallest one that it is connected with, itself included.
+/// Maps each name to the smallest name in its connected component.
 pub fn connected<'a>(
     names: impl IntoIterator<Item = &'a ImageName>,
     edges: impl IntoIterator<Item = (&'a ImageName, &'a ImageName)>,
@@ -74,7 +74,7 @@ pub fn connected<'a>(
     sets
 }
 
-/// The path from an image by its needs back to itself, if there is one: `mofed -> nvidia-gpu -> mofed`.
+/// Path from an image along its needs back to itself, if one exists: `mofed -> nvidia-gpu -> mofed`.
 pub fn cycle(images: &BTreeMap<ImageName, DriverImage>, image: &ImageName) -> Option<Vec<ImageName>> {
     let mut paths = vec![vec![image]];
     let mut seen = BTreeSet::new();
@@ -141,6 +141,6 @@ mod tests {
         assert_eq!(path("a"), expected(["a", "b", "c", "a"]));
         assert_eq!(path("c"), expected(["c", "a", "b", "c"]));
         assert_eq!((path("d"), path("e")), (None::<Vec<String>>, None));
-        assert_eq!(Chains::of(&images).order().len(), 5, "and nothing hangs");
+        assert_eq!(Chains::of(&images).order().len(), 5, "terminates on a cycle");
     }
 }

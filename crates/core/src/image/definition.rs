@@ -1,4 +1,4 @@
-//! Pure: `images/*.yaml`.
+//! Pure: the definition of a driver image (`images/*.yaml`), and the collection of all definitions.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -23,7 +23,7 @@ use crate::{
     template::TemplateContext,
 };
 
-/// One file of `images/`.
+/// One file in `images/`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DriverImage {
@@ -33,12 +33,12 @@ pub struct DriverImage {
     pub kind: DriverImageKind,
     /// The image's name.
     pub metadata: Metadata,
-    /// What it says.
+    /// The specification.
     pub spec: DriverImageSpec,
 }
 
 impl DriverImage {
-    /// What the template may name for this version and kernel; patches are left out.
+    /// Returns the template's variables for this version and kernel. Patches are not included.
     pub fn template_context(&self, toolchain: &str, version: &str, target: &KernelTarget) -> TemplateContext {
         let Self { metadata, spec, .. } = self;
         let mut context = TemplateContext::new(toolchain, (metadata.name.as_str(), version), target);
@@ -50,14 +50,14 @@ impl DriverImage {
     }
 }
 
-/// The one value of an image's `kind`.
+/// The only valid value of an image's `kind`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum DriverImageKind {
     /// `DriverImage`.
     DriverImage,
 }
 
-/// How a driver image is built and where it goes.
+/// Build and rollout settings of a driver image.
 #[serde_with::apply(Vec => #[serde(default, skip_serializing_if = "Vec::is_empty")])]
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -67,72 +67,77 @@ pub struct DriverImageSpec {
     pub version: VersionSpec,
     /// The template's name: `templates/<template>.Dockerfile.hbs`.
     pub template: TemplateName,
-    /// Values for the template, as `{{vars.<name>}}`.
+    /// Values for the template, available as `{{vars.<name>}}`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub vars: BTreeMap<VariableName, OneLine>,
-    /// Other values of these for some kernels; all entries that fit a kernel count, a later one before an earlier one.
+    /// Overrides of `vars` for some kernels. All entries that match a kernel apply; later entries override earlier ones.
     pub kernel_vars: Vec<KernelVars>,
-    /// What is compiled; each arrives in the build context as `sources/<name>/`.
+    /// Inputs to compile. Each is available in the build context as `sources/<name>/`.
     pub sources: Vec<SourceSpec>,
-    /// Patches, in order; those for the kernel arrive as `patches/<number>-<file name>`. Entries with the same path are one
-    /// patch, which applies where one of them does.
+    /// Patches, in order. Those for the kernel are available as `patches/<number>-<file name>`. Entries with the same path are
+    /// one patch, which applies if any of them matches.
     pub patches: Vec<PatchSpec>,
-    /// Packages that its build needs beside the kernel family's toolchain, of the same suite: libraries, configure scripts'
-    /// tools. Where the toolchain is an image nothing can be added to it.
+    /// Additional packages that the build needs, such as libraries and tools of configure scripts. They come from the same suite
+    /// as the kernel family's toolchain. A toolchain that is an image cannot be extended.
     pub build_packages: Vec<PackageToInstall>,
-    /// Exposed headers that it is compiled against; each arrives in the build context as `needs/<name>/`, with its
-    /// natural paths below. Those of driver images are built first, for the same kernel, and an image is built again when
-    /// what a needed one exposes has changed.
+    /// Exposed headers that the image is compiled against. Each tree is available in the build context as `needs/<name>/`, at its
+    /// usual paths. Needed driver images are built first, for the same kernel. A change in what one of them exposes triggers a
+    /// rebuild.
     pub needs: Vec<Need>,
-    /// What the payload offers to the drivers that are compiled against it: absolute paths, such as
-    /// `/usr/src/ofa_kernel`, whose last component may hold one `*`. Each must be there.
+    /// Paths that the payload exposes to drivers compiled against it: absolute paths, such as `/usr/src/ofa_kernel`. The last
+    /// component may contain one `*`. Each path must exist.
     pub exposes: Vec<ExposedPath>,
     /// The nodes that the image is for.
     #[serde(default)]
     pub nodes: NodeSelector,
-    /// The range of kernels, such as `>=4.18, <6.18`; every kernel when absent. Bounds of numbers alone are over the release's
-    /// `x.y.z`; those with more behind three numbers (`>=6.1.0-56`, `<5.14.0-600`) are in the order of the node's
-    /// distribution, Debian's or RPM's.
+    /// The range of kernels, such as `>=4.18, <6.18`. Default: every kernel. Bounds of up to three numbers are compared with the
+    /// release's `x.y.z`. Longer bounds (`>=6.1.0-56`, `<5.14.0-600`) use the version order of the node's distribution, Debian's
+    /// or RPM's.
     pub kernels: Option<KernelRange>,
-    /// A regular expression over the kernel release, whole; kernels must fit both.
+    /// A regular expression that must match the whole kernel release. A kernel must satisfy both `kernels` and `release`.
     pub release: Option<Pattern>,
-    /// Module names that must be in the payload and must pass the check.
+    /// Names of modules that the payload must contain and that must pass the check.
     pub modules: Vec<ModuleName>,
-    /// What the load check does and accepts.
+    /// Options of the load check.
     #[serde(default)]
     pub check: CheckSpec,
-    /// May a payload that was built for another kernel be published for this one? Not one that exposes something.
+    /// Whether a payload built for another kernel may be published for this one. Not possible for images that expose something.
     #[serde(default)]
     pub reuse: Reuse,
-    /// What surrounds the payload.
+    /// Base image, entrypoint and environment of the image.
     #[serde(default)]
     pub runtime: RuntimeSpec,
-    /// Who makes the final image.
+    /// Whether farrier or the engine assembles the final image.
     #[serde(default)]
     pub output: Output,
-    /// What its build takes of the machine.
+    /// Resources that the build needs.
     #[serde(default, skip_serializing_if = "is_default")]
     pub build: BuildSpec,
-    /// Tags, the first one being the name that is looked up. Variables: `version`, `kernel_label`,
-    /// `kernel_release`, `os_id`, `os_version`, `os_tag` (the GPU Operator's: `ubuntu22.04`, but `rhel9`), `arch`,
-    /// `ostree_version` (a tag for each that nodes with the kernel have) and `rhel_version` (of the nodes' labels),
-    /// `needs.NAME` (the version of the image that it is compiled against: a tag without it is taken when that is another),
-    /// `signer` (the first 12 digits of the fingerprint of the certificate that modules are signed with, else `unsigned`).
+    /// Tags. farrier looks up the image by the first one. Variables:
+    ///
+    /// - `version`, `kernel_label`, `kernel_release`, `os_id`, `os_version`, `arch`
+    /// - `os_tag`: the GPU Operator's form (`ubuntu22.04`, but `rhel9`)
+    /// - `ostree_version`: gives a tag for each such version among the kernel's nodes
+    /// - `rhel_version`: from the nodes' labels
+    /// - `needs.NAME`: version of the image that this one is compiled against; a tag without it conflicts after that version
+    ///   changes
+    /// - `signer`: first 12 digits of the fingerprint of the certificate that signs modules, or `unsigned`
     #[serde_with(skip_apply)]
     #[serde(default = "default_tags", deserialize_with = "tag_patterns")]
     #[schemars(length(min = 1))]
     pub tags: Vec<String>,
-    /// What to do when the tag exists with another input hash.
+    /// Action if the tag exists with another input hash.
     #[serde(default)]
     pub on_conflict: OnConflict,
-    /// What is rewritten when a kernel changes.
+    /// Rollout targets, which are rewritten when a kernel changes.
     pub rollout: Vec<RolloutSpec>,
 }
 
-/// What [`RuntimeSpec::entrypoint`] starts with, with or without `/usr/bin/`, where farrier puts `driver-entrypoint` into the image.
+/// Entrypoint commands, with or without `/usr/bin/`, for which farrier adds `driver-entrypoint` to the image. See
+/// [`RuntimeSpec::entrypoint`].
 pub const DRIVER_ENTRYPOINTS: [&str; 6] = [
     "driver-entrypoint",
-    // The others by name, as layers want their entries.
+    // The other names, sorted by name as layers require.
     "ibdev2netdev",
     "nvidia-driver",
     "nvidia-gdrcopy-driver",
@@ -141,8 +146,8 @@ pub const DRIVER_ENTRYPOINTS: [&str; 6] = [
 ];
 
 impl DriverImageSpec {
-    /// What it is compiled with for the kernels of a family: the family's toolchain and its own packages, or why these cannot be
-    /// added.
+    /// Returns the toolchain for the kernels of a family: the family's toolchain plus this image's packages. Fails with a reason
+    /// if the packages cannot be added.
     pub fn toolchain(&self, family: &KernelFamily) -> Result<Toolchain, String> {
         match &family.spec.toolchain {
             Toolchain::Bootstrap(spec) => {
@@ -174,14 +179,14 @@ impl DriverImageSpec {
         }
     }
 
-    /// Does farrier add `driver-entrypoint` to the image? Not where the engine makes all of it.
+    /// Whether farrier adds `driver-entrypoint` to the image. It does not if the engine makes the whole image.
     pub fn holds_entrypoint(&self) -> bool {
         let first = self.runtime.entrypoint.first();
         self.output == Output::Payload
             && first.is_some_and(|name| DRIVER_ENTRYPOINTS.contains(&name.trim_start_matches("/usr/bin/")))
     }
 
-    /// The kernels that the image is for, if this one is not among them.
+    /// Returns a description of the kernels that the image supports, unless `target` is one of them.
     pub fn range_without(&self, target: &KernelTarget) -> Option<String> {
         let range = self.kernels.as_ref().filter(|range| !range.holds(target));
         let release = self.release.as_ref().filter(|pattern| !pattern.is_match(target.release.as_str()));
@@ -190,8 +195,8 @@ impl DriverImageSpec {
             .or_else(|| release.map(|pattern| format!("whose release matches {pattern}")))
     }
 
-    /// The places in `patches` of those that apply to a kernel. Entries with the same path are one patch: it applies where
-    /// one of them does.
+    /// Indexes in `patches` of the patches that apply to a kernel. Entries with the same path are one patch, which applies if any
+    /// of them matches.
     pub fn patches_for<E>(
         &self,
         target: &KernelTarget,
@@ -207,7 +212,7 @@ impl DriverImageSpec {
         Ok(chosen)
     }
 
-    /// The variables that are set for a kernel beside `vars`, or in their place.
+    /// Variables that are set for a kernel, in addition to `vars` or overriding them.
     pub fn vars_for<E>(
         &self,
         target: &KernelTarget,
@@ -222,7 +227,7 @@ impl DriverImageSpec {
         Ok(vars)
     }
 
-    /// What must be known of a kernel's headers before its patches and variables are.
+    /// Header conditions that must be evaluated to choose a kernel's patches and variables.
     pub fn asked_of_headers(&self, target: &KernelTarget) -> Vec<HeaderText> {
         let mut asked = Vec::new();
         if self.range_without(target).is_none() {
@@ -236,12 +241,12 @@ impl DriverImageSpec {
     }
 }
 
-/// The Network Operator's precompiled form, see `contracts.md` section 3.
+/// The tag of the Network Operator's precompiled drivers, see `contracts.md` section 3.
 fn default_tags() -> Vec<String> {
     vec!["{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}-{{arch}}".to_owned()]
 }
 
-/// A tag pattern that gives tags.
+/// A tag pattern that was verified to give a valid tag.
 struct TagPattern(String);
 
 impl<'de> Deserialize<'de> for TagPattern {
@@ -262,63 +267,61 @@ fn tag_patterns<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String
     Ok(patterns.into_iter().map(|pattern| pattern.0).collect())
 }
 
-/// What the load check does and accepts. It decides what becomes of a payload and changes none, so it is no
-/// part of the input hash.
+/// Options of the load check. They decide what happens to a payload and do not change it, so the input hash excludes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct CheckSpec {
-    /// What becomes of a payload of which it is not known whether it loads.
+    /// Treatment of a payload whose verdict is `unknown`.
     #[serde(default)]
     pub unknown: UnknownPolicy,
-    /// Boot the kernel in a virtual machine and load the modules there, before anything is published.
+    /// Boot the kernel in a virtual machine and load the modules there before publishing.
     #[serde(default)]
     pub boot: bool,
 }
 
-/// What becomes of a payload of which it is not known whether it loads.
+/// Treatment of a payload whose verdict is `unknown`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum UnknownPolicy {
-    /// It is published and rolled out, with a warning.
+    /// Publish and roll out the payload, with a warning.
     #[default]
     Allow,
-    /// It is neither published nor rolled out.
+    /// Neither publish nor roll out the payload.
     Deny,
 }
 
-/// May a payload that was built for another kernel be published for this one?
+/// Whether a payload built for another kernel may be published for this one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Reuse {
-    /// No: every kernel gets its own build.
+    /// Build for every kernel.
     #[default]
     Never,
-    /// Yes, if it was built from the same inputs but for the kernel, and the check says that this kernel loads
-    /// every module of it.
+    /// Reuse a payload that was built from the same inputs except for the kernel, if the check says that this kernel loads all
+    /// its modules.
     Compatible,
 }
 
-/// Nodes by label; an empty selector matches every node.
+/// Selects nodes by label. An empty selector matches every node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NodeSelector {
-    /// Every one of these labels must be there with this value.
+    /// Labels that a node must have, with these values.
     #[serde(default)]
     pub match_labels: BTreeMap<LabelKey, LabelValue>,
-    /// Nodes that have a driver of their own, and are left alone: those of which one of these labels has one of its
-    /// values.
+    /// Labels that mark nodes with their own driver. farrier skips a node if one of these labels has one of its values.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(with = "BTreeMap<String, Vec<String>>")]
     pub unless_labels: BTreeMap<LabelKey, NonEmpty<LabelValue>>,
 }
 
 impl NodeSelector {
-    /// Are all of `matchLabels` among these labels?
+    /// Whether the labels include all of `matchLabels`.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         has_labels(labels, &self.match_labels)
     }
 
-    /// The first of these labels that says that the node has its own driver, with its value.
+    /// Returns the first label, with its value, that marks the node as having its own driver.
     pub fn own_driver<'a>(&'a self, labels: &'a BTreeMap<String, String>) -> Option<(&'a str, &'a str)> {
         self.unless_labels.iter().find_map(|(key, values)| {
             let found = labels
@@ -328,27 +331,27 @@ impl NodeSelector {
         })
     }
 
-    /// The labels that it looks at.
+    /// Keys of all labels that the selector reads.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.match_labels.keys().chain(self.unless_labels.keys()).map(LabelKey::as_str)
     }
 }
 
-/// Are all that are wanted among these labels?
+/// Whether `labels` include all wanted labels.
 pub(super) fn has_labels(labels: &BTreeMap<String, String>, wanted: &BTreeMap<LabelKey, LabelValue>) -> bool {
     wanted.iter().all(|(key, value)| labels.get(key.as_str()).is_some_and(|found| *value == found.as_str()))
 }
 
-/// What surrounds the payload in the image.
+/// Base image, entrypoint and environment of the image.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RuntimeSpec {
-    /// The image below the payload; nothing when absent.
+    /// The image below the payload. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<RuntimeBase>,
-    /// The image's entrypoint. Where it starts with `driver-entrypoint`, or a name by which operators call it (`nvidia-driver`,
-    /// `nvidia-gds-driver`, `nvidia-gdrcopy-driver`, `ocp_dtk_entrypoint`), farrier adds that program (`/usr/bin/driver-entrypoint`,
-    /// and links to it of the other names) as a layer of its own.
+    /// The image's entrypoint. farrier adds `driver-entrypoint` (`/usr/bin/driver-entrypoint`, and links with the other names) in
+    /// a separate layer if the entrypoint starts with that program. The same applies to the names that operators call it by:
+    /// `nvidia-driver`, `nvidia-gds-driver`, `nvidia-gdrcopy-driver`, `ocp_dtk_entrypoint`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub entrypoint: Vec<Argument>,
     /// Environment variables.
@@ -357,61 +360,62 @@ pub struct RuntimeSpec {
     pub env: BTreeMap<EnvName, Argument>,
 }
 
-/// The image below the payload: exactly one field.
+/// The image below the payload. Set exactly one field.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum RuntimeBase {
-    /// Made with mmdebstrap from packages, whose scripts run. In a version that `include` names, `{{version}}` stands for the driver's:
-    /// `nvidia-smi={{version}}-*`.
+    /// Built with mmdebstrap from packages; their scripts run. `{{version}}` in a version in `include` is replaced with the
+    /// driver's version: `nvidia-smi={{version}}-*`.
     Bootstrap(BootstrapSpec),
-    /// The same with the user space and the firmware in NVIDIA's installer, which is one of the image's sources.
+    /// Built from packages like `bootstrap`, plus user space and firmware of NVIDIA's installer, which is one of the image's
+    /// sources.
     Runfile(RunfileBase),
-    /// One static busybox.
+    /// A single static busybox.
     Minimal(MinimalSpec),
-    /// One of the driver images that it `needs`: the payload is one more layer on it.
+    /// A driver image that this one `needs`. The payload is added as another layer.
     Need(ImageName),
-    /// A reference to an image that exists, with its tag or digest.
+    /// Reference of an existing image, with its tag or digest.
     Image(Reference),
 }
 
-/// Who makes the final image.
+/// Builder of the final image: farrier or the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Output {
-    /// farrier, from the payload that the `modules` stage leaves in `/out`.
+    /// farrier assembles the image from the payload that the `modules` stage leaves in `/out`.
     #[default]
     Payload,
-    /// The engine: the template is a complete Dockerfile.
+    /// The engine makes the image: the template is a complete Dockerfile.
     Image,
 }
 
-/// What to do when a tag exists with another input hash.
+/// Action if a tag exists with another input hash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum OnConflict {
-    /// Report it and change nothing.
+    /// Report the conflict and change nothing.
     #[default]
     Refuse,
-    /// Replace it.
+    /// Move the tag to the new image.
     Overwrite,
 }
 
-/// Everything that the definitions directory holds, beside the built-in defaults.
+/// All content of the definitions directory, combined with the built-in defaults.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Definitions {
     /// Driver images, by name.
     pub images: BTreeMap<ImageName, DriverImage>,
     /// Kernel families in file-name order.
     pub families: Vec<KernelFamily>,
-    /// Announced kernels, by the list's name.
+    /// Announced kernels, by name of the list.
     pub announced: BTreeMap<ImageName, AnnouncedKernels>,
-    /// What holds for the whole site; nothing where there is no `site.yaml`.
+    /// Settings of the whole site; the defaults if there is no `site.yaml`.
     pub site: SiteSpec,
     /// Template texts by name.
     pub templates: BTreeMap<String, String>,
-    /// Texts of the patches that farrier brings, by their path in definitions.
+    /// Contents of the built-in patches, by their path in definitions.
     pub patches: BTreeMap<PathBuf, String>,
-    /// Where relative paths in definitions start.
+    /// Base directory of relative paths in definitions.
     pub root: PathBuf,
 }
 
@@ -448,7 +452,7 @@ mod tests {
             DriverImageSpec { build_packages: vec!["iptables-devel".parse().unwrap()], ..spec.clone() };
         let Ok(Toolchain::Rpm(made)) = named.toolchain(&rpm) else { panic!("no packages") };
         assert_eq!(texts(&made.packages), ["gcc", "make", "iptables-devel"]);
-        assert_eq!(made.from.as_ref(), rpm.spec.headers.rpm_archive(), "they are where the headers are");
+        assert_eq!(made.from.as_ref(), rpm.spec.headers.rpm_archive(), "same repositories as the headers");
         let fixed = DriverImageSpec { build_packages: vec!["make=4.3-4".parse().unwrap()], ..spec.clone() };
         insta::assert_snapshot!(fixed.toolchain(&rpm).unwrap_err(), @r#"buildPackages: "make=4.3-4" is not an RPM package's name: letters, digits and `+._-`, starting with a letter, a digit or `_`"#);
 

@@ -8,18 +8,18 @@ use sha2::Digest as _;
 
 use crate::definition::NotA;
 
-/// sha256 over everything that can change the payload or the image.
+/// SHA-256 over everything that can change the payload or the image.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Display, SerializeDisplay)]
 #[debug("{self}")]
 #[display("{}", hex::encode(_0))]
 pub struct InputHash([u8; 32]);
 
-/// Collects named inputs; names and values are length-prefixed, so that no two lists run together.
+/// Hashes named inputs. Names and values have a length prefix, so that different lists cannot give the same hash.
 #[derive(Clone, Debug)]
 pub struct InputHasher(sha2::Sha256);
 
 impl InputHasher {
-    /// Starts with farrier's own build format, which changes when the same inputs give other bytes.
+    /// Starts with farrier's build format, which changes whenever the same inputs give different bytes.
     pub fn new(format: &str) -> Self {
         let mut hasher = Self(sha2::Sha256::new());
         hasher.add("format", format);
@@ -35,7 +35,7 @@ impl InputHasher {
         self
     }
 
-    /// The hash over what was added.
+    /// Returns the hash over all inputs added so far.
     pub fn finish(self) -> InputHash {
         InputHash(self.0.finalize().into())
     }
@@ -73,7 +73,7 @@ mod tests {
         hasher.finish()
     }
 
-    /// Published images carry the hash: one that changes by itself would rebuild every fleet.
+    /// Published images carry the hash. An accidental change of the algorithm would rebuild every fleet.
     #[test]
     fn the_hash_stays_the_same_from_release_to_release() {
         let known = hash(&[("template", "FROM scratch\n"), ("kernel", "6.1.0-47-amd64")]).to_string();

@@ -1,4 +1,4 @@
-//! Pure: what of a definition holds for one kernel: its patches and variables.
+//! Pure: selects the patches and variables that apply to one kernel.
 
 use std::collections::BTreeMap;
 
@@ -10,22 +10,22 @@ use crate::{
     kernel::{HeaderText, KernelRange, KernelTarget, Pattern},
 };
 
-/// Values of variables for some kernels; a later one takes the place of an earlier one.
+/// Values of variables for some kernels. Later entries override earlier ones.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct KernelVars {
-    /// The kernels' range, as in the image's `kernels`.
+    /// The range of kernels, as in the image's `kernels`.
     pub kernels: Option<KernelRange>,
-    /// A regular expression over their release, whole.
+    /// A regular expression that must match the whole kernel release.
     pub release: Option<Pattern>,
-    /// What their headers say.
+    /// Condition on the kernel's headers.
     pub when: Option<HeaderText>,
-    /// The values.
+    /// Values to set.
     pub set: BTreeMap<VariableName, OneLine>,
 }
 
-/// Which kernels something is for: those that everything fits that is given.
+/// A condition on kernels. All given parts must match.
 pub(super) struct Choice<'a> {
     pub(super) kernels: &'a Option<KernelRange>,
     pub(super) release: &'a Option<Pattern>,
@@ -33,7 +33,7 @@ pub(super) struct Choice<'a> {
 }
 
 impl Choice<'_> {
-    /// Is it for the kernel? Its headers are asked last, and only where they decide.
+    /// Whether the condition matches the kernel. The headers are read last, and only if the result depends on them.
     pub(super) fn holds<E>(
         &self,
         target: &KernelTarget,
@@ -108,7 +108,7 @@ mod tests {
             asked("6.12.1-amd64"),
             ["include/linux/pci.h matches bars", "include/linux/mm.h matches folio"]
         );
-        assert_eq!(asked("6.12.1-cloud-arm64"), [""; 0], "the image is not for it");
+        assert_eq!(asked("6.12.1-cloud-arm64"), [""; 0], "the image does not support the kernel");
         let unknown = spec().patches_for(&target("6.12.1-amd64"), |_| Err("out of reach"));
         assert_eq!(unknown, Err("out of reach"));
     }

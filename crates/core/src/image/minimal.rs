@@ -1,4 +1,4 @@
-//! Pure: the smallest base: one static busybox and what a container's programs expect around it.
+//! Pure: the smallest base image: one static busybox, and the files that programs expect in a container.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,30 +9,30 @@ use crate::definition::{
     checked::{Component, LocalPath, Mirror, PackageName, PackageVersion, Suite},
 };
 
-/// A base with a static busybox, the links by which it is `sh`, `ls`, `lsmod`, `grep` and others, and the directories
-/// and files that programs look for. About 2 MB; there is no package manager and no C library in it.
+/// A base with a static busybox, links for its commands (`sh`, `ls`, `lsmod`, `grep` and others), and the directories and files
+/// that programs look for. It takes about 2 MB and has no package manager and no C library.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MinimalSpec {
-    /// Where the package is looked for, such as `bookworm`.
+    /// Suites to search for the package, such as `bookworm`.
     pub suites: NonEmpty<Suite>,
-    /// Components; `main` when empty.
+    /// Components. Default: `main`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub components: Vec<Component>,
-    /// The package that has a statically linked `busybox`.
+    /// The package that contains a statically linked `busybox`.
     #[serde(default = "PackageName::busybox")]
     pub package: PackageName,
-    /// Its exact version; the suites' newest when absent, so that an update of busybox is a new base.
+    /// Exact version. Default: the newest one in the suites, so that an update of busybox gives a new base.
     pub version: Option<PackageVersion>,
-    /// The archive's address; the host's own entry for the suite when absent.
+    /// The archive's address. Default: the host's entry for the suite.
     pub mirror: Option<Mirror>,
-    /// Keyring that signs the archive; that of the host's entry when absent.
+    /// Keyring that verifies the archive. Default: the keyring of the host's entry.
     pub signed_by: Option<LocalPath>,
 }
 
 impl MinimalSpec {
-    /// The package, as sources name one.
+    /// Returns the package as an `apt` source.
     pub fn source(&self) -> AptSource {
         let Self { suites, components, package, version, mirror, signed_by } = self.clone();
         let package = package.into();

@@ -1,4 +1,4 @@
-//! Pure: what a driver image is compiled against beside the kernel.
+//! Pure: the dependencies that a driver image is compiled against, in addition to the kernel.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Unexpected};
@@ -9,34 +9,34 @@ use crate::definition::{
     one_of,
 };
 
-/// Exposed headers that an image is compiled against: those of another driver image for the same kernel, or a tree
-/// that the user brings, such as one collected from a host that has its own driver.
+/// Exposed headers that an image is compiled against. They come from another driver image for the same kernel, or from a tree
+/// that the user provides, for example one collected from a host with its own driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(untagged)]
 #[schemars(deny_unknown_fields)]
 pub enum Need {
-    /// What the driver image of this name exposes.
+    /// Headers that the driver image of this name exposes.
     Image(ImageName),
-    /// A tree that is there already.
+    /// An existing tree.
     Tree {
-        /// Its directory under `needs/` in the build context.
+        /// Name of the directory under `needs/` in the build context.
         name: ImageName,
-        /// A directory or archive that holds the tree at its natural paths (`usr/src/ofa_kernel/...`), relative to the
-        /// definitions directory; `{{release}}` stands for the kernel release.
+        /// A directory or archive with the tree at its usual paths (`usr/src/ofa_kernel/...`), relative to the definitions
+        /// directory. `{{release}}` is replaced with the kernel release.
         #[schemars(regex(pattern = HeadersPath::PATTERN))]
         tree: HeadersPath,
     },
 }
 
 impl Need {
-    /// Its directory under `needs/` in the build context.
+    /// Name of the directory under `needs/` in the build context.
     pub fn name(&self) -> &ImageName {
         match self {
             Self::Image(name) | Self::Tree { name, tree: _ } => name,
         }
     }
 
-    /// The driver image that is needed, unless a tree stands for it.
+    /// The needed driver image; `None` for a tree.
     pub fn image(&self) -> Option<&ImageName> {
         match self {
             Self::Image(name) => Some(name),

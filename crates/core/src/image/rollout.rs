@@ -1,4 +1,4 @@
-//! Pure: what is rewritten when an image is there.
+//! Pure: rollout targets and strategies of an image.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use crate::definition::{
     checked::{DnsLabel, DnsName, GitAddress, GitBranch, LocalPath, OneLine, RepositoryPath},
 };
 
-/// One thing whose image field is rewritten.
+/// A rollout target: an object with an image field that farrier rewrites.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, EnumDiscriminants)]
 #[serde(
@@ -24,63 +24,63 @@ use crate::definition::{
     derive(Hash, PartialOrd, Ord, Serialize, Deserialize, IntoStaticStr),
     serde(rename_all = "kebab-case"),
     strum(serialize_all = "kebab-case"),
-    doc = "How a target is rewritten."
+    doc = "Strategy for rewriting a rollout target."
 )]
-// The schema is that of the enum; the form below exists for the messages.
+// The enum defines the schema. `RolloutForm` exists for better error messages.
 #[schemars(!try_from, deny_unknown_fields)]
 pub enum RolloutSpec {
-    /// A DaemonSet of the cluster whose nodes share one kernel.
+    /// A DaemonSet in the cluster whose nodes share one kernel.
     Image {
         /// The container whose image is set.
         #[serde(flatten)]
         target: DaemonSetContainer,
-        /// How the pods with a new image are watched.
+        /// Limits for watching the first pods with a new image.
         #[serde(flatten)]
         watch: Watch,
-        /// How its nodes get another driver, one after the other; as its update strategy likes when absent.
+        /// Replaces the driver on one node after the other. Default: the DaemonSet's update strategy decides.
         upgrade: Option<Box<UpgradeSpec>>,
     },
-    /// A DaemonSet over mixed kernels: each kernel gets a copy of its own, with its own image.
+    /// A DaemonSet over mixed kernels. Each kernel gets its own copy with its own image.
     PerKernel {
         /// The container whose image is set.
         #[serde(flatten)]
         target: DaemonSetContainer,
-        /// How the pods with a new image are watched.
+        /// Limits for watching the first pods with a new image.
         #[serde(flatten)]
         watch: Watch,
-        /// How its nodes get another driver, one after the other; as its update strategy likes when absent.
+        /// Replaces the driver on one node after the other. Default: the DaemonSet's update strategy decides.
         upgrade: Option<Box<UpgradeSpec>>,
         /// How long a copy is kept after its last node has left.
         #[serde(default = "default_grace")]
         retire_after: Period,
     },
-    /// A DaemonSet over mixed or changing kernels: one image holds the modules for all of them.
+    /// A DaemonSet over mixed or changing kernels. One image contains the modules for all of them.
     Union {
         /// The container whose image is set.
         #[serde(flatten)]
         target: DaemonSetContainer,
-        /// How the pods with a new image are watched.
+        /// Limits for watching the first pods with a new image.
         #[serde(flatten)]
         watch: Watch,
-        /// How its nodes get another driver, one after the other; as its update strategy likes when absent.
+        /// Replaces the driver on one node after the other. Default: the DaemonSet's update strategy decides.
         upgrade: Option<Box<UpgradeSpec>>,
-        /// How long a kernel stays in the image after its last node has left it.
+        /// How long a kernel stays in the image after no node runs it anymore.
         #[serde(default = "default_grace")]
         drop_after: Period,
     },
-    /// Nothing is rewritten: an operator computes the tag by itself, and finds it.
+    /// Nothing is rewritten: an operator computes the tag and finds the image by itself.
     PublishOnly {
-        /// Whose form of tag one of the image's tags must have; not looked at when absent.
+        /// Operator resource whose tag form one of the image's tags must have. Default: no check.
         resource: Option<OperatorResource>,
     },
-    /// The resource from which an operator makes its DaemonSet.
+    /// The resource from which an operator creates its DaemonSet.
     CustomResource {
-        /// Its kind.
+        /// Kind of the resource.
         resource: OperatorResource,
-        /// Its name.
+        /// Name of the resource.
         name: DnsName,
     },
-    /// A DaemonSet in a directory of manifests beside the cluster (GitOps).
+    /// A DaemonSet in a directory of manifests outside the cluster (GitOps).
     File {
         /// The file or directory, relative to the definitions directory.
         path: LocalPath,
@@ -88,22 +88,23 @@ pub enum RolloutSpec {
         #[serde(flatten)]
         target: DaemonSetContainer,
     },
-    /// A DaemonSet in a Git repository, from which Argo CD or Flux takes it over into the cluster.
+    /// A DaemonSet in a Git repository that Argo CD or Flux applies to the cluster.
     Git {
-        /// Where it stands.
+        /// Repository, branch and path of the manifest.
         #[serde(flatten)]
         place: GitPlace,
         /// The container whose image is set.
         #[serde(flatten)]
         target: DaemonSetContainer,
-        /// The commit's subject, in which `{image}`, `{daemonSet}`, `{container}`, `{from}` and `{to}` stand for what they say.
+        /// Subject of the commit. `{image}`, `{daemonSet}`, `{container}`, `{from}` and `{to}` are replaced with their values.
         message: Option<OneLine>,
-        /// What the names of branches begin with that are pushed in the place of `branch`, one for each change, for a pull request.
+        /// Prefix of proposal branches. farrier pushes one branch for each change, for a pull request, instead of pushing to
+        /// `branch`.
         proposals: Option<GitBranch>,
     },
 }
 
-/// Manifests in a Git repository.
+/// Location of manifests in a Git repository.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, JsonSchema, derive_more::Display)]
 #[display("{repository}, branch {branch}{}", path.as_ref().map(|path| format!(", {path}")).unwrap_or_default())]
 pub struct GitPlace {
@@ -111,7 +112,7 @@ pub struct GitPlace {
     pub repository: GitAddress,
     /// The branch that the cluster follows.
     pub branch: GitBranch,
-    /// The file or directory in it; without it, the whole repository.
+    /// The file or directory in the repository. Default: the whole repository.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<RepositoryPath>,
 }
@@ -128,8 +129,8 @@ pub struct DaemonSetContainer {
     pub container: DnsLabel,
 }
 
-/// A kind of resource from which an operator makes a driver DaemonSet (contracts: Network Operator
-/// `mellanox.com/v1alpha1`, GPU Operator `nvidia.com/v1` and `nvidia.com/v1alpha1`).
+/// A kind of resource from which an operator creates a driver DaemonSet (contracts: Network Operator `mellanox.com/v1alpha1`, GPU
+/// Operator `nvidia.com/v1` and `nvidia.com/v1alpha1`).
 #[derive(
     Clone,
     Copy,
@@ -152,18 +153,18 @@ pub enum OperatorResource {
     NicNodePolicy,
     /// `nvidia.com/v1`, `spec.driver`.
     ClusterPolicy,
-    /// `nvidia.com/v1alpha1`, fields in `spec` itself, with a `nodeSelector`.
+    /// `nvidia.com/v1alpha1`, fields directly in `spec`, with a `nodeSelector`.
     #[serde(rename = "NVIDIADriver")]
     #[strum(serialize = "NVIDIADriver")]
     NvidiaDriver,
 }
 
 impl OperatorResource {
-    /// All of them.
+    /// All kinds of operator resources.
     pub const ALL: [Self; 4] =
         [Self::NicClusterPolicy, Self::NicNodePolicy, Self::ClusterPolicy, Self::NvidiaDriver];
 
-    /// Is it the GPU Operator's, rather than the Network Operator's?
+    /// Whether the resource belongs to the GPU Operator rather than the Network Operator.
     pub fn is_of_gpu_operator(self) -> bool {
         matches!(self, Self::ClusterPolicy | Self::NvidiaDriver)
     }
@@ -186,7 +187,7 @@ impl OperatorResource {
         }
     }
 
-    /// The name in the API's paths.
+    /// Plural name, as used in API paths.
     pub fn plural(self) -> &'static str {
         match self {
             Self::NicClusterPolicy => "nicclusterpolicies",
@@ -196,7 +197,7 @@ impl OperatorResource {
         }
     }
 
-    /// Key and value of the node label by which the operator finds the nodes for its driver.
+    /// Key and value of the node label that selects the nodes for the operator's driver.
     pub fn node_label(self) -> (&'static str, &'static str) {
         let gpu = self.is_of_gpu_operator();
         let key =
@@ -204,7 +205,7 @@ impl OperatorResource {
         (key, "true")
     }
 
-    /// Where the driver's fields stand below `spec`.
+    /// Path of the driver's fields below `spec`.
     pub fn driver_path(self) -> &'static [&'static str] {
         match self {
             Self::NicClusterPolicy | Self::NicNodePolicy => &["ofedDriver"],
@@ -214,15 +215,15 @@ impl OperatorResource {
     }
 }
 
-/// How the first pods with a new image are watched.
+/// Limits for watching the first pods with a new image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Watch {
-    /// How long the first pods with a new image may take to get ready before the old image is put back.
+    /// How long the first pods with a new image may take to become ready. After that, farrier restores the old image.
     #[serde(default = "default_deadline")]
     pub deadline: Period,
-    /// How long a pod must stay ready, without a restart of a container, until it counts as ready: a container that
-    /// crashes at its start is ready for a moment each time. The DaemonSet's `minReadySeconds` counts where it is longer.
+    /// How long a pod must stay ready without a container restart to count as ready. A container that crashes at its start is
+    /// briefly ready each time. The DaemonSet's `minReadySeconds` applies if it is longer.
     #[serde(default = "default_stable_for")]
     pub stable_for: Period,
 }
@@ -240,7 +241,7 @@ fn default_grace() -> Period {
 }
 
 impl RolloutSpec {
-    /// The DaemonSet's container that it is about; `None` for those that are about no DaemonSet.
+    /// The DaemonSet's container that is the target; `None` if the target is not a DaemonSet.
     pub fn daemon_set(&self) -> Option<&DaemonSetContainer> {
         match self {
             Self::Image { target, .. }
@@ -252,7 +253,7 @@ impl RolloutSpec {
         }
     }
 
-    /// What the names of branches begin with that are pushed for pull requests.
+    /// Prefix of the branches that farrier pushes for pull requests.
     pub fn proposals(&self) -> Option<&str> {
         match self {
             Self::Git { proposals, .. } => proposals.as_deref(),
@@ -260,7 +261,7 @@ impl RolloutSpec {
         }
     }
 
-    /// How the first pods with a new image are watched; `None` where they are not.
+    /// Limits for watching the first pods with a new image; `None` for strategies that do not watch pods.
     pub fn watch(&self) -> Option<Watch> {
         match self {
             Self::Image { watch, .. } | Self::PerKernel { watch, .. } | Self::Union { watch, .. } => {
@@ -270,7 +271,7 @@ impl RolloutSpec {
         }
     }
 
-    /// How its nodes get another driver, one after the other.
+    /// Settings for replacing the driver on one node after the other, if any.
     pub fn upgrade(&self) -> Option<&UpgradeSpec> {
         match self {
             Self::Image { upgrade, .. } | Self::PerKernel { upgrade, .. } | Self::Union { upgrade, .. } => {
@@ -280,13 +281,13 @@ impl RolloutSpec {
         }
     }
 
-    /// How the target is rewritten.
+    /// The rollout strategy.
     pub fn strategy(&self) -> Strategy {
         self.into()
     }
 }
 
-/// [`RolloutSpec`] as written: serde's internally tagged enums lose the place of an error.
+/// [`RolloutSpec`] as written in the file. Serde's internally tagged enums lose the position of an error.
 #[serde_with::skip_serializing_none]
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -310,12 +311,12 @@ struct RolloutForm {
 }
 
 impl Strategy {
-    /// The name in definitions.
+    /// The strategy's name in definitions.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 
-    /// Whether it has a field beside `strategy`.
+    /// Whether the strategy accepts a field.
     fn has(self, field: &str) -> bool {
         let fields = match self {
             Self::Image => "namespace daemonSet container deadline stableFor upgrade",

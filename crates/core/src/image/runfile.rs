@@ -1,4 +1,4 @@
-//! Pure: a base whose driver comes out of NVIDIA's own installer.
+//! Pure: a base image with the user space of NVIDIA's installer.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Unexpected};
@@ -9,36 +9,37 @@ use crate::definition::{
     one_of,
 };
 
-/// User space and firmware of NVIDIA's installer (`.run`), which is read and never run, on packages of a distribution.
+/// User space and firmware from NVIDIA's installer (`.run`), on top of a distribution's packages. The installer is unpacked and
+/// never executed.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum RunfileBase {
-    /// The source that is the installer: what computes, on Debian 12.
+    /// Name of the source that is the installer. Only the compute parts are used, on Debian 12.
     Compute(ImageName),
-    /// The same, and what is wanted of it.
+    /// The source, with options.
     Spec(RunfileSpec),
 }
 
-/// What of the installer goes into the base, and what is below it.
+/// Parts of the installer that go into the base, and the packages below them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RunfileSpec {
-    /// The source of the image that is the installer, or the directory that it unpacks to. Whatever part of it is compiled
-    /// (`subdir`), the base is made of the whole.
+    /// The image's source that is the installer, or the directory that it unpacks to. The base is made from the whole installer,
+    /// even if only a part of it (`subdir`) is compiled.
     pub source: ImageName,
-    /// What draws, too: OpenGL, EGL, Vulkan, OptiX, VDPAU, the driver of an X server.
+    /// Include the graphics parts, too: OpenGL, EGL, Vulkan, OptiX, VDPAU, the X server's driver.
     #[serde(default)]
     pub graphics: bool,
     /// Sources that are NVIDIA's redistributable archives of the same version: fabric manager, NSCQ, IMEX.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub archives: Vec<ImageName>,
-    /// The packages below it; Debian 12 with kmod when absent.
+    /// Packages below the user space. Default: Debian 12 with kmod.
     #[serde(default = "debian")]
     pub bootstrap: BootstrapSpec,
 }
 
 impl RunfileBase {
-    /// All that it says.
+    /// Returns the full specification, with defaults for the short form.
     pub fn spec(&self) -> RunfileSpec {
         match self {
             Self::Compute(source) => RunfileSpec {

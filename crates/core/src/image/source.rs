@@ -1,4 +1,4 @@
-//! Pure: what a driver image is made from: sources and patches.
+//! Pure: inputs of a driver image: sources and patches.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -15,32 +15,31 @@ use crate::{
     kernel::{Architecture, HeaderText, KernelRange, KernelTarget, Pattern, image_for, text_for},
 };
 
-/// One input that is compiled, or has compiled modules.
+/// One input: source code to compile, or compiled modules.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SourceSpec {
-    /// Its directory under `sources/` in the build context.
+    /// Name of the directory under `sources/` in the build context.
     pub name: ImageName,
-    /// Where it comes from: exactly one of `path`, `url`, `apt`, `rpm`, `image`.
+    /// Origin of the source. Set exactly one of `path`, `url`, `apt`, `rpm`, `image`.
     pub from: SourceOrigin,
-    /// An archive inside the fetched tree that is unpacked in its place, as a path relative to the tree in which the
-    /// last component may hold one `*` (`MLNX_OFED_SRC-24.10/SOURCES/mlnx-ofed-kernel_*.orig.tar.gz`); it must match
-    /// exactly once.
+    /// An archive inside the fetched tree, which replaces the tree after unpacking. The path is relative to the tree; its last
+    /// component may contain one `*` (`MLNX_OFED_SRC-24.10/SOURCES/mlnx-ofed-kernel_*.orig.tar.gz`). It must match exactly once.
     pub unpack: Option<InnerPattern>,
-    /// The part of the (unpacked) tree that is used, as a relative path in which the last component
-    /// may hold one `*`; it must match exactly once. Default: the whole tree.
+    /// The part of the (unpacked) tree to use, as a relative path. Its last component may contain one `*`, and it must match
+    /// exactly once. Default: the whole tree.
     pub subdir: Option<InnerPattern>,
 }
 
 impl SourceSpec {
-    /// All of it, where a part is compiled.
+    /// Returns the whole source, ignoring `subdir`.
     #[must_use]
     pub fn without_part(&self) -> Self {
         Self { subdir: None, ..self.clone() }
     }
 
-    /// Is it another one for each kernel?
+    /// Whether the source differs from kernel to kernel.
     pub fn is_of_kernel(&self) -> bool {
         match &self.from {
             SourceOrigin::Image(_) | SourceOrigin::Rpm(_) => true,
@@ -49,7 +48,7 @@ impl SourceSpec {
         }
     }
 
-    /// The one for a kernel: of packages, those for its architecture, which may have the release in their names.
+    /// Returns the source for a kernel: packages get the kernel's architecture, and the release in their names.
     pub fn for_kernel(&self, target: &KernelTarget) -> Result<Self, String> {
         let mut found = self.for_architecture(target.arch);
         match &mut found.from {
@@ -63,7 +62,7 @@ impl SourceSpec {
         Ok(found)
     }
 
-    /// The one for an architecture: packages may have parts that are compiled already.
+    /// Returns the source for an architecture, because packages may contain compiled parts.
     #[must_use]
     pub fn for_architecture(&self, arch: Architecture) -> Self {
         let mut found = self.clone();
@@ -74,7 +73,7 @@ impl SourceSpec {
     }
 }
 
-/// Where a source comes from.
+/// Origin of a source.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum SourceOrigin {
@@ -82,91 +81,93 @@ pub enum SourceOrigin {
     Path {
         /// The path.
         path: LocalPath,
-        /// Expected sha256 of the file, hexadecimal. Not for directories.
+        /// Expected SHA-256 of the file, hexadecimal. Not allowed for directories.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sha256: Option<Sha256>,
     },
-    /// A download. Archives are unpacked: tar (plain, gzip, xz, zstd), packages (`.deb`, `.rpm`), and self-extracting
-    /// ones (`.run`), which are not run.
+    /// A download. farrier unpacks archives: tar (plain, gzip, xz, zstd), packages (`.deb`, `.rpm`) and self-extracting archives
+    /// (`.run`), which are not executed.
     Url {
         /// The address, `http` or `https`.
         url: Download,
-        /// sha256 of the file, hexadecimal.
+        /// SHA-256 of the file, hexadecimal.
         sha256: Sha256,
     },
-    /// A package of a Debian-like archive, unpacked (not installed).
+    /// A package of a Debian-like archive. It is unpacked, not installed.
     Apt(AptSource),
-    /// A package of RPM repositories with a kernel's modules, unpacked (not installed).
+    /// A package with a kernel's modules, from RPM repositories. It is unpacked, not installed.
     Rpm(RpmSource),
-    /// Modules that others compiled, in an image: one that KMM loads, or a vendor's.
+    /// Precompiled third-party modules in an image, such as one for KMM or a vendor's.
     Image(SourceImage),
 }
 
-/// An image of others that has compiled modules. Nothing of it is run.
+/// A third-party image with compiled modules. Nothing in it is executed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SourceImage {
-    /// Its reference with a tag or a digest, in which `{{release}}`, `{{kernel_label}}` (the release as tags can have it),
-    /// `{{os_id}}`, `{{os_version}}`, `{{releasever}}`, `{{arch}}` (`amd64`) and `{{basearch}}` (`x86_64`) may stand for the
-    /// kernel's. The image counts by its digest; where there is none, the plan says so.
+    /// Its reference, with a tag or a digest. These placeholders are replaced with the kernel's values: `{{release}}`,
+    /// `{{kernel_label}}` (the release in the form of a tag), `{{os_id}}`, `{{os_version}}`, `{{releasever}}`, `{{arch}}`
+    /// (`amd64`) and `{{basearch}}` (`x86_64`). farrier identifies the image by its digest. If the image does not exist, the plan
+    /// says so.
     pub reference: ImagePattern,
-    /// The directory in the image that is the source, such as `/opt/lib/modules`; all of it when absent. The same placeholders.
+    /// The directory in the image that is the source, such as `/opt/lib/modules`, with the same placeholders. Default: the whole
+    /// image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathInside>,
-    /// Public keys in PEM form, relative to the definitions directory: one of them must have signed the image, as `cosign` does.
+    /// Public keys in PEM form, relative to the definitions directory. One of them must have signed the image, as `cosign` does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub signed_by: Vec<LocalPath>,
-    /// A site that signs modules or images signs none of others unless a key of `signedBy` signed them before. With this word it does:
-    /// right for as long as whoever may write to that registry is trusted like the site's own.
+    /// Allow a site that signs modules or images to sign these modules without a signature by a key of `signedBy`. Set this only
+    /// if everyone who may write to that registry is trusted like the site itself.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adopt_unsigned: bool,
 }
 
 impl SourceImage {
-    /// The image for a kernel and the directory in it, or what there would have to be.
+    /// Returns the image for a kernel and the directory in it. An error names the missing value or invalid reference.
     pub fn for_kernel(&self, target: &KernelTarget) -> Result<(ImageReference, Option<String>), String> {
         let path = self.path.as_ref().map(|path| text_for(path, target)).transpose()?;
         Ok((image_for(&self.reference, target)?, path))
     }
 
-    /// Does neither a key nor the definition's explicit word vouch for it?
+    /// Whether the image is untrusted: neither `signedBy` nor `adoptUnsigned` is set.
     pub fn is_unvouched(&self) -> bool {
         self.signed_by.is_empty() && !self.adopt_unsigned
     }
 }
 
-/// A package whose files are a source.
+/// A package of a Debian-like archive whose files are a source.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AptSource {
-    /// The package's name; `{{release}}` stands for the kernel release.
+    /// The package's name. `{{release}}` is replaced with the kernel release.
     pub package: SourcePackage,
-    /// Its exact version; the suite's newest when absent.
+    /// Exact version. Default: the newest one in the suites.
     pub version: Option<PackageVersion>,
     /// Suites, such as `bookworm`, `sid`.
     pub suites: NonEmpty<Suite>,
-    /// Components; `main` when empty.
+    /// Components. Default: `main`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub components: Vec<Component>,
-    /// The archive's address; the host's own entry for the suite when absent.
+    /// The archive's address. Default: the host's entry for the suite.
     pub mirror: Option<Mirror>,
-    /// Keyring that signs the archive; that of the host's entry when absent.
+    /// Keyring that verifies the archive. Default: the keyring of the host's entry.
     pub signed_by: Option<LocalPath>,
-    /// The architecture that it is for; this machine's when absent.
+    /// Architecture of the package. Default: this machine's.
     #[serde(skip)]
     pub arch: Option<Architecture>,
 }
 
-/// An RPM package that has modules of one kernel.
+/// An RPM package that contains one kernel's modules.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RpmSource {
-    /// Its name. Those with ` | ` between them are alternatives: the first that is of the kernel's release is taken. `{{flavour}}`
-    /// stands for what follows the last `-` of the release, `{{release}}` for the release in whatever form names have it: what a
-    /// package provides, or its files, say which kernel it is for.
+    /// The package's name. ` | ` separates alternatives: the first package for the kernel's release is used. `{{flavour}}` is
+    /// replaced with the text after the last `-` of the release, `{{release}}` with the release in any form that package names
+    /// use. What a package provides, or its files, determine the kernel that it belongs to.
     pub package: RpmAlternatives,
-    /// Where it is.
+    /// Repositories that contain the package.
     pub from: RpmArchive,
     /// The kernel.
     #[serde(skip)]
@@ -174,25 +175,25 @@ pub struct RpmSource {
 }
 
 impl AptSource {
-    /// Where the package is looked for.
+    /// Suites and components to search for the package.
     pub fn apt_suites(&self) -> AptSuites {
         let Self { package: _, version: _, suites, components, mirror, signed_by, arch: _ } = self.clone();
         AptSuites { suites: suites.to_vec(), components, mirror, signed_by }
     }
 }
 
-/// A patch, applied by the template.
+/// A patch that the template applies.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PatchSpec {
-    /// The file, relative to the definitions directory; where that has none, the one of this name that farrier brings.
+    /// The file, relative to the definitions directory. If it does not exist there, farrier uses its built-in patch of that name.
     pub path: LocalPath,
-    /// The range of kernels that it is for, as in the image's `kernels`; every kernel when absent.
+    /// The range of kernels that the patch is for, as in the image's `kernels`. Default: every kernel.
     pub kernels: Option<KernelRange>,
-    /// A regular expression over the kernel release, whole.
+    /// A regular expression that must match the whole kernel release.
     pub release: Option<Pattern>,
-    /// What the kernel's headers say, for changes that distributions took over into kernels of older numbers.
+    /// Condition on the kernel's headers, for changes that distributions backported to older kernel versions.
     pub when: Option<HeaderText>,
 }
 

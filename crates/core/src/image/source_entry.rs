@@ -1,13 +1,13 @@
-//! Pure: which entries of a source tree are sources, and which of those look like credentials.
+//! Pure: classifies entries of a source tree: source, version-control data, or probable credentials.
 
 use std::{ffi::OsStr, path::Path, sync::LazyLock};
 
 use regex::bytes::Regex;
 
-/// Names under which version-control systems keep their data. `.git` is a file in a worktree and in a submodule.
+/// Names of version-control data. `.git` is a file in a worktree and in a submodule.
 const VERSION_CONTROL: [&str; 6] = [".git", ".hg", ".svn", ".jj", ".bzr", "CVS"];
 
-/// Files that hold credentials whatever their content is, by the end of their path.
+/// Path suffixes of files that are treated as credentials regardless of their content.
 const BY_PATH: [(&str, &str); 13] = [
     ("signing_key.pem", SIGNING_KEY),
     ("MOK.priv", SIGNING_KEY),
@@ -28,23 +28,23 @@ const PRIVATE_KEY: &str = "a private key";
 const REGISTRY: &str = "registry credentials";
 const KUBECONFIG: &str = "a kubeconfig";
 
-/// What an entry of a source tree is.
+/// Class of an entry in a source tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceEntry {
-    /// Data of a version-control system: no part of the source.
+    /// Data of a version-control system, which is not part of the source.
     VersionControl,
-    /// Part of the source that looks like credentials, with what they look like.
+    /// Part of the source that looks like credentials, with the kind of credentials.
     Credentials(&'static str),
     /// Any other part of the source.
     Source,
 }
 
 impl SourceEntry {
-    /// Bytes of the largest file whose content is looked at: a larger one is no key and no configuration.
+    /// Size limit in bytes for content inspection. Keys and configuration files are smaller.
     pub const LARGEST: u64 = 1 << 20;
 
-    /// Classifies an entry by its path in the tree and its content; the content of a directory, a link or a file larger than
-    /// [`Self::LARGEST`] is empty.
+    /// Classifies an entry by its path in the tree and its content. Pass empty content for a directory, a link or a file larger
+    /// than [`Self::LARGEST`].
     pub fn of(path: &Path, content: &[u8]) -> Self {
         if path.iter().any(is_version_control) {
             return Self::VersionControl;
@@ -60,7 +60,7 @@ pub fn is_version_control(name: &OsStr) -> bool {
 }
 
 fn by_content(path: &Path, content: &[u8]) -> Option<&'static str> {
-    // One search rules out almost all files.
+    // A single search rules out almost all files.
     if !has(&MARKS, content) {
         return None;
     }
@@ -77,7 +77,7 @@ fn by_content(path: &Path, content: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Whether the content is that of Docker's `config.json` with logins.
+/// Whether the content is Docker's `config.json` with logins.
 fn is_docker_config(content: &[u8]) -> bool {
     let value: Result<serde_json::Value, _> = serde_json::from_slice(content);
     value.is_ok_and(|value| value.get("auths").is_some())
@@ -88,15 +88,15 @@ fn has(expression: &LazyLock<Option<Regex>>, content: &[u8]) -> bool {
 }
 
 fn expression(text: &str) -> Option<Regex> {
-    // Content need not be UTF-8.
+    // The content may be invalid UTF-8.
     Regex::new(&format!("(?-u){text}")).ok()
 }
 
-/// A file without any of these holds none of what the expressions below look for.
+/// Prefilter: a file without any of these marks cannot match the expressions below.
 static MARKS: LazyLock<Option<Regex>> =
     LazyLock::new(|| expression(r#"PRIVATE KEY|PuTTY-User-Key-File-|"auths"|kind"?:|_auth|_password"#));
-/// PEM in all its forms (PKCS #1, PKCS #8, SEC 1, OpenSSH), OpenPGP's armor, SSH2's and PuTTY's files. A key may be quoted
-/// in JSON or indented in YAML.
+/// PEM in all its forms (PKCS #1, PKCS #8, SEC 1, OpenSSH), OpenPGP's armor, SSH2's and PuTTY's files. A key may be quoted in
+/// JSON or indented in YAML.
 static PRIVATE_KEYS: LazyLock<Option<Regex>> = LazyLock::new(|| {
     expression("----[- ]BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?[- ]----|PuTTY-User-Key-File-[0-9]")
 });

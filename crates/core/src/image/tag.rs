@@ -1,4 +1,4 @@
-//! Pure: the tags of a driver image for one kernel target.
+//! Pure: renders the tags of a driver image for one kernel target.
 
 use std::collections::BTreeMap;
 
@@ -10,25 +10,25 @@ use crate::{
     template::Templates,
 };
 
-/// What `{{signer}}` gives where modules are not signed.
+/// Value of `{{signer}}` if modules are not signed.
 const UNSIGNED: &str = "unsigned";
 
-/// What tag patterns may name.
+/// Values for the variables of tag patterns.
 #[derive(Clone, Debug)]
 pub struct TagInputs<'a> {
-    /// The driver's version; characters that a tag may not hold become `_`.
+    /// The driver's version. Characters that are not allowed in a tag become `_`.
     pub version: &'a str,
     /// The kernel target.
     pub target: &'a KernelTarget,
-    /// What its nodes say of their system: an image has a tag for each `ostree_version`.
+    /// System of the kernel's nodes, as they report it. An image has a tag for each `ostree_version`.
     pub system: &'a NodeSystem,
-    /// The versions of the images that it is compiled against, by the needs' names; cleaned in the same way.
+    /// Versions of the images that this one is compiled against, by name of the need. Invalid characters become `_`, too.
     pub needs: BTreeMap<&'a str, &'a str>,
-    /// The first digits of the fingerprint of the certificate that modules are signed for; `None` where they are not signed.
+    /// First digits of the fingerprint of the certificate that signs the modules; `None` if modules are not signed.
     pub signer: Option<&'a str>,
 }
 
-/// What a pattern is rendered from.
+/// Template values for rendering a pattern.
 #[derive(Serialize)]
 struct Values<'a> {
     #[serde(flatten)]
@@ -36,12 +36,12 @@ struct Values<'a> {
     needs: BTreeMap<&'a str, String>,
 }
 
-/// Why a tag pattern gives no tag, naming the pattern.
+/// Reason why a tag pattern gives no valid tag. It names the pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct TagError(String);
 
-/// Renders the patterns, in order, each result once.
+/// Renders the patterns in order, without duplicates.
 pub fn render_tags(
     templates: &mut Templates,
     patterns: &[String],
@@ -92,8 +92,8 @@ pub fn render_tags(
     Ok(tags)
 }
 
-/// Renders a pattern with sample values: does it give a tag at all? A pattern that cannot is a mistake of
-/// the definition, not of some later kernel.
+/// Renders a pattern with sample values, to verify that it can give a valid tag. A pattern that cannot is a mistake in the
+/// definition, so it is reported when the definition is loaded, not for some later kernel.
 pub(super) fn try_pattern(pattern: &str) -> Result<(), TagError> {
     let samples =
         "version kernel_label kernel_release os_id os_version os_tag ostree_version rhel_version arch signer";
@@ -103,12 +103,12 @@ pub(super) fn try_pattern(pattern: &str) -> Result<(), TagError> {
     render_one(&mut Templates::default(), pattern, &values).map(|_| ())
 }
 
-/// May images for several architectures have one tag?
+/// Whether images for several architectures may have the same tag.
 pub fn share_tags(patterns: &[String]) -> bool {
     patterns.iter().any(|pattern| !pattern.replace(' ', "").contains("{{arch}}"))
 }
 
-/// The names of needs whose versions a pattern asks for: `mofed` of `{{needs.mofed}}`.
+/// Names of the needs whose versions a pattern uses: `mofed` in `{{needs.mofed}}`.
 pub fn needs_in(pattern: &str) -> Vec<&str> {
     let names = pattern.split("needs.").skip(1);
     let end =
@@ -125,7 +125,7 @@ fn render_one(templates: &mut Templates, pattern: &str, values: &Values<'_>) -> 
         .map_err(|_| TagError(format!("tag pattern {pattern:?} gives {text:?}, which is not a tag ({form})")))
 }
 
-/// The text with every character that a tag may not hold replaced by `_`.
+/// Replaces each character that is not allowed in a tag with `_`.
 fn tag_safe(text: &str) -> String {
     text.chars().map(|c| if c.is_ascii_alphanumeric() || "_.-".contains(c) { c } else { '_' }).collect()
 }
@@ -205,9 +205,9 @@ mod tests {
         assert!(try_pattern("{{version}}-{{signer}}").is_ok());
     }
 
-    /// Network Operator `pkg/state/state_ofed.go` and GPU Operator `internal/state/nodepool.go` (`getOSTag`) make the first two of
-    /// NFD's labels; from 4.19 on RHEL CoreOS says that it is `rhel`. The third names what its nodes booted, as their DaemonSets
-    /// with the driver toolkit do.
+    /// Network Operator `pkg/state/state_ofed.go` and GPU Operator `internal/state/nodepool.go` (`getOSTag`) compute the first
+    /// two tags from NFD's labels. RHEL CoreOS 4.19 and later report the ID `rhel`. The third tag names the image that the nodes
+    /// booted, as in the operators' DaemonSets with the driver toolkit.
     #[test]
     fn rhel_coreos_has_the_tags_that_the_operators_compute() {
         let tags = |os: &str, os_version: &str, images: &[&str]| {

@@ -1,4 +1,4 @@
-//! Pure: in which order the nodes of a rollout get another driver, and what is made sure of before and after.
+//! Pure: settings for upgrading the driver on the nodes of a rollout: order, limits, and checks before and after.
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 
@@ -12,65 +12,68 @@ use crate::definition::{
     checked::{CronSchedule, DnsName, LabelKey, LabelValue, ResourcePattern, Share, fits},
 };
 
-/// How the nodes of a DaemonSet get another driver, one after the other. The DaemonSet's update strategy must be `OnDelete`.
+/// Settings to replace the driver on the nodes of a DaemonSet, one after the other. The DaemonSet's update strategy must be
+/// `OnDelete`.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct UpgradeSpec {
-    /// The nodes that go first, so many or those with these labels. The others follow when all of these are done.
+    /// The nodes to upgrade first: a number of nodes, or the nodes with these labels. The others follow when all of these are
+    /// done.
     pub canary: Option<Canary>,
     /// How many nodes may be without a working driver at the same time: a number, or a share of the DaemonSet's nodes such as
-    /// `10%`, which is rounded down, to 1 at least. Nodes whose driver does not work anyhow count, and go first.
+    /// `10%`, rounded down, but at least 1. Nodes whose driver already fails count, and go first.
     #[serde(default)]
     pub max_parallel: MaxParallel,
-    /// What must hold on a node, beside that its new pod is ready for `stableFor`, until it is given back.
+    /// Condition for uncordoning a node, in addition to its new pod being ready for `stableFor`.
     #[serde(default)]
     pub wait_for: WaitFor,
-    /// How long farrier waits after a node before it begins the next.
+    /// How long to wait after one node before upgrading the next.
     #[serde(default = "no_time")]
     pub between: Period,
-    /// When nodes are begun; at any time when absent. A node that was begun is finished.
+    /// When node upgrades may start. Default: at any time. A started upgrade is always finished.
     pub window: Option<Window>,
-    /// Which pods leave a node before its driver does. With any but `none`, the node is cordoned meanwhile.
+    /// Pods to evict from a node before its driver is replaced. With any value but `none`, farrier also cordons the node.
     #[serde(default)]
     pub drain: Drain,
-    /// Only pods with these labels leave; all when absent.
+    /// Evict only pods with these labels. Default: all pods.
     pub pod_selector: Option<LabelSelector>,
-    /// Resources by whose requests the users of the device are found.
+    /// Resources that identify users of the device by their pods' requests.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub device_resources: Vec<ResourcePattern>,
-    /// A CronJob of the DaemonSet's namespace that runs `driver-entrypoint forecast`: farrier makes a Job of it on a node, and takes
-    /// the driver away when it has succeeded. With `drain: device-users`, pods that it finds at the device leave, too.
+    /// A CronJob in the DaemonSet's namespace that runs `driver-entrypoint forecast`. farrier creates a Job from it on a node,
+    /// and removes the driver after the Job has succeeded. With `drain: device-users`, farrier also evicts pods that the Job
+    /// finds using the device.
     pub forecast: Option<DnsName>,
-    /// How long an evicted pod may take to end, in seconds; as the pod itself says when absent.
+    /// How long an evicted pod may take to terminate, in seconds. Default: the pod's own grace period.
     pub grace_seconds: Option<u32>,
-    /// How long pods may take to leave a node, and `waitFor` may take. A node that they do not leave is given back as it was, and
-    /// tried again after so long, when the others have had their turn.
+    /// Time limit for evicting pods from a node, and for `waitFor`. If pods do not leave in time, farrier uncordons the node
+    /// unchanged. It retries the node after the same time, when the other nodes have had their turn.
     #[serde(default = "default_timeout")]
     pub timeout: Period,
-    /// What is done when a node's new driver does not work, or `waitFor` says so.
+    /// Action if a node's new driver does not work, or `waitFor` fails.
     #[serde(default)]
     pub on_failure: OnFailure,
 }
 
-/// Nodes that go first.
+/// Nodes to upgrade first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     untagged,
     expecting = "a number of nodes above zero, or labels of nodes: {matchLabels: {KEY: VALUE}}"
 )]
 pub enum Canary {
-    /// So many.
+    /// This number of nodes.
     Nodes(#[serde(deserialize_with = "count")] NonZeroU32),
-    /// Those with these labels.
+    /// The nodes with these labels.
     Labels(LabelSelector),
 }
 
-/// Objects by label.
+/// Selects objects by label.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LabelSelector {
-    /// Every one of these labels must be there with this value.
+    /// Labels that an object must have, with these values.
     pub match_labels: BTreeMap<LabelKey, LabelValue>,
 }
 
@@ -78,60 +81,61 @@ pub struct LabelSelector {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "a number of nodes above zero, or a share of them from `1%` to `100%`")]
 pub enum MaxParallel {
-    /// So many.
+    /// This number of nodes.
     Nodes(#[serde(deserialize_with = "count")] NonZeroU32),
-    /// So many of a hundred.
+    /// A percentage of the nodes.
     Share(Share),
 }
 
-/// What is waited for on a node with its new driver.
+/// Condition that a node with its new driver must meet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum WaitFor {
-    /// Nothing more than the pod.
+    /// Only the pod must be ready.
     #[default]
     PodsReady,
-    /// A Job that farrier makes from this CronJob of the DaemonSet's namespace, on the node: it must succeed.
+    /// farrier creates a Job on the node from this CronJob in the DaemonSet's namespace. The Job must succeed.
     Job(DnsName),
-    /// The node's annotation `farrier.dev/upgrade-checked`, with the new image as its value.
+    /// The node's annotation `farrier.dev/upgrade-checked` must have the new image as its value.
     Annotation,
 }
 
-/// When nodes are begun.
+/// Maintenance window in which node upgrades may start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Window {
-    /// When it opens: the five fields of cron and a time zone, as in `0 22 * * 1-5 Europe/Berlin`.
+    /// When the window opens: cron's five fields and a time zone, as in `0 22 * * 1-5 Europe/Berlin`.
     pub opens: CronSchedule,
-    /// How long it stays open.
+    /// How long the window stays open.
     pub duration: Period,
 }
 
-/// Which pods leave a node before its driver does. Those of DaemonSets and static pods never do.
+/// Pods to evict from a node before its driver is replaced. DaemonSet pods and static pods are never evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Drain {
-    /// None.
+    /// No pods.
     #[default]
     None,
-    /// Those that request one of `deviceResources`, and those that `forecast` finds.
+    /// Pods that request one of `deviceResources`, and pods that `forecast` finds.
     DeviceUsers,
-    /// All.
+    /// All pods.
     Node,
 }
 
-/// What is done when a new driver does not work.
+/// Action if a new driver does not work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnFailure {
-    /// The image before it is put back; nodes that have the new one get that, in the same order.
+    /// Restore the previous image. Nodes that have the new image get the previous one, in the same order.
     #[default]
     PutBack,
-    /// No other node is begun, until the annotation `farrier.dev/upgrade` is removed from the node, or the DaemonSet has another image.
+    /// Upgrade no further node until the annotation `farrier.dev/upgrade` is removed from the node, or the DaemonSet gets another
+    /// image.
     Stop,
 }
 
-/// A number; among other forms YAML's arrives as text.
+/// Deserializes a number. As one of several forms, a YAML number arrives as text.
 fn count<'de, D: Deserializer<'de>>(deserializer: D) -> Result<NonZeroU32, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -154,7 +158,7 @@ fn default_timeout() -> Period {
 }
 
 impl UpgradeSpec {
-    /// The same, where its fields go together.
+    /// Validates that the fields fit together.
     pub(super) fn checked(self) -> Result<Self, String> {
         let is_empty = |labels: &LabelSelector| labels.match_labels.is_empty();
         let for_drain =
@@ -180,12 +184,12 @@ impl UpgradeSpec {
         Ok(self)
     }
 
-    /// Does it make Jobs in the DaemonSet's namespace?
+    /// Whether the upgrade creates Jobs in the DaemonSet's namespace.
     pub fn makes_jobs(&self) -> bool {
         self.forecast.is_some() || matches!(self.wait_for, WaitFor::Job(_))
     }
 
-    /// Does a pod that requests these resources use the device?
+    /// Whether a pod with these resource requests uses the device.
     pub fn is_user<'a>(&self, requests: impl IntoIterator<Item = &'a String>) -> bool {
         requests.into_iter().any(|name| self.device_resources.iter().any(|pattern| fits(pattern, name)))
     }
@@ -198,7 +202,7 @@ impl Default for MaxParallel {
 }
 
 impl MaxParallel {
-    /// How many of `nodes` that is: never more than it says, and one at least, because nothing could ever change.
+    /// Returns the limit for `nodes` nodes. A share is rounded down, but the limit is at least one, or no node could ever change.
     pub fn of(&self, nodes: usize) -> usize {
         match self {
             Self::Nodes(number) => usize::try_from(number.get()).unwrap_or(usize::MAX),
@@ -211,15 +215,15 @@ impl MaxParallel {
 }
 
 impl LabelSelector {
-    /// Are all of them among these?
+    /// Whether `labels` include all labels of the selector.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         has_labels(labels, &self.match_labels)
     }
 }
 
 impl Window {
-    /// When it opens and closes: the first time that it closes after `at`, so that it is open where it opens before. `None` where
-    /// there is none within four years.
+    /// Opening and closing time of the window that is open at `at`, or else of the next one. `None` if no window opens within
+    /// four years.
     pub fn next(&self, at: Timestamp) -> Option<(Timestamp, Timestamp)> {
         let duration = SignedDuration::try_from(self.duration.duration()).ok()?;
         let schedule = cronexpr::parse_crontab(&self.opens).ok()?;
@@ -235,7 +239,7 @@ mod tests {
     use super::*;
     use crate::image::RolloutSpec;
 
-    #[expect(clippy::needless_pass_by_value, reason = "it is written where it is handed over")]
+    #[expect(clippy::needless_pass_by_value, reason = "callers write the JSON inline")]
     fn read(upgrade: Value) -> Result<UpgradeSpec, String> {
         let rollout = json!({
             "strategy": "image", "namespace": "drivers", "daemonSet": "mft", "container": "driver", "upgrade": upgrade,
@@ -293,9 +297,9 @@ mod tests {
             Window { opens: "0 22 * * * Europe/Berlin".parse().unwrap(), duration: Period::seconds(7200) };
         let opens = |text: &str| window.next(at(text)).unwrap();
         assert_eq!(opens("2026-01-10T12:00:00Z"), (at("2026-01-10T21:00:00Z"), at("2026-01-10T23:00:00Z")));
-        assert_eq!(opens("2026-01-10T22:59:59Z").0, at("2026-01-10T21:00:00Z"), "it is open");
-        assert_eq!(opens("2026-01-10T23:00:00Z").0, at("2026-01-11T21:00:00Z"), "it has just closed");
-        assert_eq!(opens("2026-07-10T12:00:00Z").0, at("2026-07-10T20:00:00Z"), "in summer");
+        assert_eq!(opens("2026-01-10T22:59:59Z").0, at("2026-01-10T21:00:00Z"), "the window is open");
+        assert_eq!(opens("2026-01-10T23:00:00Z").0, at("2026-01-11T21:00:00Z"), "the window has just closed");
+        assert_eq!(opens("2026-07-10T12:00:00Z").0, at("2026-07-10T20:00:00Z"), "daylight saving time");
         let never = Window { opens: "0 0 30 2 * UTC".parse().unwrap(), duration: Period::seconds(60) };
         assert_eq!(never.next(at("2026-01-10T12:00:00Z")), None);
     }

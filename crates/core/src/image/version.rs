@@ -9,14 +9,14 @@ use crate::definition::{
     one_of,
 };
 
-/// A driver's version: written down, or that of one of its `apt` sources.
+/// A driver's version: a literal, or the version of one of the image's `apt` sources.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(untagged)]
 #[schemars(deny_unknown_fields)]
 pub enum VersionSpec {
-    /// Written down.
+    /// A literal version.
     Literal(DriverVersion),
-    /// The upstream part of the version of the package behind the named `apt` source.
+    /// The upstream part of the package version of the named `apt` source.
     FromSource {
         /// The source's name.
         source: String,

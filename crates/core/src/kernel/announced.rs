@@ -1,4 +1,4 @@
-//! Pure: announced kernels (`announced/*.yaml`): kernels that images are made for before a node runs them.
+//! Pure: announced kernels (`announced/*.yaml`): kernels that farrier builds images for before any node runs them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::KernelTarget;
 use crate::definition::{ApiVersion, Metadata, NonEmpty};
 
-/// One file of `announced/`.
+/// One file in `announced/`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AnnouncedKernels {
@@ -16,18 +16,18 @@ pub struct AnnouncedKernels {
     pub kind: AnnouncedKernelsKind,
     /// The list's name.
     pub metadata: Metadata,
-    /// What it says.
+    /// The specification.
     pub spec: AnnouncedKernelsSpec,
 }
 
-/// The one value of such a list's `kind`.
+/// The only valid value of an announcement's `kind`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum AnnouncedKernelsKind {
     /// `AnnouncedKernels`.
     AnnouncedKernels,
 }
 
-/// Which kernels are announced. Every driver image whose range holds one is built and published for it.
+/// The announced kernels. farrier builds and publishes every driver image whose range includes one of them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AnnouncedKernelsSpec {

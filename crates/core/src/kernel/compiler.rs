@@ -1,8 +1,8 @@
-//! Pure: the compiler that a kernel was built with, from its configuration.
+//! Pure: identifies the compiler that built a kernel, from the kernel's configuration.
 
 use std::str::FromStr;
 
-/// Which compiler.
+/// Kind of a compiler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display, strum::EnumString)]
 #[strum(serialize_all = "lowercase")]
 pub enum CompilerKind {
@@ -16,19 +16,19 @@ pub enum CompilerKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
 #[display("{kind} {major}")]
 pub struct Compiler {
-    /// Which compiler.
+    /// Kind of the compiler.
     pub kind: CompilerKind,
-    /// Its major version (gcc before 5 is told apart by minor too, but every 4.8 is one compiler here).
+    /// Major version. For gcc before 5 the minor version matters, too, but farrier treats every 4.8 as one compiler.
     pub major: u32,
 }
 
-/// A `CONFIG_CC_VERSION_TEXT` that names no known compiler.
+/// Parse error: a `CONFIG_CC_VERSION_TEXT` does not name a known compiler.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("compiler text {0:?} names neither gcc nor clang with a version")]
 pub struct CompilerTextError(pub String);
 
 impl Compiler {
-    /// By its name and major version, `gcc-12` or, as it is displayed, `gcc 12`.
+    /// Parses a name with a major version: `gcc-12`, or the displayed form `gcc 12`.
     pub fn named(name: &str) -> Option<Self> {
         let (kind, major) = name.split_once(['-', ' '])?;
         Some(Self { kind: kind.parse().ok()?, major: major.parse().ok()? })
@@ -38,15 +38,14 @@ impl Compiler {
 impl FromStr for Compiler {
     type Err = CompilerTextError;
 
-    /// Reads the first line of `cc --version`, e.g. `gcc-12 (Debian 12.2.0-14+deb12u1) 12.2.0`,
-    /// `gcc (GCC) 11.4.1 20231218 (Red Hat 11.4.1-3)`, `x86_64-linux-gnu-gcc-13 (Ubuntu 13.2.0-23ubuntu4) 13.2.0`,
-    /// `Ubuntu clang version 18.1.3 (1ubuntu1)`.
+    /// Parses the first line of `cc --version`, e.g. `gcc-12 (Debian 12.2.0-14+deb12u1) 12.2.0`, `gcc (GCC) 11.4.1 20231218 (Red
+    /// Hat 11.4.1-3)`, `x86_64-linux-gnu-gcc-13 (Ubuntu 13.2.0-23ubuntu4) 13.2.0`, `Ubuntu clang version 18.1.3 (1ubuntu1)`.
     fn from_str(text: &str) -> Result<Self, CompilerTextError> {
         clang(text).or_else(|| gcc(text)).ok_or_else(|| CompilerTextError(text.chars().take(200).collect()))
     }
 }
 
-/// clang puts its vendor first: `<vendor> clang version <version>`.
+/// clang prints its vendor first: `<vendor> clang version <version>`.
 fn clang(text: &str) -> Option<Compiler> {
     let (before, after) = text.split_once("clang version ")?;
     (before.is_empty() || before.ends_with(' '))
@@ -54,8 +53,8 @@ fn clang(text: &str) -> Option<Compiler> {
         .map(|major| Compiler { kind: CompilerKind::Clang, major })
 }
 
-/// gcc prints `<program> (<vendor's words>) <version> [<date> ...]`; the vendor's words may hold another
-/// version and parentheses of their own.
+/// gcc prints `<program> (<vendor's text>) <version> [<date> ...]`. The vendor's text may contain another version and nested
+/// parentheses.
 fn gcc(text: &str) -> Option<Compiler> {
     let (program, rest) = text.trim().split_once(char::is_whitespace)?;
     let program = program.rsplit('/').next().unwrap_or(program);
@@ -68,7 +67,7 @@ fn gcc(text: &str) -> Option<Compiler> {
     major(rest).map(|major| Compiler { kind: CompilerKind::Gcc, major })
 }
 
-/// What follows the balanced group that the text starts with; the whole text when it starts with none.
+/// Returns the text after a leading balanced group of parentheses, or the whole text if it does not start with a group.
 fn after_parentheses(text: &str) -> &str {
     let mut depth = 0_usize;
     for (at, c) in text.char_indices() {

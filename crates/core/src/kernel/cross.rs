@@ -1,4 +1,4 @@
-//! Pure: toolchains for kernels of another architecture than the machine's, of Debian's and Ubuntu's packages.
+//! Pure: cross-compiler toolchains from Debian's and Ubuntu's packages, for kernels of another architecture than the machine's.
 
 use super::{Architecture, HeaderSource, KernelFamily, KernelTarget, Toolchain};
 use crate::definition::{
@@ -6,25 +6,25 @@ use crate::definition::{
     checked::{PackageToInstall, Suite},
 };
 
-/// Tools that kbuild runs on the machine that compiles (`fixdep`, `modpost`, `genksyms`): Debian's kernels have them in a package
-/// of their own, of which header packages want the kernel's architecture.
+/// Prefix of packages with the tools that kbuild runs on the build machine (`fixdep`, `modpost`, `genksyms`). Debian ships these
+/// tools in a separate package; header packages depend on its variant for the kernel's architecture.
 const BUILD_TOOLS: &str = "linux-kbuild-";
 
-/// Where modules can be compiled that this machine cannot compile.
+/// Hint: where to compile modules that this machine cannot compile.
 pub const ELSEWHERE: &str = "build on a machine of that architecture, or in a cluster that has one (--engine kubernetes); Debian's kernels, with a \
      toolchain of packages, are compiled on both";
-/// Why a toolchain has no cross compilers.
+/// Reason: a toolchain has no cross compilers.
 pub const NO_CROSS_COMPILERS: &str = "its toolchain does not come from Debian's or Ubuntu's packages";
-/// Why headers are of no use on another architecture.
+/// Reason: headers are unusable on another architecture.
 pub const FOREIGN_TOOLS: &str = "the tools in its headers run on that architecture";
 
-/// That a machine cannot compile modules for another architecture.
+/// Message that a machine cannot compile modules for another architecture.
 pub fn not_compiled_here(target: Architecture, machine: Architecture, why: &str) -> String {
     format!("modules for {target} cannot be compiled on this machine, which is {machine}: {why}")
 }
 
-/// Why a machine cannot compile for a family's kernel, and what to do, as far as the definitions tell; headers that were imported or
-/// published bring tools of their own, and Ubuntu has no package of them.
+/// Returns why a machine cannot compile for a family's kernel, with a hint, as far as the definitions show. Imported or published
+/// headers contain tools for their own architecture, and Ubuntu has no package of these tools.
 pub fn not_across(
     family: &KernelFamily,
     target: &KernelTarget,
@@ -41,10 +41,12 @@ pub fn not_across(
     Some(format!("{} ({ELSEWHERE})", not_compiled_here(target.arch, machine, why)))
 }
 
-/// What compiles on a machine of another architecture for kernels of `target`, in the place of a toolchain of their own: the same
-/// packages, with cross compilers for compilers, and kbuild's tools for this machine, by the packages that the kernel's headers
-/// came from (`name=version ...`) and the suites that have these. `None` where there is no such package: then the headers' tools
-/// run on their own architecture only.
+/// Returns the toolchain that compiles kernels of `target` on a machine of another architecture. It replaces the compiler
+/// packages of `own` with cross compilers and adds kbuild's tools for this machine.
+///
+/// The tools' packages come from `headers`, the packages of the kernel's headers (`name=version ...`), and `suites`, which
+/// contain these packages. `None` if there is no package of the tools: the headers' tools then run on their own architecture
+/// only.
 pub fn cross_toolchain(
     own: &BootstrapSpec,
     target: Architecture,
@@ -63,8 +65,8 @@ pub fn cross_toolchain(
     (!tools.is_empty()).then(|| BootstrapSpec { extra_suites, include, ..own.clone() })
 }
 
-/// The package that compiles for an architecture in the place of one that compiles for its own (`gcc-12-aarch64-linux-gnu`). The
-/// others are of use on any machine.
+/// Replaces a compiler package with its cross compiler for `target` (`gcc-12-aarch64-linux-gnu`). Other packages work on any
+/// machine and stay unchanged.
 fn cross_package(package: &PackageToInstall, target: Architecture) -> Option<PackageToInstall> {
     let name = package.split(['=', ':', '/']).next().unwrap_or_default();
     let (program, major) = name.split_once('-').unwrap_or((name, ""));
@@ -107,7 +109,7 @@ mod tests {
         .map(str::to_owned);
         let suites = ["bookworm", "bookworm-security"].map(|suite| suite.parse().unwrap());
         let made = |target| cross_toolchain(&own, target, &headers, &suites).unwrap();
-        // The tools of a security update are in its suite alone.
+        // Only the suite of security updates contains the tools of a security update.
         assert_eq!(made(Architecture::Arm64).extra_suites, suites[1..]);
         let names =
             |target| made(target).include.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");

@@ -1,11 +1,11 @@
-//! Pure: Debian version numbers (Debian Policy, 5.6.12).
+//! Pure: comparison of Debian version numbers (Debian Policy, 5.6.12).
 //!
-//! Own code, since the crates that compare them (`debversion`, `debian-control`) bring chrono, num-bigint and a regular
-//! expression for these fifty lines.
+//! This module exists because the crates that compare them (`debversion`, `debian-control`) would add chrono, num-bigint and a
+//! regular expression to replace these fifty lines.
 
 use std::cmp::Ordering;
 
-/// Orders two versions as dpkg does.
+/// Compares two versions as dpkg does.
 pub fn compare(a: &str, b: &str) -> Ordering {
     let ((epoch_a, upstream_a, revision_a), (epoch_b, upstream_b, revision_b)) = (split(a), split(b));
     number(epoch_a)
@@ -14,7 +14,7 @@ pub fn compare(a: &str, b: &str) -> Ordering {
         .then_with(|| compare_part(revision_a, revision_b))
 }
 
-/// The upstream part: without epoch and revision.
+/// Returns the upstream part, without epoch and revision.
 pub fn upstream(version: &str) -> &str {
     split(version).1
 }
@@ -25,13 +25,13 @@ fn split(version: &str) -> (&str, &str, &str) {
     (epoch, upstream, revision)
 }
 
-/// A number of any length, comparable: zeros in front do not count.
+/// Comparison key for a number of any length. Leading zeros are ignored.
 pub(crate) fn number(text: &str) -> (usize, &str) {
     let text = text.trim_start_matches('0');
     (text.len(), text)
 }
 
-/// Takes turns: what is not a digit, in an order of its own, then a number.
+/// Compares non-digits and numbers in turn. Non-digits have their own order.
 fn compare_part(mut a: &str, mut b: &str) -> Ordering {
     while !(a.is_empty() && b.is_empty()) {
         let (text_a, rest_a) = take(a, |c| !c.is_ascii_digit());
@@ -46,7 +46,7 @@ fn compare_part(mut a: &str, mut b: &str) -> Ordering {
     Ordering::Equal
 }
 
-/// The digits that a text begins with, and the rest.
+/// Splits a text after its leading digits.
 pub(crate) fn leading_digits(text: &str) -> (&str, &str) {
     take(text, |c| c.is_ascii_digit())
 }
@@ -55,7 +55,7 @@ fn take(text: &str, belongs: impl Fn(char) -> bool) -> (&str, &str) {
     text.split_at(text.find(|c| !belongs(c)).unwrap_or(text.len()))
 }
 
-/// A tilde sorts before the end, the end before letters, letters before everything else.
+/// A tilde sorts before the end of the text, the end before letters, and letters before other characters.
 fn compare_text(a: &str, b: &str) -> Ordering {
     let weight = |c: Option<char>| match c {
         Some('~') => (0, '~'),

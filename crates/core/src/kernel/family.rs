@@ -1,4 +1,4 @@
-//! Pure: kernel families (`kernels/*.yaml`): which targets they match and where headers come from.
+//! Pure: kernel families (`kernels/*.yaml`): the targets they match, and the origin of headers, toolchain and kernel image.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -20,7 +20,7 @@ use crate::definition::{
     one_of,
 };
 
-/// One file of `kernels/`.
+/// One file in `kernels/`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct KernelFamily {
@@ -30,112 +30,111 @@ pub struct KernelFamily {
     pub kind: KernelFamilyKind,
     /// The family's name.
     pub metadata: Metadata,
-    /// What it says.
+    /// The specification.
     pub spec: KernelFamilySpec,
-    /// The file that it stands in, for people.
+    /// File that contains the definition, for display.
     #[serde(skip)]
     pub file: String,
 }
 
-/// The one value of a family's `kind`.
+/// The only valid value of a family's `kind`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum KernelFamilyKind {
     /// `KernelFamily`.
     KernelFamily,
 }
 
-/// Which targets a family matches, and where their headers and toolchain come from.
+/// Targets that a family matches, and the origin of their headers and toolchain.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct KernelFamilySpec {
-    /// Which targets.
+    /// Targets of the family.
     #[serde(rename = "match")]
     pub matches: FamilyMatch,
-    /// Where the header sets come from.
+    /// Origin of the header sets.
     pub headers: HeaderSource,
-    /// The build stage's base.
+    /// Base of the build stage.
     pub toolchain: Toolchain,
-    /// The digest of the image that belongs to each kernel release, for `{{digest}}` in `headers` and `toolchain`.
+    /// Digest of the image for each kernel release, for `{{digest}}` in `headers` and `toolchain`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub digests: BTreeMap<KernelRelease, ImageDigest>,
-    /// The ImageStream of a live OpenShift that has `{{digest}}` of other releases, by the `OSTREE_VERSION` of the nodes that run
-    /// them: `openshift/driver-toolkit`.
+    /// ImageStream of a live OpenShift cluster that provides `{{digest}}` for releases not listed in `digests`, such as
+    /// `openshift/driver-toolkit`. The tag is the `OSTREE_VERSION` of the nodes that run the release.
     pub image_stream: Option<ImageStream>,
-    /// The compilers that these kernels were built with, such as `gcc-12`, each with its major version. Where the toolchain
-    /// has none of them the plan says so. What a kernel's headers say comes first.
+    /// Compilers that these kernels were built with, such as `gcc-12`, each with its major version. If the toolchain has none of
+    /// them, the plan says so. The compiler named by a kernel's headers takes precedence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub built_with: Vec<CompilerName>,
-    /// Where the kernels themselves come from: for what headers cannot tell, and for boot checks.
+    /// Origin of the kernel images, for facts that headers do not contain and for boot checks.
     pub kernel_image: Option<KernelImageSource>,
-    /// Do modules get type information (BTF)? Where the kernel's headers bring a `vmlinux` with it, and the toolchain has
-    /// pahole. Only modules that offer functions to BPF programs need it.
+    /// Whether modules get type information (BTF). It requires a `vmlinux` with BTF among the kernel's headers, and pahole in the
+    /// toolchain. Only modules that offer functions to BPF programs need BTF.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub btf: bool,
-    /// Where the family's newest kernel is found: images are made for it before a node runs it.
+    /// Source for the family's newest kernel. farrier builds images for that kernel before any node runs it.
     pub track: Option<KernelTrack>,
 }
 
-/// Where the newest kernel of a family is found: exactly one field.
+/// Source for a family's newest kernel. Set exactly one field.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum KernelTrack {
     /// Packages `linux-headers-<release>` of a Debian-like distribution.
     Apt(TrackedSuites),
-    /// RPM packages: the newest kernel of each name in each repository is announced.
+    /// RPM packages. The newest kernel of each name in each repository is announced.
     Rpm(FurtherRpmPackages),
 }
 
-/// Suites that are tracked. The archive and keyring are those of the family's `headers`, or the host's.
+/// Tracked suites. Archive and keyring are the ones in the family's `headers`, or the host's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TrackedSuites {
     /// Suites, such as `bookworm-security`.
     pub suites: NonEmpty<Suite>,
-    /// What releases end with after their last number and a `-`: `amd64`, `cloud-amd64`. The newest of each is announced.
+    /// Suffixes of releases, after their last number and a `-`: `amd64`, `cloud-amd64`. The newest kernel of each is announced.
     pub flavours: NonEmpty<Flavour>,
 }
 
-/// Every field that is given must match; a family without fields matches every target.
+/// Match conditions. All given fields must match; without fields, the family matches every target.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FamilyMatch {
-    /// Operating system ids (`ID` of os-release); empty means any.
+    /// Operating system ids (`ID` of os-release). Default: any.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
     #[schemars(with = "OneOrMany")]
     pub os: Vec<OsId>,
-    /// A regular expression over the operating system version, whole.
+    /// A regular expression that must match the whole operating system version.
     pub os_version: Option<Pattern>,
-    /// A regular expression over the kernel release.
+    /// A regular expression that must match the whole kernel release.
     pub release: Option<Pattern>,
     /// Processor architecture.
     pub arch: Option<Architecture>,
-    /// Compilers, such as `gcc-14`: the family is for kernels whose headers users bring and which one of these built, where the
-    /// family that matches without this has none of them.
+    /// Compilers, such as `gcc-14`. The family then applies to kernels with user-provided headers that one of these compilers
+    /// built. It is used only if the toolchain of the regular family lacks that compiler.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub built_with: Vec<CompilerName>,
 }
 
-/// Where a family's header sets come from: exactly one field.
+/// Origin of a family's header sets. Set exactly one field.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum HeaderSource {
-    /// Header packages of a Debian-like distribution; the packages of the same source package that they depend on come
-    /// along.
+    /// Header packages of a Debian-like distribution. Their dependencies from the same source package are included.
     Apt(AptHeaders),
-    /// RPM packages of the kernel's release.
+    /// RPM packages for the kernel's release.
     Rpm(RpmPackages),
-    /// A tarball, one for each release: `path` may hold `{{release}}`.
+    /// A tarball for each release. `path` may contain `{{release}}`.
     Tarball(TarballHeaders),
     /// A directory or an archive in an image.
     Oci(ImageHeaders),
-    /// An archive at an address, with a checksum or a signature beside it.
+    /// An archive at a URL, with a checksum or a signature beside it.
     Url(DownloadedHeaders),
 }
 
 impl HeaderSource {
-    /// The repositories, of headers in RPM packages.
+    /// Repositories of headers in RPM packages; `None` for other headers.
     pub fn rpm_archive(&self) -> Option<&RpmArchive> {
         match self {
             Self::Rpm(packages) => Some(&packages.from),
@@ -145,7 +144,7 @@ impl HeaderSource {
 }
 
 impl KernelFamilySpec {
-    /// Where a kernel's header set comes from, with what is known of its nodes' system in the place of placeholders.
+    /// Returns the origin of a kernel's header set. Placeholders are replaced with the known facts about its nodes' system.
     pub fn headers_for(&self, target: &KernelTarget, system: &NodeSystem) -> Cow<'_, HeaderSource> {
         let fill = |text: &str| self.fill(text, target, system);
         let inside = |path: &Option<PathInside>| path.as_ref().map(|path| path.filled(fill));
@@ -167,7 +166,7 @@ impl KernelFamilySpec {
         })
     }
 
-    /// An image of the family's, filled in the same way.
+    /// Returns the reference of one of the family's images, with placeholders replaced as in [`Self::headers_for`].
     pub fn image_for(
         &self,
         image: &ImagePattern,
@@ -190,7 +189,7 @@ impl KernelFamilySpec {
         self.digests.get(&target.release).or_else(of_nodes)
     }
 
-    /// What placeholders in these texts of the family's stand for and nothing says.
+    /// Describes the first value that placeholders in `texts` need and that is unknown; `None` if all values are known.
     pub fn lacks(&self, texts: [&str; 2], target: &KernelTarget, system: &NodeSystem) -> Option<String> {
         let release = &target.release;
         let no_label = |label| format!("no node that runs {release} has the label {label}");
@@ -215,29 +214,29 @@ impl KernelFamilySpec {
 /// Header packages of one kernel.
 pub type AptHeaders = AptPackages<PackagePattern>;
 
-/// Headers in files that the user brings.
+/// User-provided header files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TarballHeaders {
-    /// File or directory, relative to the definitions directory; `{{release}}` stands for the kernel
-    /// release. It is a tree rooted at `/` (`usr/src/...`, `lib/modules/<release>/build`) or at the
-    /// build tree itself (`Makefile`, `include/`, `Module.symvers` at the top, or one directory down).
+    /// File or directory, relative to the definitions directory. `{{release}}` is replaced with the kernel release. The root of
+    /// the tree is either `/` (`usr/src/...`, `lib/modules/<release>/build`) or the build tree (`Makefile`, `include/`,
+    /// `Module.symvers` at the top, or one directory down).
     pub path: HeadersPath,
 }
 
-/// The build stage's base: exactly one field.
+/// Base of the build stage. Set exactly one field.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Toolchain {
-    /// Made from packages, whose scripts are not run.
+    /// Built from packages. Their scripts are not run.
     Bootstrap(BootstrapSpec),
-    /// The same from RPM packages.
+    /// Built from RPM packages. Their scripts are not run.
     Rpm(RpmToolchain),
-    /// A reference to an image that exists, with its tag or digest. Placeholders are those of `headers.oci`.
+    /// Reference of an existing image, with its tag or digest. Placeholders: as in `headers.oci`.
     Image(ImagePattern),
 }
 
-/// The first family, in file-name order, that matches the target.
+/// Returns the first family, in file-name order, that matches the target.
 pub fn match_family<'a>(families: &'a [KernelFamily], target: &KernelTarget) -> Option<&'a KernelFamily> {
     families
         .iter()
@@ -245,7 +244,7 @@ pub fn match_family<'a>(families: &'a [KernelFamily], target: &KernelTarget) -> 
 }
 
 impl FamilyMatch {
-    /// Does every field that is given match, whatever the release?
+    /// Whether all given fields match, ignoring the release.
     pub fn may_match(&self, os: &OsId, os_version: &OsVersion, arch: Architecture) -> bool {
         let Self { os: ids, os_version: versions, release: _, arch: only, built_with: _ } = self;
         (ids.is_empty() || ids.contains(os))
@@ -253,17 +252,17 @@ impl FamilyMatch {
             && only.is_none_or(|only| only == arch)
     }
 
-    /// Does every field that is given match?
+    /// Whether all given fields match.
     pub fn is_match(&self, target: &KernelTarget) -> bool {
         self.may_match(&target.os, &target.os_version, target.arch)
             && self.release.as_ref().is_none_or(|pattern| pattern.is_match(target.release.as_str()))
     }
 }
 
-/// One name, or a list of them; for the schema.
+/// One name or a list of names, for the schema only.
 #[derive(JsonSchema)]
 #[schemars(untagged)]
-#[expect(dead_code, reason = "the schema is made from the type, no value ever is")]
+#[expect(dead_code, reason = "only the schema is generated from the type")]
 enum OneOrMany {
     One(OsId),
     Many(Vec<OsId>),

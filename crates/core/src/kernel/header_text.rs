@@ -1,4 +1,4 @@
-//! Pure: kernels told apart by what their headers say, for what distributions take over into kernels of older numbers.
+//! Pure: conditions on the content of kernel headers. They detect changes that distributions backported to older kernel versions.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -6,26 +6,26 @@ use serde::{Deserialize, Serialize};
 use super::Pattern;
 use crate::definition::checked::HeaderFile;
 
-/// A header of the kernel that says something.
+/// A condition on a kernel header's text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema, derive_more::Display)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[display("{header} matches {matches}")]
 pub struct HeaderText {
-    /// The header, in the kernel's build tree: `include/linux/pci.h`. One that is not there says nothing.
+    /// Path of the header in the kernel's build tree: `include/linux/pci.h`. A missing header does not match.
     pub header: HeaderFile,
-    /// A regular expression that a part of the header matches. A declaration over several lines counts as one line: line
-    /// breaks between parentheses are blanks.
+    /// A regular expression that must match a part of the header. A declaration over several lines counts as one line: line
+    /// breaks between parentheses become blanks.
     pub matches: Pattern,
 }
 
 impl HeaderText {
-    /// Does this text of the header match?
+    /// Whether the header's text matches.
     pub fn is_in(&self, text: &str) -> bool {
         self.matches.is_found_in(&with_declarations_joined(text))
     }
 }
 
-/// Parentheses that are not closed, as in comments, end with the statement or at an empty line.
+/// Joins declarations that span several lines. Unclosed parentheses, as in comments, end with the statement or at an empty line.
 fn with_declarations_joined(text: &str) -> String {
     let mut joined = String::with_capacity(text.len());
     let mut open = 0_usize;

@@ -1,4 +1,4 @@
-//! Pure: where a family's kernel images come from.
+//! Pure: the origin of a family's kernel images.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -8,34 +8,33 @@ use crate::definition::{
     checked::{HeadersPath, PackageAlternatives},
 };
 
-/// Where a family's kernel images come from: exactly one field. They settle what headers cannot tell, and are what a
-/// boot check boots; they are no input of a build.
+/// Origin of a family's kernel images. Set exactly one field. Kernel images provide facts that headers do not contain, and boot
+/// checks boot them. They are not build inputs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum KernelImageSource {
-    /// Packages of a Debian-like distribution that hold a kernel image and its modules; what they depend on does not come
-    /// along. Names with ` | ` between them are alternatives, the first that exists being taken.
+    /// Packages of a Debian-like distribution that contain a kernel image and its modules, without their dependencies. ` | `
+    /// separates alternative names; the first package that exists is used.
     Apt(AptKernelImage),
-    /// RPM packages of the kernel's release that hold an image and its modules.
+    /// RPM packages of the kernel's release that contain an image and its modules.
     Rpm(FurtherRpmPackages),
-    /// Files, one set for each release: paths may hold `{{release}}`.
+    /// Files for each release. Paths may contain `{{release}}`.
     File(KernelImageFile),
 }
 
-/// Packages that hold one kernel's image.
+/// Packages that contain one kernel's image.
 pub type AptKernelImage = AptPackages<PackageAlternatives>;
 
-/// A kernel image in files that the user brings.
+/// A kernel image in user-provided files.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct KernelImageFile {
-    /// The bootable image (vmlinuz), relative to the definitions directory; `{{release}}` stands for the kernel
-    /// release.
+    /// The bootable image (vmlinuz), relative to the definitions directory. `{{release}}` is replaced with the kernel release.
     pub path: HeadersPath,
-    /// The kernel's own modules (its `/lib/modules/<release>`), in the same way.
+    /// The kernel's own modules (its `/lib/modules/<release>`), as a path like `path`.
     pub modules: Option<HeadersPath>,
-    /// Its `System.map`, in the same way.
+    /// The kernel's `System.map`, as a path like `path`.
     pub system_map: Option<HeadersPath>,
 }
 

@@ -4,9 +4,9 @@ use super::KernelRelease;
 use crate::definition::checked::KernelLabel;
 
 impl KernelLabel {
-    /// The label that NFD gives to this release: every character outside `[-A-Za-z0-9_.]` becomes
-    /// `_`, and `-_.` are trimmed from both ends (NFD `source/kernel/version.go`). `None` when more
-    /// than 63 characters remain, because then NFD publishes no such label.
+    /// Returns the label that NFD sets for a release. Every character outside `[-A-Za-z0-9_.]` becomes `_`, and `-_.` are trimmed
+    /// from both ends (NFD `source/kernel/version.go`). `None` if more than 63 characters remain, because NFD then publishes no
+    /// such label.
     pub fn of(release: &KernelRelease) -> Option<Self> {
         let replaced: String =
             release.as_str().chars().map(|c| if is_label_character(c) { c } else { '_' }).collect();
@@ -65,7 +65,7 @@ mod tests {
             if let Ok(release) = text.parse::<KernelRelease>()
                 && let Some(label) = KernelLabel::of(&release) {
                 prop_assert_eq!(label.as_str().parse::<KernelLabel>(), Ok(label.clone()));
-                // A label is stable: seen as a release it gives itself.
+                // A label is stable: converting it again gives the same label.
                 prop_assert_eq!(KernelLabel::of(&label.as_str().parse().unwrap()), Some(label));
             }
         }

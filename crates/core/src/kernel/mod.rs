@@ -1,4 +1,4 @@
-//! Pure: what a kernel is called, which target it is, and which family its headers come from.
+//! Pure: kernels: releases, labels, targets, and the families that provide headers, toolchains and kernel images.
 
 mod announced;
 mod compiler;

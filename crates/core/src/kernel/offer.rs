@@ -1,5 +1,5 @@
-//! Pure: what stands in the way of a build before anything is fetched: compilers that a toolchain lacks, headers that are
-//! not there, distributions that no family knows.
+//! Pure: detects problems of a build before anything is fetched: compilers that a toolchain lacks, missing headers, and
+//! distributions that no family supports.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,11 @@ use crate::definition::{
     checked::{RpmName, texts},
 };
 
-/// The family of a kernel whose headers are there, and say what built it: where the toolchain of the one that matches lacks that compiler,
-/// the first that is for the compiler, and says the same of all that is no toolchain.
+/// Returns the family of a kernel with existing headers, which name the compiler that built it. Usually that is the matching
+/// family.
+///
+/// If the matching family's toolchain lacks that compiler, the first family for the compiler is used instead. That family must
+/// agree with the matching family in everything except the toolchain.
 pub fn family_for<'a>(
     families: &'a [KernelFamily],
     target: &KernelTarget,
@@ -35,8 +38,9 @@ pub fn family_for<'a>(
     families.iter().find(is_for_it).or(Some(family))
 }
 
-/// Why the family's toolchain cannot compile for a kernel: it lacks the compiler that the kernel's headers name, or, where
-/// these are not here yet, all that the family names. `None` as well where only looking into the toolchain tells.
+/// Returns why the family's toolchain cannot compile for a kernel: it lacks the compiler that the kernel's headers name. If the
+/// headers are not available yet, it lacks all compilers that the family names. `None` also if only an inspection of the
+/// toolchain can tell.
 pub fn lacks_compiler(family: &KernelFamily, built_with: Option<Compiler>) -> Option<String> {
     let said = || family.spec.built_with.iter().filter_map(|name| Compiler::named(name)).collect();
     let wanted: BTreeSet<Compiler> = built_with.map_or_else(said, |compiler| [compiler].into());
@@ -59,7 +63,7 @@ pub fn lacks_compiler(family: &KernelFamily, built_with: Option<Compiler>) -> Op
     ))
 }
 
-/// Where a kernel's headers and toolchain come from, as its family has it; what only the nodes' system tells stays a placeholder.
+/// Describes the origin of a kernel's headers and toolchain. Placeholders that depend on the nodes' system stay unchanged.
 pub fn sources_of(family: &KernelFamily, target: &KernelTarget) -> String {
     let spec = &family.spec;
     let headers = match &spec.headers {
@@ -89,7 +93,7 @@ pub fn sources_of(family: &KernelFamily, target: &KernelTarget) -> String {
     format!("{}: headers from {headers}; toolchain from {toolchain}{compilers}", family.metadata.name)
 }
 
-/// The compilers among the packages; `None` where a package without a number is one that is not known.
+/// Compilers among the packages; `None` if the version of an unnumbered compiler package is unknown.
 fn offered(toolchain: &BootstrapSpec) -> Option<BTreeSet<Compiler>> {
     let names = toolchain.include.iter().map(|package| package.split(['=', ':']).next().unwrap_or_default());
     let mut offered = BTreeSet::new();
@@ -103,8 +107,8 @@ fn offered(toolchain: &BootstrapSpec) -> Option<BTreeSet<Compiler>> {
     Some(offered)
 }
 
-/// The same of RPM packages: `gcc13` as SUSE and Amazon name them, `gcc-toolset-13-gcc` as RHEL does. What `gcc` is in a
-/// distribution is not known.
+/// Compilers among RPM packages: `gcc13` as SUSE and Amazon name them, `gcc-toolset-13-gcc` as RHEL does. The version of plain
+/// `gcc` in a distribution is unknown.
 fn offered_as_rpm(packages: &[RpmName]) -> Option<BTreeSet<Compiler>> {
     let mut offered = BTreeSet::new();
     for name in packages {
@@ -123,7 +127,7 @@ fn offered_as_rpm(packages: &[RpmName]) -> Option<BTreeSet<Compiler>> {
     Some(offered)
 }
 
-/// What the package `gcc` of a suite depends on (`gcc-defaults` of each).
+/// The compiler that a suite's package `gcc` depends on (`gcc-defaults` of each suite).
 fn default_gcc(suite: &str) -> Option<Compiler> {
     let major = match suite {
         "focal" => 9,
@@ -138,8 +142,8 @@ fn default_gcc(suite: &str) -> Option<Compiler> {
     Some(Compiler { kind: CompilerKind::Gcc, major })
 }
 
-/// That there are no headers for a kernel, and what to do; a distribution that no family names is told as well, with the file to
-/// start from.
+/// Message that a kernel has no headers, with a hint. If no family supports the distribution, the message says so and names the
+/// file to start from.
 pub fn without_headers(families: &[KernelFamily], target: &KernelTarget, looked_for: &str) -> String {
     let KernelTarget { os, os_version, release, arch } = target;
     let names_it = |family: &&KernelFamily| family.spec.matches.os.contains(os);
@@ -184,15 +188,15 @@ mod tests {
         let lacks = |built_with: &[&str], suite: &str, include: &[&str], found| {
             lacks_compiler(&family("", "{}", built_with, suite, include), found).is_some()
         };
-        assert!(!lacks(&[], "bookworm", &["gcc", "make"], None), "what built it is not said");
+        assert!(!lacks(&[], "bookworm", &["gcc", "make"], None), "the kernel's compiler is unknown");
         assert!(lacks(&[], "bookworm", &["gcc-11", "gcc"], gcc(14)));
-        assert!(!lacks(&[], "bookworm", &["gcc-11", "gcc"], gcc(12)), "the suite's own");
+        assert!(!lacks(&[], "bookworm", &["gcc-11", "gcc"], gcc(12)), "the default compiler of the suite");
         assert!(lacks(&["gcc-14"], "bookworm", &["gcc-12=12.2.0-14+deb12u1"], None));
-        assert!(!lacks(&["gcc-14", "gcc-12"], "bookworm", &["gcc-12:amd64"], None), "one of them");
-        assert!(!lacks(&["gcc-14"], "bookworm", &["gcc-12"], gcc(12)), "the headers know better");
+        assert!(!lacks(&["gcc-14", "gcc-12"], "bookworm", &["gcc-12:amd64"], None), "one of them suffices");
+        assert!(!lacks(&["gcc-14"], "bookworm", &["gcc-12"], gcc(12)), "headers take precedence");
         assert!(lacks(&["clang-18"], "bookworm", &["gcc-12"], None));
         assert!(lacks(&["gcc-12"], "bookworm", &["make"], None));
-        assert!(!lacks(&["gcc-15"], "sid", &["gcc"], None), "what sid has is not known");
+        assert!(!lacks(&["gcc-15"], "sid", &["gcc"], None), "the compiler of sid is unknown");
         let rpm = |packages: &[&str]| {
             let mut family = family("", "{}", &["gcc-11"], "x", &[]);
             let toolchain = serde_json::json!({"rpm": {"packages": packages}});
@@ -234,7 +238,7 @@ mod tests {
             ("acme", Some("gcc-14"), "91"),
             ("acme", Some("gcc-15"), "92"),
             ("debian", Some("gcc-15"), "92"),
-            // No family has it: the one that matches is named.
+            // No family has the compiler, so the matching family is returned.
             ("acme", Some("clang-18"), "90"),
         ] {
             assert_eq!(chosen(os, built_with), wanted, "{os} {built_with:?}");

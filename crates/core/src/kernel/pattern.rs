@@ -1,13 +1,13 @@
-//! Pure: regular expressions over whole texts, in definitions.
+//! Pure: regular expressions in definitions.
 
 use regex::bytes::{Regex, RegexBuilder};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Bytes that a compiled pattern may take; those of the shipped families take a hundredth of it.
+/// Size limit of a compiled pattern in bytes. The patterns of the built-in families take a hundredth of it.
 const COMPILED_LIMIT: usize = 1 << 20;
 
-/// A regular expression over a whole text (anchored at both ends), compiled when the definition is read.
+/// A regular expression that matches whole texts (anchored at both ends), compiled when the definition is read.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema, derive_more::Display)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String")]
@@ -18,20 +18,20 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// Does the whole text match?
+    /// Whether the pattern matches the whole text.
     pub fn is_match(&self, text: &str) -> bool {
         self.compiled.is_match(text.as_bytes())
     }
 
-    /// Does a part of the text match?
+    /// Whether the pattern matches a part of the text.
     pub fn is_found_in(&self, text: &str) -> bool {
-        // It compiled with more around it.
+        // `try_from` has already compiled this text.
         compile(&self.text).is_ok_and(|part| part.is_match(text.as_bytes()))
     }
 }
 
-/// `\d`, `\w` and `\s` are ASCII's, as the names of kernels are, unless the rest cannot be had without Unicode: every command
-/// reads all families, and took four fifths of its time for patterns with Unicode's classes.
+/// `\d`, `\w` and `\s` match ASCII only, like the names of kernels, unless the pattern requires Unicode. Every command reads all
+/// families, and patterns with Unicode classes took four fifths of its time.
 fn compile(text: &str) -> Result<Regex, regex::Error> {
     let with = |unicode| RegexBuilder::new(text).unicode(unicode).size_limit(COMPILED_LIMIT).build();
     with(false).or_else(|_| with(true))
@@ -47,7 +47,7 @@ impl TryFrom<String> for Pattern {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        // Alone first: `a)|(b` compiles once it stands in parentheses, and then is anchored at neither end.
+        // Compile the text alone first: `a)|(b` compiles inside parentheses, but would not be anchored at either end.
         match compile(&text).and_then(|_| compile(&format!("^(?:{text})$"))) {
             Ok(compiled) => Ok(Self { text, compiled }),
             Err(error) => {
@@ -63,7 +63,7 @@ impl From<Pattern> for String {
     }
 }
 
-/// The regex crate draws a picture first and says what is wrong last.
+/// The regex crate prints an illustration first and the reason last.
 fn last_line(text: &str) -> String {
     text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
 }
@@ -83,11 +83,11 @@ mod tests {
         assert!(!pattern(r"1\.0").unwrap().is_match("6.1.0"));
         assert!(pattern(r"^6\.1$").unwrap().is_match("6.1"));
         assert!(pattern(r"6\.1-\w+").unwrap().is_match("6.1-amd64"));
-        assert!(!pattern(r"6\.1\.\d").unwrap().is_match("6.1.\u{663}"), "digits are ASCII's");
+        assert!(!pattern(r"6\.1\.\d").unwrap().is_match("6.1.\u{663}"), "digits are ASCII");
         for not_ascii in ["6.1-.*", "6.1-\u{e9}", "6.1-[\u{e0}-\u{ff}]"] {
             assert!(pattern(not_ascii).unwrap().is_match("6.1-\u{e9}"), "{not_ascii}");
         }
-        // An alternative is anchored at both ends, too.
+        // Alternatives are anchored at both ends, too.
         assert!(!pattern("a|b").unwrap().is_match("ax"));
         assert!(!pattern("a|b").unwrap().is_match("xb"));
     }

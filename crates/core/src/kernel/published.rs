@@ -1,4 +1,4 @@
-//! Pure: header sets as distributions publish them: in images, and at addresses with a checksum or a signature beside them.
+//! Pure: header sets that distributions publish, in images or at URLs with a checksum or a signature.
 
 use oci::ImageReference;
 use schemars::JsonSchema;
@@ -11,35 +11,35 @@ use crate::definition::checked::{FileAddress, ImagePattern, LocalPath, PathInsid
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ImageHeaders {
-    /// A reference with a tag or a digest, in which `{{release}}`, `{{kernel_label}}`, `{{os_id}}`, `{{os_version}}`,
-    /// `{{releasever}}`, `{{arch}}` (`amd64`), `{{basearch}}` (`x86_64`), `{{ostree_version}}` and `{{rhel_version}}` (of the
-    /// nodes' labels) and `{{digest}}` (of `digests` or `imageStream`) may stand for the kernel's. `{{kernel_label}}` is the
-    /// release as tags can have it. The image counts by its digest.
+    /// Reference with a tag or a digest. These placeholders are replaced with the kernel's values: `{{release}}`,
+    /// `{{kernel_label}}` (the release in the form of a tag), `{{os_id}}`, `{{os_version}}`, `{{releasever}}`, `{{arch}}`
+    /// (`amd64`), `{{basearch}}` (`x86_64`), `{{ostree_version}}` and `{{rhel_version}}` (from the nodes' labels) and
+    /// `{{digest}}` (from `digests` or `imageStream`). farrier identifies the image by its digest.
     pub image: ImagePattern,
-    /// Where in the image they are: a directory that is the kernel's build tree or a root (`usr/src`, `lib/modules`), or
-    /// an archive of one. Without it: what the image has in `usr/src` and `lib/modules`. The same placeholders.
+    /// Location of the headers in the image, with the same placeholders. It is a directory that is the kernel's build tree or a
+    /// root (`usr/src`, `lib/modules`), or an archive of one. Default: `usr/src` and `lib/modules` of the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathInside>,
 }
 
-/// Headers at an address.
+/// Headers in an archive at a URL.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DownloadedHeaders {
-    /// The archive's address, with the placeholders of `headers.oci` but `{{digest}}`.
+    /// URL of the archive, with the placeholders of `headers.oci` except `{{digest}}`.
     pub url: FileAddress,
-    /// What says that it is the right one.
+    /// Verification of the archive.
     pub verify: FileProof,
-    /// Where in the archive the headers are, as in `headers.oci`. Without it: at its top, or one directory down.
+    /// Location of the headers in the archive, as in `headers.oci`. Default: the top of the archive, or one directory down.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathInside>,
 }
 
-/// What says that a file is the right one: exactly one field.
+/// Verification of a downloaded file. Set exactly one field.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum FileProof {
-    /// The address of a file as sha256sum and sha512sum write them, with the archive's checksum.
+    /// URL of a checksum file, in the format of sha256sum or sha512sum, that lists the archive.
     Checksums(FileAddress),
     /// A detached OpenPGP signature.
     Signature(DetachedSignature),
@@ -49,14 +49,14 @@ pub enum FileProof {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DetachedSignature {
-    /// Its address.
+    /// URL of the signature.
     pub url: FileAddress,
-    /// The keys that sign, as text (`-----BEGIN PGP PUBLIC KEY BLOCK-----`, one or several), relative to the definitions
-    /// directory.
+    /// Public keys that verify the signature, in ASCII armor (`-----BEGIN PGP PUBLIC KEY BLOCK-----`, one or several). The path
+    /// is relative to the definitions directory.
     pub signed_by: LocalPath,
 }
 
-/// The image that a pattern names for a kernel, or what there would have to be.
+/// Returns the image reference for a kernel. An error names the missing value or invalid reference.
 pub fn image_for(pattern: &ImagePattern, target: &KernelTarget) -> Result<ImageReference, String> {
     text_for(pattern, target)?.parse::<ImageReference>().map_err(|error| {
         let release = &target.release;
@@ -64,7 +64,7 @@ pub fn image_for(pattern: &ImagePattern, target: &KernelTarget) -> Result<ImageR
     })
 }
 
-/// A text with the kernel in the place of its placeholders, or one of those that only its nodes' system tells.
+/// Fills in the placeholders of a text. An error names a placeholder that only the nodes' system can provide.
 pub fn text_for(text: &str, target: &KernelTarget) -> Result<String, String> {
     match SYSTEM_PLACEHOLDERS.iter().find(|placeholder| text.contains(**placeholder)) {
         Some(placeholder) => Err(format!("value of {placeholder} for {}", target.release)),

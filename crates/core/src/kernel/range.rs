@@ -9,24 +9,24 @@ use serde_with::{DeserializeFromStr, SerializeDisplay};
 use super::{KernelTarget, OsId, debian_version, rpm_version};
 use crate::definition::{NotA, text_schema};
 
-/// Bounds, all of which a kernel keeps to. Those of numbers alone are over the release's `x.y.z`, as semver has them. What
-/// stands behind the three numbers is compared in the order of the target's distribution: `>=6.1.0-56` holds Debian's
-/// `6.1.0-56-amd64` and not its `6.1.0-47-amd64`.
+/// Bounds that a kernel must all satisfy. Bounds of up to three numbers compare the release's `x.y.z`, as in semver. If more text
+/// follows the three numbers, the version order of the target's distribution applies: `>=6.1.0-56` includes Debian's
+/// `6.1.0-56-amd64`, but not its `6.1.0-47-amd64`.
 #[derive(Clone, Debug, PartialEq, Eq, DeserializeFromStr, SerializeDisplay)]
 pub struct KernelRange(Vec<Bound>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Bound {
-    /// Over `x.y.z`.
+    /// Bound on `x.y.z`.
     Numbers(Comparator),
-    /// At least this version of a distribution's.
+    /// Inclusive lower bound: a distribution's version.
     From(String),
-    /// Below it.
+    /// Exclusive upper bound: a distribution's version.
     Below(String),
 }
 
 impl KernelRange {
-    /// Is the kernel in it?
+    /// Whether the range includes the kernel.
     pub fn holds(&self, target: &KernelTarget) -> bool {
         let KernelTarget { os, os_version: _, release, arch: _ } = target;
         let compare = order_of(os, release.as_str());
@@ -39,10 +39,10 @@ impl KernelRange {
     }
 }
 
-/// The order of versions of a kernel's distribution: RPM's of those that have RPM packages, else Debian's.
+/// Version order of a kernel's distribution: RPM's order if the distribution uses RPM packages, else Debian's.
 pub fn order_of(os: &OsId, release: &str) -> fn(&str, &str) -> Ordering {
-    // `ID` of os-release of each, and how those of SUSE begin. Most releases say it themselves, by RPM's name of the architecture;
-    // those of SUSE, Azure Linux and Photon do not, and kernels of one's own need not.
+    // `ID` in os-release of each distribution; SUSE's are recognized by their prefix. Most releases contain RPM's name of the
+    // architecture, which identifies them. Releases of SUSE, Azure Linux and Photon do not, and custom kernels may not.
     const RPM: [&str; 14] = [
         "rhel",
         "rhcos",
@@ -64,12 +64,12 @@ pub fn order_of(os: &OsId, release: &str) -> fn(&str, &str) -> Ordering {
     if is_rpm { rpm_version::compare } else { debian_version::compare }
 }
 
-/// Where RPM's architecture begins, with the dot before it.
+/// Index of RPM's architecture in the release, including the dot before it.
 fn architecture_at(release: &str) -> Option<usize> {
     [".x86_64", ".aarch64"].iter().filter_map(|arch| release.find(arch)).min()
 }
 
-/// The part of a release that tells versions, with a pre-release as distributions write it: `6.12.0~rc1`, which comes before
+/// The part of a release that orders versions. A pre-release is written as distributions do: `6.12.0~rc1`, which sorts before
 /// `6.12.0` in both orders.
 fn ordered(release: &str) -> Cow<'_, str> {
     let version = version_part(release);
@@ -80,8 +80,8 @@ fn ordered(release: &str) -> Cow<'_, str> {
     }
 }
 
-/// The part of a release that tells versions: without the flavour, which begins with a letter behind a `-`
-/// (`6.8.0-45-generic`), and without RPM's architecture (`5.14.0-503.11.1.el9_5.x86_64`, and what follows it).
+/// The part of a release that identifies a version. It excludes the flavor, which starts with a letter after a `-`
+/// (`6.8.0-45-generic`), and RPM's architecture with all that follows it (`5.14.0-503.11.1.el9_5.x86_64`).
 fn version_part(release: &str) -> &str {
     let end = flavour_at(release).into_iter().chain(architecture_at(release)).min();
     release.get(..end.unwrap_or(release.len())).unwrap_or(release)
@@ -102,7 +102,7 @@ impl FromStr for KernelRange {
                 NotA::new(text, "a range of kernels such as `>=4.18, <6.18` or `>=6.1.0-56, <6.2`")
             )
         };
-        // A text of numbers alone has semver's meaning, and its messages.
+        // A text of numbers alone has semver's meaning, and its error messages.
         if !text.contains(['-', '+', '_']) {
             match text.parse::<VersionReq>() {
                 Ok(numbers) => {
@@ -120,7 +120,7 @@ impl FromStr for KernelRange {
     }
 }
 
-/// Does a bound have more than three numbers, or something else behind them?
+/// Whether a bound has more than three numbers, or other text after them.
 fn is_longer(bound: &str) -> bool {
     let (_, version) = operator(bound.trim());
     let numbers = numbers_of(version);
@@ -275,13 +275,13 @@ mod tests {
                 "5.14.21-150400.24.111-default",
                 "5.14.21-150400.24.9-default",
             ),
-            // Numbers alone, as ever.
+            // Numbers alone keep semver's meaning.
             ("debian", ">=4.18, <6.18", "4.18.0-553.el8_10.x86_64 6.17.9", "6.18.0-1-amd64 4.17.99"),
             ("debian", "=6.1", "6.1.0-47-amd64 6.1.192-acme+", "6.2.0"),
             ("debian", "~6.1.190", "6.1.191-acme", "6.1.189-acme 6.2.0"),
             ("debian", "*", "3.10.0-1160.el7.custom", ""),
             ("debian", "6.*", "6.1.0-47-amd64", "5.10.0-1-amd64"),
-            // A pre-release comes before its version, in both orders.
+            // A pre-release sorts before its version in both orders.
             (
                 "debian",
                 ">=6.12.0~rc2, <6.12.0+a",
@@ -294,7 +294,8 @@ mod tests {
                 "6.12.0-rc2+ 6.12.0-rc10 6.12.0",
                 "6.12.0-rc1 6.12.0-1.fc42.x86_64",
             ),
-            // RPM's order of a distribution that no list has: a `_` only separates, where in Debian's it sorts after letters.
+            // A distribution missing from the list still gets RPM's order, in which `_` only separates. In Debian's, `_` sorts
+            // after letters.
             ("eurolinux", ">=5.14.0-503.el9_5", "5.14.0-503.el9.5.x86_64", "5.14.0-503.el9_4.x86_64"),
             ("sled", ">=5.14.21-150400.24_9", "5.14.21-150400.24.9-default", "5.14.21-150400.24.8-default"),
         ] {
@@ -334,7 +335,7 @@ mod tests {
     }
 
     proptest! {
-        /// As Debian's own order has it, whatever the flavour.
+        /// Debian's order applies, whatever the flavor.
         #[test]
         fn debian_s_abi_numbers_are_numbers(a in 1..2000_u32, b in 1..2000_u32, flavour in "(cloud-|rt-)?(amd64|arm64)") {
             let range: KernelRange = format!(">=6.1.0-{a}").parse().unwrap();

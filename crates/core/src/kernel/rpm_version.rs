@@ -1,18 +1,18 @@
-//! Pure: the order of RPM versions (rpm's `rpmio/rpmvercmp.cc`).
+//! Pure: comparison of RPM versions (rpm's `rpmio/rpmvercmp.cc`).
 
 use std::cmp::Ordering;
 
 use super::debian_version::{leading_digits, number};
 
-/// Orders two versions, each with its release behind the first `-`, as rpm does.
+/// Compares two versions, each with an RPM release after the first `-`, as rpm does.
 pub fn compare(a: &str, b: &str) -> Ordering {
     let split = |text| str::split_once(text, '-').unwrap_or((text, ""));
     let ((version_a, release_a), (version_b, release_b)) = (split(a), split(b));
     compare_part(version_a, version_b).then_with(|| compare_part(release_a, release_b))
 }
 
-/// Orders versions, or releases: segments of digits and of letters, what is between them not counting. A tilde sorts before
-/// the end, a caret after it and before everything else; numbers sort after letters.
+/// Compares versions or RPM releases by their segments of digits and of letters; other characters only separate segments. A tilde
+/// sorts before the end of the text, a caret after it but before everything else. Numbers sort after letters.
 pub fn compare_part(mut a: &str, mut b: &str) -> Ordering {
     loop {
         (a, b) = (from_segment(a), from_segment(b));
@@ -54,7 +54,7 @@ pub fn compare_part(mut a: &str, mut b: &str) -> Ordering {
     }
 }
 
-/// Without what separates segments.
+/// Skips the characters that separate segments.
 fn from_segment(text: &str) -> &str {
     text.trim_start_matches(|c: char| !c.is_ascii_alphanumeric() && c != '~' && c != '^')
 }
@@ -67,7 +67,7 @@ fn leading_letters(text: &str) -> (&str, &str) {
 mod tests {
     use super::*;
 
-    /// The order itself is compared with rpm's own in `tests/it/version_order.rs`.
+    /// `tests/it/version_order.rs` compares the order with rpm's own.
     #[test]
     fn orders_as_rpm_does() {
         let ascending = [

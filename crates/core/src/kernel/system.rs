@@ -1,4 +1,4 @@
-//! Pure: what nodes say of the system around a kernel, beside the kernel target: which image of RHEL CoreOS they booted.
+//! Pure: facts about a node's system that are not part of the kernel target, such as the booted RHEL CoreOS image.
 
 use std::{cmp::Ordering, collections::BTreeMap};
 
@@ -7,32 +7,32 @@ use crate::definition::checked::{ImageDigest, ImageStream};
 
 /// NFD's label for the version of the system's image (`OSTREE_VERSION` of RHEL CoreOS' os-release).
 pub const OSTREE_VERSION_LABEL: &str = "feature.node.kubernetes.io/system-os_release.OSTREE_VERSION";
-/// NFD's label for the version of RHEL that the system is made of.
+/// NFD's label for the version of RHEL that the system is based on.
 pub const RHEL_VERSION_LABEL: &str = "feature.node.kubernetes.io/system-os_release.RHEL_VERSION";
 
-/// So many images with one kernel are told apart: an upgrade makes two of them.
+/// Maximum number of system images tracked for one kernel. A system upgrade may give two.
 const MOST: usize = 8;
 
-/// The digests that ImageStreams have for their tags; or why one could not be read.
+/// Digests of ImageStreams by tag, or why an ImageStream could not be read.
 pub type ImageStreams = BTreeMap<ImageStream, Result<BTreeMap<String, ImageDigest>, String>>;
 
-/// What the nodes of a kernel target say of their system.
+/// Facts about the system that the nodes of a kernel target report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeSystem {
-    /// Versions of its image, the newest first: the next one may come with the same kernel.
+    /// Versions of the system image, the newest first. The next image may have the same kernel.
     pub ostree_versions: Vec<OsVersion>,
-    /// The version of RHEL; the newest.
+    /// The newest version of RHEL.
     pub rhel_version: Option<OsVersion>,
-    /// What the family's ImageStream has for the newest of these versions that it knows; or why it has nothing.
+    /// Digest that the family's ImageStream has for the newest of these versions that it contains, or why it has none.
     pub digest: Option<Result<ImageDigest, String>>,
 }
 
-/// Of a kernel that no node runs.
+/// The system of a kernel that no node runs.
 pub static UNKNOWN_SYSTEM: NodeSystem =
     NodeSystem { ostree_versions: Vec::new(), rhel_version: None, digest: None };
 
 impl NodeSystem {
-    /// Takes in the labels of another node. A value that cannot be a version says nothing.
+    /// Adds the labels of another node. Invalid versions are ignored.
     pub fn note(&mut self, ostree_version: Option<&str>, rhel_version: Option<&str>) {
         let parse = |text: Option<&str>| text.and_then(|text| text.parse::<OsVersion>().ok());
         if let Some(version) = parse(ostree_version).filter(|version| !self.ostree_versions.contains(version))
@@ -44,7 +44,7 @@ impl NodeSystem {
         self.rhel_version = self.rhel_version.take().into_iter().chain(parse(rhel_version)).max_by(order);
     }
 
-    /// Looks its versions up among the tags of the family's ImageStream.
+    /// Looks up the versions among the tags of the family's ImageStream.
     pub fn look_up(&mut self, stream: &ImageStream, streams: &ImageStreams) {
         let versions = &self.ostree_versions;
         self.digest = Some(match streams.get(stream) {
@@ -66,13 +66,13 @@ impl NodeSystem {
         ]
     }
 
-    /// The label that a text with placeholders asks for and no node has.
+    /// Returns the label that a placeholder in the text requires and that no node has.
     pub fn missing_label(&self, text: &str) -> Option<&'static str> {
         let mut missing = self.placeholders().into_iter().filter(|(_, _, version)| version.is_none());
         missing.find(|(name, ..)| text.contains(name)).map(|(_, label, _)| label)
     }
 
-    /// A text with the versions in the place of their placeholders, as far as they are known.
+    /// Fills in the placeholders of known versions.
     pub(super) fn fill(&self, text: &str) -> String {
         self.placeholders().into_iter().fold(text.to_owned(), |text, (name, _, version)| match version {
             Some(version) => text.replace(&format!("{{{{{name}}}}}"), version.as_str()),

@@ -1,4 +1,4 @@
-//! Pure: one kernel target, the unit that images are built for.
+//! Pure: the kernel target, the unit that images are built for.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{Architecture, KernelLabel, KernelRelease, OsId, OsVersion};
 use crate::definition::checked::KERNEL_PLACEHOLDERS;
 
-/// What a node runs, or is about to: the unit that images are built for.
+/// A kernel that a node runs, or is about to run: the unit that images are built for.
 #[derive(Serialize, Deserialize, JsonSchema, derive_more::Display)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[display("{release} ({os} {os_version}, {arch})")]
@@ -18,15 +18,15 @@ pub struct KernelTarget {
     pub os: OsId,
     /// Operating system version (`VERSION_ID` of os-release).
     pub os_version: OsVersion,
-    /// Exact kernel release, as `uname -r` will print it.
+    /// Exact kernel release, as printed by `uname -r`.
     pub release: KernelRelease,
     /// Processor architecture.
     pub arch: Architecture,
 }
 
 impl KernelTarget {
-    /// The GPU Operator's name of the operating system: `ubuntu22.04`, but `rhel9`: of the Enterprise Linux family the
-    /// major version only (gpu-operator, `controllers/state_manager.go`).
+    /// The GPU Operator's name of the operating system: `ubuntu22.04`, but `rhel9`. For the Enterprise Linux family it contains
+    /// the major version only (gpu-operator, `controllers/state_manager.go`).
     pub fn os_tag(&self) -> String {
         let Self { os, os_version, release: _, arch: _ } = self;
         let major = os_version.as_str().split('.').next().unwrap_or_default();
@@ -36,8 +36,8 @@ impl KernelTarget {
         }
     }
 
-    /// A text of a family's with the kernel in the place of its placeholders. In each place stands what a checked type holds:
-    /// neither braces nor separators.
+    /// Fills in the kernel's placeholders in a text. All values come from validated types, so they contain neither braces nor
+    /// separators.
     pub fn fill(&self, text: &str) -> String {
         let Self { os, os_version, release, arch } = self;
         let label = KernelLabel::of(release).map_or_else(|| release.to_string(), |label| label.to_string());
@@ -49,8 +49,8 @@ impl KernelTarget {
         pairs.fold(text.to_owned(), |text, (placeholder, value)| text.replace(placeholder, value))
     }
 
-    /// The version that the distribution's repositories have in their addresses. RHCOS itself has OpenShift's; its kernels are
-    /// those of the RHEL that their release names: `el9_4`.
+    /// The distribution version in the URLs of package repositories. RHCOS reports OpenShift's version, but its kernels come from
+    /// the RHEL version that their release names: `el9_4`.
     pub fn repository_version(&self) -> Cow<'_, str> {
         let Self { os, os_version, release, arch: _ } = self;
         let of_rhel = (os.as_str() == "rhcos").then(|| release.as_str().split_once(".el")).flatten();

@@ -1,4 +1,4 @@
-//! Pure: what the loop knows about builds beside what registry and cluster say.
+//! Pure: the loop's own knowledge of builds, which neither the registry nor the cluster holds.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,13 +7,13 @@ use jiff::Timestamp;
 use super::BuildTime;
 use crate::{image::ImageName, kernel::KernelTarget};
 
-/// What a build does.
+/// Stage that a build is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum Stage {
-    /// Waiting for room.
+    /// Waiting for a free builder.
     Queued,
-    /// Beginning.
+    /// Starting.
     Starting,
     /// Fetching the kernel's headers.
     #[strum(to_string = "fetching headers")]
@@ -21,13 +21,13 @@ pub enum Stage {
     /// Fetching the driver's sources.
     #[strum(to_string = "fetching sources")]
     Sources,
-    /// Fetching what needed images expose.
+    /// Fetching the exposed headers of needed images.
     #[strum(to_string = "fetching needed headers")]
     Needs,
-    /// Getting or making the toolchain.
+    /// Fetching or building the toolchain.
     #[strum(to_string = "preparing the toolchain")]
     Toolchain,
-    /// Joining toolchain and headers in the engine.
+    /// Combining toolchain and headers in the engine.
     #[strum(to_string = "putting headers into the toolchain image")]
     Base,
     /// Waiting until the cluster has room for the build.
@@ -36,7 +36,7 @@ pub enum Stage {
     /// Compiling.
     #[strum(to_string = "compiling")]
     Compile,
-    /// Looking whether an image for another kernel fits.
+    /// Looking for an image of another kernel to reuse.
     #[strum(to_string = "looking for an image to reuse")]
     Reuse,
     /// Checking the modules against the kernel.
@@ -54,36 +54,36 @@ pub enum Stage {
     /// Pushing the image.
     #[strum(to_string = "publishing")]
     Publish,
-    /// Something that a process of this machine does, and does not tell.
+    /// Built by another process on this machine, which does not report its stage.
     #[strum(to_string = "being built on this machine")]
     Elsewhere,
 }
 
-/// Where the builds of one image for one kernel stand.
+/// Build state of one image for one kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BuildActivity {
-    /// What it does at this moment; `None` when nothing is under way.
+    /// Current stage; `None` when no build runs.
     pub stage: Option<Stage>,
-    /// Since when.
+    /// Start of the current stage.
     pub since: Option<Timestamp>,
-    /// When the build that is under way began.
+    /// Start of the running build.
     pub began: Option<Timestamp>,
-    /// How long builds of this image usually take, where that is known.
+    /// Usual duration of this image's builds, where known.
     pub usual: Option<Duration>,
-    /// Attempts with the present inputs.
+    /// Number of attempts with the current inputs.
     pub attempts: u32,
-    /// When a passing fault is tried again.
+    /// Time of the next retry after a transient fault.
     pub next_retry: Option<Timestamp>,
-    /// How long the last attempt took.
+    /// Duration of the last attempt.
     pub took: Option<Duration>,
-    /// Why the last attempt failed, with causes; `None` after a success.
+    /// Error of the last attempt with its causes; `None` after a success.
     pub error: Option<String>,
-    /// The last lines of the build's output.
+    /// Last lines of the build's output.
     pub log_tail: Vec<String>,
 }
 
 impl BuildActivity {
-    /// How long the build that is under way has taken, and usually takes; `None` where neither is known.
+    /// Returns the running build's elapsed time and the usual time; `None` where neither is known.
     pub fn time(&self, now: Timestamp) -> Option<BuildTime> {
         let elapsed = self.began.map(|began| now.duration_since(began).as_secs().try_into().unwrap_or(0));
         let time =
@@ -92,5 +92,5 @@ impl BuildActivity {
     }
 }
 
-/// By image and kernel target.
+/// Build activity by image and kernel target.
 pub type Activity = BTreeMap<(ImageName, KernelTarget), BuildActivity>;

@@ -1,4 +1,4 @@
-//! Pure: kernels that images are made for before a node runs them, and who asks for them.
+//! Pure: announced kernels: kernels that images are built for before a node runs them, and what announces each one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,27 +15,27 @@ use crate::{
     },
 };
 
-/// How many kernels nodes may announce: whoever may write one node's annotation must not be able to keep the
-/// builders busy for ever.
+/// Most kernels that nodes may announce together. Write access to one node's annotation must not suffice to keep the
+/// builders busy forever.
 const MOST_BY_NODES: usize = 32;
 
-/// Who announces a kernel.
+/// Origin of a kernel's announcement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, derive_more::Display)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "by")]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum AnnouncedBy {
-    /// A list in the definitions.
+    /// A file in `announced/`.
     #[display("configuration {name}")]
     Configuration { name: String },
-    /// A kernel family whose suites are tracked: it is the newest there.
+    /// A kernel family with tracked suites in which the kernel is the newest.
     #[display("tracked family {family}")]
     Tracked { family: String },
-    /// Nodes, by annotation: the first of them, and how many there are.
+    /// Nodes, by annotation: the name of the first one, and their number.
     #[display("node {node}{}", and_more(*count))]
     Nodes { node: String, count: usize },
 }
 
-/// What may announce a kernel, apart from its release.
+/// A kernel target without the release.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Platform {
     /// Operating system id.
@@ -47,7 +47,7 @@ pub struct Platform {
 }
 
 impl Platform {
-    /// A node's platform, which stays known while its kernel label lags behind a reboot.
+    /// Returns a node's platform, which stays known while its kernel label lags behind a reboot.
     pub fn of(node: &NodeFacts) -> Option<Self> {
         Some(Self {
             os: node.labels.get(OS_ID_LABEL)?.parse().ok()?,
@@ -56,7 +56,7 @@ impl Platform {
         })
     }
 
-    /// This platform with a kernel.
+    /// Returns the kernel target of this platform with the given release.
     pub fn with(&self, release: KernelRelease) -> KernelTarget {
         let Self { os, os_version, arch } = self.clone();
         KernelTarget { os, os_version, release, arch }
@@ -67,19 +67,19 @@ impl Platform {
     }
 }
 
-/// The newest kernel of one flavour in a family's tracked suites.
+/// Newest kernel of one flavour in a family's tracked suites.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TrackedKernel {
     /// The kernel.
     pub target: KernelTarget,
     /// The family that tracks it.
     pub family: ImageName,
-    /// Its flavour.
+    /// Flavour of the kernel, such as `cloud-amd64`.
     pub flavour: String,
 }
 
-/// Which of these releases is the newest of a flavour, as versions are ordered by `compare`, among those that the
-/// family is the first to match on the platform.
+/// Returns the newest release of a flavour, with versions ordered by `compare`. Releases that another family matches
+/// first on this platform do not count.
 pub fn newest(
     definitions: &Definitions,
     family: &ImageName,
@@ -99,8 +99,8 @@ pub fn newest(
     Some(TrackedKernel { target, family: family.clone(), flavour: flavour.to_owned() })
 }
 
-/// `6.1.0-47-cloud-amd64` has the flavour `cloud-amd64` and not `amd64`: what stands before it is a number. So it is with
-/// `5.14.0-503.el9.x86_64` and `x86_64`.
+/// Whether a release has a flavour: a number must precede the flavour. `6.1.0-47-cloud-amd64` has the flavour
+/// `cloud-amd64` and not `amd64`; `5.14.0-503.el9.x86_64` has `x86_64`.
 fn has_flavour(release: &KernelRelease, flavour: &str) -> bool {
     let before = release.as_str().strip_suffix(flavour).and_then(|rest| rest.strip_suffix(['-', '.']));
     let last = before.and_then(|before| before.rsplit('-').next());
@@ -108,8 +108,9 @@ fn has_flavour(release: &KernelRelease, flavour: &str) -> bool {
     follows_number || rpm_flavour(release) == flavour
 }
 
-/// The flavour of a release of an RPM distribution: `x86_64`, `x86_64+rt`, `default`, `azl3`. Without an architecture it is the words
-/// that no number begins: `acme` of `5.10.0-acme.3`, none of `6.12.90` and `6.12.0-rc3`.
+/// Returns the flavour of an RPM distribution's release: `x86_64`, `x86_64+rt`, `default`, `azl3`. A release without an
+/// architecture has as flavour the words that do not start with a digit: `acme` for `5.10.0-acme.3`, an empty flavour
+/// for `6.12.90` and `6.12.0-rc3`.
 pub fn rpm_flavour(release: &KernelRelease) -> String {
     let text = release.as_str();
     let arch = [".x86_64", ".aarch64"].iter().filter_map(|arch| text.find(arch)).min();
@@ -121,21 +122,21 @@ pub fn rpm_flavour(release: &KernelRelease) -> String {
     text.split(['-', '.']).filter(is_word).collect::<Vec<_>>().join("-")
 }
 
-/// Why a node's announcement is not used.
+/// Reason for not using a node's announcement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum AnnouncementReason {
-    /// The annotation holds no kernel release, or one that has no label.
+    /// The annotation is not a kernel release, or its release has no label.
     #[error("{detail}")]
     Malformed { detail: String },
-    /// The node's operating system or architecture is not known.
+    /// The node's operating system or architecture is unknown.
     #[error("its operating system or architecture is not known from its labels")]
     NoPlatform,
-    /// Nodes announce more kernels than are built.
+    /// Nodes announce more kernels than the limit for all nodes allows.
     #[error("{release} is one kernel too many: nodes may announce {most} at a time")]
     TooMany { release: String, most: usize },
-    /// The node named more kernels than a node does.
+    /// The node named more kernels than the site's limit for one node allows.
     #[error(
         "it named more than {most} kernels within {within}: it is not believed until those are older; find out who changes \
          its kernel, its labels and its annotations, or raise kernelLimits.perNode in site.yaml"
@@ -143,24 +144,24 @@ pub enum AnnouncementReason {
     TooManyNamed { most: u32, within: Period },
 }
 
-/// A node whose announcement is not used.
+/// Node whose announcement is not used.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnusedAnnouncement {
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// Why.
+    /// Reason for not using the announcement.
     #[serde(serialize_with = "explained")]
     pub why: AnnouncementReason,
 }
 
-/// One announced kernel.
+/// Announcement of one kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Announced {
     by: BTreeSet<AnnouncedBy>,
-    /// Is it announced for all images whose range holds it?
+    /// Whether the kernel is announced for every image whose kernel range includes it.
     for_all: bool,
-    /// Those that it is announced for because nodes call for them.
+    /// Images that the kernel is announced for because nodes call for them.
     images: BTreeSet<ImageName>,
 }
 
@@ -170,18 +171,18 @@ impl Announced {
     }
 }
 
-/// The announced kernels.
+/// Announced kernels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Announcements {
     kernels: BTreeMap<KernelTarget, Announced>,
-    /// The newest kernels of the tracked suites.
+    /// Newest kernels of the tracked suites.
     tracked: BTreeSet<TrackedKernel>,
     /// Nodes whose announcements are not used.
     pub unused: Vec<UnusedAnnouncement>,
 }
 
 impl Announcements {
-    /// What definitions, tracked suites and nodes announce.
+    /// Collects the announcements of definitions, tracked suites and nodes.
     pub fn of(
         definitions: &Definitions,
         snapshot: &ClusterSnapshot,
@@ -217,7 +218,7 @@ impl Announcements {
             }
         }
         let mut wanted: Vec<_> = wanted.into_iter().collect();
-        // Those that the most nodes ask for come first; the sort keeps the order of the rest.
+        // Kernels that the most nodes announce come first. The stable sort keeps the order of the rest.
         wanted.sort_by_key(|(_, nodes)| std::cmp::Reverse(nodes.len()));
         for (place, (target, nodes)) in wanted.into_iter().enumerate() {
             if place >= MOST_BY_NODES {
@@ -237,7 +238,7 @@ impl Announcements {
         self.unused.sort();
     }
 
-    /// `images`: for these; `None`: for all.
+    /// Adds a kernel for the given images; `None` adds it for all images.
     fn add(&mut self, target: KernelTarget, by: AnnouncedBy, images: Option<BTreeSet<ImageName>>) {
         let found = self.kernels.entry(target).or_default();
         found.by.insert(by);
@@ -245,29 +246,29 @@ impl Announcements {
         found.images.extend(images.into_iter().flatten());
     }
 
-    /// The announced kernels.
+    /// Returns all announced kernels.
     pub fn targets(&self) -> impl Iterator<Item = &KernelTarget> {
         self.kernels.keys()
     }
 
-    /// Is some kernel announced for this image?
+    /// Whether any kernel is announced for this image.
     pub fn call_for(&self, image: &ImageName) -> bool {
         self.kernels.values().any(|announced| announced.is_for(image))
     }
 
-    /// Who announces this kernel; empty for images that it is not announced for.
+    /// Returns what announces this kernel; empty for images that the kernel is not announced for.
     pub(super) fn by_for(&self, target: &KernelTarget, image: &ImageName) -> Vec<AnnouncedBy> {
         let found = self.kernels.get(target).filter(|announced| announced.is_for(image));
         found.map(|announced| announced.by.iter().cloned().collect()).unwrap_or_default()
     }
 
-    /// The kernels that are announced for an image.
+    /// Returns the kernels that are announced for an image.
     pub(super) fn targets_for<'a>(&'a self, image: &'a ImageName) -> impl Iterator<Item = &'a KernelTarget> {
         self.kernels.iter().filter(|(_, found)| found.is_for(image)).map(|(target, _)| target)
     }
 
-    /// The kernel that a node is to boot next: the one that its annotation names, else the newest tracked one of its
-    /// platform and flavour.
+    /// Returns the kernel that a node is to boot next: the kernel in its annotation, else the newest tracked kernel of
+    /// its platform and flavour.
     pub(super) fn next_of(&self, node: &NodeFacts) -> Option<KernelTarget> {
         match announcement(node) {
             Some(Ok(target)) => return self.kernels.contains_key(&target).then_some(target),
@@ -281,8 +282,8 @@ impl Announcements {
         };
         let mut tracked: Vec<&KernelTarget> =
             self.tracked.iter().filter(fits).map(|tracked| &tracked.target).collect();
-        // Of several streams, such as RHEL's EUS beside its newest minor release, the one that the node is in: the first
-        // that is not older than what it runs.
+        // With several streams, such as RHEL's EUS and its newest minor release, choose the node's own stream: the
+        // first one whose newest kernel is not older than the node's kernel.
         let order = order_of(&platform.os, release.as_str());
         tracked.sort_by(|a, b| order(a.release.as_str(), b.release.as_str()));
         let next = tracked.iter().find(|next| order(next.release.as_str(), release.as_str()).is_ge());
@@ -290,7 +291,7 @@ impl Announcements {
     }
 }
 
-/// What a node's annotation announces.
+/// Returns the kernel target that a node's annotation announces, or the reason for not using the announcement.
 pub(super) fn announcement(node: &NodeFacts) -> Option<Result<KernelTarget, AnnouncementReason>> {
     let text = node.annotations.get(NEXT_KERNEL_ANNOTATION)?;
     if let Some(PassedLimit::PerNode { most, within }) = node.distrust.announcement {
@@ -309,7 +310,7 @@ pub(super) fn announcement(node: &NodeFacts) -> Option<Result<KernelTarget, Anno
     Some(target)
 }
 
-/// The platforms of the nodes, and the images that nodes of each call for.
+/// Returns the platforms of the nodes, each with the images that its nodes call for.
 pub fn called_for(
     definitions: &Definitions,
     snapshot: &ClusterSnapshot,

@@ -1,8 +1,8 @@
-//! Pure: which builds may run side by side.
+//! Pure: decides which builds may run at the same time.
 
 use crate::image::{BuildSpec, Cpus, Memory};
 
-/// What builds may take at the same time; by default, what the machine has.
+/// Resources that all running builds may use together; by default, the machine's resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     /// Processors.
@@ -12,12 +12,12 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// As much as there are builds.
+    /// Budget without limits: every build may start.
     pub const UNLIMITED: Self =
         Self { cpus: Cpus::from_thousandths(u64::MAX), memory: Memory::from_bytes(u64::MAX) };
 
-    /// May a build start beside those that run? One alone always may: a build that the whole machine is too small for
-    /// is slow, and would otherwise never be made.
+    /// Whether a build may start beside the running ones. A single build always may: a build that exceeds the whole
+    /// machine is slow, but would otherwise never run.
     pub fn admits<'a>(&self, running: impl IntoIterator<Item = &'a BuildSpec>, next: &BuildSpec) -> bool {
         let mut running = running.into_iter().peekable();
         if running.peek().is_none() {
@@ -29,8 +29,8 @@ impl Budget {
         cpus <= self.cpus.thousandths() && memory <= self.memory.bytes()
     }
 
-    /// How many builds at the head of the queue start now. None overtakes another: a large one gets its turn when those
-    /// before it are done, however many small ones come after it.
+    /// Returns how many builds at the head of the queue may start now. Builds never overtake each other, so a large
+    /// build is not starved by small ones behind it.
     pub fn starts(&self, running: &[BuildSpec], queue: &[BuildSpec]) -> usize {
         let mut started = running.to_vec();
         queue
@@ -65,8 +65,8 @@ mod tests {
         let budget = budget(2, 4);
         assert_eq!(budget.starts(&[], &[build(1, 1); 3]), 2, "two processors");
         assert_eq!(budget.starts(&[build(1, 1)], &[build(1, 1); 3]), 1);
-        assert_eq!(budget.starts(&[build(1, 3)], &[build(1, 2)]), 0, "no memory is left");
-        assert_eq!(budget.starts(&[build(2, 1)], &[build(1, 1)]), 0, "no processor is left");
+        assert_eq!(budget.starts(&[build(1, 3)], &[build(1, 2)]), 0, "no memory left");
+        assert_eq!(budget.starts(&[build(2, 1)], &[build(1, 1)]), 0, "no processor left");
     }
 
     #[test]
@@ -77,12 +77,13 @@ mod tests {
     #[test]
     fn nothing_overtakes_the_large_one() {
         let queue = [build(2, 1), build(1, 1)];
-        assert_eq!(budget(2, 4).starts(&[build(1, 1)], &queue), 0, "the small one would fit");
+        assert_eq!(budget(2, 4).starts(&[build(1, 1)], &queue), 0, "the small build would fit");
         assert_eq!(budget(2, 4).starts(&[], &queue), 1);
     }
 
     proptest! {
-        /// As builds end, in whatever order, all of a queue starts; and more than one at a time only within the budget.
+        /// Whatever the order in which builds end, the whole queue eventually starts. More than one build runs at a
+        /// time only within the budget.
         #[test]
         fn every_build_gets_its_turn(
             budget in (1..4_u64, 1..8_u64).prop_map(|(cpus, memory)| budget(cpus, memory)),

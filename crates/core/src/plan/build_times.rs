@@ -1,4 +1,4 @@
-//! Pure: how long builds take, and usually take.
+//! Pure: how long builds of each image took, and how long they usually take.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,23 +15,23 @@ use crate::{
     kernel::Architecture,
 };
 
-/// Builds that count of each image and architecture: the last ones.
+/// Number of builds kept for each image and architecture: the most recent ones.
 const LAST: usize = 5;
 
-/// How long the last builds took that compiled, from their start to the published image, by image and architecture. Its JSON form is
-/// `{"mofed amd64": [[1764107999, 74], ...]}`: seconds since the epoch at their end, and seconds that they took.
+/// Durations of the last builds that compiled, from start to published image, by image and architecture. The JSON form
+/// is `{"mofed amd64": [[1764107999, 74], ...]}`: the end in seconds since the epoch, and the duration in seconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BuildTimes(BTreeMap<String, BTreeSet<(i64, u64)>>);
 
 impl BuildTimes {
-    /// Of one build.
+    /// Returns the record of one build.
     pub fn of(image: &ImageName, arch: Architecture, ended: Timestamp, took: Duration) -> Self {
         let build = (ended.as_second(), took.as_secs());
         Self([(key(image, arch), [build].into())].into())
     }
 
-    /// How long one usually takes: the median of the last.
+    /// Returns how long a build usually takes: the median of the kept builds.
     pub fn usual(&self, image: &ImageName, arch: Architecture) -> Option<Duration> {
         let mut took: Vec<u64> = self.0.get(&key(image, arch))?.iter().map(|(_, took)| *took).collect();
         took.sort_unstable();
@@ -45,13 +45,13 @@ impl Record for BuildTimes {
     const KIND: &'static str = media_type::BUILD_TIMES;
     const NOTE: &'static str = annotations::BUILD_TIMES;
 
-    // One that cannot be read is begun anew: nothing depends on it.
+    // Nothing depends on this record, so start a new one when it cannot be parsed.
     fn parse(text: &str) -> Result<Self, String> {
         Ok(serde_json::from_str(text).unwrap_or_default())
     }
 
     fn to_text(&self) -> String {
-        // Strings and numbers: there is nothing in it that JSON cannot hold.
+        // Only strings and numbers: the serialization cannot fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 
@@ -73,14 +73,14 @@ fn key(image: &ImageName, arch: Architecture) -> String {
     format!("{image} {arch}")
 }
 
-/// How long a build has taken so far, and usually takes.
+/// Elapsed and usual time of a build.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BuildTime {
-    /// Seconds since it began; `None` where none is under way.
+    /// Seconds since the running build started; `None` when no build runs.
     pub elapsed_seconds: Option<u64>,
-    /// Seconds that builds of this image usually take, where that is known.
+    /// Seconds that builds of this image usually take, where known.
     pub usual_seconds: Option<u64>,
 }
 
@@ -95,7 +95,7 @@ impl fmt::Display for BuildTime {
     }
 }
 
-/// `74 s`, `4 min`, `3 h`.
+/// Formats seconds as `74 s`, `4 min` or `3 h`.
 fn span(seconds: u64) -> String {
     match seconds {
         seconds if seconds < 120 => format!("{seconds} s"),

@@ -11,28 +11,28 @@ use crate::{
     site::Signed,
 };
 
-/// farrier's build format. It changes when the same inputs would give other bytes, for example because
-/// layers are packed differently.
+/// farrier's build format. Change it when the same inputs would give other bytes, for example because layers are packed
+/// differently.
 pub const BUILD_FORMAT: &str = "farrier.dev/build/1";
-/// Names what `driver-entrypoint` does in an image, and counts in the input hash of images that hold it. Its bytes do not,
-/// or every new farrier would rebuild every fleet: an image has the one of the farrier that built it. To be changed when
-/// images that are there should be built again because of it.
+/// Version of `driver-entrypoint`'s behavior, part of the input hash of images that include it. The program's bytes are
+/// not part of the hash, or every new farrier would rebuild every fleet: an image keeps the entrypoint of the farrier
+/// that built it. Change this version when existing images should be rebuilt with the new entrypoint.
 pub const ENTRYPOINT_FORMAT: &str = "farrier.dev/entrypoint/1";
-/// Names how modules are signed, and counts in the input hash of images with signed modules. To be changed when the same key
-/// would give other signatures.
+/// Version of the module signing method, part of the input hash of images with signed modules. Change it when the same
+/// key would give other signatures.
 pub const SIGNING_FORMAT: &str = "farrier.dev/signing/1";
 
-/// Who signs the modules of an image. The digest that is signed does not count in the input hash: it follows from the kernel.
+/// Signer of an image's modules. The digest that is signed is not part of the input hash: it follows from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SignedWith {
-    /// sha256 over the certificate.
+    /// SHA-256 of the certificate.
     pub certificate: Digest,
-    /// What becomes of modules that are signed already.
+    /// Treatment of modules that are already signed.
     pub signed: Signed,
 }
 
 impl SignedWith {
-    /// The first digits of the fingerprint, for tags and people.
+    /// Returns the first digits of the certificate's fingerprint, for tags and messages.
     pub fn short(&self) -> &str {
         self.certificate.short()
     }
@@ -43,13 +43,13 @@ impl SignedWith {
 #[serde(rename_all = "camelCase")]
 #[display("{name}@sha256:{}", exposed.short())]
 pub struct CellNeed {
-    /// Its directory under `needs/`.
+    /// Name of the need's directory below `needs/`.
     pub name: ImageName,
-    /// The needed image's version; of a tree the first digits of its digest.
+    /// Version of the needed image; for a tree, the first digits of its digest.
     pub version: String,
-    /// Digest over its content, which counts in the input hash.
+    /// Digest of the content, part of the input hash.
     pub exposed: Digest,
-    /// The image that exposes it, by digest; `None` for a tree that the user brings.
+    /// Image that exposes the headers, by digest; `None` for a tree that the user provides.
     pub image: Option<ImageReference>,
 }
 
@@ -57,37 +57,37 @@ pub struct CellNeed {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CellPatch {
-    /// Its index in `spec.patches`.
+    /// Index in `spec.patches`.
     #[serde(skip)]
     pub index: usize,
-    /// Its name in the build context, below `patches/`: `001-foo.patch`.
+    /// File name in the build context, below `patches/`: `001-foo.patch`.
     pub name: String,
-    /// sha256 over its content, which counts in the input hash.
+    /// SHA-256 of the content, part of the input hash.
     pub sha256: String,
 }
 
-/// The inputs in the hash that a build fetches by itself. A build that gets other ones is not the build of its cell.
+/// Hashed inputs that a build fetches itself. A build that gets other inputs than these is not a build of this cell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FetchedInputs {
-    /// Digest of the headers that a user brings; `None` for those of packages.
+    /// Digest of headers that the user provides; `None` for headers from packages.
     pub headers: Option<String>,
-    /// Each source's identity by its name.
+    /// Identity of each source, by its name.
     pub sources: BTreeMap<String, String>,
-    /// Identity of the runtime base, where the image has one that is no need.
+    /// Identity of the runtime base, where the image has one that is not a need.
     pub base: Option<String>,
-    /// Digests of those that only the registry's store vouches for, by what they are, and one over those that the nodes' system
-    /// names.
+    /// Digests of inputs that only the registry's store vouches for, by kind, plus one digest over the inputs that the
+    /// nodes' system names.
     pub unverified: BTreeMap<&'static str, Digest>,
 }
 
 impl FetchedInputs {
-    /// The header set, among those digests.
+    /// The header set.
     pub const HEADERS: &str = "headers";
     /// The toolchain.
     pub const TOOLCHAIN: &str = "toolchain";
     /// The runtime base.
     pub const BASE: &str = "base";
-    /// Toolchain and headers of images that the nodes' system names.
+    /// Toolchain and headers from images that the nodes' system names.
     pub const SYSTEM: &str = "system";
 }
 
@@ -103,73 +103,74 @@ pub struct Cell {
     pub target: KernelTarget,
     /// The kernel family.
     pub family: ImageName,
-    /// The toolchain's identity.
+    /// Identity of the toolchain.
     pub toolchain: String,
-    /// The name that it is published and looked up under.
+    /// Primary name: the image is published and looked up under it.
     pub reference: ImageReference,
-    /// Further names for the same image.
+    /// Additional names of the same image.
     pub further: Vec<ImageReference>,
-    /// Over everything that can change the image.
+    /// Hash over everything that can change the image.
     pub input_hash: InputHash,
-    /// The same without the digests that only the registry's store, or the nodes' system, gives. It decides whether a published image
-    /// is this one.
+    /// Input hash without the digests that come only from the registry's store or the nodes' system. A published image
+    /// with the same declared hash is up to date.
     #[serde(skip)]
     pub declared_hash: InputHash,
-    /// The same without the signing of modules, where they are signed: an image with it has the same payload, signed with
-    /// another key or not at all. The base of `runtime.base: need` is left out as well, which is no part of the payload: it has
-    /// changed too when the key has.
+    /// Input hash without module signing, for signed images. An image with the same unsigned hash has the same payload,
+    /// signed with another key or not signed. A base from `runtime.base: need` is excluded too: it is not part of the
+    /// payload, and changes whenever the key changes.
     #[serde(skip)]
     pub unsigned_hash: Option<InputHash>,
-    /// Who signs the modules, where they are signed.
+    /// Signer of the modules, where they are signed.
     #[serde(skip)]
     pub signed_with: Option<SignedWith>,
-    /// Over the same without what tells one kernel from another (release, headers, toolchain): images of one
-    /// recipe may take each other's payload.
+    /// Hash over the same inputs without those that differ between kernels (release, headers, toolchain). Images with
+    /// the same recipe may reuse each other's payload.
     #[serde(skip)]
     pub recipe: InputHash,
     /// The rendered Dockerfile.
     #[serde(skip)]
     pub dockerfile: String,
-    /// The engine's local name of the image with toolchain and header set.
+    /// Engine's local name of the image with toolchain and header set.
     #[serde(skip)]
     pub base_name: String,
-    /// The patches that apply, in order.
+    /// Patches that apply, in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub patches: Vec<CellPatch>,
-    /// Why it is not built: an input is not signed as the site asks, or not known any more. What is published stays as it is.
+    /// Reason for not building the cell: an input is unknown or not signed as the site requires. A published image
+    /// stays as it is.
     #[serde(skip)]
     pub refused: Option<SkipReason>,
-    /// What its nodes say of their system.
+    /// Facts that the cell's nodes report about their system.
     #[serde(skip)]
     pub system: NodeSystem,
-    /// What a build fetches by itself.
+    /// Inputs that a build fetches itself.
     #[serde(skip)]
     pub fetched: FetchedInputs,
-    /// What it is compiled against beside the kernel, in the definition's order.
+    /// Needs that the cell is compiled against, in the definition's order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<CellNeed>,
-    /// Names of the nodes that call for it; empty for announced kernels.
+    /// Names of the nodes that call for the cell; empty for announced kernels.
     pub nodes: Vec<String>,
-    /// Images that call for it because they are compiled against it.
+    /// Images that call for the cell because they are compiled against it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub needed_by: Vec<ImageName>,
-    /// Who announces its kernel.
+    /// Origins of the kernel's announcement.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub announced_by: Vec<AnnouncedBy>,
 }
 
 impl Cell {
-    /// For messages: `<image> for <kernel release>`.
+    /// Returns the cell's name for messages: `<image> for <kernel release>`.
     pub fn subject(&self) -> String {
         format!("{} for {}", self.image, self.target.release)
     }
 
-    /// All its names.
+    /// Returns all names of the image.
     pub fn references(&self) -> impl Iterator<Item = &ImageReference> {
         std::iter::once(&self.reference).chain(&self.further)
     }
 
-    /// The input that differs from an earlier state of this cell, for people; `None` where the input hash is the same.
+    /// Describes the input that differs from an earlier state of this cell; `None` where the input hash is the same.
     pub fn changed_since(&self, before: &Self) -> Option<&'static str> {
         if self.input_hash == before.input_hash {
             return None;

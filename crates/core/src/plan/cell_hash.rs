@@ -1,4 +1,4 @@
-//! Pure: the input hash of a cell, and its recipe.
+//! Pure: computes the input hash of a cell, its hash without signing, and its recipe hash.
 
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ use crate::{
     kernel::{Architecture, KernelLabel, KernelTarget},
 };
 
-/// What is hashed beside the Dockerfile.
+/// Inputs of the hash besides the Dockerfile.
 pub(super) struct HashInputs<'a> {
     pub(super) spec: &'a DriverImageSpec,
     pub(super) resolved: &'a ResolvedImage,
@@ -26,7 +26,7 @@ pub(super) fn input_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<In
     let mut hasher = for_kernel(inputs, dockerfile);
     add_definition(&mut hasher, inputs)?;
     add_base(&mut hasher, inputs)?;
-    // Images whose modules are not signed keep their hash.
+    // Images with unsigned modules keep their hash.
     if let Some(SignedWith { certificate, signed }) = &inputs.resolved.signed_with {
         hasher
             .add("module-signing", SIGNING_FORMAT)
@@ -61,8 +61,9 @@ fn for_kernel(inputs: &HashInputs<'_>, dockerfile: &str) -> InputHasher {
     hasher
 }
 
-/// The Dockerfile comes without the base's name. The release and label that the template wrote into it do not
-/// count; what it wrote because of them, such as another step for another kernel, does.
+/// Returns the recipe hash. The caller has removed the base's name from the Dockerfile. The kernel release and label
+/// that the template wrote into the Dockerfile do not count. Other differences between kernels, such as an extra step,
+/// do count.
 pub(super) fn recipe(
     inputs: &HashInputs<'_>,
     family: &ImageName,
@@ -87,11 +88,12 @@ pub(super) fn recipe(
     Ok(hasher.finish())
 }
 
-/// Adds what the definition says and what it was resolved to.
+/// Adds the definition's fields and their resolved values.
 fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(), SkipReason> {
     let HashInputs { spec, resolved, patches, needs, toolchain: _, headers: _, target: _ } = inputs;
-    // Everything is named here, so that a new field cannot be forgotten. Those ignored with `_` choose
-    // or name what is built and do not change it, or are in the Dockerfile (`template`, `vars`) or in the toolchain (`build_packages`).
+    // Name every field, so that a new field cannot be forgotten. The fields ignored with `_` select or name the build
+    // without changing it, or are already part of the Dockerfile (`template`, `vars`) or the toolchain
+    // (`build_packages`).
     let DriverImageSpec {
         version: _,
         template: _,
@@ -139,14 +141,14 @@ fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(
     for CellPatch { index: _, name, sha256 } in *patches {
         hasher.add("patch", name).add("sha256", sha256);
     }
-    // What the image was exposed by does not count: one that exposes the same is as good.
+    // The image that exposed the headers does not count: another image with the same exposed headers is equivalent.
     for CellNeed { name, version: _, exposed, image: _ } in *needs {
         hasher.add("need", name.as_str()).add("exposed", exposed.to_string());
     }
     Ok(())
 }
 
-/// Adds what is below the payload, and beside it.
+/// Adds the runtime base and `driver-entrypoint`.
 fn add_base(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(), SkipReason> {
     let HashInputs { spec, resolved, patches: _, needs, toolchain: _, headers: _, target } = inputs;
     match (&spec.runtime.base, &resolved.base_identity) {
@@ -166,7 +168,7 @@ fn add_base(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(), Ski
             return Err(SkipReason::Unresolved { detail: "the runtime base was not looked up".to_owned() });
         }
     }
-    // Images without it keep their hash.
+    // Images without `driver-entrypoint` keep their hash.
     if spec.holds_entrypoint() {
         runs_on(resolved, target.arch)?;
         hasher.add("driver-entrypoint", ENTRYPOINT_FORMAT);
@@ -174,7 +176,7 @@ fn add_base(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(), Ski
     Ok(())
 }
 
-/// Is there a binary that can go into an image of this architecture?
+/// Fails where no `driver-entrypoint` binary exists for this architecture.
 fn runs_on(resolved: &ResolvedImage, arch: Architecture) -> Result<(), SkipReason> {
     let unresolved = |detail| Err(SkipReason::Unresolved { detail });
     match resolved.entrypoints.first() {
@@ -187,8 +189,7 @@ fn runs_on(resolved: &ResolvedImage, arch: Architecture) -> Result<(), SkipReaso
     }
 }
 
-/// The canonical form of a part of a definition: JSON with fields in the order of their declaration and
-/// maps in the order of their keys.
+/// Returns the canonical form of a part of a definition: JSON with fields in declaration order and maps in key order.
 pub(super) fn canonical(part: &str, value: &impl Serialize) -> Result<String, SkipReason> {
     serde_json::to_string(value)
         .map_err(|error| SkipReason::Definition { detail: format!("{part} cannot be hashed: {error}") })

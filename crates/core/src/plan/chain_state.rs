@@ -1,8 +1,8 @@
-//! Pure: what goes out together: the images of a chain, on each kernel.
+//! Pure: the chains of each kernel, and whether they are complete.
 //!
-//! Drivers that are compiled against one another have to be replaced together: a new OFED beside the old peer memory
-//! refuses its symbols. So an image counts as there, for rollouts and for nodes that are to boot a kernel, only when all
-//! of its chain that is called for on the kernel is.
+//! Drivers that are compiled against each other have to be replaced together: a new OFED refuses the symbols of the old
+//! peer memory driver. An image therefore counts as available, for rollouts and for nodes that are to boot a kernel,
+//! only when every image of its chain that the kernel calls for is available.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -16,26 +16,26 @@ use crate::{
     kernel::KernelTarget,
 };
 
-/// What an image lacks to be complete on a kernel.
+/// Reason why an image is not complete on a kernel.
 struct Lack {
     why: String,
-    /// Is it only that the registry gave no answer?
+    /// Whether the only reason is that the registry did not answer.
     unknown: bool,
 }
 
-/// How the chains stand.
+/// State of all chains.
 #[derive(Default)]
 pub(super) struct ChainStates<'a> {
-    /// Published images whose chain is not complete, with the reason.
+    /// Published images in an incomplete chain, with the reason.
     pub(super) incomplete: HashMap<Key<'a>, String>,
-    /// Those, and waiting ones, about whose chain the registry gave no answer.
+    /// Published or waiting images whose chain is unknown because the registry did not answer.
     pub(super) unknown: HashSet<Key<'a>>,
-    /// The chain of each image that has one: its first image by name.
+    /// Chain of each image that has one, named by the chain's first image in name order.
     chains: BTreeMap<&'a ImageName, &'a ImageName>,
 }
 
 impl<'a> ChainStates<'a> {
-    /// Looks at every chain on every kernel.
+    /// Examines every chain on every kernel.
     pub(super) fn of(inputs: &PlanInputs<'a>, cells: &'a [PlannedCell]) -> Self {
         let images = &inputs.cells.definitions.images;
         if images.values().all(|image| image.spec.needs.is_empty()) {
@@ -70,19 +70,19 @@ impl<'a> ChainStates<'a> {
         this
     }
 
-    /// Are these two of one chain?
+    /// Whether both images belong to one chain.
     pub(super) fn are_linked(&self, a: &ImageName, b: &ImageName) -> bool {
         self.chains.get(a).is_some_and(|chain| self.chains.get(b) == Some(chain))
     }
 }
 
-/// The images that are called for on each kernel and are meant for it, with what they lack.
+/// Returns the images that each kernel calls for and that are meant for it, with their lacks.
 fn members<'a>(
     inputs: &PlanInputs<'_>,
     cells: &'a [PlannedCell],
 ) -> BTreeMap<&'a KernelTarget, BTreeMap<&'a ImageName, Option<Lack>>> {
     let mut members: BTreeMap<&KernelTarget, BTreeMap<&ImageName, Option<Lack>>> = BTreeMap::new();
-    // Cells about which nothing is known but that the registry did not answer. Needs stand before dependents.
+    // Cells whose only lack is the registry's missing answer. Needs come before their dependents in `cells`.
     let mut silent: HashSet<Key<'_>> = HashSet::new();
     for planned in cells {
         let PlannedCell { image, target, outcome, .. } = planned;
@@ -95,7 +95,7 @@ fn members<'a>(
             }
             Outcome::Build { .. } => lack(format!("{subject} is to be built"), false),
             Outcome::Skipped { why } if why.is_finding() => continue,
-            // Who waits for nothing but the registry's answer lacks no more than that.
+            // A cell that waits only for such cells has no other lack than the missing answer.
             Outcome::Waiting { needs } => lack(
                 format!("{subject} {}", waits_for(needs)),
                 needs.iter().all(|need| silent.contains(&(need, target))),

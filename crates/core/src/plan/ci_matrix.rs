@@ -1,4 +1,4 @@
-//! Pure: what a pipeline elsewhere has to build, in the forms that its tools take.
+//! Pure: the list of builds for an external CI pipeline, in the formats of common CI tools.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,20 +7,20 @@ use serde::Serialize;
 use super::{Outcome, Phase, Plan, PlannedCell};
 use crate::{image::ImageName, kernel::KernelTarget};
 
-/// A tool that makes jobs of a list.
+/// CI tool that expands a list into jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatrixForm {
     /// `strategy.matrix` of GitHub Actions: `{"include": [...]}` on one line.
     Github,
-    /// A job `build` with `parallel: matrix`, for a child pipeline of GitLab CI.
+    /// Job `build` with `parallel: matrix`, for a child pipeline of GitLab CI.
     Gitlab,
-    /// An array of strings, for the matrix of a Tekton pipeline.
+    /// Array of strings, for the matrix of a Tekton pipeline.
     Tekton,
-    /// Lines, for a shell.
+    /// One line per build, for a shell.
     Lines,
 }
 
-/// One call of `farrier build --push`, which builds what the image needs before it.
+/// Arguments of one `farrier build --push`, which first builds the images that this one needs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct CiBuild {
@@ -43,15 +43,15 @@ impl CiBuild {
         }
     }
 
-    /// None of these holds a blank, nor anything that a shell takes for more than a word.
+    /// None of these fields holds a blank or a shell metacharacter.
     fn words(&self) -> String {
         let Self { image, kernel, os, os_version, arch } = self;
         format!("{image} {kernel} {os} {os_version} {arch}")
     }
 }
 
-/// What is to be built, in one of the forms: an image that others of the list are compiled against is not in it for
-/// itself, because it is built before them.
+/// Returns the missing builds in one of the formats. An image that another listed image is compiled against is omitted,
+/// because `farrier build` builds it first.
 pub fn ci_matrix(plan: &Plan, form: MatrixForm) -> String {
     let needed = |planned: &PlannedCell| match &planned.outcome {
         Outcome::Waiting { needs } => needs.iter().map(|need| CiBuild::new(need, &planned.target)).collect(),
@@ -69,10 +69,10 @@ pub fn ci_matrix(plan: &Plan, form: MatrixForm) -> String {
     }
 }
 
-/// An empty matrix, and a pipeline without jobs, are errors to GitLab: with nothing to build there is a job that does
-/// nothing.
+/// Returns a job that does nothing when there is nothing to build: GitLab rejects an empty matrix and a pipeline
+/// without jobs.
 fn gitlab(builds: &BTreeSet<CiBuild>) -> String {
-    /// In this order, whatever features of its crate a build has on.
+    /// A struct fixes the order of the keys, whatever features of serde_json are on.
     #[derive(Serialize)]
     #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
     struct Variables<'a> {
@@ -97,7 +97,7 @@ fn map<T>(key: &str, value: T) -> BTreeMap<&str, T> {
     [(key, value)].into()
 }
 
-/// Strings and lists: there is nothing in it that JSON cannot hold.
+/// Only strings and lists: the serialization cannot fail.
 fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }

@@ -1,5 +1,6 @@
-//! Pure: whose word for a kernel counts. A node says itself which kernel it runs and announces; whoever has one node in
-//! their hands could have every packaged kernel built, or fill the images of the whole fleet.
+//! Pure: limits on the kernels that nodes name. A node reports its running kernel and announces the next one itself.
+//! Without limits, an attacker with one node could have every packaged kernel built, or fill the images of the whole
+//! fleet.
 
 use std::{
     cmp::Reverse,
@@ -10,26 +11,26 @@ use std::{
 use super::{ClusterSnapshot, Distrust, PassedLimit, announced::announcement, node_target};
 use crate::{image::Definitions, kernel::KernelTarget, site::KernelLimits};
 
-/// Which kernels nodes named lately. Times are counted from any one moment, the same for all calls.
+/// Kernels that nodes named recently. Times are durations since one arbitrary moment, the same for all calls.
 #[derive(Debug, Default)]
 pub struct Claims {
-    /// By node: the kernels, with when it named each last.
+    /// Kernels by node, each with the time at which the node last named it.
     nodes: HashMap<String, Vec<(KernelTarget, Duration)>>,
-    /// The kernels that believed nodes run: when one did first, and last.
+    /// Kernels that trusted nodes run, with the times at which they were first and last seen.
     kernels: BTreeMap<KernelTarget, (Duration, Duration)>,
 }
 
 impl Claims {
-    /// Notes the kernels that the nodes of a new snapshot name, and marks those that do not count. Only nodes that an image is
-    /// meant for are looked at: others call for nothing.
+    /// Records the kernels that the nodes of a new snapshot name, and marks the nodes whose kernels do not count. Nodes
+    /// that match no image are ignored: they call for nothing.
     pub fn judge(&mut self, snapshot: &mut ClusterSnapshot, definitions: &Definitions, now: Duration) {
         let KernelLimits { per_node, within, distinct } = definitions.site.kernel_limits;
         let (most, time) = (per_node.get(), within.duration());
         self.forget(now, time);
-        // What each node runs, and whether it named too many.
+        // Kernel that each node runs, and whether the node named too many.
         let mut said: Vec<Option<(KernelTarget, bool)>> = Vec::with_capacity(snapshot.nodes.len());
         for node in &mut snapshot.nodes {
-            // A write takes a copy of the node's facts, and few are distrusted.
+            // Writing copies the node's shared facts, so reset only the few distrusted nodes.
             if node.distrust != Distrust::default() {
                 node.distrust = Distrust::default();
             }
@@ -73,7 +74,7 @@ impl Claims {
         self.kernels.retain(|_, (_, last)| is_recent(*last));
     }
 
-    /// Notes what a node names. Were they too many lately?
+    /// Records the kernels that a node names. Returns whether the node recently named more than `most`.
     fn note<'a>(
         &mut self,
         node: &str,
@@ -91,7 +92,7 @@ impl Claims {
                 *last = now;
                 continue;
             }
-            // One more than it may name is enough to know.
+            // Keep at most one kernel over the limit: that suffices to detect the excess.
             let oldest = named.iter().enumerate().min_by_key(|(_, (_, last))| *last).map(|(place, _)| place);
             match oldest.filter(|_| named.len() > most) {
                 Some(oldest) => named[oldest] = (kernel.clone(), now),
@@ -101,7 +102,7 @@ impl Claims {
         named.len() > most
     }
 
-    /// The kernels that count, of those that believed nodes run.
+    /// Returns the kernels that count, from those that trusted nodes run.
     fn taken<'a>(
         &mut self,
         counts: &BTreeMap<&'a KernelTarget, usize>,

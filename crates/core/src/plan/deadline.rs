@@ -1,4 +1,4 @@
-//! Pure: when a rollout has to be looked at again, though nothing changes.
+//! Pure: when to reconcile a rollout again although nothing changes.
 
 use std::time::Duration;
 
@@ -10,10 +10,11 @@ use super::{
 };
 use crate::image::{Definitions, Period, RolloutSpec};
 
-/// How long it is until the first time passes that a rollout waits for: a deadline of its pods, the time that they must stay
-/// ready, the grace time of a kernel that no node runs. `None` where none is ahead.
+/// Returns the time until the next deadline of any rollout: the deadline of its pods, the end of the time for which
+/// they must stay ready, or the grace time of a kernel that no node runs. `None` where no deadline lies ahead.
 ///
-/// Pods that get ready are changes of the cluster and wake the loop by themselves. Pods that do not are none.
+/// Pods that become ready change the cluster and trigger a reconcile. Pods that never become ready do not, so their
+/// deadline needs a timer.
 pub fn next_deadline(
     definitions: &Definitions,
     snapshot: &ClusterSnapshot,
@@ -28,7 +29,7 @@ pub fn next_deadline(
             snapshot.daemon_sets.iter().filter(is_named).flat_map(move |found| ends(spec, found, snapshot))
         })
         .filter_map(|end| {
-            // A second more, so that the deadline has passed by the next look, and not nearly.
+            // Add a second, so that the deadline has certainly passed at the next reconcile.
             let left = Duration::try_from(end.duration_since(now)).ok()?;
             Some(left + Duration::from_secs(1))
         })
@@ -36,16 +37,16 @@ pub fn next_deadline(
         .min()
 }
 
-/// When upgrades are looked at again: evictions that were refused are asked for again, windows open, times pass.
+/// Returns the interval at which upgrades are polled: refused evictions are retried, windows open, timeouts pass.
 fn next_upgrade(snapshot: &ClusterSnapshot) -> Duration {
     let is_under_way = snapshot.nodes.iter().any(|node| UpgradeNote::under_way(node).is_some());
     Duration::from_secs(if is_under_way { 5 } else { 60 })
 }
 
-/// All the times that a rollout to this DaemonSet waits for.
+/// Returns all deadlines of a rollout to this DaemonSet.
 fn ends(spec: &RolloutSpec, found: &DaemonSetFacts, snapshot: &ClusterSnapshot) -> Vec<Timestamp> {
     let (Some(live), Some(watch)) = (&found.live, spec.watch()) else { return Vec::new() };
-    // An annotation that another writer changed says nothing.
+    // An annotation that another writer corrupted counts as an empty record.
     let record = Record::of(&live.annotations).unwrap_or_default();
     let mut ends = Vec::new();
     if !record.0.is_empty() {
@@ -75,7 +76,7 @@ fn after(since: Timestamp, period: Period) -> Option<Timestamp> {
     since.checked_add(SignedDuration::try_from(period.duration()).ok()?).ok()
 }
 
-/// When deadlines pass: those of rewrites, those of pods that are not ready yet, and of those that must stay so.
+/// Returns the deadlines of rewrites, of pods that are not ready yet, and of pods that must stay ready for a while.
 fn ends_of_pods(
     live: &LiveDaemonSet,
     set: impl IntoIterator<Item = Timestamp>,
@@ -142,7 +143,7 @@ mod tests {
         );
         assert_eq!(left(&world, 100), Some(601));
         assert_eq!(left(&world, 699), Some(2));
-        assert_eq!(left(&world, 800), None, "it is behind");
+        assert_eq!(left(&world, 800), None, "the deadline has passed");
         world.snapshot.pods.push(PodFacts {
             namespace: "kube-system".to_owned(),
             name: "mft-1".to_owned(),
@@ -161,7 +162,7 @@ mod tests {
         world.snapshot.pods[0].ready = true;
         assert_eq!(left(&world, 800), None);
         world.snapshot.pods[0].steady_since = Some(at(700));
-        assert_eq!(left(&world, 800), Some(21), "until it has been ready for two minutes");
+        assert_eq!(left(&world, 800), Some(21), "until the pod has been ready for two minutes");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Pure: the outcome of one cell, from what the registry holds and how earlier builds ended.
+//! Pure: the outcome of one cell, from the registry's content and the results of earlier builds.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use crate::{
     kmod::Verdict,
 };
 
-/// How a changed driver gets past a tag that must not change.
+/// How to publish a changed driver under a tag that must not change.
 const REMEDY: &str = "change the version or the tag pattern (with {{signer}} in it, another signing certificate gives another tag), \
      delete the tag, or set onConflict: overwrite";
 
-/// Why nothing can be compiled for the cell's kernel, before an engine is asked.
+/// Returns the reason why the cell cannot be built for its kernel, found before any engine starts.
 fn cannot_build(
     inputs: &PlanInputs<'_>,
     image: &DriverImage,
@@ -41,7 +41,7 @@ fn cannot_build(
         let key = (what, identity.to_owned(), cell.target.arch);
         inputs.cells.resolved.unmakeable_root_fs.get(&key).cloned()
     };
-    // A payload that is reused, or only signed anew, is not compiled.
+    // A payload that is reused or only signed again is not compiled.
     let compiles = spec.reuse == Reuse::Never && cell.unsigned_hash.is_none();
     let toolchain = unmakeable(FetchedInputs::TOOLCHAIN, &cell.toolchain).filter(|_| compiles);
     if let Some(detail) = toolchain {
@@ -59,7 +59,8 @@ fn cannot_build(
     Some(SkipReason::ForeignArchitecture { detail })
 }
 
-/// Decides. What is not known yet is asked; the outcome then is one of those that remain possible.
+/// Decides the outcome of a cell. Facts that are not known yet are added to `questions`; the returned outcome is then
+/// provisional.
 pub(super) fn decide(
     inputs: &PlanInputs<'_>,
     image: &DriverImage,
@@ -112,7 +113,7 @@ pub(super) fn decide(
                 return why.into();
             }
         }
-        // What is published needs no headers.
+        // A published image needs no headers, so ask for them only when every reference was looked up.
         None if cell.references().all(|reference| observed.knows(reference)) => {
             questions.headers.insert(cell.target.clone());
         }

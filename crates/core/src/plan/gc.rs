@@ -1,7 +1,7 @@
-//! Pure: which published images are for kernels that are gone, and may go themselves.
+//! Pure: garbage collection: decides which published images belong to kernels that are gone and can be deleted.
 //!
-//! Whatever speaks for an image keeps it: a word in the cluster that names it, a kernel that runs, is announced or was
-//! seen lately, an image that stays and is made from it. An image goes only where nothing does.
+//! Any single reason keeps an image: an object in the cluster that names the image, a kernel that runs, is announced or
+//! was seen recently, or a kept image that is made from it. Only an image without any such reason is deleted.
 
 mod candidates;
 mod held_image;
@@ -26,17 +26,18 @@ pub use record::{KernelKey, KernelRecord};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LiveKernels(BTreeMap<String, KernelUse>);
 
-/// How a kernel is in use.
+/// Way in which a kernel is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum KernelUse {
     Runs,
     Announced,
-    /// The rollout of a union gives it its grace time, which may be longer than gc's.
+    /// The grace time of a union rollout keeps the kernel. That time may be longer than the garbage collector's.
     Left,
 }
 
 impl LiveKernels {
-    /// What nodes run, by whatever they say of themselves, what is announced, heard or not, and what unions still hold.
+    /// Collects the kernels that nodes report, all announced kernels whether or not the announcement is used, and the
+    /// kernels that unions still keep.
     pub fn of(snapshot: &ClusterSnapshot, announced: &Announcements) -> Self {
         let mut kernels = BTreeMap::new();
         for live in snapshot.daemon_sets.iter().filter_map(|found| found.live.as_ref()) {
@@ -58,93 +59,93 @@ impl LiveKernels {
     }
 }
 
-/// What is noted of nodes' and announced kernels: of those whose targets are known.
+/// Returns the nodes' kernels and the announced kernels to record as seen: only those with a known target.
 pub fn kernels_to_note(snapshot: &ClusterSnapshot, announced: &Announcements) -> BTreeSet<KernelKey> {
     let running = snapshot.nodes.iter().filter_map(|node| node_target(node).ok());
     let all = running.chain(announced.targets().cloned());
     all.map(|target| KernelKey { release: target.release.to_string(), arch: Some(target.arch) }).collect()
 }
 
-/// What a decision is made from.
+/// Inputs of the garbage collection.
 #[derive(Clone, Copy, Debug)]
 pub struct GcInputs<'a> {
-    /// What the registry holds: every tag of every repository that is looked at.
+    /// Images of the registry: every tag of every examined repository.
     pub images: &'a [HeldImage],
-    /// Which of [`Candidates`] the cluster's objects mention.
+    /// Members of [`Candidates`] that the cluster's objects mention.
     pub mentioned: &'a BTreeSet<String>,
     /// Kernels in use.
     pub live: &'a LiveKernels,
-    /// When kernels were last seen. One that is not in it counts as seen today.
+    /// Day on which each kernel was last seen. A kernel without an entry counts as seen today.
     pub record: &'a KernelRecord,
-    /// An image goes when its kernel was not seen for so many days.
+    /// Number of days since an image's kernel was last seen, after which the image is deleted.
     pub keep_days: u32,
     /// Today, in UTC.
     pub today: Date,
 }
 
-/// Why an image stays.
+/// Reason for keeping an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "why")]
 #[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum KeptWhy {
-    /// farrier did not publish it, or it is for no kernel.
+    /// farrier did not publish the image, or it is for no kernel.
     NotOurs,
-    /// A rollout target, a pod, a record for rollback names it, by this word.
+    /// A rollout target, a pod or a record for rollback names the image by this word.
     Named { by: String },
-    /// A node runs its kernel.
+    /// A node runs the image's kernel.
     Runs { kernel: String },
-    /// Its kernel is announced.
+    /// The image's kernel is announced.
     Announced { kernel: String },
-    /// Unions are still to hold its kernel for a while.
+    /// A union rollout keeps the kernel for its grace time.
     Left { kernel: String },
-    /// All its kernels were seen lately; this one was not seen for the longest time.
+    /// All kernels of the image were seen recently; this is the one seen longest ago.
     Recent { kernel: String, seen: Date },
-    /// An image that stays is put together from it.
+    /// A kept image is assembled from this image.
     PartOf { image: String },
-    /// An image that stays stands on it.
+    /// A kept image has this image as its base.
     BaseOf { image: String },
 }
 
-/// An image that stays.
+/// Image that is kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KeptImage {
-    /// Its name.
+    /// Name of the image.
     pub image: String,
-    /// Why.
+    /// Reason for keeping it.
     #[serde(flatten)]
     pub why: KeptWhy,
 }
 
-/// An image that goes.
+/// Image that is deleted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GoingImage {
-    /// Where.
+    /// Repository of the image.
     pub repository: Repository,
-    /// What.
+    /// Digest of the manifest.
     pub digest: Digest,
-    /// All its tags.
+    /// All tags of the image.
     pub tags: Vec<Tag>,
-    /// Its kernels that are gone, with the day on which each was last seen.
+    /// Kernels of the image that are gone, each with the day on which it was last seen.
     pub gone: BTreeMap<String, Date>,
-    /// Bytes of its blobs that no image which stays names.
+    /// Bytes of the image's blobs that no kept image refers to.
     pub bytes: u64,
 }
 
-/// What goes, and what stays.
+/// Images to delete and images to keep.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GcPlan {
-    /// What goes: images before those that they are made from.
+    /// Images to delete, each before the images that it is made from.
     pub going: Vec<GoingImage>,
-    /// What stays.
+    /// Images to keep.
     pub kept: Vec<KeptImage>,
-    /// Bytes of blobs that only images which go name, each blob once.
+    /// Bytes of the blobs that only deleted images refer to, each blob counted once.
     pub bytes: u64,
 }
 
-/// Decides.
+/// Decides which images to delete and which to keep.
 pub fn gc_plan(inputs: &GcInputs<'_>) -> GcPlan {
     let GcInputs { images, .. } = *inputs;
     let mut kept: Vec<Option<KeptWhy>> = images.iter().map(|image| kept_by_itself(inputs, image)).collect();
@@ -174,10 +175,10 @@ pub fn gc_plan(inputs: &GcInputs<'_>) -> GcPlan {
         });
         freed.extend(own);
     }
-    // What is put together from others goes before them: at no time does it name what is not there.
+    // Delete an assembled image before its parts, so that no image ever refers to a missing one.
     let held = |digest: &Digest| images.iter().find(|image| image.digest == *digest);
     let count = |digest: &Digest| held(digest).map_or(0, |image| image.members.len());
-    // An index leads to images that are put together themselves.
+    // An index refers to images that can themselves have members.
     let parts = |going: &GoingImage| {
         let members = held(&going.digest).into_iter().flat_map(|image| &image.members);
         members.map(|member| 1 + count(member)).sum::<usize>()
@@ -190,12 +191,12 @@ pub fn gc_plan(inputs: &GcInputs<'_>) -> GcPlan {
     plan
 }
 
-/// Sizes are a registry's word.
+/// The sizes come from the registry and are untrusted: saturate instead of overflowing.
 fn total(blobs: &BTreeMap<&Digest, u64>) -> u64 {
     blobs.values().fold(0, |sum, size| sum.saturating_add(*size))
 }
 
-/// What speaks for an image whatever becomes of the others.
+/// Returns the reason that keeps an image regardless of other images.
 fn kept_by_itself(inputs: &GcInputs<'_>, image: &HeldImage) -> Option<KeptWhy> {
     let GcInputs { mentioned, live, .. } = inputs;
     if let Some(by) = Candidates::of_image(image).find(|word| mentioned.contains(word)) {
@@ -221,8 +222,8 @@ fn kept_by_itself(inputs: &GcInputs<'_>, image: &HeldImage) -> Option<KeptWhy> {
     Some(KeptWhy::Recent { kernel: oldest.clone(), seen })
 }
 
-/// The kernels of an image that no node has had for long enough. A union with one of them is not what a rollout asks for
-/// any more: unions have the kernels that nodes run, those that are announced, and those that left only a while ago.
+/// Returns the kernels of an image that no node has had for long enough. No rollout asks for a union with such a
+/// kernel: unions include only kernels that nodes run, announced kernels, and kernels that left recently.
 fn gone(inputs: &GcInputs<'_>, image: &HeldImage) -> BTreeMap<String, Date> {
     let GcInputs { live, record, keep_days, today, .. } = *inputs;
     let last = today.saturating_sub(i64::from(keep_days).days());
@@ -231,7 +232,7 @@ fn gone(inputs: &GcInputs<'_>, image: &HeldImage) -> BTreeMap<String, Date> {
     image.kernels.iter().filter(gone).map(seen).filter(|(_, seen)| *seen <= last).collect()
 }
 
-/// What images that stay are made from stays.
+/// Keeps the images that kept images are made from.
 fn keep_parts(images: &[HeldImage], kept: &mut [Option<KeptWhy>]) {
     let mut places: HashMap<&Digest, Vec<usize>> = HashMap::new();
     for (place, image) in images.iter().enumerate() {

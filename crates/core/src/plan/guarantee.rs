@@ -1,4 +1,4 @@
-//! Pure: guarantee 1: the one decision whether an image field may be pointed at a published image.
+//! Pure: guarantee 1: the single decision whether an image field may point to a published image.
 
 use super::{HoldReason, PlanInputs, Published, SignatureState};
 use crate::{
@@ -7,17 +7,17 @@ use crate::{
     kmod::Verdict,
 };
 
-/// What a published image must have been made for.
+/// Kernel or kernels that a published image must have been made for.
 #[derive(Clone, Copy)]
 pub(super) enum MadeFor<'a> {
-    /// The kernel of every node that it reaches: its exact release, which the tag's label does not tell.
+    /// The kernel of every node that the change reaches: the exact release, because a tag's kernel label is lossy.
     Kernel(&'a KernelTarget),
-    /// Several kernels: the members that these inputs name, each of which passed by itself.
+    /// Several kernels: the members that this input hash covers. Each member passed its own check.
     Members(InputHash),
 }
 
-/// The image of a definition by digest, where its check passed, an accepted key signed it, and it was made for the nodes
-/// that it is to reach. `name` is the tag that it was found under.
+/// Returns the image of a definition by digest, where its check passed, an accepted key signed it, and it was made for
+/// the nodes that it is to reach. `name` is the tag under which the image was found.
 pub(super) fn passing(
     inputs: &PlanInputs<'_>,
     definition: &ImageName,

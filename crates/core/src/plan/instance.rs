@@ -1,18 +1,18 @@
-//! Pure: what several farriers of one cluster are told apart by.
+//! Pure: the name that distinguishes several farriers in one cluster.
 
 use std::str::FromStr;
 
-/// The name of one of several farriers in a cluster; nothing where there is only one. Its fields, its lease and what it
-/// writes on nodes have this name, so that none of them takes back what another one wrote.
-/// Displayed, `farrier`, or `farrier-NAME`, it is a field manager and the name of a lease.
+/// Name of one of several farriers in a cluster; no name where there is only one. The field manager, the lease and the
+/// marks on nodes include the name, so that the instances do not undo each other's writes. Displayed as `farrier` or
+/// `farrier-NAME`, it is the name of the field manager and of the lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq, derive_more::Display)]
 #[display("farrier{}", self.after('-'))]
 pub struct Instance(Option<String>);
 
-/// Characters of a name: with the longest mark before it, a label's name has at most 63.
+/// Longest name: with the longest mark as prefix, a label's name must not exceed 63 characters.
 const MOST: usize = 32;
 
-/// A text that is no name of a farrier.
+/// Error for a text that is not a valid instance name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no name: 1 to {MOST} of a-z, 0-9 and '-', with a letter or digit at both ends")]
 pub struct InstanceError(String);
@@ -31,7 +31,7 @@ impl FromStr for Instance {
 }
 
 impl Instance {
-    /// The label and annotation by which this farrier marks nodes: `farrier.dev/ready-for`, or
+    /// Returns the key of the label and annotation with which this instance marks nodes: `farrier.dev/ready-for`, or
     /// `farrier.dev/ready-for.NAME`.
     pub(super) fn mark(&self, mark: &str) -> String {
         mark.to_owned() + &self.after('.')

@@ -1,4 +1,4 @@
-//! Pure: what definitions ask of a cluster, so that nothing else is kept in memory.
+//! Pure: the parts of a cluster that the definitions need. Nothing else is kept in memory.
 
 use std::collections::BTreeSet;
 
@@ -9,11 +9,11 @@ use crate::{
     kernel::{OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL},
 };
 
-/// What the definitions ask about.
+/// Parts of a cluster that the definitions need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interest {
-    /// Labels of nodes. Those that the named DaemonSets select by come in addition, once they are seen,
-    /// and so do those that the operators' resources select; farrier's own are always kept.
+    /// Labels of nodes. Labels that the named DaemonSets and operators' resources select by are added once those
+    /// objects are seen. farrier's own labels are always kept.
     pub labels: BTreeSet<String>,
     /// Namespace and name of the DaemonSets that rollouts name.
     pub daemon_sets: BTreeSet<(String, String)>,
@@ -21,17 +21,17 @@ pub struct Interest {
     pub resources: BTreeSet<OperatorResource>,
     /// ImageStreams that kernel families name.
     pub image_streams: BTreeSet<ImageStream>,
-    /// Does an upgrade drain nodes? Then all pods of a node count while it is drained.
+    /// Whether an upgrade drains nodes. All pods of a node are then needed while it is drained.
     pub drains: bool,
-    /// Namespaces in which an upgrade makes Jobs that look at nodes.
+    /// Namespaces in which an upgrade creates check or forecast Jobs.
     pub checks: BTreeSet<String>,
-    /// Is it asked for what farrier has set, in order to take it back? Then all DaemonSets with a record of it count, those
-    /// that nothing names (any more), too; and no pods.
+    /// Whether the snapshot is for a rollback. It then needs every DaemonSet with a farrier record, even one that no
+    /// rollout names, and no pods.
     pub rollback: bool,
 }
 
 impl Interest {
-    /// Objects with a record of what farrier has set, and the DaemonSets with these namespaces and names.
+    /// Selects the objects with a farrier record, and the DaemonSets with these namespaces and names.
     pub fn for_rollback(daemon_sets: impl IntoIterator<Item = (String, String)>) -> Self {
         Self {
             daemon_sets: daemon_sets.into_iter().collect(),
@@ -41,7 +41,7 @@ impl Interest {
         }
     }
 
-    /// What these definitions ask about.
+    /// Returns the parts that these definitions need.
     pub fn of(definitions: &Definitions) -> Self {
         let of_system = [OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL];
         let labels = TARGET_LABELS.into_iter().chain(UPGRADE_STATE_LABELS).chain(of_system);

@@ -13,38 +13,39 @@ pub const ARCH_LABEL: &str = "kubernetes.io/arch";
 /// The labels that decide a node's target.
 pub(super) const TARGET_LABELS: [&str; 4] = [OS_ID_LABEL, OS_VERSION_LABEL, KERNEL_LABEL, ARCH_LABEL];
 
-/// Labels of nodes that say where an operator's driver upgrade stands (Network and GPU Operator).
+/// Labels of nodes with the state of an operator's driver upgrade (Network and GPU Operator).
 pub const UPGRADE_STATE_LABELS: [&str; 2] =
     ["nvidia.com/ofed-driver-upgrade-state", "nvidia.com/gpu-driver-upgrade-state"];
 
-/// Is an operator at a node in this state? One that failed is at rest: the operator does nothing there until the driver's pod is as it
-/// should be, and another version may be what ends it (k8s-operator-libs, `pkg/upgrade/consts.go`, `ProcessUpgradeFailedNodes`).
+/// Whether an operator is upgrading a node in this state. `upgrade-failed` does not count: the operator leaves such a
+/// node until the driver's pod is in the desired state, and another version may be the remedy (k8s-operator-libs,
+/// `pkg/upgrade/consts.go`, `ProcessUpgradeFailedNodes`).
 pub(super) fn is_upgrading(state: &str) -> bool {
     !matches!(state, "" | "upgrade-done" | "upgrade-failed")
 }
 
-/// The label of an operator's driver upgrade that a node is in, with its state.
+/// Returns the label and state of the operator's driver upgrade that a node is in.
 pub(super) fn operators_upgrade(labels: &BTreeMap<String, String>) -> Option<(&'static str, &str)> {
     let mut states =
         UPGRADE_STATE_LABELS.into_iter().filter_map(|key| Some((key, labels.get(key)?.as_str())));
     states.find(|(_, state)| is_upgrading(state))
 }
 
-/// The same, where the operator has begun: `upgrade-required` is a place in its queue, which a node may keep for good
-/// (`nvidia.com/...-driver-upgrade.skip`, an operator that was taken away).
+/// Returns the label and state where the operator has begun the upgrade. `upgrade-required` is only a place in its
+/// queue, which a node may keep indefinitely (`nvidia.com/...-driver-upgrade.skip`, or a removed operator).
 pub(super) fn operator_at_work(labels: &BTreeMap<String, String>) -> Option<(&'static str, &str)> {
     operators_upgrade(labels).filter(|(_, state)| *state != "upgrade-required")
 }
 
-/// The annotation by which a node (or whoever upgrades it) names the kernel that it is to boot next.
+/// Annotation in which a node, or the automation that upgrades it, names the kernel to boot next.
 pub const NEXT_KERNEL_ANNOTATION: &str = "farrier.dev/next-kernel";
-/// The label and annotation of a node that names the kernel which it may boot: its value is the kernel's label.
+/// Label and annotation of a node that may boot its next kernel. The value is that kernel's label.
 pub const READY_FOR: &str = "farrier.dev/ready-for";
-/// The same of a node that no driver image is called for on, whatever kernel it runs: there is nothing to wait for, and
-/// nothing that was checked.
+/// Label and annotation of a node that needs no driver image, whatever kernel it runs: there was nothing to wait for
+/// and nothing to check.
 pub const NO_DRIVER_FOR: &str = "farrier.dev/no-driver-for";
 
-/// What NFD's labels of hardware begin with, each after its source. NFD writes the labels of all its sources at once.
+/// Prefixes of NFD's hardware labels, one per source. NFD writes the labels of all its sources at once.
 const HARDWARE: [&str; 4] = [
     "feature.node.kubernetes.io/pci-",
     "feature.node.kubernetes.io/cpu-",
@@ -52,22 +53,22 @@ const HARDWARE: [&str; 4] = [
     "feature.node.kubernetes.io/rdma.",
 ];
 
-/// Does this label tell which hardware a node has? A node without any has not been looked at yet.
+/// Whether this label describes a node's hardware. A node without any such label has not been examined yet.
 pub fn tells_hardware(label: &str) -> bool {
     HARDWARE.iter().any(|source| label.starts_with(source))
 }
 
-/// The prefix of the labels by which nodes are handed over to a copy of a DaemonSet.
+/// Prefix of the labels that hand nodes over to a copy of a DaemonSet.
 pub(super) const HANDOVER_LABELS: &str = "farrier.dev/driver.";
-/// On a copy and its pods: the DaemonSet that it is a copy of.
+/// On a copy and its pods: the DaemonSet that the copy was made from.
 pub const COPY_OF_LABEL: &str = "farrier.dev/copy-of";
-/// On a copy and its pods: the kernel label that it is for.
+/// On a copy and its pods: label of the copy's kernel.
 pub const COPY_KERNEL_LABEL: &str = "farrier.dev/kernel";
-/// On the original DaemonSet of a rollout by kernel: what farrier did to it, as JSON.
+/// On the original DaemonSet of a `per-kernel` rollout: farrier's state of the rollout, as JSON.
 pub const PER_KERNEL_ANNOTATION: &str = "farrier.dev/per-kernel";
-/// On a DaemonSet or an operator's resource: as long as it is there and not `false`, nothing is rolled out to the object.
+/// On a DaemonSet or an operator's resource: pauses rollouts to the object while present and not `false`.
 pub const PAUSED_ANNOTATION: &str = "farrier.dev/paused";
-/// Do annotations pause? Any value but `false` does: what is not understood stops.
+/// Whether the annotations pause rollouts. Any value but `false` does, so that a mistyped value is safe.
 pub(super) fn says_paused(annotations: &BTreeMap<String, String>) -> bool {
     annotations.get(PAUSED_ANNOTATION).is_some_and(|value| value != "false")
 }
@@ -75,10 +76,10 @@ pub(super) fn says_paused(annotations: &BTreeMap<String, String>) -> bool {
 /// The annotation that holds the record of rewrites, as JSON.
 pub const RECORD_ANNOTATION: &str = "farrier.dev/record";
 
-/// The label by which Kubernetes says which Job has made a pod.
+/// Label in which Kubernetes names the Job that created a pod.
 pub const JOB_NAME: &str = "batch.kubernetes.io/job-name";
 
-/// On a node: as label where its upgrade stands, as annotation all that farrier knows of it, as JSON.
+/// On a node: as a label, the state of its upgrade; as an annotation, the whole record of the upgrade, as JSON.
 pub const UPGRADE: &str = "farrier.dev/upgrade";
-/// The annotation by which something else says that a node does well with a new driver: the image is its value.
+/// Annotation with which an external check confirms that a node works with a new driver. The value is the image.
 pub const UPGRADE_CHECKED: &str = "farrier.dev/upgrade-checked";

@@ -1,15 +1,15 @@
-//! Pure: which nodes are told of their next kernel now, or are handed over to another DaemonSet. Where another writer takes a label
-//! back each time, farrier would else write it for ever.
+//! Pure: limits repeated writes to nodes. Decides which planned marks and handover labels are written now. When another
+//! writer keeps reverting a label, farrier would otherwise write it forever.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{Change, NodeChange, PlannedNode};
 
-/// So often the same is written to a node within [`A_WHILE`]: then another writer takes it back, and would again.
+/// Number of identical writes to a node within [`A_WHILE`] after which another writer is assumed to revert them.
 const TIMES: u32 = 3;
 const A_WHILE: Duration = Duration::from_mins(10);
 
-/// What was written to nodes lately. Times are counted from any one moment, the same for all calls.
+/// Recent writes to nodes. Times are durations since one arbitrary moment, the same for all calls.
 #[derive(Debug, Default)]
 pub struct Marks(BTreeMap<String, Written>);
 
@@ -17,9 +17,9 @@ pub struct Marks(BTreeMap<String, Written>);
 struct Written {
     change: Change,
     times: u32,
-    /// When it was written first.
+    /// Time of the first write.
     since: Duration,
-    /// Was it said that another writer takes it back?
+    /// Whether the conflict with the other writer was reported.
     told: bool,
 }
 
@@ -29,17 +29,17 @@ impl Written {
     }
 }
 
-/// The nodes whose marks are not right.
+/// Nodes whose marks have to change.
 #[derive(Debug, Default)]
 pub struct DueMarks {
-    /// What is written now, each with its node's place among those that were given.
+    /// Marks to write now, each with the index of its node in the given list.
     pub write: Vec<(usize, Change)>,
-    /// The nodes that are left for a while, because another writer takes their marks back.
+    /// Nodes that are skipped for a while, because another writer reverts their marks.
     pub contested: Vec<String>,
 }
 
 impl Marks {
-    /// Which of the planned changes are made now.
+    /// Selects the planned changes to make now.
     pub fn due(&mut self, nodes: &[PlannedNode], now: Duration) -> DueMarks {
         self.forget_old(now);
         let mut due = DueMarks::default();
@@ -54,14 +54,15 @@ impl Marks {
         due
     }
 
-    /// It is written.
+    /// Records a write to a node.
     pub fn note(&mut self, node: &str, change: Change, now: Duration) {
         let last = self.0.remove(node).filter(|last| last.change == change);
         let (times, since) = last.map_or((1, now), |last| (last.times + 1, last.since));
         self.0.insert(node.to_owned(), Written { change, times, since, told: false });
     }
 
-    /// Takes the changes of nodes out of a rollout that another writer takes back. Names the nodes of which that is not said yet.
+    /// Removes node changes that another writer keeps reverting from a rollout's changes. Returns the nodes whose
+    /// conflict was not reported before.
     pub fn hold_back(&mut self, changes: &mut Vec<Change>, now: Duration) -> Vec<String> {
         self.forget_old(now);
         let mut contested = Vec::new();
@@ -77,7 +78,7 @@ impl Marks {
         contested
     }
 
-    /// The changes of a rollout are made.
+    /// Records that the changes of a rollout were made.
     pub fn note_made(&mut self, changes: &[Change], now: Duration) {
         for change in changes {
             if let Change::Node(node) = change {
@@ -91,7 +92,7 @@ impl Marks {
     }
 }
 
-/// The node and its labels: several rollouts have labels of their own on one node.
+/// Returns the key of a node and its labels: several rollouts can each set their own label on one node.
 fn place(NodeChange { name, labels, .. }: &NodeChange) -> String {
     let labels: Vec<&str> = labels.keys().map(String::as_str).collect();
     format!("{name} {}", labels.join(" "))
@@ -122,7 +123,7 @@ mod tests {
         assert_eq!(written, TIMES);
         assert_eq!(marks.due(&nodes, began + A_WHILE).write.len(), 1);
 
-        // So it is for the changes of a rollout, of which the others are made.
+        // The same limit applies to the changes of a rollout; its other changes are still made.
         let (mut marks, mark) = (Marks::default(), nodes[0].change.clone().unwrap());
         let other = Change::Node(NodeChange { name: "other".to_owned(), ..NodeChange::default() });
         let (mut written, mut told) = (0, Vec::new());
@@ -138,7 +139,7 @@ mod tests {
         marks.hold_back(&mut changes, began + Duration::from_secs(100));
         assert_eq!(changes.len(), 1);
 
-        // Another mark is another matter.
+        // A different mark is not contested.
         fleet.announce(0, "6.1.0-49-amd64");
         assert_eq!(marks.due(&fleet.plan().nodes, began).write.len(), 1);
     }

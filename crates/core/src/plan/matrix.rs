@@ -1,4 +1,4 @@
-//! Pure: which image each kernel target calls for, and what becomes of each.
+//! Pure: the images that each kernel target calls for, and the outcome of each.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,48 +21,48 @@ use crate::{
     template::Templates,
 };
 
-/// Driver images x kernel targets, as far as nodes or announcements call for them.
+/// Driver images x kernel targets, for the pairs that nodes or announcements call for.
 #[derive(Default)]
 pub(super) struct Matrix {
-    /// Chain by chain, needs before those that are compiled against them, an image's kernels together.
+    /// Cells chain by chain: needs before their dependents, all kernels of an image together.
     pub(super) cells: Vec<PlannedCell>,
-    /// Nodes whose kernel target is not known.
+    /// Nodes without a known kernel target.
     pub(super) left_alone: Vec<LeftAlone>,
-    /// Nodes with a driver of their own, by image, then target.
+    /// Nodes with their own driver, by image, then target.
     pub(super) own_drivers: Vec<OwnDriver>,
-    /// What has to be known before it is as it should be.
+    /// Lookups that are needed before the matrix is final.
     pub(super) questions: Questions,
 }
 
-/// A node that is left alone.
+/// Node that is skipped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LeftAlone {
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// Why.
+    /// Reason for skipping the node.
     #[serde(serialize_with = "explained")]
     pub why: NodeReason,
 }
 
-/// Nodes that an image would be for, and that have a driver of their own: a label says so.
+/// Nodes that match an image but bring their own driver, as a label shows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, derive_more::Display)]
 #[serde(rename_all = "camelCase")]
 #[display("has its own driver: label {label}={value}")]
 pub struct OwnDriver {
-    /// The image.
+    /// Image that the nodes match.
     pub image: ImageName,
-    /// What they run.
+    /// Kernel target of the nodes.
     pub target: KernelTarget,
-    /// The label that says so.
+    /// Label that marks the nodes.
     pub label: String,
-    /// Its value.
+    /// Value of the label.
     pub value: String,
-    /// The nodes.
+    /// Names of the nodes.
     pub nodes: Vec<String>,
 }
 
-/// Which image each kernel target calls for. Images that nothing calls for have no cells.
+/// Computes the matrix. Images that nothing calls for have no cells.
 pub(super) fn matrix(inputs: &PlanInputs<'_>, chains: &Chains) -> Matrix {
     let images = &inputs.definitions().images;
     let labels = images.values().flat_map(|image| image.spec.nodes.keys());
@@ -94,7 +94,7 @@ pub(super) fn matrix(inputs: &PlanInputs<'_>, chains: &Chains) -> Matrix {
     matrix
 }
 
-/// The nodes that images leave alone because they have a driver of their own.
+/// Returns the nodes that images skip because they bring their own driver.
 fn own_drivers(images: &BTreeMap<ImageName, DriverImage>, groups: &[NodeGroup<'_>]) -> Vec<OwnDriver> {
     let mut found = Vec::new();
     for image in images.values() {
@@ -114,8 +114,8 @@ fn own_drivers(images: &BTreeMap<ImageName, DriverImage>, groups: &[NodeGroup<'_
     found
 }
 
-/// What becomes of one image for every target that it is called for on, in the order of the targets. `planned` gives
-/// the cells of the images that stand before it.
+/// Returns the planned cells of one image for every target that calls for it, in the order of the targets. `planned`
+/// returns the cells of images that come earlier in the order.
 fn cells_of<'a>(
     inputs: &PlanInputs<'_>,
     planned: impl Fn(&ImageName, &KernelTarget) -> Option<&'a PlannedCell>,
@@ -158,13 +158,13 @@ fn cells_of<'a>(
     calls.iter().zip(outcomes).map(planned).collect()
 }
 
-/// Who calls for an image on one kernel.
+/// Origins of the call for an image on one kernel.
 #[derive(Default)]
 struct Call<'a> {
     nodes: Vec<&'a NodeFacts>,
-    /// Images that are compiled against it and called for themselves.
+    /// Images that are compiled against the image and are themselves called for.
     needed_by: Vec<&'a ImageName>,
-    /// Does a node run the kernel that calls for one of those?
+    /// Whether a node runs the kernel and calls for one of the `needed_by` images.
     needed_live: bool,
 }
 
@@ -174,7 +174,8 @@ impl Call<'_> {
     }
 }
 
-/// Who calls for which image, on which kernel: nodes, announcements, and the images that are compiled against it.
+/// Returns which images are called for on which kernels, by nodes, by announcements, and by the images that are
+/// compiled against them.
 fn calls<'a>(
     inputs: &PlanInputs<'a>,
     chains: &Chains,
@@ -182,7 +183,7 @@ fn calls<'a>(
 ) -> HashMap<&'a ImageName, BTreeMap<&'a KernelTarget, Call<'a>>> {
     let (definitions, announced) = (inputs.cells.definitions, inputs.announced);
     let mut calls: HashMap<&ImageName, BTreeMap<&KernelTarget, Call<'_>>> = HashMap::new();
-    // Dependents first: they call for what they need.
+    // Dependents first, because they call for their needs.
     for name in chains.order().iter().rev() {
         let Some((name, image)) = definitions.images.get_key_value(name) else { continue };
         let own = calls.entry(name).or_default();
@@ -197,7 +198,7 @@ fn calls<'a>(
                 own.entry(target).or_default().nodes.extend(&group.nodes);
             }
         }
-        // An image that is not meant for a kernel asks nothing of others there.
+        // An image that is not meant for a kernel calls for no needs there.
         let meant = |(target, call): (&&'a KernelTarget, &Call<'_>)| {
             let request = CellRequest { inputs: inputs.cells, image, target };
             request.family().is_ok().then_some((*target, call.is_live()))
@@ -224,10 +225,10 @@ fn calls<'a>(
     calls
 }
 
-/// Labels are lossy: two releases can have one tag. Neither may then be published under it, because
-/// whichever came second would be taken for, or replace, the first. A kernel that is only announced gives way
-/// to one that a node runs: an announcement must not take a running node's image away. Images for different architectures may
-/// share a tag, which then leads to an index.
+/// Returns a skip reason for each cell whose tag collides with another cell's. Kernel labels are lossy, so two releases
+/// can share a tag. Neither may then be published, because one image would replace the other or be mistaken for it. A
+/// kernel that is only announced yields to a kernel that a node runs: an announcement must not take a running node's
+/// image away. Images for different architectures may share a tag, which then points to an index.
 fn collisions(
     made: &[Result<Cell, Outcome>],
     calls: &BTreeMap<&KernelTarget, Call<'_>>,

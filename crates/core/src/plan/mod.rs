@@ -1,7 +1,7 @@
-//! Pure: from a snapshot, the definitions and the clock to a plan.
+//! Pure: computes a plan from a snapshot, the definitions and the clock.
 //!
-//! What has to be looked up in the registry depends on the inputs, so that [`plan`] either decides or gives
-//! [`Questions`]. With the answers it is called again. The same arguments give the same answer.
+//! The necessary registry lookups depend on the inputs. [`plan`] therefore either decides or returns [`Questions`]; the
+//! caller adds the answers and calls it again. The same arguments always give the same result.
 
 mod activity;
 mod announced;
@@ -48,7 +48,7 @@ mod target;
 #[allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 pub mod testing;
 mod union;
-#[expect(clippy::similar_names, reason = "a node has a note")]
+#[expect(clippy::similar_names, reason = "`node` and `note` are the natural names")]
 mod upgrade;
 mod why;
 mod write_namespaces;

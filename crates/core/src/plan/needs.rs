@@ -1,4 +1,4 @@
-//! Pure: what a cell is compiled against: found as published, waited for, or missing.
+//! Pure: the needs of a cell: already published, still waited for, or missing.
 
 use super::{
     Cell, CellInputs, CellNeed, NeedReason, Outcome, PlannedCell, SkipReason,
@@ -10,8 +10,8 @@ use crate::{
     template::Templates,
 };
 
-/// Works out one image for one kernel target; no node calls for it yet. `templates` keeps the parsed templates. Needed
-/// images must be published.
+/// Computes the cell of one image for one kernel target, without any nodes. `templates` caches the parsed templates.
+/// Needed images must be published.
 pub fn cell_for(
     inputs: &CellInputs<'_>,
     templates: &mut Templates,
@@ -28,14 +28,14 @@ pub fn cell_for(
 }
 
 impl<'a> CellRequest<'a> {
-    /// Everything that an image is compiled against, or the outcome of an image that lacks some of it. `planned` gives the
-    /// cells of the images that stand before it, for the same target.
+    /// Returns all needs of an image, or the outcome of an image without some of them. `planned` returns the cells, for
+    /// the same target, of images that come earlier in the order.
     pub(super) fn needs<'p>(
         &self,
         planned: impl Fn(&ImageName) -> Option<&'p PlannedCell>,
     ) -> Result<Vec<CellNeed>, Outcome> {
         let Self { inputs, image, .. } = self;
-        // Of an image that is not meant for the kernel this is the reason, not what it needs.
+        // Being out of the kernel's range takes precedence over missing needs.
         if !image.spec.needs.is_empty() {
             self.family()?;
         }
@@ -53,7 +53,7 @@ impl<'a> CellRequest<'a> {
             match found_need {
                 Ok(Some(found_need)) => found.push(found_need),
                 Ok(None) => missing.push(need.name().clone()),
-                // That the definitions are not meant for the kernel is said first.
+                // Reasons from the definitions take precedence over failures of earlier builds.
                 Err(why) if why.is_of_a_build() => failed = failed.or(Some(lacks(need.name(), why))),
                 Err(why) => return Err(lacks(need.name(), why).into()),
             }
@@ -65,7 +65,7 @@ impl<'a> CellRequest<'a> {
         }
     }
 
-    /// The needs of an image that is asked for by itself, `above` it the images that asked for it as their need.
+    /// Returns the needs of an image that is requested alone. `above` lists the images that led to it as their need.
     fn needs_alone(
         &self,
         templates: &mut Templates,
@@ -102,19 +102,19 @@ impl<'a> CellRequest<'a> {
         let key = (image.metadata.name.clone(), need.clone(), target.clone());
         let exposed = looked_up(&inputs.resolved.trees, &key, "its tree was not looked up")
             .map_err(|detail| NeedReason::Tree { detail })?;
-        // What a host has says no version.
+        // A tree from a host has no version.
         let version = exposed.short().to_owned();
         Ok(CellNeed { name: need.clone(), version, exposed: exposed.clone(), image: None })
     }
 }
 
-/// What an image exposes, from its outcome; `None` where it will only be published later.
+/// Returns the need that an image with this outcome provides; `None` where the image will only be published later.
 fn built(inputs: &CellInputs<'_>, outcome: &Outcome) -> Result<Option<CellNeed>, NeedReason> {
     let exposed = outcome.cell().map(|cell| exposed_by(inputs, cell)).transpose()?.flatten();
     match outcome {
         _ if exposed.is_some() => Ok(exposed),
         Outcome::Skipped { why } => Err(NeedReason::Skipped { why: Box::new(why.clone()) }),
-        // What will not be published is not waited for.
+        // Do not wait for an image that will not be published.
         Outcome::Conflict { reference, theirs, .. } => {
             Err(NeedReason::Conflict { reference: reference.clone(), theirs: *theirs })
         }
@@ -130,7 +130,7 @@ fn lacks(need: &ImageName, why: NeedReason) -> SkipReason {
     SkipReason::Need { need: need.clone(), why }
 }
 
-/// What a cell's image exposes, once it is published with these very inputs.
+/// Returns the need that a cell's image provides, if it is published with exactly these inputs.
 fn exposed_by(inputs: &CellInputs<'_>, cell: &Cell) -> Result<Option<CellNeed>, NeedReason> {
     let found = inputs.published.get(&cell.reference);
     let found = found.and_then(|found| found.for_architecture(cell.target.arch));

@@ -1,4 +1,4 @@
-//! Pure: makes a cell from definitions and what was found out about them.
+//! Pure: creates a cell from the definitions and their resolved values.
 
 use std::{borrow::Cow, collections::BTreeMap, path::Path};
 
@@ -18,7 +18,7 @@ use crate::{
     template::{TemplateContext, Templates, fetching_add},
 };
 
-/// The Dockerfile of one image for one kernel target. What it is compiled against need not be there.
+/// Renders the Dockerfile of one image for one kernel target. The needs do not have to be available.
 pub fn dockerfile_for(
     inputs: &CellInputs<'_>,
     image: &DriverImage,
@@ -28,7 +28,7 @@ pub fn dockerfile_for(
     request.rendered(&mut Templates::default()).map(|rendered| rendered.dockerfile)
 }
 
-/// One image for one kernel target, and what a cell of them is made from.
+/// Request for the cell of one image for one kernel target.
 #[derive(Clone, Copy)]
 pub(super) struct CellRequest<'a> {
     pub(super) inputs: CellInputs<'a>,
@@ -36,23 +36,23 @@ pub(super) struct CellRequest<'a> {
     pub(super) target: &'a KernelTarget,
 }
 
-/// What was found out about an image, and the toolchain and headers of a kernel.
+/// Resolved values of an image, and the toolchain and headers of a kernel.
 struct Found<'a> {
     resolved: Cow<'a, ResolvedImage>,
     toolchain: &'a str,
-    /// The same as it counts in the declared hash.
+    /// Toolchain as it counts in the declared hash.
     declared_toolchain: &'a str,
-    /// What the definition says of the headers, then their digest.
+    /// Canonical `headers` section of the family, followed by the headers' digest.
     headers: String,
     headers_digest: Option<String>,
-    /// Over toolchain and headers that the nodes' system names. The next system with this kernel has others, which make no
-    /// other modules (decision 0002).
+    /// Digest over toolchain and headers that the nodes' system names. Another system version with the same kernel has
+    /// other ones, which give the same modules (decision 0002).
     of_system: Option<Digest>,
-    /// What is not known of that system.
+    /// Facts about that system that are unknown.
     lacking: Option<String>,
 }
 
-/// What does not depend on the needs' content.
+/// Parts of a cell that do not depend on the content of its needs.
 struct Rendered<'a> {
     family: &'a KernelFamily,
     found: Found<'a>,
@@ -62,7 +62,7 @@ struct Rendered<'a> {
 }
 
 impl<'a> CellRequest<'a> {
-    /// The kernel's family, where the image is meant for the kernel at all.
+    /// Returns the kernel's family, if the image is meant for the kernel.
     pub(super) fn family(&self) -> Result<&'a KernelFamily, SkipReason> {
         if let Some(range) = self.image.spec.range_without(self.target) {
             return Err(SkipReason::KernelOutOfRange { range });
@@ -76,7 +76,7 @@ impl<'a> CellRequest<'a> {
         let system = resolved.system(target);
         let mut headers = canonical("headers", &family.spec.headers)?;
         let found_headers = resolved.headers.get(target);
-        // Those that were imported need no name.
+        // Imported headers need no image name.
         let of_headers = if matches!(found_headers, Some(Ok(Some(_)))) { "" } else { headers.as_str() };
         let of_toolchain = match &family.spec.toolchain {
             Toolchain::Image(image) if is_of_system(image) => Some(image.as_str()),
@@ -120,7 +120,7 @@ impl<'a> CellRequest<'a> {
         Ok(Found { resolved, toolchain, declared_toolchain, headers, headers_digest, of_system, lacking })
     }
 
-    /// With the identities of the sources that the kernel has.
+    /// Adds the identities of the sources that differ by kernel.
     fn with_kernel_sources(&self, found: &'a ResolvedImage) -> Result<Cow<'a, ResolvedImage>, SkipReason> {
         let Self { inputs: CellInputs { resolved, .. }, image, target } = *self;
         let mut found = Cow::Borrowed(found);
@@ -140,7 +140,8 @@ impl<'a> CellRequest<'a> {
         Ok(found)
     }
 
-    /// Why a site that signs does not sign what is made of these sources: others compiled it, and no key or word of the site stands for it.
+    /// Returns the reason for not signing modules from these sources, on a site that signs: a third party compiled
+    /// them, and neither a trusted key nor an explicit setting vouches for them.
     fn unvouched(&self, found: &ResolvedImage) -> Option<SkipReason> {
         let signs = found.signed_with.is_some() || self.inputs.definitions.site.image_signing.is_some();
         let source = self
@@ -189,7 +190,7 @@ impl<'a> CellRequest<'a> {
         Ok(Rendered { family, found, base_name, patches, dockerfile })
     }
 
-    /// Works out one image for one kernel target, with what it is compiled against; no node calls for it yet.
+    /// Creates the cell with the given needs and without any nodes.
     pub(super) fn cell(&self, templates: &mut Templates, needs: Vec<CellNeed>) -> Result<Cell, SkipReason> {
         let Self { inputs, image, target } = *self;
         let rendered = self.rendered(templates)?;
@@ -224,7 +225,8 @@ impl<'a> CellRequest<'a> {
             resolved.signed_with.as_ref().map(|_| unsigned_hash(&inputs, &dockerfile)).transpose()?;
         let recipe = recipe(&inputs, &family.metadata.name, &dockerfile.replace(&base_name, "toolchain"))?;
         let input_hash = with_digests(declared_hash, &unverified);
-        // What an engine has of the same declared inputs may have other content.
+        // The engine may have a base image with the same declared inputs but other content, so name the base after the
+        // exact digests.
         let (dockerfile, base_name) =
             match [FetchedInputs::HEADERS, FetchedInputs::TOOLCHAIN, FetchedInputs::SYSTEM]
                 .map(|input| unverified.get(input))
@@ -272,8 +274,8 @@ impl<'a> CellRequest<'a> {
         })
     }
 
-    /// The inputs that only the registry's store vouches for, or that the nodes' system names: their digests, and why one of them
-    /// may not be used, or is not known.
+    /// Returns the digests of inputs that only the registry's store vouches for or that the nodes' system names. Also
+    /// returns the reason why one of these inputs is unknown or must not be used.
     fn unverified(&self, found: &Found<'_>) -> (BTreeMap<&'static str, Digest>, Option<SkipReason>) {
         let Self { inputs: CellInputs { resolved, .. }, target, .. } = *self;
         let root_fs = |what: &'static str, identity: &str| {
@@ -344,7 +346,7 @@ fn is_of_system(text: &str) -> bool {
     SYSTEM_PLACEHOLDERS.iter().any(|placeholder| text.contains(placeholder))
 }
 
-/// The declared hash itself where everything is vouched for.
+/// Adds the digests to the declared hash. Without any, the declared hash itself is the input hash.
 fn with_digests(declared: InputHash, unverified: &BTreeMap<&'static str, Digest>) -> InputHash {
     if unverified.is_empty() {
         return declared;
@@ -357,7 +359,7 @@ fn with_digests(declared: InputHash, unverified: &BTreeMap<&'static str, Digest>
     hasher.finish()
 }
 
-/// What was found out about this key, or why it was not.
+/// Returns the resolved value of this key, or the reason why there is none.
 pub(super) fn looked_up<'a, K: Ord, T>(
     found: &'a BTreeMap<K, Result<T, String>>,
     key: &K,
@@ -366,7 +368,7 @@ pub(super) fn looked_up<'a, K: Ord, T>(
     found.get(key).ok_or_else(|| missing.to_owned())?.as_ref().map_err(Clone::clone)
 }
 
-/// `localhost/` keeps engines from looking for it in a registry.
+/// Returns the local name of the base image. The prefix `localhost/` keeps engines from looking for it in a registry.
 fn base_name(toolchain: &str, headers: &str, target: &KernelTarget) -> String {
     let mut hasher = InputHasher::new(BUILD_FORMAT);
     hasher
@@ -378,8 +380,8 @@ fn base_name(toolchain: &str, headers: &str, target: &KernelTarget) -> String {
     format!("localhost/farrier/base:{}", &hash[..24])
 }
 
-/// The number keeps the order and tells files of one name apart. Whatever the file is called, its name
-/// in the context is safe in a shell word.
+/// Returns a patch's name in the build context. The number keeps the order and distinguishes files of the same name.
+/// The result is safe in a shell word, whatever the file is called.
 fn patch_name(index: usize, patch: &PatchSpec) -> String {
     let file = patch.path.file_name().map(Path::new).map(Path::to_string_lossy).unwrap_or_default();
     let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };

@@ -1,4 +1,4 @@
-//! Pure: which kernel target a node runs, when its labels and its own words agree.
+//! Pure: determines the kernel target that a node runs, provided that its labels agree with its nodeInfo.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -17,54 +17,55 @@ use crate::{
     shell::shell_word,
 };
 
-/// A limit of the site that kernels of nodes passed.
+/// Limit in `site.yaml` that a node's kernels exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum PassedLimit {
-    /// The node named more than it may within this time.
+    /// The node named more kernels than one node may within this time.
     PerNode { most: u32, within: Period },
-    /// The fleet runs more than this many, and others go before this one.
+    /// The fleet runs more kernels than this limit, and others take precedence over the node's kernel.
     Distinct(u32),
 }
 
-/// What is not believed of a node: such a kernel calls for no image, and no rollout waits for it. [`Claims`](super::Claims) decides.
+/// Claims rejected for a node. A rejected kernel calls for no image, and no rollout waits for it.
+/// [`Claims`](super::Claims) decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Distrust {
-    /// Why the kernel that it runs does not count.
+    /// Reason why the node's running kernel does not count.
     pub kernel: Option<PassedLimit>,
-    /// Why the kernel that it announces does not count.
+    /// Reason why the node's announced kernel does not count.
     pub announcement: Option<PassedLimit>,
 }
 
-/// Why a node's kernel target is not known. Such a node is left alone (guarantee 6).
+/// Reason why a node's kernel target is unknown. Such a node is skipped (guarantee 6).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum NodeReason {
-    /// A label that Node Feature Discovery sets is not there.
+    /// A label that Node Feature Discovery sets is missing.
     #[error("label {label} is missing")]
     MissingLabel { label: &'static str },
-    /// The kernel label is not that of the running kernel: a reboot that NFD has not seen yet, or a
-    /// label that another writer made.
+    /// The kernel label differs from the running kernel: NFD has not noticed a reboot yet, or another writer set the
+    /// label.
     #[error("kernel label {label:?} contradicts the running kernel {release:?}")]
     KernelLabelDiffers { label: String, release: String },
-    /// The architecture label is not that of the node.
+    /// The architecture label differs from the node's architecture.
     #[error("architecture label {label:?} contradicts the node's architecture {architecture:?}")]
     ArchitectureLabelDiffers { label: String, architecture: String },
-    /// A value of the node is not of the form that such values have.
+    /// A value of the node is malformed.
     #[error("{detail}")]
     Malformed { detail: String },
     /// Two nodes of the snapshot have this name.
     #[error("two nodes have this name")]
     DefinedTwice,
-    /// It named more kernels than a node does, and no node that is believed runs this one.
+    /// The node named more kernels than one node may, and no trusted node runs its kernel.
     #[error(
         "it named more than {most} kernels within {within}, and no other node runs the one that it names now: it is not \
          believed until those are older, and holds no others; find out who changes its kernel and its labels, or raise \
          kernelLimits.perNode in site.yaml"
     )]
     TooManyNamed { most: u32, within: Period },
-    /// The nodes run more kernels than a fleet does.
+    /// The nodes run more kernels than the limit for the fleet.
     #[error(
         "nodes run more than {most} kernels, and others are run by more nodes or for longer: this one is left out, and holds \
          no others; retire kernels, or raise kernelLimits.distinct in site.yaml"
@@ -73,12 +74,12 @@ pub enum NodeReason {
 }
 
 impl NodeReason {
-    /// Is its word not believed? Then no rollout waits for it.
+    /// Whether the node's claim is rejected. No rollout waits for such a node.
     pub fn is_distrust(&self) -> bool {
         matches!(self, Self::TooManyNamed { .. } | Self::TooManyKernels { .. })
     }
 
-    /// The command that mends it on a node, or shows more; empty where the message says what to do.
+    /// Returns a command that repairs the node or shows details; empty where the message already says what to do.
     pub fn remedy(&self, node: &str) -> String {
         let node = shell_word(node);
         let set = |label: &str, value: &str| {
@@ -112,9 +113,9 @@ impl From<PassedLimit> for NodeReason {
     }
 }
 
-/// The kernel target that a node runs.
+/// Returns the kernel target that a node runs.
 pub fn node_target(node: &NodeFacts) -> Result<KernelTarget, NodeReason> {
-    // A manifest that was written by hand; a kubelet says both.
+    // Only a hand-written manifest can lack these fields; a kubelet always sets both.
     for (value, field) in [(&node.kernel_version, "kernelVersion"), (&node.architecture, "architecture")] {
         if value.is_empty() {
             return Err(NodeReason::Malformed { detail: format!("status.nodeInfo.{field} is missing") });
@@ -134,7 +135,7 @@ pub fn node_target(node: &NodeFacts) -> Result<KernelTarget, NodeReason> {
             release: release.as_str().to_owned(),
         });
     }
-    // The kubelet writes both from the same source; a node may come without the label, not with another.
+    // The kubelet writes both values from the same source. A node may lack the label, but must not contradict it.
     if let Some(value) = node.labels.get(ARCH_LABEL)
         && *value != node.architecture
     {
@@ -151,7 +152,8 @@ pub fn node_target(node: &NodeFacts) -> Result<KernelTarget, NodeReason> {
     }
 }
 
-/// The kernel targets that nodes run, each with what these say of their system, and what the cluster's ImageStreams have for it.
+/// Returns the kernel targets that nodes run, each with the facts that the nodes report about their system and the
+/// matching tags of the cluster's ImageStreams.
 pub fn node_systems(
     snapshot: &ClusterSnapshot,
     families: &[KernelFamily],
@@ -175,23 +177,23 @@ fn malformed(error: impl std::error::Error) -> NodeReason {
     NodeReason::Malformed { detail: error.to_string() }
 }
 
-/// Labels come from strangers: no message carries more than a label may hold.
+/// Labels are untrusted input: shorten them, so that no message grows beyond a label's size.
 fn shortened(value: &str) -> String {
     value.chars().take(80).collect()
 }
 
-/// Nodes that are alike in every label that anybody asks for.
+/// Nodes with equal values in every label of interest.
 pub(super) struct NodeGroup<'a> {
-    /// One of them: what holds for it holds for all, names apart.
+    /// One of the nodes. Its facts hold for all of them, except for the name.
     pub(super) sample: &'a NodeFacts,
-    /// All of them.
+    /// All nodes of the group.
     pub(super) nodes: Vec<&'a NodeFacts>,
-    /// What they run.
+    /// Kernel target of the nodes.
     pub(super) target: Result<KernelTarget, NodeReason>,
 }
 
-/// Groups nodes by the labels of interest, so that what follows costs as much as there are different
-/// nodes rather than as there are nodes.
+/// Groups nodes by the labels of interest. Later steps then scale with the number of distinct nodes instead of all
+/// nodes.
 pub(super) fn group_nodes<'a>(
     nodes: &'a [Shared<NodeFacts>],
     labels: impl IntoIterator<Item = &'a str>,

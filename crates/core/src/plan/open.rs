@@ -1,4 +1,4 @@
-//! Pure: what of a plan has not come to its end: kernels without their images, rollouts that wait or cannot go on.
+//! Pure: the unfinished parts of a plan: kernels without their images, and rollouts that wait or are stuck.
 
 use std::collections::BTreeSet;
 
@@ -10,30 +10,31 @@ use super::{
 };
 use crate::{image::ImageName, kernel::KernelTarget};
 
-/// Why a rollout has not come to its end.
+/// Reason why a rollout is unfinished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "lowercase")]
 pub enum RolloutWait {
-    /// It cannot go on by itself, or not now.
+    /// The rollout cannot continue without intervention, or not now.
     Held,
-    /// It is to be written, or goes on step by step, and has not come further.
+    /// The rollout still has a write to make, or proceeds step by step.
     Unfinished,
 }
 
-/// A rollout that has not come to its end. One that moves is another one each time, so that its time begins anew.
+/// Unfinished rollout. Its progress is part of its identity, so that the time spent waiting restarts whenever the
+/// rollout advances.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OpenRollout {
-    /// Its driver image.
+    /// Driver image of the rollout.
     pub image: String,
-    /// Its rollout target.
+    /// Rollout target.
     pub target: String,
-    /// Why it has not.
+    /// Reason why the rollout is unfinished.
     pub state: RolloutWait,
-    /// How far it is.
+    /// Progress of the rollout.
     progress: String,
 }
 
-/// Kernels that nodes run and that lack something. An announced kernel changes nothing yet.
+/// Returns the kernels that nodes run and that lack an image or a rewrite. Announced kernels do not count.
 pub fn open_kernels(plan: &Plan) -> BTreeSet<KernelTarget> {
     let rewritten: BTreeSet<&ImageName> = plan
         .rollouts
@@ -60,8 +61,8 @@ pub fn open_kernels(plan: &Plan) -> BTreeSet<KernelTarget> {
     run_by_nodes.filter(is_unresolved).map(|planned| planned.target.clone()).collect()
 }
 
-/// Rollouts on which something is to be done, or that cannot go on. Those that a person keeps back are not among them, nor those
-/// that lack an image: the kernel says so.
+/// Returns the rollouts that still have work to do or cannot continue. Excludes rollouts that a person holds back, and
+/// rollouts without an image, because the kernel itself is then reported as open.
 pub fn open_rollouts(plan: &Plan) -> BTreeSet<OpenRollout> {
     let open = |rollout: &PlannedRollout| {
         let (state, progress) = match &rollout.decision {
@@ -79,14 +80,14 @@ pub fn open_rollouts(plan: &Plan) -> BTreeSet<OpenRollout> {
     plan.rollouts.iter().filter_map(open).collect()
 }
 
-/// Does it need someone, or does it wait for what should come by itself and soon?
+/// Whether the hold needs intervention, as opposed to one that is expected to end soon without it.
 fn is_stuck(why: &HoldReason) -> bool {
     why.is_failure()
         || matches!(why, HoldReason::TooOften | HoldReason::Disruption { .. } | HoldReason::NotSynced { .. })
 }
 
-/// An upgrade that stopped because a node failed; or that goes on, and how far it is. Nodes that wait for a window, a pause or
-/// someone's cordon have no haste.
+/// Returns the state of an upgrade that stopped because a node failed, or that is in progress. Nodes that wait for a
+/// window, a pause or a foreign cordon do not count as progress.
 fn open_upgrade(upgrade: &PlannedUpgrade) -> Option<(RolloutWait, String)> {
     if upgrade.failure().is_some() {
         return Some((RolloutWait::Held, String::new()));

@@ -21,88 +21,88 @@ pub struct PlannedCell {
     pub image: ImageName,
     /// The kernel target.
     pub target: KernelTarget,
-    /// What becomes of it.
+    /// Outcome of the cell.
     #[serde(flatten)]
     pub outcome: Outcome,
-    /// How many nodes call for it.
+    /// Number of nodes that call for the image.
     pub nodes: usize,
-    /// Who announces the kernel.
+    /// Origins of the kernel's announcement.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub announced_by: Vec<AnnouncedBy>,
 }
 
-/// What becomes of a cell.
+/// Outcome of a cell.
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged, rename_all_fields = "camelCase")]
 pub enum Outcome {
-    /// It is built, checked and published.
+    /// The image is built, checked and published.
     Build {
         /// The cell.
         cell: Arc<Cell>,
-        /// Why it is built.
+        /// Reason for the build.
         #[serde(serialize_with = "explained")]
         why: BuildReason,
-        /// Is an image of the same recipe for another kernel published for this one instead, if the check allows?
+        /// Whether an image of the same recipe for another kernel may be reused instead, if the check allows it.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         may_reuse: bool,
     },
-    /// It is published with these very inputs.
+    /// The image is published with exactly these inputs.
     UpToDate {
         /// The cell.
         cell: Arc<Cell>,
-        /// The image.
+        /// The published image.
         #[serde(flatten)]
         published: Published,
-        /// Does the definition not accept its verdict any more? Then the image is not rolled out.
+        /// Whether the definition no longer accepts the image's verdict. The image is then not rolled out.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         denied: bool,
-        /// Further names that do not lead to it yet.
+        /// Additional names that do not point to the image yet.
         #[serde(skip)]
         missing_tags: Vec<ImageReference>,
     },
-    /// A tag holds something else than these inputs give (guarantee 3).
+    /// A tag points to an image with other inputs (guarantee 3).
     Conflict {
         /// The cell.
         cell: Arc<Cell>,
-        /// The tag.
+        /// The conflicting tag.
         reference: ImageReference,
-        /// Input hash of the image under the tag; absent for an image that farrier did not make.
+        /// Input hash of the image under the tag; absent for an image that farrier did not build.
         theirs: Option<InputHash>,
-        /// What to do.
+        /// Remedy for the conflict.
         remedy: &'static str,
     },
-    /// It failed before with the same inputs.
+    /// An earlier build with the same inputs failed.
     HeldBack {
         /// The cell.
         cell: Arc<Cell>,
-        /// When it failed.
+        /// Time of the failure.
         at: jiff::Timestamp,
-        /// How.
+        /// Error of the failed build.
         message: String,
     },
-    /// The registry gave no answer.
+    /// The registry lookup failed.
     Unknown {
         /// The cell.
         cell: Arc<Cell>,
-        /// The reference that was looked up.
+        /// Reference that was looked up.
         reference: ImageReference,
-        /// What happened instead.
+        /// Error of the lookup.
         message: String,
     },
-    /// It is compiled against images that are not published yet.
+    /// The image is compiled against images that are not published yet.
     Waiting {
-        /// Those images, themselves to be built or waiting.
+        /// Unpublished needs, which are still to be built or waiting themselves.
         needs: Vec<ImageName>,
     },
-    /// It cannot be built.
+    /// The image cannot be built.
     Skipped {
-        /// Why not.
+        /// Reason why not.
         #[serde(serialize_with = "explained")]
         why: SkipReason,
     },
 }
 
-/// Where one image for one kernel stands.
+/// Phase of one image for one kernel.
 #[derive(Serialize, strum::IntoStaticStr, strum::VariantArray)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
@@ -110,37 +110,37 @@ pub enum Outcome {
 pub enum Phase {
     /// In the registry, with these inputs.
     Published,
-    /// Being built at this moment.
+    /// Being built now.
     Building,
-    /// To be built as soon as a builder is free.
+    /// Waiting for a free builder.
     Queued,
-    /// Failed for a reason that passes; tried again later.
+    /// Failed with a transient error; retried later.
     Retrying,
-    /// To be built by the next pass.
+    /// To be built by the next reconcile.
     Missing,
-    /// To be built when what it is compiled against is published.
+    /// To be built when its needs are published.
     Waiting,
-    /// Failed with these inputs; not tried again until one changes.
+    /// Failed with these inputs; not retried until one of them changes.
     Failed,
-    /// The tag holds an image of other inputs.
+    /// The tag points to an image with other inputs.
     Conflict,
-    /// The registry did not say.
+    /// The registry lookup failed.
     Unknown,
-    /// Nothing can be built, for the reason given.
+    /// Cannot be built, for the given reason.
     Skipped,
-    /// Nothing is built: the nodes have their own driver.
+    /// Not built: the nodes bring their own driver.
     OwnDriver,
 }
 
 impl Phase {
-    /// The phase in lower case.
+    /// Returns the phase in lower case.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 }
 
 impl Outcome {
-    /// Where the cell stands, as far as registry and cluster tell.
+    /// Returns the cell's phase, judged by registry and cluster alone.
     pub fn phase(&self) -> Phase {
         match self {
             Self::Build { .. } => Phase::Missing,
@@ -153,7 +153,7 @@ impl Outcome {
         }
     }
 
-    /// The cell; `None` where it is not known what would be built.
+    /// Returns the cell; `None` where the inputs of the build are unknown.
     pub fn cell(&self) -> Option<&Arc<Cell>> {
         match self {
             Self::Build { cell, .. }
@@ -165,7 +165,7 @@ impl Outcome {
         }
     }
 
-    /// Why there will be no image; empty where there will be one.
+    /// Returns the reason why there will be no image; empty where there will be one.
     pub fn why_not(&self) -> String {
         match self {
             Self::Build { .. } | Self::UpToDate { .. } => String::new(),
@@ -179,7 +179,7 @@ impl Outcome {
 }
 
 impl Outcome {
-    /// Can nothing be built, though a definition is meant for the kernel?
+    /// Whether the image cannot be built although a definition is meant for the kernel.
     pub fn is_unbuildable(&self) -> bool {
         matches!(self, Self::Skipped { why } if !why.is_finding())
     }
@@ -192,7 +192,7 @@ impl From<SkipReason> for Outcome {
 }
 
 impl PlannedCell {
-    /// For messages: `<image> for <kernel release>`.
+    /// Returns the cell's name for messages: `<image> for <kernel release>`.
     pub fn subject(&self) -> String {
         format!("{} for {}", self.image, self.target.release)
     }
@@ -202,53 +202,53 @@ impl PlannedCell {
     }
 }
 
-/// Which image for which kernel target.
+/// Image and kernel target.
 pub(super) type Key<'a> = (&'a ImageName, &'a KernelTarget);
 
-/// Where a cell stands; what rollouts and nodes ask for.
+/// State of a cell, as rollouts and nodes see it.
 pub(super) enum State<'a> {
-    /// Published.
+    /// The image is published.
     Published(&'a Cell, &'a Published),
-    /// Will be built.
+    /// The image will be built.
     Building(&'a Cell),
-    /// Will not be there.
+    /// There will be no image.
     Absent(Absence<'a>),
 }
 
-/// Why there will be no image.
+/// Reason why there will be no image.
 pub(super) struct Absence<'a> {
-    /// What would be built, where that is known.
+    /// Cell that would be built, where known.
     pub(super) cell: Option<&'a Cell>,
     pub(super) why: String,
-    /// Is it only that the registry gave no answer?
+    /// Whether the only reason is that the registry did not answer.
     pub(super) unknown: bool,
 }
 
-/// The cells of a plan, as a rollout or a node sees them.
+/// Cells of a plan, as a rollout or a node sees them.
 #[derive(Clone, Copy)]
 pub(super) struct Cells<'a> {
     pub(super) all: &'a [PlannedCell],
     pub(super) places: &'a HashMap<Key<'a>, usize>,
-    /// Published images that do not count as there, with the reason.
+    /// Published images that do not count as available, with the reason.
     pub(super) withheld: Option<&'a HashMap<Key<'a>, String>>,
-    /// Cells that are unknown because the registry gave no answer about others.
+    /// Cells that are unknown because the registry did not answer for other cells.
     pub(super) unknown: &'a HashSet<Key<'a>>,
-    /// An image that counts as published for no kernel.
+    /// Image that counts as unpublished for every kernel.
     pub(super) without: Option<&'a ImageName>,
 }
 
 impl<'a> Cells<'a> {
-    /// The cell of an image for a kernel, where it is called for.
+    /// Returns the cell of an image for a kernel, if it is called for.
     pub(super) fn get(&self, image: &ImageName, kernel: &KernelTarget) -> Option<&'a PlannedCell> {
         self.places.get(&(image, kernel)).and_then(|place| self.all.get(*place))
     }
 
-    /// The cells of one image, by target.
+    /// Returns the cells of one image, by target.
     pub(super) fn of(&self, image: &ImageName) -> impl Iterator<Item = &'a PlannedCell> {
         self.all.iter().filter(move |cell| cell.image == *image)
     }
 
-    /// Where an image stands for a kernel.
+    /// Returns the state of an image for a kernel.
     pub(super) fn state(&self, image: &ImageName, kernel: &KernelTarget) -> State<'a> {
         let found = self.get(image, kernel);
         let absent = |why| {
@@ -275,7 +275,7 @@ impl<'a> Cells<'a> {
     }
 }
 
-/// `waits for mofed, nvidia-gpu`.
+/// Formats the needs as `waits for mofed, nvidia-gpu`.
 pub(super) fn waits_for(needs: &[ImageName]) -> String {
     let needs: Vec<&str> = needs.iter().map(ImageName::as_str).collect();
     format!("waits for {}", needs.join(", "))

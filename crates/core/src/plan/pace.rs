@@ -1,28 +1,29 @@
-//! Pure: how often one target is rewritten. A node that flaps between two kernels, or a writer who replaces the object
-//! with farrier's record in it, would else have its pods restarted again and again.
+//! Pure: limits how often one target is rewritten. Otherwise a node that flaps between two kernels, or a writer that
+//! replaces the object together with farrier's record, would cause endless pod restarts.
 
 use std::{collections::HashMap, time::Duration};
 
 use super::RolloutTarget;
 
-/// Rewrites of one target that may follow each other at once: more than any real sequence of kernel changes has.
+/// Number of rewrites of one target that may follow each other immediately: more than any real sequence of kernel
+/// changes needs.
 const AT_ONCE: u32 = 4;
-/// After so long one more may be made.
+/// Time after which one more rewrite is allowed.
 const ONE_MORE: Duration = Duration::from_secs(15);
 
-/// What each target may still get. Times are counted from any one moment, the same for all calls.
+/// Rewrites left for each target. Times are durations since one arbitrary moment, the same for all calls.
 #[derive(Debug, Default)]
 pub struct Pace(HashMap<RolloutTarget, Allowance>);
 
 #[derive(Clone, Copy, Debug)]
 struct Allowance {
     left: u32,
-    /// When `left` was true.
+    /// Time at which `left` was accurate.
     at: Duration,
 }
 
 impl Pace {
-    /// When the target may be rewritten again; `None` where it may be now.
+    /// Returns the time at which the target may be rewritten again; `None` where it may be rewritten now.
     pub fn wait(&mut self, target: &RolloutTarget, now: Duration) -> Option<Duration> {
         self.0.retain(|_, allowance| now < allowance.at + ONE_MORE * AT_ONCE);
         let allowance = self.0.entry(target.clone()).or_insert(Allowance { left: AT_ONCE, at: now });
@@ -36,7 +37,7 @@ impl Pace {
         (allowance.left == 0).then(|| allowance.at + ONE_MORE)
     }
 
-    /// It is rewritten.
+    /// Records a rewrite.
     pub fn take(&mut self, target: &RolloutTarget) {
         if let Some(allowance) = self.0.get_mut(target) {
             allowance.left = allowance.left.saturating_sub(1);
@@ -73,7 +74,7 @@ mod tests {
         assert_eq!(taken, [true, true, true, true, false, false]);
         assert_eq!(rewrite(&mut pace, calm), Some(calm + ONE_MORE));
         for _ in 0..9 {
-            assert_eq!(pace.wait(&target, calm + ONE_MORE), None, "who only looks takes nothing");
+            assert_eq!(pace.wait(&target, calm + ONE_MORE), None, "a query uses up no allowance");
         }
     }
 }

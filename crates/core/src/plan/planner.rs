@@ -1,4 +1,5 @@
-//! Pure: the plan: what becomes of every cell, every image field and every node that is to boot another kernel.
+//! Pure: the planner: decides the outcome of every cell, every image field, and every node that is to boot another
+//! kernel.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -16,46 +17,46 @@ use super::{
 };
 use crate::image::{Chains, Digest, ImageReference};
 
-/// What is done, what is not, and why. Its JSON form is stable: field and reason names do not change
-/// their meaning within one `apiVersion` of the definitions; new ones may come.
+/// Everything that farrier will do, everything that it will not do, and the reasons. The JSON form is stable: field and
+/// reason names keep their meaning within one `apiVersion` of the definitions; new ones may be added.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// Every driver image that is called for on a kernel: chain by chain, needs before those that are compiled against
-    /// them, an image's kernels together.
+    /// Every driver image that is called for on a kernel. Chain by chain: needs before their dependents, all kernels of
+    /// an image together.
     pub cells: Vec<PlannedCell>,
-    /// Images that are there and lack our signature.
+    /// Published images without the site's signature.
     pub signatures: Vec<PlannedSignature>,
-    /// Nodes whose kernel target is not known.
+    /// Nodes without a known kernel target.
     pub left_alone: Vec<LeftAlone>,
-    /// Nodes that an image leaves alone because they have their own driver.
+    /// Nodes that an image skips because they bring their own driver.
     pub own_drivers: Vec<OwnDriver>,
-    /// Images with the payloads of several kernels to put together and publish.
+    /// Images with the payloads of several kernels to assemble and publish.
     pub unions: Vec<PlannedUnion>,
     /// Nodes whose announcement of a kernel is not used.
     pub unused_announcements: Vec<UnusedAnnouncement>,
-    /// Image fields, and what becomes of them.
+    /// Image fields, with the decision for each.
     pub rollouts: Vec<PlannedRollout>,
     /// Nodes that are to boot another kernel, and whether they may.
     pub nodes: Vec<PlannedNode>,
 }
 
 impl Plan {
-    /// The cells that stand so, as far as registry and cluster tell.
+    /// Returns the cells in a phase, judged by registry and cluster alone.
     pub fn cells_in(&self, phase: Phase) -> impl Iterator<Item = &PlannedCell> {
         self.cells.iter().filter(move |cell| cell.outcome.phase() == phase)
     }
 
-    /// How many they are.
+    /// Returns the number of cells in a phase.
     pub fn count(&self, phase: Phase) -> usize {
         self.cells_in(phase).count()
     }
 
-    /// What is to be built; none of it is compiled against another of it.
+    /// Returns the cells to build now. None of them is compiled against another.
     pub fn builds(&self) -> impl Iterator<Item = &Arc<Cell>> {
         self.cells_in(Phase::Missing).filter_map(|planned| planned.outcome.cell())
     }
 
-    /// Is there nothing to do?
+    /// Whether there is nothing to do.
     pub fn is_idle(&self) -> bool {
         let rewrites = |rollout: &PlannedRollout| {
             !rollout.changes.is_empty()
@@ -65,7 +66,7 @@ impl Plan {
                     RolloutDecision::Rewrite { .. } | RolloutDecision::Pending { .. }
                 )
         };
-        // What waits for others waits for builds, or for a registry that does not answer.
+        // A waiting cell waits for builds, which are not idle themselves, or for a registry that does not answer.
         let is_idle = |cell: &PlannedCell| match &cell.outcome {
             Outcome::Build { .. } => false,
             Outcome::UpToDate { missing_tags, .. } => missing_tags.is_empty(),
@@ -78,9 +79,8 @@ impl Plan {
             && self.nodes.iter().all(|node| node.change.is_none())
     }
 
-    /// Is there a target that wants an image or a rewrite and will not get it? Rollouts that hold for
-    /// reasons of the cluster's shape (mixed kernels, no nodes) are findings and not failures, and so are
-    /// kernels that no definition is meant for.
+    /// Whether a target needs an image or a rewrite and will not get it. Rollouts on hold because of the cluster's
+    /// shape (mixed kernels, no nodes) are findings, not failures. So are kernels that no definition is meant for.
     pub fn has_failures(&self) -> bool {
         let fails = |cell: &PlannedCell| match &cell.outcome {
             Outcome::Build { .. } | Outcome::Waiting { .. } => false,
@@ -96,7 +96,7 @@ impl Plan {
     }
 }
 
-/// Decides, or asks what has to be known before.
+/// Computes the plan, or returns the lookups that are needed first.
 pub fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, Questions> {
     let definitions = inputs.definitions();
     let chains = Chains::of(&definitions.images);
@@ -142,13 +142,13 @@ fn answered(questions: &mut Questions) -> Result<(), Questions> {
     if questions.is_empty() { Ok(()) } else { Err(std::mem::take(questions)) }
 }
 
-/// The image of a cell by digest, where it is published.
+/// Returns the image of a cell by digest, if it is published.
 fn published(planned: &PlannedCell) -> Option<PlannedSignature> {
     let Outcome::UpToDate { cell, published, .. } = &planned.outcome else { return None };
     Some(PlannedSignature { image: cell.image.clone(), reference: published.pinned(&cell.reference) })
 }
 
-/// The JSON form: a list for each outcome.
+/// JSON form: one list per outcome.
 impl Serialize for Plan {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let of = |phase| self.cells_in(phase).map(|cell| &cell.outcome).collect();
@@ -211,7 +211,7 @@ struct Document<'a> {
     nodes: &'a [PlannedNode],
 }
 
-/// An image that is published and lacks names.
+/// Published image that lacks some of its names.
 #[derive(Serialize)]
 struct Tags<'a> {
     cell: &'a Cell,

@@ -1,6 +1,6 @@
-//! Pure: may a node boot its next kernel? It may when every image that it will need is published and passed its
-//! check. Automation that upgrades kernels waits for the label that says so. A node that needs no image has a label of
-//! its own: nothing was checked for it.
+//! Pure: decides whether a node may boot its next kernel. It may when every image that it will need is published and
+//! passed its check. Automation that upgrades kernels waits for the label that confirms this. A node that needs no
+//! image gets a different label, because nothing was checked for it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,34 +21,34 @@ use crate::{
     kmod::Verdict,
 };
 
-/// May a node boot a kernel, as far as its driver images say?
+/// Whether a node may boot a kernel, judged by its driver images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, strum::IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum MayBoot {
-    /// No driver image is called for: nothing is in the way, and nothing was checked.
+    /// No driver image is called for: nothing blocks the boot, and nothing was checked.
     NoDriver,
-    /// Every image that it will need is there.
+    /// Every image that the node will need is available.
     Ready,
-    /// It is not known.
+    /// The answer is unknown.
     Unknown,
-    /// Something is missing.
+    /// An image is missing.
     Wait,
 }
 
 impl MayBoot {
-    /// The answer in lower case.
+    /// Returns the answer in lower case.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 
-    /// Is nothing in the way?
+    /// Whether nothing blocks the boot.
     pub fn is_free(self) -> bool {
         matches!(self, Self::Ready | Self::NoDriver)
     }
 }
 
-/// Why it is not said that no driver image is called for, although no definition's `nodes` match.
+/// Reason for not declaring that a node needs no driver image, although no definition's `nodes` match.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", tag = "reason")]
 pub enum Doubt {
@@ -57,55 +57,55 @@ pub enum Doubt {
         "no kernel family matches: it is not known whether there is such a kernel; correct its release, or add a family"
     )]
     NoFamily,
-    /// The node has no label that tells its hardware.
+    /// The node has no label that describes its hardware.
     #[error(
         "the node has no label of its hardware (feature.node.kubernetes.io/pci-...) yet, so it is not known which images it will need; see that Node Feature Discovery runs on it"
     )]
     HardwareNotLabelled,
 }
 
-/// How one image stands that a node will need.
+/// State of one image that a node will need.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "state")]
 #[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum Readiness {
-    /// Published, and its modules load as far as its definition wants that known: what its check said.
+    /// Published and accepted by the definition's check policy; with the check's verdict.
     Ready { verdict: Verdict },
-    /// Not there, or not fit: why.
+    /// Missing or unsuitable; with the reason.
     Missing { message: String },
-    /// The registry did not say: why not.
+    /// The registry lookup failed; with the error.
     Unknown { message: String },
 }
 
-/// One image that nodes will need.
+/// Image that nodes will need.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Needed {
-    /// The image.
+    /// Driver image.
     pub image: ImageName,
-    /// Its name, where it has one.
+    /// Reference of the image, where known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reference: Option<ImageReference>,
-    /// How it stands.
+    /// State of the image.
     #[serde(flatten)]
     pub state: Readiness,
 }
 
-/// A kernel that nodes are to boot, with what they will need.
+/// Kernel that nodes are to boot, with the images that they will need.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Next {
     /// The kernel.
     pub kernel: KernelTarget,
-    /// The images, in name order.
+    /// Needed images, in name order.
     pub needs: Vec<Needed>,
-    /// Why there may be more of them than none.
+    /// Reason why images may be needed although `needs` is empty.
     #[serde(serialize_with = "maybe_explained", skip_serializing_if = "Option::is_none")]
     pub doubt: Option<Doubt>,
 }
 
 impl Next {
-    /// May nodes boot it?
+    /// Returns whether nodes may boot the kernel.
     pub fn may_boot(&self) -> MayBoot {
         let state = |needed: &Needed| match needed.state {
             Readiness::Ready { .. } => MayBoot::Ready,
@@ -121,32 +121,33 @@ impl Next {
     }
 }
 
-/// A node with a next kernel, or with a mark that it has no more.
+/// Node with a next kernel, or with a mark that is stale.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedNode {
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// What it is to boot; `None` where it is not announced any more.
+    /// Kernel that the node is to boot; `None` where none is announced any more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<Arc<Next>>,
-    /// May it, and were images checked for that?
+    /// Whether the node may boot and images were checked for it.
     pub ready: bool,
-    /// The same, with what `ready` does not tell apart.
+    /// Detailed answer, with cases that `ready` does not distinguish.
     pub may_boot: MayBoot,
-    /// What is written to it; `None` where it says the right thing already.
+    /// Change to write to the node; `None` where its marks are up to date.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub change: Option<Change>,
 }
 
-/// What every node's mark should be.
+/// Computes the mark of every node.
 pub(super) fn nodes(inputs: &PlanInputs<'_>, cells: Cells<'_>) -> Vec<PlannedNode> {
     let images: Vec<&DriverImage> = inputs.definitions().images.values().collect();
     let marks = [READY_FOR, NO_DRIVER_FOR].map(|mark| inputs.instance.mark(mark));
     let mut judged: HashMap<(KernelTarget, Vec<bool>, bool), Arc<Next>> = HashMap::new();
     let mut planned = Vec::new();
     for node in &inputs.snapshot.nodes {
-        // Labels that are away for a while, as when NFD restarts, say nothing about what was published.
+        // Labels that are missing for a while, as when NFD restarts, do not invalidate a published image: keep the
+        // marks.
         if node.annotations.contains_key(NEXT_KERNEL_ANNOTATION) && Platform::of(node).is_none() {
             continue;
         }
@@ -178,7 +179,7 @@ pub(super) fn nodes(inputs: &PlanInputs<'_>, cells: Cells<'_>) -> Vec<PlannedNod
     planned
 }
 
-/// How an image stands that a node will need for a kernel.
+/// Returns the state of an image that a node will need for a kernel.
 fn needed(inputs: &PlanInputs<'_>, cells: &Cells<'_>, image: &DriverImage, target: &KernelTarget) -> Needed {
     let name = &image.metadata.name;
     let missing = |message: &str| Readiness::Missing { message: message.to_owned() };
@@ -207,7 +208,8 @@ fn needed(inputs: &PlanInputs<'_>, cells: &Cells<'_>, image: &DriverImage, targe
     Needed { image: name.clone(), reference: cell.map(|cell| cell.reference.clone()), state }
 }
 
-/// Compares what a node says with what it should say. `marks` say that it is ready, and that it needs no image.
+/// Compares a node's marks with the desired ones. `marks` are the keys for "ready" and for "needs no image", in this
+/// order.
 fn planned_node(marks: &[String; 2], node: &NodeFacts, next: Option<Arc<Next>>) -> Option<PlannedNode> {
     let label = next.as_ref().and_then(|next| KernelLabel::of(&next.kernel.release));
     let label = label.map(|label| label.to_string());
@@ -217,7 +219,7 @@ fn planned_node(marks: &[String; 2], node: &NodeFacts, next: Option<Arc<Next>>) 
     for (mark, means) in marks.iter().zip([MayBoot::Ready, MayBoot::NoDriver]) {
         let said = [node.annotations.get(mark), node.labels.get(mark)];
         is_marked |= said != [None; 2];
-        // A registry or labels that are away for a while make no node ready, and take no node's readiness away.
+        // While the registry or the labels are unavailable, no node becomes ready, and no ready node loses its mark.
         let stays = means == MayBoot::Ready
             && may_boot == MayBoot::Unknown
             && label.as_ref().is_some_and(|label| said == [Some(label); 2]);

@@ -1,5 +1,5 @@
-//! Pure: why something is, or is not, built or rolled out: for people (`Display`) and for programs (the
-//! `reason` field of the JSON form, stable words in kebab case).
+//! Pure: the reasons for building or not building, rolling out or not rolling out. Each has a text for people
+//! (`Display`) and a stable kebab-case word for programs (the `reason` field of the JSON form).
 
 use std::collections::BTreeMap;
 
@@ -11,23 +11,24 @@ use crate::{
     kmod::Verdict,
 };
 
-/// Why an image is built.
+/// Reason for building an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum BuildReason {
-    /// The tag is not there.
+    /// The registry does not have the tag.
     #[error("not in the registry")]
     NotPublished,
-    /// The tag is there with other inputs (`theirs`, if it has an input hash), and the definition says `onConflict: overwrite`.
+    /// The tag points to an image with other inputs (`theirs`, if it has an input hash), and the definition says
+    /// `onConflict: overwrite`.
     #[error("{} (onConflict: overwrite)", changed_inputs(.theirs.as_ref()))]
     Overwrite { theirs: Option<InputHash> },
-    /// The last try failed for a reason that passes.
+    /// The last attempt failed with a transient error.
     #[error("tried at {at:.0} and failed for a transient reason: {detail}")]
     RetryAfterFailure { at: jiff::Timestamp, detail: String },
 }
 
-/// Why an image field is left as it is.
+/// Reason for leaving an image field as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
@@ -35,7 +36,7 @@ pub enum HoldReason {
     /// The cluster or directory has no such DaemonSet.
     #[error("there is no such DaemonSet")]
     NotFound,
-    /// It has several of that name.
+    /// There are several DaemonSets of that name.
     #[error("there are {count} DaemonSets of this name")]
     Ambiguous { count: usize },
     /// The manifests could not be read.
@@ -50,41 +51,41 @@ pub enum HoldReason {
     /// Two rollouts of the definitions would write the same field.
     #[error("several rollouts name this container: {}", joined(.images))]
     ClaimedTwice { images: Vec<ImageName> },
-    /// Two rollouts of the definitions would upgrade the same DaemonSet in order.
+    /// Two rollouts of the definitions would upgrade the same DaemonSet node by node.
     #[error("several rollouts of this DaemonSet have `upgrade`, and one may: {}", joined(.images))]
     OrderedTwice { images: Vec<ImageName> },
-    /// An operator owns the DaemonSet and would put its own image back.
+    /// An operator owns the DaemonSet and would revert the image.
     #[error("{} {} owns the DaemonSet and would undo the change; {remedy}", .owner.kind, .owner.name)]
     Owned { owner: Owner, remedy: String },
-    /// The DaemonSet's affinity is not understood, so neither is which nodes it reaches.
+    /// The DaemonSet's affinity is not understood, so the nodes that it reaches are unknown.
     #[error("its node affinity is not understood: {detail}")]
     Affinity { detail: String },
-    /// No node is reached, so there is no kernel to choose the image for.
+    /// The rollout reaches no node, so there is no kernel to choose the image for.
     #[error("it reaches no node")]
     NoNodes,
-    /// The kernel of `count` reached nodes is not known; `node` is the first of them.
+    /// The kernel of `count` reached nodes is unknown; `node` is the first of them.
     #[error("kernel of node {node}{} unknown: {why}", and_more(*.count))]
     UnknownNode { node: String, count: usize, why: NodeReason },
-    /// The reached nodes run different kernels, each on so many of them, and one image is for one kernel.
+    /// The reached nodes run different kernels, and one image is for one kernel. `kernels` has the number of nodes per
+    /// kernel.
     #[error("its nodes run different kernels: {}", joined(.kernels.iter().map(|(kernel, nodes)| format!("{kernel} on {nodes}"))))]
     MixedKernels { kernels: BTreeMap<String, usize> },
-    /// There will be no image for that kernel in this pass.
+    /// There will be no image for the kernel in this reconcile.
     #[error("no image for {kernel}: {detail}")]
     NoImage { kernel: String, detail: String },
-    /// The image is there, but its check report does not say that its modules load.
+    /// The image exists, but its check report does not say that its modules load.
     #[error("{}", not_passed(.image, *.verdict))]
     NotPassed { image: ImageReference, verdict: Option<Verdict> },
-    /// The image is there, but it is not known whether its modules load, and the definition says
-    /// `check.unknown: deny`.
+    /// The image exists, but its verdict is `unknown`, and the definition says `check.unknown: deny`.
     #[error("the check of {image} says unknown, which its definition does not accept (check.unknown: deny)")]
     UnknownDenied { image: ImageReference },
-    /// The image is there, but was made for another kernel release.
+    /// The image exists, but was made for another kernel release.
     #[error("{image} {}", made_for(.found.as_deref()))]
     OtherKernel { image: ImageReference, found: Option<String> },
-    /// The cluster's answer was not for farrier's eyes.
+    /// farrier lacks access to these objects.
     #[error("{what} cannot be seen: {detail}")]
     Unseen { what: Seen, detail: String },
-    /// Its controller replaces pods by itself, in whatever order.
+    /// The DaemonSet controller itself replaces pods, in any order.
     #[error(
         "`upgrade` needs updateStrategy.type OnDelete in the DaemonSet; RollingUpdate replaces pods by itself"
     )]
@@ -92,22 +93,22 @@ pub enum HoldReason {
     /// The object is being deleted.
     #[error("it is being deleted")]
     Deleting,
-    /// farrier's record in the object cannot be read, so what happened before is not known.
+    /// farrier's record in the object cannot be parsed, so the history is unknown.
     #[error(
         "its annotation {RECORD_ANNOTATION} cannot be read: {detail}; remove the annotation to start anew"
     )]
     BadRecord { detail: String },
-    /// Another writer changed farrier's value back, and would again.
+    /// Another writer reverted farrier's value, and would do so again.
     #[error(
         "another writer changed it back {times} times, so it is left; find out who writes it, then remove the annotation {RECORD_ANNOTATION}"
     )]
     ChangedBack { times: u32 },
-    /// The first pods with this image did not get ready, and what was there before was put back.
+    /// The first pods with this image did not become ready, and the previous value was restored.
     #[error(
         "the pods did not get ready with the image of {at:.0}, and the one before it was put back: {why}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"
     )]
     RolloutFailed { at: jiff::Timestamp, why: String },
-    /// `farrier rollback` put back what was there before this image.
+    /// `farrier rollback` restored the value from before this image.
     #[error(
         "farrier rollback took back what was set at {at:.0}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"
     )]
@@ -118,15 +119,15 @@ pub enum HoldReason {
     /// The resource says that its operator installs no driver.
     #[error("the operator's driver is switched off: {detail}")]
     DriverOff { detail: String },
-    /// None of the image's tags has the form in which the operator computes it.
+    /// None of the image's tags has the form that the operator computes.
     #[error(
         "the operator would look for a tag that ends in {looked_for}, which {image} does not; add {pattern:?} to `tags`"
     )]
     TagForm { image: ImageReference, looked_for: String, pattern: &'static str },
-    /// The resource has one version, and the images have several: kernel targets by version.
+    /// The resource has one version, but the kernels need several: kernel targets by version.
     #[error("the resource has one version, and its kernels need several: {}", joined(.versions.iter().map(|(version, kernels)| format!("{version} for {}", kernels.join(" and ")))))]
     MixedVersions { versions: BTreeMap<String, Vec<String>> },
-    /// A field of the resource is not what precompiled drivers need, and can never be changed.
+    /// A field of the resource does not fit precompiled drivers, and is immutable.
     #[error(
         "its {field} is not {needed} and can never be changed; make a new resource with {field}: {needed} and delete this one"
     )]
@@ -137,12 +138,12 @@ pub enum HoldReason {
     /// Images go to a layout directory, from which no node can pull.
     #[error("nodes cannot pull from a layout directory")]
     NotPullable,
-    /// It was rewritten several times within a minute; said by the loop, which waits until things calm down.
+    /// The target was rewritten several times within a minute. Set by the loop, which waits for the writes to cease.
     #[error(
         "it was rewritten several times within a minute, by a node that flaps or another writer; it waits until things calm down"
     )]
     TooOften,
-    /// The API server does not evict a pod now; said by the loop, which asks again.
+    /// The API server currently refuses to evict a pod. Set by the loop, which retries.
     #[error("it waits for a PodDisruptionBudget: {detail}")]
     Disruption { detail: String },
     /// This farrier does not write in the DaemonSet's namespace.
@@ -153,39 +154,40 @@ pub enum HoldReason {
     /// The strategy needs a running cluster.
     #[error("this strategy needs a running cluster, not a directory of manifests")]
     OnlyLive,
-    /// Another writer takes away again what keeps the DaemonSet off nodes that are handed over.
+    /// Another writer removes the requirement that keeps the original DaemonSet off handed-over nodes.
     #[error(
         "its node affinity was changed back {times} times; let whoever writes it keep the requirement on farrier.dev/driver..., or leave spec.template.spec.affinity to farrier"
     )]
     FenceUndone { times: u32 },
-    /// The pods of a kernel's DaemonSet did not get ready.
+    /// The pods of a kernel's DaemonSet did not become ready.
     #[error("{image} did not work for {kernel}: {why}; it is not tried again until there is another image")]
     CopyFailed { kernel: String, image: String, why: String },
     /// No key that the policy accepts has signed the image, which is named by digest.
     #[error("{image} is not signed as policy.requireSigned asks: {why}")]
     NotSigned { image: ImageReference, why: String },
-    /// There is no one image for all the kernels.
+    /// There is no single image for all the kernels.
     #[error("there is no one image for all kernels: {detail}")]
     NoUnion { detail: String },
-    /// A person took the rollout back.
+    /// A person rolled back the `per-kernel` rollout.
     #[error("it was rolled back; remove its annotation farrier.dev/per-kernel to have it rolled out again")]
     CopiesRolledBack,
-    /// A person paused it.
+    /// A person paused the rollout.
     #[error("it is paused; it goes on when its annotation {PAUSED_ANNOTATION} is removed, or is \"false\"")]
     Paused,
-    /// Its Git repository has the image, and the cluster does not have it yet.
+    /// The Git repository has the image, but the cluster does not have it yet.
     #[error("the repository has the image, and the cluster has not taken it over yet: {found}")]
     NotSynced { found: String },
     /// A branch with the change waits for its pull request.
     #[error("branch {branch} has the change and waits to be merged")]
     Proposed { branch: String },
-    /// Another image of its chain cannot be rolled out, and they go out together or not at all.
+    /// Another image of the chain cannot be rolled out, and the images of a chain are rolled out together or not at
+    /// all.
     #[error("its chain goes out together, and {image} is on hold: {why}")]
     Chain { image: ImageName, why: String },
 }
 
 impl HoldReason {
-    /// Is the target broken, rather than of a shape that the strategy is not for or waits for?
+    /// Whether the target is broken. Targets that the strategy does not fit, or that merely wait, are not.
     pub fn is_failure(&self) -> bool {
         !matches!(
             self,
@@ -210,7 +212,7 @@ impl HoldReason {
         )
     }
 
-    /// Does it wait for a person, or for another image, after what was set did not stay?
+    /// Whether the set value did not last, and the rollout waits for a person or for another image.
     pub fn is_given_up(&self) -> bool {
         matches!(
             self,
@@ -221,18 +223,18 @@ impl HoldReason {
         )
     }
 
-    /// Is what the rollout names not there at all?
+    /// Whether the object that the rollout names does not exist.
     pub(super) fn is_absence(&self) -> bool {
         matches!(self, Self::NotFound | Self::NoResource)
     }
 }
 
-/// With commas between them.
+/// Joins the items with commas.
 fn joined<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
     items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// What follows the name of the first of `count` nodes.
+/// Returns the text after the name of the first of `count` nodes.
 pub(super) fn and_more(count: usize) -> String {
     if count > 1 { format!(" and {} more", count - 1) } else { String::new() }
 }

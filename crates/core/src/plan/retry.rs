@@ -1,16 +1,17 @@
-//! Pure: when a transient fault is tried again.
+//! Pure: backoff after transient faults.
 
 use std::time::Duration;
 
-/// How long the loop waits before it builds again after the given number of failed attempts (1 is the first): ten
-/// seconds, doubling to ten minutes. A build never gives up on a fault that may pass. `jitter`, anywhere in
-/// `0.0..1.0`, takes off up to half of the wait, so that many farriers that met the same fault do not come back together.
+/// Returns how long the loop waits before it builds again after the given number of failed attempts (1 is the first):
+/// ten seconds, doubling to ten minutes. Transient faults are retried indefinitely. `jitter`, in `0.0..1.0`, shortens
+/// the wait by up to half, so that farriers with the same fault do not retry at the same time.
 pub fn build_delay(failed: u32, jitter: f64) -> Duration {
     delay(Duration::from_secs(10), Duration::from_mins(10), failed, jitter)
 }
 
-/// How long the loop waits for its next pass after the given number of passes in a row (1 is the first) that met a
-/// fault, when nothing else wakes it: a second, doubling to a minute. `jitter` is as in [`build_delay`].
+/// Returns how long the loop waits for its next reconcile after the given number of consecutive reconciles (1 is the
+/// first) that met a fault, if no event triggers it earlier: a second, doubling to a minute. `jitter` is as in
+/// [`build_delay`].
 pub fn pass_delay(failed: u32, jitter: f64) -> Duration {
     delay(Duration::from_secs(1), Duration::from_mins(1), failed, jitter)
 }

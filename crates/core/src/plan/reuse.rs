@@ -1,4 +1,4 @@
-//! Pure: which published images may lend their payload to another kernel.
+//! Pure: finds published images whose payload may be reused for another kernel, or signed again.
 
 use std::cmp::Ordering;
 
@@ -15,8 +15,8 @@ use crate::{
     site::Signed,
 };
 
-/// The tags to look up, the likeliest and newest first: those that name the driver's version before others, higher
-/// numbers before lower ones. The cell's own tags and lists of referrers are left out.
+/// Returns the tags to look up, most promising first: tags with the driver's version before others, higher numbers
+/// before lower ones. Excludes the cell's own tags, lists of referrers, and signatures.
 pub fn tags_to_try(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
     let mut tags: Vec<Tag> =
         tags.into_iter().filter(|tag| !has_tag(cell, tag) && !is_about_another(tag)).collect();
@@ -26,7 +26,7 @@ pub fn tags_to_try(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
     tags
 }
 
-/// Does it stand for lists of referrers or signatures?
+/// Whether the tag holds a list of referrers or a signature.
 fn is_about_another(tag: &Tag) -> bool {
     is_referrers_tag(tag) || is_cosign_tag(tag)
 }
@@ -35,8 +35,8 @@ fn has_tag(cell: &Cell, tag: &Tag) -> bool {
     cell.references().any(|reference| matches!(&reference.version, Version::Tag(own) if own == tag))
 }
 
-/// May an image that says this about itself lend its payload to the cell, if the check agrees? Only one of the
-/// same recipe, for another kernel, of whose own modules it is known that they load.
+/// Whether an image with these facts may be reused for the cell, if the check agrees. The image must have the same
+/// recipe, be for another kernel, and have modules that are known to load there.
 pub fn may_lend(cell: &Cell, facts: &ImageFacts) -> bool {
     facts.recipe == Some(cell.recipe)
         && can_sign_over(cell, facts)
@@ -44,8 +44,8 @@ pub fn may_lend(cell: &Cell, facts: &ImageFacts) -> bool {
         && facts.kernel_release.as_ref().is_some_and(|release| *release != cell.target.release)
 }
 
-/// The tags under which a payload for the same kernel may stand that is signed otherwise: the cell's own first, then those that
-/// name the kernel, then others.
+/// Returns the tags to look up for a payload for the same kernel with another signature. The cell's own tags come
+/// first, then tags that name the kernel, then others.
 pub fn tags_to_resign(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
     let release = cell.target.release.as_str();
     let label = KernelLabel::of(&cell.target.release);
@@ -60,8 +60,8 @@ pub fn tags_to_resign(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
     tags
 }
 
-/// Has an image that says this about itself the cell's payload but for the signatures? It may be signed with another key, or
-/// from the time before modules were signed.
+/// Whether an image with these facts has the cell's payload except for the signatures. The image may be signed with
+/// another key, or predate module signing.
 pub fn may_resign(cell: &Cell, facts: &ImageFacts) -> bool {
     let unsigned = facts.unsigned_hash.or(facts.input_hash);
     cell.unsigned_hash.is_some()
@@ -70,8 +70,8 @@ pub fn may_resign(cell: &Cell, facts: &ImageFacts) -> bool {
         && can_sign_over(cell, facts)
 }
 
-/// Can the payload get the signatures that the cell asks for? Signatures that were replaced cannot be had again, and nothing
-/// takes signatures off.
+/// Whether the payload can get the signatures that the cell requires. Replaced signatures cannot be restored, and
+/// signatures cannot be removed.
 fn can_sign_over(cell: &Cell, facts: &ImageFacts) -> bool {
     match (&cell.signed_with, &facts.module_signer) {
         (_, None) => true,
@@ -80,7 +80,7 @@ fn can_sign_over(cell: &Cell, facts: &ImageFacts) -> bool {
     }
 }
 
-/// Orders texts as people order versions: runs of digits by their value, the rest by its characters.
+/// Compares texts like version numbers: runs of digits by their value, other characters one by one.
 pub fn by_numbers(mut a: &str, mut b: &str) -> Ordering {
     loop {
         let ((run_a, rest_a), (run_b, rest_b)) = (leading_digits(a), leading_digits(b));

@@ -1,7 +1,7 @@
-//! Pure: which image fields are rewritten, and why the others are not.
+//! Pure: decides which image fields are rewritten, and why the others are not.
 //!
-//! Each strategy has a file of its own and decides one target; what is common to them is here. Decisions are data: an
-//! adapter makes the [`Change`]s, in their order, and nothing else.
+//! Each strategy has its own file and decides one target; this module has the common parts. Decisions are data: an
+//! adapter makes the [`Change`]s in their order, and nothing else.
 
 mod change;
 mod context;
@@ -55,8 +55,8 @@ use super::{
 };
 use crate::image::{Chains, ImageName, RolloutSpec, Strategy};
 
-/// Decides every rollout of the definitions, those of needed images before those of their dependents. Gives the union
-/// images that they ask for as well.
+/// Decides every rollout of the definitions, needed images before their dependents. Also returns the union images that
+/// the rollouts ask for.
 pub(super) fn rollouts(
     inputs: &PlanInputs<'_>,
     cells: Cells<'_>,
@@ -95,7 +95,7 @@ pub(super) fn rollouts(
             }
             None => decide(&context, target),
         };
-        // What is set already stays set while other images of its chain are built anew.
+        // An image that is already set stays set while other images of its chain are rebuilt.
         let is_bound = !matches!(spec, RolloutSpec::PublishOnly { .. });
         if is_bound
             && !chain_states.incomplete.is_empty()
@@ -105,7 +105,7 @@ pub(super) fn rollouts(
             (decided, united) = decide(&context, target);
         }
         unions.extend(united);
-        // A definition that neither a node nor a DaemonSet asks for, such as a built-in one, says nothing.
+        // Omit a definition that neither a node nor a DaemonSet asks for, such as a built-in one.
         if decided.as_ref().is_err_and(HoldReason::is_absence) && cells.of(image).next().is_none() {
             continue;
         }
@@ -124,7 +124,7 @@ pub(super) fn rollouts(
     for (index, why) in held_by_their_chain(&planned, chain_states) {
         let (Some(rollout), Some(context)) = (planned.get_mut(index), contexts.get(index)) else { continue };
         let cells = Cells { without: Some(context.image), ..in_complete_chains };
-        // A strategy in the middle of its steps knows best what it may leave as it is when there is no image.
+        // A strategy in the middle of its steps may have something to finish even without an image, so ask it first.
         let (decided, _) = decide(&Context { cells, ..*context }, &rollout.target);
         let Decided { decision, changes } = decided.unwrap_or_else(|_| RolloutDecision::Hold(why).into());
         rollout.upgrade = planned_upgrade(context, &rollout.target, &decision);
@@ -133,7 +133,8 @@ pub(super) fn rollouts(
     (planned, unions)
 }
 
-/// Rollouts that would change something while another of their chain is broken, by their place, with the reason.
+/// Returns the rollouts, by index, that would change something while another rollout of their chain is broken, with the
+/// reason for the hold.
 fn held_by_their_chain(planned: &[PlannedRollout], chains: &ChainStates<'_>) -> Vec<(usize, HoldReason)> {
     let broken: Vec<(&PlannedRollout, &HoldReason)> = planned
         .iter()
@@ -155,12 +156,13 @@ fn held_by_their_chain(planned: &[PlannedRollout], chains: &ChainStates<'_>) -> 
     planned.iter().enumerate().filter_map(held).collect()
 }
 
-/// The next steps that take a rollout by kernel back, whatever the definitions say: the original DaemonSet, given by
-/// namespace and name, is marked, gets its nodes back and then its own node affinity, and the copies are deleted. Empty when
-/// all of that is done. A loop that runs meanwhile sees the mark and does the same.
+/// Returns the next steps that roll back a `per-kernel` rollout, whatever the definitions say. The original DaemonSet,
+/// given by namespace and name, is marked as rolled back. It then gets its nodes back, then its own node affinity, and
+/// finally the copies are deleted. Empty when nothing is left to do. A running loop sees the mark and takes the same
+/// steps.
 ///
 /// # Errors
-/// Why it cannot be taken back: the cluster has no such DaemonSet, or is deleting it.
+/// The cluster has no such DaemonSet, the snapshot is not of a live cluster, or the DaemonSet is being deleted.
 pub fn rollback_per_kernel(
     snapshot: &ClusterSnapshot,
     now: jiff::Timestamp,
@@ -176,7 +178,8 @@ pub fn rollback_per_kernel(
     Ok(per_kernel::rollback(&per_kernel::Original::observe(snapshot, found, live), now))
 }
 
-/// Namespace and name of the DaemonSets that are, or were, rolled out by kernel: they carry a note of it, or have copies.
+/// Returns namespace and name of the DaemonSets that are or were rolled out `per-kernel`: they carry the annotation for
+/// it, or have copies.
 pub fn per_kernel_originals(snapshot: &ClusterSnapshot) -> BTreeSet<(String, String)> {
     let original = |found: &DaemonSetFacts| {
         let live = found.live.as_ref()?;
@@ -186,7 +189,7 @@ pub fn per_kernel_originals(snapshot: &ClusterSnapshot) -> BTreeSet<(String, Str
     snapshot.daemon_sets.iter().filter_map(original).collect()
 }
 
-/// Decides one rollout, with the union images that it asks for.
+/// Decides one rollout, and returns the union images that it asks for.
 fn decide(context: &Context<'_>, target: &RolloutTarget) -> (Result<Decided, HoldReason>, Vec<PlannedUnion>) {
     if let Some(namespace) = elsewhere(context) {
         return (Err(HoldReason::NotWritable { namespace }), Vec::new());
@@ -208,8 +211,8 @@ fn decide(context: &Context<'_>, target: &RolloutTarget) -> (Result<Decided, Hol
     (decided, unions)
 }
 
-/// The plan of its upgrade, where the definition asks for one and its DaemonSet is farrier's to change. What is under way goes on
-/// whatever is decided of the image.
+/// Plans the upgrade of a rollout, where the definition asks for one and farrier may change the DaemonSet. An upgrade
+/// under way continues, whatever is decided about the image.
 fn planned_upgrade(
     context: &Context<'_>,
     target: &RolloutTarget,
@@ -225,7 +228,8 @@ fn planned_upgrade(
     }
 }
 
-/// The image that a DaemonSet gets now, or once the rollout is not paused any more: its upgrade can be read before it starts.
+/// Returns the image that a DaemonSet gets now, or once its rollout is no longer paused, so that the upgrade is visible
+/// before it starts.
 fn next_image(
     context: &Context<'_>,
     target: &RolloutTarget,
@@ -237,7 +241,7 @@ fn next_image(
     let (decided, unions) = decide_by_strategy(context, target);
     let RolloutDecision::Rewrite { to, .. } = decided.ok()?.decision else { return None };
     let contents = if unions.is_empty() {
-        // It was decided that it has modules for every kernel that its nodes run.
+        // The strategy has verified that the image has modules for every kernel that the DaemonSet's nodes run.
         let kernels = context.groups.iter().filter_map(|group| group.target.as_ref().ok());
         ImageContents {
             kernels: kernels.map(|kernel| kernel.release.to_string()).collect(),
@@ -249,7 +253,7 @@ fn next_image(
     Some(upgrade::Next { image: to.to_string(), contents })
 }
 
-/// The decision without a pause.
+/// Decides by strategy, ignoring pauses.
 fn decide_by_strategy(
     context: &Context<'_>,
     target: &RolloutTarget,
@@ -268,7 +272,7 @@ fn decide_by_strategy(
     (decided, Vec::new())
 }
 
-/// The namespace of a live DaemonSet, where this farrier does not write in it.
+/// Returns the namespace of a live DaemonSet, if this farrier must not write there.
 fn elsewhere(context: &Context<'_>) -> Option<String> {
     if ManifestPlace::of(context.spec).is_some() {
         return None;
@@ -277,7 +281,7 @@ fn elsewhere(context: &Context<'_>) -> Option<String> {
     (!context.inputs.snapshot.writable.contains(&namespace)).then_some(namespace)
 }
 
-/// Adds the pods that are to be restarted where the image is set and nothing else is to be done.
+/// Adds pod restarts where the image is set and nothing else is left to do.
 fn with_restarts(context: &Context<'_>, target: &RolloutTarget, mut decided: Decided) -> Decided {
     if matches!(decided.decision, RolloutDecision::AlreadySet { .. })
         && decided.changes.is_empty()

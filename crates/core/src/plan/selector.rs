@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-/// The required part of a pod's node affinity.
+/// Required part of a pod's node affinity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NodeAffinity {
-    /// None given: every node.
+    /// No affinity: every node is admitted.
     #[default]
     Any,
     /// A node must satisfy at least one of these terms.
     Terms(Vec<SelectorTerm>),
-    /// Something that farrier does not understand, in words. Nothing is rewritten then.
+    /// Something that farrier does not understand, with a description. Nothing is rewritten then.
     Unsupported(String),
 }
 
-/// One term: a node must satisfy all of its requirements. An empty term admits no node. It is written in the API's form.
+/// One term: a node must satisfy all of its requirements. An empty term admits no node. Serialized in the API's format.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SelectorTerm {
     /// `matchExpressions`, over labels.
@@ -27,32 +27,32 @@ pub struct SelectorTerm {
     pub fields: Vec<Requirement>,
 }
 
-/// One requirement.
+/// One requirement of a term.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Requirement {
-    /// The label's key or the field's name.
+    /// Key of the label, or name of the field.
     pub key: String,
-    /// How values are compared.
+    /// Comparison operator.
     pub operator: Operator,
-    /// What they are compared with.
+    /// Values to compare with.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<String>,
 }
 
-/// How a requirement compares.
+/// Comparison operator of a requirement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::EnumString)]
 pub enum Operator {
-    /// One of the values.
+    /// The label has one of the values.
     In,
-    /// None of the values, or no such label.
+    /// The label has none of the values, or is absent.
     NotIn,
-    /// There is such a label.
+    /// The label is present.
     Exists,
-    /// There is none.
+    /// The label is absent.
     DoesNotExist,
-    /// An integer above the value.
+    /// The label is an integer above the value.
     Gt,
-    /// An integer below the value.
+    /// The label is an integer below the value.
     Lt,
 }
 
@@ -76,7 +76,7 @@ impl Requirement {
 }
 
 impl SelectorTerm {
-    /// `None`: a field that farrier does not know.
+    /// Whether the term admits a node; `None` for a field that farrier does not know.
     fn admits(&self, name: &str, labels: &BTreeMap<String, String>) -> Option<bool> {
         let Self { expressions, fields } = self;
         if fields.iter().any(|field| field.key != "metadata.name") {
@@ -92,7 +92,7 @@ impl SelectorTerm {
 }
 
 impl NodeAffinity {
-    /// Does it admit a node of this name with these labels? `None` where it is not understood.
+    /// Whether the affinity admits a node of this name with these labels; `None` where the affinity is not understood.
     pub fn admits(&self, name: &str, labels: &BTreeMap<String, String>) -> Option<bool> {
         match self {
             Self::Any => Some(true),
@@ -104,12 +104,12 @@ impl NodeAffinity {
         }
     }
 
-    /// Does it look at single nodes' names?
+    /// Whether the affinity selects nodes by name.
     pub fn names_nodes(&self) -> bool {
         matches!(self, Self::Terms(terms) if terms.iter().any(|term| !term.fields.is_empty()))
     }
 
-    /// The label keys that it looks at.
+    /// Returns the label keys that the affinity uses.
     pub fn label_keys(&self) -> impl Iterator<Item = &str> {
         let terms = match self {
             Self::Terms(terms) => terms.as_slice(),
@@ -135,7 +135,7 @@ mod tests {
         SelectorTerm { expressions, fields: Vec::new() }
     }
 
-    /// Does it admit node `n1`?
+    /// Whether the affinity admits node `n1`.
     fn admits(affinity: &NodeAffinity) -> Option<bool> {
         let labels = [("zone", "a"), ("cores", "16")].map(|(k, v)| (k.to_owned(), v.to_owned()));
         affinity.admits("n1", &labels.into())

@@ -1,4 +1,4 @@
-//! Pure: which published images are to be signed, and of which the signatures must be known.
+//! Pure: decides which published images to sign, and which signatures to look up.
 
 use serde::Serialize;
 
@@ -8,17 +8,17 @@ use crate::{
     site::{Existing, SiteSpec},
 };
 
-/// A published image to sign.
+/// Published image to sign.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedSignature {
-    /// The driver image.
+    /// Driver image.
     pub image: ImageName,
-    /// The image by digest.
+    /// Published image by digest.
     pub reference: ImageReference,
 }
 
-/// Does the site's definition ask for the signatures of images that are published?
+/// Whether the site's settings need the signatures of published images.
 pub fn asks_for_signatures(site: &SiteSpec) -> bool {
     signs_existing(site) || !site.policy.is_empty()
 }
@@ -27,7 +27,7 @@ fn signs_existing(site: &SiteSpec) -> bool {
     site.image_signing.as_ref().is_some_and(|signing| signing.existing == Existing::Sign)
 }
 
-/// The published images among these that are to be signed. Asks how they are signed, where that is not known.
+/// Returns those of the published images that are to be signed. Adds unknown signatures to the questions.
 pub(super) fn unsigned(
     inputs: &PlanInputs<'_>,
     published: impl IntoIterator<Item = PlannedSignature>,
@@ -64,7 +64,7 @@ mod tests {
         site::{Existing, ImageSigning, KeySource, RequireSigned},
     };
 
-    /// One published image, and what is known of its signature.
+    /// Returns a world with one published image in this signature state.
     fn world(state: Option<SignatureState>) -> World {
         let mut world = World::new(&[K47]);
         world.publish(Verdict::Loads);
@@ -98,7 +98,7 @@ mod tests {
         let refused = |why: &str| SignatureState { ours: true, refused: Some(why.to_owned()) };
         let why = held(&world(Some(refused("it has no signature"))).plan()).unwrap();
         assert!(why.ends_with("is not signed as policy.requireSigned asks: it has no signature"), "{why}");
-        assert_eq!(world(None).ask().unwrap_err().signatures.len(), 1, "it is looked up first");
+        assert_eq!(world(None).ask().unwrap_err().signatures.len(), 1, "the signature is looked up first");
         assert!(held(&world(Some(SignatureState::default())).plan()).is_none());
         assert!(world(Some(refused("it has no signature"))).plan().has_failures());
     }
@@ -117,7 +117,7 @@ mod tests {
         let mut world = world(Some(SignatureState { ours: false, refused: None }));
         assert!(world.plan().signatures.is_empty(), "no key");
         world.definitions.site.image_signing = Some(signing(Existing::default()));
-        assert!(world.plan().signatures.is_empty(), "left as it is");
+        assert!(world.plan().signatures.is_empty(), "existing images are left unsigned");
         world.definitions.site.image_signing = Some(signing(Existing::Sign));
         let plan = world.plan();
         assert_eq!(plan.signatures.len(), 1);

@@ -1,4 +1,4 @@
-//! Pure: why an image is not built for a kernel target, for people and for programs as in the other reasons.
+//! Pure: reasons for not building an image for a kernel target, with a text for people and a stable word for programs.
 
 use std::fmt;
 
@@ -6,83 +6,84 @@ use serde::{Serialize, Serializer};
 
 use crate::image::{ImageName, ImageReference, InputHash};
 
-/// Why an image is not built for a kernel target. None of these changes by trying again.
+/// Reason for not building an image for a kernel target. A retry does not help with any of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum SkipReason {
-    /// The image's `kernels` range does not hold the kernel's version.
+    /// The image's `kernels` range does not include the kernel's version.
     #[error("the image is for kernels {range}")]
     KernelOutOfRange { range: String },
     /// No kernel family matches the target.
     #[error("no kernel family matches")]
     NoFamily,
-    /// The image's version, sources, patches or base could not be found out.
+    /// The image's version, sources, patches or base could not be resolved.
     #[error("{detail}")]
     Unresolved { detail: String },
-    /// The family's toolchain could not be found out.
+    /// The family's toolchain could not be resolved.
     #[error("toolchain of family {family}: {detail}")]
     Toolchain { family: String, detail: String },
-    /// The kernel's headers cannot be had, or whether they are those that users bring, and which, could not be found out.
+    /// The kernel's headers cannot be obtained, or the lookup of user-provided headers failed.
     #[error("headers: {detail}")]
     Headers { detail: String },
-    /// There are no headers for the kernel: what to do, and whether a kernel family knows the distribution.
+    /// There are no headers for the kernel; with the remedy, and whether a kernel family knows the distribution.
     #[error("{detail}")]
     NoHeaders { detail: String },
-    /// The family names an image or an address by what is not known of the kernel's nodes: a label, a tag of an ImageStream.
+    /// The family names an image or address by a fact that is unknown for the kernel's nodes: a label, or a tag of an
+    /// ImageStream.
     #[error("{detail}")]
     UnknownSystem { detail: String },
-    /// The toolchain has no compiler that the kernel was built with: which it has.
+    /// The toolchain lacks the compiler that the kernel was built with; with the compilers that it has.
     #[error("{detail}")]
     NoCompiler { detail: String },
-    /// Its modules cannot be compiled on this machine, which is of another architecture: why, and what to do.
+    /// The modules cannot be compiled on this machine, which has another architecture; with the reason and the remedy.
     #[error("{detail}")]
     ForeignArchitecture { detail: String },
-    /// The engine is to make the whole image, and no daemon is there that does.
+    /// The engine has to build the whole image, and no daemon is available for that.
     #[error(
         "the engine makes this image whole (output: image), which Docker and Podman do, and none of them is used or answers: give farrier a \
          daemon (--engine docker), or write a template whose modules farrier takes (output: payload)"
     )]
     NoDaemon,
-    /// What the registry's store has of an input is not signed with a key of this site: which input, why, and what to do.
+    /// No trusted key signed an input in the registry's store; with the input, the reason and the remedy.
     #[error("{detail}")]
     Untrusted { detail: String },
-    /// The site signs, and modules of others would be signed without a word that allows it.
+    /// The site signs images or modules, and nothing allows it to sign third-party modules.
     #[error("{detail}")]
     Unvouched { detail: String },
-    /// The template's name is not among the definitions.
+    /// No template of the definitions has this name.
     #[error("there is no template {template:?}")]
     NoTemplate { template: String },
-    /// The template cannot be rendered for this target: template, line, variable.
+    /// The template cannot be rendered for this target; with template, line and variable.
     #[error("{detail}")]
     Template { detail: String },
-    /// A tag pattern gives no tag for this target: the pattern and what it gave.
+    /// A tag pattern gives no valid tag for this target; with the pattern and its result.
     #[error("{detail}")]
     Tag { detail: String },
-    /// The image has no tag patterns, so nothing could find it again.
+    /// The image has no tag patterns, so farrier could not find it again.
     #[error("the image has no tags")]
     NoTags,
-    /// The image's name gives no repository at the configured place.
+    /// The image's name gives no valid repository at the configured location.
     #[error("{detail}")]
     Repository { detail: String },
-    /// A definition that cannot be written down (a path that is not UTF-8).
+    /// A definition cannot be serialized (a path that is not UTF-8).
     #[error("{detail}")]
     Definition { detail: String },
-    /// Other targets have the same tag: one would overwrite the other.
+    /// Other targets have the same tag, so one image would overwrite the other.
     #[error("tag collision: {reference} would also be {}; give `tags` what tells them apart", .others.join(" and "))]
     TagCollision { reference: ImageReference, others: Vec<String> },
-    /// What it is compiled against is not there and will not be.
+    /// A need is not available and will not be.
     #[error("it needs {need}: {why}")]
     Need {
-        /// The need's name.
+        /// Name of the need.
         need: ImageName,
-        /// Why not.
+        /// Reason why the need is not available.
         #[serde(serialize_with = "explained")]
         why: NeedReason,
     },
 }
 
-/// Why an image cannot be compiled against another.
+/// Reason why an image cannot be compiled against another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
@@ -90,35 +91,36 @@ pub enum NeedReason {
     /// No driver image has this name.
     #[error("there is no such driver image")]
     Undefined,
-    /// Images need one another in a circle.
+    /// Images need each other in a cycle.
     #[error("images need one another in a circle")]
     Circle,
     /// The needed image cannot be built for the target.
     #[error("it is not built for this kernel: {why}")]
     Skipped {
-        /// Why not.
+        /// Reason why not.
         #[serde(serialize_with = "explained")]
         why: Box<SkipReason>,
     },
-    /// The needed image's tag holds an image of other inputs: `theirs`, absent for an image that farrier did not make.
+    /// The needed image's tag points to an image with other inputs: `theirs`, absent for an image that farrier did not
+    /// build.
     #[error("{reference} {}", held(.theirs.as_ref()))]
     Conflict { reference: ImageReference, theirs: Option<InputHash> },
-    /// The needed image failed before with the same inputs.
+    /// An earlier build of the needed image with the same inputs failed.
     #[error("it failed before with the same inputs: {detail}")]
     Failed { detail: String },
-    /// The needed image is published and says nothing of exposed headers.
+    /// The needed image is published without exposed headers.
     #[error("{reference} has these inputs and exposes no headers; delete the tag to have it built again")]
     NothingExposed { reference: ImageReference },
     /// The needed image is not published yet.
     #[error("{reference} is not published; build and push it first")]
     NotPublished { reference: ImageReference },
-    /// The tree that the user brings is not known.
+    /// The tree that the user provides could not be resolved.
     #[error("{detail}")]
     Tree { detail: String },
 }
 
 impl NeedReason {
-    /// Does it come from what was built or published before, and not from the definitions alone?
+    /// Whether the reason comes from earlier builds or publications, and not from the definitions alone.
     pub(super) fn is_of_a_build(&self) -> bool {
         match self {
             Self::Conflict { .. } | Self::Failed { .. } => true,
@@ -133,7 +135,7 @@ impl NeedReason {
 }
 
 impl SkipReason {
-    /// Does it only say that the definitions are not meant for this kernel?
+    /// Whether the reason is only that the definitions are not meant for this kernel.
     pub fn is_finding(&self) -> bool {
         match self {
             Self::KernelOutOfRange { .. } | Self::NoFamily => true,
@@ -149,7 +151,7 @@ fn held(theirs: Option<&InputHash>) -> String {
     theirs.map_or(foreign.to_owned(), |theirs| format!("holds an image of other inputs ({})", theirs.short()))
 }
 
-/// A reason's own fields, and the sentence for people as `message`.
+/// Serializes a reason's fields, plus its text for people as `message`.
 pub(super) fn explained<R: Serialize + fmt::Display, S: Serializer>(
     reason: &R,
     serializer: S,
@@ -163,8 +165,8 @@ pub(super) fn explained<R: Serialize + fmt::Display, S: Serializer>(
     Explained { reason, message: reason.to_string() }.serialize(serializer)
 }
 
-/// The same of a reason that there may be.
-#[expect(clippy::ref_option, reason = "serde hands over the field as it is")]
+/// Serializes an optional reason as [`explained`] does.
+#[expect(clippy::ref_option, reason = "serde passes a reference to the field")]
 pub(super) fn maybe_explained<R: Serialize + fmt::Display, S: Serializer>(
     reason: &Option<R>,
     serializer: S,

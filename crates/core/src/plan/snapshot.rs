@@ -1,4 +1,4 @@
-//! Pure: what was observed in a cluster, raw and untrusted.
+//! Pure: the observed state of a cluster. All values are raw and untrusted.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -18,8 +18,8 @@ use crate::{
     kernel::ImageStreams,
 };
 
-/// Facts that one snapshot has in common with the next: of 10,000 nodes few change between two passes. Whoever changes them gets a copy of
-/// their own.
+/// Facts that consecutive snapshots share: of 10,000 nodes few change between two reconciles. Mutable access clones the
+/// facts (copy on write).
 #[derive(Clone, Debug, Default, PartialEq, Eq, derive_more::Deref)]
 pub struct Shared<T>(#[deref(forward)] Arc<T>);
 
@@ -35,52 +35,54 @@ impl<T: Clone> DerefMut for Shared<T> {
     }
 }
 
-/// A node, as it describes itself. Nothing in it is checked yet; [`super::node_target`] does that.
+/// Node, as it describes itself. Nothing is validated yet; [`super::node_target`] does that.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
     /// `metadata.name`.
     pub name: String,
-    /// `metadata.labels`; from a live cluster only those that are asked for ([`super::Interest`]), and farrier's own.
+    /// `metadata.labels`; from a live cluster only labels of interest ([`super::Interest`]), and farrier's own.
     pub labels: BTreeMap<String, String>,
-    /// Those of `metadata.annotations` that begin with `farrier.dev/`.
+    /// `metadata.annotations` whose keys begin with `farrier.dev/`.
     pub annotations: BTreeMap<String, String>,
     /// `status.nodeInfo.kernelVersion`.
     pub kernel_version: String,
     /// `status.nodeInfo.architecture`.
     pub architecture: String,
-    /// `status.nodeInfo.osImage`, for people.
+    /// `status.nodeInfo.osImage`, for display.
     pub os_image: String,
-    /// `spec.unschedulable`: cordoned, as while it is drained.
+    /// `spec.unschedulable`: whether the node is cordoned, for example while it is drained.
     pub unschedulable: bool,
-    /// Its condition `Ready` is there, and not true.
+    /// Whether the condition `Ready` is present and not true.
     pub not_ready: bool,
-    /// Is there a label that tells which hardware it has ([`super::tells_hardware`]), also where that is not kept?
+    /// Whether the node has a label that describes its hardware ([`super::tells_hardware`]), even if the snapshot does
+    /// not keep that label.
     pub hardware_labelled: bool,
-    /// What of it is not believed, as far as [`super::Claims`] was asked.
+    /// Rejected claims of the node, as decided by [`super::Claims`].
     pub distrust: Distrust,
 }
 
-/// A container or init container of a pod template.
+/// Container or init container of a pod template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
-    /// Its name.
+    /// Name of the container.
     pub name: String,
-    /// Its image; empty where the manifest gives none.
+    /// Image of the container; empty where the manifest gives none.
     pub image: String,
-    /// Why its image cannot be set, where it cannot (a value that other places share).
+    /// Reason why the image cannot be set, if any (for example a value that other fields share).
     pub fixed: Option<String>,
 }
 
-/// The controller that owns an object (`metadata.ownerReferences` with `controller: true`).
+/// Controller that owns an object (`metadata.ownerReferences` with `controller: true`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Owner {
-    /// Such as `NicClusterPolicy`.
+    /// Kind of the owner, such as `NicClusterPolicy`.
     pub kind: String,
-    /// The owner's name.
+    /// Name of the owner.
     pub name: String,
 }
 
-/// Which state of which object a decision was made from: a write names it, so that the API server refuses it when another was faster.
+/// Version of the object that a decision was made from. A write names it as a precondition, so that the API server
+/// refuses the write after a concurrent change.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectVersion {
@@ -93,28 +95,28 @@ pub struct ObjectVersion {
 /// How a DaemonSet replaces its pods (`spec.updateStrategy`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UpdateStrategy {
-    /// By itself, as soon as the template changes.
+    /// The controller replaces pods as soon as the template changes.
     #[default]
     RollingUpdate,
-    /// The time of their deletion, where that is under way.
+    /// The controller replaces a pod only after another actor has deleted it.
     OnDelete,
 }
 
-/// A number of pods, or a share of those that are wanted (`rollingUpdate.maxUnavailable`).
+/// Number or percentage of the desired pods (`rollingUpdate.maxUnavailable`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodCount {
-    /// So many.
+    /// Absolute number.
     Number(usize),
-    /// So many of a hundred, rounded up, as the DaemonSet controller does.
+    /// Percentage, rounded up as the DaemonSet controller does.
     Percent(usize),
 }
 
-/// What only a live cluster tells about a DaemonSet.
+/// Facts about a DaemonSet that only a live cluster has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveDaemonSet {
-    /// The object's identity and state.
+    /// Identity and version of the object.
     pub version: ObjectVersion,
-    /// Those of `metadata.annotations` that begin with `farrier.dev/`.
+    /// `metadata.annotations` whose keys begin with `farrier.dev/`.
     pub annotations: BTreeMap<String, String>,
     /// `metadata.labels`.
     pub labels: BTreeMap<String, String>,
@@ -122,19 +124,18 @@ pub struct LiveDaemonSet {
     pub match_labels: BTreeMap<String, String>,
     /// `spec.updateStrategy`.
     pub update: UpdateStrategy,
-    /// `spec.updateStrategy.rollingUpdate.maxUnavailable`, 1 where it is not given. farrier keeps to it for
-    /// `OnDelete`, too.
+    /// `spec.updateStrategy.rollingUpdate.maxUnavailable`; 1 where absent. farrier also honors the value for
+    /// `OnDelete`.
     pub max_unavailable: PodCount,
-    /// `status.desiredNumberScheduled`: on so many nodes its pods are to run, taints taken into account.
+    /// `status.desiredNumberScheduled`: number of nodes that should run a pod, with taints taken into account.
     pub desired: usize,
-    /// `metadata.deletionTimestamp` is set.
+    /// Whether `metadata.deletionTimestamp` is set.
     pub deleting: bool,
-    /// The object as the API server gave it, without `managedFields` and `status`: what a per-kernel copy is made
-    /// from.
+    /// Object from the API server, without `managedFields` and `status`: the source of a per-kernel copy.
     pub manifest: Arc<serde_json::Value>,
 }
 
-/// A DaemonSet: where its pods run and with which images.
+/// DaemonSet: where its pods run, and with which images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DaemonSetFacts {
     /// `metadata.namespace`; `default` where the manifest gives none.
@@ -147,44 +148,45 @@ pub struct DaemonSetFacts {
     pub node_selector: BTreeMap<String, String>,
     /// The required part of `spec.template.spec.affinity.nodeAffinity`.
     pub affinity: NodeAffinity,
-    /// The controller that owns it, if any.
+    /// Controller that owns the DaemonSet, if any.
     pub owner: Option<Owner>,
-    /// The rest; `None` in a directory of manifests.
+    /// Facts from a live cluster; `None` in a directory of manifests.
     pub live: Option<LiveDaemonSet>,
 }
 
-/// A pod of a DaemonSet.
+/// Pod of a DaemonSet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodFacts {
     /// `metadata.namespace`.
     pub namespace: String,
     /// `metadata.name`.
     pub name: String,
-    /// The object's identity and state.
+    /// Identity and version of the object.
     pub version: ObjectVersion,
-    /// uid of the DaemonSet that controls it.
+    /// UID of the DaemonSet that controls the pod.
     pub daemon_set: String,
-    /// The node that it runs on, or is meant for (`spec.nodeName`, else the node affinity that the DaemonSet
-    /// controller gives it).
+    /// Node that the pod runs on or is meant for (`spec.nodeName`, else the node affinity that the DaemonSet controller
+    /// sets).
     pub node: String,
-    /// Is it bound to that node?
+    /// Whether the pod is bound to that node.
     pub bound: bool,
     /// Image by container, init containers included.
     pub images: BTreeMap<String, String>,
-    /// The `Ready` condition is true.
+    /// Whether the `Ready` condition is true.
     pub ready: bool,
-    /// Since when it is ready without a restart: the later of the `Ready` condition's last change and the last start of
-    /// a container. `None` where it is not ready; where it does not say, it is ready since it was made.
+    /// Time since which the pod is ready without a restart: the later of the last change of the `Ready` condition and
+    /// the last start of a container. `None` where the pod is not ready. For a ready pod without such times, `None`
+    /// means since its creation.
     pub steady_since: Option<Timestamp>,
     /// `metadata.creationTimestamp`.
     pub created: Option<Timestamp>,
-    /// `metadata.deletionTimestamp` is set.
+    /// Whether `metadata.deletionTimestamp` is set.
     pub deleting: bool,
-    /// What its containers' states say of why they do not run, for people: `driver: CrashLoopBackOff: ...`.
+    /// Reasons from the containers' states why they do not run, for people: `driver: CrashLoopBackOff: ...`.
     pub messages: Vec<String>,
 }
 
-/// A pod that may be in a driver's way, on a node whose upgrade drains it. Those that have ended are none.
+/// Pod on a draining node that may keep its driver in use. Pods that have ended are excluded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkloadFacts {
     /// `metadata.namespace`.
@@ -197,45 +199,45 @@ pub struct WorkloadFacts {
     pub node: String,
     /// `metadata.labels`.
     pub labels: BTreeMap<String, String>,
-    /// Is it of a DaemonSet, a static pod, or farrier's own, which no drain ends?
+    /// Whether a drain leaves the pod running: a pod of a DaemonSet, a static pod, or one of farrier's pods.
     pub stays: bool,
-    /// Extended resources that its containers request.
+    /// Extended resources that the pod's containers request.
     pub requests: BTreeSet<String>,
-    /// `metadata.deletionTimestamp` is set.
+    /// Whether `metadata.deletionTimestamp` is set.
     pub deleting: bool,
-    /// Of a forecast (`driver-entrypoint forecast --message`): what it has found last.
+    /// For a forecast pod (`driver-entrypoint forecast --message`): the holders that it found last.
     pub holders: Vec<Holder>,
 }
 
-/// What holds a driver's modules on a node.
+/// Holder of a driver's modules on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The uid of the pod that it belongs to; `None` for what is the node's own, or not known.
+    /// UID of the pod that the holder belongs to; `None` for a holder outside of pods, or an unknown one.
     pub pod: Option<String>,
-    /// For people.
+    /// Description for people.
     pub what: String,
 }
 
-/// A custom resource whose operator writes the driver DaemonSet.
+/// Custom resource whose operator writes the driver DaemonSet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResourceFacts {
-    /// Which kind.
+    /// Kind of the resource.
     pub kind: OperatorResource,
     /// `metadata.name`; all of these kinds are cluster-scoped.
     pub name: String,
-    /// The object's identity and state.
+    /// Identity and version of the object.
     pub version: ObjectVersion,
-    /// Those of `metadata.annotations` that begin with `farrier.dev/`.
+    /// `metadata.annotations` whose keys begin with `farrier.dev/`.
     pub annotations: BTreeMap<String, String>,
     /// The whole `spec`.
     pub spec: Arc<serde_json::Value>,
 }
 
-/// What farrier may be unable to see.
+/// Kinds of objects that farrier may be unable to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, strum::Display)]
 #[serde(rename_all = "kebab-case")]
 pub enum Seen {
-    /// Nodes; without them there is no plan.
+    /// Nodes; there is no plan without them.
     #[strum(to_string = "nodes")]
     Nodes,
     /// DaemonSets.
@@ -243,7 +245,7 @@ pub enum Seen {
     /// Pods.
     #[strum(to_string = "pods")]
     Pods,
-    /// The operators' resources.
+    /// Operators' resources.
     #[strum(to_string = "operators' resources")]
     Resources,
     /// All pods of nodes that upgrades drain.
@@ -254,7 +256,7 @@ pub enum Seen {
     Checks,
 }
 
-/// Everything that a plan needs to know about a cluster.
+/// All facts about a cluster that a plan needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterSnapshot {
     /// Nodes.
@@ -271,34 +273,35 @@ pub struct ClusterSnapshot {
     pub workloads: Vec<WorkloadFacts>,
     /// Jobs that check nodes with a new driver, by name.
     pub checks: BTreeMap<String, JobState>,
-    /// What could not be read, and why, with what to do: what depends on it holds.
+    /// Kinds of objects that could not be read, with the reason and the remedy. Everything that depends on them is
+    /// held.
     pub unseen: BTreeMap<Seen, String>,
-    /// The same for a namespace: what is in others goes on.
+    /// Kinds of objects that could not be read in one namespace. Rollouts in other namespaces continue.
     pub unseen_in: BTreeMap<(Seen, String), String>,
-    /// Nodes are manifests, to which nothing is written.
+    /// Whether the nodes are manifests, which farrier never writes to.
     pub read_only_nodes: bool,
-    /// Where DaemonSets and pods may be written.
+    /// Namespaces in which DaemonSets and pods may be written.
     pub writable: WriteNamespaces,
 }
 
-/// What stands at a place of manifests.
+/// Content of a place with manifests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ManifestFacts {
-    /// Its DaemonSets.
+    /// DaemonSets in the manifests.
     pub daemon_sets: Vec<DaemonSetFacts>,
-    /// Branches of its Git repository with changes that wait for a pull request.
+    /// Branches of the Git repository with changes that wait for a pull request.
     pub proposals: BTreeSet<String>,
 }
 
-/// What stands at the places that `file` and `git` rollouts name; or why one could not be read.
+/// Content of the places that `file` and `git` rollouts name, or the reason why a place could not be read.
 pub type Manifests = BTreeMap<ManifestPlace, Result<ManifestFacts, String>>;
 
-/// Labels that farrier gives to nodes while it rolls out.
+/// Whether farrier itself sets this node label during a rollout.
 fn is_written_here(label: &str) -> bool {
     [HANDOVER_LABELS, READY_FOR, NO_DRIVER_FOR, UPGRADE].iter().any(|own| label.starts_with(own))
 }
 
-/// What of a node decides which images may reach it.
+/// Facts about a node that decide which images may reach it.
 type Likeness<'a> = (Option<&'a str>, &'a str, &'a str, bool, Vec<(&'a str, &'a str)>);
 
 impl NodeFacts {
@@ -309,7 +312,7 @@ impl NodeFacts {
         (by_name.then_some(self.name.as_str()), &self.kernel_version, &self.architecture, distrusted, labels)
     }
 
-    /// Does it carry the labels that the image asks for, and none that says that it has its own driver?
+    /// Whether the node has the labels that the image asks for, and none that marks a driver of its own.
     pub fn calls_for(&self, image: &DriverImage) -> bool {
         let nodes = &image.spec.nodes;
         nodes.matches(&self.labels) && nodes.own_driver(&self.labels).is_none()
@@ -317,22 +320,23 @@ impl NodeFacts {
 }
 
 impl ClusterSnapshot {
-    /// Why this cannot be read in a namespace.
+    /// Returns the reason why objects of this kind cannot be read in a namespace.
     pub fn why_unseen(&self, what: Seen, namespace: &str) -> Option<&String> {
         self.unseen.get(&what).or_else(|| self.unseen_in.get(&(what, namespace.to_owned())))
     }
 
-    /// All that could not be read, and why.
+    /// Returns all kinds of objects that could not be read, with the reasons.
     pub fn all_unseen(&self) -> impl Iterator<Item = (&Seen, &String)> {
         self.unseen.iter().chain(self.unseen_in.iter().map(|((what, _), why)| (what, why)))
     }
 
-    /// Has each node of a later snapshot that a rollout to this target may reach its like in this one, in all that decides which
-    /// images may reach it: what it runs, its labels, and its name where nodes are selected by name? Then no rollout that was decided
-    /// from this snapshot reaches a kernel of which it did not know. Labels of farrier's own change while it rolls out.
+    /// Whether every node of a later snapshot that a rollout to this target may reach has an equivalent in this
+    /// snapshot. Nodes are equivalent if they agree in kernel, architecture, labels, and in the name where nodes are
+    /// selected by name. A rollout that was decided from this snapshot then reaches no kernel that it did not know.
+    /// farrier's own labels are ignored, because they change during a rollout.
     pub fn knows_nodes_of(&self, later: &Self, target: &RolloutTarget) -> bool {
         let by_name = self.daemon_sets.iter().any(|found| found.affinity.names_nodes());
-        // The nodes of copies, of operators' resources and of manifests are not those of one DaemonSet.
+        // Copies, operators' resources and manifests are not limited to the nodes of one DaemonSet.
         let one = match (target.strategy, &target.object) {
             (Strategy::Image | Strategy::Union, RolloutObject::DaemonSet(wanted)) => {
                 let mut planned = self.daemon_sets.iter().filter(|found| found.is_named(wanted));
@@ -353,32 +357,32 @@ impl ClusterSnapshot {
 }
 
 impl DaemonSetFacts {
-    /// Is it the one that a rollout names?
+    /// Whether a rollout names this DaemonSet.
     pub fn is_named(&self, wanted: &DaemonSetContainer) -> bool {
         self.namespace == *wanted.namespace && self.name == *wanted.daemon_set
     }
 
-    /// The image of a container.
+    /// Returns the image of a container.
     pub fn image_of(&self, container: &str) -> Option<&str> {
         self.containers.iter().find(|found| found.name == container).map(|found| found.image.as_str())
     }
 
-    /// May its pods run on this node? Taints are left out of account: the answer is a superset of the
-    /// nodes that it runs on, so that a rewrite is held too often rather than too seldom. `None` where
-    /// its affinity is not understood.
+    /// Whether the DaemonSet's pods may run on this node. Taints are ignored: the answer is a superset of the nodes
+    /// that the pods run on, so that a rewrite is held too often rather than too rarely. `None` where the affinity is
+    /// not understood.
     pub fn reaches(&self, node: &NodeFacts) -> Option<bool> {
         let selected = self.node_selector.iter().all(|(key, value)| node.labels.get(key) == Some(value));
         self.affinity.admits(&node.name, &node.labels).map(|admitted| admitted && selected)
     }
 
-    /// The label keys that decide which nodes it reaches.
+    /// Returns the label keys that decide which nodes the DaemonSet reaches.
     pub fn label_keys(&self) -> impl Iterator<Item = &str> {
         self.node_selector.keys().map(String::as_str).chain(self.affinity.label_keys())
     }
 }
 
 impl PodFacts {
-    /// Has it been ready for so long, without a restart? Then it counts.
+    /// Whether the pod has been ready for this time without a restart.
     pub fn is_steady(&self, stable_for: SignedDuration, now: Timestamp) -> bool {
         let since = self.steady_since.or(self.created);
         self.ready && since.is_none_or(|since| now.duration_since(since) >= stable_for)
@@ -386,15 +390,15 @@ impl PodFacts {
 }
 
 impl ResourceFacts {
-    /// The resource's own `nodeSelector`, for the kinds that have one. A value that is no string selects nothing
-    /// less: what is not understood makes the answer larger.
+    /// Returns the `nodeSelector` of the resource, for the kinds that have one. Values that are not strings are
+    /// ignored, which makes the selection larger.
     pub fn node_selector(&self) -> impl Iterator<Item = (&str, &str)> {
         let selects = matches!(self.kind, OperatorResource::NicNodePolicy | OperatorResource::NvidiaDriver);
         let selector = self.spec.get("nodeSelector").filter(|_| selects).and_then(|found| found.as_object());
         selector.into_iter().flatten().filter_map(|(key, value)| Some((key.as_str(), value.as_str()?)))
     }
 
-    /// The label keys that decide which nodes it reaches.
+    /// Returns the label keys that decide which nodes the resource reaches.
     pub fn label_keys(&self) -> impl Iterator<Item = &str> {
         self.node_selector().map(|(key, _)| key)
     }
@@ -445,11 +449,14 @@ mod tests {
         let planned = with(&[x.clone(), y.clone()], "x");
         let elsewhere = with(&[x.clone(), node("b", "6.3", ("zone", "y"))], "x");
         assert!(planned.knows_nodes_of(&elsewhere, &target("image")));
-        assert!(!planned.knows_nodes_of(&elsewhere, &target("per-kernel")), "its copies reach others");
+        assert!(!planned.knows_nodes_of(&elsewhere, &target("per-kernel")), "the copies reach other nodes");
         let reached = with(&[node("a", "6.3", ("zone", "x")), y.clone()], "x");
         assert!(!planned.knows_nodes_of(&reached, &target("image")));
-        assert!(!planned.knows_nodes_of(&with(&[x, y], "y"), &target("image")), "it selects others now");
-        assert!(!planned.knows_nodes_of(&of(&planned.nodes), &target("image")), "it has gone");
+        assert!(
+            !planned.knows_nodes_of(&with(&[x, y], "y"), &target("image")),
+            "the DaemonSet now selects other nodes"
+        );
+        assert!(!planned.knows_nodes_of(&of(&planned.nodes), &target("image")), "the DaemonSet is gone");
     }
 
     #[test]
@@ -457,7 +464,7 @@ mod tests {
         let planned = of(&[node("a", "6.1", ("zone", "x")), node("b", "6.2", ("zone", "y"))]);
         assert!(planned.knows_nodes_of(&planned, &target("per-kernel")));
         assert!(planned.knows_nodes_of(&of(&[]), &target("per-kernel")));
-        // Another name, another order, fewer of them, a mark of farrier's own: nothing new.
+        // Another name, another order, fewer nodes or farrier's own label: nothing new.
         let mut marked = node("c", "6.1", ("zone", "x"));
         marked.labels.insert("farrier.dev/driver.0a1b2c3d".to_owned(), "yes".to_owned());
         assert!(

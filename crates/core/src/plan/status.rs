@@ -1,4 +1,4 @@
-//! Pure: how the matrix of images and kernels stands.
+//! Pure: the status matrix of images and kernels.
 
 use std::collections::BTreeSet;
 
@@ -21,48 +21,48 @@ pub struct StatusRow {
     pub image: String,
     /// The kernel target.
     pub kernel: String,
-    /// How many nodes run it.
+    /// Number of nodes that run the kernel.
     pub nodes: usize,
-    /// Where it stands.
+    /// Phase of the image for the kernel.
     pub phase: Phase,
-    /// What the check said, where the image is published.
+    /// Verdict of the check, if the image is published.
     pub verdict: Option<Verdict>,
-    /// The name by tag; empty where there is none.
+    /// Reference by tag; empty where there is none.
     pub reference: String,
-    /// The digest, where it is published.
+    /// Digest, if the image is published.
     pub digest: Option<Digest>,
-    /// Why it is not published.
+    /// Reason why the image is not published.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// How long its build has taken, and usually takes, where it is not published.
+    /// Elapsed and usual time of the build, if the image is not published.
     pub time: Option<BuildTime>,
-    /// What it is compiled against: `name@sha256:digits` of the exposed headers, or the names that it waits for.
+    /// Needs of the image: `name@sha256:digits` of the exposed headers, or the names that it waits for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<String>,
-    /// Who announces the kernel.
+    /// Origins of the kernel's announcement.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub announced_by: Vec<String>,
 }
 
-/// One row, with what it is about in checked types.
+/// One row, with its subject as checked types.
 #[derive(Clone, Debug)]
 pub struct StatusEntry<'a> {
     /// The driver image.
     pub image: &'a ImageName,
     /// The kernel target.
     pub target: &'a KernelTarget,
-    /// What was decided.
+    /// Outcome in the plan.
     pub outcome: &'a Outcome,
-    /// Its inputs; `None` where nothing can be built.
+    /// Input hash; `None` where nothing can be built.
     pub input_hash: Option<InputHash>,
-    /// What the loop knows of its builds.
+    /// Build state that the loop knows.
     pub activity: Option<&'a BuildActivity>,
-    /// The row.
+    /// Row of the matrix.
     pub row: StatusRow,
 }
 
 impl StatusEntry<'_> {
-    /// Why it stands so, and what to do; each empty where there is nothing to say.
+    /// Returns the reason for the state and a hint what to do; each is empty where there is nothing to say.
     pub fn reason_and_hint(&self) -> (String, String) {
         let Self { row, .. } = self;
         match (self.outcome, row.phase) {
@@ -91,12 +91,12 @@ impl StatusEntry<'_> {
     }
 }
 
-/// The matrix, in the order of [`status_entries`], as far as registry and cluster tell.
+/// Returns the matrix in the order of [`status_entries`], judged by registry and cluster alone.
 pub fn status(plan: &Plan) -> Vec<StatusRow> {
     status_at(plan, &Activity::new(), Timestamp::UNIX_EPOCH)
 }
 
-/// The same with what is known of builds at this moment.
+/// Returns the matrix with the current state of builds.
 pub fn status_at(plan: &Plan, activity: &Activity, now: Timestamp) -> Vec<StatusRow> {
     let row = |entry: StatusEntry<'_>| StatusRow {
         time: entry.activity.and_then(|activity| activity.time(now)),
@@ -106,7 +106,7 @@ pub fn status_at(plan: &Plan, activity: &Activity, now: Timestamp) -> Vec<Status
     let built: BTreeSet<(String, String)> =
         rows.iter().map(|row| (row.image.clone(), row.kernel.clone())).collect();
     rows.extend(plan.own_drivers.iter().map(own_driver).filter(|row| {
-        // Where other nodes of that kernel have none, the image's own row says how it stands.
+        // If other nodes of that kernel do not bring a driver, the image's own row already covers the kernel.
         !built.contains(&(row.image.clone(), row.kernel.clone()))
     }));
     rows
@@ -128,8 +128,8 @@ fn own_driver(own: &OwnDriver) -> StatusRow {
     }
 }
 
-/// The matrix with what the loop knows of its builds: chain by chain, needs before their dependents, an image's kernels
-/// together.
+/// Returns the matrix with the loop's knowledge of builds. Chain by chain: needs before their dependents, all kernels
+/// of an image together.
 pub fn status_entries<'a>(plan: &'a Plan, activity: &'a Activity) -> Vec<StatusEntry<'a>> {
     plan.cells.iter().map(|planned| entry(planned, activity)).collect()
 }
@@ -170,7 +170,7 @@ fn entry<'a>(planned: &'a PlannedCell, activity: &'a Activity) -> StatusEntry<'a
     StatusEntry { image, target, outcome, input_hash: cell.map(|cell| cell.input_hash), activity, row }
 }
 
-/// What an image that is not published waits for.
+/// Returns the phase of an unpublished image, and what it waits for.
 fn underway(activity: &BuildActivity, reason: String) -> (Phase, String) {
     let BuildActivity { stage, next_retry, error, .. } = activity;
     match (stage, error) {

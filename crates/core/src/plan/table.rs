@@ -1,4 +1,4 @@
-//! Pure: the tables of a plan, in words. Their layout is the command line's.
+//! Pure: the tables of a plan, as text cells. The command line does their layout.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,20 +13,20 @@ use super::{
 };
 use crate::{kmod::Verdict, text::printable_lines};
 
-/// Names of nodes written out before the rest is only counted.
+/// Number of nodes to name; the rest is only counted.
 const NAMED_NODES: usize = 3;
 
-/// Rows below a header, as many cells in each. A cell may have several lines. Names and labels come from outside: no cell
-/// holds what a terminal would take for a command.
+/// Header and rows with equal numbers of cells. A cell may have several lines. Names and labels are untrusted input:
+/// cells never contain terminal control sequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// The columns' names.
+    /// Names of the columns.
     pub header: Vec<&'static str>,
-    /// The rows, in order.
+    /// Rows, in order.
     pub rows: Vec<Vec<String>>,
 }
 
-/// The tables of a plan, those without rows left out.
+/// Returns the tables of a plan. Tables without rows are omitted.
 pub fn tables(plan: &Plan) -> Vec<Table> {
     let mut tables = vec![
         images(plan),
@@ -40,7 +40,7 @@ pub fn tables(plan: &Plan) -> Vec<Table> {
     tables
 }
 
-/// `2 images to build, 1 up to date, 1 field to rewrite`.
+/// Summarizes a plan: `2 images to build, 1 up to date, 1 field to rewrite`.
 pub fn summary(plan: &Plan) -> String {
     let said = counts(plan);
     match (said.is_empty(), plan.is_idle()) {
@@ -50,7 +50,7 @@ pub fn summary(plan: &Plan) -> String {
     }
 }
 
-/// How many of each, without those that there are none of.
+/// Returns the number of items of each kind. Kinds without items are omitted.
 pub fn counts(plan: &Plan) -> String {
     let Plan { cells, signatures, left_alone, own_drivers, unions, unused_announcements, rollouts, nodes } =
         plan;
@@ -122,7 +122,7 @@ fn images(plan: &Plan) -> Table {
     table(&["IMAGE", "KERNEL", "NODES", "ACTION", "WHY"], rows)
 }
 
-/// What is done about a cell, and why.
+/// Returns the actions for a cell, each with its reason.
 fn actions(outcome: &Outcome) -> Vec<(&'static str, String)> {
     let action = match outcome {
         Outcome::Build { why, may_reuse, .. } => {
@@ -164,7 +164,7 @@ fn rollouts(plan: &Plan) -> Table {
     table(&["IMAGE", "ROLLOUT", "ACTION", "WHY"], plan.rollouts.iter().map(row))
 }
 
-/// What becomes of a rollout target, and why.
+/// Returns the action for a rollout target, and its reason.
 pub fn decided(decision: &RolloutDecision) -> (&'static str, String) {
     match decision {
         RolloutDecision::Rewrite { from, to } => ("rewrite", format!("{from} -> {to}")),
@@ -176,13 +176,13 @@ pub fn decided(decision: &RolloutDecision) -> (&'static str, String) {
     }
 }
 
-/// Those that there are, with what they are.
+/// Joins the items after a label; `None` where there are none.
 fn listed<T: ToString>(what: &str, items: impl IntoIterator<Item = T>, with: &str) -> Option<String> {
     let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
     (!items.is_empty()).then(|| format!("{what} {}", items.join(with)))
 }
 
-/// The matrix of [`status`](super::status), in words.
+/// Returns the table for the matrix of [`status`](super::status).
 pub fn status_table(rows: &[StatusRow]) -> Table {
     let row = |row: &StatusRow| {
         let mut last = vec![row.reference.clone()];
@@ -201,7 +201,7 @@ pub fn status_table(rows: &[StatusRow]) -> Table {
     table(&["IMAGE", "KERNEL", "NODES", "PHASE", "CHECK", "REFERENCE"], rows.iter().map(row))
 }
 
-/// One kernel's needs, in words.
+/// Returns the table of the images that one kernel needs.
 pub fn readiness_table(next: &Next) -> Table {
     let row = |Needed { image, reference, state }: &Needed| {
         let (verdict, why) = match state {
@@ -216,7 +216,7 @@ pub fn readiness_table(next: &Next) -> Table {
     table(&["IMAGE", "VERDICT", "WHY"], next.needs.iter().map(row))
 }
 
-/// `image: why` of everything that is missing.
+/// Returns a line `image: why` for every missing image.
 pub fn why_not(next: &Next) -> String {
     let missing = next.needs.iter().filter_map(|needed| match &needed.state {
         Readiness::Ready { .. } => None,
@@ -227,7 +227,7 @@ pub fn why_not(next: &Next) -> String {
     missing.chain(next.doubt.as_ref().map(ToString::to_string)).collect::<Vec<_>>().join("\n")
 }
 
-/// One row for each kernel and answer.
+/// Returns the table of nodes' next kernels, with one row per kernel and answer.
 fn nodes(plan: &Plan) -> Table {
     let mut kernels: BTreeMap<(String, &str, String), Vec<&str>> = BTreeMap::new();
     for PlannedNode { node, next, ready: _, may_boot, change: _ } in &plan.nodes {
@@ -249,8 +249,8 @@ fn nodes(plan: &Plan) -> Table {
     table(&["NODES", "NEXT KERNEL", "REBOOT", "WHY"], kernels.into_iter().map(row))
 }
 
-/// The nodes that are left alone. One row for each reason: of a fleet without labels, ten thousand rows would say nothing
-/// more.
+/// Returns the table of skipped nodes, with one row per reason: in a fleet without labels, ten thousand rows would add
+/// nothing.
 pub fn left_alone(plan: &Plan) -> Table {
     let left = plan.left_alone.iter().map(|left| (left.why.to_string(), left.node.as_str()));
     by_reason("NODES LEFT ALONE", left)
@@ -278,7 +278,7 @@ fn by_reason<'a>(header: &'static str, nodes: impl Iterator<Item = (String, &'a 
     table(&[header, "WHY"], reasons.into_iter().map(|(why, nodes)| vec![some_of(&nodes, NAMED_NODES), why]))
 }
 
-/// The first names; the rest is counted.
+/// Joins the first names, and counts the rest.
 pub(super) fn some_of(names: &[&str], most: usize) -> String {
     let first = names[..names.len().min(most)].join(", ");
     match names.len().saturating_sub(most) {
@@ -292,14 +292,14 @@ pub(super) fn table(header: &[&'static str], rows: impl Iterator<Item = Vec<Stri
     Table { header: header.to_vec(), rows: rows.collect() }
 }
 
-/// Each digest by its first twelve digits.
+/// Shortens each digest to its first twelve digits.
 pub fn with_short_digests(text: &str) -> String {
     static DIGEST: LazyLock<Option<Regex>> =
         LazyLock::new(|| Regex::new("(sha256:[0-9a-f]{12})[0-9a-f]{52}").ok());
     DIGEST.as_ref().map_or_else(|| text.to_owned(), |digest| digest.replace_all(text, "$1").into_owned())
 }
 
-/// The layout for the tests' snapshots, which is that of the command line.
+/// Layout for the tests' snapshots, the same as that of the command line.
 #[cfg(test)]
 pub(crate) mod layout {
     use comfy_table::presets::NOTHING;

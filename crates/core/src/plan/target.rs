@@ -1,4 +1,4 @@
-//! Pure: what is rewritten, named.
+//! Pure: the names of rollout targets.
 
 use std::{fmt, path::PathBuf};
 
@@ -6,21 +6,22 @@ use serde::Serialize;
 
 use crate::image::{DaemonSetContainer, GitPlace, OperatorResource, RolloutSpec, Strategy};
 
-/// The object that a rollout is about.
+/// Object that a rollout rewrites.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(untagged, rename_all_fields = "camelCase")]
 #[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum RolloutObject {
-    /// A container of a DaemonSet.
+    /// Container of a DaemonSet.
     DaemonSet(DaemonSetContainer),
-    /// An operator's resource, by kind and name.
+    /// Operator's resource, by kind and name.
     Resource { resource: OperatorResource, name: String },
-    /// None.
+    /// No object.
     Nothing {},
 }
 
 impl RolloutObject {
-    /// The name that `farrier rollback` takes: `namespace/name` of a DaemonSet, `Kind/name` of an operator's resource.
+    /// Returns the name that `farrier rollback` takes: `namespace/name` of a DaemonSet, `Kind/name` of an operator's
+    /// resource.
     pub fn name(&self) -> Option<String> {
         match self {
             Self::DaemonSet(DaemonSetContainer { namespace, daemon_set, .. }) => {
@@ -32,14 +33,14 @@ impl RolloutObject {
     }
 }
 
-/// Manifests that stand outside of the cluster.
+/// Place of manifests outside the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, derive_more::Display)]
 #[serde(untagged)]
 pub enum ManifestPlace {
-    /// A directory or file of this machine.
+    /// A directory or file on this machine.
     #[display("{}", path.display())]
     Local {
-        /// As the definition names it.
+        /// Path, as written in the definition.
         path: PathBuf,
     },
     /// A Git repository.
@@ -47,7 +48,7 @@ pub enum ManifestPlace {
 }
 
 impl ManifestPlace {
-    /// The place that a definition names, if it names one.
+    /// Returns the place that a definition names, if any.
     pub fn of(spec: &RolloutSpec) -> Option<Self> {
         match spec {
             RolloutSpec::File { path, .. } => Some(Self::Local { path: path.to_path_buf() }),
@@ -65,18 +66,18 @@ impl ManifestPlace {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutTarget {
-    /// How it is rewritten.
+    /// Strategy of the rollout.
     pub strategy: Strategy,
-    /// Where its manifest stands; for `file` and `git`.
+    /// Place of the manifests; for `file` and `git`.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub place: Option<ManifestPlace>,
-    /// What is rewritten.
+    /// Object that is rewritten.
     #[serde(flatten)]
     pub object: RolloutObject,
 }
 
 impl RolloutTarget {
-    /// The target that a definition names.
+    /// Returns the target that a definition names.
     pub fn of(spec: &RolloutSpec) -> Self {
         let object = match (spec.daemon_set(), spec) {
             (Some(found), _) => RolloutObject::DaemonSet(found.clone()),
@@ -88,14 +89,14 @@ impl RolloutTarget {
         Self { strategy: spec.strategy(), place: ManifestPlace::of(spec), object }
     }
 
-    /// What only one rollout may write, whatever its strategy.
+    /// Returns the field that only one rollout may write, whatever its strategy.
     pub fn field(&self) -> Option<(Option<&ManifestPlace>, &RolloutObject)> {
         (self.object != RolloutObject::Nothing {}).then_some((self.place.as_ref(), &self.object))
     }
 }
 
 impl fmt::Display for RolloutTarget {
-    /// `DaemonSet kube-system/driver, container main`, then where its manifest stands.
+    /// Formats `DaemonSet kube-system/driver, container main`, followed by the place of its manifest.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { strategy: _, place, object } = self;
         match object {

@@ -1,4 +1,5 @@
-//! Pure: an image that holds the payloads of several kernels: its members, its name, and what images in use hold.
+//! Pure: union images, which hold the payloads of several kernels: their members and names, and the images in use whose
+//! contents must be known.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,27 +11,28 @@ use crate::{
     kernel::{Architecture, KernelRelease},
 };
 
-/// The format of union images; it changes when the same members would give other bytes.
+/// Format of union images. Change it when the same members would give other bytes.
 const FORMAT: &str = "farrier.dev/union/1";
-/// The format of the names that unions of several architectures share.
+/// Format of the names that unions of several architectures share.
 const INDEX_FORMAT: &str = "farrier.dev/union-index/1";
-/// Most kernels in one image. Each is a layer, and container runtimes stack 128 with those of the base.
+/// Most kernels in one image. Each is a layer, and container runtimes stack at most 128 layers, including those of the
+/// base.
 pub(super) const MAX_MEMBERS: usize = 100;
 
-/// An image for one kernel that is part of a union.
+/// Image for one kernel that is part of a union.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnionMember {
-    /// The kernel.
+    /// Release of the kernel.
     pub kernel: KernelRelease,
-    /// Its image, in the same repository.
+    /// Digest of the kernel's image, in the same repository.
     pub digest: Digest,
 }
 
-/// What unions are made from: images by architecture and kernel.
+/// Members of unions: images by architecture and kernel.
 pub(super) type UnionMembers = BTreeMap<Architecture, BTreeMap<KernelRelease, Digest>>;
 
-/// A union image to publish.
+/// Union image to publish.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedUnion {
@@ -38,18 +40,20 @@ pub struct PlannedUnion {
     pub image: ImageName,
     /// The driver's version.
     pub version: String,
-    /// Its name: `<version>-union-<12 digits>`, of the input hash, or of those of all architectures that share the name.
+    /// Name of the image: `<version>-union-<12 digits>` of the input hash, or of a hash over the input hashes of all
+    /// architectures that share the name.
     pub reference: ImageReference,
-    /// Over the members: their digests decide every byte, the base's included.
+    /// Hash over the members: their digests determine every byte, including the base.
     pub input_hash: InputHash,
-    /// What its nodes run on.
+    /// Architecture of the nodes.
     pub architecture: Architecture,
-    /// The members, the oldest kernel first: of a file that several of them have, the last one's is seen.
+    /// Members, oldest kernel first. If several members have the same file, the last one's is visible.
     pub members: Vec<UnionMember>,
 }
 
 impl PlannedUnion {
-    /// The unions of these members, one for each architecture, under one name. `None` where the version gives no tag.
+    /// Returns the unions of these members, one per architecture, under one name. `None` where the version gives no
+    /// valid tag.
     pub(super) fn all(
         image: &ImageName,
         version: &str,
@@ -87,7 +91,7 @@ impl PlannedUnion {
         Some(parts.into_iter().map(union).collect())
     }
 
-    /// What nodes find in these, which share a name.
+    /// Returns the contents of these unions, which share a name.
     pub(super) fn contents(unions: Vec<Self>) -> ImageContents {
         let of_each = unions.into_iter().map(|union| {
             let members = union.members.into_iter().map(|member| (member.kernel.to_string(), member.digest));
@@ -116,7 +120,8 @@ fn input_hash(version: &str, architecture: Architecture, members: &[UnionMember]
     hasher.finish()
 }
 
-/// Images that rollout targets and their pods name: what they hold must be known before a node is judged by it.
+/// Returns the images that rollout targets and their pods name. Their contents must be known before farrier decides
+/// about a node.
 pub fn images_in_use(snapshot: &ClusterSnapshot, definitions: &Definitions) -> BTreeSet<String> {
     let mut images = BTreeSet::new();
     for spec in definitions.images.values().flat_map(|image| &image.spec.rollout) {
@@ -125,7 +130,7 @@ pub fn images_in_use(snapshot: &ClusterSnapshot, definitions: &Definitions) -> B
             let containers = found.containers.iter().filter(|found| found.name == *wanted.container);
             images.extend(containers.map(|found| found.image.clone()));
             let Some(live) = &found.live else { continue };
-            // What was taken back is not set again by another name.
+            // Include the image of the record: a rejected image must not be set again under another name.
             let record = Record::of(&live.annotations).unwrap_or_default().0.remove(&*wanted.container);
             images.extend(record.and_then(|record| record.set.as_str().map(str::to_owned)));
             let pods = snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid);

@@ -1,9 +1,9 @@
-//! Pure: a DaemonSet's nodes get another driver, in order: which node comes next, which step each one gets now, and why the
-//! others wait.
+//! Pure: upgrades the nodes of a DaemonSet to another driver in order. Decides which node is next, which step each node
+//! takes now, and why the others wait.
 //!
-//! All that is known of a node under way stands on the node ([`UpgradeNote`]), and is written together with its cordon: a farrier
-//! that was killed between any two steps goes on where it was. A node's steps need nothing of other nodes; what looks at all of
-//! them is only which one is begun.
+//! The whole state of a node under way is stored on the node ([`UpgradeNote`]) and written together with its cordon. If
+//! farrier is killed between any two steps, it continues where it stopped. The steps of a node do not depend on other
+//! nodes; only the choice of the next node looks at all of them.
 
 mod begin;
 mod forecast;
@@ -26,151 +26,152 @@ use super::{
 };
 use crate::image::UpgradeSpec;
 
-/// Everything that the next steps of one DaemonSet's upgrade are decided from.
+/// All inputs that decide the next steps of one DaemonSet's upgrade.
 #[derive(Clone, Debug)]
 pub struct Upgrade<'a> {
-    /// Which farrier this is.
+    /// Name of this farrier.
     pub by: &'a str,
-    /// The DaemonSet's namespace.
+    /// Namespace of the DaemonSet.
     pub namespace: &'a str,
-    /// Its name.
+    /// Name of the DaemonSet.
     pub daemon_set: &'a str,
-    /// The order that the definition asks for.
+    /// Upgrade settings of the definition.
     pub spec: &'a UpgradeSpec,
-    /// How long a new pod may take to get ready.
+    /// Time for a new pod to become ready.
     pub deadline: SignedDuration,
-    /// How long it must stay so.
+    /// Time for which a new pod must stay ready.
     pub stable_for: SignedDuration,
-    /// Pods that the DaemonSet is to have, and that are not there: on which nodes, is not known.
+    /// Number of pods that the DaemonSet should have and that are missing, on unknown nodes.
     pub missing: usize,
-    /// Is no other node to be begun?
+    /// Whether no further node may be started.
     pub paused: bool,
-    /// Why the pods of nodes cannot be seen, where a drain has to see them.
+    /// Reason why the pods of nodes cannot be seen, if a drain has to see them.
     pub unseen: Option<&'a str>,
-    /// The clock.
+    /// Current time.
     pub now: Timestamp,
-    /// The nodes that the DaemonSet reaches.
+    /// Nodes that the DaemonSet reaches.
     pub nodes: Vec<UpgradeNode<'a>>,
 }
 
-/// A node, as far as its upgrade goes.
+/// Node with the facts that its upgrade depends on.
 #[derive(Clone, Debug)]
 pub struct UpgradeNode<'a> {
-    /// The node.
+    /// Facts of the node.
     pub facts: &'a NodeFacts,
-    /// The image that it is to have; empty where there is none for it.
+    /// Image that the node should have; empty where there is none for it.
     pub target: &'a str,
-    /// Is that what the DaemonSet gets, and has not yet?
+    /// Whether the DaemonSet will get the target image, but does not have it yet.
     pub to_come: bool,
-    /// The label by which it gets the DaemonSet with that image, where it has that of another.
+    /// Handover label to set, where the node does not belong to the DaemonSet with the target image yet.
     pub hand_over: Option<&'a str>,
-    /// The driver's pod on it.
+    /// Driver pod on the node.
     pub driver: Option<DriverPod<'a>>,
-    /// Has the target modules for the kernel that the node runs? `None` where its kernel is not known.
+    /// Whether the target has modules for the node's kernel; `None` where the kernel is unknown.
     pub fits: Option<bool>,
-    /// The pods that leave it before its driver does (`drain`), those that still run.
+    /// Pods still running that must leave the node before its driver does (`drain`).
     pub users: Vec<&'a WorkloadFacts>,
-    /// How the Job of `forecast` stands ([`UpgradeNote::job_name`]).
+    /// State of the `forecast` Job ([`UpgradeNote::job_name`]).
     pub forecast: Option<JobState>,
-    /// What that has found last, where it can be seen.
+    /// Holders that the forecast found last, where visible.
     pub holders: &'a [Holder],
-    /// How the Job of `waitFor` stands.
+    /// State of the `waitFor` Job.
     pub check: Option<JobState>,
 }
 
-/// The driver's pod on a node.
+/// Driver pod on a node.
 #[derive(Clone, Copy, Debug)]
 pub struct DriverPod<'a> {
-    /// The pod.
+    /// Facts of the pod.
     pub pod: &'a PodFacts,
-    /// Its image.
+    /// Image of the driver container.
     pub image: &'a str,
-    /// Has it the target's modules for the node's kernel, so that a new one would change nothing?
+    /// Whether the pod already has the target's modules for the node's kernel, so that a new pod would change nothing.
     pub is_current: bool,
 }
 
-/// How a Job stands.
+/// State of a Job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobState {
-    /// It runs.
+    /// The Job is running.
     Running,
-    /// It ended well.
+    /// The Job succeeded.
     Succeeded,
-    /// It did not, for this reason.
+    /// The Job failed, with the reason.
     Failed(String),
 }
 
-/// How far a node is.
+/// Stage of a node in an upgrade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, strum::IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum UpgradeStage {
-    /// Its new driver does not work.
+    /// The node's new driver does not work.
     Failed,
-    /// farrier is at it.
+    /// The node is being upgraded.
     UnderWay,
-    /// It is begun now.
+    /// The node's upgrade starts now.
     Begins,
-    /// It has another driver than the target, and is begun later.
+    /// The node has another driver than the target, and will be started later.
     Waits,
-    /// The same, and farrier does not touch it as it is.
+    /// The node has another driver than the target, and is skipped in its current state.
     LeftAlone,
-    /// It has the target's driver.
+    /// The node has the target's driver.
     Done,
 }
 
-/// A node in the plan of an upgrade.
+/// Node in the plan of an upgrade.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UpgradeTurn {
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// The image that it gets; empty where there is none for it.
+    /// Image that the node gets; empty where there is none for it.
     pub to: String,
-    /// How far it is.
+    /// Stage of the node.
     pub stage: UpgradeStage,
-    /// What farrier has noted of it last.
+    /// Last note that farrier wrote to the node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<UpgradeNote>,
-    /// What it waits for.
+    /// Condition that the node waits for.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "maybe_explained")]
     pub waits: Option<UpgradeWait>,
-    /// What is done with it now, in this order. A change that is refused holds no other.
+    /// Changes to make now, in this order. A refused change does not block changes of other nodes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<Change>,
 }
 
-/// The plan of an upgrade: what is done now, and how the rest goes on.
+/// Plan of an upgrade: the steps to take now, and a forecast of the rest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedUpgrade {
-    /// The DaemonSet, as `namespace/name`.
+    /// DaemonSet, as `namespace/name`.
     pub rollout: String,
-    /// Its nodes, by stage and name.
+    /// Nodes of the DaemonSet, by stage and name.
     pub nodes: Vec<UpgradeTurn>,
-    /// How long the rest takes.
+    /// Forecast of the remaining work.
     pub forecast: Forecast,
 }
 
 impl PlannedUpgrade {
-    /// The first node that failed, with the reason.
+    /// Returns the first failed node, with the reason.
     pub fn failure(&self) -> Option<(&str, &str)> {
         self.nodes.iter().find(|turn| turn.stage == UpgradeStage::Failed)?.failure()
     }
 
-    /// The same where the new driver is to blame: with `onFailure: put-back` the image before it is put back for this.
+    /// Returns the first node that failed because of the new driver. With `onFailure: put-back`, such a failure
+    /// restores the previous image.
     pub(super) fn fault(&self) -> Option<(&str, &str)> {
         self.nodes.iter().find(|turn| turn.is_faulty())?.failure()
     }
 
-    /// What is done now.
+    /// Returns the changes to make now.
     pub fn changes(&self) -> impl Iterator<Item = &Change> {
         self.nodes.iter().flat_map(|turn| &turn.changes)
     }
 }
 
 impl UpgradeTurn {
-    /// Does the new driver not work on it?
+    /// Whether the new driver does not work on the node.
     pub(super) fn is_faulty(&self) -> bool {
         self.stage == UpgradeStage::Failed && self.note.as_ref().is_some_and(|note| !note.unchecked)
     }
@@ -181,7 +182,7 @@ impl UpgradeTurn {
 }
 
 impl Upgrade<'_> {
-    /// The plan now.
+    /// Computes the plan.
     pub fn plan(&self) -> PlannedUpgrade {
         let mut nodes: Vec<UpgradeTurn> = self.nodes.iter().map(|node| self.stand(node)).collect();
         self.begin(&mut nodes);
@@ -190,19 +191,19 @@ impl Upgrade<'_> {
         PlannedUpgrade { rollout: self.rollout(), nodes, forecast }
     }
 
-    /// The DaemonSet, as notes name it.
+    /// Returns the DaemonSet's name, as notes contain it.
     fn rollout(&self) -> String {
         format!("{}/{}", self.namespace, self.daemon_set)
     }
 
-    /// How long ago that was; nothing for a time that is still to come.
+    /// Returns the time that has passed since; zero for a time in the future.
     fn passed(&self, since: Timestamp) -> SignedDuration {
         self.now.duration_since(since).max(SignedDuration::ZERO)
     }
 }
 
 impl<'a> UpgradeNode<'a> {
-    /// With its driver's pod, of which nothing else is known yet.
+    /// Creates a node with its driver pod; everything else is unknown yet.
     pub fn of(facts: &'a NodeFacts, driver: Option<DriverPod<'a>>) -> Self {
         let (users, holders) = (Vec::new(), &[]);
         Self {
@@ -219,12 +220,12 @@ impl<'a> UpgradeNode<'a> {
         }
     }
 
-    /// By the annotation of `waitFor`.
+    /// Whether the `waitFor` annotation confirms the target image.
     fn is_said_to_be_checked(&self) -> bool {
         self.facts.annotations.get(UPGRADE_CHECKED).is_some_and(|image| image == self.target)
     }
 
-    /// The driver's pod, unless it ends.
+    /// Returns the driver pod, unless it is terminating.
     fn living(&self) -> Option<DriverPod<'a>> {
         self.driver.filter(|driver| !driver.pod.deleting)
     }

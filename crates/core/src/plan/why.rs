@@ -1,4 +1,5 @@
-//! Pure: why a node, or an image for a kernel, stands as it does: the chain from labels to the image field, in sentences.
+//! Pure: explains the state of a node, or of an image for a kernel: the causal chain from labels to the image field, in
+//! sentences.
 
 use serde::Serialize;
 
@@ -13,43 +14,43 @@ use crate::{
     kernel::{KernelFamily, KernelRelease, KernelTarget, match_family, sources_of},
 };
 
-/// Nodes that are named before the rest is only counted.
+/// Number of nodes to name; the rest is only counted.
 const NAMED: usize = 5;
 
 /// One link of the chain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Link {
-    /// What it is about: `kernel`, `image mofed`, `DaemonSet kube-system/mofed, container main`.
+    /// Subject of the link: `kernel`, `image mofed`, `DaemonSet kube-system/mofed, container main`.
     pub about: String,
-    /// What holds, and why.
+    /// State of the subject, and the reason.
     pub says: String,
-    /// What can be done about it; empty where nothing has to be.
+    /// Remedy; empty where none is needed.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub hint: String,
 }
 
-/// The chain of one node, or of one image for one kernel.
+/// Explanation of one node, or of one image for one kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Explanation {
-    /// Such as `node worker-1`, `mofed for 6.1.0-47-amd64 (debian 12, amd64)`.
+    /// Subject, such as `node worker-1` or `mofed for 6.1.0-47-amd64 (debian 12, amd64)`.
     pub subject: String,
-    /// From the first cause to what follows of it.
+    /// Links from the first cause to its consequences.
     pub chain: Vec<Link>,
 }
 
-/// What explanations are made from.
+/// Inputs of explanations.
 #[derive(Clone, Copy, Debug)]
 pub struct Explain<'a> {
-    /// The cluster that the plan was made for.
+    /// Cluster that the plan was made for.
     pub snapshot: &'a ClusterSnapshot,
-    /// The definitions that it was made from.
+    /// Definitions that the plan was made from.
     pub definitions: &'a Definitions,
-    /// The plan.
+    /// Plan to explain.
     pub plan: &'a Plan,
 }
 
 impl Explain<'_> {
-    /// Why a node runs what it runs, and gets which images. `None` where there is no such node.
+    /// Explains the kernel of a node and the images for it; `None` where there is no such node.
     pub fn node(&self, name: &str) -> Option<Explanation> {
         let node = self.snapshot.nodes.iter().find(|node| node.name == name)?;
         let target = node_target(node);
@@ -78,7 +79,7 @@ impl Explain<'_> {
         Some(Explanation { subject: format!("node {name}"), chain })
     }
 
-    /// Why an image is there, or not, for the kernels of a release: one explanation for each platform that has it.
+    /// Explains the state of an image for the kernels of a release, once per platform that has the release.
     pub fn image(&self, image: &DriverImage, release: &KernelRelease) -> Vec<Explanation> {
         let name = &image.metadata.name;
         let called = |cell: &&PlannedCell| cell.image == *name && cell.target.release == *release;
@@ -101,7 +102,7 @@ impl Explain<'_> {
         cells.into_iter().map(explain).collect()
     }
 
-    /// Who calls for the image.
+    /// Returns the origins of the call for the image.
     fn callers(&self, image: &DriverImage, cell: &PlannedCell) -> Vec<Link> {
         let running = self.running(|target| *target == cell.target);
         let (calling, others): (Vec<_>, Vec<_>) =
@@ -126,7 +127,7 @@ impl Explain<'_> {
         links
     }
 
-    /// Why nothing calls for the image.
+    /// Returns the reasons why nothing calls for the image.
     fn not_called_for(&self, image: &DriverImage, release: &KernelRelease) -> Vec<Link> {
         let running = self.running(|target| target.release == *release);
         if running.is_empty() {
@@ -147,7 +148,7 @@ impl Explain<'_> {
         self.snapshot.nodes.iter().map(|node| &**node).filter(runs).collect()
     }
 
-    /// How the image stands for a kernel, and what becomes of it.
+    /// Returns the state of the image for a kernel, and its rollouts.
     fn outcome(&self, image: &ImageName, target: &KernelTarget) -> Vec<Link> {
         let nothing = Activity::new();
         let entries = status_entries(self.plan, &nothing);
@@ -169,7 +170,7 @@ impl Explain<'_> {
         links
     }
 
-    /// How far the node's upgrades are.
+    /// Returns the state of the node's upgrades.
     fn upgrades(&self, name: &str) -> Vec<Link> {
         let upgrades = self.plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
         let own = upgrades.flat_map(|upgrade| {
@@ -202,7 +203,7 @@ fn link(about: impl Into<String>, says: impl Into<String>) -> Link {
     Link { about: about.into(), says: says.into(), hint: String::new() }
 }
 
-/// Do the node's labels call for the image? Why, or why not.
+/// Returns whether the node's labels call for the image, with the reason in either case.
 fn called_for(node: &NodeFacts, image: &DriverImage) -> Result<String, Link> {
     let nodes = &image.spec.nodes;
     let missing = nodes
@@ -235,7 +236,7 @@ fn called_for(node: &NodeFacts, image: &DriverImage) -> Result<String, Link> {
     })
 }
 
-/// What an image is built from.
+/// Returns the inputs that an image is built from.
 fn inputs(cell: &Cell) -> Link {
     let mut says = vec![
         format!("version {}, family {}, toolchain {}", cell.version, cell.family, cell.toolchain),
@@ -247,7 +248,7 @@ fn inputs(cell: &Cell) -> Link {
     link("inputs", says.join("\n"))
 }
 
-/// How a cell stands.
+/// Returns the state of a cell.
 fn state(entry: &StatusEntry<'_>) -> Link {
     let row = &entry.row;
     let (mut reason, hint) = entry.reason_and_hint();

@@ -1,30 +1,31 @@
-//! Pure: in which namespaces farrier may write.
+//! Pure: the namespaces in which farrier may write.
 
 use std::{collections::BTreeSet, str::FromStr};
 
 use crate::definition::checked::DnsLabel;
 
-/// The namespaces whose DaemonSets are rewritten and whose pods are restarted.
+/// Namespaces in which farrier may rewrite DaemonSets and restart pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq, derive_more::Display)]
 pub enum WriteNamespaces {
-    /// All of them. Written `*`; and what a directory of manifests has, where files and not rights decide.
+    /// All namespaces, written `*`. Also used for a directory of manifests, where files decide instead of access
+    /// rights.
     #[default]
     #[display("*")]
     All,
-    /// These and no others. Written with commas between them.
+    /// Only these namespaces, written with commas between them.
     #[display("{}", _0.iter().map(String::as_str).collect::<Vec<_>>().join(","))]
     Named(BTreeSet<String>),
 }
 
-/// A text that names no namespaces.
+/// Error for a text that is not a list of namespaces.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteNamespacesError {
-    /// It is empty.
+    /// The text is empty.
     #[error(
         "it names no namespace; name those of the DaemonSets that are rolled out, such as drivers,gpu, or `*` for all"
     )]
     Empty,
-    /// One of the names is no name of a namespace.
+    /// One of the names is not a valid namespace name.
     #[error("{0:?} is no name of a namespace")]
     Name(String),
 }
@@ -48,7 +49,7 @@ impl FromStr for WriteNamespaces {
 }
 
 impl WriteNamespaces {
-    /// May farrier write there?
+    /// Whether farrier may write in this namespace.
     pub fn contains(&self, namespace: &str) -> bool {
         match self {
             Self::All => true,

@@ -1,7 +1,7 @@
 //! Pure: the bill of materials, as CycloneDX 1.6 (ECMA-424) in JSON.
 //!
-//! CycloneDX rather than SPDX 2.3: a time and a unique namespace are optional in it, so the same inputs can give the same
-//! bytes; it tells what is in the image from what only made it (`scope`), and it knows device drivers.
+//! CycloneDX is used instead of SPDX 2.3 for three reasons. A time and a unique namespace are optional, so the same inputs can
+//! give the same bytes. It separates the image's content from its build inputs (`scope`). It has a type for device drivers.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use super::{
 };
 use crate::image::Digest;
 
-/// The predicate type of a bill as a signed statement, as `cosign` has it.
+/// The predicate type of a bill as a signed statement, as `cosign` defines it.
 pub const CYCLONEDX_PREDICATE: &str = "https://cyclonedx.org/bom";
 /// The image's `bom-ref`.
 const IMAGE: &str = "image";
 
-/// The bill of one image.
+/// Returns the bill of materials of one image.
 pub fn bill(provenance: &Provenance) -> Value {
     let Provenance { subject, farrier, build_format: _, materials, modules, confinement: _ } = provenance;
     let mut components = Components::default();
@@ -57,19 +57,19 @@ pub fn bill(provenance: &Provenance) -> Value {
     })
 }
 
-/// An UUID (RFC 9562, version 8) that follows from the image: the specification asks for one for each bill, and there
-/// is one bill for each image.
+/// A UUID (RFC 9562, version 8) derived from the image's digest. The specification requires a UUID for each bill, and each image
+/// has one bill.
 fn serial(image: &Digest) -> String {
     let hex: String = Digest::of(format!("bill of materials of {image}").as_bytes()).hex().to_owned();
     let part = |from: usize, to: usize| hex.get(from..to).unwrap_or_default();
-    // The variant's digit is 8, 9, a or b.
+    // The first digit of the variant must be 8, 9, a or b.
     format!("urn:uuid:{}-{}-8{}-8{}-{}", part(0, 8), part(8, 12), part(12, 15), part(15, 18), part(18, 30))
 }
 
 #[derive(Default)]
 struct Components {
     all: Vec<Value>,
-    /// How often a reference was wanted.
+    /// Number of components that share a reference.
     taken: BTreeMap<String, usize>,
 }
 
@@ -126,7 +126,7 @@ impl Components {
         })));
     }
 
-    /// With a reference of its own, and what it was for.
+    /// Adds a component with a unique reference and its role.
     fn add(&mut self, role: Role, name: &str, version: Option<&str>, mut fields: Value) {
         let version = version.map(|version| format!("@{version}")).unwrap_or_default();
         let plain = format!("{}:{name}{version}", role.as_str());
@@ -152,8 +152,8 @@ fn kind(role: Role) -> &'static str {
     }
 }
 
-/// In the words of whoever gave it: `MODULE_LICENSE` and Debian's copyright files have lists of their own, which are not
-/// SPDX's.
+/// Keeps the license name as given: `MODULE_LICENSE` and Debian's copyright files have their own names, which are not SPDX
+/// identifiers.
 fn licence(name: &str) -> Value {
     json!({"license": {"name": name}})
 }
@@ -185,7 +185,7 @@ mod tests {
         let bill = bill(&twice);
         let components = bill["components"].as_array().unwrap();
         let refs: BTreeSet<&str> = components.iter().map(|one| one["bom-ref"].as_str().unwrap()).collect();
-        // Modules are files of one tree, and there is one of each path.
+        // Modules are files of one tree, so their paths are unique.
         assert_eq!(refs.len(), components.len());
         assert_eq!(bill["dependencies"][0]["dependsOn"].as_array().unwrap().len(), components.len());
     }

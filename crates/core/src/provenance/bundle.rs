@@ -1,5 +1,5 @@
-//! Pure: Sigstore bundles (sigstore/protobuf-specs, `sigstore_bundle.proto`; sigstore/cosign, `specs/BUNDLE_SPEC.md`): one
-//! signed statement each, as an artifact that refers to the image. This is what `cosign` 3 writes and looks for.
+//! Pure: Sigstore bundles (sigstore/protobuf-specs, `sigstore_bundle.proto`; sigstore/cosign, `specs/BUNDLE_SPEC.md`). Each
+//! bundle contains one signed statement and is an artifact that refers to the image. `cosign` 3 writes and expects this form.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::Deserialize;
@@ -16,15 +16,15 @@ use crate::{
 
 /// The media type of a bundle: of the artifact, of its layer and of the document itself.
 pub const SIGSTORE_BUNDLE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
-/// What the statement claims by which `cosign` 3 signs an image. Other statements about it are no signatures of it.
+/// Predicate type of the statement with which `cosign` 3 signs an image. Statements of other types are not image signatures.
 pub const SIGNED_PREDICATE: &str = "https://sigstore.dev/cosign/sign/v1";
-/// On the artifact: what the bundle holds.
+/// Annotation of the artifact: kind of the bundle's content.
 const CONTENT: &str = "dev.sigstore.bundle.content";
-/// On the artifact: what the statement claims.
+/// Annotation of the artifact: predicate type of the statement.
 const PREDICATE_TYPE: &str = "dev.sigstore.bundle.predicateType";
 
-/// A bundle beside the image whose manifest is `subject`. No transparency log and no certificate is named: the key is known
-/// to who verifies, and the hint only tells keys apart.
+/// Creates a bundle as a referrer of the image whose manifest is `subject`. It names no transparency log and no certificate: the
+/// verifier already has the key, and the hint only distinguishes keys.
 pub fn bundle(
     subject: &[u8],
     envelope: &[u8],
@@ -43,23 +43,23 @@ pub fn bundle(
     Artifact::about(subject, SIGSTORE_BUNDLE, content.to_string().into_bytes(), &notes)
 }
 
-/// May this be a bundle, with a statement that claims this, where that is given? The library that `cosign` uses
-/// (go-containerregistry) lists it as an empty artifact where it keeps the list itself, because it looks at the type of the
-/// configuration.
+/// Whether a listed referrer may be a bundle, with a statement of this predicate type if one is given. The library that `cosign`
+/// uses (go-containerregistry) may list a bundle as an empty artifact. It looks at the type of the configuration if it maintains
+/// the list itself.
 pub fn may_be_bundle(listed: &Descriptor, predicate_type: Option<&str>) -> bool {
     let is_other = |said: &String| predicate_type.is_some_and(|wanted| wanted != said);
     matches!(listed.artifact_type.as_deref(), None | Some(SIGSTORE_BUNDLE | media_type::OCI_EMPTY))
         && !listed.annotations.get(PREDICATE_TYPE).is_some_and(is_other)
 }
 
-/// The layer with the bundle, where the manifest has one and is about the image.
+/// Returns the layer with the bundle, if the manifest has one and refers to the image.
 pub fn bundle_layer<'a>(manifest: &'a ImageManifest, image: &Digest) -> Option<&'a Descriptor> {
     let is_about = manifest.subject.as_ref().is_some_and(|subject| subject.digest == *image);
     manifest.layers.iter().find(|layer| is_about && layer.media_type == SIGSTORE_BUNDLE)
 }
 
 impl Envelope {
-    /// Reads the untrusted bytes of a bundle. Whatever it says of keys, certificates and logs does not count.
+    /// Reads the untrusted bytes of a bundle. Its claims about keys, certificates and logs are ignored.
     pub fn of_bundle(bytes: &[u8]) -> Result<Self, EnvelopeError> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -85,7 +85,7 @@ mod tests {
         testing::{COSIGN_3_BUNDLE, COSIGN_3_KEY},
     };
 
-    /// Made by `cosign sign --key` of Debian's cosign 3.1.1.
+    /// Created by `cosign sign --key` of Debian's cosign 3.1.1.
     #[test]
     fn a_bundle_of_cosign_3() {
         let envelope = Envelope::of_bundle(COSIGN_3_BUNDLE).unwrap();
@@ -97,7 +97,7 @@ mod tests {
         assert!(signature.is_by(&image, &key));
         assert!(!signature.is_by(&Digest::of(b"other"), &key));
 
-        // What is written of it is the same but for the order of its fields.
+        // farrier's bundle is the same except for the order of its fields.
         let text = json!({"payloadType": "application/vnd.in-toto+json", "payload": STANDARD.encode(&envelope.payload),
             "signatures": serde_json::from_slice::<Value>(COSIGN_3_BUNDLE).unwrap()["dsseEnvelope"]["signatures"]});
         let ours = bundle(b"{}", text.to_string().as_bytes(), &key, SIGNED_PREDICATE).unwrap();
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(parse(&ours.content), parse(COSIGN_3_BUNDLE));
         let manifest = ImageManifest::parse(&ours.manifest).unwrap();
         assert!(bundle_layer(&manifest, &Digest::of(b"{}")).is_some());
-        assert!(bundle_layer(&manifest, &image).is_none(), "it is about another image");
+        assert!(bundle_layer(&manifest, &image).is_none(), "the bundle refers to another image");
     }
 
     #[test]

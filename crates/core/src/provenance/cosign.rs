@@ -1,5 +1,5 @@
-//! Pure: where `cosign` keeps signatures and attestations, and in which form (sigstore/cosign, `SIGNATURE_SPEC.md` and
-//! `ATTESTATION_SPEC.md`): layers of one manifest, under a tag that is made from the image's digest.
+//! Pure: cosign 2's storage of signatures and attestations (sigstore/cosign, `SIGNATURE_SPEC.md` and `ATTESTATION_SPEC.md`). They
+//! are layers of one manifest, under a tag that is derived from the image's digest.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
@@ -13,24 +13,24 @@ use super::dsse::DSSE;
 
 /// The media type of the signed statement.
 pub const SIMPLE_SIGNING: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
-/// The `type` of it.
+/// The `type` of the signed statement.
 const PAYLOAD_TYPE: &str = "cosign container image signature";
-/// On a layer: the signature over its bytes in base64. Empty on an attestation, which holds its own.
+/// Annotation of a layer: the signature over its bytes in base64. Empty on an attestation, which contains its own signature.
 const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
-/// On an attestation's layer: what it claims.
+/// Annotation of an attestation's layer: its predicate type.
 const PREDICATE_TYPE: &str = "predicateType";
 
-/// The tag of an image's signatures.
+/// Returns the tag of an image's signatures.
 pub fn signature_tag(image: &Digest) -> Option<Tag> {
     format!("sha256-{}.sig", image.hex()).parse().ok()
 }
 
-/// The tag of an image's attestations.
+/// Returns the tag of an image's attestations.
 pub fn attestation_tag(image: &Digest) -> Option<Tag> {
     format!("sha256-{}.att", image.hex()).parse().ok()
 }
 
-/// Is it a tag of `cosign`'s making (`.sig`, `.att`, `.sbom`)?
+/// Whether `cosign` creates tags of this form (`.sig`, `.att`, `.sbom`).
 pub fn is_cosign_tag(tag: &Tag) -> bool {
     let parts = tag.as_str().strip_prefix("sha256-").and_then(|rest| rest.split_once('.'));
     parts.is_some_and(|(hex, end)| {
@@ -40,8 +40,8 @@ pub fn is_cosign_tag(tag: &Tag) -> bool {
     })
 }
 
-/// What is signed of an image ("simple signing", containers/image `atomic-signature.md`): its name when it was signed,
-/// and its digest.
+/// Returns the signed document of an image ("simple signing", containers/image `atomic-signature.md`): its name at the time of
+/// signing, and its digest.
 pub fn simple_signing(repository: &str, image: &Digest) -> Vec<u8> {
     let document = json!({
         "critical": {
@@ -54,7 +54,7 @@ pub fn simple_signing(repository: &str, image: &Digest) -> Vec<u8> {
     document.to_string().into_bytes()
 }
 
-/// The image that such bytes, which are not trusted, speak of.
+/// Returns the digest of the image in a signed document, which is untrusted input.
 pub fn signed_digest(payload: &[u8]) -> Option<Digest> {
     let payload: Value = serde_json::from_slice(payload).ok()?;
     let text = |path: &str| payload.pointer(path).and_then(Value::as_str);
@@ -62,14 +62,14 @@ pub fn signed_digest(payload: &[u8]) -> Option<Digest> {
     if text("/critical/type")? == PAYLOAD_TYPE { digest.parse().ok() } else { None }
 }
 
-/// The layer for a signed payload.
+/// Returns the layer for a signed document.
 pub fn signature_layer(payload: &[u8], signature: &[u8]) -> Descriptor {
     let mut layer = Descriptor::of(SIMPLE_SIGNING, payload);
     layer.annotations.insert(SIGNATURE.to_owned(), STANDARD.encode(signature));
     layer
 }
 
-/// A manifest of signatures or attestations with its configuration.
+/// A manifest of signatures or attestations, with its configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layered {
     /// The configuration's bytes.
@@ -78,7 +78,7 @@ pub struct Layered {
     pub manifest: Vec<u8>,
 }
 
-/// Adds layers to what a tag holds. What others put there stays.
+/// Adds layers to the manifest of a tag. Existing layers of other signers are kept.
 pub fn layered(before: Option<&ImageManifest>, new: &[Descriptor]) -> Result<Layered, ImageError> {
     let mut layers = before.map(|manifest| manifest.layers.clone()).unwrap_or_default();
     for layer in new {
@@ -102,7 +102,7 @@ pub fn layered(before: Option<&ImageManifest>, new: &[Descriptor]) -> Result<Lay
     Ok(Layered { manifest: manifest.to_bytes()?, config })
 }
 
-/// The layer for a signed statement.
+/// Returns the layer for a signed statement.
 pub fn attestation_layer(envelope: &[u8], predicate_type: &str) -> Descriptor {
     let mut layer = Descriptor::of(DSSE, envelope);
     layer.annotations.insert(SIGNATURE.to_owned(), String::new());
@@ -110,7 +110,7 @@ pub fn attestation_layer(envelope: &[u8], predicate_type: &str) -> Descriptor {
     layer
 }
 
-/// The signature that stands on a layer with [`SIMPLE_SIGNING`].
+/// Returns the signature in the annotation of a [`SIMPLE_SIGNING`] layer.
 pub fn layer_signature(layer: &Descriptor) -> Option<Vec<u8>> {
     if layer.media_type != SIMPLE_SIGNING {
         return None;

@@ -8,24 +8,24 @@ use crate::facts::media_type::IN_TOTO;
 
 /// The media type of an envelope.
 pub const DSSE: &str = "application/vnd.dsse.envelope.v1+json";
-/// Why an envelope says nothing that can be believed.
+/// Reason why an envelope cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvelopeError {
-    /// Not the JSON that it should be.
+    /// The bytes are not a DSSE envelope in JSON.
     #[error("it is no DSSE envelope")]
     Json(#[source] serde_json::Error),
-    /// Its payload is not base64.
+    /// The payload is not base64.
     #[error("its payload is not base64")]
     Payload,
-    /// It holds something else.
+    /// The payload is not an in-toto statement.
     #[error("it holds {0:?}, and no in-toto statement")]
     Type(String),
 }
 
-/// An envelope that was read.
+/// A parsed envelope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Envelope {
-    /// What was signed.
+    /// The signed payload.
     pub payload: Vec<u8>,
     signatures: Vec<Vec<u8>>,
 }
@@ -45,7 +45,7 @@ struct SignatureForm {
     sig: String,
 }
 
-/// What is signed in place of a payload: its type and its length are in it.
+/// Returns the bytes that are signed for a payload. They include its type and length.
 pub fn pre_authentication(payload: &[u8]) -> Vec<u8> {
     let head = format!("DSSEv1 {} {IN_TOTO} {} ", IN_TOTO.len(), payload.len());
     [head.as_bytes(), payload].concat()
@@ -76,7 +76,7 @@ impl Envelope {
         Ok(Self { payload, signatures })
     }
 
-    /// Is one of the signatures by this key?
+    /// Whether the envelope has a signature by this key.
     pub fn is_signed_by(&self, key: &PublicKey) -> bool {
         let signed = pre_authentication(&self.payload);
         self.signatures.iter().any(|signature| key.verifies(&signed, signature))
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn the_form_is_that_of_the_specification() {
-        // The example of protocol.md has another payload type; the rule is the same.
+        // The example in protocol.md has another payload type, but follows the same rule.
         assert_eq!(pre_authentication(b"hello"), b"DSSEv1 28 application/vnd.in-toto+json 5 hello");
         let bytes = Envelope::write(b"{}", b"sig").unwrap();
         assert_eq!(

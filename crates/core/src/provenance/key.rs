@@ -1,4 +1,4 @@
-//! Pure: public keys: ECDSA over P-256 and P-384, and RSA. Images are checked with those that `cosign` has too.
+//! Pure: public keys: ECDSA over P-256 and P-384, and RSA. For images, only the kinds that `cosign` also supports are accepted.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kmod::SignatureHash;
@@ -18,33 +18,33 @@ use crate::image::Digest;
 
 /// RFC 8017.
 const RSA: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.1");
-/// RFC 5480, and its curves.
+/// RFC 5480, with its curves.
 const EC: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.2.1");
 const P256: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.3.1.7");
 const P384: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.132.0.34");
 
-/// Why a text is no key that images can be checked with.
+/// Reason why a text is not a usable public key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// No PEM block of the right kind.
+    /// The text has no PEM block of a public key.
     #[error("there is no PUBLIC KEY block in it")]
     NoBlock,
-    /// A private key stands in its place.
+    /// The text contains a private key instead.
     #[error("it is a private key, and the public one is wanted")]
     Private,
-    /// A block that cannot be read.
+    /// The PEM block cannot be parsed.
     #[error("its PUBLIC KEY block is not well-formed")]
     Damaged,
-    /// A key of a kind that images are not checked with.
+    /// The kind of key is not supported for image signatures.
     #[error("it is neither an ECDSA key over P-256 nor an RSA key of 2048 to 8192 bits")]
     Kind,
-    /// A key of a kind that nothing is signed with.
+    /// The kind of key is not supported at all.
     #[error("it is neither an RSA key nor an ECDSA key over P-256 or P-384")]
     Unknown,
 }
 
 impl KeyError {
-    /// What to do about it.
+    /// Returns a hint for the user.
     pub fn hint(self) -> &'static str {
         match self {
             Self::NoBlock | Self::Private | Self::Damaged => {
@@ -57,10 +57,10 @@ impl KeyError {
     }
 }
 
-/// What a key signs with.
+/// Signature algorithm of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, derive_more::Display)]
 pub enum KeyAlgorithm {
-    /// RSA with PKCS#1 v1.5 padding, and a modulus of so many bits.
+    /// RSA with PKCS#1 v1.5 padding, and the number of bits of its modulus.
     #[display("RSA-{_0}")]
     Rsa(usize),
     /// ECDSA on NIST's P-256.
@@ -82,17 +82,17 @@ pub struct PublicKey {
 }
 
 impl PublicKey {
-    /// Reads a PEM file's first public key, one that images are checked with.
+    /// Reads the first public key of a PEM file. The key must be supported for image signatures.
     pub fn from_pem(text: &str) -> Result<Self, KeyError> {
         Self::any_from_pem(text)?.for_images()
     }
 
-    /// Reads a `SubjectPublicKeyInfo` in DER (RFC 5280, 4.1), of a key that images are checked with.
+    /// Reads a `SubjectPublicKeyInfo` in DER (RFC 5280, 4.1). The key must be supported for image signatures.
     pub fn from_info(info: &[u8]) -> Result<Self, KeyError> {
         Self::any_from_info(info)?.for_images()
     }
 
-    /// Reads a PEM file's first public key.
+    /// Reads the first public key of a PEM file, of any supported kind.
     pub fn any_from_pem(text: &str) -> Result<Self, KeyError> {
         let Some((_, rest)) = text.split_once("-----BEGIN PUBLIC KEY-----") else {
             let private = text.contains("PRIVATE KEY-----");
@@ -103,7 +103,7 @@ impl PublicKey {
         Self::any_from_info(&STANDARD.decode(digits).map_err(|_| KeyError::Damaged)?)
     }
 
-    /// Reads a `SubjectPublicKeyInfo` in DER.
+    /// Reads a `SubjectPublicKeyInfo` in DER, of any supported kind.
     pub fn any_from_info(info: &[u8]) -> Result<Self, KeyError> {
         let parsed = SubjectPublicKeyInfoRef::try_from(info).map_err(|_| KeyError::Damaged)?;
         let key = parsed.subject_public_key.as_bytes().ok_or(KeyError::Damaged)?;
@@ -117,7 +117,7 @@ impl PublicKey {
         Ok(Self { info: info.to_vec(), algorithm, key: key.to_vec() })
     }
 
-    /// The key of an `RSAPublicKey` in DER (RFC 8017, A.1.1).
+    /// Converts an `RSAPublicKey` in DER (RFC 8017, A.1.1).
     pub fn of_rsa(key: &[u8]) -> Result<Self, KeyError> {
         let algorithm = AlgorithmIdentifierRef { oid: RSA, parameters: Some(AnyRef::NULL) };
         let subject_public_key = BitStringRef::from_bytes(key).map_err(|_| KeyError::Damaged)?;
@@ -132,22 +132,22 @@ impl PublicKey {
         }
     }
 
-    /// `SubjectPublicKeyInfo` in DER.
+    /// Returns the `SubjectPublicKeyInfo` in DER.
     pub fn info(&self) -> &[u8] {
         &self.info
     }
 
-    /// What it verifies.
+    /// Returns the algorithm of the signatures that the key verifies.
     pub fn algorithm(&self) -> KeyAlgorithm {
         self.algorithm
     }
 
-    /// sha256 of the `SubjectPublicKeyInfo`: what tells one key from another.
+    /// SHA-256 of the `SubjectPublicKeyInfo`, which identifies the key.
     pub fn fingerprint(&self) -> Digest {
         Digest::of(&self.info)
     }
 
-    /// Is it the same key, also where its point is written otherwise (RFC 5480, 2.2: whole or compressed)?
+    /// Whether both are the same key, even if one point is encoded differently (RFC 5480, 2.2: uncompressed or compressed).
     pub fn is_same_key(&self, other: &Self) -> bool {
         let point = |key: &Self| p256::ecdsa::VerifyingKey::from_sec1_bytes(&key.key).ok();
         let same_point = || point(self).is_some_and(|own| point(other) == Some(own));
@@ -155,12 +155,12 @@ impl PublicKey {
             && (self.key == other.key || (self.algorithm == KeyAlgorithm::P256 && same_point()))
     }
 
-    /// Is it the signature of these bytes by this key, with sha256?
+    /// Whether the signature is valid for these bytes and this key, with SHA-256.
     pub fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
         self.verify(SignatureHash::Sha256, message, signature)
     }
 
-    /// Is it the signature of the content by this key (ECDSA in ASN.1 form, RSA by PKCS#1 v1.5)?
+    /// Whether the signature is valid for the content and this key (ECDSA in ASN.1 form, RSA by PKCS#1 v1.5).
     pub fn verify(&self, hash: SignatureHash, content: &[u8], signature: &[u8]) -> bool {
         match self.algorithm {
             KeyAlgorithm::Rsa(_) => {
@@ -188,7 +188,7 @@ impl PublicKey {
         }
     }
 
-    /// A signature whose two numbers stand side by side, as PKCS#11 makes it, in the form that is verified.
+    /// Converts a signature of two concatenated numbers, as PKCS#11 creates it, to the form that [`Self::verify`] accepts.
     pub fn verifiable(&self, signature: &[u8]) -> Option<Vec<u8>> {
         Some(match self.algorithm {
             KeyAlgorithm::Rsa(_) => return None,
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
     use crate::provenance::testing::{P256_KEY, RSA_KEY};
 
-    /// Made with `openssl genpkey` and `openssl pkey -pubout`; the signatures over `hello` with `openssl dgst -sha256 -sign`.
+    /// Created with `openssl genpkey` and `openssl pkey -pubout`; the signatures over `hello` with `openssl dgst -sha256 -sign`.
     const P384_KEY: &str = include_str!("testdata/p384.pem");
     const P256_SIGNATURE: &[u8] = include_bytes!("testdata/p256.sig");
     const RSA_SIGNATURE: &[u8] = include_bytes!("testdata/rsa.sig");

@@ -1,4 +1,4 @@
-//! Pure: what an image was made of, before it is written down in any form.
+//! Pure: the inputs and content of an image, independent of any document format.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -11,44 +11,44 @@ use crate::{
 
 use super::Package;
 
-/// What a material was needed for. The order is that of the documents.
+/// Role of a material. The documents list materials in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Role {
-    /// Compiled.
+    /// Source that was compiled.
     Source,
-    /// Applied to a source.
+    /// Patch that was applied to a source.
     Patch,
-    /// The rendered Dockerfile: what the build did.
+    /// The rendered Dockerfile, which describes the build steps.
     Recipe,
-    /// The kernel's headers that it was compiled against.
+    /// Kernel headers that the modules were compiled against.
     #[strum(serialize = "kernel-headers")]
     Headers,
-    /// What compiled it.
+    /// Toolchain that compiled the modules.
     Toolchain,
-    /// Exposed headers of another driver that it was compiled against.
+    /// Exposed headers of another driver that the modules were compiled against.
     #[strum(serialize = "exposed-headers")]
     Need,
-    /// The certificate whose key signed the modules.
+    /// Certificate of the key that signed the modules.
     ModuleCertificate,
-    /// What the payload lies on.
+    /// Base image below the payload.
     #[strum(serialize = "runtime-base")]
     Base,
-    /// `driver-entrypoint`.
+    /// The program `driver-entrypoint`.
     Entrypoint,
-    /// The image for another kernel whose payload this one has.
+    /// The image for another kernel that the payload was reused from.
     ReusedImage,
-    /// An image for one kernel that is part of this one.
+    /// An image for one kernel that is part of a union image.
     Member,
 }
 
 impl Role {
-    /// The word in the documents.
+    /// Returns the name of the role in the documents.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 
-    /// Is it in the image, rather than only used to make it?
+    /// Whether the material is part of the image, rather than only a build input.
     pub fn is_in_image(self) -> bool {
         match self {
             Self::Source | Self::Patch | Self::Base | Self::Entrypoint | Self::ReusedImage | Self::Member => {
@@ -59,31 +59,31 @@ impl Role {
     }
 }
 
-/// One thing that went into an image.
+/// One material of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Material {
-    /// What for.
+    /// Role of the material.
     pub role: Role,
-    /// Its name.
+    /// Name of the material.
     pub name: String,
-    /// Its version, where it has one.
+    /// Version of the material, if it has one.
     pub version: Option<String>,
-    /// sha256 of its content, where there is one content to have a digest.
+    /// SHA-256 of the content, if the material has a single content.
     pub digest: Option<Digest>,
-    /// Where it is to be had: an address, or a package URL (`pkg:deb/...`).
+    /// Location of the material: a URL, or a package URL (`pkg:deb/...`).
     pub uri: Option<String>,
-    /// What it holds, for root file systems.
+    /// Packages of a root file system.
     pub packages: Vec<Package>,
 }
 
 impl Material {
-    /// With a name and nothing else.
+    /// Creates a material with only a name.
     pub fn new(role: Role, name: impl Into<String>) -> Self {
         Self { role, name: name.into(), version: None, digest: None, uri: None, packages: Vec::new() }
     }
 
-    /// Reads what farrier notes of the origin of files and packages: `name=version sha256:...`, `name sha256:...`,
-    /// `sha256:...`, `tree sha256:...`; what it does not know is the name.
+    /// Parses farrier's notation for the origin of files and packages: `name=version sha256:...`, `name sha256:...`,
+    /// `sha256:...`, `tree sha256:...`. If the origin has no name, `fallback` is the name.
     pub fn of_origin(role: Role, origin: &str, fallback: &str) -> Self {
         let digest = origin.split_whitespace().find_map(|word| word.parse::<Digest>().ok());
         let first = origin.split_whitespace().next().unwrap_or_default();
@@ -99,7 +99,7 @@ impl Material {
         Self { version, digest, uri, ..Self::new(role, name) }
     }
 
-    /// The same of an image, by its digest: `repository sha256:...`.
+    /// Parses the origin of an image: `repository sha256:...`. The URI contains the digest.
     pub fn of_image(role: Role, origin: &str) -> Self {
         let material = Self::of_origin(role, origin, "image");
         let name = material.name.rsplit('/').next().unwrap_or_default();
@@ -109,7 +109,7 @@ impl Material {
     }
 }
 
-/// A package URL (purl specification, types `deb` and `rpm`).
+/// Returns a package URL (purl specification, types `deb` and `rpm`).
 pub(super) fn package_url(name: &str, version: &str, arch: Option<&str>) -> String {
     let is_rpm = arch.is_some_and(is_of_rpm);
     let arch = arch.map(|arch| format!("?arch={}", escape(arch))).unwrap_or_default();
@@ -123,18 +123,18 @@ pub(super) fn package_url(name: &str, version: &str, arch: Option<&str>) -> Stri
     format!("pkg:rpm/{}@{}{arch}{epoch}", escape(name), escape(version))
 }
 
-/// RPM and Debian share no name of an architecture.
+/// RPM and Debian use different names for each architecture.
 fn is_of_rpm(arch: &str) -> bool {
     ["aarch64", "noarch", "x86_64"].contains(&arch)
 }
 
-/// A package URL of an image (purl specification, type `oci`): by its last name and digest, so that it is the same
-/// wherever the image is copied.
+/// Returns a package URL of an image (purl specification, type `oci`). It contains the last part of the name and the digest, so
+/// that copies of the image in other registries have the same package URL.
 pub(super) fn oci_url(name: &str, digest: &Digest) -> String {
     format!("pkg:oci/{}@{}", escape(&name.to_lowercase()), escape(digest.as_str()))
 }
 
-/// An object without the fields that have no value.
+/// Removes the fields of an object that are null.
 pub(super) fn without_nulls(mut object: Value) -> Value {
     if let Value::Object(fields) = &mut object {
         fields.retain(|_, value| !value.is_null());
@@ -142,14 +142,14 @@ pub(super) fn without_nulls(mut object: Value) -> Value {
     object
 }
 
-/// Percent-encoding of all that a package URL does not have plain.
+/// Percent-encodes all characters that a package URL does not allow unencoded.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
             out.push(char::from(byte));
         } else {
-            // A string takes everything that is written to it.
+            // Writing to a string cannot fail.
             let _ = write!(out, "%{byte:02X}");
         }
     }
@@ -159,39 +159,39 @@ fn escape(text: &str) -> String {
 /// A module of the payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModuleFile {
-    /// Its file, relative to the payload.
+    /// Path of the module in the payload.
     pub path: String,
-    /// The name as `lsmod` shows it.
+    /// Name, as `lsmod` shows it.
     pub name: String,
-    /// The version that it says itself.
+    /// Version that the module states (`MODULE_VERSION`).
     pub version: Option<String>,
     /// `MODULE_LICENSE`.
     pub licence: Option<String>,
     /// `srcversion`.
     pub srcversion: Option<String>,
-    /// sha256 of the file.
+    /// SHA-256 of the file.
     pub digest: Digest,
 }
 
-/// What the documents are about.
+/// The image that the documents describe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
     /// The driver image's name.
     pub name: String,
     /// The driver's version.
     pub version: String,
-    /// The image.
+    /// Digest of the image.
     pub digest: Digest,
-    /// The kernel; `None` for an image for several.
+    /// The kernel target; `None` for an image for several kernels.
     pub target: Option<KernelTarget>,
-    /// What it runs on.
+    /// Architecture of the image.
     pub architecture: Architecture,
     /// The input hash.
     pub input_hash: InputHash,
 }
 
-/// Everything that the documents say. The same provenance gives the same bytes: it has no time, no machine, no
-/// registry and no engine in it, but for what confined the build.
+/// All content of the documents. Equal inputs give the same bytes: except for the confinement of the build, a provenance contains
+/// no time, machine, registry or engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Provenance {
     /// The image.
@@ -200,21 +200,21 @@ pub struct Provenance {
     pub farrier: String,
     /// The build format ([`crate::plan::BUILD_FORMAT`]).
     pub build_format: String,
-    /// What it was made of.
+    /// Materials of the image.
     pub materials: Vec<Material>,
-    /// Its modules.
+    /// Modules of the image.
     pub modules: Vec<ModuleFile>,
-    /// What confined the build.
+    /// Confinement of the build.
     pub confinement: Confinement,
 }
 
-/// What confined a build, as its engine found it before the first step. Empty where the engine does not look, and where nothing
-/// was compiled.
+/// Confinement of a build, as the engine measured it before the first step. Empty if the engine does not measure it, or if
+/// nothing was compiled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Confinement {
-    /// What was tried, as a hostile step would, and refused.
+    /// Actions of a hostile step that were tried and denied.
     pub refused: Vec<String>,
-    /// Landlock ABI in force; 0: none.
+    /// Landlock ABI in force; 0 means none.
     pub landlock: u32,
     /// Each limit, and what enforces it.
     pub limits: BTreeMap<&'static str, &'static str>,

@@ -1,5 +1,5 @@
-//! Pure: the packages of a root file system, read from its layers: dpkg's status and the copyright files beside it, and the list of
-//! RPM packages that images without RPM's database have.
+//! Pure: reads the packages of a root file system from its layers. The sources are dpkg's status with the copyright files, and
+//! the list of RPM packages in images without RPM's database.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,30 +12,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::oci::{LayerReader, each_entry, plain_path};
 
-/// Largest status or copyright file that is read. Debian's whole archive has a status of 70 MB, and no image has that.
+/// Size limit of a status or copyright file. Debian's whole archive has a status of 70 MB, more than any image.
 const MAX_FILE: u64 = 32 << 20;
-/// Where a list of RPM packages lies, as the distroless images of Azure Linux have it and scanners read it (Syft, Trivy).
+/// Path of the list of RPM packages in Azure Linux' distroless images. Scanners read the list there (Syft, Trivy).
 pub const RPM_LIST: &str = "var/lib/rpmmanifest/container-manifest-2";
-/// A line of that list, as rpm's `--queryformat`.
+/// Format of a line in that list, as rpm's `--queryformat`.
 pub const RPM_LIST_FORMAT: &str = r"%{NAME}\t%{VERSION}-%{RELEASE}\t%{INSTALLTIME}\t%{BUILDTIME}\t%{VENDOR}\t%{EPOCH}\t%{SIZE}\t%{ARCH}\t%{EPOCHNUM}\t%{SOURCERPM}\n";
-/// Licences named for one package: those of its parts; the kernel's headers have about 20.
+/// Maximum number of licenses of one package. The parts of the kernel's headers have about 20.
 const MAX_LICENCES: usize = 64;
 
 /// A package of a root file system.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Package {
-    /// Its name.
+    /// Name of the package.
     pub name: String,
-    /// Its version.
+    /// Version of the package.
     pub version: String,
-    /// Its architecture.
+    /// Architecture of the package.
     pub architecture: String,
-    /// The licences that its copyright file names, where that is in the machine-readable form (DEP 5).
+    /// Licenses in the package's copyright file, if the file is in the machine-readable format (DEP 5).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub licences: Vec<String>,
 }
 
-/// Collects what the layers of one image say, the lowest first.
+/// Collects packages from the layers of one image, the lowest layer first.
 #[derive(Debug, Default)]
 pub struct PackageReader {
     status: BTreeMap<String, Vec<Package>>,
@@ -62,7 +62,7 @@ impl PackageReader {
         .map(drop)
     }
 
-    /// The packages, by name; none where the image has no list of them.
+    /// Returns the packages, by name. Empty if the image has no package list.
     pub fn finish(self) -> Vec<Package> {
         let Self { status, licences } = self;
         let mut all: Vec<Package> = status.into_values().flatten().collect();
@@ -76,7 +76,7 @@ impl PackageReader {
     }
 }
 
-/// dpkg's own file, or one of those that images without dpkg have (`status.d`, as distroless images do).
+/// Returns dpkg's status file, or a file in `status.d`, as distroless images without dpkg have.
 fn status_file(path: &Path) -> Option<String> {
     let path = path.to_str()?;
     let rest = path.strip_prefix("var/lib/dpkg/")?;
@@ -95,7 +95,7 @@ fn text(file: impl Read) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The installed packages of a dpkg status file (`deb-control(5)`, `dpkg(1)`).
+/// Parses the installed packages in a dpkg status file (`deb-control(5)`, `dpkg(1)`).
 fn packages(status: &str) -> Vec<Package> {
     let paragraph = |text: &str| {
         let field = |name: &str| {
@@ -112,7 +112,7 @@ fn packages(status: &str) -> Vec<Package> {
     status.split("\n\n").filter_map(paragraph).collect()
 }
 
-/// The packages of a list in [`RPM_LIST_FORMAT`].
+/// Parses a package list in [`RPM_LIST_FORMAT`].
 fn rpm_packages(list: &str) -> Vec<Package> {
     let package = |line: &str| {
         let [name, version, _, _, _, _, _, arch, epoch, _] =
@@ -123,7 +123,7 @@ fn rpm_packages(list: &str) -> Vec<Package> {
     list.lines().filter_map(package).collect()
 }
 
-/// The short names in the `License:` fields of a DEP 5 file; none in a file of another form.
+/// Returns the short names in the `License:` fields of a DEP 5 file; empty for files in another format.
 fn licences(copyright: &str) -> BTreeSet<String> {
     if !copyright.trim_start().to_ascii_lowercase().starts_with("format:") {
         return BTreeSet::new();
@@ -136,7 +136,7 @@ fn licences(copyright: &str) -> BTreeSet<String> {
     names.collect()
 }
 
-/// One line without control characters, of a sensible length.
+/// Removes control characters and truncates the text.
 fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(200).collect()
 }

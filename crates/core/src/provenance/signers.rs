@@ -1,27 +1,27 @@
-//! Pure: how many of which keys must have signed an image, and whether what was found beside it is enough.
+//! Pure: verifies image signatures: how many of which keys must have signed, and whether the signatures found suffice.
 
 use std::fmt;
 
 use super::{Envelope, PublicKey, SIGNED_PREDICATE, Statement, is_about, signed_digest};
 use crate::image::Digest;
 
-/// A signature that stands beside an image; nothing of it is verified yet.
+/// An unverified signature found beside an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ImageSignature {
-    /// As `cosign` 2 makes it: over a document that names the image.
+    /// In the format of `cosign` 2: a signature over a document that names the image.
     Simple {
-        /// The document.
+        /// The signed document.
         payload: Vec<u8>,
-        /// The signature over its bytes.
+        /// The signature over the document's bytes.
         signature: Vec<u8>,
     },
-    /// As `cosign` 3 makes it: a signed statement that says no more than that the image is signed.
+    /// In the format of `cosign` 3: a signed statement that only says that the image is signed.
     Statement(Envelope),
 }
 
 impl ImageSignature {
-    /// Is it over this image and by this key? A good signature of another image, or a statement of another kind, may be put
-    /// where this image's signatures are looked for.
+    /// Whether this key made the signature for this image. A valid signature of another image, or a statement of another type,
+    /// could be stored where this image's signatures are.
     pub fn is_by(&self, image: &Digest, key: &PublicKey) -> bool {
         match self {
             Self::Simple { payload, signature } => {
@@ -37,18 +37,18 @@ impl ImageSignature {
     }
 }
 
-/// What was found of an image's signatures.
+/// Signatures found for an image.
 #[derive(Clone, Debug, Default)]
 pub struct FoundSignatures {
     signers: Vec<PublicKey>,
-    /// Is there one that none of the keys made, or that is over something else?
+    /// Whether a signature was found that is not by any of the keys, or not for this image.
     strange: bool,
-    /// Why one of them cannot be read.
+    /// Reason why a signature could not be read.
     unread: Option<String>,
 }
 
 impl FoundSignatures {
-    /// Takes up a signature that was read, compared with the keys that are looked for.
+    /// Adds a signature, after comparing it with the wanted keys.
     pub fn add<'a>(
         &mut self,
         image: &Digest,
@@ -61,29 +61,29 @@ impl FoundSignatures {
         }
     }
 
-    /// Takes up a key of which it is known that it signed the image.
+    /// Adds a key that is known to have signed the image.
     pub fn add_signer(&mut self, key: &PublicKey) {
         if !self.is_by(key) {
             self.signers.push(key.clone());
         }
     }
 
-    /// Takes up that a signature cannot be read.
+    /// Records that a signature could not be read.
     pub fn add_unread(&mut self, why: String) {
         self.unread.get_or_insert(why);
     }
 
-    /// Keys that signed, each once.
+    /// Returns the keys that signed, without duplicates.
     pub fn signers(&self) -> &[PublicKey] {
         &self.signers
     }
 
-    /// Why one of the signatures cannot be read.
+    /// Returns why a signature could not be read.
     pub fn unread(&self) -> Option<&str> {
         self.unread.as_deref()
     }
 
-    /// Is there none at all?
+    /// Whether no signature was found.
     pub fn is_empty(&self) -> bool {
         let Self { signers, strange, unread } = self;
         signers.is_empty() && !strange && unread.is_none()
@@ -93,7 +93,7 @@ impl FoundSignatures {
         self.signers.iter().any(|signer| signer.is_same_key(key))
     }
 
-    /// Why no accepted key is among the signers.
+    /// Explains why no accepted key is among the signers.
     fn why_none(&self) -> String {
         match (&self.unread, self.strange) {
             (Some(why), _) => format!("its signature cannot be read: {why}"),
@@ -103,7 +103,7 @@ impl FoundSignatures {
     }
 }
 
-/// An accepted key, with the names that it was given.
+/// An accepted key and its configured names.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 #[display("{} (sha256:{})", names.join(" = "), key.fingerprint().short())]
 pub struct NamedKey {
@@ -111,17 +111,17 @@ pub struct NamedKey {
     key: PublicKey,
 }
 
-/// There are not as many different keys as must sign.
+/// Error: fewer different keys are configured than must sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{at_least} different keys must sign, and {different} are named")]
 pub struct TooFewKeys {
-    /// So many must sign.
+    /// Number of keys that must sign.
     pub at_least: usize,
-    /// So many different ones there are.
+    /// Number of different keys.
     pub different: usize,
 }
 
-/// Keys of which so many must have signed an image.
+/// Accepted keys, and how many of them must have signed an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequiredSigners {
     keys: Vec<NamedKey>,
@@ -129,7 +129,7 @@ pub struct RequiredSigners {
 }
 
 impl RequiredSigners {
-    /// So many of these keys, by what they are called. One that is there twice, under whatever names, is one.
+    /// Requires signatures by `at_least` of these named keys. A key that is listed twice counts once, whatever its names.
     pub fn new(
         named: impl IntoIterator<Item = (String, PublicKey)>,
         at_least: usize,
@@ -150,41 +150,41 @@ impl RequiredSigners {
         }
     }
 
-    /// This key.
+    /// Requires a signature by this key.
     pub fn one(name: &str, key: PublicKey) -> Self {
         Self { keys: vec![NamedKey { names: vec![name.to_owned()], key }], at_least: 1 }
     }
 
-    /// The different keys.
+    /// Returns the different keys.
     pub fn keys(&self) -> impl Iterator<Item = &PublicKey> {
         self.keys.iter().map(|named| &named.key)
     }
 
-    /// Compares what was found with what is asked for.
+    /// Compares the signatures found with the requirement.
     pub fn judge<'a>(&'a self, found: &'a FoundSignatures) -> Judgement<'a> {
         let (signed, missing) = self.keys.iter().partition(|named| found.is_by(&named.key));
         Judgement { signed, missing, at_least: self.at_least, found }
     }
 }
 
-/// Who signed an image, and who did not.
+/// Result of the comparison: the accepted keys that signed an image, and the accepted keys that did not.
 #[derive(Clone, Debug)]
 pub struct Judgement<'a> {
-    /// Accepted keys that signed it.
+    /// Accepted keys that signed the image.
     pub signed: Vec<&'a NamedKey>,
-    /// Accepted keys that did not.
+    /// Accepted keys that did not sign the image.
     pub missing: Vec<&'a NamedKey>,
     at_least: usize,
     found: &'a FoundSignatures,
 }
 
 impl Judgement<'_> {
-    /// Did enough of them sign?
+    /// Whether enough accepted keys signed.
     pub fn is_enough(&self) -> bool {
         self.signed.len() >= self.at_least
     }
 
-    /// Fails with the words for it, where not enough of them signed.
+    /// Fails with an explanation if too few accepted keys signed.
     pub fn accept(&self) -> Result<(), String> {
         if self.is_enough() { Ok(()) } else { Err(self.to_string()) }
     }
@@ -208,26 +208,26 @@ impl fmt::Display for Judgement<'_> {
     }
 }
 
-/// Whom a site believes, where something is made from a published image.
+/// Trusted keys of a site, for decisions to make something from a published image.
 #[derive(Clone, Copy, Debug)]
 pub struct Trust<'a> {
-    /// The site's own key (`imageSigning`): this site's farrier made what it signed.
+    /// The site's own key (`imageSigning`). Images signed with it were made by this site's farrier.
     pub own: Option<&'a RequiredSigners>,
-    /// What the policy asks for (`policy.requireSigned`).
+    /// The keys that the policy requires (`policy.requireSigned`).
     pub required: Option<&'a RequiredSigners>,
-    /// Are modules signed with a key of the site? Then there is no image that may be used without a look at its signatures:
-    /// else whoever may write to the registry could have anything signed.
+    /// Whether the site signs modules. Every image then needs a valid signature before use. Otherwise anyone who may write to the
+    /// registry could have arbitrary modules signed.
     pub signs_modules: bool,
 }
 
 impl Trust<'_> {
-    /// The keys that count.
+    /// Returns the trusted keys.
     pub fn keys(&self) -> impl Iterator<Item = &PublicKey> {
         self.own.into_iter().chain(self.required).flat_map(RequiredSigners::keys)
     }
 
-    /// May something be made from an image with these signatures? Whoever may write to the registry can put any content
-    /// under its tag, with any annotations. A key of the policy that alone is not enough for a rollout is not enough here.
+    /// Whether an image with these signatures may be used as an input. Anyone who may write to the registry can store any content
+    /// and any annotations under its tag. The policy's requirement for a rollout applies here, too.
     pub fn judge(&self, found: &FoundSignatures) -> Result<(), String> {
         let Self { own, required, signs_modules } = self;
         match (own, required) {
@@ -288,7 +288,7 @@ mod tests {
         let said = two.judge(&found(&[P256_KEY])).to_string();
         assert!(said.starts_with("1 of 2 keys that must sign have: 0.pem = 1.pem (sha256:"), "{said}");
         assert!(said.contains("; missing: 2.pem (sha256:"), "{said}");
-        // Nor is it another because its point is written otherwise.
+        // A different encoding of the point does not make another key.
         assert_ne!(key(P256_KEY), key(P256_COMPRESSED_KEY));
         assert!(required(2, &[P256_KEY, P256_COMPRESSED_KEY]).is_err());
         let other_form = found(&[P256_COMPRESSED_KEY, P256_KEY]);
@@ -318,10 +318,10 @@ mod tests {
         let judge = |own, required, signs_modules, signed: &[&str]| {
             Trust { own, required, signs_modules }.judge(&found(signed)).is_ok()
         };
-        // Without keys everything counts, unless modules are signed.
+        // Without keys, every image is accepted, unless the site signs modules.
         assert!(judge(None, None, false, &[]));
         assert!(!judge(None, None, true, &[P256_KEY]));
-        // What the site made counts; what others signed, if enough of them did.
+        // An image made by this site is accepted. An image signed by others is accepted if enough of them signed.
         for signs_modules in [false, true] {
             assert!(judge(Some(&own), None, signs_modules, &[P256_KEY]));
             assert!(!judge(Some(&own), None, signs_modules, &[RSA_KEY]));

@@ -1,4 +1,4 @@
-//! Pure: SLSA provenance, version 1: how an image was built and from what (`slsa.dev/spec/v1.0/provenance`).
+//! Pure: SLSA provenance, version 1: how and from what an image was built (`slsa.dev/spec/v1.0/provenance`).
 
 use serde_json::{Value, json};
 
@@ -9,12 +9,12 @@ use super::{
 
 /// The predicate type.
 pub const SLSA_PREDICATE: &str = "https://slsa.dev/provenance/v1";
-/// What `buildDefinition` is to be understood by: docs/provenance of this project.
+/// Identifies how to interpret `buildDefinition`: docs/provenance of this project.
 const BUILD_TYPE: &str = "https://farrier.dev/driver-image/v1";
-/// Who built. Which engine compiled is left out: it changes no byte of the result.
+/// Identifies the builder. The compiling engine is omitted, because it does not change the result.
 const BUILDER: &str = "https://farrier.dev/builder/v1";
 
-/// The predicate. External parameters are what the user chose; everything else follows from the dependencies.
+/// Returns the predicate. External parameters are the user's choices; everything else follows from the dependencies.
 pub fn slsa(provenance: &Provenance) -> Value {
     let Provenance { subject, farrier, build_format, materials, modules: _, confinement } = provenance;
     let kernel = subject.target.as_ref().map(|target| {
@@ -53,8 +53,8 @@ pub fn slsa(provenance: &Provenance) -> Value {
     })
 }
 
-/// A material as a resource descriptor (in-toto attestation framework, `resource_descriptor.md`). The packages of a
-/// root file system are notes: the digest of the whole covers them.
+/// Returns a material as a resource descriptor (in-toto attestation framework, `resource_descriptor.md`). The packages of a root
+/// file system are annotations, because the digest of the whole covers them.
 fn dependency(material: &Material) -> Value {
     let Material { role, name, version, digest, uri, packages } = material;
     let url = |package: &Package| package_url(&package.name, &package.version, Some(&package.architecture));

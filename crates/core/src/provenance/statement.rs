@@ -1,35 +1,36 @@
-//! Pure: in-toto statements: a claim about an image by its digest (in-toto attestation framework, `statement.md`, v1).
+//! Pure: in-toto statements: a claim about an image, identified by its digest (in-toto attestation framework, `statement.md`,
+//! v1).
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::image::Digest;
 
-/// What a statement says that it is.
+/// The `_type` of a statement.
 const TYPE: &str = "https://in-toto.io/Statement/v1";
-/// What others still write; it has the same fields.
+/// The `_type` of an older version with the same fields, which other tools still write.
 const OLD_TYPE: &str = "https://in-toto.io/Statement/v0.1";
 
-/// The predicate type of a check report as a signed statement: the report's document is the predicate.
+/// The predicate type of a check report as a signed statement. The report's document is the predicate.
 pub const CHECK_REPORT_PREDICATE: &str = "https://farrier.dev/check-report/v1";
 
-/// Why bytes are no statement.
+/// Reason why bytes are not a statement.
 #[derive(Debug, thiserror::Error)]
 pub enum StatementError {
-    /// Not the JSON that it should be.
+    /// The bytes are not a statement in JSON.
     #[error("it is no in-toto statement")]
     Json(#[source] serde_json::Error),
-    /// Another version, or something else.
+    /// The `_type` is another version or another document.
     #[error("it says that it is {0:?}, and no in-toto statement that farrier knows")]
     Type(String),
 }
 
-/// A statement that was read.
+/// A parsed statement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statement {
-    /// What is claimed.
+    /// Type of the claim.
     pub predicate_type: String,
-    /// The sha256 digests of its subjects.
+    /// SHA-256 digests of the statement's subjects.
     pub subjects: Vec<String>,
     /// The claim.
     pub predicate: Value,
@@ -46,7 +47,7 @@ pub fn statement(name: &str, digest: &Digest, predicate_type: &str, predicate: &
     document.to_string().into_bytes()
 }
 
-/// Does the statement speak of this image?
+/// Whether the statement is about this image.
 pub fn is_about(statement: &Statement, digest: &Digest) -> bool {
     statement.subjects.iter().any(|subject| subject == digest.hex())
 }

@@ -1,4 +1,4 @@
-//! Pure: a provenance with something of everything, and keys.
+//! Pure: a sample provenance that fills every field, and test keys.
 
 use super::{Confinement, Material, ModuleFile, Package, Provenance, Role, Subject};
 use crate::{
@@ -6,11 +6,11 @@ use crate::{
     kernel::{Architecture, KernelTarget},
 };
 
-/// Made with `openssl genpkey` and `openssl pkey -pubout`.
+/// Created with `openssl genpkey` and `openssl pkey -pubout`.
 pub(super) const P256_KEY: &str = include_str!("testdata/p256.pem");
 pub(super) const P256_COMPRESSED_KEY: &str = include_str!("testdata/p256-compressed.pem");
 pub(super) const RSA_KEY: &str = include_str!("testdata/rsa.pem");
-/// Made with `cosign generate-key-pair` and `cosign sign` of Debian's cosign 3.1.1.
+/// Created with `cosign generate-key-pair` and `cosign sign` of Debian's cosign 3.1.1.
 pub(super) const COSIGN_3_KEY: &str = include_str!("testdata/cosign3.pem");
 pub(super) const COSIGN_3_BUNDLE: &[u8] = include_bytes!("testdata/cosign3-bundle.json");
 

@@ -1,4 +1,4 @@
-//! Pure: how builds run in a cluster (`--engine kubernetes`).
+//! Pure: settings for builds in a cluster (`--engine kubernetes`).
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 
@@ -8,31 +8,31 @@ use serde_json::{Map, Value, json};
 
 use crate::definition::checked::{DnsLabel, LabelKey, LabelValue};
 
-/// How builds run in a cluster: each is a Job in a namespace that holds nothing else.
+/// Settings for builds in a cluster. Each build is a Job in a namespace reserved for builds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Builds {
-    /// The namespace of the Jobs; `farrier-builds` where nothing is said. The right to look into their pods holds for all of it.
+    /// Namespace of the Jobs. Default: `farrier-builds`. The permission to access build pods covers the whole namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<DnsLabel>,
-    /// Jobs at a time. What the cluster has no room for waits there.
+    /// Maximum number of concurrent Jobs. Jobs that do not fit wait in the cluster.
     pub at_once: NonZeroU32,
     /// Labels of Jobs and pods, such as Kueue's `kueue.x-k8s.io/queue-name`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<LabelKey, LabelValue>,
-    /// Jobs are made suspended: someone else, such as Kueue, lets them start.
+    /// Create Jobs suspended, so that another controller, such as Kueue, decides when they start.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub suspend: bool,
-    /// Lowest Landlock ABI that confines a build, in a sandbox and in a pod; 0: a kernel without Landlock may build. Docker has
-    /// none.
+    /// Lowest Landlock ABI that must confine a build, in a sandbox and in a pod. `0` also allows kernels without Landlock. Docker
+    /// builds have no Landlock.
     #[serde(skip_serializing_if = "is_zero")]
     pub landlock: u32,
-    /// What is added to the specification of pods: where they may run.
+    /// Additional fields of the pods' specification that decide where they run.
     #[serde(skip_serializing_if = "PodAdditions::is_empty")]
     pub pod: PodAdditions,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
 fn is_zero(number: &u32) -> bool {
     *number == 0
 }
@@ -51,17 +51,17 @@ impl Default for Builds {
 }
 
 impl Builds {
-    /// The namespace of the Jobs.
+    /// Returns the namespace of the Jobs.
     pub fn namespace(&self) -> &str {
         self.namespace.as_deref().unwrap_or("farrier-builds")
     }
 }
 
-/// Fields of a pod's specification that decide where and when it runs. None of them gives it more rights.
+/// Fields of a pod's specification that decide where and when it runs. None of them gives the pod more rights.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct PodAdditions(Map<String, Value>);
 
-/// Those that are known.
+/// The allowed fields.
 const ADDITIONS: [&str; 8] = [
     "affinity",
     "imagePullSecrets",
@@ -78,7 +78,7 @@ impl PodAdditions {
         self.0.is_empty()
     }
 
-    /// The fields, in Kubernetes' own form.
+    /// Returns the fields in Kubernetes' own form.
     pub fn fields(&self) -> &Map<String, Value> {
         &self.0
     }

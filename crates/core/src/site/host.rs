@@ -1,6 +1,6 @@
-//! Pure: hosts: their names in `site.yaml`, who may be asked, and who is reached without a proxy.
+//! Pure: host names in `site.yaml`, allowed hosts, and hosts reached without a proxy.
 
-// `core::net` has the addresses and no sockets.
+// `core::net` provides address types, but no sockets.
 use core::net::IpAddr;
 use std::{fmt, str::FromStr};
 
@@ -13,7 +13,7 @@ use url::Url;
 
 use crate::definition::{NotA, text_schema};
 
-/// `host` or `host:port`; the name in lower case.
+/// `host` or `host:port`, with the name in lower case.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, DeserializeFromStr, SerializeDisplay)]
 pub struct HostPort {
     name: String,
@@ -23,36 +23,35 @@ pub struct HostPort {
 const A_HOST: &str = "a host: `name` or `name:port`, without a scheme or a path";
 
 impl HostPort {
-    /// The host that an address names, with the scheme's own port where it names none.
+    /// Returns the host of a URL. Without a port in the URL, the scheme's default port applies.
     pub fn of_url(url: &Url) -> Option<Self> {
         let name = url.host_str()?.trim_matches(['[', ']']).to_ascii_lowercase();
         Some(Self { name, port: url.port_or_known_default() })
     }
 
-    /// The host of a registry, which is asked at TLS's own port where none is named.
+    /// Parses the host of a registry. Default port: 443.
     pub fn of_registry(text: &str) -> Option<Self> {
         let host: Self = text.parse().ok()?;
         Some(Self { port: host.port.or(Some(443)), ..host })
     }
 
-    /// The name or address, without brackets.
+    /// Returns the name or address, without brackets.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The port, where one is named.
+    /// Returns the port, if one is set.
     pub fn port(&self) -> Option<u16> {
         self.port
     }
 
-    /// Is `other` this host? Without a port of its own, this one stands for all of the host's; Docker Hub has several
-    /// names.
+    /// Whether `other` is this host. Without a port, `self` covers all ports of the host. Docker Hub's names are equivalent.
     pub fn covers(&self, other: &Self) -> bool {
         let same_name = self.name == other.name || (is_docker_hub(&self.name) && is_docker_hub(&other.name));
         same_name && (self.port.is_none() || self.port == other.port)
     }
 
-    /// Does it mean this machine?
+    /// Whether the host is this machine.
     pub fn is_loopback(&self) -> bool {
         self.name == "localhost" || self.name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
     }
@@ -100,25 +99,25 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// Which hosts may be asked.
+/// The hosts that farrier may access.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostPolicy {
-    /// `None`: all.
+    /// `None` allows all hosts.
     named: Option<Vec<HostPort>>,
 }
 
 impl HostPolicy {
-    /// Only those that are named, with [`HostPolicy::name`].
+    /// Allows only hosts added with [`HostPolicy::name`].
     pub fn only_named() -> Self {
         Self { named: Some(Vec::new()) }
     }
 
-    /// Is every host but the named ones forbidden?
+    /// Whether all hosts except the added ones are forbidden.
     pub fn is_offline(&self) -> bool {
         self.named.is_some()
     }
 
-    /// Lets this host be asked, too.
+    /// Allows this host, too.
     pub fn name(&mut self, host: HostPort) {
         if let Some(named) = &mut self.named
             && !named.contains(&host)
@@ -127,7 +126,7 @@ impl HostPolicy {
         }
     }
 
-    /// May this host be asked?
+    /// Whether farrier may access this host.
     pub fn allows(&self, host: &HostPort) -> bool {
         self.named.as_ref().is_none_or(|named| named.iter().any(|known| known.covers(host)))
     }
@@ -139,14 +138,15 @@ impl HostPolicy {
 pub enum NoProxy {
     /// `*`: everything.
     All,
-    /// `example.org`, `.example.org`, `*.example.org`: the domain (without the dot) and what is below it; only at this port.
+    /// `example.org`, `.example.org`, `*.example.org`: the domain (without the dot) and its subdomains; optionally only at this
+    /// port.
     Domain { name: String, port: Option<u16> },
-    /// `10.0.0.0/8`, `10.1.2.3`, `[fd00::]/8`: a network, or a single address; only at this port.
+    /// `10.0.0.0/8`, `10.1.2.3`, `[fd00::]/8`: a network or a single address; optionally only at this port.
     Network { network: IpNet, port: Option<u16> },
 }
 
 impl NoProxy {
-    /// Is the host reached directly?
+    /// Whether the entry matches the host, which is then reached directly.
     pub fn matches(&self, host: &HostPort) -> bool {
         let at = |port: &Option<u16>| port.is_none() || *port == host.port;
         match self {
@@ -213,7 +213,7 @@ impl fmt::Display for NoProxy {
     }
 }
 
-/// A proxy's address. Only the environment's may hold a name and a password: definitions are handed on.
+/// URL of a proxy. Only a URL from the environment may contain a name and a password, because definitions are shared.
 #[derive(Clone, PartialEq, Eq, derive_more::Debug, DeserializeFromStr)]
 #[debug("ProxyUrl({self})")]
 pub struct ProxyUrl(Url);
@@ -222,26 +222,26 @@ const A_PROXY: &str = "a proxy's address: `http://host[:port]` or the same with 
                        beside it says where that is)";
 
 impl ProxyUrl {
-    /// The address, with its password.
+    /// Returns the URL, including its password.
     pub fn as_url(&self) -> &Url {
         &self.0
     }
 
-    /// The proxy's host.
+    /// Returns the proxy's host.
     pub fn host(&self) -> Option<HostPort> {
         HostPort::of_url(&self.0)
     }
 
-    /// Puts a name and a password into the address.
+    /// Puts a name and a password into the URL.
     pub fn log_in(&mut self, user: &str, password: &str) {
-        // They cannot fail for an address that has a host.
+        // Both calls succeed for a URL with a host.
         let _ = self.0.set_username(user);
         let _ = self.0.set_password(Some(password));
     }
 
-    /// `http://[user:password@]host[:port]`, as the environment has it.
+    /// Parses `http://[user:password@]host[:port]`, the form of environment variables.
     pub fn of_environment(text: &str) -> Result<Self, NotA> {
-        // What was meant as an address may hold a password.
+        // An invalid value may contain a password, so the error omits everything before the `@`.
         let refused = || NotA::new(text.rsplit('@').next().unwrap_or_default(), A_PROXY);
         let url = Url::parse(text).map_err(|_| refused())?;
         let bare = url.path() == "/" && url.query().is_none() && url.fragment().is_none();
@@ -266,7 +266,7 @@ impl FromStr for ProxyUrl {
     }
 }
 
-/// Without its password.
+/// Formats the URL without its password.
 impl fmt::Display for ProxyUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let host = self.host().map(|host| host.to_string()).unwrap_or_default();
@@ -274,7 +274,7 @@ impl fmt::Display for ProxyUrl {
     }
 }
 
-/// Without its password.
+/// Serializes the URL without its password.
 impl Serialize for ProxyUrl {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut bare = self.0.clone();
@@ -284,7 +284,7 @@ impl Serialize for ProxyUrl {
     }
 }
 
-/// The schema of a text that is `what`.
+/// Schema of a text, described by `what`.
 pub(super) fn described(what: &str) -> Schema {
     json_schema!({"type": "string", "description": format!("{what}.")})
 }
@@ -390,7 +390,7 @@ mod tests {
             let error = ProxyUrl::of_environment(text).unwrap_err().to_string();
             assert!(!error.contains("secret"), "{error}");
         }
-        // A definition holds none.
+        // A definition may not contain credentials.
         for text in ["http://me:secret@proxy.example:3128", "http://secret@proxy.example"] {
             let error = serde_json::from_value::<ProxyUrl>(text.into()).unwrap_err().to_string();
             assert!(!error.contains("secret") && error.contains("`login`"), "{error}");

@@ -1,8 +1,8 @@
-//! Pure: which places are tried for an image or an address: the mirrors of the longest prefix that matches, in the order
-//! in which they are written, and last the place itself.
+//! Pure: the candidates for an image or a URL. These are the mirrors of the longest matching prefix, in the order in which they
+//! are written, then the original location.
 //!
-//! The place itself comes last and is not left out: a mirror that fills itself lacks files that were not yet asked for.
-//! With `--offline` it is asked only where its host is named ([`HostPolicy`](super::HostPolicy) decides, not this module).
+//! The original location remains a candidate because a caching mirror lacks files that were not requested yet. With `--offline`
+//! it is used only if its host is allowed. [`HostPolicy`](super::HostPolicy) decides that, not this module.
 
 use std::str::FromStr;
 
@@ -16,27 +16,27 @@ use url::Url;
 use super::host::described;
 use crate::definition::{NonEmpty, NotA, text_schema};
 
-/// Other places for what begins with a prefix.
+/// Alternative locations for references or URLs with a prefix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MirrorRule {
-    /// The beginning of image references (`docker.io/library`) or addresses (`https://github.com/Mellanox/`), up to a `/`.
+    /// Prefix of image references (`docker.io/library`) or URLs (`https://github.com/Mellanox/`), up to a `/`.
     pub from: Prefix,
-    /// What stands in its place: the candidates, in the order in which they are tried. The place itself is tried last;
-    /// with `--offline` only where its host is named.
+    /// Replacements of the prefix, in the order in which farrier tries them. The original location is tried last; with
+    /// `--offline`, only if its host is allowed.
     pub to: NonEmpty<Prefix>,
 }
 
-/// The beginning of image references or of addresses. It ends where a `/` follows.
+/// Prefix of image references or URLs. It ends at a `/` or at the end.
 #[derive(Clone, Debug, PartialEq, Eq, Display, DeserializeFromStr, SerializeDisplay)]
 pub enum Prefix {
     /// `host[:port][/path]`.
     Image(Images),
-    /// `http://` or `https://`, a host, and perhaps a path.
+    /// `http://` or `https://`, a host, and optionally a path.
     Address(Url),
 }
 
-/// The beginning of image references: a host and perhaps a path.
+/// Prefix of image references: a host and optionally a path.
 #[derive(Clone, Debug, PartialEq, Eq, Display)]
 #[display("{host}{}{path}", if path.is_empty() { "" } else { "/" })]
 pub struct Images {
@@ -53,13 +53,13 @@ impl Images {
         &self.host
     }
 
-    /// How specific this prefix is, if what is at `host` and `path` begins with it.
+    /// Returns the length of this prefix if it covers `host` and `path`. A longer prefix is more specific.
     pub fn covers(&self, host: &str, path: &str) -> Option<usize> {
         let host = if is_docker_hub(host) { "docker.io" } else { host };
         self.rest(host, path).map(|_| self.host.len() + self.path.len())
     }
 
-    /// What follows this prefix in a reference; empty where it is all of it.
+    /// Returns the part of a path after this prefix, or an empty text if there is none.
     fn rest<'a>(&self, host: &str, path: &'a str) -> Option<&'a str> {
         if host != self.host {
             return None;
@@ -70,12 +70,12 @@ impl Images {
     fn with(&self, rest: &str) -> Option<Repository> {
         let parts = [self.host.as_str(), &self.path, rest];
         let text = parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/");
-        // A host alone would be read as the name of an image at Docker Hub.
+        // A host alone would parse as the name of an image at Docker Hub.
         text.parse().ok().filter(|repository: &Repository| repository.host().is_some())
     }
 }
 
-/// What follows a prefix: at its end, or behind a `/`.
+/// Returns the rest of a path after a prefix that ends at a `/` or at the end of the path.
 fn below<'a>(prefix: &str, path: &'a str) -> Option<&'a str> {
     match path.strip_prefix(prefix)? {
         "" => Some(""),
@@ -85,7 +85,7 @@ fn below<'a>(prefix: &str, path: &'a str) -> Option<&'a str> {
 }
 
 impl Prefix {
-    /// Is it one of images?
+    /// Whether the prefix is one of image references.
     pub fn is_of_images(&self) -> bool {
         matches!(self, Self::Image(_))
     }
@@ -110,7 +110,7 @@ impl FromStr for Prefix {
             return Ok(Self::Address(url));
         }
         let text = text.strip_suffix('/').unwrap_or(text);
-        // A repository must have a path; a prefix may be all of a registry.
+        // A repository must have a path, but a prefix may be a whole registry.
         let (host, path) = text.split_once('/').unwrap_or((text, ""));
         let sample: Repository = format!("{text}/x").parse().map_err(|_| refused())?;
         if sample.host() != Some(host) {
@@ -123,7 +123,7 @@ impl FromStr for Prefix {
 
 text_schema!(Prefix, true, described(A_PREFIX));
 
-/// The repositories to look in, the last of which is the one asked for.
+/// Returns the repositories to try, in order. The last one is `repository` itself.
 pub fn image_candidates(rules: &[MirrorRule], repository: &Repository) -> Vec<Repository> {
     let (host, path) = repository.normalised();
     let longest = rules
@@ -146,7 +146,7 @@ pub fn image_candidates(rules: &[MirrorRule], repository: &Repository) -> Vec<Re
     candidates
 }
 
-/// The addresses to fetch from, the last of which is the one asked for.
+/// Returns the URLs to try, in order. The last one is `url` itself.
 pub fn url_candidates(rules: &[MirrorRule], url: &Url) -> Vec<Url> {
     let longest = rules
         .iter()
@@ -213,14 +213,14 @@ mod tests {
             images(&rules, "index.docker.io/library/debian"),
             ["a.example/debian", "b.example/library/debian", "index.docker.io/library/debian"]
         );
-        // A prefix ends where a part of the path does.
+        // A prefix ends only at a path separator.
         assert_eq!(images(&rules, "nvcr.io/nvidia2/x"), ["nvcr.io/nvidia2/x"]);
         assert_eq!(images(&rules, "nvcr.io/nvidia/x"), ["r.example/nvidia/x", "nvcr.io/nvidia/x"]);
         assert_eq!(images(&rules, "docker.io.example/x/y"), ["docker.io.example/x/y"]);
-        // A whole repository has a place of its own.
+        // A rule may replace a whole repository.
         let one = [rule("nvcr.io/nvidia/driver", &["r.example/gpu"])];
         assert_eq!(images(&one, "nvcr.io/nvidia/driver"), ["r.example/gpu", "nvcr.io/nvidia/driver"]);
-        // What cannot name a repository is no candidate.
+        // A replacement that is not a valid repository is skipped.
         let bare = [rule("nvcr.io/nvidia/driver", &["r.example"])];
         assert_eq!(images(&bare, "nvcr.io/nvidia/driver"), ["nvcr.io/nvidia/driver"]);
     }
@@ -248,7 +248,7 @@ mod tests {
         {
             assert_eq!(urls(&rules, other), [other]);
         }
-        // Parts that lead out of the prefix are resolved before it is compared.
+        // `..` components are resolved before the prefix is compared.
         assert_eq!(
             urls(&rules, "https://github.com/Mellanox/%2e%2e/other"),
             ["http://a.example:8080/github/other", "https://github.com/other"]
@@ -296,7 +296,7 @@ mod tests {
                 .map(|(at, prefix)| rule(&format!("r.example/{prefix}"), &[&format!("m{at}.example/k")]))
                 .collect();
             let found = images(&rules, &format!("r.example/{path}"));
-            // Whole parts are compared, one by one.
+            // Prefixes are compared component by component.
             let parts: Vec<&str> = path.split('/').collect();
             let fits = |prefix: &String| {
                 let wanted: Vec<&str> = prefix.split('/').collect();
@@ -309,7 +309,7 @@ mod tests {
                 let rest = parts[longest..].iter().flat_map(|part| ["/", part]).collect::<String>();
                 prop_assert!(found[0].ends_with(&format!(".example/k{rest}")), "{}", found[0]);
             }
-            // Addresses go the same way.
+            // URLs follow the same rules.
             let rules: Vec<MirrorRule> = prefixes
                 .iter()
                 .map(|prefix| rule(&format!("https://r.example/{prefix}/"), &["https://m.example/k/"]))

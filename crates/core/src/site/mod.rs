@@ -1,5 +1,5 @@
-//! Pure: the site (`site.yaml` in the definitions directory): which hosts may be asked and how, who signs, what must
-//! be signed.
+//! Pure: site settings (`site.yaml` in the definitions directory): network access, mirrors, credentials, signing, signature
+//! policy and limits.
 
 mod builds;
 mod host;
@@ -33,14 +33,14 @@ pub struct Site {
     pub api_version: ApiVersion,
     /// Always `Site`.
     pub kind: SiteKind,
-    /// The site's name, for people.
+    /// The site's name, for display.
     pub metadata: Metadata,
-    /// What it says.
+    /// The specification.
     #[serde(default)]
     pub spec: SiteSpec,
 }
 
-/// The one value of a site's `kind`.
+/// The only valid value of a site's `kind`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum SiteKind {
     /// `Site`.
@@ -48,7 +48,7 @@ pub enum SiteKind {
 }
 
 impl SiteSpec {
-    /// Files that hold secrets, as the definition names them; they never leave the machine.
+    /// Files that contain secrets, as named in the definition. They never leave the machine.
     pub fn secret_files(&self) -> Vec<PathBuf> {
         let Self {
             mirrors: _,
@@ -94,43 +94,43 @@ impl SiteSpec {
     }
 }
 
-/// What holds for all images, kernels and commands of one site.
+/// Settings for all images, kernels and commands of one site.
 #[serde_with::apply(Vec => #[serde(default, skip_serializing_if = "Vec::is_empty")])]
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SiteSpec {
-    /// Where images and files are fetched from instead of where definitions say. The longest prefix that matches counts.
+    /// Alternative locations for images and files. The longest matching prefix applies.
     pub mirrors: Vec<MirrorRule>,
-    /// The proxy for hosts that are not reached directly; without this, what the environment says.
+    /// The proxy for hosts that are not reached directly. Default: the environment's settings.
     pub proxy: Option<Proxy>,
-    /// How single hosts are reached. With `--offline` these, the mirrors, the registry and the cluster of the command line
-    /// are all that may be asked.
+    /// Settings for single hosts. With `--offline`, farrier may access only these hosts, the mirrors, and the registry and
+    /// cluster of the command line.
     pub hosts: Vec<Host>,
-    /// Further credentials, in the order in which they are looked through; Docker's own file comes last.
+    /// Additional credentials, in order of precedence. Docker's own file comes last.
     pub credentials: Vec<Credentials>,
-    /// Who signs modules, for kernels that load no others.
+    /// Signs modules, for kernels that load signed modules only.
     pub module_signing: Option<ModuleSigning>,
-    /// Who signs published images.
+    /// Signs published images.
     pub image_signing: Option<ImageSigning>,
-    /// What must hold before a rollout.
+    /// Requirements for images before a rollout.
     #[serde(default, skip_serializing_if = "Policy::is_empty")]
     pub policy: Policy,
-    /// How many kernels nodes may bring.
+    /// Limits on the kernels that nodes report.
     #[serde(default, skip_serializing_if = "is_default")]
     pub kernel_limits: KernelLimits,
-    /// How much is kept on a disk.
+    /// Limits on disk usage.
     #[serde(default, skip_serializing_if = "is_default")]
     pub storage: Storage,
-    /// How builds run in a cluster.
+    /// Settings for builds in a cluster.
     #[serde(default, skip_serializing_if = "is_default")]
     pub builds: Builds,
-    /// Who commits to Git repositories.
+    /// Author and signing key of commits to Git repositories.
     pub git: Option<GitCommits>,
 }
 
 impl SiteSpec {
-    /// What decides how hosts are reached.
+    /// Returns the settings for network access to hosts.
     pub fn network(&self) -> (&[MirrorRule], Option<&Proxy>, &[Host], &[Credentials]) {
         let Self {
             mirrors,
@@ -149,59 +149,59 @@ impl SiteSpec {
     }
 }
 
-/// Who commits, in the repositories of `git` rollouts.
+/// Author and signing key of commits, for the repositories of `git` rollouts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct GitCommits {
-    /// The name of author and committer.
+    /// Name of author and committer.
     pub name: OneLine,
-    /// Their email address.
+    /// Email address of author and committer.
     pub email: OneLine,
-    /// The private key, in OpenSSH's form and without a passphrase, that signs commits; without it they are not signed.
+    /// The private key that signs commits, in OpenSSH's format and without a passphrase. Default: commits are not signed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signing_key: Option<SecretSource>,
 }
 
-/// How much farrier keeps on a disk. What was not used for longest goes first; what a running build uses never goes, also
-/// where that is more.
+/// Limits on the disk space that farrier uses. The least recently used content is evicted first. Content used by a running build
+/// is never evicted, even above the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Storage {
-    /// Header sets, sources, packages, root file systems and blobs in the cache directory. The work of running builds comes
-    /// on top of it.
+    /// Header sets, sources, packages, root file systems and blobs in the cache directory. Work directories of running builds are
+    /// not counted.
     pub cache: Memory,
-    /// Logs of builds in the cache directory.
+    /// Build logs in the cache directory.
     pub logs: Memory,
-    /// Toolchains, and toolchains with headers, that farrier made in a Docker or Podman daemon.
+    /// Toolchain images that farrier created in a Docker or Podman daemon, with or without headers.
     pub engine_images: Memory,
 }
 
 impl Default for Storage {
     fn default() -> Self {
         let gibibytes = |number: u64| Memory::from_bytes(number << 30);
-        // Of the 20 GiB that the pod's cache has in `deploy/`, a third is left for running builds.
+        // The pod's cache in `deploy/` has 20 GiB; a third of it is reserved for running builds.
         Self { cache: gibibytes(12), logs: gibibytes(1), engine_images: gibibytes(30) }
     }
 }
 
-/// How many kernels nodes may bring. A node says itself which kernel it runs, and each kernel costs builds, images and a
-/// place in the fleet's images. More than any real fleet has is not taken up: such a node is left alone, and holds no others.
+/// Limits on the kernels that nodes report. Each node reports its own kernel, and each kernel costs builds, images and a layer in
+/// union images. farrier skips a node above the limits, which are higher than any real fleet needs. Other nodes are not affected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct KernelLimits {
-    /// Kernels that one node may run or announce within `within`. One that names more is not believed until they are
-    /// older: only kernels that other nodes run too count of it.
+    /// Kernels that one node may run or announce within `within`. Above that limit, a kernel of the node counts only if other
+    /// nodes run it, too. The limit applies until the excess kernels are older than `within`.
     pub per_node: NonZeroU32,
-    /// See `perNode`. It is counted from farrier's start; `0s` takes the limit away.
+    /// Time window of `perNode`, counted from farrier's start. `0s` disables the limit.
     pub within: Period,
-    /// Kernels that all nodes may run together. Those that the most nodes run count, then those that came first.
+    /// Number of different kernels of all nodes together. Kernels of the most nodes take precedence, then the ones seen first.
     pub distinct: NonZeroU32,
 }
 
 impl Default for KernelLimits {
     fn default() -> Self {
         let number = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
-        // As many as a union image has layers for.
+        // The number of kernels that fit into the layers of a union image.
         Self { per_node: number(16), within: Period::seconds(24 * 3600), distinct: number(100) }
     }
 }

@@ -1,4 +1,4 @@
-//! Pure: proxies, credentials, and how single hosts are reached.
+//! Pure: proxies, credentials, and settings for single hosts.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
@@ -7,11 +7,11 @@ use url::Url;
 use super::{HostPort, NoProxy, Prefix, ProxyUrl, SecretName, SecretSource};
 use crate::definition::checked::LocalPath;
 
-/// A user's name, and the password where secrets are.
+/// A user name, and the location of its password.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Login {
-    /// The user.
+    /// The user name.
     pub user: String,
     /// The password.
     pub password: SecretSource,
@@ -26,15 +26,15 @@ pub struct Proxy {
     pub http: Option<ProxyUrl>,
     /// For `https://`.
     pub https: Option<ProxyUrl>,
-    /// Hosts, domains (`.example`) and networks (`10.0.0.0/8`) that are reached directly. Loopback always is.
+    /// Hosts, domains (`.example`) and networks (`10.0.0.0/8`) that are reached directly. Loopback is always direct.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub no_proxy: Vec<NoProxy>,
-    /// Who asks the proxies.
+    /// Login for the proxies.
     pub login: Option<Login>,
 }
 
 impl Proxy {
-    /// The proxy through which an address is reached; `None`: directly.
+    /// Returns the proxy for a URL; `None` if the host is reached directly.
     pub fn for_url(&self, url: &Url) -> Option<&ProxyUrl> {
         let Self { http, https, no_proxy, login: _ } = self;
         let proxy = if url.scheme() == "https" { https } else { http }.as_ref()?;
@@ -54,47 +54,47 @@ fn of_images<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Prefix, D::Er
     }
 }
 
-/// How one host is reached.
+/// Settings for one host.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Host {
-    /// `host` or `host:port`; without a port, all ports of the host.
+    /// `host` or `host:port`. Without a port, the settings apply to all ports of the host.
     pub host: HostPort,
-    /// Root certificates for this host, PEM, beside the system's; relative to the definitions directory.
+    /// Root certificates for this host, PEM, in addition to the system's. Relative to the definitions directory.
     pub ca_file: Option<LocalPath>,
-    /// The certificate that farrier shows, PEM, with its chain.
+    /// Client certificate with its chain, PEM.
     pub client_certificate: Option<LocalPath>,
-    /// That certificate's key, PEM.
+    /// Private key of the client certificate, PEM.
     pub client_key: Option<SecretSource>,
-    /// May it be talked to without TLS?
+    /// Allow plain HTTP, without TLS.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub plain_http: bool,
-    /// Who asks it for downloads and Git repositories. Registries have `credentials`, and apt has its own `/etc/apt/auth.conf`.
+    /// Login for downloads and Git repositories. Registries use `credentials`; apt uses its own `/etc/apt/auth.conf`.
     pub login: Option<Login>,
-    /// The private key, in OpenSSH's form, with which its Git repositories are reached by SSH.
+    /// The private key for SSH access to Git repositories, in OpenSSH's format.
     pub ssh_key: Option<SecretSource>,
-    /// Its SSH keys, as `known_hosts` has them; relative to the definitions directory. Without it the user's own file counts.
+    /// The host's SSH keys in `known_hosts` format, relative to the definitions directory. Default: the user's own file.
     pub known_hosts: Option<LocalPath>,
-    /// Of a registry: hosts (`host` or `host:port`) that may get its credentials and give tokens for it, where these are not its own.
+    /// For a registry: additional hosts (`host` or `host:port`) that may receive its credentials and issue tokens for it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub token_servers: Vec<HostPort>,
 }
 
-/// Where credentials for registries stand: exactly one field.
+/// Credentials for registries. Set exactly one field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Credentials {
-    /// A file of the form that Docker's `config.json` and Podman's `auth.json` have; relative to the definitions directory.
+    /// A file in the format of Docker's `config.json` and Podman's `auth.json`, relative to the definitions directory.
     DockerConfig(LocalPath),
     /// A Kubernetes Secret of type `kubernetes.io/dockerconfigjson`.
     PullSecret(SecretName),
-    /// A user's name here, and the password where secrets are.
+    /// A user name, with the location of its password.
     Basic {
         /// `host[:port][/path]` of the registry.
         #[serde(deserialize_with = "of_images")]
         registry: Prefix,
-        /// The user.
+        /// The user name.
         user: String,
         /// The password.
         password: SecretSource,

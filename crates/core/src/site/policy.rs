@@ -1,4 +1,4 @@
-//! Pure: what must hold of an image before nodes get it.
+//! Pure: requirements for images before nodes get them.
 
 use schemars::JsonSchema;
 use serde::{
@@ -8,62 +8,63 @@ use serde::{
 
 use crate::definition::{OneOf, checked::LocalPath, one_of};
 
-/// What must hold of an image before a rollout names it.
+/// Requirements that an image must meet before a rollout uses it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Policy {
-    /// Public keys (PEM files, relative to the definitions directory) that must have signed the image: one of a list, or so
-    /// many different ones as `atLeast` says; nothing is required where there are none. A signature is over the manifest, and
-    /// so over what its annotations say: inputs, kernel and verdict. `farrier verify` checks the documents beside the image,
-    /// too.
+    /// Public keys (PEM files, relative to the definitions directory) that must have signed the image. For a list, one key
+    /// suffices; `atLeast` sets the number of different keys. Default: no signature is required.
+    ///
+    /// A signature covers the manifest and its annotations: inputs, kernel and verdict. `farrier verify` also checks the
+    /// documents beside the image.
     #[serde(default, skip_serializing_if = "RequireSigned::is_empty")]
     pub require_signed: RequireSigned,
 }
 
 impl Policy {
-    /// Is nothing required?
+    /// Whether nothing is required.
     pub fn is_empty(&self) -> bool {
         let Self { require_signed } = self;
         require_signed.is_empty()
     }
 }
 
-/// The keys that must have signed.
+/// Keys that must have signed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum RequireSigned {
-    /// One of these.
+    /// One of these keys.
     OneOf(Vec<LocalPath>),
-    /// Several of these.
+    /// Several of these keys.
     AtLeast(Signatures),
 }
 
-/// So many keys of some, for instance the site's and a release team's.
+/// A number of keys that must have signed, for instance the site's and a release team's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Signatures {
-    /// So many different keys must have signed. A key that is there twice, under whatever names, counts once.
+    /// Number of different keys that must have signed. A key that is listed twice counts once, whatever its file name.
     #[schemars(range(min = 1))]
     pub at_least: usize,
-    /// Their public halves.
+    /// The public keys.
     #[schemars(length(min = 1))]
     pub keys: Vec<LocalPath>,
 }
 
 impl RequireSigned {
-    /// Is nothing required?
+    /// Whether nothing is required.
     pub fn is_empty(&self) -> bool {
         self.keys().is_empty()
     }
 
-    /// The files of the keys.
+    /// Returns the files of the keys.
     pub fn keys(&self) -> &[LocalPath] {
         match self {
             Self::OneOf(keys) | Self::AtLeast(Signatures { keys, .. }) => keys,
         }
     }
 
-    /// So many of them must have signed.
+    /// Returns the number of keys that must have signed.
     pub fn at_least(&self) -> usize {
         match self {
             Self::OneOf(_) => 1,

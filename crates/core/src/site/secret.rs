@@ -1,4 +1,4 @@
-//! Pure: where a secret is read from. What is secret itself never stands in a definition.
+//! Pure: locations of secrets. A definition never contains a secret itself.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,10 +10,10 @@ use crate::definition::checked::{DnsLabel, DnsName, LocalPath};
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[display("{namespace}/{name}")]
 pub struct SecretName {
-    /// Its namespace.
+    /// Namespace of the Secret.
     #[schemars(with = "String")]
     pub namespace: DnsLabel,
-    /// Its name.
+    /// Name of the Secret.
     #[schemars(with = "String")]
     pub name: DnsName,
 }
@@ -22,17 +22,17 @@ pub struct SecretName {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SecretKey {
-    /// Its namespace.
+    /// Namespace of the Secret.
     #[schemars(with = "String")]
     pub namespace: DnsLabel,
-    /// Its name.
+    /// Name of the Secret.
     #[schemars(with = "String")]
     pub name: DnsName,
-    /// The key in its `data`.
+    /// The key in the Secret's `data`.
     pub key: String,
 }
 
-/// Where a secret stands: exactly one field.
+/// Location of a secret. Set exactly one field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum SecretSource {

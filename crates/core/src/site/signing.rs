@@ -1,4 +1,4 @@
-//! Pure: who signs modules and images.
+//! Pure: keys that sign modules and images.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,36 +7,38 @@ use strum::{Display, EnumString};
 use super::{Policy, SecretKey, SecretSource};
 use crate::definition::checked::LocalPath;
 
-/// A private key, or what uses one: exactly one field. It is never in a build, a layer, a log or the cache.
+/// A private key, or a command that uses one. Set exactly one field. The key is never in a build, a layer, a log or the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum KeySource {
-    /// A file, absolute or relative to the definitions directory: a private key in PEM form, PKCS#8 or PKCS#1, which may
-    /// be encrypted. The kernel's build leaves certificate and key in one such file (`certs/signing_key.pem`).
+    /// A file, absolute or relative to the definitions directory: a private key in PEM form, PKCS#8 or PKCS#1, optionally
+    /// encrypted. The kernel's build writes certificate and key to one such file (`certs/signing_key.pem`).
     File(LocalPath),
-    /// The same in an entry of a Kubernetes Secret.
+    /// A private key in the same form, as an entry of a Kubernetes Secret.
     Secret(SecretKey),
-    /// A program and its arguments, for keys that cannot be had, such as those of a hardware security module. It gets the
-    /// digest, in raw bytes, on its standard input and writes the signature, in raw bytes, to its standard output: RSA with
-    /// PKCS#1 v1.5 padding over the DigestInfo that it makes of the digest, or ECDSA as DER or as two numbers side by side.
-    /// `{{hash}}` in an argument stands for `sha256`, `sha384` or `sha512`. It has a minute for each signature.
+    /// A program and its arguments, for keys that cannot be exported, for example from a hardware security module. The program
+    /// reads the digest from standard input and writes the signature to standard output, both as raw bytes.
+    ///
+    /// A signature is RSA with PKCS#1 v1.5 padding over the DigestInfo that the program creates from the digest, or ECDSA as DER
+    /// or as two concatenated numbers. `{{hash}}` in an argument is replaced with `sha256`, `sha384` or `sha512`. The timeout is
+    /// one minute for each signature.
     Command(#[schemars(length(min = 1))] Vec<String>),
 }
 
-/// What becomes of a module that is signed already.
+/// Treatment of modules that are already signed.
 #[derive(Serialize, Deserialize, JsonSchema, Display, EnumString)]
 #[serde(rename_all = "camelCase")]
 #[strum(serialize_all = "camelCase")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Signed {
-    /// It keeps its signature, unless that is farrier's own from an earlier key.
+    /// Keep the signature, unless farrier made it with an earlier key.
     #[default]
     Keep,
-    /// It gets ours instead.
+    /// Replace the signature.
     Replace,
 }
 
-/// Who signs the modules of all images.
+/// Settings for signing the modules of all images.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ModuleSigning {
@@ -45,15 +47,15 @@ pub struct ModuleSigning {
     /// The passphrase of an encrypted key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passphrase: Option<SecretSource>,
-    /// The certificate that the kernels know, PEM or DER; relative to the definitions directory. What it signs counts as
-    /// trusted by them in the static check; a boot check shows whether it is.
+    /// The certificate that the kernels trust, PEM or DER, relative to the definitions directory. The static check assumes that
+    /// the kernels trust it; a boot check verifies that.
     pub certificate: LocalPath,
-    /// What becomes of modules that are signed already.
+    /// Treatment of modules that are already signed.
     #[serde(default)]
     pub signed: Signed,
 }
 
-/// Who signs published images, in the form that `cosign verify --key` accepts.
+/// Settings for signing published images, in the form that `cosign verify --key` accepts.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -62,32 +64,33 @@ pub struct ImageSigning {
     pub key: KeySource,
     /// The passphrase of an encrypted key.
     pub passphrase: Option<SecretSource>,
-    /// Its public half, PEM; needed where a command signs.
+    /// The public key, PEM. Required if a command signs.
     pub public_key: Option<LocalPath>,
-    /// What becomes of images that are published already, with the right inputs and without our signature.
+    /// Treatment of published images with the right inputs but without this site's signature.
     #[serde(default)]
     pub existing: Existing,
-    /// `existing: sign` vouches for whatever stands under a tag, so that `policy.requireSigned` proves no more than that
-    /// someone could write there. Both together need this word.
+    /// Acknowledge the risk of `existing: sign` together with `policy.requireSigned`: farrier then signs whatever is stored under
+    /// a tag, so a signature only proves that someone could write to the registry. The combination requires this field.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trust_registry_writers: bool,
 }
 
 impl ImageSigning {
-    /// Does it sign what it did not make, where the policy asks for signatures and the definition does not say that this is meant?
+    /// Whether farrier would sign images that it did not build although the policy requires signatures, without
+    /// `trustRegistryWriters` to allow it.
     pub fn belies(&self, policy: &Policy) -> bool {
         let Self { existing, trust_registry_writers, .. } = self;
         *existing == Existing::Sign && !trust_registry_writers && !policy.is_empty()
     }
 }
 
-/// What becomes of published images without our signature.
+/// Treatment of published images without this site's signature.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Existing {
-    /// They are signed as they are: right for as long as all who may write to the registry are trusted.
+    /// Sign them as they are. Use this only if everyone who may write to the registry is trusted.
     Sign,
-    /// They stay as they are. Only what this farrier publishes is signed.
+    /// Leave them unsigned. farrier signs only the images that it publishes itself.
     #[default]
     Leave,
 }

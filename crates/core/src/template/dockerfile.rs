@@ -1,54 +1,55 @@
-//! Pure: the instructions of a Dockerfile, and which of them an engine would fetch something for.
+//! Pure: splits a Dockerfile into instructions, and finds instructions for which an engine would access the network.
 
 use super::lexer::{self, BLANKS, Lexer, Quotes};
 
-/// An instruction, its lines joined.
+/// An instruction, with its lines joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instruction {
-    /// Without the characters that continue lines, comments and here-documents.
+    /// The text without line-continuation characters, comments and here-documents.
     pub text: String,
-    /// The place of its first line, from 0.
+    /// Index of the first line, from 0.
     pub first: usize,
-    /// The place of the last line of the instruction itself; `None` where the text ends before it does.
+    /// Index of the last line of the instruction, without its here-documents; `None` if the file ends before the instruction
+    /// does.
     pub last: Option<usize>,
-    /// Its here-documents, in order.
+    /// The instruction's here-documents, in order.
     pub documents: Vec<Document>,
 }
 
 /// A here-document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Document {
-    /// The word that ends it.
+    /// The word that ends the document.
     pub name: String,
-    /// Its lines, line breaks included.
+    /// The document's lines, including line breaks.
     pub content: String,
-    /// `<<-`: tabs at the starts of its lines do not count.
+    /// Set by `<<-`: leading tabs of each line are removed.
     pub strip_tabs: bool,
-    /// The name stands without quotes: variables in it have their values.
+    /// Set if the name is unquoted: variables in the document are expanded.
     pub expand: bool,
-    /// Does the line that ends it stand in the Dockerfile?
+    /// Whether the Dockerfile contains the line that ends the document.
     pub ends: bool,
 }
 
 impl Instruction {
-    /// Is it this instruction, such as `FROM`? Case does not count.
+    /// Whether this is the given instruction, such as `FROM`, ignoring case.
     pub fn is(&self, word: &str) -> bool {
         self.split().0.eq_ignore_ascii_case(word)
     }
 
-    /// Its first word, and the others.
+    /// Returns the first word and the remaining text.
     pub(super) fn split(&self) -> (&str, &str) {
         first_word(&self.text)
     }
 }
 
-/// The instructions of a Dockerfile, in order.
+/// Returns the instructions of a Dockerfile, in order.
 pub fn instructions(dockerfile: &str) -> Vec<Instruction> {
     split(dockerfile, Reading { here_docs: true, doubled: true, newer: true })
 }
 
-/// The instructions, where all builders that know here-documents find the same; else the place, from 0, of the first line from which
-/// on they differ.
+/// Returns the instructions if all builders that support here-documents find the same ones. Otherwise the error is the index,
+/// from 0, of the first line at which the builders differ.
 pub(super) fn same_to_all(dockerfile: &str) -> Result<Vec<Instruction>, usize> {
     let [found, others @ ..] = [(false, true), (true, true), (false, false)]
         .map(|(doubled, newer)| split(dockerfile, Reading { here_docs: true, doubled, newer }));
@@ -61,19 +62,20 @@ pub(super) fn same_to_all(dockerfile: &str) -> Result<Vec<Instruction>, usize> {
     Ok(found)
 }
 
-/// Where builders read Dockerfiles in two ways.
+/// Syntax that differs between builders.
 #[derive(Clone, Copy, Debug)]
 struct Reading {
-    /// Docker's classic builder knows no here-documents: what stands in one are instructions to it.
+    /// Whether here-documents are supported. Docker's classic builder does not support them and reads their lines as
+    /// instructions.
     here_docs: bool,
-    /// Does a line go on that ends with two escape characters? To newer builders it does not.
+    /// Whether a line that ends with two escape characters continues. In newer builders it does not.
     doubled: bool,
-    /// Is `check` a directive? To older builders it is a comment, and ends the directives.
+    /// Whether `check` is a directive. Older builders treat it as a comment, which ends the directives.
     newer: bool,
 }
 
-/// The first `ADD` that is more than a copy out of the build context: from which line of the Dockerfile, and what it names.
-/// Engines fetch addresses and repositories themselves, whatever network the build has.
+/// Returns the first `ADD` that does more than copy from the build context: its line, from 1, and what it adds. Engines fetch
+/// URLs and repositories themselves, even if the build has no network.
 pub fn fetching_add(dockerfile: &str) -> Option<(usize, String)> {
     let ways =
         (0..8).map(|way| Reading { here_docs: way & 1 == 0, doubled: way & 2 == 0, newer: way & 4 == 0 });
@@ -86,7 +88,7 @@ fn split(dockerfile: &str, reading: Reading) -> Vec<Instruction> {
     let dockerfile = dockerfile.strip_prefix('\u{feff}').unwrap_or(dockerfile);
     let escape = escape_character(dockerfile, reading.newer);
     let mut found: Vec<Instruction> = Vec::new();
-    // Of the last instruction's here-documents, those that have ended.
+    // Number of the last instruction's here-documents that have ended.
     let mut ended = 0;
     let mut goes_on = false;
     for (place, whole) in dockerfile.split_inclusive('\n').enumerate() {
@@ -132,10 +134,10 @@ fn split(dockerfile: &str, reading: Reading) -> Vec<Instruction> {
     found
 }
 
-/// What an `ADD` names that is not plainly a place in the build context.
+/// Returns the first source of an `ADD` that may not be a path in the build context.
 fn fetched(instruction: &str) -> Option<String> {
     let mut words = instruction.split_whitespace().peekable();
-    // A stage that has this stage for its base runs it.
+    // `ONBUILD` instructions run in a stage that is based on this stage.
     while words.next_if(|word| word.eq_ignore_ascii_case("onbuild")).is_some() {}
     words.next_if(|word| word.eq_ignore_ascii_case("add"))?;
     while words.next_if(|word| word.starts_with("--")).is_some() {}
@@ -143,14 +145,15 @@ fn fetched(instruction: &str) -> Option<String> {
     let rest_text = rest.join(" ");
     let list: Option<Vec<String>> = serde_json::from_str(&rest_text).ok();
     let mut sources = list.unwrap_or_else(|| rest.into_iter().map(str::to_owned).collect());
-    // The last one is where it goes; alone it is no destination but a mistake, which may be a source.
+    // The final word is the destination. A single word is a mistake, and is treated as a source.
     if sources.len() > 1 {
         sources.pop();
     }
     sources.into_iter().find(|source| !is_local(source))
 }
 
-/// No address, no `user@host:path`, and nothing that the engine would still expand or unquote. A here-document is local.
+/// Whether a source is neither a URL nor `user@host:path`, and contains nothing that the engine would expand or unquote. A
+/// here-document is local.
 fn is_local(source: &str) -> bool {
     let plain = |c: char| c.is_alphanumeric() || "._-+~/*?[] ".contains(c);
     let source = source.strip_prefix("<<").map_or(source, |name| name.trim_matches(['-', '"', '\'']));
@@ -158,7 +161,8 @@ fn is_local(source: &str) -> bool {
 }
 
 impl Document {
-    /// Those that an instruction opens: `RUN <<EOF`, `COPY <<-"A" << B /x/`. Only whole words do, and what is quoted is none.
+    /// Returns the here-documents that an instruction opens: `RUN <<EOF`, `COPY <<-"A" << B /x/`. Only whole, unquoted words open
+    /// one.
     fn all_of(instruction: &str, escape: char) -> Vec<Self> {
         let (mut word, mut rest) = first_word(instruction);
         if word.eq_ignore_ascii_case("onbuild") {
@@ -174,11 +178,11 @@ impl Document {
         words.iter().filter_map(|word| Self::opened_by(word)).collect()
     }
 
-    /// The one that a word opens, still empty.
+    /// Returns the here-document that a word opens, without content.
     pub(super) fn opened_by(word: &str) -> Option<Self> {
         let rest = word.trim_start_matches(|c: char| c.is_ascii_digit()).strip_prefix("<<")?;
         let (rest, strip_tabs) = rest.strip_prefix('-').map_or((rest, false), |rest| (rest, true));
-        // What a shell shifts (`$((1 << 2))`) is no name that stands behind a blank.
+        // A shell's shift operator (`$((1 << 2))`) does not open a here-document.
         let is_shift =
             |name: &str| name.starts_with(|c: char| c.is_ascii_digit()) || name.contains(['(', ')', '$']);
         if rest.starts_with(BLANKS) && is_shift(rest.trim_start()) {
@@ -204,7 +208,7 @@ impl Document {
         line == self.name
     }
 
-    /// Its content, without the tabs that do not count.
+    /// Returns the content, without leading tabs if they are to be removed.
     pub(super) fn plain_content(&self) -> String {
         let lines = self.content.split_inclusive('\n');
         lines.map(|line| if self.strip_tabs { line.trim_start_matches('\t') } else { line }).collect()
@@ -216,13 +220,13 @@ fn first_word(text: &str) -> (&str, &str) {
     (word, rest.trim_start_matches(BLANKS))
 }
 
-/// The escape character: a backslash, unless a parser directive at the top says a backtick.
+/// Returns the escape character: a backslash, unless a parser directive at the top sets a backtick.
 pub(super) fn escape_character(dockerfile: &str, newer: bool) -> char {
     let escape = directives(dockerfile, newer).find(|(key, _)| key == "escape");
     if escape.is_some_and(|(_, value)| value == "`") { '`' } else { '\\' }
 }
 
-/// The parser directives. The first line that is no known one ends them.
+/// Returns the parser directives. The first line that is not a known directive ends them.
 pub(super) fn directives(dockerfile: &str, newer: bool) -> impl Iterator<Item = (String, &str)> {
     dockerfile
         .strip_prefix('\u{feff}')
@@ -257,9 +261,9 @@ mod tests {
             ("FROM a\nADD https://x", 2, "https://x"),
             ("FROM a\nADD\\\n  https://x /y", 2, "https://x"),
             ("FROM a\nRUN x \\\\\nADD https://x /y", 3, "https://x"),
-            // To older builders `check` ends the directives, and the backslash escapes.
+            // Older builders end the directives at `check`, so the backslash remains the escape character.
             ("# check=skip=all\n# escape=`\nFROM a\nADD a \\\nhttps://x /y", 4, "https://x"),
-            // The line that ends a here-document continues for those who know none.
+            // Without support for here-documents, the line that ends one continues.
             ("FROM a\nRUN <<'A\\'\nA\\\nADD https://x /y", 4, "https://x"),
         ] {
             assert_eq!(fetching_add(dockerfile), Some((line, source.to_owned())), "{dockerfile}");
@@ -310,7 +314,7 @@ mod tests {
         }
         let open = instructions("RUN <<A\nx\n A");
         assert!(!open[0].documents[0].ends && open[0].last == Some(0));
-        // Between it and its end, comments and empty lines are text.
+        // Before the end of a here-document, comments and empty lines are content.
         assert_eq!(instructions("COPY <<A /x\n\n# y\nA")[0].documents[0].content, "\n# y\n");
     }
 

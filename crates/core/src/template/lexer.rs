@@ -1,21 +1,21 @@
-//! Pure: words of a Dockerfile as builders read them: quotes, escapes, variables. The rules are those of BuildKit's lexer
-//! (`frontend/dockerfile/shell/lex.go`), which the classic builder has, too.
+//! Pure: splits a Dockerfile's text into words as builders do, with quotes, escapes and variables. The rules follow BuildKit's
+//! lexer (`frontend/dockerfile/shell/lex.go`), which the classic builder also uses.
 
 use std::{iter::Peekable, str::Chars};
 
-/// Blanks between an instruction and its words. A line break is none: it ends the instruction.
+/// Blanks between an instruction and its words. A line break is not a blank, because it ends the instruction.
 pub(super) const BLANKS: [char; 5] = ['\t', '\u{b}', '\u{c}', '\r', ' '];
-/// How deep `${x:-${y:-...}}` goes.
+/// Maximum nesting depth of `${x:-${y:-...}}`.
 const DEPTH: usize = 64;
-/// What one text may become. Linux takes no longer argument or variable than 128 KiB.
+/// Size limit of an expanded text. Linux limits arguments and variables to 128 KiB.
 pub(super) const LONGEST: usize = 1 << 20;
 
-/// Why a text has no words.
+/// Reason why a text cannot be split into words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// A mistake, for every builder.
+    /// An error in every builder.
     Mistake(String),
-    /// Some builders can do it.
+    /// Syntax that only some builders support.
     Unsupported(String),
 }
 
@@ -23,44 +23,44 @@ pub(super) fn mistake<T>(reason: impl Into<String>) -> Result<T, Refusal> {
     Err(Refusal::Mistake(reason.into()))
 }
 
-/// What quotes are.
+/// Treatment of quotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Quotes {
-    /// They hold words together, and go.
+    /// Quotes group words and are removed.
     Removed,
-    /// They hold words together, and stay.
+    /// Quotes group words and are kept.
     Kept,
-    /// Characters like any other.
+    /// Quotes are ordinary characters.
     Plain,
 }
 
-/// Says what a variable's value is.
+/// Looks up the value of a variable.
 pub(super) type Values<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// How a text is read.
+/// Rules for reading a text.
 #[derive(Clone, Copy)]
 pub(super) struct Lexer<'a> {
-    /// Takes its meaning from the next character.
+    /// Removes the special meaning of the next character.
     pub(super) escape: char,
     pub(super) quotes: Quotes,
-    /// Do escape characters stay?
+    /// Whether escape characters are kept.
     pub(super) raw_escapes: bool,
-    /// The values of variables; `None`: `$X` stays as it is.
+    /// Lookup of variables; `None` leaves `$X` unchanged.
     pub(super) variables: Option<Values<'a>>,
 }
 
 impl<'a> Lexer<'a> {
-    /// Puts the values of variables into a text, and takes quotes and escapes away.
+    /// Creates a lexer that expands variables and removes quotes and escapes.
     pub(super) fn expanding(escape: char, variables: Values<'a>) -> Self {
         Self { escape, quotes: Quotes::Removed, raw_escapes: false, variables: Some(variables) }
     }
 
-    /// The text, expanded.
+    /// Returns the expanded text.
     pub(super) fn text(self, text: &str) -> Result<String, Refusal> {
         Reading::of(self, text).until(None, self.raw_escapes, 0).map(|(text, _)| text)
     }
 
-    /// Its words.
+    /// Returns the expanded words.
     pub(super) fn words(self, text: &str) -> Result<Vec<String>, Refusal> {
         Reading::of(self, text).until(None, self.raw_escapes, 0).map(|(_, words)| words)
     }
@@ -70,7 +70,7 @@ struct Reading<'a> {
     lexer: Lexer<'a>,
     raw_escapes: bool,
     rest: Peekable<Chars<'a>>,
-    /// The word that is being read. One for all depths, as there: what stands before `${x:-y}` is no part of a word.
+    /// The current word. All nesting depths share it, as in BuildKit: text before `${x:-y}` does not belong to the word.
     word: String,
 }
 
@@ -79,7 +79,7 @@ impl<'a> Reading<'a> {
         Self { lexer, raw_escapes: lexer.raw_escapes, rest: text.chars().peekable(), word: String::new() }
     }
 
-    /// Up to a character, or to the end: the text, and its words.
+    /// Reads up to the `stop` character or to the end. Returns the text and its words.
     fn until(
         &mut self,
         stop: Option<char>,
@@ -163,7 +163,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// `<< EOF` is one word with its blanks.
+    /// Keeps `<< EOF`, including its blanks, in one word.
     fn here_document(&mut self) -> String {
         self.rest.next();
         if self.rest.next_if_eq(&'<').is_none() {
@@ -225,7 +225,7 @@ impl<'a> Reading<'a> {
         if self.lexer.quotes == Quotes::Kept { quote.to_owned() } else { String::new() }
     }
 
-    /// `$x`, `${x}`, `${x:-y}`.
+    /// Expands `$x`, `${x}` or `${x:-y}`.
     fn variable(&mut self, depth: usize) -> Result<String, Refusal> {
         self.rest.next();
         if self.rest.next_if_eq(&'{').is_none() {
@@ -282,7 +282,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Replacements, which the classic builder does not know.
+    /// Refuses pattern replacements, which the classic builder does not support.
     fn unsupported(&self, text: &str) -> Result<String, Refusal> {
         match self.lexer.variables {
             None => Ok(text.to_owned()),
@@ -309,7 +309,7 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// The words of `ENV` and `ARG`, quotes and escapes still in them.
+/// Returns the words of `ENV` and `ARG`, including quotes and escapes.
 pub(super) fn quoted_words(text: &str, escape: char) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -321,7 +321,7 @@ pub(super) fn quoted_words(text: &str, escape: char) -> Vec<String> {
             continue;
         }
         if c == escape && quote != Some('\'') {
-            // At the end it is left out.
+            // A trailing escape character is dropped.
             let Some(escaped) = rest.next() else { break };
             word.get_or_insert_default().extend([c, escaped]);
             continue;
@@ -337,7 +337,7 @@ pub(super) fn quoted_words(text: &str, escape: char) -> Vec<String> {
     words
 }
 
-/// The options in front of an instruction's words (`--chmod=755`), quotes and escapes read; and what follows.
+/// Returns the options before an instruction's words (`--chmod=755`), without quotes and escapes, and the remaining text.
 pub(super) fn options(text: &str, escape: char) -> (Vec<String>, &str) {
     let mut found = Vec::new();
     let mut rest = text.trim_start();
@@ -373,7 +373,7 @@ pub(super) fn options(text: &str, escape: char) -> (Vec<String>, &str) {
     (found, rest.trim())
 }
 
-/// A list in JSON's form, as `["sh", "-c", "x"]`; `None` where the text is none. The error: it holds more than texts.
+/// Parses a list in JSON form, such as `["sh", "-c", "x"]`; `None` if the text is not a list. Fails if an item is not a string.
 pub(super) fn json_list(text: &str) -> Option<Result<Vec<String>, ()>> {
     let text = text.trim_start();
     let items: Vec<serde_json::Value> =

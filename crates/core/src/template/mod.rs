@@ -1,4 +1,4 @@
-//! Pure: Dockerfile templates, rendered strictly; what is in the Dockerfiles.
+//! Pure: renders Dockerfile templates with strict variable checks, and parses the resulting Dockerfiles.
 
 mod dockerfile;
 mod lexer;
@@ -18,11 +18,11 @@ pub use dockerfile::{Document, Instruction, instructions};
 
 use crate::kernel::{KernelLabel, KernelTarget};
 
-/// What a template may name. An unknown variable is an error.
+/// Variables of a template. An unknown variable is an error.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TemplateContext {
-    /// `{{toolchain}}`: the local name of an image that holds the compiler and, at its natural paths,
-    /// the header set (`/lib/modules/<release>/build`).
+    /// `{{toolchain}}`: local name of the image with the compiler and, at its usual paths, the header set
+    /// (`/lib/modules/<release>/build`).
     pub toolchain: String,
     /// `{{kernel.release}}`, `{{kernel.label}}`, `{{kernel.version}}` (`x.y.z`), `{{kernel.major}}`, `{{kernel.minor}}`,
     /// `{{kernel.flags}}`.
@@ -35,10 +35,9 @@ pub struct TemplateContext {
     pub image: BTreeMap<String, String>,
     /// `{{#each modules}}`.
     pub modules: Vec<String>,
-    /// `{{#each sources}}`: names; each is in the context as `sources/<name>/`.
+    /// `{{#each sources}}`: names. Each source is in the build context as `sources/<name>/`.
     pub sources: Vec<String>,
-    /// `{{#each needs}}`: names; the exposed headers of each are in the context as `needs/<name>/`, at their natural
-    /// paths.
+    /// `{{#each needs}}`: names. The exposed headers of each are in the build context as `needs/<name>/`, at their usual paths.
     pub needs: Vec<String>,
     /// `{{#each patches}}`: file names below `patches/`, in order.
     pub patches: Vec<String>,
@@ -46,26 +45,26 @@ pub struct TemplateContext {
     pub vars: BTreeMap<String, String>,
 }
 
-/// `{{kernel.flags}}` of modules without type information: debug information would be stripped, so none is made.
+/// `{{kernel.flags}}` for modules without type information. Debug information would be stripped, so none is generated.
 const WITHOUT_BTF: &str = "KCFLAGS=-g0";
-/// With it: pahole makes BTF of debug information. With a time, kbuild keeps pahole from working in parallel, which would
-/// give other bytes each time (`scripts/Makefile.btf`).
+/// `{{kernel.flags}}` for modules with type information, which pahole generates from debug information. With a timestamp, kbuild
+/// does not run pahole in parallel, which would give different bytes each time (`scripts/Makefile.btf`).
 const WITH_BTF: &str = "KCFLAGS=-g KBUILD_BUILD_TIMESTAMP=@0";
 
-/// Why a template was not rendered.
+/// Reason why a template cannot be rendered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("template {template} line {line}: {reason}")]
 pub struct TemplateError {
     /// The template's name.
     pub template: String,
-    /// Line, from 1; 0 where it is not known.
+    /// Line, from 1; 0 if unknown.
     pub line: usize,
-    /// What is wrong, naming the variable.
+    /// Description of the problem, with the name of the variable.
     pub reason: String,
 }
 
 impl TemplateContext {
-    /// The context of one image (name, version) for one kernel, without lists and variables.
+    /// Creates the context of one image (name, version) for one kernel, without lists and `vars`.
     pub fn new(toolchain: &str, image: (&str, &str), target: &KernelTarget) -> Self {
         let KernelTarget { os, os_version, release, arch } = target;
         let map =
@@ -91,12 +90,12 @@ impl TemplateContext {
         }
     }
 
-    /// The kernel's family has modules get type information (BTF).
+    /// Enables type information (BTF) for modules, as the kernel's family requests.
     pub fn with_btf(&mut self) {
         self.kernel.insert("flags".to_owned(), WITH_BTF.to_owned());
     }
 
-    /// A line break in a value would start a new instruction of the Dockerfile.
+    /// Returns a value with a line break, which would start a new instruction in the Dockerfile.
     fn value_with_line_break(&self) -> Option<&str> {
         let Self { toolchain, kernel, os, arch, image, modules, sources, needs, patches, vars } = self;
         let maps = [kernel, os, image, vars].into_iter().flat_map(BTreeMap::values);
@@ -108,7 +107,7 @@ impl TemplateContext {
     }
 }
 
-/// Templates and tag patterns that were parsed, so that each is parsed once for a whole matrix. One text for each name.
+/// Cache of parsed templates and tag patterns, so that each is parsed once for all cells. A name must always have the same text.
 #[derive(Debug)]
 pub struct Templates(Handlebars<'static>);
 
@@ -119,7 +118,7 @@ impl Default for Templates {
 }
 
 impl Templates {
-    /// Renders a template; `name` is for messages, and stands for `text` from then on.
+    /// Renders a template. `name` is used in messages and as the cache key of `text`.
     pub fn render(
         &mut self,
         name: &str,
@@ -140,9 +139,9 @@ impl Templates {
         self.0.render(name, context).map_err(|error| failed(error.line_no, reason(&error)))
     }
 
-    /// Renders one line, such as a tag pattern, from named values; the error is the reason alone.
+    /// Renders one line, such as a tag pattern, from named values. The error is only the reason.
     pub fn render_line(&mut self, text: &str, values: &impl Serialize) -> Result<String, String> {
-        // No template has a name with a blank in it.
+        // The blank in the name prevents a collision with names of templates.
         let name = format!("line {text}");
         if !self.0.has_template(&name) {
             if let Some((_, reason)) = nesting::too_deep(text) {
@@ -154,12 +153,12 @@ impl Templates {
     }
 }
 
-/// Renders a template once; `name` is for messages.
+/// Renders a template once, without a cache. `name` is used in messages.
 pub fn render(name: &str, text: &str, context: &TemplateContext) -> Result<String, TemplateError> {
     Templates::default().render(name, text, context)
 }
 
-/// Checks that a template is Handlebars; whether its variables exist is seen when it is rendered.
+/// Checks the Handlebars syntax of a template. Unknown variables are detected when the template is rendered.
 pub fn parse(name: &str, text: &str) -> Result<(), TemplateError> {
     register(&mut engine(), name, text)
 }
@@ -172,7 +171,7 @@ fn register(engine: &mut Handlebars<'_>, name: &str, text: &str) -> Result<(), T
         template: name.to_owned(),
         line: error.pos().map_or(0, |(line, _)| line),
         reason: match error.reason() {
-            // Its own words are the list of all grammar rules that would have fitted.
+            // Handlebars' message would list all grammar rules that were expected.
             TemplateErrorReason::InvalidSyntax(_) => {
                 "no Handlebars from here on; perhaps a `{{` or a block is not closed".to_owned()
             }
@@ -181,8 +180,8 @@ fn register(engine: &mut Handlebars<'_>, name: &str, text: &str) -> Result<(), T
     })
 }
 
-/// Strict, so that a mistyped variable is no empty string; and nothing is escaped, because a Dockerfile is
-/// no HTML.
+/// Creates a strict engine, in which a mistyped variable is an error instead of an empty string. Nothing is escaped, because a
+/// Dockerfile is not HTML.
 fn engine() -> Handlebars<'static> {
     let mut engine = Handlebars::new();
     engine.set_strict_mode(true);
@@ -202,14 +201,14 @@ fn reason(error: &handlebars::RenderError) -> String {
     }
 }
 
-/// Handlebars' own `if` is not strict in strict mode (its `each`, `with` and `lookup` are): in
-/// `{{#if vars.debgu}}` the mistake would silently choose the other branch.
+/// A strict `if`. Handlebars' own `if` ignores strict mode (`each`, `with` and `lookup` respect it): a typo such as `{{#if
+/// vars.debgu}}` would silently choose the other branch.
 struct StrictIf {
     name: &'static str,
     wanted: bool,
 }
 
-/// Puts the strict helpers in place of the built-in ones: an unknown variable is no "no".
+/// Replaces the built-in helpers with strict ones, in which an unknown variable is an error instead of false.
 fn be_strict(engine: &mut Handlebars<'_>) {
     for (name, wanted) in [("if", true), ("unless", false)] {
         engine.register_helper(name, Box::new(StrictIf { name, wanted }));

@@ -1,12 +1,12 @@
-//! Pure: how deep a template's blocks and words are nested, before it is parsed: the parser takes time with the square of the depth, and
-//! calls itself for each level.
+//! Pure: limits the nesting of a template before it is parsed. The parser recurses for each level, and its run time is quadratic
+//! in the depth.
 
-/// Levels that a template may have: blocks, further branches of one (`{{else if}}`), and words in parentheses and brackets.
+/// Maximum nesting depth: blocks, further branches of a block (`{{else if}}`), and words in parentheses and brackets.
 const DEPTH: usize = 64;
-/// Blocks and further branches that a template may have.
+/// Maximum number of blocks and further branches in a template.
 const BLOCKS: usize = 1000;
 
-/// What is nested too deep, and the line, from 1.
+/// Returns the first violation of a limit: its line, from 1, and the reason.
 pub(super) fn too_deep(text: &str) -> Option<(usize, String)> {
     let (mut open, mut blocks) = (Vec::new(), 0);
     let tags = Tags { text, at: 0 };
@@ -37,7 +37,8 @@ pub(super) fn too_deep(text: &str) -> Option<(usize, String)> {
     None
 }
 
-/// The tags of a text: what stands between `{{` and the next `}}`. Comments, escaped ones and the text of raw blocks are none.
+/// Iterates over the tags of a text, from `{{` to the next `}}`. Comments, escaped tags and the content of raw blocks are
+/// skipped.
 struct Tags<'a> {
     text: &'a str,
     at: usize,
@@ -56,7 +57,7 @@ impl<'a> Iterator for Tags<'a> {
             let start = self.at + self.text.get(self.at..)?.find("{{")?;
             let (before, inner) = (self.text.get(..start)?, self.text.get(start + 2..)?);
             let after = |end: &str| Some(start + 2 + inner.find(end)? + end.len());
-            // Of several backslashes each but the last is escaped itself, and then this is a tag.
+            // With several backslashes, the last one is itself escaped, so that a tag follows.
             if before.ends_with('\\') && !before.ends_with("\\\\") {
                 self.at = start + if inner.starts_with("{{") { 4 } else { 2 };
             } else if inner.starts_with('!') {
@@ -73,7 +74,7 @@ impl<'a> Iterator for Tags<'a> {
     }
 }
 
-/// `{{else if x}}`, `{{^ x}}`.
+/// Whether a tag starts a further branch: `{{else if x}}`, `{{^ x}}`.
 fn is_further_branch(word: &str) -> bool {
     let rest = word.strip_prefix("else").or_else(|| word.strip_prefix('^'));
     rest.is_some_and(|rest| !rest.trim_end_matches('~').trim().is_empty())
@@ -125,7 +126,7 @@ mod tests {
         assert_eq!(told(&format!("{{{{#if {}", "(not ".repeat(20_000))).0, 1, "a tag without an end");
     }
 
-    /// What is no end of a block for the parser is none here.
+    /// Text that does not end a block in the parser must not end one here.
     #[test]
     fn nothing_hides_a_block() {
         for between in [

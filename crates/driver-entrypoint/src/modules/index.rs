@@ -1,4 +1,4 @@
-//! Which file a module's name stands for: the trees of the image and of the host, in that order.
+//! Index from module names to files; the image's tree takes precedence over the host's.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ use crate::{
     node::Node,
 };
 
-/// The modules of some trees. The first tree that has a name wins.
+/// Modules of several trees. The first tree that has a name wins.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     files: BTreeMap<String, ModuleFile>,
@@ -25,7 +25,7 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// The image's modules before the host's, for the running kernel.
+    /// Indexes the image's modules before the host's, for the running kernel.
     pub(crate) fn of_node(node: &Node<'_>) -> Result<Self, Error> {
         let release = node.kernel.release();
         let image = node.paths.image_modules(&release);
@@ -33,14 +33,14 @@ impl Index {
         Self::read(&release, &[(Origin::Image, image), (Origin::Host, host)])
     }
 
-    /// The host's modules alone: what was there before the driver container.
+    /// Indexes the host's modules only, as they were before the driver container.
     pub(crate) fn of_host(node: &Node<'_>) -> Result<Self, Error> {
         let release = node.kernel.release();
         let host = node.paths.host_modules(&release);
         Self::read(&release, &[(Origin::Host, host)])
     }
 
-    /// Trees such as `/lib/modules/<release>`, in the order in which they win. One that is not there holds nothing.
+    /// Reads trees such as `/lib/modules/<release>`, in order of precedence. A missing tree counts as empty.
     pub(crate) fn read(release: &str, trees: &[(Origin, PathBuf)]) -> Result<Self, Error> {
         let mut index = Self { release: release.to_owned(), ..Self::default() };
         for (origin, directory) in trees {
@@ -57,32 +57,32 @@ impl Index {
         Ok(index)
     }
 
-    /// The file that a name stands for.
+    /// Returns the file of a module.
     pub(crate) fn file(&self, name: &str) -> Option<&ModuleFile> {
         self.files.get(&kernel_name(name))
     }
 
-    /// The file that the image itself has for a name.
+    /// Returns the file of a module if it comes from the image.
     pub(crate) fn of_image(&self, name: &str) -> Option<&ModuleFile> {
         self.file(name).filter(|file| file.origin == Origin::Image)
     }
 
-    /// Is it a part of the kernel, whatever files there are?
+    /// Whether the module is built into the kernel, whether or not a file exists.
     pub(crate) fn is_built_in(&self, name: &str) -> bool {
         self.built_in.contains(&kernel_name(name))
     }
 
-    /// Is there a file of that name, or is it a part of the kernel?
+    /// Whether the module has a file or is built into the kernel.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.file(name).is_some() || self.is_built_in(name)
     }
 
-    /// Is there no file at all?
+    /// Whether the index has no files.
     pub(crate) fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
 
-    /// A name is nowhere: where it was looked for.
+    /// Error for a module that no tree has; lists the searched trees.
     pub(crate) fn missing(&self, name: &str, needed_by: Option<&str>) -> Error {
         let needed_by = needed_by.map(|by| format!(", which {by} needs,")).unwrap_or_default();
         let places: Vec<String> = self.places.iter().map(|place| place.display().to_string()).collect();
@@ -99,14 +99,15 @@ impl Index {
     }
 }
 
-/// The files of a tree, those that win first. `modules.dep` has settled that already, and saves reading thousands
-/// of directory entries; it is not followed where it names what is not there. In an image it may be that of the
-/// topmost layer alone: the others' files come after those that it lists.
+/// Lists the module files of a tree in order of precedence. `modules.dep` already has depmod's order, and spares
+/// reading thousands of directory entries; its entries without a file are skipped. In an image `modules.dep` may come
+/// from the topmost layer and list only that layer's modules. Files that it does not list follow after those that it
+/// lists.
 fn tree(directory: &Path, origin: Origin) -> Result<Vec<PathBuf>, Error> {
     let mut files = Vec::new();
     if let Some(list) = text(&directory.join("modules.dep"))? {
         let names = list.lines().filter_map(|line| Some(line.split_once(':')?.0));
-        // Its paths are below the tree, unless it was built in an unusual way.
+        // Paths in `modules.dep` are relative to the tree, unless it was built in an unusual way.
         let found = names.map(|name| followed(directory, directory.join(name)));
         files.extend(found.filter(|file| file.is_file()));
         if origin == Origin::Host && !files.is_empty() {
@@ -114,8 +115,8 @@ fn tree(directory: &Path, origin: Origin) -> Result<Vec<PathBuf>, Error> {
         }
     }
     let mut found = Vec::new();
-    // `build` and `source` are links to whole kernel trees. A link to a module is a file like any other (weak-updates
-    // holds nothing else).
+    // Directory symlinks such as `build` and `source`, which lead to whole kernel trees, are not followed. Symlinks to
+    // modules count as files: weak-updates contains nothing else.
     for entry in WalkDir::new(directory) {
         let entry = if_there(entry.map_err(io::Error::from));
         let entry = entry.map_err(Error::on("read", directory.to_string_lossy()))?.map(DirEntry::into_path);
@@ -127,8 +128,8 @@ fn tree(directory: &Path, origin: Origin) -> Result<Vec<PathBuf>, Error> {
     Ok(files)
 }
 
-/// A link to an absolute path, as weak-updates of RPM distributions has them, is meant for the root that the tree is from: it leads
-/// to a place beside the tree.
+/// Resolves a symlink with an absolute target below `/lib/modules`, as in weak-updates of RPM distributions. Such a
+/// target is relative to the root that the tree comes from, so it is looked up next to the tree.
 fn followed(directory: &Path, file: PathBuf) -> PathBuf {
     let target = fs::read_link(&file).unwrap_or_default();
     let below = ["/lib/modules", "/usr/lib/modules"].iter().find_map(|top| target.strip_prefix(top).ok());
@@ -138,7 +139,7 @@ fn followed(directory: &Path, file: PathBuf) -> PathBuf {
     }
 }
 
-/// depmod's default order (`search updates extra built-in weak-updates`).
+/// Rank in depmod's default order (`search updates extra built-in weak-updates`).
 fn rank(directory: &Path, file: &Path) -> usize {
     let below = file.strip_prefix(directory).unwrap_or(file);
     match below.components().next().and_then(|first| first.as_os_str().to_str()) {
@@ -197,7 +198,7 @@ mod tests {
         assert!(!index.has("gone"));
     }
 
-    /// As EL and SLES have them, for modules that were built for another kernel of theirs.
+    /// EL and SLES have such links for modules that were built for another of their kernels.
     #[test]
     fn a_link_of_weak_updates_is_followed_below_the_host_s_tree() {
         for (top, list) in [("/lib/modules", ""), ("/usr/lib/modules", "weak-updates/a.ko:\n")] {
@@ -213,7 +214,7 @@ mod tests {
         }
     }
 
-    /// A layer that is put on another image brings the list of its own modules alone.
+    /// A layer that is put on another image brings a `modules.dep` that lists only its own modules.
     #[test]
     fn an_image_of_several_layers_has_the_modules_of_all() {
         let bench = Bench::new();

@@ -1,4 +1,4 @@
-//! Loads modules with what they need, in order.
+//! Loads modules and their dependencies in order.
 
 use std::collections::BTreeSet;
 
@@ -16,30 +16,30 @@ use crate::{
     node::Node,
 };
 
-/// What there is to load from, and with.
+/// Loads modules from an index, with their parameters.
 pub(crate) struct Loader<'a> {
     pub(crate) node: &'a Node<'a>,
     pub(crate) index: &'a Index,
     pub(crate) parameters: &'a Parameters,
 }
 
-/// A module that is to be loaded.
+/// One module to load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) name: String,
     pub(crate) file: ModuleFile,
-    /// A soft dependency: what does not come in is only said.
+    /// Soft dependency: a failure to load it is only logged.
     pub(crate) optional: bool,
 }
 
 impl Loader<'_> {
-    /// Loads a module with what it needs. Returns the names of those that were not loaded before, in order.
+    /// Loads a module and its dependencies. Returns the names of the newly loaded modules, in load order.
     pub(crate) fn load(&self, name: &str) -> Result<Vec<String>, Error> {
         let mut done = Vec::new();
         self.load_noting(name, &mut done).map(|()| done)
     }
 
-    /// The same. `done` has them after a failure, too.
+    /// Like [`load`](Self::load), but also fills `done` if a later module fails.
     pub(crate) fn load_noting(&self, name: &str, done: &mut Vec<String>) -> Result<(), Error> {
         for step in self.plan(name, &Loaded::read(&self.node.paths)?)? {
             if self.insert(&step)? {
@@ -49,12 +49,13 @@ impl Loader<'_> {
         Ok(())
     }
 
-    /// Loads what a module needs of a tree, and not the module itself, as if only `loaded` were loaded.
+    /// Loads the dependencies of a module that come from one tree, but not the module itself. Plans as if only `loaded`
+    /// were loaded.
     pub(crate) fn load_needs(&self, name: &str, from: Origin, loaded: &Loaded) -> Result<Vec<String>, Error> {
         let mut done = Vec::new();
         let name = kernel_name(name);
         for step in self.plan(&name, loaded)? {
-            // What stands upon a module of another tree waits for its turn.
+            // Skip modules that directly depend on a module of another tree; they are loaded later.
             let needs = step.file.info()?.depends;
             let ready = needs.iter().all(|need| self.index.file(need).is_none_or(|file| file.origin == from));
             if step.file.origin == from && step.name != name && ready && self.insert(&step)? {
@@ -64,24 +65,24 @@ impl Loader<'_> {
         Ok(done)
     }
 
-    /// The image's own modules that one comes to, whatever is loaded.
+    /// Names the image's modules in the load plan of a module, as if nothing were loaded.
     pub(crate) fn of_image(&self, name: &str) -> Result<Vec<String>, Error> {
         let steps = self.plan(name, &Loaded::default())?.into_iter();
         Ok(steps.filter(|step| step.file.origin == Origin::Image).map(|step| step.name).collect())
     }
 
-    /// Is the module that is loaded under this name the image's?
+    /// Whether the loaded module of this name is the image's build.
     pub(crate) fn is_ours(&self, loaded: &Loaded, name: &str) -> bool {
         let info = self.index.of_image(name).and_then(|file| file.info().ok());
         info.is_some_and(|info| loaded.is(&self.node.paths, name, &info))
     }
 
-    /// Without the image's.
+    /// Filters out the modules whose loaded build is the image's.
     pub(crate) fn of_others(&self, loaded: &Loaded, names: &[String]) -> Vec<String> {
         names.iter().filter(|name| !self.is_ours(loaded, name)).cloned().collect()
     }
 
-    /// What has to be loaded for a module, in order: nothing when it is loaded or built in.
+    /// Plans the modules to load for a module, in order; empty if the module is loaded or built in.
     pub(crate) fn plan(&self, name: &str, loaded: &Loaded) -> Result<Vec<Step>, Error> {
         let mut walk =
             Walk { loader: self, loaded, path: Vec::new(), done: BTreeSet::new(), steps: Vec::new() };
@@ -89,7 +90,8 @@ impl Loader<'_> {
         Ok(walk.steps)
     }
 
-    /// Was it loaded by this? `EEXIST`: another process was faster, which is as good. `EBUSY`: another one's attempt has just failed.
+    /// Loads one module; returns whether this call loaded it. `EEXIST` means that another process loaded it first,
+    /// which is fine. `EBUSY` means that another process's attempt has just failed; it is retried.
     fn insert(&self, step: &Step) -> Result<bool, Error> {
         let Step { name, file, optional } = step;
         let parameters = self.parameters.of(name);
@@ -137,7 +139,7 @@ impl Walk<'_> {
             return Ok(());
         }
         if self.path.iter().any(|other| other == name) {
-            // Soft dependencies may run in circles; modprobe takes them as they come.
+            // Soft dependencies may form cycles; modprobe tolerates them, too.
             if optional {
                 return Ok(());
             }
@@ -145,7 +147,7 @@ impl Walk<'_> {
             return Err(Error::new(format!("modules need each other: {names}"), REBUILD));
         }
         let Some(file) = self.loader.index.file(name) else {
-            // Soft dependencies are often aliases.
+            // Soft dependencies are often aliases, which have no file.
             let is_fine = optional || self.loader.index.is_built_in(name);
             return if is_fine { Ok(()) } else { Err(self.loader.index.missing(name, needed_by)) };
         };
@@ -200,7 +202,7 @@ mod tests {
                 "load nvidia_uvm of the image uvm_x=0 uvm_x=1 uvm_y=2",
             ]
         );
-        assert_eq!(load(&bench, "nvidia_uvm").unwrap(), Vec::<String>::new(), "they are there already");
+        assert_eq!(load(&bench, "nvidia_uvm").unwrap(), Vec::<String>::new(), "already loaded");
     }
 
     #[test]
@@ -273,7 +275,7 @@ mod tests {
         );
     }
 
-    /// Any graph without circles: each module is loaded once, after all that it needs.
+    /// For any acyclic graph, each module is loaded once and after its dependencies.
     #[test]
     fn any_graph_is_loaded_in_order() {
         proptest::proptest!(|(edges in proptest::collection::vec((0usize..12, 0usize..12), 0..30))| {
@@ -284,7 +286,7 @@ mod tests {
                 needs.dedup();
                 bench.image_module(&format!("m{module}"), &needs.join(","));
             }
-            // The kernel of the bench refuses what comes too early.
+            // The kernel of the test bench refuses a module whose dependencies are not loaded.
             let done = load(&bench, "m11").unwrap();
             let once: std::collections::BTreeSet<&String> = done.iter().collect();
             proptest::prop_assert_eq!(once.len(), done.len());

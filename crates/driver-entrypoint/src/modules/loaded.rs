@@ -1,4 +1,4 @@
-//! What is loaded: `/proc/modules` and `/sys/module`.
+//! Loaded modules, read from `/proc/modules` and `/sys/module`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,35 +12,36 @@ use crate::{
     node::Paths,
 };
 
-/// A loaded module.
+/// State of a loaded module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Module {
-    /// All references, those of modules among them.
+    /// Reference count, including references of other modules.
     pub(crate) references: usize,
-    /// The modules that use it.
+    /// Modules that use this module.
     pub(crate) holders: BTreeSet<String>,
-    /// Hash over its sources; empty where it has none.
+    /// Hash of the module's sources (`srcversion`); empty if it has none.
     pub(crate) source_version: String,
 }
 
-/// The loaded modules, by name.
+/// Loaded modules by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Loaded(BTreeMap<String, Module>);
 
 impl Loaded {
-    /// At this moment.
+    /// Reads the current state.
     pub(crate) fn read(paths: &Paths) -> Result<Self, Error> {
         let path = "/proc/modules";
         let text = fs::read_to_string(paths.at(path)).map_err(Error::on("read", path))?;
         let modules = text.lines().filter_map(|line| {
-            // name size references users, state address; users is "-" or a list with a comma after each.
+            // Fields: name size references users state address. The users are "-" or a list with a comma after each
+            // name.
             let mut fields = line.split_whitespace();
             let (name, _, references) = (fields.next()?, fields.next()?, fields.next()?);
             let users = fields.next().unwrap_or("-").split(',');
             let holders = users.filter(|user| !matches!(*user, "" | "-" | "[permanent]"));
             let version = files::text(paths.at(&format!("/sys/module/{name}/srcversion")));
             let module = Module {
-                // "-" where the kernel cannot unload modules.
+                // "-" on kernels that cannot unload modules; it counts as 0.
                 references: references.parse().unwrap_or_default(),
                 holders: holders.map(kernel_name).collect(),
                 source_version: version.unwrap_or_default(),
@@ -50,19 +51,19 @@ impl Loaded {
         Ok(Self(modules.collect()))
     }
 
-    /// Is a file's module the one that is loaded under its name?
+    /// Whether the loaded module of this name is the one in the file.
     pub(crate) fn is(&self, paths: &Paths, name: &str, file: &ModuleInfo) -> bool {
         self.identity(paths, name).is_some_and(|loaded| file.identity() == Some(loaded))
     }
 
-    /// Tells a loaded module from another of its name; see [`ModuleInfo::identity`].
+    /// Identifies a loaded module among modules of the same name; see [`ModuleInfo::identity`].
     pub(crate) fn identity(&self, paths: &Paths, name: &str) -> Option<String> {
         let name = kernel_name(name);
         let note = fs::read(paths.at(&format!("/sys/module/{name}/notes/.note.gnu.build-id")));
         identity(&self.get(&name)?.source_version, &note.unwrap_or_default())
     }
 
-    /// Was it built with the kernel, and not outside of its tree, as the drivers of images are?
+    /// Whether the loaded module was built in the kernel's tree, unlike the out-of-tree drivers of images.
     pub(crate) fn is_of_kernel(paths: &Paths, name: &str) -> bool {
         let taint = files::text(paths.at(&format!("/sys/module/{}/taint", kernel_name(name))));
         taint.is_some_and(|taint| !taint.contains('O'))
@@ -80,14 +81,14 @@ impl Loaded {
         self.0.keys().map(String::as_str)
     }
 
-    /// What stays when these are unloaded.
+    /// Returns the state after these modules are unloaded.
     pub(crate) fn without(&self, names: &[String]) -> Self {
         let staying = self.0.iter().filter(|(name, _)| !names.contains(name));
         Self(staying.map(|(name, module)| (name.clone(), module.clone())).collect())
     }
 
-    /// Modules, with all that use them directly or not, those that nothing uses first. Names that are not loaded
-    /// are left out.
+    /// Lists modules and all their direct and indirect users, users first: a valid unload order. Names that are not
+    /// loaded are skipped.
     pub(crate) fn with_holders(&self, names: impl IntoIterator<Item = impl AsRef<str>>) -> Vec<String> {
         let mut order = Vec::new();
         let mut seen = BTreeSet::new();

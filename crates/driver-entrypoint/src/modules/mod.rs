@@ -1,4 +1,4 @@
-//! Kernel modules: their files, what is loaded, and the way in and out.
+//! Kernel modules: finding their files, reading what is loaded, loading and unloading.
 
 pub(crate) mod index;
 pub(crate) mod load;
@@ -8,7 +8,7 @@ pub(crate) mod unload;
 pub(crate) mod users;
 pub(crate) mod versions;
 
-/// Can it be a module's name, for `modprobe` too?
+/// Whether the name is a valid module name, for `modprobe` too.
 pub(crate) fn is_module_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'))
 }

@@ -8,11 +8,11 @@ use crate::{
     node::Paths,
 };
 
-/// Where `modprobe` looks, in its order; a file of the same name in an earlier directory hides a later one.
+/// Search path of `modprobe`, in order; a file in an earlier directory hides a later file of the same name.
 const MODPROBE_DIRECTORIES: [&str; 4] =
     ["/etc/modprobe.d", "/run/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d"];
 
-/// What modules are loaded with.
+/// Parameters and soft dependencies that modules are loaded with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Parameters {
     options: BTreeMap<String, Vec<String>>,
@@ -20,8 +20,8 @@ pub(crate) struct Parameters {
 }
 
 impl Parameters {
-    /// The image's `modprobe.d` first, then the kernel's command line, then `/drivers`, which the user mounts: the
-    /// kernel takes the last value of a parameter.
+    /// Reads the image's `modprobe.d`, then the kernel's command line, then `/drivers`, which the user mounts. The
+    /// order sets the precedence, because the kernel takes the last value of a parameter.
     pub(crate) fn read(paths: &Paths) -> Self {
         let mut parameters = Self::default();
         let mut files = BTreeMap::new();
@@ -41,23 +41,23 @@ impl Parameters {
         parameters
     }
 
-    /// Adds to what a module is loaded with, after what is there.
+    /// Appends parameters to a module's existing ones.
     pub(crate) fn add(&mut self, module: &str, options: &str) {
         let options = options.split_whitespace().map(str::to_owned);
         self.options.entry(kernel_name(module)).or_default().extend(options);
     }
 
-    /// As `insmod` takes them.
+    /// Formats the parameters of a module as for `insmod`.
     pub(crate) fn of(&self, module: &str) -> String {
         self.options.get(&kernel_name(module)).map(|options| options.join(" ")).unwrap_or_default()
     }
 
-    /// What `modprobe.d` says beyond the module's own `softdep`.
+    /// Soft dependencies from `modprobe.d`, in addition to the module's own `softdep`.
     pub(crate) fn soft_dependencies(&self, module: &str) -> SoftDependencies {
         self.soft.get(&kernel_name(module)).cloned().unwrap_or_default()
     }
 
-    /// `options` and `softdep` lines; a backslash at the end joins lines (modprobe.d(5)).
+    /// Parses `options` and `softdep` lines; a trailing backslash joins lines (modprobe.d(5)).
     fn add_modprobe(&mut self, text: &str) {
         for line in text.replace("\\\n", " ").lines() {
             match line.split_whitespace().collect::<Vec<_>>().as_slice() {
@@ -70,7 +70,7 @@ impl Parameters {
         }
     }
 
-    /// `module.parameter=value`, as modprobe takes them over.
+    /// Parses `module.parameter=value` words, as modprobe does.
     fn add_command_line(&mut self, text: &str) {
         for word in text.split_whitespace() {
             let name = word.split('=').next().unwrap_or_default();
@@ -81,7 +81,7 @@ impl Parameters {
     }
 }
 
-/// The `.conf` files of a directory by their names without that ending. What cannot be read holds nothing.
+/// Reads the `.conf` files of a directory, keyed by name without the extension. Unreadable files are skipped.
 fn conf_files(directory: &Path) -> BTreeMap<String, String> {
     let files = entries(directory).into_iter().filter_map(|path| {
         let name = path.file_name()?.to_str()?.strip_suffix(".conf")?.to_owned();

@@ -1,4 +1,4 @@
-//! Unloads modules, and tells who is in the way.
+//! Unloads modules, and reports what prevents an unload.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use rustix::io::Errno;
 use super::{loaded::Loaded, users};
 use crate::{error::Error, module_file::kernel_name, node::Node};
 
-/// How often a module that is in use is tried again. References of a device that is just going away, or of a
-/// work queue, are given back after moments.
+/// Number of attempts while a module is in use. References of a device that is being removed, or of a work queue, are
+/// dropped after a short time.
 pub(super) const TRIES: u32 = 10;
 pub(super) const BETWEEN_TRIES: Duration = Duration::from_millis(100);
 
@@ -40,8 +40,8 @@ pub(crate) fn unload(node: &Node<'_>, name: &str) -> Result<bool, Error> {
     }
 }
 
-/// Unloads modules in this order, up to the first that does not go; those that are not loaded are passed over.
-/// Returns the names of those that were unloaded.
+/// Unloads modules in this order and stops at the first failure; modules that are not loaded are skipped. Returns the
+/// names of the unloaded modules.
 pub(crate) fn unload_all<S: AsRef<str>>(node: &Node<'_>, names: &[S]) -> Result<Vec<String>, Error> {
     let mut done = Vec::new();
     for name in names {
@@ -52,7 +52,7 @@ pub(crate) fn unload_all<S: AsRef<str>>(node: &Node<'_>, names: &[S]) -> Result<
     Ok(done)
 }
 
-/// References that no module holds, and the processes behind them.
+/// Reports references that no module holds, with the processes behind them.
 pub(crate) fn in_use(node: &Node<'_>, loaded: &Loaded, name: &str) -> Option<Error> {
     let module = loaded.get(name)?;
     let references =
@@ -62,15 +62,16 @@ pub(crate) fn in_use(node: &Node<'_>, loaded: &Loaded, name: &str) -> Option<Err
     Some(Error::InUse { name, references, by })
 }
 
-/// The same of other drivers, such as `vfio_pci`, that have virtual functions of the module's devices. These go with it, and the
-/// kernel waits without limit for who has one open.
+/// Like [`in_use`], for drivers such as `vfio_pci` that are bound to virtual functions of the module's devices. The
+/// functions disappear with the module, and the kernel waits indefinitely for processes that have one open.
 pub(crate) fn functions_in_use(node: &Node<'_>, loaded: &Loaded, name: &str) -> Option<Error> {
     let others = users::drivers_of_functions(&node.paths, name);
     others.iter().find_map(|driver| in_use(node, loaded, driver))
 }
 
-/// Says who stands in the way of unloading a module, before anything is unloaded. References that no process seems to
-/// hold may go with the modules that go first; where none uses it they are a reason, unless they are given back.
+/// Checks, before any module is unloaded, whether processes prevent the unload of a module. References without a
+/// visible process may belong to modules that are unloaded first. If no module uses the module, such references are an
+/// error unless they are dropped within the retries.
 pub(crate) fn check_users(node: &Node<'_>, name: &str) -> Result<(), Error> {
     let mut tries = 1;
     loop {
@@ -125,7 +126,7 @@ mod tests {
         let bench = bench();
         let error = unload(&bench.node(), "ib-core").unwrap_err();
         assert_eq!(error.to_string(), "unload ib_core: used by ib_uverbs, mlx5_ib");
-        assert_eq!(bench.kernel.pauses.get(), 0, "modules do not go by waiting");
+        assert_eq!(bench.kernel.pauses.get(), 0, "no retry while other modules use it");
         assert!(!unload(&bench.node(), "absent").unwrap());
     }
 
@@ -139,7 +140,7 @@ mod tests {
         assert_eq!(bench.loaded(), Vec::<String>::new());
     }
 
-    /// The kernel would wait for the virtual machine, in the middle of taking the device away.
+    /// Otherwise the kernel would wait for the virtual machine in the middle of removing the device.
     #[test]
     fn a_virtual_function_that_is_open_keeps_its_device_s_driver() {
         let bench = bench();

@@ -1,4 +1,4 @@
-//! Which processes use a driver: who has its device files open, or mapped.
+//! Processes that use a driver: those with its device files open or mapped.
 
 use std::{collections::BTreeSet, fmt, fs, path::Path};
 
@@ -9,12 +9,12 @@ use crate::{
     node::Paths,
 };
 
-/// A process that uses a device.
+/// A process that has a device open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct User {
     id: u32,
     command: String,
-    /// The uid of its pod.
+    /// UID of the process's pod.
     pub(crate) pod: Option<String>,
     device: String,
 }
@@ -28,7 +28,8 @@ impl fmt::Display for User {
     }
 }
 
-/// How the device files begin whose users hold a module: those of its kind, and those of the devices that it drives.
+/// Path prefixes of device files whose users hold a module: well-known paths of the module's kind, and the devices that
+/// it drives.
 pub(crate) fn devices(paths: &Paths, loaded: &Loaded, module: &str) -> Vec<String> {
     let uses_rdma = || loaded.get("ib_core").is_some_and(|core| core.holders.contains(module));
     let of_its_kind: &[&str] = match module {
@@ -53,7 +54,7 @@ pub(crate) fn devices(paths: &Paths, loaded: &Loaded, module: &str) -> Vec<Strin
     of_its_kind.iter().map(|&start| start.to_owned()).chain(driven).collect()
 }
 
-/// The modules of other drivers that have virtual functions of the devices that a module drives.
+/// Modules of other drivers that are bound to virtual functions of the module's devices.
 pub(crate) fn drivers_of_functions(paths: &Paths, module: &str) -> BTreeSet<String> {
     let module = kernel_name(module);
     let drivers = entries(paths.at(&format!("/sys/module/{module}/drivers"))).into_iter();
@@ -63,14 +64,14 @@ pub(crate) fn drivers_of_functions(paths: &Paths, module: &str) -> BTreeSet<Stri
     functions.filter_map(|function| module_of(&function)).filter(|driver| *driver != module).collect()
 }
 
-/// The module of a device's driver.
+/// Module of a device's driver.
 pub(crate) fn module_of(device: &Path) -> Option<String> {
     let module = fs::read_link(device.join("driver/module")).ok()?;
     module.file_name()?.to_str().map(kernel_name)
 }
 
-/// The processes that have such files open or mapped, such as `process 12 (ucx) with /dev/infiniband/uverbs0 open`:
-/// those that this container sees, which is all of the node's with `hostPID` only.
+/// Lists processes that have such files open or mapped, for example `process 12 (ucx) with /dev/infiniband/uverbs0
+/// open`. Only processes that this container sees are listed; it sees all of the node's only with `hostPID`.
 pub(crate) fn processes(paths: &Paths, devices: &[String]) -> Vec<User> {
     let process = |entry: &Path| {
         let id = entry.file_name()?.to_str()?.parse().ok()?;
@@ -83,8 +84,8 @@ pub(crate) fn processes(paths: &Paths, devices: &[String]) -> Vec<User> {
     found
 }
 
-/// The uid in the name of a process' control group: `kubepods-burstable-pod<uid>.slice`, in which `_` stands for `-`, or
-/// `kubepods/burstable/pod<uid>`. That of a static pod is a hash.
+/// Parses the pod's UID from a process's cgroup: `kubepods-burstable-pod<uid>.slice`, where `_` replaces `-`, or
+/// `kubepods/burstable/pod<uid>`. The UID of a static pod is a hash.
 fn pod_of(process: &Path) -> Option<String> {
     text(process.join("cgroup"))?.split(['/', '\n']).find_map(|part| {
         let (_, uid) = part.strip_suffix(".slice").unwrap_or(part).rsplit_once("pod")?;

@@ -1,5 +1,6 @@
-//! Is a module compiled against the drivers that are loaded? These expose which versions their symbols have. The kernel refuses a
-//! stranger, too, but does not say what to do, and only after what it needs was loaded.
+//! Checks that a module was compiled against the loaded drivers, by the symbol versions in the `Module.symvers` that
+//! these expose. The kernel refuses a mismatch, too, but only after the module's dependencies are loaded, and without a
+//! hint.
 
 use std::{
     collections::BTreeMap,
@@ -16,10 +17,10 @@ use crate::{
     node::Node,
 };
 
-/// Bytes of a table that are read. That of a distribution's whole kernel has 2 MiB.
+/// Maximum number of bytes read of a table. The table of a distribution's whole kernel has 2 MiB.
 const LONGEST: u64 = 16 << 20;
 
-/// A driver of another container.
+/// A driver of another container that exposes its symbol versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Driver {
     Gpu,
@@ -34,12 +35,12 @@ impl Driver {
         }
     }
 
-    /// Where its `Module.symvers` for the running kernel may be.
+    /// Candidate paths of the driver's `Module.symvers` for the running kernel.
     fn tables(self, node: &Node<'_>) -> Vec<PathBuf> {
         let release = node.kernel.release();
         let places = match self {
             Self::Gpu => {
-                // In an image for several kernels it is that of one of them.
+                // An image for several kernels exposes the table of only one of them, so ignore it.
                 if entries(node.paths.at("/run/nvidia/driver/lib/modules")).len() > 1 {
                     return Vec::new();
                 }
@@ -51,7 +52,7 @@ impl Driver {
             }
             Self::Ofed => {
                 let top = node.paths.at("/run/mellanox/drivers/usr/src/ofa_kernel");
-                // `<architecture>/<release>`, or `<release>`; `default` leads to one of them.
+                // The layout is `<architecture>/<release>` or `<release>`; `default` is a link to one of these.
                 let mut places: Vec<PathBuf> =
                     entries(&top).into_iter().map(|place| place.join(&release)).collect();
                 places.extend([top.join(&release), top.join("default")]);
@@ -62,17 +63,17 @@ impl Driver {
     }
 }
 
-/// The versions of symbols that loaded modules export, each with its module.
+/// Versions of the symbols that loaded modules export, each with its module.
 #[derive(Debug, Default)]
 pub(crate) struct Exported(BTreeMap<String, (u32, String)>);
 
 impl Exported {
-    /// Adds those of a table; says whether there is one.
+    /// Adds the symbols of a table; returns whether the table could be read.
     pub(crate) fn add(&mut self, table: &Path, loaded: &Loaded) -> bool {
         let mut bytes = Vec::new();
         let read = File::open(table).and_then(|file| file.take(LONGEST).read_to_end(&mut bytes));
         for line in String::from_utf8_lossy(&bytes).lines() {
-            // 0x<crc> <symbol> <module's path> <export> <namespace>
+            // Fields: 0x<crc> <symbol> <module's path> <export> <namespace>
             let mut fields = line.split('\t');
             let (Some(crc), Some(symbol), Some(module)) = (fields.next(), fields.next(), fields.next())
             else {
@@ -80,7 +81,8 @@ impl Exported {
             };
             let crc = crc.strip_prefix("0x").and_then(|crc| u32::from_str_radix(crc, 16).ok());
             let module = kernel_name(module.rsplit('/').next().unwrap_or(module));
-            // 0: of a kernel without versions. What is not loaded is not what the kernel takes.
+            // A CRC of 0 comes from a kernel without modversions. Modules that are not loaded do not provide the
+            // symbol.
             if let Some(crc) = crc.filter(|crc| *crc != 0 && loaded.contains(&module)) {
                 self.0.insert(symbol.to_owned(), (crc, module));
             }
@@ -88,7 +90,7 @@ impl Exported {
         read.is_ok()
     }
 
-    /// The symbols that a module takes to have another version, each with its module.
+    /// Lists symbols for which the module expects a version other than the exported one, each with the exporter.
     fn others(&self, module: &ModuleInfo) -> Vec<String> {
         let other = |(symbol, crc): &(String, u32)| {
             let (loaded, exporter) = self.0.get(symbol)?;
@@ -98,7 +100,7 @@ impl Exported {
     }
 }
 
-/// Refuses a module, or one that would be loaded for it, that was compiled against other drivers than those that are loaded.
+/// Refuses a module if it, or a module to be loaded for it, was compiled against drivers other than the loaded ones.
 pub(crate) fn check(loader: &Loader<'_>, name: &str, drivers: &[Driver]) -> Result<(), Error> {
     let Loader { node, .. } = loader;
     let present = Loaded::read(&node.paths)?;
@@ -154,7 +156,7 @@ mod tests {
         entries.iter().flat_map(entry).collect()
     }
 
-    /// A node with both drivers and their tables, and peer memory with these sections.
+    /// A node with both drivers loaded and their tables exposed, and an `nv_peer_mem` module with these sections.
     fn bench(sections: &[(&str, &[u8])]) -> Bench {
         let bench = Bench::new();
         for name in ["ib_core", "nvidia"] {
@@ -231,7 +233,7 @@ mod tests {
         }
     }
 
-    /// Names without an end, versions without a name, and sections that are cut off.
+    /// Unterminated names, versions without a name, and truncated sections.
     #[test]
     fn hostile_sections_say_what_they_can() {
         let names = [&[b'x'; 9000][..], b"\0ok\0"].concat();

@@ -1,4 +1,4 @@
-//! What a driver container is. Each personality has a start, which ends with a ready file; a wait for a signal; and a
+//! Personalities of driver containers. Each has a start that ends with writing a ready file, a wait for a signal, and a
 //! stop.
 
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ pub(crate) mod generic;
 pub(crate) mod mofed;
 pub(crate) mod nvidia;
 
-/// Runs a personality on the real node, and says how it ended: 0, or 1 after an error in the log.
+/// Runs a personality on the real node. The exit code is 0, or 1 after an error, which is logged.
 pub(crate) fn run(work: impl FnOnce(&Node<'_>, &mut Signals) -> Result<(), Error>) -> ExitCode {
     let node = Node { paths: Paths::new("/"), kernel: &Linux, log: Log::stderr() };
     let signals = Signals::catch().map_err(Error::on("catch", "signals"));

@@ -19,7 +19,7 @@ fn run(kernel: &KernelFacts, needs: &[NeededTable], modules: &[PayloadModule]) -
     check(&CheckRequest { kernel, needs, modules, required: &[], files: None })
 }
 
-/// A report as a short text: verdicts, rules and whole sentences.
+/// Formats a report as text, with verdicts, rules, messages and remedies.
 fn lines(report: &CheckReport) -> String {
     let mut text = format!("{}\n", report.verdict);
     let mut add = |indent: &str, finding: &Finding| {
@@ -132,7 +132,7 @@ fn a_kernel_without_symbol_versions_compares_none() {
     facts.config = crate::KernelConfig::parse("CONFIG_SMP=y\n").unwrap();
     let mut file = ModuleFile::named("m").info("vermagic", "6.1.0-9-amd64 SMP ").needs("printk", 9);
     file.versions = None;
-    // Nothing but a source beyond the headers speaks for the size of its structure.
+    // Without symbol versions, only a source beyond the headers can confirm the size of `struct module`.
     assert_eq!(run(&facts, &[], &[file.payload()]).verdict, Verdict::Unknown);
     facts.beyond_headers.module_size = Some(known(896));
     assert_eq!(run(&facts, &[], &[file.payload()]).verdict, Verdict::Loads);
@@ -239,7 +239,7 @@ fn the_report_is_json_with_stable_names() {
     insta::assert_snapshot!(serde_json::to_string_pretty(&run(&kernel(&[], PRINTK), &[], &modules)).unwrap());
 }
 
-/// What one module file says on a kernel: verdict, rule and sentence of each finding.
+/// Checks one module file on a kernel; returns verdict, rule and message of each finding.
 fn said(facts: &KernelFacts, file: &[u8]) -> Vec<String> {
     let modules = [PayloadModule { path: "lib/m.ko".into(), module: Module::parse(file) }];
     let report = run(facts, &[], &modules);

@@ -1,4 +1,4 @@
-//! How much memory hostile files take. Each test is a process of its own (nextest), whose peak says it.
+//! Memory use on hostile files. nextest runs each test in a separate process, so the process's peak is the test's peak.
 
 use std::{fs, io::Cursor};
 
@@ -10,14 +10,14 @@ use crate::{
     testing::{ModuleFile, SH_OFFSET, SH_SIZE, patch, section_header},
 };
 
-/// The most memory that this process has had (`VmHWM`), in bytes.
+/// Peak memory of this process (`VmHWM`), in bytes.
 fn peak() -> usize {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
 }
 
-/// What `Module::parse` says of the file, which must not take more than its documentation says.
+/// Parses the file and checks that memory use stays within the documented bound.
 #[track_caller]
 fn parse(file: &[u8]) -> Result<Module> {
     let before = peak();
@@ -39,7 +39,7 @@ fn count(file: &[u8]) -> usize {
     usize::from(u16::from_le_bytes([file[60], file[61]]))
 }
 
-/// Gives a section these bytes, at the end of the file.
+/// Replaces a section's contents with bytes that are appended to the file.
 fn replace(file: &mut Vec<u8>, index: usize, bytes: &[u8]) {
     file.resize(file.len().next_multiple_of(8), 0);
     let (header, at) = (section_header(file, index), file.len() as u64);
@@ -48,7 +48,7 @@ fn replace(file: &mut Vec<u8>, index: usize, bytes: &[u8]) {
     patch(file, header + SH_SIZE, &(bytes.len() as u64).to_le_bytes());
 }
 
-/// A module with these symbols: where each one's name starts among the names, and its section.
+/// Builds a module with these symbols, each given by the offset of its name and by its section.
 fn with_symbols(names: &[u8], symbols: impl Iterator<Item = (usize, u16)>) -> Vec<u8> {
     let mut file = ModuleFile::named("m").build();
     let mut table = vec![0; 24];
@@ -64,7 +64,7 @@ fn with_symbols(names: &[u8], symbols: impl Iterator<Item = (usize, u16)>) -> Ve
     file
 }
 
-/// Names that end alike: each byte of a run begins one.
+/// Builds a module with names that share suffixes: a name starts at each byte of a run.
 fn sharing(runs: usize, length: usize) -> Vec<u8> {
     let run = |number| format!("{number:a>length$}\0");
     let names: String = std::iter::once("\0".to_owned()).chain((0..runs).map(run)).collect();
@@ -74,7 +74,7 @@ fn sharing(runs: usize, length: usize) -> Vec<u8> {
 
 #[test]
 fn names_may_share_their_bytes() {
-    // 8 MB, of which xz makes 90 KB.
+    // 8 MB of symbols, which xz compresses to 90 KB.
     assert_eq!(
         too_much(&sharing(80, 4000)),
         "a symbol's name has more than 511 bytes, more than any kernel's"
@@ -88,12 +88,12 @@ fn fields_of_two_bytes() {
     let mut file = ModuleFile::named("m").build();
     replace(&mut file, 2, &b"=\0".repeat(4 << 20));
     assert_eq!(too_much(&file), "the module has more names and fields than any known one");
-    // What is no text becomes three times as long.
+    // Each byte of invalid UTF-8 becomes three bytes of text.
     replace(&mut file, 2, &[&b"name=m\0a="[..], &b"\xff".repeat(8 << 20)[..], b"\0"].concat());
     assert_eq!(too_much(&file), "the module has more names and fields than any known one");
 }
 
-/// Sections over the same bytes, each with the version of one export.
+/// Overlapping sections, each with the version of one export.
 #[test]
 fn sections_that_lie_over_each_other() {
     const EXPORTS: u16 = 400;

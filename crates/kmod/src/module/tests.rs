@@ -13,7 +13,7 @@ fn parse(file: &[u8]) -> Result<Module, ModuleError> {
     Module::parse(file)
 }
 
-/// Why the kernel refuses it.
+/// Returns why the kernel refuses the file.
 fn refusal(file: &[u8]) -> String {
     let error = parse(file).unwrap_err();
     assert_eq!(error.verdict(), Verdict::Refused);
@@ -63,7 +63,7 @@ fn reads_the_facts_alike_from_memory_and_from_a_file() {
 fn what_is_gpl_only_is_said_by_a_table_or_by_flags() {
     let mut file = sample();
     let by_table = file.module();
-    // The last one is what an object has before the final link.
+    // The last name is used in objects before the final link.
     for section in ["__kflagstab", "___kflagstab+for_gpl"] {
         file.flags = Some(section);
         assert_eq!(file.module(), by_table, "{section}");
@@ -235,7 +235,7 @@ proptest! {
         }
         let from_memory = parse(&file);
         let from_file = Module::parse(&ReadCache::new(Cursor::new(&file)));
-        // Only memory can be misaligned.
+        // Only bytes in memory can be misaligned.
         if from_memory.is_ok() {
             prop_assert_eq!(from_memory, from_file);
         }

@@ -1,10 +1,11 @@
-//! Pure: the module is in no conflict with what the kernel itself has.
+//! Pure: the module must not conflict with the kernel itself.
 
 use super::Subject;
 use crate::{Finding, Rule, Verdict};
 
-/// It exports nothing that the kernel itself exports (`verify_exported_symbols` in `kernel/module/main.c`). What only a
-/// module of the kernel exports is no conflict until that one is loaded.
+/// Checks that the module exports no symbol that the kernel itself exports (`verify_exported_symbols` in
+/// `kernel/module/main.c`). A symbol that one of the kernel's own modules exports conflicts only once that module is
+/// loaded.
 pub(super) fn export(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let Some(kernel) = &subject.kernel.symbols else { return };
     let names = subject.module.exports.iter().map(|export| &export.name);
@@ -16,11 +17,11 @@ pub(super) fn export(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }));
 }
 
-/// No part of the kernel image has its name.
+/// Checks that no built-in module has the module's name.
 ///
-/// `mod_sysfs_init` in `kernel/module/sysfs.c` refuses a name that `/sys/module` has already (`EINVAL`, "module is
-/// already loaded"), and a built-in one is there when it has parameters, a version or a driver. `modprobe` loads
-/// nothing for a name in `modules.builtin`.
+/// `mod_sysfs_init` in `kernel/module/sysfs.c` refuses a name that `/sys/module` already has (`EINVAL`, "module is
+/// already loaded"). A built-in module is there if it has parameters, a version or a driver. `modprobe` loads nothing
+/// for a name in `modules.builtin`.
 pub(super) fn built_in(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let (kernel, name) = (subject.kernel, &subject.module.name);
     if kernel.beyond_headers.in_tree.as_ref().is_some_and(|known| known.value.builtin.contains(name)) {

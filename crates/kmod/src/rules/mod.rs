@@ -1,4 +1,4 @@
-//! Pure: the loader's rules, one file each. A rule looks at one module and adds what it finds.
+//! Pure: rules of the kernel's loader, one per file. A rule examines one module and adds its findings.
 
 mod btf;
 mod conflict;
@@ -12,34 +12,34 @@ mod vermagic;
 
 use crate::{Finding, KernelFacts, Module, Rule, Verdict, resolve::Import, taint::InheritedTaint};
 
-/// A module, and what surrounds it.
+/// A module with the context that rules need.
 pub(crate) struct Subject<'a> {
     pub kernel: &'a KernelFacts,
     pub module: &'a Module,
-    /// What it needs, and who provides that.
+    /// Symbols that the module needs, with their providers.
     pub imports: &'a [Import<'a>],
-    /// The taint of a proprietary licence that it inherits, or may.
+    /// Taint of a proprietary license that the module inherits, or may inherit.
     pub taint: Option<&'a InheritedTaint>,
 }
 
 impl Subject<'_> {
-    /// What the kernel does with a module whose vermagic or symbol versions are missing: with
-    /// `CONFIG_MODULE_FORCE_LOAD` it loads it unchecked and taints itself, else it refuses (`try_to_force_load`).
+    /// Verdict for a module without vermagic or symbol versions. With `CONFIG_MODULE_FORCE_LOAD` the kernel loads it
+    /// unchecked and taints itself; otherwise it refuses the module (`try_to_force_load`).
     pub fn forced(&self) -> Verdict {
         if self.kernel.config.is_set("MODULE_FORCE_LOAD") { Verdict::Unknown } else { Verdict::Refused }
     }
 
-    /// A finding about symbols of which it is not known enough, as there is no `Module.symvers`.
+    /// Finding about symbols that cannot be settled without `Module.symvers`.
     pub fn without_symbol_table(&self, rule: Rule, message: String) -> Finding {
         let remedy = format!("bring the Module.symvers of {}, or boot it", self.kernel.release);
         Finding::new(rule, Verdict::Unknown, "Module.symvers", message, remedy)
     }
 }
 
-/// How a rule is checked.
+/// Function that checks one rule.
 type Check = fn(&Subject<'_>, &mut Vec<Finding>);
 
-/// All rules, in the order in which the loader meets them.
+/// All rules, in the loader's order.
 const RULES: [Check; 12] = [
     signature::check,
     object::machine,
@@ -55,7 +55,7 @@ const RULES: [Check; 12] = [
     btf::check,
 ];
 
-/// What all rules find.
+/// Applies all rules to a module.
 pub(super) fn apply(subject: &Subject<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for rule in RULES {

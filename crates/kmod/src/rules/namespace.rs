@@ -1,10 +1,10 @@
-//! Pure: the module imports the namespaces of the symbols that it uses (`verify_namespace_is_imported` in
+//! Pure: the module must import the namespaces of the symbols that it uses (`verify_namespace_is_imported` in
 //! `kernel/module/main.c`).
 
 use super::Subject;
 use crate::{Finding, Rule, Verdict};
 
-/// Starts a namespace that names the modules that may use it, since Linux 6.16.
+/// Prefix of a namespace that lists the modules that may use it, since Linux 6.16.
 const MODULES: &str = "module:";
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
@@ -40,8 +40,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// A comma-separated list of module names, in which `-` is `_` and an entry may end with `*`
-/// (`verify_module_namespace`).
+/// Whether a comma-separated list of module names contains the module. In the list `-` equals `_`, and an entry may end
+/// with `*` (`verify_module_namespace`).
 fn names(list: &str, module: &str) -> bool {
     list.split(',').map(|entry| entry.replace('-', "_")).any(|entry| match entry.strip_suffix('*') {
         Some(start) => module.starts_with(start),

@@ -1,12 +1,12 @@
-//! Pure: the object is one for this kernel: its processor, its sections, the size of its `struct module`.
+//! Pure: the object must suit the kernel: its processor, its sections, and the size of its `struct module`.
 
 use super::Subject;
 use crate::{Finding, Rule, Verdict};
 
-/// The section, which is also what the kernel's own message names.
+/// Name of the section with `struct module`; the kernel's own message names it, too.
 const THIS_MODULE: &str = ".gnu.linkonce.this_module";
 
-/// The module is for the kernel's processor (`elf_check_arch`).
+/// Checks that the module is for the kernel's processor (`elf_check_arch`).
 pub(super) fn machine(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let (module, kernel) = (subject.module.arch, subject.kernel.arch);
     if module != kernel {
@@ -16,8 +16,9 @@ pub(super) fn machine(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// It has each section that describes it once. Linux refuses others since 6.4 (commit f3b93547b91a, "module: add sanity
-/// check for ELF module section"); before, it takes the first, which need not be the right one.
+/// Checks that no section that describes the module occurs twice. Since 6.4 Linux refuses duplicates (commit
+/// f3b93547b91a, "module: add sanity check for ELF module section"). Earlier versions use the first, which may be the
+/// wrong one.
 pub(super) fn sections(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let verdict = if subject.kernel.since(6, 4) { Verdict::Refused } else { Verdict::Unknown };
     findings.extend(subject.module.repeated.iter().map(|section| {
@@ -27,11 +28,12 @@ pub(super) fn sections(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }));
 }
 
-/// Its `struct module` is as large as the kernel's (`elf_validity_check` in `kernel/module/main.c`).
+/// Checks that the module's `struct module` has the size of the kernel's (`elf_validity_check` in
+/// `kernel/module/main.c`).
 ///
-/// Linux compares the sizes since 6.4 (commit f3b93547b91a). Before, it takes any, and reads a structure of another
-/// layout. Where no source tells the kernel's size, the version of `module_layout` speaks for it: `struct module`
-/// is in its signature, so it cannot be the same while the structure differs.
+/// Linux compares the sizes since 6.4 (commit f3b93547b91a). Earlier versions accept any size, and misread a structure
+/// with another layout. If no source reveals the kernel's size, the version of `module_layout` decides. `struct module`
+/// is part of that symbol's signature, so the version differs if the structure differs.
 pub(super) fn module_size(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let kernel = subject.kernel;
     let bytes = |size: u64| format!("{size} bytes");
@@ -64,7 +66,7 @@ pub(super) fn module_size(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Is the version of `module_layout` compared? Whether it is the same, the rule for versions says.
+/// Whether the version of `module_layout` is compared. The comparison itself is done by the rule for symbol versions.
 fn layout_has_a_version(subject: &Subject<'_>) -> bool {
     let name = "module_layout";
     let kernel = subject.kernel;

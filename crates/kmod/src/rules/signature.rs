@@ -1,9 +1,9 @@
-//! Pure: the module's signature is one that the kernel takes (`module_sig_check` in `kernel/module/signing.c`).
+//! Pure: the kernel must accept the module's signature (`module_sig_check` in `kernel/module/signing.c`).
 //!
-//! Three answers of the kernel's verification are forgiven where it does not enforce signatures: no signature
-//! (`ENODATA`), unsupported kind or digest (`ENOPKG`, since Linux 5.4, commit 49fcf732bdae), unknown key
-//! (`ENOKEY`). All others refuse the module in any case, a damaged record or message (`EBADMSG`) and a signature
-//! that is wrong (`EKEYREJECTED`) among them. Without `CONFIG_MODULE_SIG` nothing is looked at.
+//! Without enforcement the kernel tolerates three results of the verification: no signature (`ENODATA`), unsupported
+//! kind or digest (`ENOPKG`, since Linux 5.4, commit 49fcf732bdae), and unknown key (`ENOKEY`). All other results
+//! refuse the module, for example a damaged record or message (`EBADMSG`) or a wrong signature (`EKEYREJECTED`).
+//! Without `CONFIG_MODULE_SIG` the kernel ignores signatures.
 
 use super::Subject;
 use crate::{FactSource, Finding, Known, Rule, Signature, Verdict};
@@ -20,7 +20,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let enforced = kernel.enforces_signatures();
     let (verdict, because) = forgiven(enforced.as_ref());
     findings.push(match &subject.module.signature {
-        // Hardly a driver is signed when it is built. The taint that it brings is among the report's taints.
+        // Drivers are rarely signed when they are built. The report's taints already show a missing signature.
         Signature::None if verdict == Verdict::Loads => return,
         Signature::None => finding(verdict, format!("the module is not signed: {because}"), sign),
         Signature::Buried(after) => finding(
@@ -59,7 +59,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     });
 }
 
-/// What becomes of a module whose signature the kernel could forgive, and why.
+/// Verdict for a module whose signature problem the kernel tolerates without enforcement, and the reason.
 fn forgiven(enforced: Option<&Known<bool>>) -> (Verdict, String) {
     let loads = "the kernel loads it and taints itself";
     match enforced {

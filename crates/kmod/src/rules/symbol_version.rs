@@ -1,4 +1,4 @@
-//! Pure: the symbol versions that the module was built with are the exporters' (`check_version` in
+//! Pure: the symbol versions that the module was built with must match the exporters' (`check_version` in
 //! `kernel/module/version.c`).
 
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
                 let message = format!("disagrees about version of symbol {name}, exported by {exporter}");
                 finding(Verdict::Refused, message).found(crc_text(found)).wanted(crc_text(wanted))
             }
-            // An export without a version, such as one from assembly without a prototype.
+            // An export without a version, for example from assembly without a prototype.
             (None, Some(0) | None) => continue,
             (None, Some(wanted)) => {
                 let consequence = "the kernel warns and loads it";
@@ -55,7 +55,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Symbols of which `System.map` tells no more than that the kernel exports them.
+/// Reports symbols that are known to be exported by the kernel, but whose versions are unknown (as with `System.map`).
 fn named(subject: &Subject<'_>) -> Option<Finding> {
     let imports = subject.imports.iter().filter(|import| matches!(import.provider, Provider::Named));
     let mut symbols = imports.map(|import| &import.symbol.name);
@@ -66,7 +66,7 @@ fn named(subject: &Subject<'_>) -> Option<Finding> {
     Some(subject.without_symbol_table(Rule::SymbolVersion, message))
 }
 
-/// `struct module` and what surrounds it have a version of their own, in every module
+/// Checks the version of `module_layout`, which covers `struct module` and related structures in every module
 /// (`check_modstruct_version`).
 fn module_layout(subject: &Subject<'_>, versions: &BTreeMap<String, u32>) -> Option<Finding> {
     let name = "module_layout";

@@ -1,4 +1,4 @@
-//! Pure: the module's vermagic is the kernel's (`check_modinfo` in `kernel/module/main.c`).
+//! Pure: the module's vermagic must match the kernel's (`check_modinfo` in `kernel/module/main.c`).
 
 use super::Subject;
 use crate::{Difference, Finding, Rule, Verdict};
@@ -16,8 +16,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         findings.push(finding(subject.forced(), message, rebuild()));
         return;
     };
-    // Without symbol versions in the kernel, its `same_magic` compares all words. Only the section `__versions` counts for it,
-    // not the extended table.
+    // Without modversions in the kernel, its `same_magic` compares all words. Only the section `__versions` counts as
+    // modversions there, not the extended table.
     let has_versions = subject.module.basic_versions && kernel.config.is_set("MODVERSIONS");
     match expected.compare(magic, has_versions) {
         Difference::None => {}

@@ -58,7 +58,7 @@ fn records_are_checked_in_the_kernels_order() {
     assert_eq!(malformed(&with(&|record| record[0] = 1)), "has a record with unexpected non-zero fields");
     assert_eq!(malformed(&with(&|record| record[7] = 1)), "has a record with unexpected non-zero fields");
     assert_eq!(malformed(&with(&|record| record[8] = 0x7f)), "claims more bytes than the file has");
-    // The length comes before the kind.
+    // The length is checked before the kind.
     let both = with(&|record| (record[8], record[2]) = (0x7f, 1));
     assert_eq!(malformed(&both), "claims more bytes than the file has");
     assert_eq!(malformed(&[&[0; 12], super::MARKER].concat()), "is shorter than its own record");

@@ -1,11 +1,11 @@
-//! Type information for tests.
+//! Type information (BTF) for tests.
 
 use crate::BtfBase;
 
-/// The base that [`split`] counts on from.
+/// Base that [`split`] continues.
 pub const BASE: BtfBase = BtfBase { types: 100, strings: 1000 };
 
-/// BTF of these words of types and these strings.
+/// Builds BTF from the words of types and from strings.
 pub fn btf(types: &[u32], strings: &[u8]) -> Vec<u8> {
     let size = |length: usize| u32::try_from(length).unwrap();
     let types: Vec<u8> = types.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -18,8 +18,8 @@ pub fn btf(types: &[u32], strings: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A module's: a structure of one member of the kernel's type 7, a prototype with a parameter that points to it,
-/// and a function of that prototype.
+/// Builds a module's BTF: a structure with one member of the kernel's type 7, a prototype with a pointer to that
+/// structure as parameter, and a function with that prototype.
 pub fn split() -> Vec<u8> {
     let kind = |kind: u32, count: u32| kind << 24 | count;
     let BtfBase { types, strings } = BASE;

@@ -1,6 +1,6 @@
-//! Signatures for tests, written element by element.
+//! Signatures for tests, built element by element.
 
-/// One element of DER, of less than 64 KiB.
+/// Encodes one DER element of less than 64 KiB.
 fn element(tag: u8, content: &[u8]) -> Vec<u8> {
     let length = u16::try_from(content.len()).unwrap().to_be_bytes();
     let mut bytes = vec![tag];
@@ -17,8 +17,8 @@ fn sequence(parts: &[Vec<u8>]) -> Vec<u8> {
     element(0x30, &parts.concat())
 }
 
-/// A `SignedData` as `scripts/sign-file` writes it: no certificate, no attributes; the digest by its last number
-/// below 2.16.840.1.101.3.4.2.
+/// Builds a `SignedData` as `scripts/sign-file` writes it, without certificates and attributes. `digest` is the last
+/// number of the digest's identifier under 2.16.840.1.101.3.4.2.
 pub fn message(common_name: &str, serial: &[u8], digest: u8) -> Vec<u8> {
     let id = |bytes: &[u8]| element(0x06, bytes);
     let name = |kind: u8, text: &str| {
@@ -43,13 +43,13 @@ pub fn message(common_name: &str, serial: &[u8], digest: u8) -> Vec<u8> {
     sequence(&[id(&[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x07, 0x02]), element(0xa0, &data)])
 }
 
-/// `struct module_signature` for a PKCS#7 message of this length.
+/// Builds the `struct module_signature` for a PKCS#7 message of this length.
 pub fn record(length: usize) -> [u8; 12] {
     let [a, b, c, d] = u32::try_from(length).unwrap().to_be_bytes();
     [0, 0, 2, 0, 0, 0, 0, 0, a, b, c, d]
 }
 
-/// A module with a message appended.
+/// Appends a message, its record and the marker to a module.
 pub fn signed(module: &[u8], message: &[u8]) -> Vec<u8> {
     [module, message, &record(message.len()), b"~Module signature appended~\n"].concat()
 }

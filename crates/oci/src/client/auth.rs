@@ -1,4 +1,5 @@
-//! Adapter: authorization: which header a request needs, from credentials, challenges and token servers.
+//! Adapter: authorization: computes the `Authorization` header for a request from credentials, challenges and token
+//! servers.
 
 use std::{
     collections::HashMap,
@@ -22,15 +23,15 @@ use super::{
     transport::{RemoteName, Transport, body_start, next_chunk},
 };
 
-/// Bytes of a token server's answer that are read.
+/// Maximum number of bytes read from a token server's response.
 const MAX_TOKEN: usize = 1 << 20;
 
-/// What a token server that does not say means (distribution's token specification).
+/// Default lifetime of a token in seconds, if the token server states none (distribution's token specification).
 const DEFAULT_LIFETIME: u64 = 60;
-/// Tokens are renewed this much earlier, for clocks and slow requests.
+/// Margin by which tokens are renewed early, for clock skew and slow requests.
 const MARGIN: Duration = Duration::from_secs(10);
 
-/// What a request does to the repository, shown as the actions of the token specification.
+/// Access that a request needs, displayed as the actions of the token specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, derive_more::Display)]
 pub(super) enum Scope {
     #[display("pull")]
@@ -41,17 +42,17 @@ pub(super) enum Scope {
     Delete,
 }
 
-/// What a request is authorized for.
+/// The access that a request needs authorization for.
 #[derive(Clone, Copy)]
 pub(super) struct Purpose<'a> {
     pub name: &'a RemoteName,
     pub scope: Scope,
-    /// The path of another repository of the registry that the request reads: a blob is mounted from there.
+    /// Path of another repository of the same registry that the request reads, to mount a blob from it.
     pub source: Option<&'a str>,
 }
 
 impl Purpose<'_> {
-    /// As the token specification has them.
+    /// Scopes in the syntax of the token specification.
     fn scopes(&self) -> Vec<String> {
         let Self { name, scope, source } = self;
         let further = source.map(|source| format!("repository:{source}:{}", Scope::Pull));
@@ -59,7 +60,7 @@ impl Purpose<'_> {
     }
 }
 
-/// A header's value, and until when it is good.
+/// An `Authorization` header and its expiry.
 #[derive(Clone)]
 struct Grant {
     header: HeaderValue,
@@ -72,8 +73,8 @@ impl Grant {
     }
 }
 
-/// One lock for each (authority, repository, scope, source): concurrent requests wait for one token instead of
-/// asking for one each, and other repositories do not wait.
+/// One lock for each (authority, repository, scope, source). Concurrent requests share one token instead of fetching
+/// one each, and requests to other repositories do not wait.
 type Slot = Arc<tokio::sync::Mutex<Option<Grant>>>;
 type Key = (String, String, Scope, Option<String>);
 
@@ -97,14 +98,14 @@ impl Authorizer {
         self.slots.lock().entry(key).or_default().clone()
     }
 
-    /// Where a good header for it may be, the slot of its own last.
+    /// Slots that may hold a usable header for this purpose; the slot of the exact purpose comes last.
     fn candidates(&self, purpose: Purpose<'_>) -> Vec<Slot> {
-        // A token to push with is also one to pull with.
+        // A push token also allows pulls.
         let push = (purpose.scope == Scope::Pull).then_some(Purpose { scope: Scope::Push, ..purpose });
         push.into_iter().chain([purpose]).map(|purpose| self.slot(purpose)).collect()
     }
 
-    /// The header that a request had better carry, as far as that is known.
+    /// Cached header for a request, if one is valid.
     pub(super) async fn known(&self, purpose: Purpose<'_>) -> Option<HeaderValue> {
         for slot in self.candidates(purpose) {
             let grant = slot.lock().await;
@@ -115,10 +116,11 @@ impl Authorizer {
         None
     }
 
-    /// The password that is to be had by now, after a 403 to a request that carried `used`; `None` where that is no
-    /// password, or there is no other. Some registries (ECR) refuse a password that has expired so, and not with a 401.
-    /// The credentials are read before anything is sent: a request without any may get another answer than a refusal, and a
-    /// body is sent once more only where that may help.
+    /// Reads the credentials again after a 403 to a request that carried `used`. Returns a header with the new
+    /// password, or `None` if `used` is no password or the credentials have no other one.
+    ///
+    /// Some registries (ECR) answer an expired password with 403 instead of 401. The credentials are read before
+    /// anything is sent again, so that a request body is sent twice only where a new password may help.
     pub(super) async fn renewed(
         &self,
         transport: &Transport,
@@ -129,7 +131,7 @@ impl Authorizer {
         if !is_basic(used) {
             return None;
         }
-        // Where they cannot be read, the 403 says more.
+        // If the credentials cannot be read, the 403 is the more useful error.
         let credential = credential(transport, purpose.name, action).await.ok().flatten();
         let Some(Credential::Password { user, password }) = credential else { return None };
         let header = basic(&user, &password);
@@ -145,7 +147,7 @@ impl Authorizer {
         Some(header)
     }
 
-    /// Answers the 401 in `refusal` to a request that carried `used`; `None` when nothing better is to be had.
+    /// Answers the 401 in `refusal` to a request that carried `used`. Returns `None` when there is no better header.
     pub(super) async fn answer(
         &self,
         transport: &Transport,
@@ -157,7 +159,8 @@ impl Authorizer {
         let slot = self.slot(purpose);
         let mut grant = slot.lock().await;
         match grant.as_ref() {
-            // Another request got a new one in the meantime. One that has expired is what this request went without.
+            // Another request stored a new header in the meantime. An expired one does not help: this request was sent
+            // without it.
             Some(newer) if newer.is_good() && Some(&newer.header) != used => {
                 return Ok(Some(newer.header.clone()));
             }
@@ -187,7 +190,7 @@ impl Authorizer {
                 Some(query.send(transport, credential).await?)
             }
         };
-        // The same header again would be refused again.
+        // The registry would refuse the same header again.
         *grant = new.filter(|new| Some(&new.header) != used);
         Ok(grant.as_ref().map(|grant| grant.header.clone()))
     }
@@ -202,7 +205,7 @@ async fn credential(transport: &Transport, name: &RemoteName, action: &str) -> R
     })
 }
 
-/// Why a 401 stays one, in words.
+/// Explains, for an error message, why the registry still answers 401.
 pub(super) fn explain(transport: &Transport, name: &RemoteName, used: Option<&HeaderValue>) -> String {
     let place = transport.access.credentials_from();
     match used {
@@ -230,29 +233,32 @@ fn sensitive(text: &str) -> Option<HeaderValue> {
     Some(value)
 }
 
-/// One question to a token server.
+/// One request to a token server.
 struct TokenQuery<'a> {
     purpose: Purpose<'a>,
     action: &'a str,
     realm: &'a str,
-    /// Did the registry name it over TLS?
+    /// Whether the registry named the token server over TLS.
     by_tls: bool,
     service: Option<&'a str>,
 }
 
-/// Token servers of public registries that have another host's name, at TLS's own port (the registry's host, the token server's).
+/// Token servers of public registries, on the default TLS port, whose host differs from the registry's: (registry,
+/// token server).
 const TOKEN_SERVERS: [(&str, &str); 3] = [
     ("registry-1.docker.io", "auth.docker.io"),
     ("registry.gitlab.com", "gitlab.com"),
     ("registry.digitalocean.com", "api.digitalocean.com"),
 ];
 
-/// Whether a token server may get a registry's credentials. The registry's word is not enough, which may be another's by now.
+/// Whether a token server may receive the credentials for a registry. The registry's own claim is not enough: the
+/// registry may have been taken over.
 fn is_trusted(transport: &Transport, name: &RemoteName, realm: &Url) -> bool {
     is_own(name, realm) || transport.access.trusts_token_server(&name.authority, realm)
 }
 
-/// Whether a token server is the registry itself, a host that shows a certificate for the registry's name, or a known one of it.
+/// Whether a token server is the registry itself, an HTTPS server with the registry's host name, or an entry of
+/// [`TOKEN_SERVERS`].
 fn is_own(name: &RemoteName, realm: &Url) -> bool {
     let host = realm.host_str().unwrap_or_default();
     let registry = Url::parse(&format!("https://{}/", name.authority));
@@ -261,8 +267,8 @@ fn is_own(name: &RemoteName, realm: &Url) -> bool {
     name.serves(realm) || (realm.scheme() == "https" && (same_name || known))
 }
 
-/// The address of a token server that a registry names. Its way is no worse protected than the registry's: what it answers opens the
-/// registry.
+/// Parses the address of a token server that a registry names. The connection to the token server must be at least as
+/// secure as the one to the registry, because its tokens give access to the registry.
 fn realm_of(text: &str, by_tls: bool, allows_plain: impl Fn(&Url) -> bool) -> Result<Url, &'static str> {
     let url = Url::parse(text).map_err(|_| "is no address")?;
     match url.scheme() {
@@ -287,7 +293,7 @@ impl TokenQuery<'_> {
         let scopes = self.purpose.scopes();
         let mut request;
         match credential {
-            // OAuth2 form of the token specification; identity tokens cannot be sent in the other one.
+            // OAuth2 form of the token specification: the other form cannot carry identity tokens.
             Some(Credential::IdentityToken(token)) => {
                 let mut form = form_urlencoded::Serializer::new(String::new());
                 form.append_pair("grant_type", "refresh_token")
@@ -397,7 +403,7 @@ mod tests {
         assert!(realm_of("https://r.example/token", true, none).is_ok());
         assert!(realm_of("http://127.0.0.1:5000/token", false, all).is_ok());
         let unsafe_way = Err("is not reached through https");
-        assert_eq!(realm_of("http://127.0.0.1:5000/token", true, all), unsafe_way, "TLS, and then none");
+        assert_eq!(realm_of("http://127.0.0.1:5000/token", true, all), unsafe_way, "downgrade from TLS");
         assert_eq!(realm_of("http://r.example/token", false, none), unsafe_way);
         assert_eq!(realm_of("ftp://r.example/token", false, all), unsafe_way);
         assert_eq!(realm_of("/token", false, all), Err("is no address"));

@@ -1,16 +1,16 @@
-//! Pure: `WWW-Authenticate` headers (RFC 9110, section 11.6.1).
+//! Pure: parses `WWW-Authenticate` headers (RFC 9110, section 11.6.1).
 
-/// What a registry wants to see.
+/// Authentication scheme that a registry asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Challenge {
     /// User name and password.
     Basic,
-    /// A token from a token server, which knows the registry as `service`
+    /// A token from the token server at `realm`, which knows the registry as `service`
     /// (<https://distribution.github.io/distribution/spec/auth/token/>).
     Bearer { realm: String, service: Option<String> },
 }
 
-/// The challenges of one header, in its order; unknown schemes are left out.
+/// Challenges of one header, in order; unknown schemes are skipped.
 pub(super) fn parse(header: &str) -> Vec<Challenge> {
     let mut challenges = Vec::new();
     let mut current: Option<(String, Vec<(String, String)>)> = None;
@@ -20,7 +20,7 @@ pub(super) fn parse(header: &str) -> Vec<Challenge> {
         let end = rest.find([' ', '\t', ',', '=']).unwrap_or(rest.len());
         let (word, after) = rest.split_at(end);
         if word.is_empty() {
-            // Nothing left, or a `=` where none can be: what follows cannot be understood.
+            // End of the header, or a misplaced `=`: the rest cannot be parsed.
             break;
         }
         let next = after.trim_start_matches([' ', '\t']);
@@ -40,7 +40,7 @@ pub(super) fn parse(header: &str) -> Vec<Challenge> {
     challenges
 }
 
-/// A token or quoted string, and what follows it.
+/// Splits off a token or a quoted string; returns it with the remaining text.
 fn value_of(text: &str) -> (String, &str) {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find([' ', '\t', ',']).unwrap_or(text.len());

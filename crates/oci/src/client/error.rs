@@ -1,4 +1,4 @@
-//! Errors of registries, and why a connection to one failed.
+//! Errors of registry clients, and the classification of connection failures.
 
 use std::{error::Error, io, time::Duration};
 
@@ -7,68 +7,68 @@ use serde_json::Value;
 
 use crate::{Digest, ImageError};
 
-/// What the calls of this module give.
+/// Result of a call to a registry.
 pub type Result<T, E = RegistryError> = std::result::Result<T, E>;
 
-/// What a registry answered, or did not: `host` is the registry, `action` what was to be done, `reason` its words.
+/// Failure of a call to a registry. `host` is the registry, `action` the attempted operation, `reason` the explanation.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say what the fields are")]
+#[expect(missing_docs, reason = "the messages explain the fields")]
 pub enum RegistryError {
-    /// No connection, or it broke. Transient, unless it is a matter of certificates.
+    /// The connection failed or broke. Transient, unless TLS is at fault (see [`ConnectionProblem`]).
     #[error("reach {host} to {action}")]
     Unreachable { host: String, action: String, source: Box<dyn Error + Send + Sync> },
-    /// 5xx, 429, and how long it wants to be left alone (`Retry-After`). Transient.
+    /// Status 5xx or 429, with the delay from `Retry-After`. Transient.
     #[error(
         "{host} answered {status} to {action}{}",
         after.map(|after| format!(", and wants to be asked again in {} s", after.as_secs())).unwrap_or_default()
     )]
     Server { host: String, status: u16, action: String, after: Option<Duration> },
-    /// 401, 403, or no credentials for a registry that wants some. Permanent.
+    /// Status 401 or 403, or missing credentials for a registry that requires them. Permanent.
     #[error("{host} refused to {action}: {reason}")]
     Denied { host: String, action: String, reason: String },
-    /// It names a token server (`scheme://host[:port]`) that gets no credentials of it. Permanent.
+    /// The registry names a token server (`scheme://host[:port]`) that is not trusted with its credentials. Permanent.
     #[error(
         "{host} wants its credentials for {action} sent to the token server {realm}, which is not trusted with them"
     )]
     TokenServer { host: String, action: String, realm: String },
-    /// Anything else that it answered, or what is wrong with its answer. Permanent.
+    /// Any other unexpected status, or an invalid response. Permanent.
     #[error("{host} gave an unusable answer to {action}: {reason}")]
     Protocol { host: String, action: String, reason: String },
-    /// The registry says that it lacks something that a manifest names. Transient: all of it was sent before, and
-    /// docker-registry 2.8 writes its links in place, so that it misses one that another client is just writing.
+    /// The registry reports a missing blob or manifest that a pushed manifest names. Transient: everything was pushed
+    /// before. docker-registry 2.8 writes its links in place, so it can miss a link that another client is writing.
     #[error("{host} misses what it was sent before, to {action}: {reason}")]
     Missed { host: String, action: String, reason: String },
-    /// The registry is set up so that nothing can be deleted. Permanent.
+    /// The registry is configured to refuse deletion. Permanent.
     #[error("{host} does not allow to {action}")]
     NoDeletion { host: String, action: String },
-    /// Content that is not what its digest says. Transient once, then permanent.
+    /// Content does not match its digest. Transient: a retry may read correct content.
     #[error("{action}: content is {found}, wanted {wanted}")]
     Digest { action: String, wanted: Digest, found: Digest },
-    /// What is there is no image, or an index without the architecture that is asked for. Permanent.
+    /// The content is not an image, or is an index without the requested architecture. Permanent.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// A file of this machine.
+    /// Local file I/O failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Options that cannot be used, such as a CA file without certificates: which, and why. Permanent.
+    /// Unusable options, such as a CA file without certificates: the option, then the reason. Permanent.
     #[error("{0}: {1}")]
     Options(String, String),
-    /// [`super::Access`] sent nothing: a host that may not be asked, a client certificate that cannot be shown. `transient`: it may be
-    /// sent later, without any change.
+    /// [`super::Access`] sent nothing, because the host is not allowed or a client certificate is unusable. `transient`
+    /// states whether a retry may succeed without any change.
     #[error("{source}")]
     NotSent { source: Box<dyn Error + Send + Sync>, transient: bool },
-    /// A [`super::Retrying`] was told to stop.
+    /// The cancellation token of a [`super::Retrying`] was triggered.
     #[error("interrupted")]
     Cancelled,
 }
 
 impl RegistryError {
-    /// There is no connection, or it broke.
+    /// Creates [`Self::Unreachable`] for a failed or broken connection.
     pub fn unreachable(host: &str, action: &str, source: impl Error + Send + Sync + 'static) -> Self {
         Self::Unreachable { host: host.to_owned(), action: action.to_owned(), source: Box::new(source) }
     }
 
-    /// An answer that cannot be used.
+    /// Creates [`Self::Protocol`] for an unusable response.
     pub fn protocol(
         host: impl Into<String>,
         action: impl Into<String>,
@@ -77,7 +77,7 @@ impl RegistryError {
         Self::Protocol { host: host.into(), action: action.into(), reason: reason.into() }
     }
 
-    /// May the same request succeed later, without any change?
+    /// Whether a retry of the same request may succeed without any change.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { source, .. } => {
@@ -96,30 +96,30 @@ impl RegistryError {
         }
     }
 
-    /// Was the registry out of reach, or did it fail?
+    /// Whether the registry was unreachable or failed with a server error.
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Server { .. })
     }
 }
 
-/// Why a connection did not come about.
+/// Cause of a failed connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionProblem {
-    /// The server's certificate is of an authority that is not trusted.
+    /// An untrusted authority issued the server's certificate.
     Certificate,
     /// The server's certificate has expired, or is not valid yet.
     CertificateTime,
-    /// The server's certificate is another host's.
+    /// The server's certificate is for another host.
     CertificateName,
-    /// The server does not accept our certificate, or wants one and got none.
+    /// The server rejects the client certificate, or requires one and received none.
     ClientCertificate,
     /// The other side does not speak TLS.
     NotTls,
-    /// Refused, timed out, no such host, reset.
+    /// Refused, timed out, unknown host, or reset.
     Broken,
 }
 
-/// Finds out why there is no connection.
+/// Classifies the cause of a failed connection.
 pub fn connection_problem(error: &(dyn Error + 'static)) -> ConnectionProblem {
     let Some(error) = causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>()) else {
         return ConnectionProblem::Broken;
@@ -144,7 +144,7 @@ pub fn connection_problem(error: &(dyn Error + 'static)) -> ConnectionProblem {
     }
 }
 
-/// RFC 8446, 6.2.
+/// Whether a TLS alert concerns the client certificate (RFC 8446, 6.2).
 fn is_about_our_certificate(alert: AlertDescription) -> bool {
     matches!(
         alert,
@@ -159,8 +159,8 @@ fn is_about_our_certificate(alert: AlertDescription) -> bool {
     )
 }
 
-/// The TCP connection stood, and TLS did not: then there may be plain HTTP. A certificate that is not trusted is no
-/// reason to do without. Some servers hang up on a greeting that they do not understand.
+/// Whether the TCP connection succeeded and TLS did not, so that the server may speak plain HTTP. An untrusted
+/// certificate is no reason to drop TLS. Some servers close the connection when they receive a TLS hello.
 pub(super) fn speaks_something_else(error: &(dyn Error + 'static)) -> bool {
     let hung_up = |error: &io::Error| {
         matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
@@ -174,8 +174,8 @@ pub(super) fn speaks_something_else(error: &(dyn Error + 'static)) -> bool {
     }
 }
 
-/// An error and its causes. An `io::Error` does not list the error that it wraps among them, only that
-/// one's, so it is opened here.
+/// Iterates over an error and its causes. `io::Error::source` skips the wrapped error and returns that error's source,
+/// so this function unwraps it.
 pub fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |&error| {
         match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
@@ -185,7 +185,7 @@ pub fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a 
     })
 }
 
-/// An error with its causes, on one line.
+/// Formats an error and its causes on one line.
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -200,7 +200,7 @@ pub fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// The start of an answer's body in printable form: a registry's own words, a proxy's page, garbage.
+/// Start of a response body in printable form: the messages of a registry's JSON errors, or else the text.
 pub fn excerpt(body: &[u8]) -> String {
     let answer: Value = serde_json::from_slice(body).unwrap_or_default();
     let word = |error: &Value, key: &str| error[key].as_str().unwrap_or_default().to_owned();

@@ -1,4 +1,4 @@
-//! Adapter: one request of the protocol, with authorization, and which answers are errors.
+//! Adapter: sends one request of the protocol with authorization, and decides which responses are errors.
 
 use std::{
     io,
@@ -31,20 +31,20 @@ use super::{
 };
 use crate::MAX_MANIFEST;
 
-/// Read of an error's body.
+/// Maximum number of bytes read from an error response.
 const MAX_ERROR_BODY: usize = 8 << 10;
-/// Pages of one list; a registry that gives more goes in circles.
+/// Maximum number of pages in one list; a registry with more pages is looping.
 const MAX_PAGES: usize = 1000;
 
-/// What is sent along.
+/// Body of a request.
 pub(super) enum Payload<'a> {
     /// No body.
     None,
-    /// What is in memory.
+    /// Bytes in memory.
     Bytes(&'a [u8]),
-    /// The bytes of a file from one offset to another.
+    /// Bytes of a file between two offsets.
     File { path: &'a Path, from: u64, to: u64 },
-    /// What is made while it is sent.
+    /// Bytes that the source generates during the upload.
     Source(&'a Arc<dyn BlobSource>),
 }
 
@@ -52,9 +52,9 @@ pub(super) enum Payload<'a> {
 pub(super) struct Call<'a> {
     pub name: &'a RemoteName,
     pub scope: Scope,
-    /// The path of another repository that it reads.
+    /// Path of another repository that the request reads.
     pub source: Option<&'a str>,
-    /// In words, such as `fetch manifest of drivers/x:1`.
+    /// Description, such as `fetch manifest of drivers/x:1`.
     pub action: &'a str,
     pub method: Method,
     pub url: Url,
@@ -72,7 +72,7 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// The same, for which another repository of the registry is read.
+    /// Adds read access to another repository of the registry.
     pub(super) fn reading(self, source: Option<&'a str>) -> Self {
         Self { source, ..self }
     }
@@ -85,7 +85,7 @@ impl<'a> Call<'a> {
         RegistryError::protocol(&self.name.host, self.action, reason)
     }
 
-    /// A body that cannot be used, with its beginning.
+    /// Error for an unusable body, with the start of the body.
     pub(super) fn unusable(&self, reason: &str, response: &Response, body: &[u8]) -> RegistryError {
         self.protocol(match self.name.quote(response, body) {
             Ok(words) => format!("{reason}: {words}"),
@@ -94,7 +94,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Requests with authorization.
+/// Sends requests with authorization.
 pub(super) struct Http {
     pub(super) transport: Transport,
     authorizer: Authorizer,
@@ -106,7 +106,7 @@ impl Http {
         Self { transport: Transport::new(access), authorizer: Authorizer::default(), rests: Rests::default() }
     }
 
-    /// A request about `rest` (`manifests/1.0`) of the repository.
+    /// Creates a request for the path `rest` (such as `manifests/1.0`) of the repository.
     pub(super) async fn call<'a>(
         &self,
         method: Method,
@@ -127,12 +127,12 @@ impl Http {
         Err(unexpected(call, response).await)
     }
 
-    /// Sends the request, answering challenges. Refusals and server faults come back as errors, every other
-    /// status as a response.
+    /// Sends the request and answers challenges. Refusals (401, 403), throttling (429) and server errors (5xx) return
+    /// an error; every other status returns the response.
     pub(super) async fn send(&self, call: &Call<'_>) -> Result<Response> {
         let Call { name, scope, source, action, .. } = *call;
         let purpose = Purpose { name, scope, source };
-        // Uploads may be sent elsewhere; credentials are only for the registry itself.
+        // An upload may go to another host; credentials are only for the registry itself.
         let own = name.serves(&call.url);
         if own && let Some((status, left)) = self.rests.left(&name.authority, Instant::now()) {
             let (host, action) = (name.host.clone(), action.to_owned());
@@ -153,9 +153,9 @@ impl Http {
             }
             let sent_by = (!own).then_some(name.host.as_str());
             let mut response = self.transmit(call, request, sent_by).await?;
-            // The answer may be that of a host which the registry sent the request on to: what it asks for is not for it.
+            // The registry may have redirected the request to another host, which must not trigger authentication.
             let answers = own && name.serves(response.url());
-            // Once: the second answer is to what the first 401 led to.
+            // Only once: the second response already answers the new header.
             if response.status().as_u16() == 401 && !challenged && answers {
                 challenged = true;
                 let new = self
@@ -167,7 +167,7 @@ impl Http {
                     continue;
                 }
             }
-            // Once, and not for a password that was read for this very request.
+            // Only once, and not for a password that was read for this same request.
             if response.status().as_u16() == 403
                 && !challenged
                 && answers
@@ -226,7 +226,7 @@ impl Http {
         self.transport.execute(request, &moved, call.action, &call.name.host, sent_by).await
     }
 
-    /// Reads a list that comes page by page; one that is not there has no pages. `read` says what is wrong with a page.
+    /// Reads a paginated list; a missing list has no pages. `read` parses a page and returns what is wrong with it.
     pub(super) async fn pages(
         &self,
         mut call: Call<'_>,
@@ -247,7 +247,7 @@ impl Http {
     }
 }
 
-/// A body that counts the bytes which are read of it.
+/// Sets a streamed body, and counts the bytes that the connection reads from it.
 fn set_body(
     request: &mut Request,
     stream: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
@@ -263,7 +263,7 @@ fn set_body(
     *request.body_mut() = Some(Body::wrap_stream(stream));
 }
 
-/// The error for a status that is none of the expected ones.
+/// Error for a response with an unexpected status.
 pub(super) async fn unexpected(call: &Call<'_>, mut response: Response) -> RegistryError {
     let body = body_start(&mut response, MAX_ERROR_BODY).await;
     let status = response.status().as_u16();
@@ -274,7 +274,7 @@ pub(super) async fn unexpected(call: &Call<'_>, mut response: Response) -> Regis
     })
 }
 
-/// A whole body, if it is no longer than manifests and lists may be.
+/// Reads a whole body, up to the size limit of manifests and lists.
 pub(super) async fn body(call: &Call<'_>, response: &mut Response) -> Result<Vec<u8>> {
     let mut body = Vec::new();
     while let Some(chunk) = next_chunk(response, &call.name.host, call.action).await? {
@@ -290,7 +290,7 @@ pub(super) fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-/// The address of the next page (RFC 8288), on the same host only.
+/// Address of the next page (RFC 8288); it must have the same origin.
 fn next_page(response: &Response) -> Option<Url> {
     let link = header(response.headers(), &LINK)?;
     let (target, parameters) = link.strip_prefix('<')?.split_once('>')?;

@@ -1,9 +1,8 @@
-//! Adapter: an OCI image layout directory (image-spec `image-layout.md`), several repositories in one.
+//! Adapter: an OCI image layout directory (image-spec `image-layout.md`) that holds several repositories.
 //!
-//! An image goes by `<repository>:<tag>` (or `<repository>@<digest>`) in `org.opencontainers.image.ref.name`,
-//! which is what `skopeo inspect oci:PATH:<repository>:<tag>` and its relatives look for. They accept letters
-//! and digits with single `-._:@+/` or `--` between them, so an image whose tag holds, say, `__` is found by
-//! them only by its digest.
+//! An image's name is `<repository>:<tag>` (or `<repository>@<digest>`) in `org.opencontainers.image.ref.name`. `skopeo
+//! inspect oci:PATH:<repository>:<tag>` and related tools look up this name. They accept letters and digits with single
+//! `-._:@+/` or `--` between them. An image whose tag contains `__`, for example, is available to them only by digest.
 
 use std::{
     collections::BTreeMap,
@@ -27,19 +26,19 @@ use crate::{
     annotations::REF_NAME, media_type,
 };
 
-/// What every layout has in `oci-layout`.
+/// Content of the file `oci-layout`.
 const LAYOUT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
-/// Held by who changes the index. Not part of the specification; other tools pass it over.
+/// Lock file of index writers. It is not part of the specification; other tools ignore it.
 const LOCK: &str = ".farrier.lock";
 
-/// Images in a directory. Blobs and index are written beside their place and renamed.
+/// Images in a layout directory. Blobs and the index are replaced atomically, by rename.
 #[derive(Clone, Debug)]
 pub struct LayoutRegistry {
     pub(super) root: PathBuf,
 }
 
 impl LayoutRegistry {
-    /// The directory is made by the first push.
+    /// Names the layout at `root`. The first push creates the directory.
     pub fn new(root: PathBuf) -> Self {
         Self { root }
     }
@@ -58,7 +57,7 @@ impl LayoutRegistry {
         Ok(())
     }
 
-    /// What the layout lists, whichever tool wrote it; nothing without an `index.json`.
+    /// Manifests in the layout's index, whichever tool wrote them; empty without an `index.json`.
     pub fn index(&self) -> Result<ImageIndex> {
         let path = self.root.join("index.json");
         let bytes = match read_bounded(&path) {
@@ -87,7 +86,7 @@ impl LayoutRegistry {
         found.map(|descriptor| self.read(&descriptor)).transpose()
     }
 
-    /// The manifest that a descriptor names.
+    /// Reads the manifest of a descriptor and verifies its digest.
     pub fn read(&self, descriptor: &Descriptor) -> Result<StoredManifest> {
         let path = self.blob(&descriptor.digest);
         let bytes = read_bounded(&path)?;
@@ -95,7 +94,7 @@ impl LayoutRegistry {
         Ok(StoredManifest { digest, media_type: descriptor.media_type.clone(), bytes })
     }
 
-    /// The file of a blob, whose content has the digest. Blocks.
+    /// Path of a blob whose content was verified against the digest. Blocks.
     pub fn verified_blob(&self, digest: &Digest) -> Result<PathBuf> {
         let place = self.blob(digest);
         copy_verified(File::open(&place)?, io::sink(), digest, &format!("read {}", place.display()))?;
@@ -127,7 +126,7 @@ impl LayoutRegistry {
             AnyManifest::Image(image) => std::iter::once(&image.config).chain(&image.layers).collect(),
             AnyManifest::Index(index) => index.manifests.iter().collect::<Vec<_>>(),
         };
-        // From here on nothing is deleted that this manifest names.
+        // While the lock is held, no other process deletes blobs that this manifest names.
         let _lock = self.lock()?;
         if let Some(missing) = needed.iter().find(|descriptor| !self.blob(&descriptor.digest).exists()) {
             return Err(self.protocol(&action, format!("blob {} is missing", missing.digest)));
@@ -140,7 +139,7 @@ impl LayoutRegistry {
         if version.digest().is_some() && index.manifests.iter().any(is_same) {
             return Ok(digest);
         }
-        // A name by tag says all that the one by digest says.
+        // A tag entry replaces a digest entry of the same manifest.
         let by_digest = format!("{repository}@{digest}");
         index.manifests.retain(|descriptor| ![name.as_str(), &by_digest].contains(&name_of(descriptor)));
         let artifact_type = match manifest {
@@ -156,7 +155,7 @@ impl LayoutRegistry {
         Ok(digest)
     }
 
-    /// Those of the kind in the index whose `subject` it is.
+    /// Descriptors of the manifests with this `subject`, limited to one artifact type if `artifact_type` is given.
     fn referrers_of(
         &self,
         repository: &Repository,
@@ -165,7 +164,7 @@ impl LayoutRegistry {
     ) -> Result<Vec<Descriptor>> {
         let mut found = Vec::new();
         for descriptor in self.index()?.manifests {
-            // What has a subject has a kind, as its manifest or its configuration says.
+            // Every referrer has an artifact type, from its manifest or its configuration.
             if descriptor.artifact_type.is_none()
                 || artifact_type.is_some_and(|kind| descriptor.artifact_type.as_deref() != Some(kind))
             {
@@ -182,14 +181,14 @@ impl LayoutRegistry {
         Ok(found)
     }
 
-    /// Waits for other writers. The lock goes with the file handle, also when farrier is killed.
+    /// Waits for other writers. The kernel releases the lock with the file handle, even when farrier is killed.
     pub(super) fn lock(&self) -> Result<File> {
         let file = File::create(self.root.join(LOCK))?;
         file.lock()?;
         Ok(file)
     }
 
-    /// File work away from the asynchronous threads.
+    /// Runs file I/O outside the async worker threads.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Self) -> Result<T> + Send + 'static,
@@ -199,12 +198,12 @@ impl LayoutRegistry {
     }
 }
 
-/// The name that the index gives to a manifest; empty where it gives none.
+/// Name of a manifest in the index; empty if the index gives none.
 fn name_of(descriptor: &Descriptor) -> &str {
     descriptor.annotations.get(REF_NAME).map(String::as_str).unwrap_or_default()
 }
 
-/// Does a manifest of the index belong to the repository, under whatever tag or digest?
+/// Whether a manifest of the index belongs to the repository, under any tag or digest.
 pub(super) fn is_of(descriptor: &Descriptor, repository: &Repository) -> bool {
     let rest = name_of(descriptor).strip_prefix(repository.as_str());
     rest.is_some_and(|rest| rest.starts_with([':', '@']))
@@ -212,7 +211,7 @@ pub(super) fn is_of(descriptor: &Descriptor, repository: &Repository) -> bool {
 
 pub(super) fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    // One more than is allowed, so that what is too long is refused where it is parsed.
+    // One byte more than the limit, so that the parser rejects oversized content.
     BufReader::new(File::open(path)?).take(MAX_MANIFEST as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

@@ -1,4 +1,4 @@
-//! Adapter: deleting from a layout directory: the index entry, then the blobs that nothing names any more.
+//! Adapter: deletes manifests from a layout directory: first the index entry, then the blobs that nothing references.
 
 use std::{
     collections::BTreeSet,
@@ -15,11 +15,12 @@ use super::{
 };
 use crate::{AnyManifest, Digest, Repository};
 
-/// A blob that nothing names may be on its way into an image; after so long it was left by a process that was killed.
+/// Age after which an unreferenced blob counts as a leftover of a killed process. Younger ones may belong to an image
+/// that is being pushed.
 const LEFT_BEHIND: Duration = Duration::from_hours(24);
 
 impl LayoutRegistry {
-    /// Takes the manifest out of the index, under all its names in the repository. `false` where it has none.
+    /// Removes a manifest from the index, under all its names in the repository. Returns `false` if it has none.
     pub(super) fn delete(&self, repository: &Repository, digest: &Digest) -> Result<bool> {
         if !self.root.join("index.json").exists() {
             return Ok(false);
@@ -42,7 +43,7 @@ impl LayoutRegistry {
         Ok(true)
     }
 
-    /// A manifest's digest, and what it names. One that cannot be read names nothing more.
+    /// Adds a manifest's digest and everything that the manifest references. An unreadable manifest references nothing.
     fn add_blobs(&self, manifest: Digest, blobs: &mut BTreeSet<Digest>) {
         let bytes = read_bounded(&self.blob(&manifest)).unwrap_or_default();
         if !blobs.insert(manifest) {
@@ -61,7 +62,7 @@ impl LayoutRegistry {
         }
     }
 
-    /// Removes the blobs that were the deleted manifest's own, and those that a killed process left behind.
+    /// Deletes blobs that only the deleted manifest referenced, and leftovers of killed processes.
     fn sweep(&self, named: &BTreeSet<Digest>, own: &BTreeSet<Digest>) -> Result<()> {
         for entry in fs::read_dir(self.root.join("blobs/sha256"))? {
             let entry = entry?;

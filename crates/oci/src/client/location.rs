@@ -1,14 +1,14 @@
-//! Pure: which registry: an address.
+//! Pure: parses the address of a registry.
 
 use std::{path::PathBuf, str::FromStr};
 
 use crate::{ReferenceError, Repository, names_host};
 
-/// Where images go: `host[:port][/prefix]` or `oci:PATH`.
+/// Destination of images: `host[:port][/prefix]` or `oci:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
-#[expect(missing_docs, reason = "the variants say what their fields are")]
+#[expect(missing_docs, reason = "the doc comments of the variants explain the fields")]
 pub enum RegistryLocation {
-    /// A registry at `host[:port]`, and what every repository starts with, if anything.
+    /// A registry at `host[:port]`, with an optional prefix of every repository.
     #[display("{host}{}", prefix.as_ref().map(|prefix| format!("/{prefix}")).unwrap_or_default())]
     Remote { host: String, prefix: Option<String> },
     /// An OCI layout directory.
@@ -16,18 +16,18 @@ pub enum RegistryLocation {
     Layout(PathBuf),
 }
 
-/// Why a string is no location.
+/// Reason that a string is not a registry location.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a registry: wanted host[:port][/prefix] or oci:PATH, {reason}")]
 pub struct LocationError {
     /// The text, cut to 200 characters.
     pub text: String,
-    /// What is wrong.
+    /// Explanation.
     pub reason: String,
 }
 
 impl RegistryLocation {
-    /// The repository of a name here.
+    /// Repository with this name at this location.
     pub fn repository(&self, name: &str) -> Result<Repository, ReferenceError> {
         match self {
             Self::Remote { host, prefix: Some(prefix) } => format!("{host}/{prefix}/{name}").parse(),
@@ -36,7 +36,7 @@ impl RegistryLocation {
         }
     }
 
-    /// The name of a repository that is kept here, below the prefix; `None` for one that stands elsewhere.
+    /// Name of a repository at this location, without the prefix; `None` for a repository elsewhere.
     pub fn name_of<'a>(&self, repository: &'a Repository) -> Option<&'a str> {
         match self {
             Self::Remote { .. } => repository.as_str().strip_prefix(&self.to_string())?.strip_prefix('/'),
@@ -44,7 +44,8 @@ impl RegistryLocation {
         }
     }
 
-    /// Is the repository kept here? A layout directory holds the names without a host.
+    /// Whether the location can hold the repository. A layout directory holds names without a host; a registry location
+    /// accepts every repository.
     pub fn holds(&self, repository: &Repository) -> bool {
         match self {
             Self::Remote { .. } => true,
@@ -64,7 +65,7 @@ impl FromStr for RegistryLocation {
             if path.is_empty() {
                 return refuse("the path is missing");
             }
-            // What follows a colon would be taken for the image's name by every tool that reads layouts.
+            // Every tool that reads layouts takes the text after a colon for the image's name.
             if path.contains(':') {
                 return refuse("a layout's path cannot hold a colon");
             }

@@ -1,4 +1,4 @@
-//! Adapter: reading from several places, mirrors first.
+//! Adapter: reads from several locations, mirrors first.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use super::{
 };
 use crate::Repository;
 
-/// Where what is read is looked for.
+/// Locations that reads try.
 pub(super) struct Places {
     pub(super) access: Arc<dyn Access>,
-    /// `host[:port][/prefix]`; what is below this is never looked for elsewhere.
+    /// `host[:port][/prefix]`; repositories below it are never read from mirrors.
     pub(super) published: Option<String>,
 }
 
@@ -27,9 +27,10 @@ impl Places {
         }
     }
 
-    /// What the first place has that has it. One that does not have it, cannot be reached or gives something else than
-    /// its digest says leads to the next one. `None` only when every place has said so: one that cannot be reached may
-    /// have it.
+    /// Asks each location in turn and returns the first result. A location that lacks the content, cannot be reached or
+    /// returns content with a wrong digest leads to the next location.
+    ///
+    /// Returns `None` only if every location reported the content missing: an unreachable one may have it.
     pub(super) async fn first_of<T, Answer: Future<Output = Result<Option<T>>>>(
         &self,
         repository: &Repository,
@@ -54,7 +55,7 @@ impl Places {
                     if is_mirror {
                         tracing::warn!(%repository, mirror = %place, error = %chain(&error), "the mirror cannot be used");
                     }
-                    // The last one is the repository's own, or of the last mirror that may be asked.
+                    // The last error is the repository's own, or the error of the last mirror that may be used.
                     failure = Some(error);
                 }
             }
@@ -62,7 +63,7 @@ impl Places {
         failure.map_or(Ok(None), Err)
     }
 
-    /// The first list that is not empty.
+    /// First list that is not empty.
     pub(super) async fn first_list_of<T, Answer: Future<Output = Result<Vec<T>>>>(
         &self,
         repository: &Repository,

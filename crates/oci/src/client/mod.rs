@@ -1,4 +1,4 @@
-//! Adapter: where images are kept: a registry (OCI distribution protocol) or a layout directory, behind one trait.
+//! Adapter: storage of images: a registry (OCI distribution protocol) or a layout directory, behind one trait.
 
 mod auth;
 mod challenge;

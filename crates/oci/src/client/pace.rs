@@ -1,32 +1,33 @@
-//! Pure but for the clock: how slow a transfer may be before it is given up.
+//! Pure but for the clock: the minimum speed of transfers, below which a transfer is aborted.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-/// The slowest transfer that is waited for: so many bytes in each span of time that is spent on waiting for them. One that ends sooner may
-/// have fewer.
+/// Minimum speed of a transfer: `least` bytes in each `within` of waiting time. A transfer that ends sooner may have
+/// fewer bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// Bytes.
+    /// Minimum number of bytes.
     pub least: u64,
-    /// The time for them.
+    /// Waiting time for `least` bytes.
     pub within: Duration,
 }
 
 impl Default for Pace {
-    /// A tenth of what a slow line of a site gives to one of many transfers, and a fault of a minute is outlasted.
+    /// A tenth of the share of one transfer among many on a slow line of a site. A transfer survives faults shorter
+    /// than a minute.
     fn default() -> Self {
         Self { least: 256 << 10, within: Duration::from_mins(1) }
     }
 }
 
-/// A transfer that is slower than its [`Pace`].
+/// The transfer is slower than its [`Pace`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("fewer than {} bytes moved in {} seconds", .0.least, .0.within.as_secs())]
 pub struct TooSlow(pub(super) Pace);
 
-/// One transfer, which keeps to a pace. Only the time counts that is spent in [`Pacer::wait`]: what receives the bytes may be slow.
+/// Enforces a pace on one transfer. Only time in [`Pacer::wait`] counts: the receiver of the bytes may be slow.
 #[derive(Clone, Copy, Debug)]
 pub struct Pacer {
     pace: Pace,
@@ -35,12 +36,12 @@ pub struct Pacer {
 }
 
 impl Pacer {
-    /// Nothing has moved yet.
+    /// Starts a transfer.
     pub fn new(pace: Pace) -> Self {
         Self { pace, left: pace.within, moved: 0 }
     }
 
-    /// Waits for the next bytes, as long as the pace allows.
+    /// Waits for the next bytes, for as long as the pace allows.
     pub async fn wait<T>(&mut self, next: impl Future<Output = T>) -> Result<T, TooSlow> {
         let since = Instant::now();
         let outcome = timeout(self.left, next).await;
@@ -48,7 +49,7 @@ impl Pacer {
         outcome.map_err(|_| TooSlow(self.pace))
     }
 
-    /// So many bytes have come, or gone. With enough of them another span of time begins.
+    /// Records bytes that were received or sent. The waiting time starts again after each [`Pace::least`] bytes.
     pub fn moved(&mut self, bytes: u64) {
         self.moved = self.moved.saturating_add(bytes);
         if self.moved >= self.pace.least {
@@ -65,7 +66,7 @@ mod tests {
 
     const PACE: Pace = Pace { least: 100, within: Duration::from_secs(10) };
 
-    /// Chunks of so many bytes, one a second; how many came.
+    /// Transfers one chunk of this many bytes per second; returns the number of chunks.
     async fn transfer(chunk: u64, chunks: u64) -> Result<u64, TooSlow> {
         let mut pacer = Pacer::new(PACE);
         for _ in 0..chunks {
@@ -78,10 +79,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_transfer_keeps_to_its_pace_from_beginning_to_end() {
         assert_eq!(transfer(20, 1000).await, Ok(1000));
-        assert_eq!(transfer(1, 8).await, Ok(8), "one that ends sooner may have fewer");
+        assert_eq!(transfer(1, 8).await, Ok(8), "a short transfer may have fewer bytes");
         let error = transfer(1, 1000).await.unwrap_err();
         assert_eq!(error.to_string(), "fewer than 100 bytes moved in 10 seconds");
-        // A fast beginning is no credit.
+        // A fast start earns no credit.
         let mut pacer = Pacer::new(PACE);
         pacer.moved(1 << 40);
         assert!(pacer.wait(sleep(Duration::from_secs(11))).await.is_err());

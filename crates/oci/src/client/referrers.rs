@@ -1,5 +1,5 @@
-//! Adapter: what refers to a manifest, at a registry: listed by the registry itself (distribution-spec 1.1), or
-//! by the tag that clients keep where it does not ("Referrers Tag Schema").
+//! Adapter: referrers of a manifest at a registry. The registry lists them itself (distribution-spec 1.1), or clients
+//! maintain the list under a fallback tag ("Referrers Tag Schema").
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl RemoteRegistry {
-    /// Puts a manifest with a subject; where the registry does not list it, adds it to the subject's tag.
+    /// Pushes a manifest with a subject. If the registry does not list it, adds it to the subject's fallback tag.
     pub(super) async fn push_with_subject(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest> {
         let unusable = |reason: String| {
             let host = RemoteName::of(repository).host;
@@ -36,11 +36,12 @@ impl RemoteRegistry {
         Ok(digest)
     }
 
-    /// Reads the list, adds to it and writes it, then reads it again until the new entry is in it, with those that were added just
-    /// before. Writers of this process wait for each other. The protocol has no way to make those of others wait: one that read
-    /// the list before this one wrote it can still write it without the entry, after this one has looked; and while
-    /// docker-registry 2.8 writes a list, it may have none for whoever asks. Farriers that build the same image add the same
-    /// documents, so that the last of them lists all.
+    /// Adds a referrer to the fallback tag: reads the list, writes it with the entry, and repeats until a read shows
+    /// it. Entries that this process added shortly before are checked and restored the same way.
+    ///
+    /// Writers of this process wait for each other. The protocol cannot make other processes wait: a writer that read
+    /// the old list can overwrite the new one after the last check. While docker-registry 2.8 writes a list, readers
+    /// may find none. Farriers that build the same image add the same documents, so the last writer lists all of them.
     async fn add_to_tag(
         &self,
         repository: &Repository,
@@ -70,7 +71,7 @@ impl RemoteRegistry {
         Err(unusable(repository, &version, &format!("what is added is gone again, {MAX_TRIES} times")))
     }
 
-    /// The list that clients keep; an empty one where there is none.
+    /// List under the fallback tag; empty if there is none.
     async fn listed_by_tag(&self, repository: &Repository, subject: &Digest) -> Result<ImageIndex> {
         let Some(tag) = referrers_tag(subject) else { return Ok(ImageIndex::empty()) };
         let version = Version::Tag(tag);
@@ -86,8 +87,8 @@ impl RemoteRegistry {
         }
     }
 
-    /// What the registry lists, then what the tag lists: the registry may have begun to list after the tag was
-    /// written.
+    /// Referrers from the registry's API, or else from the fallback tag. The API may have been enabled after the tag
+    /// was written.
     pub(super) async fn list_referrers(
         &self,
         repository: &Repository,
@@ -106,7 +107,7 @@ impl RemoteRegistry {
         Ok(found)
     }
 
-    /// Empty where the registry does not list referrers, which it says with 404.
+    /// Empty where the registry has no referrers API, which it reports as 404.
     async fn listed_by_registry(
         &self,
         repository: &Repository,
@@ -135,10 +136,11 @@ fn unusable(repository: &Repository, version: &Version, reason: &str) -> Registr
     RegistryError::protocol(host, format!("list referrers in {path}{version}"), reason)
 }
 
-/// How long what was added is put back when it is gone: as long as one image is published. Later it may have been deleted.
+/// How long entries are restored after another writer dropped them: the time to publish one image. A later absence may
+/// be a deletion.
 const REMEMBERED: Duration = Duration::from_mins(1);
 
-/// What was added to one list just now.
+/// Entries added recently to one list.
 pub(super) struct Added {
     repository: Repository,
     subject: Digest,
@@ -147,7 +149,7 @@ pub(super) struct Added {
 }
 
 impl Added {
-    /// One entry more of the list that was added to last, or the first one of another.
+    /// Adds an entry to the recent entries of the same list, or starts with a different list.
     pub(super) fn with(
         before: Option<Self>,
         repository: &Repository,
@@ -163,7 +165,7 @@ impl Added {
         Self { repository: repository.clone(), subject: subject.clone(), referrers, last: Instant::now() }
     }
 
-    /// Those that the list does not have.
+    /// Entries that the list lacks.
     pub(super) fn missing_in(&self, index: &ImageIndex) -> Vec<Descriptor> {
         let is_listed =
             |added: &&Descriptor| index.manifests.iter().any(|known| known.digest == added.digest);

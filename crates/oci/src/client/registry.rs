@@ -1,4 +1,5 @@
-//! What a registry is to its users, and what a client of registries needs from its surroundings.
+//! The [`Registry`] trait for users of registries, and the [`Access`] trait with what a registry client needs from its
+//! environment.
 
 use std::{
     io::{self, Read},
@@ -17,7 +18,7 @@ use crate::{AnyManifest, Descriptor, Digest, Repository, Tag, Version};
 /// A manifest as stored.
 #[derive(Clone, Debug)]
 pub struct StoredManifest {
-    /// sha256 of `bytes`.
+    /// SHA-256 of `bytes`.
     pub digest: Digest,
     /// Media type.
     pub media_type: String,
@@ -25,17 +26,17 @@ pub struct StoredManifest {
     pub bytes: Vec<u8>,
 }
 
-/// Did a push have to send anything?
+/// Outcome of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Upload {
-    /// Bytes were sent.
+    /// Number of bytes sent.
     Sent(u64),
-    /// The registry had the blob.
+    /// The registry already had the blob.
     Present,
 }
 
 impl Upload {
-    /// How many bytes were sent.
+    /// Number of bytes sent.
     pub fn bytes(self) -> u64 {
         match self {
             Self::Sent(bytes) => bytes,
@@ -44,38 +45,39 @@ impl Upload {
     }
 }
 
-/// A blob's bytes as they come. They are not verified: the receiver compares their digest.
+/// Stream of a blob's bytes. They are not verified: the receiver must compare the digest.
 pub type BlobStream = Pin<Box<dyn Stream<Item = Result<Bytes>> + Send>>;
 
-/// A blob that is read from its start as often as it is asked for: an upload may have to begin again.
+/// A blob that can be opened several times, because an upload may have to start again.
 pub trait BlobSource: Send + Sync {
-    /// Its bytes.
+    /// Number of bytes.
     fn size(&self) -> u64;
-    /// A reader at its start.
+    /// Opens a reader at the start of the blob.
     fn open(&self) -> io::Result<Box<dyn Read + Send>>;
 }
 
-/// A blob that is sent.
+/// Content of a blob to push.
 #[derive(Clone, Copy)]
 pub enum BlobContent<'a> {
-    /// A file's.
+    /// A file's content.
     File(&'a Path),
-    /// One that is no file of its own.
+    /// Generated content that is not a file.
     Source(&'a Arc<dyn BlobSource>),
-    /// In memory.
+    /// Bytes in memory.
     Bytes(&'a [u8]),
 }
 
-/// A place for images. Everything is checked by digest.
+/// A registry or layout directory. All content is verified by digest, unless stated otherwise.
 #[async_trait::async_trait]
 pub trait Registry: Send + Sync {
-    /// One line for people.
+    /// One-line description for messages.
     fn describe(&self) -> String;
 
-    /// The manifest, if there is one.
+    /// Fetches a manifest, or `None` if it does not exist.
     async fn manifest(&self, repository: &Repository, version: &Version) -> Result<Option<StoredManifest>>;
 
-    /// The image for Linux on an architecture (Go's spelling): what stands under a name, or what an index there leads to.
+    /// Fetches the image for Linux on an architecture (Go's spelling): the manifest itself, or the matching entry of an
+    /// index.
     async fn image(
         &self,
         repository: &Repository,
@@ -92,10 +94,10 @@ pub trait Registry: Send + Sync {
     /// All tags; empty when the repository does not exist.
     async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>>;
 
-    /// Is the blob there?
+    /// Whether the repository has the blob.
     async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool>;
 
-    /// Sends a blob up, unless the registry has it. `digest` is the content's.
+    /// Pushes a blob, unless the registry has it. `digest` is the digest of the content.
     async fn push(
         &self,
         repository: &Repository,
@@ -103,28 +105,28 @@ pub trait Registry: Send + Sync {
         content: BlobContent<'_>,
     ) -> Result<Upload>;
 
-    /// The same for a file.
+    /// Pushes a file as a blob, like [`Registry::push`].
     async fn push_blob(&self, repository: &Repository, digest: &Digest, file: &Path) -> Result<Upload> {
         self.push(repository, digest, BlobContent::File(file)).await
     }
 
-    /// The same for bytes in memory (configurations).
+    /// Pushes bytes in memory as a blob, such as a configuration.
     async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload> {
         self.push(repository, &Digest::of(bytes), BlobContent::Bytes(bytes)).await
     }
 
-    /// Makes a blob of another repository of the same registry known in this one, without sending it.
-    /// `false` where the registry does not do that; then it must be pushed.
+    /// Mounts a blob from another repository of the same registry without sending it. Returns `false` where the
+    /// registry does not support this; then the blob must be pushed.
     async fn mount_blob(&self, repository: &Repository, digest: &Digest, from: &Repository) -> Result<bool>;
 
-    /// Streams a blob into a file, which appears whole or not at all. One of more than `most` bytes is cut off and refused:
-    /// the size that its descriptor states.
+    /// Streams a blob into a file, which appears whole or not at all. Fails if the blob has more than `most` bytes, the
+    /// size in its descriptor.
     async fn fetch_blob(&self, repository: &Repository, digest: &Digest, most: u64, to: &Path) -> Result<()>;
 
-    /// A blob's bytes as they come. The caller verifies them.
+    /// Streams a blob. The caller verifies the bytes.
     async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream>;
 
-    /// Puts a manifest under a tag or its digest.
+    /// Pushes a manifest under a tag or its digest.
     async fn push_manifest(
         &self,
         repository: &Repository,
@@ -133,11 +135,12 @@ pub trait Registry: Send + Sync {
         bytes: &[u8],
     ) -> Result<Digest>;
 
-    /// Puts an OCI manifest with a `subject` under its digest, so that [`Registry::referrers`] of the subject
-    /// finds it. The subject need not be there yet; what the manifest names must be.
+    /// Pushes an OCI manifest with a `subject` under its digest, so that [`Registry::referrers`] of the subject finds
+    /// it. The subject need not exist yet; everything that the manifest names must.
     async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest>;
 
-    /// The manifests of one kind, or of all, that refer to `subject`, in no order; none where the registry lists none.
+    /// Manifests that refer to `subject`, of one artifact type or of all, in no order. Empty if the registry lists
+    /// none.
     async fn referrers(
         &self,
         repository: &Repository,
@@ -145,27 +148,31 @@ pub trait Registry: Send + Sync {
         artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>>;
 
-    /// Deletes a manifest with all its tags. `false` where there was none. A registry frees the space of what nothing
-    /// names any more when it likes; a layout directory does it at once.
+    /// Deletes a manifest with all its tags. Returns `false` if there was none. A registry garbage-collects
+    /// unreferenced blobs at a time of its choice; a layout directory deletes them at once.
     async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool>;
 }
 
 /// A credential for a registry.
 #[derive(Clone, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the variants say what their fields are")]
+#[expect(missing_docs, reason = "the doc comments of the variants explain the fields")]
 pub enum Credential {
-    /// For basic authentication, or the token server: a user's name, with the password or an access token.
+    /// User name with a password or access token, for basic authentication or the token server.
     Password { user: String, password: String },
     /// A refresh token for the token server.
     IdentityToken(String),
 }
 
-/// How a client reaches hosts, and with which credentials: what it does not know itself.
+/// Network access and credentials that a registry client gets from its environment.
 #[async_trait::async_trait]
 pub trait Access: Send + Sync {
-    /// Sends a request and follows redirects; sets no time limit. `action` is what it is for in words, `host` the
-    /// registry's, `sent_by` the host that named the request's address, where that is not the registry's own. Where
-    /// there is no answer, the error is [`RegistryError::Unreachable`](super::RegistryError::Unreachable), or says why nothing was sent.
+    /// Sends a request and follows redirects, without a time limit. `action` describes the request and `host` is the
+    /// registry's. `sent_by` is the host that named the request's address, if the address is not the registry's own.
+    ///
+    /// # Errors
+    ///
+    /// [`RegistryError::Unreachable`](super::RegistryError::Unreachable) if there is no response; otherwise the reason
+    /// that nothing was sent.
     async fn execute(
         &self,
         request: reqwest::Request,
@@ -174,21 +181,22 @@ pub trait Access: Send + Sync {
         sent_by: Option<&str>,
     ) -> Result<reqwest::Response>;
 
-    /// May a registry be talked to without TLS, if it does not speak it? `authority` is `host[:port]`.
+    /// Whether a registry may be used without TLS, if it does not speak TLS. `authority` is `host[:port]`.
     fn may_be_plain(&self, authority: &str) -> bool;
 
-    /// May this address, which a registry names, be asked without TLS?
+    /// Whether a request to this address, which a registry named, may go without TLS.
     fn allows_plain(&self, url: &Url) -> bool;
 
-    /// May a token server at this address get the credentials of a registry (`host[:port]`), because somebody has said so?
+    /// Whether the configuration trusts a token server at this address with the credentials of a registry
+    /// (`host[:port]`).
     fn trusts_token_server(&self, authority: &str, realm: &Url) -> bool;
 
-    /// Where a repository is looked for, in order: mirrors, then itself unless it must not be asked.
+    /// Repositories to read from, in order: mirrors, then the repository itself unless access to it is forbidden.
     fn candidates(&self, repository: &Repository) -> Vec<Repository>;
 
-    /// The credential for a repository, if there is one; else why what there is cannot be used.
+    /// Credential for a repository, if there is one. The error explains why an existing credential is unusable.
     async fn credential(&self, host: &str, path: &str) -> Result<Option<Credential>, String>;
 
-    /// Where credentials come from, for messages.
+    /// Source of the credentials, for messages.
     fn credentials_from(&self) -> String;
 }

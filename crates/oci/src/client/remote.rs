@@ -1,5 +1,5 @@
-//! Adapter: a registry that speaks the OCI distribution protocol (distribution-spec 1.1; registries from
-//! Docker's 2.x on).
+//! Adapter: a registry that speaks the OCI distribution protocol (distribution-spec 1.1; Docker's registry from 2.x
+//! on).
 
 use std::{path::Path, sync::Arc};
 
@@ -23,27 +23,26 @@ use super::{
 };
 use crate::{Descriptor, Digest, Repository, Tag, Version, media_type};
 
-/// A registry that lists referrers itself says so with this (distribution spec, "Pushing Manifests with
-/// Subject").
+/// Header of registries that list referrers themselves (distribution spec, "Pushing Manifests with Subject").
 const OCI_SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
 const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
-/// The code for what a manifest names and the registry lacks: blobs, and manifests in a list (distribution-spec 1.1, "Error
-/// Codes").
+/// Error code for a missing blob, or a missing manifest of an index, that a pushed manifest names (distribution-spec
+/// 1.1, "Error Codes").
 const BLOB_UNKNOWN: &str = "MANIFEST_BLOB_UNKNOWN";
-/// Tags asked for at once.
+/// Page size of tag lists.
 const TAGS_PAGE: usize = 1000;
 
-/// Registries over HTTP. One client serves every host.
+/// Registries over HTTP. One client serves all hosts.
 pub struct RemoteRegistry {
     description: String,
     pub(super) http: Http,
-    /// Held while a list of referrers is read and written back: what was added last.
+    /// Held while a list of referrers is read and written back. Contains the latest additions.
     pub(super) listing: tokio::sync::Mutex<Option<Added>>,
     places: Places,
 }
 
 impl RemoteRegistry {
-    /// Prepares the client; nothing is contacted. `description` is for people.
+    /// Creates the client without contacting any host. `description` is for messages.
     pub fn new(description: String, access: &(impl Access + Clone + 'static)) -> Self {
         let access: Arc<dyn Access> = Arc::new(access.clone());
         Self {
@@ -54,15 +53,15 @@ impl RemoteRegistry {
         }
     }
 
-    /// The same, with a place (`host[:port][/prefix]`) below which nothing is looked for at mirrors: what is published
-    /// is where it was put.
+    /// Sets the location (`host[:port][/prefix]`) of published images. Repositories below it are never read from
+    /// mirrors, because farrier pushes there directly.
     #[must_use]
     pub fn publishing_below(mut self, place: String) -> Self {
         self.places.published = Some(place);
         self
     }
 
-    /// The same, which gives up transfers that are slower than this.
+    /// Sets the minimum speed of transfers.
     #[must_use]
     pub fn with_pace(mut self, pace: Pace) -> Self {
         self.http.transport.pace = pace;
@@ -99,7 +98,7 @@ impl RemoteRegistry {
         Ok(Some(StoredManifest { digest, media_type, bytes }))
     }
 
-    /// Puts a manifest. The second digest is that of the subject which the registry lists it under.
+    /// Pushes a manifest. The second digest is the subject under which the registry lists it.
     pub(super) async fn put_manifest(
         &self,
         repository: &Repository,
@@ -137,7 +136,7 @@ impl RemoteRegistry {
         let mut tags = Vec::new();
         let read = |page: &[u8]| {
             let list: TagList = serde_json::from_slice(page).map_err(|_| "not a list of tags".to_owned())?;
-            // What is no tag cannot be one that is looked for.
+            // Nothing looks up an invalid tag.
             tags.extend(list.tags.unwrap_or_default().iter().filter_map(|tag| tag.parse::<Tag>().ok()));
             Ok(())
         };
@@ -145,7 +144,7 @@ impl RemoteRegistry {
         Ok(tags)
     }
 
-    /// Asks for a blob, and gives its bytes as they come.
+    /// Requests a blob and streams its bytes.
     async fn blob_at(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream> {
         let name = RemoteName::of(repository);
         let action = fetching(&name, digest);
@@ -215,10 +214,12 @@ impl Registry for RemoteRegistry {
         let call = self.http.call(Method::POST, name, Scope::Push, "blobs/uploads/", &action).await?;
         let mut call = call.reading(further);
         call.url.query_pairs_mut().append_pair("mount", digest.as_str()).append_pair("from", &source.path);
-        // With 202 an upload was begun instead (distribution spec, "Mounting a blob"); registries drop it in time.
+        // 202 means that the registry began an upload instead (distribution spec, "Mounting a blob"); it expires unused
+        // uploads.
         match self.http.expect(&call, &[201, 202]).await {
             Ok(response) => Ok(response.status().as_u16() == 201),
-            // Whoever may push here may not read there, or the token server gives no token for two repositories.
+            // A client that may push here may lack read access there, or the token server issues no token for two
+            // repositories.
             Err(error @ RegistryError::Denied { .. }) if further.is_some() => {
                 tracing::debug!(error = %chain(&error), "blob is not mounted");
                 Ok(false)
@@ -277,7 +278,7 @@ impl Registry for RemoteRegistry {
             200..=204 => Ok(true),
             404 => Ok(false),
             status => match unexpected(&call, response).await {
-                // The specification's status for this is 405; the code is the same everywhere.
+                // The specification uses 405 for this; other registries use the error code.
                 RegistryError::Protocol { host, action, reason }
                     if status == 405 || reason.contains("UNSUPPORTED") =>
                 {
@@ -289,7 +290,7 @@ impl Registry for RemoteRegistry {
     }
 }
 
-/// A manifest's own word, else the header's; `None` when the bytes are no JSON object.
+/// Media type in the manifest, or else from the header; `None` when the bytes are no manifest in JSON.
 fn media_type_of(bytes: &[u8], said: Option<&str>) -> Option<String> {
     let manifest: Map<String, Value> = serde_json::from_slice(bytes).ok()?;
     manifest.get("schemaVersion")?;

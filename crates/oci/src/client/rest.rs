@@ -1,4 +1,4 @@
-//! Adapter: how long registries want to be left alone (`Retry-After`, RFC 9110, section 10.2.3).
+//! Adapter: honors the `Retry-After` delays of registries (RFC 9110, section 10.2.3).
 
 use std::{
     collections::HashMap,
@@ -9,15 +9,15 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 
-/// A registry that asks for more is asked again after this.
+/// Upper limit of a requested delay.
 const LONGEST: Duration = Duration::from_hours(1);
 
-/// What an answer asks for; `None` where it asks for nothing, or in no known form.
+/// Delay that a response asks for; `None` without the header, or if its value is invalid.
 pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     wait_of(headers.get(RETRY_AFTER)?.to_str().ok()?.trim(), Timestamp::now())
 }
 
-/// Seconds, or a date.
+/// Parses a number of seconds or a date.
 fn wait_of(text: &str, now: Timestamp) -> Option<Duration> {
     let wait = if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
         text.parse().map_or(LONGEST, Duration::from_secs)
@@ -28,8 +28,8 @@ fn wait_of(text: &str, now: Timestamp) -> Option<Duration> {
     Some(wait.min(LONGEST))
 }
 
-/// Until when each registry wants to be left alone, and the status with which it said so. All calls keep to it, whichever of
-/// them it was said to.
+/// End of the delay that each registry asked for, with the response's status. The delay applies to all calls to the
+/// registry, not only to the one that received it.
 #[derive(Default)]
 pub(super) struct Rests(Mutex<HashMap<String, (Instant, u16)>>);
 
@@ -38,7 +38,7 @@ impl Rests {
         self.0.lock().insert(authority.to_owned(), (now + wait, status));
     }
 
-    /// How long the registry is still to be left alone.
+    /// Status and remaining delay of the registry; `None` when requests are allowed.
     pub(super) fn left(&self, authority: &str, now: Instant) -> Option<(u16, Duration)> {
         let mut rests = self.0.lock();
         let &(until, status) = rests.get(authority)?;
@@ -62,7 +62,7 @@ mod tests {
             ("120", Some(120)),
             ("Sun, 06 Nov 1994 08:49:37 GMT", Some(30)),
             ("Sun, 06 Nov 1994 08:49:00 GMT", Some(0)),
-            // Docker Hub has given the time of its clock.
+            // Docker Hub has sent an absolute Unix time.
             ("1700000000", Some(3600)),
             ("99999999999999999999", Some(3600)),
             ("-5", None),

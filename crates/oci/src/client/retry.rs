@@ -1,28 +1,27 @@
-//! When something is tried again: after a transient fault, and after losing a race with another writer.
+//! Retry policy: backoff after a transient fault, and retries after losing a race with another writer.
 
 use std::time::Duration;
 
 use super::error::RegistryError;
 
-/// Tries after the first one. With the waits between them they outlast a restart, and a mistyped address is still
-/// reported while the user looks on.
+/// Retries after the first attempt. With the backoff they outlast a restart of the registry, and still report a
+/// mistyped address while the user waits.
 const RETRIES: u32 = 4;
 const FIRST: Duration = Duration::from_millis(500);
 
-/// How long to wait after the given failed attempt (0 is the first), or `None` to give up.
+/// Delay after a failed attempt (0 is the first), or `None` to give up.
 ///
-/// The wait doubles from half a second to four. Chance takes off up to half of it, so that many clients that met the
-/// same fault do not come back together.
+/// The delay doubles from half a second to four. Jitter subtracts up to half of it, so that clients that met the same
+/// fault do not retry at the same moment.
 pub fn retry_delay(attempt: u32) -> Option<Duration> {
     (attempt < RETRIES).then(|| (FIRST * (1 << attempt)).mul_f64(1.0 - fastrand::f64() / 2.0))
 }
 
-/// The longest that a call waits because the registry asks for it.
+/// Longest delay requested by a registry that a call waits for.
 const LONGEST_ASKED: Duration = Duration::from_mins(2);
 
-/// How long to wait before a call that failed so is tried again: as [`retry_delay`] says, and for as long as the registry wants
-/// to be left alone. `None` where the fault does not pass, after the last try, and where the registry asks for more than a
-/// call waits.
+/// Delay before a failed call is retried: the backoff of [`retry_delay`], or the delay that the registry asks for if that
+/// is longer. `None` for permanent errors, after the last attempt, and when the registry asks for more than two minutes.
 pub fn delay_after(error: &RegistryError, attempt: u32) -> Option<Duration> {
     let delay = retry_delay(attempt).filter(|_| error.is_transient())?;
     match error {
@@ -33,13 +32,13 @@ pub fn delay_after(error: &RegistryError, attempt: u32) -> Option<Duration> {
     }
 }
 
-/// Tries to get one's addition into a tag that others write, too. The protocol has no lock: a writer reads what the tag
-/// holds, adds to it, writes it, and reads again whether its addition is still there.
+/// Attempts to add an entry to a tag that other clients write, too. The protocol has no lock: a writer reads the tag,
+/// adds its entry, writes the tag, and reads it again to see that its entry is still there.
 pub const MAX_TRIES: u32 = 5;
-/// Before the second try, and that much longer before each further one.
+/// Pause before the second attempt; each further attempt waits this much longer.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Waits before a try; the first is 0.
+/// Waits before an attempt; attempt 0 does not wait.
 pub async fn pause_before(attempt: u32) {
     if attempt > 0 {
         tokio::time::sleep(PAUSE * attempt).await;

@@ -1,4 +1,4 @@
-//! Adapter: a registry whose transient faults are waited out, by the delays of [`delay_after`].
+//! Adapter: a registry that retries after transient faults, with the delays of [`delay_after`].
 
 use std::{path::Path, sync::Arc};
 
@@ -11,15 +11,15 @@ use super::{
 };
 use crate::{Descriptor, Digest, Repository, Tag, Version};
 
-/// Repeats each call to a registry until it succeeds, fails permanently, or the retry policy gives up. Of
-/// [`Registry::open_blob`] only the request is repeated: what was read of the stream cannot be taken back.
+/// Repeats each call to a registry until it succeeds, fails permanently, or the retry policy gives up. For
+/// [`Registry::open_blob`] only the request is repeated: the caller has already consumed a part of the stream.
 pub struct Retrying {
     inner: Arc<dyn Registry>,
     cancel: CancellationToken,
 }
 
 impl Retrying {
-    /// `cancel` ends waits and calls with [`RegistryError::Cancelled`].
+    /// Wraps `inner`. `cancel` ends waits and calls with [`RegistryError::Cancelled`].
     pub fn new(inner: Arc<dyn Registry>, cancel: CancellationToken) -> Self {
         Self { inner, cancel }
     }
@@ -47,7 +47,7 @@ impl Retrying {
     }
 }
 
-/// The calls, each of them repeated, and the one that a stop does not end.
+/// Implements the calls with retries. `delete_manifest` differs: it still runs after cancellation.
 macro_rules! repeated {
     ($($call:ident($($argument:ident: $type:ty),*) -> $answer:ty;)*) => {
         #[async_trait::async_trait]
@@ -60,7 +60,7 @@ macro_rules! repeated {
                 self.retry(|| self.inner.$call($($argument),*)).await
             })*
 
-            // After a stop, what was made for a while is still taken away; it is tried once.
+            // After cancellation, temporary content must still be deleted; the deletion is tried once.
             async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool> {
                 if self.cancel.is_cancelled() {
                     return self.inner.delete_manifest(repository, digest).await;

@@ -1,14 +1,15 @@
-//! Adapter: room on a disk: what cannot fit is refused before it is fetched, and what does not end is cut.
+//! Adapter: disk space for downloads. A download that cannot fit is refused before it starts, and one that exceeds its
+//! limit is cut off.
 
 use std::{
     io::{self, Read},
     path::{Path, PathBuf},
 };
 
-/// Bytes that are left free: for the rest of the machine, and for words about what failed.
+/// Bytes that stay free, for the rest of the machine and for logs of a failure.
 const RESERVE: u64 = 256 << 20;
 
-/// How many bytes are taken between two looks at the disk.
+/// Number of bytes written between two checks of the free space.
 const LOOK_EVERY: u64 = 64 << 20;
 
 /// Bytes that may still be written to the file system of a file or directory.
@@ -17,7 +18,7 @@ pub fn free_space(place: &Path) -> io::Result<u64> {
     Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
-/// Fails where so many more bytes do not fit beside [`RESERVE`].
+/// Fails if `bytes` more do not fit without touching [`RESERVE`].
 fn ensure_room(directory: &Path, bytes: u64) -> io::Result<()> {
     let free = free_space(directory)?;
     if bytes <= free.saturating_sub(RESERVE) {
@@ -30,18 +31,20 @@ fn ensure_room(directory: &Path, bytes: u64) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::StorageFull, words))
 }
 
-/// Room for one download. Nothing is set aside: others take room meanwhile, so that the disk is looked at again and again.
+/// Disk space for one download. Nothing is reserved: other processes use space at the same time, so the disk is checked
+/// repeatedly.
 #[derive(Debug)]
 pub struct Room {
     directory: PathBuf,
     most: u64,
     left: u64,
-    /// Bytes since the last look.
+    /// Bytes since the last check.
     unseen: u64,
 }
 
 impl Room {
-    /// Room for what states its size, or does not, of which at most `most` bytes are taken.
+    /// Starts a download of at most `most` bytes. `stated` is the announced size, if any; a size above `most`, or one
+    /// that does not fit on the disk, is an error.
     pub fn for_download(directory: &Path, stated: Option<u64>, most: u64) -> io::Result<Self> {
         let room = Self { directory: directory.to_owned(), most, left: most, unseen: 0 };
         match stated {
@@ -51,7 +54,7 @@ impl Room {
         Ok(room)
     }
 
-    /// Takes so many bytes, before they are written.
+    /// Accounts for bytes that are about to be written.
     pub fn take(&mut self, bytes: u64) -> io::Result<()> {
         self.left = self.left.checked_sub(bytes).ok_or_else(|| self.too_long())?;
         self.unseen += bytes;
@@ -67,7 +70,7 @@ impl Room {
     }
 }
 
-/// A reader that gives no more than there is room for.
+/// A reader that fails when it exceeds its room.
 pub(super) struct Bounded<R> {
     pub(super) inner: R,
     pub(super) room: Room,

@@ -1,4 +1,4 @@
-//! Adapter: blobs on their way: from a reader to a registry, from a registry to a file.
+//! Adapter: streams blobs from a reader to a registry, and from a registry to a file.
 
 use std::{
     fs::Permissions,
@@ -20,10 +20,10 @@ use super::{
 };
 use crate::{Digest, layer::Hashing};
 
-/// Read at once.
+/// Bytes read at a time.
 pub(super) const CHUNK: usize = 256 << 10;
 
-/// The source's bytes, read away from the asynchronous threads. A source that fails ends the stream with its error.
+/// Streams a source's bytes; a blocking thread reads them. A failing source ends the stream with its error.
 pub(super) fn read_source(
     source: Arc<dyn BlobSource>,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
@@ -37,14 +37,14 @@ pub(super) fn read_source(
     ReaderStream::with_capacity(from, CHUNK).chain(futures::stream::once(end).filter_map(std::future::ready))
 }
 
-/// Writes a blob into a file, which appears whole and with the content that its digest says, or not at all.
+/// Writes a blob to a file, which appears whole and with verified content, or not at all.
 pub(super) async fn save(
     stream: BlobStream,
     (digest, most): (&Digest, u64),
     to: &Path,
     action: String,
 ) -> Result<()> {
-    // Only for a stated size can room be looked for.
+    // Only a stated size can be checked against the free space.
     let stated = Some(most).filter(|most| *most < u64::MAX);
     let room = Room::for_download(directory_of(to), stated, most).map_err(|error| named(&error, to))?;
     let inner = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
@@ -52,7 +52,7 @@ pub(super) async fn save(
     blocking(move || write_verified(Bounded { inner, room }, &digest, &to, &action).map(drop)).await
 }
 
-/// The same from a reader. Returns how many bytes there are.
+/// Writes a reader's content to a file like [`save`]. Returns the number of bytes.
 pub(super) fn write_verified(from: impl Read, digest: &Digest, to: &Path, action: &str) -> Result<u64> {
     let copied = copy_verified(from, temporary_beside(to)?, digest, action);
     let (temporary, size) = copied.map_err(|error| match error {
@@ -63,7 +63,7 @@ pub(super) fn write_verified(from: impl Read, digest: &Digest, to: &Path, action
     Ok(size)
 }
 
-/// Copies content that must have the digest. Returns what it was written to, and how many bytes there are.
+/// Copies content and verifies its digest. Returns the writer and the number of bytes.
 pub(super) fn copy_verified<W: Write>(
     mut from: impl Read,
     to: W,
@@ -72,7 +72,7 @@ pub(super) fn copy_verified<W: Write>(
 ) -> Result<(W, u64)> {
     let mut to = BufWriter::with_capacity(CHUNK, Hashing::new(to));
     io::copy(&mut from, &mut to).map_err(|error| match error.downcast::<RegistryError>() {
-        // What a stream from a registry failed with.
+        // The error of a registry's stream.
         Ok(error) => error,
         Err(error) => error.into(),
     })?;
@@ -83,7 +83,7 @@ pub(super) fn copy_verified<W: Write>(
     Err(RegistryError::Digest { action: action.to_owned(), wanted: digest.clone(), found })
 }
 
-/// The digest of the bytes, which is the one that is wanted.
+/// Digest of the bytes; fails if it differs from `wanted`.
 pub(super) fn digest_of(bytes: &[u8], wanted: Option<&Digest>, action: &str) -> Result<Digest> {
     let found = Digest::of(bytes);
     match wanted {
@@ -94,7 +94,7 @@ pub(super) fn digest_of(bytes: &[u8], wanted: Option<&Digest>, action: &str) -> 
     }
 }
 
-/// Writes a file anew, whole or not at all.
+/// Replaces a file atomically.
 pub(super) fn replace(place: &Path, content: &[u8]) -> Result<()> {
     let mut temporary = temporary_beside(place)?;
     temporary.write_all(content).map_err(|error| named(&error, place))?;
@@ -108,7 +108,7 @@ fn directory_of(place: &Path) -> &Path {
 fn temporary_beside(place: &Path) -> io::Result<NamedTempFile> {
     tempfile::Builder::new()
         .prefix(".farrier-")
-        // A layout is handed on to other users; tempfile's own default is for its owner only.
+        // A layout is shared with other users, but tempfile's default mode is owner-only.
         .permissions(Permissions::from_mode(0o644))
         .tempfile_in(directory_of(place))
 }
@@ -121,7 +121,7 @@ fn named(error: &io::Error, place: &Path) -> io::Error {
     io::Error::new(error.kind(), format!("write {}: {error}", place.display()))
 }
 
-/// Work on files, away from the asynchronous threads.
+/// Runs file I/O outside the async worker threads.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {

@@ -1,8 +1,8 @@
-//! Adapter: HTTP to registries without authorization: schemes and timeouts.
+//! Adapter: HTTP to registries without authorization: chooses the scheme and enforces timeouts.
 //!
-//! On reqwest and not on oci-client, which drops the token server's errors and goes on without a token
-//! (`get_auth_token`), so that wrong credentials look like missing images, and which cannot bound or
-//! time its transfers.
+//! Built on reqwest and not on oci-client. oci-client drops errors of the token server and continues without a token
+//! (`get_auth_token`), so that wrong credentials look like missing images. It also cannot limit the size or the time of
+//! transfers.
 
 use std::{
     collections::HashMap,
@@ -26,15 +26,15 @@ use super::{
 };
 use crate::{Repository, is_docker_hub};
 
-/// The host that serves what is named after Docker Hub.
+/// API host of Docker Hub.
 const HUB_API: &str = "registry-1.docker.io";
 
-/// A repository as the protocol needs it.
+/// A repository in the form that the protocol needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RemoteName {
-    /// `host[:port]` as people write it.
+    /// `host[:port]` as users write it.
     pub host: String,
-    /// `host[:port]` that is talked to.
+    /// `host[:port]` to connect to.
     pub authority: String,
     /// The path below `/v2/`.
     pub path: String,
@@ -47,17 +47,17 @@ impl RemoteName {
         Self { host: repository.host().map_or(host, str::to_owned), authority, path }
     }
 
-    /// Is an address the registry's own: its host, and its port, which is the scheme's where none is named? Credentials are for
-    /// such addresses, and only their answers are quoted. The scheme is not compared: what begins with TLS is sent nowhere
-    /// without.
+    /// Whether an address is the registry's own: same host and same port, where a missing port is the scheme's default.
+    /// Only such addresses receive credentials, and only their responses are quoted. The scheme is not compared:
+    /// nothing downgrades from TLS.
     pub(super) fn serves(&self, url: &Url) -> bool {
         let own = Url::parse(&format!("{}://{}/", url.scheme(), self.authority));
         own.is_ok_and(|own| own.origin() == url.origin())
     }
 
-    /// The words of an answer, for a message, which everyone may come to read who sees the status of a build. They are the
-    /// registry's own or none: it may have sent farrier to a host that answers farrier, and not them. Then the error is the host,
-    /// and the log has the words.
+    /// Text of a response for an error message, which may be visible to everyone who sees the status of a build. Only
+    /// the registry's own text is returned: a registry may redirect farrier to an internal host whose responses the
+    /// reader may not see. For such a host the error is the host's name, and the log has the text.
     pub(super) fn quote(&self, response: &Response, body: &[u8]) -> Result<String, String> {
         let (url, words) = (response.url(), excerpt(body));
         if self.serves(url) {
@@ -75,12 +75,12 @@ impl RemoteName {
     }
 }
 
-/// Requests, and what is known of the hosts' schemes.
+/// Sends requests, and caches the scheme of each host.
 pub(super) struct Transport {
     pub(super) access: Arc<dyn Access>,
-    /// The slowest transfer, in either direction.
+    /// Minimum speed of transfers in both directions.
     pub(super) pace: Pace,
-    /// The scheme of each host that may be plain.
+    /// Detected scheme of each host that may be used without TLS.
     schemes: Mutex<HashMap<String, &'static str>>,
 }
 
@@ -95,7 +95,7 @@ impl Transport {
         address(name, &format!("{scheme}://{}/v2/{}/{rest}", name.authority, name.path))
     }
 
-    /// https, unless the host may be plain and does not speak TLS.
+    /// `https`, unless the host may be used without TLS and does not speak it.
     async fn scheme(&self, name: &RemoteName, action: &str) -> Result<&'static str> {
         let authority = name.authority.as_str();
         if !self.access.may_be_plain(authority) {
@@ -116,8 +116,8 @@ impl Transport {
         Ok(scheme)
     }
 
-    /// Sends a request; as long as it takes, if only `moved`, the bytes of a streamed body, keeps to the pace. What follows the
-    /// answer's head is read with [`next_chunk`]. `host` is the registry's.
+    /// Sends a request. There is no overall time limit, as long as `moved`, the count of streamed bytes, keeps to the
+    /// pace. The caller reads the response body with [`next_chunk`]. `host` is the registry's.
     pub(super) async fn execute(
         &self,
         request: Request,
@@ -136,7 +136,7 @@ impl Transport {
                 return Ok(answer);
             }
             let now = moved.load(Ordering::Relaxed);
-            // After the last byte the registry has its own time to answer.
+            // After the last byte the registry gets a full interval to answer.
             let has_just_ended = now > before && Some(now) == size;
             if now - before < self.pace.least && !has_just_ended {
                 return Err(too_slow(TooSlow(self.pace), host, action));
@@ -156,18 +156,18 @@ fn too_slow(slow: TooSlow, host: &str, action: &str) -> RegistryError {
     RegistryError::unreachable(host, action, io::Error::new(io::ErrorKind::TimedOut, slow))
 }
 
-/// The next part of an answer's body, which keeps to a pace from its beginning on.
+/// Next chunk of a response body. The pace applies to the whole body.
 pub(super) async fn next_chunk(response: &mut Response, host: &str, action: &str) -> Result<Option<Bytes>> {
     let mut pacer = response.extensions().get().copied().unwrap_or_else(|| Pacer::new(Pace::default()));
     let chunk = pacer.wait(response.chunk()).await.map_err(|slow| too_slow(slow, host, action))?;
-    // The address may hold a signature that grants access.
+    // The URL may contain a signature that grants access.
     let chunk = chunk.map_err(|error| RegistryError::unreachable(host, action, error.without_url()))?;
     pacer.moved(chunk.as_ref().map_or(0, Bytes::len) as u64);
     response.extensions_mut().insert(pacer);
     Ok(chunk)
 }
 
-/// The first bytes of a body; for errors, whose own errors do not matter.
+/// Start of a body, for error messages. Errors while reading it are ignored.
 pub(super) async fn body_start(response: &mut Response, limit: usize) -> Vec<u8> {
     let mut body = Vec::new();
     while body.len() < limit

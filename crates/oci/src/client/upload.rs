@@ -1,10 +1,10 @@
-//! Adapter: how a blob gets up: all of it in one request. When the connection breaks, the upload session is asked how
-//! much it has, and gets the rest; where it does not know, another session gets the blob in parts, so that the next
-//! break costs one of them (distribution-spec 1.1, "Pushing a blob in chunks").
+//! Adapter: uploads a blob, at first in one request. When the connection breaks, farrier asks the upload session how
+//! much it has, and sends the rest. If the registry has lost the session, a new one receives the blob in chunks, so
+//! that the next break costs one chunk (distribution-spec 1.1, "Pushing a blob in chunks").
 //!
-//! docker-registry 2.8 signs the number of bytes that it has acknowledged into the session's address, and knows
-//! the session no more when a request broke off in its middle (`upload resumed at wrong offset` in its log). It goes on
-//! after whole parts: where a proxy before it keeps a request until it is whole, and where nothing of one arrived.
+//! docker-registry 2.8 signs the number of acknowledged bytes into the session's address. It rejects the session after
+//! a request that broke off in the middle (`upload resumed at wrong offset` in its log). It resumes only after whole
+//! chunks: behind a proxy that buffers requests, or if no part of a request arrived.
 
 use std::path::Path;
 
@@ -26,20 +26,20 @@ use super::{
 };
 use crate::{Digest, Repository};
 
-/// Smaller blobs are sent again whole by the next try: asking costs as much as sending them.
+/// Smaller blobs are sent again whole by the next attempt: a status request costs as much as the upload.
 const RESUMED_FROM: u64 = 4 << 20;
-/// So much more at the registry makes a try count as none: a line that breaks after every 20 MB still gets a big blob
-/// up, and one that breaks at once is given up.
+/// Progress in bytes that resets the count of attempts. A connection that breaks after every 20 MB can still upload a
+/// large blob; one that always breaks at once gives up.
 const PROGRESS: u64 = 1 << 20;
-/// How often one try asks how much is there: a registry may still be writing what it got when it is asked first.
+/// How often one attempt asks for the progress. A registry may still be writing received bytes at the first request.
 const QUESTIONS: usize = 2;
-/// What is sent at once over a line that has broken before.
+/// Chunk size after a connection broke.
 const PART: u64 = 16 << 20;
-/// The shortest part that the registry takes, the last one aside (distribution-spec 1.1).
+/// Minimum chunk size of the registry, except for the last chunk (distribution-spec 1.1).
 const SHORTEST_PART: HeaderName = HeaderName::from_static("oci-chunk-min-length");
 
 impl RemoteRegistry {
-    /// HEAD, POST for a place, PUT all of it there. A file is not sent from its start again when the connection breaks.
+    /// HEAD, POST to open a session, PUT the whole blob. An interrupted upload of a file is resumed.
     pub(super) async fn upload(
         &self,
         repository: &Repository,
@@ -52,7 +52,7 @@ impl RemoteRegistry {
             BlobContent::Source(source) => source.size(),
             BlobContent::Bytes(bytes) => bytes.len() as u64,
         };
-        // With the token for pushing from the start, so that there is only one.
+        // Use the push token from the start, so that only one token is needed.
         if self.exists(name, digest, Scope::Push).await? {
             return Ok(Upload::Present);
         }
@@ -85,10 +85,10 @@ impl RemoteRegistry {
         }
     }
 
-    /// One try: goes on with what an earlier one left, else begins anew.
+    /// One attempt: resumes the previous session, or starts a new one.
     async fn send_on(&self, session: &Session<'_>, state: &mut State<'_>) -> Result<()> {
         if state.place.is_some() {
-            // What got lost may be the answer only.
+            // Perhaps only the response was lost.
             if self.exists(session.name, session.digest, Scope::Push).await? {
                 return Ok(());
             }
@@ -111,25 +111,25 @@ impl RemoteRegistry {
     }
 }
 
-/// A file on its way, and how far it came.
+/// Upload progress of a file.
 struct State<'a> {
     file: &'a Path,
     size: u64,
-    /// Where it goes; `None` before it has begun.
+    /// Address of the session; `None` before the upload starts.
     place: Option<Url>,
-    /// Bytes that the registry said it has.
+    /// Bytes that the registry acknowledged.
     there: u64,
-    /// What is sent at once when it goes in parts.
+    /// Chunk size.
     part: u64,
-    /// Has it broken off, so that it goes in parts?
+    /// Whether the upload was interrupted, so that it continues in chunks.
     in_parts: bool,
 }
 
-/// One blob on its way.
+/// Upload session of one blob.
 struct Session<'a> {
     http: &'a Http,
     name: &'a RemoteName,
-    /// In words.
+    /// Description for messages.
     action: &'a str,
     digest: &'a Digest,
 }
@@ -139,13 +139,13 @@ impl Session<'_> {
         Call::new(method, self.name, Scope::Push, self.action, url)
     }
 
-    /// Begins a session, and sends all of it there.
+    /// Opens a session and sends the whole content.
     async fn send(&self, payload: Payload<'_>) -> Result<()> {
         let (place, _) = self.place().await?;
         self.put(place, payload).await
     }
 
-    /// Asks for a place, and for the length of parts there.
+    /// Opens a session; returns its address and the registry's minimum chunk size.
     async fn place(&self) -> Result<(Url, u64)> {
         let call =
             self.http.call(Method::POST, self.name, Scope::Push, "blobs/uploads/", self.action).await?;
@@ -154,7 +154,7 @@ impl Session<'_> {
         Ok((location(&call, &response)?, shortest.unwrap_or_default()))
     }
 
-    /// Forgets what was, and begins a session.
+    /// Discards the previous session and opens a new one.
     async fn begin(&self, state: &mut State<'_>) -> Result<Url> {
         (state.place, state.there) = (None, 0);
         let (place, shortest) = self.place().await?;
@@ -162,20 +162,20 @@ impl Session<'_> {
         Ok(state.place.insert(place).clone())
     }
 
-    /// Ends the upload with this content, all of it or none.
+    /// Completes the upload with this content, in a single request.
     async fn put(&self, mut place: Url, payload: Payload<'_>) -> Result<()> {
         place.query_pairs_mut().append_pair("digest", self.digest.as_str());
         let call = self.call(Method::PUT, place).with(CONTENT_TYPE, OCTETS).sending(payload);
         self.http.expect(&call, &[201, 204]).await.map(drop)
     }
 
-    /// Asks the registry what it has, and sends the rest. `false` where it knows nothing of the upload any more, or does
-    /// not do this.
+    /// Asks the registry for its progress and sends the rest. Returns `false` if the registry has lost the session or
+    /// does not support resuming.
     async fn resume(&self, state: &mut State<'_>) -> Result<bool> {
         for _ in 0..QUESTIONS {
             let Some(place) = state.place.clone() else { return Ok(false) };
             let Some((place, there)) = self.progress(place).await? else { return Ok(false) };
-            // Nothing is there, or more than there is: another session is as good, or better.
+            // No progress, or an invalid count: a new session is at least as good.
             if !(1..=state.size).contains(&there) {
                 return Ok(false);
             }
@@ -188,7 +188,8 @@ impl Session<'_> {
         Ok(false)
     }
 
-    /// Sends what the registry lacks, part by part, and ends the upload. `false` where the registry does not take it so.
+    /// Sends the missing content in chunks and completes the upload. Returns `false` if the registry does not accept
+    /// chunks.
     async fn put_parts(&self, state: &mut State<'_>) -> Result<bool> {
         let Some(mut place) = state.place.clone() else { return Ok(false) };
         while state.there < state.size {
@@ -208,7 +209,7 @@ impl Session<'_> {
         }
         match self.put(place, Payload::None).await {
             Ok(()) => Ok(true),
-            // It put the parts together wrongly, or counted others than it has.
+            // The registry combined the chunks wrongly, or miscounted its bytes.
             Err(error @ RegistryError::Protocol { .. }) => {
                 tracing::debug!(error = %chain(&error), "the parts are not taken");
                 Ok(false)
@@ -217,7 +218,7 @@ impl Session<'_> {
         }
     }
 
-    /// Where the upload goes on, and how many bytes of it are there. `None` where the registry does not tell.
+    /// Address of the session and number of bytes that the registry has; `None` if the registry does not tell.
     async fn progress(&self, place: Url) -> Result<Option<(Url, u64)>> {
         let call = self.call(Method::GET, place);
         let response = self.http.send(&call).await?;
@@ -229,7 +230,7 @@ impl Session<'_> {
     }
 }
 
-/// Where the upload goes: absolute or relative, with or without a query.
+/// Address of the upload session: absolute or relative, with or without a query.
 fn location(call: &Call<'_>, response: &Response) -> Result<Url> {
     let text =
         header(response.headers(), &LOCATION).ok_or_else(|| call.protocol("202 without a location"))?;
@@ -242,7 +243,8 @@ fn location(call: &Call<'_>, response: &Response) -> Result<Url> {
 
 const OCTETS: &str = "application/octet-stream";
 
-/// `0-1023` and `bytes=0-1023` are 1024 bytes. Registries say `0-0` for none as well as for one; none is the safe answer.
+/// Number of bytes in a `Range` header: `0-1023` and `bytes=0-1023` mean 1024 bytes. Registries use `0-0` for no bytes
+/// as well as for one; no bytes is the safe interpretation.
 fn bytes_there(range: &str) -> Option<u64> {
     let range = range.trim().trim_start_matches("bytes=").trim_start_matches("bytes ");
     let (first, last) = range.split_once('-')?;

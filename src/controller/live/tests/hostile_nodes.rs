@@ -1,11 +1,11 @@
-//! Nodes that are in the hands of somebody who wishes the fleet ill.
+//! Tests with nodes under an attacker's control.
 
 use std::num::NonZeroU32;
 
 use super::*;
 use crate::image::Period;
 
-/// A node that names kernel after kernel: the one over the limit is not built, holds no other node, and is told.
+/// A node cycles through kernels. The kernel over the limit is not built, blocks no other node, and is logged.
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn a_node_that_cycles_through_kernels_holds_nobody() {
     let logs = Logs::start();
@@ -21,7 +21,7 @@ async fn a_node_that_cycles_through_kernels_holds_nobody() {
     });
     let live = Running::start(bench, fleet, true);
     live.fleet.until(|state| state.looks >= 3).await;
-    assert_eq!(live.fleet.state().image("a"), FIRST, "two kernels hold it");
+    assert_eq!(live.fleet.state().image("a"), FIRST, "two kernels on the nodes hold the rollout");
 
     live.fleet.change(|state| state.node("m", K11));
     let state = live.fleet.until(|state| !state.writes.is_empty()).await;
@@ -32,7 +32,7 @@ async fn a_node_that_cycles_through_kernels_holds_nobody() {
     let said = logs.with("a node is not believed");
     assert!(said.len() == 1 && said[0].contains("kernelLimits.perNode"), "{said:?}");
 
-    // What it named before is old: it is believed again.
+    // Once its earlier claims have expired, the node is trusted again.
     let believed = async {
         while live.published(K11).await.is_none() {
             tokio::time::sleep(Duration::from_mins(1)).await;

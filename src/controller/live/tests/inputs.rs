@@ -1,8 +1,8 @@
-//! Inputs that change between a plan and the end of its build, or cannot be looked up.
+//! Tests with inputs that change between a plan and the end of its build, or that cannot be looked up.
 
 use super::*;
 
-/// A loop over one node of another kernel than the one that the image is published for.
+/// A bench with an image published for one kernel, for a node that runs another.
 async fn bench_with_a_lender() -> Bench {
     let bench = bench(&json!({}), &["a"]);
     bench.publish(K9, &[&module()]).await.unwrap();
@@ -16,7 +16,7 @@ fn fleet() -> Arc<Fleet> {
     })
 }
 
-/// What the registry holds has the hash that every later plan computes, and stays.
+/// Asserts that the published image has the hash that every later plan computes, and that it stays.
 async fn is_published_as_planned(live: &Running) {
     let cell = live.bench.cell(K10).await;
     let found = live.bench.parts.look_up(&cell.reference).await.unwrap().unwrap();
@@ -27,7 +27,7 @@ async fn is_published_as_planned(live: &Running) {
     assert!(plan.is_idle() && !plan.has_failures(), "{}", serde_json::to_string(&plan).unwrap());
 }
 
-/// The message "no headers" says how to bring them, once. They come while the loop waits, and nothing else tells it.
+/// A hint on missing headers is logged once. The headers then appear while the loop waits, without any notification.
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn headers_that_are_brought_while_the_loop_waits_count_in_the_hash() {
     let logs = Logs::start();
@@ -59,9 +59,9 @@ async fn headers_that_change_under_a_build_throw_it_away_and_nothing_else() {
     let again = tokio::time::timeout(Duration::from_secs(5), gate.asked.notified()).await;
     assert!(
         again.is_ok(),
-        "it is planned and built again, and at once: what was remembered is not so any more"
+        "the cell is planned and built again at once, because the cached lookups are stale"
     );
-    assert_eq!(live.published(K10).await, None, "it was made for other headers than the next plan finds");
+    assert_eq!(live.published(K10).await, None, "the build used other headers than the next plan finds");
     gate.open.notify_one();
     live.fleet.until(|state| state.writes.len() == 1).await;
     is_published_as_planned(&live).await;
@@ -89,7 +89,7 @@ async fn each_kernel_has_the_toolchain_image_of_its_release() {
     );
 }
 
-/// A skip is logged with its reason: what to do has to be in it.
+/// A skip is logged with its reason, so the reason must contain the hint.
 #[tokio::test]
 async fn a_toolchain_that_cannot_be_looked_up_is_said_with_what_to_do() {
     let mut bench = Bench::new(&json!({}));

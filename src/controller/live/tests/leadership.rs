@@ -1,4 +1,4 @@
-//! Leadership comes and goes.
+//! Tests of gaining and losing leadership.
 
 use super::*;
 
@@ -20,7 +20,7 @@ async fn a_lost_leadership_stops_its_builds() {
     live.stop().await;
 }
 
-/// Another one has written status meanwhile.
+/// Another replica has written status in between.
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn who_leads_again_compares_status_with_nothing_of_its_earlier_term() {
     let bench = bench(&json!({}), &["a"]);

@@ -1,5 +1,5 @@
-//! What waits is no failure: a chain whose nodes change while it is rolled out, a pod that a budget keeps, and a build that
-//! farrier did not live through.
+//! Tests that waiting is not a failure: a chain whose nodes change during its rollout, a pod kept by a disruption
+//! budget, and a build that killed farrier.
 
 use super::{super::once::run_once, *};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     plan::{HoldReason, RolloutDecision},
 };
 
-/// `y` and `z` are compiled against `x`, and each of the three has a DaemonSet: `a`, `b` and `c`. All is published.
+/// `y` and `z` are compiled against `x`. The three have the DaemonSets `b`, `c` and `a`. All images are published.
 async fn chain() -> Bench {
     let mut bench = bench(&json!({"exposes": ["/usr/src/x"], "reuse": "never"}), &["a"]);
     for (name, daemon_set) in [("y", "b"), ("z", "c")] {
@@ -24,8 +24,8 @@ async fn chain() -> Bench {
     bench
 }
 
-/// A node for each DaemonSet. With the third look, which comes between the first rollout of the chain and the second, the
-/// label of one has changed: `b` reaches it, and `c` does not.
+/// One node for each DaemonSet. Before the third snapshot, which is taken between the first and the second rollout of
+/// the chain, the label of one node changes: `b` reaches that node, and `c` does not.
 fn fleet() -> Arc<Fleet> {
     Fleet::new(|state| {
         for (node, daemon_set) in [("n", "a"), ("m", "b"), ("o", "c")] {
@@ -41,7 +41,7 @@ fn fleet() -> Arc<Fleet> {
     })
 }
 
-/// The images' names in the order in which they were written.
+/// Names of the images, in the order of the writes.
 fn written(state: &State) -> Vec<&str> {
     let repositories = state.writes.iter().map(|image| image.split_once('@').unwrap().0);
     repositories.map(|repository| repository.rsplit('/').next().unwrap()).collect()
@@ -53,12 +53,8 @@ async fn a_run_rolls_out_the_rest_of_a_chain_whose_nodes_change_meanwhile() {
     let report = run_once(bench.parts.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>).await.unwrap();
     assert!(!report.failed(), "{:#?}", report.rollouts);
     let state = fleet.state();
-    assert_eq!(
-        written(&state),
-        ["x", "y", "z"],
-        "in their order, although nothing was in the way of the last"
-    );
-    assert_eq!(state.looks, 6, "two plans, and a look before each write and before the one that was put off");
+    assert_eq!(written(&state), ["x", "y", "z"], "in order, although nothing blocked the last one");
+    assert_eq!(state.looks, 6, "two plans, one snapshot before each write, one before the rollout put off");
     let made = report.rollouts.iter().map(|made| (made.planned.target.to_string(), made.error.clone()));
     assert_eq!(made.collect::<BTreeMap<_, _>>().len(), 3, "{:#?}", report.rollouts);
 }
@@ -76,7 +72,7 @@ async fn the_loop_rolls_out_the_rest_of_a_chain_with_the_next_plan() {
     live.stop().await;
 }
 
-/// A node of the first target has changed since the plan was made; those of the second have not.
+/// A node of the first target changes after the plan; the nodes of the second do not.
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn a_rollout_that_is_planned_anew_holds_no_other_one() {
     let fleet = Fleet::new(|state| {
@@ -93,13 +89,16 @@ async fn a_rollout_that_is_planned_anew_holds_no_other_one() {
     });
     let live = Running::start(published_bench().await, fleet, true);
     let state = live.fleet.until(|state| !state.writes.is_empty()).await;
-    assert_eq!(state.image("a"), FIRST, "its plan does not stand");
-    assert_eq!(state.looks, 3, "that of the other one does: the plan, and a look before each write");
+    assert_eq!(state.image("a"), FIRST, "its plan is stale");
+    assert_eq!(
+        state.looks, 3,
+        "the other plan is current: one snapshot for planning, and one before each write"
+    );
     live.fleet.until(|state| state.image("a") == state.image("b")).await;
     live.stop().await;
 }
 
-/// Another writer has used up what the first target may be rewritten.
+/// Another writer has used up the rewrite limit of the first target.
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn a_target_that_is_rewritten_too_often_holds_the_rest_of_its_chain() {
     let live = Running::start(chain().await, fleet(), true);
@@ -125,7 +124,7 @@ async fn a_target_that_is_rewritten_too_often_holds_the_rest_of_its_chain() {
     live.stop().await;
 }
 
-/// `a` has its image, and on node `n` a pod that was made before; `b` has nothing yet.
+/// DaemonSet `a` has its image, with an outdated pod on node `n`; `b` is not rolled out yet.
 async fn outdated_pod(bench: &Bench) -> Arc<Fleet> {
     let image = published(bench, K9).await.unwrap();
     let before = published(bench, K10).await.unwrap();
@@ -171,7 +170,7 @@ async fn a_pod_that_a_budget_keeps_is_asked_for_now_and_then_and_holds_nothing_e
     let live = Running::start(bench, fleet, true);
     let state = live.fleet.until(|state| state.writes.len() == 1).await;
     assert_ne!(state.image("b"), FIRST);
-    // Passes come with each change; the API server is not asked again with each of them.
+    // Each change triggers a reconcile, but not another eviction request.
     for change in 0..10 {
         tokio::time::sleep(Duration::from_secs(1)).await;
         live.fleet.change(|state| {
@@ -192,7 +191,7 @@ async fn a_pod_that_a_budget_keeps_is_asked_for_now_and_then_and_holds_nothing_e
     live.stop().await;
 }
 
-/// Two farriers before this one were killed while they built: by the build, it may be.
+/// Two earlier farrier processes were killed while building, possibly by the build.
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn a_build_that_killed_farrier_is_not_begun_again_at_once() {
     let logs = Logs::start();
@@ -218,7 +217,7 @@ async fn a_build_that_killed_farrier_is_not_begun_again_at_once() {
     let said = logs.with("retrying");
     assert!(said.len() == 1 && said[0].contains("the last 2 attempts ended without a result"), "{said:?}");
 
-    // It is tried again after a while, and with a result nothing is left of the earlier ones.
+    // The build is retried after a while. Its success clears the earlier attempts.
     live.fleet.until(|state| state.writes.len() == 1).await;
     assert!(began.elapsed() >= Duration::from_secs(10), "{:?}", began.elapsed());
     assert!(attempts.without_outcome().is_empty());

@@ -1,4 +1,4 @@
-//! Lists what a header set consists of, and where each part comes from.
+//! Lists the files of a header set, with the origin of each.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -24,10 +24,10 @@ pub(super) enum Entry {
     Link { target: PathBuf },
 }
 
-/// The header set, by path below `/`.
+/// The entries of a header set, by path relative to `/`.
 pub(super) type Entries = BTreeMap<PathBuf, Entry>;
 
-/// Lists the header set. Links lead nowhere but into the set.
+/// Lists the entries of a header set. Links can only lead into the set.
 pub(super) fn gather(
     survey: &Survey,
     release: &KernelRelease,
@@ -51,7 +51,7 @@ pub(super) fn gather(
     Ok(gatherer.entries)
 }
 
-/// `lib` is a link to `usr/lib` in the root file systems that the set is put over.
+/// Moves a path in `lib` to `usr/lib`: in the root file systems below a header set, `lib` is a link to `usr/lib`.
 fn merged_place(path: &Path) -> PathBuf {
     if path.starts_with("lib") { Path::new("usr").join(path) } else { path.to_owned() }
 }
@@ -63,17 +63,17 @@ struct Gatherer<'a> {
     stop: &'a AtomicBool,
 }
 
-/// A symbolic link that was found, relative to the root of its tree.
+/// A symbolic link in a tree, with paths relative to the tree's root.
 struct Found {
     link: PathBuf,
-    /// What it leads to, if that is there.
+    /// Resolved target, if it exists.
     meant: Option<PathBuf>,
-    /// What it says.
+    /// Target as written in the link.
     says: PathBuf,
 }
 
 impl Gatherer<'_> {
-    /// Trees that lie where packages put them stay there: their Makefiles name each other by these places.
+    /// Lists trees in the locations of packages. They stay there, because their Makefiles refer to each other by these paths.
     fn packaged(&mut self, survey: &Survey) -> Result<()> {
         let mut waiting: VecDeque<PathBuf> =
             std::iter::once(&survey.build).chain(&survey.source).map(|tree| tree.path.clone()).collect();
@@ -98,7 +98,7 @@ impl Gatherer<'_> {
         for found in links {
             let target = match &found.meant {
                 Some(meant) => links::relative(&merged_place(parent(&found.link)), &merged_place(meant)),
-                // Distributions link to packages that need not be there.
+                // Distributions link to packages that need not be installed.
                 None if stays_below(Path::new(""), &found.link, &found.says) => found.says.clone(),
                 None => return Err(escapes(&found)),
             };
@@ -107,7 +107,7 @@ impl Gatherer<'_> {
         Ok(())
     }
 
-    /// Source tree and build directory become one tree, in which nothing names where they were.
+    /// Joins source tree and build directory into one tree that contains no reference to the original locations.
     fn joined(&mut self, survey: &Survey, dest: &Path, arch: Architecture) -> Result<()> {
         let Survey { build, source, is_whole } = survey;
         let mut links = Vec::new();
@@ -123,7 +123,7 @@ impl Gatherer<'_> {
         }
         for (tree, found) in links {
             let place = moved(tree, dest, &found.link);
-            // The link of one tree may lead into the other.
+            // A link of one tree may lead into the other.
             let meant = found.meant.as_ref().and_then(|meant| {
                 let home =
                     trees.iter().find(|home| home.root == tree.root && meant.starts_with(&home.path))?;
@@ -133,7 +133,7 @@ impl Gatherer<'_> {
             let meant = meant.or_else(|| Some(dest.join(part()?)));
             let target = match meant {
                 Some(meant) if self.has(&meant) => links::relative(parent(&place), &meant),
-                // It leads to a part of the kernel that no module needs.
+                // The link leads to a part of the kernel that no module needs.
                 Some(_) => continue,
                 None if found.meant.is_none() && stays_below(&tree.path, &found.link, &found.says) => {
                     continue;
@@ -149,7 +149,7 @@ impl Gatherer<'_> {
         self.entries.contains_key(place)
     }
 
-    /// Lists a tree's files; hands back its links.
+    /// Lists a tree's files and returns its links.
     fn walk(
         &mut self,
         tree: &Tree,
@@ -160,7 +160,7 @@ impl Gatherer<'_> {
         let top = tree.place();
         let mut found = Vec::new();
         let walk = walkdir::WalkDir::new(&top).min_depth(1).into_iter();
-        // What no module needs is most of a whole tree.
+        // Most of a whole kernel tree is not needed by modules.
         let entered = |entry: &walkdir::DirEntry| {
             !entry.file_type().is_dir()
                 || !is_whole
@@ -214,15 +214,15 @@ impl Gatherer<'_> {
         Ok(())
     }
 
-    /// A relative link from one place of the set to another.
+    /// Adds a relative link from one path of the set to another.
     fn link(&mut self, link: &Path, meant: &Path) {
-        // Some distributions have the build directory itself there.
+        // Some distributions have the build directory itself at this path.
         if !self.has(link) && link != meant {
             self.put(link.to_owned(), Entry::Link { target: links::relative(parent(link), meant) });
         }
     }
 
-    /// Puts an entry, and the directories that it is in.
+    /// Adds an entry and its parent directories.
     fn put(&mut self, place: PathBuf, entry: Entry) {
         for directory in place.ancestors().skip(1).filter(|path| !path.as_os_str().is_empty()) {
             if self.entries.get(directory) == Some(&Entry::Directory) {
@@ -242,8 +242,8 @@ fn parent(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new(""))
 }
 
-/// The directory that a package of headers owns: `usr/src/linux-headers-6.1.0-47-common`, `usr/lib/linux-kbuild-6.1`,
-/// `usr/src/kernels/<release>`. Nothing else is followed.
+/// Returns the directory that a header package owns: `usr/src/linux-headers-6.1.0-47-common`, `usr/lib/linux-kbuild-6.1`,
+/// `usr/src/kernels/<release>`. Links to other locations are not followed.
 fn package_of(meant: &Path) -> Option<PathBuf> {
     let parts: Vec<&str> = meant.iter().map(|part| part.to_str()).collect::<Option<_>>()?;
     let depth = match parts[..] {

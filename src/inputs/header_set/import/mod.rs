@@ -1,8 +1,8 @@
-//! Adapter: header sets that the user brings: looked at, checked, brought into one form, and kept in the cache and in
-//! the store beside the images.
+//! Adapter: imports header sets that the user provides. A header set is checked, brought into one canonical form, and stored in
+//! the cache and in the store.
 //!
-//! The same content gives the same layer and the same digest, whatever it came in: names, kinds, links, contents and
-//! whether a file can be executed count; order, times and owners do not.
+//! The same content gives the same layer and the same digest, whatever its original packaging. Names, kinds, links, contents and
+//! executable bits count; order, times and owners do not.
 
 mod gather;
 mod selection;
@@ -35,67 +35,67 @@ use crate::{
     store::{InputKind, NewInput, Standing, StoreError, StoredInput, header_tag},
 };
 
-/// Where headers come from.
+/// Source of headers.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 #[display("{}", _0.display())]
 pub enum ImportSource {
-    /// A tarball, a directory, a Debian or RPM package.
+    /// A tarball, a directory, or a Debian or RPM package.
     Path(PathBuf),
-    /// A node's file system: `/lib/modules/<release>/build` and what it leads to.
+    /// A node's file system: `/lib/modules/<release>/build` and the trees that it leads to.
     Node(PathBuf),
 }
 
-/// What is to be imported.
+/// Parameters of an import.
 #[derive(Clone, Debug)]
 pub struct HeaderImport {
     /// Parts of one header set, in any order.
     pub sources: Vec<ImportSource>,
-    /// Its kernel.
+    /// The kernel release.
     pub release: KernelRelease,
     /// The kernel's architecture.
     pub arch: Architecture,
-    /// Take the place of other headers for the same kernel.
+    /// Whether to replace other headers for the same kernel.
     pub replace: bool,
 }
 
-/// What became of an import.
+/// Outcome of an import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
-    /// It was not known.
+    /// The header set is new.
     #[serde(rename = "imported")]
     New,
-    /// The same content was there already; nothing was sent.
+    /// A header set with this content was already stored; nothing was sent.
     Known,
-    /// It took the place of other headers.
+    /// The header set replaced other headers.
     Replaced,
 }
 
 /// An imported header set.
 #[derive(Clone, Debug)]
 pub struct ImportedHeaders {
-    /// What became of it.
+    /// Outcome of the import.
     pub outcome: Outcome,
-    /// The set in the cache.
+    /// The header set in the cache.
     pub headers: HeaderSet,
-    /// Digest of its content.
+    /// Digest of the content.
     pub content: Digest,
-    /// Bytes of the layer.
+    /// Size of the layer in bytes.
     pub size: u64,
-    /// Where it stands in the store, when there is one.
+    /// Artifact in the store, if there is a store.
     pub stored: Option<StoredInput>,
 }
 
-/// A header set as one file, to be imported elsewhere. The file goes when this is dropped.
+/// A header set packed into one file, for import elsewhere. The file is removed on drop.
 #[derive(Debug)]
 pub struct PackedHeaders {
-    /// Its kernel.
+    /// The kernel release.
     pub release: KernelRelease,
     /// The kernel's architecture.
     pub arch: Architecture,
-    /// What the kernel was built with.
+    /// Facts about the kernel's build.
     pub facts: KernelFacts,
-    /// Its compiler.
+    /// The kernel's compiler.
     pub compiler: Compiler,
     /// Digests and size of the file.
     pub layer: Layer,
@@ -103,13 +103,13 @@ pub struct PackedHeaders {
 }
 
 impl PackedHeaders {
-    /// The file: a compressed tarball that is rooted at `/`.
+    /// Returns the path of the file: a compressed tarball rooted at `/`.
     pub fn file(&self) -> PathBuf {
         self.work.path().join(LAYER)
     }
 }
 
-/// What was made of the sources, in a directory that goes away.
+/// A header set prepared in a temporary directory.
 struct Prepared {
     facts: KernelFacts,
     compiler: Compiler,
@@ -118,10 +118,11 @@ struct Prepared {
 }
 
 impl Headers<'_> {
-    /// Imports a header set into the cache and, where there is one, the store.
+    /// Imports a header set into the cache and, if there is one, the store.
     ///
     /// # Errors
-    /// A source cannot be read, is not the header set of this kernel, or others are there already. Nothing is left then.
+    /// A source cannot be read, is not the header set of this kernel, or other headers are already stored. Nothing is stored
+    /// then.
     pub async fn import(self, import: HeaderImport) -> Result<ImportedHeaders> {
         let HeaderImport { sources, release, arch, replace } = import;
         let work = self.0.cache.scratch()?;
@@ -161,10 +162,10 @@ impl Headers<'_> {
         Ok(ImportedHeaders { outcome, headers, content, size: layer.size, stored })
     }
 
-    /// Packs the header set of a kernel that a node has, below `root`.
+    /// Packs a kernel's header set from the file system of a node below `root`.
     ///
     /// # Errors
-    /// It cannot be read, or is not the header set of this kernel.
+    /// The header set cannot be read, or belongs to another kernel.
     pub async fn pack(
         self,
         root: PathBuf,
@@ -179,7 +180,7 @@ impl Headers<'_> {
         Ok(PackedHeaders { release, arch, facts, compiler, layer, work })
     }
 
-    /// Puts the set into the store, unless it is there.
+    /// Puts the header set into the store unless it is already there.
     async fn store(
         self,
         imported: &Imported,
@@ -204,7 +205,7 @@ impl Headers<'_> {
             Some(_) if refused.is_some() && replace => Outcome::Replaced,
             Some(found) => match Imported::of_stored(found, release, imported.arch) {
                 Ok(there) => outcome(imported, Some(&there), || place_of(found, &tag), replace)?,
-                // Damaged notes must not keep a good set from taking their place.
+                // Damaged annotations must not block the replacement by a good header set.
                 Err(_) if replace => Outcome::Replaced,
                 Err(error) => return Err(error),
             },
@@ -214,7 +215,7 @@ impl Headers<'_> {
         let item = NewInput { kind, tag: &tag, file, layer: &descriptor, annotations, replace };
         match (outcome, found, refused) {
             (Outcome::Known, Some(found), None) => Ok((outcome, found)),
-            // The very same is signed now; what only says that it is the same is not.
+            // Signs the identical artifact; an artifact that only claims the same content is refused.
             (Outcome::Known, _, Some(why)) => match store.put(&item).await {
                 Err(StoreError::Taken(reference, _)) => Err(StoreError::Untrusted(reference, why).into()),
                 stored => Ok((outcome, stored?)),
@@ -224,7 +225,7 @@ impl Headers<'_> {
     }
 }
 
-/// What becomes of a set where another one may be, at `place`.
+/// Determines the outcome of an import at `place`, which may hold another header set.
 fn outcome(
     imported: &Imported,
     there: Option<&Imported>,
@@ -252,7 +253,7 @@ fn outcome(
     }
 }
 
-/// The layer's name in the working directory.
+/// File name of the layer in the working directory.
 const LAYER: &str = "layer";
 
 fn prepare(

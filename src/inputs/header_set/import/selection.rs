@@ -1,16 +1,16 @@
-//! What of a kernel's build tree a module is built with.
+//! Selects the parts of a kernel's build tree that building a module needs.
 
 use std::path::{Component, Path};
 
 use crate::{image::is_version_control, kernel::Architecture};
 
-/// Objects that kernels link into modules of others: powerpc's, and arm64's of Linux 4.15 to 5.2.
+/// Objects that kernels link into external modules: powerpc's, and arm64's from Linux 4.15 to 5.2.
 const LINKED: [&str; 2] = ["crtsavres.o", "ftrace-mod.o"];
-/// Programs of `tools/` that kbuild runs for modules.
+/// Programs in `tools/` that kbuild runs for modules.
 const TOOLS: [&str; 2] = ["tools/objtool/objtool", "tools/bpf/resolve_btfids/resolve_btfids"];
 
-/// Is this never part of a header set, whatever the tree? Objects, kbuild's notes on commands, the kernel itself, a
-/// history, and signing keys.
+/// Whether a path is never part of a header set: objects, kbuild's command records, the kernel itself, version-control data, and
+/// signing keys.
 pub(super) fn is_product(path: &Path) -> bool {
     if path.iter().any(is_version_control) {
         return true;
@@ -25,14 +25,14 @@ pub(super) fn is_product(path: &Path) -> bool {
         || name.starts_with(".tmp_")
 }
 
-/// Is something below this directory at the top of a whole build tree needed?
+/// Whether anything in this top-level directory of a whole build tree is needed.
 pub(super) fn is_entered(directory: &str) -> bool {
     matches!(directory, "include" | "scripts" | "arch" | "tools")
 }
 
-/// Is this part of a whole build tree needed? `path` is relative to the tree. Taken is what the kernel's own packages
-/// of headers take (`scripts/package/builddeb`): `include/`, `scripts/`, what `arch/` has of the architecture's headers,
-/// Makefiles and linker scripts, and the files at the top that say how the kernel was configured.
+/// Whether a part of a whole build tree is needed; `path` is relative to the tree. The selection follows the kernel's own header
+/// packages (`scripts/package/builddeb`): `include/`, `scripts/`, the architecture's headers, Makefiles and linker scripts in
+/// `arch/`, and the top-level files that record the kernel's configuration.
 pub(super) fn is_needed(path: &Path, arch: Architecture) -> bool {
     let mut parts = path.components().filter_map(|part| match part {
         Component::Normal(part) => part.to_str(),
@@ -63,7 +63,7 @@ pub(super) fn is_needed(path: &Path, arch: Architecture) -> bool {
     }
 }
 
-/// The directory in `arch/`.
+/// Returns the architecture's directory name in `arch/`.
 fn source_arch(arch: Architecture) -> &'static str {
     match arch {
         Architecture::Amd64 => "x86",

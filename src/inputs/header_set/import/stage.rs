@@ -1,4 +1,4 @@
-//! Brings the sources to where they can be looked at: archives are unpacked, directories stay where they are.
+//! Stages the sources of an import for inspection: archives are unpacked, directories stay in place.
 
 use std::{
     io,
@@ -19,13 +19,13 @@ use crate::{
     tree_removal::remove_tree,
 };
 
-/// A directory, seen from a root inside which links are followed.
+/// A directory below a root; links are resolved inside that root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tree {
     pub root: PathBuf,
-    /// Relative to the root, free of links.
+    /// Path relative to the root, without links.
     pub path: PathBuf,
-    /// Was it unpacked by us? Then its files may be moved.
+    /// Whether farrier unpacked the tree, so that its files may be moved.
     pub is_ours: bool,
 }
 
@@ -35,20 +35,20 @@ impl Tree {
     }
 }
 
-/// What the sources turn out to be.
+/// The sources of an import, after staging.
 #[derive(Debug, Default)]
 pub(super) struct Staged {
     /// The one tree rooted at `/`, with `usr/src` or `lib/modules`.
     pub rooted: Option<Tree>,
     /// Kernel trees.
     pub trees: Vec<Tree>,
-    /// For provenance: file names and digests, in order.
+    /// File names and digests, in order, for provenance.
     pub origin: Vec<String>,
-    /// The sources as messages name them.
+    /// Names of the sources, for messages.
     pub names: String,
 }
 
-/// Unpacks what is packed below `directory`, which is ours.
+/// Stages the sources. Archives are unpacked below `directory`, a working directory.
 pub(super) fn stage(sources: &[ImportSource], directory: &Path, stop: &AtomicBool) -> Result<Staged> {
     let mut staged = Staged::default();
     let (mut roots, mut names) = (Vec::new(), Vec::new());
@@ -70,7 +70,7 @@ pub(super) fn stage(sources: &[ImportSource], directory: &Path, stop: &AtomicBoo
                         Form::Rooted => {
                             roots.push(Tree { root: found, path: PathBuf::new(), is_ours: false });
                         }
-                        // Links of a tree on this machine are followed as this machine does.
+                        // Links in a tree on this machine are resolved against the machine's root.
                         Form::Build => staged.trees.push(on_this_machine(&found)?),
                     }
                 } else {
@@ -107,7 +107,7 @@ fn on_this_machine(path: &Path) -> Result<Tree> {
     Ok(Tree { root: PathBuf::from("/"), path, is_ours: false })
 }
 
-/// Unpacks an archive; the kernel tree that it is, or `None` for one rooted at `/`, whose `raw` then starts there.
+/// Unpacks an archive and returns its kernel tree. Returns `None` for an archive rooted at `/`; `raw` is then that root.
 fn unpack(archive: &Path, raw: &Path, source: &ImportSource, stop: &AtomicBool) -> Result<Option<Tree>> {
     let what = source.to_string();
     fs::create_dir(raw)?;
@@ -138,7 +138,7 @@ fn unpack(archive: &Path, raw: &Path, source: &ImportSource, stop: &AtomicBool) 
     }
 }
 
-/// Packages are parts of one system; a directory is a whole one.
+/// Merges the roots of several packages, which are parts of one system. A directory is a whole system and must be the only root.
 fn one_root(mut roots: Vec<Tree>, names: &[String]) -> Result<Option<Tree>> {
     if roots.len() > 1 && roots.iter().any(|root| !root.is_ours) {
         return Err(ambiguous(&names.join(", "), "a file system of its own"));
@@ -153,7 +153,7 @@ fn one_root(mut roots: Vec<Tree>, names: &[String]) -> Result<Option<Tree>> {
     Ok(Some(first))
 }
 
-/// Two answers to one question.
+/// Creates an error about several candidates for one role.
 pub(super) fn ambiguous(sources: &str, what: &str) -> FetchError {
     FetchError::unusable(
         format!("import {sources}: each of them is {what}"),
@@ -161,7 +161,7 @@ pub(super) fn ambiguous(sources: &str, what: &str) -> FetchError {
     )
 }
 
-/// Moves what is in `from` to `to`; of two files with one name the later stays.
+/// Moves the content of `from` into `to`. Of two files with the same name, the later one stays.
 fn merge(from: &Path, to: &Path) -> Result<()> {
     for name in names_in(from)? {
         let (old, new) = (from.join(&name), to.join(&name));

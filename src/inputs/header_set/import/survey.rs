@@ -1,4 +1,4 @@
-//! Finds the build directory among the sources, and the source tree that it was configured from.
+//! Finds the build directory among the sources, and the source tree from which it was configured.
 
 use std::path::{Path, PathBuf};
 
@@ -16,31 +16,31 @@ use crate::{
     kernel::KernelRelease,
 };
 
-/// What a header set is made from.
+/// Trees from which a header set is made.
 #[derive(Debug)]
 pub(super) struct Survey {
     /// The build directory.
     pub build: Tree,
-    /// The tree that a separate build directory (`make O=`) belongs to.
+    /// Source tree of a separate build directory (`make O=`).
     pub source: Option<Tree>,
-    /// Whole kernel sources rather than what a package has of them?
+    /// Whether the tree is a whole kernel source rather than a header package's subset.
     pub is_whole: bool,
 }
 
-/// Bytes of a build directory's own Makefile: it has a dozen lines.
+/// Maximum size in bytes of a separate build directory's Makefile, which has a dozen lines.
 const MAX_STUB: u64 = 16 << 10;
 
-/// Looks for the release's build directory.
+/// Finds the build directory of a release, and its source tree.
 pub(super) fn survey(staged: &Staged, release: &KernelRelease) -> Result<Survey> {
     let build = find_build(staged, release)?;
     let source = find_source(staged, &build)?;
     let top = source.as_ref().unwrap_or(&build);
-    // No package of headers has this file, and every kernel has it.
+    // No header package has this file, and every kernel source has it.
     let is_whole = top.place().join("init/main.c").is_file();
     Ok(Survey { build, source, is_whole })
 }
 
-/// A tree of sources becomes a build directory when it is configured.
+/// Whether the tree is a configured build directory and not only a source tree.
 fn is_configured(tree: &Tree) -> bool {
     ["include/generated/utsrelease.h", "include/config/kernel.release", "include/config/auto.conf"]
         .iter()
@@ -57,7 +57,7 @@ fn find_build(staged: &Staged, release: &KernelRelease) -> Result<Tree> {
     if let Some(found) = found.pop() {
         return Ok(found);
     }
-    // What is missing in the only tree there is, reading it tells best.
+    // With only one tree, reading it reports best what is missing.
     if let ([only], None) = (&staged.trees[..], &staged.rooted) {
         return Ok(only.clone());
     }
@@ -74,7 +74,7 @@ fn find_build(staged: &Staged, release: &KernelRelease) -> Result<Tree> {
     ))
 }
 
-/// What `lib/modules/<release>/build` leads to, else where distributions put it.
+/// Returns the target of `lib/modules/<release>/build`, or else the build directory in a distribution's usual location.
 fn rooted_build(rooted: &Tree, release: &KernelRelease) -> Result<Option<Tree>> {
     let root = &rooted.root;
     match header_tree::find_build(root, release) {
@@ -91,7 +91,7 @@ fn rooted_build(rooted: &Tree, release: &KernelRelease) -> Result<Option<Tree>> 
     Ok(None)
 }
 
-/// The link that `make modules_install` leaves, as messages show it.
+/// Returns the link that `make modules_install` leaves and its target, for messages.
 fn build_link(rooted: &Tree, release: &KernelRelease) -> Option<(String, String)> {
     ["lib", "usr/lib"].iter().find_map(|lib| {
         let link = format!("{lib}/modules/{release}/build");
@@ -100,7 +100,7 @@ fn build_link(rooted: &Tree, release: &KernelRelease) -> Option<(String, String)
     })
 }
 
-/// A separate build directory has a Makefile that includes the source tree's.
+/// Finds the source tree of a separate build directory, whose Makefile includes the source tree's.
 fn find_source(staged: &Staged, build: &Tree) -> Result<Option<Tree>> {
     let Some(named) = included(&build.place().join("Makefile"))? else { return Ok(None) };
     let path = if named.is_absolute() { named.clone() } else { build.path.join(&named) };
@@ -126,8 +126,8 @@ fn find_source(staged: &Staged, build: &Tree) -> Result<Option<Tree>> {
     ))
 }
 
-/// The source tree that a build directory's Makefile names: by `include <tree>/Makefile` (since Linux 4.20, and
-/// Debian's), or by `MAKEARGS := -C <tree>` (before).
+/// Returns the source tree named by a build directory's Makefile: by `include <tree>/Makefile` (since Linux 4.20, and Debian's),
+/// or by `MAKEARGS := -C <tree>` (before).
 fn included(makefile: &Path) -> Result<Option<PathBuf>> {
     let text = read_start(makefile, MAX_STUB)?;
     Ok(text.and_then(|text| named_tree(&String::from_utf8_lossy(&text))))
@@ -137,7 +137,7 @@ fn named_tree(makefile: &str) -> Option<PathBuf> {
     makefile.lines().find_map(|line| {
         let by_include = line.strip_prefix("include ").and_then(|path| path.trim().strip_suffix("/Makefile"));
         let by_option = || line.strip_prefix("MAKEARGS := -C ").map(str::trim);
-        // The kernel's own Makefile includes parts of itself by variables.
+        // The kernel's own Makefile uses variables to include its parts.
         by_include.or_else(by_option).filter(|path| !path.contains('$')).map(PathBuf::from)
     })
 }

@@ -1,4 +1,4 @@
-//! The programs of a header set: kbuild runs them for every module, on the machine that builds.
+//! Checks the programs of a header set: kbuild runs them for every module, on the build machine.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,8 @@ use crate::{
     kmod::KernelConfig,
 };
 
-/// Refuses a set whose programs are missing or for another architecture than the kernel's, on which modules are built.
+/// Refuses a header set whose programs are missing or built for an architecture other than the kernel's. Modules are built on the
+/// kernel's architecture.
 pub(super) fn check(root: &Path, build: &Path, config: &KernelConfig, arch: Architecture) -> Result<()> {
     let set = |names: &[&str]| names.iter().any(|name| config.is_set(name));
     let wanted = [
@@ -35,7 +36,7 @@ pub(super) fn check(root: &Path, build: &Path, config: &KernelConfig, arch: Arch
             ));
         }
     }
-    // Since 5.10 the linker script of modules is made by modules_prepare.
+    // Since 5.10, modules_prepare generates the linker script of modules.
     let made = resolve(root, &build.join("scripts/module.lds.S"))?.is_some();
     if made && resolve(root, &build.join("scripts/module.lds"))?.is_none() {
         return Err(missing(root, &build.join("scripts/module.lds"), "scripts/module.lds"));
@@ -58,7 +59,7 @@ fn missing(root: &Path, place: &Path, tool: &str) -> FetchError {
     )
 }
 
-/// The first link on the way to a file that leads to what is not there, and what it says.
+/// Returns the first dangling link on the path to a file, and its target.
 fn broken_link(root: &Path, file: &Path) -> Option<(PathBuf, PathBuf)> {
     let mut parents: Vec<&Path> = file.ancestors().filter(|path| !path.as_os_str().is_empty()).collect();
     parents.reverse();

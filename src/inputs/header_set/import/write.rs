@@ -1,4 +1,4 @@
-//! Makes the tree and its layer in one pass: every file is read once.
+//! Writes the tree and its layer in one pass, so that every file is read once.
 
 use std::{
     fs::Permissions,
@@ -20,12 +20,12 @@ use crate::{
     oci::{EntryKind, Layer, LayerWriter},
 };
 
-/// Bytes of a file that are read at once.
+/// Size of the read buffer in bytes.
 const PORTION: usize = 64 << 10;
-/// Every file's modification time: what is built is the same wherever the set came from.
+/// Modification time of every file: the origin of the header set does not affect the layer.
 const MTIME: u64 = 0;
 
-/// Writes the set below `tree` and as a layer into the file `to`.
+/// Writes the header set as a tree below `tree` and as a layer into the file `to`.
 pub(super) fn write(entries: &Entries, tree: &Path, to: &Path, stop: &AtomicBool) -> Result<Layer> {
     make_directory(tree)?;
     let out = BufWriter::with_capacity(256 << 10, File::create_new(to)?);
@@ -45,7 +45,7 @@ pub(super) fn write(entries: &Entries, tree: &Path, to: &Path, stop: &AtomicBool
             Entry::File { from, is_ours, is_executable, size } => {
                 let mode = if *is_executable { 0o755 } else { 0o644 };
                 let mut add = |content: &mut dyn Read| {
-                    // Most files are smaller than this, and so are read with one call.
+                    // Most files are smaller than the buffer, so one call reads them.
                     let mut content = BufReader::with_capacity(PORTION, content);
                     layer.entry(path, mode, EntryKind::File { size: *size, content: &mut content })
                 };
@@ -67,7 +67,7 @@ pub(super) fn write(entries: &Entries, tree: &Path, to: &Path, stop: &AtomicBool
     Ok(layer.finish()?.0)
 }
 
-/// Hands on what it reads, and keeps a copy.
+/// A reader that also writes a copy of the data.
 struct Copying {
     from: File,
     to: File,

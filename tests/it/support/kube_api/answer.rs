@@ -1,17 +1,17 @@
-//! Answers in the API's own form, the messages included.
+//! Answers and error messages in the API server's format.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::kinds::Kind;
 
-/// A whole answer.
+/// A complete answer.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub status: u16,
     pub retry_after: Option<u32>,
     pub content_type: &'static str,
-    /// The pieces of the body: a list hands out the stored bytes of its objects.
+    /// Pieces of the body: a list returns the stored bytes of its objects.
     pub body: Vec<Bytes>,
 }
 
@@ -24,7 +24,7 @@ impl Answer {
         Self { status, retry_after: None, content_type: "application/json", body: vec![body] }
     }
 
-    /// What the server says of a path that it does not serve at all.
+    /// Returns the server's answer for a path that it does not serve.
     pub fn no_such_path() -> Self {
         Self {
             status: 404,
@@ -35,7 +35,7 @@ impl Answer {
     }
 }
 
-/// A failure, as a `Status` object.
+/// A failure in the form of a `Status` object.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub code: u16,
@@ -100,12 +100,12 @@ impl Failure {
         Self::new(415, "UnsupportedMediaType", message, json!({}))
     }
 
-    /// A watch from a revision that the server has forgotten.
+    /// Returns the failure for a watch from a compacted revision.
     pub fn too_old(asked: u64, oldest: u64) -> Self {
         Self::new(410, "Expired", format!("too old resource version: {asked} ({oldest})"), json!({}))
     }
 
-    /// A `continue` token that has expired.
+    /// Returns the failure for an expired `continue` token.
     pub fn expired_token() -> Self {
         let message = "The provided continue parameter is too old to display a consistent list result. You can \
                        start a new list without the continue parameter.";
@@ -123,7 +123,7 @@ impl Failure {
         Self { retry_after: Some(retry_after), ..Self::new(429, "TooManyRequests", message, details) }
     }
 
-    /// `problems`: field, reason and message.
+    /// Returns the failure for an object with these problems.
     pub fn invalid(kind: &Kind, name: &str, problems: &[Problem]) -> Self {
         let told: Vec<String> =
             problems.iter().map(|Problem(field, _, why)| format!("{field}: {why}")).collect();
@@ -160,7 +160,7 @@ impl Failure {
     }
 }
 
-/// The object that a request is about.
+/// The object that a request addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
     pub namespace: &'a str,
@@ -168,7 +168,7 @@ pub struct Asked<'a> {
     pub subresource: Option<&'a str>,
 }
 
-/// Field, reason and message of one mistake.
+/// Field, reason and message of a validation error.
 #[derive(Clone, Debug)]
 pub struct Problem(pub String, pub &'static str, pub String);
 

@@ -1,4 +1,4 @@
-//! The Jobs of this server run: the thread that plays their cluster, and what a test may order of it.
+//! The simulated cluster that runs Jobs on a separate thread, and the faults that a test can inject.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -13,10 +13,10 @@ use super::{
     node::Kubelet,
 };
 
-/// How often deadlines are looked at; everything else wakes the tasks.
+/// Interval at which deadlines are checked; all other changes wake the tasks directly.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Everything that makes pods of Jobs. What it started is gone when it is dropped.
+/// All controllers of Jobs' pods. Dropping the cluster removes everything that it started.
 pub struct Cluster {
     engine: Arc<Engine>,
     stop: watch::Sender<bool>,
@@ -38,7 +38,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         let _ = self.stop.send(true);
-        // Containers that are just being made are there when it has ended.
+        // Wait for the thread, so that containers under construction are included in the cleanup.
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -76,22 +76,23 @@ async fn work(shared: Arc<Shared>, engine: Arc<Engine>, mut stopped: watch::Rece
     while tasks.join_next().await.is_some() {}
 }
 
-/// What ends a pod that did nothing wrong.
+/// An involuntary end of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Disruption {
-    /// By its kubelet, in these words: the node is short of something.
+    /// Evicted by its kubelet, because the node is short of a resource, with this message.
     Evicted(String),
     /// The node is gone, and the container with it.
     NodeLost,
-    /// A pod with a higher priority wants its place.
+    /// A pod with a higher priority preempted the pod.
     Preempted,
-    /// `kubectl drain`.
+    /// Evicted by `kubectl drain`.
     Drained,
 }
 
 impl FakeApi {
-    /// Runs Jobs from now on: each pod is a container in the Docker engine, from its own image, until this server is
-    /// dropped. A cluster without Node objects has one node all the same.
+    /// Runs Jobs from now on. Each pod is a container in the Docker engine with the pod's own image, until the server is
+    /// dropped.
+    /// A cluster without Node objects behaves as if it had one node.
     pub fn run_jobs(&self) {
         let engine = Arc::new(Engine::new(self.address.port()));
         self.change(|state| state.jobs = Some(Jobs::new(Arc::clone(&engine))));
@@ -99,40 +100,40 @@ impl FakeApi {
     }
 
     fn order<T>(&self, order: impl FnOnce(&mut Jobs) -> T) -> T {
-        self.change(|state| order(state.jobs.as_mut().expect("run_jobs comes first")))
+        self.change(|state| order(state.jobs.as_mut().expect("the test calls run_jobs first")))
     }
 
     fn number(&self) -> u64 {
         self.state().faults.number()
     }
 
-    /// No pod is admitted, in these words behind `pods "x" is forbidden: `. The number returned takes it back.
+    /// Refuses all pods with this message after `pods "x" is forbidden: `. The returned number revokes the refusal.
     pub fn refuse_pods(&self, why: &str) -> u64 {
         let id = self.number();
         self.order(|jobs| jobs.refusals.insert(id, Refusal::Words(why.to_owned())));
         id
     }
 
-    /// A quota lets so many pods be in a namespace that have not ended.
+    /// Limits a namespace to `pods` pods that have not ended, with a quota of this name.
     pub fn limit_pods(&self, quota: &str, pods: usize) -> u64 {
         let id = self.number();
         self.order(|jobs| jobs.refusals.insert(id, Refusal::Quota(quota.to_owned(), pods)));
         id
     }
 
-    /// No pod finds a node, in the scheduler's words: `0/3 nodes are available: ...`.
+    /// Lets no pod find a node, with the scheduler's message: `0/3 nodes are available: ...`.
     pub fn unschedulable(&self, why: &str) -> u64 {
         let id = self.number();
         self.order(|jobs| jobs.unschedulable.insert(id, why.to_owned()));
         id
     }
 
-    /// An exec is cut when it has sent so many bytes of its standard output: once for each number, in this order.
+    /// Cuts execs after these numbers of bytes of standard output: each exec uses up one number, in this order.
     pub fn cut_execs(&self, after: &[u64]) {
         self.order(|jobs| jobs.cuts.extend(after));
     }
 
-    /// How many cuts have not come yet.
+    /// Returns the number of pending cuts.
     pub fn cuts_left(&self) -> usize {
         self.state().jobs.as_ref().map_or(0, |jobs| jobs.cuts.len())
     }
@@ -141,7 +142,7 @@ impl FakeApi {
     pub fn disrupt(&self, namespace: &str, pod: &str, how: Disruption) {
         self.change(|state| {
             let kind = state.resource("pods");
-            let object = state.get(&kind, namespace, pod).expect("the pod is there");
+            let object = state.get(&kind, namespace, pod).expect("the pod exists");
             let blow = match how {
                 Disruption::Evicted(message) => Blow::Evicted(message),
                 Disruption::NodeLost => Blow::NodeLost,
@@ -161,11 +162,16 @@ impl FakeApi {
                     return state.terminate(&object, None);
                 }
             };
-            state.jobs.as_mut().expect("run_jobs comes first").struck.insert(object.uid.clone(), blow);
+            state
+                .jobs
+                .as_mut()
+                .expect("the test calls run_jobs first")
+                .struck
+                .insert(object.uid.clone(), blow);
         });
     }
 
-    /// Containers of this cluster that are in the engine, running or ended.
+    /// Returns this cluster's containers in the engine, running or ended.
     pub fn containers(&self) -> Vec<String> {
         let engine = self.state().jobs.as_ref().map(|jobs| Arc::clone(&jobs.engine));
         engine.map(|engine| engine.containers()).unwrap_or_default()

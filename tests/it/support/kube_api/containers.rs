@@ -1,22 +1,22 @@
-//! Pods' containers in the Docker engine, with what a container of a pod may do.
+//! Pods' containers in the Docker engine, with the privileges that a pod's container has.
 
 use std::{collections::BTreeSet, process::Stdio, sync::Mutex};
 
 use serde_json::Value;
 use tokio::process::Command;
 
-/// The engine that `docker` finds, and what this cluster has there.
+/// The engine that `docker` finds, restricted to this cluster's objects.
 pub struct Engine {
-    /// The value of the label by which its containers and volumes are found again.
+    /// Value of the label that identifies this cluster's containers and volumes.
     id: String,
     pulled: Mutex<BTreeSet<String>>,
-    /// The images that empty volumes begin as. Pods that start together make each of them once.
+    /// Images from which empty volumes are initialized. Pods that start concurrently create each image once.
     seeds: tokio::sync::Mutex<BTreeSet<String>>,
 }
 
 const LABEL: &str = "farrier.test/cluster";
 
-/// How a container ended.
+/// The end of a container.
 pub struct End {
     pub exit_code: i64,
     pub killed_for_memory: bool,
@@ -34,7 +34,7 @@ impl Engine {
         format!("farrier-test-{}-{uid}", self.id)
     }
 
-    /// Pulls an image, unless it is there and need not be pulled; true where it was pulled.
+    /// Pulls an image unless it is present and the policy allows that. Returns whether the image was pulled.
     pub async fn pull(&self, image: &str, policy: &str) -> Result<bool, String> {
         if policy != "Always" && docker(&["image", "inspect", "--format", "{{.Id}}", image]).await.is_ok() {
             return Ok(false);
@@ -50,7 +50,7 @@ impl Engine {
         matches!(user.split(':').next(), Some("" | "0" | "root") | None)
     }
 
-    /// Makes the container of a pod, with its volumes.
+    /// Creates the container of a pod and its volumes.
     pub async fn create(&self, pod: &Value) -> Result<String, String> {
         let spec = &pod["spec"];
         let container = &spec["containers"][0];
@@ -90,7 +90,7 @@ impl Engine {
         docker(&words).await
     }
 
-    /// An `emptyDir`: in memory, or a volume that everybody may write into.
+    /// Returns the mount of an `emptyDir`: in memory, or a world-writable volume.
     async fn mount(&self, uid: &str, spec: &Value, mount: &Value) -> Result<String, String> {
         let (name, path) = (&mount["name"], mount["mountPath"].as_str().unwrap_or_default());
         let mut volumes = spec["volumes"].as_array().into_iter().flatten();
@@ -107,7 +107,7 @@ impl Engine {
         let volume = format!("{}-{}", self.container(uid), name.as_str().unwrap_or_default());
         if docker(&["volume", "inspect", &volume]).await.is_err() {
             docker(&["volume", "create", "--label", &format!("{LABEL}={}", self.id), &volume]).await?;
-            // A volume gets the mode of the directory that an image has there.
+            // Docker copies the mode of the image's directory at the mount point to a new volume.
             let seed = self.seed(spec["securityContext"]["fsGroup"].as_u64()).await?;
             let mount = format!("type=volume,source={volume},destination=/volume");
             let seeding = docker(&["create", "--network", "none", "--mount", &mount, &seed, "none"]).await?;
@@ -116,7 +116,7 @@ impl Engine {
         Ok(format!("type=volume,source={volume},destination={path},volume-nocopy{read_only}"))
     }
 
-    /// An image with one directory that everybody may write into, of a group.
+    /// Creates an image with one world-writable directory that belongs to a group.
     async fn seed(&self, group: Option<u64>) -> Result<String, String> {
         let name = format!("localhost/farrier-test/{}:{}", self.id, group.unwrap_or(0));
         let mut made = self.seeds.lock().await;
@@ -142,7 +142,7 @@ impl Engine {
         docker(&["start", &self.container(uid)]).await.map(drop)
     }
 
-    /// Until it has ended.
+    /// Waits until the container has ended.
     pub async fn wait(&self, uid: &str) {
         let _ = docker(&["wait", &self.container(uid)]).await;
     }
@@ -151,8 +151,9 @@ impl Engine {
         let _ = docker(&["stop", "--time", &grace.to_string(), &self.container(uid)]).await;
     }
 
-    /// How it ended, for one that ended by itself. That the kernel killed it for its memory is told in a message of its own,
-    /// which may come behind the end.
+    /// Returns the end of a container that ended without being stopped. The engine reports an out-of-memory kill in a separate
+    /// event,
+    /// which may arrive after the end.
     pub async fn own_end(&self, uid: &str) -> End {
         for _ in 0..20 {
             let end = self.end(uid).await;
@@ -164,7 +165,7 @@ impl Engine {
         self.end(uid).await
     }
 
-    /// What `docker inspect` says of it.
+    /// Returns the end that `docker inspect` reports.
     pub async fn end(&self, uid: &str) -> End {
         let told = docker(&["inspect", "--format", "{{json .State}}", &self.container(uid)]).await;
         let state: Value = serde_json::from_str(&told.unwrap_or_default()).unwrap_or_default();
@@ -180,7 +181,7 @@ impl Engine {
         }
     }
 
-    /// The last lines of its log.
+    /// Returns the last lines of the container's log.
     pub async fn last_words(&self, uid: &str) -> String {
         let output =
             Command::new("docker").args(["logs", "--tail", "80", &self.container(uid)]).output().await;
@@ -189,7 +190,7 @@ impl Engine {
         String::from_utf8_lossy(&text[text.len().saturating_sub(2048)..]).into_owned()
     }
 
-    /// The container with its volumes.
+    /// Removes the container with its volumes.
     pub async fn remove(&self, uid: &str, spec: &Value) {
         let name = self.container(uid);
         let _ = docker(&["rm", "--force", "--volumes", &name]).await;
@@ -203,7 +204,7 @@ impl Engine {
         format!("label={LABEL}={}", self.id)
     }
 
-    /// Names of the containers that are there.
+    /// Returns the names of the existing containers.
     pub fn containers(&self) -> Vec<String> {
         let listed = crate::support::docker::docker(&[
             "ps",
@@ -216,7 +217,7 @@ impl Engine {
         listed.lines().map(str::to_owned).collect()
     }
 
-    /// Everything that this cluster made or pulled.
+    /// Removes everything that this cluster created or pulled.
     pub fn clear(&self) {
         use crate::support::docker::docker;
         for name in self.containers() {
@@ -233,7 +234,7 @@ impl Engine {
     }
 }
 
-/// Its output, or what it says instead.
+/// Runs `docker` and returns its output, or its error message.
 async fn docker<S: AsRef<std::ffi::OsStr>>(words: &[S]) -> Result<String, String> {
     let output = Command::new("docker")
         .args(words)
@@ -248,7 +249,7 @@ async fn docker<S: AsRef<std::ffi::OsStr>>(words: &[S]) -> Result<String, String
     Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
 }
 
-/// The container's word goes before the pod's.
+/// Returns a security setting of the container, or the pod's if the container has none.
 pub fn security_of<'a>(spec: &'a Value, container: &'a Value, field: &str) -> &'a Value {
     match &container["securityContext"][field] {
         Value::Null => &spec["securityContext"][field],
@@ -276,7 +277,7 @@ fn security(spec: &Value, container: &Value) -> Vec<String> {
     if own["allowPrivilegeEscalation"] == false {
         option("--security-opt", "no-new-privileges".to_owned());
     }
-    // A kubelet without `seccompDefault` filters only where a pod asks for it.
+    // A kubelet without `seccompDefault` applies a filter only when a pod requests one.
     if !matches!(of("seccompProfile")["type"].as_str(), Some("RuntimeDefault" | "Localhost")) {
         option("--security-opt", "seccomp=unconfined".to_owned());
     }
@@ -305,7 +306,7 @@ fn rounded(size: f64) -> u64 {
     size as u64
 }
 
-/// A quantity such as `500m`, `2`, `64Mi`.
+/// Parses a quantity such as `500m`, `2`, `64Mi`.
 fn quantity(given: &Value) -> Option<f64> {
     const UNITS: [(&str, f64); 9] = [
         ("Ki", 1024.0),

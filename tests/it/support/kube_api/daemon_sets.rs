@@ -1,4 +1,4 @@
-//! A DaemonSet controller, a scheduler and kubelets, as far as driver pods tell them apart.
+//! A DaemonSet controller, a scheduler and kubelets, as far as they affect driver pods.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,12 +16,12 @@ use super::{
 
 type Decide = dyn Fn(&Start) -> Fate + Send;
 
-/// The simulation; it goes step by step.
+/// The simulation, which advances in steps.
 pub struct Kubelets {
     decide: Box<Decide>,
-    /// Steps by itself after each write, and while containers crash.
+    /// Whether the simulation advances after each write and while containers crash.
     pub automatic: bool,
-    /// Do pods change by themselves?
+    /// Whether crashing containers change pods over time.
     pub crashing: bool,
     clock: Clock,
     pods: u64,
@@ -37,7 +37,7 @@ impl Kubelets {
 struct Pod {
     object: Arc<Object>,
     value: Value,
-    /// The node it is for, bound or not.
+    /// The node that the pod is for, whether bound or not.
     node: String,
 }
 
@@ -74,17 +74,17 @@ pub fn is_ready(pod: &Value) -> bool {
 }
 
 impl State {
-    /// Goes on until nothing changes any more.
+    /// Steps until nothing changes.
     pub fn settle(&mut self) {
         for _ in 0..1000 {
             if !self.step() {
                 return;
             }
         }
-        panic!("the DaemonSet controller of the fake API server does not come to rest");
+        panic!("the fake API server's DaemonSet controller does not settle");
     }
 
-    /// One round of everything; true where something changed.
+    /// Advances all controllers by one step. Returns whether something changed.
     pub fn step(&mut self) -> bool {
         let Some(mut kubelets) = self.kubelets.take() else { return false };
         let before = self.revision;
@@ -116,14 +116,14 @@ impl State {
             .collect()
     }
 
-    /// One pod per eligible node, and old ones replaced as the update strategy allows.
+    /// Ensures one pod per eligible node, and replaces outdated pods as the update strategy allows.
     fn manage(&mut self, daemon_set: &Arc<Object>, kubelets: &mut Kubelets) {
         let value = daemon_set.value();
         let nodes = self.eligible_nodes(&value);
         let pods_kind = self.resource("pods");
         let mut by_node: BTreeMap<String, Pod> = BTreeMap::new();
         for pod in self.pods_of(&daemon_set.uid) {
-            // Of two pods on one node the older stays, as in the real controller.
+            // Of two pods on one node the older one stays, as with the real controller.
             if !nodes.contains(&pod.node) || by_node.contains_key(&pod.node) {
                 self.remove(&pods_kind, &pod.object);
             } else {
@@ -155,7 +155,7 @@ impl State {
         let mut unavailable = missing + pods.values().filter(|pod| !pod.is_ready()).count();
         for pod in pods.values().filter(|pod| pod.hash() != hash) {
             if !pod.is_ready() {
-                // It is unavailable as it is.
+                // The pod is already unavailable, so deleting it does not exceed the limit.
                 self.remove(kind, &pod.object);
             } else if unavailable < allowed {
                 unavailable += 1;
@@ -164,7 +164,7 @@ impl State {
         }
     }
 
-    /// Binds pods to their nodes where no required pod anti-affinity stands against it.
+    /// Binds pods to their nodes unless a required pod anti-affinity prevents that.
     fn schedule(&mut self) {
         let kind = self.resource("pods");
         let mut pods: Vec<Pod> = self.list(&kind, "").map(Pod::read).collect();
@@ -185,7 +185,7 @@ impl State {
         }
     }
 
-    /// Starts what is bound; a pod's fate may change with its node.
+    /// Updates the status of bound pods; a pod's fate may change with its node.
     fn run(&mut self, kubelets: &mut Kubelets) {
         let kind = self.resource("pods");
         let nodes = self.resource("nodes");
@@ -239,7 +239,7 @@ impl State {
     }
 }
 
-/// A number, or a share of `of` rounded up.
+/// Parses a number, or a percentage of `of` rounded up.
 pub fn count(value: &Value, of: usize) -> usize {
     match value.as_str().and_then(|text| text.strip_suffix('%')?.parse::<usize>().ok()) {
         Some(percent) => (of * percent).div_ceil(100),
@@ -260,7 +260,7 @@ fn new_pod(daemon_set: &Value, node: &str, hash: &str, number: u64) -> Value {
     let mut labels = template["metadata"]["labels"].clone();
     labels["controller-revision-hash"] = json!(hash);
     let mut spec = template["spec"].clone();
-    // The real controller replaces the template's terms, too.
+    // Like the real controller, replace the template's node selector terms.
     spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] = json!({
         "nodeSelectorTerms": [{"matchFields": [
             {"key": "metadata.name", "operator": "In", "values": [node]},
@@ -281,7 +281,7 @@ fn new_pod(daemon_set: &Value, node: &str, hash: &str, number: u64) -> Value {
     })
 }
 
-/// Does `pod` refuse to run beside `other`?
+/// Returns whether the anti-affinity of `pod` excludes `other` from its node.
 fn repels(pod: &Pod, other: &Pod) -> bool {
     if pod.object.uid == other.object.uid {
         return false;

@@ -1,20 +1,20 @@
-//! What controllers, the scheduler and kubelets tell: Events, in both of the API's forms.
+//! Events from controllers, the scheduler and kubelets, in both of the API's forms.
 
 use serde_json::{Value, json};
 
 use super::store::State;
 
-/// One thing to tell.
+/// Source, reason and message of an Event.
 #[derive(Clone, Copy, Debug)]
 pub struct EventText<'a> {
-    /// `job-controller`, `default-scheduler`, `kubelet`.
+    /// `job-controller`, `default-scheduler` or `kubelet`.
     pub by: &'a str,
     pub reason: &'a str,
     pub message: &'a str,
 }
 
 impl State {
-    /// Each call makes an Event; a real recorder counts repeated ones up.
+    /// Records an Event for each call; a real recorder aggregates repeated ones.
     pub fn tell(&mut self, kind: &str, about: &Value, told: EventText<'_>) {
         self.record("Normal", kind, about, told);
     }

@@ -1,4 +1,4 @@
-//! The `eviction` subresource of pods, which asks the PodDisruptionBudgets.
+//! The `eviction` subresource of pods, subject to PodDisruptionBudgets.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ impl State {
         let found = self.get(kind, namespace, name);
         let pod = found.ok_or_else(|| Failure::not_found(kind, name))?;
         let options = &eviction["deleteOptions"];
-        // The real server says so only after ten seconds of trying.
+        // The real server reports this only after retrying for ten seconds.
         check_preconditions(kind, &pod, options)?;
         if pod.value()["status"]["phase"] != "Pending" {
             self.budgets_allow(&pod)?;
@@ -55,8 +55,9 @@ impl State {
     }
 }
 
-/// The pods that must stay healthy. DaemonSets have no scale, so a share or `maxUnavailable` counts nothing that
-/// the real controller could count: it allows no eviction at all.
+/// Returns the number of pods that must stay healthy. DaemonSets have no scale subresource, so the real controller cannot
+/// evaluate a
+/// percentage or `maxUnavailable` and allows no eviction.
 fn needed(spec: &Value, covered: usize) -> usize {
     let number = spec["minAvailable"].as_u64().and_then(|number| usize::try_from(number).ok());
     number.unwrap_or(covered)

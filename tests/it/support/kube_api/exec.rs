@@ -1,5 +1,5 @@
-//! `exec` over WebSocket, into the container of a Job's pod. Answers and messages are those of an API server of
-//! Kubernetes 1.36. Where it is simpler: no terminal, and no SPDY.
+//! `exec` over WebSocket into the container of a Job's pod. Answers and messages match an API server of Kubernetes 1.36.
+//! Simplifications: no terminal and no SPDY.
 
 use std::{process::Stdio, sync::Arc};
 
@@ -33,18 +33,18 @@ const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const STATUS: u8 = 3;
-/// Version 5: the channel that is named next has ended.
+/// Version 5 of the protocol: the channel in the next byte is closed.
 const CLOSE: u8 = 255;
 
-/// What docker says in place of a program that it does not find, on standard output.
+/// docker's message on standard output for a program that it cannot find.
 const NOT_STARTED: &[u8] = b"OCI runtime exec failed: ";
 
-/// A program that may be started, and whom for.
+/// An authorized exec request.
 pub struct Exec {
     shared: Arc<Shared>,
     protocol: &'static str,
     key: String,
-    /// The pod's.
+    /// The pod's uid.
     uid: String,
     container: String,
     command: Vec<String>,
@@ -55,7 +55,7 @@ pub struct Exec {
 
 type Sink = SplitSink<WebSocketStream<TcpStream>, Message>;
 
-/// The stream has ended without a word.
+/// The stream was cut without a status.
 struct Cut;
 
 impl Exec {
@@ -65,7 +65,7 @@ impl Exec {
         (kind, namespace, name): (&Kind, &str, &str),
         request: &Request,
     ) -> Result<Self, Answer> {
-        // A WebSocket begins with a GET, which could be had with the right to read alone: since 1.35 both are asked for.
+        // A WebSocket request is a GET, which read permission would allow. Since 1.35 the API server also requires `create`.
         if state.faults.denies("create", "pods/exec") {
             let details = json!({"name": name, "kind": "pods"});
             let message = format!("pods \"{name}\" is forbidden: ");
@@ -120,7 +120,7 @@ impl Exec {
         })
     }
 
-    /// Takes the connection over, until it ends.
+    /// Takes over the connection until it ends.
     pub async fn serve(self, mut stream: TcpStream) {
         let head = format!(
             "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
@@ -141,7 +141,7 @@ impl Exec {
             }
         };
         let mut stdin = child.stdin.take();
-        // What the client says is read beside what it is sent; where it goes away, so does its program's output.
+        // Read the client's messages concurrently with the output. When the client disconnects, drop the program's output.
         let listening = async {
             while let Some(Ok(message)) = source.next().await {
                 match message {
@@ -172,7 +172,7 @@ impl Exec {
         docker.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).spawn()
     }
 
-    /// Sends what the program prints; how it ended.
+    /// Sends the program's output and returns its status.
     async fn stream(&self, child: &mut Child, sink: &mut Sink) -> Result<Value, Cut> {
         send(sink, STDOUT, &[]).await?;
         let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
@@ -218,7 +218,7 @@ impl Exec {
         })
     }
 
-    /// As far as no cut is due.
+    /// Sends standard output up to the next cut.
     async fn send_stdout(&self, sink: &mut Sink, piece: &[u8], sent: &mut u64) -> Result<(), Cut> {
         let end = *sent + piece.len() as u64;
         let cut = {
@@ -236,14 +236,14 @@ impl Exec {
         send(sink, STDOUT, piece).await
     }
 
-    /// A node that is gone says nothing of its containers.
+    /// Returns whether the pod's node is lost; a lost node reports no status.
     fn is_lost(&self) -> bool {
         let state = self.shared.state.lock().unwrap();
         state.jobs.as_ref().is_some_and(|jobs| jobs.struck.get(&self.uid) == Some(&Blow::NodeLost))
     }
 }
 
-/// Nothing at the end.
+/// Reads a piece, which is empty at the end of the stream.
 async fn read(from: &mut (impl AsyncRead + Unpin)) -> Vec<u8> {
     let mut piece = vec![0; 32 << 10];
     let length = from.read(&mut piece).await.unwrap_or(0);
@@ -268,7 +268,7 @@ async fn send(sink: &mut Sink, channel: u8, text: &[u8]) -> Result<(), Cut> {
     sink.send(Message::Binary(message)).await.map_err(|_| Cut)
 }
 
-/// The last word.
+/// Sends the status and closes the connection.
 async fn say(sink: &mut Sink, status: &Value) -> Result<(), Cut> {
     send(sink, STATUS, status.to_string().as_bytes()).await?;
     let normal = CloseFrame { code: CloseCode::Normal, reason: "".into() };

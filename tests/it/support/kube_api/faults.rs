@@ -1,4 +1,4 @@
-//! Errors on command, rights, and the log of what was asked.
+//! Injected faults, denied permissions, and the log of requests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,32 +12,32 @@ use super::{
     kinds::Kind,
 };
 
-/// What becomes of a request.
+/// Outcome of a request with a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApiFailure {
-    /// 500.
+    /// Status 500.
     Internal,
-    /// 503.
+    /// Status 503.
     Unavailable,
-    /// 429 with Retry-After, in seconds.
+    /// Status 429 with Retry-After, in seconds.
     TooManyRequests(u32),
-    /// 403 in the server's words.
+    /// Status 403 with the server's message.
     Forbidden,
-    /// 401, as for a token that has expired.
+    /// Status 401, as for an expired token.
     Unauthorized,
-    /// 409 in the server's words.
+    /// Status 409 with the server's message.
     Conflict,
-    /// 410.
+    /// Status 410.
     Gone,
-    /// The connection ends without an answer, and nothing was done.
+    /// The connection ends without an answer, and the request has no effect.
     Drop,
-    /// It is done, and the connection ends without an answer.
+    /// The request takes effect, but the connection ends without an answer.
     LoseAnswer,
-    /// No answer until the fault is taken back; then it is done.
+    /// No answer until the fault is revoked; then the request takes effect.
     Hang,
 }
 
-/// Which requests a fault is for; what is `None` stands for all.
+/// A filter for requests; `None` and an empty list match all.
 #[derive(Clone, Debug, Default)]
 pub struct Requests {
     verbs: Vec<&'static str>,
@@ -48,37 +48,37 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// All of them.
+    /// Matches all requests.
     pub fn any() -> Self {
         Self::default()
     }
 
-    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`.
+    /// Matches a verb: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`.
     pub fn verb(verb: &'static str) -> Self {
         Self { verbs: vec![verb], ..Self::default() }
     }
 
-    /// Everything that changes an object.
+    /// Matches every request that changes an object.
     pub fn writes() -> Self {
         Self { verbs: WRITES.to_vec(), ..Self::default() }
     }
 
-    /// Such as `daemonsets.apps`, `nodes`.
+    /// Restricts the filter to a resource, such as `daemonsets.apps` or `nodes`.
     pub fn resource(self, resource: &str) -> Self {
         Self { resource: Some(resource.to_owned()), ..self }
     }
 
-    /// Such as `status`, `eviction`.
+    /// Restricts the filter to a subresource, such as `status` or `eviction`.
     pub fn subresource(self, subresource: &str) -> Self {
         Self { subresource: Some(subresource.to_owned()), ..self }
     }
 
-    /// Whose path contains this.
+    /// Restricts the filter to paths that contain `part`.
     pub fn path(self, part: &str) -> Self {
         Self { path: Some(part.to_owned()), ..self }
     }
 
-    /// Whose query contains this.
+    /// Restricts the filter to queries that contain `part`.
     pub fn query(self, part: &str) -> Self {
         Self { query: Some(part.to_owned()), ..self }
     }
@@ -95,7 +95,7 @@ impl Requests {
 /// Verbs that change objects.
 pub const WRITES: [&str; 5] = ["create", "update", "patch", "delete", "deletecollection"];
 
-/// One request, as it was understood.
+/// A parsed request.
 #[derive(Clone, Debug)]
 pub struct Record {
     pub method: String,
@@ -112,7 +112,7 @@ pub struct Record {
     pub subresource: Option<String>,
     pub namespace: String,
     pub name: String,
-    /// 0 until there is an answer, and where there was none.
+    /// Status code, or 0 without an answer.
     pub status: u16,
 }
 
@@ -121,24 +121,24 @@ impl Record {
         WRITES.contains(&self.verb)
     }
 
-    /// For messages of tests.
+    /// Formats the request for test messages.
     pub fn told(&self) -> String {
         format!("{} {}?{} -> {}", self.verb, self.path, self.query, self.status)
     }
 }
 
-/// Faults that wait for their requests, rights that are missing, and the log.
+/// Pending faults, denied permissions, and the log.
 #[derive(Default)]
 pub struct Faults {
     planned: Vec<Planned>,
     next: u64,
-    /// Users by their tokens, and what each may do.
+    /// Users by their tokens; `rights` holds the permissions of each user.
     tokens: BTreeMap<String, String>,
     rights: BTreeSet<(String, String)>,
     denied: BTreeSet<(String, String)>,
     /// Resources whose watches send nothing.
     pub held: BTreeSet<String>,
-    /// The one whom the server takes its clients for.
+    /// The user that the server reports for all clients.
     pub user: Option<String>,
     pub log: Vec<Record>,
 }
@@ -151,14 +151,14 @@ struct Planned {
 }
 
 impl Faults {
-    /// For the next `times` requests, or until it is taken back. The number returned takes it back.
+    /// Plans a fault for the next `times` requests, or until it is revoked with the returned number.
     pub fn plan(&mut self, requests: Requests, fault: ApiFailure, times: Option<usize>) -> u64 {
         let id = self.number();
         self.planned.push(Planned { id, requests, fault, left: times });
         id
     }
 
-    /// A number that no other order has.
+    /// Returns a number that identifies an injected fault.
     pub fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -176,19 +176,19 @@ impl Faults {
         self.planned.iter().any(|planned| planned.id == id)
     }
 
-    /// The fault of this request, which is used up by it.
+    /// Returns the fault of this request and uses it up once.
     pub fn next_for(&mut self, record: &Record) -> Option<(u64, ApiFailure)> {
         let spent = |planned: &Planned| planned.left == Some(0);
         let fits = |planned: &&mut Planned| !spent(planned) && planned.requests.matches(record);
         let planned = self.planned.iter_mut().find(fits)?;
         let found = (planned.id, planned.fault);
         planned.left = planned.left.map(|left| left - 1);
-        // A hanging request looks whether its fault is still there.
+        // A hanging request checks whether its fault still exists.
         self.planned.retain(|planned| !spent(planned) || planned.fault == ApiFailure::Hang);
         Some(found)
     }
 
-    /// `resource` with its subresource, such as `pods/eviction`, `daemonsets.apps`; `*` is every verb.
+    /// Denies a verb (`*` for all) on a resource, with its subresource if any: `pods/eviction`, `daemonsets.apps`.
     pub fn deny(&mut self, verb: &str, resource: &str) {
         self.denied.insert((verb.to_owned(), resource.to_owned()));
     }
@@ -215,7 +215,7 @@ impl Faults {
         self.tokens.insert(token.to_owned(), user.to_owned());
     }
 
-    /// Who has a token (`tokenreviews`), and what a user may do (`subjectaccessreviews`).
+    /// Answers token reviews (`tokenreviews`) and access reviews (`subjectaccessreviews`).
     pub fn review(&self, resource: &str, spec: &Value) -> Value {
         if resource == "tokenreviews" {
             return match self.tokens.get(spec["token"].as_str().unwrap_or_default()) {
@@ -233,7 +233,7 @@ impl Faults {
         let name = [word("namespace"), word("name")].join("/");
         let right =
             format!("{} {}.{} {}", word("verb"), word("resource"), word("group"), name.trim_matches('/'));
-        // A real server asks for who it is, and passes on what the token's review said of them.
+        // A real server requires the user's groups and extra fields from the token review.
         assert!(spec["groups"][1] == "system:authenticated" && spec["extra"].is_object(), "{spec}");
         let user = spec["user"].as_str().unwrap_or_default().to_owned();
         json!({"allowed": self.rights.contains(&(user, right))})
@@ -245,7 +245,7 @@ impl Faults {
 }
 
 impl ApiFailure {
-    /// The answer, where the fault is one.
+    /// Returns the fault's answer, if it has one.
     pub fn answer(self, user: &str, kind: Option<&Arc<Kind>>, record: &Record) -> Option<Answer> {
         let asked = Asked {
             namespace: &record.namespace,

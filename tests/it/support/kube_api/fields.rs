@@ -1,4 +1,4 @@
-//! Field sets: which manager owns which path of an object, and how two versions of an object differ.
+//! Field sets: ownership of an object's paths by manager, and the difference between two versions of an object.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,22 +6,22 @@ use serde_json::{Map, Value, json};
 
 use super::{kinds::Kind, schema};
 
-/// A path in the words of `fieldsV1`: `f:spec`, `k:{"name":"c"}`, `v:"x"`.
+/// A path with `fieldsV1` elements: `f:spec`, `k:{"name":"c"}`, `v:"x"`.
 pub type Path = Vec<String>;
 
-/// The paths that somebody owns.
+/// Paths owned by one manager.
 pub type FieldSet = BTreeSet<Path>;
 
-/// How two versions of an object differ.
+/// The difference between two versions of an object.
 #[derive(Debug, Default)]
 pub struct Difference {
-    /// Paths with a new or another value.
+    /// Paths with a new or changed value.
     pub set: FieldSet,
-    /// Paths that are gone.
+    /// Paths that were removed.
     pub removed: FieldSet,
 }
 
-/// What of an object managers own: neither identity nor bookkeeping, and either the status or the rest.
+/// Returns the part of an object that managers can own: no identity or bookkeeping, and either the status or the rest.
 pub fn managed_part(object: &Value, kind: &Kind, subresource: Option<&str>) -> Value {
     let mut part = object.clone();
     let Some(map) = part.as_object_mut() else { return part };
@@ -53,7 +53,7 @@ pub fn managed_part(object: &Value, kind: &Kind, subresource: Option<&str>) -> V
     part
 }
 
-/// All leaves of a value, and the items of keyed lists.
+/// Returns all leaves of a value, and the items of keyed lists.
 pub fn leaves(kind: &Kind, value: &Value) -> FieldSet {
     let mut found = FieldSet::new();
     collect(kind, value, &mut Vec::new(), &mut found);
@@ -77,7 +77,7 @@ fn collect(kind: &Kind, value: &Value, path: &mut Path, found: &mut FieldSet) {
     }
 }
 
-/// The children of a map or keyed list that is not atomic, by path element.
+/// Returns the children of a non-atomic map or keyed list by path element.
 fn children<'a>(kind: &Kind, path: &Path, value: &'a Value) -> Option<BTreeMap<String, &'a Value>> {
     match value {
         Value::Object(map) if !schema::is_atomic_map(kind, path) => {
@@ -92,7 +92,7 @@ fn children<'a>(kind: &Kind, path: &Path, value: &'a Value) -> Option<BTreeMap<S
     }
 }
 
-/// `k:{"name":"c"}`.
+/// Returns an item's key element, such as `k:{"name":"c"}`.
 pub fn key_of(item: &Value, keys: &[&str]) -> String {
     let value = |key: &str| match (item.get(key), key) {
         (Some(value), _) => value.clone(),
@@ -103,7 +103,7 @@ pub fn key_of(item: &Value, keys: &[&str]) -> String {
     format!("k:{}", Value::Object(key))
 }
 
-/// How `new` differs from `old`.
+/// Returns the difference from `old` to `new`.
 pub fn difference(kind: &Kind, old: &Value, new: &Value) -> Difference {
     let mut found = Difference::default();
     compare(kind, Some(old), Some(new), &mut Vec::new(), &mut found);
@@ -143,7 +143,7 @@ fn compare(kind: &Kind, old: Option<&Value>, new: Option<&Value>, path: &mut Pat
     }
 }
 
-/// `fieldsV1`.
+/// Encodes a set as `fieldsV1`.
 pub fn encode(set: &FieldSet) -> Value {
     let mut root = json!({});
     for path in set {
@@ -155,7 +155,7 @@ pub fn encode(set: &FieldSet) -> Value {
             }
         }
     }
-    // A path that has children is a member of its own where it says so.
+    // A path with children that is also a member needs a `.` entry.
     for path in set {
         let mut node = &mut root;
         for element in path {
@@ -168,7 +168,7 @@ pub fn encode(set: &FieldSet) -> Value {
     root
 }
 
-/// Reads `fieldsV1`.
+/// Decodes `fieldsV1`.
 pub fn decode(fields: &Value) -> FieldSet {
     let mut found = FieldSet::new();
     read(fields, &mut Vec::new(), &mut found);
@@ -187,7 +187,7 @@ fn read(node: &Value, path: &mut Path, found: &mut FieldSet) {
     }
 }
 
-/// `.spec.template.spec.containers[name="c"].image`, as conflicts name a field.
+/// Formats a path like the server's conflict messages: `.spec.template.spec.containers[name="c"].image`.
 pub fn for_people(path: &Path) -> String {
     let mut told = String::new();
     for element in path {

@@ -1,4 +1,4 @@
-//! HTTP/1.1 on a loopback port: connections that stay, chunked watches, and a server that can go away.
+//! HTTP/1.1 on a loopback port: persistent connections, chunked watches, and a server that can go down and come back.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use tokio::{
 
 use super::{Shared, answer::Answer, exec::Exec, routes, watch::Watch};
 
-/// A request as it came.
+/// A received request.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub method: String,
@@ -39,20 +39,20 @@ impl Request {
     }
 }
 
-/// What is done with a request.
+/// The server's reaction to a request.
 pub enum Reply {
     Answer(Answer),
     Watch(Box<Watch>),
-    /// The connection is another protocol's from now on.
+    /// The connection switches to another protocol.
     Exec(Box<Exec>),
     /// The connection ends.
     Drop,
 }
 
-/// Goes away (false) or comes back (true), and says when it has.
+/// Takes the server down (false) or brings it back (true), and reports completion.
 pub type Command = (bool, std::sync::mpsc::Sender<()>);
 
-/// Serves until the sender of the commands is gone.
+/// Serves until the sender of the commands is dropped.
 pub async fn serve(
     first: TcpListener,
     shared: Arc<Shared>,
@@ -98,7 +98,7 @@ async fn connection(stream: TcpStream, shared: Arc<Shared>) {
             Reply::Drop => return,
             Reply::Answer(answer) => write(&mut writer, &answer, &date(&shared)).await,
             Reply::Exec(exec) => {
-                // A client that waits for the answer has sent nothing more.
+                // The client waits for the upgrade's answer, so the reader's buffer is empty.
                 let stream = reader.into_inner().reunite(writer.into_inner()).unwrap();
                 return exec.serve(stream).await;
             }
@@ -138,7 +138,7 @@ async fn read(
     Some(request)
 }
 
-/// What time it is for the server.
+/// Returns the server's time for the `Date` header.
 fn date(shared: &Shared) -> String {
     let ahead = jiff::SignedDuration::from_secs(shared.clock.load(Ordering::Relaxed));
     let printer = jiff::fmt::rfc2822::DateTimePrinter::new();
@@ -170,7 +170,7 @@ async fn stream_watch(
     loop {
         let lines = tokio::select! {
             lines = watch.next() => lines,
-            // A client says nothing while it watches: it has gone, and so does the watch.
+            // A watching client sends nothing: a readable stream means that it has disconnected, so the watch ends.
             gone = reader.fill_buf() => {
                 if gone?.is_empty() {
                     return Err(std::io::ErrorKind::ConnectionAborted.into());

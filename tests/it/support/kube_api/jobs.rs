@@ -1,5 +1,5 @@
-//! The Job controller, for Jobs of one pod: what it makes and counts was compared with what a controller of Kubernetes
-//! 1.36 writes. Where it is simpler: no `parallelism`, no indexes, no failure policies, no pause between failed pods.
+//! The Job controller, for Jobs of one pod. Its objects and counters match a controller of Kubernetes 1.36.
+//! Simplifications: no `parallelism`, no indexes, no failure policies, and no backoff between failed pods.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -16,41 +16,41 @@ use super::{
     store::{Object, State},
 };
 
-/// What the controllers remember, and what a test has ordered of them.
+/// State of the controllers, and the faults that a test injected.
 pub struct Jobs {
-    /// How the containers of this cluster are labelled.
+    /// The engine, whose id labels this cluster's containers.
     pub engine: Arc<super::containers::Engine>,
     pub refusals: BTreeMap<u64, Refusal>,
-    /// The scheduler's words.
+    /// Scheduler messages by fault number.
     pub unschedulable: BTreeMap<u64, String>,
     /// Bytes of standard output after which an exec is cut.
     pub cuts: VecDeque<u64>,
-    /// By the uid of the pod.
+    /// Involuntary ends by pod uid.
     pub struck: BTreeMap<String, Blow>,
     known: BTreeMap<String, Known>,
 }
 
-/// Why a pod is not admitted.
+/// Reason for not admitting a pod.
 pub enum Refusal {
-    /// Behind `pods "x" is forbidden: `.
+    /// The message after `pods "x" is forbidden: `.
     Words(String),
-    /// The name of a quota, and how many pods it allows in a namespace.
+    /// The name of a quota, and the number of pods that it allows in a namespace.
     Quota(String, usize),
 }
 
-/// What a kubelet does to a pod by itself, or with itself.
+/// An involuntary end that the kubelet or the loss of a node causes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Blow {
     Evicted(String),
     NodeLost,
 }
 
-/// What the controller knows of a Job.
+/// The controller's state of a Job.
 #[derive(Default)]
 struct Known {
-    /// Whether it succeeded, by the uid of the pod; nothing before its end.
+    /// Success by pod uid; `None` before the pod's end.
     pods: BTreeMap<String, Option<bool>>,
-    /// Pods that were deleted because the Job was suspended: they do not count.
+    /// Pods that were deleted because the Job was suspended, which do not count as failed.
     spared: BTreeSet<String>,
     refused: u32,
     again: Option<Timestamp>,
@@ -68,7 +68,7 @@ impl Jobs {
         }
     }
 
-    /// Pods that were refused are tried again at once.
+    /// Revokes a fault. Refused pods are retried at once.
     pub fn take_back(&mut self, id: u64) {
         if self.refusals.remove(&id).is_some() {
             self.known.values_mut().for_each(|known| known.again = None);
@@ -77,7 +77,7 @@ impl Jobs {
     }
 }
 
-/// The selector and the labels that the server gives a new Job.
+/// Sets the selector and the labels that the server gives a new Job.
 pub fn select_by_uid(job: &mut Value) {
     let (uid, name) = (job["metadata"]["uid"].clone(), job["metadata"]["name"].clone());
     job["spec"]["selector"] = json!({"matchLabels": {"batch.kubernetes.io/controller-uid": uid}});
@@ -93,7 +93,7 @@ pub fn holds(object: &Value, condition: &str) -> bool {
     conditions.into_iter().any(|given| given["type"] == condition && given["status"] == "True")
 }
 
-/// So that its pods' names are no longer than the API allows.
+/// Returns a pod name that respects the API's length limit.
 fn pod_name(job: &str) -> String {
     const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     let base: String = job.chars().take(57).collect();
@@ -108,7 +108,7 @@ fn after(since: &Value, seconds: &Value, now: Timestamp) -> bool {
 }
 
 impl State {
-    /// One round of the controller and the scheduler.
+    /// Advances the controller and the scheduler by one step.
     pub fn step_jobs(&mut self, now: Timestamp) {
         let kind = self.resource("jobs.batch");
         let all: Vec<Arc<Object>> = self.list(&kind, "").cloned().collect();
@@ -118,7 +118,7 @@ impl State {
         self.schedule_pods();
     }
 
-    /// Pods of all Jobs.
+    /// Returns the pods of all Jobs.
     pub fn job_pods(&self) -> Vec<Arc<Object>> {
         let pods = self.resource("pods");
         let of_job = |pod: &&Arc<Object>| pod.labels.contains_key("batch.kubernetes.io/controller-uid");
@@ -136,7 +136,7 @@ impl State {
         let mut job = object.value();
         let pods = self.pods_of_job(&object.uid);
         if !job["metadata"]["deletionTimestamp"].is_null() {
-            // In the foreground: the Job goes behind its pods.
+            // Foreground deletion: the Job is deleted after its pods.
             if pods.is_empty() {
                 self.remove(&kind, object);
             }
@@ -215,7 +215,7 @@ impl State {
         self.write_status(object, job, &old, (succeeded, failed), now);
     }
 
-    /// How many pods succeeded and failed. One that is being deleted, or is gone, has failed.
+    /// Returns the numbers of succeeded and failed pods. A deleted pod, or one under deletion, has failed.
     fn count(&mut self, job: &Object, pods: &[(Arc<Object>, Value)]) -> (usize, usize) {
         let known = self.jobs.as_mut().unwrap().known.entry(job.uid.clone()).or_default();
         for (object, pod) in pods {
@@ -278,7 +278,7 @@ impl State {
             return;
         }
         let object = self.replace(&kind, object, job.clone());
-        // The end is a write of its own, as the controller has it.
+        // Like the real controller, set the final condition in a separate write.
         let Some((target, end)) = end else { return };
         let conditions = job["status"]["conditions"].as_array().unwrap();
         let first = conditions.iter().find(|given| given["type"] == target).unwrap().clone();
@@ -324,7 +324,7 @@ impl State {
         );
     }
 
-    /// What admission says against a pod.
+    /// Returns the message if admission refuses the pod.
     fn refusal(&self, pod: &Value) -> Option<String> {
         let namespace = pod["metadata"]["namespace"].as_str().unwrap_or_default();
         let namespaces = self.resource("namespaces");
@@ -348,7 +348,7 @@ impl State {
     }
 }
 
-/// Is a pod in one of its last phases?
+/// Returns whether a pod is in a final phase.
 pub fn has_ended(pod: &Value) -> bool {
     matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"))
 }
@@ -376,7 +376,7 @@ fn new_pod(job: &Value) -> Value {
         given => given.clone(),
     };
     for container in spec["containers"].as_array_mut().into_iter().flatten() {
-        // What is limited and not requested is requested.
+        // The request of a resource defaults to its limit.
         let limits = container["resources"]["limits"].clone();
         for (resource, limit) in limits.as_object().into_iter().flatten() {
             if container["resources"]["requests"][resource].is_null() {

@@ -1,4 +1,4 @@
-//! Which resources the server knows, by group, version and plural.
+//! Resources of the server by group, version and plural.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ pub struct Kind {
     pub plural: String,
     pub kind: String,
     pub namespaced: bool,
-    /// Has a `status` subresource.
+    /// Whether the resource has a `status` subresource.
     pub status: bool,
-    /// Comes from a CustomResourceDefinition.
+    /// Whether a CustomResourceDefinition defines the resource.
     pub custom: bool,
-    /// Counts `metadata.generation` up when its spec changes.
+    /// Whether `metadata.generation` increases when the spec changes.
     pub generation: bool,
     pub short: Vec<String>,
-    /// Columns of tables beside the name: what stands above, and a JSON pointer.
+    /// Columns of tables after the name: the heading and a JSON pointer.
     pub columns: Vec<(String, String)>,
 }
 
@@ -43,7 +43,7 @@ impl Kind {
                 "DaemonSet" | "Deployment" | "Job" | "PodDisruptionBudget" | "CustomResourceDefinition"
             ),
             short: Vec::new(),
-            // Of the server's ten columns.
+            // One of the real server's ten columns.
             columns: if kind == "Node" {
                 vec![("Kernel-Version".to_owned(), "/status/nodeInfo/kernelVersion".to_owned())]
             } else {
@@ -52,7 +52,7 @@ impl Kind {
         }
     }
 
-    /// A cluster-scoped custom resource with a status.
+    /// Returns a cluster-scoped custom resource with a status.
     pub fn custom(group: &str, version: &str, plural: &str, kind: &str) -> Self {
         Self {
             group: group.to_owned(),
@@ -84,7 +84,7 @@ impl Kind {
         Self::custom("nvidia.com", "v1alpha1", "nvidiadrivers", "NVIDIADriver")
     }
 
-    /// What a CustomResourceDefinition defines: its stored version.
+    /// Returns the stored version of a CustomResourceDefinition.
     pub fn defined_by(definition: &Value) -> Option<Self> {
         let spec = &definition["spec"];
         let versions = spec["versions"].as_array()?;
@@ -109,27 +109,27 @@ impl Kind {
         })
     }
 
-    /// `daemonsets.apps`, or `nodes` in the core group.
+    /// Returns `daemonsets.apps`, or `nodes` in the core group.
     pub fn resource(&self) -> String {
         if self.group.is_empty() { self.plural.clone() } else { format!("{}.{}", self.plural, self.group) }
     }
 
-    /// `DaemonSet.apps`, or `Node` in the core group.
+    /// Returns `DaemonSet.apps`, or `Node` in the core group.
     pub fn qualified(&self) -> String {
         if self.group.is_empty() { self.kind.clone() } else { format!("{}.{}", self.kind, self.group) }
     }
 
-    /// `apps/v1`, or `v1` in the core group.
+    /// Returns `apps/v1`, or `v1` in the core group.
     pub fn api_version(&self) -> String {
         if self.group.is_empty() { self.version.clone() } else { format!("{}/{}", self.group, self.version) }
     }
 
-    /// How the bytes of each object begin: the fields are sorted.
+    /// Returns the first bytes of each object; the fields are sorted.
     pub fn prefix(&self) -> String {
         format!(r#"{{"apiVersion":"{}","kind":"{}","#, self.api_version(), self.kind)
     }
 
-    /// A bookmark's object: typed kinds are sent with their zero values, which a client must be able to read.
+    /// Returns a bookmark's object. Typed kinds include their zero values, which clients must be able to parse.
     pub fn bookmark(&self, revision: u64, initial_events_end: bool) -> Value {
         let mut object = json!({
             "kind": self.kind,
@@ -176,7 +176,7 @@ impl Kind {
     }
 }
 
-/// What every server has.
+/// Returns the resources that every server has.
 pub fn built_in() -> Vec<Arc<Kind>> {
     [
         ("", "namespaces", "Namespace", false),
@@ -241,7 +241,7 @@ fn resources_of(kind: &Kind) -> Vec<Value> {
     found
 }
 
-/// The answer to a discovery request: `/api`, `/apis`, `/api/v1`, `/apis/<group>`, `/apis/<group>/<version>`.
+/// Answers a discovery request: `/api`, `/apis`, `/api/v1`, `/apis/<group>`, `/apis/<group>/<version>`.
 pub fn discovery(kinds: &[Arc<Kind>], path: &[&str]) -> Option<Value> {
     match path {
         ["version"] => Some(json!({"major": "1", "minor": "36", "gitVersion": "v1.36.0"})),
@@ -286,8 +286,8 @@ fn resource_list(kinds: &[Arc<Kind>], group: &str, version: &str) -> Option<Valu
     }))
 }
 
-/// What is published below `/openapi/v3` of each kind: that the server itself looks for unknown fields, which is what kubectl
-/// asks before it sends an object.
+/// Answers requests below `/openapi/v3`. The documents announce server-side field validation, which kubectl checks before it
+/// sends an object.
 pub fn openapi(kinds: &[Arc<Kind>], path: &[&str]) -> Option<Value> {
     let place = |kind: &Kind| match kind.group.as_str() {
         "" => format!("api/{}", kind.version),

@@ -1,70 +1,73 @@
-//! What kubelets say of a pod in the course of time.
+//! The status that kubelets report for a pod over time.
 //!
-//! A crash loop was compared with what a kubelet of Kubernetes 1.36 says of a container that runs for 0.3 s without a readiness
-//! probe (`kubectl get pods -w -o json`): the same states in the same order (ready, terminated, ready again at once, terminated,
-//! `CrashLoopBackOff` for 10 s, ready, terminated, 20 s, ...), restart counts, last states and changes of conditions. Where it is
-//! simpler: a real kubelet sees an end up to a second late, and the pod is ready for so much longer; a pod is not ready for seconds
-//! while its image is pulled; states have the container's ID.
+//! The crash loop was compared with a kubelet of Kubernetes 1.36 that runs a container for 0.3 s without a readiness probe
+//! (`kubectl get pods -w -o json`). The states follow in the same order: ready, terminated, ready again at once, terminated,
+//! `CrashLoopBackOff` for 10 s, ready, terminated, 20 s, and so on. Restart counts, last states and changes of conditions
+//! match, too.
+//!
+//! Simplifications: a real kubelet notices an end up to a second late, and the pod stays ready during that time. While the
+//! image is
+//! pulled, a real pod is unready for seconds. Real states contain the container's ID.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
-/// What a kubelet starts.
+/// A pod that a kubelet starts.
 #[derive(Clone, Debug)]
 pub struct Start {
     pub daemon_set: String,
-    /// Of the containers, init containers first.
+    /// Images of the containers, init containers first.
     pub images: Vec<String>,
     pub node: String,
     /// `status.nodeInfo.kernelVersion` of the node.
     pub kernel: String,
 }
 
-/// What becomes of it.
+/// The fate of a started pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     Ready,
-    /// It never gets ready; with the waiting container's reason and message, such as `ImagePullBackOff`.
+    /// The pod never becomes ready, with the waiting container's reason and message, such as `ImagePullBackOff`.
     NotReady(String, String),
-    /// Its containers end by themselves, again and again.
+    /// The pod's containers end repeatedly.
     Crashes(Crash),
 }
 
-/// How containers without a readiness probe end. Each start is ready from its first moment to its end.
+/// A crash loop of containers without a readiness probe. Each run is ready from its start to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Crash {
-    /// How long each start runs.
+    /// Duration of each run.
     pub after: Duration,
     pub exit_code: i32,
-    /// What the container has left in its termination log.
+    /// The container's termination message.
     pub message: String,
-    /// The first pause; each further one is twice as long. A kubelet's is ten seconds.
+    /// The first backoff, which doubles each time. A kubelet's is ten seconds.
     pub back_off: Duration,
 }
 
-/// One start of a container, in times since the pod's first.
+/// One run of a container, in time since the pod's start.
 #[derive(Clone, Copy, Debug)]
 struct Run {
-    /// How many were before it.
+    /// Number of earlier runs.
     number: u32,
     from: Duration,
     to: Duration,
 }
 
-/// Where a container stands.
+/// State of a container at a point in time.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
     Running(Run),
     /// Just ended.
     Terminated(Run),
-    /// Ended a while ago.
+    /// Waiting for its backoff.
     BackOff(Run),
 }
 
 impl Crash {
-    /// It ends as soon as it has begun.
+    /// Returns a crash that happens right after the start.
     pub fn at_once(message: &str) -> Self {
         Self::after(Duration::from_millis(200), message)
     }
@@ -77,7 +80,7 @@ impl Crash {
         Run { number, from, to: from + self.after }
     }
 
-    /// The first restart comes at once, without a pause.
+    /// Returns the pause after a run. The first restart has no backoff.
     fn pause(&self, number: u32) -> Duration {
         match number.checked_sub(1) {
             Some(doubled) => self.back_off * 2_u32.saturating_pow(doubled),
@@ -85,12 +88,12 @@ impl Crash {
         }
     }
 
-    /// How long an end is seen before the kubelet has dealt with it.
+    /// Returns how long a container shows as terminated before its restart or backoff.
     fn seen_ended(&self) -> Duration {
         self.back_off / 10
     }
 
-    /// So long after the first start; with the run before this one.
+    /// Returns the state `age` after the first start, and the previous run.
     fn at(&self, age: Duration) -> (Moment, Option<Run>) {
         let (mut run, mut before) = (self.run(0, Duration::ZERO), None);
         loop {
@@ -110,14 +113,14 @@ impl Crash {
     }
 }
 
-/// When the pods were started whose nodes have a kubelet.
+/// Start times of pods on nodes with a kubelet.
 #[derive(Default)]
 pub struct Clock {
     started: BTreeMap<String, Timestamp>,
 }
 
 impl Clock {
-    /// What the kubelet says of a pod now.
+    /// Returns the pod's current status according to the kubelet.
     pub fn status(&mut self, pod: &Value, fate: &Fate) -> Value {
         let now = Timestamp::now();
         let uid = pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
@@ -126,7 +129,7 @@ impl Clock {
     }
 }
 
-/// As the API has it: whole seconds.
+/// Formats a time like the API, in whole seconds.
 pub fn text(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
@@ -224,11 +227,11 @@ fn a_crash_loop_shows_the_moments_that_a_kubelet_shows() {
     let said = |state: &str, ready: bool, restarts: u64| (state.to_owned(), ready, restarts);
     assert_eq!(seen(0), said("running", true, 0));
     assert_eq!(seen(500), said("terminated", false, 0));
-    assert_eq!(seen(1_500), said("running", true, 1), "the first restart comes at once");
+    assert_eq!(seen(1_500), said("running", true, 1), "the first restart has no backoff");
     assert_eq!(seen(2_100), said("terminated", false, 1));
     assert_eq!(seen(3_100), said("waiting", false, 1));
     assert_eq!(seen(12_100), said("running", true, 2));
     assert_eq!(seen(14_000), said("waiting", false, 2));
-    assert_eq!(seen(32_400), said("waiting", false, 2), "the second pause is twice as long");
+    assert_eq!(seen(32_400), said("waiting", false, 2), "the second backoff is twice as long");
     assert_eq!(seen(32_600), said("running", true, 3));
 }

@@ -1,4 +1,4 @@
-//! Server-side apply and the ownership that other writes leave behind (`metadata.managedFields`).
+//! Server-side apply, and the ownership that other writes record (`metadata.managedFields`).
 
 use serde_json::{Map, Value, json};
 
@@ -9,7 +9,7 @@ use super::{
     schema,
 };
 
-/// Who writes.
+/// The writer of a change.
 #[derive(Clone, Copy, Debug)]
 pub struct Author<'a> {
     pub manager: &'a str,
@@ -83,7 +83,7 @@ fn set_entries(object: &mut Value, mut entries: Vec<Entry>) {
     }
 }
 
-/// `live` after a manager has applied `config`; `live` as it is where that changes nothing.
+/// Returns `live` after a manager has applied `config`, or an unchanged `live` if that changes nothing.
 pub fn apply(
     kind: &Kind,
     live: &Value,
@@ -135,7 +135,7 @@ pub fn apply(
     Ok(object)
 }
 
-/// Gives `new` the ownership that writing it over `live` leaves behind.
+/// Returns `new` with the ownership that writing it over `live` records.
 pub fn update(kind: &Kind, live: &Value, new: &Value, author: Author<'_>) -> Value {
     let before = fields::managed_part(live, kind, author.subresource);
     let after = fields::managed_part(new, kind, author.subresource);
@@ -154,7 +154,7 @@ pub fn update(kind: &Kind, live: &Value, new: &Value, author: Author<'_>) -> Val
     object
 }
 
-/// `live` with its managed part replaced.
+/// Returns `live` with its managed part replaced.
 fn with_part(live: &Value, part: &Value, kind: &Kind, subresource: Option<&str>) -> Value {
     let mut object = live.clone();
     let identity = fields::managed_part(live, kind, subresource);
@@ -220,7 +220,7 @@ fn merge(kind: &Kind, live: &mut Value, config: &Value, path: &mut Path) {
     }
 }
 
-/// Items of keyed lists must say which they are.
+/// Requires the keys of items in keyed lists.
 fn keys_are_given(kind: &Kind, value: &Value, path: &mut Path) -> Result<(), Failure> {
     match value {
         Value::Object(map) => {

@@ -1,11 +1,14 @@
-//! A Kubernetes API server on loopback, in a thread of its own: what the documented API does for the kinds and verbs
-//! that farrier uses, and what goes wrong with it, on command.
+//! A Kubernetes API server on loopback, in a separate thread. It implements the documented API for farrier's kinds and verbs,
+//! and
+//! injects faults on command.
 //!
-//! Its answers were compared with those of a real server of the same version. Where it is simpler: no strategic merge
-//! patch, no JSON patch, no finalizers, pods of DaemonSets end at once, later pages of a list show the present, and
-//! custom resources are not checked against their schemas.
+//! Its answers were compared with a real server of the same version. Simplifications: no strategic merge patch, no JSON patch
+//! and
+//! no finalizers. Pods of DaemonSets end at once, later pages of a list show the current state, and custom resources are not
+//! checked
+//! against their schemas.
 //!
-//! Pods of DaemonSets are what a test says of them. Those of Jobs run, as containers in the Docker engine.
+//! A test decides the status of DaemonSets' pods. Jobs' pods run as containers in the Docker engine.
 
 mod answer;
 pub mod cluster;
@@ -58,12 +61,12 @@ use managed::Author;
 use store::State;
 use write::Target;
 
-/// What connections share.
+/// State shared by all connections.
 pub struct Shared {
     state: Mutex<State>,
-    /// Counts whatever happens; watches and waiting tests look then.
+    /// Incremented on every change, to wake watches and waiting tests.
     changed: tokio::sync::watch::Sender<u64>,
-    /// Open watches by resource; apart from the state, which may be locked where a watch ends.
+    /// Number of open watches by resource. Separate from the state, whose lock may be held when a watch ends.
     watches: Mutex<BTreeMap<String, usize>>,
     /// Seconds by which the server's clock is ahead.
     clock: AtomicI64,
@@ -74,7 +77,7 @@ impl Shared {
         self.changed.send_modify(|count| *count += 1);
     }
 
-    /// Containers that crash change by themselves.
+    /// Advances crashing containers over time.
     async fn tick(&self) {
         let mut ticks = tokio::time::interval(TICK);
         loop {
@@ -94,10 +97,10 @@ impl Shared {
     }
 }
 
-/// How often it is looked whether a container has come to its end.
+/// Interval at which crashing containers are checked.
 const TICK: Duration = Duration::from_millis(50);
 
-/// The server; it ends when this is dropped.
+/// The server, stopped on drop.
 pub struct FakeApi {
     shared: Arc<Shared>,
     address: SocketAddr,
@@ -106,9 +109,9 @@ pub struct FakeApi {
 }
 
 impl FakeApi {
-    /// An empty cluster without any operator's kinds.
+    /// Starts an empty cluster without any operator's kinds.
     pub fn start() -> Self {
-        // For the tests' own clients; a second installation is refused, which is as well.
+        // For the tests' own clients. A second installation fails, which is harmless.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let shared = Arc::new(Shared {
             state: Mutex::new(State::new()),
@@ -133,17 +136,17 @@ impl FakeApi {
         Self { shared, address: address.recv().unwrap(), commands, cluster: Mutex::default() }
     }
 
-    /// `http://127.0.0.1:<port>`.
+    /// Returns `http://127.0.0.1:<port>`.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Writes a kubeconfig file into `directory`.
+    /// Writes a kubeconfig file to `directory`.
     pub fn kubeconfig(&self, directory: &Path) -> PathBuf {
         self.kubeconfig_as(directory, &json!({"token": "of-the-test"}))
     }
 
-    /// With another `user`, such as one with a `tokenFile`.
+    /// Writes a kubeconfig file with another `user`, such as one with a `tokenFile`.
     pub fn kubeconfig_as(&self, directory: &Path, user: &Value) -> PathBuf {
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
@@ -158,7 +161,7 @@ impl FakeApi {
         path
     }
 
-    /// A client of its own.
+    /// Returns a new client.
     pub fn client(&self) -> kube::Client {
         let config = kube::Config::new(self.url().parse().unwrap());
         kube::Client::try_from(config).unwrap()
@@ -168,7 +171,7 @@ impl FakeApi {
         self.shared.state.lock().unwrap()
     }
 
-    /// Does something to the cluster, lets the controllers follow, tells the watches.
+    /// Changes the cluster, lets the controllers react, and notifies the watches.
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let done = {
             let mut state = self.state();
@@ -182,9 +185,9 @@ impl FakeApi {
         done
     }
 
-    // What is in the cluster.
+    // Content of the cluster.
 
-    /// Makes an object as `kubectl create` would, its namespace first where that is missing.
+    /// Creates an object like `kubectl create`, and its namespace if missing.
     pub fn create(&self, object: Value) -> Value {
         self.create_as("kubectl-create", object)
     }
@@ -194,7 +197,7 @@ impl FakeApi {
             let kind = state.kind_of(&object).unwrap_or_else(|| panic!("an unknown kind: {object}"));
             let namespace = namespace_of(state, &kind, &object);
             let target = Target { kind: &kind, namespace: &namespace, name: "" };
-            // A status comes with a write of its own, as from its controller.
+            // The status is set in a separate write, as by a controller.
             let status = object["status"].clone();
             let author = Author { manager, subresource: None };
             let (made, _) =
@@ -209,7 +212,7 @@ impl FakeApi {
         })
     }
 
-    /// Takes objects as they are, without looking at them: for clusters of ten thousand nodes.
+    /// Stores objects without validation, for clusters of ten thousand nodes.
     pub fn load(&self, objects: impl IntoIterator<Item = Value>) {
         self.change(|state| {
             for object in objects {
@@ -220,7 +223,7 @@ impl FakeApi {
         });
     }
 
-    /// Server-side apply with force, by another manager.
+    /// Applies an object server-side with force, as another manager.
     pub fn apply_as(&self, manager: &str, object: &Value) -> Value {
         self.change(|state| {
             let kind = state.kind_of(object).unwrap_or_else(|| panic!("an unknown kind: {object}"));
@@ -236,7 +239,7 @@ impl FakeApi {
         })
     }
 
-    /// Merge patch by another manager; `resource` as in `daemonsets.apps`.
+    /// Applies a merge patch as another manager; `resource` as in `daemonsets.apps`.
     pub fn patch_as(
         &self,
         manager: &str,
@@ -248,7 +251,7 @@ impl FakeApi {
         self.patch_subresource(manager, None, (resource, namespace, name), patch)
     }
 
-    /// Merge patch of the status.
+    /// Applies a merge patch to the status.
     pub fn patch_status(&self, resource: &str, namespace: &str, name: &str, status: &Value) -> Value {
         let patch = json!({"status": status});
         self.patch_subresource("kubelet", Some("status"), (resource, namespace, name), &patch)
@@ -269,7 +272,7 @@ impl FakeApi {
         })
     }
 
-    /// A node with another kernel, in nodeInfo and in its label.
+    /// Changes a node's kernel in nodeInfo and in the label.
     pub fn set_kernel(&self, node: &str, kernel: &str) {
         let label = objects::KERNEL_LABEL;
         let labels = json!({"metadata": {"labels": {label: objects::label_value(kernel)}}});
@@ -290,13 +293,13 @@ impl FakeApi {
         state.get(&state.resource(resource), namespace, name).map(|object| object.value())
     }
 
-    /// All of a resource, by namespace and name.
+    /// Returns all objects of a resource, by namespace and name.
     pub fn list(&self, resource: &str) -> Vec<Value> {
         let state = self.state();
         state.list(&state.resource(resource), "").map(|object| object.value()).collect()
     }
 
-    /// Serves a custom resource, as after its definition was applied.
+    /// Starts serving a custom resource, as after its definition was applied.
     pub fn install(&self, kind: Kind) {
         self.change(|state| state.install(kind));
     }
@@ -308,37 +311,37 @@ impl FakeApi {
 
     // Controllers.
 
-    /// Runs DaemonSets: by itself after each write, or by [`FakeApi::step`] and [`FakeApi::settle`].
+    /// Runs DaemonSets, either automatically after each write or through [`FakeApi::step`] and [`FakeApi::settle`].
     pub fn run_daemon_sets(&self, automatic: bool, decide: impl Fn(&Start) -> Fate + Send + 'static) {
         self.change(|state| state.kubelets = Some(Kubelets::new(automatic, decide)));
     }
 
-    /// One round of all controllers; true where something changed.
+    /// Advances all controllers by one step. Returns whether something changed.
     pub fn step(&self) -> bool {
         let changed = self.state().step();
         self.shared.announce();
         changed
     }
 
-    /// Rounds until nothing changes.
+    /// Steps until nothing changes.
     pub fn settle(&self) {
         self.state().settle();
         self.shared.announce();
     }
 
-    // What goes wrong.
+    // Faults.
 
-    /// Its clock is so many seconds ahead.
+    /// Sets the server's clock ahead by this many seconds.
     pub fn set_clock(&self, ahead: i64) {
         self.shared.clock.store(ahead, Ordering::Relaxed);
     }
 
-    /// For the next `times` requests of this sort. The number returned takes it back.
+    /// Injects a fault for the next `times` matching requests. The returned number revokes the fault.
     pub fn fail(&self, requests: Requests, fault: ApiFailure, times: usize) -> u64 {
         self.state().faults.plan(requests, fault, Some(times))
     }
 
-    /// For all requests of this sort, until it is taken back.
+    /// Injects a fault for all matching requests until it is revoked.
     pub fn fail_always(&self, requests: Requests, fault: ApiFailure) -> u64 {
         self.state().faults.plan(requests, fault, None)
     }
@@ -357,43 +360,43 @@ impl FakeApi {
         self.shared.announce();
     }
 
-    /// Takes a right away, such as (`list`, `nodes`), (`create`, `pods/eviction`), (`*`, `daemonsets.apps`).
+    /// Denies a permission, such as (`list`, `nodes`), (`create`, `pods/eviction`), (`*`, `daemonsets.apps`).
     pub fn deny(&self, verb: &str, resource: &str) {
         self.state().faults.deny(verb, resource);
     }
 
-    /// Gives it back.
+    /// Restores a denied permission.
     pub fn allow(&self, verb: &str, resource: &str) {
         self.state().faults.allow(verb, resource);
     }
 
-    /// Gives a user a token, and rights such as `patch daemonsets.apps drivers/fleet`.
+    /// Adds a user with a token and permissions such as `patch daemonsets.apps drivers/fleet`.
     pub fn add_person(&self, token: &str, user: &str, may: &[&str]) {
         self.state().faults.add_person(token, user, may);
     }
 
-    /// Whom refusals name.
+    /// Sets the user name that refusals contain.
     pub fn set_user(&self, user: &str) {
         self.state().faults.user = Some(user.to_owned());
     }
 
-    /// Watches of a resource say nothing more, and stay open.
+    /// Stalls the watches of a resource: they stay open but send nothing.
     pub fn hold_watches(&self, resource: &str) {
         self.state().faults.held.insert(resource.to_owned());
     }
 
-    /// They say all that they have not said.
+    /// Resumes stalled watches, which then send everything that they held back.
     pub fn release_watches(&self, resource: &str) {
         self.state().faults.held.remove(resource);
         self.shared.announce();
     }
 
-    /// Connections end and new ones are refused.
+    /// Ends all connections and refuses new ones.
     pub fn go_away(&self) {
         self.command(false);
     }
 
-    /// Back at the same address, with what it knew.
+    /// Comes back at the same address with the same state.
     pub fn come_back(&self) {
         self.command(true);
     }
@@ -404,12 +407,12 @@ impl FakeApi {
         wait.recv().unwrap();
     }
 
-    /// Forgets the past: running and resumed watches get 410, and lists cannot be continued.
+    /// Compacts the history: running and resumed watches get 410, and lists cannot be continued.
     pub fn compact(&self) {
         self.change(State::compact);
     }
 
-    /// Forgets the past as far as a watch that is up to date does not need it.
+    /// Compacts the history except for watches that are up to date.
     pub fn forget(&self) {
         self.change(|state| {
             state.compacted = state.revision;
@@ -417,7 +420,7 @@ impl FakeApi {
         });
     }
 
-    /// Lists that have begun cannot be continued.
+    /// Expires the continue tokens of started lists.
     pub fn expire_continue_tokens(&self) {
         self.change(|state| {
             state.revision += 1;
@@ -425,12 +428,12 @@ impl FakeApi {
         });
     }
 
-    /// Every watch that asked for bookmarks gets one.
+    /// Sends a bookmark on every watch that requested bookmarks.
     pub fn bookmark(&self) {
         self.change(|state| state.bookmarks += 1);
     }
 
-    // What was asked.
+    // Requests.
 
     pub fn requests(&self) -> Vec<Record> {
         self.state().faults.log.clone()
@@ -440,22 +443,22 @@ impl FakeApi {
         self.state().faults.log.clear();
     }
 
-    /// How many requests of this sort have come.
+    /// Returns the number of matching requests so far.
     pub fn count(&self, requests: &Requests) -> usize {
         self.state().faults.log.iter().filter(|record| requests.matches(record)).count()
     }
 
-    /// Everything that changed an object or tried to.
+    /// Returns all requests that changed an object or tried to.
     pub fn writes(&self) -> Vec<Record> {
         self.state().faults.log.iter().filter(|record| record.is_write()).cloned().collect()
     }
 
-    /// Watches that are open at the moment.
+    /// Returns the number of currently open watches.
     pub fn open_watches(&self, resource: &str) -> usize {
         self.shared.watches.lock().unwrap().get(resource).copied().unwrap_or_default()
     }
 
-    /// Waits until something is so; asked again whenever something happens here.
+    /// Waits for a condition, which is evaluated after every change on the server.
     ///
     /// # Panics
     /// After a minute, with `what` and the last requests.
@@ -469,7 +472,7 @@ impl FakeApi {
         if tokio::time::timeout(Duration::from_mins(1), wait).await.is_err() {
             let requests = self.requests();
             let last: Vec<String> = requests.iter().rev().take(20).rev().map(Record::told).collect();
-            panic!("not in a minute: {what}; the last requests:\n{}", last.join("\n"));
+            panic!("waited a minute for {what}; the last requests:\n{}", last.join("\n"));
         }
     }
 }

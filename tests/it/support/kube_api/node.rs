@@ -1,7 +1,9 @@
-//! The kubelet of Jobs' pods: one task for each pod, which takes it from its image to its end in a real container. States,
-//! conditions and their order were compared with those of a kubelet of Kubernetes 1.36. Where it is simpler: one container,
-//! no init containers, no probes, no variables from elsewhere, `emptyDir` the only volume and without a watch over its
-//! size, no network at all, and a termination message only with `FallbackToLogsOnError`.
+//! The kubelet of Jobs' pods: one task per pod, which runs the pod from the image pull to the end in a real container. States,
+//! conditions and their order were compared with a kubelet of Kubernetes 1.36.
+//!
+//! Simplifications: one container, no init containers, no probes, no variables from other objects and no network. `emptyDir` is
+//! the
+//! only volume, without a size limit. A termination message requires `FallbackToLogsOnError`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,13 +21,13 @@ use super::{
     store::Object,
 };
 
-/// Why a container is not waited for any longer.
+/// Reason to stop waiting for a container.
 enum Call {
-    /// It has ended by itself.
+    /// The container ended.
     Ended,
-    /// It has not even begun, which is told already.
+    /// The container failed to start, which was already reported.
     NeverBegun,
-    /// Deleted, with so many seconds to end.
+    /// The pod was deleted, with this grace period in seconds.
     Deleted(u64),
     Deadline,
     Blow(Blow),
@@ -101,7 +103,7 @@ impl Kubelet {
                 self.ended(self.engine.end(&self.uid).await, Some(("Evicted", &message))).await;
             }
             Call::Blow(Blow::NodeLost) => {
-                // Nobody says any more how the container ended.
+                // The container's exit status is lost with the node.
                 self.engine.stop(&self.uid, 0).await;
                 self.report(|pod| {
                     let message = "PodGC: node no longer exists";
@@ -114,11 +116,11 @@ impl Kubelet {
         }
         self.until_gone().await;
         self.engine.remove(&self.uid, &self.pod["spec"]).await;
-        // Tests wait for the container, too.
+        // Wake tests that wait for the container's removal.
         self.shared.announce();
     }
 
-    /// The image, the container, and its start.
+    /// Pulls the image, and creates and starts the container.
     async fn bring_up(&self) -> Result<(), Call> {
         self.report(|pod| {
             pod["status"]["startTime"] = json!(text(self.since));
@@ -168,12 +170,12 @@ impl Kubelet {
         Ok(())
     }
 
-    /// Pulls the image, as often as it takes.
+    /// Pulls the image, with retries until success.
     async fn fetch(&self) {
         let container = &self.pod["spec"]["containers"][0];
         let image = container["image"].as_str().unwrap_or_default();
         let policy = container["imagePullPolicy"].as_str().unwrap_or("IfNotPresent");
-        // A kubelet's first pause is ten seconds.
+        // A real kubelet's first backoff is ten seconds.
         let mut pause = Duration::from_secs(1);
         loop {
             let begun = Timestamp::now();
@@ -222,7 +224,7 @@ impl Kubelet {
         Err(self.called().await)
     }
 
-    /// Until somebody wants the pod to end, or something ends it.
+    /// Waits until the container ends or must be stopped.
     async fn called(&self) -> Call {
         let deadline = self.pod["spec"]["activeDeadlineSeconds"].as_u64().map(Duration::from_secs);
         let overdue = async {
@@ -261,7 +263,7 @@ impl Kubelet {
             .then(|| Call::Deleted(metadata["deletionGracePeriodSeconds"].as_u64().unwrap_or(0)))
     }
 
-    /// The container has ended, if there was one.
+    /// Reports the end of the container, if there was one.
     async fn ended(&self, end: End, of_pod: Option<(&str, &str)>) {
         let End { exit_code, killed_for_memory, started, finished } = end;
         let reason = match exit_code {
@@ -294,7 +296,7 @@ impl Kubelet {
             container["started"] = json!(false);
             container["state"] = json!({"terminated": terminated});
         });
-        // A kubelet says how the container ended before it says that the pod has.
+        // A kubelet reports the container's end before the pod's end.
         self.report(|pod| {
             set_condition(pod, "PodReadyToStartContainers", false, "", "");
             pod["status"]["phase"] = json!(if good { "Succeeded" } else { "Failed" });
@@ -305,7 +307,7 @@ impl Kubelet {
         });
     }
 
-    /// Until the pod is deleted, or the test is over.
+    /// Waits until the pod is deleted or the test is over.
     async fn until_gone(&self) {
         let mut changed = self.shared.changed.subscribe();
         let mut stopped = self.stopped.clone();
@@ -323,7 +325,7 @@ impl Kubelet {
         state.get(&kind, &self.namespace, &self.name).is_some_and(|pod| pod.uid == self.uid)
     }
 
-    /// The pod goes, now that nothing of it runs.
+    /// Removes the pod object after everything in the pod has ended.
     fn forget(&self) {
         {
             let mut state = self.shared.state.lock().unwrap();
@@ -356,7 +358,7 @@ impl Kubelet {
         self.shared.announce();
     }
 
-    /// Writes the status; a pod that is gone or has ended stays as it is.
+    /// Writes the status, unless the pod is gone or has ended.
     fn report(&self, change: impl FnOnce(&mut Value)) {
         {
             let mut state = self.shared.state.lock().unwrap();
@@ -375,7 +377,7 @@ impl Kubelet {
     }
 }
 
-/// Docker and containerd say differently that a registry has no such image.
+/// Translates docker's message for a missing image to containerd's.
 fn in_containerd_words(image: &str, why: &str) -> String {
     let lower = why.to_lowercase();
     if lower.contains("not found") || lower.contains("manifest unknown") {

@@ -1,18 +1,18 @@
-//! Objects as clusters have them.
+//! Objects as real clusters contain them.
 
 use serde_json::{Value, json};
 
-/// NFD's label for the kernel.
+/// NFD's label for the kernel release.
 pub const KERNEL_LABEL: &str = "feature.node.kubernetes.io/kernel-version.full";
 
-/// A release as a label's value, the way NFD writes it.
+/// Returns a release as a label value, the way NFD writes it.
 pub fn label_value(release: &str) -> String {
     let plain = |char: char| if char.is_ascii_alphanumeric() || "-_.".contains(char) { char } else { '_' };
     let mapped: String = release.chars().map(plain).take(63).collect();
     mapped.trim_matches(|char: char| !char.is_ascii_alphanumeric()).to_owned()
 }
 
-/// A node with a Mellanox and an NVIDIA device, as NFD and its kubelet describe it.
+/// Returns a node with a Mellanox and an NVIDIA device, as NFD and its kubelet describe it.
 pub fn node(name: &str, kernel: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Node",
@@ -38,7 +38,7 @@ pub fn node(name: &str, kernel: &str) -> Value {
     })
 }
 
-/// A DaemonSet with one container `driver`, on every node with a Mellanox device.
+/// Returns a DaemonSet with one container `driver` for every node with a Mellanox device.
 pub fn daemon_set(namespace: &str, name: &str, image: &str) -> Value {
     json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet",
@@ -57,7 +57,7 @@ pub fn daemon_set(namespace: &str, name: &str, image: &str) -> Value {
     })
 }
 
-/// A PodDisruptionBudget over `app=<app>`.
+/// Returns a PodDisruptionBudget over `app=<app>`.
 pub fn budget(namespace: &str, name: &str, app: &str, min_available: u64) -> Value {
     json!({
         "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
@@ -66,7 +66,7 @@ pub fn budget(namespace: &str, name: &str, app: &str, min_available: u64) -> Val
     })
 }
 
-/// A cluster-scoped custom resource.
+/// Returns a cluster-scoped custom resource.
 pub fn resource(api_version: &str, kind: &str, name: &str, spec: &Value) -> Value {
     json!({"apiVersion": api_version, "kind": kind, "metadata": {"name": name}, "spec": spec})
 }

@@ -1,11 +1,11 @@
-//! The API's protobuf form, as far as `kubectl create` sends it: Namespaces, ConfigMaps and Secrets.
+//! The API's protobuf encoding, limited to the kinds for which `kubectl create` uses it: Namespaces, ConfigMaps and Secrets.
 //!
-//! Field numbers are those of the generated `.proto` files of k8s.io/api and k8s.io/apimachinery.
+//! Field numbers come from the generated `.proto` files of k8s.io/api and k8s.io/apimachinery.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Map, Value, json};
 
-/// The object in a request's body; `None` where it is not in this form.
+/// Decodes the object in a request's body; `None` if the body is not protobuf.
 pub fn object(body: &[u8]) -> Option<Value> {
     let unknown = fields(body.strip_prefix(b"k8s\0")?)?;
     let types = fields(of(&unknown, 1).next()?)?;
@@ -34,7 +34,7 @@ pub fn object(body: &[u8]) -> Option<Value> {
     Some(object)
 }
 
-/// An entry of a map.
+/// Decodes a map entry.
 fn entry(bytes: &[u8]) -> Option<(String, &[u8])> {
     let parts = fields(bytes)?;
     let key = text(&parts, 1)?;
@@ -42,7 +42,7 @@ fn entry(bytes: &[u8]) -> Option<(String, &[u8])> {
     Some((key, value))
 }
 
-/// The fields of a message that are messages, texts or bytes.
+/// Returns the length-delimited fields of a message: messages, strings and bytes.
 fn fields(mut bytes: &[u8]) -> Option<Vec<(u64, &[u8])>> {
     let mut found = Vec::new();
     while !bytes.is_empty() {

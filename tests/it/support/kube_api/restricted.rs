@@ -1,8 +1,8 @@
-//! The Pod Security Standard `restricted`, as far as build pods can offend against it. The words are the server's.
+//! The Pod Security Standard `restricted`, as far as build pods can violate it, with the server's messages.
 
 use serde_json::Value;
 
-/// What the admission plug-in says of a pod that may not be there.
+/// Returns the admission plug-in's message if the pod violates the standard.
 pub fn refusal(pod: &Value) -> Option<String> {
     let told: Vec<String> =
         CHECKS.iter().filter_map(|check| check(pod)).map(|(rule, why)| format!("{rule} ({why})")).collect();
@@ -11,7 +11,7 @@ pub fn refusal(pod: &Value) -> Option<String> {
 
 type Check = fn(&Value) -> Option<(&'static str, String)>;
 
-/// In the server's order.
+/// The checks in the server's order.
 const CHECKS: [Check; 8] = [
     |pod| {
         let offends = |container: &Value| security(container)["allowPrivilegeEscalation"] != false;
@@ -97,7 +97,7 @@ fn offenders(pod: &Value, offends: impl Fn(&Value) -> bool) -> Option<String> {
     }
 }
 
-/// The pod's word holds for the containers that say nothing.
+/// A setting of the pod applies to containers without that setting.
 fn unless_set(pod: &Value, set: impl Fn(&Value) -> bool) -> Option<String> {
     if set(&pod["securityContext"]) {
         return None;

@@ -1,4 +1,4 @@
-//! From a request to what is done: the API's paths and verbs.
+//! Routing of requests by the API's paths and verbs.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ use super::{
     write::Target,
 };
 
-/// What a path names.
+/// The object or resource that a path names.
 struct Place {
     kind: Arc<Kind>,
     namespace: String,
@@ -75,7 +75,7 @@ fn record(request: &Request, verb: &'static str, place: Option<&Place>) -> Recor
             return object;
         }
         let text = String::from_utf8_lossy(&request.body);
-        // Other clients apply YAML.
+        // Some clients apply YAML.
         serde_saphyr::from_str(&text).unwrap_or(Value::Null)
     });
     Record {
@@ -95,7 +95,7 @@ fn record(request: &Request, verb: &'static str, place: Option<&Place>) -> Recor
     }
 }
 
-/// Answers a request, after the faults and rights that are meant for it.
+/// Answers a request, after applying faults and permissions.
 pub async fn reply(shared: &Arc<Shared>, request: &Request) -> Reply {
     let path: Vec<&str> = request.path.split('/').filter(|part| !part.is_empty()).collect();
     let parameters = request.parameters();
@@ -180,7 +180,7 @@ fn answer(
     done.unwrap_or_else(|failure| Reply::Answer(failure.answer()))
 }
 
-/// Discovery, and paths that are not served.
+/// Answers discovery requests and unknown paths.
 fn outside(state: &State, path: &[&str], record: &Record) -> Answer {
     let method = record.method.as_str();
     match path {
@@ -283,7 +283,7 @@ fn list(state: &State, place: &Place, parameters: &BTreeMap<String, String>) -> 
     );
     let mut body = vec![Bytes::from(head)];
     for (at, object) in page.iter().enumerate() {
-        // Items of built-in kinds do not say their kind; some have fields that come before it.
+        // Items of built-in kinds omit their kind. Some stored objects have fields that sort before it.
         let says_it = kind.custom || !object.bytes.starts_with(beginning.as_bytes());
         let prefix = if says_it { 0 } else { beginning.len() };
         let opening: &'static [u8] = match (at, prefix) {
@@ -299,7 +299,7 @@ fn list(state: &State, place: &Place, parameters: &BTreeMap<String, String>) -> 
     Ok(Answer { body, ..Answer::bytes(200, Bytes::new()) })
 }
 
-/// All objects as the server prints them for people.
+/// Returns all objects as a table.
 fn table(state: &State, place: &Place) -> Answer {
     let kind = &place.kind;
     let name = ("Name".to_owned(), "/metadata/name".to_owned());
@@ -376,7 +376,7 @@ fn single(
     if subresource.is_some_and(|given| given != "status" || !kind.status) {
         return Err(Failure::no_such_resource());
     }
-    // Without a name of its own a client is known by its user agent.
+    // Without `fieldManager`, the user agent names the manager.
     let agent = record.user_agent.split('/').next().unwrap_or_default();
     let manager = parameters.get("fieldManager").map_or(agent, String::as_str);
     let author = Author { manager, subresource };

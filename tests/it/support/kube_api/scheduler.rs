@@ -1,5 +1,6 @@
-//! The scheduler of Jobs' pods, what is written of them, and how they are deleted. Where it is simpler: only `nodeSelector` and required node affinity
-//! count, no taints, and a node takes as many pods as it is given.
+//! The scheduler of Jobs' pods, their status, and their deletion. Simplifications: only `nodeSelector` and required node
+//! affinity
+//! count, taints are ignored, and a node takes any number of pods.
 
 use std::sync::Arc;
 
@@ -14,10 +15,10 @@ use super::{
     store::{Object, State},
 };
 
-/// The node of a cluster without Node objects.
+/// The node in a cluster without Node objects.
 const ONLY_NODE: &str = "worker-0";
 
-/// `status.qosClass`.
+/// Returns a pod's `status.qosClass`.
 pub fn quality(pod: &Value) -> &'static str {
     let containers = pod["containers"].as_array().cloned().unwrap_or_default();
     let bounded = |container: &Value, resource: &str| {
@@ -36,7 +37,7 @@ pub fn quality(pod: &Value) -> &'static str {
     }
 }
 
-/// Sets a condition of a pod; its time is that of its last change.
+/// Sets a condition of a pod; the condition's time only changes with its status.
 pub fn set_condition(pod: &mut Value, kind: &str, held: bool, reason: &str, message: &str) {
     let held = if held { "True" } else { "False" };
     let mut new = json!({"type": kind, "status": held, "lastProbeTime": null});
@@ -60,7 +61,7 @@ pub fn set_condition(pod: &mut Value, kind: &str, held: bool, reason: &str, mess
     }
 }
 
-/// The one container's status, which is made where there is none.
+/// Returns the only container's status, and creates it if missing.
 pub fn container_status(pod: &mut Value) -> &mut Value {
     if pod["status"]["containerStatuses"].is_null() {
         let container = &pod["spec"]["containers"][0];
@@ -72,7 +73,7 @@ pub fn container_status(pod: &mut Value) -> &mut Value {
     &mut pod["status"]["containerStatuses"][0]
 }
 
-/// Its container has not begun.
+/// Sets the status of a pod whose container has not started.
 pub fn waiting(pod: &mut Value, reason: &str, message: &str) {
     let name = pod["spec"]["containers"][0]["name"].as_str().unwrap_or_default();
     let unready = format!("containers with unready status: [{name}]");
@@ -119,7 +120,7 @@ impl State {
         self.replace(&kind, object, pod);
     }
 
-    /// The allowed node with the fewest pods of Jobs.
+    /// Returns the allowed node with the fewest Jobs' pods.
     fn node_for(&self, pod: &Value) -> Result<String, String> {
         let nodes = self.resource("nodes");
         let all: Vec<&Arc<Object>> = self.list(&nodes, "").collect();
@@ -143,12 +144,12 @@ impl State {
         })
     }
 
-    /// Is this a pod that a kubelet of this server has, and ends?
+    /// Returns whether a kubelet of this server runs the pod.
     pub fn has_kubelet(&self, pod: &Object) -> bool {
         self.jobs.is_some() && pod.labels.contains_key("batch.kubernetes.io/controller-uid")
     }
 
-    /// Deletes a pod of a Job as the API does: at once where no kubelet runs it, else its kubelet does when it has ended it.
+    /// Deletes a pod of a Job like the API: at once without a kubelet, otherwise after the kubelet has ended the pod.
     pub fn terminate(&mut self, object: &Arc<Object>, grace: Option<u64>) {
         let kind = self.resource("pods");
         let present = self.get(&kind, &object.namespace, &object.name);
@@ -166,7 +167,7 @@ impl State {
         }
     }
 
-    /// Says why a pod is about to be deleted that did nothing wrong.
+    /// Marks a pod that is about to be deleted involuntarily.
     pub fn mark_disrupted(&mut self, object: &Arc<Object>, reason: &str, message: &str) {
         let kind = self.resource("pods");
         let mut pod = object.value();

@@ -1,18 +1,18 @@
-//! How lists and maps merge, by their path: the part of the published OpenAPI schema that farrier's objects touch.
+//! Merge types of lists and maps by path: the part of the published OpenAPI schema that farrier's objects use.
 
 use super::{fields::Path, kinds::Kind};
 
-/// How a list merges.
+/// Merge type of a list.
 pub enum List {
-    /// Replaced as a whole.
+    /// The list is replaced as a whole.
     Atomic,
     /// Each value is a member.
     Set,
-    /// Items are told apart by these fields.
+    /// These fields identify an item.
     Keyed(&'static [&'static str]),
 }
 
-/// The list at `path`.
+/// Returns the merge type of the list at `path`.
 pub fn list(kind: &Kind, path: &Path) -> List {
     let names: Vec<&str> = path.iter().filter_map(|element| element.strip_prefix("f:")).collect();
     match names.as_slice() {
@@ -36,10 +36,10 @@ pub fn list(kind: &Kind, path: &Path) -> List {
     }
 }
 
-/// Is the map at `path` replaced as a whole?
+/// Returns whether the map at `path` is replaced as a whole.
 pub fn is_atomic_map(kind: &Kind, path: &Path) -> bool {
     let name = path.last().and_then(|element| element.strip_prefix("f:")).unwrap_or_default();
-    // A label or an annotation may have any of these names, and is no map.
+    // A label or annotation may have one of these names, but is not a map.
     !kind.custom
         && matches!(
             name,

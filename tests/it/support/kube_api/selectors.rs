@@ -1,4 +1,4 @@
-//! Label and field selectors, and the node selection of pods.
+//! Label and field selectors, and pods' node selection.
 
 use std::collections::BTreeMap;
 
@@ -35,14 +35,14 @@ pub struct Selector {
     fields: Vec<(String, String, bool)>,
 }
 
-/// What selectors look at.
+/// An object that selectors can match.
 pub trait Selectable {
     fn labels(&self) -> &Labels;
-    /// What [`is_selectable`] names.
+    /// Returns the value of a field that [`is_selectable`] accepts.
     fn field(&self, name: &str) -> Option<&str>;
 }
 
-/// Can objects of this kind be selected by this field?
+/// Returns whether this field can select objects of this kind.
 fn is_selectable(kind: &Kind, field: &str) -> bool {
     const OBJECT: [&str; 7] =
         ["kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath"];
@@ -64,7 +64,7 @@ fn is_selectable(kind: &Kind, field: &str) -> bool {
 }
 
 impl Selector {
-    /// `Err` with the server's words.
+    /// Parses selectors; `Err` contains the server's message.
     pub fn parse(kind: &Kind, labels: &str, fields: &str) -> Result<Self, String> {
         let mut selector = Self::default();
         for term in split_outside_parentheses(labels) {
@@ -135,7 +135,7 @@ fn requirement(term: &str) -> Result<Requirement, String> {
     })
 }
 
-/// A `LabelSelector` object: an absent one matches nothing, an empty one everything.
+/// Matches a `LabelSelector` object. An absent selector matches nothing, an empty one everything.
 pub fn label_selector(selector: &Value, labels: &Labels) -> bool {
     let Some(selector) = selector.as_object() else { return false };
     let of = |name: &str| selector.get(name);
@@ -145,7 +145,7 @@ pub fn label_selector(selector: &Value, labels: &Labels) -> bool {
         && expressions.into_iter().all(|term| expression(term, |key| labels.get(key).cloned()))
 }
 
-/// Do `nodeSelector` and the required node affinity of a pod's spec allow the node?
+/// Returns whether `nodeSelector` and the required node affinity of a pod's spec allow the node.
 pub fn node_allowed(pod: &Value, name: &str, labels: &Labels) -> bool {
     let selector = pod["nodeSelector"].as_object().into_iter().flatten();
     let selected =

@@ -1,4 +1,4 @@
-//! Objects and their history, under one resource version.
+//! Objects and their history, with one resource version for all.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -16,10 +16,10 @@ use super::{
     selectors::Selectable,
 };
 
-/// Events that are kept per resource before old ones are forgotten.
+/// Number of events kept per resource; older ones are dropped.
 const HISTORY: usize = 50_000;
 
-/// An object as it is sent: parsed only where somebody looks into it.
+/// An object in serialized form, parsed only on demand.
 #[derive(Debug)]
 pub struct Object {
     pub namespace: String,
@@ -28,7 +28,7 @@ pub struct Object {
     pub revision: u64,
     pub labels: BTreeMap<String, String>,
     pub node_name: String,
-    /// Further fields that a field selector may name.
+    /// Further fields that field selectors support.
     fields: BTreeMap<String, String>,
     pub bytes: Bytes,
 }
@@ -70,7 +70,7 @@ impl Selectable for Object {
     }
 }
 
-/// What field selectors may name of Pods and Events.
+/// Returns the fields of Pods and Events that field selectors support.
 fn fields(object: &Value) -> BTreeMap<String, String> {
     let wanted: &[&str] = match object["kind"].as_str() {
         Some("Pod") => &["/spec/restartPolicy", "/status/phase"],
@@ -94,7 +94,7 @@ fn fields(object: &Value) -> BTreeMap<String, String> {
     found
 }
 
-/// One change of one object. The last state of a deleted object has the deletion's resource version.
+/// One change of one object. The last state of a deleted object carries the deletion's resource version.
 #[derive(Clone, Debug)]
 pub struct Event {
     pub revision: u64,
@@ -107,21 +107,21 @@ pub struct Event {
 /// Namespace and name.
 pub type Key = (String, String);
 
-/// All that the server knows.
+/// The server's complete state.
 pub struct State {
     pub revision: u64,
     /// Watches from an older revision are refused.
     pub compacted: u64,
-    /// `continue` tokens of older lists have expired.
+    /// `continue` tokens from older revisions have expired.
     pub tokens_from: u64,
-    /// Counted up to make every watch send a bookmark.
+    /// Incremented to make every watch send a bookmark.
     pub bookmarks: u64,
     pub kinds: Vec<Arc<Kind>>,
     objects: BTreeMap<String, BTreeMap<Key, Arc<Object>>>,
     history: BTreeMap<String, VecDeque<Event>>,
     pub faults: Faults,
     pub kubelets: Option<Kubelets>,
-    /// Once a test runs Jobs.
+    /// Set once a test runs Jobs.
     pub jobs: Option<Jobs>,
     next_uid: u64,
 }
@@ -155,7 +155,7 @@ impl State {
         self.kinds.iter().find(wanted).cloned()
     }
 
-    /// By `apiVersion` and `kind`.
+    /// Finds a kind by `apiVersion` and `kind`.
     pub fn kind_of(&self, object: &Value) -> Option<Arc<Kind>> {
         let wanted = |kind: &&Arc<Kind>| {
             object["apiVersion"] == kind.api_version().as_str() && object["kind"] == kind.kind.as_str()
@@ -163,7 +163,7 @@ impl State {
         self.kinds.iter().find(wanted).cloned()
     }
 
-    /// By a name such as `daemonsets.apps`.
+    /// Finds a kind by a name such as `daemonsets.apps`.
     pub fn resource(&self, resource: &str) -> Arc<Kind> {
         let wanted = |kind: &&Arc<Kind>| kind.resource() == resource;
         let found = self.kinds.iter().find(wanted).cloned();
@@ -174,7 +174,7 @@ impl State {
         self.objects.get(&kind.resource())?.get(&(namespace.to_owned(), name.to_owned())).cloned()
     }
 
-    /// In the order of the real store's keys; `namespace` is empty for all of them.
+    /// Lists objects in the key order of the real store. An empty `namespace` selects all namespaces.
     pub fn list<'a>(
         &'a self,
         kind: &Kind,
@@ -183,7 +183,7 @@ impl State {
         self.list_after(kind, namespace, Key::default())
     }
 
-    /// Those behind a key.
+    /// Lists the objects after a key.
     pub fn list_after<'a>(
         &'a self,
         kind: &Kind,
@@ -203,7 +203,7 @@ impl State {
         events.range(from..).cloned().collect()
     }
 
-    /// A new object gets its identity here.
+    /// Stores a new object and assigns its identity.
     pub fn insert(&mut self, kind: &Kind, mut object: Value) -> Arc<Object> {
         self.next_uid += 1;
         let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
@@ -218,7 +218,7 @@ impl State {
         self.put(kind, None, object)
     }
 
-    /// Another state of an object.
+    /// Stores a new state of an object.
     pub fn replace(&mut self, kind: &Kind, old: &Arc<Object>, object: Value) -> Arc<Object> {
         self.put(kind, Some(Arc::clone(old)), object)
     }
@@ -257,23 +257,23 @@ impl State {
         }
     }
 
-    /// Forgets all events so far: older watches and lists cannot go on.
+    /// Drops all events so far: older watches and lists cannot continue.
     pub fn compact(&mut self) {
-        // The present is a revision of its own, so that whoever saw the last event is behind, too.
+        // Compaction takes a new revision, so that clients at the last event are behind, too.
         self.revision += 1;
         self.compacted = self.revision;
         self.tokens_from = self.revision;
         self.history.clear();
     }
 
-    /// Serves a custom resource from now on.
+    /// Starts serving a custom resource.
     pub fn install(&mut self, kind: Kind) {
         if !self.kinds.iter().any(|known| known.resource() == kind.resource()) {
             self.kinds.push(Arc::new(kind));
         }
     }
 
-    /// Stops serving a custom resource; its objects are gone.
+    /// Stops serving a custom resource and deletes its objects.
     pub fn uninstall(&mut self, resource: &str) {
         let Some(at) = self.kinds.iter().position(|kind| kind.custom && kind.resource() == resource) else {
             return;

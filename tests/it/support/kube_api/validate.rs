@@ -1,4 +1,4 @@
-//! Defaults and validation: what the real server adds to and refuses of the objects that farrier writes.
+//! Defaults and validation of the objects that farrier writes, like the real server's.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +7,7 @@ use super::{
     kinds::Kind,
 };
 
-/// Fills in what the server fills in.
+/// Sets the server's defaults.
 pub fn set_defaults(kind: &Kind, object: &mut Value) {
     if !matches!(kind.kind.as_str(), "DaemonSet" | "Job") {
         return;
@@ -65,7 +65,7 @@ fn default(value: &mut Value, name: &str, to: &Value) {
     }
 }
 
-/// Refuses what the server refuses.
+/// Rejects what the server rejects.
 pub fn validate(kind: &Kind, name: &str, old: Option<&Value>, new: &Value) -> Result<(), Failure> {
     let mut problems = Vec::new();
     let metadata = &new["metadata"];
@@ -101,7 +101,7 @@ fn daemon_set(old: Option<&Value>, spec: &Value, problems: &mut Vec<Problem>) {
             format!("Invalid value: {value}: {why}"),
         ));
     };
-    // So the real server words a missing one, too.
+    // The real server uses this message for a missing selector, too.
     if selector.is_null() || old.is_some_and(|old| old["spec"]["selector"] != *selector) {
         invalid("spec.selector", selector, "field is immutable");
     } else if selector["matchLabels"].as_object().is_none_or(Map::is_empty)
@@ -117,7 +117,7 @@ fn daemon_set(old: Option<&Value>, spec: &Value, problems: &mut Vec<Problem>) {
     pod_template(template, problems);
 }
 
-/// The template of a Job cannot be changed; where it may run can, as long as the Job is suspended.
+/// A Job's template is immutable, except for the scheduling fields of a suspended Job.
 fn job(old: Option<&Value>, spec: &Value, problems: &mut Vec<Problem>) {
     let template = &spec["template"];
     let differs = |old: &Value| {

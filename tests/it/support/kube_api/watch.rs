@@ -1,4 +1,4 @@
-//! Watches: events from a resource version on, as JSON lines.
+//! Watches: events after a resource version, as JSON lines.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use super::{
     store::{Event, Object, State},
 };
 
-/// What a watch was asked for.
+/// Parameters of a watch.
 #[derive(Clone, Debug)]
 pub struct Terms {
     pub kind: Arc<Kind>,
@@ -36,7 +36,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// `from` is `None` where the watch begins with all objects that there are.
+    /// Creates a watch. Without `from` it starts with all existing objects.
     pub fn new(
         shared: &Arc<Shared>,
         state: &State,
@@ -57,7 +57,7 @@ impl Watch {
         }
     }
 
-    /// The next lines; `None` at the end.
+    /// Returns the next lines, or `None` at the end.
     pub async fn next(&mut self) -> Option<Bytes> {
         if let Some(first) = self.first.take().filter(|first| !first.is_empty()) {
             return Some(first);
@@ -73,7 +73,7 @@ impl Watch {
             let change = tokio::time::timeout_at(self.until, changed.changed()).await;
             if change.is_err() {
                 self.ended = true;
-                // As the real server does shortly before it ends a watch.
+                // The real server also sends a bookmark shortly before it ends a watch.
                 return self.terms.bookmarks.then(|| self.bookmark());
             }
         }
@@ -136,7 +136,7 @@ fn initial(state: &State, terms: &Terms, end: bool) -> Bytes {
     lines.freeze()
 }
 
-/// An event as this watch sees it: an object comes and goes with its labels, too.
+/// Translates an event for this watch: a change of labels may add or remove an object.
 fn seen(terms: &Terms, event: &Event) -> Option<(&'static str, Bytes)> {
     let visible = |object: &Option<Arc<Object>>| {
         object.as_ref().is_some_and(|object| {
@@ -152,7 +152,7 @@ fn seen(terms: &Terms, event: &Event) -> Option<(&'static str, Bytes)> {
     }
 }
 
-/// The last state that the watch could see, with the resource version of its end.
+/// Returns the last state visible to the watch, with the resource version of the removal.
 fn deleted(event: &Event) -> Option<Bytes> {
     if let Some(last) = &event.last {
         return Some(last.clone());

@@ -1,4 +1,4 @@
-//! Create, update, patch, apply, delete.
+//! Create, update, patch, apply and delete.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::{
     validate,
 };
 
-/// Which object.
+/// The object that a write addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'a> {
     pub kind: &'a Arc<Kind>,
@@ -20,7 +20,7 @@ pub struct Target<'a> {
     pub name: &'a str,
 }
 
-/// An object, and whether it is new.
+/// The written object, and whether it is new.
 pub type Written = Result<(Arc<Object>, bool), Failure>;
 
 impl State {
@@ -131,7 +131,7 @@ impl State {
             if author.subresource.is_some() {
                 return Err(Failure::not_found(kind, name));
             }
-            // A resource version alone does not keep the real server from making a new object either.
+            // Like the real server, create the object although a resource version was given; only a uid prevents that.
             if let Some(uid) = config["metadata"]["uid"].as_str() {
                 let why = format!(
                     "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
@@ -164,7 +164,7 @@ impl State {
         Ok((self.replace(kind, old, new), false))
     }
 
-    /// `options` is the body, `DeleteOptions` or nothing.
+    /// Deletes an object. `options` is the body: `DeleteOptions` or null.
     pub fn delete(&mut self, target: Target<'_>, options: &Value) -> Result<Arc<Object>, Failure> {
         let Target { kind, name, .. } = target;
         let old = self.existing(target)?;
@@ -194,7 +194,7 @@ impl State {
         Ok(old)
     }
 
-    /// What the garbage collector does: pods go with their owner.
+    /// Deletes the owner's pods, like the garbage collector.
     fn remove_dependents(&mut self, uid: &str) {
         let pods = self.resource("pods");
         let owned = |object: &&Arc<Object>| {
@@ -209,7 +209,7 @@ impl State {
     }
 }
 
-/// What a new object consists of before anybody owns a field of it.
+/// Returns a new object before any manager owns a field.
 fn skeleton(target: Target<'_>) -> Value {
     let Target { kind, namespace, name } = target;
     let mut object = json!({
@@ -276,7 +276,7 @@ fn precondition(target: Target<'_>, old: &Object, given: &Value) -> Result<(), F
     }
 }
 
-/// Equal but for the times of their managers' entries.
+/// Returns whether two objects are equal, ignoring the times in `managedFields`.
 fn same(old: &Value, new: &Value) -> bool {
     let timeless = |object: &Value| {
         let mut object = object.clone();
@@ -294,7 +294,7 @@ fn same(old: &Value, new: &Value) -> bool {
     timeless(old) == timeless(new)
 }
 
-/// JSON merge patch (RFC 7386).
+/// Applies a JSON merge patch (RFC 7386).
 fn merge(value: &mut Value, patch: &Value) {
     let Some(patch) = patch.as_object() else {
         value.clone_from(patch);

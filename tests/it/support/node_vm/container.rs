@@ -1,5 +1,5 @@
-//! Shell for a node that does what a container runtime does, with busybox: a fresh layer over the image, volumes with
-//! their propagation, a root of its own, and processes that are put into it.
+//! Shell scripts that do a container runtime's work on a node, with busybox: a fresh layer over the image, volumes with mount
+//! propagation, a separate root, and processes that enter the container.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use super::daemon_set::{ContainerSpec, Mount, Propagation};
 
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A word for the shell.
+/// Quotes a word for the shell.
 pub fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
@@ -16,12 +16,12 @@ fn words(words: &[String]) -> String {
     words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
-/// What a container keeps on the node: `pid` and `status` of its first process, its `log`, and a layer for each start.
+/// Returns the container's directory on the node: `pid` and `status` of its first process, its `log`, and a layer per start.
 pub fn directory(spec: &ContainerSpec) -> String {
     format!("/containers/{}", spec.name)
 }
 
-/// Starts the container, which runs on when the script has ended. `entrypoint` is the image's own.
+/// Returns a script that starts the container, which outlives the script. `entrypoint` is the image's.
 pub fn start(spec: &ContainerSpec, image: &str, entrypoint: &[&str]) -> String {
     let own = directory(spec);
     let processes = if spec.host_pid { "" } else { "-p -f" };
@@ -39,10 +39,10 @@ pub fn start(spec: &ContainerSpec, image: &str, entrypoint: &[&str]) -> String {
     )
 }
 
-/// Runtimes make what is mounted on, where an image has none: a base of packages has no `/dev`.
+/// Runtimes create missing mount points; a base made from packages lacks `/dev`.
 const MOUNT_POINTS: &str = "mkdir -p $root/dev $root/mnt $root/proc $root/sys";
 
-/// Runs in the new namespaces, and becomes the container's first process.
+/// Returns the script that runs in the new namespaces and becomes the container's first process.
 fn setup(spec: &ContainerSpec, image: &str, entrypoint: &[&str]) -> String {
     let own = directory(spec);
     let shared = spec.mounts.iter().any(|mount| mount.propagation == Propagation::Bidirectional);
@@ -55,13 +55,13 @@ fn setup(spec: &ContainerSpec, image: &str, entrypoint: &[&str]) -> String {
         writeln!(script, "mount --rbind {source} $root{source}\nmount --make-{propagation} $root{source}")
             .unwrap();
     }
-    // A mount below another one comes after it.
+    // A mount below another one must follow it.
     let mut mounts = spec.mounts.clone();
     mounts.sort_by_key(|mount| mount.target.matches('/').count());
     for volume in &mounts {
         script.push_str(&bind(volume));
     }
-    // As runtimes do where a mount is bidirectional: the container's root is shared too.
+    // Like runtimes do for a bidirectional mount: the container's root is shared, too.
     let root = if shared { "--make-shared" } else { "--make-private" };
     write!(
         script,
@@ -76,7 +76,7 @@ fn setup(spec: &ContainerSpec, image: &str, entrypoint: &[&str]) -> String {
     script
 }
 
-/// `command` takes the place of the entrypoint and of its arguments, `args` that of the arguments.
+/// Returns the command line: `command` replaces the entrypoint and its arguments, `args` only the arguments.
 fn command(spec: &ContainerSpec, entrypoint: &[&str]) -> Vec<String> {
     let (program, arguments) = entrypoint.split_first().expect("an image has an entrypoint");
     let own = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
@@ -92,7 +92,7 @@ fn command(spec: &ContainerSpec, entrypoint: &[&str]) -> Vec<String> {
 
 fn bind(mount: &Mount) -> String {
     let (source, target) = (quoted(&mount.source), format!("$root{}", quoted(&mount.target)));
-    // Runtimes make a directory of a source that is not there.
+    // Runtimes create a missing source as a directory.
     let mut script = format!(
         "[ -e {source} ] || mkdir -p {source}\n\
          if [ -d {source} ]; then mkdir -p {target}\n\
@@ -115,7 +115,7 @@ fn environment(spec: &ContainerSpec) -> String {
     spec.env.iter().map(|(name, value)| quoted(&format!("{name}={value}"))).collect::<Vec<_>>().join(" ")
 }
 
-/// Runs a command in the container, as a probe or `kubectl exec` does.
+/// Returns a script that runs a command in the container, like a probe or `kubectl exec`.
 pub fn exec(spec: &ContainerSpec, command: &[String]) -> String {
     let processes = if spec.host_pid { "" } else { "-p" };
     format!(

@@ -1,4 +1,4 @@
-//! What a DaemonSet's manifest says about one of its containers, as a kubelet and a runtime would carry it out.
+//! The specification of a container in a DaemonSet's manifest, as a kubelet and a runtime implement it.
 
 use std::{fs, path::Path};
 
@@ -26,7 +26,7 @@ pub struct ContainerSpec {
     pub grace: u64,
 }
 
-/// A path of the node in the container.
+/// A path of the node mounted in the container.
 #[derive(Clone, Debug)]
 pub struct Mount {
     pub source: String,
@@ -44,7 +44,7 @@ pub enum Propagation {
 }
 
 impl ContainerSpec {
-    /// The container of this name in a manifest of `tests/fixtures/daemon-sets`.
+    /// Reads the container of this name from a manifest in `tests/fixtures/daemon-sets`.
     pub fn read(manifest: &str, container: &str) -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/daemon-sets").join(manifest);
         let text = fs::read_to_string(&path).unwrap();
@@ -64,7 +64,7 @@ impl ContainerSpec {
             name: container.name.clone(),
             command: container.command.clone().unwrap_or_default(),
             args: container.args.clone().unwrap_or_default(),
-            // What the downward API gives is of no use to a driver: its name is set, and to nothing.
+            // Drivers do not use values of the downward API, so these variables are set to an empty value.
             env: env.map(|each| (each.name.clone(), each.value.clone().unwrap_or_default())).collect(),
             mounts: mounts.map(|mount| Mount::new(pod, mount)).collect(),
             host_pid: pod.host_pid == Some(true),
@@ -76,7 +76,7 @@ impl ContainerSpec {
         }
     }
 
-    /// With a variable of the environment, as the operator's resource would add it.
+    /// Sets an environment variable, as the operator's resource would.
     #[must_use]
     pub fn with_env(mut self, name: &str, value: &str) -> Self {
         self.env.retain(|(known, _)| known != name);
@@ -84,7 +84,7 @@ impl ContainerSpec {
         self
     }
 
-    /// With one more directory of the node.
+    /// Mounts one more directory of the node.
     #[must_use]
     pub fn with_host_path(mut self, source: &str, target: &str) -> Self {
         let (source, target) = (source.to_owned(), target.to_owned());
@@ -97,7 +97,7 @@ impl Mount {
     fn new(pod: &PodSpec, mount: &VolumeMount) -> Self {
         let volume = pod.volumes.iter().flatten().find(|volume| volume.name == mount.name);
         let volume = volume.unwrap_or_else(|| panic!("the pod has no volume {}", mount.name));
-        let host = volume.host_path.as_ref().unwrap_or_else(|| panic!("{} is no hostPath", mount.name));
+        let host = volume.host_path.as_ref().unwrap_or_else(|| panic!("{} is not a hostPath", mount.name));
         let propagation = match mount.mount_propagation.as_deref() {
             None | Some("None") => Propagation::None,
             Some("HostToContainer") => Propagation::HostToContainer,

@@ -1,8 +1,9 @@
 #!/bin/busybox sh
-# Init of a test node, and its agent: reads steps from the second serial port, runs them one after the other, and writes
-# what became of each. Kept to what busybox has.
+# Init of a test node, and its agent, which reads steps from the second serial port, runs them one by one, and writes their
+# results.
+# The script only uses busybox.
 
-# The root that the kernel unpacks an initramfs into cannot be pivoted away from; a bind mount of it can, as a disk's.
+# pivot_root does not work on the initramfs root, but works on a bind mount of it, like on a disk.
 if [ -z "$1" ]; then
     /bin/busybox mount --bind / /node
     cd /node || exit 1
@@ -10,10 +11,11 @@ if [ -z "$1" ]; then
     exec /bin/busybox chroot . /bin/busybox sh /init reaper
 fi
 
-# Containers that end are its children. The agent has none but its steps: a shell that reads a line while a child
-# ends loses the beginning of that line.
+# The reaper is the parent of ended containers. The agent has only its steps as children, because a shell that reads a line
+# while
+# a child ends loses the start of that line.
 if [ "$1" = reaper ]; then
-    # What runs in the background reads from its null device.
+    # Background processes read from /dev/null.
     /bin/busybox mount -t devtmpfs devtmpfs /dev
     /bin/busybox sh /init agent &
     while :; do wait; done
@@ -26,9 +28,9 @@ mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t tmpfs -o mode=755 tmpfs /run
 mount -t tmpfs -o mode=755 tmpfs /containers
-# What systemd does with every mount of a node, and what a kubelet relies on for mountPropagation.
+# systemd shares every mount of a node, and a kubelet relies on that for mountPropagation.
 mount --make-rshared /
-# A runtime's own mounts stay with it.
+# The runtime's own mounts stay private.
 mount --make-private /containers
 modprobe overlay || echo "modprobe overlay: $?"
 

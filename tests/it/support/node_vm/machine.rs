@@ -1,4 +1,4 @@
-//! A virtual machine, and the lines that are exchanged with the agent in it.
+//! A virtual machine, and the line protocol with its agent.
 
 use std::{
     fs::{self, File},
@@ -13,30 +13,30 @@ use std::{
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use tempfile::TempDir;
 
-/// Until the agent is there. A busy host boots several at once, in software.
+/// Time limit for the agent to start. A busy host boots several emulated machines at once.
 const BOOT: Duration = Duration::from_mins(2);
-/// A step's own limit holds in the guest; a guest that cannot even say that is lost after this much more.
+/// Extra time for a guest to report a step's timeout before the guest counts as lost.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// What became of a step.
+/// Result of a step.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// The shell's exit status; 137 for one that was ended at its limit.
+    /// The shell's exit status; 137 for a step that was killed at its limit.
     pub status: i32,
-    /// Standard output and standard error, as they came.
+    /// Standard output and standard error, interleaved.
     pub text: String,
-    /// The guest's time since it booted, at the step's end.
+    /// The guest's uptime at the end of the step.
     pub uptime: Duration,
 }
 
-/// A running machine. Dropped, it is ended; when that happens in a panic, its console is printed.
+/// A running machine, killed on drop. After a panic, drop also prints the console.
 pub struct Machine {
     child: Child,
     steps: ChildStdin,
     answers: Receiver<String>,
     step: u32,
     console: PathBuf,
-    /// Holds the initramfs and the console's file.
+    /// Contains the initramfs and the console's file.
     _directory: TempDir,
 }
 
@@ -47,7 +47,7 @@ impl Machine {
         File::create(&console).unwrap();
         let mut child = Command::new("qemu-system-x86_64")
             .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-nic", "none"])
-            // Never KVM: where it is offered and hangs, a test would hang with it.
+            // Never use KVM: where KVM is available but hangs, the test would hang, too.
             .args(["-accel", "tcg", "-cpu", "max", "-smp", "1", "-m", &memory.to_string()])
             .arg("-kernel")
             .arg(kernel)
@@ -61,10 +61,10 @@ impl Machine {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .unwrap_or_else(|error| panic!("QEMU does not start, install qemu-system-x86: {error}"));
+            .unwrap_or_else(|error| panic!("start QEMU (Debian package qemu-system-x86): {error}"));
         let (steps, said) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let (sender, answers) = channel();
-        // Ends with the machine, whose end closes the pipe.
+        // The thread ends with the machine, which closes the pipe.
         thread::spawn(move || {
             for line in BufReader::new(said).lines().map_while(Result::ok) {
                 if sender.send(line).is_err() {
@@ -78,7 +78,7 @@ impl Machine {
         machine
     }
 
-    /// Runs a script in the guest's shell, to its end or its limit.
+    /// Runs a script in the guest's shell until it ends or reaches its limit.
     pub fn run(&mut self, script: &str, limit: Duration) -> Output {
         self.step += 1;
         let code = BASE64_STANDARD.encode(script);
@@ -88,7 +88,7 @@ impl Machine {
         let [step, status, uptime, text @ ..] = fields.as_slice() else {
             panic!("the agent says {answer:?}")
         };
-        assert_eq!(*step, self.step.to_string(), "the agent answers another step: {answer:?}");
+        assert_eq!(*step, self.step.to_string(), "the agent answered another step: {answer:?}");
         let text = text.first().copied().unwrap_or_default();
         Output {
             status: status.parse().unwrap(),
@@ -107,9 +107,9 @@ impl Machine {
 }
 
 impl Drop for Machine {
-    #[allow(clippy::print_stdout, reason = "a part of a failed test's output")]
+    #[allow(clippy::print_stdout, reason = "the console is part of a failed test's output")]
     fn drop(&mut self) {
-        // One that has ended is no fault.
+        // The machine may already have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if thread::panicking() {

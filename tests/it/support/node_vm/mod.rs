@@ -1,5 +1,6 @@
-//! A Kubernetes node in a virtual machine: the distribution's kernel, some of its modules, images, and an agent that
-//! starts their containers as DaemonSets say, puts probes into them and ends them.
+//! A Kubernetes node in a virtual machine: the distribution's kernel, some of its modules, images, and an agent. The agent
+//! starts
+//! containers as their DaemonSets specify, runs their probes and ends them.
 
 mod container;
 mod daemon_set;
@@ -17,67 +18,67 @@ pub use tree::{NodeTree, depmod, files, image_tree};
 use container::{directory, exec, start};
 use machine::Machine;
 
-/// For what takes a moment.
+/// Time limit for a short step.
 const STEP: Duration = Duration::from_secs(30);
 
-/// A node that runs.
+/// A running node.
 pub struct Node {
     machine: Machine,
 }
 
-/// A container that was started, with the image it is of.
+/// A started container.
 #[derive(Clone, Debug)]
 pub struct Started {
     spec: ContainerSpec,
 }
 
 impl Node {
-    /// Boots it.
+    /// Boots the node.
     pub fn boot(kernel: &KernelImage, tree: NodeTree) -> Self {
         let (directory, initramfs) = tree.pack();
-        // The archive is there twice while it is unpacked.
+        // During unpacking, the archive is in memory twice.
         let size = directory.path().join(initramfs).metadata().unwrap().len() >> 20;
         let memory = 448 + 3 * u32::try_from(size).unwrap();
         Self { machine: Machine::boot(&kernel.vmlinuz, directory, initramfs, memory) }
     }
 
-    /// Runs a script on the node, whatever comes of it.
+    /// Runs a script on the node, regardless of its exit status.
     pub fn run(&mut self, script: &str) -> Output {
         self.machine.run(script, STEP)
     }
 
-    /// Runs a script that must succeed, and returns what it printed.
+    /// Runs a script that must succeed, and returns its output.
     pub fn sh(&mut self, script: &str) -> String {
         let output = self.run(script);
         assert_eq!(output.status, 0, "{script}: {}", output.text);
         output.text
     }
 
-    /// Does this command succeed?
+    /// Returns whether a command succeeds.
     pub fn holds(&mut self, command: &str) -> bool {
         self.run(command).status == 0
     }
 
-    /// Waits until a command succeeds.
+    /// Waits until a command succeeds; returns false at the limit.
     pub fn await_that(&mut self, condition: &str, limit: Duration) -> bool {
-        // Nothing tells; this only paces the question.
+        // No notification exists; the sleep only limits the polling rate.
         let script = format!("until {condition}; do usleep 10000; done > /dev/null 2>&1");
         self.machine.run(&script, limit).status == 0
     }
 
-    /// Names of the modules that are loaded.
+    /// Returns the names of the loaded modules.
     pub fn loaded(&mut self) -> Vec<String> {
         let text = self.sh("cat /proc/modules");
         text.lines().filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect()
     }
 
-    /// The `srcversion` of a loaded module.
+    /// Returns the `srcversion` of a loaded module.
     pub fn source_version(&mut self, module: &str) -> Option<String> {
         let output = self.run(&format!("cat /sys/module/{module}/srcversion"));
         (output.status == 0).then(|| output.text.trim().to_owned())
     }
 
-    /// Starts a container of an image that is on the node; `entrypoint` is what the image's configuration says.
+    /// Starts a container of an image on the node; `entrypoint` comes from the image's configuration.
     pub fn start(&mut self, spec: &ContainerSpec, image: &str, entrypoint: &[&str]) -> Started {
         let output = self.run(&start(spec, image, entrypoint));
         assert_eq!(output.status, 0, "{} of {image} does not start: {}", spec.name, output.text);
@@ -90,7 +91,7 @@ impl Node {
         self.machine.run(&exec(&started.spec, command), STEP)
     }
 
-    /// Waits until the startup probe passes; else the container's log is the reason.
+    /// Waits until the startup probe passes; on failure, the panic contains the container's log.
     pub fn await_startup(&mut self, started: &Started, limit: Duration) {
         let probe = started.spec.startup.clone().expect("the manifest has a startup probe");
         let ended = format!("{}/status", directory(&started.spec));
@@ -102,7 +103,7 @@ impl Node {
         assert_eq!(output.status, 0, "{} does not get ready: {}", started.spec.name, self.report(started));
     }
 
-    /// Do the probes pass that a kubelet goes on asking?
+    /// Asserts that the liveness and readiness probes pass.
     pub fn assert_probes_pass(&mut self, started: &Started) {
         for probe in [&started.spec.liveness, &started.spec.readiness].into_iter().flatten() {
             let output = self.probe(started, Some(probe));
@@ -110,7 +111,7 @@ impl Node {
         }
     }
 
-    /// The number that the container's first process has on the node.
+    /// Returns the process id of the container's first process on the node.
     pub fn process(&mut self, started: &Started) -> String {
         self.sh(&format!("cat {}/pid", directory(&started.spec))).trim().to_owned()
     }
@@ -121,7 +122,7 @@ impl Node {
         self.sh(&format!("kill -{signal} $(cat {directory}/pid)"));
     }
 
-    /// Waits for the container's end; its exit status.
+    /// Waits for the container's end, and returns its exit status.
     pub fn await_end(&mut self, started: &Started) -> i32 {
         let status = format!("{}/status", directory(&started.spec));
         let limit = Duration::from_secs(started.spec.grace.min(120));
@@ -130,19 +131,20 @@ impl Node {
         self.sh(&format!("cat {status}")).trim().parse().unwrap()
     }
 
-    /// Ends the container as a kubelet does.
+    /// Terminates the container like a kubelet.
     pub fn terminate(&mut self, started: &Started) -> i32 {
         self.signal(started, "TERM");
         self.await_end(started)
     }
 
-    /// Ends it as the kernel does when memory is short.
+    /// Kills the container, like the kernel when memory is short.
     pub fn kill(&mut self, started: &Started) {
         self.signal(started, "KILL");
         self.await_end(started);
     }
 
-    /// The same, as soon as a command succeeds on the node. All of it happens there: some moments are short.
+    /// Kills the container as soon as a command succeeds on the node. The whole script runs there, because some states are
+    /// short.
     pub fn kill_when(&mut self, started: &Started, condition: &str, limit: Duration) {
         let directory = directory(&started.spec);
         let script = format!(
@@ -153,12 +155,12 @@ impl Node {
         self.await_end(started);
     }
 
-    /// What the container has written.
+    /// Returns the container's output.
     pub fn log(&mut self, started: &Started) -> String {
         self.sh(&format!("cat {}/log", directory(&started.spec)))
     }
 
-    /// What somebody looks at when a container does not do what it should.
+    /// Returns diagnostics for a misbehaving container.
     fn report(&mut self, started: &Started) -> String {
         let log = self.log(started);
         let kernel = self.sh("dmesg | tail -n 40; lsmod; cat /proc/self/mountinfo");

@@ -1,4 +1,4 @@
-//! The file system that a node boots with.
+//! The root file system of a node.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -13,17 +13,17 @@ use tempfile::TempDir;
 
 use super::super::packages::run;
 
-/// What the probes of the operators' DaemonSets use, and no more, so that a missing tool is found here.
+/// Exactly the tools that the operators' probes use, so that a test detects a further dependency.
 const TOOLS: [&str; 4] = ["sh", "ls", "lsmod", "grep"];
 
-/// A node's tree in the making.
+/// A node's tree under construction.
 pub struct NodeTree {
     directory: TempDir,
     kernel: KernelImage,
 }
 
 impl NodeTree {
-    /// A node with busybox and, below `/lib/modules`, some of its kernel's own modules with all that they need.
+    /// Creates a node with busybox and, below `/lib/modules`, some in-tree modules with their dependencies.
     pub fn new(kernel: &KernelImage, modules: &[&str]) -> Self {
         let tree = Self { directory: tempfile::tempdir().unwrap(), kernel: kernel.clone() };
         let root = tree.root();
@@ -63,12 +63,12 @@ impl NodeTree {
         self.directory.path().join("root")
     }
 
-    /// Where the node's own modules lie.
+    /// Returns the directory of the node's own modules.
     pub fn modules(&self) -> PathBuf {
         self.root().join("lib/modules").join(self.kernel.release.as_str())
     }
 
-    /// Puts a module that its kernel's package does not have among the node's own.
+    /// Adds a module from outside the kernel's package to the node's own modules.
     pub fn module(&self, file: &Path) {
         let place = self.modules().join("kernel").join(file.file_name().unwrap());
         fs::create_dir_all(place.parent().unwrap()).unwrap();
@@ -76,10 +76,10 @@ impl NodeTree {
         depmod(&self.kernel, &self.root());
     }
 
-    /// Compresses the node's own modules as distributions ship them, each in the next of the ways there are; but for the
-    /// one that the node's agent loads.
+    /// Compresses the node's own modules like distributions do, alternating between the formats. The agent's own module stays
+    /// uncompressed.
     pub fn compress_modules(&self) {
-        // Not gzip: Debian's depmod cannot read it. Of xz the kernel's decoder knows no other check.
+        // Debian's depmod cannot read gzip. For xz, the kernel's decoder only supports CRC32.
         let programs: [&[&str]; 2] = [&["xz", "--check=crc32"], &["zstd", "-q", "--rm"]];
         let modules = files(&self.modules(), ".ko");
         let modules = modules.iter().filter(|path| !path.ends_with("overlay.ko"));
@@ -96,12 +96,12 @@ impl NodeTree {
         fs::write(path, text).unwrap();
     }
 
-    /// Puts an image's tree, as it would be unpacked, on the node.
+    /// Copies an image's unpacked tree to the node.
     pub fn image(&self, name: &str, tree: &Path) {
         run(Command::new("cp").arg("-a").arg(tree).arg(self.root().join("images").join(name)));
     }
 
-    /// Writes the initramfs; the tree's directory with the archive's name in it.
+    /// Writes the initramfs, and returns the tree's directory and the archive's name in it.
     pub fn pack(self) -> (TempDir, &'static str) {
         let name = "initramfs";
         let root = self.root();
@@ -123,8 +123,8 @@ impl NodeTree {
     }
 }
 
-/// The tree of an image without a distribution: the static entrypoint under its names, and a shell and the few tools
-/// that probes use.
+/// Creates the tree of an image without a distribution: the static entrypoint under its names, a shell, and the few tools that
+/// probes use.
 pub fn image_tree(entrypoint: &Path) -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
@@ -143,7 +143,7 @@ pub fn image_tree(entrypoint: &Path) -> TempDir {
     directory
 }
 
-/// Writes `modules.dep` and its like for the modules of a kernel below a root.
+/// Writes `modules.dep` and related files for a kernel's modules below a root.
 pub fn depmod(kernel: &KernelImage, root: &Path) {
     let mut command = Command::new("depmod");
     command.arg("-b").arg(root);
@@ -153,7 +153,7 @@ pub fn depmod(kernel: &KernelImage, root: &Path) {
     run(command.arg(kernel.release.as_str()));
 }
 
-/// Copies modules of the kernel package, and those that they need, to their places below a root.
+/// Copies modules of the kernel package and their dependencies to their places below a root.
 fn copy_modules<'a>(kernel: &KernelImage, names: impl Iterator<Item = &'a &'a str>, root: &Path) {
     let source = kernel.modules.as_ref().expect("the kernel's package has modules");
     let target = root.join("lib/modules").join(kernel.release.as_str());
@@ -183,7 +183,7 @@ fn copy_modules<'a>(kernel: &KernelImage, names: impl Iterator<Item = &'a &'a st
     }
 }
 
-/// Files below a directory whose names end so.
+/// Returns the files below a directory whose names end with `suffix`.
 pub fn files(directory: &Path, suffix: &str) -> Vec<PathBuf> {
     walkdir::WalkDir::new(directory)
         .sort_by_file_name()
@@ -195,6 +195,6 @@ pub fn files(directory: &Path, suffix: &str) -> Vec<PathBuf> {
 
 fn busybox() -> PathBuf {
     let path = PathBuf::from("/bin/busybox");
-    assert!(path.exists(), "install busybox-static");
+    assert!(path.exists(), "busybox is missing (Debian package busybox-static)");
     path
 }

@@ -1,28 +1,28 @@
-//! Pure: how objects name images, whatever kind they are: by words in their text.
+//! Pure: finds the images that objects of any kind mention, by the words in their text.
 
 use std::collections::BTreeSet;
 
 use super::HeldImage;
 use crate::{image::ImageReference, plan::ClusterSnapshot};
 
-/// A tag alone names an image (`newTag:` of a kustomization, `version:` of an operator's resource) if it is no shorter
-/// than this: `latest` and `1.0` mean other things as well.
+/// Shortest tag that names an image without its repository (`newTag:` of a kustomization, `version:` of an operator's
+/// resource). Shorter ones such as `latest` and `1.0` have other meanings as well.
 const SHORTEST_TAG: usize = 8;
 
-/// Longest word that can name an image: repository, tag and digest.
+/// Length of the longest word that can name an image: repository, tag and digest.
 const LONGEST: usize = 255 + 128 + 80;
 
-/// The words that would name one of the images.
+/// Words that would name one of the images.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Candidates(BTreeSet<String>);
 
 impl Candidates {
-    /// Of all these images.
+    /// Returns the words that name any of these images.
     pub fn of(images: &[HeldImage]) -> Self {
         Self(images.iter().flat_map(Self::of_image).collect())
     }
 
-    /// By tag, by digest, by the digest alone, by a tag alone.
+    /// Returns the words that name an image: by digest, by the digest alone, by tag, and by a tag alone.
     pub(super) fn of_image(image: &HeldImage) -> impl Iterator<Item = String> {
         let HeldImage { repository, digest, tags, .. } = image;
         let by_digest = [format!("{repository}@{digest}"), digest.to_string()];
@@ -31,8 +31,8 @@ impl Candidates {
         by_digest.into_iter().chain(by_tag).chain(alone)
     }
 
-    /// Those of them that a snapshot's rollout targets mention: in image fields, in farrier's records of what was there
-    /// before, in operators' resources, in pods.
+    /// Adds the words that a snapshot's rollout targets mention: in image fields, in farrier's records of replaced
+    /// values, in operators' resources, and in pods.
     pub fn mentioned_in_snapshot(&self, snapshot: &ClusterSnapshot, into: &mut BTreeSet<String>) {
         for found in &snapshot.daemon_sets {
             for container in &found.containers {
@@ -51,20 +51,20 @@ impl Candidates {
         }
     }
 
-    /// Those of them that a text mentions.
+    /// Adds the words that a text mentions.
     pub fn mentioned_in(&self, text: &str, into: &mut BTreeSet<String>) {
         for word in words(text) {
             if let Some(found) = self.0.get(word) {
                 into.insert(found.clone());
             } else if let Ok(reference) = word.parse::<ImageReference>() {
-                // With a tag and a digest, the digest decides.
+                // In a reference with a tag and a digest, the digest decides.
                 into.extend(self.0.get(&reference.to_string()).cloned());
             }
         }
     }
 }
 
-/// The words of a text: what stands between blanks, quotes and the signs of YAML and JSON, without a scheme.
+/// Splits a text into words at blanks, quotes and the punctuation of YAML and JSON. URL schemes are stripped.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     let ends = |c: char| c.is_whitespace() || c.is_control() || "\"'`,;{}[]()<>=|\\".contains(c);
     text.split(ends)

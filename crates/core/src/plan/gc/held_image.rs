@@ -1,4 +1,4 @@
-//! Pure: a published image, as far as the decision whether it goes depends on it.
+//! Pure: the facts about a published image that decide whether it is garbage-collected.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,27 +7,27 @@ use crate::{
     oci::{AnyManifest, ImageFacts, annotations},
 };
 
-/// An image that the registry holds, with all its tags.
+/// Image in the registry, with all its tags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldImage {
-    /// Where.
+    /// Repository of the image.
     pub repository: Repository,
-    /// The manifest's digest.
+    /// Digest of the manifest.
     pub digest: Digest,
-    /// Its tags.
+    /// Tags that point to the manifest.
     pub tags: BTreeSet<Tag>,
-    /// The kernels that it has modules for; none where it is not farrier's.
+    /// Kernels that the image has modules for; empty where farrier did not publish it.
     pub kernels: BTreeSet<String>,
-    /// Images in the same repository that it is put together from; of an index those that it leads to.
+    /// Images in the same repository that the image is assembled from; for an index, its entries.
     pub members: BTreeSet<Digest>,
-    /// The image that it stands on.
+    /// Base image.
     pub base: Option<Digest>,
-    /// Its blobs with their sizes, and the manifest.
+    /// Blobs with their sizes, including the manifest.
     pub blobs: BTreeMap<Digest, u64>,
 }
 
 impl HeldImage {
-    /// From a manifest's bytes, which are not trusted: what cannot be read is not farrier's.
+    /// Reads a manifest's bytes, which are untrusted input: an image whose manifest cannot be parsed is not farrier's.
     pub fn new(repository: Repository, digest: Digest, tags: BTreeSet<Tag>, bytes: &[u8]) -> Self {
         let mut image = Self {
             repository,
@@ -50,7 +50,7 @@ impl HeldImage {
         image.blobs.extend(named.map(|blob| (blob.digest.clone(), blob.size)));
         image.base = manifest.annotations.get(annotations::BASE_DIGEST).and_then(|text| text.parse().ok());
         let Ok(facts) = ImageFacts::from_annotations(&manifest.annotations) else { return image };
-        // An artifact beside an image may say for which kernel, and has no input hash.
+        // An artifact that refers to an image may name a kernel, but has no input hash.
         if facts.input_hash.is_some() && manifest.artifact_type.is_none() {
             let kernels = facts.members.keys().chain(&facts.kernel_release);
             image.kernels = kernels.map(ToString::to_string).collect();
@@ -59,12 +59,13 @@ impl HeldImage {
         image
     }
 
-    /// Is it an index whose images have not been looked at?
+    /// Whether this is an index whose images have not been examined.
     pub fn is_index(&self) -> bool {
         self.kernels.is_empty() && !self.members.is_empty()
     }
 
-    /// An index has the kernels of its images, where all of them are farrier's; else it stays.
+    /// Gives an index the kernels of its images, where all of them are farrier's. Any other index has no kernels and is
+    /// kept.
     pub fn lead_to(&mut self, images: &[Self]) {
         let found = || images.iter().filter(|image| self.members.contains(&image.digest));
         if found().count() == self.members.len() && found().all(|image| !image.kernels.is_empty()) {
@@ -72,7 +73,7 @@ impl HeldImage {
         }
     }
 
-    /// The name that people know it by: its first tag, else its digest.
+    /// Returns the image's name for messages: its first tag, else its digest.
     pub fn reference(&self) -> String {
         match self.tags.first() {
             Some(tag) => format!("{}:{tag}", self.repository),

@@ -1,4 +1,5 @@
-//! Pure: the record of when each kernel was last seen: in the registry, because registry and cluster are the only state.
+//! Pure: the record of when each kernel was last seen. The record lives in the registry, because registry and cluster
+//! are the only state.
 
 use std::{collections::BTreeMap, str::FromStr};
 
@@ -9,13 +10,13 @@ use crate::{
     kernel::Architecture,
 };
 
-/// A kernel in the record.
+/// Key of a kernel in the record.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, derive_more::Display)]
 #[display("{release}{}", arch.map(|arch| format!(" {arch}")).unwrap_or_default())]
 pub struct KernelKey {
-    /// The exact release.
+    /// Exact kernel release.
     pub release: String,
-    /// The architecture; `None` for one that is known by an image alone.
+    /// Architecture; `None` for a kernel known only from an image.
     pub arch: Option<Architecture>,
 }
 
@@ -27,14 +28,14 @@ impl FromStr for KernelKey {
             Some((release, arch)) => (release, Some(arch)),
             None => (text, None),
         };
-        // A release is checked, so that it can be shown.
+        // Validate the release, so that it is safe to print.
         release.parse::<crate::kernel::KernelRelease>().map_err(|error| error.to_string())?;
         let arch = arch.map(str::parse).transpose().map_err(|_| format!("{text:?} names no architecture"))?;
         Ok(Self { release: release.to_owned(), arch })
     }
 }
 
-/// Kernels with the day (UTC) on which a node last had them, or they were last announced, or first noticed.
+/// Kernels with the day (UTC) on which a node last ran them, they were last announced, or they were first noticed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelRecord(BTreeMap<KernelKey, Date>);
 
@@ -44,23 +45,23 @@ impl Record for KernelRecord {
     const KIND: &'static str = media_type::KERNEL_RECORD;
     const NOTE: &'static str = annotations::KERNELS_SEEN;
 
-    // What is no kernel or day is an error: a record that is
-    // forgotten would be begun anew, and what it said of old kernels with it.
+    // An invalid kernel or day is an error. Starting a new record instead would lose what the old one knew about old
+    // kernels.
     fn parse(text: &str) -> Result<Self, String> {
         let entries: BTreeMap<String, Date> =
             serde_json::from_str(text).map_err(|error| error.to_string())?;
         entries.into_iter().map(|(key, seen)| Ok((key.parse()?, seen))).collect::<Result<_, _>>().map(Self)
     }
 
-    // `{"6.1.0-47-amd64 amd64": "2026-11-21"}`.
+    // Format: `{"6.1.0-47-amd64 amd64": "2026-11-21"}`.
     fn to_text(&self) -> String {
         let entries: BTreeMap<String, String> =
             self.0.iter().map(|(key, seen)| (key.to_string(), seen.to_string())).collect();
-        // Strings: there is nothing in it that JSON cannot hold.
+        // Only strings: the serialization cannot fail.
         serde_json::to_string(&entries).unwrap_or_default()
     }
 
-    // Of each kernel the later day.
+    // Keeps the later day of each kernel.
     fn joined(&self, other: &Self) -> Self {
         let mut record = self.clone();
         for (kernel, day) in &other.0 {
@@ -71,12 +72,12 @@ impl Record for KernelRecord {
 }
 
 impl KernelRecord {
-    /// When a kernel was last seen, on whatever architecture.
+    /// Returns the day on which a kernel was last seen on any architecture.
     pub fn seen(&self, release: &str) -> Option<Date> {
         self.0.iter().filter(|(key, _)| key.release == release).map(|(_, seen)| *seen).max()
     }
 
-    /// The record after these kernels were seen on that day.
+    /// Returns the record updated with kernels seen on a day.
     #[must_use]
     pub fn with<'a>(&self, kernels: impl IntoIterator<Item = &'a KernelKey>, day: Date) -> Self {
         let mut record = self.clone();
@@ -86,7 +87,7 @@ impl KernelRecord {
         record
     }
 
-    /// The record after these kernels were noticed on that day: those that it knows stay as they are.
+    /// Returns the record with these kernels noticed on a day: kernels that it already has keep their day.
     #[must_use]
     pub fn noticed<'a>(&self, releases: impl IntoIterator<Item = &'a String>, day: Date) -> Self {
         let mut record = self.clone();

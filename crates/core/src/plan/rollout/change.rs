@@ -1,8 +1,9 @@
 //! Pure: writes to a cluster, as data.
 //!
-//! Every change names the state that it was decided from, where there is one; an adapter makes it or says that the
-//! object is another by now ([`crate::plan`] then decides anew). Changes of DaemonSets and resources are server-side
-//! applies with the field manager `farrier`: what a change does not name and farrier set before is given up.
+//! Every change names the state that it was decided from, where there is one. An adapter either makes the change or
+//! reports a conflict because the object has changed; [`crate::plan`] then decides again. Changes of DaemonSets and
+//! resources are server-side applies with the field manager `farrier`: a field that farrier set before and that a
+//! change omits is given up.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -14,133 +15,135 @@ use super::{
 };
 use crate::image::{ImageReference, OperatorResource};
 
-/// One write.
+/// One write to the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", tag = "change")]
 pub enum Change {
-    /// Fields of a DaemonSet that farrier did not make.
+    /// Applies fields of a DaemonSet that farrier did not create.
     DaemonSet(DaemonSetChange),
-    /// A DaemonSet for one kernel, made or brought up to date.
+    /// Creates or updates a DaemonSet for one kernel.
     Copy(DaemonSetCopy),
-    /// A DaemonSet for one kernel, deleted.
+    /// Deletes a DaemonSet for one kernel.
     Retire(DaemonSetRetirement),
-    /// A pod, evicted so that its DaemonSet makes a new one.
+    /// Evicts a pod, so that its DaemonSet creates a new one.
     Restart(PodRestart),
-    /// Labels and annotations of a node.
+    /// Sets labels and annotations of a node.
     Node(NodeChange),
-    /// Fields of an operator's resource.
+    /// Applies fields of an operator's resource.
     Resource(ResourceChange),
-    /// A Job that looks at a node before its old driver ends, or with its new one.
+    /// Creates a Job that examines a node, before its old driver is replaced or with its new driver.
     Check(NodeCheck),
 }
 
-/// All that is farrier's in a DaemonSet that farrier did not make.
+/// All of farrier's fields in a DaemonSet that farrier did not create.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DaemonSetChange {
-    /// Its namespace.
+    /// Namespace of the DaemonSet.
     pub namespace: String,
-    /// Its name.
+    /// Name of the DaemonSet.
     pub name: String,
-    /// What the plan saw; `None` in a directory of manifests.
+    /// Version that the plan saw; `None` in a directory of manifests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<ObjectVersion>,
-    /// The images that the plan saw, by container: anything else is a conflict.
+    /// Images that the plan saw, by container. Any other image is a conflict.
     pub expected: BTreeMap<String, String>,
-    /// Images by container; those of init containers are found by their names.
+    /// Images to set, by container; init containers are included by their names.
     pub images: BTreeMap<String, String>,
-    /// The whole required node affinity, where farrier has set it.
+    /// Whole required node affinity, where farrier has set it.
     #[serde(skip)]
     pub affinity: Option<NodeAffinity>,
     /// farrier's annotations.
     pub annotations: BTreeMap<String, String>,
-    /// Images that must be in the registry at the moment of the write (guarantee 1).
+    /// Images that must be in the registry at the time of the write (guarantee 1).
     pub proof: Vec<ImageReference>,
 }
 
-/// A DaemonSet for one kernel.
+/// DaemonSet for one kernel, to create or update.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DaemonSetCopy {
-    /// Its namespace.
+    /// Namespace of the copy.
     pub namespace: String,
-    /// Its name.
+    /// Name of the copy.
     pub name: String,
-    /// What the plan saw; `None` where there was none of this name, and there must be none.
+    /// Version that the plan saw; `None` where there was no such DaemonSet, and there must not be one at the time of
+    /// the write.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<ObjectVersion>,
-    /// The whole object, as applied.
+    /// Whole object, as applied.
     pub manifest: Arc<serde_json::Value>,
-    /// Images that must be in the registry at the moment of the write (guarantee 1).
+    /// Images that must be in the registry at the time of the write (guarantee 1).
     pub proof: Vec<ImageReference>,
 }
 
-/// The end of a DaemonSet for one kernel.
+/// Deletion of a DaemonSet for one kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DaemonSetRetirement {
-    /// Its namespace.
+    /// Namespace of the copy.
     pub namespace: String,
-    /// Its name.
+    /// Name of the copy.
     pub name: String,
-    /// What the plan saw.
+    /// Version that the plan saw.
     pub version: ObjectVersion,
 }
 
-/// The eviction of one pod, which PodDisruptionBudgets can refuse.
+/// Eviction of one pod, which PodDisruptionBudgets can refuse.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodRestart {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its uid.
+    /// UID of the pod.
     pub uid: String,
-    /// Why, for people.
+    /// Reason for messages.
     pub why: String,
-    /// Does it make room for another driver on its node? It may then be in any namespace.
+    /// Whether the eviction drains the node for another driver. The pod may then be in any namespace.
     #[serde(skip)]
     pub drained: bool,
-    /// How long it may take to end; as it says itself when absent.
+    /// Grace period of the pod; the pod's own grace period when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grace_seconds: Option<u32>,
 }
 
-/// Labels and annotations of a node, all of them `farrier.dev/...`, and its cordon. What is not named stays: several parts of
-/// a plan write to one node, so this is a merge patch and no apply.
+/// Labels, annotations and cordon of a node; all keys begin with `farrier.dev/`. Labels and annotations that are not
+/// named stay: several parts of a plan write to one node, so this is a merge patch instead of an apply.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeChange {
-    /// The node.
+    /// Name of the node.
     pub name: String,
-    /// Labels to set; `None` removes one.
+    /// Labels to set; `None` removes a label.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, Option<String>>,
-    /// Annotations to set; `None` removes one.
+    /// Annotations to set; `None` removes an annotation.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, Option<String>>,
-    /// `spec.unschedulable`, where it changes.
+    /// New value of `spec.unschedulable`, where it changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cordon: Option<bool>,
-    /// What the plan saw of the node; a change is refused where it is another by now.
+    /// State of the node that the plan saw. The change is refused if the state differs at the time of the write.
     #[serde(skip)]
     pub seen: Option<NodeSeen>,
 }
 
-/// What decides about a node's upgrade: a cordon that someone else set meanwhile would else become farrier's.
+/// Facts that decide about a node's upgrade. Without this precondition, farrier could take a cordon that another actor
+/// set in the meantime for its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeSeen {
-    /// The annotation `farrier.dev/upgrade`.
+    /// Value of the annotation `farrier.dev/upgrade`.
     pub note: Option<String>,
-    /// Was it cordoned?
+    /// Whether the node was cordoned.
     pub unschedulable: bool,
-    /// Did an operator upgrade it?
+    /// Whether an operator was upgrading the node.
     pub operated: bool,
 }
 
 impl NodeSeen {
-    /// Of a node.
+    /// Returns the current facts of a node.
     pub fn of(node: &NodeFacts) -> Self {
         Self {
             note: node.annotations.get(UPGRADE).cloned(),
@@ -150,19 +153,19 @@ impl NodeSeen {
     }
 }
 
-/// A Job on one node, made from a CronJob.
+/// Job on one node, created from a CronJob.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeCheck {
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// The namespace of the CronJob and of the Job.
+    /// Namespace of the CronJob and of the Job.
     pub namespace: String,
-    /// The CronJob.
+    /// Name of the CronJob.
     pub template: String,
-    /// The Job's name: that of this node's upgrade and no other. One that is there already is left as it is.
+    /// Name of the Job, unique to this upgrade of the node. An existing Job of this name is left as it is.
     pub name: String,
-    /// The uid of the old driver's pod, which a forecast takes away from what holds the driver.
+    /// UID of the old driver's pod, which a forecast excludes from the holders of the driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver_pod: Option<String>,
 }
@@ -171,37 +174,37 @@ pub struct NodeCheck {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourceChange {
-    /// Its kind.
+    /// Kind of the resource.
     pub kind: OperatorResource,
-    /// Its name.
+    /// Name of the resource.
     pub name: String,
-    /// What the plan saw.
+    /// Version that the plan saw.
     pub version: ObjectVersion,
-    /// The applied `spec`, with nothing but farrier's fields.
+    /// `spec` to apply, with farrier's fields only.
     pub spec: serde_json::Value,
     /// farrier's annotations.
     pub annotations: BTreeMap<String, String>,
-    /// Images that must be in the registry at the moment of the write (guarantee 1).
+    /// Images that must be in the registry at the time of the write (guarantee 1).
     pub proof: Vec<ImageReference>,
 }
 
-/// One container's image in a directory of manifests.
+/// Image change of one container in a directory of manifests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageChange {
-    /// The DaemonSet's namespace.
+    /// Namespace of the DaemonSet.
     pub namespace: String,
-    /// The DaemonSet's name.
+    /// Name of the DaemonSet.
     pub daemon_set: String,
-    /// The container's name.
+    /// Name of the container.
     pub container: String,
-    /// What the plan saw in the field; anything else is a conflict.
+    /// Value that the plan saw in the field. Any other value is a conflict.
     pub expected: String,
-    /// What it gets.
+    /// Value to set.
     pub to: String,
 }
 
 impl Change {
-    /// Images that must be in the registry at the moment of the write.
+    /// Returns the images that must be in the registry at the time of the write.
     pub fn proof(&self) -> &[ImageReference] {
         match self {
             Self::DaemonSet(DaemonSetChange { proof, .. })
@@ -211,8 +214,8 @@ impl Change {
         }
     }
 
-    /// Does it give something another image than the snapshot has? Notes, restarts and labels do not. An image that is put back
-    /// needs no proof.
+    /// Whether the change sets an image that differs from the snapshot's. Records, restarts and labels do not. An image
+    /// that is put back counts, although it needs no proof.
     pub fn sets_image(&self, seen: &ClusterSnapshot) -> bool {
         let puts_back = match self {
             Self::DaemonSet(change) => !change.image_changes().is_empty(),
@@ -226,7 +229,7 @@ impl Change {
         puts_back || !self.proof().is_empty()
     }
 
-    /// For messages: `DaemonSet kube-system/driver`.
+    /// Returns the object's name for messages: `DaemonSet kube-system/driver`.
     pub fn object(&self) -> String {
         match self {
             Self::DaemonSet(DaemonSetChange { namespace, name, .. })
@@ -243,7 +246,7 @@ impl Change {
 }
 
 impl DaemonSetChange {
-    /// The images that differ from what the plan saw, one by one.
+    /// Returns the images that differ from those that the plan saw.
     pub fn image_changes(&self) -> Vec<ImageChange> {
         let Self { namespace, name, version: _, expected, images, affinity: _, annotations: _, proof: _ } =
             self;

@@ -1,4 +1,4 @@
-//! Pure: what every strategy decides from, and what it decides.
+//! Pure: the inputs that all strategies decide from, and their decisions.
 
 use serde::Serialize;
 
@@ -15,23 +15,23 @@ use crate::{
     },
 };
 
-/// What becomes of one rollout target.
+/// Decision about one rollout target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "decision")]
 #[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum RolloutDecision {
-    /// Its image is set: always by digest.
+    /// The target's image is set, always by digest.
     Rewrite { from: String, to: ImageReference },
-    /// It is changed in other ways, one step after the other; each is made when the one before it is seen. In words: what is
-    /// done now.
+    /// The target is changed in other ways, step by step; each step waits until the cluster shows the previous one.
+    /// `now` describes the current steps.
     Steps { now: Vec<String> },
-    /// It is set when this image has been built, checked and published.
+    /// The image is set once it has been built, checked and published.
     Pending { on: ImageReference },
-    /// It holds the right image.
+    /// The target has the right image.
     AlreadySet { image: ImageReference },
-    /// Everything is as it should be where there is not one image to name. In words: how it stands.
+    /// The target is up to date, and there is no single image to name. `how` describes its state.
     Settled { how: String },
-    /// It stays as it is.
+    /// The target stays as it is.
     #[serde(serialize_with = "explained")]
     Hold(HoldReason),
 }
@@ -40,31 +40,31 @@ pub enum RolloutDecision {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedRollout {
-    /// The driver image.
+    /// Driver image of the rollout.
     pub image: ImageName,
-    /// The target.
+    /// Target of the rollout.
     pub target: RolloutTarget,
-    /// What becomes of it.
+    /// Decision about the target.
     #[serde(flatten)]
     pub decision: RolloutDecision,
-    /// What an adapter does for that, in this order. Beside a rewrite there may be others: pods that are to be
-    /// restarted, what is recorded.
+    /// Changes for an adapter to make, in this order. In addition to a rewrite they can restart pods or update the
+    /// record.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<Change>,
-    /// How its nodes get the image in order, where the definition says so (`upgrade`).
+    /// Upgrade of the target's nodes, where the definition asks for one (`upgrade`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upgrade: Option<PlannedUpgrade>,
 }
 
 impl PlannedRollout {
-    /// Nothing is done now, for a reason that only shows when it is made.
+    /// Holds the rollout for a reason that appears only when its changes are made.
     pub fn hold(&mut self, why: HoldReason) {
         self.changes.clear();
         self.decision = RolloutDecision::Hold(why);
     }
 }
 
-/// A decision with the changes that carry it out.
+/// A decision, and the changes that implement it.
 #[derive(Clone, Debug)]
 pub(super) struct Decided {
     pub(super) decision: RolloutDecision,
@@ -72,7 +72,7 @@ pub(super) struct Decided {
 }
 
 impl Decided {
-    /// Does it bring an image to where it is not yet?
+    /// Whether the decision brings an image to a place that does not have it yet.
     pub(super) fn goes_further(&self) -> bool {
         match self.decision {
             RolloutDecision::Rewrite { .. }
@@ -91,34 +91,34 @@ impl From<RolloutDecision> for Decided {
     }
 }
 
-/// What every strategy decides from.
+/// Inputs that every strategy decides from.
 #[derive(Clone, Copy)]
 pub(super) struct Context<'a> {
-    /// Everything that the plan is made from.
+    /// All inputs of the plan.
     pub(super) inputs: &'a PlanInputs<'a>,
-    /// Where the images stand.
+    /// State of the images.
     pub(super) cells: Cells<'a>,
-    /// The nodes, those that are alike together.
+    /// Nodes, grouped by equal labels.
     pub(super) groups: &'a [NodeGroup<'a>],
-    /// The driver image whose rollout this is.
+    /// Driver image of the rollout.
     pub(super) image: &'a ImageName,
-    /// The rollout as the definition says it.
+    /// Rollout section of the definition.
     pub(super) spec: &'a RolloutSpec,
 }
 
 impl<'a> Context<'a> {
-    /// The image's cells for kernels that are announced and that no node runs.
+    /// Returns the image's cells for announced kernels that no node runs.
     pub(super) fn announced(&self) -> impl Iterator<Item = &'a PlannedCell> {
         self.cells.of(self.image).filter(|cell| cell.nodes == 0 && !cell.announced_by.is_empty())
     }
 
-    /// Guarantee 1 for one kernel: the published image of a cell by digest, where it passes there.
+    /// Applies guarantee 1 to one kernel: returns a cell's published image by digest, if it passes.
     pub(super) fn passing(&self, cell: &Cell, published: &Published) -> Result<ImageReference, HoldReason> {
         passing(self.inputs, self.image, published, &cell.reference, MadeFor::Kernel(&cell.target))
     }
 }
 
-/// There will be no image for a kernel, for this reason.
+/// Returns the hold for a kernel without an image.
 pub(super) fn no_image(kernel: &KernelTarget, detail: String) -> HoldReason {
     HoldReason::NoImage { kernel: kernel.to_string(), detail }
 }

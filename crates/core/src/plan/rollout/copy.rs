@@ -1,4 +1,4 @@
-//! Pure: the DaemonSet that one kernel gets for itself: its name, its labels, its manifest, and what is noted in it.
+//! Pure: the copy of a DaemonSet for one kernel: its name, labels, manifest and annotations.
 
 use std::sync::Arc;
 
@@ -16,37 +16,37 @@ use crate::{
     },
 };
 
-/// On a copy: the exact kernel release that its image is for.
+/// On a copy: exact kernel release that the copy's image is for.
 const RELEASE: &str = "farrier.dev/kernel-release";
-/// On a copy: hash over what was applied, so that nothing is written when nothing changed.
+/// On a copy: hash of the applied object, so that an unchanged copy is not written again.
 const APPLIED: &str = "farrier.dev/applied";
-/// On a copy: since when no node runs its kernel.
+/// On a copy: time since which no node runs the copy's kernel.
 const UNUSED_SINCE: &str = "farrier.dev/unused-since";
-/// On a copy: how its image does, as JSON.
+/// On a copy: record of its image ([`CopyRecord`]), as JSON.
 const ROLLOUT: &str = "farrier.dev/rollout";
 
-/// Longest name that a DaemonSet has and its pods can carry in a label.
+/// Longest DaemonSet name that its pods can carry in a label.
 const MAX_NAME: usize = 63;
 
-/// How the image of a copy does.
+/// Record of a copy's image.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct CopyRecord {
-    /// The image that it has.
+    /// Image of the copy.
     pub(super) image: String,
-    /// Since when.
+    /// Time at which the image was set.
     pub(super) at: Timestamp,
-    /// Has a pod with it got ready? Until then one node tries it.
+    /// Whether a pod with the image has become ready. Until then, only one node at a time tries the image.
     #[serde(default)]
     pub(super) good: bool,
-    /// The good image before it.
+    /// Previous good image.
     pub(super) previous: Option<String>,
-    /// The image that did not get ready; it is not set again.
+    /// Image whose pods did not become ready; it is not set again.
     pub(super) failed: Option<FailedImage>,
 }
 
-/// An image whose pods did not get ready in time.
+/// Image whose pods did not become ready in time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct FailedImage {
@@ -55,18 +55,18 @@ pub(super) struct FailedImage {
 }
 
 impl CopyRecord {
-    /// Of an image that is set now.
+    /// Creates the record of an image that is set now.
     pub(super) fn new(image: String, previous: Option<String>, at: Timestamp) -> Self {
         Self { image, at, good: false, previous, failed: None }
     }
 
-    /// Is there no image of this copy that works?
+    /// Whether the copy has no working image.
     pub(super) fn is_failed(&self) -> bool {
         !self.good && self.failed.as_ref().is_some_and(|failed| failed.image == self.image)
     }
 }
 
-/// A copy that the cluster has.
+/// Copy that exists in the cluster.
 #[derive(Clone, Debug)]
 pub(super) struct FoundCopy<'a> {
     pub(super) facts: &'a DaemonSetFacts,
@@ -76,12 +76,12 @@ pub(super) struct FoundCopy<'a> {
     pub(super) unused_since: Option<Timestamp>,
 }
 
-/// What a copy is to be.
+/// Desired state of a copy.
 #[derive(Clone, Debug)]
 pub(super) struct WantedCopy<'a> {
     pub(super) original: &'a DaemonSetFacts,
     pub(super) container: &'a str,
-    /// The label that its nodes have.
+    /// Handover label of the copy's nodes.
     pub(super) handover: &'a str,
     pub(super) name: &'a str,
     pub(super) target: &'a KernelTarget,
@@ -89,7 +89,7 @@ pub(super) struct WantedCopy<'a> {
     pub(super) unused_since: Option<Timestamp>,
 }
 
-/// The name of the DaemonSet that this one is a copy of, if it is one.
+/// Returns the name of the DaemonSet that this one is a copy of, if any.
 pub(super) fn original_of(live: &LiveDaemonSet) -> Option<String> {
     live.labels.get(COPY_OF_LABEL)?;
     let owners = live.manifest.pointer("/metadata/ownerReferences")?.as_array()?;
@@ -97,7 +97,7 @@ pub(super) fn original_of(live: &LiveDaemonSet) -> Option<String> {
     owner["name"].as_str().map(str::to_owned)
 }
 
-/// Whose copy a DaemonSet is, as a label's value.
+/// Returns the value of the label that names a copy's original.
 pub(super) fn copy_of(original: &DaemonSetFacts) -> String {
     let name = &original.name;
     if name.len() <= MAX_NAME {
@@ -106,7 +106,7 @@ pub(super) fn copy_of(original: &DaemonSetFacts) -> String {
     shortened(name, &short_hash(&[name]))
 }
 
-/// The name of a new copy.
+/// Returns the name of a new copy.
 pub(super) fn copy_name(original: &DaemonSetFacts, target: &KernelTarget) -> Option<String> {
     let KernelTarget { os, os_version, release, arch } = target;
     let label = KernelLabel::of(release)?;
@@ -121,13 +121,14 @@ fn shortened(text: &str, hash: &str) -> String {
     format!("{}-{hash}", text[..end].trim_end_matches(['-', '.', '_']))
 }
 
-/// What the name of a kernel's copy is made from. Two releases that a label does not tell apart have the same.
+/// Returns the parts of a target that determine the name of its copy. Two releases with the same kernel label share a
+/// name.
 pub(super) fn named_by(target: &KernelTarget) -> impl PartialEq + use<'_> {
     let KernelTarget { os, os_version, release, arch } = target;
     (os, os_version, KernelLabel::of(release), arch)
 }
 
-/// Reads a DaemonSet that says that it is a copy of `original`; `None` where it is none, or not one of ours to read.
+/// Reads a DaemonSet that is labeled as a copy of `original`; `None` where it is not one or cannot be parsed.
 pub(super) fn read_copy<'a>(original: &DaemonSetFacts, facts: &'a DaemonSetFacts) -> Option<FoundCopy<'a>> {
     let live = facts.live.as_ref()?;
     if facts.namespace != original.namespace || live.labels.get(COPY_OF_LABEL) != Some(&copy_of(original)) {
@@ -144,17 +145,17 @@ pub(super) fn read_copy<'a>(original: &DaemonSetFacts, facts: &'a DaemonSetFacts
     Some(FoundCopy { facts, live, target, record, unused_since })
 }
 
-/// The times in a copy that a plan waits for.
+/// Times in a copy at which a plan must be made again.
 #[derive(Debug)]
 pub(in crate::plan) struct CopyTimes<'a> {
     pub(in crate::plan) live: &'a LiveDaemonSet,
-    /// When it got its image, where that has not shown yet whether it works.
+    /// Time at which the copy got its image, if the image is neither good nor failed yet.
     pub(in crate::plan) watched_since: Option<Timestamp>,
-    /// Since when no node runs its kernel.
+    /// Time since which no node runs the copy's kernel.
     pub(in crate::plan) unused_since: Option<Timestamp>,
 }
 
-/// Those of all copies of a DaemonSet.
+/// Returns the times of all copies of a DaemonSet.
 pub(in crate::plan) fn copy_times<'a>(
     original: &DaemonSetFacts,
     all: &'a [DaemonSetFacts],
@@ -169,7 +170,7 @@ pub(in crate::plan) fn copy_times<'a>(
     })
 }
 
-/// Does a copy get another image by this manifest than it had?
+/// Whether the manifest gives a copy a different image than before.
 pub(super) fn gives_image(manifest: &Value, before: &DaemonSetFacts) -> bool {
     let record = manifest["metadata"]["annotations"][ROLLOUT].as_str();
     let record: Option<CopyRecord> = record.and_then(|text| serde_json::from_str(text).ok());
@@ -177,18 +178,18 @@ pub(super) fn gives_image(manifest: &Value, before: &DaemonSetFacts) -> bool {
 }
 
 impl FoundCopy<'_> {
-    /// Is it owned by this very original? One of a DaemonSet that was deleted goes with it.
+    /// Whether the copy is owned by this very original. Copies of a deleted DaemonSet are deleted with it.
     pub(super) fn belongs_to(&self, original: &LiveDaemonSet) -> bool {
         let owners = self.live.manifest.pointer("/metadata/ownerReferences").and_then(Value::as_array);
         owners.into_iter().flatten().any(|owner| owner["uid"] == original.version.uid.as_str())
     }
 
-    /// The container's image.
+    /// Returns the image of a container.
     pub(super) fn image(&self, container: &str) -> Option<&str> {
         self.facts.image_of(container)
     }
 
-    /// Does it say all that `manifest` says?
+    /// Whether the copy has all annotations of `manifest`, and thus its content.
     pub(super) fn is(&self, manifest: &Value) -> bool {
         let wanted = &manifest["metadata"]["annotations"];
         [RELEASE, APPLIED, UNUSED_SINCE, ROLLOUT].into_iter().all(|key| {
@@ -197,7 +198,7 @@ impl FoundCopy<'_> {
     }
 }
 
-/// The whole object, as applied. `None` where the original is not of the form that DaemonSets have.
+/// Returns the whole object to apply; `None` where the original is malformed.
 pub(super) fn manifest(wanted: &WantedCopy<'_>) -> Option<Arc<Value>> {
     let WantedCopy { original, container, handover, name, target, record, unused_since } = wanted;
     let live = original.live.as_ref()?;
@@ -241,8 +242,8 @@ pub(super) fn manifest(wanted: &WantedCopy<'_>) -> Option<Arc<Value>> {
         "metadata": {
             "namespace": original.namespace,
             "name": name,
-            // The original's own labels stay behind: a Helm release or an Argo application would take the copy for
-            // one of its objects.
+            // Do not copy the original's own labels: a Helm release or an Argo application would take the copy for one
+            // of its objects.
             "labels": {
                 "app.kubernetes.io/managed-by": "farrier",
                 COPY_OF_LABEL: marks[0].1,
@@ -257,7 +258,7 @@ pub(super) fn manifest(wanted: &WantedCopy<'_>) -> Option<Arc<Value>> {
         },
         "spec": spec,
     });
-    // Keys in order at every level, whether or not serde_json was built to keep their order.
+    // Sort the keys at every level, whether or not serde_json was built to preserve their order.
     let mut canonical = object.clone();
     canonical.sort_all_objects();
     let mut hash = InputHasher::new("farrier.dev/copy/1");
@@ -274,7 +275,7 @@ pub(super) fn manifest(wanted: &WantedCopy<'_>) -> Option<Arc<Value>> {
     Some(Arc::new(object))
 }
 
-/// The object under a key, made where there is none; `None` where there is something else.
+/// Returns the object under a key, creating it if missing; `None` where the value is not an object.
 fn entry<'a>(map: &'a mut Map<String, Value>, key: &str) -> Option<&'a mut Map<String, Value>> {
     let value = map.entry(key).or_insert_with(|| Value::Object(Map::new()));
     if value.is_null() {
@@ -296,8 +297,8 @@ fn set_image(pod: &mut Map<String, Value>, container: &str, image: &str) {
     }
 }
 
-/// A pod beside the old one on the same node could never be scheduled, because the copies' pods keep apart: what may
-/// be added may be away instead.
+/// Replaces `maxSurge` by `maxUnavailable`. The copies' pods repel each other, so a new pod could never be scheduled
+/// beside the old one on the same node.
 fn without_surge(strategy: &Value) -> Value {
     let mut strategy = strategy.clone();
     if let Some(rolling) = strategy.get_mut("rollingUpdate").and_then(Value::as_object_mut) {
@@ -309,7 +310,7 @@ fn without_surge(strategy: &Value) -> Value {
     strategy
 }
 
-/// The copies have the original's affinity without the requirement that keeps the original off.
+/// Removes the fence, the requirement that keeps the original off handed-over nodes, from a copy's affinity.
 fn remove_fence(affinity: &mut Map<String, Value>, handover: &str) {
     const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
     let Some(node) = affinity.get_mut("nodeAffinity").and_then(Value::as_object_mut) else { return };
@@ -326,7 +327,7 @@ fn remove_fence(affinity: &mut Map<String, Value>, handover: &str) {
         term.retain(|_, list| list.as_array().is_none_or(|list| !list.is_empty()));
         opened |= removed && term.is_empty();
     }
-    // A term of nothing but the fence stood for no affinity.
+    // A term with nothing but the fence means that the original had no affinity.
     if opened {
         node.remove(REQUIRED);
     }
@@ -335,9 +336,10 @@ fn remove_fence(affinity: &mut Map<String, Value>, handover: &str) {
     }
 }
 
-/// No two driver pods on one node: the scheduler waits until the one that goes is gone. It looks at the terms of
-/// running pods, too, so the original's pods wait for the copies' in the same way. `sibling` selects all of them: the original's
-/// whole selector, because an empty one would select every pod of the namespace.
+/// Adds a pod anti-affinity, so that no node has two driver pods: the scheduler waits until the old pod is gone. The
+/// scheduler also honors the anti-affinity of running pods, so the original's pods wait for the copies' pods in the
+/// same way. `sibling` is the original's whole selector and selects all of them; an empty selector would select every
+/// pod of the namespace.
 fn keep_apart(affinity: &mut Map<String, Value>, sibling: &Map<String, Value>) -> Option<()> {
     let pods = entry(affinity, "podAntiAffinity")?;
     let required = pods

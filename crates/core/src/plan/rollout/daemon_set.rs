@@ -1,4 +1,4 @@
-//! Pure: the DaemonSet that a target names, where farrier may change it.
+//! Pure: finds the DaemonSet that a target names, if farrier may change it.
 
 use super::{Context, DaemonSetFacts, HoldReason, ManifestPlace, PlanInputs, RolloutObject, RolloutTarget};
 use crate::{
@@ -6,14 +6,13 @@ use crate::{
     plan::{Container, LiveDaemonSet, ManifestFacts, Owner, Seen},
 };
 
-/// A container of a DaemonSet.
 #[derive(Clone, Copy)]
 pub(super) struct Named<'a> {
     pub(super) daemon_set: &'a DaemonSetFacts,
     pub(super) container: &'a Container,
 }
 
-/// The DaemonSet that a target names, with its container, where its image is farrier's to set.
+/// Returns the target's DaemonSet and container, if farrier may set the image.
 pub(super) fn named<'a>(inputs: &PlanInputs<'a>, target: &RolloutTarget) -> Result<Named<'a>, HoldReason> {
     let RolloutObject::DaemonSet(wanted) = &target.object else { return Err(HoldReason::NotFound) };
     let daemon_set = find_daemon_set(inputs, target, wanted)?;
@@ -34,7 +33,7 @@ pub(super) fn named<'a>(inputs: &PlanInputs<'a>, target: &RolloutTarget) -> Resu
     Ok(Named { daemon_set, container })
 }
 
-/// The same in a live cluster, for rollouts that change more than one field.
+/// Returns the target's DaemonSet in a live cluster, for rollouts that change more than one field.
 pub(super) fn original<'a>(
     context: &Context<'a>,
     target: &RolloutTarget,
@@ -47,7 +46,7 @@ pub(super) fn original<'a>(
     Ok((daemon_set, live, &container.name))
 }
 
-/// The one DaemonSet that a target names.
+/// Returns the single DaemonSet that a target names.
 fn find_daemon_set<'a>(
     inputs: &PlanInputs<'a>,
     target: &RolloutTarget,
@@ -68,7 +67,7 @@ fn find_daemon_set<'a>(
     }
 }
 
-/// What was read at a place.
+/// Returns the manifests that were read from a place.
 pub(super) fn manifests<'a>(
     inputs: &PlanInputs<'a>,
     place: &ManifestPlace,
@@ -78,7 +77,7 @@ pub(super) fn manifests<'a>(
     read.as_ref().map_err(|detail| unreadable(detail.clone()))
 }
 
-/// What to do instead of writing the DaemonSet that an operator writes.
+/// Suggests an alternative to writing a DaemonSet that an operator owns.
 fn remedy(owner: &Owner) -> String {
     let Owner { kind, name } = owner;
     match OperatorResource::ALL.into_iter().find(|known| known.kind() == kind) {

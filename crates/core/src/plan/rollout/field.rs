@@ -1,17 +1,17 @@
-//! Pure: what becomes of one field that farrier sets and others may write too: never a fight, never back to
-//! something that did not work.
+//! Pure: decides about one field that farrier sets and that other writers may set too. farrier never fights another
+//! writer, and never goes back to a value that did not work.
 //!
-//! | the record says | the field holds | the wish | then |
+//! | state of the record | field holds | desired value | decision |
 //! |---|---|---|---|
-//! | nothing | another value | | it is set |
-//! | set | what was set | the same | the pods decide: good (noted once), or what was before is put back |
-//! | set, good | what was set | another | the other is set |
-//! | set, good | another value | any | changed back: set once more; the second time without an hour's peace, left |
-//! | failed, rolled back | | the same | it is left until the wish changes |
-//! | conflict | | the same | it is left |
-//! | conflict | | another | it is set, once an hour has gone by |
+//! | none | another value | any | set the desired value |
+//! | set | recorded value | recorded value | the pods decide: good (recorded once), or put the previous value back |
+//! | set, good | recorded value | another value | set the desired value |
+//! | set, good | another value | any | reverted by another writer: set it again; leave it after a second revert within an hour |
+//! | failed, rolled back | any | recorded value | leave the field until the desired value changes |
+//! | conflict | any | recorded value | leave the field |
+//! | conflict | any | another value | set the desired value, once an hour has passed |
 //!
-//! Whatever the record says, a field that holds what is wished for is not written.
+//! Whatever the state of the record, a field that already holds the desired value is not written.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -22,37 +22,38 @@ use super::{
     watch::Progress,
 };
 
-/// Times that a value is changed back before it is left.
+/// Number of reverts by another writer after which farrier leaves the field.
 const PATIENCE: u32 = 2;
 
-/// What is done with one field.
+/// Decision about one field.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Step {
-    /// Nothing: it holds what is wished for.
+    /// Do nothing: the field holds the desired value.
     Keep,
-    /// Its value stays, and this is noted.
+    /// Keep the value and update the record.
     Note(FieldRecord),
-    /// It gets the record's `set`.
+    /// Set the field to the record's `set`.
     Set(FieldRecord),
-    /// It gets the record's `replaced` back, and the wish is held.
+    /// Restore the record's `replaced`, and hold the rollout.
     PutBack(FieldRecord, HoldReason),
-    /// It is left; where there is a record, this is noted.
+    /// Leave the field and hold the rollout; update the record where one is given.
     Leave(Option<FieldRecord>, HoldReason),
 }
 
-/// One field: what is wished for and what is found.
+/// One field with its desired and its current value.
 pub(super) struct Field<'a> {
-    /// What the record says, if there is one.
+    /// Record of the field, if any.
     pub(super) record: Option<&'a FieldRecord>,
-    /// What it holds.
+    /// Current value.
     pub(super) current: &'a Value,
-    /// What it is to hold.
+    /// Desired value.
     pub(super) wished: &'a Value,
-    /// The time of the plan.
+    /// Time of the plan.
     pub(super) now: Timestamp,
 }
 
-/// Decides. `progress` tells how the pods with the recorded value do; it is asked only where that matters.
+/// Decides about a field. `progress` reports how the pods with the recorded value are doing; it is called only where
+/// that matters.
 pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> Progress) -> Step {
     let Field { record, current, wished, now } = *field;
     let fresh = |changed_back, replaced: &Value| FieldRecord {
@@ -75,7 +76,7 @@ pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> P
                 Step::Note(FieldRecord { state: RecordState::Good, ..record.clone() })
             }
             Progress::Good => Step::Set(fresh(count, current)),
-            // It has not come up, so it is nothing to go back to.
+            // The recorded value never worked, so keep the value before it as the one to go back to.
             Progress::Waiting | Progress::Failed { .. } if current != wished => {
                 Step::Set(fresh(count, &record.replaced))
             }
@@ -106,7 +107,7 @@ fn put_back(record: &FieldRecord, node: &str, messages: &[String]) -> Step {
     let why = format!("on node {node}: {}", shortened(&said));
     let failed = FieldRecord { state: RecordState::Failed, why: Some(why.clone()), ..record.clone() };
     let reason = HoldReason::RolloutFailed { at: record.at, why };
-    // Where nothing was before, there is nothing to go back to.
+    // Without a previous value there is nothing to restore.
     let nothing = match &record.replaced {
         Value::Null => true,
         Value::String(text) => text.is_empty(),
@@ -115,7 +116,7 @@ fn put_back(record: &FieldRecord, node: &str, messages: &[String]) -> Step {
     if nothing { Step::Leave(None, reason) } else { Step::PutBack(failed, reason) }
 }
 
-/// Annotations have a limit, and what containers say has none.
+/// Limits the length of container messages, because annotations have a size limit.
 fn shortened(text: &str) -> String {
     const LONGEST: usize = 1000;
     let mut short: String = text.chars().take(LONGEST).collect();

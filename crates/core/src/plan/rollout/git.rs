@@ -1,4 +1,4 @@
-//! Pure: the strategy `git`: an image in a Git repository is set by a commit, and the cluster is watched until it has it.
+//! Pure: the strategy `git`: sets an image in a Git repository by a commit, then waits until the cluster has the image.
 
 use super::{
     Change, Context, DaemonSetChange, Decided, HoldReason, ManifestPlace, PlannedRollout, RolloutDecision,
@@ -9,16 +9,15 @@ use crate::{
     plan::Seen,
 };
 
-/// A commit that is to be made.
+/// Commit to make.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GitCommit {
-    /// The branch that it is pushed to; nothing on it is ever replaced.
+    /// Branch that the commit is pushed to, never by force.
     pub branch: String,
-    /// Its message.
+    /// Commit message.
     pub message: String,
 }
 
-/// Decides one target.
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
     let decided = image::decide(context, target)?;
     match &decided.decision {
@@ -29,7 +28,8 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     .map_or(Ok(decided), Err)
 }
 
-/// A change is proposed once: whoever closes the pull request and leaves the branch has decided against it.
+/// Holds a change that was already proposed. A change is proposed only once: a closed pull request whose branch remains
+/// counts as rejected.
 fn proposed(context: &Context<'_>, target: &RolloutTarget, decided: &Decided) -> Option<HoldReason> {
     let place = target.place.as_ref()?;
     let proposals = &manifests(context.inputs, place).ok()?.proposals;
@@ -38,8 +38,8 @@ fn proposed(context: &Context<'_>, target: &RolloutTarget, decided: &Decided) ->
     proposals.contains(&branch).then_some(HoldReason::Proposed { branch })
 }
 
-/// Why the cluster does not have the image that its repository has. A directory of manifests has no DaemonSets of its own to
-/// look at.
+/// Returns the hold where the cluster does not have the repository's image yet. A directory of manifests has no live
+/// DaemonSets to compare with.
 fn not_synced(context: &Context<'_>, image: &ImageReference) -> Option<HoldReason> {
     let (snapshot, wanted) = (context.inputs.snapshot, context.spec.daemon_set()?);
     if snapshot.read_only_nodes {
@@ -59,7 +59,7 @@ fn not_synced(context: &Context<'_>, image: &ImageReference) -> Option<HoldReaso
     Some(HoldReason::NotSynced { found })
 }
 
-/// The commit that makes a planned change; `None` for other strategies.
+/// Returns the commit that makes a planned change; `None` for other strategies.
 pub fn git_commit(spec: &RolloutSpec, rollout: &PlannedRollout, change: &Change) -> Option<GitCommit> {
     let (Change::DaemonSet(change), Some(ManifestPlace::Git(_))) = (change, &rollout.target.place) else {
         return None;
@@ -105,7 +105,7 @@ fn filled<'a>(text: &str, value: &dyn Fn(&str) -> Option<&'a str>) -> String {
     filled
 }
 
-/// The first 12 digits of the digest that an image is set by.
+/// Returns the first 12 digits of an image's digest.
 fn digest_of(image: &str) -> String {
     match image.parse().map(|image: ImageReference| image.version) {
         Ok(Version::Digest(digest)) => digest.short().to_owned(),

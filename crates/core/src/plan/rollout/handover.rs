@@ -1,7 +1,8 @@
-//! Pure: which of two DaemonSets a node belongs to: a label on the node, and a requirement in the original DaemonSet
-//! that keeps it off nodes with that label.
+//! Pure: decides which of two DaemonSets a node belongs to, by a label on the node and a requirement (the fence) in the
+//! original DaemonSet that keeps it off nodes with that label.
 //!
-//! The label is the switch. One write to one node takes it from the original to its kernel's copy or back, so that at
+//! The label is the switch. One write to one node moves it from the original to its kernel's copy or back, so that at
+//! every moment exactly one of them selects the node.
 //! no moment both select it, or none.
 
 use crate::{
@@ -12,16 +13,16 @@ use crate::{
     },
 };
 
-/// The handover label's value on a node that belongs to a copy.
+/// Value of the handover label on a node that belongs to a copy.
 pub(in crate::plan) const HANDED_OVER: &str = "handed-over";
 
-/// The label that says whether a node belongs to a copy of this DaemonSet. Names can have 253 characters and a
-/// label's key 63, hence the hash.
+/// Returns the key of the label that marks nodes of a copy of this DaemonSet. A DaemonSet's name can have 253
+/// characters and a label key 63, hence the hash.
 pub fn handover_label(namespace: &str, daemon_set: &str) -> String {
     format!("{HANDOVER_LABELS}{}", short_hash(&[namespace, daemon_set]))
 }
 
-/// Eight hexadecimal digits that tell names apart.
+/// Returns a hash of eight hexadecimal digits that distinguishes names.
 pub(in crate::plan) fn short_hash(parts: &[&str]) -> String {
     let mut hasher = InputHasher::new("farrier.dev/name/1");
     for part in parts {
@@ -30,12 +31,12 @@ pub(in crate::plan) fn short_hash(parts: &[&str]) -> String {
     hasher.finish().short()[..8].to_owned()
 }
 
-/// Is the node handed over?
+/// Whether the node is handed over.
 pub(super) fn is_handed_over(node: &NodeFacts, label: &str) -> bool {
     node.labels.contains_key(label)
 }
 
-/// Does every way to be admitted ask for the label's absence?
+/// Whether every term that admits nodes requires the label's absence.
 pub(super) fn is_fenced(affinity: &NodeAffinity, label: &str) -> bool {
     match affinity {
         NodeAffinity::Terms(terms) => terms
@@ -46,7 +47,7 @@ pub(super) fn is_fenced(affinity: &NodeAffinity, label: &str) -> bool {
     }
 }
 
-/// The affinity with the requirement in every term.
+/// Returns the affinity with the fence in every term.
 pub(super) fn fenced(affinity: &NodeAffinity, label: &str) -> NodeAffinity {
     let fence = Requirement { key: label.to_owned(), operator: Operator::DoesNotExist, values: Vec::new() };
     match without_fence(affinity, label) {
@@ -63,8 +64,9 @@ pub(super) fn fenced(affinity: &NodeAffinity, label: &str) -> NodeAffinity {
     }
 }
 
-/// The affinity as its owner wrote it. An empty term admits no node and would admit some with the requirement in it,
-/// so none is ever fenced: a term that holds nothing else stands for no affinity at all.
+/// Returns the affinity without the fence, as its owner wrote it. An empty term admits no node, but would admit some
+/// with a fence in it, so empty terms are dropped. A term that holds only the fence therefore means that there was no
+/// affinity.
 pub(super) fn without_fence(affinity: &NodeAffinity, label: &str) -> NodeAffinity {
     let NodeAffinity::Terms(terms) = affinity else { return affinity.clone() };
     let mut kept = Vec::new();
@@ -87,13 +89,14 @@ fn fence_of(label: &str) -> impl Fn(&Requirement) -> bool {
     move |requirement| requirement.key == label && requirement.operator == Operator::DoesNotExist
 }
 
-/// Is the node under maintenance: is it cordoned, or in an operator's driver upgrade?
+/// Whether the node is under maintenance: cordoned, or in an operator's driver upgrade.
 pub(super) fn is_in_maintenance(node: &NodeFacts) -> bool {
     node.unschedulable || operators_upgrade(&node.labels).is_some()
 }
 
-/// How many of `wanted` pods may be away at once. A share is rounded up, as by the DaemonSet controller; none at all
-/// (which a DaemonSet that surges may say) is one, because nothing could ever change.
+/// Returns how many of `wanted` pods may be unavailable at once. A percentage is rounded up, as by the DaemonSet
+/// controller. Zero, which is valid in a DaemonSet with a surge, counts as one, because nothing could ever change
+/// otherwise.
 pub(super) fn at_once(count: PodCount, wanted: usize) -> usize {
     match count {
         PodCount::Number(number) => number,

@@ -1,5 +1,5 @@
-//! Pure: the strategies `image`, `file` and `git`: one image for a DaemonSet whose nodes share one kernel, or one tag for several
-//! architectures.
+//! Pure: the strategies `image`, `file` and `git`: one image for a DaemonSet whose nodes share one kernel, or one tag
+//! for several architectures.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,6 @@ use crate::{
     plan::{Container, LiveDaemonSet, NodeAffinity, PER_KERNEL_ANNOTATION, Published, Seen, outcome::State},
 };
 
-/// Decides one target.
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
     let Named { daemon_set, container: Container { name, .. } } = named(context.inputs, target)?;
     let kernels = Reached::by(daemon_set, context.groups)?.known()?;
@@ -49,7 +48,8 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     set_image(context, daemon_set, name, image.ok_or(HoldReason::NoNodes)?)
 }
 
-/// The tag of the images for all these kernels, where they are for different architectures; `None` for a single kernel.
+/// Returns the tag that the images for all these kernels share, where they are for different architectures; `None` for
+/// a single kernel.
 fn common_tag<'a>(
     context: &Context<'a>,
     kernels: &BTreeMap<&'a KernelTarget, usize>,
@@ -69,8 +69,8 @@ fn common_tag<'a>(
     })
 }
 
-/// Sets one container of a DaemonSet to an image of which it has been decided that it may be set. In a live cluster
-/// the record has a say in it ([`field`]); in a directory of manifests its history is version control.
+/// Sets one container of a DaemonSet to an image that may be rolled out. In a live cluster the record also decides
+/// ([`field`]); a directory of manifests has version control as its history.
 pub(super) fn set_image(
     context: &Context<'_>,
     daemon_set: &DaemonSetFacts,
@@ -117,8 +117,8 @@ pub(super) fn set_image(
             change.proof.push(to.clone());
             (RolloutDecision::Rewrite { from: from.clone(), to }, Some(change))
         }
-        // The earlier image is not looked up: better an image that may have gone than one that does not
-        // come up.
+        // Do not look up the previous image: an image that may be gone from the registry is better than one that does
+        // not start.
         Step::PutBack(entry, why) => {
             let before = entry.replaced.as_str().map(str::to_owned);
             (RolloutDecision::Hold(why), Some(change(entry, before.as_deref())))
@@ -128,7 +128,8 @@ pub(super) fn set_image(
     Ok(Decided { decision, changes: change.into_iter().map(Change::DaemonSet).collect() })
 }
 
-/// The image before, where the one that is set does not work: that waits for no kernel, and for no image that is built.
+/// Restores the previous image where the current one does not work. The restore waits neither for kernels to be known
+/// nor for builds.
 pub(super) fn put_back(context: &Context<'_>, target: &RolloutTarget) -> Option<Decided> {
     if !matches!(context.spec, RolloutSpec::Image { .. } | RolloutSpec::Union { .. }) {
         return None;
@@ -139,8 +140,9 @@ pub(super) fn put_back(context: &Context<'_>, target: &RolloutTarget) -> Option<
     (is_put_back && !decided.changes.is_empty()).then_some(decided)
 }
 
-/// A change that sets nothing, and keeps all that farrier has set in a DaemonSet: an apply gives up what it does not
-/// name, and a field without an owner is removed. A value that another writer has set since is theirs.
+/// Returns a change that sets nothing new and names all of farrier's fields in a DaemonSet. An apply gives up fields
+/// that it does not name, and a field without an owner is removed. A value that another writer has set since then
+/// belongs to that writer and is not named.
 pub(super) fn naming(daemon_set: &DaemonSetFacts, record: &Record) -> DaemonSetChange {
     let ours = daemon_set.containers.iter().filter(|found| {
         let written = record.0.get(&found.name).and_then(FieldRecord::written);
@@ -155,7 +157,7 @@ pub(super) fn naming(daemon_set: &DaemonSetFacts, record: &Record) -> DaemonSetC
         version: live.map(|live| live.version.clone()),
         expected: images.clone(),
         images,
-        // The fence of a rollout by kernel is farrier's, too; one that has been taken away leaves nothing to name.
+        // The fence of a `per-kernel` rollout is also farrier's. An affinity that another writer removed is not named.
         affinity: live
             .filter(|live| live.annotations.contains_key(PER_KERNEL_ANNOTATION))
             .map(|_| daemon_set.affinity.clone())
@@ -165,7 +167,7 @@ pub(super) fn naming(daemon_set: &DaemonSetFacts, record: &Record) -> DaemonSetC
     }
 }
 
-/// How the pods do that have the recorded image; nothing is said of pods that cannot be seen.
+/// Returns how the pods with the recorded image are doing. Pods that farrier cannot see count as waiting.
 fn how_pods_do(
     context: &Context<'_>,
     daemon_set: &DaemonSetFacts,

@@ -1,9 +1,8 @@
-//! Pure: how the operators name precompiled driver images, and where their resources say so.
+//! Pure: how the operators name precompiled driver images, and which fields of their resources set the names.
 //!
 //! Facts: Network Operator `pkg/state/state_ofed.go` (`<version>-<kernel label>-<os><os version>-<arch>`) and GPU
-//! Operator `api/nvidia/v1alpha1/nvidiadriver_types.go`, `controllers/object_controls.go`
-//! (`<version>-<kernel label>-<os tag>`). The operators put the parts together by themselves: what a resource says is
-//! only the part before the kernel.
+//! Operator `api/nvidia/v1alpha1/nvidiadriver_types.go`, `controllers/object_controls.go` (`<version>-<kernel
+//! label>-<os tag>`). The operators assemble the tags themselves: a resource contains only the part before the kernel.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +12,8 @@ use crate::{
     plan::{Cell, UPGRADE_STATE_LABELS},
 };
 
-/// The end of the tag that the operator looks for on nodes of this target; `None` where the kernel has no label, and
-/// so no tag.
+/// Returns the end of the tag that the operator looks for on nodes of this target; `None` where the kernel has no
+/// label, and thus no tag.
 pub(super) fn tag_end(kind: OperatorResource, target: &KernelTarget) -> Option<String> {
     let KernelTarget { os, os_version, release, arch } = target;
     let label = KernelLabel::of(release)?;
@@ -25,7 +24,7 @@ pub(super) fn tag_end(kind: OperatorResource, target: &KernelTarget) -> Option<S
     })
 }
 
-/// A pattern for an image's `tags` that gives tags in the operator's form.
+/// Returns a pattern for an image's `tags` that gives tags in the operator's form.
 pub(super) fn tag_pattern(kind: OperatorResource) -> &'static str {
     if kind.is_of_gpu_operator() {
         "{{version}}-{{kernel_label}}-{{os_tag}}"
@@ -34,8 +33,8 @@ pub(super) fn tag_pattern(kind: OperatorResource) -> &'static str {
     }
 }
 
-/// The versions that the operator can be given so that it finds this image, each with the name that it then looks
-/// for, in the order of the image's tags.
+/// Returns the versions with which the operator finds this image, each with the name that the operator then looks for,
+/// in the order of the image's tags.
 pub(super) fn versions<'a>(kind: OperatorResource, cell: &'a Cell) -> Vec<(&'a str, &'a ImageReference)> {
     let Some(end) = tag_end(kind, &cell.target) else { return Vec::new() };
     let version = |reference: &'a ImageReference| {
@@ -46,7 +45,7 @@ pub(super) fn versions<'a>(kind: OperatorResource, cell: &'a Cell) -> Vec<(&'a s
     cell.references().filter_map(version).collect()
 }
 
-/// The field that makes the operator look for precompiled drivers; `None` where it cannot be set.
+/// Returns the field that makes the operator look for precompiled drivers; `None` where it cannot be set.
 pub(super) fn precompiled_field(kind: OperatorResource) -> Option<&'static str> {
     match kind {
         OperatorResource::NicClusterPolicy | OperatorResource::NicNodePolicy => Some("forcePrecompiled"),
@@ -56,16 +55,16 @@ pub(super) fn precompiled_field(kind: OperatorResource) -> Option<&'static str> 
     }
 }
 
-/// The node label in which the operator says where its replacing of the driver stands.
+/// Returns the node label in which the operator reports the state of its driver upgrade.
 pub(super) fn upgrade_label(kind: OperatorResource) -> &'static str {
     let [ofed, gpu] = UPGRADE_STATE_LABELS;
     if kind.is_of_gpu_operator() { gpu } else { ofed }
 }
 
-/// Labels with which the operator leaves a node's driver alone, with the values that say so: its own driver manager
-/// has found one that the host brings, or the driver, or everything, is switched off there. The Network
-/// Operator has none (GPU Operator `controllers/state_manager.go`, `assets/state-driver`; driver manager: "NVIDIA GPU
-/// driver is already pre-installed on the node").
+/// Returns the labels, with their values, that make the operator skip a node. Its driver manager found a driver that
+/// the host provides, or the driver or all operands are disabled there. The Network Operator has no such label (GPU
+/// Operator `controllers/state_manager.go`, `assets/state-driver`; driver manager: "NVIDIA GPU driver is already
+/// pre-installed on the node").
 pub(in crate::plan) fn switches(
     kind: OperatorResource,
 ) -> &'static [(&'static str, &'static [&'static str])] {
@@ -78,14 +77,14 @@ pub(in crate::plan) fn switches(
     ]
 }
 
-/// Does the operator leave the driver of a node with these labels alone?
+/// Whether the operator skips the driver of a node with these labels.
 pub(super) fn leaves_alone(kind: OperatorResource, labels: &BTreeMap<String, String>) -> bool {
     switches(kind)
         .iter()
         .any(|(key, values)| labels.get(*key).is_some_and(|found| values.contains(&found.as_str())))
 }
 
-/// Does the operator install its driver on a node with these labels, whatever the image's own selector is?
+/// Whether the operator installs its driver on a node with these labels, whatever the image's own selector is.
 pub(super) fn finds(kind: OperatorResource, labels: &BTreeMap<String, String>) -> bool {
     let (key, value) = kind.node_label();
     labels.get(key).is_some_and(|found| found == value)

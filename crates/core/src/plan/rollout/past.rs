@@ -1,4 +1,4 @@
-//! Pure: the images that DaemonSets got, and what became of each, as the records on them and on their nodes tell.
+//! Pure: the history of images that DaemonSets got, from the records on the DaemonSets and on their nodes.
 
 use std::collections::BTreeMap;
 
@@ -8,31 +8,32 @@ use serde::Serialize;
 use super::{DaemonSetFacts, Earlier, FieldRecord, HoldReason, Record, RecordState, record::in_words};
 use crate::plan::{ClusterSnapshot, Table, UpgradeNote, table::table};
 
-/// An image that a DaemonSet got.
+/// Image that a DaemonSet got.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PastUpgrade {
-    /// The DaemonSet, as `namespace/name`.
+    /// DaemonSet, as `namespace/name`.
     pub object: String,
-    /// The container.
+    /// Name of the container.
     pub container: String,
-    /// When its field was set.
+    /// Time at which the image was set.
     pub at: Timestamp,
-    /// What it had; empty where an earlier farrier did not write that down.
+    /// Previous image; empty where an earlier version of farrier did not record it.
     pub from: String,
-    /// What it got.
+    /// New image.
     pub to: String,
-    /// How that went.
+    /// Result of the rewrite.
     pub outcome: RecordState,
-    /// How many nodes stand so with it, where they got it in order; of each node its last upgrade is known.
+    /// Number of nodes by upgrade state, where the image was rolled out by an upgrade. Each node counts with its last
+    /// upgrade.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub nodes: BTreeMap<&'static str, usize>,
-    /// Why it failed.
+    /// Reason for the failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
-/// Those of one DaemonSet, or of all, each one's newest first.
+/// Returns the history of one DaemonSet or of all, newest first for each.
 ///
 /// # Errors
 /// There is no such DaemonSet, or its record cannot be read.
@@ -86,7 +87,7 @@ fn of_field(object: &str, container: &str, record: &FieldRecord, noted: &[Upgrad
     std::iter::once(newest).chain(older).collect()
 }
 
-/// A row for each.
+/// Returns a table with one row per rewrite.
 pub fn past_table(past: &[PastUpgrade]) -> Table {
     let rows = past.iter().map(|upgrade| {
         let PastUpgrade { object, container, at, from, to, outcome, nodes, why } = upgrade;

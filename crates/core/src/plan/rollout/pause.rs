@@ -1,4 +1,4 @@
-//! Pure: rollouts that a person pauses: as long as an annotation of the object says so, nothing is written to it.
+//! Pure: pausing and resuming rollouts: while an object has the pause annotation, farrier writes nothing else to it.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::plan::{
     RECORD_ANNOTATION, ResourceFacts, forgiven, labels::says_paused,
 };
 
-/// An object of a live cluster.
+/// Object of a live cluster.
 #[derive(Clone, Copy)]
 enum Found<'a> {
     DaemonSet(&'a DaemonSetFacts, &'a LiveDaemonSet),
@@ -55,12 +55,13 @@ impl<'a> Found<'a> {
         says_paused(self.annotations())
     }
 
-    /// The annotations with which it is paused, or goes on. What goes on already and waits for another image forgets what was taken
-    /// back, failed or was given up.
+    /// Returns the annotations that pause or resume the object. Resuming an object that is not paused clears its record
+    /// of rewrites that failed, were rolled back or were given up, so that the rollout can try again.
     fn annotations_for(self, paused: bool, record: &Record) -> BTreeMap<String, String> {
         let mut annotations = self.annotations().clone();
         if paused != self.is_paused() {
-            // Not taken away: where another writer has set it, an apply that does not name it leaves it.
+            // Set to `false` instead of removed: an apply that omits an annotation of another writer would leave it in
+            // place.
             annotations.insert(PAUSED_ANNOTATION.to_owned(), paused.to_string());
             return annotations;
         }
@@ -79,23 +80,23 @@ impl<'a> Found<'a> {
     }
 }
 
-/// Is the object of this target paused?
+/// Whether the target's object is paused.
 pub(super) fn is_paused(snapshot: &ClusterSnapshot, target: &RolloutTarget) -> bool {
     let mut found = Found::all(snapshot).filter(|found| found.is(&target.object));
     target.place.is_none() && found.any(Found::is_paused)
 }
 
-/// The objects of a live cluster, by the names that [`super::rollback`] takes: is each of them paused?
+/// Returns whether each object of a live cluster is paused, by the names that [`super::rollback`] takes.
 pub fn paused(snapshot: &ClusterSnapshot) -> BTreeMap<String, bool> {
     Found::all(snapshot).map(|found| (found.name(), found.is_paused())).collect()
 }
 
-/// The changes that pause the rollouts of an object, or let them go on, also after what it was set to was taken back, failed, or was
-/// changed back by another writer, and where an upgrade stopped because its driver failed on nodes. None where nothing is to be
-/// done. The object's name is as [`super::rollback`] takes it.
+/// Returns the changes that pause or resume the rollouts of an object; none where nothing is to be done. Resuming also
+/// continues after a rollback, a failure or a conflict with another writer, and continues an upgrade that stopped
+/// because its driver failed on nodes. The object's name is as in [`super::rollback`].
 ///
 /// # Errors
-/// Why it cannot be written.
+/// The reason why the object cannot be written.
 pub fn pause(snapshot: &ClusterSnapshot, name: &str, paused: bool) -> Result<Vec<Change>, HoldReason> {
     let found = Found::all(snapshot).find(|found| found.name() == name).ok_or(HoldReason::NotFound)?;
     let record = Record::of(found.annotations())?;
@@ -125,7 +126,8 @@ pub fn pause(snapshot: &ClusterSnapshot, name: &str, paused: bool) -> Result<Vec
     Ok(changes)
 }
 
-/// What farrier has written to a resource, which stays named: an apply gives up what it does not name.
+/// Returns the fields that farrier has set in a resource. The change must name them, because an apply gives up what it
+/// omits.
 fn written(found: &ResourceFacts, record: &Record) -> Result<Value, HoldReason> {
     match resource::section(found).zip(record.0.get(resource::FIELD)) {
         Some((driver, entry)) => Ok(resource::change(found, driver, entry.clone(), Vec::new())?.spec),

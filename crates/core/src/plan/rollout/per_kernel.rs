@@ -1,8 +1,11 @@
-//! Pure: the strategy `per-kernel`: every kernel gets a copy of the DaemonSet, with its own image.
+//! Pure: the strategy `per-kernel`: every kernel gets a copy of the DaemonSet with its own image.
 //!
-//! One plan makes one kind of step, and the next is decided from what the cluster then shows, so that it does not
-//! matter where a pass ends. The order: copies exist; the original keeps off nodes that are handed over; nodes are
-//! handed over, one for a try and then as many at once as the DaemonSet allows to be away.
+//! One plan takes one kind of step, and the next plan decides from the resulting state of the cluster. It therefore
+//! does not matter where a reconcile is interrupted. The order of steps:
+//!
+//! 1. Create the copies.
+//! 2. Keep the original off handed-over nodes (the fence).
+//! 3. Hand nodes over: first one as a trial, then as many at once as the DaemonSet allows to be unavailable.
 
 mod fleet;
 mod order;
@@ -35,7 +38,7 @@ use crate::{
 
 pub(super) use self::{original::Original, record::OriginalNote};
 
-/// What is done now, and what for.
+/// Changes to make now, each with its description.
 #[derive(Default)]
 struct Steps {
     changes: Vec<Change>,
@@ -49,12 +52,11 @@ impl Steps {
     }
 }
 
-/// The plan of its upgrade in order.
+/// Plans the upgrade of the rollout's nodes.
 pub(super) fn planned(context: &Context<'_>, target: &RolloutTarget) -> Option<PlannedUpgrade> {
     order::planned(context, &Fleet::observe(context, target).ok()?)
 }
 
-/// Decides one target.
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
     let RolloutSpec::PerKernel { watch, retire_after, .. } = context.spec else {
         return Err(HoldReason::NotFound);
@@ -75,7 +77,7 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     bring_up_to_date(context, &fleet, &images, upgrade.as_ref(), (*watch, *retire_after), &mut steps)?;
     if !fleet.original.is_fenced() {
         let fenced = fence(context, &fleet, &images, note, &mut steps);
-        // What else is to be done does not wait for the fence.
+        // Other steps do not wait for the fence.
         if steps.changes.is_empty() {
             fenced?;
         }
@@ -98,8 +100,8 @@ fn done(steps: Steps) -> Decided {
     Decided { decision: RolloutDecision::Steps { now: steps.now }, changes: steps.changes }
 }
 
-/// What `farrier rollback` does: the original gets all nodes back, and is marked so that they stay with it. Each call
-/// gives the next step, none when there is nothing left to do.
+/// Returns the next step of `farrier rollback`. The original gets all nodes back, and is marked so that they stay with
+/// it. Returns no changes when nothing is left to do.
 pub(super) fn rollback(original: &Original<'_>, now: Timestamp) -> Vec<Change> {
     let mut note = OriginalNote::read(original.live);
     if note.rolled_back.is_none() {
@@ -109,7 +111,7 @@ pub(super) fn rollback(original: &Original<'_>, now: Timestamp) -> Vec<Change> {
     back_to_the_original(original, &note).changes
 }
 
-/// Labels first, while the copies still exist: a node that has lost its label is the original's from then on.
+/// Removes labels first, while the copies still exist: a node without the label belongs to the original.
 fn back_to_the_original(original: &Original<'_>, note: &OriginalNote) -> Steps {
     let mut steps = Steps::default();
     for node in original.marked_nodes() {
@@ -129,8 +131,8 @@ fn back_to_the_original(original: &Original<'_>, note: &OriginalNote) -> Steps {
     steps
 }
 
-/// Nodes that the original serves better: their kernel has neither a copy nor an image, or the copy's pod on them did
-/// not get ready. Not where the original is known to have no modules for the kernel either.
+/// Returns nodes to the original where it serves them better: their kernel has neither a copy nor an image, or the
+/// copy's pod on them did not become ready. Skips kernels for which the original is known to have no modules either.
 fn take_back(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &mut Steps) {
     if fleet.original.copies.is_empty() && !fleet.original.is_fenced() {
         for node in fleet.original.marked_nodes() {
@@ -159,7 +161,7 @@ fn take_back(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &
     }
 }
 
-/// Makes copies, changes those that are not as they should be, and deletes those that are not needed any more.
+/// Creates copies, updates outdated ones, and deletes those that are no longer needed.
 fn bring_up_to_date(
     context: &Context<'_>,
     fleet: &Fleet<'_>,
@@ -224,8 +226,8 @@ fn bring_up_to_date(
             }
             Some(_) => format!("brings DaemonSet {name} up to date"),
         };
-        // The image before is not looked up, as with the other strategies: better one that may have gone than one that does not
-        // come up.
+        // The previous image is not looked up, as with the other strategies: an image that may be gone is better than
+        // one that does not start.
         let is_new = |image: &&ImageReference| !same_image && image.to_string() == record.image;
         let proof = image.filter(is_new).cloned().into_iter().collect();
         let change = DaemonSetCopy {
@@ -248,8 +250,8 @@ fn retirement(namespace: &str, copy: &FoundCopy<'_>) -> Change {
     })
 }
 
-/// Keeps the original off nodes that are handed over, as soon as there is a copy to hand one over to. Nothing moves
-/// by that, because no node is handed over yet.
+/// Keeps the original off handed-over nodes, as soon as there is a copy to hand a node over to. No pod moves, because
+/// no node is handed over yet.
 fn fence(
     context: &Context<'_>,
     fleet: &Fleet<'_>,
@@ -279,8 +281,9 @@ fn fence(
     Ok(())
 }
 
-/// Hands nodes over: those first whose pod of the original does not work anyhow. One that gets no pod would be waited for without
-/// end, and one that is not Ready would speak against the image.
+/// Hands nodes over, first those where the original's pod does not work anyway. Skips nodes that would get no pod,
+/// because the rollout would wait for them forever, and nodes that are not Ready, because they would count against the
+/// image.
 fn hand_over(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &mut Steps) {
     let limit = handover::at_once(fleet.original.live.max_unavailable, fleet.members.len());
     let is_away = |member: &&fleet::Member<'_>| {
@@ -325,7 +328,7 @@ fn switch(node: &str, label: &str, on: bool) -> Change {
     })
 }
 
-/// How it stands when there is nothing to do.
+/// Returns the decision when there is nothing to do.
 fn conclude(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> Result<Decided, HoldReason> {
     for (kernel, copy) in fleet.original.copies.iter().filter(|(kernel, _)| images.contains_key(*kernel)) {
         if let Some(failed) = copy.record.as_ref().and_then(|record| record.failed.as_ref()) {
@@ -354,10 +357,11 @@ fn conclude(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> Result
 }
 
 impl Original<'_> {
-    /// The apply that says all that is farrier's in it.
+    /// Returns the apply that names all of farrier's fields in the original.
     fn write(&self, affinity: NodeAffinity, note: &OriginalNote) -> Change {
         let is_ours = handover::is_fenced(&affinity, &self.label) || affinity != NodeAffinity::Any;
-        // Images of other containers may be farrier's by another rollout; without a record that can be read none is.
+        // Images of other containers may be farrier's through another rollout. If the record cannot be parsed, none
+        // counts as farrier's.
         let record = Record::of(&self.live.annotations).unwrap_or_default();
         let mut change = naming(self.facts, &record);
         change.annotations.insert(PER_KERNEL_ANNOTATION.to_owned(), note.to_text());

@@ -1,4 +1,4 @@
-//! Pure: the strategy `publish-only`: an operator computes the tag by itself, so that nothing is left to do once it
+//! Pure: the strategy `publish-only`: an operator computes the tag itself, so that nothing is left to do once the tag
 //! is published.
 
 use super::{
@@ -10,7 +10,7 @@ use crate::{
     plan::{Outcome, PlannedCell, outcome::State},
 };
 
-/// Looks at every kernel that calls for the image, announced ones included.
+/// Checks every kernel that calls for the image, including announced kernels.
 pub(super) fn decide(
     context: &Context<'_>,
     operator: Option<OperatorResource>,
@@ -54,7 +54,7 @@ pub(super) fn decide(
     }
     Ok(match (pending, tags) {
         (Some(on), _) => RolloutDecision::Pending { on: on.clone() },
-        // Kernels that the definition is not meant for call for nothing.
+        // Kernels that the definition is not meant for need no tags.
         (None, 0) => return Err(HoldReason::NoNodes),
         (None, 1) => RolloutDecision::Settled { how: "1 tag published".to_owned() },
         (None, tags) => RolloutDecision::Settled { how: format!("{tags} tags published") },

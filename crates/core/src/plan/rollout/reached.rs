@@ -1,4 +1,4 @@
-//! Pure: the nodes that a rollout reaches, and what they run.
+//! Pure: the nodes that a rollout reaches, and their kernels.
 
 use std::collections::BTreeMap;
 
@@ -8,17 +8,17 @@ use crate::{
     plan::{NodeAffinity, NodeFacts, NodeReason},
 };
 
-/// What the nodes run that a rollout reaches.
+/// Kernels of the nodes that a rollout reaches.
 #[derive(Default)]
 pub(super) struct Reached<'a> {
-    /// How many nodes run each kernel.
+    /// Number of nodes by kernel.
     pub(super) kernels: BTreeMap<&'a KernelTarget, usize>,
-    /// Nodes whose kernel is not known.
+    /// Nodes whose kernel is unknown.
     pub(super) unknown: Vec<(&'a NodeFacts, &'a NodeReason)>,
 }
 
 impl<'a> Reached<'a> {
-    /// By a DaemonSet.
+    /// Returns the kernels of the nodes that a DaemonSet reaches.
     pub(super) fn by(daemon_set: &DaemonSetFacts, groups: &'a [NodeGroup<'a>]) -> Result<Self, HoldReason> {
         let mut found = Self::default();
         for group in groups {
@@ -27,18 +27,18 @@ impl<'a> Reached<'a> {
         Ok(found)
     }
 
-    /// Some or all nodes of a group are reached, too.
+    /// Adds reached nodes of a group.
     pub(super) fn add(&mut self, group: &'a NodeGroup<'a>, nodes: Vec<&'a NodeFacts>) {
         match &group.target {
             _ if nodes.is_empty() => {}
-            // No rollout waits for a kernel that is not believed.
+            // No rollout waits for a node whose kernel is rejected.
             Err(why) if why.is_distrust() => {}
             Ok(kernel) => *self.kernels.entry(kernel).or_default() += nodes.len(),
             Err(why) => self.unknown.extend(nodes.into_iter().map(|node| (node, why))),
         }
     }
 
-    /// The kernels, at least one; every node's must be known.
+    /// Returns the kernels; there is at least one. Every reached node's kernel must be known.
     pub(super) fn known(self) -> Result<BTreeMap<&'a KernelTarget, usize>, HoldReason> {
         match unknown_node(self.unknown.into_iter()) {
             Some(why) => Err(why),
@@ -48,7 +48,7 @@ impl<'a> Reached<'a> {
     }
 }
 
-/// Says the first of these nodes, and how many they are.
+/// Returns the hold that names the first of these nodes and their number.
 pub(super) fn unknown_node<'a>(
     nodes: impl Iterator<Item = (&'a NodeFacts, &'a NodeReason)> + Clone,
 ) -> Option<HoldReason> {
@@ -57,7 +57,7 @@ pub(super) fn unknown_node<'a>(
     Some(HoldReason::UnknownNode { node: node.name.clone(), count, why: why.clone() })
 }
 
-/// The group's nodes that the DaemonSet reaches.
+/// Returns the group's nodes that the DaemonSet reaches.
 pub(super) fn reached<'a>(
     daemon_set: &DaemonSetFacts,
     group: &NodeGroup<'a>,
@@ -75,7 +75,7 @@ pub(super) fn reached<'a>(
     Ok(nodes)
 }
 
-/// Why it is not known which nodes a DaemonSet reaches.
+/// Returns the hold for a DaemonSet whose reached nodes are unknown.
 fn not_understood(found: &DaemonSetFacts) -> HoldReason {
     let detail = match &found.affinity {
         NodeAffinity::Unsupported(detail) => detail.clone(),

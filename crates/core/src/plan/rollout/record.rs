@@ -1,4 +1,4 @@
-//! Pure: what farrier writes down in an object that it rewrites: what was there before, and how it went.
+//! Pure: the record that farrier keeps in an object that it rewrites: the replaced value, and how the rewrite went.
 
 use std::collections::BTreeMap;
 
@@ -8,75 +8,76 @@ use serde_json::Value;
 
 use super::super::{HoldReason, RECORD_ANNOTATION, with_short_digests};
 
-/// A value that has stood for so long is undisputed: earlier changes back are forgotten.
+/// Time for which a value must stay before farrier forgets earlier reverts of it.
 pub(super) const PEACE: SignedDuration = SignedDuration::from_hours(1);
 
-/// Rewrites of a field that are remembered beside the last one.
+/// Number of older rewrites that the record of a field keeps.
 const HISTORY: usize = 5;
 
-/// How a rewrite went.
+/// State of a rewrite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecordState {
     /// The value is set, and the first pods are watched until the deadline.
     #[default]
     Set,
-    /// The first pods got ready. The rollout does not look at them any more: what happens to a node
-    /// months later is not the image's doing, and must not put an old one back.
+    /// The first pods became ready. The rollout ignores the pods from now on: a failure months later is not caused by
+    /// the image, and must not restore an old one.
     Good,
-    /// The pods did not get ready, and the value before it was put back. It is not set again.
+    /// The pods did not become ready, and the previous value was restored. The value is not set again.
     Failed,
-    /// `farrier rollback` put the value before it back. It is not set again.
+    /// `farrier rollback` restored the previous value. The value is not set again.
     RolledBack,
-    /// Another writer changed the value back twice. It is left.
+    /// Another writer reverted the value twice. farrier leaves the field.
     Conflict,
 }
 
-/// What became of one field: a container's name, or `spec` for an operator's resource.
+/// Record of one field: a container's name, or `spec` for an operator's resource.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FieldRecord {
-    /// What farrier set.
+    /// Value that farrier set.
     pub set: Value,
-    /// What it replaced: the value to go back to. A value that another writer had put there, or a value of farrier's that
-    /// came up; never one of farrier's that did not.
+    /// Replaced value, which a rollback restores. Either another writer set it, or farrier set it and it worked; never
+    /// a value of farrier that did not work.
     pub replaced: Value,
-    /// When it was set.
+    /// Time of the rewrite.
     pub at: Timestamp,
-    /// How it went.
+    /// State of the rewrite.
     #[serde(default)]
     pub state: RecordState,
-    /// How often another writer changed it back without an hour's peace.
+    /// Number of reverts by another writer, with less than an hour between them.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub changed_back: u32,
-    /// Why it failed, for people.
+    /// Reason for the failure, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// What became of the rewrites before, the newest first. Nothing is decided from it.
+    /// Older rewrites, newest first. For display only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier: Vec<Earlier>,
 }
 
-/// A rewrite that another one followed, in words: what names an image would keep it from being collected (`farrier gc`).
+/// Older rewrite, in words: a value that names an image would keep that image from being garbage-collected (`farrier
+/// gc`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Earlier {
-    /// What farrier set.
+    /// Value that farrier set.
     pub set: String,
-    /// What it replaced; empty in records of farriers that did not keep it.
+    /// Replaced value; empty in records of older versions of farrier.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub replaced: String,
-    /// When.
+    /// Time of the rewrite.
     pub at: Timestamp,
-    /// How it went.
+    /// State of the rewrite.
     #[serde(default)]
     pub state: RecordState,
-    /// Why it failed.
+    /// Reason for the failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
-/// A value that no word of names an image.
+/// Formats a value so that no word of it names an image.
 pub(super) fn in_words(value: &Value) -> String {
     match value {
         Value::String(text) => with_short_digests(text),
@@ -89,13 +90,13 @@ pub(super) fn in_words(value: &Value) -> String {
     }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(count: &u32) -> bool {
     *count == 0
 }
 
 impl FieldRecord {
-    /// The value that farrier wrote last; `None` where it left the field to another writer.
+    /// Returns the value that farrier wrote last; `None` where it left the field to another writer.
     pub fn written(&self) -> Option<&Value> {
         match self.state {
             RecordState::Set | RecordState::Good => Some(&self.set),
@@ -104,7 +105,7 @@ impl FieldRecord {
         }
     }
 
-    /// Why the value is not set again, where it was taken back.
+    /// Returns the reason for not setting the value again, if it failed or was rolled back.
     pub(super) fn refused(&self) -> Option<HoldReason> {
         match self.state {
             RecordState::Failed => {
@@ -116,7 +117,7 @@ impl FieldRecord {
         }
     }
 
-    /// The rewrites up to this one, for the record of one that sets this value.
+    /// Returns the history for the record of a rewrite to this value: the older rewrites and this one.
     pub(super) fn history(&self, wished: &Value) -> Vec<Earlier> {
         let Self { set, replaced, at, state, changed_back: _, why, earlier } = self;
         let this = (set != wished).then(|| Earlier {
@@ -129,40 +130,40 @@ impl FieldRecord {
         this.into_iter().chain(earlier.iter().cloned()).take(HISTORY).collect()
     }
 
-    /// Has it stood for an hour? A record from the future has not: clocks jump.
+    /// Whether the value has stayed for an hour. A record from the future has not, because clocks can jump.
     pub(super) fn at_peace(&self, now: Timestamp) -> bool {
         now.duration_since(self.at) >= PEACE
     }
 }
 
-/// All fields of one object, by name.
+/// Records of all fields of one object, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Record(pub BTreeMap<String, FieldRecord>);
 
 impl Record {
-    /// The record among an object's annotations; an empty one where there is none. A record that cannot be read is
-    /// no reason to forget what it may say.
+    /// Parses the record among an object's annotations; empty where there is none. A record that cannot be parsed is an
+    /// error: its history must not be dropped.
     pub fn of(annotations: &BTreeMap<String, String>) -> Result<Self, HoldReason> {
         let Some(text) = annotations.get(RECORD_ANNOTATION) else { return Ok(Self::default()) };
         serde_json::from_str(text).map_err(|error| HoldReason::BadRecord { detail: error.to_string() })
     }
 
-    /// The record with one field's entry replaced.
+    /// Returns the record with one field's entry replaced.
     pub(super) fn with(&self, field: &str, record: FieldRecord) -> Self {
         let mut fields = self.0.clone();
         fields.insert(field.to_owned(), record);
         Self(fields)
     }
 
-    /// farrier's annotations on an object that had these: the others of its own stay named, because an apply gives
-    /// up what it does not name.
+    /// Returns farrier's annotations for an object that had `before`. All of farrier's other annotations are included,
+    /// because an apply gives up what it omits.
     pub(super) fn annotations(&self, before: &BTreeMap<String, String>) -> BTreeMap<String, String> {
         let mut annotations = before.clone();
         if self.0.is_empty() {
             return annotations;
         }
-        // Strings, numbers and timestamps: there is nothing in it that JSON cannot hold.
+        // Only strings, numbers and timestamps: the serialization cannot fail.
         let text = serde_json::to_string(self).unwrap_or_default();
         annotations.insert(RECORD_ANNOTATION.to_owned(), text);
         annotations

@@ -1,8 +1,9 @@
-//! Pure: the strategy `custom-resource`: repository, image and version in the resource of an operator, which makes
-//! the DaemonSets from it and computes the rest of each tag.
+//! Pure: the strategy `custom-resource`: sets repository, image and version in an operator's resource. The operator
+//! creates the DaemonSets from the resource and computes the rest of each tag.
 //!
-//! A version `sha256:...` would pin a NicClusterPolicy's image, but the same one for every pool of nodes: the second
-//! kernel, or the next one, would get modules that it cannot load. So versions stay tags here, which never change
+//! A version `sha256:...` would pin a NicClusterPolicy's image, but pin the same image for every pool of nodes. Nodes
+//! with a second kernel, or with the next one, would get modules that they cannot load. Versions therefore stay tags
+//! here, and a tag never changes its content (guarantee 3).
 //! their content (guarantee 3).
 
 use std::collections::BTreeMap;
@@ -23,21 +24,21 @@ use crate::{
     plan::{Cell, ResourceFacts, Seen, labels::is_upgrading, outcome::State},
 };
 
-/// The name under which a record holds the fields of a resource.
+/// Name under which a record keeps the fields of a resource.
 pub(super) const FIELD: &str = "spec";
 
 /// Fields of a driver's section that farrier writes.
 const FIELDS: [&str; 5] = ["repository", "image", "version", "forcePrecompiled", "usePrecompiled"];
 
-/// What a resource is to hold.
+/// Desired state of a resource.
 enum Wish<'a> {
-    /// This, as all of it is published.
+    /// Fields to set now; all images are published.
     Fields { fields: Value, version: &'a str, kernels: usize, proof: Vec<ImageReference> },
-    /// The same, once this is published.
+    /// Reference that must be published before the fields can be set.
     Pending(&'a ImageReference),
 }
 
-/// Labels of nodes that decide about the resources that rollouts name.
+/// Returns the node labels that affect the resources that rollouts name.
 pub(super) fn label_keys<'a>(inputs: &PlanInputs<'a>) -> Vec<&'a str> {
     let mut keys = Vec::new();
     for image in inputs.definitions().images.values() {
@@ -56,7 +57,6 @@ fn find<'a>(inputs: &PlanInputs<'a>, kind: OperatorResource, name: &str) -> Opti
     inputs.snapshot.resources.iter().find(|found| found.kind == kind && found.name == name)
 }
 
-/// Decides one resource.
 pub(super) fn decide(
     context: &Context<'_>,
     kind: OperatorResource,
@@ -91,7 +91,7 @@ pub(super) fn decide(
     }
 }
 
-/// The driver's fields, where the operator installs a driver from them.
+/// Returns the driver's fields, if the operator installs a driver from them.
 fn driver_section(found: &ResourceFacts) -> Result<&Map<String, Value>, HoldReason> {
     let off = |detail: &str| HoldReason::DriverOff { detail: detail.to_owned() };
     let section = section(found);
@@ -116,15 +116,15 @@ fn driver_section(found: &ResourceFacts) -> Result<&Map<String, Value>, HoldReas
     }
 }
 
-/// The fields of the driver's section, if it is there.
+/// Returns the fields of the driver's section, if present.
 pub(super) fn section(found: &ResourceFacts) -> Option<&Map<String, Value>> {
     let section = found.kind.driver_path().iter().try_fold(&*found.spec, |value, key| value.get(key));
     section.and_then(Value::as_object)
 }
 
-/// May the operator install the driver there? On nodes that the image is for as on those that the operator finds by
-/// itself. Affinities and taints are left out of account: the answer is a superset, so that a rewrite is held too
-/// often rather than too seldom.
+/// Whether the operator may install the driver on the group's nodes: nodes that match the image, or that the operator
+/// selects itself. Affinities and taints are ignored. The answer is a superset, so that a rewrite is held too often
+/// rather than too rarely.
 fn reaches(context: &Context<'_>, found: &ResourceFacts, group: &NodeGroup<'_>) -> bool {
     let labels = &group.sample.labels;
     let image = context.inputs.definitions().images.get(context.image);
@@ -135,7 +135,7 @@ fn reaches(context: &Context<'_>, found: &ResourceFacts, group: &NodeGroup<'_>) 
     selected && wanted && !operator::leaves_alone(found.kind, labels)
 }
 
-/// The one version with which the operator finds a published image that passes for each of these kernels.
+/// Returns the single version with which the operator finds a published, passing image for each of these kernels.
 fn wish<'a>(
     context: &Context<'a>,
     kind: OperatorResource,
@@ -183,7 +183,7 @@ fn wish<'a>(
         }
         proof.push((*name).clone());
     }
-    // An image without a host is one of a layout directory.
+    // An image without a host is in a layout directory.
     let (repository, last) = reference.repository.as_str().rsplit_once('/').ok_or(HoldReason::NotPullable)?;
     let mut fields: Map<String, Value> = [("repository", repository), ("image", last), ("version", version)]
         .map(|(field, value)| (field.to_owned(), value.into()))
@@ -195,13 +195,13 @@ fn wish<'a>(
     Ok(Wish::Fields { fields: fields.into(), version, kernels: kernels.len(), proof })
 }
 
-/// Does this name of the image lead to it already?
+/// Whether this name already points to the cell's image.
 pub(super) fn is_published(context: &Context<'_>, cell: &Cell, name: &ImageReference) -> bool {
     let found = context.inputs.observed.image(name, cell.target.arch);
     found.is_some_and(|found| found.is_of(cell))
 }
 
-/// The image's tags are not those that the operator computes.
+/// Returns the hold for an image whose tags do not match those that the operator computes.
 pub(super) fn tag_form(kind: OperatorResource, cell: &Cell) -> HoldReason {
     HoldReason::TagForm {
         image: cell.reference.clone(),
@@ -211,7 +211,8 @@ pub(super) fn tag_form(kind: OperatorResource, cell: &Cell) -> HoldReason {
     }
 }
 
-/// A rewrite makes the operator drain nodes, one after the other; changing its mind half-way would start that anew.
+/// Returns the hold while the operator upgrades drivers: a rewrite makes it drain nodes one by one, and another rewrite
+/// halfway would start that over.
 fn upgrading(kind: OperatorResource, reached: &[&NodeGroup<'_>]) -> Option<HoldReason> {
     let label = operator::upgrade_label(kind);
     let state = |group: &&NodeGroup<'_>| group.sample.labels.get(label).cloned().unwrap_or_default();
@@ -235,15 +236,15 @@ fn step(
     let now = context.inputs.now;
     let current = values(wished, driver);
     let field = Field { record: record.0.get(FIELD), current: &current, wished, now };
-    // The operator watches its own pods. What stood for an hour is taken for good when another value comes, and
-    // nothing is noted until then.
+    // The operator watches its own pods. A value that stayed for an hour counts as good when the desired value changes;
+    // nothing is recorded until then.
     Ok(field::decide(&field, |set| {
         let stood = set.at_peace(now) && current != *wished;
         if stood { Progress::Good } else { Progress::Waiting }
     }))
 }
 
-/// What the driver's section holds in the fields that `like` has; null where it has none.
+/// Returns the current values of the fields in `like`; null for absent fields.
 pub(super) fn values(like: &Value, driver: &Map<String, Value>) -> Value {
     let keys = like.as_object().into_iter().flat_map(Map::keys);
     keys.map(|key| (key.clone(), driver.get(key).cloned().unwrap_or_default())).collect::<Map<_, _>>().into()
@@ -274,7 +275,8 @@ fn carry_out(
     Ok(Decided { decision, changes: vec![Change::Resource(change)] })
 }
 
-/// The change that leaves a resource with what the record says was written, and farrier's annotations.
+/// Returns the change that leaves a resource with the values that the record says were written, and with farrier's
+/// annotations.
 pub(super) fn change(
     found: &ResourceFacts,
     driver: &Map<String, Value>,
@@ -283,11 +285,11 @@ pub(super) fn change(
 ) -> Result<ResourceChange, HoldReason> {
     let record = Record::of(&found.annotations)?;
     let fields: Map<String, Value> = if let Some(value) = entry.written() {
-        // What was not there before is not named, and so removed.
+        // Fields that were absent before are omitted, and thus removed.
         writable(value).collect()
     } else {
-        // Left to another writer, who may have changed some of the fields only: the others stay named, because what
-        // no writer owns any more is removed.
+        // The field is left to another writer, who may have changed only some of its parts. The other parts stay named,
+        // because an apply removes a field without an owner.
         let written = record.0.get(FIELD).and_then(FieldRecord::written);
         let ours = written.into_iter().flat_map(writable);
         ours.filter(|(key, value)| driver.get(key) == Some(value)).collect()
@@ -306,7 +308,8 @@ pub(super) fn change(
     })
 }
 
-/// A record is read back from the cluster: nothing but the known fields, in their types, goes from it into a resource.
+/// Returns only the known fields of a record, with the expected types: the record comes from the cluster and is
+/// untrusted input.
 fn writable(value: &Value) -> impl Iterator<Item = (String, Value)> {
     let fields = value.as_object().into_iter().flatten();
     let fits = |(key, value): &(&String, &Value)| {
@@ -315,12 +318,12 @@ fn writable(value: &Value) -> impl Iterator<Item = (String, Value)> {
     fields.filter(fits).map(|(key, value)| (key.clone(), value.clone()))
 }
 
-/// `spec.driver`, or `spec`.
+/// Returns the path of the driver's section: `spec.driver`, or `spec`.
 pub(super) fn field_path(kind: OperatorResource) -> String {
     std::iter::once(FIELD).chain(kind.driver_path().iter().copied()).collect::<Vec<_>>().join(".")
 }
 
-/// `repository/image, version V` and the flags, for people.
+/// Formats the fields as `repository/image version V` with the flags.
 pub(super) fn said(value: &Value) -> String {
     let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or("(none)");
     let flags = value.as_object().into_iter().flatten().filter(|(_, value)| value.as_bool() == Some(true));

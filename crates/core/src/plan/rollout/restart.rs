@@ -1,7 +1,7 @@
-//! Pure: which pods are restarted where a DaemonSet leaves that to others (`OnDelete`).
+//! Pure: selects the pods to restart in a DaemonSet with the update strategy `OnDelete`.
 //!
-//! A pod that survives a reboot starts again with its old image. Only one whose own image is known to have nothing
-//! for its node's kernel is evicted, and only when the DaemonSet's image has it: all other nodes are left in peace.
+//! A pod that survives a reboot starts again with its old image. A pod is evicted only if its image is known to lack
+//! modules for its node's kernel and the DaemonSet's image has them. All other pods are left running.
 
 use super::{
     Change, Context, DaemonSetFacts, PodRestart,
@@ -10,14 +10,14 @@ use super::{
 };
 use crate::plan::{LiveDaemonSet, PodFacts, UpdateStrategy};
 
-/// The pods to evict now.
+/// Returns the pods to evict now.
 pub(super) fn restarts(
     context: &Context<'_>,
     found: &DaemonSetFacts,
     live: &LiveDaemonSet,
     container: &str,
 ) -> Vec<Change> {
-    // An upgrade does that by itself.
+    // An upgrade restarts pods itself.
     if live.update != UpdateStrategy::OnDelete || live.deleting || context.spec.upgrade().is_some() {
         return Vec::new();
     }
@@ -49,7 +49,8 @@ pub(super) fn restarts(
         };
         outdated.extend(pods().filter(lacks).map(|pod| (pod, kernel)));
     }
-    // What does not work anyhow is no loss: it goes first, and whatever else is away, as with the DaemonSet controller.
+    // A pod that does not work anyway is no loss: evict it first, regardless of other unavailable pods, as the
+    // DaemonSet controller does.
     outdated.sort_by_key(|(pod, _)| (pod.ready, &pod.name));
     let broken = outdated.iter().filter(|(pod, _)| !pod.ready).count();
     let left = at_once(live.max_unavailable, nodes).saturating_sub(away);

@@ -1,7 +1,7 @@
-//! Pure: taking rewrites back.
+//! Pure: rolls back rewrites.
 //!
-//! A function for each kind of object names all that the cluster has, with a step for those that have a record. What was
-//! before is put back without a look into the registry: it was there, and a person asks for it.
+//! One function per kind of object lists all objects in the cluster, with a step for each one that has a record.
+//! Previous values are restored without a registry lookup: they were in use before, and a person asks for them.
 
 use std::collections::BTreeMap;
 
@@ -16,21 +16,21 @@ use super::{
 };
 use crate::plan::{ClusterSnapshot, DaemonSetFacts, RECORD_ANNOTATION, ResourceFacts};
 
-/// What becomes of one field.
+/// Result of a rollback for one field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "outcome")]
 #[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum RollbackOutcome {
-    /// It gets back what was there before (`to`).
+    /// The previous value (`to`) is restored.
     PutBack { from: String, to: String },
-    /// Another writer has set it since: that stays, and farrier leaves it, too.
+    /// Another writer has set the field since: its value stays, and farrier leaves the field, too.
     Released { holds: String },
-    /// Nothing is to be done, and why not.
+    /// Nothing is to be done, with the reason.
     Nothing { why: String },
 }
 
 impl RollbackOutcome {
-    /// In a word, and what of it.
+    /// Returns the result in a word, and its details.
     pub fn summary(&self) -> (&'static str, String) {
         match self {
             Self::PutBack { from, to } => ("put back", format!("{from} -> {to}")),
@@ -42,27 +42,27 @@ impl RollbackOutcome {
     }
 }
 
-/// What becomes of one object.
+/// Rollback of one object.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RollbackStep {
     /// `namespace/name` of a DaemonSet, `Kind/name` of an operator's resource.
     pub object: String,
-    /// What becomes of each container, or of the resource's `spec`.
+    /// Result for each container, or for the resource's `spec`.
     pub fields: BTreeMap<String, RollbackOutcome>,
-    /// Why nothing can be said of it: farrier's record cannot be read.
+    /// Error if farrier's record cannot be parsed.
     pub error: Option<String>,
-    /// The command after which the controller sets the object again.
+    /// Command after which the controller sets the object again.
     pub resume: String,
-    /// What an adapter does.
+    /// Change for an adapter to make.
     pub change: Option<Change>,
 }
 
-/// The steps that take back what farrier has set: in the selected objects, or in all that have a record.
+/// Returns the steps that roll back farrier's rewrites: in the selected objects, or in all objects with a record.
 ///
 /// # Errors
-/// Selected names that the cluster does not have.
+/// The selected names that the cluster does not have.
 pub fn rollback(snapshot: &ClusterSnapshot, selected: &[String]) -> Result<Vec<RollbackStep>, Vec<String>> {
     let objects = [daemon_sets(snapshot), resources(snapshot)].concat();
     let unknown: Vec<String> =
@@ -121,7 +121,7 @@ fn resources(snapshot: &ClusterSnapshot) -> Vec<(String, Option<RollbackStep>)> 
     snapshot.resources.iter().map(step).collect()
 }
 
-/// What becomes of the fields of a record.
+/// Results for the fields of a record.
 struct Taken {
     outcomes: BTreeMap<String, RollbackOutcome>,
     record: Record,
@@ -129,7 +129,8 @@ struct Taken {
 }
 
 impl Taken {
-    /// `change` makes the object's change from the new record and the fields that get their old value back.
+    /// Returns the object's step. `change` creates its change from the new record and the names of the fields to
+    /// restore.
     fn step(
         self,
         object: String,

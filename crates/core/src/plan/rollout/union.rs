@@ -1,5 +1,6 @@
 //! Pure: the strategy `union`: one image holds the modules for every kernel that the DaemonSet's nodes run, that was
-//! announced, or that left only a while ago. Nodes of several architectures get an index of one such image for each.
+//! announced, or that left only recently. Nodes of several architectures get an index with one such image per
+//! architecture.
 
 use std::{
     cmp::Reverse,
@@ -28,31 +29,32 @@ use crate::{
     },
 };
 
-/// On the DaemonSet: since when which kernels of its image are run by no node, as JSON. Where the image is for several
-/// architectures, the kernel has its own before it: `arm64/6.8.0-45-generic`.
+/// On the DaemonSet: kernels of its image that no node runs, each with the time since when, as JSON. In an image for
+/// several architectures, each kernel is prefixed with its own: `arm64/6.8.0-45-generic`.
 const LEFT: &str = "farrier.dev/union-left";
 
-/// Kernels that a DaemonSet's next union may hold still, though no node runs them, with the time since when that is so.
+/// Returns the kernels that a DaemonSet's next union may keep although no node runs them, each with the time since
+/// when.
 pub(in crate::plan) fn left_kernels(annotations: &BTreeMap<String, String>) -> BTreeMap<String, Timestamp> {
     annotations.get(LEFT).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
 }
 
-/// The kernel's release in a key of [`left_kernels`].
+/// Returns the kernel release in a key of [`left_kernels`].
 pub(in crate::plan) fn left_release(key: &str) -> &str {
     key.rsplit('/').next().unwrap_or(key)
 }
 
-/// What the image of a DaemonSet is to be.
+/// Desired state of a DaemonSet.
 struct Wanted<'a> {
     found: &'a DaemonSetFacts,
     live: &'a LiveDaemonSet,
     container: &'a str,
-    /// The image of each architecture, or what is waited for.
+    /// Image of each architecture, or the image that the rollout waits for.
     images: Result<Vec<PlannedUnion>, ImageReference>,
     left: BTreeMap<String, Timestamp>,
 }
 
-/// Decides one target, with the union images that it asks for.
+/// Decides one target, and returns the union images that it asks for.
 pub(super) fn decide(
     context: &Context<'_>,
     target: &RolloutTarget,
@@ -70,8 +72,9 @@ pub(super) fn decide(
     }
 }
 
-/// Why an image is not set that has nothing but what was taken back: kernels that no node runs go with the image before it, so that
-/// it is another image with the same modules.
+/// Returns the hold for a union that contains only members of an image that failed or was rolled back. Once the
+/// previous image is restored, kernels that no node runs can drop out of the union. The union then is a different image
+/// with the same rejected modules.
 fn taken_back(context: &Context<'_>, wanted: &Wanted<'_>, unions: &[PlannedUnion]) -> Option<HoldReason> {
     let record = Record::of(&wanted.live.annotations).ok()?.0.remove(wanted.container)?;
     let has_all = |image: &str| {
@@ -123,7 +126,7 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
     let mut members = Members::default();
     let mut all: BTreeSet<&KernelTarget> = live_kernels.keys().copied().collect();
     let announced = context.announced().filter(|cell| cell.outcome.cell().is_some()).map(|cell| &cell.target);
-    // Kernels that nodes run go before those that they may run one day.
+    // Kernels that nodes run take precedence over announced ones.
     for kernel in announced {
         if all.iter().filter(|other| other.arch == kernel.arch).count() < MAX_MEMBERS {
             all.insert(kernel);
@@ -136,7 +139,8 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
     let done = |images| Ok(Wanted { found, live, container, images, left });
 
     let spared = |arch: Architecture, kernel: &str| {
-        // A pod that is not restarted keeps its image, and a kernel that has no modules in either has nothing to lose.
+        // With `OnDelete`, a pod that is not restarted keeps its image. A kernel without modules in either image loses
+        // nothing.
         live.update == UpdateStrategy::OnDelete && current.is_some_and(|current| !current.has(arch, kernel))
     };
     for kernel in live_kernels.keys().filter(|kernel| !members.has(kernel.arch, kernel.release.as_str())) {
@@ -153,7 +157,7 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
         let release = &node.kernel_version;
         let is_served = match node.architecture.parse() {
             Ok(arch) => members.has(arch, release) || spared(arch, release),
-            // No image of farrier's has anything for it, neither the one before nor the next.
+            // No farrier image has modules for this node, neither the current nor the next one.
             Err(_) => current.is_some(),
         };
         live.update == UpdateStrategy::RollingUpdate || !is_served
@@ -161,7 +165,7 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
     if let Some(why) = unknown_node(unknown.into_iter().filter(is_harmed)) {
         return Err(why);
     }
-    // One rewrite rather than two, where no node waits for the first.
+    // Prefer one rewrite to two, if no node is waiting for the first.
     let is_served = |kernel: &&KernelTarget| {
         let (arch, release) = (kernel.arch, kernel.release.as_str());
         current.is_some_and(|current| current.has(arch, release)) || !members.has(arch, release)
@@ -175,7 +179,7 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
     done(Ok(unions))
 }
 
-/// What goes into the images.
+/// Images that go into the unions.
 #[derive(Default)]
 struct Members {
     images: UnionMembers,
@@ -189,7 +193,7 @@ impl Members {
         images.is_some_and(|images| images.keys().any(|kernel| kernel.as_str() == release))
     }
 
-    /// Adds the kernel's image: the published one, or while there is none the one in the image that is in use.
+    /// Adds the kernel's image: the published one, or as a fallback the one in the current image.
     fn add(
         &mut self,
         context: &Context<'_>,
@@ -218,7 +222,7 @@ impl Members {
         Ok(())
     }
 
-    /// Two targets with one release and architecture would lie over each other in `/lib/modules`.
+    /// Fails if two targets have the same release and architecture: their modules would overlap in `/lib/modules`.
     fn insert(&mut self, kernel: &KernelTarget, digest: &Digest) -> Result<(), HoldReason> {
         let images = self.images.entry(kernel.arch).or_default();
         match images.insert(kernel.release.clone(), digest.clone()) {
@@ -229,9 +233,9 @@ impl Members {
         }
     }
 
-    /// Keeps kernels that no node runs any more for their grace time, and says since when that is. Only as long as the
-    /// image is still made from the same things, as payloads of two driver versions do not belong in one image; and only
-    /// while there is room: those that left last are kept first.
+    /// Keeps kernels that no node runs any more for their grace time, and returns since when each is unused. Kernels
+    /// are kept only while the images are built from the same inputs, because payloads of two driver versions do not
+    /// belong in one image. If there is not enough room, the kernels that left last are kept.
     fn keep(
         &mut self,
         context: &Context<'_>,
@@ -263,7 +267,7 @@ impl Members {
                     kept.push(((!may_run).then_some(since), kernel, digest));
                 }
             }
-            // Those that a node may still run, then the last that left.
+            // Kernels that a node may still run come first, then the most recently unused ones.
             kept.sort_by(|(a, kernel, _), (b, other, _)| {
                 (a.is_some(), Reverse(a), kernel).cmp(&(b.is_some(), Reverse(b), other))
             });
@@ -279,8 +283,8 @@ impl Members {
         left.into_iter().map(|(arch, kernel, since)| (key(arch, kernel), since)).collect()
     }
 
-    /// The architectures whose images are made from the same things as those in the current image. One of which no kernel
-    /// is wanted goes by the others.
+    /// Returns the architectures whose images share a member with the current image. An architecture without desired
+    /// kernels follows the others.
     fn still_alike(&self, current: &ImageContents) -> Vec<Architecture> {
         let is_alike = |arch: Architecture| {
             let (new, old) = (self.images.get(&arch)?, current.for_architecture(arch)?);
@@ -309,13 +313,15 @@ impl Members {
     }
 }
 
-/// May a node run a kernel whose labels do not say so? They are gone for a moment now and then, and the node still says it.
+/// Whether a node may run a kernel that its labels do not confirm: labels can be missing for a moment, while nodeInfo
+/// still names the kernel.
 fn may_run(groups: &[NodeGroup<'_>], release: &str) -> bool {
     let is_unknown = |group: &NodeGroup<'_>| group.target.as_ref().is_err_and(|why| !why.is_distrust());
     groups.iter().any(|group| is_unknown(group) && group.sample.kernel_version == *release)
 }
 
-/// Writes down since when kernels are unused: with a change that is made anyhow, or by itself when that differs.
+/// Records since when kernels are unused, with another change of the DaemonSet, or with a separate one if the record
+/// differs.
 fn note_left(
     found: &DaemonSetFacts,
     live: &LiveDaemonSet,

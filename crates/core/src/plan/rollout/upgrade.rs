@@ -1,4 +1,4 @@
-//! Pure: the upgrade of a rollout's DaemonSet: its nodes, with what is known of them.
+//! Pure: the upgrade of a rollout's DaemonSet: collects its nodes and the facts about them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,13 +18,13 @@ use crate::{
     },
 };
 
-/// An image that the DaemonSet gets, and does not have yet.
+/// Image that the DaemonSet will get, and does not have yet.
 pub(super) struct Next {
     pub(super) image: String,
     pub(super) contents: ImageContents,
 }
 
-/// The plan of its upgrade.
+/// Plans the upgrade of a DaemonSet.
 pub(super) fn planned(
     context: &Context<'_>,
     target: &RolloutTarget,
@@ -34,7 +34,7 @@ pub(super) fn planned(
     plan_of(context, found, live, container, next)
 }
 
-/// Why the nodes of a DaemonSet cannot be upgraded in order, so that it gets no other image.
+/// Returns the reason why the nodes of a DaemonSet cannot be upgraded in order. The DaemonSet then gets no other image.
 pub(super) fn obstacle(context: &Context<'_>, target: &RolloutTarget) -> Option<HoldReason> {
     let spec = context.spec.upgrade()?;
     let (found, live, _) = original(context, target).ok()?;
@@ -52,7 +52,8 @@ pub(super) fn obstacle(context: &Context<'_>, target: &RolloutTarget) -> Option<
     })
 }
 
-/// The images whose rollouts upgrade a DaemonSet. Each of several would take the notes of the others for its own.
+/// Returns the images whose rollouts upgrade a DaemonSet. If there were several, each would take the notes of the
+/// others for its own.
 fn ordered(context: &Context<'_>, found: &DaemonSetFacts) -> Vec<ImageName> {
     let orders = |spec: &&RolloutSpec| {
         spec.upgrade().is_some() && spec.daemon_set().is_some_and(|wanted| found.is_named(wanted))
@@ -64,7 +65,8 @@ fn ordered(context: &Context<'_>, found: &DaemonSetFacts) -> Vec<ImageName> {
     images
 }
 
-/// Of a DaemonSet whose nodes all get its image, or the next one. What is under way goes on with the one that it has.
+/// Plans the upgrade of a DaemonSet whose nodes all get its current or next image. Nodes under way continue with the
+/// current image.
 fn plan_of(
     context: &Context<'_>,
     found: &DaemonSetFacts,
@@ -100,7 +102,8 @@ fn plan_of(
     in_order(context, found, live, live.desired, nodes)
 }
 
-/// The pods of DaemonSets, by the DaemonSet's uid and the node. Beside one that ends there can be the next one already.
+/// Returns the pods of DaemonSets, by the DaemonSet's UID and the node. A terminating pod can share its node with its
+/// successor; the successor takes precedence.
 pub(super) fn pods_by_node(snapshot: &ClusterSnapshot) -> BTreeMap<(&str, &str), &PodFacts> {
     let mut pods: BTreeMap<(&str, &str), &PodFacts> = BTreeMap::new();
     for pod in &snapshot.pods {
@@ -112,7 +115,8 @@ pub(super) fn pods_by_node(snapshot: &ClusterSnapshot) -> BTreeMap<(&str, &str),
     pods
 }
 
-/// The plan for these nodes, once it is seen what runs on them beside their driver; `desired` is how many of them are to have one.
+/// Plans the upgrade of these nodes, after adding the workloads on each. `desired` is the number of nodes that should
+/// have a driver pod.
 pub(super) fn in_order(
     context: &Context<'_>,
     found: &DaemonSetFacts,
@@ -149,7 +153,8 @@ pub(super) fn in_order(
     Some(upgrade.plan())
 }
 
-/// Was the image from before farrier's put back? It need not be farrier's, and then its content is not known.
+/// Whether `image` was restored after a failure or a rollback. Such an image need not be farrier's, and its contents
+/// are then unknown.
 fn is_put_back(live: &LiveDaemonSet, container: &str, image: &str) -> bool {
     let record = Record::of(&live.annotations).unwrap_or_default().0.remove(container);
     record.is_some_and(|record| {
@@ -158,7 +163,7 @@ fn is_put_back(live: &LiveDaemonSet, container: &str, image: &str) -> bool {
     })
 }
 
-/// Have two images the same modules for a kernel? Then a node has nothing of the newer one.
+/// Whether two images have the same modules for a kernel. The newer image then brings nothing new to a node.
 pub(super) fn has_same(
     kernel: &KernelTarget,
     old: Option<&ImageContents>,
@@ -170,10 +175,10 @@ pub(super) fn has_same(
     member(old).is_some_and(|old| member(new) == Some(old))
 }
 
-/// The pods of nodes that are drained, by node.
+/// Pods of drained nodes, by node.
 struct Workloads<'a> {
     by_node: BTreeMap<&'a str, Vec<&'a WorkloadFacts>>,
-    /// The namespace of the driver, and of the Jobs that look at nodes.
+    /// Namespace of the driver, and of the check and forecast Jobs.
     namespace: &'a str,
 }
 
@@ -186,7 +191,7 @@ impl<'a> Workloads<'a> {
         Self { by_node, namespace }
     }
 
-    /// Those that leave the node before its driver does; and what its forecast has found last.
+    /// Returns the pods that must leave the node before its driver does, and the holders that its forecast found last.
     fn on(
         &mut self,
         node: &NodeFacts,
@@ -199,7 +204,7 @@ impl<'a> Workloads<'a> {
         };
         let job = |kind| noted.map(|note| note.job_name(kind, &node.name)).unwrap_or_default();
         let (forecast, check) = (job(JobKind::Forecast), job(JobKind::Check));
-        // The forecast's own pod alone has a say in which pods are evicted.
+        // Only the forecast's own pod may influence which pods are evicted.
         let found = pods.iter().copied().find(|pod| is_of(pod, &forecast));
         let holders = found.map(|pod| pod.holders.as_slice()).unwrap_or_default();
         pods.retain(|pod| {
@@ -216,8 +221,8 @@ impl<'a> Workloads<'a> {
     }
 }
 
-/// How an image does that nodes get in order: it is good when the upgrade is over, and has failed where the upgrade has and the
-/// definition puts images back then.
+/// Returns how an image that is rolled out by an upgrade is doing. It is good when the upgrade is over. It has failed
+/// when the upgrade has failed and the definition says `onFailure: put-back`.
 pub(super) fn progress(
     context: &Context<'_>,
     found: &DaemonSetFacts,
@@ -235,8 +240,8 @@ pub(super) fn progress(
     })
 }
 
-/// This farrier's nodes under way that no planned upgrade is about (any more), given back. Where the DaemonSets' namespace cannot be
-/// seen, they stay.
+/// Returns the changes that release this farrier's nodes under way that no planned upgrade covers (any more). Nodes
+/// stay as they are where the DaemonSets, pods or Jobs of their rollout cannot be seen.
 pub fn given_back(
     snapshot: &ClusterSnapshot,
     rollouts: &[PlannedRollout],
@@ -252,7 +257,7 @@ pub fn given_back(
     let upgrades = rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
     let mut served: BTreeSet<(&str, &str)> = BTreeSet::new();
     for upgrade in upgrades {
-        // A failure of a node that is done is of an image that it has no more.
+        // A failure noted on a node that is done concerns an image that the node no longer has.
         let turns = upgrade.nodes.iter().filter(|turn| turn.stage != UpgradeStage::Done);
         served.extend(turns.map(|turn| (upgrade.rollout.as_str(), turn.node.as_str())));
     }

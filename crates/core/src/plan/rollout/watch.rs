@@ -1,4 +1,4 @@
-//! Pure: did the first pods with a new image get ready in time?
+//! Pure: decides whether the first pods with a new image became ready in time.
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -7,27 +7,29 @@ use crate::{
     plan::{LiveDaemonSet, PodFacts},
 };
 
-/// How a new image does.
+/// State of a new image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// Pods with it still have time; or there is no such pod.
+    /// Pods with the image still have time, or there is no such pod.
     Waiting,
-    /// Every pod with it had its time, and most got ready.
+    /// Every pod with the image had its time, and most became ready.
     Good,
-    /// As many pods with it are late as are ready or still have time: on the first nodes that is the first late one,
-    /// while one broken node of a large fleet condemns no image. The node of the first late pod, by name, and what its containers say.
+    /// At least as many pods with the image are late as are ready or still have time. Among the first nodes one late
+    /// pod suffices, while one broken node of a large fleet does not condemn the image. Contains the node of the first
+    /// late pod, by name, and the messages of its containers.
     Failed { node: String, messages: Vec<String> },
 }
 
-/// Are these one image? A webhook may write another registry into pods; the digest says what it is.
+/// Whether two references name the same image. A webhook may write another registry into pods, but the digest
+/// identifies the image.
 pub(super) fn is_same_image(one: &str, other: &str) -> bool {
     let digests = one.split_once('@').zip(other.split_once('@'));
     one == other || digests.is_some_and(|((_, one), (_, other))| one == other)
 }
 
-/// Looks at the pods in which `container` runs `image`, which was set at `since`. A pod that was made later has its
-/// own time; one that is bound to no node has none, because the cluster and not the image is what it waits for. One that
-/// got ready within the deadline has the time that it must stay so.
+/// Examines the pods in which `container` runs `image`, which was set at `since`. A pod that was created later has its
+/// own deadline. A pod that is not bound to a node has none, because it waits for the cluster and not for the image. A
+/// pod that became ready within the deadline gets the time that it must stay ready.
 pub(super) fn progress<'a>(
     pods: impl IntoIterator<Item = &'a PodFacts>,
     container: &str,
@@ -36,7 +38,7 @@ pub(super) fn progress<'a>(
     Limits { deadline, stable_for }: Limits,
     now: Timestamp,
 ) -> Progress {
-    // A record from the future is one of a clock that jumped: the pod's own time is all that is known then.
+    // A time in the future comes from a clock that jumped: then only the pod's own time counts.
     let since = Some(since).filter(|since| *since <= now);
     let mut late: Vec<&PodFacts> = Vec::new();
     let (mut ready, mut young) = (0, 0);
@@ -45,7 +47,7 @@ pub(super) fn progress<'a>(
         if !runs || pod.deleting || !pod.bound {
             continue;
         }
-        // `None` is before every time. A clock that jumped back makes the pod young, not late.
+        // `None` sorts before every time. After a clock jumped back, the pod counts as young instead of late.
         let from = pod.created.max(since).unwrap_or(now);
         let was_in_time =
             pod.ready && pod.steady_since.is_some_and(|since| since.duration_since(from) <= deadline);
@@ -66,17 +68,18 @@ pub(super) fn progress<'a>(
     }
 }
 
-/// How long pods are waited for.
+/// Time limits for pods.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::plan) struct Limits {
-    /// Until they are ready.
+    /// Time to become ready.
     pub(in crate::plan) deadline: SignedDuration,
-    /// And stay so.
+    /// Time to stay ready.
     pub(in crate::plan) stable_for: SignedDuration,
 }
 
 impl Limits {
-    /// Those of the definition; the DaemonSet's own `minReadySeconds` where that is longer.
+    /// Returns the definition's limits, or the DaemonSet's own `minReadySeconds` where that is longer than the
+    /// definition's `stableFor`.
     pub(in crate::plan) fn of(watch: Watch, live: &LiveDaemonSet) -> Self {
         let duration =
             |period: Period| SignedDuration::try_from(period.duration()).unwrap_or(SignedDuration::MAX);
@@ -91,7 +94,8 @@ mod tests {
     use super::*;
     use crate::plan::fixtures::{live_daemon_set, pod};
 
-    /// Pods on nodes n0, n1...: made so many seconds after the image was set, and ready or not; seen at `now` seconds.
+    /// Evaluates pods on nodes n0, n1..., each given by its creation in seconds after the image was set and its
+    /// readiness, at `now` seconds.
     fn at(now: i64, pods: &[(i64, bool)]) -> Progress {
         let second = |second| Timestamp::from_second(second).unwrap();
         let daemon_set = live_daemon_set("mft");
@@ -110,7 +114,7 @@ mod tests {
     const LIMITS: Limits =
         Limits { deadline: SignedDuration::from_secs(60), stable_for: SignedDuration::from_secs(30) };
 
-    /// One pod, made with the rewrite and steady since a second after it; seen later.
+    /// Evaluates one pod, created with the rewrite and steady since the given second, at `now` seconds.
     fn steady(since: i64, now: i64) -> Progress {
         let second = |second| Timestamp::from_second(1000 + second).unwrap();
         let daemon_set = live_daemon_set("mft");
@@ -131,12 +135,12 @@ mod tests {
         );
         assert_eq!(steady(5, 34), Progress::Waiting);
         assert_eq!(steady(5, 35), Progress::Good);
-        assert_eq!(steady(60, 70), Progress::Waiting, "ready in time, it may show that it stays so");
+        assert_eq!(steady(60, 70), Progress::Waiting, "ready in time, so it gets time to stay ready");
         assert_eq!(steady(60, 90), Progress::Good);
-        assert!(matches!(steady(61, 70), Progress::Failed { .. }), "started again after the deadline");
+        assert!(matches!(steady(61, 70), Progress::Failed { .. }), "restarted after the deadline");
     }
 
-    /// As a kubelet shows it: ready for a second at each start, away for longer after each end.
+    /// As a kubelet reports it: ready for a second after each start, away for longer after each exit.
     #[test]
     fn a_pod_that_crashes_at_each_start_is_never_good() {
         let starts = [0, 2, 13, 34, 75];
@@ -176,7 +180,7 @@ mod tests {
     #[test]
     fn the_first_pods_decide() {
         assert_eq!(at(10, &[]), Progress::Waiting);
-        assert_eq!(at(60, &[(0, false)]), Progress::Waiting, "the deadline itself is in time");
+        assert_eq!(at(60, &[(0, false)]), Progress::Waiting, "the deadline itself counts as in time");
         assert_eq!(at(61, &[(0, false)]), failed_on("n0"));
         assert_eq!(at(61, &[(0, true), (10, false)]), Progress::Waiting);
         assert_eq!(at(75, &[(0, true), (10, false)]), failed_on("n1"), "half of the first nodes");

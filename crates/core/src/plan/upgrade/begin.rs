@@ -1,4 +1,4 @@
-//! Pure: how far each node is, and which are begun now.
+//! Pure: determines the stage of each node, and which nodes start now.
 
 use std::cmp::Reverse;
 
@@ -14,20 +14,20 @@ use crate::{
     plan::{Change, labels::operators_upgrade},
 };
 
-/// How many of the nodes that go first may still be begun.
+/// Canary nodes that may still be started.
 enum First {
-    /// They are done: all nodes may.
+    /// The canary nodes are done: any node may start.
     Done,
-    /// So many, of any.
+    /// This many nodes, whichever they are.
     AnyOf(usize),
-    /// Those with the labels.
+    /// Only the nodes with the canary labels.
     Labelled,
-    /// None, because there are none.
+    /// No node has the canary labels.
     Missing,
 }
 
-/// Does the node's new driver not work? The image can have become another with the same modules for it meanwhile: then the note
-/// is still about the pod that it has.
+/// Whether the node's new driver failed. The target may since have become another image with the same modules for the
+/// node; the note then still applies to the node's current pod.
 fn has_failed(node: &UpgradeNode<'_>, note: &UpgradeNote) -> bool {
     let is_about = |driver: DriverPod<'_>| {
         let was_made_in_turn = |at| (note.began..=note.since).contains(&at);
@@ -38,7 +38,7 @@ fn has_failed(node: &UpgradeNode<'_>, note: &UpgradeNote) -> bool {
 }
 
 impl Upgrade<'_> {
-    /// How far a node is, without a word about other nodes.
+    /// Determines the stage of a node by itself, regardless of other nodes.
     pub(super) fn stand(&self, node: &UpgradeNode<'_>) -> UpgradeTurn {
         let (note, rollout) = (UpgradeNote::of(node.facts), self.rollout());
         let turn = |stage, waits| UpgradeTurn {
@@ -57,7 +57,7 @@ impl Upgrade<'_> {
         if ours.is_some_and(|note| has_failed(node, note)) {
             return turn(UpgradeStage::Failed, None);
         }
-        // The DaemonSet's controller makes the next pod from the target by itself.
+        // The DaemonSet controller creates the next pod from the target anyway.
         if node.hand_over.is_none() && node.living().is_none_or(|driver| driver.is_current) {
             return turn(UpgradeStage::Done, None);
         }
@@ -66,10 +66,11 @@ impl Upgrade<'_> {
         turn(if is_left { UpgradeStage::LeftAlone } else { UpgradeStage::Waits }, waits)
     }
 
-    /// Why the node itself cannot be begun.
+    /// Returns the reason in the node itself for not starting it.
     fn kept(&self, node: &UpgradeNode<'_>, note: Option<&UpgradeNote>) -> Option<UpgradeWait> {
         let facts = node.facts;
-        // A node has room for one note: another driver's failure would be forgotten, and its upgrade go on.
+        // A node can hold only one note. A second upgrade would overwrite the other driver's failure, and that driver's
+        // upgrade would continue.
         let is_other = |note: &&UpgradeNote| note.state.is_open() && note.rollout != self.rollout();
         if let Some(other) = note.filter(is_other) {
             return Some(UpgradeWait::Other { rollout: other.rollout.clone() });
@@ -93,12 +94,12 @@ impl Upgrade<'_> {
         }
         let note = note.filter(|note| note.state == UpgradeState::NotDrained && note.to == node.target)?;
         let until = note.since.checked_add(seconds(self.spec.timeout)).ok()?;
-        // A time that was written by a clock that jumped is not waited for.
+        // Ignore a time in the future: it comes from a clock that jumped.
         (note.since <= self.now && self.now < until)
             .then(|| UpgradeWait::Again { until, why: note.why.clone().unwrap_or_default() })
     }
 
-    /// Begins as many nodes as may be, and says of the others why they wait.
+    /// Starts as many nodes as allowed, and sets the reason why the others wait.
     pub(super) fn begin(&self, turns: &mut [UpgradeTurn]) {
         let stopped = self.stopped(turns);
         let first = self.first(turns);
@@ -116,7 +117,8 @@ impl Upgrade<'_> {
             turns.get(*place).is_some_and(|turn| turn.stage == UpgradeStage::Waits && turn.waits.is_none())
         };
         let mut order: Vec<usize> = (0..self.nodes.len()).filter(is_free).collect();
-        // What does not work anyhow is no loss; what could not be drained has had its turn.
+        // Nodes whose driver does not work anyway come first. Nodes that could not be drained have had their turn and
+        // come last.
         order.sort_by_key(|place| {
             let (node, turn) = (&self.nodes[*place], &turns[*place]);
             let was_tried = turn.note.as_ref().is_some_and(|note| note.state == UpgradeState::NotDrained);
@@ -129,8 +131,8 @@ impl Upgrade<'_> {
                 _ => left > 0,
             };
             let is_down = are_down[place];
-            // Its driver failed and does not work. Another image can only mend that, so the node waits neither for a time nor for
-            // the canary.
+            // The node's driver failed and does not work, so another image can only help. The node waits neither for a
+            // time nor for the canary.
             let is_mended =
                 is_down && turn.note.as_ref().is_some_and(|note| note.state == UpgradeState::Failed);
             turn.waits = match stopped.as_ref().filter(|why| !is_mended || !why.is_about_time()) {
@@ -150,7 +152,7 @@ impl Upgrade<'_> {
         }
     }
 
-    /// Which nodes have no working driver, whoever's doing that is.
+    /// Returns which nodes have no working driver, whatever the cause.
     fn are_down(&self) -> Vec<bool> {
         let mut missing = self.missing;
         let is_down = |node: &UpgradeNode<'_>| {
@@ -162,7 +164,7 @@ impl Upgrade<'_> {
         self.nodes.iter().map(is_down).collect()
     }
 
-    /// The first write to a node.
+    /// Returns the first write to a node.
     fn first_mark(&self, node: &UpgradeNode<'_>) -> Change {
         let is_drained = self.spec.drain != Drain::None;
         let note = UpgradeNote {
@@ -179,7 +181,7 @@ impl Upgrade<'_> {
         mark(node.facts, Some(&note), is_drained.then_some(true))
     }
 
-    /// Why no node at all is begun.
+    /// Returns the reason for starting no node at all.
     fn stopped(&self, turns: &[UpgradeTurn]) -> Option<UpgradeWait> {
         if let Some(failed) = turns.iter().find(|turn| turn.stage == UpgradeStage::Failed) {
             return Some(UpgradeWait::Stopped { node: failed.node.clone() });
@@ -202,7 +204,7 @@ impl Upgrade<'_> {
         (self.now < until).then_some(UpgradeWait::Between { until })
     }
 
-    /// Which nodes go first.
+    /// Returns which nodes go first.
     fn first(&self, turns: &[UpgradeTurn]) -> First {
         match &self.spec.canary {
             None => First::Done,

@@ -1,4 +1,4 @@
-//! Pure: how long the rest of an upgrade takes.
+//! Pure: estimates the remaining time of an upgrade.
 
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
@@ -6,34 +6,35 @@ use serde::Serialize;
 use super::{Upgrade, UpgradeNote, UpgradeStage, UpgradeState, UpgradeTurn, turn::seconds};
 use crate::image::{Canary, Window};
 
-/// How an upgrade goes on.
+/// Progress and expected end of an upgrade.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Forecast {
-    /// Nodes with the target's driver.
+    /// Number of nodes with the target's driver.
     pub done: usize,
-    /// Nodes that farrier is at, or begins now.
+    /// Number of nodes that are being upgraded or start now.
     pub under_way: usize,
-    /// Nodes that are begun later.
+    /// Number of nodes that start later.
     pub waiting: usize,
-    /// Nodes that farrier does not touch as they are.
+    /// Number of nodes that are skipped in their current state.
     pub left_alone: usize,
-    /// Nodes on which the new driver does not work.
+    /// Number of nodes on which the new driver does not work.
     pub failed: usize,
-    /// How long a node took, in seconds, on average; `None` where none has been done yet.
+    /// Average seconds per node; `None` before the first node is done.
     pub seconds_per_node: Option<i64>,
-    /// When the last node is done, with `maxParallel`, `between` and `window`; `None` where it does not go on by itself, or nothing is
-    /// left. Where no node has been done yet, it is not earlier than this: a node takes `stableFor` at least.
+    /// Expected end with `maxParallel`, `between` and `window`; `None` where the upgrade cannot continue without
+    /// intervention, or nothing is left. Before the first node is done, this is a lower bound, because a node takes at
+    /// least `stableFor`.
     pub ends: Option<Timestamp>,
 }
 
 impl Forecast {
-    /// Has every node the target's driver that is to get it, and at least one got it?
+    /// Whether every node that should get the target's driver has it, and at least one node was upgraded to it.
     pub(in crate::plan) fn is_over(&self) -> bool {
         self.seconds_per_node.is_some() && self.under_way + self.waiting + self.failed == 0
     }
 
-    /// Of an upgrade with its nodes.
+    /// Computes the forecast of an upgrade from its nodes.
     pub(super) fn of(upgrade: &Upgrade<'_>, turns: &[UpgradeTurn]) -> Self {
         let count = |stage| turns.iter().filter(|turn| turn.stage == stage).count();
         let under_way = count(UpgradeStage::UnderWay) + count(UpgradeStage::Begins);
@@ -53,7 +54,7 @@ impl Forecast {
     }
 }
 
-/// How long the nodes took that got this target.
+/// Returns the average time of the nodes that got their target.
 fn per_node(turns: &[UpgradeTurn]) -> Option<SignedDuration> {
     let is_done = |note: &UpgradeNote, to: &str| note.state == UpgradeState::Uncordoned && note.to == to;
     let notes = turns.iter().filter_map(|turn| turn.note.as_ref().filter(|note| is_done(note, &turn.to)));
@@ -63,7 +64,8 @@ fn per_node(turns: &[UpgradeTurn]) -> Option<SignedDuration> {
     Some(SignedDuration::from_secs(sum / count))
 }
 
-/// How long so many nodes take: so many at once as may be, those that go first before the others.
+/// Returns how long the given number of nodes takes, with as many at once as allowed, and the canary nodes before the
+/// others.
 fn work(
     upgrade: &Upgrade<'_>,
     per_node: SignedDuration,
@@ -84,9 +86,9 @@ fn work(
     per_node.saturating_mul(waves).saturating_add(pauses)
 }
 
-/// When so much work is done that is only done while the window is open.
+/// Returns the end of work that is done only while the window is open.
 fn ends(window: Option<&Window>, now: Timestamp, work: SignedDuration) -> Option<Timestamp> {
-    /// Of a window: five years of nights. What takes longer has no end that anybody waits for.
+    /// Most openings to examine: five years of nightly windows. A later end is not worth reporting.
     const OPENINGS: usize = 2000;
     let Some(window) = window else { return now.checked_add(work).ok() };
     let (mut at, mut left) = (now, work);

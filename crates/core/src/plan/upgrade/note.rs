@@ -1,4 +1,4 @@
-//! Pure: what farrier writes to a node that it upgrades.
+//! Pure: the note that farrier writes to a node under upgrade.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -9,34 +9,34 @@ use crate::plan::{
     rollout::{HANDED_OVER, short_hash},
 };
 
-/// Where a node's upgrade stands: the value of the label `farrier.dev/upgrade`.
+/// State of a node's upgrade: the value of the label `farrier.dev/upgrade`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum UpgradeState {
-    /// No new pods come; those that must leave are asked to.
+    /// The node accepts no new pods; the pods that must leave are being evicted.
     Cordoned,
-    /// They have left; the driver's pod ends.
+    /// The pods have left; the driver pod is being replaced.
     Drained,
-    /// The new pod is there, and shows what it does.
+    /// The new driver pod exists, and is being observed.
     DriverRestarted,
-    /// All that is waited for holds.
+    /// All conditions of `waitFor` hold.
     Checked,
-    /// The node is as it was before, with its new driver.
+    /// The node has its new driver and is otherwise as before the upgrade.
     Uncordoned,
-    /// It is as it was before, with its old driver: pods did not leave it. It is tried again.
+    /// Pods did not leave the node in time. The node has its old driver, is otherwise as before, and will be retried.
     NotDrained,
-    /// It is as it was before, but for its new driver, which does not work.
+    /// The new driver does not work. The node is otherwise as before the upgrade.
     Failed,
 }
 
 impl UpgradeState {
-    /// The label's value.
+    /// Returns the label's value.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
 
-    /// Is farrier at the node?
+    /// Whether the node is being upgraded.
     pub fn is_under_way(self) -> bool {
         match self {
             Self::Cordoned | Self::Drained | Self::DriverRestarted | Self::Checked => true,
@@ -44,81 +44,81 @@ impl UpgradeState {
         }
     }
 
-    /// Does another driver of the node wait for the end of it?
+    /// Whether upgrades of the node's other drivers have to wait.
     pub(super) fn is_open(self) -> bool {
         self.is_under_way() || self == Self::Failed
     }
 }
 
-/// What a Job on a node under way is for.
+/// Purpose of a Job on a node under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum JobKind {
-    /// Would the old driver go? (`forecast`)
+    /// Forecast whether the old driver can be unloaded (`forecast`).
     Forecast,
-    /// Does the new one work? (`waitFor`)
+    /// Check whether the new driver works (`waitFor`).
     Check,
 }
 
-/// The annotation `farrier.dev/upgrade`: all that farrier knows of a node's upgrade.
+/// Annotation `farrier.dev/upgrade`: the whole state of a node's upgrade.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UpgradeNote {
-    /// Which farrier is at it, where a cluster has several: [`crate::plan::Instance`] in words.
+    /// Farrier that upgrades the node, where a cluster has several: the text of [`crate::plan::Instance`].
     #[serde(default)]
     pub by: String,
-    /// The DaemonSet, as `namespace/name`.
+    /// DaemonSet, as `namespace/name`.
     pub rollout: String,
-    /// Where it stands.
+    /// State of the upgrade.
     pub state: UpgradeState,
-    /// Since when.
+    /// Time of the last change of the state.
     pub since: Timestamp,
-    /// When the node was begun.
+    /// Time at which the node's upgrade started.
     pub began: Timestamp,
-    /// The image that it gets, or got.
+    /// Image that the node gets or got.
     pub to: String,
-    /// Is its cordon farrier's? A cordon by someone else stays.
+    /// Whether farrier set the node's cordon. A cordon set by another actor stays.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cordoned: bool,
-    /// Did it fail because its check could not be made? That says nothing against the image.
+    /// Whether the upgrade failed because its check could not be run. Such a failure does not count against the image.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unchecked: bool,
-    /// Why it failed, was not drained, or is left alone while it is under way.
+    /// Reason why the upgrade failed, was not drained, or is skipped while under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
 impl UpgradeNote {
-    /// That of a node. One that cannot be read says nothing: the node's cordon is then someone else's.
+    /// Reads the note of a node. A note that cannot be parsed counts as none, and the node's cordon as another actor's.
     pub fn of(node: &NodeFacts) -> Option<Self> {
         node.annotations.get(UPGRADE).and_then(|text| serde_json::from_str(text).ok())
     }
 
-    /// That of a node whose upgrade is under way.
+    /// Reads the note of a node whose upgrade is under way.
     pub fn under_way(node: &NodeFacts) -> Option<Self> {
         Self::of(node).filter(|note| note.state.is_under_way())
     }
 
-    /// Is it said that this image does not work?
+    /// Whether the note says that this image does not work.
     pub(in crate::plan) fn is_failure_of(&self, image: &str) -> bool {
         self.state == UpgradeState::Failed && self.to == image
     }
 
-    /// Do the pods of its node decide what comes next?
+    /// Whether the next step depends on the pods of the node.
     pub fn needs_workloads(&self) -> bool {
         matches!(self.state, UpgradeState::Cordoned | UpgradeState::Drained)
     }
 
-    /// The name of a Job of this upgrade: another one for each time.
+    /// Returns the name of a Job of this upgrade. Each start of a node's upgrade has its own names.
     pub fn job_name(&self, kind: JobKind, node: &str) -> String {
         let (kind, began): (&str, _) = (kind.into(), self.began.to_string());
         format!("farrier-{kind}-{}", short_hash(&[&self.rollout, node, &self.to, &began]))
     }
 }
 
-/// A node's new note, with the label beside it; without a note, both are removed. Note and cordon are one write, so that there is
-/// no moment between them in which farrier could be killed.
+/// Returns the change that sets a node's note and the matching label; without a note, both are removed. Note and cordon
+/// are a single write, so that farrier cannot be killed between them.
 pub(super) fn mark(node: &NodeFacts, note: Option<&UpgradeNote>, cordon: Option<bool>) -> Change {
     let text = note.and_then(|note| serde_json::to_string(note).ok());
     let state = note.map(|note| note.state.as_str().to_owned());
@@ -131,7 +131,7 @@ pub(super) fn mark(node: &NodeFacts, note: Option<&UpgradeNote>, cordon: Option<
     })
 }
 
-/// The node is handed over to the DaemonSet that its kernel has for itself.
+/// Returns the change that hands a node over to the DaemonSet of its kernel.
 pub(super) fn hand_over(node: &NodeFacts, label: &str) -> Change {
     Change::Node(NodeChange {
         name: node.name.clone(),
@@ -141,14 +141,14 @@ pub(super) fn hand_over(node: &NodeFacts, label: &str) -> Change {
     })
 }
 
-/// The node is as it was before, and gets this note.
+/// Returns the change that uncordons a node, if the cordon is farrier's, and sets a new note.
 pub(super) fn give_back(node: &NodeFacts, before: &UpgradeNote, note: Option<&UpgradeNote>) -> Change {
     mark(node, note, (before.cordoned && node.unschedulable).then_some(false))
 }
 
-/// Gives back the nodes under way that no upgrade is about (any more): the DaemonSet is gone or does not reach them, or the
-/// definition has no `upgrade`. Those that an operator upgrades meanwhile, when it has done that. A failure that no upgrade is about
-/// is forgotten, because other drivers wait for it.
+/// Returns the changes that release nodes under way that no upgrade covers (any more): the DaemonSet is gone or does
+/// not reach them, or the definition has no `upgrade`. A node that an operator is upgrading is released after the
+/// operator is done. A failure that no upgrade covers is removed, because other drivers wait for it.
 pub fn abandoned<'a>(
     nodes: impl IntoIterator<Item = &'a NodeFacts>,
     is_served: impl Fn(&NodeFacts, &UpgradeNote) -> bool,
@@ -161,7 +161,7 @@ pub fn abandoned<'a>(
     nodes.into_iter().filter_map(given_back).collect()
 }
 
-/// Forgets that the new driver did not work on nodes, so that an upgrade that stopped for it goes on.
+/// Removes the failures of a rollout from its nodes, so that an upgrade that stopped because of them continues.
 pub fn forgiven<'a>(nodes: impl IntoIterator<Item = &'a NodeFacts>, rollout: &str) -> Vec<Change> {
     let is_failure = |note: &UpgradeNote| note.state == UpgradeState::Failed && note.rollout == rollout;
     let failed = nodes.into_iter().filter(|node| UpgradeNote::of(node).as_ref().is_some_and(is_failure));

@@ -1,11 +1,11 @@
-//! Pure: the plan of an upgrade, for people.
+//! Pure: the plan of an upgrade, for display.
 
 use std::{collections::BTreeSet, fmt};
 
 use super::{PlannedUpgrade, UpgradeTurn};
 use crate::plan::{Table, table::table};
 
-/// A row for each node: how far it is, since when, and what it waits for.
+/// Returns a table with one row per node: its stage, its state and since when, and what it waits for.
 pub fn upgrade_table(plan: &PlannedUpgrade) -> Table {
     let rows = plan.nodes.iter().map(|turn| {
         let UpgradeTurn { node, stage, note, .. } = turn;
@@ -18,7 +18,7 @@ pub fn upgrade_table(plan: &PlannedUpgrade) -> Table {
 }
 
 impl UpgradeTurn {
-    /// What it waits for, or why it did not go well; empty where there is nothing to say.
+    /// Returns what the node waits for, or why its upgrade failed; empty where there is nothing to say.
     fn detail(&self) -> String {
         let why = || self.note.as_ref().and_then(|note| note.why.clone());
         self.waits.as_ref().map(ToString::to_string).or_else(why).unwrap_or_default()
@@ -33,7 +33,8 @@ impl fmt::Display for UpgradeTurn {
 }
 
 impl PlannedUpgrade {
-    /// `drivers/mofed gets registry.example/mofed@sha256:...: 3 nodes done, 1 under way, 6 to come; done at ...`.
+    /// Summarizes the upgrade: `drivers/mofed gets registry.example/mofed@sha256:...: 3 nodes done, 1 under way, 6 to
+    /// come; done at ...`.
     pub fn summary(&self) -> String {
         let Self { rollout, nodes, forecast } = self;
         let images: BTreeSet<&str> =

@@ -1,7 +1,7 @@
-//! Pure: the next step on one node that farrier has begun.
+//! Pure: decides the next step on one node under way.
 //!
-//! Whatever a node, its pods or people do meanwhile, each state has an end: it is left for the next one, or after its time the node
-//! is given back.
+//! Every state ends, whatever happens to the node or its pods: either the node enters the next state, or farrier gives
+//! up after a timeout and uncordons it.
 
 use jiff::SignedDuration;
 
@@ -14,7 +14,7 @@ use crate::{
     plan::{Change, NodeCheck, PodRestart, WorkloadFacts, labels::operator_at_work},
 };
 
-/// What is done now, and what is waited for.
+/// Changes to make now, and the condition that the node waits for.
 pub(super) struct Next {
     pub(super) changes: Vec<Change>,
     pub(super) waits: Option<UpgradeWait>,
@@ -33,17 +33,18 @@ impl From<UpgradeWait> for Next {
 }
 
 impl Upgrade<'_> {
-    /// The next step.
+    /// Returns the next step.
     pub(super) fn next(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Next {
         if note.since > self.now {
-            // Of a clock that jumped: the time of this state is counted from now.
+            // The note comes from a clock that jumped: restart the timeout of this state now.
             return mark(node.facts, Some(&UpgradeNote { since: self.now, ..note.clone() }), None).into();
         }
         if note.cordoned && !node.facts.unschedulable {
-            // Someone has taken farrier's cordon away. The next one is not farrier's.
+            // Another actor removed farrier's cordon. A later cordon is not farrier's.
             return mark(node.facts, Some(&UpgradeNote { cordoned: false, ..note.clone() }), None).into();
         }
-        // The operator drains the node and gives it back by itself. The time of this state begins anew when that is over.
+        // The operator itself drains and uncordons the node. The timeout of this state restarts when the operator is
+        // done.
         match operator_at_work(&node.facts.labels) {
             Some((label, state)) => {
                 let why = Some("left to the operator's upgrade controller".to_owned());
@@ -56,14 +57,14 @@ impl Upgrade<'_> {
                 };
             }
             None if note.why.is_some() => {
-                // What a check or a forecast said before does not count any more.
+                // Earlier results of a check or a forecast no longer count.
                 let freed = UpgradeNote { since: self.now, began: self.now, why: None, ..note.clone() };
                 return mark(node.facts, Some(&freed), None).into();
             }
             None => {}
         }
         if node.fits == Some(false) {
-            // It has booted another kernel: nothing is known against the image, and nothing is to be done here.
+            // The node booted another kernel: that says nothing about the image, and nothing is left to do here.
             return give_back(node.facts, note, None).into();
         }
         let is_current = node.living().is_some_and(|driver| driver.is_current);
@@ -109,7 +110,8 @@ impl Upgrade<'_> {
         Next { changes: staying.map(evict).collect(), waits: Some(UpgradeWait::Users { count }) }
     }
 
-    /// `None` where the old driver would go, or is not asked about. One that stayed would leave the node without any that works.
+    /// Returns the step of the forecast; `None` where the old driver can be unloaded, or no forecast is configured. A
+    /// driver that cannot be unloaded would leave the node without a working one.
     fn foresee(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Option<Next> {
         let template = self.spec.forecast.as_ref()?;
         let held: Vec<&str> = node.holders.iter().map(|holder| holder.what.as_str()).collect();
@@ -152,10 +154,10 @@ impl Upgrade<'_> {
         })
     }
 
-    /// The old driver goes, and the new one comes.
+    /// Replaces the old driver pod by a new one.
     fn replace(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Next {
         let is_next = |driver: &DriverPod<'_>| driver.pod.created > Some(note.since);
-        // A webhook may write another image into pods: the next one would have that, too.
+        // A webhook may write another image into pods. Another new pod would get the same image, so fail.
         if node.hand_over.is_none()
             && note.to == node.target
             && let Some(driver) = node.living().filter(is_next)
@@ -172,7 +174,7 @@ impl Upgrade<'_> {
         }
         let change = match (node.hand_over, node.living()) {
             (None, None) => return UpgradeWait::Driver.into(),
-            // Unknown is not fine: the old driver stays until the kernel is known for which the new one must fit.
+            // Unknown is not fine: keep the old driver until the kernel that the new one must fit is known.
             _ if node.fits.is_none() => return UpgradeWait::KernelUnknown.into(),
             (Some(label), _) => hand_over(node.facts, label),
             (None, Some(DriverPod { pod, .. })) => Change::Restart(PodRestart {
@@ -190,7 +192,7 @@ impl Upgrade<'_> {
         let ready_by = self.deadline.saturating_add(self.stable_for);
         let checked_by = ready_by.saturating_add(seconds(self.spec.timeout));
         match node.living() {
-            // The DaemonSet has got yet another image, as when one is put back.
+            // The DaemonSet has got another image again, for example when one was put back.
             Some(driver) if !driver.is_current => return self.enter(node, note, UpgradeState::Drained),
             Some(driver) if driver.pod.is_steady(self.stable_for, self.now) => {}
             found if self.is_late(note, ready_by) => {
@@ -229,7 +231,8 @@ impl Upgrade<'_> {
         wait.into()
     }
 
-    /// Has the old driver gone, when the node should be given back with it? Then the new one is waited for, and checked.
+    /// Whether the old driver is already gone although its node should be uncordoned with it. Then wait for the new
+    /// driver and check it.
     fn is_left(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> bool {
         let is_gone = node.hand_over.is_none() && node.living().is_none() && !node.facts.not_ready;
         let is_over = self.unseen.is_some() || self.is_late(note, seconds(self.spec.timeout));
@@ -240,12 +243,12 @@ impl Upgrade<'_> {
         self.passed(note.since) > limit
     }
 
-    /// The next state.
+    /// Enters the next state.
     fn enter(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, state: UpgradeState) -> Next {
         mark(node.facts, Some(&self.noted(node, note, state, None)), None).into()
     }
 
-    /// The node is given back.
+    /// Ends the upgrade of the node and uncordons it.
     fn end(
         &self,
         node: &UpgradeNode<'_>,
@@ -257,7 +260,7 @@ impl Upgrade<'_> {
         give_back(node.facts, note, Some(&ended)).into()
     }
 
-    /// The node's time is over before it has another driver: a node that died has failed, another one is tried again.
+    /// Gives up after a timeout, before the node has another driver. A dead node has failed; any other node is retried.
     fn give_up(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, why: String) -> Next {
         if node.facts.not_ready {
             return self.fail(node, note, format!("the node is not Ready; {why}"));
@@ -265,7 +268,8 @@ impl Upgrade<'_> {
         self.end(node, note, UpgradeState::NotDrained, Some(why))
     }
 
-    /// The new driver does not work; where the kernel is not known for which it should, that says nothing.
+    /// Records that the new driver does not work. Where the node's kernel is unknown, this says nothing about the
+    /// driver.
     fn fail(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, why: String) -> Next {
         if node.fits.is_none() {
             return give_back(node.facts, note, None).into();
@@ -280,7 +284,7 @@ impl Upgrade<'_> {
         state: UpgradeState,
         why: Option<String>,
     ) -> UpgradeNote {
-        /// An annotation is small, and containers' last words are not.
+        /// Most characters to keep: an annotation is small, container messages are not.
         const LONGEST: usize = 300;
         UpgradeNote {
             state,

@@ -1,85 +1,85 @@
-//! Pure: why a node waits, for people and for programs.
+//! Pure: the reasons why a node waits, with a text for people and a stable word for programs.
 
 use jiff::Timestamp;
 use serde::Serialize;
 
-/// What a node waits for.
+/// Condition that a node waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum UpgradeWait {
-    /// Under way: pods that must leave first.
+    /// Under way: pods must leave first.
     #[error("pods that must leave first: {count}")]
     Users { count: usize },
-    /// Under way: the forecast that its driver would go. What holds it, as far as that is known.
+    /// Under way: the forecast that the node's driver can be unloaded; with its current holders, as far as known.
     #[error("waits until its driver would go{}", .holders.as_ref().map(|held| format!(": {held}")).unwrap_or_default())]
     Forecast {
         #[serde(skip_serializing_if = "Option::is_none")]
         holders: Option<String>,
     },
-    /// Under way: the new pod of the driver.
+    /// Under way: the new driver pod.
     #[error("waits for its new driver to be ready")]
     Driver,
-    /// Under way: the Job of `waitFor`.
+    /// Under way: the `waitFor` Job.
     #[error("waits for its check")]
     Job,
-    /// Under way: the annotation of `waitFor`.
+    /// Under way: the `waitFor` annotation.
     #[error("waits for annotation farrier.dev/upgrade-checked with the new image as its value")]
     Annotation,
-    /// Its kernel is not known, or what the image has for it.
+    /// The node's kernel, or the image's content for it, is unknown.
     #[error("its kernel, or what the new image has for it, is not known")]
     KernelUnknown,
-    /// The new image has no modules for its kernel.
+    /// The new image has no modules for the node's kernel.
     #[error("the new image has no modules for its kernel {kernel}")]
     NoModules { kernel: String },
-    /// Someone else has cordoned it.
+    /// Another actor cordoned the node.
     #[error("someone else has cordoned it")]
     Cordoned,
-    /// It is away.
+    /// The node is not Ready.
     #[error("it is not Ready")]
     NotReady,
-    /// An operator upgrades it.
+    /// An operator is upgrading the node.
     #[error("left to the operator's upgrade controller: {label}={state}")]
     Operator { label: &'static str, state: String },
-    /// farrier upgrades another driver on it.
+    /// farrier is upgrading another driver on the node.
     #[error("the driver of {rollout} comes first")]
     Other { rollout: String },
-    /// Pods did not leave it, and it was given back.
+    /// Pods did not leave the node, and farrier uncordoned it; it is retried later.
     #[error("tried again at {until:.0}: {why}")]
     Again { until: Timestamp, why: String },
-    /// The new driver does not work on a node.
+    /// The new driver failed on a node.
     #[error("stopped, because node {node} failed")]
     Stopped { node: String },
-    /// Someone has paused the upgrade.
+    /// A person paused the upgrade.
     #[error("the upgrade is paused (`farrier upgrade resume` goes on)")]
     Paused,
-    /// The window is closed. It opens at this time, or not within four years.
+    /// The window is closed. `opens` is the time of its next opening; absent if there is none within four years.
     #[error("the window opens {}", .opens.map_or("never".to_owned(), |opens| format!("at {opens:.0}")))]
     Window { opens: Option<Timestamp> },
-    /// The time between two nodes.
+    /// The pause between two nodes has not passed.
     #[error("the next node is begun at {until:.0}")]
     Between { until: Timestamp },
-    /// The nodes that go first.
+    /// The canary nodes come first.
     #[error("waits for the nodes that go first")]
     Canary,
-    /// There are none.
+    /// No node has the canary labels.
     #[error("no node has the labels of those that go first (canary)")]
     NoCanary,
     /// The DaemonSet does not have the new image yet.
     #[error("waits until the DaemonSet has the new image")]
     Image,
-    /// As many nodes as may be are without a driver.
+    /// As many nodes as allowed are without a working driver.
     #[error("nodes without a working driver, or not Ready: {down}; maxParallel: {most}")]
     Room { down: usize, most: usize },
 }
 
 impl UpgradeWait {
-    /// Does it end by itself at a time?
+    /// Whether the wait ends at a certain time.
     pub(super) fn is_about_time(&self) -> bool {
         matches!(self, Self::Window { .. } | Self::Between { .. })
     }
 
-    /// Does the node have to change for farrier to begin it?
+    /// Whether the node itself has to change before farrier can start it.
     pub(super) fn leaves_alone(&self) -> bool {
         matches!(
             self,

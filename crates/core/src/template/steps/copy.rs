@@ -1,4 +1,4 @@
-//! `COPY`.
+//! Reads `COPY` instructions.
 
 use runner::plan::{Action, Source};
 
@@ -11,7 +11,7 @@ use super::{
 };
 
 impl Reader {
-    /// `COPY`, its options and words.
+    /// Reads a `COPY` instruction: its options and words.
     pub(super) fn copy(&mut self, line: Line<'_>, options: Vec<String>, rest: &str) -> Result<(), Refusal> {
         let mode = self.copy_options(line.number, options)?;
         let list = match lexer::json_list(rest) {
@@ -40,7 +40,7 @@ impl Reader {
         if documents != line.instruction.documents.len() {
             return mistake("COPY: `<<` and the name of a here-document are one word");
         }
-        // The documents last, as builders do.
+        // Builders copy here-documents last.
         plain.extend(written);
         let dest = self.destination(&self.expand(dest)?)?;
         if plain.len() > 1 && !dest.ends_with('/') {
@@ -83,7 +83,7 @@ impl Reader {
         Ok(mode)
     }
 
-    /// What a here-document of an instruction gives. Of two with one name, the content of the last.
+    /// Returns the content of a here-document. If two have the same name, the last one's content applies.
     fn document(&self, line: Line<'_>, named: &Document) -> Result<Source, Refusal> {
         let name = named.name.clone();
         let Some(document) = line.instruction.documents.iter().rev().find(|document| document.name == name)
@@ -101,7 +101,7 @@ impl Reader {
         Ok(Source::Document { name, content })
     }
 
-    /// Absolute; with a `/` at its end where that, or a `.`, says that it is a directory.
+    /// Returns an absolute destination. It ends with `/` if the original names a directory with a trailing `/` or `.`.
     fn destination(&self, dest: &str) -> Result<String, Refusal> {
         if dest.is_empty() {
             return mistake("COPY: the destination is empty");
@@ -112,7 +112,7 @@ impl Reader {
     }
 }
 
-/// A place of the context, relative; the whole context is `.`.
+/// Returns a path in the build context, relative to its root; `.` is the whole context.
 fn context_place(source: &str) -> Result<String, Refusal> {
     if source.is_empty() {
         return mistake("COPY: a source is empty");

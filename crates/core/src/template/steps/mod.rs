@@ -1,7 +1,7 @@
-//! Pure: what the `modules` stage of a rendered Dockerfile does, as steps that are run without an engine.
+//! Pure: reads the `modules` stage of a rendered Dockerfile as steps that run without an engine.
 //!
-//! Where Docker's builders do not agree on what a line means, the line is refused: a template gives the same in place and with an
-//! engine. `docs/definitions.md` has the list of what may stand in a stage.
+//! A line that Docker's builders interpret differently is refused, so that a template gives the same result in place and with an
+//! engine. `docs/definitions.md` lists the instructions that a stage may contain.
 
 mod copy;
 mod refusal;
@@ -23,30 +23,30 @@ use refusal::{Refusal, mistake, number, unsupported};
 use stage::stage;
 use variables::Variables;
 
-/// All that the steps of one Dockerfile hold: texts, and the environment of each `RUN`.
+/// Maximum total size of one Dockerfile's steps: texts, and the environment of each `RUN`.
 const LARGEST: usize = 8 << 20;
-/// What engines run the shell form with.
+/// Default shell for the shell form.
 const SHELL: [&str; 2] = ["/bin/sh", "-c"];
 
-/// The image that a stage starts from: what its configuration says.
+/// The base image of a stage, as described by its configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Base {
-    /// The name that `FROM` names.
+    /// The name that `FROM` uses.
     pub name: String,
-    /// Its environment.
+    /// Environment variables of the image.
     pub env: Vec<(String, String)>,
-    /// Its working directory; empty: `/`.
+    /// Working directory; empty means `/`.
     pub workdir: String,
-    /// Its user; empty: root.
+    /// User; empty means root.
     pub user: String,
-    /// What runs the shell form; empty: `/bin/sh -c`.
+    /// Command for the shell form; empty means `/bin/sh -c`.
     pub shell: Vec<String>,
-    /// Does it have `ONBUILD` triggers? An engine runs them.
+    /// Whether the image has `ONBUILD` triggers, which an engine would run.
     pub triggers: bool,
 }
 
 impl Base {
-    /// From an image's configuration, the whole document.
+    /// Reads the complete configuration document of an image.
     pub fn of(name: &str, config: &Map<String, Value>) -> Self {
         let config = config.get("config");
         let text = |key| config?.get(key)?.as_str().map(str::to_owned);
@@ -68,26 +68,26 @@ impl Base {
     }
 }
 
-/// A `modules` stage.
+/// Steps of a `modules` stage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recipe {
-    /// What it does, in order.
+    /// The steps, in order.
     pub steps: Vec<Step>,
-    /// What an engine would heed and a build in place does not, for people.
+    /// Notes for the user about instructions that an engine follows and a build in place ignores.
     pub notes: Vec<Note>,
 }
 
-/// Something about a line.
+/// A note about a line.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 #[display("line {line}: {text}")]
 pub struct Note {
-    /// From 1.
+    /// Line number, from 1.
     pub line: u32,
-    /// What.
+    /// Text of the note.
     pub text: String,
 }
 
-/// Reads the steps of the stage `modules`. There are no build arguments: `ARG` has its default.
+/// Reads the steps of the stage `modules`. There are no build arguments: `ARG` has its default value.
 pub fn read(dockerfile: &str, base: &Base) -> Result<Recipe, StepsError> {
     if let Some(place) = dockerfile.lines().position(|line| line.contains('\0')) {
         return Err(Refusal::Mistake("there is a NUL character".to_owned()).at(number(place)));
@@ -126,7 +126,7 @@ pub fn read(dockerfile: &str, base: &Base) -> Result<Recipe, StepsError> {
     Ok(reader.recipe)
 }
 
-/// Those that change how a Dockerfile is read.
+/// Validates the directives that change the Dockerfile's syntax.
 fn check_directives(dockerfile: &str) -> Result<(), StepsError> {
     let mut seen = Vec::new();
     for (place, (key, value)) in directives(dockerfile, true).enumerate() {
@@ -151,20 +151,20 @@ fn check_directives(dockerfile: &str) -> Result<(), StepsError> {
     Ok(())
 }
 
-/// An instruction and where it stands.
+/// An instruction and its line number.
 #[derive(Clone, Copy)]
 struct Line<'a> {
     number: u32,
     instruction: &'a Instruction,
 }
 
-/// The state of a stage between two instructions.
+/// State of a stage between two instructions.
 struct Reader {
     escape: char,
     variables: Variables,
     workdir: String,
     shell: Vec<String>,
-    /// Of what was read, in bytes.
+    /// Total size of the steps so far, in bytes.
     size: usize,
     recipe: Recipe,
 }
@@ -224,7 +224,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Once for all lines that it is said of.
+    /// Adds a note, unless the same text was already noted for another line.
     fn note(&mut self, line: u32, text: &str) {
         if !self.recipe.notes.iter().any(|note| note.text == text) {
             self.recipe.notes.push(Note { line, text: text.to_owned() });
@@ -237,7 +237,7 @@ impl Reader {
     }
 }
 
-/// Bytes, roughly.
+/// Approximate size in bytes.
 fn size(action: &Action) -> usize {
     use runner::plan::{Run, Source};
     match action {
@@ -257,7 +257,7 @@ fn size(action: &Action) -> usize {
     }
 }
 
-/// A path from a directory on, absolute, without `.`, `..` and a `/` at its end.
+/// Resolves a path relative to a directory. The result is absolute, without `.`, `..` and a trailing `/`.
 fn clean(directory: &str, path: &str) -> String {
     let above = if path.starts_with('/') { "" } else { directory };
     let mut parts: Vec<&str> = Vec::new();

@@ -1,15 +1,15 @@
-//! Why a Dockerfile, or one of its lines, has no steps.
+//! Errors of Dockerfiles and lines that cannot be read as steps.
 
 pub(super) use super::super::lexer::{Refusal, mistake};
 
-/// Why a Dockerfile has no steps. Whoever shows it says whose Dockerfile it is.
+/// Reason why a Dockerfile cannot be read as steps. The caller adds the name of the Dockerfile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum StepsError {
-    /// It is not Docker's form, whatever the engine. Lines count from 1.
+    /// A syntax error in every engine. Lines count from 1.
     #[error("line {line}: {reason}")]
     Mistake { line: u32, reason: String },
-    /// A build in place does not do it: what, and what to write instead.
+    /// A build in place does not support the instruction. The reason says what to write instead.
     #[error("line {line}: {reason}; use engine docker")]
     Unsupported { line: u32, reason: String },
 }
@@ -27,7 +27,7 @@ pub(super) fn unsupported<T>(reason: impl Into<String>) -> Result<T, Refusal> {
     Err(Refusal::Unsupported(reason.into()))
 }
 
-/// A line's number, from its place.
+/// Converts a line index to a line number.
 pub(super) fn number(place: usize) -> u32 {
     u32::try_from(place).map_or(u32::MAX, |place| place.saturating_add(1))
 }

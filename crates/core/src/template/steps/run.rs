@@ -1,4 +1,4 @@
-//! `RUN`.
+//! Reads `RUN` instructions.
 
 use runner::plan::{Action, Run};
 
@@ -8,11 +8,11 @@ use super::{
 };
 
 impl Reader {
-    /// `RUN`, its options and command.
+    /// Reads a `RUN` instruction: its options and command.
     pub(super) fn run(&mut self, line: Line<'_>, options: &[String], rest: &str) -> Result<(), Refusal> {
         for option in options {
             match option.split_once('=').unwrap_or((option, "")) {
-                // As it is anyway.
+                // These options are the default in every build.
                 ("--network", "none") | ("--security", "sandbox") => {}
                 ("--network", _) => return unsupported(format!("RUN {option}: a build has no network")),
                 ("--mount", _) => {
@@ -50,7 +50,7 @@ impl Reader {
     }
 }
 
-/// What the shell reads where a here-document is not all of the command: the documents as they stand.
+/// Appends the here-documents unchanged, for a shell command that is not itself a here-document.
 fn with_documents(command: &str, documents: &[Document]) -> String {
     documents
         .iter()

@@ -1,4 +1,4 @@
-//! The stage `modules` of a Dockerfile, and what stands before its first instruction.
+//! Finds the stage `modules` of a Dockerfile and validates the lines before it.
 
 use super::{
     super::lexer::{self, Lexer},
@@ -6,7 +6,7 @@ use super::{
     variables::Variables,
 };
 
-/// Its variables, the line of its `FROM`, and its instructions.
+/// Returns the stage's variables, the line of its `FROM`, and its instructions.
 pub(super) fn stage<'a>(
     instructions: &'a [Instruction],
     base: &Base,
@@ -53,7 +53,7 @@ fn words(from: &Instruction, escape: char) -> (Vec<String>, Vec<&str>) {
     (options, rest.split(lexer::BLANKS).filter(|word| !word.is_empty()).collect())
 }
 
-/// The name that a `FROM` gives to its stage.
+/// Returns the name that a `FROM` gives to its stage.
 fn name(from: &Instruction, escape: char) -> Option<String> {
     match words(from, escape).1[..] {
         [_, r#as, name] if r#as.eq_ignore_ascii_case("as") => Some(name.to_lowercase()),
@@ -61,7 +61,7 @@ fn name(from: &Instruction, escape: char) -> Option<String> {
     }
 }
 
-/// Does the stage start from the base, and from nothing else?
+/// Checks that the stage starts directly from the base.
 fn check(
     from: &Instruction,
     base: &Base,

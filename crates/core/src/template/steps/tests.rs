@@ -12,7 +12,7 @@ fn stage(body: &str) -> Result<Recipe, StepsError> {
     read(&format!("FROM base AS modules\n{body}"), &base())
 }
 
-/// As people could read it, one line for each step.
+/// Formats the steps for display, one line for each step.
 fn shown(recipe: Result<Recipe, StepsError>) -> String {
     let recipe = match recipe {
         Ok(recipe) => recipe,

@@ -1,30 +1,30 @@
-//! `ARG` and `ENV`.
+//! Variables of `ARG` and `ENV`.
 
 use super::{
     super::lexer::{BLANKS, Lexer, quoted_words},
     Refusal, mistake, unsupported,
 };
 
-/// What Docker sets where the base sets none.
+/// Docker's default value if the base sets none.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Has a value in newer builders alone, without a default: `TARGETARCH`, `BUILDPLATFORM`.
+/// Prefixes of variables that have a value without a default in newer builders only: `TARGETARCH`, `BUILDPLATFORM`.
 const PLATFORM: [&str; 2] = ["TARGET", "BUILD"];
 const PLATFORM_PARTS: [&str; 5] = ["PLATFORM", "OS", "OSVERSION", "ARCH", "VARIANT"];
-/// More than Linux takes for one program is of no use.
+/// Linux does not accept a larger environment for one program.
 const LARGEST: usize = 128 << 10;
 
-/// The variables of a stage, or those before the first one.
+/// The variables of a stage, or the variables before the first stage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Variables {
-    /// `ENV`, and the base's. They win over `args`.
+    /// Variables of `ENV` and of the base. They override `args`.
     env: Vec<(String, String)>,
     args: Vec<(String, String)>,
-    /// `ARG` before the first `FROM`: the value of an `ARG` in a stage that has no default.
+    /// `ARG` before the first `FROM`: the value of an `ARG` without a default in a stage.
     global: Vec<(String, String)>,
 }
 
 impl Variables {
-    /// At the start of a stage.
+    /// Returns the variables at the start of a stage.
     pub(super) fn of_stage(env: &[(String, String)], before: Self) -> Self {
         let mut variables = Self { global: before.args, ..Self::default() };
         for (name, value) in env {
@@ -40,7 +40,7 @@ impl Variables {
         find(&self.env, name).or_else(|| find(&self.args, name)).map(str::to_owned)
     }
 
-    /// The environment of a `RUN`.
+    /// Returns the environment of a `RUN`.
     pub(super) fn environment(&self) -> Vec<(String, String)> {
         let mut all = self.env.clone();
         for (name, value) in &self.args {
@@ -54,7 +54,7 @@ impl Variables {
         all
     }
 
-    /// `ARG`, its words.
+    /// Reads the words of an `ARG`.
     pub(super) fn arg(&mut self, rest: &str, escape: char) -> Result<(), Refusal> {
         let words = quoted_words(rest, escape);
         if words.is_empty() {
@@ -100,7 +100,7 @@ impl Variables {
         self.check_size()
     }
 
-    /// `ENV`, its words.
+    /// Reads the words of an `ENV`.
     pub(super) fn env(&mut self, rest: &str, escape: char) -> Result<(), Refusal> {
         let words = quoted_words(rest, escape);
         let pairs = match words.first() {
@@ -115,7 +115,7 @@ impl Variables {
                 Err(word) => return mistake(format!("ENV: there is no = in {word}")),
             },
         };
-        // The values of before the line count in all of it.
+        // All values of a line are expanded with the values from before that line.
         let expanded = pairs
             .into_iter()
             .map(|(name, value)| Ok((self.expand(name, escape)?, self.expand(value, escape)?)))

@@ -1,5 +1,5 @@
-//! `generic MODULE...`: loads modules, in the place of the host's where it is asked to, says that they are there, and
-//! unloads them at the end.
+//! `generic MODULE...`: loads modules, reports readiness, and unloads the modules at the end. With `--replace` it first
+//! unloads modules of the host, and loads them again at the end.
 
 mod options;
 #[cfg(test)]
@@ -25,10 +25,10 @@ use crate::{
     taken_out::TakenOut,
 };
 
-/// How often the node is looked at while something is waited for.
+/// Polling interval of the wait loops.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
-/// From start to stop.
+/// Runs the container from start to stop.
 pub(crate) fn run(node: &Node<'_>, options: &Options, ending: &mut dyn Ending) -> Result<(), Error> {
     let options = &options.complete(node)?;
     let _lock = Lock::take(node, &options.file("lock"))?;
@@ -83,7 +83,7 @@ impl Container<'_> {
             node.log.step(format!("firmware: {files} file(s) copied to {}", self.firmware_path));
             self.firmware().set_search_path(node)?;
         }
-        // A container that was killed may have left it.
+        // A killed container may have left the blacklist behind.
         self.blacklist().remove()?;
         let (leaving, theirs) = self.leaving()?;
         if leaving.is_empty() {
@@ -102,16 +102,17 @@ impl Container<'_> {
         self.wait(&options.ready_when, "get ready", ending)
     }
 
-    /// The modules that were asked for, last first, and then what was loaded for their sake, where nothing else uses it. What
-    /// made way for them comes back.
+    /// Unloads the requested modules in reverse order, then modules that were loaded as their dependencies and have no
+    /// other users. Then loads the host's replaced modules again.
     fn stop(&self, modules: &[String], loaded: &[String]) -> Result<(), Error> {
         let node = self.node;
-        // A dkms.conf may name what uses a module before it.
+        // A dkms.conf may list a user of a module before that module.
         let leaving = Loaded::read(&node.paths)?.with_holders(modules.iter().rev());
         for name in leaving.iter().filter(|name| modules.contains(name)) {
             unload::unload(node, name)?;
         }
-        // A container that was killed leaves the image's that it loaded for their sake. A start that failed touches none of it.
+        // A killed container also leaves the image's dependencies that it had loaded. After a failed start these are
+        // not touched.
         let there = Loaded::read(&node.paths)?;
         let ours = self.of_image_that(|name| !modules.is_empty() && self.loader.is_ours(&there, name));
         let rest = there.with_holders(loaded.iter().rev().chain(&ours));
@@ -155,9 +156,10 @@ impl Container<'_> {
         Ok(())
     }
 
-    /// What is unloaded first, in this order: the host's modules that make way, those that another image has left, and the image's
-    /// that use them, which a container that was killed left. And which of it is the host's. What cannot go, and what cannot come,
-    /// now or at the end, is found before anything is touched.
+    /// Plans the unload before the start. Returns all modules to unload in this order: users first, of the host's
+    /// replaced modules and of leftover modules of another image. Also returns which of these belong to the host.
+    /// Fails before any change if a module cannot be unloaded now or loaded again at the end, or if a requested module
+    /// cannot be loaded.
     fn leaving(&self) -> Result<(Vec<String>, Vec<String>), Error> {
         let Self { node, options, .. } = self;
         let loaded = Loaded::read(&node.paths)?;
@@ -189,13 +191,15 @@ impl Container<'_> {
         Ok((order, theirs))
     }
 
-    /// Of the modules that were asked for and the image's that they need. That something is missing is told where it is loaded.
+    /// Filters the requested modules and their dependencies from the image. Errors about missing modules are ignored
+    /// here; loading reports them.
     fn of_image_that(&self, holds: impl Fn(&str) -> bool) -> BTreeSet<String> {
         let with_needs = |name: &String| self.loader.of_image(name).unwrap_or_else(|_| vec![name.clone()]);
         self.options.modules.iter().flat_map(with_needs).filter(|name| holds(name)).collect()
     }
 
-    /// Is the module that is loaded under this name neither the image's nor the host's? Without the host's tree that is not known.
+    /// Whether the loaded module belongs neither to the image nor to the host. Without the host's tree this is unknown,
+    /// and the answer is false.
     fn is_left(&self, loaded: &Loaded, name: &str) -> bool {
         let (paths, host) = (&self.node.paths, self.taken_out.host.index);
         let is_others = !Loaded::is_of_kernel(paths, name) && !self.loader.is_ours(loaded, name);
@@ -205,7 +209,7 @@ impl Container<'_> {
             && host.file(name).is_none_or(|file| of_host(file).is_some_and(|id| Some(id) != there))
     }
 
-    /// Until all of them hold.
+    /// Waits until all conditions hold.
     fn wait(&self, conditions: &[Condition], what_for: &str, ending: &mut dyn Ending) -> Result<(), Error> {
         let Self { node, .. } = self;
         for condition in conditions {
@@ -220,7 +224,8 @@ impl Container<'_> {
         Ok(())
     }
 
-    /// What it prints is in the container's log. It ends with what it has started where the container is to end.
+    /// Runs the program; its output goes to the container's log. If the container is asked to end, the program and its
+    /// children are killed.
     fn run_after(&self, program: &str, ending: &mut dyn Ending) -> Result<(), Error> {
         let failed = |error: io::Error| {
             Error::new(format!("run {program}: {error}"), "the image has to have it there")

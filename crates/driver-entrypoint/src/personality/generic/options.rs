@@ -1,4 +1,4 @@
-//! What `generic` is asked to do.
+//! Command line of `generic`.
 
 use std::{fmt, path::Path};
 
@@ -10,7 +10,7 @@ use crate::{
     node::{Node, Paths, is_plain_path},
 };
 
-/// How `generic` is used.
+/// Usage text of `generic`.
 pub(crate) const USAGE: &str = "\
 usage: driver-entrypoint generic [OPTION...] [MODULE...]
 
@@ -24,26 +24,26 @@ Without a MODULE: those of the image's modules.order, as a dkms.conf names them.
   --ready-when PATH[=TEXT]  get ready when the path is there, or when its text is TEXT
   --keep                    leave all as it is at the end";
 
-/// What the arguments after `generic` say.
+/// Parsed arguments of `generic`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
-    /// In the order in which they are loaded. None: those of the image.
+    /// Modules in load order. Empty: the modules of the image's `modules.order`.
     pub(super) modules: Vec<String>,
-    /// The host's modules that make way for them.
+    /// Modules of the host to replace: unloaded at the start, loaded again at the end.
     pub(super) replace: Vec<String>,
-    /// The image's firmware is for the kernel, too.
+    /// Whether the kernel is to find the image's firmware.
     pub(super) firmware: bool,
-    /// What must hold before anything is loaded.
+    /// Conditions to wait for before loading.
     pub(super) wait_for: Vec<Condition>,
-    /// What must hold once the modules are loaded.
+    /// Conditions to wait for after loading, before the container is ready.
     pub(super) ready_when: Vec<Condition>,
-    /// What runs once the modules are loaded.
+    /// Program to run after the modules are loaded.
     pub(super) then: Option<String>,
-    /// Everything stays when the container ends.
+    /// Whether the modules stay loaded when the container ends.
     pub(super) keep: bool,
 }
 
-/// A path that is there; with a text, one that holds it.
+/// Condition that a path exists, or that the file's text equals `text`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Condition {
     path: String,
@@ -51,7 +51,7 @@ pub(super) struct Condition {
 }
 
 impl Options {
-    /// The error says what is wrong with which argument.
+    /// Parses the arguments; the error names the wrong argument.
     pub(crate) fn parse(arguments: &[&str]) -> Result<Self, String> {
         let mut options = Self::default();
         let mut arguments = arguments.iter();
@@ -70,7 +70,8 @@ impl Options {
         Ok(options)
     }
 
-    /// With the image's modules in the order of its `modules.order`, where none is named. Template `dkms` writes it from dkms.conf.
+    /// Fills in the modules of the image's `modules.order` if no module is named. Template `dkms` writes that file from
+    /// dkms.conf.
     pub(super) fn complete(&self, node: &Node<'_>) -> Result<Self, Error> {
         let mut options = self.clone();
         if options.modules.is_empty() {
@@ -89,12 +90,12 @@ impl Options {
         Ok(options)
     }
 
-    /// The first module names the container.
+    /// Name of the container: its first module.
     pub(super) fn name(&self) -> &str {
         self.modules.first().map_or("none", String::as_str)
     }
 
-    /// `/run/farrier/<name>.ready`, and what else is kept beside it.
+    /// Path of a file of this container, for example `/run/farrier/<name>.ready`.
     pub(super) fn file(&self, ending: &str) -> String {
         format!("/run/farrier/{}.{ending}", self.name())
     }

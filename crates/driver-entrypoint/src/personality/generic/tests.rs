@@ -1,4 +1,4 @@
-//! The life of a container of one's own driver on a bench.
+//! Tests of the `generic` personality on a test bench, from start to stop.
 
 use std::{
     fs,
@@ -69,7 +69,7 @@ fn they_stay_where_asked_to() {
 #[test]
 fn what_was_loaded_goes_when_a_later_one_does_not_come() {
     let bench = bench();
-    let error = live(&bench, &["mst_pci", "absent"], || panic!("it became ready")).unwrap_err();
+    let error = live(&bench, &["mst_pci", "absent"], || panic!("must not become ready")).unwrap_err();
     assert!(error.to_string().starts_with("module absent is not there for kernel"), "{error}");
     assert_eq!(bench.loaded(), Vec::<String>::new());
 }
@@ -80,12 +80,12 @@ fn a_killed_one_is_followed_by_one_that_ends_clean() {
     live(&bench, &["--keep", "mst_pciconf"], || {}).unwrap();
     live(&bench, &["mst_pciconf"], || {}).unwrap();
     assert!(bench.log().contains("module mst_pciconf is there already"));
-    assert_eq!(bench.loaded(), ["host-firmware_class"], "it is unknown who loaded it");
+    assert_eq!(bench.loaded(), ["host-firmware_class"], "kept, because it is unknown who loaded it");
 }
 
 const REPLACE: [&str; 5] = ["--replace", "acme_net", "--replace", "acme", "acme"];
 
-/// In-tree modules, one of which uses the other, and an image that replaces the first.
+/// In-tree modules, one of which uses the other, and an image that replaces the one in use.
 fn in_tree() -> Bench {
     let bench = Bench::new();
     bench.host_module("acme", "");
@@ -121,7 +121,7 @@ fn one_that_is_killed_at_any_step_is_followed_by_one_that_ends_as_it_began() {
             bench.kernel.killed_at.set(Some((step, takes_place)));
             let first = catch_unwind(AssertUnwindSafe(|| live(&bench, &REPLACE, || {})));
             if first.is_ok() {
-                assert!(step > 4, "it was killed at each of its steps");
+                assert!(step > 4, "the container was killed at each step");
                 break;
             }
             bench.kernel.killed_at.set(None);
@@ -135,7 +135,7 @@ fn one_that_is_killed_at_any_step_is_followed_by_one_that_ends_as_it_began() {
 fn what_cannot_be_replaced_is_found_before_anything_is_touched() {
     let bench = in_tree();
     let refused = |arguments: &[&str]| {
-        let error = live(&bench, arguments, || panic!("it became ready")).unwrap_err();
+        let error = live(&bench, arguments, || panic!("must not become ready")).unwrap_err();
         assert_eq!(bench.calls(), Vec::<String>::new());
         is_as_before(&bench);
         error
@@ -152,16 +152,16 @@ fn what_the_kernel_refuses_is_undone() {
     let bench = in_tree();
     bench.image_module("acme_more", "acme");
     bench.kernel.refuses.borrow_mut().insert("acme_more".to_owned(), Errno::NOEXEC);
-    live(&bench, &[&REPLACE[..], &["acme_more"]].concat(), || panic!("it became ready")).unwrap_err();
+    live(&bench, &[&REPLACE[..], &["acme_more"]].concat(), || panic!("must not become ready")).unwrap_err();
     is_as_before(&bench);
 }
 
 #[test]
 fn what_went_before_one_that_stays_comes_back() {
     let bench = in_tree();
-    // No process that this container sees: only the kernel knows.
+    // A user that no visible process accounts for: only the reference count shows it.
     bench.kernel.users.borrow_mut().insert("acme".to_owned(), 1);
-    let error = live(&bench, &REPLACE, || panic!("it became ready")).unwrap_err();
+    let error = live(&bench, &REPLACE, || panic!("must not become ready")).unwrap_err();
     assert!(error.to_string().starts_with("unload acme: 1 reference(s)"), "{error}");
     assert_eq!(bench.calls(), ["unload acme_net", "load acme_net of the host"]);
     is_as_before(&bench);
@@ -172,7 +172,7 @@ fn the_host_s_modules_are_not_forgotten_while_the_image_s_stay() {
     let bench = in_tree();
     live(&bench, &[&["--keep"], &REPLACE[..]].concat(), || {}).unwrap();
     assert_eq!(bench.loaded(), ["image-acme"]);
-    live(&bench, &[&REPLACE[..], &["absent"]].concat(), || panic!("it became ready")).unwrap_err();
+    live(&bench, &[&REPLACE[..], &["absent"]].concat(), || panic!("must not become ready")).unwrap_err();
     assert_eq!(bench.loaded(), ["image-acme"], "{}", bench.log());
     live(&bench, &REPLACE, || {}).unwrap();
     is_as_before(&bench);
@@ -189,7 +189,7 @@ fn a_module_of_another_build_is_told() {
 #[test]
 fn what_could_not_come_back_is_not_taken_away() {
     let refused = |bench: &Bench| {
-        let error = live(bench, &REPLACE, || panic!("it became ready")).unwrap_err();
+        let error = live(bench, &REPLACE, || panic!("must not become ready")).unwrap_err();
         assert_eq!(bench.calls(), Vec::<String>::new());
         assert_eq!(bench.text("/run/farrier/acme.replaced"), None);
         assert!(error.hint().starts_with("mount the host's /lib/modules at /host/lib/modules"));
@@ -204,7 +204,7 @@ fn what_could_not_come_back_is_not_taken_away() {
     assert!(refused(&bench).contains(lost));
 }
 
-/// The next container has no mount of the host's modules.
+/// The next container does not have the host's modules mounted.
 #[test]
 fn what_does_not_come_back_is_an_error_and_not_forgotten() {
     let bench = in_tree();
@@ -221,7 +221,7 @@ fn what_does_not_come_back_is_an_error_and_not_forgotten() {
     is_as_before(&bench);
 }
 
-/// What an image before this one has left has no file on the host, and nothing is missed when it goes.
+/// Modules that an earlier image left have no file on the host; they are unloaded and not loaded again.
 #[test]
 fn modules_of_another_image_go_for_good() {
     let bench = Bench::new();
@@ -232,7 +232,7 @@ fn modules_of_another_image_go_for_good() {
         bench.module(&format!("/old/{name}.ko"), depends, &format!("old-{name}"));
         bench.loaded_from(&format!("/old/{name}.ko"));
     }
-    let error = live(&bench, &["acme"], || panic!("it became ready")).unwrap_err();
+    let error = live(&bench, &["acme"], || panic!("must not become ready")).unwrap_err();
     assert!(error.to_string().starts_with("module acme_more uses what is to be replaced: "), "{error}");
     live(&bench, &["--replace", "acme_more", "acme"], || {
         assert_eq!(bench.loaded(), ["image-acme", "image-acme_lib"]);
@@ -242,7 +242,7 @@ fn modules_of_another_image_go_for_good() {
     assert!(bench.log().contains("module acme is there already, of another image: it goes first"));
 }
 
-/// The one before was killed, with the host's modules taken out.
+/// The previous container was killed while the host's modules were unloaded.
 #[test]
 fn the_host_s_modules_are_not_forgotten_while_another_image_s_stay() {
     let bench = in_tree();
@@ -251,7 +251,7 @@ fn the_host_s_modules_are_not_forgotten_while_another_image_s_stay() {
     bench.kernel.unload("acme").unwrap();
     bench.loaded_from("/old/acme.ko");
     bench.held("acme", 1);
-    let error = live(&bench, &REPLACE, || panic!("it became ready")).unwrap_err();
+    let error = live(&bench, &REPLACE, || panic!("must not become ready")).unwrap_err();
     assert!(error.to_string().starts_with("unload acme: 1 reference(s)"), "{error}");
     bench.held("acme", 0);
     live(&bench, &REPLACE, || assert_eq!(bench.loaded(), ["image-acme"])).unwrap();
@@ -260,7 +260,7 @@ fn the_host_s_modules_are_not_forgotten_while_another_image_s_stay() {
 
 const REPLACE_BOTH: [&str; 5] = ["--replace", "acme_net", "--replace", "acme", "acme_net"];
 
-/// An image that has both, of which one comes for the other's sake.
+/// An image that has both modules, one as a dependency of the other.
 fn image_of_both() -> Bench {
     let bench = in_tree();
     bench.image_module("acme_net", "acme");
@@ -271,7 +271,7 @@ fn image_of_both() -> Bench {
 fn what_a_module_needs_goes_when_the_module_does_not_come() {
     let bench = image_of_both();
     bench.kernel.refuses.borrow_mut().insert("acme_net of the image".to_owned(), Errno::NOEXEC);
-    live(&bench, &REPLACE_BOTH, || panic!("it became ready")).unwrap_err();
+    live(&bench, &REPLACE_BOTH, || panic!("must not become ready")).unwrap_err();
     assert_eq!(bench.loaded(), ["host-acme", "host-acme_net"], "{}", bench.log());
 }
 
@@ -327,7 +327,7 @@ fn firmware_is_there_while_the_container_runs() {
     assert_eq!(bench.text(SEARCH_PATH).as_deref(), Some("\0"));
 }
 
-/// A device that shows at the third look.
+/// A device that appears at the third poll.
 struct Appears<'a>(&'a Bench, u32);
 
 impl Ending for Appears<'_> {
@@ -368,12 +368,13 @@ fn a_program_runs_after_the_modules_are_loaded() {
     })
     .unwrap();
     bench.file("/setup.code", "3");
-    let error = live(&bench, &["--then", &program, "mst_pci"], || panic!("it became ready")).unwrap_err();
+    let error =
+        live(&bench, &["--then", &program, "mst_pci"], || panic!("must not become ready")).unwrap_err();
     assert_eq!(error.to_string(), format!("{program} failed: exit status: 3"));
     assert_eq!(bench.loaded(), Vec::<String>::new());
 }
 
-/// Asked to end at the n-th question.
+/// Asks the container to end at the n-th poll.
 struct EndsAt(u32);
 
 impl Ending for EndsAt {

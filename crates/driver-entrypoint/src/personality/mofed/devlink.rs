@@ -1,30 +1,30 @@
-//! Adapter: settings of devices that go with their driver, through the program `devlink` (iproute2) of the image: an image without it
-//! keeps none.
+//! Adapter: devlink parameters and the switchdev mode of devices, which are lost when their driver is unloaded. Uses
+//! the `devlink` program (iproute2) of the image; without it no parameters are kept.
 
 use std::{path::PathBuf, process::Command};
 
 use crate::{files::program, node::Node};
 
-/// The program, for the devices of a node.
+/// The `devlink` program, used on the devices of a node.
 pub(super) struct Devlink<'a> {
     node: &'a Node<'a>,
     program: PathBuf,
 }
 
-/// A parameter of a device that is not kept in its memory (devlink-params in the kernel's documentation).
+/// A device parameter that is not stored permanently on the device (devlink-params in the kernel's documentation).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Parameter {
-    /// Such as `pci/0000:08:00.0`.
+    /// Device, for example `pci/0000:08:00.0`.
     pub(super) device: String,
     pub(super) name: String,
     pub(super) mode: Mode,
     pub(super) value: String,
-    /// Did people set it, as far as is known? Else a driver may have it by default.
+    /// Whether the user probably set the value; otherwise it may be a default of the driver.
     pub(super) set: bool,
 }
 
 impl Parameter {
-    /// Is this the same one, whatever its value?
+    /// Whether both are the same parameter, regardless of the value.
     pub(super) fn is_of(&self, other: &Self) -> bool {
         (&self.device, &self.name, self.mode) == (&other.device, &other.name, other.mode)
     }
@@ -34,7 +34,7 @@ impl Parameter {
         format!("parameter {device} {name} {} {value} {set}\n", mode.name())
     }
 
-    /// Of a line's fields; `None` for another line.
+    /// Parses the fields of a line; `None` if the line is not a parameter.
     pub(super) fn of_fields(fields: &[&str]) -> Option<Self> {
         let ["parameter", device, name, mode, value, set] = *fields else { return None };
         let [device, name, value] = [device, name, value].map(str::to_owned);
@@ -42,8 +42,9 @@ impl Parameter {
     }
 }
 
-/// Without those that have the value that the driver came with (`fresh`). Where that is not known, as with the one that the node
-/// booted with, a generic parameter counts as set, because it means the same to every driver, and one of the driver's own does not.
+/// Filters out parameters that still have the value that the driver loaded with (`fresh`). `fresh` is unknown for the
+/// driver that the node booted with. In that case generic parameters count as set by the user, because they mean the
+/// same to every driver; driver-specific ones do not.
 pub(super) fn set_by_people(now: Vec<Parameter>, fresh: &[Parameter]) -> Vec<Parameter> {
     let judged = now.into_iter().filter_map(|mut now| match fresh.iter().find(|fresh| fresh.is_of(&now)) {
         Some(fresh) if !fresh.set && fresh.value == now.value => None,
@@ -55,12 +56,12 @@ pub(super) fn set_by_people(now: Vec<Parameter>, fresh: &[Parameter]) -> Vec<Par
     judged.collect()
 }
 
-/// When a parameter counts.
+/// When a change of a parameter takes effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// At once.
+    /// Immediately.
     Runtime,
-    /// When the device is set up anew.
+    /// When the device is reinitialized.
     Driverinit,
 }
 
@@ -78,20 +79,21 @@ impl Mode {
 }
 
 impl<'a> Devlink<'a> {
-    /// `None` where the image has no such program.
+    /// Returns `None` if the image has no `devlink`.
     pub(super) fn of(node: &'a Node<'a>) -> Option<Self> {
         Some(Self { node, program: program(&node.paths, "devlink")? })
     }
 
-    /// The parameters of these devices.
+    /// Reads the parameters of these devices.
     pub(super) fn parameters(&self, devices: &[String]) -> Vec<Parameter> {
-        // The program shows all of them, or one by its name, and not those of one device.
+        // The program shows all parameters, or one by its name, but not all of one device.
         let mut all = self.run(&["dev", "param", "show"]).map(|text| parse(&text)).unwrap_or_default();
         all.retain(|parameter| devices.contains(&parameter.device));
         all
     }
 
-    /// Puts those back that are others now; a device is set up anew where one of them asks for it.
+    /// Restores parameters whose values have changed; reloads a device if one of its `driverinit` parameters was
+    /// restored.
     pub(super) fn restore(&self, wanted: &[Parameter]) {
         let mut devices: Vec<String> = wanted.iter().map(|parameter| parameter.device.clone()).collect();
         devices.dedup();
@@ -130,14 +132,14 @@ impl<'a> Devlink<'a> {
         }
     }
 
-    /// Switchdev mode. Did it work?
+    /// Sets switchdev mode; returns whether that succeeded.
     pub(super) fn switchdev(&self, device: &str) -> bool {
         self.set(&["dev", "eswitch", "set", device, "mode", "switchdev"])
     }
 
-    /// Is a device in switchdev mode? `None` where it does not say.
+    /// Whether a device is in switchdev mode; `None` if devlink cannot tell.
     pub(super) fn is_switchdev(&self, device: &str) -> Option<bool> {
-        // <device>: mode legacy inline-mode none encap-mode basic
+        // Output: <device>: mode legacy inline-mode none encap-mode basic
         let text = self.run(&["dev", "eswitch", "show", device]).ok()?;
         let mode = text.split_whitespace().skip_while(|word| *word != "mode").nth(1)?;
         Some(mode == "switchdev")
@@ -153,7 +155,7 @@ impl<'a> Devlink<'a> {
         done.is_ok()
     }
 
-    /// What it writes, or why it failed.
+    /// Runs the program; returns its standard output, or its error output if it failed.
     fn run(&self, words: &[&str]) -> Result<String, String> {
         let output = Command::new(&self.program).args(words).output().map_err(|error| error.to_string())?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
@@ -161,8 +163,8 @@ impl<'a> Devlink<'a> {
     }
 }
 
-/// `devlink dev param show`: a line with the device, for each parameter one with the name, and one for each mode with its value.
-/// Generic ones count as set.
+/// Parses `devlink dev param show`: a line with the device, one for each parameter with its name, and one for each mode
+/// with its value. Generic parameters count as set.
 fn parse(text: &str) -> Vec<Parameter> {
     let (mut device, mut name, mut set) = ("", "", false);
     let mut parameters = Vec::new();
@@ -187,7 +189,7 @@ mod tests {
     use crate::testing::Bench;
 
     const DEVICE: &str = "pci/0000:08:00.0";
-    /// As devlink 6.1 writes it; the first device is another driver's.
+    /// Output of devlink 6.1; the first device belongs to another driver.
     const SHOWN: &str = "\
 pci/0000:07:00.0:
   name enable_roce type generic
@@ -204,7 +206,7 @@ pci/0000:08:00.0:
     values:
       cmode permanent value true";
 
-    /// A program that shows these parameters, and notes what it is asked to set.
+    /// A `devlink` program that shows these parameters and records the changes that it is asked for.
     fn bench(shown: &str) -> Bench {
         let bench = Bench::new();
         bench.file("/shown", shown);
@@ -258,7 +260,7 @@ pci/0000:08:00.0:
         fresh[0].set = false;
         assert_eq!(judged(&fresh, SHOWN), [""; 0]);
         assert_eq!(judged(&fresh, &SHOWN.replace("smfs", "dmfs")), ["flow_steering_mode dmfs true"]);
-        // Put back when this driver came.
+        // The parameter was restored when this driver was loaded.
         fresh[0].set = true;
         assert_eq!(judged(&fresh, SHOWN), ["enable_roce true true"]);
         let unknown = ["enable_roce true true", "flow_steering_mode smfs false"];
@@ -273,7 +275,7 @@ pci/0000:08:00.0:
     #[test]
     fn what_a_device_does_not_take_is_said() {
         let bench = Bench::new();
-        assert!(Devlink::of(&bench.node()).is_none(), "an image without it");
+        assert!(Devlink::of(&bench.node()).is_none(), "the image has no devlink");
         bench.program("devlink", "echo 'kernel answers: Operation not supported' >&2; exit 1");
         let node = bench.node();
         let devlink = Devlink::of(&node).unwrap();

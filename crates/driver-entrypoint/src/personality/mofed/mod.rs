@@ -1,7 +1,7 @@
-//! `mofed`: replaces the node's RDMA stack and mlx5 drivers by those of the image, exposes their headers, and puts
-//! the host's own back at the end where that is asked for.
+//! `mofed`: replaces the node's RDMA stack and mlx5 drivers with the image's, and exposes the image's kernel headers.
+//! Restores the host's drivers at the end if `RESTORE_DRIVER_ON_POD_TERMINATION` is set.
 //!
-//! The steps, files and variables are those of the Network Operator's container (Mellanox/doca-driver-build).
+//! The steps, files and variables match the Network Operator's container (Mellanox/doca-driver-build).
 
 mod devlink;
 mod settings;
@@ -27,7 +27,7 @@ use crate::{
     taken_out::TakenOut,
 };
 
-/// From start to stop.
+/// Runs the container from start to stop.
 pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending) -> Result<(), Error> {
     let _lock = Lock::take(node, &settings.lock)?;
     files::clear_ready(node, &settings.ready)?;
@@ -43,7 +43,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
         },
     };
     if let Err(error) = container.start(ending) {
-        // What is exposed would be of drivers that are not there.
+        // Exposed headers would belong to drivers that are not loaded.
         node.log.warn_of(container.conceal());
         return Err(error);
     }
@@ -64,7 +64,7 @@ impl Container<'_> {
         let Self { node, settings, stack, .. } = self;
         node.log.step(format!("kernel {}: starting", node.kernel.release()));
         stack.check_image()?;
-        // A container that was killed may have left it.
+        // A killed container may have left the blacklist behind.
         self.blacklist().remove()?;
         let loaded = Loaded::read(&node.paths)?;
         let comparison = stack.compare(&loaded)?;
@@ -72,11 +72,11 @@ impl Container<'_> {
         match comparison {
             Comparison::Same => {
                 node.log.step("the loaded drivers are those of this image: not reloaded");
-                // Of an attempt that did not come as far as to unload them.
+                // Left by an attempt that failed before it unloaded the driver.
                 if State::kept(node, &self.state_file("sriov")).is_none() {
                     files::remove(node, &self.state_file("sriov"))?;
                 }
-                // One that was killed half-way through loading left the rest to us.
+                // A container that was killed while loading left the remaining modules to this one.
                 let unfinished = node.paths.at(&self.state_file("replacing")).exists();
                 stack.load(&if unfinished { self.taken_out.names() } else { Vec::new() })?;
                 files::remove(node, &self.state_file("replacing"))?;
@@ -84,7 +84,7 @@ impl Container<'_> {
             Comparison::Differs { module, loaded: there, image } => {
                 let there = match there {
                     None => "not loaded".to_owned(),
-                    // Debian's own modules have none.
+                    // Debian's own modules have no srcversion.
                     Some(version) if version.is_empty() => "loaded without a srcversion".to_owned(),
                     Some(version) => format!("loaded as {version}"),
                 };
@@ -95,13 +95,13 @@ impl Container<'_> {
                 self.replace(&loaded)?;
             }
         }
-        // Before the root is exposed: that is over what was kept.
+        // Before exposing the root, whose mount hides the saved state.
         self.restore_network(is_replaced)?;
         let (from, to) = settings.exposed();
         if node.paths.at(from).exists() {
             mounts::expose(node, from, &to)?;
         } else {
-            // What a container that was killed left there is of another image.
+            // A killed container may have left the mount of another image there.
             self.conceal()?;
             node.log
                 .warn(format!("this image has no {from}: no peer memory can be built against these drivers"));
@@ -124,7 +124,8 @@ impl Container<'_> {
         self.blacklist().remove()
     }
 
-    /// Out with the old, in with the new. What cannot be done is found before, and what goes wrong then is undone.
+    /// Replaces the loaded drivers with the image's. Checks as much as possible before any change, and undoes the
+    /// change if it fails.
     fn replace(&self, loaded: &Loaded) -> Result<(), Error> {
         let Self { node, settings, stack, .. } = self;
         check_peer_memory(node)?;
@@ -159,7 +160,7 @@ impl Container<'_> {
         exchanged
     }
 
-    /// The host's drivers instead of ours.
+    /// Replaces the image's drivers with the host's.
     fn restore_host(&self) -> Result<(), Error> {
         let Self { node, stack, .. } = self;
         let loaded = Loaded::read(&node.paths)?;
@@ -193,7 +194,7 @@ impl Container<'_> {
         self.taken_out.forget()
     }
 
-    /// After a failure half-way: what is loaded of ours goes, what was loaded of the host's comes.
+    /// Undoes a failed replacement: unloads the image's modules and loads the host's modules in `names`.
     fn put_back(&self, names: &[String]) -> Result<(), Error> {
         let loaded = Loaded::read(&self.node.paths)?;
         let is_ours = |name: &&str| self.stack.loader.is_ours(&loaded, name);
@@ -225,7 +226,8 @@ impl Container<'_> {
         Ok(())
     }
 
-    /// What a container kept that was killed after it had unloaded the driver is older: it counts.
+    /// Saves network state before the driver is unloaded. State from a container that was killed after unloading the
+    /// driver is kept, because it predates the unload.
     fn save_network(&self, loaded: &Loaded) -> Result<(), Error> {
         let file = self.state_file("sriov");
         if State::kept(self.node, &file).is_some() || !loaded.contains("mlx5_core") {
@@ -239,7 +241,8 @@ impl Container<'_> {
         state.keep(self.node, &file)
     }
 
-    /// What was kept of the driver before this one. `fresh`: the driver was loaded just now. Without a driver it is left to the next container.
+    /// Restores the network state saved from the previous driver. `fresh`: whether the driver was just loaded. Without
+    /// a loaded driver, leaves the state to the next container.
     fn restore_network(&self, fresh: bool) -> Result<(), Error> {
         if !Loaded::read(&self.node.paths)?.contains("mlx5_core") {
             return Ok(());
@@ -263,8 +266,8 @@ fn check_peer_memory(node: &Node<'_>) -> Result<(), Error> {
     PEER_MEMORY.iter().try_for_each(|name| unload::check_users(node, name))
 }
 
-/// Does udev give an NVIDIA interface a name with its port, such as `enp8s0f0np0`? From its database, where the pod
-/// mounts it.
+/// Whether udev gives an NVIDIA interface a name with its port, such as `enp8s0f0np0`. Reads udev's database, if the
+/// pod mounts it.
 fn names_have_ports(node: &Node<'_>) -> bool {
     files::entries(node.paths.at("/sys/class/net")).iter().any(|interface| {
         let name = || {

@@ -1,4 +1,5 @@
-//! What a MOFED container is told: its arguments, and the environment that the Network Operator's users know. Pure.
+//! Pure: settings of a MOFED container, from its arguments and the environment variables that users of the Network
+//! Operator know.
 
 use crate::{
     blacklist::Blacklist,
@@ -6,50 +7,49 @@ use crate::{
     node::{Node, is_plain_path},
 };
 
-/// Storage over RDMA, initiators and targets: what the operators' container calls storage modules.
+/// Storage over RDMA, initiators and targets; the operator's container calls them storage modules.
 const STORAGE: &str = "ib_iser ib_isert ib_srp ib_srpt nvme_rdma nvmet_rdma rpcrdma xprtrdma";
 
-/// RDMA drivers for other vendors' devices, and for none.
+/// RDMA drivers for other vendors' devices, and software RDMA drivers that need no device.
 const THIRD_PARTY: &str = "bnxt_re efa erdma iw_cxgb4 hfi1 hns_roce ionic_rdma irdma ib_qib mana_ib ocrdma qedr \
                            rdma_rxe siw vmw_pvrdma";
 
-/// The in-tree modules that must not come back while they are replaced.
+/// In-tree modules that the host must not load while they are replaced.
 const BLACKLIST: &str = "mlx5_core:mlx5_ib:ib_umad:ib_uverbs:ib_ipoib:rdma_cm:rdma_ucm:ib_core:ib_cm";
 
-/// Modules that the kernel loads by itself for functions of mlx5 devices.
+/// Modules that the kernel loads automatically for functions of mlx5 devices.
 const AUXILIARY: &str = "mlx5_vdpa mlx5_fwctl mlx5_dpll";
 
-/// What it does, and where.
+/// Settings of a MOFED container; fields name the variable that sets them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(
-    clippy::struct_excessive_bools,
-    reason = "each is a variable that the operators' users set by itself"
-)]
+#[allow(clippy::struct_excessive_bools, reason = "each is an independent variable of the operator's users")]
 pub(crate) struct Settings {
-    /// `--expose-root`: the first generation's way. The container's whole root is bound at `mount`, and the ready
-    /// file is `/.driver-ready`.
+    /// `--expose-root`: behavior of the first generation. The container's whole root is bound at `mount`, and the
+    /// default ready file is `/.driver-ready`.
     pub(crate) expose_root: bool,
-    /// `UNLOAD_STORAGE_MODULES`: [`storage`](Self::storage) may be unloaded; else the start ends where one is loaded.
+    /// `UNLOAD_STORAGE_MODULES`: whether [`storage`](Self::storage) modules may be unloaded; if not, a loaded one makes
+    /// the start fail.
     pub(crate) unload_storage: bool,
-    /// `UNLOAD_THIRD_PARTY_RDMA_MODULES`: the same for [`third_party`](Self::third_party).
+    /// `UNLOAD_THIRD_PARTY_RDMA_MODULES`: the equivalent for [`third_party`](Self::third_party).
     pub(crate) unload_third_party: bool,
-    /// `ENABLE_NFSRDMA`: load `rpcrdma` too.
+    /// `ENABLE_NFSRDMA`: also load `rpcrdma`.
     pub(crate) nfs_rdma: bool,
-    /// `RESTORE_DRIVER_ON_POD_TERMINATION`: the host's own drivers come back at the stop.
+    /// `RESTORE_DRIVER_ON_POD_TERMINATION`: load the host's own drivers again at the stop.
     pub(crate) restore: bool,
-    /// `CREATE_IFNAMES_UDEV`: interfaces keep the names that the in-tree driver gave them.
+    /// `CREATE_IFNAMES_UDEV`: keep the interface names that the in-tree driver gave.
     pub(crate) udev_rules: bool,
-    /// `BIND_DELAY_SEC`: how long a device may take to come up, in seconds.
+    /// `BIND_DELAY_SEC`: maximum time for a device to come up, in seconds.
     pub(crate) bind_delay: u32,
-    /// `STORAGE_MODULES`, parted by spaces.
+    /// `STORAGE_MODULES`, separated by spaces.
     pub(crate) storage: Vec<String>,
-    /// `THIRD_PARTY_RDMA_MODULES`, parted by spaces.
+    /// `THIRD_PARTY_RDMA_MODULES`, separated by spaces.
     pub(crate) third_party: Vec<String>,
-    /// `OFED_BLACKLIST_MODULES`, parted by colons.
+    /// `OFED_BLACKLIST_MODULES`, separated by colons.
     pub(crate) blacklist: Vec<String>,
-    /// `MLX5_AUXILIARY_MODULES`, parted by spaces; set and empty means none.
+    /// `MLX5_AUXILIARY_MODULES`, separated by spaces; an empty value means none.
     pub(crate) auxiliary: Vec<String>,
-    /// `OFED_BLACKLIST_MODULES_FILE`: its place where the host's `/run/modprobe.d` is not mounted; its name everywhere.
+    /// `OFED_BLACKLIST_MODULES_FILE`: path of the blacklist if the host's `/run/modprobe.d` is not mounted. Its file
+    /// name is used in either case.
     pub(crate) blacklist_file: String,
     /// `MLX_UDEV_RULES_FILE`.
     pub(crate) udev_file: String,
@@ -57,14 +57,14 @@ pub(crate) struct Settings {
     pub(crate) ready: String,
     /// `LOCK_FILE_PATH`.
     pub(crate) lock: String,
-    /// `MLX_DRIVERS_MOUNT`: the volume through which other containers see the headers.
+    /// `MLX_DRIVERS_MOUNT`: volume through which other containers see the headers.
     pub(crate) mount: String,
-    /// `SHARED_KERNEL_HEADERS_DIR`: what they see.
+    /// `SHARED_KERNEL_HEADERS_DIR`: directory of the headers that other containers see.
     pub(crate) headers: String,
 }
 
 impl Settings {
-    /// From the arguments after `mofed` and the environment. The error says what is wrong with which.
+    /// Reads the arguments after `mofed` and the environment. The error names the wrong argument or variable.
     pub(crate) fn read(
         arguments: &[&str],
         environment: impl Fn(&str) -> Option<String>,
@@ -89,7 +89,7 @@ impl Settings {
             let text = environment(name).unwrap_or_else(|| default.to_owned());
             names(name, &text, separator)
         };
-        // Empty is as good as not set where an empty list makes no sense.
+        // An empty value counts as unset where an empty list makes no sense.
         let full = |name: &str, separator: char, default: &str| {
             names(name, &given(name).unwrap_or_else(|| default.to_owned()), separator)
         };
@@ -134,12 +134,14 @@ impl Settings {
         })
     }
 
-    /// What is kept between containers: on the node's volume, which is gone at its next boot, as is what it is about.
+    /// Path of a state file that the next container reads. It is on a volume of the node below `/run` and is gone after
+    /// a reboot, like the state that it describes.
     pub(crate) fn state_file(&self, name: &str) -> String {
         format!("{}/.{name}", self.mount)
     }
 
-    /// What is kept from the host while it is replaced. The volume has the same path on the node.
+    /// Blacklist of modules that the host must not load while they are replaced. The volume has the same path on the
+    /// node.
     pub(crate) fn blacklist<'a>(&'a self, node: &'a Node<'a>) -> Blacklist<'a> {
         let third_party = self.third_party.iter().filter(|_| self.unload_third_party);
         Blacklist {
@@ -150,7 +152,7 @@ impl Settings {
         }
     }
 
-    /// Where the headers, or the root, are exposed.
+    /// Directory to expose (the headers or the root) and where to expose it.
     pub(crate) fn exposed(&self) -> (&str, String) {
         if self.expose_root {
             ("/", self.mount.clone())
@@ -160,7 +162,8 @@ impl Settings {
     }
 }
 
-/// Module names go into a file that the host's modprobe reads: nothing else may.
+/// Parses a list of module names. The list goes into a file that the host's modprobe reads, so anything else is
+/// rejected.
 fn names(variable: &str, text: &str, separator: char) -> Result<Vec<String>, String> {
     let names = text.split(separator).flat_map(str::split_whitespace);
     names

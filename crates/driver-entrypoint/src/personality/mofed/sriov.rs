@@ -1,9 +1,12 @@
-//! The devices of `mlx5_core` over its reload: devlink parameters; virtual functions, addresses, MTU and whether
-//! interfaces are up; switchdev mode, with the representors' MTU and whether they are up.
+//! Saves and restores the state of `mlx5_core` devices across a reload of the driver:
 //!
-//! What cannot be done is said in the log: the address that the in-tree driver's physical function gives to a virtual one (only OFED
-//! has a file for it), and switchdev mode without OFED's file for that and without devlink. Names of representors, and bridges that
-//! they were in, are left to the host's udev and network manager.
+//! - devlink parameters
+//! - virtual functions, addresses, MTU, and whether interfaces are up
+//! - switchdev mode, with the representors' MTU and whether they are up
+//!
+//! Two settings cannot always be restored; the log then says so. The in-tree driver has no file for the addresses that a
+//! physical function assigns to its virtual functions; only OFED has one. Switchdev mode needs OFED's file or devlink.
+//! Names of representors, and their membership in bridges, are left to the host's udev and network manager.
 
 use std::{
     fs,
@@ -19,58 +22,58 @@ use crate::{
     node::Node,
 };
 
-/// Between two looks whether a device is up.
+/// Polling interval while a device comes up.
 const LOOK: Duration = Duration::from_millis(100);
-/// Looks in a second.
+/// Polls per second.
 const LOOKS: u32 = 10;
 
-/// The state of a node.
+/// Saved state of a node's devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State {
-    /// Which loading of the driver it is of: see [`load_of`].
+    /// Identifies the load of the driver that this state was read from; see [`load_of`].
     load: u64,
-    /// Sorted by device.
+    /// Devlink parameters, sorted by device.
     parameters: Vec<Parameter>,
     physical: Vec<Physical>,
 }
 
-/// A physical function, with its virtual ones.
+/// A physical function and its virtual functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Physical {
-    /// Such as `pci/0000:08:00.0`, as devlink has it.
+    /// Device name in devlink, for example `pci/0000:08:00.0`.
     device: String,
     up: bool,
-    /// `-` without an interface: InfiniBand without IPoIB, or one in a pod's network namespace.
+    /// `-` without an interface: InfiniBand without IPoIB, or an interface in a pod's network namespace.
     mtu: String,
     switchdev: bool,
-    /// `sriov_numvfs`.
+    /// Value of `sriov_numvfs`.
     number: usize,
     functions: Vec<Virtual>,
     representors: Vec<Representor>,
 }
 
-/// The interface by which a switch's host sees a virtual function.
+/// Network interface that represents a virtual function on the host's side of the switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Representor {
-    /// `phys_port_name`, such as `pf0vf3`: the same after a reload, as its name need not be.
+    /// `phys_port_name`, for example `pf0vf3`; unlike the interface's name it is stable across a reload.
     port: String,
     up: bool,
     mtu: String,
 }
 
-/// A virtual function.
+/// State of a virtual function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Virtual {
     pci: String,
     up: bool,
-    /// Each of these is `-` where the function is bound to another driver, and has none.
+    /// Each of these is `-` if the function does not have it, for example because it is bound to another driver.
     mtu: String,
     mac: String,
     guid: String,
 }
 
 impl State {
-    /// As it is now. `fresh` is the file with what the devices had when this driver came.
+    /// Reads the current state. `fresh` is the file with the parameters recorded when this driver was loaded.
     pub(crate) fn read(node: &Node<'_>, fresh: &str) -> Self {
         let devlink = Devlink::of(node);
         let devices = devices(node);
@@ -81,7 +84,7 @@ impl State {
             let number = number.unwrap_or_default();
             let representors = interface.iter().flat_map(|interface| representors(node, interface));
             let representors: Vec<Representor> = representors.map(|(_, found)| found).collect();
-            // The switch has its id in legacy mode, too (mlx5 since Linux 5.10), but no representors.
+            // mlx5 has a switch ID in legacy mode, too (since Linux 5.10), but representors only in switchdev mode.
             let mode = devlink.as_ref().and_then(|devlink| devlink.is_switchdev(device));
             let attribute = |name: &str| interface.as_ref().and_then(|path| text(path.join(name)));
             let compat = || attribute("compat/devlink/mode").map(|mode| mode == "switchdev");
@@ -108,25 +111,25 @@ impl State {
         self.physical.is_empty() && self.parameters.is_empty()
     }
 
-    /// For the log.
+    /// Summary for the log.
     pub(crate) fn summary(&self) -> String {
         let functions: usize = self.physical.iter().map(|physical| physical.number).sum();
         let (devices, parameters) = (self.physical.len(), self.parameters.len());
         format!("{devices} device(s), {functions} virtual function(s), {parameters} devlink parameter(s)")
     }
 
-    /// Keeps it on the node, so that it survives a container that is killed while there is no driver.
+    /// Saves the state on the node, so that it survives if the container is killed while no driver is loaded.
     pub(crate) fn keep(&self, node: &Node<'_>, path: &str) -> Result<(), Error> {
         files::write(node, path, &self.to_text())
     }
 
-    /// What was kept, by this container or one before it.
+    /// Reads the state saved by this container or an earlier one.
     pub(crate) fn found(node: &Node<'_>, path: &str) -> Option<Self> {
         text(node.paths.at(path)).map(|text| Self::parse(&text)).filter(|state| !state.is_empty())
     }
 
-    /// What a container kept that was killed, or could not put it back. Where the driver was not unloaded since then, the devices have
-    /// what people have set meanwhile, and what was kept says nothing.
+    /// Reads the state saved by an earlier container that was killed or could not restore it. If the driver has not
+    /// been unloaded since, the saved state is ignored: users may have changed the devices.
     pub(crate) fn kept(node: &Node<'_>, path: &str) -> Option<Self> {
         Self::found(node, path).filter(|state| state.load != load_of(node))
     }
@@ -183,23 +186,23 @@ impl State {
         state
     }
 
-    /// Puts it back after a reload. What does not work is said, and the rest goes on: a network that is half there is
-    /// better than none. What the devices have before is kept in the file `fresh`.
+    /// Restores the state after a reload. Failures are logged and the rest continues: a partly restored network is
+    /// better than none. The parameters that the devices have before are recorded in the file `fresh`.
     pub(crate) fn restore(&self, node: &Node<'_>, wait_seconds: u32, fresh: &str) {
         let restoring = Restoring { node, looks: wait_seconds * LOOKS, devlink: Devlink::of(node) };
-        // The driver was not unloaded: only interfaces that others made on its devices went.
+        // The driver was not unloaded; only interfaces that other modules created on its devices are gone.
         if self.load != 0 && self.load == load_of(node) {
             for physical in &self.physical {
                 restoring.interfaces(physical);
             }
             return;
         }
-        // Before virtual functions, because a device that is set up anew for them loses those.
+        // Before virtual functions are created: a device that is reinitialized for its parameters loses them.
         match &restoring.devlink {
             Some(devlink) => {
                 let mut parameters = devlink.parameters(&devices(node));
                 for parameter in &mut parameters {
-                    // Also where this driver has the same by default: the one after it may have another.
+                    // Also if this driver has the same value by default: the next driver may have another default.
                     parameter.set =
                         self.parameters.iter().any(|wanted| wanted.set && wanted.is_of(parameter));
                 }
@@ -213,7 +216,8 @@ impl State {
         for physical in &self.physical {
             restoring.physical(physical);
         }
-        // The functions of one card have one switch: all of their representors come before any is looked for.
+        // All functions of a card share one switch, so its representors appear only after all of its functions are
+        // restored.
         for Physical { device, representors, .. } in
             self.physical.iter().filter(|physical| !physical.representors.is_empty())
         {
@@ -235,7 +239,7 @@ impl Restoring<'_> {
         let Physical { device, switchdev, number, functions, .. } = physical;
         let path = path_of(self.node, device);
         let wanted = number.to_string();
-        // Those that were made meanwhile stay.
+        // Virtual functions that were created in the meantime stay.
         if *number > 0 && text(path.join("sriov_numvfs")).as_ref() != Some(&wanted) {
             self.set(&path.join("sriov_numvfs"), &wanted);
         }
@@ -262,7 +266,7 @@ impl Restoring<'_> {
         self.node.log.step(format!("restored {device} with {number} virtual function(s)"));
     }
 
-    /// MTU and state of those of a device and of its virtual functions.
+    /// Restores MTU and up state of the interfaces of a device and of its virtual functions.
     fn interfaces(&self, physical: &Physical) {
         let Physical { device, up, mtu, functions, .. } = physical;
         for function in functions.iter().filter(|function| function.mtu != "-") {
@@ -286,7 +290,7 @@ impl Restoring<'_> {
         self.bring_up(&interface, *up);
     }
 
-    /// OFED's files `sriov/<index>/{mac,node,port}`. Were they there, or not needed?
+    /// Writes OFED's files `sriov/<index>/{mac,node,port}`; returns whether all needed files exist.
     fn address(&self, device: &Path, index: usize, function: &Virtual) -> bool {
         let directory = device.join(format!("sriov/{index}"));
         let guid = Some(function.guid.as_str())
@@ -297,7 +301,7 @@ impl Restoring<'_> {
         for (file, value) in values {
             let Some(value) = value else { continue };
             let path = directory.join(file);
-            // An Ethernet device has no port GUID that counts.
+            // The node and port GUIDs of an Ethernet device are not essential.
             if path.exists() { self.set(&path, value) } else { all &= file != "mac" }
         }
         all
@@ -316,7 +320,7 @@ impl Restoring<'_> {
         }
     }
 
-    /// They come with switchdev mode, each with the function that it stands for.
+    /// Restores the representors. They appear after the change to switchdev mode, one for each function.
     fn representors(&self, interface: &Path, wanted: &[Representor]) {
         let mut found = representors(self.node, interface);
         for _ in 0..self.looks {
@@ -340,7 +344,7 @@ impl Restoring<'_> {
     fn bind(&self, pci: &str, file: &str) {
         let bound = path_of(self.node, &format!("pci/{pci}")).join("driver");
         let driver = target(&bound).unwrap_or_else(|| "mlx5_core".to_owned());
-        // A function that is given to a virtual machine is its driver's business.
+        // A function that is bound to another driver, for example for a virtual machine, is left to that driver.
         if driver == "mlx5_core" && (file == "bind" || bound.exists()) {
             self.set(&self.node.paths.at(&format!("/sys/bus/pci/drivers/{driver}/{file}")), pci);
         }
@@ -354,14 +358,14 @@ impl Restoring<'_> {
         }
     }
 
-    /// Is udev done with it? Before Linux 6.2 an interface that is up takes no other name.
+    /// Whether udev has named the interface. Before Linux 6.2 an interface that is up cannot be renamed.
     fn is_named(&self, interface: &Path) -> bool {
         let at = |path: &str| self.node.paths.at(&format!("/run/udev/{path}"));
         let data = text(interface.join("ifindex")).and_then(|number| text(at(&format!("data/n{number}"))));
         data.is_some_and(|data| !data.contains("ID_RENAMING=1")) || !at("control").exists()
     }
 
-    /// The interface of a device, as soon as it is there and has its name.
+    /// Waits until the interface of a device exists and udev has named it.
     fn interface(&self, device: &str) -> Option<PathBuf> {
         let device = path_of(self.node, device);
         let look = |_| {
@@ -381,7 +385,8 @@ impl Restoring<'_> {
     }
 }
 
-/// The physical functions that the driver drives, sorted, as devlink has them. Virtual ones are made anew when these are restored.
+/// Lists the physical functions bound to the driver by their devlink names, sorted. Virtual functions are created again
+/// when their physical function is restored.
 fn devices(node: &Node<'_>) -> Vec<String> {
     let name = |path: &Path| Some(path.file_name()?.to_str()?.to_owned());
     let of_bus = |bus: PathBuf| {
@@ -393,26 +398,27 @@ fn devices(node: &Node<'_>) -> Vec<String> {
     entries(node.paths.at("/sys/bus")).into_iter().flat_map(of_bus).collect()
 }
 
-/// Of a device as devlink has it.
+/// Path in sysfs of a device by its devlink name.
 fn path_of(node: &Node<'_>, device: &str) -> PathBuf {
     let (bus, name) = device.split_once('/').unwrap_or(("pci", device));
     node.paths.at("/sys/bus").join(bus).join("devices").join(name)
 }
 
-/// The interface of a function itself. Those that stand for others on its switch are below the same device, and have names
-/// such as `pf0vf3` and `c1pf0sf2` there.
+/// Finds the interface of the function itself. Representors of other functions are below the same device; their port
+/// names contain `pf`, such as `pf0vf3` and `c1pf0sf2`.
 fn uplink(device: &Path) -> Option<PathBuf> {
     let stands_for_another =
         |path: &PathBuf| text(path.join("phys_port_name")).is_some_and(|name| name.contains("pf"));
     entries(device.join("net")).into_iter().find(|interface| !stands_for_another(interface))
 }
 
-/// Which loading of the driver the node is at, 0 for none: sysfs gives no number twice.
+/// Identifies the current load of the driver; 0 if it is not loaded. The number is the inode of the module's directory,
+/// because sysfs does not reuse inode numbers.
 fn load_of(node: &Node<'_>) -> u64 {
     fs::metadata(node.paths.at("/sys/module/mlx5_core")).map(|module| module.ino()).unwrap_or_default()
 }
 
-/// Those of the switch of a physical function's interface, with their paths.
+/// Finds the representors on the switch of a physical function's interface, with their paths.
 fn representors(node: &Node<'_>, interface: &Path) -> Vec<(PathBuf, Representor)> {
     let Some(switch) = text(interface.join("phys_switch_id")).filter(|id| !id.is_empty()) else {
         return Vec::new();
@@ -443,7 +449,8 @@ fn virtual_function(device: &Path, index: usize) -> Option<Virtual> {
     })
 }
 
-/// `0011:2233:4455:6677`, as sysfs shows it, to `00:11:22:33:44:55:66:77`, as it takes it.
+/// Converts a GUID from the format that sysfs shows, `0011:2233:4455:6677`, to the format that it accepts,
+/// `00:11:22:33:44:55:66:77`.
 fn colons(guid: &str) -> String {
     let digits: Vec<char> = guid.chars().filter(char::is_ascii_hexdigit).collect();
     let pairs: Vec<String> = digits.chunks(2).map(|pair| pair.iter().collect()).collect();
@@ -462,7 +469,7 @@ fn is_pci(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_hexdigit() || c == ':' || c == '.')
 }
 
-/// `IFF_UP` is bit 0 (`include/uapi/linux/if.h`).
+/// Reads the interface flags; `IFF_UP` is bit 0 (`include/uapi/linux/if.h`).
 fn flags(interface: &Path) -> u32 {
     let flags = text(interface.join("flags")).unwrap_or_default();
     u32::from_str_radix(flags.trim_start_matches("0x"), 16).unwrap_or_default()
@@ -476,7 +483,7 @@ fn none() -> String {
     "-".to_owned()
 }
 
-/// The last part of a link's target.
+/// Last component of a symlink's target.
 fn target(link: &Path) -> Option<String> {
     Some(fs::read_link(link).ok()?.file_name()?.to_str()?.to_owned())
 }

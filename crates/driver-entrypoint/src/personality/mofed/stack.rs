@@ -1,5 +1,5 @@
-//! The RDMA stack: which modules are loaded, which make way for them, and who must not be in the way. Decides; the
-//! calls are made by [`super`].
+//! The RDMA stack: which modules to load, which to unload first, and what prevents that. [`super`] orchestrates the
+//! steps.
 
 use std::collections::BTreeSet;
 
@@ -11,44 +11,45 @@ use crate::{
     node::Node,
 };
 
-/// What OFED's own start script loads, where the image has it, in its order; dependencies come along.
+/// Modules that OFED's own start script loads, in its order, if the image has them. Their dependencies are loaded, too.
 const WANTED: [&str; 8] =
     ["mlx5_core", "mlx5_ib", "ib_umad", "ib_uverbs", "ib_ipoib", "rdma_cm", "rdma_ucm", "ib_cm"];
 
-/// Whose `srcversion` tells whether the loaded drivers are those of the image.
+/// Modules whose `srcversion` tells whether the image's drivers are loaded.
 const COMPARED: [&str; 3] = ["mlx5_core", "mlx5_ib", "ib_core"];
 
-/// Parts of the in-tree stack, which make way even if the image has no other instead.
+/// Modules of the in-tree stack. They are unloaded even if the image has no replacement.
 const IN_TREE: &str = "ib_cm ib_core ib_ipoib ib_mad ib_sa ib_addr ib_ucm ib_umad ib_uverbs iw_cm rdma_cm rdma_ucm mlx4_core \
                        mlx4_en mlx4_ib mlx5_core mlx5_ib mlx_compat mlxdevm mlxfw";
 
-/// Peer memory of today and of before: built against the stack, which it holds. Another container loads it again.
+/// Current and former peer memory module. Both are compiled against the stack and keep it in use. Another container
+/// loads them again.
 pub(super) const PEER_MEMORY: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
 
-/// Where the modules are from.
+/// The image's RDMA stack, with its source and settings.
 pub(super) struct Stack<'a> {
     pub(super) node: &'a Node<'a>,
     pub(super) settings: &'a Settings,
     pub(super) loader: Loader<'a>,
 }
 
-/// Where loaded drivers and those of the image stand.
+/// Comparison of the loaded drivers with the image's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Comparison {
-    /// They are the same: nothing is reloaded.
+    /// The drivers are the same; nothing is reloaded.
     Same,
-    /// This one is another, or is not loaded.
+    /// This module differs or is not loaded.
     Differs { module: &'static str, loaded: Option<String>, image: String },
 }
 
 impl Stack<'_> {
-    /// The image's modules that are to be loaded by name.
+    /// Lists the image's modules to load by name.
     pub(super) fn wanted(&self) -> Vec<&'static str> {
         let nfs = self.settings.nfs_rdma.then_some("rpcrdma");
         WANTED.into_iter().chain(nfs).filter(|name| self.index().of_image(name).is_some()).collect()
     }
 
-    /// An image without a driver for this kernel ends here, before anything is touched.
+    /// Fails for an image without drivers for this kernel, before any change.
     pub(super) fn check_image(&self) -> Result<(), Error> {
         if self.index().of_image("mlx5_core").is_none() {
             return Err(self.index().missing("mlx5_core", None));
@@ -79,8 +80,8 @@ impl Stack<'_> {
         Ok(Comparison::Same)
     }
 
-    /// The loaded modules that make way, those that nothing uses first. Refuses, before anything is touched, what
-    /// the operators' container refuses, what would fail half-way, and what processes use.
+    /// Lists the loaded modules to unload, users first. Fails before any change if the operators' container would
+    /// refuse, if the unload would fail halfway, or if processes use a module.
     pub(super) fn in_the_way(&self, loaded: &Loaded) -> Result<Vec<String>, Error> {
         let Settings { unload_storage, unload_third_party, storage, third_party, auxiliary, .. } =
             self.settings;
@@ -109,8 +110,8 @@ impl Stack<'_> {
         Ok(order)
     }
 
-    /// Loads, from the host, what the image's modules need of it, while the old ones still work: what is missing
-    /// shows before anything is unloaded.
+    /// Loads the host's modules that the image's modules depend on, while the old drivers still work. A missing
+    /// dependency shows before any module is unloaded.
     pub(super) fn load_host_needs(&self, loaded: &Loaded, leaving: &[String]) -> Result<(), Error> {
         let staying = loaded.without(leaving);
         for name in self.wanted() {
@@ -119,7 +120,7 @@ impl Stack<'_> {
         Ok(())
     }
 
-    /// Loads the stack, and again what was taken out for it as far as the image has it.
+    /// Loads the stack, and the image's versions of the modules in `taken_out`.
     pub(super) fn load(&self, taken_out: &[String]) -> Result<(), Error> {
         for name in self.wanted() {
             self.loader.load(name)?;
@@ -128,7 +129,7 @@ impl Stack<'_> {
         let auxiliary = self.settings.auxiliary.iter();
         for name in again.chain(auxiliary) {
             if self.index().of_image(name).is_some() {
-                // None of these is what the container is there for.
+                // These modules are optional, so log a failure and continue.
                 self.node.log.warn_of(self.loader.load(name));
             } else if taken_out.contains(name) {
                 self.node.log.warn(format!(
@@ -139,11 +140,11 @@ impl Stack<'_> {
         Ok(())
     }
 
-    /// Udev may have been faster, and have loaded the host's.
+    /// Checks that the image's modules are loaded: udev may have loaded the host's first.
     pub(super) fn check_loaded(&self) -> Result<(), Error> {
         let loaded = Loaded::read(&self.node.paths)?;
         match self.compare(&loaded)? {
-            // Modules may have nothing by which they are told from others.
+            // Without an identity, modules cannot be told apart.
             Comparison::Differs { module, .. } if loaded.identity(&self.node.paths, module).is_some() => {
                 Err(Error::new(
                     format!("something else on the node has loaded another {module} than the image's"),
@@ -154,7 +155,7 @@ impl Stack<'_> {
         }
     }
 
-    /// The names of the image's modules that the stack is made of.
+    /// Names the image's modules that make up the stack.
     fn own_modules(&self) -> Result<BTreeSet<String>, Error> {
         let mut names = BTreeSet::new();
         for wanted in self.wanted() {
@@ -182,7 +183,7 @@ fn refuse(loaded: &Loaded, names: &[String], allowed: bool, kind: &str, variable
     ))
 }
 
-/// An unknown module that uses the stack.
+/// Error for an unknown module that uses the stack.
 fn stranger(loaded: &Loaded, order: &[String], name: &str) -> Error {
     let is_user = |other: &&String| loaded.get(other).is_some_and(|module| module.holders.contains(name));
     let used: Vec<&str> = order.iter().filter(is_user).map(String::as_str).collect();

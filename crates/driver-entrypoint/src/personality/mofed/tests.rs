@@ -1,4 +1,4 @@
-//! The life of a MOFED container on a bench.
+//! Tests of the `mofed` personality on a test bench, from start to stop.
 
 mod network;
 
@@ -18,7 +18,7 @@ const READY: &str = "/run/mellanox/drivers/.driver-ready";
 const BLACKLIST: &str = "/host/etc/modprobe.d/blacklist-ofed-modules.conf";
 const VOLATILE: &str = "/host/run/modprobe.d/blacklist-ofed-modules.conf";
 const CONTENTS: &str = "/run/mellanox/drivers/.blacklist";
-/// What is loaded while the container runs: each module's `srcversion`, by name.
+/// Modules that are loaded while the container runs: each module's `srcversion`, sorted by module name.
 const OURS: [&str; 9] = [
     "image-ib_cm",
     "image-ib_core",
@@ -32,7 +32,7 @@ const OURS: [&str; 9] = [
 ];
 const IN_TREE: [&str; 7] = ["psample", "ib_core", "ib_uverbs", "ib_cm", "rdma_cm", "mlx5_core", "mlx5_ib"];
 
-/// A node with the in-tree stack loaded, and an image with another.
+/// A node with the in-tree stack loaded, and an image that has another stack.
 fn bench() -> Bench {
     let bench = Bench::new();
     for (name, depends) in [
@@ -75,18 +75,18 @@ fn settings(environment: &[(&str, &str)]) -> Settings {
     Settings::read(&[], value).unwrap()
 }
 
-/// Runs a container until it is ready, looks, and stops it.
+/// Runs a container until it is ready, calls `look`, and stops the container.
 fn live(bench: &Bench, settings: &Settings, mut look: impl FnMut()) -> Result<(), Error> {
     run(&bench.node(), settings, &mut EndsWhenReady(&mut look))
 }
 
-/// What there is of a blacklist, links that lead nowhere too.
+/// Lists the existing blacklist files, including dangling symlinks.
 fn blacklists(bench: &Bench) -> Vec<String> {
     let there = |path: &&&str| bench.at(path).symlink_metadata().is_ok();
     [BLACKLIST, VOLATILE, CONTENTS].iter().filter(there).map(ToString::to_string).collect()
 }
 
-/// Kills a container when it has unloaded the first module.
+/// Kills a container after it has unloaded the first module.
 fn kill_on_the_way(bench: &Bench) {
     bench.kernel.killed_at.set(Some((2, true)));
     assert!(catch_unwind(AssertUnwindSafe(|| live(bench, &settings(&[]), || {}))).is_err());
@@ -95,7 +95,7 @@ fn kill_on_the_way(bench: &Bench) {
 
 #[test]
 fn a_blacklist_is_gone_at_the_next_boot() {
-    // The host's /run/modprobe.d is there: nothing else is written.
+    // With the host's /run/modprobe.d, no other file is written.
     let bench = bench();
     std::fs::create_dir_all(bench.at("/host/run/modprobe.d")).unwrap();
     kill_on_the_way(&bench);
@@ -103,7 +103,7 @@ fn a_blacklist_is_gone_at_the_next_boot() {
     assert!(bench.text(VOLATILE).unwrap().contains("\nblacklist mlx5_core\n"));
     live(&bench, &settings(&[]), || assert_eq!(blacklists(&bench), Vec::<String>::new())).unwrap();
 
-    // It is not: what is on the disk only leads to the volume.
+    // Without it, the file on disk is only a symlink to the volume.
     let bench = self::bench();
     kill_on_the_way(&bench);
     assert_eq!(blacklists(&bench), [BLACKLIST, CONTENTS]);
@@ -120,7 +120,7 @@ fn a_blacklist_is_gone_at_the_next_boot() {
 }
 
 fn refusal(bench: &Bench, environment: &[(&str, &str)]) -> String {
-    let error = live(bench, &settings(environment), || panic!("it became ready")).unwrap_err();
+    let error = live(bench, &settings(environment), || panic!("must not become ready")).unwrap_err();
     assert_eq!(bench.text(READY), None);
     assert_eq!(blacklists(bench), Vec::<String>::new());
     format!("{error} | {}", error.hint())
@@ -158,7 +158,7 @@ fn the_stack_is_replaced_and_exposed_step_by_step() {
         ]
     );
     assert_eq!(bench.text(READY), None);
-    assert_eq!(bench.loaded(), OURS, "the drivers stay where the host's are not asked for");
+    assert_eq!(bench.loaded(), OURS, "the drivers stay loaded unless restoring is requested");
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn what_was_unloaded_comes_back_when_the_rest_does_not_go() {
     bench.kernel.users.borrow_mut().insert("ib_core".to_owned(), 1);
     let refusal = refusal(&bench, &[]);
     assert!(refusal.starts_with("unload ib_core: 1 reference(s) that no module holds"), "{refusal}");
-    assert!(bench.kernel.pauses.get() > 0, "references are often given back after moments");
+    assert!(bench.kernel.pauses.get() > 0, "the unload retries, because references are often dropped soon");
     let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
     assert_eq!(after, before);
 }
@@ -278,7 +278,7 @@ fn what_was_unloaded_comes_back_when_the_rest_does_not_go() {
 fn the_hosts_drivers_come_back_when_the_kernel_refuses_ours() {
     let bench = bench();
     let before = bench.loaded();
-    // The host's file of that name is loaded later than the image's.
+    // Only the image has mlx_compat, and it is the first module to be loaded.
     bench.kernel.refuses.borrow_mut().insert("mlx_compat".to_owned(), Errno::NOKEY);
     let refusal = refusal(&bench, &[]);
     assert!(
@@ -293,7 +293,7 @@ fn the_hosts_drivers_come_back_when_the_kernel_refuses_ours() {
     assert_eq!(after, before);
 }
 
-/// Without their files the drivers that were taken away could not come back.
+/// Without the host's files, the unloaded drivers could not be loaded again.
 #[test]
 fn without_the_host_s_modules_nothing_is_taken_away() {
     let bench = bench();
@@ -305,7 +305,7 @@ fn without_the_host_s_modules_nothing_is_taken_away() {
     );
     assert!(refusal.starts_with(&lost), "{refusal}");
     assert_eq!(bench.calls(), Vec::<String>::new());
-    // The operators of that time do not mount them.
+    // The operators of the first generation do not mount the host's modules.
     let first = Settings::read(&["--expose-root"], |_| None).unwrap();
     live(&bench, &first, || assert!(bench.loaded().contains(&"image-mlx5_core".to_owned()))).unwrap();
 }
@@ -439,7 +439,7 @@ fn an_end_before_the_drivers_are_touched_is_heeded() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// However far a container came before it was killed, the next one ends where it would have; and its stop too.
+    /// Whatever step a container is killed at, the next one reaches the same state, and so does its stop.
     #[test]
     fn after_a_kill_at_any_step_the_next_start_ends_the_same(
         first in 0usize..40,

@@ -1,13 +1,14 @@
 //! Pure: udev rules that name network interfaces without their port, as the in-tree drivers of older kernels do.
 
-/// What a shell prints of a name in `$1`: `enp3s0f0` of `enp3s0f0np0`, and of a virtual function's `enp3s0f0np0v1`
-/// `enp3s0f0v1`.
+/// Shell script that prints the name in `$1` without its port: `enp3s0f0` for `enp3s0f0np0`, and `enp3s0f0v1` for a
+/// virtual function's `enp3s0f0np0v1`.
 const WITHOUT_PORT: &str =
     "case $1 in *np[01]v*) echo ${1%np[01]v*}v${1##*np[01]v};; *) echo ${1%np[01]};; esac";
 
-/// The rules file. It changes what udev would name the interface after, and leaves the naming to udev.
+/// Contents of the rules file. The rules change the properties that udev derives the interface's name from; udev still
+/// does the naming.
 pub(super) fn rules() -> String {
-    // In a rule both characters begin a substitution.
+    // In a udev rule, `$` and `%` begin a substitution.
     let script = WITHOUT_PORT.replace('$', "$$").replace('%', "%%");
     let rule = |property: &str| {
         format!(

@@ -1,5 +1,6 @@
-//! Containers beside the GPU driver's, for peer memory, GPUDirect Storage and GDRCopy: keep a module loaded as long as the GPU
-//! driver, and OFED where it stands upon that, are there, and load it again when they were replaced.
+//! Containers next to the GPU driver's, for peer memory, GPUDirect Storage and GDRCopy. Each keeps one module loaded
+//! while the GPU driver is loaded, and OFED where the module needs it. It loads the module again after these were
+//! replaced.
 
 use std::time::Duration;
 
@@ -23,77 +24,78 @@ use crate::{
     signals::Ending,
 };
 
-/// How often the two drivers are looked at. Also the time until a signal is heeded.
+/// Polling interval for the drivers and for signals.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
-/// Looks after which the log says again that it waits.
+/// Number of polls between two log lines about waiting.
 const LOOKS_PER_REMINDER: u32 = 30;
 
-/// The GPU driver's modules, where its container exposes its root.
+/// The GPU driver's modules, if its container exposes its root.
 const GPU_MODULES: &str = "/run/nvidia/driver/lib/modules";
 
-/// What OFED's containers expose for compiling. Manifests of the first generation mount this and not the ready file.
+/// Headers that OFED's containers expose. Manifests of the first generation mount these instead of the ready file.
 const OFED_SOURCES: &str = "/run/mellanox/drivers/usr/src/ofa_kernel";
 
-/// How `nv-peer-mem` is used.
+/// Usage text of `nv-peer-mem`.
 pub(crate) const USAGE: &str = "\
 usage: driver-entrypoint nv-peer-mem [--ready-file PATH]
 
 Loads nv_peer_mem as soon as OFED and the GPU driver are ready, unloads it when one of them goes and at a signal.
 USE_HOST_MOFED=true: OFED is the host's own. The ready file is /.driver-ready unless another is named.";
 
-/// How `nvidia-gds-driver` and `nvidia-gdrcopy-driver` are used.
+/// Usage text of `nvidia-gds-driver` and `nvidia-gdrcopy-driver`.
 pub(crate) const INSTALL_USAGE: &str = "\
 usage: nvidia-gds-driver install        load nvidia-fs as soon as the GPU driver is ready, and again whenever it was replaced
        nvidia-gdrcopy-driver install    the same for gdrdrv, with its device file /dev/gdrdrv";
 
-/// A container for a module that stands upon the GPU driver.
+/// A container for a module that depends on the GPU driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Companion<'a> {
     pub(crate) module: &'a str,
     pub(crate) owner: Owner,
-    /// There while the module is loaded where it belongs.
+    /// Ready file; it exists while the module is loaded against the current drivers.
     pub(crate) ready_file: Option<&'a str>,
     pub(crate) ofed: Ofed,
 }
 
-/// Does a module stand upon OFED, and upon which?
+/// The OFED that a module depends on, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ofed {
-    /// It does not.
+    /// The module does not use OFED.
     Unused,
-    /// That of a container.
+    /// OFED of another container.
     Container,
-    /// The host's own.
+    /// The host's own OFED.
     Host,
 }
 
 impl Ofed {
-    /// `USE_HOST_MOFED`.
+    /// Converts `USE_HOST_MOFED`.
     pub(crate) fn of(is_host: bool) -> Self {
         if is_host { Self::Host } else { Self::Container }
     }
 }
 
-/// GDRCopy's module, which makes no device file by itself; its applications know this one (`insmod.sh` of GDRCopy).
+/// GDRCopy's module. It creates no device file itself; its applications expect one of this name (`insmod.sh` of GDRCopy).
 const GDRDRV: &str = "gdrdrv";
-/// Where device files are made: for the host, and for the containers that the container toolkit gives the GPU driver's root to.
+/// Directories for device files: the container's, the host's, and the GPU driver's root, which the container toolkit
+/// uses for containers.
 const DEVICE_DIRECTORIES: [&str; 3] = ["/dev", "/proc/1/root/dev", "/run/nvidia/driver/dev"];
 
-/// What is remembered from one look to the next.
+/// State that is kept between polls.
 #[derive(Default)]
 struct Memory {
-    /// The `ib_core` that the module was loaded against.
+    /// Identity of the `ib_core` that the module was loaded against.
     against: Option<String>,
-    /// OFED's ready file was seen once, so that its absence says something.
+    /// Whether OFED's ready file was ever seen. Once seen, its absence means that OFED is not ready.
     ofed_file: bool,
-    /// The number of looks in which it could not load, and the missing part.
+    /// The missing drivers, and the number of polls since they are missing.
     waiting: Option<(Missing, u32)>,
     is_ready: bool,
 }
 
 impl<'a> Companion<'a> {
-    /// `nv-peer-mem`: the container of `nv_peer_mem`, for GPU drivers before 470. From the words after its name and the
+    /// Parses `nv-peer-mem`: the container of `nv_peer_mem`, for GPU drivers before 470. Takes the arguments and the
     /// environment.
     pub(crate) fn nv_peer_mem(
         arguments: &[&'a str],
@@ -110,17 +112,17 @@ impl<'a> Companion<'a> {
         is_path.then_some(Self { module, owner: Owner::Us, ready_file, ofed })
     }
 
-    /// `nvidia-gds-driver install` and `nvidia-gdrcopy-driver install`, from the program's name and the words after it. The GPU
-    /// driver's container, in the same pod, unloads their modules.
+    /// Parses `nvidia-gds-driver install` and `nvidia-gdrcopy-driver install`: the program's name and its arguments.
+    /// The GPU driver's container, in the same pod, unloads their modules.
     pub(crate) fn install(program: &str, arguments: &[&str]) -> Option<Self> {
         let module = if program == "nvidia-gds-driver" { "nvidia_fs" } else { GDRDRV };
         let companion = Self { module, owner: Owner::Others, ready_file: None, ofed: Ofed::Unused };
         (*arguments == ["install"]).then_some(companion)
     }
 
-    /// Until a signal comes, or the module cannot be loaded.
+    /// Runs until a signal arrives or the module cannot be loaded.
     pub(crate) fn run(&self, node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), Error> {
-        // A container that was killed may have left it.
+        // A killed container may have left the ready file behind.
         self.clear_ready(node)?;
         let mut memory = Memory::default();
         let signal = loop {
@@ -141,7 +143,7 @@ impl<'a> Companion<'a> {
         Ok(())
     }
 
-    /// One look, and what follows from it.
+    /// Polls the node once and acts on the result.
     fn look(&self, node: &Node<'_>, memory: &mut Memory) -> Result<(), Error> {
         let Self { module, owner, .. } = *self;
         let loaded = Loaded::read(&node.paths)?;
@@ -151,7 +153,7 @@ impl<'a> Companion<'a> {
             Step::Keep if memory.is_ready => {}
             Step::Keep => {
                 node.log.step(format!("module {module} is loaded"));
-                // A container that was killed may have loaded it, and made no file.
+                // A killed container may have loaded the module without creating the device files.
                 if module == GDRDRV {
                     make_device_files(node)?;
                 }
@@ -172,7 +174,8 @@ impl<'a> Companion<'a> {
             }
             Step::Release(missing) => {
                 self.take_back(node, memory)?;
-                // Whoever uses it now may let it go later, and OFED's own container says that it is in the way.
+                // Retry at later polls, because the module's user may release it. OFED's own container also reports
+                // that the module blocks it.
                 match unload::unload(node, module) {
                     Ok(_) => memory.against = None,
                     Err(error) => self.remind(node, memory, missing, &error.to_string()),
@@ -206,14 +209,14 @@ impl<'a> Companion<'a> {
         let index = driver::index(node, Some(GPU_MODULES))?;
         let loader = Loader { node, index: &index, parameters: &Parameters::read(&node.paths) };
         let drivers = [Driver::Gpu, Driver::Ofed];
-        // The host's own OFED exposes nothing to containers.
+        // The host's own OFED exposes no Module.symvers to containers.
         let drivers = if self.ofed == Ofed::Container { &drivers[..] } else { &drivers[..1] };
         versions::check(&loader, self.module, drivers)?;
         loader.load(self.module).map(drop).map_err(|error| self.explain(error))?;
         if self.module == GDRDRV { make_device_files(node) } else { Ok(()) }
     }
 
-    /// The pair that is not a pair is the usual failure here.
+    /// Adds a hint for the most common failure: a module that was not compiled against the loaded drivers.
     fn explain(&self, error: Error) -> Error {
         match &error {
             Error::Refused { name, refusal, .. }
@@ -242,7 +245,7 @@ impl<'a> Companion<'a> {
         Ok(())
     }
 
-    /// Says why nothing happens: at once, and now and then.
+    /// Logs why nothing happens: immediately and then periodically.
     fn remind(&self, node: &Node<'_>, memory: &mut Memory, missing: Missing, text: &str) {
         let looks = match memory.waiting {
             Some((before, looks)) if before == missing => looks + 1,
@@ -269,7 +272,7 @@ impl<'a> Companion<'a> {
     }
 }
 
-/// Makes GDRCopy's device file anew, because its number is another one each time.
+/// Creates GDRCopy's device files again, because the major number can change with each load.
 fn make_device_files(node: &Node<'_>) -> Result<(), Error> {
     let devices = files::text(node.paths.at("/proc/devices")).unwrap_or_default();
     let numbers = devices.lines().filter_map(|line| line.trim().split_once(' '));

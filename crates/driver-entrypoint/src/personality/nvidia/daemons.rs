@@ -1,5 +1,5 @@
-//! Adapter: the driver's daemons and tools that the image may have: started if they are there, stopped by
-//! their pid files. None of them is needed for the modules to work.
+//! Adapter: optional daemons and tools of the driver. They are started if the image has them, and stopped by their PID
+//! files. The modules work without them.
 
 use std::{
     fs,
@@ -16,11 +16,11 @@ use crate::{
     node::{Node, Paths},
 };
 
-/// How often and how long a daemon is looked at after SIGTERM: five seconds, as the operators' images wait.
+/// Polls after SIGTERM: five seconds in total, as in the operators' images.
 const LOOKS: usize = 50;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
-/// Those that leave a pid file below `/run`, in the order in which they are stopped.
+/// Daemons with a PID file below `/run`, in stop order.
 const DAEMONS: &[Daemon] = &[
     Daemon { name: "nvidia-persistenced", pid_file: "nvidia-persistenced/nvidia-persistenced.pid" },
     Daemon { name: "nvidia-gridd", pid_file: "nvidia-gridd/nvidia-gridd.pid" },
@@ -34,23 +34,23 @@ struct Daemon {
     pid_file: &'static str,
 }
 
-/// What became of a program that was to be started.
+/// Result of starting a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Started {
-    /// It went into the background, or did its work.
+    /// The program went into the background or finished its work.
     Yes(&'static str),
-    /// The image has none.
+    /// The image does not have the program.
     Absent(&'static str),
-    /// It ended with this.
+    /// The program failed with this error.
     Failed(&'static str, String),
 }
 
-/// The program that sets up the switches between this machine's GPUs.
+/// Program that sets up the switches between this machine's GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FabricManager {
     program: &'static str,
     arguments: &'static [&'static str],
-    /// The switches are behind the management port of an InfiniBand adapter: the fifth NVLink generation.
+    /// Whether the switches are behind the management port of an InfiniBand adapter (fifth NVLink generation).
     pub(crate) needs_infiniband: bool,
 }
 
@@ -61,7 +61,7 @@ const OF_SWITCHES: FabricManager = FabricManager {
     needs_infiniband: false,
 };
 
-/// For those of the fifth generation, with their subnet manager.
+/// For switches of the fifth NVLink generation; also starts their subnet manager.
 const OF_INFINIBAND: FabricManager = FabricManager {
     program: "nvidia-fabricmanager-start.sh",
     arguments: &[
@@ -89,16 +89,16 @@ impl FabricManager {
     }
 }
 
-/// Starts what the image has, in order. A program that fails does not keep the next from starting.
+/// Starts the tools that the image has, in order. A failure does not prevent the next one from starting.
 pub(crate) fn start_tools(paths: &Paths) -> [Started; 2] {
     [
-        // Device nodes. Without it the first user of the driver's libraries makes them.
+        // Creates device nodes. Without this tool, the first user of the driver's libraries creates them.
         run(paths, "nvidia-modprobe", &["-c", "0", "-u"]),
         run(paths, "nvidia-persistenced", &["--persistence-mode"]),
     ]
 }
 
-/// The fabric manager that this machine wants: none, without switches.
+/// The fabric manager that this machine needs; `None` without switches.
 pub(crate) fn fabric_manager(paths: &Paths) -> Option<FabricManager> {
     let is_managed = |adapter: &PathBuf| {
         let product_data = fs::read(adapter.join("device/vpd")).unwrap_or_default();
@@ -111,11 +111,11 @@ pub(crate) fn fabric_manager(paths: &Paths) -> Option<FabricManager> {
     has_switches.then_some(OF_SWITCHES)
 }
 
-/// Stops whatever runs, and says so. One that does not end is an error: it holds the driver.
+/// Stops all running daemons and logs that. A daemon that does not end is an error, because it keeps the driver in use.
 pub(crate) fn stop(node: &Node<'_>) -> Result<(), Error> {
     for daemon @ Daemon { name, .. } in DAEMONS {
         let Some(pid) = running(&node.paths, daemon) else { continue };
-        // One that ends by itself meanwhile is as good as stopped.
+        // Ignore the error of a daemon that has just ended.
         let _ = kill_process(pid, Signal::TERM);
         let is_gone = (0..LOOKS).any(|look| {
             if look > 0 {
@@ -134,23 +134,23 @@ pub(crate) fn stop(node: &Node<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// The process of a pid file. The fabric manager's lies on the host and outlives its container, so that the
-/// number can be another process's by now: the process must bear the daemon's name.
+/// Returns the running process of a PID file. The fabric manager's PID file is on the host and outlives its container,
+/// so the PID may have been reused. The process must therefore have the daemon's name.
 fn running(paths: &Paths, daemon: &Daemon) -> Option<Pid> {
     let Daemon { name, pid_file } = daemon;
-    // One is a link to the other, in most images.
+    // In most images one of these is a symlink to the other.
     let id = ["/run", "/var/run"].iter().find_map(|directory| text(paths.at(directory).join(pid_file)))?;
     let number: i32 = id.parse().ok().filter(|&number| number > 1)?;
     let status = text(paths.at(&format!("/proc/{number}/status")))?;
     let field = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
     // The kernel keeps 15 bytes of a name (TASK_COMM_LEN).
     let is_it = field("Name:").is_some_and(|comm| comm == name.get(..15).unwrap_or(name));
-    // Who ended and was not waited for still has its entry.
+    // A process that ended but was not waited for still has its entry.
     let has_ended = field("State:").is_some_and(|state| state.starts_with(['Z', 'X']));
     if is_it && !has_ended { Pid::from_raw(number) } else { None }
 }
 
-/// Runs a program until it has gone into the background, its output in the container's log.
+/// Runs a program until it exits; a daemon has then gone into the background. The output goes to the container's log.
 fn run(paths: &Paths, name: &'static str, arguments: &[&str]) -> Started {
     let Some(program) = program(paths, name) else { return Started::Absent(name) };
     match Command::new(program).args(arguments).stdin(Stdio::null()).status() {
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
     use crate::testing::Bench;
 
-    /// Processes are real ones here.
+    /// A test bench with the real `/proc`.
     fn with_real_processes() -> Bench {
         let bench = Bench::new();
         fs::remove_dir_all(bench.at("/proc")).unwrap();
@@ -204,7 +204,7 @@ mod tests {
         let bench = with_real_processes();
         let pid_file = "/run/nvidia-persistenced/nvidia-persistenced.pid";
         bench.file(pid_file, "");
-        // The second process has the script's name, as the daemon's would.
+        // The child process has the script's name, as a daemon would have its program's name.
         bench.program(
             "nvidia-persistenced",
             &format!(
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(start(&bench).last(), Some(&Started::Yes("nvidia-persistenced")));
         let process = format!("/proc/{}", bench.text(pid_file).unwrap().trim());
         assert!(bench.at(&process).exists());
-        // The bench's pauses take no time, and a process does: look as often as it takes.
+        // Pauses of the bench take no time, but stopping a process does, so retry until it has ended.
         while stop(&bench.node()).is_err() {}
         let said = bench.log();
         stop(&bench.node()).unwrap();
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn a_stale_or_broken_pid_file_kills_nobody() {
         let bench = with_real_processes();
-        // This very process has another name; were it killed, there would be no result to see.
+        // The test process has another name; if it were killed, the test would fail.
         for text in [std::process::id().to_string().as_str(), "-1", "0", "1", "none", "", "99999999999999"] {
             bench.file("/run/nvidia-fabricmanager/nv-fabricmanager.pid", text);
             stop(&bench.node()).unwrap();

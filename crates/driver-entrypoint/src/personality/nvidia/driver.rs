@@ -1,4 +1,4 @@
-//! The driver's modules: into the kernel and out of it, in the operators' order.
+//! Loads and unloads the driver's modules, in the operators' order.
 
 use std::time::Duration;
 
@@ -12,20 +12,20 @@ use crate::{
     node::Node,
 };
 
-/// Of the host, before the driver, where the node has them.
+/// Modules of the host to load before the driver, if the node has them.
 const HELPERS: [&str; 3] = ["i2c_core", "ipmi_msghandler", "ipmi_devintf"];
 
-/// The driver without which there is nothing.
+/// Modules that every driver image must have.
 const NEEDED: [&str; 2] = ["nvidia", "nvidia_uvm"];
 
-/// Comes with the driver, unless the image was built for computing alone.
+/// Loaded with the driver, unless the image was built for compute only.
 const MODESET: &str = "nvidia_modeset";
 
-/// Comes when it is asked for.
+/// Loaded only on request.
 const DRM: &str = "nvidia_drm";
 
-/// Out of the kernel, in this order. `nv_peer_mem`, `nvidia_fs` and `gdrdrv` have containers of their own, which nothing else would
-/// end; `nvidia_drm` is not loaded by us, but may be there from the host's driver.
+/// Modules to unload, in this order. `nv_peer_mem`, `nvidia_fs` and `gdrdrv` have separate containers, which nothing
+/// else would stop. `nvidia_drm` may have been loaded by the host's driver.
 const UNLOADED: [&str; 8] = [
     "nvidia_drm",
     "nvidia_modeset",
@@ -37,18 +37,18 @@ const UNLOADED: [&str; 8] = [
     "nvidia",
 ];
 
-/// References of a process that has just ended are given back after moments.
+/// Polls while the driver is in use: references of a process that has just ended are dropped after a short delay.
 const LOOKS: u32 = 10;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
-/// Trees to load from: this image, `more`, and the host. The operator's DaemonSet does not mount the host's
-/// modules, but it shares the host's processes (`hostPID`), and the first of them shows the host's root.
+/// Indexes the modules of this image, of the tree `more`, and of the host. The operator's DaemonSet does not mount the
+/// host's modules. It does share the host's PID namespace (`hostPID`), so the root of process 1 is the host's root.
 pub(crate) fn index(node: &Node<'_>, more: Option<&str>) -> Result<Index, Error> {
     let release = node.kernel.release();
     let mut trees = vec![(Origin::Image, node.paths.image_modules(&release))];
     trees.extend(more.map(|tree| (Origin::Host, node.paths.at(tree).join(&release))));
     trees.push((Origin::Host, node.paths.host_modules(&release)));
-    // Without hostPID it shows our own root, or none to look at.
+    // Without hostPID this is the container's own root, or it does not exist.
     let hosts = node.paths.at("/proc/1/root/lib/modules").join(&release);
     if hosts.is_dir() {
         trees.push((Origin::Host, hosts));
@@ -56,17 +56,17 @@ pub(crate) fn index(node: &Node<'_>, more: Option<&str>) -> Result<Index, Error>
     Index::read(&release, &trees)
 }
 
-/// Is the driver loaded that this image has? One of other sources, under the same configuration, is not.
+/// Whether the loaded driver is the image's build; a driver of the same configuration from other sources is not.
 pub(crate) fn is_loaded(node: &Node<'_>, index: &Index) -> Result<bool, Error> {
     let loaded = Loaded::read(&node.paths)?;
     let Some(file) = index.of_image("nvidia").filter(|_| loaded.contains("nvidia")) else { return Ok(false) };
     let info = file.info()?;
-    // What nothing is known of counts as the same: the operator's digest says so.
+    // Modules without an identity count as the same, because the operator's digest has not changed.
     Ok(info.identity().is_none() || loaded.is(&node.paths, "nvidia", &info))
 }
 
-/// Is everything there that the driver needs? An image for another kernel, or one whose modules are broken, must not
-/// cost the node the driver that it has.
+/// Checks that everything the driver needs exists. An image for another kernel, or one with broken modules, must not
+/// make the node lose its current driver.
 pub(crate) fn check(loader: &Loader<'_>, drm: bool) -> Result<(), Error> {
     let staying = Loaded::read(&loader.node.paths)?.without(&UNLOADED.map(str::to_owned));
     if let Some(name) = NEEDED.into_iter().find(|name| loader.index.of_image(name).is_none()) {
@@ -75,7 +75,7 @@ pub(crate) fn check(loader: &Loader<'_>, drm: bool) -> Result<(), Error> {
     wanted(loader, drm).into_iter().try_for_each(|name| loader.plan(name, &staying).map(drop))
 }
 
-/// Loads the driver; what is loaded already stays as it is.
+/// Loads the driver; modules that are already loaded are kept.
 pub(crate) fn load(loader: &Loader<'_>, drm: bool) -> Result<(), Error> {
     let Loader { node, index, .. } = loader;
     for name in HELPERS {
@@ -94,7 +94,7 @@ pub(crate) fn load(loader: &Loader<'_>, drm: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// The driver's modules, in the order in which they are loaded.
+/// Lists the driver's modules in load order.
 fn wanted(loader: &Loader<'_>, drm: bool) -> Vec<&'static str> {
     let mut names = NEEDED.to_vec();
     names.extend(loader.index.of_image(MODESET).map(|_| MODESET));
@@ -102,7 +102,7 @@ fn wanted(loader: &Loader<'_>, drm: bool) -> Vec<&'static str> {
     names
 }
 
-/// The kernel's words do not say what an administrator of GPUs wants to know.
+/// Replaces the kernel's error with one that tells a GPU administrator what to do.
 fn explain(node: &Node<'_>, error: Error) -> Error {
     let refusal = match error {
         Error::Refused { name, refusal, .. } if name == "nvidia" && refusal.errno == Errno::NODEV => refusal,
@@ -124,7 +124,7 @@ fn explain(node: &Node<'_>, error: Error) -> Error {
     Error::new(format!("no NVIDIA GPU was found by the driver (ENODEV){refusal}"), hint)
 }
 
-/// Unloads the driver, all of it or nothing: who holds a part of it keeps the whole.
+/// Unloads the driver completely or not at all: a user of any module keeps all modules loaded.
 pub(crate) fn unload(node: &Node<'_>) -> Result<(), Error> {
     forecast::announce(node, &UNLOADED)?;
     let mut looks = 1;
@@ -149,7 +149,7 @@ pub(crate) fn unload(node: &Node<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Who keeps the driver's modules from going, each for itself.
+/// Lists what prevents the unload of each of the driver's modules.
 fn obstacles(node: &Node<'_>, loaded: &Loaded) -> Vec<Error> {
     let mut obstacles = Vec::new();
     for name in UNLOADED {

@@ -1,4 +1,5 @@
-//! `nvidia-driver init`: the old driver out, this image's in, the root exposed; and all of it undone at a signal.
+//! `nvidia-driver init`: replaces the loaded driver with the image's, exposes the container's root, and undoes all of
+//! it at a signal.
 
 use std::time::Duration;
 
@@ -24,16 +25,16 @@ use crate::{
     signals::Ending,
 };
 
-/// Mellanox's vendor number, as a PCI device shows it.
+/// Mellanox's PCI vendor ID, as sysfs shows it.
 const MELLANOX: &str = "0x15b3";
 
-/// The GSP firmware: below the exposed root.
+/// GSP firmware; it is copied to a directory below the exposed root.
 const FIRMWARE: Firmware<'_> = Firmware { host_path: "/run/nvidia/driver/lib/firmware", part: "nvidia" };
 
-/// How often the node is looked at while the start waits for something.
+/// Polling interval while the start waits.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
-/// From start to stop.
+/// Runs the container from start to stop.
 pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending) -> Result<(), Error> {
     let _lock = Lock::take(node, state::PID_FILE)?;
     node.log.step(format!("NVIDIA driver for kernel {}", node.kernel.release()));
@@ -46,12 +47,12 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
     if is_same {
         node.log.step("the loaded driver has this configuration already: only user space is set up again");
     } else {
-        // In use, it is left as it is.
+        // Fails if the driver is in use, which then stays loaded.
         daemons::stop(node)?;
         driver::unload(node)?;
         files::remove(node, state::DIGEST)?;
     }
-    // Of a container that was killed. Firmware must not be copied into that one.
+    // Unmount the root that a killed container exposed, so that no firmware is copied into it.
     mounts::conceal(node, state::ROOT)?;
     match start(&loader, settings, ending) {
         Ok(()) => {
@@ -67,8 +68,8 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
     }
 }
 
-/// The operator's digest covers all that it configures, the image's name too; the modules' own hash covers an image
-/// whose content is another under that name.
+/// Whether the loaded driver can be kept. The operator's digest covers its whole configuration, including the image's
+/// name. The module's own hash catches an image with new content under the same name.
 fn has_same_configuration(node: &Node<'_>, loader: &Loader<'_>, settings: &Settings) -> Result<bool, Error> {
     let stored = text(node.paths.at(state::DIGEST));
     let is_same = settings.config_digest.is_some() && settings.config_digest == stored;
@@ -91,7 +92,7 @@ fn start(loader: &Loader<'_>, settings: &Settings, ending: &mut dyn Ending) -> R
     ending.go_on()
 }
 
-/// In this order: who holds the driver keeps it, and then its user space must stay too.
+/// The order matters: if the driver is in use and stays loaded, its user space must stay, too.
 fn stop(node: &Node<'_>) -> Result<(), Error> {
     state::set_not_ready(node)?;
     daemons::stop(node)?;
@@ -110,14 +111,15 @@ fn set_up_firmware(loader: &Loader<'_>) -> Result<(), Error> {
     }
     let files = FIRMWARE.provide(node)?;
     node.log.step(format!("firmware: {files} file(s) copied to {}", FIRMWARE.host_path));
-    // GPUs before Turing need none.
+    // GPUs before Turing need no firmware.
     if let Err(error) = FIRMWARE.set_search_path(node) {
         node.log.warn(format!("go on without a search path for firmware: {error}"));
     }
     Ok(())
 }
 
-/// The operator's own images try as much and do not mind a failure: `reload_nvidia_peermem` is there for that.
+/// Loads nvidia_peermem as a best effort, like the operator's own images; `reload_nvidia_peermem` loads it later if
+/// this fails.
 fn load_peer_memory(loader: &Loader<'_>, settings: &Settings) -> Result<(), Error> {
     let Loader { node, .. } = loader;
     if !settings.rdma {
@@ -134,7 +136,7 @@ fn load_peer_memory(loader: &Loader<'_>, settings: &Settings) -> Result<(), Erro
     Ok(())
 }
 
-/// The GPU driver that it stands upon is of this very image.
+/// Compares only with OFED: the GPU driver comes from this image.
 fn load_compared(loader: &Loader<'_>, settings: &Settings) -> Result<(), Error> {
     let drivers: &[Driver] = if settings.host_ofed { &[] } else { &[Driver::Ofed] };
     versions::check(loader, "nvidia_peermem", drivers)?;
@@ -146,8 +148,8 @@ fn has_mellanox_device(node: &Node<'_>) -> bool {
     devices.iter().any(|device| text(device.join("vendor")).is_some_and(|vendor| vendor == MELLANOX))
 }
 
-/// The fabric manager alone is needed, by GPUs behind switches: one that fails ends the start, as with the operators'
-/// images.
+/// Starts the optional tools and the fabric manager. Only the fabric manager is essential, for GPUs behind switches.
+/// Its failure ends the start, as with the operators' images.
 fn start_daemons(node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), Error> {
     for started in daemons::start_tools(&node.paths) {
         match started {
@@ -175,7 +177,7 @@ fn start_daemons(node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), Error> 
     Ok(())
 }
 
-/// What the fabric manager of the fifth NVLink generation talks through.
+/// Waits for the modules that the fabric manager of the fifth NVLink generation needs.
 fn wait_for_infiniband(node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), Error> {
     let needed = ["mlx5_core", "ib_umad"];
     let mut is_said = false;

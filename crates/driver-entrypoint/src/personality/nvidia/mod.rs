@@ -1,4 +1,4 @@
-//! `nvidia-driver`: the GPU driver's container, and nvidia-peermem's.
+//! `nvidia-driver`: the containers of the GPU driver and of nvidia-peermem.
 
 use std::process::ExitCode;
 
@@ -25,7 +25,7 @@ use companion::{Companion, Ofed};
 use options::{Command, Settings, USAGE};
 use watch::Owner;
 
-/// Runs `nvidia-driver` with the words after it, or says how it is to be used.
+/// Runs `nvidia-driver` with its arguments; the error contains the usage text.
 pub(crate) fn main(
     arguments: &[&str],
     variable: impl Fn(&str) -> Option<String>,
@@ -40,15 +40,15 @@ pub(crate) fn main(
             let peer_memory =
                 Companion { module: "nvidia_peermem", owner: Owner::Others, ready_file: None, ofed };
             parameters::check(node, &["nvidia-peermem"])?;
-            // The GPU driver's container unloads it, in the same pod.
+            // The GPU driver's container, in the same pod, unloads the module.
             peer_memory.run(node, signals)
         }
         Command::ProbePeermem => probe(node),
     }))
 }
 
-/// Other images compile the driver for a kernel that was just installed. Here that is farrier's work, and done
-/// before the kernel boots; all that is left to say is whether this image has it.
+/// Reports whether this image has the driver for a kernel. Other images compile the driver for a newly installed kernel
+/// here; farrier does that before the kernel boots.
 fn update(node: &Node<'_>, kernel: Option<&str>) -> Result<(), Error> {
     let release = kernel.map_or_else(|| node.kernel.release(), str::to_owned);
     let index = Index::read(&release, &[(Origin::Image, node.paths.image_modules(&release))])?;
@@ -62,8 +62,8 @@ fn update(node: &Node<'_>, kernel: Option<&str>) -> Result<(), Error> {
     ))
 }
 
-/// `probe_nvidia_peermem`: is nvidia-peermem loaded where it should be? While OFED is away it cannot be, and the
-/// container must not be restarted for that.
+/// Implements `probe_nvidia_peermem`: fails if OFED is loaded and nvidia-peermem is not. Without OFED the probe
+/// succeeds, so that the container is not restarted.
 fn probe(node: &Node<'_>) -> Result<(), Error> {
     let loaded = Loaded::read(&node.paths)?;
     if !loaded.contains("mlx5_core") {

@@ -1,6 +1,6 @@
-//! Pure: what `nvidia-driver` is asked to do, from its command line and its variables.
+//! Pure: command line and environment variables of `nvidia-driver`.
 
-/// How `nvidia-driver` is used.
+/// Usage text of `nvidia-driver`.
 pub(crate) const USAGE: &str = "\
 usage: nvidia-driver COMMAND [OPTION...]
 
@@ -15,21 +15,22 @@ commands:
 options of init and update that other images know are accepted and have no effect:
   -a, --accept-license   -m, --max-threads N   -s, --sign KEYID   -t, --tag TAG";
 
-/// What to do.
+/// Command of `nvidia-driver`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
-    /// Load the driver, keep it, unload it.
+    /// Load the driver, wait for a signal, and unload the driver.
     Init,
-    /// Look whether the image has modules for a kernel: this one (`-k`, a checked release), or else the running one.
+    /// Report whether the image has modules for a kernel: the validated release of `-k`, or the running one.
     Update(Option<String>),
     /// Keep nvidia-peermem loaded.
     ReloadPeermem,
-    /// One look at nvidia-peermem.
+    /// Check once that nvidia-peermem is loaded.
     ProbePeermem,
 }
 
 impl Command {
-    /// Reads the words after `nvidia-driver`. They come from a pod's specification. The error says what is wrong.
+    /// Parses the arguments after `nvidia-driver`, which come from a pod's specification. The error names the wrong
+    /// argument.
     pub(crate) fn parse(arguments: &[&str]) -> Result<Self, String> {
         let (&command, rest) = arguments.split_first().ok_or("no command is given")?;
         match command {
@@ -51,7 +52,7 @@ impl Command {
     }
 }
 
-/// Goes through a command's options; gives the value of `-k`. `valued` are those with a value.
+/// Parses a command's options and returns the value of `-k`. `valued` lists the options that take a value.
 fn options(command: &str, arguments: &[&str], valued: &[&str]) -> Result<Option<String>, String> {
     let mut kernel = None;
     let mut words = arguments.iter();
@@ -73,29 +74,29 @@ fn options(command: &str, arguments: &[&str], valued: &[&str]) -> Result<Option<
     Ok(kernel)
 }
 
-/// A release becomes a part of a path: what `uname -r` can say and nothing that climbs.
+/// Whether the text is a plausible kernel release. It becomes part of a path, so `/` is not allowed.
 fn is_release(release: &str) -> bool {
     let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '+' | '~');
     release.len() <= 64 && release.starts_with(|c: char| c.is_ascii_digit()) && release.chars().all(known)
 }
 
-/// What the operator sets in the environment.
+/// Settings that the operator passes in the environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Settings {
-    /// `DRIVER_CONFIG_DIGEST`: over all that the operator configures of the driver, its image included.
+    /// `DRIVER_CONFIG_DIGEST`: digest of the driver's whole configuration by the operator, including its image.
     pub(crate) config_digest: Option<String>,
     /// `GPU_DIRECT_RDMA_ENABLED`.
     pub(crate) rdma: bool,
-    /// `USE_HOST_MOFED`: OFED is the host's own, not a container's.
+    /// `USE_HOST_MOFED`: use the host's own OFED instead of a container's.
     pub(crate) host_ofed: bool,
-    /// `LOAD_NVIDIA_DRM`: nvidia-drm too, which the operators' images never load. For GPUs that also show something.
+    /// `LOAD_NVIDIA_DRM`: also load nvidia-drm, which the operators' images never load. For GPUs with a display.
     pub(crate) drm: bool,
 }
 
 impl Settings {
-    /// Takes the variables out of an environment.
+    /// Reads the variables.
     pub(crate) fn from(variable: impl Fn(&str) -> Option<String>) -> Self {
-        // The scripts compare with "true" and nothing else.
+        // The operators' scripts compare with "true" only.
         let is_set = |name| variable(name).is_some_and(|value| value == "true");
         Self {
             config_digest: variable("DRIVER_CONFIG_DIGEST").filter(|digest| !digest.is_empty()),

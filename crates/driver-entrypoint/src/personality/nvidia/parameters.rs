@@ -1,18 +1,18 @@
-//! Adapter: the files at `/drivers` that the operator mounts from a ConfigMap of the user's. Looked at before
-//! anything is unloaded: a parameter that is lost in silence is worse than a driver that does not start.
+//! Adapter: parameter files at `/drivers`, which the operator mounts from the user's ConfigMap. They are checked before
+//! anything is unloaded: a silently lost parameter is worse than a driver that does not start.
 
 use std::fs;
 
 use crate::{error::Error, files::if_there, node::Node};
 
-/// Modules with a file of their own, `/drivers/<name>.conf`.
+/// Modules with a parameter file, `/drivers/<name>.conf`.
 pub(crate) const FILES: [&str; 5] =
     ["nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-peermem", "nvidia-drm"];
 
-/// The kernel takes no more for all parameters of a module together than a page.
+/// Maximum size of a file: the kernel accepts at most a page of parameters per module.
 const MAX_SIZE: usize = 4096;
 
-/// Checks the files of these modules, those that are there, and logs what they hold.
+/// Checks the existing parameter files of these modules, and logs their contents.
 pub(crate) fn check(node: &Node<'_>, modules: &[&str]) -> Result<(), Error> {
     for name in modules {
         let path = format!("/drivers/{name}.conf");
@@ -33,7 +33,7 @@ pub(crate) fn check(node: &Node<'_>, modules: &[&str]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The parameters of a file, or what is wrong with it.
+/// Parses the parameters of a file; the error says what is wrong.
 fn words(text: &str) -> Result<Vec<&str>, String> {
     if text.len() > MAX_SIZE {
         return Err(format!("it has {} bytes, more than {MAX_SIZE}", text.len()));

@@ -1,4 +1,4 @@
-//! Adapter: on hosts with SELinux, the exposed device files get the label that lets containers use them.
+//! Adapter: SELinux labels on the exposed device files, so that containers may use them on hosts with SELinux.
 
 use std::{io, path::Path};
 
@@ -11,28 +11,28 @@ use walkdir::WalkDir;
 use super::state;
 use crate::{error::Error, files, node::Node};
 
-/// What container-selinux calls the files of containers.
+/// Type of container files in container-selinux.
 const TYPE: &str = "container_file_t";
 const ATTRIBUTE: &str = "security.selinux";
 
-/// Bytes that a label has at most, which is more than the kernel's policies make of it.
+/// Maximum size of a label in bytes; policies use far shorter ones.
 const MAX_LABEL: usize = 4096;
 
-/// Is it on? The host's first process tells; the container's own view of `/sys` does not show it.
+/// Whether SELinux is enabled on the host. Looks at process 1, because the container's own `/sys` does not show it.
 pub(crate) fn is_enabled(node: &Node<'_>) -> bool {
     let mounts = files::text(node.paths.at("/proc/1/mounts")).unwrap_or_default();
     let is_mounted = mounts.lines().any(|line| line.split(' ').nth(2) == Some("selinuxfs"));
     is_mounted && node.paths.at("/proc/1/root/sys/fs/selinux/enforce").exists()
 }
 
-/// Labels the exposed `/dev`; gives the number of files whose label was another.
+/// Labels the files of the exposed `/dev`. Returns the number of changed labels.
 pub(crate) fn label_devices(node: &Node<'_>) -> Result<usize, Error> {
     let devices = node.paths.at(state::ROOT).join("dev");
     let failed = |path: &Path| Error::on("label for SELinux", node.paths.name(path));
     let mut labelled = 0;
     for entry in WalkDir::new(&devices) {
         let entry = entry.map_err(|error| failed(error.path().unwrap_or(&devices))(error.into()))?;
-        // The targets of links have labels of their own.
+        // Skip symlinks; their targets have their own labels.
         if !entry.path_is_symlink() {
             labelled += usize::from(label(entry.path()).map_err(failed(entry.path()))?);
         }
@@ -44,7 +44,7 @@ fn label(path: &Path) -> io::Result<bool> {
     let mut buffer = vec![0; MAX_LABEL];
     let length = match lgetxattr(path, ATTRIBUTE, &mut buffer) {
         Ok(length) => length,
-        // A file system without labels.
+        // The file system has no labels.
         Err(Errno::NODATA | Errno::OPNOTSUPP) => return Ok(false),
         Err(errno) => return Err(errno.into()),
     };
@@ -54,7 +54,7 @@ fn label(path: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// `user:role:type:level` with our type; nothing if it has it, or is no label.
+/// Returns the label `user:role:type:level` with our type; `None` if it has that type or is not a label.
 fn with_type(label: &str) -> Option<String> {
     let label = label.trim_end_matches('\0');
     let mut fields = label.splitn(4, ':');
@@ -93,7 +93,7 @@ mod tests {
         bench.file("/run/nvidia/driver/dev/nvidia0", "");
         bench.file("/run/nvidia/driver/dev/nvidia-caps/nvidia-cap1", "");
         std::os::unix::fs::symlink("/nowhere", bench.at("/run/nvidia/driver/dev/fd")).unwrap();
-        // On a machine with SELinux every file has one: then there are four to change, with the directories.
+        // Without SELinux no file has a label. With SELinux four labels change: two files and two directories.
         let labelled = label_devices(&bench.node()).unwrap();
         assert!(matches!(labelled, 0 | 4), "{labelled}");
         let error = label_devices(&Bench::new().node()).unwrap_err();

@@ -1,28 +1,28 @@
-//! Adapter: what the GPU driver's container tells the operator's other containers, below `/run/nvidia`, and what
-//! OFED's tells at `/run/mellanox/drivers`.
+//! Adapter: status files through which containers coordinate. The GPU driver's container writes below `/run/nvidia` for
+//! the operator's other containers; OFED's container writes at `/run/mellanox/drivers`.
 
 use crate::{error::Error, files, modules::loaded::Loaded, node::Node};
 
-/// Locked while the container lives, and its process id.
+/// Lock file of the container; holds its process ID.
 pub(crate) const PID_FILE: &str = "/run/nvidia/nvidia-driver.pid";
-/// Where the container's root is exposed.
+/// Directory at which the container's root is exposed.
 pub(crate) const ROOT: &str = "/run/nvidia/driver";
-/// The digest of the configuration that the loaded driver was loaded with. The operator's driver manager reads it.
+/// Digest of the configuration with which the loaded driver was loaded. The operator's driver manager reads it.
 pub(crate) const DIGEST: &str = "/run/nvidia/nvidia-driver.state";
-/// `Ready`, or something else: the operator's startup probe waits for that word where the file is.
+/// Holds `Ready` or another word. The operator's startup probe waits for `Ready` if the file exists.
 pub(crate) const DAEMONS: &str = "/run/nvidia/validations/.driver-daemons-status";
-/// Written by the operator's startup probe, once `nvidia-smi` works.
+/// Written by the operator's startup probe once `nvidia-smi` works.
 pub(crate) const PROBED: &str = "/run/nvidia/validations/.driver-ctr-ready";
 /// Written by OFED's container.
 pub(crate) const OFED_READY: &str = "/run/mellanox/drivers/.driver-ready";
 
-/// Says that the driver is not to be relied upon: at the start, and before it is unloaded.
+/// Marks the driver as not ready: at the start, and before it is unloaded.
 pub(crate) fn set_not_ready(node: &Node<'_>) -> Result<(), Error> {
     files::write(node, DAEMONS, "NotReady\n")?;
     files::clear_ready(node, PROBED)
 }
 
-/// Says that the driver is there, and with which configuration.
+/// Marks the driver as ready, and records its configuration's digest.
 pub(crate) fn set_ready(node: &Node<'_>, digest: Option<&str>) -> Result<(), Error> {
     if let Some(digest) = digest {
         files::write(node, DIGEST, &format!("{digest}\n"))?;
@@ -30,13 +30,13 @@ pub(crate) fn set_ready(node: &Node<'_>, digest: Option<&str>) -> Result<(), Err
     files::write(node, DAEMONS, "Ready\n")
 }
 
-/// Says nothing any more.
+/// Removes all status files of this container.
 pub(crate) fn clear(node: &Node<'_>) -> Result<(), Error> {
     [DIGEST, DAEMONS, PID_FILE].iter().try_for_each(|path| files::remove(node, path).map(drop))
 }
 
-/// May peer memory stand upon the GPU driver? `probed` for a pod whose driver container has the operator's startup
-/// probe; others only say whether the modules are there.
+/// Whether the GPU driver is ready for modules that depend on it. The status file decides if it exists. Without it,
+/// `probed` demands the file of the operator's startup probe; pass false if the driver's container has no such probe.
 pub(crate) fn is_gpu_ready(node: &Node<'_>, loaded: &Loaded, probed: bool) -> bool {
     let says_so = match files::text(node.paths.at(DAEMONS)) {
         Some(word) => word == "Ready",
@@ -45,7 +45,7 @@ pub(crate) fn is_gpu_ready(node: &Node<'_>, loaded: &Loaded, probed: bool) -> bo
     says_so && loaded.contains("nvidia")
 }
 
-/// Is OFED there? The host's own counts from when its modules are loaded.
+/// Whether OFED is ready. The host's own OFED is ready once its modules are loaded.
 pub(crate) fn is_ofed_ready(node: &Node<'_>, loaded: &Loaded, of_host: bool) -> bool {
     if of_host { loaded.contains("mlx5_core") } else { node.paths.at(OFED_READY).exists() }
 }
@@ -66,7 +66,7 @@ mod tests {
         let bench = with_modules(&["nvidia"]);
         let ready = |probed| is_gpu_ready(&bench.node(), &Loaded::read(&bench.node().paths).unwrap(), probed);
         assert!(!ready(true));
-        assert!(ready(false), "who has no probe has no ready file");
+        assert!(ready(false), "without a startup probe there is no file to wait for");
         bench.file(PROBED, "");
         assert!(ready(true));
         bench.file(DAEMONS, "NotReady\n");

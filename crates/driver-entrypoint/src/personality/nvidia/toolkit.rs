@@ -1,25 +1,26 @@
-//! `ocp_dtk_entrypoint`: what the GPU Operator calls on OpenShift where drivers are not precompiled to it. It puts a container of the
-//! cluster's driver toolkit into the pod, which is to compile what the driver's container hands to it in a shared directory
-//! (`controllers/object_controls.go`, `assets/state-driver` of the operator). Here all is compiled already: the toolkit's container
-//! gets this very program, which says so, and waits.
+//! `ocp_dtk_entrypoint`: the command that the GPU Operator runs on OpenShift for drivers that it does not know as
+//! precompiled. The operator adds a container of the cluster's driver toolkit to the pod. That container is meant to
+//! compile what the driver's container hands over in a shared directory (`controllers/object_controls.go`,
+//! `assets/state-driver` of the operator). farrier's images need no compilation. The toolkit's container therefore gets
+//! this program, which reports that the driver is built, and waits.
 
 use std::fs;
 
 use crate::{error::Error, files, node::Node, signals::Ending};
 
-/// How it is used.
+/// Usage text of `ocp_dtk_entrypoint`.
 pub(crate) const USAGE: &str = "\
 usage: ocp_dtk_entrypoint nv-ctr-run-with-dtk        nvidia-driver init
        ocp_dtk_entrypoint gds-ctr-run-with-dtk       nvidia-gds-driver install
        ocp_dtk_entrypoint gdrcopy-ctr-run-with-dtk   nvidia-gdrcopy-driver install
        ocp_dtk_entrypoint dtk-build-driver           for the container of the driver toolkit: waits, because nothing is to be compiled";
 
-/// The directory that the pod's containers share.
+/// Directory that the pod's containers share.
 const SHARED: &str = "/mnt/shared-nvidia-driver-toolkit";
-/// This program.
+/// Path of this program.
 const PROGRAM: &str = "/proc/self/exe";
 
-/// The words that follow instead of a role of the operator's; `None` for the role of the toolkit's container.
+/// Translates a role of the operator to this program's arguments; `None` for the role of the toolkit's container.
 pub(crate) fn words(arguments: &[&str]) -> Result<Option<[&'static str; 2]>, String> {
     Ok(match *arguments {
         ["nv-ctr-run-with-dtk"] => Some(["nvidia-driver", "init"]),
@@ -30,21 +31,23 @@ pub(crate) fn words(arguments: &[&str]) -> Result<Option<[&'static str; 2]>, Str
     })
 }
 
-/// Hands this program to the toolkit's container, which waits for it. Once is enough: it may run there by now.
+/// Copies this program for the toolkit's container, which waits for it. Never replaces an earlier copy, because that
+/// container may be running it.
 pub(crate) fn hand_over(node: &Node<'_>) -> Result<(), Error> {
     let prepared = format!("{SHARED}/dir_prepared");
     if !node.paths.at(SHARED).is_dir() || node.paths.at(&prepared).exists() {
         return Ok(());
     }
     let place = format!("{SHARED}/ocp_dtk_entrypoint");
-    // Its permissions come with it.
+    // `fs::copy` preserves the executable permission.
     fs::copy(node.paths.at(PROGRAM), node.paths.at(&place)).map_err(Error::on("write", place.as_str()))?;
     files::write(node, &prepared, "")?;
     node.log.step("the driver toolkit's container has nothing to compile");
     Ok(())
 }
 
-/// In the toolkit's container: says that all is compiled, which other images' containers ask for.
+/// Runs in the toolkit's container: writes the marks that the containers of other images wait for, then waits for a
+/// signal.
 pub(crate) fn wait(node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), Error> {
     for mark in ["driver_build_started", "driver_built"] {
         files::write(node, &format!("{SHARED}/{mark}"), "")?;
@@ -72,7 +75,11 @@ mod tests {
         assert!(bench.text(&format!("{SHARED}/dir_prepared")).is_some());
         bench.file(PROGRAM, "another");
         hand_over(&bench.node()).unwrap();
-        assert_eq!(bench.text(&format!("{SHARED}/ocp_dtk_entrypoint")).unwrap(), "program", "it runs");
+        assert_eq!(
+            bench.text(&format!("{SHARED}/ocp_dtk_entrypoint")).unwrap(),
+            "program",
+            "kept, because it may be running"
+        );
         let mut built = || assert!(bench.text(&format!("{SHARED}/driver_built")).is_some());
         wait(&bench.node(), &mut EndsWhenReady(&mut built)).unwrap();
     }

@@ -1,35 +1,35 @@
-//! Pure: when a peer-memory module is to be loaded. It stands between two drivers that come and go in
-//! containers of their own.
+//! Pure: decides when to load and unload a peer-memory module. The module depends on two drivers that are loaded and
+//! unloaded by other containers.
 
-/// What is to be seen of the two drivers and of the module between them.
+/// Observed state of the two drivers and of the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// OFED says that it is ready.
+    /// OFED is ready.
     pub(crate) ofed: bool,
-    /// The GPU driver does.
+    /// The GPU driver is ready.
     pub(crate) gpu: bool,
-    /// The peer-memory module is loaded.
+    /// The module is loaded.
     pub(crate) loaded: bool,
-    /// Which `ib_core` is loaded.
+    /// Identity of the loaded `ib_core`.
     pub(crate) ib_core: Option<String>,
 }
 
-/// What is to be done now.
+/// Next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Nothing: it is loaded where it belongs.
+    /// Nothing: the module is loaded and current.
     Keep,
-    /// Nothing: what it needs is not there.
+    /// Nothing: a driver is missing.
     Wait(Missing),
-    /// Load it.
+    /// Load the module.
     Load,
-    /// Unload it and load it: it was loaded against another `ib_core`.
+    /// Unload and load the module: it was loaded against another `ib_core`.
     Reload,
-    /// Unload it, so that what it needs can be unloaded.
+    /// Unload the module, so that the drivers below it can be unloaded.
     Release(Missing),
 }
 
-/// What peer memory waits for.
+/// Drivers that the module waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
     Ofed,
@@ -37,12 +37,12 @@ pub(crate) enum Missing {
     Both,
 }
 
-/// Who unloads the module when a driver below it is replaced.
+/// The container that unloads the module when a driver below it is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// The drivers' own containers do, by its name: nvidia-peermem.
+    /// The drivers' own containers, which know the module by name, such as nvidia-peermem.
     Others,
-    /// Only who loaded it: nv_peer_mem.
+    /// Only the container that loaded the module: nv_peer_mem.
     Us,
 }
 
@@ -57,13 +57,13 @@ impl Missing {
     }
 }
 
-/// Decides. `against` is the `ib_core` that was there when the module was loaded, where that is known.
+/// Decides the next action. `against` is the `ib_core` that the module was loaded against, if known.
 pub(crate) fn decide(owner: Owner, seen: &Seen, against: Option<&str>) -> Step {
     match Missing::of(seen) {
         Some(missing) if seen.loaded && owner == Owner::Us => Step::Release(missing),
         Some(missing) => Step::Wait(missing),
         None if !seen.loaded => Step::Load,
-        // A module that holds ib_core keeps it from being replaced; one that does not hold it must go.
+        // A module that uses ib_core prevents its replacement. This module does not use it, so it must be reloaded.
         None if against.is_some() && seen.ib_core.is_some() && against != seen.ib_core.as_deref() => {
             Step::Reload
         }

@@ -38,10 +38,10 @@ fn the_taint_of_a_needed_image_is_inherited() {
          and no source tells the licence of helper of gpu, whose symbols it also uses -> bring the modules of what is \
          needed beside its symbol table, which does not tell licences\n"
     );
-    // Nothing that is for GPL modules only is used.
+    // The module uses no symbol that is for GPL modules only.
     let plain = ModuleFile::named("plain").needs("p2p", 1).payload();
     assert_eq!(run(&facts, &[bare], &[plain]).verdict, Verdict::Loads);
-    // What stands in for the kernel's own modules has their licence.
+    // Replacements of the kernel's own modules are assumed to have the same license.
     let ofed = "0x00000001\tib_verb\text/ib_core\tEXPORT_SYMBOL\t\n0x00000001\tcompat\tmlx_compat\tEXPORT_SYMBOL\t\n";
     assert_eq!(said(&needed("mofed", ofed), "compat"), "loads\n");
 }

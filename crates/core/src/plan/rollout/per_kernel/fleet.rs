@@ -1,4 +1,4 @@
-//! Pure: how a rollout by kernel stands: the original, its copies, its nodes and their pods.
+//! Pure: the state of a `per-kernel` rollout: the original, its copies, its nodes and their pods.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -21,13 +21,13 @@ use crate::{
     },
 };
 
-/// The image for one kernel.
+/// Image for one kernel.
 pub(super) enum Image {
-    /// Published, with a passing report.
+    /// Published, with a passing check report.
     Ready(ImageReference),
-    /// On its way.
+    /// Still to be built.
     Building(ImageReference),
-    /// None.
+    /// There will be no image.
     No(HoldReason),
 }
 
@@ -37,19 +37,19 @@ impl Image {
     }
 }
 
-/// A node that the original would reach without copies.
+/// Node that the original would reach if there were no copies.
 pub(super) struct Member<'a> {
     pub(super) node: &'a NodeFacts,
     pub(super) target: &'a Result<KernelTarget, NodeReason>,
     pub(super) handed_over: bool,
 }
 
-/// How it stands.
+/// State of the rollout.
 pub(super) struct Fleet<'a> {
     pub(super) original: Original<'a>,
     pub(super) container: &'a str,
     pub(super) members: Vec<Member<'a>>,
-    /// What the original's image holds, where that is known.
+    /// Contents of the original's image, where known.
     contents: Option<&'a ImageContents>,
     pods: HashMap<&'a str, Vec<&'a PodFacts>>,
     /// Nodes with a ready pod of a copy.
@@ -61,7 +61,7 @@ pub(super) struct Fleet<'a> {
 }
 
 impl<'a> Fleet<'a> {
-    /// Looks at everything that decides.
+    /// Collects the state that decides about the rollout.
     pub(super) fn observe(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Self, HoldReason> {
         let inputs = context.inputs;
         let (facts, live, container) = original(context, target)?;
@@ -92,12 +92,12 @@ impl<'a> Fleet<'a> {
         Ok(Self { original, container, members, contents, pods, ready, ready_before, placed })
     }
 
-    /// The image of every kernel that a node runs or that was announced.
+    /// Returns the image of every kernel that a node runs or that was announced.
     pub(super) fn images(&self, context: &Context<'_>) -> BTreeMap<KernelTarget, Image> {
         let mut kernels: BTreeSet<&KernelTarget> =
             self.members.iter().filter_map(|member| member.target.as_ref().ok()).collect();
         let live = kernels.clone();
-        // A kernel that was announced and has no image is told where the images are told.
+        // An announced kernel without an image is left out here; the plan's cells report it.
         kernels.extend(announced(context));
         let names: Vec<_> = kernels.iter().map(|kernel| (*kernel, named_by(kernel))).collect();
         names
@@ -117,12 +117,12 @@ impl<'a> Fleet<'a> {
             .collect()
     }
 
-    /// Is the original's image known to have no modules for this kernel?
+    /// Whether the original's image is known to have no modules for this kernel.
     pub(super) fn original_lacks(&self, kernel: &KernelTarget) -> bool {
         self.contents.is_some_and(|contents| !contents.has(kernel.arch, kernel.release.as_str()))
     }
 
-    /// Can nodes of this kernel be handed over now?
+    /// Whether nodes of this kernel can be handed over now.
     pub(super) fn accepts(&self, kernel: &KernelTarget, images: &BTreeMap<KernelTarget, Image>) -> bool {
         let Original { live, copies, .. } = &self.original;
         let copy = copies.get(kernel).filter(|copy| !copy.live.deleting && copy.belongs_to(live));
@@ -130,15 +130,15 @@ impl<'a> Fleet<'a> {
             && copy.and_then(|copy| copy.record.as_ref()).is_some_and(|record| !CopyRecord::is_failed(record))
     }
 
-    /// Would the copy select the node once it is handed over?
+    /// Whether the copy would select the node once the node is handed over.
     pub(super) fn would_take(&self, copy: &FoundCopy<'_>, node: &NodeFacts) -> bool {
         let mut node = node.clone();
         node.labels.insert(self.original.label.clone(), HANDED_OVER.to_owned());
         copy.facts.reaches(&node) == Some(true)
     }
 
-    /// Does a node need the kernel's copy, or may one? A node whose kernel is not known may, if either of its two
-    /// words for it names this one.
+    /// Whether a node needs the kernel's copy, or may need it. A node of unknown kernel may need it if its nodeInfo or
+    /// its kernel label names this kernel.
     pub(super) fn is_used(&self, context: &Context<'_>, kernel: &KernelTarget) -> bool {
         let label = KernelLabel::of(&kernel.release);
         let may_run = |node: &NodeFacts| {
@@ -151,17 +151,16 @@ impl<'a> Fleet<'a> {
             || announced(context).contains(kernel)
     }
 
-    /// The pods of a DaemonSet.
     pub(super) fn pods_of(&self, uid: &str) -> impl Iterator<Item = &'a PodFacts> {
         self.pods.get(uid).into_iter().flatten().copied()
     }
 
-    /// Is the copy's pod on this node ready?
+    /// Whether the copy's pod on this node is ready.
     pub(super) fn is_ready(&self, copy: &FoundCopy<'_>, node: &str) -> bool {
         ready_nodes(self.pods_of(&copy.live.version.uid)).any(|ready| ready == node)
     }
 
-    /// Does the node's note say that the copy's image does not work there?
+    /// Whether the node's upgrade note says that the copy's image does not work there.
     pub(super) fn has_failed(&self, copy: &FoundCopy<'_>, node: &NodeFacts) -> bool {
         let DaemonSetFacts { namespace, name, .. } = self.original.facts;
         let is_said = |note: UpgradeNote| {
@@ -171,23 +170,24 @@ impl<'a> Fleet<'a> {
         UpgradeNote::of(node).is_some_and(is_said)
     }
 
-    /// Is a pod of some copy ready on this node?
+    /// Whether a pod of any copy is ready on this node.
     pub(super) fn has_ready_copy(&self, node: &str) -> bool {
         self.ready.contains(node)
     }
 
-    /// Is the original's pod on this node ready?
+    /// Whether the original's pod on this node is ready.
     pub(super) fn original_is_ready_on(&self, node: &str) -> bool {
         self.ready_before.contains(node)
     }
 
-    /// Would the node get a pod of its copy? The copies have the original's tolerations and requests, so that it would not where
-    /// the original has no pod. A node that has just joined gets that pod in a moment.
+    /// Whether the node would get a pod of its copy. The copies have the original's tolerations and requests, so a node
+    /// without a pod of the original would not get one. A node that has just joined gets its pod of the original
+    /// shortly.
     pub(super) fn can_get_pods(&self, node: &NodeFacts) -> bool {
         !node.not_ready && self.placed.contains(node.name.as_str())
     }
 
-    /// How many nodes of a kernel wait for their pod of the copy.
+    /// Returns how many nodes of a kernel wait for their pod of the copy.
     pub(super) fn trying(&self, copy: &FoundCopy<'_>, kernel: &KernelTarget) -> usize {
         let ready: HashSet<&str> = ready_nodes(self.pods_of(&copy.live.version.uid)).collect();
         let waits = |member: &&Member<'_>| {
@@ -198,8 +198,8 @@ impl<'a> Fleet<'a> {
         self.members.iter().filter(waits).count()
     }
 
-    /// Nodes of known kernels that are not handed over and can be, or whose pod is not ready. One that gets no pod in any case is
-    /// not waited for.
+    /// Returns the nodes with a known kernel that can still be handed over, or whose pod of the copy is not ready.
+    /// Nodes that get no pod in any case are not waited for.
     pub(super) fn unfinished(&self) -> impl Iterator<Item = &str> {
         let is_to_come = self.original.live.desired > self.placed.len();
         let is_open = move |member: &&Member<'_>| {
@@ -221,7 +221,7 @@ fn ready_nodes<'a>(pods: impl Iterator<Item = &'a PodFacts>) -> impl Iterator<It
     pods.filter(|pod| pod.ready && !pod.deleting).map(|pod| pod.node.as_str())
 }
 
-/// Kernels that were announced and that no node of the image runs.
+/// Returns the announced kernels that no node of the image runs.
 fn announced<'a>(context: &Context<'a>) -> BTreeSet<&'a KernelTarget> {
     context.announced().filter(|cell| cell.outcome.cell().is_some()).map(|cell| &cell.target).collect()
 }

@@ -1,5 +1,5 @@
-//! Pure: the nodes of a rollout by kernel, as an upgrade in order takes them: each gets the image of its kernel's copy, by being
-//! handed over to the copy, or by a new pod of it.
+//! Pure: lets an upgrade process the nodes of a `per-kernel` rollout in order. Each node gets the image of its kernel's
+//! copy, either by being handed over to the copy, or through a new pod of the copy.
 
 use super::{
     super::{
@@ -12,8 +12,8 @@ use super::{
 };
 use crate::plan::{DriverPod, PlannedUpgrade, UpgradeNode};
 
-/// The plan of its upgrade. There is none before the original keeps off nodes that are handed over, nor when a person has taken the
-/// rollout back.
+/// Plans the upgrade of the rollout's nodes. There is no upgrade before the original is fenced off handed-over nodes,
+/// nor after a person has rolled back the rollout.
 pub(super) fn planned(context: &Context<'_>, fleet: &Fleet<'_>) -> Option<PlannedUpgrade> {
     let Fleet { original, container, members, .. } = fleet;
     if !original.is_fenced() || OriginalNote::read(original.live).is_rolled_back() {
@@ -47,7 +47,7 @@ pub(super) fn planned(context: &Context<'_>, fleet: &Fleet<'_>) -> Option<Planne
     in_order(context, original.facts, original.live, desired, nodes.collect())
 }
 
-/// May the node have the copy's pod?
+/// Whether the node may get the copy's pod.
 fn is_usable(fleet: &Fleet<'_>, copy: &FoundCopy<'_>, member: &Member<'_>) -> bool {
     let has_failed = copy.record.as_ref().is_none_or(CopyRecord::is_failed);
     !copy.live.deleting

@@ -1,4 +1,4 @@
-//! Pure: a DaemonSet that is rolled out by kernel, as the cluster has it: its copies, and the nodes that they have.
+//! Pure: the original DaemonSet of a `per-kernel` rollout, with its copies and their nodes.
 
 use std::collections::BTreeMap;
 
@@ -12,20 +12,20 @@ use crate::{
     plan::{ClusterSnapshot, LiveDaemonSet, NodeFacts, Shared},
 };
 
-/// The DaemonSet that copies are made of.
+/// DaemonSet that the copies are made from.
 pub(in super::super) struct Original<'a> {
     pub(super) facts: &'a DaemonSetFacts,
     pub(super) live: &'a LiveDaemonSet,
-    /// The handover label's key.
+    /// Key of the handover label.
     pub(super) label: String,
-    /// The same without what farrier added to its affinity.
+    /// The DaemonSet without farrier's addition to its affinity.
     pub(super) base: DaemonSetFacts,
     pub(super) copies: BTreeMap<KernelTarget, FoundCopy<'a>>,
     nodes: &'a [Shared<NodeFacts>],
 }
 
 impl<'a> Original<'a> {
-    /// Finds its copies.
+    /// Finds the copies of the DaemonSet.
     pub(in super::super) fn observe(
         snapshot: &'a ClusterSnapshot,
         facts: &'a DaemonSetFacts,
@@ -38,12 +38,12 @@ impl<'a> Original<'a> {
         Self { facts, live, label, base, copies, nodes: &snapshot.nodes }
     }
 
-    /// Does it keep off nodes that are handed over?
+    /// Whether the DaemonSet keeps off handed-over nodes.
     pub(super) fn is_fenced(&self) -> bool {
         is_fenced(&self.facts.affinity, &self.label)
     }
 
-    /// Nodes that carry the handover label, whether or not it reaches them.
+    /// Returns the nodes with the handover label, whether or not the DaemonSet reaches them.
     pub(super) fn marked_nodes(&self) -> impl Iterator<Item = &'a NodeFacts> {
         self.nodes.iter().map(|node| &**node).filter(|node| is_handed_over(node, &self.label))
     }

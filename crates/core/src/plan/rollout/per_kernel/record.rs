@@ -1,4 +1,4 @@
-//! Pure: what is noted of a rollout by kernel, in the original and in the copies.
+//! Pure: the records of a `per-kernel` rollout in the original and in the copies.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -15,21 +15,22 @@ use crate::{
     plan::{LiveDaemonSet, PER_KERNEL_ANNOTATION, PlannedUpgrade, UpgradeStage, UpgradeTurn},
 };
 
-/// What is noted in the original. Its own node affinity need not be: the fence comes out of it as it went in.
+/// Record in the original DaemonSet. Its own node affinity is not recorded, because removing the fence restores it
+/// exactly.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(in super::super) struct OriginalNote {
-    /// When it was made to keep off nodes that are handed over.
+    /// Time at which the fence was added, which keeps the original off handed-over nodes.
     pub(super) fenced_at: Option<Timestamp>,
-    /// How often another writer undid that.
+    /// Number of times that another writer removed the fence.
     pub(super) undone: u32,
-    /// When a person took the rollout back.
+    /// Time at which a person rolled back the rollout.
     pub(super) rolled_back: Option<Timestamp>,
 }
 
 impl OriginalNote {
-    /// Of an original; another writer's note counts as none.
+    /// Reads the record of an original; a record that cannot be parsed counts as none.
     pub(in super::super) fn read(live: &LiveDaemonSet) -> Self {
         live.annotations
             .get(PER_KERNEL_ANNOTATION)
@@ -37,7 +38,7 @@ impl OriginalNote {
             .unwrap_or_default()
     }
 
-    /// Did a person take the rollout back?
+    /// Whether a person rolled back the rollout.
     pub(in super::super) fn is_rolled_back(&self) -> bool {
         self.rolled_back.is_some()
     }
@@ -47,8 +48,8 @@ impl OriginalNote {
     }
 }
 
-/// What a copy's record is to say: how the image does, and which is next. `None` where there is neither a copy nor an
-/// image to make one with.
+/// Returns the new record of a copy: the state of its image, and the next image. `None` where there is neither a copy
+/// nor an image to create one with.
 pub(super) fn next_record(
     context: &Context<'_>,
     fleet: &Fleet<'_>,
@@ -78,8 +79,9 @@ pub(super) fn next_record(
     }
 }
 
-/// Looks at the pods of an image that has not shown yet that it works. Once one pod has stayed ready, others that are not say
-/// nothing against the image. With an upgrade, its nodes have the word: the image is good when all of them have it.
+/// Updates the record of an image that has not proven itself yet. Once one pod has stayed ready, other pods that are
+/// not ready do not count against the image. With an upgrade, its nodes decide: the image is good when all of them have
+/// it.
 fn watch(
     context: &Context<'_>,
     fleet: &Fleet<'_>,
@@ -92,7 +94,7 @@ fn watch(
     let runs_it = |image: Option<&String>| image.is_some_and(|image| is_same_image(image, &record.image));
     let nodes = || upgrade.into_iter().flat_map(|plan| &plan.nodes);
     let turns = || nodes().filter(|turn| turn.to == record.image);
-    // An image that failed is the target of no node any more. The note of the node on which it failed still names it.
+    // A failed image is no longer the target of any node. The note of the node on which it failed still names it.
     let is_against =
         |turn: &UpgradeTurn| turn.note.as_ref().is_some_and(|note| note.is_failure_of(&record.image));
     let is_done = |turn: &UpgradeTurn| matches!(turn.stage, UpgradeStage::Done | UpgradeStage::LeftAlone);
@@ -110,7 +112,7 @@ fn watch(
     if record.is_failed() {
         return;
     }
-    // A node that boots the kernel gets the image outside the order.
+    // A node that boots the kernel gets the image outside the order of the upgrade.
     let is_in_turn =
         |node: &str| turns().any(|turn| turn.node == node && turn.stage == UpgradeStage::UnderWay);
     let late = || {

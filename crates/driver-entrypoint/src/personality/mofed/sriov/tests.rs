@@ -12,7 +12,7 @@ fn link(bench: &Bench, to: &str, at: &str) {
     symlink(bench.at(to), at).unwrap();
 }
 
-/// A device with a virtual function, as sysfs shows it.
+/// A device with one virtual function, as sysfs shows it.
 fn bench() -> Bench {
     let bench = Bench::new();
     for (device, name, mac) in
@@ -35,14 +35,15 @@ fn bench() -> Bench {
     bench.file("/sys/bus/pci/drivers/mlx5_core/unbind", "");
     link(&bench, VF, &format!("{PF}/virtfn0"));
     link(&bench, PF, &format!("{VF}/physfn"));
-    // Another driver's.
+    // A device of another driver.
     bench.file("/sys/bus/pci/drivers/ice/0000:09:00.0/net/eth0/mtu", "1500\n");
     bench
 }
 
 const REPRESENTOR: &str = "/sys/class/net/a_representor";
 
-/// Of the virtual function, in switchdev mode; it is below the physical one's device.
+/// Creates the representor of the virtual function, as in switchdev mode. Its directory is below the physical
+/// function's device.
 fn representor(bench: &Bench) {
     bench.file(&format!("{PF}/net/enp8s0f0/phys_switch_id"), "ec0d9a\n");
     let interface = format!("{PF}/net/a_representor");
@@ -54,7 +55,7 @@ fn representor(bench: &Bench) {
     link(bench, &interface, REPRESENTOR);
 }
 
-/// A program that shows this mode and a parameter's value, and notes what it is asked to set.
+/// A `devlink` program that shows this mode and a parameter's value, and records the changes that it is asked for.
 fn devlink(bench: &Bench, mode: &str, value: &str) {
     let asked = bench.at("/asked").display().to_string();
     let shown = format!("{DEVICE}:\n name enable_x type generic\n cmode runtime value {value}");
@@ -72,7 +73,7 @@ fn saved(bench: &Bench) -> State {
     State::read(&bench.node(), FRESH)
 }
 
-/// What a reload leaves of it.
+/// Changes the state as a reload of the driver does.
 fn reload(bench: &Bench) {
     bench.file(&format!("{PF}/sriov_numvfs"), "0\n");
     bench.file(&format!("{PF}/net/enp8s0f0/mtu"), "1500\n");
@@ -135,7 +136,7 @@ fn what_sysfs_cannot_do_is_said() {
     assert!(log.contains("devlink dev eswitch set pci/0000:08:00.0 mode switchdev"), "{log}");
 }
 
-/// Physical functions of mlx5 tell their switch's id in both modes.
+/// Physical functions of mlx5 show their switch ID in both modes.
 #[test]
 fn a_switch_in_legacy_mode_stays_in_it() {
     let bench = bench();
@@ -147,7 +148,7 @@ fn a_switch_in_legacy_mode_stays_in_it() {
     assert!(!saved(&bench).physical[0].switchdev);
 }
 
-/// What a driver had when it was loaded is no setting, until it is loaded again.
+/// Values present when the driver was loaded do not count as settings until the driver is loaded again.
 #[test]
 fn what_the_driver_came_with_is_known_as_long_as_it_stays() {
     let bench = bench();
@@ -155,19 +156,20 @@ fn what_the_driver_came_with_is_known_as_long_as_it_stays() {
     bench.file(module, "");
     devlink(&bench, "legacy", "true");
     let values = || saved(&bench).parameters.into_iter().map(|found| found.value).collect::<Vec<_>>();
-    assert_eq!(values(), ["true"], "it may have been set before");
+    assert_eq!(values(), ["true"], "the user may have set the value");
     State::default().restore(&bench.node(), 4, FRESH);
     assert_eq!(values(), [""; 0]);
     devlink(&bench, "legacy", "false");
     assert_eq!(values(), ["false"]);
-    // The directory of the one before is still there: its number is not given again.
+    // The directory of the previous load still exists, so its inode number is not reused.
     fs::rename(bench.at("/sys/module/mlx5_core"), bench.at("/sys/gone")).unwrap();
     bench.file(module, "");
     devlink(&bench, "legacy", "true");
     assert_eq!(values(), ["true"]);
 }
 
-/// A container that fails before it has unloaded the driver leaves what it saved, which is not what the devices have later.
+/// A container that fails before it unloads the driver leaves its saved state behind. That state must not overwrite
+/// later changes.
 #[test]
 fn what_was_kept_of_the_driver_that_is_still_there_says_nothing() {
     const KEPT: &str = "/run/mellanox/drivers/.sriov";
@@ -229,7 +231,7 @@ fn virtual_functions_do_not_need_an_interface() {
     assert_eq!(bench.kernel.pauses.get(), 0);
 }
 
-/// An old kernel gives an interface that is up no other name.
+/// Old kernels cannot rename an interface that is up.
 #[test]
 fn interfaces_are_set_up_when_udev_has_named_them() {
     let bench = bench();

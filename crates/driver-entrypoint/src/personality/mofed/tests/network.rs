@@ -1,4 +1,4 @@
-//! Devices and their interfaces over the life of a container.
+//! Devices and their network interfaces from start to stop of a container.
 
 use std::{fs, os::unix::fs::symlink};
 
@@ -8,7 +8,7 @@ const DEVICE: &str = "/sys/bus/pci/devices/0000:08:00.0";
 const NUMBER: &str = "/sys/bus/pci/devices/0000:08:00.0/sriov_numvfs";
 const SAVED: &str = "/run/mellanox/drivers/.sriov";
 
-/// An interface of a device that mlx5_core drives, as udev knows it.
+/// Creates an interface of a device with the mlx5_core driver, as udev knows it.
 fn interface(bench: &Bench, name: &str) {
     bench.file("/sys/class/net/eth0/device/vendor", "0x15b3\n");
     bench.file("/sys/class/net/eth0/ifindex", "3\n");
@@ -32,7 +32,7 @@ fn interfaces_keep_names_without_ports() {
     live(&bench, &settings(&[]), || assert_eq!(bench.text(RULES), None)).unwrap();
 }
 
-/// A device with room for virtual functions, which are gone when its driver is.
+/// Creates a device with virtual functions, which disappear when its driver is unloaded.
 fn device(bench: &Bench) {
     bench.file(&format!("{DEVICE}/net/ens1/mtu"), "9000\n");
     bench.file("/sys/bus/pci/devices/0000:08:00.2/vendor", "0x15b3\n");
@@ -56,7 +56,7 @@ fn device(bench: &Bench) {
 fn virtual_functions_outlive_a_container_that_is_killed_between_two_drivers() {
     let bench = bench();
     device(&bench);
-    // What was saved when nothing had been unloaded is not what the devices have later.
+    // State that was saved before the driver was unloaded must not overwrite later changes.
     for (call, saved, later, then) in [(1, "2", "1", "1"), (6, "1", "0", "1")] {
         bench.file(NUMBER, saved);
         // The sixth call unloads the in-tree mlx5_core.
@@ -73,7 +73,7 @@ fn virtual_functions_outlive_a_container_that_is_killed_between_two_drivers() {
     }
 }
 
-/// The root is exposed over the directory with what was saved.
+/// The root is mounted over the directory with the saved state.
 #[test]
 fn virtual_functions_come_back_where_the_root_is_exposed() {
     let bench = bench();
@@ -83,7 +83,7 @@ fn virtual_functions_come_back_where_the_root_is_exposed() {
     assert_eq!(bench.text(SAVED), None);
 }
 
-/// InfiniBand: the host's and the image's IPoIB, each of which takes its interface with it.
+/// An InfiniBand node with the host's and the image's IPoIB module. Unloading either resets the interface.
 fn with_ipoib() -> Bench {
     let bench = bench();
     device(&bench);
@@ -113,14 +113,14 @@ fn is_up(bench: &Bench) {
     assert_eq!((text("mtu"), text("flags")), ("4092".to_owned(), "0x1003".to_owned()), "{}", bench.log());
 }
 
-/// A process has its device open, and this container does not see it: nothing else will give the module up.
+/// A process that this container cannot see has the device open, so the reference is never dropped.
 #[test]
 fn what_nothing_else_will_give_up_is_found_before_interfaces_go() {
     let bench = with_ipoib();
     bench.held("mlx5_ib", 1);
     let refusal = refusal(&bench, &[]);
     assert!(refusal.starts_with("unload mlx5_ib: 1 reference(s) that no module holds"), "{refusal}");
-    assert!(bench.kernel.pauses.get() > 0, "it may give it up after moments");
+    assert!(bench.kernel.pauses.get() > 0, "the check retries, because the reference may be dropped soon");
     assert_eq!(bench.calls(), Vec::<String>::new());
 }
 
@@ -132,10 +132,10 @@ fn interfaces_that_went_come_back_as_they_were_where_the_drivers_stay() {
     assert!(refusal.starts_with("unload ib_core: 1 reference(s)"), "{refusal}");
     assert!(bench.calls().contains(&"load ib_ipoib of the host".to_owned()));
     is_up(&bench);
-    // The driver was not unloaded, and its functions may be in use.
+    // No function is bound again: the driver was not unloaded, and its functions may be in use.
     assert_eq!(bench.text("/sys/bus/pci/drivers/mlx5_core/bind").as_deref(), Some(""));
 
-    // The same with the image's at the end.
+    // The same at the stop, with the image's modules.
     bench.held("ib_core", 0);
     let restoring = settings(&[("RESTORE_DRIVER_ON_POD_TERMINATION", "true")]);
     let error = live(&bench, &restoring, || {
@@ -160,7 +160,7 @@ fn what_does_not_come_back_keeps_no_setting_away() {
     assert!(bench.text("/run/mellanox/drivers/.replaced").is_some(), "the next container tries again");
 }
 
-/// Settings that find no driver are left to the container that comes next.
+/// Without a driver, the saved settings are left to the next container.
 #[test]
 fn settings_wait_for_a_driver() {
     let bench = bench();

@@ -9,7 +9,7 @@ const NVIDIA_PEERMEM: Companion<'_> =
 const NV_PEER_MEM: Companion<'_> =
     Companion { module: "nv_peer_mem", owner: Owner::Us, ready_file: Some(READY), ofed: Ofed::Container };
 
-/// What happens on the node between two looks, in order; then comes a signal.
+/// Changes to the node, one before each poll; then a signal arrives.
 struct Story<'a>(std::vec::IntoIter<Box<dyn FnOnce() + 'a>>);
 
 impl Ending for Story<'_> {
@@ -179,7 +179,7 @@ fn a_pair_that_does_not_fit_is_named_with_its_remedy() {
 #[test]
 fn nv_peer_mem_says_when_it_is_ready_and_goes_at_a_signal() {
     let bench = bench();
-    bench.file(READY, "of a container that was killed");
+    bench.file(READY, "left by a killed container");
     let seen = RefCell::new(vec![]);
     let look = || seen.borrow_mut().push(bench.text(READY).is_some());
     let mut story = story(vec![
@@ -243,7 +243,7 @@ fn manifests_without_the_ready_file_show_ofeds_sources() {
     bench.file(&format!("{OFED_SOURCES}/default/Module.symvers"), "");
     NV_PEER_MEM.run(&bench.node(), &mut story(vec![Box::new(|| {})])).unwrap();
     assert_eq!(bench.calls(), ["load nv_peer_mem of the image", "unload nv_peer_mem"]);
-    // The GPU operator's pod has the file, and waits for it.
+    // The GPU operator's pod has the ready file, and waits for it.
     bench.file(state::PROBED, "");
     NVIDIA_PEERMEM.run(&bench.node(), &mut story(vec![Box::new(|| {})])).unwrap();
     assert_eq!(bench.calls(), [""; 0]);
@@ -279,7 +279,7 @@ fn the_ready_file_can_be_another() {
     }
 }
 
-/// Without OFED; the device file has a number of its own at each load.
+/// These modules need no OFED. The major number of the device file can change with each load.
 #[test]
 fn storage_and_copies_stand_upon_the_gpu_driver_alone() {
     let install = |program| Companion::install(program, &["install"]).unwrap();

@@ -9,7 +9,7 @@ const SEARCH_PATH: &str = "/sys/module/firmware_class/parameters/path";
 const MOUNTS: &str =
     "1 0 0:1 / / rw - overlay overlay rw\n2 1 0:2 / /run/nvidia rw shared:5 - tmpfs tmpfs rw\n";
 
-/// The calls of a start on a node without a driver.
+/// Calls of a start on a node without a driver.
 const LOADS: [&str; 6] = [
     "load ipmi_msghandler of the host",
     "load ipmi_devintf of the host",
@@ -23,10 +23,10 @@ const EXPOSES: [&str; 4] =
 const STOPS: [&str; 4] =
     ["unload nvidia_modeset", "unload nvidia_uvm", "unload nvidia", "unmount /run/nvidia/driver"];
 
-/// The helpers stay: they are the host's.
+/// Helper modules of the host, which stay loaded.
 const LEFT: [&str; 3] = ["host-ipmi_devintf", "host-ipmi_msghandler", "host-video"];
 
-/// Asked to end at the n-th question, from 0 on.
+/// Asks the container to end at the n-th poll, from 0 on.
 struct EndsAt(usize);
 
 impl Ending for EndsAt {
@@ -60,7 +60,7 @@ fn bench() -> Bench {
     bench
 }
 
-/// With OFED's core loaded from somewhere, a Mellanox adapter, and OFED's word for it.
+/// Adds OFED: its core module is loaded, the node has a Mellanox adapter, and OFED's ready file exists.
 fn with_ofed(bench: &Bench) {
     bench.host_module("ib_core", "");
     bench.loaded_from_host(&["ib_core"]);
@@ -76,7 +76,7 @@ fn start_and_stop(bench: &Bench, settings: &Settings) -> Result<(), Error> {
     run(&bench.node(), settings, &mut EndsWhenReady(&mut || {}))
 }
 
-/// A container that is killed once it is ready: its modules, mounts and files stay.
+/// Starts a container and kills it once it is ready; its modules, mounts and files stay.
 fn start_and_kill(bench: &Bench, settings: &Settings) {
     let killed = catch_unwind(AssertUnwindSafe(|| {
         run(&bench.node(), settings, &mut EndsWhenReady(&mut || std::panic::resume_unwind(Box::new(Killed))))
@@ -126,7 +126,7 @@ fn parameters_go_to_their_module() {
     let nvidia = "load nvidia of the image NVreg_EnableGpuFirmware=0 NVreg_A=1 NVreg_B=\"x y\"";
     assert!(calls.iter().any(|call| call == nvidia), "{calls:?}");
     assert!(calls.iter().any(|call| call == "load nvidia_uvm of the image uvm_debug_prints=1"), "{calls:?}");
-    assert!(!bench.at(FIRMWARE.host_path).exists(), "no firmware is wanted");
+    assert!(!bench.at(FIRMWARE.host_path).exists(), "no firmware is copied");
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn an_image_that_cannot_be_loaded_leaves_the_old_driver() {
     let missing =
         format!("module other, which nvidia_uvm needs, is not there for kernel {RELEASE}: looked in ");
     assert!(error.starts_with(&missing), "{error}");
-    // The host's own driver is none of the image's.
+    // A driver of the host does not count as the image's.
     let error = refused(&|bench| {
         std::fs::remove_dir_all(bench.at(&modules)).unwrap();
         bench.host_module("nvidia", "");
@@ -177,7 +177,7 @@ fn an_image_that_cannot_be_loaded_leaves_the_old_driver() {
 fn the_same_configuration_leaves_the_modules_alone() {
     let bench = bench();
     start_and_kill(&bench, &digest("1234"));
-    // Pods use the driver meanwhile.
+    // Pods start to use the driver.
     bench.kernel.users.borrow_mut().insert("nvidia".into(), 3);
     let mut free = || {
         bench.kernel.users.borrow_mut().clear();
@@ -199,7 +199,7 @@ fn another_configuration_or_other_modules_replace_the_driver() {
     start_and_kill(&bench, &digest("1"));
     assert!(reloads(&bench, &digest("2")));
     start_and_kill(&bench, &digest("1"));
-    assert!(reloads(&bench, &Settings::default()), "no digest is no promise");
+    assert!(reloads(&bench, &Settings::default()), "without a digest the driver is reloaded");
     start_and_kill(&bench, &digest("1"));
     let path = format!("/lib/modules/{RELEASE}/updates/nvidia.ko");
     bench.module(&path, "", "image-rebuilt");
@@ -217,7 +217,7 @@ fn a_driver_in_use_is_refused_by_who_uses_it() {
     bench.file("/proc/4711/fd/keep", "");
     std::os::unix::fs::symlink("/dev/nvidia-uvm", bench.at("/proc/4711/fd/5")).unwrap();
     let loaded = bench.loaded();
-    // The fake kernel counts when it loads something.
+    // The fake kernel updates reference counts when it loads a module.
     bench.host_module("other", "");
     bench.loaded_from_host(&["other"]);
     let error = start_and_stop(&bench, &digest("2")).unwrap_err();
@@ -242,7 +242,11 @@ fn a_stop_that_is_refused_keeps_the_root_and_says_so() {
     let error = run(&bench.node(), &digest("1"), &mut EndsWhenReady(&mut hold)).unwrap_err();
     assert!(error.to_string().contains("by an unknown user"), "{error}");
     assert!(bench.text("/proc/self/mountinfo").unwrap().contains("/run/nvidia/driver"));
-    assert_eq!(bench.text(state::DIGEST).unwrap(), "1\n", "the next start may find it as it wants it");
+    assert_eq!(
+        bench.text(state::DIGEST).unwrap(),
+        "1\n",
+        "kept, because the next start may want the same configuration"
+    );
     assert_eq!(bench.text(state::DAEMONS).unwrap(), "NotReady\n");
 }
 
@@ -348,7 +352,7 @@ fn killed_at_any_call_and_started_again_it_comes_to_the_same() {
             let bench = bench();
             bench.kernel.killed_at.set(Some((call, takes_place)));
             let first = catch_unwind(AssertUnwindSafe(|| start_and_stop(&bench, &digest("1"))));
-            assert!(first.is_err(), "call {call} was made");
+            assert!(first.is_err(), "the container must be killed at call {call}");
             bench.kernel.killed_at.set(None);
             let mut at_ready = vec![];
             let mut look = || at_ready = bench.loaded();
@@ -364,7 +368,7 @@ fn killed_at_any_call_and_started_again_it_comes_to_the_same() {
 fn a_start_that_is_killed_is_not_taken_for_the_old_configuration() {
     let bench = bench();
     start_and_kill(&bench, &digest("1"));
-    // With the second configuration's modules in the kernel already.
+    // Killed after the second configuration's modules were loaded.
     bench.kernel.killed_at.set(Some((7, true)));
     let killed = catch_unwind(AssertUnwindSafe(|| start_and_stop(&bench, &digest("2"))));
     assert!(killed.is_err());
