@@ -177,7 +177,7 @@ mod tests {
         assert!(is_in_maintenance(&with(gpu, "pod-restart-required")));
         assert!(is_in_maintenance(&NodeFacts { unschedulable: true, ..NodeFacts::default() }));
         assert!(!is_in_maintenance(&with(ofed, "upgrade-done")));
-        assert!(!is_in_maintenance(&with(ofed, "upgrade-failed")), "it is at rest until somebody ends it");
+        assert!(!is_in_maintenance(&with(ofed, "upgrade-failed")), "a failed upgrade is at rest");
         assert!(!is_in_maintenance(&with(gpu, "")));
     }
 }
