@@ -1,6 +1,6 @@
 //! Pure: writes to a cluster, as data.
 //!
-//! Every change of an existing object names the state that the plan saw. An adapter either makes the change or
+//! Where a change depends on the state that the plan saw, it names that state. An adapter either makes the change or
 //! reports a conflict because the object has changed; [`crate::plan`] then decides again. Changes of DaemonSets and
 //! resources are server-side applies with the field manager `farrier`: a field that farrier set before and that a
 //! change omits is given up.

@@ -3,7 +3,6 @@
 //!
 //! The label is the switch. One write to one node moves it from the original to its kernel's copy or back, so that at
 //! every moment exactly one of them selects the node.
-//! no moment both select it, or none.
 
 use crate::{
     image::InputHasher,
