@@ -148,4 +148,4 @@ newest_image() { echo "$registry/$1:$(skopeo list-tags --tls-verify=false "docke
 as_is=(--kernel "$kernel_a" --os debian --os-version 12 --definitions "$here/definitions" --registry "$registry")
 in_cluster="$(skopeo inspect --tls-verify=false --format '{{.Digest}}' "docker://$(newest_image one)")"
 in_sandbox="$("$farrier" build one "${as_is[@]}" --cache-dir "$here/cache-sandbox" --engine sandbox --push --force -o json | jq -r .digest)"
-[ "$in_cluster" = "$in_sandbox" ] || expect 0 "the digest is that of a sandbox: $in_cluster, $in_sandbox" false
+[ "$in_cluster" = "$in_sandbox" ] || expect 0 "the digest equals a sandbox's: $in_cluster, $in_sandbox" false
