@@ -78,8 +78,7 @@ build_static() {
 }
 
 # alive PIDFILE: succeeds if the recorded process still runs. A recycled pid has another command line, and the command lines of
-# our
-# processes all contain the state directory.
+# our processes all contain the state directory.
 alive() {
     local pid
     pid="$(cat "$1" 2>/dev/null)" || return 1
@@ -114,8 +113,7 @@ engine_answers() { docker version --format '{{.Server.Version}}' > /dev/null 2>&
 # Uses a running Docker engine, or starts one with its data in the state directory.
 start_engine() {
     # Some distributions package the client separately. An engine from elsewhere (docker-ce) conflicts with the distribution's,
-    # so nothing
-    # is installed next to an existing one.
+    # so nothing is installed next to an existing one.
     if ! command -v dockerd > /dev/null && ! engine_answers; then need_packages docker.io; fi
     if ! command -v docker > /dev/null; then need_packages docker-cli; fi
     if alive "$state/dockerd.pid"; then export DOCKER_HOST="unix://$state/docker.sock"; fi
@@ -183,10 +181,8 @@ YAML
 }
 
 # host_source SUITE: prints the `deb` line of a Debian 12 suite. It uses the host's own entry, else the host's main Debian
-# entry, else
-# debootstrap's default. If the host accepts expired lists, its mirror is frozen, and the line accepts them as well, because the
-# host's
-# configuration may not apply where the line is used.
+# entry, else debootstrap's default. If the host accepts expired lists, its mirror is frozen, and the line accepts them as well,
+# because the host's configuration may not apply where the line is used.
 host_source() {
     local suite="$1" uri release main='' checks='' options='signed-by=/usr/share/keyrings/debian-archive-keyring.gpg'
     need_packages debian-archive-keyring
@@ -209,8 +205,7 @@ host_source() {
 }
 
 # private_apt SUITE [COMPONENT]: creates a private apt configuration for this suite only, and prints its file for APT_CONFIG.
-# The host's
-# lists stay unchanged. The file contains its directory's path, so a moved configuration is written again.
+# The host's lists stay unchanged. The file contains its directory's path, so a moved configuration is written again.
 private_apt() {
     local dir="$state/apt/$1-${2:-main}"
     if ! grep -sqxF "Dir::State \"$dir/state\";" "$dir/apt.conf" || [ -n "$(find "$dir" -name updated -mmin +60)" ] || [ ! -f "$dir/updated" ]; then
@@ -246,8 +241,7 @@ unpack_package() {
 }
 
 # trixie_tool NAME WANTED CHECK...: provides a program from PATH, else Debian 13's, unpacked into target/tools. CHECK tests
-# whether Debian
-# 13's runs on this machine.
+# whether Debian 13's runs on this machine.
 trixie_tool() {
     local name="$1" wanted="$2"
     shift 2
@@ -279,8 +273,7 @@ debian_kernels() {
 }
 
 # empty_headers RELEASE ARCHIVE: writes a header set for images without a compilation. It only contains what farrier requires of
-# every
-# header set: the architecture, the release and the exported symbols.
+# every header set: the architecture, the release and the exported symbols.
 empty_headers() {
     local tree="$state/tree-$1"
     mkdir -p "$tree/include/config" "$tree/include/generated"
@@ -292,8 +285,7 @@ empty_headers() {
 }
 
 # node FILE NAME KERNEL [LABEL...]: writes a Debian 12 Node with NFD's labels, or without the kernel's labels when the fourth
-# argument is
-# `unlabelled`. Labels are `key=value`.
+# argument is `unlabelled`. Labels are `key=value`.
 node() {
     local file="$1" name="$2" kernel="$3" label
     shift 3
@@ -329,8 +321,7 @@ YAML
 }
 
 # fleet_of_cells DIRECTORY: writes 5,000 nodes with 100 kernels to DIRECTORY/cluster and 10 images for them to
-# DIRECTORY/definitions. None
-# of the images is built.
+# DIRECTORY/definitions. None of the images is built.
 fleet_of_cells() {
     local fleet="$1" number release name
     mkdir -p "$fleet/cluster" "$fleet/definitions/"{images,kernels,headers}

@@ -4,9 +4,8 @@
 # machine's loopback. Sourced by ci/bench.
 #
 # "Overhead" is the time from the creation of the pod's image to the check, minus the time of the build's step. The node already
-# has
-# all of the image's layers except the topmost. "50 builds": each build sleeps for 20 s and requests a 25th of the node's CPUs.
-# For comparison, 50 plain Jobs sleep just as long. The ideal is twice 20 s, and the kubelet's own work adds to that.
+# has all of the image's layers except the topmost. "50 builds": each build sleeps for 20 s and requests a 25th of the node's
+# CPUs. For comparison, 50 plain Jobs sleep just as long. The ideal is twice 20 s, and the kubelet's own work adds to that.
 
 cluster_rows() {
     local kernel run place="$state/sandbox" builds="farrier-bench-$$-builds" room

@@ -1,6 +1,5 @@
 # A careful hand-written Dockerfile: the same headers and compiler, the same strip, and a build stage that leaves no trace in
-# the
-# final image. ci/bench supplies `base` and `runtime`.
+# the final image. ci/bench supplies `base` and `runtime`.
 ARG base
 ARG runtime
 FROM ${base} AS modules

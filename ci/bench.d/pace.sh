@@ -6,8 +6,7 @@
 reference_make=1.2
 
 # Sets `pace` to this machine's time as a multiple of the reference machine's, at least 1. `row` multiplies targets in seconds
-# by the
-# pace, but not ratios, bytes and counts.
+# by the pace, but not ratios, bytes and counts.
 measure_pace() {
     local kernel base run
     kernel="$(debian_kernels bookworm-security 1)"

@@ -3,8 +3,7 @@
 # The row about RPM metadata. Sourced by ci/bench.
 
 # A repository of 50,000 packages in createrepo_c's format, and a kernel that none of the packages matches. farrier only reads
-# the
-# metadata. The packages do not exist, and the keys sign nothing.
+# the metadata. The packages do not exist, and the keys sign nothing.
 rpm_rows() {
     local run peak server work="$state/rpm"
     mkdir -p "$work/served/repodata" "$work/definitions/kernels" "$work/definitions/keys"
@@ -63,8 +62,7 @@ YAML
 }
 
 # rpm_look DIR RUN: looks up the headers of a kernel that the repository lacks, with an empty cache. Success means that farrier
-# reports
-# them as missing.
+# reports them as missing.
 rpm_look() {
     local said
     said="$(/usr/bin/time -a -o "$1/peak" -f %M "$farrier" headers fetch --kernel 5.14.0-50001.el9.x86_64 --os rocky --os-version 9.5 \

@@ -1,14 +1,12 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # ci/bench's variables
 # The rows about in-place builds: how soon a build for a new kernel starts compared with Docker, and the cost of a sandbox.
-# Sourced by
-# ci/bench.
+# Sourced by ci/bench.
 #
 # The templates' steps print timestamps. "New kernel" is the time from the start of `farrier build` to the first step. Toolchain
-# and
-# sources are cached, and only the registry on loopback has the kernel's headers. "Start and removal" uses an image with a
-# prebuilt
-# module, so that its sandbox does almost nothing. It is the time from "compiling" to "checking" minus the time of the step.
+# and sources are cached, and only the registry on loopback has the kernel's headers. "Start and removal" uses an image with a
+# prebuilt module, so that its sandbox does almost nothing. It is the time from "compiling" to "checking" minus the time of the
+# step.
 
 sandbox_rows() {
     local kernels run way place="$state/sandbox"
@@ -97,8 +95,7 @@ store_headers() {
 }
 
 # clocked ENGINE IMAGE KERNEL CACHE: runs a build and writes its messages to `lines`, each prefixed with its time, and then its
-# steps'
-# output. The first line marks the start.
+# steps' output. The first line marks the start.
 clocked() {
     local place="$state/sandbox"
     echo "$EPOCHREALTIME begun" > "$place/lines"

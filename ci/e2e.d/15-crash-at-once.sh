@@ -1,8 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
 # A new image's driver crashes at each start. Without a readiness probe its container is ready for a moment each time, which
-# does not
-# count as success. farrier restores the previous image and reports the pod's termination message.
+# does not count as success. farrier restores the previous image and reports the pod's termination message.
 
 start_crashing_driver "stableFor: 10s, deadline: 20s"
 crash_after 0

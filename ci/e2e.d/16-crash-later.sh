@@ -1,8 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
 # A new image's driver is ready in time but crashes after a minute, while farrier still watches the rollout: farrier restores
-# the
-# previous image.
+# the previous image.
 
 start_crashing_driver "stableFor: 90s, deadline: 30s"
 crash_after 60

@@ -1,8 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
 # A PodDisruptionBudget refuses an eviction, so one DaemonSet waits. Another DaemonSet with the same image continues, and
-# farrier
-# does not overload the API server with retries.
+# farrier does not overload the API server with retries.
 
 definition "{strategy: image, namespace: $drivers, daemonSet: guarded, container: driver, stableFor: 2s}" \
     "{strategy: image, namespace: $drivers, daemonSet: open, container: driver, stableFor: 2s}"

@@ -1,8 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
 # Nodes get another driver one by one: users of the device are evicted within their budgets, a Job checks each node, and a new
-# farrier
-# resumes after a kill. farrier has only the permissions of the components `drain` and `upgrade-checks`.
+# farrier resumes after a kill. farrier has only the permissions of the components `drain` and `upgrade-checks`.
 
 components='drain upgrade-checks'
 install_farrier

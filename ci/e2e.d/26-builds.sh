@@ -1,9 +1,8 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
 # Engine kubernetes: builds are Jobs on a real kubelet, in a namespace labeled `restricted`. The scenario covers four concurrent
-# drivers,
-# a farrier that is killed and replaced while they compile, deleted pods, a quota, a build that exceeds its memory, and a
-# hostile build.
+# drivers, a farrier that is killed and replaced while they compile, deleted pods, a quota, a build that exceeds its memory, and
+# a hostile build.
 
 [ -n "$real_node" ] || { say "builds: skipped, because it needs a kubelet (--real-node)"; return 0; }
 builds="$ns-builds"

@@ -1,8 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
 # Another version of a driver on a real kubelet: the user of the device is evicted within its budget and ends, the driver's
-# container
-# restarts, a Job runs on the node, and the node is uncordoned.
+# container restarts, a Job runs on the node, and the node is uncordoned.
 
 [ -n "$real_node" ] || { say "kubelet-upgrade: skipped, because it needs a kubelet (--real-node)"; return 0; }
 components='drain upgrade-checks'

@@ -9,8 +9,7 @@ definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: d
     "{strategy: git, repository: \"$repository\", branch: main, namespace: $drivers, daemonSet: forge, container: driver}"
 
 # Only n1 and n2 have pods, because the script's kubelet does not run the other nodes. Of those, one in ten runs kernel B, three
-# have a
-# kernel without headers, and one has no labels yet.
+# have a kernel without headers, and one has no labels yet.
 fleet_of_nodes() {
     jq -nc --argjson fleet "$fleet" --arg a "$kernel_a" --arg b "$kernel_b" --arg c "$no_headers" --arg nfd "$nfd" --arg mark "$mark" \
         --arg prefix "$run-$scenario-f" --arg taint "$run_label" --arg run "$run" --arg arch "$(dpkg --print-architecture)" --arg now "$(date -u +%FT%TZ)" '
@@ -54,8 +53,7 @@ ln -s "$farrier" "$here/bin/kubectl-farrier"
 PATH="$here/bin:$PATH"
 
 # answers CODE WORDS COMMAND...: asserts that the command ends with CODE within two minutes (the first one fills the cache), and
-# that its
-# output contains all WORDS, which are separated by `;`.
+# that its output contains all WORDS, which are separated by `;`.
 answers() {
     local code="$1" wanted="$2" began="${EPOCHREALTIME/./}" ended=0 word words
     shift 2

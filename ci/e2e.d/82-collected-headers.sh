@@ -1,8 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
 # A kernel whose headers only its node has: farrier reports them as missing. `farrier headers collect`, run like in the Job,
-# sends them to
-# farrier, which stores them. The image is built from them and is up to date for every other farrier.
+# sends them to farrier, which stores them. The image is built from them and is up to date for every other farrier.
 
 # Debian's packages as installed on a node, with headers in three places: the kernel's tree, a common tree and the kernel's own
 # tools.

@@ -1,8 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
 # OpenShift's ImageStream in a real API server, which selects a node's toolkit by its OSTREE_VERSION. The CRD follows
-# OpenShift's
-# documentation; toolkit, node and kernel are made from Debian's packages.
+# OpenShift's documentation; toolkit, node and kernel are made from Debian's packages.
 
 streams=imagestreams.image.openshift.io
 first=416.94.202410151600-0 next=416.94.202412170927-0

@@ -1,8 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
 # The API server becomes unreachable during a build, which does not need it and continues. After the outage farrier rolls the
-# image out
-# without building it again. farrier reaches the API server through a proxy, which the scenario stops.
+# image out without building it again. farrier reaches the API server through a proxy, which the scenario stops.
 
 proxy_port="$(free_port)"
 server="$(k config view --raw --minify -o jsonpath='{.clusters[0].cluster.server}')"

@@ -1,8 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
 # Uninstalls farrier as described in docs/deploy.md: everything that farrier set is restored without its definitions, and only
-# annotations
-# remain.
+# annotations remain.
 
 use_kind NicNodePolicy
 definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s}" \

@@ -3,8 +3,7 @@
 # A working driver and a crashing driver, for the scenarios about crashes. Sourced by ci/e2e.d/lib.sh.
 #
 # On the script's own nodes these are two kernels' images, and the script's kubelet simulates their state. With --real-node they
-# are
-# versions of an image without a module, whose containers run or end on that node.
+# are versions of an image without a module, whose containers run or end on that node.
 
 crash_words="no such device"
 

@@ -3,8 +3,7 @@
 # {"sha256:...": {"never": WORDS}} never becomes ready;
 # {"sha256:...": {"after": SECONDS, "words": WORDS}} crashes SECONDS after each start.
 # A container without a readiness probe is ready from each start to its end. Its first restart is immediate, and further ones
-# follow after
-# 10 s, 20 s, 40 s. States and their order match a real kubelet (1.36).
+# follow after 10 s, 20 s, 40 s. States and their order match a real kubelet (1.36).
 
 def text: now | floor | todate;
 def age: now - fromdateiso8601;

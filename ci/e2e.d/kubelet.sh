@@ -3,8 +3,7 @@
 # The kubelet of the script's own nodes, and their scheduler if the cluster has none. Sourced by ci/e2e.d/lib.sh.
 #
 # It keeps its nodes alive, binds their pods, reports their containers' state (kubelet.jq), and ends deleted pods. It ignores
-# pods of
-# other nodes.
+# pods of other nodes.
 
 kubelet() {
     local fates todo name value beat=-10

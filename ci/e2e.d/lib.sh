@@ -3,10 +3,8 @@
 # Helpers for the scenarios of ci/e2e. Sourced by ci/e2e.
 #
 # Variables for scenarios: $ns, farrier's namespace; $drivers, the namespace of the DaemonSets; $builds, the namespace of
-# builds; $mark, the
-# label of the scenario's nodes; $kernel_a and $kernel_b with their images $image_a and $image_b. A scenario ends at the first
-# condition
-# that does not hold in time.
+# builds; $mark, the label of the scenario's nodes; $kernel_a and $kernel_b with their images $image_a and $image_b. A scenario
+# ends at the first condition that does not hold in time.
 
 # shellcheck source=ci/e2e.d/kubelet.sh
 . "$root/ci/e2e.d/kubelet.sh"
@@ -62,8 +60,7 @@ publish_driver() {
 }
 
 # Finds the images that both kernels' tags name. A rebuild from content that others stored gets another digest, because without
-# keys
-# farrier includes that content in the input hash.
+# keys farrier includes that content in the input hash.
 find_images() {
     image_a="$(published_image "$kernel_a")"
     image_b="$(published_image "$kernel_b")"
@@ -210,8 +207,7 @@ YAML
 components=''
 
 # Installs deploy/kustomize/base with this scenario's names but without pods: farrier runs on this machine as the
-# ServiceAccount. It may
-# write in the drivers' namespace and run builds in theirs.
+# ServiceAccount. It may write in the drivers' namespace and run builds in theirs.
 install_farrier() {
     local relative component
     account="farrier-$run-$scenario"

@@ -67,8 +67,7 @@ is_held() {
 }
 
 # held_by_foreign_nodes LABEL: checks that the resource is held while other nodes have the label, because farrier must not
-# assign an image
-# that a node could not load.
+# assign an image that a node could not load.
 held_by_foreign_nodes() {
     start_farrier one
     expect 20 "$(foreign_nodes "$1" | wc -l) foreign nodes have $1, and this run has no image for them: the plan holds the rollout" is_held

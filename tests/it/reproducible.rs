@@ -55,8 +55,7 @@ fn another_directory_time_cache_and_engine() {
 }
 
 /// Builds a root file system twice from the same packages. One machine's cache holds only one copy, so the second build
-/// simulates
-/// another machine.
+/// simulates another machine.
 #[tokio::test]
 async fn a_root_file_system_that_is_made_again() {
     let spec = BootstrapSpec {
