@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
-# Another writer reverts the image: farrier sets it once more, and then stops.
+# Another writer reverts the image: farrier sets it again, and stops after the second revert.
 
 definition "{strategy: image, namespace: $drivers, daemonSet: contested, container: driver, stableFor: 2s, deadline: 10m}"
 add_node n1 "$kernel_a"

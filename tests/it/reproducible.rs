@@ -1,6 +1,5 @@
-//! The same inputs give the same image, bill of materials and provenance on another day, in another directory and with another
-//! cache.
-//! Another engine gives the same image and bill of materials.
+//! Reproducible builds: equal inputs give the same image, bill of materials and provenance on another day, in another directory
+//! and with another cache. Another engine gives the same image and bill of materials.
 use std::collections::BTreeMap;
 
 use crate::support::{

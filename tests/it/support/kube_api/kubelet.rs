@@ -34,7 +34,7 @@ pub enum Fate {
     Crashes(Crash),
 }
 
-/// A crash loop of containers without a readiness probe. Each run is ready from its start to its end.
+/// A crash loop of containers without a readiness probe. Each run is ready for its whole duration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Crash {
     /// Duration of each run.
