@@ -1,12 +1,12 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034 # variables for the callers
-# What ci/quickstart, ci/test and ci/bench share: packages, engine, registry, kernels, nodes.
-# Sourced, never run. Callers set `state`: the directory that holds all that a run makes.
+# Shared functions of the scripts in ci/: packages, engine, registry, kernels, nodes.
+# Sourced, never run. Callers set `state`, the directory for everything that a run creates.
 
 : "${state:?the caller sets the state directory}"
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-# The release build, or what FARRIER_BINARY names: compiled already, with driver-entrypoint beside it.
+# The release build, or the compiled program that FARRIER_BINARY names, with driver-entrypoint next to it.
 farrier="${FARRIER_BINARY:-$root/target/release/farrier}"
 
 if [ -t 2 ]; then bold=$'\e[1m' plain=$'\e[0m'; else bold='' plain=''; fi
@@ -22,7 +22,7 @@ as_root() {
     if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
 }
 
-# Installs those of the named packages that are missing.
+# Installs the named packages that are missing.
 need_packages() {
     local package missing=()
     for package in "$@"; do
@@ -33,13 +33,13 @@ need_packages() {
     say "installing ${missing[*]}"
     as_root apt-get update -q >&2
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${missing[@]}" >&2
-    # Debian starts a registry on port 5000 with the package; ours gets a port of its own.
+    # Debian's package starts a registry on port 5000; start_registry uses a separate port.
     if [[ " ${missing[*]} " == *" docker-registry "* ]] && [ -d /run/systemd/system ]; then
         as_root systemctl disable --quiet --now docker-registry >&2 || true
     fi
 }
 
-# rust-toolchain.toml names the version; rustup fetches it by itself.
+# rust-toolchain.toml names the version, and rustup fetches it automatically.
 need_rust() {
     if ! command -v cargo > /dev/null; then
         if apt-cache show rustup > /dev/null 2>&1; then
@@ -55,7 +55,7 @@ build_farrier() {
     if [ -n "${FARRIER_BINARY:-}" ]; then
         local name
         for name in driver-entrypoint farrier-runner; do
-            [ -x "$(dirname "$farrier")/$name" ] || die "there is no $name beside $farrier"
+            [ -x "$(dirname "$farrier")/$name" ] || die "$name is missing next to $farrier"
         done
         return
     fi
@@ -64,8 +64,9 @@ build_farrier() {
     build_static
 }
 
-# Static programs, with settings that cargo reads in their crates' directories; farrier looks for them beside itself. The
-# tests build them in the same target directory.
+# Builds the static programs with the settings in their crates' directories, which cargo reads there, and copies them next to
+# farrier.
+# The tests build them in the same target directory.
 build_static() {
     local target="$root/target/entrypoint" crate name
     for crate in driver-entrypoint runner; do
@@ -76,15 +77,15 @@ build_static() {
     for name in driver-entrypoint farrier-runner; do cp "$target/$name" "$(dirname "$farrier")/$name"; done
 }
 
-# alive PIDFILE: is the process that we noted there still the one that we started? A recycled pid has
-# another command line, and ours all name the state directory.
+# alive PIDFILE: succeeds if the recorded process still runs. A recycled pid has another command line, and the command lines of
+# our processes all contain the state directory.
 alive() {
     local pid
     pid="$(cat "$1" 2>/dev/null)" || return 1
     [ -n "$pid" ] && tr '\0' ' ' 2>/dev/null < "/proc/$pid/cmdline" | grep -qF -- "$state"
 }
 
-# stop PIDFILE: ends that process, and only that, and waits for it.
+# stop PIDFILE: ends exactly that process and waits for it.
 stop() {
     local pid
     if alive "$1"; then
@@ -97,7 +98,7 @@ stop() {
 
 not() { ! "$@"; }
 
-# wait_until SECONDS COMMAND...: polls a condition.
+# wait_until SECONDS COMMAND...: polls a condition until it holds or the time is up.
 wait_until() {
     local deadline=$((SECONDS + $1))
     shift
@@ -109,18 +110,18 @@ wait_until() {
 
 engine_answers() { docker version --format '{{.Server.Version}}' > /dev/null 2>&1; }
 
-# Uses the Docker engine that answers, or starts one whose data lies in the state directory.
+# Uses a running Docker engine, or starts one with its data in the state directory.
 start_engine() {
-    # Some distributions have the client in a package of its own. An engine from elsewhere (docker-ce)
-    # conflicts with the distribution's, so nothing is installed beside it.
+    # Some distributions package the client separately. An engine from elsewhere (docker-ce) conflicts with the distribution's,
+    # so nothing is installed next to an existing one.
     if ! command -v dockerd > /dev/null && ! engine_answers; then need_packages docker.io; fi
     if ! command -v docker > /dev/null; then need_packages docker-cli; fi
     if alive "$state/dockerd.pid"; then export DOCKER_HOST="unix://$state/docker.sock"; fi
     if engine_answers; then return 0; fi
-    say "starting a Docker engine of our own"
+    say "starting a separate Docker engine"
     mkdir -p "$state"
     export DOCKER_HOST="unix://$state/docker.sock"
-    # No bridge and no firewall rules: build steps have no network, so the host's stays untouched.
+    # No bridge and no firewall rules: build steps have no network, and the host's network stays unchanged.
     # shellcheck disable=SC2016 # the inner shell's arguments
     as_root sh -c 'exec "$@" > "$0" 2>&1 < /dev/null' "$state/dockerd.log" \
         dockerd --data-root "$state/docker" --exec-root "$state/docker-run" --pidfile "$state/dockerd.pid" \
@@ -132,15 +133,15 @@ start_engine() {
     }
 }
 
-: "${engine:=sandbox}" # callers may set another
+: "${engine:=sandbox}" # callers may set another engine
 
-# Toolchains with headers that farrier keeps in a daemon. A sandbox keeps none, and there need not be a daemon.
+# Lists toolchain images with headers that farrier keeps in a daemon. A sandbox keeps no images and needs no daemon.
 cached_images() {
     [ "$engine" = docker ] || return 0
     docker image ls --quiet --no-trunc --filter label=farrier.dev/cache=base 2>/dev/null | sort -u
 }
 
-# Takes those away that came since `cached_images > "$state/cached.before"`; others may be the user's.
+# Removes the images that were added since `cached_images > "$state/cached.before"`; other images may belong to the user.
 forget_new_images() {
     [ -f "$state/cached.before" ] && [ "$engine" = docker ] || return 0
     cached_images | comm -13 "$state/cached.before" - | xargs -r docker image rm --force > /dev/null 2>&1 || true
@@ -148,7 +149,7 @@ forget_new_images() {
 
 registry_answers() { curl --silent --fail --output /dev/null "http://127.0.0.1:$registry_port/v2/"; }
 
-# Starts docker-registry on a free loopback port, or finds the one of an earlier run. Sets `registry`.
+# Starts docker-registry on a free loopback port, or reuses an earlier run's. Sets `registry`.
 start_registry() {
     need_packages docker-registry curl
     mkdir -p "$state/registry"
@@ -179,9 +180,9 @@ YAML
     registry="127.0.0.1:$registry_port/drivers"
 }
 
-# host_source SUITE: the `deb` line of a Debian 12 suite: the host's own entry; else its main Debian
-# entry, else the default that debootstrap ships with, for that suite. A host that takes expired lists has a frozen
-# mirror: the line says so, for where the host's configuration is not.
+# host_source SUITE: prints the `deb` line of a Debian 12 suite. It uses the host's own entry, else the host's main Debian
+# entry, else debootstrap's default. If the host accepts expired lists, its mirror is frozen, and the line accepts them as well,
+# because the host's configuration may not apply where the line is used.
 host_source() {
     local suite="$1" uri release main='' checks='' options='signed-by=/usr/share/keyrings/debian-archive-keyring.gpg'
     need_packages debian-archive-keyring
@@ -203,9 +204,8 @@ host_source() {
     echo "deb [$options] $main/ $suite ${2:-main}"
 }
 
-# private_apt SUITE [COMPONENT]: makes a private apt configuration that knows this suite only, and
-# prints its file, for APT_CONFIG. The host's lists stay as they are. The file names its directory: one that was moved is
-# written again.
+# private_apt SUITE [COMPONENT]: creates a private apt configuration for this suite only, and prints its file for APT_CONFIG.
+# The host's lists stay unchanged. The file contains its directory's path, so a moved configuration is written again.
 private_apt() {
     local dir="$state/apt/$1-${2:-main}"
     if ! grep -sqxF "Dir::State \"$dir/state\";" "$dir/apt.conf" || [ -n "$(find "$dir" -name updated -mmin +60)" ] || [ ! -f "$dir/updated" ]; then
@@ -228,7 +228,7 @@ CONF
     echo "$dir/apt.conf"
 }
 
-# unpack_package SUITE NAME PLACE: Debian's package of a suite, unpacked into a directory, which is there whole or not at all.
+# unpack_package SUITE NAME PLACE: unpacks a suite's package into a directory, which appears complete or not at all.
 unpack_package() {
     local suite="$1" name="$2" place="$3"
     say "unpacking $name of Debian's $suite into ${place#"$root/"}"
@@ -240,8 +240,8 @@ unpack_package() {
     mv "$place.partial" "$place"
 }
 
-# trixie_tool NAME WANTED CHECK...: a program from the PATH, else Debian 13's, unpacked into target/tools. CHECK says
-# whether that one runs here.
+# trixie_tool NAME WANTED CHECK...: provides a program from PATH, else Debian 13's, unpacked into target/tools. CHECK tests
+# whether Debian 13's runs on this machine.
 trixie_tool() {
     local name="$1" wanted="$2"
     shift 2
@@ -252,10 +252,10 @@ trixie_tool() {
     "$@" > /dev/null 2>&1 || die "Debian 13's $name does not run here: install $name $wanted or newer"
 }
 
-# Debian 12's is too old.
+# Debian 12's kubectl is too old.
 need_kubectl() { trixie_tool kubectl 1.27 kubectl version --client; }
 
-# debian_cosign SUITE: prints the program. trixie has 2.x, sid 3.x, and Debian 12 none.
+# debian_cosign SUITE: prints the program's path. trixie has 2.x and sid 3.x; Debian 12 has none.
 debian_cosign() {
     local place="$root/target/tools/cosign-$1"
     [ -d "$place" ] || unpack_package "$1" cosign "$place"
@@ -263,8 +263,8 @@ debian_cosign() {
     echo "$place/usr/bin/cosign"
 }
 
-# debian_kernels SUITE COUNT [FLAVOUR]: the newest 6.1 kernels of a Debian 12 suite, oldest of them first; without FLAVOUR
-# those of the architecture's plain one.
+# debian_kernels SUITE COUNT [FLAVOR]: prints the newest 6.1 kernels of a Debian 12 suite, oldest first. FLAVOR defaults to the
+# architecture's plain flavor.
 debian_kernels() {
     local config flavour="${3:-$(dpkg --print-architecture)}"
     config="$(private_apt "$1")"
@@ -272,8 +272,8 @@ debian_kernels() {
         sed -n "s/^linux-headers-\(6\.1\.[0-9]*-[0-9]*-$flavour\)\$/\1/p" | sort -V | tail -n "$2"
 }
 
-# empty_headers RELEASE ARCHIVE: a header set for images in which nothing is compiled. It holds what farrier asks every
-# kernel's: its processor, its release, and what it exports.
+# empty_headers RELEASE ARCHIVE: writes a header set for images without a compilation. It only contains what farrier requires of
+# every header set: the architecture, the release and the exported symbols.
 empty_headers() {
     local tree="$state/tree-$1"
     mkdir -p "$tree/include/config" "$tree/include/generated"
@@ -284,8 +284,8 @@ empty_headers() {
     tar --create --xz --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --file "$2" --directory "$tree" .
 }
 
-# node FILE NAME KERNEL [LABEL...]: a Debian 12 Node as NFD labels it; without KERNEL's labels when the
-# fourth argument is `unlabelled`. Labels are `key=value`.
+# node FILE NAME KERNEL [LABEL...]: writes a Debian 12 Node with NFD's labels, or without the kernel's labels when the fourth
+# argument is `unlabelled`. Labels are `key=value`.
 node() {
     local file="$1" name="$2" kernel="$3" label
     shift 3
@@ -320,8 +320,8 @@ YAML
     } > "$file"
 }
 
-# fleet_of_cells DIRECTORY: 5,000 nodes of 100 kernels in DIRECTORY/cluster that call for 10 images of DIRECTORY/definitions, of
-# which none is built.
+# fleet_of_cells DIRECTORY: writes 5,000 nodes with 100 kernels to DIRECTORY/cluster and 10 images for them to
+# DIRECTORY/definitions. None of the images is built.
 fleet_of_cells() {
     local fleet="$1" number release name
     mkdir -p "$fleet/cluster" "$fleet/definitions/"{images,kernels,headers}

@@ -321,7 +321,7 @@ fn place(open: &mut [Open], documents: &mut Vec<Node>, node: Node) {
     }
 }
 
-/// Pairs keys with values and merges `<<`: a mapping's own keys win, then those of the first merged mapping.
+/// Pairs keys with values and merges `<<`: a mapping's own keys win, then the keys of the first merged mapping.
 /// A duplicate key is an error, because YAML readers disagree about its value.
 fn paired(children: Vec<Node>, mergeable: &mut usize) -> Result<Vec<(Node, Node)>, YamlError> {
     let (mut entries, mut merged) = (Vec::with_capacity(children.len() / 2), Vec::new());

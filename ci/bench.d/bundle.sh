@@ -1,20 +1,20 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # ci/bench's variables
-# The rows of bundles, beside skopeo with the same blobs. Sourced by ci/bench.
+# The rows about bundles, compared with skopeo on the same blobs. Sourced by ci/bench.
 
-# Megabytes of the bundle: 300 are enough to try it out.
+# Size of the bundle in megabytes; 300 suffice for a trial run.
 bundle_megabytes="${FARRIER_BENCH_BUNDLE_MB:-2000}"
 
 bundle_rows() {
     local run layer size peak way empty count=10 image="$registry/bundle:1" layout="$state/bundle/layout"
     need_packages openssl skopeo time
     mkdir -p "$layout/blobs/sha256"
-    say "$count layers of about $((bundle_megabytes / count)) MB: gzip's, but for two uncompressed ones"
+    say "$count layers of about $((bundle_megabytes / count)) MB: gzip-compressed except for two"
     size=$((bundle_megabytes * 1000000 / count))
     : > "$state/bundle/layers"
     for ((layer = 1; layer <= count; layer++)); do
         case $((layer % 5)) in
-            # Hexadecimal digits: three bytes for one, which packers bring to little more than one.
+            # Hexadecimal digits triple the size, and compression brings it back to little more than the original.
             0) bundle_random "$layer" "$((size / 3))" | od -An -v -tx1 -w64 | bundle_blob cat ;;
             1 | 2) bundle_random "$layer" "$((size * 8 / 10))" | od -An -v -tx1 -w64 | bundle_blob gzip -1 -n ;;
             *) bundle_random "$layer" "$size" | bundle_blob gzip -1 -n ;;
@@ -43,19 +43,19 @@ bundle_rows() {
             rm -rf "$state/bundle/registry"
         done
     done
-    # 60 % of the speed is 1/0.6 of the time.
+    # 60 % of the speed means 1/0.6 of the time.
     row "bundle export, $bundle_megabytes MB / skopeo copy docker:// oci:" "$(ratio bundle-out-farrier bundle-out-skopeo)" 1.667 x
     row "bundle import, $bundle_megabytes MB / skopeo copy oci: docker://" "$(ratio bundle-in-farrier bundle-in-skopeo)" 1.667 x
     peak="$(sort -n "$state/bundle-peak" | tail -n 1)"
     row "farrier's peak memory, bundles out and in" "$((peak / 1024))" 150 MiB
 }
 
-# bundle_random SEED BYTES: the same bytes for the same seed, that no packer makes smaller.
+# bundle_random SEED BYTES: prints incompressible bytes that only depend on the seed.
 bundle_random() {
     head -c "$2" /dev/zero | openssl enc -aes-128-ctr -nosalt -pbkdf2 -pass "pass:$1"
 }
 
-# bundle_blob PACKER...: packs what comes in into the layout, and notes its descriptor.
+# bundle_blob PACKER...: packs standard input into the layout and records its descriptor.
 bundle_blob() {
     local type=application/vnd.oci.image.layer.v1.tar digest diff
     [ "$1" = cat ] || type="$type+$1"
@@ -67,7 +67,7 @@ bundle_blob() {
     mv "$state/bundle/packed" "$layout/blobs/sha256/$digest"
 }
 
-# bundle_json TEXT: puts it into the layout, and prints `"digest":...,"size":...` of it.
+# bundle_json TEXT: stores TEXT in the layout, and prints `"digest":...,"size":...` for it.
 bundle_json() {
     local digest
     digest="$(printf %s "$1" | sha256sum | cut -d' ' -f1)"
@@ -75,7 +75,7 @@ bundle_json() {
     printf '"digest":"sha256:%s","size":%s' "$digest" "${#1}"
 }
 
-# bundle_layout DIR: an image of the noted layers, as bundle:1.
+# bundle_layout DIR: writes an image of the recorded layers as bundle:1.
 bundle_layout() {
     local layers diffs config manifest
     layers="$(awk '{ printf "%s{\"mediaType\":\"%s\",\"digest\":\"sha256:%s\",\"size\":%s}", s, $1, $2, $3; s = "," }' "$state/bundle/layers")"
@@ -87,7 +87,7 @@ bundle_layout() {
         "$manifest" > "$1/index.json"
 }
 
-# bundle_empty_registry NAME: starts one; $empty is its address.
+# bundle_empty_registry NAME: starts a registry and sets $empty to its address.
 bundle_empty_registry() {
     local port=
     while [ -z "$port" ] || (: < "/dev/tcp/127.0.0.1/$port") 2> /dev/null; do port=$((20000 + RANDOM % 10000)); done

@@ -1,14 +1,14 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # ci/bench's variables
-# The rows of images that are compiled against each other, and of builds side by side. Sourced by ci/bench.
+# The rows about images that are compiled against each other, and about concurrent builds. Sourced by ci/bench.
 #
-# Two builds side by side are compared with what the machine must compute for both of them: the processor seconds of
-# their two plain `make`s, which run one after the other, each with all processors, in the toolchain image that farrier
-# uses. Their share is those seconds over the number of processors, or the longer one's alone where that is more: its
-# compilation, on one processor, while the other one has the rest. The clock goes over one whole `farrier run --once`:
-# observing, planning, building, checking, packing, pushing.
+# Two concurrent builds are compared with their CPU-bound share, which comes from their two plain `make`s. Those run one after
+# the other, each on all CPUs, in farrier's toolchain image. The share is their total CPU time divided by the number of CPUs.
+# If the longer build's CPU time alone is larger, that time is the share: its compilation uses one CPU while the other build
+# uses the rest.
+# The measured time covers one whole `farrier run --once`: observe, plan, build, check, assemble, push.
 
-# Files of each tree: enough for some seconds of compilation, the one longer than the other.
+# Number of files in each tree: some seconds of compilation, with one tree longer than the other.
 longer=24 shorter=20
 
 chain_rows() {
@@ -17,12 +17,12 @@ chain_rows() {
     chain_definitions
     mkdir -p "$state/chain/cluster"
     node "$state/chain/cluster/node.yaml" node "$kernel" farrier.dev/bench=true
-    say "chain: a first pass on $kernel, for the toolchain and the headers"
-    chain_pass || die "the first pass failed; see $state/bench.log"
+    say "chain: a first reconcile on $kernel, for the toolchain and the headers"
+    chain_pass || die "the first reconcile failed: see $state/bench.log"
     base="$(chain_toolchain "$kernel")"
     side_by_side_row "$base" "$kernel"
     rebuilt_row
-    say "each driver, built and pushed, beside its plain make"
+    say "each driver built and pushed, compared with its plain make"
     for ((run = 1; run <= runs; run++)); do
         drivers_run "$base" "$kernel"
     done
@@ -31,12 +31,12 @@ chain_rows() {
     done
 }
 
-# The stand-in for OFED, what is compiled against it, and three that have nothing to do with it.
+# The stand-in for OFED, an image compiled against it, and three unrelated images.
 chain_definitions() {
     local place="$state/chain/definitions" name
     mkdir -p "$place/images" "$place/sources/peer" "$place/templates"
     cp -r tests/fixtures/ofed "$place/sources/mofed"
-    # No rollout: the rows are about images.
+    # No rollout, because the rows cover images only.
     sed -e '/^  rollout:/,$d' -e '/^  nodes:/d' images/mstflint.yaml > "$place/images/mstflint.yaml"
     echo '  nodes: {matchLabels: {farrier.dev/bench: "true"}}' >> "$place/images/mstflint.yaml"
     wide_tree longer "$longer"
@@ -66,7 +66,7 @@ MODULE_LICENSE("GPL");
 C
 }
 
-# definition NAME TEMPLATE LINE...: an image of sources/NAME.
+# definition NAME TEMPLATE LINE...: defines an image of sources/NAME.
 definition() {
     local name="$1" template="$2"
     shift 2
@@ -87,7 +87,7 @@ YAML
     } > "$state/chain/definitions/images/$name.yaml"
 }
 
-# wide_tree NAME COUNT: a module of so many files, each with the headers of a network driver.
+# wide_tree NAME COUNT: writes a module of COUNT files, each including the headers of a network driver.
 wide_tree() {
     local tree="$state/chain/definitions/sources/$1" number objects=''
     mkdir -p "$tree"
@@ -117,32 +117,33 @@ C
     printf 'obj-m := bench_%s.o\nbench_%s-y := main.o%s\n' "$1" "$1" "$objects" > "$tree/Kbuild"
 }
 
-# One pass; what it built is in $state/chain/pass.
+# Runs one reconcile and writes its result to $state/chain/pass.
 chain_pass() {
     "$farrier" run --once --cluster "dir:$state/chain/cluster" --definitions "$state/chain/definitions" \
         --registry "$registry" --engine "$engine" --build-cpus "$(nproc)" > "$state/chain/pass" 2>> "$state/bench.log"
 }
 
-# built NAME...: the last pass built these, and nothing else.
+# built NAME...: asserts that the last reconcile built exactly these images.
 built() {
     local built wanted
     built="$(awk '$1 == "built" { print $2 }' "$state/chain/pass" | sort | xargs)"
     wanted="$(printf '%s\n' "$@" | sort | xargs)"
-    [ "$built" = "$wanted" ] || die "the pass built '$built', not '$wanted'"
+    [ "$built" = "$wanted" ] || die "the reconcile built '$built', not '$wanted'"
 }
 
 chain_toolchain() {
     local base
     "$farrier" build longer --kernel "$1" --os debian --os-version 12 --engine docker --definitions "$state/chain/definitions" \
-        --registry "$registry" --push --force >> "$state/bench.log" 2>&1 || die "the driver does not build in Docker on $1"
+        --registry "$registry" --push --force >> "$state/bench.log" 2>&1 || die "build the driver in Docker on $1: see $state/bench.log"
     base="$("$farrier" render longer --kernel "$1" --os debian --os-version 12 --definitions "$state/chain/definitions" |
         awk '/^FROM/ && !found++ { print $2 }')"
     docker image inspect "$base" > /dev/null || die "the engine has no $base"
     echo "$base"
 }
 
-# in_toolchain BASE SOURCES COMMANDS: with the sources in /build; prints the seconds by the clock and of processors that
-# the commands took. The container's start and the copy are not measured.
+# in_toolchain BASE SOURCES COMMANDS: runs the commands with the sources in /build, and prints their wall-clock seconds and CPU
+# seconds.
+# The container's start and the copy are not measured.
 in_toolchain() {
     docker run --rm --network none --name "$mark" --volume "$2:/source:ro" "$1" bash -c "
         cp -a /source /build && cd /build || exit 1
@@ -158,15 +159,15 @@ side_by_side_row() {
     local base="$1" kernel="$2" run name share
     for ((run = 1; run <= runs; run++)); do
         for name in longer shorter; do
-            say "run $run of $runs: plain make of the $name one"
+            say "run $run of $runs: plain make of the $name tree"
             in_toolchain "$base" "$state/chain/definitions/sources/$name" "$(kbuild "$kernel")" > "$state/chain/taken"
             awk '{ print $2 }' "$state/chain/taken" | tee -a "$state/times/cpu-$name" >&2
         done
-        # New inputs: nothing of them is built.
+        # New versions are new inputs, so both images must be built.
         for name in longer shorter; do
             sed -i "s/^  version: .*/  version: \"1.$run\"/" "$state/chain/definitions/images/$name.yaml"
         done
-        say "run $run of $runs: both by one farrier run --once"
+        say "run $run of $runs: both trees with one farrier run --once"
         timed side-by-side chain_pass
         built longer shorter
     done
@@ -179,15 +180,15 @@ side_by_side_row() {
 
 rebuilt_row() {
     local tree="$state/chain/definitions/sources/mofed"
-    say "a change in OFED that no dependent sees, then one in its exposed headers"
+    say "a change in OFED that does not affect dependents, then one in its exposed headers"
     echo '/* As before. */' >> "$tree/compat/main.c"
-    chain_pass || die "OFED does not build; see $state/bench.log"
+    chain_pass || die "build OFED: see $state/bench.log"
     built mofed
     sed -i 's/^#define IB_PEER_MEMORY_VER_MAX 16/#define IB_PEER_MEMORY_VER_MAX 24/' "$tree/include/rdma/peer_mem.h"
-    chain_pass || die "what needs OFED does not build; see $state/bench.log"
+    chain_pass || die "build the images that need OFED: see $state/bench.log"
     built mofed peer
     row "compiled after a change in OFED alone: OFED and peer memory" "$(grep -c '^built ' "$state/chain/pass")" 2 ""
-    chain_pass || die "a pass with nothing to do failed; see $state/bench.log"
+    chain_pass || die "a reconcile with nothing to do failed: see $state/bench.log"
     built
 }
 

@@ -1,11 +1,11 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # ci/bench's variables
-# The rows of builds in a cluster: with --kubeconfig, on a node whose container runtime reaches registries on this machine's
-# loopback. Sourced by ci/bench.
+# The rows about builds in a cluster. They need --kubeconfig and a node whose container runtime reaches registries on this
+# machine's loopback. Sourced by ci/bench.
 #
-# "Overhead": from the stage in which the pod's image is made to the check, less what the build's step took; the node has the image's
-# layers but the uppermost. "50 builds": their steps sleep for 20 s, and each asks for a 25th of the node's processors. Beside them 50
-# Jobs that sleep as long and do nothing else: twice 20 s is the ideal, which the kubelet's own work keeps them from.
+# "Overhead" is the time from the creation of the pod's image to the check, minus the time of the build's step. The node already
+# has all of the image's layers except the topmost. "50 builds": each build sleeps for 20 s and requests a 25th of the node's
+# CPUs. For comparison, 50 plain Jobs sleep just as long. The ideal is twice 20 s, and the kubelet's own work adds to that.
 
 cluster_rows() {
     local kernel run place="$state/sandbox" builds="farrier-bench-$$-builds" room
@@ -29,12 +29,12 @@ kind: Site
 metadata: {name: bench}
 spec: {builds: {namespace: $builds, atOnce: 50}}
 YAML
-    say "the module for builds that do next to nothing, on $kernel"
+    say "building the module for builds that do almost nothing, on $kernel"
     clocked sandbox clock "$kernel" warm
     bring_module "$kernel"
     for ((run = 0; run <= 20; run++)); do
         clocked kubernetes brought "$kernel" warm
-        # The first one brings toolchain and headers to the node.
+        # The first build transfers toolchain and headers to the node.
         if [ "$run" = 0 ]; then continue; fi
         awk '/putting headers into/ { before = $1 } $NF == "checking" { after = $1 }
              $2 == "STEPS-BEGIN" { begin = $3 } $2 == "STEPS-END" { end = $3 }
@@ -43,9 +43,9 @@ YAML
     row "overhead of a build in a cluster, p95 of 20" "$(sort -n "$state/times/overhead" | sed -n 19p)" 10 s
 
     say "50 builds of 20 s in a cluster with room for 25"
-    # What the first node can give, in thousandths of a processor. A quota would measure the Job controller, which asks again ever more rarely.
+    # The first node's allocatable CPU in millicores. A quota would instead measure the Job controller's increasing backoff.
     room="$(kubectl get nodes -o json | jq '.items[0].status.allocatable.cpu | if endswith("m") then rtrimstr("m") | tonumber else tonumber * 1000 end')"
-    # The module is brought, not compiled: 25 compilers at once would measure the processors.
+    # The module is prebuilt, because 25 concurrent compilers would measure the CPUs.
     sed 's/^RUN /RUN sleep 20; /' "$place/definitions/templates/brought.Dockerfile.hbs" > "$place/definitions/templates/sleeper.Dockerfile.hbs"
     for ((run = 1; run <= 50; run++)); do
         sed -e "s/{name: brought}/{name: sleeper-$run}/" -e 's/template: brought/template: sleeper/' "$place/definitions/images/brought.yaml" \
@@ -72,12 +72,12 @@ YAML
     say "50 Jobs that sleep for 20 s"
     sleeping_jobs "$builds" "$((room / 25))m"
     row "50 builds of 20 s, room for 25 / 50 Jobs that only sleep" "$(ratio sleepers jobs)" 1.15 x
-    say "both beside the ideal: $(awk -v b="$(median sleepers)" -v j="$(median jobs)" 'BEGIN { printf "%.2f x and %.2f x", b / 40, j / 40 }')"
+    say "both compared with the ideal: $(awk -v b="$(median sleepers)" -v j="$(median jobs)" 'BEGIN { printf "%.2f x and %.2f x", b / 40, j / 40 }')"
     kubectl delete namespace "$builds" --wait=false >> "$state/bench.log"
     rm -rf "$place"
 }
 
-# With all that makes their start quick: no result to fetch, one image, which the node has, and no network to speak of.
+# Jobs with everything that makes them start fast: no result to fetch, one image that the node has, and little networking.
 sleeping_jobs() { # NAMESPACE CPUS
     local run image
     image="$registry/farrier-rootfs:$(skopeo list-tags --tls-verify=false "docker://$registry/farrier-rootfs" | jq -r '.Tags[0]')"

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # ci/bench's variables
-# The rows of large fleets. Sourced by ci/bench.
+# The rows about large fleets. Sourced by ci/bench.
 
 plan_row() {
-    say "the plan of 10,000 nodes, 40 kernels, 8 images"
+    say "planning 10,000 nodes, 40 kernels, 8 images"
     cargo bench --locked --quiet --bench plan > "$state/times/plan" 2>> "$state/bench.log" ||
         die "the plan's benchmark failed; see $state/bench.log"
     row "plan: 10,000 nodes, 40 kernels, 8 images" "$(median plan)" 50 ms
@@ -50,10 +50,10 @@ page_rows() {
             > "$state/page.address" 2>> "$state/bench.log"
     ) &
     echo $! > "$state/page.pid"
-    wait_until 120 test -s "$state/page.address" || die "farrier ui does not say where it is; see $state/bench.log"
+    wait_until 120 test -s "$state/page.address" || die "farrier ui did not print its address: see $state/bench.log"
     address="$(cat "$state/page.address")"
     : > "$state/fleet"
-    # With a filter it is made anew for each request.
+    # farrier renders a page with a filter again for each request.
     for ((run = 0; run < 20; run++)); do
         curl --silent --fail --output "$state/page.html" --write-out '%{time_total}\n' "$address?kernel=6.1" |
             awk '{ print "cells-ms", $1 * 1000 }' >> "$state/fleet"
@@ -64,7 +64,7 @@ page_rows() {
 }
 
 growth_rows() {
-    say "a cache that 2,000 kernels go through, with a quota for a tenth of them"
+    say "2,000 kernels in turn through a cache with a quota for a tenth of them"
     cargo bench --locked --quiet --bench growth > "$state/fleet" 2>> "$state/bench.log" ||
         { tail -n 20 "$state/bench.log" >&2; die "the benchmark of the cache's growth failed"; }
     row "cache after 2,000 kernels / after 500: bytes" "$(share bytes)" 1.05 x
@@ -73,12 +73,12 @@ growth_rows() {
     row "figures of 2,000 kernels in /metrics" "$(figure series)" 60 ""
 }
 
-# share WHAT: a figure after 2,000 kernels, as a multiple of the same after 500.
+# share WHAT: prints a metric after 2,000 kernels as a multiple of its value after 500.
 share() { awk -v a="$(figure "$1-500")" -v b="$(figure "$1-2000")" 'BEGIN { printf "%.3f", b / a }'; }
 
 figure() { awk -v what="$1" '$1 == what { print $2 }' "$state/fleet"; }
 
-# percentile WHAT PERCENT: the smallest value that so many of a hundred do not exceed.
+# percentile WHAT PERCENT: prints the smallest value that is at least as large as PERCENT of all values.
 percentile() {
     awk -v what="$1" '$1 == what { print $2 }' "$state/fleet" | sort -n |
         awk -v p="$2" '{ v[NR] = $1 } END { n = int((NR * p + 99) / 100); print v[n < 1 ? 1 : n] }'

@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # ci/bench's variables
-# The rows of the import of header sets. Sourced by ci/bench.
+# The row about the import of header sets. Sourced by ci/bench.
 
-# The newest Debian headers as one tarball, with further files of the kernel's own sources to make it 100 MB.
+# The newest Debian headers as one tarball, extended to 100 MB with the kernel's own source files.
 headers_rows() {
     local kernel config tree="$state/headers/tree" tarball="$state/headers/headers.tar" run peak
     kernel="$(debian_kernels bookworm 1)"
@@ -16,12 +16,12 @@ headers_rows() {
     while tar -C "$tree" -cf "$tarball" lib usr && [ "$(stat -c %s "$tarball")" -lt 100000000 ]; do
         run=$((run + 1))
         cp -r "$tree/usr/src/linux-headers-${kernel%-*}-common/include/linux" "$state/headers/more"
-        # Other content, so that compression cannot make it nothing.
+        # Vary the content, so that compression cannot deduplicate it.
         find "$state/headers/more" -type f -exec sed -i "1i // $run" {} +
         mv "$state/headers/more" "$tree/usr/src/linux-headers-$kernel/include/more-$run"
     done
     say "headers: import of $(du -m "$tarball" | cut -f 1) MB, $(tar -tf "$tarball" | wc -l) entries"
-    # What is measured is the import, and not how the disk takes in what was just made for it.
+    # Flush the disk first, so that only the import is measured.
     sync
     for ((run = 1; run <= runs; run++)); do
         timed headers /usr/bin/time -a -o "$state/headers/peak" -f %M "$farrier" headers import "$tarball" \

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # ci/bench's variables
-# The rows of a driver container's life. Sourced by ci/bench.
+# The rows about a driver container's life cycle. Sourced by ci/bench.
 
 lifecycle_rows() {
     need_packages busybox-static gcc-12 kmod qemu-system-x86
-    say "a MOFED container on a node in a virtual machine, beside modprobe of its modules"
+    say "a MOFED container on a node in a virtual machine, compared with modprobe of its modules"
     cargo bench --locked --quiet --bench lifecycle > "$state/lifecycle" 2>> "$state/bench.log" ||
         { tail -n 20 "$state/bench.log" >&2; die "the life cycle's benchmark failed"; }
     awk '$1 == "start-to-ready" { print $2 }' "$state/lifecycle" > "$state/times/start-to-ready"

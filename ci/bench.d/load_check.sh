@@ -1,35 +1,35 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # ci/bench's variables
-# The rows of the load check. Sourced by ci/bench.
+# The rows about the load check. Sourced by ci/bench.
 
-# on_kernel KERNEL ARGUMENT...: farrier check against a Debian 12 kernel.
+# on_kernel KERNEL ARGUMENT...: runs farrier check against a Debian 12 kernel.
 on_kernel() {
     local kernel="$1"
     shift
     "$farrier" check "$@" --kernel "$kernel" --os debian --os-version 12 --definitions "$state/definitions"
 }
 
-# The GPU modules with their debug information, and as many modules as OFED has.
+# Checks the GPU modules with their debug information, and as many modules as OFED has.
 check_rows() {
     local kernel run set peak tree
     kernel="$(debian_kernels bookworm 1)"
     if [ ! -d "$state/unstripped" ]; then
-        build mstflint "$kernel" >> "$state/bench.log" 2>&1 || die "mstflint does not build; see $state/bench.log"
+        build mstflint "$kernel" >> "$state/bench.log" 2>&1 || die "build mstflint: see $state/bench.log"
         gpu_tree
-        say "the GPU modules, with debug information"
+        say "building the GPU modules with debug information"
         plain_make "$(toolchain "$kernel")" "$kernel"
     fi
     kernel_image "$kernel"
     mkdir -p "$state/rdma"
     tree="$state/kernel-image/lib/modules/$kernel/kernel"
-    # What OFED replaces: RDMA, the network cards, NVMe and NFS over them.
+    # The modules that OFED replaces: RDMA, network cards, and NVMe and NFS over them.
     find "$tree/drivers/infiniband" "$tree/drivers/net/ethernet/mellanox" "$tree/drivers/nvme" "$tree/net/sunrpc" \
         -name '*.ko*' | sort | sed -n 1,38p | xargs cp -t "$state/rdma"
-    [ "$(find "$state/rdma" -name '*.ko*' | wc -l)" = 38 ] || die "$kernel has fewer than 38 modules that OFED replaces"
+    [ "$(find "$state/rdma" -name '*.ko*' | wc -l)" = 38 ] || die "$kernel has fewer than the 38 modules that OFED replaces"
 
     for set in unstripped rdma; do
         say "check: $(find "$state/$set" -name '*.ko*' | wc -l) modules, $(du -sh "$state/$set" | cut -f 1)"
-        on_kernel "$kernel" "$state/$set" >> "$state/bench.log" 2>&1 || die "the check refuses $set; see $state/bench.log"
+        on_kernel "$kernel" "$state/$set" >> "$state/bench.log" 2>&1 || die "the check refused $set: see $state/bench.log"
         for ((run = 1; run <= runs + 2; run++)); do timed "check-$set" on_kernel "$kernel" "$state/$set"; done
     done
     /usr/bin/time -o "$state/check-peak" -f %M "$farrier" check "$state/unstripped" --kernel "$kernel" --os debian \
@@ -40,12 +40,12 @@ check_rows() {
     row "check of 38 modules that OFED replaces" "$(median check-rdma)" 0.2 s
 }
 
-# A boot check of a small module, beside the same kernel that boots to a shell's first line and powers off.
+# A boot check of a small module, compared with a bare boot of the same kernel to a shell's first line and power-off.
 boot_row() {
     local kernel run root="$state/bare" module
     kernel="$(debian_kernels bookworm 1)"
     need_packages busybox-static cpio qemu-system-x86
-    build mstflint "$kernel" >> "$state/bench.log" 2>&1 || die "mstflint does not build; see $state/bench.log"
+    build mstflint "$kernel" >> "$state/bench.log" 2>&1 || die "build mstflint: see $state/bench.log"
     module="$registry/mstflint:$(newest_tag mstflint "$kernel")"
     kernel_image "$kernel"
     mkdir -p "$root/bin"
@@ -55,7 +55,7 @@ boot_row() {
     (cd "$root" && find . | cpio --quiet -o -H newc) > "$state/bare.cpio"
 
     say "boot check of mstflint on $kernel"
-    on_kernel "$kernel" "$module" --boot >> "$state/bench.log" 2>&1 || die "the boot check fails; see $state/bench.log"
+    on_kernel "$kernel" "$module" --boot >> "$state/bench.log" 2>&1 || die "the boot check failed: see $state/bench.log"
     for ((run = 1; run <= runs; run++)); do
         say "run $run of $runs: farrier check --boot"
         timed boot on_kernel "$kernel" "$module" --boot
@@ -73,7 +73,7 @@ bare_boot() {
     grep -q up "$state/bare.out"
 }
 
-# kernel_image KERNEL: unpacks the kernel and its modules into $state/kernel-image, once.
+# kernel_image KERNEL: unpacks the kernel and its modules once to $state/kernel-image.
 kernel_image() {
     [ ! -d "$state/kernel-image" ] || return 0
     local package="linux-image-$1" config

@@ -1,5 +1,5 @@
-# What a careful person writes by hand: the same headers and compiler, the same strip, a build stage that
-# leaves no trace in the final image. `base` and `runtime` come from ci/bench.
+# A careful hand-written Dockerfile: the same headers and compiler, the same strip, and a build stage that leaves no trace in
+# the final image. ci/bench supplies `base` and `runtime`.
 ARG base
 ARG runtime
 FROM ${base} AS modules

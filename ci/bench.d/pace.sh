@@ -1,12 +1,12 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # variables for, and of, ci/bench
-# How fast the machine is. Sourced by ci/bench.
+# Measures the machine's speed. Sourced by ci/bench.
 
-# Seconds of the plain make below on the machine for which the design's targets in seconds were set.
+# Seconds of the plain make below on the reference machine of the design's targets.
 reference_make=1.2
 
-# Sets `pace`: how many times longer than there the same work takes here, never below 1. Targets in seconds are that much longer
-# (see row); ratios, bytes and counts are not touched.
+# Sets `pace` to this machine's time as a multiple of the reference machine's, at least 1. `row` multiplies targets in seconds
+# by the pace, but not ratios, bytes and counts.
 measure_pace() {
     local kernel base run
     kernel="$(debian_kernels bookworm-security 1)"

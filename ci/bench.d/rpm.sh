@@ -1,9 +1,9 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # ci/bench's variables
-# The row of RPM metadata. Sourced by ci/bench.
+# The row about RPM metadata. Sourced by ci/bench.
 
-# A repository of 50,000 packages as createrepo_c would describe it, and a kernel that none of them is for: its metadata is read, and
-# nothing else is fetched. No package is behind it, and the keys sign nothing.
+# A repository of 50,000 packages in createrepo_c's format, and a kernel that none of the packages matches. farrier only reads
+# the metadata. The packages do not exist, and the keys sign nothing.
 rpm_rows() {
     local run peak server work="$state/rpm"
     mkdir -p "$work/served/repodata" "$work/definitions/kernels" "$work/definitions/keys"
@@ -31,7 +31,7 @@ open(f"{out}/repodata/repomd.xml", "w").write(
     f'{hashlib.sha256(data).hexdigest()}</checksum><location href="repodata/primary.xml.gz"/></data></repomd>')
 print(f"{sum(map(len, text)) / 1e6:.0f} MB of XML", file=sys.stderr)
 PYTHON
-    # Any well-formed armor: a package would be refused with it.
+    # Any well-formed armor suffices; farrier would refuse a package signed with this key.
     printf -- '-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nAAAA\n-----END PGP PUBLIC KEY BLOCK-----\n' > "$work/definitions/keys/bench.asc"
     python3 -u -m http.server --bind 127.0.0.1 --directory "$work/served" 0 > "$work/server.log" 2>&1 &
     server=$!
@@ -61,7 +61,8 @@ YAML
     rm -rf "$work"
 }
 
-# rpm_look DIR RUN: looks for the headers of a kernel that the repository lacks, with an empty cache. That they are missing is what it finds.
+# rpm_look DIR RUN: looks up the headers of a kernel that the repository lacks, with an empty cache. Success means that farrier
+# reports them as missing.
 rpm_look() {
     local said
     said="$(/usr/bin/time -a -o "$1/peak" -f %M "$farrier" headers fetch --kernel 5.14.0-50001.el9.x86_64 --os rocky --os-version 9.5 \

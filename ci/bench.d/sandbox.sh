@@ -1,17 +1,17 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # ci/bench's variables
-# The rows of builds in place: how soon a build begins for a kernel that was not seen before, beside a build in Docker,
-# and what a sandbox itself costs. Sourced by ci/bench.
+# The rows about in-place builds: how soon a build for a new kernel starts compared with Docker, and the cost of a sandbox.
+# Sourced by ci/bench.
 #
-# The templates' steps print the clock. "New kernel": from the start of `farrier build` to the first step; toolchain and
-# sources are warm, the kernel's headers are in the registry, on loopback, and nowhere else. "Start and removal": the
-# image brings its module compiled, so that next to nothing happens in its sandbox; from "compiling" to "checking", less what
-# its step took.
+# The templates' steps print timestamps. "New kernel" is the time from the start of `farrier build` to the first step. Toolchain
+# and sources are cached, and only the registry on loopback has the kernel's headers. "Start and removal" uses an image with a
+# prebuilt module, so that its sandbox does almost nothing. It is the time from "compiling" to "checking" minus the time of the
+# step.
 
 sandbox_rows() {
     local kernels run way place="$state/sandbox"
     mapfile -t kernels < <(debian_kernels bookworm-security 2)
-    [ ${#kernels[@]} = 2 ] || die "the security suite offers no two 6.1 kernels"
+    [ ${#kernels[@]} = 2 ] || die "the security suite has fewer than two 6.1 kernels"
     sandbox_definitions
     for way in sandbox docker; do
         say "toolchain and sources for builds in a $way, on ${kernels[0]}"
@@ -26,7 +26,7 @@ sandbox_rows() {
             clocked "$way" clock "${kernels[1]}" run
             awk 'NR == 1 { begun = $1 } $2 == "STEPS-BEGIN" { printf "%.3f\n", $3 - begun }' "$place/lines" |
                 tee -a "$state/times/seen-$way" >&2
-            # The next run has to bring the headers into the engine again.
+            # Remove the headers from the engine, so that the next run transfers them again.
             cached_images_of docker | comm -13 "$place/images" - | xargs -r docker image rm --force > /dev/null 2>&1 || true
         done
     done
@@ -36,7 +36,7 @@ sandbox_rows() {
     bring_module "${kernels[1]}"
     for ((run = 0; run <= runs; run++)); do
         clocked sandbox brought "${kernels[1]}" run
-        # The first one fetches its base.
+        # The first build fetches its base.
         if [ "$run" = 0 ]; then continue; fi
         awk '$NF == "compiling" { before = $1 } $NF == "checking" { after = $1 }
              $2 == "STEPS-BEGIN" { begin = $3 } $2 == "STEPS-END" { end = $3 }
@@ -48,7 +48,8 @@ sandbox_rows() {
 
 cached_images_of() { engine="$1" cached_images; }
 
-# Two images: mstflint whose steps print the clock, and one that brings the module which that left in the registry.
+# Defines two images: mstflint with steps that print the time, and an image with the module that the first one left in the
+# registry.
 sandbox_definitions() {
     local place="$state/sandbox/definitions"
     mkdir -p "$place/images" "$place/templates" "$place/sources/brought"
@@ -72,7 +73,7 @@ COPY --from=modules /out /
 DOCKERFILE
 }
 
-# The module that `clock` left in the registry becomes the source of `brought`.
+# Makes the module of image `clock` in the registry the source of `brought`.
 bring_module() {
     local place="$state/sandbox" layer
     skopeo copy --quiet --src-tls-verify=false "docker://$registry/clock:$(newest_tag clock "$1")" "dir:$place/image"
@@ -81,7 +82,7 @@ bring_module() {
         > "$place/definitions/sources/brought/mstflint_access.ko"
 }
 
-# The headers of a kernel go into the registry, as they would for a site without a mirror of packages.
+# Imports a kernel's headers into the registry, as for a site without a package mirror.
 store_headers() {
     local place="$state/sandbox/headers" config deb
     config="$(private_apt bookworm-security)"
@@ -90,17 +91,17 @@ store_headers() {
         "linux-kbuild-$(cut -d. -f1,2 <<< "$1")")
     for deb in "$place"/*.deb; do dpkg-deb -x "$deb" "$place/tree"; done
     "$farrier" headers import "$place/tree" --kernel "$1" --arch amd64 --cache-dir "$place/cache" --registry "$registry" \
-        >> "$state/bench.log" 2>&1 || die "the headers of $1 cannot be imported; see $state/bench.log"
+        >> "$state/bench.log" 2>&1 || die "import the headers of $1: see $state/bench.log"
 }
 
-# clocked ENGINE IMAGE KERNEL CACHE: a build whose messages, and then its steps' words, are in lines, each message behind the time
-# when it came; the first line is the beginning.
+# clocked ENGINE IMAGE KERNEL CACHE: runs a build and writes its messages to `lines`, each prefixed with its time, and then its
+# steps' output. The first line marks the start.
 clocked() {
     local place="$state/sandbox"
     echo "$EPOCHREALTIME begun" > "$place/lines"
     "$farrier" build "$2" --kernel "$3" --os debian --os-version 12 --engine "$1" --definitions "$place/definitions" \
         --registry "$registry" --cache-dir "$place/$4" --push --force 2>&1 >> "$state/bench.log" |
         while IFS= read -r line; do echo "$EPOCHREALTIME $line"; done >> "$place/lines" ||
-        { cat "$place/lines" >&2; die "$2 does not build in a $1 on $3"; }
+        { cat "$place/lines" >&2; die "build $2 with engine $1 on $3"; }
     "$farrier" logs "$2" "$3" --cache-dir "$place/$4" | grep -o 'STEPS-[A-Z]* [0-9][0-9.]*' | sed 's/^/- /' >> "$place/lines"
 }

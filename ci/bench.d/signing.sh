@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # ci/bench's variables
-# The row of module signing. Sourced by ci/bench.
+# The row about module signing. Sourced by ci/bench.
 
 signing_row() {
     need_packages openssl

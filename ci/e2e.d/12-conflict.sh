@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
-# Another writer changes the image back: farrier sets it once more, and then leaves it.
+# Another writer reverts the image: farrier sets it again, and stops after the second revert.
 
 definition "{strategy: image, namespace: $drivers, daemonSet: contested, container: driver, stableFor: 2s, deadline: 10m}"
 add_node n1 "$kernel_a"
@@ -9,16 +9,16 @@ start_farrier one
 expect 30 "farrier sets its image" has_image contested "$image_a"
 change_back() { k set image daemonset/contested -n "$drivers" "driver=$registry/$driver:vendor" --field-manager other > /dev/null; }
 change_back
-expect 20 "changed back once: it is set again" has_image contested "$image_a"
+expect 20 "after the first revert farrier sets the image again" has_image contested "$image_a"
 change_back
 says_conflict() {
     k get daemonset contested -n "$drivers" -o json |
         jq -e '.metadata.annotations["farrier.dev/record"] | fromjson | .driver.state == "conflict"'
 }
-expect 20 "changed back twice: a conflict is recorded" says_conflict
-steady 5 "and the value is left" ds_spec contested
+expect 20 "after the second revert farrier records a conflict" says_conflict
+steady 5 "farrier keeps the other writer's value" ds_spec contested
 has_image contested "$registry/$driver:vendor"
-# What its exit code is, is not this scenario's question.
+# This scenario does not check the exit code.
 reported() {
     { as_farrier plan --cluster kube --registry "$registry" -o json || true; } > "$here/plan.json"
     grep -qiE 'changed it back|changed-?back' "$here/plan.json"

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
-# A pod with updateStrategy OnDelete survives the reboot with its old image: it must be restarted.
+# With updateStrategy OnDelete, a pod survives the reboot with its old image, so farrier must restart it.
 
 definition "{strategy: image, namespace: $drivers, daemonSet: sleepy, container: driver, stableFor: 2s}"
 add_node n1 "$kernel_a"
@@ -8,7 +8,7 @@ add_daemonset sleepy "$registry/$driver:vendor" OnDelete
 start_farrier one
 expect 30 "the DaemonSet gets kernel A's image" has_image sleepy "$image_a"
 k delete pods --all -n "$drivers" --grace-period=0 --force > /dev/null 2>&1
-expect 30 "and so does its pod, once it is restarted" pod_on sleepy n1 "$image_a"
+expect 30 "the restarted pod runs the image" pod_on sleepy n1 "$image_a"
 
 k apply -f - > /dev/null <<YAML
 apiVersion: policy/v1

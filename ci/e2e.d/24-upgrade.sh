@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
-# Nodes get another driver one after the other: users of the device leave within their budgets, a Job checks each node, and a farrier
-# that was killed goes on where it was. All of it with no more rights than the components `drain` and `upgrade-checks` give.
+# Nodes get another driver one by one: users of the device are evicted within their budgets, a Job checks each node, and a new
+# farrier resumes after a kill. farrier has only the permissions of the components `drain` and `upgrade-checks`.
 
 components='drain upgrade-checks'
 install_farrier
@@ -9,7 +9,7 @@ apps="farrier-$run-$scenario-apps"
 k create namespace "$apps" > /dev/null
 k label namespace "$apps" "$run_label=$run" > /dev/null
 
-# The check of the site: here the script says how it ends.
+# The site's check; the script determines its outcome.
 k apply -f - > /dev/null <<YAML
 apiVersion: batch/v1
 kind: CronJob
@@ -22,7 +22,7 @@ spec:
       backoffLimit: 0
       template: {spec: {restartPolicy: Never, tolerations: [{operator: Exists}], containers: [{name: smoke, image: "smoke.example/smoke:1"}]}}
 YAML
-# add_user NAME NODE: a pod that uses a device, as the kubelet says of it.
+# add_user NAME NODE: creates a pod that uses a device, with a kubelet's status.
 add_user() {
     k create -f - > /dev/null <<YAML
 apiVersion: v1
@@ -44,7 +44,7 @@ has_state() { [ "$(state "$1")" = "$2" ]; }
 cordoned() { k get node "$run-$scenario-$1" -o json | jq -e '.spec.unschedulable == true'; }
 gone() { not k get pod "$1" -n "$apps"; }
 check_pods() { k get pods -n "$drivers" -l batch.kubernetes.io/job-name -o json; }
-# Its pod runs: from then on the script's kubelet says nothing more of it.
+# The pod runs, so the script's kubelet does not change its status any more.
 check_on() { check_pods | jq -e --arg node "$run-$scenario-$1" 'any(.items[]; .spec.nodeName == $node and .status.phase == "Running")'; }
 # finish_check NODE
 finish_check() {
@@ -75,31 +75,31 @@ expect 20 "a budget protects the user of n1" budget
 start_farrier one
 expect 30 "the DaemonSet gets kernel A's image" has_image fleet "$image_a"
 expect 30 "n1 is cordoned" has_state n1 cordoned
-expect 5 "really" cordoned n1
+expect 5 "the node is unschedulable" cordoned n1
 expect 20 "the budget is respected" grep -q 'may not be evicted now' "$here/farrier-one.log"
 kill -KILL "$(cat "$here/farrier-one.pid")"
 k delete pdb first -n "$apps" > /dev/null
 start_farrier two
-expect 90 "farrier was killed, and another one goes on: the user of n1 leaves" gone first
-expect 30 "and n1 gets its driver" pod_on fleet n1 "$image_a"
-expect 5 "n2 waits for the node that goes first" pod_on fleet n2 "$registry/$driver:vendor"
+expect 90 "after the kill another farrier continues, and the user of n1 is evicted" gone first
+expect 30 "n1 gets its driver" pod_on fleet n1 "$image_a"
+expect 5 "n2 waits for n1" pod_on fleet n2 "$registry/$driver:vendor"
 as_admin upgrade pause "$drivers/fleet" --cluster kube > /dev/null
 finish_check n1
-expect 60 "n1 is given back" given_back n1
+expect 60 "n1 is uncordoned" given_back n1
 waits_for() {
     as_farrier upgrade plan --cluster kube --registry "$registry" --write-namespaces "$drivers" -o json |
         jq -e --arg node "$run-$scenario-$1" --arg reason "$2" 'any(.[].nodes[]; .node == $node and .waits.reason == $reason)'
 }
-expect 20 "the plan says that the rest is paused" waits_for n2 paused
-expect 5 "and that someone else has cordoned n3" waits_for n3 cordoned
+expect 20 "the plan reports the remaining nodes as paused" waits_for n2 paused
+expect 5 "the plan reports that someone else has cordoned n3" waits_for n3 cordoned
 steady 10 "nothing more happens" state n2
 as_admin upgrade resume "$drivers/fleet" --cluster kube > /dev/null
 expect 90 "n2 gets its driver" pod_on fleet n2 "$image_a"
-expect 0 "its user has left" gone second
+expect 0 "its user was evicted" gone second
 finish_check n2
-expect 60 "n2 is given back" given_back n2
-expect 5 "n3 is as it was" pod_on fleet n3 "$registry/$driver:vendor"
-expect 0 "with the other's cordon" cordoned n3
+expect 60 "n2 is uncordoned" given_back n2
+expect 5 "n3 keeps its driver" pod_on fleet n3 "$registry/$driver:vendor"
+expect 0 "n3 keeps the other's cordon" cordoned n3
 
-expect 10 "the rollback is asked for" as_admin upgrade abort "$drivers/fleet" --cluster kube
-expect 90 "n1 gets the driver that it had" pod_on fleet n1 "$registry/$driver:vendor"
+expect 10 "the upgrade can be aborted" as_admin upgrade abort "$drivers/fleet" --cluster kube
+expect 90 "n1 gets its previous driver" pod_on fleet n1 "$registry/$driver:vendor"

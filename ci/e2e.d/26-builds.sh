@@ -1,9 +1,10 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
-# Engine kubernetes: builds are Jobs on a real kubelet, in a namespace labelled `restricted`. Four drivers at once; farrier killed and
-# replaced while they compile; pods deleted; a quota; a build that takes too much memory; one that looks for ways out.
+# Engine kubernetes: builds are Jobs on a real kubelet, in a namespace labeled `restricted`. The scenario covers four concurrent
+# drivers, a farrier that is killed and replaced while they compile, deleted pods, a quota, a build that exceeds its memory, and
+# a hostile build.
 
-[ -n "$real_node" ] || { say "builds: left out, because it needs a kubelet (--real-node)"; return 0; }
+[ -n "$real_node" ] || { say "builds: skipped, because it needs a kubelet (--real-node)"; return 0; }
 builds="$ns-builds"
 # shellcheck disable=SC2034 # start_farrier takes it
 engine=kubernetes
@@ -19,7 +20,7 @@ spec:
 YAML
 install_builds
 
-# build_definition NAME SECONDS [THEN [MEMORY]]: the driver, whose steps first take so long, and then do something more.
+# build_definition NAME SECONDS [THEN [MEMORY]]: defines the driver with steps that sleep for SECONDS and then run THEN.
 build_definition() {
     sed -e '/^  rollout:/,$d' -e "s|^metadata: .*|metadata: {name: $1}|" -e "s|^  nodes: .*|  nodes: {matchLabels: {$mark-$1: \"true\"}}|" \
         -e "s|^  template: .*|  template: slow|" -e "s|^  vars: .*|  vars: {seconds: \"$2\", then: \"${3:-true}\"}|" \
@@ -46,39 +47,40 @@ before="$(pods)"
 kill -KILL "$(cat "$here/farrier-first.pid")"
 start_farrier second --interval 5
 expect 60 "farrier was killed: another one leads" leads second
-expect 5 "and the same pods compile" [ "$(pods)" = "$before" ]
+expect 5 "the same pods still compile" [ "$(pods)" = "$before" ]
 expect 300 "all four are published" published one two three four
 expect 20 "their Jobs are gone" jobs '== 0'
-grep -q 'takes over a build that runs' "$here/farrier-second.log" || expect 0 "the second took the Jobs over" false
+grep -q 'takes over a build that runs' "$here/farrier-second.log" || expect 0 "the second farrier took the Jobs over" false
 
 build_definition deleted 20
 wants "$mark-deleted"
-expect 60 "one more compiles" running 1
+expect 60 "one more build compiles" running 1
 k delete pods -n "$builds" --all --now > /dev/null
-expect 20 "its pod was deleted: that is told" says 'ended without a result'
-expect 300 "and it is built again" published deleted
+expect 20 "the deletion of its pod is reported" says 'ended without a result'
+expect 300 "the deleted build runs again" published deleted
 
 k create quota full -n "$builds" --hard=limits.memory=1Gi > /dev/null
 build_definition quota 1
 wants "$mark-quota"
-expect 60 "a quota makes a build wait, in words" says 'exceeded quota'
+expect 60 "a build waits for a quota and says so" says 'exceeded quota'
 k delete quota full -n "$builds" > /dev/null
-expect 300 "with room it is built" published quota
+expect 300 "without the quota the image is built" published quota
 
 build_definition greedy 1 'dd if=/dev/zero of=/dev/null bs=5G count=1 iflag=fullblock'
 wants "$mark-greedy"
-expect 300 "a build that takes too much memory is told which and how much" says 'MiB of memory, and may use|OOMKilled'
+expect 300 "a build that exceeds its memory reports the limit" says 'MiB of memory, and may use|OOMKilled'
 
 # with_template NAME TEMPLATE VARS: gives a definition another template.
 with_template() { sed -i -e "s/^  template: .*/  template: $2/" -e "s|^  vars: .*|  vars: {$3}|" "$here/definitions/images/$1.yaml"; }
-# The driver's build ended in failure; where WORDS are given, with them.
+# The driver's build ended in failure; with WORDS, its status must match them.
 failed() {
     k get driverbuilds -n "$ns" -o json | jq -e --arg image "$1" --arg words "${2:-}" \
         '.items | any(.spec.image == $image and .status.phase == "failed" and (tostring | test($words)))' > /dev/null
 }
 log_of() { cat "$here"/cache-*/logs/"$1"-*.log; }
 
-# Starts one more follower in the pod of the hostile build, as farrier does when a line is cut, and looks whether that build is over.
+# Starts another follower in the hostile build's pod, like farrier after a cut connection, and checks whether the build has
+# ended.
 hostile_is_over() {
     local pod
     for pod in $(k get pods -n "$builds" -l farrier.dev/image=hostile --field-selector status.phase=Running -o name); do
@@ -90,10 +92,10 @@ hostile_is_over() {
 build_definition hostile 1
 with_template hostile hostile ''
 wants "$mark-hostile"
-expect 300 "a build attacks the runner, and looks for ways out" hostile_is_over
+expect 300 "a hostile build attacks the runner and tries to escape" hostile_is_over
 log_of hostile > "$here/hostile.log"
-if grep ' ESCAPED$\|^error: a step got at' "$here/hostile.log" >&2; then expect 0 "it gets at nothing" false; fi
-# attacked TIMES: each time all attacks were tried, those that are named here among them, and denied.
+if grep ' ESCAPED$\|^error: a step got at' "$here/hostile.log" >&2; then expect 0 "no attack succeeds" false; fi
+# attacked TIMES: asserts that every attack, including those named below, was tried this many times and denied.
 attacked() {
     local denied what
     denied="$(grep -c ' denied$' "$here/hostile.log")"
@@ -123,12 +125,12 @@ a follower that begins: write its output
 TEXT
 }
 expect 0 "in each of four places all attacks were tried, and denied" attacked 4
-expect 0 "it tried the other ways out as well" grep -qx 'all was refused' "$here/hostile.log"
-expect 0 "none is found, and it is built" published hostile
-# What it printed as if it were the runner's is output.
-expect 0 "its forged messages are lines of its log" grep -qa 'forged' "$here/hostile.log"
+expect 0 "the build also tried the other escapes" grep -qx 'all was refused' "$here/hostile.log"
+expect 0 "every escape fails, and the image is built" published hostile
+# Output that imitates the runner's messages is still only output.
+expect 0 "the forged messages appear as lines of the log" grep -qa 'forged' "$here/hostile.log"
 
-# Links in the place of what the runner itself opens next.
+# Symbolic links that replace paths which the runner opens next.
 swapped() { build_definition "swapped-$1" 1 && with_template "swapped-$1" swapped "place: $2, link: $3"; }
 swapped workdir workdir /proc/self/root/tmp
 swapped copy copy /proc/self/root/tmp
@@ -137,7 +139,7 @@ swapped current workdir /proc/self/cwd
 for name in workdir copy document current; do wants "$mark-swapped-$name"; done
 for name in workdir copy document current; do
     expect 300 "the runner follows no magic link: $name" failed "swapped-$name" 'symbolic links'
-    expect 0 "and nothing is published" not published "swapped-$name"
+    expect 0 "nothing is published" not published "swapped-$name"
 done
 newest_image() { echo "$registry/$1:$(skopeo list-tags --tls-verify=false "docker://$registry/$1" | jq -r '.Tags[]' | grep -v '^sha256-' | tail -n 1)"; }
 
@@ -145,4 +147,4 @@ newest_image() { echo "$registry/$1:$(skopeo list-tags --tls-verify=false "docke
 as_is=(--kernel "$kernel_a" --os debian --os-version 12 --definitions "$here/definitions" --registry "$registry")
 in_cluster="$(skopeo inspect --tls-verify=false --format '{{.Digest}}' "docker://$(newest_image one)")"
 in_sandbox="$("$farrier" build one "${as_is[@]}" --cache-dir "$here/cache-sandbox" --engine sandbox --push --force -o json | jq -r .digest)"
-[ "$in_cluster" = "$in_sandbox" ] || expect 0 "the digest is that of a sandbox: $in_cluster, $in_sandbox" false
+[ "$in_cluster" = "$in_sandbox" ] || expect 0 "the digest equals a sandbox's: $in_cluster, $in_sandbox" false

@@ -1,16 +1,16 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
-# Another version of a driver on a real kubelet: the user of the device is evicted within its budget and ends, the driver's container
-# starts anew, a Job runs on the node, and the node is given back.
+# Another version of a driver on a real kubelet: the user of the device is evicted within its budget and ends, the driver's
+# container restarts, a Job runs on the node, and the node is uncordoned.
 
-[ -n "$real_node" ] || { say "kubelet-upgrade: left out, because it needs a kubelet (--real-node)"; return 0; }
+[ -n "$real_node" ] || { say "kubelet-upgrade: skipped, because it needs a kubelet (--real-node)"; return 0; }
 components='drain upgrade-checks'
 install_farrier
 publish_crasher
 pinned() { jq -r .pinned "$state/crasher/$1.json"; }
 upgrade="stableFor: 5s, upgrade: {waitFor: {job: smoke}, drain: device-users, deviceResources: [e2e.farrier.dev/*], timeout: 5m}"
 
-# A device that a node has without a plug-in, as the documentation of extended resources has it.
+# Adds a device to a node without a device plug-in, as the documentation of extended resources describes.
 devices() {
     k patch node "$real_node" --subresource status --type json \
         -p "[{\"op\": \"$1\", \"path\": \"/status/capacity/e2e.farrier.dev~1device\", \"value\": \"1\"}]" > /dev/null
@@ -26,7 +26,7 @@ node_is() { k get node "$real_node" -o json | jq -e "$1" > /dev/null; }
 has_state() { node_is ".metadata.labels[\"farrier.dev/upgrade\"] == \"$1\""; }
 runs() { k get pod "$1" -n "$drivers" -o json | jq -e '.status.phase == "Running"' > /dev/null; }
 gone() { not k get pod "$1" -n "$drivers"; }
-# The container's own clock, which no one but the kubelet and its runtime write.
+# Start time of the container, which only the kubelet and its runtime write.
 started() { k get pods -n "$drivers" -l app=solo -o json | jq -r '[.items[].status.containerStatuses[]?.state.running.startedAt] | max // ""'; }
 
 devices add
@@ -65,20 +65,20 @@ YAML
 crasher_definition works "$upgrade"
 add_daemonset solo "$(pinned works)" OnDelete "kubernetes.io/hostname: \"$(real_node_label kubernetes.io/hostname)\""
 expect 120 "the driver runs" driver_runs "$(pinned works)"
-expect 60 "and a user of the device" runs train
+expect 60 "a user of the device runs" runs train
 before="$(started)"
 
 start_farrier one
-steady 10 "nothing is to do" started
+steady 10 "nothing changes" started
 crasher_definition works-too "$upgrade"
-expect 60 "another version: the node is cordoned" has_state cordoned
+expect 60 "after a change of the version the node is cordoned" has_state cordoned
 expect 30 "the budget is respected" grep -q 'may not be evicted now' "$here/farrier-one.log"
-steady 5 "the driver goes on meanwhile" started
+steady 5 "the driver keeps running" started
 k delete pdb train -n "$drivers" > /dev/null
-expect 60 "without the budget the user leaves" gone train
-expect 60 "the driver's container is a new one" driver_runs "$(pinned works-too)"
-[[ "$(started)" > "$before" ]] || expect 0 "it began later" false
+expect 60 "without the budget the user is evicted" gone train
+expect 60 "the driver's container runs the new image" driver_runs "$(pinned works-too)"
+[[ "$(started)" > "$before" ]] || expect 0 "the container restarted" false
 checked() { k get jobs -n "$drivers" -o json | jq -e 'any(.items[]; .status.succeeded == 1)' > /dev/null; }
 expect 60 "the Job ran on the node" checked
-expect 60 "which is given back" has_state uncordoned
-expect 5 "really" node_is '.spec.unschedulable != true'
+expect 60 "the node is uncordoned" has_state uncordoned
+expect 5 "the node is schedulable" node_is '.spec.unschedulable != true'

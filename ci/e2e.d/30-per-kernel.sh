@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
-# Strategy per-kernel: one DaemonSet for each kernel; nodes are handed over one by one.
+# Strategy per-kernel: one DaemonSet per kernel, to which nodes are handed over one by one.
 
 definition "{strategy: per-kernel, namespace: $drivers, daemonSet: fleet, container: driver, stableFor: 2s, deadline: 60s, retireAfter: 1s}"
 add_node n1 "$kernel_a"
@@ -11,15 +11,15 @@ wait_for_vendor() { [ "$(pods_of fleet | grep -c :vendor)" = 3 ]; }
 expect 30 "the vendor's pods run on three nodes" wait_for_vendor
 start_farrier one
 
-# node_pod NODE: the images of the ready driver pods there.
+# node_pod NODE: prints the images of the node's driver pods.
 node_pod() {
     k get pods -n "$drivers" -o json | jq -r --arg n "$run-$scenario-$1" '.items[]
         | select(.spec.nodeName == $n and .metadata.deletionTimestamp == null) | .spec.containers[0].image'
 }
 runs() { [ "$(node_pod "$1")" = "$2" ]; }
 expect 90 "n1 runs kernel A's image, and one pod only" runs n1 "$image_a"
-expect 60 "n2 runs kernel B's" runs n2 "$image_b"
-expect 60 "n3 runs kernel A's" runs n3 "$image_a"
+expect 60 "n2 runs kernel B's image" runs n2 "$image_b"
+expect 60 "n3 runs kernel A's image" runs n3 "$image_a"
 copies() { k get daemonsets -n "$drivers" -l farrier.dev/copy-of=fleet -o name | wc -l; }
 two_copies() { [ "$(copies)" = 2 ]; }
 two_copies || expect 0 "there are two copies" two_copies
@@ -30,17 +30,17 @@ handed_over() {
             | any((.key | startswith("farrier.dev/driver.")) and .value == "handed-over")' > /dev/null || return 1
     done
 }
-expect 10 "all nodes carry the label that hands them over" handed_over
-# At no moment do two DaemonSets select one node.
-expect 5 "the original still has the vendor's image" has_image fleet "$registry/$driver:vendor"
+expect 10 "all nodes carry the handover label" handed_over
+# Two DaemonSets never select the same node.
+expect 5 "the original DaemonSet still has the vendor's image" has_image fleet "$registry/$driver:vendor"
 
 reboot n2 "$kernel_a"
-expect 60 "n2 changes its kernel: kernel A's copy takes it" runs n2 "$image_a"
+expect 60 "after a kernel change n2 belongs to kernel A's copy" runs n2 "$image_a"
 one_copy() { [ "$(copies)" = 1 ]; }
 expect 90 "kernel B's copy is retired after its grace time" one_copy
 all_specs() { k get daemonsets -n "$drivers" -o json | jq -cS '.items[] | [.metadata.name, .metadata.annotations, .spec]'; }
-steady 5 "then nothing is written" all_specs
+steady 5 "nothing more is written" all_specs
 
 as_farrier rollback --cluster kube "$drivers/fleet" > "$here/rollback.txt"
 back() { [ "$(copies)" = 0 ] && runs n1 "$registry/$driver:vendor" && runs n2 "$registry/$driver:vendor"; }
-expect 90 "rollback: no copies, and the original on every node" back
+expect 90 "after a rollback there are no copies, and the original runs on every node" back

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
-# Strategy union: one image holds the modules of every kernel.
+# Strategy union: one image contains the modules of every kernel.
 
 definition "{strategy: union, namespace: $drivers, daemonSet: whole, container: driver, stableFor: 2s, dropAfter: 1s}"
 add_node n1 "$kernel_a"
@@ -11,10 +11,10 @@ ours() { [[ "$(ds_image whole)" == "$registry/$driver@sha256:"* ]]; }
 expect 60 "the DaemonSet gets a union image" ours
 first="$(ds_image whole)"
 k delete pods --all -n "$drivers" --grace-period=0 --force > /dev/null 2>&1
-expect 30 "n1's pod runs it" pod_on whole n1 "$first"
-expect 30 "n2's pod runs it" pod_on whole n2 "$first"
+expect 30 "n1's pod runs the union image" pod_on whole n1 "$first"
+expect 30 "n2's pod runs the union image" pod_on whole n2 "$first"
 
-# kernels_of IMAGE: what the image's manifest says it holds.
+# kernels_of IMAGE: prints the kernels in the annotations of the image's manifest.
 kernels_of() {
     curl --silent --fail -H 'Accept: application/vnd.oci.image.manifest.v1+json' \
         "http://${registry%%/*}/v2/${registry#*/}/$driver/manifests/${1##*@}" |
@@ -22,10 +22,10 @@ kernels_of() {
 }
 reboot n2 "$kernel_b"
 holds_both() { kernels_of "$(ds_image whole)" | grep -qF "$kernel_a" && kernels_of "$(ds_image whole)" | grep -qF "$kernel_b"; }
-expect 60 "n2 has kernel B: the image holds both" holds_both
+expect 60 "n2 has kernel B, and the image contains both kernels" holds_both
 second="$(ds_image whole)"
-expect 60 "n2's pod is restarted with it" pod_on whole n2 "$second"
+expect 60 "n2's pod restarts with the new image" pod_on whole n2 "$second"
 pod_on whole n1 "$first" || expect 0 "n1's pod was not disturbed" pod_on whole n1 "$first"
-# The pods are ready, and that is the last thing to be noted.
-expect 30 "the image is noted as good" noted_good whole
-steady 5 "then nothing is written" ds_spec whole
+# farrier records the outcome last, after the pods are ready.
+expect 30 "the image is recorded as good" noted_good whole
+steady 5 "nothing more is written" ds_spec whole

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
-# The Network Operator's resource for the whole cluster.
+# The Network Operator's cluster-wide resource.
 
 use_kind NicClusterPolicy
 definition "{strategy: custom-resource, resource: $kind, name: $resource}"

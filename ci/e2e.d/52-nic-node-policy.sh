@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
-# The Network Operator's resource for a pool of nodes, which its nodeSelector names: what other nodes run is nothing to it.
+# The Network Operator's resource for the nodes that its nodeSelector selects; other nodes do not matter.
 
 use_kind NicNodePolicy
 definition "{strategy: custom-resource, resource: $kind, name: $resource}"

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
-# The GPU Operator's resource for the whole cluster. Its tags end in the operating system: the image gets a second name.
+# The GPU Operator's cluster-wide resource. Its tags end with the operating system, so the image gets a second tag.
 
 use_kind ClusterPolicy
 also_tagged="{{version}}-{{kernel_label}}-{{os_tag}}"

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
-# The GPU Operator's resource for a pool of nodes, which its nodeSelector names.
+# The GPU Operator's resource for the nodes that its nodeSelector selects.
 
 use_kind NVIDIADriver
 also_tagged="{{version}}-{{kernel_label}}-{{os_tag}}"

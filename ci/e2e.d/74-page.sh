@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
-# What people may do on the page, as the API server says who they are (TokenReview) and what they may write (SubjectAccessReview).
+# Permissions of users on the page: the API server authenticates them (TokenReview) and authorizes them (SubjectAccessReview).
 
 definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s}"
 add_node n1 "$kernel_a"
@@ -11,7 +11,7 @@ k create rolebinding solo -n "$drivers" --role solo --serviceaccount "$drivers:o
 start_farrier one --page-actions
 expect 30 "the image is rolled out" has_image solo "$image_a"
 
-# ask PERSON ADDRESS [CURL-OPTION...]: as a proxy passes it on that adds the person's token.
+# ask PERSON ADDRESS [CURL-OPTION...]: sends a request like a proxy that adds the user's token.
 ask() {
     local token
     token="$(k create token "$1" -n "$drivers" --duration 10m)"
@@ -19,7 +19,7 @@ ask() {
         "http://127.0.0.1:$(cat "$here/farrier-one.port")/$2"
 }
 says() { ask "$1" "$2" | tee "$here/page.txt" | grep -qF -- "$3"; }
-# act WHAT: looks at what would happen, and confirms it.
+# act WHAT: previews an action and confirms it.
 act() {
     local seen
     seen="$(ask operator "do?what=$1&of=$drivers/solo" | sed -n 's/.*name="seen" value="\([0-9a-f]*\)".*/\1/p')"
@@ -28,21 +28,21 @@ act() {
 }
 
 pause="do?what=pause&of=$drivers/solo"
-expect 10 "without its rights farrier lets nobody act" says operator "$pause" "may not create tokenreviews"
+expect 10 "without the permission to review tokens, farrier refuses all actions" says operator "$pause" "may not create tokenreviews"
 sed -e "s/farrier-page/$account-page/" -e "s/name: farrier, namespace: farrier}/name: $account, namespace: $ns}/" \
     "$root/deploy/kustomize/components/page-actions/rbac.yaml" > "$here/page-rbac.yaml"
 k apply --server-side -f "$here/page-rbac.yaml" > /dev/null
 k label -f "$here/page-rbac.yaml" "$run_label=$run" > /dev/null
-expect 30 "who may patch the DaemonSet is shown what would happen" says operator "$pause" "farrier.dev/paused"
-expect 0 "who may not is refused" says viewer "$pause" "$drivers:viewer may not patch $drivers/solo"
-expect 0 "and sees no buttons" not says viewer rollouts.html 'do?what'
+expect 30 "a user who may patch the DaemonSet sees the preview" says operator "$pause" "farrier.dev/paused"
+expect 0 "a user who may not patch the DaemonSet is refused" says viewer "$pause" "$drivers:viewer may not patch $drivers/solo"
+expect 0 "the refused user sees no buttons" not says viewer rollouts.html 'do?what'
 
 expect 0 "the rollout is paused" act pause
 reboot n1 "$kernel_b"
-expect 30 "the page says that it waits" says viewer rollouts.html "it is paused"
-steady 4 "and nothing is written" ds_spec solo
-expect 0 "it goes on" act resume
-expect 30 "the other image follows" has_image solo "$image_b"
-expect 0 "the image before is put back" act put-back
-expect 10 "the DaemonSet has it" has_image solo "$image_a"
-steady 4 "and the running farrier leaves it" has_image solo "$image_a"
+expect 30 "the page shows the paused rollout" says viewer rollouts.html "it is paused"
+steady 4 "nothing is written" ds_spec solo
+expect 0 "the rollout resumes" act resume
+expect 30 "kernel B's image is set" has_image solo "$image_b"
+expect 0 "the rollout is reverted" act put-back
+expect 10 "the DaemonSet has the previous image" has_image solo "$image_a"
+steady 4 "the running farrier keeps the previous image" has_image solo "$image_a"

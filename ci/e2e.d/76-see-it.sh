@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
-# What people ask about a fleet of 5,000 nodes, each question with an answer that names what it is about, in bounded time.
+# Answers to users' questions about a fleet of 5,000 nodes: specific and within a time limit.
 
 fleet=5000
 no_headers=6.1.0-999-amd64
@@ -8,8 +8,8 @@ repository="file://$here/forge.git"
 definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s, upgrade: {canary: 1}}" \
     "{strategy: git, repository: \"$repository\", branch: main, namespace: $drivers, daemonSet: forge, container: driver}"
 
-# Only n1 and n2 have pods: the others are not the script's kubelet's. One of the others in ten runs kernel B, three have a kernel
-# without headers, and one has not been labelled yet.
+# Only n1 and n2 have pods, because the script's kubelet does not run the other nodes. Of those, one in ten runs kernel B, three
+# have a kernel without headers, and one has no labels yet.
 fleet_of_nodes() {
     jq -nc --argjson fleet "$fleet" --arg a "$kernel_a" --arg b "$kernel_b" --arg c "$no_headers" --arg nfd "$nfd" --arg mark "$mark" \
         --arg prefix "$run-$scenario-f" --arg taint "$run_label" --arg run "$run" --arg arch "$(dpkg --print-architecture)" --arg now "$(date -u +%FT%TZ)" '
@@ -25,7 +25,7 @@ fleet_of_nodes() {
                    containerRuntimeVersion: "containerd://1.7.27", machineID: "", systemUUID: "", bootID: "", kubeletVersion: "v1.30.0",
                    kubeProxyVersion: ""}}}'
 }
-# All in one request: one for each takes minutes.
+# Delete all nodes in one request; one request per node takes minutes.
 remove_fleet() { k delete --raw "/api/v1/nodes?labelSelector=$mark" > /dev/null; }
 trap remove_fleet EXIT
 fleet_of_nodes | split --number r/8 - "$here/nodes."
@@ -37,7 +37,7 @@ done
 add_daemonset solo "$registry/$driver:vendor" OnDelete "$mark-pool: solo"
 add_daemonset forge "$registry/$driver:vendor" OnDelete "$mark-pool: solo"
 
-# What the cluster's GitOps tool applies.
+# The repository that the cluster's GitOps tool applies.
 git init --quiet --bare --initial-branch main "$here/forge.git"
 git -c init.defaultBranch=main clone --quiet "$repository" "$here/forge" 2> /dev/null
 k get daemonset forge -n "$drivers" -o json | jq '{apiVersion, kind, metadata: {name: .metadata.name, namespace: .metadata.namespace}, spec}' \
@@ -52,7 +52,8 @@ mkdir -p "$here/bin"
 ln -s "$farrier" "$here/bin/kubectl-farrier"
 PATH="$here/bin:$PATH"
 
-# answers CODE WORDS COMMAND...: it ends with this code within two minutes (the first looks everything up), and says all of the words, which have `;` between them.
+# answers CODE WORDS COMMAND...: asserts that the command ends with CODE within two minutes (the first one fills the cache), and
+# that its output contains all WORDS, which are separated by `;`.
 answers() {
     local code="$1" wanted="$2" began="${EPOCHREALTIME/./}" ended=0 word words
     shift 2
@@ -62,7 +63,7 @@ answers() {
     for word in "${words[@]}"; do
         grep -qF -- "$word" "$here/answer" && [ "$ended" = "$code" ] && continue
         { tail -n 5 "$here/answer.err"; head -c 2000 "$here/answer"; } >&2
-        expect 0 "it ends with $code (not $ended) and says: $word" false
+        expect 0 "the command ends with $code (not $ended) and prints: $word" false
     done
 }
 
@@ -83,7 +84,7 @@ answers 0 "solo" kubectl farrier upgrade plan
 
 "$farrier" ui --no-browser --cache-dir "$here/cache-cli" > "$here/ui.txt" 2> "$here/farrier-ui.log" < /dev/null &
 echo $! > "$here/farrier-ui.pid"
-expect 120 "the page is there" grep -q "^http" "$here/ui.txt"
+expect 120 "the page is served" grep -q "^http" "$here/ui.txt"
 answers 0 "$kernel_b;$no_headers" curl --silent --fail --compressed "$(cat "$here/ui.txt")"
 answers 0 "$last" curl --silent --fail --compressed "$(cat "$here/ui.txt")n/$(printf %s "$last" | sha256sum | cut -c -16).html"
 
@@ -91,5 +92,5 @@ answers 1 "rewrote   DaemonSet $drivers/solo;in $repository, branch main: " "$fa
 expect 0 "the branch has the image" grep -qF "$image_a" <(git -C "$here/forge.git" show main:forge.json)
 git -C "$here/forge" pull --quiet
 k apply -f "$here/forge/forge.json" > /dev/null 2>&1
-expect 0 "the cluster takes it over" has_image forge "$image_a"
+expect 0 "the applied manifest sets the image in the cluster" has_image forge "$image_a"
 answers 1 "in $repository, branch main  already set  $image_a" "$farrier" run --once

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
-# OpenShift's ImageStream in a real API server: the toolkit of a node by its OSTREE_VERSION. The CRD is written from OpenShift's
-# documentation, the toolkit is made of Debian's packages, and so are node and kernel.
+# OpenShift's ImageStream in a real API server, which selects a node's toolkit by its OSTREE_VERSION. The CRD follows
+# OpenShift's documentation; toolkit, node and kernel are made from Debian's packages.
 
 streams=imagestreams.image.openshift.io
 first=416.94.202410151600-0 next=416.94.202412170927-0
@@ -72,11 +72,11 @@ spec:
 YAML
     k wait --for condition=established --timeout 30s "crd/$streams" > /dev/null
 fi
-# OpenShift's own stream stays as it is.
+# An existing OpenShift stream is left unchanged.
 where=openshift
 if k create namespace "$where" > /dev/null 2>&1; then k label namespace "$where" "$run_label=$run" > /dev/null; else where="$drivers"; fi
 
-# image_stream: from standard input the tags of its specification, YAML in flow style.
+# image_stream: applies the ImageStream with the tags on standard input, in YAML flow style.
 image_stream() {
     k apply --server-side --force-conflicts --field-manager e2e -f - > /dev/null <<YAML
 apiVersion: image.openshift.io/v1
@@ -89,7 +89,7 @@ YAML
 # tag NAME REFERENCE
 tag() { echo "{name: \"$1\", from: {kind: DockerImage, name: \"$2\"}, importPolicy: {scheduled: true}, referencePolicy: {type: Source}}"; }
 
-# The toolkit: Debian 12's compiler and kernel A's headers, in one image. Prints its digest.
+# Builds and pushes the toolkit, one image with Debian 12's compiler and kernel A's headers, and prints its digest.
 toolkit="${registry%%/*}/ocp/$run/toolkit"
 push_toolkit() {
     local layout="$here/toolkit" layers='' diff_ids='' layer compiler=''
@@ -115,7 +115,7 @@ push_toolkit() {
     echo "$digest"
 }
 
-# blob TYPE FILE: into the layout; sets $digest and $descriptor.
+# blob TYPE FILE: stores a file in the layout, and sets $digest and $descriptor.
 blob() {
     digest="sha256:$(sha256sum "$2" | cut -d ' ' -f 1)"
     cp "$2" "$here/toolkit/blobs/sha256/${digest#sha256:}"
@@ -142,31 +142,31 @@ add_daemonset solo "$registry/$driver:vendor" RollingUpdate
 planned() { as_farrier plan --cluster kube --registry "$registry" --engine "$engine" -o json || true; }
 skipped() { planned | jq -r '.skipped[].why.message' | grep -F "$1"; }
 why() { { as_farrier why "node/$run-$scenario-n1" --cluster kube --registry "$registry" --engine "$engine" || true; } | grep -F "$1"; }
-expect 30 "without an ImageStream, that is the reason" skipped "the cluster has no ImageStream $where/driver-toolkit"
+expect 30 "the plan names the missing ImageStream" skipped "the cluster has no ImageStream $where/driver-toolkit"
 tag "$next" "quay.io/openshift-release-dev/ocp-v4.0-art-dev@sha256:$(printf '%064d' 1)" | image_stream
-expect 30 "the ImageStream lacks the node's version, and the plan says so" skipped "ImageStream $where/driver-toolkit has no tag $first"
-expect 30 "farrier why says it of the node" why "has no tag $first"
+expect 30 "the plan names the version that the ImageStream lacks" skipped "ImageStream $where/driver-toolkit has no tag $first"
+expect 30 "farrier why names the version, too" why "has no tag $first"
 
 push_toolkit > "$here/digest"
 digest="$(cat "$here/digest")"
 tag "$first" "quay.io/openshift-release-dev/ocp-v4.0-art-dev@$digest" | image_stream
 toolchain() { planned | jq -e --arg image "$toolkit@$1" '.builds | length == 1 and .[0].cell.toolchain == $image'; }
-expect 30 "with the version, the plan builds with that toolkit" toolchain "$digest"
+expect 30 "with the version, the plan uses its toolkit" toolchain "$digest"
 
-# A tag whose specification names no digest has that of what was imported, which OpenShift's controller writes down.
+# For a tag without a digest in its specification, the imported image's digest counts, which OpenShift's controller records.
 imported() {
     jq -n --arg tag "$first" --arg image "$1" '{status: {dockerImageRepository: "", tags: [{tag: $tag, items: [{created: "2026-01-01T00:00:00Z",
         dockerImageReference: ("quay.io/openshift/toolkit@" + $image), image: $image, generation: 2}]}]}}' |
         k patch "$streams" driver-toolkit -n "$where" --subresource status --type merge --patch-file /dev/stdin > /dev/null
 }
 tag "$first" quay.io/openshift/toolkit:first | image_stream
-expect 30 "a tag without a digest that was not imported is none" skipped "has no tag $first"
+expect 30 "a tag without a digest and without an import does not count" skipped "has no tag $first"
 other="sha256:$(printf '%064d' 2)"
 imported "$other"
-expect 30 "what was imported under it is the toolkit" toolchain "$other"
+expect 30 "the imported image is the toolkit" toolchain "$other"
 imported "$digest"
 start_farrier one
-expect 300 "the driver is built with it, and the DaemonSet has its image" ours_is_set
-k get secrets -n "$where" --as "system:serviceaccount:$ns:$account" > /dev/null 2>&1 && expect 0 "farrier reads nothing else there" false
+expect 300 "the driver is built with the toolkit, and the DaemonSet has its image" ours_is_set
+k get secrets -n "$where" --as "system:serviceaccount:$ns:$account" > /dev/null 2>&1 && expect 0 "farrier may read no Secrets there" false
 cannot_list() { ! k get "$streams" -n "$where" --as "system:serviceaccount:$ns:$account" > /dev/null 2>&1; }
-expect 5 "and may read no other ImageStream" cannot_list
+expect 5 "farrier may not list ImageStreams" cannot_list

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
-# Labels of many nodes change all the time. A DaemonSet whose own nodes do not change is not kept waiting by that.
+# Labels of many nodes change continuously. A DaemonSet whose own nodes do not change must not be delayed.
 
 definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s}"
 for name in n1 n2 n3 n4; do add_node "$name" "$kernel_a"; done
@@ -25,11 +25,11 @@ for kernel in "$kernel_b" "$kernel_a" "$kernel_b"; do
     image="$image_a"
     if [ "$kernel" = "$kernel_b" ]; then image="$image_b"; fi
     reboot n1 "$kernel"
-    expect 6 "while others change, n1's new kernel gets its image at once" has_image solo "$image"
+    expect 6 "n1's new kernel gets its image promptly while other nodes change" has_image solo "$image"
 done
 alive_churn() { kill -0 "$churning"; }
-expect 0 "they did change all the time" alive_churn
+expect 0 "the other nodes changed all the time" alive_churn
 kill "$churning"
-# Warnings are for what a person has to see to.
+# Warnings are reserved for problems that need a user's attention.
 warnings="$(grep -c '"level":"WARN"' "$here/farrier-one.log" || true)"
-[ "$warnings" -le 3 ] || expect 0 "no warning for each change: $warnings" false
+[ "$warnings" -le 3 ] || expect 0 "few warnings despite the changes: $warnings" false

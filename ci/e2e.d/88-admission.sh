@@ -1,9 +1,10 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
-# Whoever has farrier's ServiceAccount can write what farrier writes, and nothing else: the API server refuses it by the
-# ValidatingAdmissionPolicies of deploy/. Every write here is a dry run of the server, which asks admission all the same.
+# farrier's ServiceAccount can only make farrier's own writes: deploy/'s ValidatingAdmissionPolicies make the API server refuse
+# others.
+# Every write here is a server-side dry run, which admission policies check as well.
 
-# The Jobs of checks and forecasts, too: without these components all of them are refused.
+# Install the components for the Jobs of checks and forecasts; without the components all of these Jobs are refused.
 components='upgrade-checks upgrade-forecasts'
 install_farrier
 vendor=vendor.example/driver:1
@@ -14,9 +15,9 @@ make_resource "{nodeSelector: {$mark: 'true'}, ofedDriver: {repository: vendor.e
 node="$run-$scenario-n1"
 
 as_account() { kubectl --kubeconfig "$here/kubeconfig" "$@" --dry-run=server -o name; }
-# patch KIND NAME JSON: a merge patch.
+# patch KIND NAME JSON: applies a merge patch.
 patch() { as_account patch "$1" "$2" -n "$drivers" --type merge -p "$3"; }
-# The attempt is refused, in these words.
+# Asserts that the attempt is refused with a message that contains these words.
 says() {
     local words="$1"
     shift
@@ -27,11 +28,11 @@ allowed() { expect 0 "allowed: $1" "${@:2}"; }
 container() { echo "{\"spec\":{\"template\":{\"spec\":{\"containers\":[{\"name\":\"driver\",\"image\":\"$1\"${2:-}}]}}}}"; }
 record() { echo "{\"metadata\":{\"annotations\":{\"farrier.dev/record\":$(jq -n --arg text "$1" '$text')}}}"; }
 
-# A policy takes the API server some seconds.
-wait=30 refused "a label of others on a node" "only labels below farrier.dev/" patch node "$node" '{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}'
-refused "an annotation of others" "only annotations below farrier.dev/" patch node "$node" '{"metadata":{"annotations":{"x.example/y":"1"}}}'
+# The API server needs some seconds to enforce a new policy.
+wait=30 refused "a foreign label on a node" "only labels below farrier.dev/" patch node "$node" '{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}'
+refused "a foreign annotation" "only annotations below farrier.dev/" patch node "$node" '{"metadata":{"annotations":{"x.example/y":"1"}}}'
 refused "a taint" "nothing of a node but labels and annotations" patch node "$node" '{"spec":{"taints":null}}'
-refused "a cordon, where farrier does not drain" "its cordon where it may drain" patch node "$node" '{"spec":{"unschedulable":true}}'
+refused "a cordon where farrier does not drain" "its cordon where it may drain" patch node "$node" '{"spec":{"unschedulable":true}}'
 allowed "farrier's own marks" patch node "$node" '{"metadata":{"labels":{"farrier.dev/ready-for":"k"},"annotations":{"farrier.dev/ready-for":"k"}}}'
 
 wait=30 refused "another registry's image" "images of its own registry" patch ds solo "$(container evil.example/root@sha256:0)"
@@ -45,7 +46,7 @@ refused "the host's processes" "nothing of a DaemonSet but images" patch ds solo
 refused "another update strategy" "nothing of a DaemonSet but images" patch ds solo '{"spec":{"updateStrategy":{"type":"RollingUpdate"}}}'
 refused "a label of a pod" "nothing of a DaemonSet but images" patch ds solo '{"spec":{"template":{"metadata":{"labels":{"x":"y"}}}}}'
 refused "a label of a DaemonSet" "only annotations below farrier.dev/" patch ds solo '{"metadata":{"labels":{"x":"y"}}}'
-refused "the name of a copy" "makes no DaemonSet of others a copy" patch ds solo '{"metadata":{"labels":{"farrier.dev/copy-of":"fleet"}}}'
+refused "turning another DaemonSet into a copy" "makes no DaemonSet of others a copy" patch ds solo '{"metadata":{"labels":{"farrier.dev/copy-of":"fleet"}}}'
 
 # affinity TERMS
 affinity() {
@@ -56,26 +57,26 @@ allowed "a fence" patch ds solo "$(affinity "[{\"matchExpressions\":[$fence]}]")
 refused "other nodes" "nothing of an affinity" patch ds solo "$(affinity "[{\"matchExpressions\":[$zone]}]")"
 k patch ds fleet -n "$drivers" --type merge -p "$(affinity "[{\"matchExpressions\":[$zone]}]")" > /dev/null
 allowed "a fence beside a requirement" patch ds fleet "$(affinity "[{\"matchExpressions\":[$zone,$fence]}]")"
-refused "a fence as a way around it" "nothing of an affinity" patch ds fleet "$(affinity "[{\"matchExpressions\":[$zone]},{\"matchExpressions\":[$fence]}]")"
+refused "hiding other nodes behind a fence" "nothing of an affinity" patch ds fleet "$(affinity "[{\"matchExpressions\":[$zone]},{\"matchExpressions\":[$fence]}]")"
 
-# What was replaced may be put back; the record is not a way to name another image.
-allowed "a record of what is there" patch ds solo "$(record "{\"driver\":{\"set\":\"$image_a\",\"replaced\":\"$vendor\"}}")"
-refused "a record of what was never there" "names as replaced what was there" patch ds solo "$(record '{"driver":{"set":"x","replaced":"evil.example/root:1"}}')"
+# A replaced image may be restored, but a record cannot introduce another image.
+allowed "a record of the current image" patch ds solo "$(record "{\"driver\":{\"set\":\"$image_a\",\"replaced\":\"$vendor\"}}")"
+refused "a record of an image that was never set" "names as replaced what was there" patch ds solo "$(record '{"driver":{"set":"x","replaced":"evil.example/root:1"}}')"
 k patch ds solo -n "$drivers" --type merge -p "$(record "{\"driver\":{\"set\":\"$image_a\",\"replaced\":\"vendor.example/old:1\",\"why\":\"\\\"replaced\\\":\\\"evil.example/root:1\\\"\"}}")" > /dev/null
-allowed "what was replaced" patch ds solo "$(container vendor.example/old:1)"
-refused "what a pod says" "images of its own registry" patch ds solo "$(container evil.example/root:1)"
-# Where it ends one name and begins the next.
+allowed "the replaced image" patch ds solo "$(container vendor.example/old:1)"
+refused "an image from a pod's message" "images of its own registry" patch ds solo "$(container evil.example/root:1)"
+# An attempt to merge two names in a record.
 k patch ds solo -n "$drivers" --type merge -p "$(record '"replaced":"replaced":"evil.example/root:1"')" > /dev/null
 refused "an image between two names" "images of its own registry" patch ds solo "$(container evil.example/root:1)"
 
-# A driver as they are, which is fenced off and stays off some nodes. `fleet` is one of the originals that the installation names.
+# A realistic driver that is fenced off and avoids some nodes. `fleet` is one of the originals that the installation names.
 k patch ds fleet -n "$drivers" --type merge -p "$(affinity "[{\"matchExpressions\":[$zone,$fence]}]")" > /dev/null
 k patch ds fleet -n "$drivers" --type merge -p '{"spec": {"template": {"metadata": {"annotations": {"site.example/a": "b"}}, "spec": {
     "serviceAccountName": "driver", "hostPID": true, "volumes": [{"name": "modules", "hostPath": {"path": "/lib/modules"}}],
     "initContainers": [{"name": "first", "image": "'"$image_a"'"}],
     "containers": [{"name": "driver", "image": "'"$vendor"'", "command": ["driver"], "securityContext": {"privileged": true},
         "volumeMounts": [{"name": "modules", "mountPath": "/lib/modules"}]}]}}}}' > /dev/null
-# copy_of_fleet [FILTER]: a DaemonSet, as farrier makes one of `fleet` and a filter of jq changes it.
+# copy_of_fleet [FILTER]: prints a DaemonSet as farrier copies it from `fleet`, modified by a jq filter.
 copy_of_fleet() {
     k get ds fleet -n "$drivers" -o json | jq --arg image "$image_a" --arg driver "$image_b" '.metadata as $fleet | {apiVersion, kind,
         metadata: {name: "made", namespace: .metadata.namespace, labels: {"farrier.dev/copy-of": "fleet"},
@@ -116,15 +117,15 @@ a_zone_more nodes_of_its_original's_only .affinity.nodeAffinity.requiredDuringSc
 a_way_around_the_zone nodes_of_its_original's_only .affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms += [{matchExpressions: [{key: "farrier.dev/x", operator: "DoesNotExist"}]}]
 no_affinity nodes_of_its_original's_only del(.affinity)
 TEXT
-refused "a copy with another annotation of its pods" "original's annotations and labels" copy '.spec.template.metadata.annotations["x.example/y"] = "1"'
-refused "a copy with another label of its pods" "original's annotations and labels" copy '.spec.template.metadata.labels["app.example/y"] = "1"'
-# A copy that is there. Its original changed since: what the copy has stays, what it gets is the original's.
+refused "a copy with another annotation on its pods" "original's annotations and labels" copy '.spec.template.metadata.annotations["x.example/y"] = "1"'
+refused "a copy with another label on its pods" "original's annotations and labels" copy '.spec.template.metadata.labels["app.example/y"] = "1"'
+# An existing copy whose original has changed: the copy may keep its fields, and may only take new values from the original.
 copy_of_fleet | k create -f - > /dev/null
 k patch ds fleet -n "$drivers" --type merge -p '{"spec": {"template": {"spec": {"hostPID": false}}}}' > /dev/null
 wait=10 allowed "an annotation of a copy whose original changed" patch ds made '{"metadata":{"annotations":{"farrier.dev/rollout":"{}"}}}'
-refused "the host's network for a copy that is there" "original's volumes" patch ds made '{"spec":{"template":{"spec":{"hostNetwork":true}}}}'
-refused "a command for a copy that is there" "original's containers" patch ds made "$(container "$image_b" ', "command": ["sh"]')"
-allowed "what the original has by now" patch ds made '{"spec":{"template":{"spec":{"hostPID":false}}}}'
+refused "the host's network for an existing copy" "original's volumes" patch ds made '{"spec":{"template":{"spec":{"hostNetwork":true}}}}'
+refused "a command for an existing copy" "original's containers" patch ds made "$(container "$image_b" ', "command": ["sh"]')"
+allowed "the original's current value" patch ds made '{"spec":{"template":{"spec":{"hostPID":false}}}}'
 allowed "the end of a copy" as_account delete ds made -n "$drivers"
 k delete ds made -n "$drivers" > /dev/null
 refused "the end of a DaemonSet" "no DaemonSets but its copies" as_account delete ds fleet -n "$drivers"
@@ -136,7 +137,7 @@ refused "an annotation of others on it" "only annotations below farrier.dev/" pa
 refused "another version of the vendor's" "repositories of its own registry" patch "$plural" "$resource" '{"spec":{"ofedDriver":{"version":"24"}}}'
 allowed "its driver" patch "$plural" "$resource" "{\"spec\":{\"ofedDriver\":{\"repository\":\"$registry\",\"image\":\"$driver\",\"version\":\"1\",\"forcePrecompiled\":true}}}"
 
-# build [FILTER]: the Job of a build, as farrier makes it and a filter of jq changes it.
+# build [FILTER]: prints a build's Job as farrier creates it, modified by a jq filter.
 build="$registry/builds@sha256:$(printf '0%.0s' {1..64})"
 build() {
     jq -n --arg image "$build" '{apiVersion: "batch/v1", kind: "Job",
@@ -200,13 +201,13 @@ spec:
   securityContext: {runAsNonRoot: true, runAsUser: 65532, seccompProfile: {type: RuntimeDefault}}
   containers: [{name: build, image: "$vendor", securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}}]
 YAML
-refused "a pod that is not restricted, whoever makes it" "violates PodSecurity" k run alone --image "$vendor" -n "$builds" --dry-run=server
-# Without a dry run, which exec does not have. No node is the pod's: what is allowed ends there.
+refused "an unrestricted pod, whoever creates it" "violates PodSecurity" k run alone --image "$vendor" -n "$builds" --dry-run=server
+# exec supports no dry run. The pod has no node, so an allowed exec fails there.
 exec_as_account() { kubectl --kubeconfig "$here/kubeconfig" exec others -n "$builds" -- "$@"; }
 wait=30 refused "a shell in a pod" "nothing in a pod but the runner's follow" exec_as_account sh -c id
-refused "output of a build, by nothing but the pod" "does not have a host assigned" exec_as_account /.farrier/runner follow 0
+refused "output of a build, only by the pod's missing node" "does not have a host assigned" exec_as_account /.farrier/runner follow 0
 
-# check NAME [FILTER]: the Job of a check, as farrier makes it of a site's CronJob and a filter of jq changes its pod.
+# check NAME [FILTER]: prints a check's Job as farrier creates it from a site's CronJob, with its pod modified by a jq filter.
 check() {
     jq -n --arg name "$1" --arg namespace "$drivers" --arg node "$node" '{apiVersion: "batch/v1", kind: "Job",
         metadata: {name: $name, namespace: $namespace, labels: {"farrier.dev/upgrade-check": ""}},
@@ -265,7 +266,7 @@ a_token no_token .automountServiceAccountToken = true
 another_account no_account .serviceAccountName = "farrier"
 TEXT
 
-# Namespaces that were not named: RBAC ends there.
+# Namespaces that the installation does not name are out of reach because of RBAC.
 k create -f - > /dev/null <<YAML
 apiVersion: apps/v1
 kind: DaemonSet
@@ -276,13 +277,13 @@ spec:
     metadata: {labels: {app: elsewhere}}
     spec: {nodeSelector: {$mark: none}, containers: [{name: driver, image: "$vendor"}]}
 YAML
-# What RBAC gives nobody is not even asked of the policies.
-refused "the end of a node" "cannot delete" as_account delete node "$node"
-refused "the end of an operator's resource" "cannot delete" as_account delete "$plural.$group" "$resource"
+# RBAC refuses these writes before the policies are evaluated.
+refused "the deletion of a node" "cannot delete" as_account delete node "$node"
+refused "the deletion of an operator's resource" "cannot delete" as_account delete "$plural.$group" "$resource"
 refused "a DaemonSet of another namespace" "cannot patch" as_account patch ds elsewhere -n "$ns" --type merge -p "$(container "$image_a")"
 
-# Others are not bound by it, and without the policies RBAC alone lets all of it pass.
-expect 0 "an administrator writes as before" k patch ds solo -n "$drivers" --type merge --dry-run=server -o name -p "$(container evil.example/root:1)"
+# The policies do not restrict other users. Without the policies, RBAC alone would allow all of these writes.
+expect 0 "an administrator is not restricted" k patch ds solo -n "$drivers" --type merge --dry-run=server -o name -p "$(container evil.example/root:1)"
 k delete validatingadmissionpolicybindings -l "$run_label=$run" > /dev/null
-expect 30 "without the policies another registry's image passes: they are what refused it" patch ds solo "$(container evil.example/root:1)"
+expect 30 "without the policies another registry's image is allowed" patch ds solo "$(container evil.example/root:1)"
 k delete "$plural.$group" "$resource" > /dev/null

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
-# Faults that must come out well.
+# Faults from which farrier must recover.
 
 definition "{strategy: per-kernel, namespace: $drivers, daemonSet: doomed, container: driver, stableFor: 2s, deadline: 60s}" \
     "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s}"
@@ -10,14 +10,14 @@ add_daemonset solo "$registry/$driver:vendor" OnDelete
 start_farrier one
 copies() { k get daemonsets -n "$drivers" -l farrier.dev/copy-of=doomed -o name | wc -l; }
 one_copy() { [ "$(copies)" = 1 ]; }
-expect 60 "a copy for kernel A is made" one_copy
+expect 60 "a copy for kernel A is created" one_copy
 k delete daemonset doomed -n "$drivers" --wait=false > /dev/null
 no_copy() { [ "$(copies)" = 0 ]; }
-expect 60 "its original is deleted: the copies go with it" no_copy
-steady 6 "and are not made again" copies
+expect 60 "deleting the original deletes its copies" no_copy
+steady 6 "the copies are not recreated" copies
 
 expect 30 "kernel A's image is set" has_image solo "$image_a"
-# The registry loses the tag; the image is found missing, and published again.
+# The registry loses the tag; farrier detects the missing image and publishes it again.
 tag="$(jq -r .reference "$state/build-$kernel_a.json")"
 manifest() {
     curl --silent --fail --output /dev/null --head -H 'Accept: application/vnd.oci.image.manifest.v1+json' \
@@ -25,23 +25,23 @@ manifest() {
 }
 curl --silent --fail -X DELETE "http://${registry%%/*}/v2/${registry#*/}/$driver/manifests/${image_a##*@}"
 if manifest "${tag##*:}"; then expect 0 "the registry has lost the tag" false; fi
-expect 240 "a tag that the registry lost is there again" manifest "${tag##*:}"
+expect 240 "the lost tag is published again" manifest "${tag##*:}"
 find_images
-expect 30 "and the DaemonSet has the image that is there" has_image solo "$image_a"
+expect 30 "the DaemonSet has the published image" has_image solo "$image_a"
 
-# A node that flaps between two kernels.
+# A node that alternates between two kernels.
 for _ in 1 2 3 4 5 6 7 8 9 10; do
     reboot n1 "$kernel_b"
     reboot n1 "$kernel_a"
 done
-expect 30 "after flapping the image is that of the kernel that stayed" has_image solo "$image_a"
+expect 30 "after flapping the DaemonSet has the final kernel's image" has_image solo "$image_a"
 
-# A right is taken away: farrier names it and goes on.
+# A permission is removed: farrier names the permission and keeps running.
 k get rolebinding "farrier-rollout-$run-$scenario" -n "$drivers" -o json | jq 'del(.metadata.resourceVersion, .metadata.uid)' > "$here/binding.json"
 k delete rolebinding "farrier-rollout-$run-$scenario" -n "$drivers" > /dev/null
 reboot n1 "$kernel_b"
 names_rule() { grep -qE 'daemonsets.*(verbs|patch)|patch.*daemonsets' "$here/farrier-one.log"; }
-expect 30 "the log names the missing right" names_rule
-expect 5 "farrier goes on" get one healthz
+expect 30 "the log names the missing permission" names_rule
+expect 5 "farrier is still healthy" get one healthz
 k create -f "$here/binding.json" > /dev/null
-expect 120 "with the right back, the image follows" has_image solo "$image_b"
+expect 120 "with the permission restored, the image follows" has_image solo "$image_b"

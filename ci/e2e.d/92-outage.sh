@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
-# The API server cannot be reached while an image is built: the build needs none, and goes on. When the API server is back the
-# image is rolled out, and was built once. farrier reaches it through a proxy, which is what goes away.
+# The API server becomes unreachable during a build, which does not need it and continues. After the outage farrier rolls the
+# image out without building it again. farrier reaches the API server through a proxy, which the scenario stops.
 
 proxy_port="$(free_port)"
 server="$(k config view --raw --minify -o jsonpath='{.clusters[0].cluster.server}')"
@@ -10,7 +10,7 @@ address="${server#*://}" address="${address%%/*}"
 start_proxy() {
     python3 "$root/ci/e2e.d/proxy.py" "$proxy_port" "$address" "$here" > "$here/proxy.log" 2>&1 &
     echo $! > "$here/farrier-proxy.pid"
-    expect 10 "the way to the API server is open" listens
+    expect 10 "the proxy to the API server is up" listens
 }
 listens() { (: < "/dev/tcp/127.0.0.1/$proxy_port") 2> /dev/null; }
 start_proxy
@@ -18,7 +18,7 @@ cluster="$(KUBECONFIG="$here/kubeconfig" kubectl config view -o jsonpath='{.clus
 KUBECONFIG="$here/kubeconfig" kubectl config set-cluster "$cluster" --server "https://127.0.0.1:$proxy_port" \
     --tls-server-name "${address%:*}" > /dev/null
 
-# Tags of its own, so that there is something to build, and a step that takes its time.
+# A separate tag pattern, so that there is something to build, and a step that takes a while.
 tagged="{{version}}-outage-{{kernel_label}}"
 definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s}"
 mkdir -p "$here/definitions/templates"
@@ -33,10 +33,10 @@ expect 60 "the image is being built" building
 stop "$here/farrier-proxy.pid"
 builds() { grep -c 'build starts' "$here/farrier-one.log" || true; }
 first="$(builds)"
-expect 10 "the way to the API server is closed" not listens
-# Longer than a lease lasts, and than the build takes.
+expect 10 "the proxy to the API server is down" not listens
+# Longer than a lease and than the build.
 sleep 35
-expect 0 "it goes on" alive "$here/farrier-one.pid"
+expect 0 "farrier keeps running" alive "$here/farrier-one.pid"
 start_proxy
-expect 90 "the API server is back: the image is set" ours_is_set
-[ "$(builds)" = "$first" ] || expect 0 "it was built once: $first, then $(builds)" false
+expect 90 "after the outage the image is set" ours_is_set
+[ "$(builds)" = "$first" ] || expect 0 "the image was built once: $first, then $(builds)" false

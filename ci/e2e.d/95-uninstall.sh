@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
-# farrier is taken away, as docs/deploy.md says: all that it has set is put back, without its definitions, and nothing of it
-# stays but annotations.
+# Uninstalls farrier as described in docs/deploy.md: everything that farrier set is restored without its definitions, and only
+# annotations remain.
 
 use_kind NicNodePolicy
 definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s}" \
@@ -20,14 +20,14 @@ all_set() {
 expect 120 "DaemonSets of three strategies and a resource are rolled out" all_set
 vendors_run() { [ "$(k get pods -n "$drivers" -o json | jq '[.items[] | select(.metadata.deletionTimestamp == null)
     | .spec.containers[0].image | select(endswith(":vendor"))] | length')" = 3 ]; }
-# Records of DaemonSets that are not this run's.
+# Succeeds if DaemonSets outside this run have records.
 foreign_records() {
     k get daemonsets -A -o json | jq -e --arg ours "farrier-$run-" '.items | any(.metadata.annotations["farrier.dev/record"]
         and (.metadata.namespace | startswith($ours) | not))' > /dev/null
 }
 stop "$here/farrier-one.pid"
 
-# The definitions may have gone before: the records on the objects decide.
+# The definitions may already be gone: a rollback only uses the records on the objects.
 mkdir -p "$here/nothing/images"
 take_back() { KUBECONFIG="$kubeconfig" "$farrier" rollback --cluster kube --definitions "$here/nothing" --cache-dir "$here/cache-cli" "$@"; }
 take_back --dry-run > "$here/dry-run.txt"
@@ -36,7 +36,7 @@ for object in "$drivers/solo" "$drivers/fleet" "$drivers/whole" "$kind/$resource
     grep -qF "$object " "$here/dry-run.txt" || expect 0 "the dry run names $object" false
 done
 expect 0 "a dry run changes nothing" all_set
-# Where another farrier has set things, too, ours are named.
+# If another farrier has set objects as well, name this run's objects.
 ours=()
 if foreign_records; then ours=("$drivers/solo" "$drivers/fleet" "$drivers/whole" "$kind/$resource"); fi
 take_back "${ours[@]}" > "$here/rollback.txt"
@@ -47,13 +47,13 @@ all_back() {
         [ -z "$(k get daemonsets -n "$drivers" -l farrier.dev/copy-of -o name)" ] &&
         not grep -q handed-over <(k get node "$run-$scenario-n1" -o json)
 }
-expect 20 "everything is as it was before" all_back
-expect 40 "and the vendor's pods run again" vendors_run
-# What kustomize made goes with it; the CRD stays here for the other scenarios.
+expect 20 "everything is restored" all_back
+expect 40 "the vendor's pods run again" vendors_run
+# Delete everything that kustomize created, except the CRD, which the other scenarios need.
 awk 'BEGIN { RS = "---\n"; ORS = "---\n" } !/kind: CustomResourceDefinition/' "$here/objects.yaml" |
     k delete -f - --ignore-not-found --wait=false > /dev/null
 gone() {
     not k get namespace "$ns" && not grep -q -- "-$scenario\$" <(k get clusterroles,clusterrolebindings -l "$run_label=$run" -o name)
 }
-expect 60 "nothing of farrier is left" gone
+expect 60 "nothing of farrier is left in the cluster" gone
 k delete "$plural.$group" "$resource" > /dev/null

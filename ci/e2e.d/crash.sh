@@ -1,13 +1,13 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # variables for the scenarios, and of ci/e2e.d/lib.sh
-# A driver that works and one that crashes, for the scenarios on crashes. Sourced by ci/e2e.d/lib.sh.
+# A working driver and a crashing driver, for the scenarios about crashes. Sourced by ci/e2e.d/lib.sh.
 #
-# On a node of the script's own they are two kernels' images, and the script's kubelet says how they do. With --real-node
-# they are versions of an image without a module, whose containers run, or end by themselves, on that node.
+# On the script's own nodes these are two kernels' images, and the script's kubelet simulates their state. With --real-node they
+# are versions of an image without a module, whose containers run or end on that node.
 
 crash_words="no such device"
 
-# start_crashing_driver WATCH: the DaemonSet `solo` runs $good, and farrier watches it.
+# start_crashing_driver WATCH: makes the DaemonSet `solo` run $good under farrier's control.
 start_crashing_driver() {
     local watch="$1" selector
     if [ -n "$real_node" ]; then
@@ -27,7 +27,7 @@ start_crashing_driver() {
     start_farrier one
 }
 
-# crash_after SECONDS: farrier has another image from now on, $bad, which crashes so long after each start.
+# crash_after SECONDS: gives farrier another image, $bad, which crashes SECONDS after each start.
 crash_after() {
     if [ -n "$real_node" ]; then
         crasher_definition "crashes-after-$1" "$crash_watch"
@@ -44,7 +44,7 @@ restarted() {
 }
 driver_runs() { pods_of solo | grep -qF " $1"; }
 
-# What the pod said last stands in the record, in the plan and in an event.
+# The record, the plan and an Event contain the pod's termination message.
 record_tells() {
     k get daemonset solo -n "$drivers" -o json | jq -e --arg words "$crash_words" '.metadata.annotations["farrier.dev/record"]
         | fromjson | .driver | .state == "failed" and (.why | contains("exit code 3") and contains($words))'
@@ -61,7 +61,7 @@ never_good() { not grep -q '"state":"good"' <(k get daemonset solo -n "$drivers"
 
 real_node_label() { k get node "$real_node" -o json | jq -er --arg key "$1" '.metadata.labels[$key]'; }
 
-# The images for the real node's kernel, once for all scenarios. Nothing is compiled, so its header set may be an empty one.
+# Publishes the images for the real node's kernel, once for all scenarios. Nothing is compiled, so an empty header set suffices.
 publish_crasher() {
     local dir="$state/crasher" release version after
     [ ! -e "$dir/published" ] || return 0
@@ -96,7 +96,7 @@ spec:
   nodes: {matchLabels: {kubernetes.io/hostname: "$(real_node_label kubernetes.io/hostname)"}}
   modules: []
   runtime:
-    # The same as the other driver's.
+    # The same base as the other driver's.
     base: {bootstrap: {suite: bookworm, include: [kmod]}}
     entrypoint:
       - sh
@@ -108,7 +108,7 @@ YAML
         "$farrier" build crasher --kernel "$release" --os "$(real_node_label "$nfd/system-os_release.ID")" \
             --os-version "$(real_node_label "$nfd/system-os_release.VERSION_ID")" \
             --arch "$(real_node_label kubernetes.io/arch)" --definitions "$dir" --engine "$engine" --registry "$registry" \
-            --push -o json > "$dir/$version.json" || expect 0 "an image for $real_node is built" false
+            --push -o json > "$dir/$version.json" || expect 0 "build an image for $real_node" false
         cp "$dir/images/crasher.yaml" "$dir/$version.yaml"
     done
     : > "$dir/published"

@@ -1,13 +1,14 @@
-# What the script's kubelet does next with each pod of its nodes: lines of action, pod and value, between tabs.
-# $prefix is what the names of its nodes begin with; $fates says how images do that do not simply work:
-# {"sha256:...": {"never": WORDS}} never gets ready, {"sha256:...": {"after": SECONDS, "words": WORDS}} crashes so long
-# after each start. A container without a readiness probe is ready from each start to its end; its first restart comes at
-# once, further ones after 10 s, 20 s, 40 s: the states of a real kubelet (1.36), in its order.
+# Prints what the script's kubelet does next with each pod of its nodes: lines of action, pod and value, separated by tabs.
+# $prefix is the prefix of the nodes' names. $fates describes images that do not simply work:
+# {"sha256:...": {"never": WORDS}} never becomes ready;
+# {"sha256:...": {"after": SECONDS, "words": WORDS}} crashes SECONDS after each start.
+# A container without a readiness probe is ready from each start to its end. Its first restart is immediate, and further ones
+# follow after 10 s, 20 s, 40 s. States and their order match a real kubelet (1.36).
 
 def text: now | floor | todate;
 def age: now - fromdateiso8601;
 
-# The whole status of a pod whose one container stands like this.
+# Returns the complete status of a pod with one container in this state.
 def status($ready; $restarts; $state; $last):
     .spec.containers[0] as $container
     | (if $ready then "True" else "False" end) as $held

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
-# The kubelet of the script's own nodes, and their scheduler where there is none. Sourced by ci/e2e.d/lib.sh.
+# The kubelet of the script's own nodes, and their scheduler if the cluster has none. Sourced by ci/e2e.d/lib.sh.
 #
-# It says that its nodes are alive, binds their pods, says how their containers do (kubelet.jq), and that they have ended
-# when they are deleted. Pods of other nodes are not its business.
+# It keeps its nodes alive, binds their pods, reports their containers' state (kubelet.jq), and ends deleted pods. It ignores
+# pods of other nodes.
 
 kubelet() {
     local fates todo name value beat=-10
@@ -28,7 +28,7 @@ kubelet() {
     done
 }
 
-# Without it a node is not ready after 50 seconds, and its pods are not either.
+# Without a heartbeat, a node and its pods become unready after 50 seconds.
 heartbeat() {
     local node
     for node in $(k get nodes -l "$mark,$run_label=$run" -o name); do
@@ -43,7 +43,7 @@ bind_pod() {
         k create --raw "/api/v1/namespaces/$drivers/pods/$1/binding" -f - > /dev/null
 }
 
-# Its command line names the state directory, by which `stop` knows it.
+# The command line contains the state directory, by which `stop` recognizes the process.
 start_kubelet() {
     export -f kubelet heartbeat bind_pod k
     export drivers here kubeconfig mark root run run_label scenario
@@ -51,12 +51,12 @@ start_kubelet() {
     echo $! > "$here/kubelet.pid"
 }
 
-# set_fate IMAGE FATE: how the pods with an image do, as kubelet.jq has it.
+# set_fate IMAGE FATE: sets the simulated state of pods with an image, in kubelet.jq's format.
 set_fate() {
     local fates
     fates="$(jq -cn --arg image "${1##*@}" --argjson fate "$2" '{($image): $fate}')"
     k annotate namespace "$drivers" --overwrite "e2e.farrier.dev/fates=$fates" > /dev/null
 }
 
-# The image's pods never get ready.
+# Makes the image's pods never become ready.
 break_image() { set_fate "$1" '{"never": "modprobe: invalid module format"}'; }

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e and the scenarios
-# What the scenarios of ci/e2e have in hand. Sourced by ci/e2e.
+# Helpers for the scenarios of ci/e2e. Sourced by ci/e2e.
 #
-# A scenario finds: $ns, farrier's namespace; $drivers, the DaemonSets'; $builds, that of builds; $mark, the label that its nodes have;
-# $kernel_a and $kernel_b, whose images are $image_a and $image_b. It ends with the first thing that does not come
-# about in time.
+# Variables for scenarios: $ns, farrier's namespace; $drivers, the namespace of the DaemonSets; $builds, the namespace of
+# builds; $mark, the label of the scenario's nodes; $kernel_a and $kernel_b with their images $image_a and $image_b. A scenario
+# ends at the first condition that does not hold in time.
 
 # shellcheck source=ci/e2e.d/kubelet.sh
 . "$root/ci/e2e.d/kubelet.sh"
@@ -17,14 +17,14 @@ run_label=e2e.farrier.dev/run
 driver=mstflint
 nfd=feature.node.kubernetes.io
 
-# kubectl as the administrator, without its remarks on versions.
+# Runs kubectl as the administrator, without its warnings about versions.
 k() { kubectl --kubeconfig "$kubeconfig" "$@" 2> >(grep -v 'version difference' >&2); }
 
 label_of() { tr -c 'A-Za-z0-9_.\n-' _ <<< "$1"; }
 
 # --- once for all scenarios
 
-# What of the cluster could be in the way, and what becomes of it. Only names are compared; nothing of it is touched.
+# Reports what in the cluster could interfere, and the consequences. The function only compares names and changes nothing.
 survey_cluster() {
     local nodes devices others
     nodes="$(k get nodes -o json)"
@@ -47,7 +47,7 @@ survey_cluster() {
     fi
 }
 
-# The driver for both kernels, published: what happens in the cluster is not a compiler's speed.
+# Publishes the driver for both kernels beforehand, so that compile times do not affect the scenarios.
 publish_driver() {
     local kernel dir="$state/published"
     mkdir -p "$dir/images"
@@ -59,22 +59,22 @@ publish_driver() {
     done
 }
 
-# What the tags of both kernels name: a farrier that builds one again from what others stored gives it another digest, since
-# without keys the content of that counts.
+# Finds the images that both kernels' tags name. A rebuild from content that others stored gets another digest, because without
+# keys farrier includes that content in the input hash.
 find_images() {
     image_a="$(published_image "$kernel_a")"
     image_b="$(published_image "$kernel_b")"
 }
 
-# published_image KERNEL: by digest.
+# published_image KERNEL: prints the image by digest.
 published_image() {
     local reference digest
     reference="$(jq -r .reference "$state/build-$1.json")"
-    digest="$(skopeo inspect --tls-verify=false --format '{{.Digest}}' "docker://$reference")" || die "$reference is not there"
+    digest="$(skopeo inspect --tls-verify=false --format '{{.Digest}}' "docker://$reference")" || die "$reference is not published"
     echo "${reference%:*}@$digest"
 }
 
-# CRDs are the cluster's, not a namespace's: those that are there stay, and those made here go.
+# CRDs belong to the whole cluster: existing ones stay, and the ones created here are removed.
 make_cluster_objects() {
     local kind group version plural
     : > "$state/crds"
@@ -111,18 +111,18 @@ YAML
 remove_objects() {
     local node object group plural
     [ -s "$state/version.json" ] || return 0
-    say "removing what this run made"
+    say "removing this run's objects"
     k delete namespace -l "$run_label=$run" --wait=false --ignore-not-found > /dev/null
     while read -r _ group _ plural _; do
         k delete "$plural.$group" -l "$run_label=$run" --ignore-not-found > /dev/null 2>&1 || true
     done < <(resource_kinds)
-    # No kubelet says that a pod has ended.
+    # No kubelet confirms the end of these pods, so force their deletion.
     for node in $(k get nodes -l "$run_label=$run" -o name); do
         k delete pods -A --field-selector "spec.nodeName=${node#node/}" --grace-period=0 --force > /dev/null 2>&1 || true
         k delete "$node" > /dev/null
     done
     k delete clusterrolebindings,clusterroles,validatingadmissionpolicybindings,validatingadmissionpolicies -l "$run_label=$run" > /dev/null
-    wait_until 60 namespaces_gone || { echo "namespaces of run $run are still there" >&2; return 1; }
+    wait_until 60 namespaces_gone || { echo "namespaces of run $run still exist" >&2; return 1; }
     while read -r object; do k delete crd "$object" --ignore-not-found > /dev/null; done < "$state/crds"
 }
 
@@ -141,10 +141,10 @@ stop_all() {
     done
 }
 
-# A text as a regular expression, as far as kernel releases need it.
+# Escapes a text as a regular expression, as far as kernel releases need that.
 literal() { printf '%s' "$1" | sed 's/[.+]/\\&/g'; }
 
-# unpack_headers KERNEL DIRECTORY: a Debian kernel's headers as packages put them on a node.
+# unpack_headers KERNEL DIRECTORY: unpacks a Debian kernel's headers as on a node.
 unpack_headers() {
     local packages="$state/headers-$1" package suite common
     mkdir -p "$packages"
@@ -179,12 +179,12 @@ play_scenario() {
 scenario_over() {
     stop_all
     $keep && return
-    # The next scenario's farrier would see them, and say so in its log.
+    # The next scenario's farrier would see these objects and log them.
     k delete daemonsets --all -n "farrier-$run-$scenario-drivers" --wait=false > /dev/null 2>&1 || true
     k delete nodes -l "e2e.farrier.dev/$run-$scenario" --wait=false > /dev/null 2>&1 || true
 }
 
-# part DIRECTORY NAMESPACE: what deploy/kustomize has for that namespace, under names of this scenario, and for its account.
+# part DIRECTORY NAMESPACE: prints deploy/kustomize's objects for that namespace, with this scenario's names and ServiceAccount.
 part() {
     mkdir -p "$here/kustomize/$1"
     cat > "$here/kustomize/$1/kustomization.yaml" <<YAML
@@ -203,11 +203,11 @@ YAML
     kubectl kustomize "$here/kustomize/$1"
 }
 
-# Components of deploy/kustomize that a scenario takes; it then installs anew.
+# Components of deploy/kustomize for a scenario, which then calls install_farrier again.
 components=''
 
-# All of deploy/kustomize/base under names of this scenario, without pods: farrier runs here, as that ServiceAccount, which may
-# write in the namespace of the drivers, and have builds in that of builds.
+# Installs deploy/kustomize/base with this scenario's names but without pods: farrier runs on this machine as the
+# ServiceAccount. It may write in the drivers' namespace and run builds in theirs.
 install_farrier() {
     local relative component
     account="farrier-$run-$scenario"
@@ -227,12 +227,12 @@ patches:
     patch: |-
       - {op: replace, path: /spec/matchConditions/0/expression, value: "request.userInfo.username == 'system:serviceaccount:$ns:$account'"}
       - {op: replace, path: /spec/variables/0/expression, value: "['$registry/']"}
-  # The original of the scenarios with strategy per-kernel, where they have one.
+  # The originals of the scenarios with strategy per-kernel.
   - target: {kind: ValidatingAdmissionPolicy, name: farrier-daemonsets.*}
     patch: |-
       - {op: replace, path: /spec/variables/1/expression, value: "['$drivers/fleet', '$drivers/doomed']"}
 YAML
-    # The CRD is there, and was not changed for this scenario.
+    # The CRD exists already, and its definition did not change for this scenario.
     {
         kubectl kustomize "$here/kustomize" && part rollout "$drivers" && part builds "$builds" &&
             { [ -z "$components" ] || part checks "$drivers"; }
@@ -249,7 +249,7 @@ YAML
     KUBECONFIG="$here/kubeconfig" kubectl config set-context --current --user farrier --namespace "$ns" > /dev/null
 }
 
-# The namespace of builds with farrier's rights in it, as deploy/kustomize has them.
+# Creates the namespace of builds with farrier's permissions in it, as in deploy/kustomize.
 install_builds() {
     local relative
     mkdir -p "$here/kustomize/builds"
@@ -268,11 +268,11 @@ YAML
     k apply --server-side -k "$here/kustomize/builds" > /dev/null
 }
 
-# The driver's tag pattern, and another one for scenarios that need it.
+# The driver's tag pattern, and a second one for scenarios that need it.
 tagged="$(sed -n 's/^  tags: \["\(.*\)"\]$/\1/p' "$root/images/$driver.yaml")"
 also_tagged=''
 
-# definition ROLLOUT...: the driver for this scenario's nodes, with these rollout targets (flow style YAML).
+# definition ROLLOUT...: defines the driver for this scenario's nodes with these rollout targets (YAML flow style).
 definition() {
     {
         sed -e '/^  rollout:/,$d' -e "s|^  nodes: .*|  nodes: {matchLabels: {$mark: \"true\"}}|" \
@@ -283,9 +283,9 @@ definition() {
     mv "$here/definitions/images/.new" "$here/definitions/images/$driver.yaml"
 }
 
-# --- nodes: no kubelet runs them
+# --- nodes, which have no real kubelet
 
-# add_node NAME KERNEL: a Ready node with that kernel, as NFD labels it.
+# add_node NAME KERNEL: creates a Ready node with that kernel and NFD's labels.
 add_node() {
     local arch
     arch="$(dpkg --print-architecture)"
@@ -306,13 +306,13 @@ metadata:
 spec:
   taints: [{key: $run_label, value: $run, effect: NoSchedule}]
 YAML
-    # The API server adds a taint to a node that is not ready, and only a controller would take it away.
+    # The API server adds a taint to an unready node, and only a controller would remove it.
     k patch node "$run-$scenario-$1" --type merge \
         -p "{\"spec\": {\"taints\": [{\"key\": \"$run_label\", \"value\": \"$run\", \"effect\": \"NoSchedule\"}]}}" > /dev/null
     node_info "$1" "$2"
 }
 
-# node_info NAME KERNEL: what the kubelet would say after a reboot.
+# node_info NAME KERNEL: sets the status that a kubelet would report after a reboot.
 node_info() {
     local now
     now="$(date -u +%FT%TZ)"
@@ -326,10 +326,10 @@ node_info() {
         k patch node "$run-$scenario-$1" --subresource status --type merge --patch-file /dev/stdin > /dev/null
 }
 
-# node_label NAME KERNEL: what NFD would say some seconds later.
+# node_label NAME KERNEL: sets the label that NFD would write some seconds later.
 node_label() { k label node "$run-$scenario-$1" --overwrite "$nfd/kernel-version.full=$(label_of "$2")" > /dev/null; }
 
-# reboot NAME KERNEL: both.
+# reboot NAME KERNEL: sets the node's status and its label.
 reboot() {
     node_info "$@"
     node_label "$@"
@@ -337,7 +337,8 @@ reboot() {
 
 # --- DaemonSets and their pods
 
-# add_daemonset NAME IMAGE UPDATE-STRATEGY [NODE-SELECTOR]: on this scenario's nodes, or those that one label selects.
+# add_daemonset NAME IMAGE UPDATE-STRATEGY [NODE-SELECTOR]: creates a DaemonSet for this scenario's nodes, or for nodes with one
+# label.
 add_daemonset() {
     k apply --server-side --field-manager e2e -f - > /dev/null <<YAML
 apiVersion: apps/v1
@@ -359,7 +360,7 @@ YAML
 
 # --- farrier
 
-# start_farrier NAME [ARGUMENT...]: the loop, as the Deployment runs it.
+# start_farrier NAME [ARGUMENT...]: starts the loop like the Deployment.
 start_farrier() {
     local name="$1" port
     shift
@@ -384,12 +385,12 @@ free_port() {
 
 get() { curl --silent --fail "http://127.0.0.1:$(cat "$here/farrier-$1.port")/$2"; }
 
-# as_farrier COMMAND...: a command of farrier with the ServiceAccount's rights, on this scenario's definitions.
+# as_farrier COMMAND...: runs a farrier command with the ServiceAccount's permissions and this scenario's definitions.
 as_farrier() {
     KUBECONFIG="$here/kubeconfig" "$farrier" "$@" --definitions "$here/definitions" --cache-dir "$here/cache-cli"
 }
 
-# as_admin COMMAND...: the same with an administrator's rights, which no policy limits.
+# as_admin COMMAND...: runs a farrier command with an administrator's permissions, which no policy restricts.
 as_admin() {
     KUBECONFIG="$kubeconfig" "$farrier" "$@" --definitions "$here/definitions" --cache-dir "$here/cache-cli"
 }
@@ -398,7 +399,7 @@ leads() { get "$1" metrics | grep -q '^farrier_leader 1'; }
 
 # --- conditions
 
-# expect SECONDS WHAT COMMAND...: waits until the command succeeds; else shows what there is, and ends the scenario.
+# expect SECONDS WHAT COMMAND...: waits until the command succeeds; otherwise prints the state and ends the scenario.
 expect() {
     local seconds="$1" what="$2"
     shift 2
@@ -420,20 +421,21 @@ expect() {
     exit 1
 }
 
-# watch_is_over DAEMONSET: its pods were watched to the end, and the record says how it went: no write is to come.
+# watch_is_over DAEMONSET: succeeds when farrier has finished watching the pods and recorded the outcome, so that no write
+# follows.
 watch_is_over() {
     k get daemonset "$1" -n "$drivers" -o json |
         jq -e '.metadata.annotations["farrier.dev/record"] | fromjson | .driver.state != "set"'
 }
 
-# steady SECONDS WHAT COMMAND...: what the command prints stays the same for so long.
+# steady SECONDS WHAT COMMAND...: asserts that the command's output does not change for SECONDS.
 steady() {
     local before after end=$((SECONDS + $1))
     before="$("${@:3}")"
     while [ "$SECONDS" -lt "$end" ]; do
         after="$("${@:3}")"
         if [ "$before" != "$after" ]; then
-            printf -- '--- does not stay: %s\n%s\n%s\n' "$2" "$before" "$after" >&2
+            printf -- '--- changed: %s\n%s\n%s\n' "$2" "$before" "$after" >&2
             expect 0 "$2" false
         fi
         sleep 0.5
@@ -444,16 +446,16 @@ steady() {
 ds_image() { k get daemonset "$1" -n "$drivers" -o jsonpath='{.spec.template.spec.containers[0].image}'; }
 has_image() { [ "$(ds_image "$1")" = "$2" ]; }
 ours_is_set() { [[ "$(ds_image solo)" == "$registry/$driver@sha256:"* ]]; }
-# What farrier or anybody else could write in it.
+# Prints everything that farrier or another writer could change in a DaemonSet.
 ds_spec() { k get daemonset "$1" -n "$drivers" -o json | jq -cS '[.metadata.annotations, .spec]'; }
 
-# noted_good APP: farrier has found that its image works.
+# noted_good APP: succeeds when farrier has recorded the image as good.
 noted_good() {
     k get daemonset "$1" -n "$drivers" -o json |
         jq -e '.metadata.annotations["farrier.dev/record"] | fromjson | .driver.state == "good"' > /dev/null
 }
 
-# pods_of APP: "node image" of each of its pods that is ready.
+# pods_of APP: prints "node image" for each of the ready pods.
 pods_of() {
     k get pods -n "$drivers" -l "app=$1" -o json | jq -r '.items[]
         | select(.metadata.deletionTimestamp == null)

@@ -1,6 +1,6 @@
-"""Carries TCP connections of a loopback port to HOST:PORT until it is ended: proxy.py PORT HOST:PORT WORDS...
+"""Forwards TCP connections of a loopback port to HOST:PORT until it is killed: proxy.py PORT HOST:PORT WORDS...
 
-What else stands in its command line says whose it is."""
+The WORDS only identify the process by its command line."""
 
 import asyncio
 import sys

@@ -1,11 +1,11 @@
 #!/usr/bin/python3
-"""Looks at pages in Chromium as people do: in both themes and three widths, with the keyboard, with axe.
+"""Checks pages in Chromium like users see them: in both themes and three widths, by keyboard, and with axe.
 
 usage: look.py AXE PICTURES FROM TO NAME=ADDRESS...
 
-AXE is axe-core's script. A picture of each page in each theme and width goes to the directory PICTURES. Pages whose name begins
-with `large` have one width in dark, and those that are served are timed. What is folded is unfolded for the pictures of `materials` and `upgrade`.
-When FROM is renamed to TO, pages named `fleet` and `nodes` that are open tell of one node more that is left alone. Exit code 1 when something was found.
+AXE is axe-core's script. A screenshot of each page in each theme and width goes to PICTURES. Pages whose name begins
+with `large` have one width in dark, and served pages are timed. Folded parts are unfolded for the screenshots of `materials` and `upgrade`.
+When FROM is renamed to TO, open pages named `fleet` and `nodes` must show one more skipped node. Exit code 1 when a check failed.
 """
 
 import base64
@@ -18,22 +18,22 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
 WIDTHS = {360: 740, 1280: 900, 3840: 2160}
-# A picture of a longer page ends here.
+# Maximum height of a screenshot.
 TALLEST = 2000
 
-# What is wider than the window, with what it says; what scrolls by itself is no part of that.
+# Lists elements wider than the window with their text, except inside elements that scroll.
 SPILLS = """
 if (document.scrollingElement.scrollWidth <= innerWidth) return [];
 return [...document.querySelectorAll("body *")].filter((one) => one.getBoundingClientRect().right > innerWidth + 1
     && !one.parentElement.closest(".scroll, pre")).map((one) => `${one.tagName} ${one.textContent.slice(0, 60)}`).slice(0, 3);
 """
-# What the keyboard must reach.
+# Elements that the keyboard must reach.
 STOPS = """
 window.stops = [...document.querySelectorAll("a[href], button, input:not([type=hidden]), summary, [tabindex='0']")]
     .filter((one) => one.checkVisibility());
 return stops.length;
 """
-# Where it is: its place among those, and what would keep people from seeing that.
+# The focused element's index among these, and any fault that hides the focus from users.
 STOP = """
 const one = document.activeElement, box = one.getBoundingClientRect(), style = getComputedStyle(one);
 const [x, y] = [(Math.max(box.left, 0) + Math.min(box.right, innerWidth)) / 2, (Math.max(box.top, 0) + Math.min(box.bottom, innerHeight)) / 2];
@@ -45,7 +45,7 @@ if (style.outlineStyle === "none") faults.push("has no outline");
 if (!over.some((top) => top && (one.contains(top) || top.contains(one)))) faults.push("is covered or outside the window");
 return [stops.indexOf(one), one.outerHTML.slice(0, 120), faults.join(", ")];
 """
-# Where somebody is on the first view: some way down in the matrix, with a word marked and a filter half written.
+# A user's position in the first view: scrolled down in the matrix, with selected text and a half-written filter.
 PLACE = """
 document.querySelector("tbody .group").parentElement.querySelectorAll("a")[0].scrollIntoView();
 window.matrix = document.querySelector(".scroll"); matrix.scrollTop = 30;
@@ -57,8 +57,8 @@ getSelection().selectAllChildren(document.querySelector("h1"));
 PLACED = """
 const faults = [];
 if (!document.contains(matrix) || matrix.scrollTop !== kept[1] || kept[1] === 0) faults.push(`the matrix was scrolled to ${kept[1]}`);
-if (getSelection().toString() !== document.querySelector("h1").textContent) faults.push("what was marked is not marked");
-if (document.querySelector("[name=image]").value !== "half") faults.push("what was written is not there");
+if (getSelection().toString() !== document.querySelector("h1").textContent) faults.push("the selection was lost");
+if (document.querySelector("[name=image]").value !== "half") faults.push("the input was lost");
 return faults;
 """
 UNFOLDED = """
@@ -67,8 +67,8 @@ one.open = true; one.querySelector("a").focus(); window.focused = document.activ
 """
 STILL_UNFOLDED = """
 const faults = [], all = [...document.querySelectorAll("main details")];
-if (!all[0].open || all.slice(1).some((one) => one.open)) faults.push("other parts are unfolded than before");
-if (document.activeElement.textContent !== focused) faults.push("the focus is elsewhere");
+if (!all[0].open || all.slice(1).some((one) => one.open)) faults.push("the unfolded parts changed");
+if (document.activeElement.textContent !== focused) faults.push("the focus moved");
 return faults;
 """
 UNFOLD = "document.querySelectorAll('details').forEach((one) => one.open = true)"
@@ -88,7 +88,7 @@ return [page.responseStart - page.requestStart, page.responseEnd - page.requestS
 def browser():
     options = webdriver.ChromeOptions()
     options.binary_location = "/usr/bin/chromium"
-    # A name that is looked up is a request to another host.
+    # A name lookup would be a request to another host, so block it.
     arguments = ["--headless=new", "--hide-scrollbars", "--no-proxy-server", "--lang=en", "--disable-gpu",
                  "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
                  "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
@@ -128,7 +128,7 @@ class Look:
         (self.pictures / f"{name}.png").write_bytes(base64.b64decode(taken["data"]))
 
     def keyboard(self, name):
-        """Tab reaches all there is, and what it reaches is seen; the first stop leads past the head."""
+        """Tab reaches every element, each focused element is visible, and the first one skips the header."""
         driver = self.driver
         wanted = driver.execute_script(STOPS)
         reached = set()
@@ -161,7 +161,7 @@ class Look:
                 if name in ("materials", "upgrade"):
                     driver.execute_script(UNFOLD)
                 self.picture(f"{name}-{theme}-{width}")
-                # Of a thousand cells it takes long, and they are the same in each width.
+                # axe takes long for a thousand cells, and the result is the same for each width.
                 if not is_large or width == 1280:
                     driver.execute_script(UNFOLD)
                     driver.execute_script(self.axe)
@@ -181,43 +181,43 @@ class Look:
             time.sleep(0.2)
 
     def live(self, fleet, nodes, old, new):
-        """Pages that are open follow the cluster without being loaded anew, and leave people where they are."""
+        """Open pages follow the cluster without a reload, and keep the user's position."""
         driver, says = self.driver, "document.body.textContent.includes('left alone 2 nodes')"
         self.window(1280, "light", 100)
         driver.get(fleet)
         driver.execute_script(PLACE)
         os.rename(old, new)
         self.until("fleet, open", "return document.querySelector('#wrong').parentElement.textContent.includes('2 nodes')",
-                   "does not tell of the new node")
+                   "does not show the new node")
         self.note("fleet, open", driver.execute_script(PLACED))
         self.window(1280, "light")
         driver.get(nodes)
         driver.execute_script(UNFOLDED)
         os.rename(new, old)
-        self.until("nodes, open", f"return !{says}", "does not tell that the node went")
+        self.until("nodes, open", f"return !{says}", "still shows the removed node")
         os.rename(old, new)
-        self.until("nodes, open", f"return {says}", "does not tell of the new node")
+        self.until("nodes, open", f"return {says}", "does not show the new node")
         self.note("nodes, open", driver.execute_script(STILL_UNFOLDED))
-        # A tab that nobody sees holds no connection; one that is seen again says where there is none.
+        # A hidden tab holds no connection, and a visible tab reports a lost connection.
         for hidden in ["true", "false"]:
             driver.execute_script(f"Object.defineProperty(document, 'hidden', {{configurable: true, get: () => {hidden}}});"
                                   "document.dispatchEvent(new Event('visibilitychange'))")
             if driver.execute_script("return stream.readyState === EventSource.CLOSED") != (hidden == "true"):
-                self.note("nodes, open", [f"hidden {hidden}, and its connection does not follow that"])
+                self.note("nodes, open", [f"with hidden {hidden} the connection has the wrong state"])
         driver.execute_cdp_cmd("Network.enable", {})
         lost = "document.querySelector('.lost').textContent.includes('not brought up to date')"
         for offline, said in [(True, lost), (False, f"!{lost}")]:
             limits = {"offline": offline, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
             driver.execute_cdp_cmd("Network.emulateNetworkConditions", limits)
             driver.execute_script("document.dispatchEvent(new Event('visibilitychange'))")
-            self.until("nodes, open", f"return {said}", f"offline {offline} is not told")
+            self.until("nodes, open", f"return {said}", f"offline {offline} is not shown")
             if offline:
                 driver.execute_script(self.axe)
                 self.note("nodes, offline", driver.execute_async_script(AXE))
         driver.get_log("browser")
 
     def figures(self, name, address):
-        """Figures of a page, without a verdict: a busy machine is no fault of the page's."""
+        """Prints timings of a page without judging them, because the machine may be busy."""
         times = []
         self.window(1280, "light")
         for _ in range(5):

@@ -1,4 +1,4 @@
--- The health of a DriverBuild for Argo CD: `resource.customizations.health.farrier.dev_DriverBuild` of ConfigMap argocd-cm.
+-- Health check of DriverBuilds for Argo CD: `resource.customizations.health.farrier.dev_DriverBuild` in ConfigMap argocd-cm.
 local health = {
   published = "Healthy",
   ["own-driver"] = "Healthy",

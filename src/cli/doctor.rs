@@ -70,7 +70,7 @@ struct Finding {
 struct Visit {
     findings: Vec<Finding>,
     exit: Exit,
-    /// How far other clocks are ahead of this machine's, by the name of their host.
+    /// Offsets of other clocks, by host; positive if a clock is ahead of this machine's.
     clocks: BTreeMap<String, SignedDuration>,
 }
 

@@ -105,7 +105,7 @@ fn cluster(matches: &ArgMatches) -> Option<&str> {
 
 async fn dispatch(Cli { global, command }: Cli, stop: Stop) -> Result<Exit> {
     let session = Session { global, stop };
-    // These commands handle cancellation: they clean up or complete what they have begun.
+    // These commands handle cancellation themselves: they clean up or complete their work.
     let cleans_up = matches!(
         command,
         Command::Build(_)

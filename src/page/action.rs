@@ -1,4 +1,4 @@
-//! Pure: which actions there are for a cell and for a rollout, and what each would do.
+//! Pure: the actions that the page offers for cells and rollouts, and the effects of each action.
 
 use std::collections::BTreeMap;
 
@@ -12,34 +12,34 @@ use crate::{
     plan::{Change, Outcome, PAUSED_ANNOTATION, PlannedCell, PlannedRollout, RolloutDecision, RolloutTarget},
 };
 
-/// The address of confirmations.
+/// Address of the confirmation page.
 pub const PATH: &str = "do";
 
-/// What is asked for.
+/// An action of a user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr, Serialize)]
 #[strum(serialize_all = "kebab-case")]
 #[serde(rename_all = "kebab-case")]
 pub enum Action {
-    /// What `farrier retry` does.
+    /// Retries a failed build, as `farrier retry` does.
     Retry,
-    /// What `farrier prebuild` does.
+    /// Builds an image in advance, as `farrier prebuild` does.
     Prebuild,
-    /// Nothing more is written to an object.
+    /// Stops all writes to an object.
     Pause,
-    /// It is written to again, also after something was put back.
+    /// Resumes writes to an object, also after a rollback.
     Resume,
-    /// What `farrier rollback` does.
+    /// Restores what a rewrite replaced, as `farrier rollback` does.
     PutBack,
 }
 
 impl Action {
-    /// On a button.
+    /// Returns the text of a button.
     pub fn title(self) -> String {
         <&str>::from(self).replace('-', " ")
     }
 }
 
-/// A link to a confirmation.
+/// A link to the confirmation of an action.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Offer {
     pub title: String,
@@ -54,10 +54,10 @@ impl Offer {
     }
 }
 
-/// By the page of a cell, or the name of an object as `farrier rollback` takes it.
+/// Offers by the page of a cell, or by the name of an object as `farrier rollback` takes it.
 pub type Offers = BTreeMap<String, Vec<Offer>>;
 
-/// Why nothing is done.
+/// Answer to a refused request.
 pub type Refusal = (StatusCode, String);
 
 pub fn forbidden(why: impl std::fmt::Display) -> Refusal {
@@ -68,7 +68,8 @@ pub fn conflict(why: impl std::fmt::Display) -> Refusal {
     (StatusCode::CONFLICT, format!("{why}\n"))
 }
 
-/// What an address or a form asks for, of what, and what its sender was shown.
+/// Parses an address or a form: the action, its subject, and the digest of the effects that the sender was
+/// shown.
 pub fn asked(text: &[u8]) -> Result<(Action, String, String), Refusal> {
     let mut take = fields(text);
     let unknown = |_| (StatusCode::BAD_REQUEST, "there is no such action\n".to_owned());
@@ -79,7 +80,7 @@ pub fn of_cell(facts: &Facts, cell: &PlannedCell) -> Vec<Action> {
     let activity = facts.activity.get(&(cell.image.clone(), cell.target.clone()));
     match &cell.outcome {
         Outcome::HeldBack { .. } => vec![Action::Retry],
-        // What a loop builds by itself in a moment needs nobody's word.
+        // Do not offer a build that the loop is already running.
         Outcome::Build { .. } if activity.is_none_or(|activity| activity.stage.is_none()) => {
             vec![Action::Prebuild]
         }

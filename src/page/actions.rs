@@ -1,5 +1,6 @@
-//! Adapter: what a person may ask for on the page: retry and prebuild of a cell; pause, resume and put back of a rollout. Each is what a
-//! command does, and is done once they have confirmed what would happen. Who may ask is decided for each request.
+//! Adapter: actions that users request on the page: retry and prebuild of a cell; pause, resume and rollback
+//! of a rollout. Each action does the same as a command, after the user has confirmed its effects. Every
+//! request is authorized separately.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,40 +29,40 @@ use crate::{
     runtime::names_loopback,
 };
 
-/// How long a request waits for what the cluster says of its token, and how many wait at a time.
+/// Timeout of a token review by the cluster, and maximum number of concurrent reviews.
 const PATIENCE: Duration = Duration::from_secs(10);
 const REVIEWS: usize = 4;
 
-/// What would happen.
+/// The effects of an action, shown for confirmation.
 #[derive(Debug, Serialize)]
 pub struct Preview {
     pub action: Action,
     pub of: String,
     pub title: String,
     pub says: Vec<String>,
-    /// Digits of what it says, which come back with the word to do it.
+    /// Digest of `says`. The confirmation sends it back, so that only the shown effects are carried out.
     pub seen: String,
-    /// The page that leads here.
+    /// Address of the page that leads here.
     pub back: String,
 }
 
-/// Who may ask, and what it is done with.
+/// Authorizes requests and carries out actions.
 pub struct Actions {
     parts: Parts,
     cluster: Arc<dyn Cluster>,
-    /// Who knows tokens.
+    /// Connection for reviewing bearer tokens.
     kube: Option<Arc<KubeCluster>>,
-    /// Does nobody but this machine reach the port?
+    /// Whether the port is on a loopback address.
     local: bool,
-    /// Rung when something was done that the next pass is to see.
+    /// Notifies the loop of changes that its next reconcile has to see.
     asked: Arc<Notify>,
     reviews: Semaphore,
-    /// One build at a time, beside those of a loop.
+    /// Allows one build at a time, in addition to the loop's builds.
     builds: Arc<Semaphore>,
 }
 
 impl Actions {
-    /// Nothing was asked for yet.
+    /// Creates the handler of actions.
     pub fn new(
         parts: Parts,
         cluster: Arc<dyn Cluster>,
@@ -73,13 +74,13 @@ impl Actions {
         Arc::new(Self { parts, cluster, kube, local, asked, reviews, builds })
     }
 
-    /// Waits for the end of what was begun.
+    /// Waits for the end of a running build.
     pub async fn finish(&self) {
-        // Never closed.
+        // The semaphore is never closed.
         let _ = self.builds.acquire().await;
     }
 
-    /// What this request's sender may ask for on a page.
+    /// Returns the actions that the sender of this request may take on a page.
     pub(super) async fn offers(&self, headers: &HeaderMap, facts: &Facts, path: &str) -> Offers {
         let mut all: Vec<(String, Vec<Action>)> = match path {
             "rollouts.html" => facts.live.keys().map(|name| (name.clone(), of_object(facts, name))).collect(),
@@ -101,7 +102,8 @@ impl Actions {
         offered.collect()
     }
 
-    /// What would happen; also who asks, and what they were shown.
+    /// Returns the effects of the requested action, the sender's name, and the digest of the effects that the
+    /// sender was shown.
     pub(super) async fn preview(
         &self,
         headers: &HeaderMap,
@@ -118,7 +120,7 @@ impl Actions {
         Ok((preview, name, seen))
     }
 
-    /// Does it, if that is what was shown. Gives the page to go back to.
+    /// Carries out the action if its effects are still the shown ones. Returns the page to go back to.
     pub(super) async fn act(
         self: &Arc<Self>,
         headers: &HeaderMap,
@@ -145,7 +147,7 @@ impl Actions {
         Ok(back)
     }
 
-    /// Who sends it, and which of these writes they may make.
+    /// Identifies the sender, and checks which of these writes the sender may make.
     async fn person(&self, headers: &HeaderMap, patches: &[AskedPatch]) -> Result<Person, Refusal> {
         if self.local && names_loopback(headers) && !is_passed_on(headers) {
             return Ok(Person {
@@ -167,7 +169,8 @@ impl Actions {
         }
     }
 
-    /// The write that an action makes. Of a cell's actions, which write to registry and cache, it is that of the object that shows it.
+    /// Returns the write whose permission an action needs. Actions on a cell write to the registry and the
+    /// cache, so they need the permission to write the DriverBuild of the cell.
     fn patch_for(&self, facts: &Facts, of: &str) -> AskedPatch {
         let (place, name) = of.split_once('/').unwrap_or_default();
         let kind = OperatorResource::ALL.into_iter().find(|kind| kind.kind() == place);
@@ -206,12 +209,12 @@ impl Actions {
 
     async fn take_back(&self, of: &str, dry_run: bool) -> Result<Vec<Rolled>, String> {
         let rolled = take_back(self.cluster.as_ref(), &[of.to_owned()], dry_run).await;
-        // Looking at the cluster used up the notice of what is new there.
+        // The snapshot consumed the cluster's change notification, so wake the loop.
         self.asked.notify_one();
         rolled.map_err(|error| error_chain(&error))
     }
 
-    /// The changes that pause an object, or let it go on.
+    /// Returns the changes that pause or resume an object.
     async fn pause_changes(&self, action: Action, of: &str) -> Result<Vec<Change>, String> {
         let snapshot = self.cluster.snapshot().await;
         self.asked.notify_one();
@@ -221,7 +224,7 @@ impl Actions {
         if changes.is_empty() { Err(nothing()) } else { Ok(changes) }
     }
 
-    /// Does it, or begins to; else says why not.
+    /// Carries out or starts the action. Returns the reason for a failure.
     async fn carry_out(
         self: &Arc<Self>,
         facts: &Facts,
@@ -248,7 +251,7 @@ impl Actions {
         }
     }
 
-    /// Begins to build. Its log is on the cell's page, and so is what it comes to.
+    /// Starts a build. The cell's page shows its log and its outcome.
     fn prebuild(
         self: &Arc<Self>,
         PlannedCell { image, target, .. }: &PlannedCell,

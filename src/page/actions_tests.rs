@@ -19,11 +19,11 @@ use crate::{
     plan::{Activity, Failure, Outcome, Plan, testing::Fleet},
 };
 
-/// A page over a fleet whose one build has failed, with a port of the loopback device or one that others reach.
+/// A page for a fleet whose only build has failed, on a loopback port or on a port that other machines reach.
 struct Served {
     bench: Bench,
     page: Arc<PageServer>,
-    /// The page of the failed cell.
+    /// Address of the failed cell's page.
     cell: String,
     _directory: tempfile::TempDir,
 }
@@ -62,7 +62,7 @@ impl Served {
         cache.next().is_some()
     }
 
-    /// Status, headers and body of an answer.
+    /// Returns status, and headers with the body, of an answer.
     async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> (u16, String) {
         let mut request = Request::builder().method(method).uri(path);
         for (name, value) in headers {
@@ -80,7 +80,7 @@ const HERE: (&str, &str) = ("host", "localhost:81");
 const FORM: (&str, &str) = ("content-type", "application/x-www-form-urlencoded");
 const OWN: (&str, &str) = ("sec-fetch-site", "same-origin");
 
-/// What a page says that it shows.
+/// Returns the digest of the effects that a page shows.
 fn seen(page: &str) -> &str {
     page.split("name=\"seen\" value=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap()
 }
@@ -101,7 +101,7 @@ async fn what_was_confirmed_is_done() {
     }
     assert!(!shown.contains("<script") && !shown.to_lowercase().contains("set-cookie"), "{shown}");
     let form = format!("what=retry&of={}&seen={}", served.cell, seen(&shown));
-    assert!(served.has_failure(), "looking does nothing");
+    assert!(served.has_failure(), "a preview changes nothing");
     let (status, done) = served.ask("POST", "/do", &[HERE, FORM, OWN], &form).await;
     assert_eq!(status, 303, "{done}");
     assert!(done.contains(&format!("\"location\": \"{}\"", served.cell)), "{done}");
@@ -120,7 +120,7 @@ async fn a_foreign_page_gets_nothing_done() {
         (&[HERE, FORM, ("sec-fetch-site", "same-site"), ("origin", "http://localhost:81")], 403),
         (&[HERE, FORM, ("origin", "http://attacker.test")], 403),
         (&[HERE, FORM, ("origin", "null")], 403),
-        // A name of the attacker's that leads to this machine: the browser takes it for the page's own.
+        // An attacker's name that resolves to this machine: the browser considers the request same-origin.
         (&[attacker, FORM, OWN], 403),
         (&[HERE, FORM, OWN, ("x-forwarded-for", "203.0.113.1")], 403),
         (&[HERE, FORM, OWN, ("x-real-ip", "203.0.113.1")], 403),
@@ -167,7 +167,7 @@ async fn others_see_no_buttons_and_are_refused() {
         let (status, said) = served.ask("GET", &address, headers, "").await;
         assert!(status == 403 && said.contains("actions need a port of the loopback device"), "{said}");
     }
-    // Where it is not switched on there is nothing.
+    // Without the option there are no routes for actions.
     let page = PageServer::new(served.bench.parts.clone(), None);
     for method in ["GET", "POST"] {
         let request = Request::builder().method(method).uri("/do").body(Body::empty()).unwrap();
@@ -179,7 +179,7 @@ async fn others_see_no_buttons_and_are_refused() {
 #[tokio::test]
 async fn a_prebuild_publishes_the_image() {
     let bench = Bench::new(&serde_json::json!({"reuse": "compatible"}));
-    // What is published for one kernel loads on the other: this build needs no engine.
+    // The image published for one kernel loads on the other, so this build needs no engine.
     bench.publish(K9, &[&module()]).await.unwrap();
     let cluster = InMemory::new(|state| state.node("n0", K10));
     let asked = Arc::<Notify>::default();
@@ -208,7 +208,7 @@ async fn a_prebuild_publishes_the_image() {
     let form = format!("what=prebuild&of={}&seen={}", served.cell, seen(&shown));
     let (status, done) = served.ask("POST", "/do", &[HERE, FORM, OWN], &form).await;
     assert_eq!(status, 303, "{done}");
-    // The second one finds the first at work, or done.
+    // The second request arrives while the first build runs, or after its end.
     let (again, said) = served.ask("POST", "/do", &[HERE, FORM, OWN], &form).await;
     assert!(again == 303 || said.contains("another image is being built"), "{said}");
     actions.finish().await;

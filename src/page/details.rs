@@ -1,4 +1,4 @@
-//! Pure: the pages of one cell and one node, and that of all nodes.
+//! Pure: models of the pages of a cell, of a node, and of all nodes.
 
 use std::fmt::Display;
 
@@ -23,15 +23,15 @@ use crate::{
     store::Standing,
 };
 
-/// Nodes that a cell's page names.
+/// Maximum number of nodes that a cell's page names.
 pub const NAMED: usize = 200;
-/// Differing inputs, and components of an image, that it shows.
+/// Maximum numbers of differing inputs, and of an image's components, that a cell's page shows.
 const DIFFERENCES: usize = 50;
 const PARTS: usize = 300;
-/// Fields in which it was put that it names.
+/// Maximum number of fields with a replaced image that a cell's page names.
 const REPLACED: usize = 10;
 
-/// A name and what is said of it.
+/// A named value.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Fact {
     pub name: &'static str,
@@ -42,7 +42,7 @@ pub fn fact(name: &'static str, value: impl Display) -> Fact {
     Fact { name, value: value.to_string() }
 }
 
-/// One image for one kernel.
+/// Model of a cell's page: one image for one kernel.
 #[derive(Debug, Serialize)]
 pub struct CellPage {
     pub state: &'static str,
@@ -51,32 +51,32 @@ pub struct CellPage {
     pub hint: String,
     pub facts: Vec<Fact>,
     pub inputs: Vec<Fact>,
-    /// How long the build that is under way has taken.
+    /// Progress of the running build.
     pub build: Option<BuildBar>,
     pub excerpt: Option<Excerpt>,
-    /// The log's first error, where the reason does not say it.
+    /// The log's first error, unless the reason states it.
     pub error: Option<String>,
-    /// The whole log, where there is one.
+    /// Link to the whole log, if any.
     pub whole_log: Option<String>,
     pub signature: Option<Answer>,
     pub report: Option<Value>,
     pub has_findings: bool,
     pub provenance: Option<Built>,
-    /// The image by its digest.
+    /// Image reference by digest.
     pub image_name: Option<String>,
-    /// Why there is none, or nothing of the image.
+    /// Reason for a missing report, or for missing data of the image.
     pub no_report: Option<String>,
     pub parts: Option<Listed<Part>>,
     pub before: Option<Compared>,
     pub offers: Vec<Offer>,
-    /// Do the nodes wait for it?
+    /// Whether the nodes wait for the image.
     pub waits: bool,
-    /// Is it being built?
+    /// Whether the image is being built.
     pub live: bool,
     pub nodes: Listed<Link>,
 }
 
-/// Seconds of a build, beside what builds usually take.
+/// Elapsed seconds of a build, and the usual duration.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct BuildBar {
     pub elapsed: u64,
@@ -84,19 +84,19 @@ pub struct BuildBar {
     pub said: String,
 }
 
-/// What a cell's image is compared with.
+/// Differences between a cell's image and an earlier or neighboring one.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Compared {
     pub name: String,
     pub image: String,
     pub link: Option<String>,
     pub differences: Listed<Difference>,
-    /// Why nothing can be said.
+    /// Reason why the images cannot be compared.
     pub why_not: Option<String>,
 }
 
 impl Fleet<'_> {
-    /// The page of a cell.
+    /// Returns the model of a cell's page.
     pub fn cell_page(&self, entry: &StatusEntry<'_>, found: Found) -> CellPage {
         let Found { log, image, before, usual, mut offers } = found;
         let has_log = log.is_some();
@@ -189,7 +189,7 @@ impl Fleet<'_> {
         }
     }
 
-    /// What was there before an image was rolled out: what a rollback puts back.
+    /// Returns what the image replaced in rollout targets, which is what a rollback restores.
     fn replaced(&self, digest: &Digest) -> impl Iterator<Item = Fact> {
         let records =
             self.facts.records.iter().filter_map(|(object, record)| Some((object, record.as_ref().ok()?)));
@@ -201,7 +201,7 @@ impl Fleet<'_> {
         })
     }
 
-    /// The page of a node, if there is one of this name.
+    /// Returns the model of a node's page, if there is a node of this name.
     pub fn node_page(&self, name: &str) -> Option<NodePage> {
         let node = self.facts.nodes.get(name)?;
         let group = node.group.as_ref().ok().and_then(|place| self.facts.groups.get(*place));
@@ -253,7 +253,8 @@ fn signature(standing: &Standing) -> Answer {
     Answer { word, class, why: why.to_owned() }
 }
 
-/// What an image was made of, beside what the one before was: by their bills; else by what the plan knows.
+/// Compares an image's components with those of the previous image: by their bills of materials, else by what
+/// the plan knows.
 fn compared(
     entry: &StatusEntry<'_>,
     image: Option<&Image>,
@@ -281,7 +282,7 @@ fn compared(
     Some(Compared { name, image: reference.to_string(), link, differences, why_not })
 }
 
-/// What an image is built from.
+/// Returns the inputs of an image's build.
 fn inputs(entry: &StatusEntry<'_>) -> Vec<Fact> {
     let Some(cell) = entry.outcome.cell() else {
         return entry.row.needs.iter().map(|need| fact("Waits for", need)).collect();
@@ -302,16 +303,16 @@ fn inputs(entry: &StatusEntry<'_>) -> Vec<Fact> {
     inputs
 }
 
-/// A node.
+/// Model of a node's page.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct NodePage {
-    /// May it boot its next kernel?
+    /// Whether the node may boot its next kernel.
     pub may_boot: Option<Answer>,
     pub facts: Vec<Fact>,
     pub images: Vec<NodeImage>,
 }
 
-/// Yes or no, and why not.
+/// A short answer with its reason.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Answer {
     pub word: &'static str,
@@ -319,7 +320,7 @@ pub struct Answer {
     pub why: String,
 }
 
-/// An image that a node calls for, or will.
+/// An image that a node calls for, now or with its next kernel.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct NodeImage {
     pub subject: String,
@@ -340,13 +341,13 @@ fn may_boot(planned: &PlannedNode) -> Answer {
     Answer { word, class, why }
 }
 
-/// All nodes, by what they run.
+/// Model of the page of all nodes, grouped by what they run.
 #[derive(Debug, Serialize)]
 pub struct NodesPage {
     pub groups: Vec<NodesOf>,
 }
 
-/// Nodes that are alike.
+/// Nodes with the same kernel and the same images.
 #[derive(Debug, Serialize)]
 pub struct NodesOf {
     pub what: String,
@@ -380,7 +381,7 @@ impl NodesPage {
     }
 }
 
-/// A value of a field, as people write it.
+/// Formats the value of a field without the quotes of JSON strings.
 pub fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }

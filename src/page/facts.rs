@@ -1,4 +1,5 @@
-//! Pure: what pages are made from. Of a pass's snapshot it keeps what a page shows: a fleet has many nodes.
+//! Pure: the facts that pages are made from. They keep only what pages show of a reconcile's snapshot,
+//! because a fleet has many nodes.
 
 use std::{
     cmp::Ordering,
@@ -17,81 +18,81 @@ use crate::{
     },
 };
 
-/// Names of nodes written out before the rest is only counted.
+/// Maximum number of node names that are listed; the rest is only counted.
 const NAMED: usize = 5;
 
-/// How a fleet stands.
+/// State of a fleet.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    /// What was decided.
+    /// Decisions of the reconcile.
     pub plan: Arc<Plan>,
-    /// What builds do; empty where no loop runs.
+    /// Activity of builds; empty without a running loop.
     pub activity: Activity,
     /// The nodes, by name.
     pub nodes: BTreeMap<String, NodeFact>,
     /// Nodes that run the same kernel and call for the same images.
     pub groups: Vec<NodeGroup>,
-    /// Kernels that nodes are to boot.
+    /// Next kernels of nodes.
     pub announced: Vec<Announced>,
-    /// Nodes that are left alone, or whose announcement is not used, by the reason.
+    /// Skipped nodes and nodes with an unused announcement, by reason.
     pub aside: BTreeMap<String, Names>,
-    /// What farrier wrote down in the objects that it rewrites, by `DaemonSet kube-system/driver`.
+    /// Records that farrier wrote to the objects that it rewrites, by `DaemonSet kube-system/driver`.
     pub records: BTreeMap<String, Result<Record, String>>,
-    /// The objects of a live cluster, by the names that `farrier rollback` takes: is each of them paused?
+    /// Whether each object of a live cluster is paused, by the names that `farrier rollback` takes.
     pub live: BTreeMap<String, bool>,
-    /// When published images were built, where that is known.
+    /// When published images were built, if known.
     pub built: BTreeMap<(ImageName, KernelTarget), Timestamp>,
-    /// Why rewrites failed.
+    /// Errors of failed rewrites.
     pub failed_rewrites: BTreeMap<RolloutTarget, String>,
-    /// What is wrong with the definitions on disk, while the last good ones are in use.
+    /// Mistakes in the definitions on disk, while the last valid ones are in use.
     pub configuration_error: Option<String>,
-    /// When.
+    /// Time of the reconcile.
     pub now: Timestamp,
-    /// Is there a server that reads addresses, and tells of newer passes?
+    /// Whether a server evaluates addresses and notifies pages of newer reconciles.
     pub served: bool,
 }
 
 /// A node.
 #[derive(Clone, Debug)]
 pub struct NodeFact {
-    /// Its place in [`Facts::groups`], or why its kernel is not known.
+    /// Index in [`Facts::groups`], or why the node's kernel is not known.
     pub group: Result<usize, String>,
-    /// What it says of its operating system.
+    /// Operating system as the node reports it.
     pub os_image: String,
-    /// The kernel release that it announces.
+    /// Kernel release that the node announces.
     pub announces: Option<String>,
-    /// Is it cordoned?
+    /// Whether the node is cordoned.
     pub cordoned: bool,
 }
 
-/// Nodes that are alike.
+/// Nodes with the same kernel that call for the same images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeGroup {
-    /// What they run.
+    /// Kernel target of the nodes.
     pub target: KernelTarget,
-    /// The images that they call for.
+    /// Images that the nodes call for.
     pub calls: Vec<ImageName>,
-    /// Their names, in order.
+    /// Sorted names of the nodes.
     pub nodes: Vec<String>,
-    /// How many of them announced a kernel that they may not boot yet.
+    /// Number of these nodes that announced a kernel that they may not boot yet.
     pub unready: usize,
 }
 
-/// Nodes that are to boot the same kernel, and need the same images there.
+/// Nodes with the same next kernel that need the same images for it.
 #[derive(Clone, Debug)]
 pub struct Announced {
-    /// The kernel, and how its images stand.
+    /// The kernel, and the state of its images.
     pub next: Arc<Next>,
-    /// Their names, in order.
+    /// Sorted names of the nodes.
     pub nodes: Vec<String>,
 }
 
-/// Some names of many.
+/// The first names of a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
     /// The first ones.
     pub first: Vec<String>,
-    /// How many there are.
+    /// Length of the list.
     pub count: usize,
 }
 
@@ -103,7 +104,7 @@ impl Names {
         self.count += 1;
     }
 
-    /// Of a list of names.
+    /// Takes the first names of a list.
     pub fn of<'a>(names: impl IntoIterator<Item = &'a String>) -> Self {
         let mut all = Self::default();
         names.into_iter().for_each(|name| all.add(name));
@@ -111,7 +112,7 @@ impl Names {
     }
 }
 
-/// The order of names whose numbers count: `node-9`, then `node-10`.
+/// Compares names with numbers by value: `node-9` is before `node-10`.
 pub fn natural(a: &str, b: &str) -> Ordering {
     let digits = |text: &str| text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (mut left, mut right) = (a, b);
@@ -134,7 +135,7 @@ pub fn natural(a: &str, b: &str) -> Ordering {
 }
 
 impl Facts {
-    /// What is kept of a plan and of what it was made from.
+    /// Extracts the facts from a plan, its snapshot and the definitions.
     pub fn of(
         plan: Arc<Plan>,
         snapshot: &ClusterSnapshot,
@@ -192,7 +193,7 @@ impl Facts {
         Self { plan, ..facts }
     }
 
-    /// The record in the object that a rollout is about.
+    /// Returns the record in the object that a rollout writes.
     pub fn record_of(&self, target: &RolloutTarget) -> Option<&Result<Record, String>> {
         let object = match &target.object {
             RolloutObject::DaemonSet(found) => format!("DaemonSet {}/{}", found.namespace, found.daemon_set),

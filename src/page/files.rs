@@ -1,4 +1,4 @@
-//! Adapter: the page as files of a directory, with relative links, for pipelines and sites without a server.
+//! Adapter: writes the page as files with relative links, for pipelines and sites without a server.
 
 use std::{io, path::Path};
 
@@ -17,18 +17,19 @@ use super::{
 };
 use crate::parts::{AT_ONCE, Parts};
 
-/// Why the page was not written.
+/// Failure to write the page.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     /// The directory cannot be written.
     #[error("write the page")]
     Io(#[from] io::Error),
-    /// A page could not be made.
+    /// A page could not be rendered.
     #[error(transparent)]
     Html(#[from] HtmlError),
 }
 
-/// Writes `index.html` and what it leads to. Pages of an earlier run are replaced, other files are left alone.
+/// Writes `index.html` and all pages that it links to. Replaces the pages of an earlier run and keeps other
+/// files.
 pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Result<(), FilesError> {
     let history = History::default();
     let fleet = Fleet::new(facts, &history.since);
@@ -47,7 +48,7 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
         }
     }
     let images = &Images::of(parts.clone());
-    // There is an entry for each cell, in the same order.
+    // `entries` has one entry for each cell, in the same order.
     let cells = fleet.entries.iter().zip(&facts.plan.cells);
     let found = cells.map(|(entry, cell)| async move { (entry, images.of_cell(&facts.plan, cell).await) });
     let (mut found, excerpts) = (stream::iter(found).buffered(AT_ONCE), Excerpts::default());
@@ -66,12 +67,12 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
         let filter = Filter { state: state.to_owned(), ..Filter::default() };
         write(&format!("state-{state}.html"), html::fleet_page(&fleet, filter, &[])?)?;
     }
-    // Last: who sees it finds what it leads to.
+    // Write the index last, so that its links lead to existing pages.
     write("index.html", html::fleet_page(&fleet, Filter::default(), &[])?)?;
     Ok(())
 }
 
-/// Removes pages of cells and nodes that are perhaps there no more.
+/// Removes the pages of cells and nodes, which may no longer exist.
 fn remove_pages(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;

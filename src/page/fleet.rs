@@ -1,4 +1,4 @@
-//! Pure: the first view: what is wrong, what is at risk, what changed, and the matrix of images and kernels.
+//! Pure: the first view: problems, nodes at risk, recent changes, and the matrix of images and kernels.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -23,11 +23,11 @@ use crate::{
     },
 };
 
-/// Findings written out before the rest is only counted.
+/// Maximum number of findings that are listed; the rest is only counted.
 const LISTED: usize = 10;
-/// Those of a list that are seen before it is unfolded.
+/// Number of a list's items that are visible before the list is unfolded.
 const SEEN: usize = 3;
-/// The first view.
+/// Model of the first view.
 #[derive(Debug, Serialize)]
 pub struct FleetPage {
     pub configuration_error: Option<String>,
@@ -39,14 +39,14 @@ pub struct FleetPage {
     pub wrong_count: usize,
     pub changed_count: usize,
     pub matrix: Matrix,
-    /// Does something build, so that it changes between passes?
+    /// Whether a build runs, so that the view changes between reconciles.
     pub live: bool,
     pub filter: Filter,
-    /// Is there a server that reads the address?
+    /// Whether a server evaluates the address.
     pub served: bool,
 }
 
-/// Something that changed.
+/// A recent change of state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Change {
     #[serde(skip)]
@@ -55,22 +55,22 @@ pub struct Change {
     pub link: String,
     pub state: &'static str,
     pub class: &'static str,
-    /// As [`ago`] has it; filled in when it is shown.
+    /// Age as [`ago`] formats it; set when the change is shown.
     pub ago: String,
-    /// What it is about, whatever the kernel.
+    /// Image or object that the change is about, regardless of the kernel.
     #[serde(skip)]
     pub of: String,
-    /// Others of it that came to stand so in the same time.
+    /// Number of further changes of the same image or object to the same state at the same time.
     pub more: usize,
 }
 
-/// The first of a list.
+/// The first items of a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Listed<T> {
     pub items: Vec<T>,
-    /// How many of them are folded away, on the first view.
+    /// Number of items that the first view folds away.
     pub folded: usize,
-    /// How many are only counted.
+    /// Number of omitted items, which are only counted.
     pub more: usize,
 }
 
@@ -88,7 +88,7 @@ impl<T> Listed<T> {
     }
 }
 
-/// What is wrong, once for all that is wrong in the same way.
+/// A problem. Identical problems of several kernels are merged.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Problem {
     pub state: &'static str,
@@ -100,7 +100,7 @@ pub struct Problem {
     pub hint: String,
 }
 
-/// Nodes that would lack an image at their next reboot.
+/// Nodes that would lack images for one kernel at their next reboot.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Risk {
     pub kernel: String,
@@ -111,36 +111,36 @@ pub struct Risk {
     pub count: usize,
 }
 
-/// An image that is not there.
+/// An image that is missing.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct MissingImage {
     pub image: String,
     pub link: Option<String>,
     pub state: &'static str,
     pub class: &'static str,
-    /// Why, where how it stands does not say so.
+    /// Reason, if the state does not imply it.
     pub why: String,
 }
 
-/// A page, by its name.
+/// A named link to a page.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Link {
     pub name: String,
     pub link: String,
 }
 
-/// Facts with their rows, ready to be looked at.
+/// Facts with their status rows, indexed for rendering.
 pub struct Fleet<'a> {
     pub facts: &'a Facts,
     pub entries: Vec<StatusEntry<'a>>,
     places: HashMap<(&'a ImageName, &'a KernelTarget), usize>,
     since: &'a BTreeMap<(ImageName, KernelTarget), Timestamp>,
     by_node: OnceLock<HashMap<&'a str, OfNode<'a>>>,
-    /// When it is looked at; the facts may be older.
+    /// Time of rendering; the facts may be older.
     pub now: Timestamp,
 }
 
-/// What a plan says of one node.
+/// Contents of a plan about one node.
 #[derive(Default)]
 pub struct OfNode<'a> {
     pub planned: Option<&'a PlannedNode>,
@@ -150,12 +150,12 @@ pub struct OfNode<'a> {
 }
 
 impl<'a> Fleet<'a> {
-    /// `since`: when cells came to stand as they do, as far as a loop saw it.
+    /// Indexes the facts. `since` tells when a loop saw cells reach their state.
     pub fn new(facts: &'a Facts, since: &'a BTreeMap<(ImageName, KernelTarget), Timestamp>) -> Self {
         Self::at(facts, since, &facts.activity, facts.now)
     }
 
-    /// The same with what builds do by now.
+    /// Like [`Fleet::new`], with the current activity of builds.
     pub fn at(
         facts: &'a Facts,
         since: &'a BTreeMap<(ImageName, KernelTarget), Timestamp>,
@@ -168,7 +168,8 @@ impl<'a> Fleet<'a> {
         Self { facts, entries, places, since, by_node: OnceLock::new(), now }
     }
 
-    /// What the plan says of a node. It is put in order once: a page of each of many nodes may be asked for.
+    /// Returns what the plan contains about a node. The index is built once, because pages of many nodes may
+    /// be requested.
     pub fn of_node(&self, name: &str) -> Option<&OfNode<'a>> {
         let index = || {
             let plan = &self.facts.plan;
@@ -194,17 +195,17 @@ impl<'a> Fleet<'a> {
         self.by_node.get_or_init(index).get(name)
     }
 
-    /// How long a build has taken, and usually takes.
+    /// Returns how long a build has taken, and how long it usually takes.
     pub fn time(&self, entry: &StatusEntry<'_>) -> Option<BuildTime> {
         entry.activity.and_then(|activity| activity.time(self.now))
     }
 
-    /// The cell of an image for a kernel.
+    /// Returns the entry of an image for a kernel.
     pub fn entry(&self, image: &ImageName, target: &KernelTarget) -> Option<&StatusEntry<'a>> {
         self.entries.get(*self.places.get(&(image, target))?)
     }
 
-    /// How long a cell stands so, where that is known.
+    /// Returns since when a cell has been in its state, if known.
     pub fn age(&self, entry: &StatusEntry<'_>) -> Option<Timestamp> {
         let key = (entry.image.clone(), entry.target.clone());
         let known = match entry.outcome {
@@ -215,7 +216,7 @@ impl<'a> Fleet<'a> {
         known.or_else(|| self.since.get(&key).copied())
     }
 
-    /// The whole first view; `changed` is what it says of the time before.
+    /// Returns the model of the first view. `changed` lists the recent changes.
     pub fn page(&self, filter: Filter, changed: Vec<Change>) -> FleetPage {
         let ((at_risk, at_risk_nodes), wrong) = (self.at_risk(), self.wrong());
         FleetPage {
@@ -234,7 +235,7 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// What is wrong: cells first, then rollouts, then nodes.
+    /// Returns the problems: cells first, then rollouts, then nodes.
     fn wrong(&self) -> Vec<Problem> {
         let mut problems: Vec<Problem> = Vec::new();
         let mut places: HashMap<(&ImageName, Phase, String), usize> = HashMap::new();
@@ -261,7 +262,7 @@ impl<'a> Fleet<'a> {
                 hint,
             });
         }
-        // What is broken before what waits.
+        // Failures come before cells that wait.
         problems.sort_by_key(|problem| problem.class != "bad");
         for rollout in &self.facts.plan.rollouts {
             let RolloutDecision::Hold(why) = &rollout.decision else { continue };
@@ -281,8 +282,9 @@ impl<'a> Fleet<'a> {
         problems
     }
 
-    /// Nodes that would lack an image, and how many there are: first those that announced another kernel, then those that run a
-    /// kernel whose image is not there. Its cost does not depend on the number of nodes.
+    /// Returns the nodes that would lack an image, and their number. Nodes that announced another kernel come
+    /// first, then nodes that run a kernel without its image. The cost does not depend on the number of
+    /// nodes.
     fn at_risk(&self) -> (Vec<Risk>, usize) {
         let missing = |entry: &StatusEntry<'_>| MissingImage {
             image: entry.image.to_string(),
@@ -329,7 +331,7 @@ impl<'a> Fleet<'a> {
                 .map(missing)
                 .collect();
             if !images.is_empty() {
-                // Those that announced a kernel, too, have been counted.
+                // Nodes that also announced a kernel were counted before.
                 count += group.nodes.len().saturating_sub(group.unready);
                 risks.push(risk(&group.target, false, images, &group.nodes));
             }
@@ -345,12 +347,12 @@ fn risk(kernel: &KernelTarget, announced: bool, missing: Vec<MissingImage>, node
     Risk { kernel: kernel.to_string(), announced, missing, nodes, more, count: names.count }
 }
 
-/// Is a build of it under way?
+/// Whether a build of the cell runs.
 pub fn is_building(entry: &StatusEntry<'_>) -> bool {
     entry.row.phase == Phase::Building
 }
 
-/// The colour and the shape of a cell.
+/// Returns the style class of a cell, which sets its color and shape.
 pub fn class_of(entry: &StatusEntry<'_>) -> &'static str {
     match entry.outcome {
         Outcome::UpToDate { denied: true, .. } => "bad",
@@ -371,17 +373,17 @@ pub fn class_of_phase(phase: Phase, verdict: Option<Verdict>) -> &'static str {
     }
 }
 
-/// `mofed for 6.1.0-47-amd64 (debian 12, amd64)`.
+/// Formats a cell: `mofed for 6.1.0-47-amd64 (debian 12, amd64)`.
 pub fn subject(entry: &StatusEntry<'_>) -> String {
     format!("{} for {}", entry.image, entry.target)
 }
 
-/// `12 nodes`.
+/// Formats a number of nodes: `12 nodes`.
 pub fn nodes(count: usize) -> String {
     if count == 1 { "1 node".to_owned() } else { format!("{count} nodes") }
 }
 
-/// `3 h`: how long ago. Of a time in the future nothing is known.
+/// Formats an age: `3 h`. A time in the future is shown as `now`.
 pub fn ago(at: Timestamp, now: Timestamp) -> String {
     match now.duration_since(at).as_secs() {
         seconds if seconds < 60 => "now".to_owned(),
@@ -391,26 +393,26 @@ pub fn ago(at: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// The page of a cell. A name from outside is no part of it, so that no name is unsafe, too long or another one's: these are
-/// 64 bits of a digest.
+/// Returns the address of a cell's page. It consists of 64 bits of a digest instead of untrusted names, so
+/// that no address is unsafe, too long or ambiguous.
 pub fn cell_link(image: &ImageName, target: &KernelTarget) -> String {
     let KernelTarget { os, os_version, release, arch } = target;
     let parts = [image.as_str(), os.as_str(), os_version.as_str(), release.as_str(), arch.as_str()];
     format!("c/{}.html", digits_of(&parts))
 }
 
-/// The cell of a page.
+/// Returns the cell of a page's address.
 pub fn cell_at<'a>(facts: &'a Facts, path: &str) -> Option<&'a PlannedCell> {
     let mut cells = facts.plan.cells.iter().filter(|_| path.starts_with("c/"));
     cells.find(|cell| cell_link(&cell.image, &cell.target) == path)
 }
 
-/// The whole log of a cell's newest build.
+/// Returns the address of the whole log of a cell's latest build.
 pub fn log_link(entry: &StatusEntry<'_>) -> String {
     cell_link(entry.image, entry.target).replace(".html", ".txt")
 }
 
-/// The page of a node.
+/// Returns the link to a node's page.
 pub fn node_link(name: &str) -> Link {
     Link { name: name.to_owned(), link: format!("n/{}.html", digits_of(&[name])) }
 }

@@ -15,7 +15,7 @@ use crate::{
 pub(in crate::page) const K47: &str = "6.1.0-47-amd64";
 pub(in crate::page) const K48: &str = "6.1.0-48-amd64";
 
-/// What is kept of a small fleet of the planner's tests.
+/// Returns the facts of a small fleet of the planner's tests.
 pub(in crate::page) fn facts_of(fleet: &testing::Fleet) -> Facts {
     let (snapshot, definitions) = fleet.made_from();
     Facts::of(Arc::new(fleet.plan()), snapshot, definitions, Timestamp::UNIX_EPOCH)
@@ -27,12 +27,13 @@ fn page_of(facts: &Facts) -> FleetPage {
     fleet.page(Filter::default(), changes(&fleet, &[]))
 }
 
-/// When cells of [`large`] failed; it is looked at three hours later.
+/// Time at which cells of [`large`] failed. The page is rendered three hours later.
 pub(in crate::page) fn morning() -> Timestamp {
     "2026-11-25T09:00:00Z".parse().unwrap()
 }
 
-/// A fleet of `kernels` x `images` cells. Of ten images one failed, each in its own way, and one is to be built.
+/// A fleet of `kernels` x `images` cells. Of every ten images, one failed with its own error for each kernel,
+/// and one is to be built.
 pub(in crate::page) fn large(kernels: usize, images: usize, nodes: usize) -> Facts {
     let small = testing::Fleet::new(&[K47]).plan();
     let cell = small.cells[0].outcome.cell().unwrap();
@@ -142,7 +143,7 @@ fn nodes_that_lack_an_image_are_at_risk_whether_they_run_the_kernel_or_announce_
     fleet.lose();
     let page = page_of(&facts_of(&fleet));
     assert_eq!(page.at_risk.items.iter().map(|risk| risk.announced).collect::<Vec<_>>(), [true, false]);
-    assert_eq!(page.at_risk_nodes, 2, "n1 lacks its present image and the next one, and is one node");
+    assert_eq!(page.at_risk_nodes, 2, "n1 lacks its current and its next image, but is one node");
 }
 
 #[test]
@@ -194,7 +195,7 @@ fn a_loop_tells_what_changed_between_two_passes() {
     let mut history = History::default();
     let none = BTreeMap::new();
     history.note(&Fleet::new(&facts_of(&fleet), &none));
-    assert!(history.changes.is_empty(), "what only is as it was has not changed");
+    assert!(history.changes.is_empty(), "a state that is seen first is no change");
     fleet.publish(Verdict::Loads);
     let facts = facts_of(&fleet);
     history.note(&Fleet::new(&facts, &none));
@@ -265,7 +266,7 @@ fn a_node_says_what_it_runs_announces_and_may_boot() {
     assert_eq!(page.may_boot.unwrap().why, "mft: it is still to be built");
     assert_eq!(page.images.iter().map(|image| image.state).collect::<Vec<_>>(), ["published", "missing"]);
     let may_boot = fleet.node_page("n1").unwrap().may_boot.unwrap();
-    assert_eq!((may_boot.word, may_boot.class), ("wait", "wait"), "as the matrix has it");
+    assert_eq!((may_boot.word, may_boot.class), ("wait", "wait"), "same as the matrix");
     assert!(fleet.node_page("n0").unwrap().may_boot.is_none());
     let next = fleet.entries.iter().find(|entry| entry.target.release.as_str() == K48).unwrap();
     let waiting = fleet.cell_page(next, crate::page::image::Found::default()).nodes;

@@ -1,4 +1,4 @@
-//! Pure: what changed lately: what a loop saw from pass to pass, and what records and failures say of their time.
+//! Pure: recent changes: those that a loop saw between reconciles, and those that records and failures date.
 
 use std::collections::BTreeMap;
 
@@ -13,15 +13,16 @@ use crate::{
     plan::{Outcome, Phase, RecordState, RolloutTarget, StatusEntry, decided},
 };
 
-/// Changes that are kept and shown.
+/// Number of changes that are shown.
 const KEPT: usize = 10;
-/// Changes that are remembered: a pass may publish an image for each of many kernels, which are one line.
+/// Number of changes that are remembered. A reconcile may publish an image for each of many kernels, and
+/// these changes are merged into one line.
 const SEEN: usize = 1000;
 
-/// Rewrites that are kept.
+/// Number of rewrites that are remembered.
 const REWRITES: usize = 50;
 
-/// What a loop wrote for a rollout.
+/// A rewrite that a loop made for a rollout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Rewrite {
     #[serde(skip)]
@@ -31,20 +32,21 @@ pub struct Rewrite {
     pub failed: Option<String>,
 }
 
-/// What a loop has seen since it began.
+/// Observations of a loop since its start.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     phases: BTreeMap<(ImageName, KernelTarget), Phase>,
-    /// Since when a cell stands as it does, where that was seen.
+    /// Since when a cell has been in its state, if a loop saw the change.
     pub since: BTreeMap<(ImageName, KernelTarget), Timestamp>,
-    /// The newest first.
+    /// Changes, newest first.
     pub changes: Vec<Change>,
-    /// The same.
+    /// Rewrites, newest first.
     pub rewrites: Vec<Rewrite>,
 }
 
 impl History {
-    /// Notes how cells stand now. The first time nothing is known to have changed.
+    /// Records the current state of the cells. The first call records no changes, because the earlier state
+    /// is unknown.
     pub fn note(&mut self, fleet: &Fleet<'_>) {
         let (now, mut phases) = (fleet.facts.now, BTreeMap::new());
         let mut found = Vec::new();
@@ -64,7 +66,7 @@ impl History {
         self.changes = found;
     }
 
-    /// Notes what a pass wrote.
+    /// Records the writes of a reconcile.
     pub fn note_rewrites(&mut self, reports: &[RolloutReport], at: Timestamp) {
         for RolloutReport { planned, error } in reports.iter().filter(|it| !it.planned.changes.is_empty()) {
             let (action, why) = decided(&planned.decision);
@@ -81,7 +83,7 @@ fn change_of(entry: &StatusEntry<'_>, at: Timestamp, (phase, class): (Phase, &'s
     Change { at, subject, link, state, class, of, ..Change::default() }
 }
 
-/// What was seen, and the failures and rewrites that have a time: the newest first.
+/// Returns the seen changes, and the failures and rewrites with a known time, newest first.
 pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
     let failed = fleet.entries.iter().filter_map(|entry| match entry.outcome {
         Outcome::HeldBack { at, .. } => Some(change_of(entry, *at, (Phase::Failed, "bad"))),
@@ -98,10 +100,10 @@ pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
     });
     let mut all: Vec<Change> = failed.chain(rewritten).chain(seen.iter().cloned()).collect();
     all.sort_by(|a, b| b.at.cmp(&a.at).then_with(|| a.cmp(b)));
-    // A failure that was seen has its own time, too.
+    // A seen failure is also listed with its own time.
     let mut seen = std::collections::BTreeSet::new();
     all.retain(|change| seen.insert((change.subject.clone(), change.state)));
-    // One fault of a driver is one line, whatever the number of kernels.
+    // A failure of a driver for many kernels is merged into one line.
     let mut lines: Vec<Change> = Vec::new();
     for mut change in all {
         change.ago = ago(change.at, fleet.now);
@@ -117,7 +119,7 @@ pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
     lines
 }
 
-/// How a rewrite went, in a word, with its colour and shape.
+/// Returns the state of a rewrite in words, with its style class.
 pub fn record_state(state: RecordState) -> (&'static str, &'static str) {
     match state {
         RecordState::Set => ("set", "run"),

@@ -1,4 +1,5 @@
-//! Pure: models as HTML. What comes from outside is escaped by the engine; nothing but what it wrote goes in as it is.
+//! Pure: renders models as HTML. The template engine escapes untrusted text; only the engine's own output is
+//! inserted unescaped.
 
 use std::sync::LazyLock;
 
@@ -23,14 +24,14 @@ use super::{
 };
 use crate::{plan::StatusEntry, text::printable_lines};
 
-/// What brings newer passes into a page that is open.
+/// Script that updates an open page after each reconcile.
 pub const SCRIPT: &str = include_str!("html/page.js");
 /// The icon.
 pub const ICON: &str = include_str!("html/icon.svg");
 /// The style sheet.
 pub const STYLE: &str = include_str!("html/style.css");
 
-/// The templates, by their names. `frame` is around the others.
+/// Templates by name. `frame` surrounds the others.
 const TEMPLATES: [(&str, &str); 7] = [
     ("frame", include_str!("html/frame.hbs")),
     ("fleet", include_str!("html/fleet.hbs")),
@@ -62,12 +63,12 @@ static ENGINE: LazyLock<Result<Handlebars<'static>, String>> = LazyLock::new(|| 
     Ok(engine)
 });
 
-/// Why a page was not written: a fault in its template.
+/// A fault in a page's template.
 #[derive(Debug, thiserror::Error)]
 #[error("write a page from its template: {0}")]
 pub struct HtmlError(String);
 
-/// A whole page. `root` leads to the directory of the style sheet: empty, or `../`.
+/// Renders a whole page. `root` is the path to the directory of the style sheet: empty, or `../`.
 fn html(
     template: &str,
     title: &str,
@@ -83,7 +84,7 @@ fn html(
     (model["root"], model["title"], model["now"]) = (root.into(), title.into(), now.clone().into());
     let body = render(template, &model)?;
     let as_of = facts.now.strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
-    // What is confirmed is what was read: no script changes it.
+    // Users confirm exactly what they read, so no script may update this page.
     let served = facts.served && template != "confirm";
     let frame = json!({
         "title": title, "root": root, "now": now, "as_of": as_of, "served": served, "page": template, "body": body,
@@ -92,7 +93,8 @@ fn html(
     render("frame", &frame)
 }
 
-/// Text with what people read at a glance: a digest by its first digits, a time as a clock shows it. The whole is in the title.
+/// Abbreviates text for reading at a glance: a digest to its first digits, a time to a clock time. The title
+/// holds the full value.
 fn brief(given: &Value, now: Timestamp) -> String {
     match given {
         Value::String(text) => glance(text, now),
@@ -127,7 +129,7 @@ fn glance(text: &str, now: Timestamp) -> String {
     long.replace_all(&escaped, short).into_owned()
 }
 
-/// Text in which commands stand between backticks.
+/// Formats text with commands between backticks.
 fn words(given: &Value, now: Timestamp) -> String {
     let parts = given.as_str().unwrap_or_default().split('`').enumerate();
     let marked = |(place, part)| {
@@ -137,34 +139,34 @@ fn words(given: &Value, now: Timestamp) -> String {
     parts.map(marked).collect()
 }
 
-/// The first view.
+/// Renders the first view.
 pub fn fleet_page(fleet: &Fleet<'_>, filter: Filter, seen: &[Change]) -> Result<String, HtmlError> {
     let title = if filter.state.is_empty() { "Fleet".to_owned() } else { format!("Fleet: {}", filter.state) };
     html("fleet", &title, "", fleet.facts, &fleet.page(filter, changes(fleet, seen)))
 }
 
-/// The page of a cell.
+/// Renders the page of a cell.
 pub fn cell_page(fleet: &Fleet<'_>, entry: &StatusEntry<'_>, found: Found) -> Result<String, HtmlError> {
     html("cell", &subject(entry), "../", fleet.facts, &fleet.cell_page(entry, found))
 }
 
-/// The page of a node, if there is one of this name.
+/// Renders the page of a node, if there is a node of this name.
 pub fn node_page(fleet: &Fleet<'_>, name: &str) -> Option<Result<String, HtmlError>> {
     let page = fleet.node_page(name)?;
     Some(html("node", name, "../", fleet.facts, &page))
 }
 
-/// All nodes.
+/// Renders the page of all nodes.
 pub fn nodes_page(facts: &Facts) -> Result<String, HtmlError> {
     html("nodes", "Nodes", "", facts, &NodesPage::of(facts))
 }
 
-/// All rollouts.
+/// Renders the page of all rollouts.
 pub fn rollouts_page(facts: &Facts, offers: &Offers, rewrites: &[Rewrite]) -> Result<String, HtmlError> {
     html("rollouts", "Rollouts", "", facts, &RolloutsPage::of(facts, offers, rewrites))
 }
 
-/// What would happen, and the button to do it.
+/// Renders the effects of an action, with the button that confirms it.
 pub fn confirm_page(facts: &Facts, preview: &Preview) -> Result<String, HtmlError> {
     html("confirm", &preview.title, "", facts, preview)
 }

@@ -25,7 +25,8 @@ use crate::{
     store::Standing,
 };
 
-/// What a page must not hold: a tag, a control character, a mark that turns the direction of text.
+/// Untrusted text that no page may contain unescaped: a tag, control characters, a mark that reverses the
+/// text direction.
 const HOSTILE: &str = "\"'><script>alert(1)</script>\u{1b}[2J\u{202e}gnp\u{0}";
 
 fn whole(facts: &Facts) -> String {
@@ -37,11 +38,12 @@ fn the_first_view_of_a_thousand_cells_is_small_and_nodes_add_nothing() {
     let bytes = |nodes| whole(&large(100, 10, nodes)).len();
     let (few, many) = (bytes(100), bytes(10_000));
     assert!(few <= 100_000, "{few} bytes");
-    // Digits of counts, and names of five nodes for each of the kernels that are listed.
+    // The difference is for digits of counts, and for the names of five nodes of each listed kernel.
     assert!(many <= few + 10_000 && many <= 110_000, "{many} bytes, with few nodes {few}");
 }
 
-/// The upgrade of nodes, of which half are done and one is under way; `says` is what comes from outside, and hostile words fail.
+/// An upgrade in which half of the nodes are done. `says` is untrusted text; if it is hostile, the last node
+/// has failed.
 fn upgrade(says: &str, nodes: &[String], now: Timestamp) -> PlannedUpgrade {
     let turn = |(number, node): (usize, &String)| {
         let (stage, noted, waits) = match nodes.len() - number {
@@ -93,7 +95,7 @@ fn provenance(says: &str) -> Built {
     }
 }
 
-/// All pages, of a fleet in which all that comes from outside is hostile, by where they are.
+/// All pages of a fleet whose untrusted texts are all hostile, by path.
 fn hostile_pages() -> Vec<(String, String)> {
     let mut fleet = testing::Fleet::new(&[K47, K47]);
     fleet.announce(1, K48);
@@ -196,7 +198,8 @@ fn hostile_pages() -> Vec<(String, String)> {
     ]
 }
 
-/// Pages of 5,000 nodes that get another driver, while another image is built: what a directory of manifests does not have.
+/// Pages of 5,000 nodes under an upgrade, while another image is built. A directory of manifests cannot show
+/// these states.
 fn story() -> Vec<(String, String)> {
     let mut fleet = testing::Fleet::new(&vec![K47; 5000]);
     fleet.publish(Verdict::Loads);
@@ -314,7 +317,7 @@ fn five_thousand_nodes_get_another_driver_while_an_image_is_built() {
     );
     let place = |node: &str| pages[4].1.find(&format!(">{node}</a>")).unwrap();
     assert!(place("n998") < place("n4") && place("n9") < place("n33"), "by stage and number");
-    assert!(pages[0].1.len() < 100_000 && pages[4].1.len() < 100_000, "nodes are counted, not listed");
+    assert!(pages[0].1.len() < 100_000 && pages[4].1.len() < 100_000, "nodes are counted instead of listed");
 }
 
 #[test]
@@ -350,7 +353,7 @@ fn nothing_from_outside_is_taken_for_a_tag_or_steers_the_reader() {
     }
 }
 
-/// `ci/page` names the directory, and looks at what is then in it.
+/// `ci/page` sets the directory and inspects the written files.
 #[test]
 fn pages_for_a_browser_are_written_as_files() {
     let own = tempfile::tempdir().unwrap();
@@ -436,5 +439,5 @@ fn pages_are_for_screen_readers_and_keyboards() {
     }
     assert!(!page.contains("http:") && !page.contains("https:") && !SCRIPT.contains("http"), "{page}");
     assert_eq!(page.matches("<script src=\"page.js\"").count(), page.matches("<script").count(), "{page}");
-    assert!(!STYLE.contains("url(") && !STYLE.contains("@import"), "the style asks no other host");
+    assert!(!STYLE.contains("url(") && !STYLE.contains("@import"), "the style sheet loads nothing else");
 }

@@ -1,4 +1,4 @@
-//! Adapter: published images, as the registry has them and what is beside them.
+//! Adapter: reads published images and their referrers from the registry.
 
 use std::{
     collections::BTreeMap,
@@ -27,56 +27,57 @@ use crate::{
     store::Standing,
 };
 
-/// Images that are kept, and how long: what a digest names does not change, but documents and signatures come later, too.
+/// Maximum number of cached images, and how long they are cached. The content of a digest does not change,
+/// but documents and signatures can be added later.
 const KEPT: usize = 100;
 const FRESH: Duration = Duration::from_mins(5);
-/// Inputs of a provenance that are shown, and characters of each text.
+/// Maximum number of inputs of a provenance that are shown, and maximum length of each text.
 const INPUTS: usize = 300;
 const TEXT: usize = 300;
 
-/// What the registry has of an image, or why it cannot be shown.
+/// Data of an image, or why it cannot be shown.
 pub type FoundImage = Result<Arc<Image>, String>;
 
-/// What is shown beside the plan: it is on disk and in the registry.
+/// Data of a cell beyond the plan, from the disk and the registry.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// The log.
+    /// Log of the cell's build.
     pub log: Option<Log>,
     /// The published image.
     pub image: Option<FoundImage>,
-    /// The image before.
+    /// Image that the cell's image is compared with.
     pub before: Option<(Before, FoundImage)>,
-    /// How long builds of it usually take.
+    /// Usual duration of the image's builds.
     pub usual: Option<Duration>,
-    /// What may be asked for.
+    /// Actions that the sender may take.
     pub offers: Offers,
 }
 
-/// What a page shows of a published image.
+/// Data of a published image that a page shows.
 #[derive(Clone, Debug, Default)]
 pub struct Image {
-    /// Bytes of its layers, compressed.
+    /// Compressed size of the layers, in bytes.
     pub size: u64,
     pub signature: Option<Standing>,
-    /// The check report, in the form that builds store.
+    /// Check report in the form that builds store.
     pub report: Option<Value>,
-    /// What its bill of materials has, where there is one.
+    /// Components of the bill of materials, if any.
     pub parts: Option<Vec<Part>>,
     pub provenance: Option<Built>,
 }
 
-/// How an image was built, as its provenance has it.
+/// Build of an image, from its provenance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Built {
-    /// In a line.
+    /// Summary in one line.
     pub said: String,
-    /// Who built it, and what the rest is to be understood by: names in the form of addresses.
+    /// Builder and build type, both URIs. The build type defines the meaning of the other fields.
     pub builder: String,
     pub kind: String,
     pub inputs: Listed<Dependency>,
 }
 
-/// What an image was built from.
+/// An input of an image's build.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Dependency {
     pub role: String,
@@ -85,7 +86,7 @@ pub struct Dependency {
     pub digest: String,
 }
 
-/// Images, each looked at once in a while.
+/// Reads images, with a cache.
 pub struct Images {
     parts: Parts,
     kept: Mutex<BTreeMap<ImageReference, (Instant, Arc<Image>)>>,
@@ -97,7 +98,7 @@ impl Images {
         Self { parts, kept: Mutex::default(), times: Mutex::default() }
     }
 
-    /// What there is of a cell's image, and of the one before.
+    /// Returns the data of a cell's image and of the previous image.
     pub async fn of_cell(&self, plan: &Plan, planned: &PlannedCell) -> Found {
         let image = async { Some(self.find(&image_of(&planned.outcome)?).await) };
         let before = async {
@@ -120,7 +121,7 @@ impl Images {
         usual
     }
 
-    /// What there is of an image, or why it cannot be shown.
+    /// Returns the data of an image, or why it cannot be shown.
     async fn find(&self, reference: &ImageReference) -> FoundImage {
         let known = self.kept.lock().get(reference).filter(|(since, _)| since.elapsed() < FRESH).cloned();
         if let Some((_, image)) = known {
@@ -148,7 +149,7 @@ async fn look_at(parts: &Parts, reference: &ImageReference) -> Result<Image, Tar
     Ok(Image {
         size: layers.iter().fold(0, |sum, layer| layer.size.saturating_add(sum)),
         signature: Some(image.standing().await?),
-        // A document in another form than this farrier's is not shown.
+        // A report in another format than this farrier's is not shown.
         report: report.and_then(|bytes| read_report(&bytes)),
         parts: bill.and_then(|bytes| Some(parts_of(&serde_json::from_slice(&bytes).ok()?))),
         provenance: statement.map(|statement| built(&statement.predicate)),

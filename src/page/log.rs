@@ -1,4 +1,4 @@
-//! Adapter: what a page shows of a build's log.
+//! Adapter: excerpts of build logs for pages.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -20,16 +20,16 @@ use crate::{
     plan::{Outcome, Phase, Plan, PlannedCell, StatusEntry},
 };
 
-/// Lines before and after the first error.
+/// Number of lines that are shown before and after the first error.
 const AROUND: usize = 10;
-/// Bytes of a log that are looked through, and characters of a line that are shown.
+/// Number of bytes of a log that are searched, and number of characters of a line that are shown.
 const MOST: u64 = 64 << 20;
 const LINE: usize = 400;
-/// Excerpts that are kept, and how old that of a log may be that is being written.
+/// Maximum number of cached excerpts, and maximum age of the excerpt of a growing log.
 const KEPT: usize = 100;
 const FRESH: Duration = Duration::from_secs(5);
 
-/// The first error with what is around it; the end of a log without one.
+/// The first error with the lines around it, or the end of a log without an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Excerpt {
     /// The error in one line.
@@ -40,30 +40,31 @@ pub struct Excerpt {
 /// A line of a log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Line {
-    /// From 1.
+    /// Counts from 1.
     pub number: usize,
     pub text: String,
-    /// Is it the error?
+    /// Whether the line is the error.
     pub is_error: bool,
 }
 
-/// The log of the build of a cell's inputs.
+/// Log of a build with the cell's inputs.
 #[derive(Clone, Debug)]
 pub struct Log {
     pub path: PathBuf,
-    /// What a page shows of it, where there is no image.
+    /// Excerpt for the page; `None` if the image is published.
     pub excerpt: Option<Excerpt>,
 }
 
-/// What logs were found to say. A log is read again once it has changed; one that is being written, at most every few seconds.
+/// Cache of excerpts. A log is read again once it has changed, but a growing log at most every few seconds.
 #[derive(Debug, Default)]
 pub struct Excerpts(Mutex<HashMap<PathBuf, (Instant, Stamp, Excerpt)>>);
 
-/// The length of a log, and when it was written last.
+/// Length and modification time of a log.
 type Stamp = (u64, Option<SystemTime>);
 
 impl Excerpts {
-    /// The log that this cache has. One that cannot be read is as none: the cache may be deleted at any time.
+    /// Returns the cell's log in this cache. An excerpt that cannot be read is left out, because the cache
+    /// may be deleted at any time.
     pub fn find(&self, cache: &Cache, entry: &StatusEntry<'_>) -> Option<Log> {
         let path = log_of(cache, entry.image, entry.target, &entry.input_hash?)?;
         let excerpt = match entry.row.phase {
@@ -92,8 +93,8 @@ impl Excerpts {
     }
 }
 
-/// When published images were built, as far as this cache has their logs: the images themselves hold no time, so that the same
-/// inputs give the same bytes.
+/// Returns when published images were built, if this cache has their logs. Images themselves contain no time,
+/// so that the same inputs give the same bytes.
 pub fn built(cache: &Cache, plan: &Plan) -> BTreeMap<(ImageName, KernelTarget), Timestamp> {
     let times = LogTimes::of(cache);
     let of = |planned: &PlannedCell| {
@@ -123,7 +124,7 @@ fn excerpt_of(mut log: impl BufRead) -> io::Result<Excerpt> {
         let is_error = diagnoser.diagnosis() != before.as_ref();
         let line = Line { number, text: line.chars().take(LINE).collect(), is_error };
         if is_error {
-            // What was read last stands before it, also where that was an error of another kind.
+            // Lines before the error are plain context, even if one was an error of another kind.
             shown = last.iter().cloned().map(|line| Line { is_error: false, ..line }).collect();
             after = AROUND + 1;
         }
@@ -180,12 +181,12 @@ mod tests {
         fs_err::write(&path, "a.c:1:1: error: first\n").unwrap();
         let written = fs_err::metadata(&path).unwrap().modified().unwrap();
         assert_eq!(error(false), "a.c:1:1: first");
-        // What has its length and its time is not read.
+        // A log with unchanged length and modification time is not read again.
         fs_err::write(&path, "b.c:2:2: error: other\n").unwrap();
         File::options().write(true).open(&path).unwrap().set_modified(written).unwrap();
         assert_eq!(error(false), "a.c:1:1: first");
         fs_err::write(&path, "b.c:2:2: error: another one\n").unwrap();
-        assert_eq!(error(true), "a.c:1:1: first", "it is still written, and was read a moment ago");
+        assert_eq!(error(true), "a.c:1:1: first", "a growing log that was just read is not read again");
         assert_eq!(error(false), "b.c:2:2: another one");
     }
 }

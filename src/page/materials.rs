@@ -1,4 +1,4 @@
-//! Pure: what images were made of, and what differs from the image before.
+//! Pure: the components of images, and the differences to the previous image.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +12,17 @@ use crate::{
     provenance::{Material, Role},
 };
 
-/// Components of a bill that are read, and characters of each text. A toolchain has some two hundred packages.
+/// Maximum number of components of a bill that are read, and maximum length of each text. A toolchain has
+/// about two hundred packages.
 const MOST: usize = 2000;
 const SHOWN: usize = 200;
-/// A component's role, where it is a module of the payload.
+/// Role of a component that is a module of the payload.
 const MODULE: &str = "module";
-/// What a plan knows of an image that is not built: its headers and its toolchain are known when they are fetched.
+/// Roles that a plan knows for an image that is not built. Headers and toolchain are only known after they
+/// are fetched.
 const PLANNED: [Role; 4] = [Role::Source, Role::Patch, Role::Need, Role::Recipe];
 
-/// Something that an image holds, or was made with.
+/// A component of an image, or an input of its build.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Part {
     pub role: String,
@@ -30,7 +32,8 @@ pub struct Part {
 }
 
 impl Part {
-    /// What it is compared by. Names of header packages hold their kernel's release.
+    /// Returns the key for the comparison. Names of header packages contain the kernel release, so digits are
+    /// removed.
     fn key(&self) -> (&str, String) {
         let is_headers = self.role == Role::Headers.as_str();
         (&self.role, self.name.replace(|c: char| is_headers && c.is_ascii_digit(), ""))
@@ -51,7 +54,7 @@ impl From<Material> for Part {
     }
 }
 
-/// The components of a bill of materials.
+/// Returns the components in a bill of materials.
 pub fn parts_of(bill: &Value) -> Vec<Part> {
     let text = |value: &Value| value.as_str().unwrap_or_default().chars().take(SHOWN).collect::<String>();
     let components = bill["components"].as_array().into_iter().flatten().take(MOST);
@@ -69,7 +72,7 @@ pub fn parts_of(bill: &Value) -> Vec<Part> {
         .collect()
 }
 
-/// What a plan knows of an image that is not built.
+/// Returns the components that a plan knows for an image that is not built.
 pub fn planned_parts(cell: &Cell) -> Vec<Part> {
     let FetchedInputs { sources, .. } = &cell.fetched;
     let sources = sources.iter().map(|(name, identity)| {
@@ -96,13 +99,13 @@ pub fn planned_parts(cell: &Cell) -> Vec<Part> {
 #[derive(Clone, Debug)]
 pub struct Before {
     pub image: ImageReference,
-    /// Whose it is, where it is for another kernel.
+    /// Cell of the image, if the image is for another kernel.
     pub cell: Option<PlannedCell>,
 }
 
 impl Before {
-    /// What other inputs left under the cell's own name; else the image of the nearest older kernel of the same platform, else
-    /// that of the nearest newer one.
+    /// Returns the image that other inputs left under the cell's tag. Otherwise returns the image of the
+    /// nearest older kernel of the same platform, or else of the nearest newer one.
     pub fn of(plan: &Plan, planned: &PlannedCell) -> Option<Self> {
         if let Outcome::Conflict { cell, .. }
         | Outcome::Build { cell, why: BuildReason::Overwrite { .. }, .. } = &planned.outcome
@@ -128,14 +131,14 @@ impl Before {
     }
 }
 
-/// The published image of a cell, by digest.
+/// Returns the published image of a cell, by digest.
 pub fn image_of(outcome: &Outcome) -> Option<ImageReference> {
     let Outcome::UpToDate { cell, published, .. } = outcome else { return None };
     let version = Version::Digest(published.digest.clone());
     Some(ImageReference { repository: cell.reference.repository.clone(), version })
 }
 
-/// An input that is not the same.
+/// A component that differs.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Difference {
     pub what: String,
@@ -143,7 +146,8 @@ pub struct Difference {
     pub now: String,
 }
 
-/// What differs. A Dockerfile and the files of modules differ with the kernel: then they say nothing.
+/// Returns the differences. Dockerfiles and module files of different kernels always differ, so they are not
+/// compared.
 pub fn differences(before: &[Part], now: &[Part], same_kernel: bool) -> Vec<Difference> {
     let mut both: BTreeMap<(&str, String), [Option<Part>; 2]> = BTreeMap::new();
     for (place, parts) in [before, now].into_iter().enumerate() {
@@ -167,7 +171,7 @@ pub fn differences(before: &[Part], now: &[Part], same_kernel: bool) -> Vec<Diff
         .collect()
 }
 
-/// Those that a plan knows, too.
+/// Returns the components with roles that a plan knows.
 pub fn as_planned(parts: &[Part]) -> Vec<Part> {
     let known = |part: &&Part| PLANNED.iter().any(|role| part.role == role.as_str());
     parts.iter().filter(known).cloned().collect()

@@ -74,7 +74,7 @@ fn the_build_before_is_the_nearest_older_kernels_else_the_nearest_newer_ones() {
         let planned = plan.cells.iter().find(|cell| cell.target.release.as_str() == release).unwrap();
         Before::of(plan, planned).and_then(|before| before.cell).map(|cell| cell.target.release.to_string())
     };
-    // Even ones are Debian's, odd ones Ubuntu's.
+    // Kernels with even numbers are Debian's, with odd numbers Ubuntu's.
     assert_eq!(before("6.1.10-10-generic").as_deref(), Some("6.1.8-8-generic"));
     assert_eq!(before("6.1.0-0-generic").as_deref(), Some("6.1.2-2-generic"));
     assert_eq!(before("6.1.11-11-generic").as_deref(), Some("6.1.9-9-generic"));
@@ -87,7 +87,7 @@ fn the_build_before_is_the_nearest_older_kernels_else_the_nearest_newer_ones() {
     let next = facts.plan.cells.iter().find(|cell| cell.target.release.as_str() == K48).unwrap();
     let before = Before::of(&facts.plan, next).unwrap();
     assert_eq!(Some(before.image), image_of(&facts.plan.cells[0].outcome));
-    // Neither is built with other sources.
+    // Both are built from the same sources.
     let parts = |cell: &PlannedCell| planned_parts(cell.outcome.cell().unwrap());
     assert_eq!(said(&differences(&parts(&before.cell.unwrap()), &parts(next), false)), [[""; 3]; 0]);
 }

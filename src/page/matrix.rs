@@ -1,4 +1,4 @@
-//! Pure: the matrix of images and kernels, and what of it is asked for.
+//! Pure: the matrix of images and kernels, with filters.
 
 use std::{
     cmp::Ordering,
@@ -15,23 +15,23 @@ use crate::{
     plan::{AnnouncedBy, Phase, StatusEntry},
 };
 
-/// The filter's word for all that is not fine.
+/// Filter value for all cells that need attention.
 pub const OPEN: &str = "open";
 
-/// Which part of the matrix is shown: what is in the address.
+/// Filter of the matrix, from the address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Filter {
-    /// A part of an image's name.
+    /// A part of the image's name.
     pub image: String,
-    /// A part of a kernel release.
+    /// A part of the kernel release.
     pub kernel: String,
-    /// A part of a distribution's name, version or architecture.
+    /// A part of the distribution's name, version or architecture.
     pub os: String,
-    /// A phase, as `farrier status` has it, or [`OPEN`].
+    /// A phase as in `farrier status`, or [`OPEN`].
     pub state: String,
 }
 
-/// How many cells stand so.
+/// Number of cells in a state.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct StateCount {
     pub state: &'static str,
@@ -40,7 +40,7 @@ pub struct StateCount {
     pub chosen: bool,
 }
 
-/// Images by kernels.
+/// Matrix of images by kernels.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Matrix {
     pub images: Vec<String>,
@@ -55,16 +55,15 @@ pub struct Group {
     pub rows: Vec<Row>,
 }
 
-/// One kernel.
+/// One kernel in the matrix.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Row {
     pub kernel: String,
-    /// Its nodes, and those that are to boot it.
+    /// Numbers of nodes that run the kernel, and of nodes that announced it.
     pub nodes: String,
     pub cells: Vec<Option<CellView>>,
 }
 
-/// One cell of the matrix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CellView {
     pub state: &'static str,
@@ -122,7 +121,7 @@ impl Fleet<'_> {
             cells.entry(entry.target).or_default().insert(entry.image, view);
         }
         let images: BTreeSet<&ImageName> = cells.values().flat_map(BTreeMap::keys).copied().collect();
-        // By how many nodes each is announced; by none where only a list or a suite has it.
+        // Number of nodes that announced each kernel; 0 if only a list or a package suite announces it.
         let mut announced: HashMap<&KernelTarget, usize> = HashMap::new();
         for cell in self.facts.plan.cells.iter().filter(|cell| !cell.announced_by.is_empty()) {
             let by = cell.announced_by.iter().map(|by| match by {
@@ -153,7 +152,8 @@ impl Fleet<'_> {
         Matrix { columns: images.len() + 1, images, groups }
     }
 
-    /// `running`: the nodes of its kernel, which its row says already.
+    /// Returns the view of a cell. `running` is the number of nodes with its kernel, which the row already
+    /// shows.
     fn cell(&self, entry: &StatusEntry<'_>, running: usize) -> CellView {
         let row = &entry.row;
         let time = self.time(entry).filter(|_| is_building(entry));
@@ -174,12 +174,12 @@ impl Fleet<'_> {
     }
 }
 
-/// Is there nothing to do about a cell of this colour?
+/// Whether a cell of this class needs no attention.
 fn is_fine(class: &str) -> bool {
     matches!(class, "ok" | "off")
 }
 
-/// `3 nodes · 2 announced`.
+/// Formats numbers of nodes: `3 nodes · 2 announced`.
 fn row_nodes(running: usize, announced: Option<usize>) -> String {
     let announced = announced.map(|count| match count {
         0 => "announced".to_owned(),
@@ -189,7 +189,7 @@ fn row_nodes(running: usize, announced: Option<usize>) -> String {
     running.into_iter().chain(announced).collect::<Vec<_>>().join(" · ")
 }
 
-/// `debian 12, amd64`.
+/// Formats a platform: `debian 12, amd64`.
 fn distribution(target: &KernelTarget) -> String {
     format!("{} {}, {}", target.os, target.os_version, target.arch)
 }

@@ -1,8 +1,9 @@
-//! The fleet on one page: how every image stands for every kernel, what is wrong, which nodes are at risk.
+//! The page of the fleet: the state of every image for every kernel, problems, and nodes at risk.
 //!
-//! `facts` keeps what pages show; `fleet`, `matrix`, `details`, `rollouts`, `materials` and `history` are pure and make models of it; `html` writes
-//! those as HTML. [`write_files`] and [`PageServer`] are the adapters: a directory, and routes of farrier's HTTP server; [`Actions`]
-//! is what a person may ask for there, where that is switched on.
+//! `facts` keeps what pages show. `fleet`, `matrix`, `details`, `rollouts`, `materials` and `history` are
+//! pure and derive models from the facts; `html` renders the models. The adapters [`write_files`] and
+//! [`PageServer`] write a directory, and serve routes of farrier's HTTP server. [`Actions`] carries out what
+//! users request on the page, if actions are enabled.
 
 mod action;
 mod actions;

@@ -1,4 +1,4 @@
-//! Pure: where a request comes from, as its headers say.
+//! Pure: determines the origin of a request from its headers.
 
 use std::collections::HashMap;
 
@@ -11,13 +11,15 @@ fn text(headers: &HeaderMap, name: impl AsHeaderName) -> Option<&str> {
     headers.get(name).map(|value| value.to_str().unwrap_or_default())
 }
 
-/// Takes values out of an address or a form, by their names; a name that is not there has none.
+/// Returns a function that takes values out of an address or a form by name. A missing name gives an empty
+/// value.
 pub fn fields(text: &[u8]) -> impl FnMut(&str) -> String + use<> {
     let mut said: HashMap<_, _> = url::form_urlencoded::parse(text).into_owned().collect();
     move |name| said.remove(name).unwrap_or_default()
 }
 
-/// Headers with which proxies say for whom they ask, beside all that begin with `x-forwarded` or `x-original-`.
+/// Headers by which proxies name their client, in addition to all that begin with `x-forwarded` or
+/// `x-original-`.
 const PROXY_HEADERS: [&str; 11] = [
     "cf-connecting-ip",
     "client-ip",
@@ -32,15 +34,15 @@ const PROXY_HEADERS: [&str; 11] = [
     "x-real-ip",
 ];
 
-/// Whether a proxy has passed the request on: then its sender may be anyone.
+/// Whether a proxy forwarded the request, so that anyone may have sent it.
 pub fn is_passed_on(headers: &HeaderMap) -> bool {
     headers.keys().map(HeaderName::as_str).any(|name| {
         PROXY_HEADERS.contains(&name) || name.starts_with("x-forwarded") || name.starts_with("x-original-")
     })
 }
 
-/// Was it sent by one of these pages? Browsers say so (`Sec-Fetch-Site`); older ones, and those that do not trust the connection, name
-/// where the page is from.
+/// Whether one of these pages sent the request. Browsers state this in `Sec-Fetch-Site`. Older browsers, and
+/// browsers on an untrusted connection, only send the page's `Origin`.
 pub fn is_of_this_page(headers: &HeaderMap) -> bool {
     match (text(headers, "sec-fetch-site"), text(headers, ORIGIN), text(headers, HOST)) {
         (Some(site), ..) => site == "same-origin",
@@ -51,14 +53,14 @@ pub fn is_of_this_page(headers: &HeaderMap) -> bool {
     }
 }
 
-/// Is it what a form sends?
+/// Whether the content type is a form's.
 pub fn is_form(headers: &HeaderMap) -> bool {
     let kind = text(headers, CONTENT_TYPE).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim();
     kind.eq_ignore_ascii_case("application/x-www-form-urlencoded")
 }
 
-/// The bearer token.
+/// Returns the bearer token.
 pub fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = text(headers, AUTHORIZATION)?.split_once(' ')?;
     Some(token.trim()).filter(|token| scheme.eq_ignore_ascii_case("bearer") && !token.is_empty())

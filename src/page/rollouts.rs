@@ -1,4 +1,5 @@
-//! Pure: the page of all rollouts: how each stands, how far its upgrade is, and what was written and why.
+//! Pure: model of the page of all rollouts: the state of each, the progress of its upgrade, and its rewrites
+//! with their reasons.
 
 use std::collections::BTreeSet;
 
@@ -17,13 +18,13 @@ use crate::plan::{
     RolloutDecision, UpgradeStage, UpgradeTurn, decided, upgrade_table,
 };
 
-/// All rollout targets.
+/// Model of the page of all rollouts.
 #[derive(Debug, Serialize)]
 pub struct RolloutsPage {
     pub rollouts: Vec<RolloutView>,
 }
 
-/// One rollout target.
+/// A rollout target.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct RolloutView {
     pub subject: String,
@@ -34,21 +35,21 @@ pub struct RolloutView {
     pub offers: Vec<Offer>,
     pub upgrade: Option<UpgradeView>,
     pub fields: Vec<FieldView>,
-    /// What a loop did since it began, the newest first.
+    /// Rewrites since the loop's start, newest first.
     pub done: Vec<Rewrite>,
 }
 
-/// How far an upgrade is.
+/// Progress of an upgrade.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct UpgradeView {
-    /// Nodes that have the new driver or are to get it.
+    /// Number of nodes that have the new driver or are to get it.
     pub all: usize,
-    /// Those of each stage.
+    /// Numbers of nodes by stage.
     pub stages: Vec<Stage>,
     pub nodes: Listed<Turn>,
 }
 
-/// So many nodes of an upgrade, as a part of a bar that is as long as there are nodes.
+/// A segment of the progress bar, in numbers of nodes.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Stage {
     pub from: usize,
@@ -57,13 +58,13 @@ pub struct Stage {
     pub class: &'static str,
 }
 
-/// A node's part of an upgrade.
+/// State of a node in an upgrade.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Turn {
     pub node: Link,
     pub stage: &'static str,
     pub class: &'static str,
-    /// State, since when, and why, as `farrier upgrade plan` has them.
+    /// State, since when, and reason, as `farrier upgrade plan` prints them.
     pub says: Vec<String>,
 }
 
@@ -101,7 +102,7 @@ impl UpgradeView {
     }
 }
 
-/// What farrier wrote down of one field.
+/// Farrier's record of one rewrite of a field.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct FieldView {
     pub field: String,
@@ -166,7 +167,7 @@ impl RolloutsPage {
     }
 }
 
-/// The rewrites of one field, the newest first.
+/// Returns the rewrites of one field, newest first.
 fn fields(name: &str, record: &FieldRecord) -> Vec<FieldView> {
     let FieldRecord { set, replaced, at, state, changed_back, why, earlier } = record;
     let times = (*changed_back > 0)
@@ -182,7 +183,7 @@ fn fields(name: &str, record: &FieldRecord) -> Vec<FieldView> {
     std::iter::once(view(at, state, text(set), text(replaced), why)).chain(older).collect()
 }
 
-/// `40 min`: how long until then.
+/// Formats the time left: `40 min`.
 fn left(now: Timestamp, then: Timestamp) -> String {
     if then.duration_since(now).as_secs() < 60 { "a minute".to_owned() } else { ago(now, then) }
 }

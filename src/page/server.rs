@@ -1,5 +1,5 @@
-//! Adapter: the page on farrier's HTTP port, from what the loop found in its newest pass. It only reads, but for what [`Actions`]
-//! does, and nothing of the loop waits for it.
+//! Adapter: serves the page on farrier's HTTP port, from the newest reconcile of the loop. The page is
+//! read-only except for [`Actions`], and the loop never waits for it.
 
 use std::{
     collections::BTreeMap,
@@ -52,50 +52,50 @@ use crate::{
 };
 
 const HTML: &str = "text/html; charset=utf-8";
-/// What a browser may do with a page: show it, with our style sheet and our script, which asks this host alone, and send its form
-/// back. No script in a page, no frame, no other host.
+/// Content security policy of pages. It allows our style sheet, our script, which contacts this host only,
+/// and forms that are sent back here. Inline scripts, frames and other hosts are forbidden.
 const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; \
                       base-uri 'none'; frame-ancestors 'none'";
-/// Viewers that are told of newer passes. Further ones reload by hand.
+/// Maximum number of viewers that receive updates. Further viewers reload by hand.
 const VIEWERS: usize = 200;
-/// Bytes of a form, and how long it is waited for.
+/// Size limit of a form in bytes, and timeout for receiving it.
 const FORM: usize = 4096;
 const FORM_TIME: Duration = Duration::from_secs(10);
-/// How old a first view may be while something builds, and while nothing but ages changes in it.
+/// Maximum age of a cached first view while a build runs, and while nothing but ages changes.
 const FRESH: Duration = Duration::from_secs(5);
 const AGES: Duration = Duration::from_mins(1);
-/// How often it is looked for more of a log.
+/// Interval at which a growing log is read.
 const FOLLOWS: Duration = Duration::from_millis(500);
-/// What ends a log that is still written, for a viewer above [`VIEWERS`].
+/// End of a growing log for a viewer above [`VIEWERS`].
 const NOT_FOLLOWED: &[u8] =
     b"\n[farrier: the build goes on. Too many viewers are told of it already: reload for the rest.]\n";
-/// How long a page waits for what the registry has of an image.
+/// Timeout for reading an image from the registry.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Pages of the newest pass.
+/// Serves the pages of the newest reconcile.
 pub struct PageServer {
     parts: Parts,
     actions: Option<Arc<Actions>>,
     shown: watch::Sender<Option<Arc<Shown>>>,
     images: Images,
     excerpts: Excerpts,
-    /// One page is made at a time, so that viewers take no more than one processor from builds.
+    /// Lets one page be rendered at a time, so that viewers take at most one CPU from builds.
     turn: Semaphore,
     viewers: Arc<Semaphore>,
 }
 
-/// What is shown between two passes.
+/// State that is shown between two reconciles.
 struct Shown {
     facts: Facts,
-    /// What builds do by now.
+    /// Current activity of builds.
     live: SharedActivity,
     definitions: Arc<Definitions>,
     history: History,
-    /// The first view, which is asked for most, and when it was made.
+    /// Cached first view, which is requested most often, and when it was rendered.
     index: Mutex<Option<(Instant, String)>>,
 }
 
-/// What is at an address.
+/// Content at an address.
 enum Answer {
     Page(&'static str, String),
     Log(PathBuf),
@@ -127,7 +127,7 @@ impl StatusSink for PageServer {
 }
 
 impl PageServer {
-    /// Shows nothing until the first pass.
+    /// Creates a server that shows nothing until the first reconcile.
     pub fn new(parts: Parts, actions: Option<Arc<Actions>>) -> Arc<Self> {
         let (shown, images) = (watch::Sender::default(), Images::of(parts.clone()));
         let viewers = Arc::new(Semaphore::new(VIEWERS));
@@ -135,7 +135,7 @@ impl PageServer {
         Arc::new(Self { parts, actions, shown, images, excerpts, turn, viewers })
     }
 
-    /// The routes.
+    /// Returns the routes.
     pub fn router(self: &Arc<Self>) -> Router {
         let mut router = Router::new().route("/events", get(events));
         let (files, pages) =
@@ -174,7 +174,7 @@ impl PageServer {
         let _turn = self.turn.acquire().await;
         let page = Arc::clone(&self);
         let make = move || shown.answer(&path, uri.query().unwrap_or_default(), found, &page);
-        // The task is not cancelled; a panic in it has been told.
+        // The task is never canceled, and a panic in it was already reported.
         tokio::task::spawn_blocking(make).await.unwrap_or(Ok(Answer::Nothing))
     }
 }
@@ -197,7 +197,7 @@ impl Shown {
                     return Ok(Answer::Page(HTML, view(filter)?));
                 }
                 let mut index = index.lock();
-                // Between two passes only builds go on.
+                // Between two reconciles only builds make progress.
                 let is_calm = activity.values().all(|build| build.stage.is_none());
                 if let Some((at, made)) = &*index
                     && at.elapsed() < if is_calm { AGES } else { FRESH }
@@ -233,7 +233,7 @@ impl Shown {
     }
 }
 
-/// What the address asks for.
+/// Parses the filter in an address.
 fn filter(query: &str) -> Filter {
     let mut take = fields(query.as_bytes());
     Filter { image: take("image"), kernel: take("kernel"), os: take("os"), state: take("state") }
@@ -256,7 +256,7 @@ fn no_page(error: &HtmlError) -> Response {
     (StatusCode::INTERNAL_SERVER_ERROR, "the page could not be made\n").into_response()
 }
 
-/// What would happen, to be confirmed.
+/// Shows the effects of an action for confirmation.
 async fn confirm(State(page): State<Arc<PageServer>>, headers: HeaderMap, uri: Uri) -> Response {
     let (Some(shown), Some(actions)) = (page.shown(), &page.actions) else {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
@@ -271,7 +271,7 @@ async fn confirm(State(page): State<Arc<PageServer>>, headers: HeaderMap, uri: U
     })
 }
 
-/// What was confirmed is done.
+/// Carries out a confirmed action.
 async fn act(State(page): State<Arc<PageServer>>, headers: HeaderMap, body: Body) -> Response {
     let (Some(shown), Some(actions)) = (page.shown(), &page.actions) else {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
@@ -286,7 +286,7 @@ async fn act(State(page): State<Arc<PageServer>>, headers: HeaderMap, body: Body
     })
 }
 
-/// The whole of a form that is short and comes in time.
+/// Reads a form, with limits on its size and time.
 async fn form(body: Body) -> Result<Bytes, (StatusCode, &'static str)> {
     match tokio::time::timeout(FORM_TIME, to_bytes(body, FORM)).await {
         Ok(Ok(form)) => Ok(form),
@@ -300,7 +300,7 @@ fn guarded(mut response: Response) -> Response {
     for (name, value) in [
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        // To this page a browser says where its forms are from.
+        // With this policy, browsers send the origin of a page's forms.
         (header::REFERRER_POLICY, "same-origin"),
         (header::CACHE_CONTROL, "no-cache"),
     ] {
@@ -309,7 +309,7 @@ fn guarded(mut response: Response) -> Response {
     response
 }
 
-/// One event for each pass from now on.
+/// Sends an event for each reconcile from now on.
 async fn events(State(page): State<Arc<PageServer>>) -> Response {
     let Ok(viewer) = Arc::clone(&page.viewers).try_acquire_owned() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "too many viewers\n").into_response();
@@ -321,7 +321,7 @@ async fn events(State(page): State<Arc<PageServer>>) -> Response {
     Sse::new(passes).keep_alive(KeepAlive::default()).into_response()
 }
 
-/// A log; for a viewer that may wait, also what is written to it from now on.
+/// Sends a log. A viewer with a permit also receives what is written to the log from now on.
 async fn log(path: PathBuf, viewer: Option<OwnedSemaphorePermit>) -> Response {
     let open = async {
         let file = tokio::fs::File::open(&path).await?;

@@ -78,7 +78,7 @@ async fn the_page_of_the_newest_pass_is_served_and_only_read() {
     let logs = bench.parts.cache.root().join("logs");
     fs_err::create_dir_all(&logs).unwrap();
     let hash = fleet.plan().cells[0].outcome.cell().unwrap().input_hash.short();
-    // Another architecture's log, and one of other inputs, are not this cell's.
+    // Logs of another architecture and of other inputs do not belong to this cell.
     for (hash, arch) in [(hash.as_str(), "arm64"), ("0123456789ab", "amd64")] {
         fs_err::write(logs.join(format!("mft-{K47}-{hash}-debian-12-{arch}.log")), "other\n").unwrap();
     }
@@ -106,7 +106,7 @@ async fn the_page_of_the_newest_pass_is_served_and_only_read() {
     assert!(first.contains("<script src=\"page.js\" data-events=\"events\" defer></script>"), "{first}");
     assert!(ask(address, "GET", "/page.js").await.1.contains("content-type: text/javascript"));
 
-    // A viewer gets one event for each pass.
+    // A viewer receives one event for each reconcile.
     let mut viewer = tokio::net::TcpStream::connect(address).await.unwrap();
     viewer.write_all(b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
     let mut told = Vec::new();
@@ -156,7 +156,7 @@ async fn files_are_the_same_page_and_replace_those_of_an_earlier_run() {
     }
     assert!(
         !index.contains("<form") && !index.contains("<script"),
-        "files read no address, and are told nothing"
+        "files have neither a filter nor updates"
     );
     assert!(read(&cell).contains(&format!("href=\"../{}\"", node_link("n0").link)));
     assert!(at(&node_link("n0").link).exists());
@@ -172,7 +172,7 @@ async fn a_build_is_followed_while_it_runs() {
     let (began, usual) = (Some(Timestamp::now()), Some(Duration::from_mins(4)));
     let stage = Some(crate::plan::Stage::Compile);
     let build = crate::plan::BuildActivity { stage, began, usual, ..Default::default() };
-    // It began after the pass.
+    // The build began after the reconcile.
     view.live = Activity::from([((image.clone(), target.clone()), build)]).into();
     page.pass(&view).await;
     let hash = plan.cells[0].outcome.cell().unwrap().input_hash.short();
@@ -191,7 +191,7 @@ async fn a_build_is_followed_while_it_runs() {
         let shown = text(path).await;
         assert!(shown.contains(" s of usually 4 min") && shown.contains(" data-live>"), "{shown}");
     }
-    // Who comes when too many follow already is told that there is more.
+    // A viewer above the limit is told that the log continues.
     let taken = Arc::clone(&page.viewers).try_acquire_many_owned(VIEWERS.try_into().unwrap()).unwrap();
     let ended = text(format!("/{}", cell_link(&image, &target).replace(".html", ".txt"))).await;
     assert!(ended.starts_with("  CC [M]  a.o\n") && ended.contains("the build goes on"), "{ended}");

@@ -41,7 +41,7 @@ pub(super) struct Limits {
     /// Timeout for the head of a request, counted from the start of the connection or the end of the previous
     /// request.
     pub(super) head: Duration,
-    /// Timeout for a client that reads nothing of what was sent to it.
+    /// Timeout for a client that reads none of the sent data.
     pub(super) unread: Duration,
 }
 

@@ -32,8 +32,8 @@ impl Health {
         self.0.lock().beat = Instant::now();
     }
 
-    /// Marks farrier as ready after the first successful look at the cluster. From then on this replica could
-    /// lead.
+    /// Marks farrier as ready after the first successful snapshot of the cluster. From then on this replica
+    /// could lead.
     pub fn set_ready(&self) {
         self.0.lock().ready = true;
     }

@@ -86,8 +86,8 @@ fn connected_side(kernel: &OwnKernel, keys: &Path) -> Site {
     site
 }
 
-/// Imports the headers in every form in which users have them. The first form is stored. Each other form is recognized
-/// as the same content, or refused because it differs.
+/// Imports the headers in every form in which users have them. The first form is stored. Each other form is recognized as the
+/// same content, or refused because it differs.
 fn import_headers(site: &Site, kernel: &OwnKernel) {
     let import = |source: &Path| {
         let source = source.display().to_string();

@@ -1,6 +1,5 @@
 //! One tag for two architectures in Debian's docker-registry: each published image adds an entry to the index, and every
-//! operation
-//! that resolves tags handles the index.
+//! operation that resolves tags handles the index.
 use std::fs;
 
 use farrier::{

@@ -1,6 +1,5 @@
 //! Images that are compiled against each other, with the real binary, engine, registry and compilers. `b` and `c` use the
-//! exports
-//! of `a`, and `d` uses the exports of `b` and `c`. The nodes request only `d`.
+//! exports of `a`, and `d` uses the exports of `b` and `c`. The nodes request only `d`.
 use std::{
     fs,
     path::{Path, PathBuf},

@@ -133,9 +133,8 @@ async fn a_registry_that_does_not_list_referrers_has_a_tag_for_them() {
 }
 
 /// One process adds several reports to one list concurrently, and the list contains all of them. Two processes add the same
-/// report
-/// concurrently, and the list contains the report. Different reports of different processes have no such guarantee, because the
-/// tag schema has no lock.
+/// report concurrently, and the list contains the report. Different reports of different processes have no such guarantee,
+/// because the tag schema has no lock.
 #[tokio::test]
 async fn writers_at_the_same_time() {
     let server = RegistryProcess::start(Wants::default());

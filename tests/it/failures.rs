@@ -1,6 +1,5 @@
 //! Failures that occur in practice, with real components. Each failure gives one clear message and the right exit code, and
-//! leaves
-//! nothing half done.
+//! leaves nothing half done.
 use std::{fs, path::Path, process::Command};
 
 use crate::support::{

@@ -1,6 +1,5 @@
 //! Tests farrier's kernel families, each on the newest kernel with available packages. A driver is built, checked and booted
-//! with
-//! only the shipped definitions, as a user would.
+//! with only the shipped definitions, as a user would.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -208,8 +207,7 @@ async fn debian_sid() {
 }
 
 /// The GPU driver's definition distinguishes Debian 12's kernels by version. The plan includes the patch exactly for the
-/// kernels
-/// whose header requires it. `ci/gpu-kernels` compiles and boots them.
+/// kernels whose header requires it. `ci/gpu-kernels` compiles and boots them.
 #[tokio::test]
 async fn the_gpu_driver_is_patched_where_debian_12_s_kernels_want_it() {
     let site = site_with("nvidia-gpu");
@@ -288,8 +286,7 @@ fn rename(headers: &Path, known: &KernelRelease, release: &str, tree: &Path) {
 }
 
 /// A custom kernel on a distribution without a family, with a release that no distribution uses. The headers are a renamed copy
-/// of
-/// Debian 13's, and the compiler that they name selects the toolchain.
+/// of Debian 13's, and the compiler that they name selects the toolchain.
 #[tokio::test]
 async fn custom_with_another_compiler() {
     let standing_in = newest("debian-13").await;
@@ -395,8 +392,7 @@ async fn modules_with_and_without_type_information() {
 }
 
 /// A kernel that its users compiled from CentOS 7's sources, with an image as the toolchain. The tree is a renamed copy of
-/// Debian's,
-/// because Debian has neither CentOS 7's sources nor its gcc 4.8.
+/// Debian's, because Debian has neither CentOS 7's sources nor its gcc 4.8.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_recompiled_kernel_of_centos_7() {
     let release = "3.10.0-1160.45.1.el7.custom.x86_64";

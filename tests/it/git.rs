@@ -1,6 +1,5 @@
 //! Rollouts in Git repositories: the real git, its HTTP server behind busybox, an SSH server, and a program that follows a
-//! branch
-//! like Argo CD.
+//! branch like Argo CD.
 
 use std::{
     fs,

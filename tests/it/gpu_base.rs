@@ -152,7 +152,7 @@ impl Root {
     }
 }
 
-/// Creates a definition from one of farrier's GPU definitions, with its base unchanged and the fixtures' module instead of the
+/// Creates a definition from a shipped GPU definition, with its base unchanged and the fixtures' module instead of the
 /// driver's.
 fn with_shipped_base(site: &Site, image: &str) {
     let file = format!("{}/images/{image}.yaml", env!("CARGO_MANIFEST_DIR"));

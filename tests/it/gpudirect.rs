@@ -1,7 +1,6 @@
 //! The complete GPUDirect stack: OFED, GPU driver, peer memory, nvidia-fs and gdrdrv from farrier's definitions. The drivers
-//! are
-//! compiled against each other, published under the operators' names, and started on a node. The GPU driver is Debian's real
-//! one; OFED and the drivers without a package archive are small trees in the layout of the real ones.
+//! are compiled against each other, published under the operators' names, and started on a node. The GPU driver is Debian's
+//! real one; OFED and the drivers without a package archive are small trees in the layout of the real ones.
 use std::{
     collections::BTreeMap,
     fs,

@@ -154,7 +154,7 @@ fn what_is_there_stays_as_it_is() {
     assert_eq!(fs::read_to_string(site.path("elsewhere.yaml")).unwrap(), "elsewhere\n");
 }
 
-/// Each of farrier's bundled drivers gives a plannable definition in an empty directory.
+/// Each bundled driver gives a plannable definition in an empty directory.
 #[test]
 fn drivers_that_come_with_farrier() {
     let site = Site::new();

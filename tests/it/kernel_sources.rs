@@ -73,8 +73,7 @@ fn newest_long_term() -> String {
 }
 
 /// Asserts that the sources of a kernel's facts agree: the size of `struct module` in BTF and in modules, the exports in the
-/// image
-/// and in `Module.symvers`, and the release.
+/// image and in `Module.symvers`, and the release.
 async fn agrees(release: &str, method: Method) {
     let Kernel { target, image, headers, fetcher } = kernel(release).await;
     let payload = locate(&mut fs::File::open(&image.vmlinuz).unwrap()).unwrap();

@@ -382,7 +382,7 @@ struct Closed;
 
 impl Fence for Closed {
     fn closed(&self) -> Option<String> {
-        Some("the lease is somebody else's".to_owned())
+        Some("another replica holds the lease".to_owned())
     }
 }
 
@@ -393,7 +393,7 @@ async fn behind_a_closed_fence_no_request_is_made() {
     let snapshot = watched(&api, &kube).await;
     kube.set_fence(Arc::new(Closed));
     let error = kube.apply(&rewrite(&snapshot)).await.unwrap_err();
-    assert!(error.to_string().contains("the lease is somebody else's"), "{error}");
+    assert!(error.to_string().contains("another replica holds the lease"), "{error}");
     assert!(api.writes().is_empty());
 }
 

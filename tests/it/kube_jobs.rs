@@ -93,8 +93,7 @@ impl Bench {
     }
 
     /// Returns the output of a program in a Job's pod, and its status unless the connection was cut. After a cut, kube's reader
-    /// does
-    /// not end; the absence of a status ends the loop.
+    /// does not end; the absence of a status ends the loop.
     async fn exec(&self, job: &str, command: &[&str]) -> (Vec<u8>, Option<Value>) {
         let pods: Api<Pod> = Api::namespaced(self.api.client(), "builds");
         let params = AttachParams { stdout: true, stderr: false, ..AttachParams::default() };

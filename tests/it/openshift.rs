@@ -1,6 +1,5 @@
 //! OpenShift stand-ins: the labels of RHEL CoreOS, the driver toolkit's ImageStream in the tests' API server, and a toolkit in
-//! a
-//! real registry. Definition and objects follow OpenShift's documentation.
+//! a real registry. Definition and objects follow OpenShift's documentation.
 
 use std::{
     fs,

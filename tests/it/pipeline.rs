@@ -87,7 +87,7 @@ fn results_as_json() {
     assert_eq!((&build["outcome"], &build["digest"]), (&"up-to-date".into(), &status[0]["digest"]));
 }
 
-/// The same inputs give the same digest: built again, for another registry, and with an empty cache.
+/// Builds from equal inputs have equal digests: built again, for another registry, and with an empty cache.
 #[test]
 fn builds_are_reproducible() {
     let kernel = kernels::newest().newer;

@@ -1,6 +1,5 @@
-//! The same inputs give the same image, bill of materials and provenance on another day, in another directory and with another
-//! cache.
-//! Another engine gives the same image and bill of materials.
+//! Reproducible builds: equal inputs give the same image, bill of materials and provenance on another day, in another directory
+//! and with another cache. Another engine gives the same image and bill of materials.
 use std::collections::BTreeMap;
 
 use crate::support::{
@@ -55,8 +54,7 @@ fn another_directory_time_cache_and_engine() {
 }
 
 /// Builds a root file system twice from the same packages. One machine's cache holds only one copy, so the second build
-/// simulates
-/// another machine.
+/// simulates another machine.
 #[tokio::test]
 async fn a_root_file_system_that_is_made_again() {
     let spec = BootstrapSpec {

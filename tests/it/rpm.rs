@@ -1,6 +1,5 @@
 //! Signed RPM repositories behind TLS with client certificates: stand-in packages in the distributions' layouts, and a real
-//! kernel's
-//! packages from `make binrpm-pkg`.
+//! kernel's packages from `make binrpm-pkg`.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -391,8 +390,7 @@ impl OwnRepository {
 }
 
 /// A kernel from `make binrpm-pkg` and a compiler, both as RPM packages served over TLS: headers, toolchain, build, check, and
-/// a
-/// boot of that exact kernel. Then the same on a disconnected site, from a bundle of the store's content.
+/// a boot of that exact kernel. Then the same on a disconnected site, from a bundle of the store's content.
 #[test]
 fn a_kernel_in_rpm_packages_from_the_repository_to_the_boot() {
     let repository = OwnRepository::new();
@@ -421,8 +419,7 @@ fn a_kernel_in_rpm_packages_from_the_repository_to_the_boot() {
     }
 
     // Like with apt, the store holds header set, sources, toolchain and base, and a bundle carries them over. Then the
-    // repositories
-    // go away.
+    // repositories go away.
     let kept = site.farrier(&[&["mirror", "-o", "json"][..], &target].concat()).exits(0).json();
     let kinds: Vec<&str> =
         kept.as_array().unwrap().iter().map(|kept| kept["kind"].as_str().unwrap()).collect();

@@ -1,6 +1,5 @@
 //! The built-in families of RPM distributions, each with stand-in packages at the paths of the distribution's mirrors. These
-//! tests
-//! do not cover the distributions' own packages.
+//! tests do not cover the distributions' own packages.
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},

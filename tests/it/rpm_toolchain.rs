@@ -1,6 +1,5 @@
 //! Toolchains from RPM packages: libsolv's choices from repositories behind a client certificate, compared with dnf's choices,
-//! and
-//! the resulting layer. `rpm.rs` compiles with such a toolchain.
+//! and the resulting layer. `rpm.rs` compiles with such a toolchain.
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},

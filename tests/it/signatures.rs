@@ -65,10 +65,8 @@ pub fn result<'a>(rows: &'a [(String, String, String)], check: &str) -> (&'a str
 }
 
 /// A rollout that requires signatures holds an unsigned image and gives the reason. A signing key in site.yaml does not sign an
-/// image
-/// found under a tag, whoever pushed it, unless the site allows that. Then farrier signs without a build, and writes nothing
-/// the
-/// second time.
+/// image found under a tag, whoever pushed it, unless the site allows that. Then farrier signs without a build, and writes
+/// nothing the second time.
 #[test]
 fn a_required_signature() {
     let kernel = kernels::newest().newer;

@@ -1,6 +1,5 @@
 //! Module signing with real components: the kernel's `scripts/sign-file`, a security module behind PKCS#11 (SoftHSM), the
-//! engine
-//! and a registry. `modinfo` and OpenSSL serve as references.
+//! engine and a registry. `modinfo` and OpenSSL serve as references.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -385,8 +384,7 @@ fn what_is_wrong_with_a_key_is_said_before_anything_is_published() {
 }
 
 /// farrier does not sign modules in an image that the engine builds completely, and the run says so. Although the keys are in
-/// the
-/// definitions directory, no key reaches the engine: the user's Dockerfile searches its whole context for one.
+/// the definitions directory, no key reaches the engine: the user's Dockerfile searches its whole context for one.
 #[test]
 fn an_image_that_the_engine_makes_whole() {
     let kernel = kernels::newest().newer;

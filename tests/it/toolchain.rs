@@ -161,7 +161,7 @@ fn payload(site: &Site, kernel: &str) -> String {
     image["Layers"].as_array().unwrap().last().unwrap().as_str().unwrap().to_owned()
 }
 
-/// The same packages, installed by mmdebstrap with their scripts, compile the same bytes.
+/// A toolchain that mmdebstrap installs from the same packages with their scripts compiles the same bytes.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_it_compiles_is_what_mmdebstrap_s_compiles() {
     let kernel = kernels::newest().newer;

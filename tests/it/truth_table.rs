@@ -1,6 +1,5 @@
 //! The truth table: modules built for one Debian kernel are checked against the others and then loaded on each of them. The
-//! kernel's
-//! loader must agree with the check in every case.
+//! kernel's loader must agree with the check in every case.
 use std::{
     collections::BTreeMap,
     fmt::Write,
@@ -48,8 +47,7 @@ fn files(modules: &Path, directory: &str) -> BTreeMap<String, PathBuf> {
 }
 
 /// Returns whether a module is small, has no dependencies, and has init and exit functions. An unloadable module frees its name
-/// for
-/// the next kernel's module.
+/// for the next kernel's module.
 fn is_suitable(path: &Path) -> bool {
     let mut bytes = Vec::new();
     open_module(path, &DecompressionBudget::without_build())

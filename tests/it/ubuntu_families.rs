@@ -1,6 +1,6 @@
 //! farrier's Ubuntu families, each with stand-in packages in the release's suites behind the site's mirror. Names and
-//! dependencies
-//! follow Ubuntu's kernels (`debian.*/control.stub.in` of its sources). These tests do not cover Ubuntu's own packages.
+//! dependencies follow Ubuntu's kernels (`debian.*/control.stub.in` of its sources). These tests do not cover Ubuntu's own
+//! packages.
 use std::collections::BTreeSet;
 
 use farrier::{
@@ -19,8 +19,7 @@ use crate::support::{
 };
 
 /// Family, version, suite, release, architecture, and the package with the flavors' common headers. That package is named after
-/// the
-/// kernel's source package, which differs for cloud and hardware-enablement kernels.
+/// the kernel's source package, which differs for cloud and hardware-enablement kernels.
 const KERNELS: [(&str, &str, &str, &str, Architecture, &str); 12] = [
     ("ubuntu-20-04", "20.04", "focal", "5.4.0-26-generic", AMD64, "linux-headers-5.4.0-26"),
     ("ubuntu-20-04", "20.04", "focal-updates", "5.4.0-1148-aws", AMD64, "linux-aws-headers-5.4.0-1148"),

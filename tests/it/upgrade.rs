@@ -1,6 +1,5 @@
 //! Ordered upgrades by the real program: users of a device are evicted within their budgets, a killed farrier resumes, and
-//! users can
-//! intervene. `ci/e2e upgrade` runs the same scenarios on a real API server with real controllers.
+//! users can intervene. `ci/e2e upgrade` runs the same scenarios on a real API server with real controllers.
 use std::{
     fs,
     net::TcpListener,
@@ -320,9 +319,8 @@ impl Prometheus {
     }
 
     /// Returns whether kured would block a reboot. Its rule (`pkg/blockers/prometheus.go`): each active alert blocks, here with
-    /// the options
-    /// `--alert-filter-regexp=^FarrierUpgradeUnderWay$ --alert-filter-match-only --alert-firing-only`. `None` without an
-    /// answer.
+    /// the options `--alert-filter-regexp=^FarrierUpgradeUnderWay$ --alert-filter-match-only --alert-firing-only`. `None`
+    /// without an answer.
     fn blocks_reboots(&self) -> Option<bool> {
         let query = format!("http://{}/api/v1/query?query=ALERTS", self.address);
         let output = Command::new("curl").args(["-sS", &query]).output().expect("run curl");

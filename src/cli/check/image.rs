@@ -122,7 +122,7 @@ fn all_are_kernels(releases: &[String]) -> bool {
     releases.iter().all(|release| release.parse::<KernelRelease>().is_ok())
 }
 
-/// Returns the kernel of farrier's annotation.
+/// Returns the kernel that farrier's annotation names.
 fn annotated(manifest: &ImageManifest) -> Option<KernelRelease> {
     manifest.annotations.get(annotations::KERNEL_RELEASE)?.parse().ok()
 }

@@ -29,7 +29,7 @@ pub struct Asked<'a> {
     pub may_boot: MayBoot,
     #[serde(flatten)]
     pub next: Option<&'a Next>,
-    /// Why the images that the node will need are unknown.
+    /// Reason why the images that the node will need are unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }

@@ -1,9 +1,9 @@
-// Brings the newest pass into the page that is open, when the server says that there is one. Without script, a reload does it.
+// Updates the open page after each reconcile, when the server sends an event. Without script, users reload the page.
 "use strict";
 const { events } = document.currentScript.dataset;
 let stream, timer, busy = false, again = false, behind = true;
 
-// Changes what differs, and leaves all else as it is: where it is scrolled to, what is unfolded, focused, written or marked.
+// Changes only what differs, so that scrolling, unfolded details, focus, input and selection are kept.
 function renew(old, fresh, marked) {
   if (old.isEqualNode(fresh)) return;
   if (marked?.intersectsNode(old) && !old.firstElementChild) return;
@@ -22,7 +22,7 @@ function renew(old, fresh, marked) {
       one.remove();
     }
   };
-  // A row is the same by its key, wherever it stands; what has none, by its place among its like.
+  // Elements with a key are matched by the key at any position, others by their position among elements without a key.
   for (const node of [...fresh.childNodes]) {
     const key = node.dataset?.key, same = key && known.get(key);
     drop((one) => (one ? !wanted.has(one) : same && same !== place));
@@ -50,7 +50,7 @@ function show(page) {
   }
 }
 
-// One at a time, so that no older page comes after a newer one.
+// Fetches run one at a time, so that an older page never replaces a newer one.
 async function bring() {
   again = busy;
   if (busy || document.hidden) return;
@@ -70,7 +70,7 @@ async function bring() {
   if (again) bring();
 }
 
-// A tab that nobody sees holds no connection: a browser has six for a server.
+// A hidden tab keeps no connection, because a browser opens at most six to a server.
 function follow() {
   clearTimeout(timer);
   stream?.close();
@@ -82,12 +82,12 @@ function follow() {
   stream.onerror = () => {
     behind = true;
     bring();
-    // It tries again by itself, but where it was refused.
+    // EventSource reconnects by itself, unless the server refused the connection.
     if (stream.readyState === EventSource.CLOSED) timer = setTimeout(follow, 30000);
   };
 }
 
 follow();
 document.addEventListener("visibilitychange", follow);
-// Builds go on between passes.
+// Builds make progress between reconciles.
 setInterval(() => document.querySelector("main[data-live]") && bring(), 5000);

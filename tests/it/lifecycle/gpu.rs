@@ -32,8 +32,7 @@ fn gpu_image(kernel: &KernelImage, modules: &[&str], gpus: u32) -> TempDir {
 }
 
 /// The complete stack: the GPU driver without and with a GPU, and peer memory of the current and the first generation. Peer
-/// memory
-/// waits for both drivers and follows their exchange.
+/// memory waits for both drivers and follows their exchange.
 #[test]
 fn gpu_and_peer_memory_come_and_go_with_ofed() {
     const GPU: [&str; 4] = ["nvidia.ko", "nvidia-uvm.ko", "nvidia-modeset.ko", "nvidia-peermem.ko"];

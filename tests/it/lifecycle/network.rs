@@ -25,8 +25,7 @@ fn facts(node: &mut Node) -> Vec<String> {
 }
 
 /// The node booted with one driver, and the image has another one with other defaults. After each exchange, killed ones
-/// included,
-/// user settings are restored, and defaults of the previous driver are not.
+/// included, user settings are restored, and defaults of the previous driver are not.
 #[test]
 fn devices_have_after_each_exchange_of_their_driver_what_people_set() {
     let release = newest();

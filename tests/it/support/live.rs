@@ -1,6 +1,5 @@
 //! A running `farrier run --cluster kube`: the real program, a real registry with images published beforehand, and the API
-//! server
-//! from [`super::kube_api`].
+//! server from [`super::kube_api`].
 
 use std::{
     collections::BTreeMap,
@@ -33,8 +32,7 @@ pub struct Live {
 
 impl Live {
     /// Creates nodes, a DaemonSet over all of them, and an image that `strategy` rolls out to it. No engine is needed as long
-    /// as all
-    /// images are published.
+    /// as all images are published.
     pub fn new(nodes: impl IntoIterator<Item = Value>, strategy: &str) -> Self {
         Self::at(Site::new(), nodes, strategy)
     }

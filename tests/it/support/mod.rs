@@ -31,8 +31,7 @@ use std::{
 };
 
 /// Returns a directory whose content persists between runs. Compilers and apt store its path in their output, and `ci/test`
-/// accesses
-/// it through a link, so the path is canonicalized and stays the same.
+/// accesses it through a link, so the path is canonicalized and stays the same.
 pub fn kept(name: &str) -> PathBuf {
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(&place).unwrap();

@@ -19,8 +19,7 @@ use super::{
 };
 
 /// Returns the build's output for a kernel: modules below `lib/modules`, headers and symbol table below `usr/src`. The build
-/// runs
-/// once for each state of the sources.
+/// runs once for each state of the sources.
 pub fn payload(release: &KernelRelease) -> PathBuf {
     made_once("ofed", release, &fixture("ofed"), compile)
 }
@@ -48,8 +47,7 @@ pub fn gpu_modules(release: &KernelRelease) -> PathBuf {
 }
 
 /// Returns the kernel's simulated devices with a driver named `mlx5_core`: `host/mlx5_core.ko`, and `other/mlx5_core.ko` with
-/// other
-/// parameter defaults. Debian's kernels lack this driver, but their source package contains it.
+/// other parameter defaults. Debian's kernels lack this driver, but their source package contains it.
 pub fn netdevsim(release: &KernelRelease) -> PathBuf {
     made_once("netdevsim", release, &fixture("netdevsim"), |release, fixture, work| {
         let headers = header_tree(release, &work.join("root"));

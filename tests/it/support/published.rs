@@ -11,8 +11,7 @@ use farrier::{
 use serde_json::Value;
 
 /// Publishes every image that a plan (`farrier plan -o json`) would build: one small layer, farrier's annotations and the
-/// planned
-/// input hash. Returns the images with digests by image and kernel release.
+/// planned input hash. Returns the images with digests by image and kernel release.
 pub fn publish_planned(plan: &Value) -> BTreeMap<(String, String), String> {
     let builds = plan["builds"].as_array().expect("a plan").iter();
     builds.map(|build| (key(&build["cell"]), publish(&build["cell"], Verdict::Loads))).collect()

@@ -10,8 +10,7 @@ use std::{
 use super::{certificates::Authority, packages::run};
 
 /// Serves its directory except for paths below `/refused/`. It needs a thread per connection, because apt keeps one open while
-/// it
-/// uses another.
+/// it uses another.
 const SERVER: &str = r#"
 import http.server, ssl, sys
 

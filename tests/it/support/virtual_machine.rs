@@ -17,8 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::packages::{kernel_image, run};
 
 /// Builds the static binary once with the settings next to its sources. The build has a separate target directory, because
-/// cargo may
-/// hold the lock of the tests' own.
+/// cargo may hold the lock of the tests' own.
 pub fn entrypoint() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = root.join("target/entrypoint");

@@ -22,7 +22,7 @@ const MOST_BY_NODES: usize = 32;
 /// Origin of a kernel's announcement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, derive_more::Display)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "by")]
-#[expect(missing_docs, reason = "the messages say what the fields are")]
+#[expect(missing_docs, reason = "the messages describe the fields")]
 pub enum AnnouncedBy {
     /// A file in `announced/`.
     #[display("configuration {name}")]
@@ -67,18 +67,18 @@ impl Platform {
     }
 }
 
-/// Newest kernel of one flavour in a family's tracked suites.
+/// Newest kernel of one flavor in a family's tracked suites.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TrackedKernel {
     /// The kernel.
     pub target: KernelTarget,
     /// The family that tracks it.
     pub family: ImageName,
-    /// Flavour of the kernel, such as `cloud-amd64`.
+    /// Flavor of the kernel, such as `cloud-amd64`.
     pub flavour: String,
 }
 
-/// Returns the newest release of a flavour, with versions ordered by `compare`. Releases that another family matches
+/// Returns the newest release of a flavor, with versions ordered by `compare`. Releases that another family matches
 /// first on this platform do not count.
 pub fn newest(
     definitions: &Definitions,
@@ -99,7 +99,7 @@ pub fn newest(
     Some(TrackedKernel { target, family: family.clone(), flavour: flavour.to_owned() })
 }
 
-/// Whether a release has a flavour: a number must precede the flavour. `6.1.0-47-cloud-amd64` has the flavour
+/// Whether a release has a flavor: a number must precede the flavor. `6.1.0-47-cloud-amd64` has the flavor
 /// `cloud-amd64` and not `amd64`; `5.14.0-503.el9.x86_64` has `x86_64`.
 fn has_flavour(release: &KernelRelease, flavour: &str) -> bool {
     let before = release.as_str().strip_suffix(flavour).and_then(|rest| rest.strip_suffix(['-', '.']));
@@ -108,8 +108,8 @@ fn has_flavour(release: &KernelRelease, flavour: &str) -> bool {
     follows_number || rpm_flavour(release) == flavour
 }
 
-/// Returns the flavour of an RPM distribution's release: `x86_64`, `x86_64+rt`, `default`, `azl3`. A release without an
-/// architecture has as flavour the words that do not start with a digit: `acme` for `5.10.0-acme.3`, an empty flavour
+/// Returns the flavor of an RPM distribution's release: `x86_64`, `x86_64+rt`, `default`, `azl3`. A release without an
+/// architecture has as flavor the words that do not start with a digit: `acme` for `5.10.0-acme.3`, an empty flavor
 /// for `6.12.90` and `6.12.0-rc3`.
 pub fn rpm_flavour(release: &KernelRelease) -> String {
     let text = release.as_str();
@@ -125,7 +125,7 @@ pub fn rpm_flavour(release: &KernelRelease) -> String {
 /// Reason for not using a node's announcement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
-#[expect(missing_docs, reason = "the messages say what the fields are")]
+#[expect(missing_docs, reason = "the messages describe the fields")]
 pub enum AnnouncementReason {
     /// The annotation is not a kernel release, or its release has no label.
     #[error("{detail}")]
@@ -268,7 +268,7 @@ impl Announcements {
     }
 
     /// Returns the kernel that a node is to boot next: the kernel in its annotation, else the newest tracked kernel of
-    /// its platform and flavour.
+    /// its platform and flavor.
     pub(super) fn next_of(&self, node: &NodeFacts) -> Option<KernelTarget> {
         match announcement(node) {
             Some(Ok(target)) => return self.kernels.contains_key(&target).then_some(target),

@@ -12,7 +12,7 @@ use crate::{
     kmod::Verdict,
 };
 
-/// How to publish a changed driver under a tag that must not change.
+/// Ways to publish a changed driver although its tag must not change.
 const REMEDY: &str = "change the version or the tag pattern (with {{signer}} in it, another signing certificate gives another tag), \
      delete the tag, or set onConflict: overwrite";
 

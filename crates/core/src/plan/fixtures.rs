@@ -21,7 +21,7 @@ use crate::{
 pub(super) const K47: &str = "6.1.0-47-amd64";
 pub(super) const K48: &str = "6.1.0-48-amd64";
 
-/// Everything that a plan is made from, owned.
+/// All inputs of a plan, owned.
 #[derive(Clone, Debug)]
 pub(super) struct World {
     pub(super) definitions: Definitions,
@@ -38,8 +38,8 @@ pub(super) struct World {
 }
 
 impl World {
-    /// One image `mft` for nodes with `pci=yes`, rolled out to DaemonSet `kube-system/mft`, and these
-    /// nodes, named `n0`, `n1`...
+    /// Creates one image `mft` for nodes with `pci=yes`, rolled out to DaemonSet `kube-system/mft`, and nodes `n0`,
+    /// `n1`... with these kernels.
     pub(super) fn new(releases: &[&str]) -> Self {
         let nodes = releases.iter().enumerate().map(|(n, release)| node(&format!("n{n}"), release)).collect();
         Self {
@@ -70,7 +70,7 @@ impl World {
         }
     }
 
-    /// [`World::new`] with a chain beside `mft`: `peer` is compiled against `mofed` and `gpu`.
+    /// Creates [`World::new`] with a chain in addition to `mft`: `peer` is compiled against `mofed` and `gpu`.
     pub(super) fn chain(releases: &[&str]) -> Self {
         let mut world = Self::new(releases);
         for (image, needs) in [("mofed", &[][..]), ("gpu", &[]), ("peer", &["mofed", "gpu"])] {
@@ -79,7 +79,7 @@ impl World {
         world
     }
 
-    /// Adds an image for the same nodes as `mft`, which exposes something and has a DaemonSet.
+    /// Adds an image for the same nodes as `mft`, with exposed headers and a DaemonSet.
     pub(super) fn add(&mut self, new: &str, needs: &[&str]) {
         let mut added = image(new);
         added.spec.needs = needs.iter().map(|need| Need::Image(name(need))).collect();
@@ -102,7 +102,8 @@ impl World {
         Announcements::of(&self.definitions, &self.snapshot, self.tracked.clone())
     }
 
-    /// What the planner says when all that it was not told is not there.
+    /// Runs the planner. Images that the world does not contain are absent, failures did not happen, and headers exist.
+    /// Only questions about signatures are returned.
     pub(super) fn ask(&self) -> Result<Plan, Questions> {
         let mut observed = self.observed.clone();
         loop {
@@ -132,12 +133,12 @@ impl World {
         self.ask().unwrap()
     }
 
-    /// The cells of the plan that are known.
+    /// Returns the cells of the plan whose inputs are known.
     pub(super) fn cells(&self) -> Vec<Arc<Cell>> {
         self.plan().cells.iter().filter_map(|planned| planned.outcome.cell().cloned()).collect()
     }
 
-    /// What is called for and cannot be built.
+    /// Returns the images that are called for and cannot be built, with the reasons.
     pub(super) fn skipped(&self) -> Vec<(PlannedCell, SkipReason)> {
         let skipped = |planned: PlannedCell| match planned.outcome.clone() {
             Outcome::Skipped { why } => Some((planned, why)),
@@ -146,7 +147,7 @@ impl World {
         self.plan().cells.into_iter().filter_map(skipped).collect()
     }
 
-    /// Announces a kernel of debian 12 for amd64 in the configuration.
+    /// Announces a kernel of Debian 12 for amd64 in the configuration.
     pub(super) fn announce(&mut self, release: &str) {
         let list = serde_json::from_value(serde_json::json!({
             "apiVersion": "farrier.dev/v1alpha1",
@@ -172,7 +173,7 @@ impl World {
         }
     }
 
-    /// Publishes a cell as it would be built now. What it exposes depends on its version and kernel alone.
+    /// Publishes a cell as it would be built now. Its exposed headers depend only on its version and kernel.
     pub(super) fn publish_cell(&mut self, cell: &Cell, verdict: Verdict) {
         let Cell { image, version, target, .. } = cell;
         let exposes = !self.definitions.images[image].spec.exposes.is_empty();
@@ -192,29 +193,29 @@ impl World {
 }
 
 impl World {
-    /// As [`World::new`], with the DaemonSet in a live cluster.
+    /// Creates [`World::new`] with the DaemonSet in a live cluster.
     pub(super) fn live(releases: &[&str]) -> Self {
         let mut world = Self::new(releases);
         world.snapshot.daemon_sets = vec![live_daemon_set("mft")];
         world
     }
 
-    /// The image that a container of the first DaemonSet has.
+    /// Returns the image of a container of the first DaemonSet.
     pub(super) fn image_of(&self, container: &str) -> &str {
         let found = self.snapshot.daemon_sets[0].containers.iter().find(|found| found.name == container);
         &found.unwrap().image
     }
 
-    /// Another writer sets the image of the first DaemonSet's first container.
+    /// Sets the image of the first DaemonSet's first container, as another writer would.
     pub(super) fn set_by_another(&mut self, image: &str) {
         let daemon_set = &mut self.snapshot.daemon_sets[0];
         image.clone_into(&mut daemon_set.containers[0].image);
         touch(&mut daemon_set.live.as_mut().unwrap().version);
     }
 
-    /// Makes the changes of DaemonSets and resources as an API server would make them; `Err` where the object is
-    /// not what the change was decided from. Nothing is known here of who owns a field: what a change does not name
-    /// stays, which the tests of the adapter look at.
+    /// Applies changes of DaemonSets and resources as an API server would; `Err` where the object differs from the
+    /// state that the change was decided from. Field ownership is not simulated: fields that a change omits stay. The
+    /// adapter's tests cover ownership.
     pub(super) fn apply(&mut self, change: &Change) -> Result<(), String> {
         match change {
             Change::DaemonSet(change) => self.apply_to_daemon_set(change),
@@ -232,7 +233,7 @@ impl World {
         }
         for container in &mut found.containers {
             if let Some(expected) = change.expected.get(&container.name) {
-                assert_eq!(*expected, container.image, "a plan expects what it saw");
+                assert_eq!(*expected, container.image, "a plan expects the value that it saw");
             }
             if let Some(image) = change.images.get(&container.name) {
                 container.image.clone_from(image);
@@ -257,7 +258,7 @@ impl World {
         Ok(())
     }
 
-    /// The node's pod of the first DaemonSet runs the image that the DaemonSet has, since now.
+    /// Gives the node a new pod of the first DaemonSet, with the DaemonSet's current image.
     pub(super) fn run_pod(&mut self, node: &str, ready: bool) {
         let mut pod = pod(&self.snapshot.daemon_sets[0], node, ready);
         pod.created = Some(self.now);
@@ -364,7 +365,7 @@ pub(super) fn daemon_set(name: &str) -> DaemonSetFacts {
     }
 }
 
-/// [`daemon_set`] in a live cluster.
+/// Returns [`daemon_set`] in a live cluster.
 pub(super) fn live_daemon_set(name: &str) -> DaemonSetFacts {
     let live = LiveDaemonSet {
         version: ObjectVersion { uid: format!("uid-of-{name}"), resource_version: "1".to_owned() },
@@ -380,7 +381,7 @@ pub(super) fn live_daemon_set(name: &str) -> DaemonSetFacts {
     DaemonSetFacts { live: Some(live), ..daemon_set(name) }
 }
 
-/// A pod of a live DaemonSet, with the images that the DaemonSet has.
+/// Returns a pod of a live DaemonSet, with the DaemonSet's images.
 pub(super) fn pod(daemon_set: &DaemonSetFacts, node: &str, ready: bool) -> PodFacts {
     let images = daemon_set.containers.iter().map(|found| (found.name.clone(), found.image.clone()));
     PodFacts {
@@ -403,7 +404,7 @@ pub(super) fn pod(daemon_set: &DaemonSetFacts, node: &str, ready: bool) -> PodFa
     }
 }
 
-/// An operator's resource.
+/// Returns an operator's resource.
 pub(super) fn resource(kind: OperatorResource, name: &str, spec: serde_json::Value) -> ResourceFacts {
     ResourceFacts {
         kind,

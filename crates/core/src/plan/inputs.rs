@@ -116,7 +116,7 @@ impl Observed {
 pub enum HeaderState {
     /// The headers are available; with the compiler that built the kernel, where already known.
     There(Option<Compiler>),
-    /// There are no headers; with a description of what was looked for.
+    /// There are no headers; with what was looked for.
     Missing(String),
     /// The headers cannot be obtained, and a retry would not help; with the reason and the remedy.
     Refused(String),
@@ -270,7 +270,7 @@ pub struct Resolved {
     pub headers: BTreeMap<KernelTarget, Result<Option<String>, String>>,
     /// Compilers that built the kernels whose headers users provide, where the headers name them.
     pub compilers: BTreeMap<KernelTarget, Compiler>,
-    /// Kernels whose family expects headers from users, and that have none; with a description of what was looked for.
+    /// Kernels whose family expects headers from users, and that have none; with what was looked for.
     pub without_headers: BTreeMap<KernelTarget, String>,
     /// Whether a kernel's header file matches what an image asks about ([`HeaderText`](crate::kernel::HeaderText)), by its text.
     pub header_texts: BTreeMap<(KernelTarget, String), Result<bool, String>>,

@@ -14,7 +14,7 @@ use crate::{
 /// Reason for building an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
-#[expect(missing_docs, reason = "the messages say what the fields are")]
+#[expect(missing_docs, reason = "the messages describe the fields")]
 pub enum BuildReason {
     /// The registry does not have the tag.
     #[error("not in the registry")]
@@ -31,7 +31,7 @@ pub enum BuildReason {
 /// Reason for leaving an image field as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
-#[expect(missing_docs, reason = "the messages say what the fields are")]
+#[expect(missing_docs, reason = "the messages describe the fields")]
 pub enum HoldReason {
     /// The cluster or directory has no such DaemonSet.
     #[error("there is no such DaemonSet")]

@@ -12,7 +12,7 @@ pub enum NodeAffinity {
     Any,
     /// A node must satisfy at least one of these terms.
     Terms(Vec<SelectorTerm>),
-    /// Something that farrier does not understand, with a description. Nothing is rewritten then.
+    /// Affinity that farrier does not understand, with a description. Nothing is rewritten then.
     Unsupported(String),
 }
 

@@ -27,7 +27,7 @@ fn signs_existing(site: &SiteSpec) -> bool {
     site.image_signing.as_ref().is_some_and(|signing| signing.existing == Existing::Sign)
 }
 
-/// Returns those of the published images that are to be signed. Adds unknown signatures to the questions.
+/// Returns the published images that are to be signed. Adds unknown signatures to the questions.
 pub(super) fn unsigned(
     inputs: &PlanInputs<'_>,
     published: impl IntoIterator<Item = PlannedSignature>,

@@ -92,7 +92,7 @@ pub struct ObjectVersion {
     pub resource_version: String,
 }
 
-/// How a DaemonSet replaces its pods (`spec.updateStrategy`).
+/// Way in which a DaemonSet replaces its pods (`spec.updateStrategy`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UpdateStrategy {
     /// The controller replaces pods as soon as the template changes.
@@ -199,7 +199,7 @@ pub struct WorkloadFacts {
     pub node: String,
     /// `metadata.labels`.
     pub labels: BTreeMap<String, String>,
-    /// Whether a drain leaves the pod running: a pod of a DaemonSet, a static pod, or one of farrier's pods.
+    /// Whether a drain leaves the pod running: a pod of a DaemonSet, a static pod, or a farrier pod.
     pub stays: bool,
     /// Extended resources that the pod's containers request.
     pub requests: BTreeSet<String>,
@@ -312,7 +312,7 @@ impl NodeFacts {
         (by_name.then_some(self.name.as_str()), &self.kernel_version, &self.architecture, distrusted, labels)
     }
 
-    /// Whether the node has the labels that the image asks for, and none that marks a driver of its own.
+    /// Whether the node has the labels that the image asks for, and none that says that the node has its own driver.
     pub fn calls_for(&self, image: &DriverImage) -> bool {
         let nodes = &image.spec.nodes;
         nodes.matches(&self.labels) && nodes.own_driver(&self.labels).is_none()

@@ -299,7 +299,7 @@ pub fn with_short_digests(text: &str) -> String {
     DIGEST.as_ref().map_or_else(|| text.to_owned(), |digest| digest.replace_all(text, "$1").into_owned())
 }
 
-/// Layout for the tests' snapshots, the same as that of the command line.
+/// Layout for the tests' snapshots; it equals the command line's layout.
 #[cfg(test)]
 pub(crate) mod layout {
     use comfy_table::presets::NOTHING;

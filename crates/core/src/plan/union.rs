@@ -15,8 +15,7 @@ use crate::{
 const FORMAT: &str = "farrier.dev/union/1";
 /// Format of the names that unions of several architectures share.
 const INDEX_FORMAT: &str = "farrier.dev/union-index/1";
-/// Most kernels in one image. Each is a layer, and container runtimes stack at most 128 layers, including those of the
-/// base.
+/// Most kernels in one image. Each is a layer, and container runtimes stack at most 128 layers, including the base's layers.
 pub(super) const MAX_MEMBERS: usize = 100;
 
 /// Image for one kernel that is part of a union.

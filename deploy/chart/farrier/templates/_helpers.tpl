@@ -1,20 +1,20 @@
-{{/* The labels by which selectors find the pods: they never change. */}}
+{{/* Labels that selectors use to find the pods. They must never change. */}}
 {{- define "farrier.labels" -}}
 app.kubernetes.io/name: farrier
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{/* farrier's name in its lease and as a field manager: `farrier`, or `farrier-NAME`. */}}
+{{/* Name of farrier's lease and field manager: `farrier`, or `farrier-NAME`. */}}
 {{- define "farrier.manager" -}}
 farrier{{ with .Values.instance }}-{{ . }}{{ end }}
 {{- end }}
 
-{{/* The registry's location, which has no default. */}}
+{{/* Location of the registry. It has no default. */}}
 {{- define "farrier.registry" -}}
 {{ required "registry.location: say where driver images are published, such as registry.example.com/drivers" .Values.registry.location }}
 {{- end }}
 
-{{/* Where farrier may write, with commas between the names, or `*`. It has no default. */}}
+{{/* Namespaces that farrier may write to, separated by commas, or `*`. It has no default. */}}
 {{- define "farrier.writeNamespaces" -}}
 {{- if not .Values.rbac.writeNamespaces }}
 {{- fail "rbac.writeNamespaces: name the namespaces in which DaemonSets may be written and pods evicted, such as {drivers}, or {*} for all" }}
@@ -25,12 +25,12 @@ farrier{{ with .Values.instance }}-{{ . }}{{ end }}
 {{- join "," .Values.rbac.writeNamespaces }}
 {{- end }}
 
-{{/* Does the pod keep to Pod Security `restricted`? The other engines are root, or need something of the node's. */}}
+{{/* Whether the pod meets Pod Security `restricted`. The other engines run as root or need access to the node. */}}
 {{- define "farrier.restricted" -}}
 {{- if has .Values.engine (list "kubernetes" "none") }}true{{ end }}
 {{- end }}
 
-{{/* Settings of the engine: its name for farrier, socket, requests and limits. */}}
+{{/* Settings of the engine: farrier's name for it, socket, requests and limits. */}}
 {{- define "farrier.engine" -}}
 {{- if eq .Values.engine "sandbox" }}
 name: sandbox

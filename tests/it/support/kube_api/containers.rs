@@ -152,8 +152,7 @@ impl Engine {
     }
 
     /// Returns the end of a container that ended without being stopped. The engine reports an out-of-memory kill in a separate
-    /// event,
-    /// which may arrive after the end.
+    /// event, which may arrive after the end.
     pub async fn own_end(&self, uid: &str) -> End {
         for _ in 0..20 {
             let end = self.end(uid).await;

@@ -56,8 +56,7 @@ impl State {
 }
 
 /// Returns the number of pods that must stay healthy. DaemonSets have no scale subresource, so the real controller cannot
-/// evaluate a
-/// percentage or `maxUnavailable` and allows no eviction.
+/// evaluate a percentage or `maxUnavailable` and allows no eviction.
 fn needed(spec: &Value, covered: usize) -> usize {
     let number = spec["minAvailable"].as_u64().and_then(|number| usize::try_from(number).ok());
     number.unwrap_or(covered)

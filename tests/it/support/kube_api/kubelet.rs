@@ -6,8 +6,7 @@
 //! match, too.
 //!
 //! Simplifications: a real kubelet notices an end up to a second late, and the pod stays ready during that time. While the
-//! image is
-//! pulled, a real pod is unready for seconds. Real states contain the container's ID.
+//! image is pulled, a real pod is unready for seconds. Real states contain the container's ID.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -35,7 +34,7 @@ pub enum Fate {
     Crashes(Crash),
 }
 
-/// A crash loop of containers without a readiness probe. Each run is ready from its start to its end.
+/// A crash loop of containers without a readiness probe. Each run is ready for its whole duration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Crash {
     /// Duration of each run.

@@ -1,12 +1,9 @@
 //! A Kubernetes API server on loopback, in a separate thread. It implements the documented API for farrier's kinds and verbs,
-//! and
-//! injects faults on command.
+//! and injects faults on command.
 //!
 //! Its answers were compared with a real server of the same version. Simplifications: no strategic merge patch, no JSON patch
-//! and
-//! no finalizers. Pods of DaemonSets end at once, later pages of a list show the current state, and custom resources are not
-//! checked
-//! against their schemas.
+//! and no finalizers. Pods of DaemonSets end at once, later pages of a list show the current state, and custom resources are
+//! not checked against their schemas.
 //!
 //! A test decides the status of DaemonSets' pods. Jobs' pods run as containers in the Docker engine.
 

@@ -2,8 +2,7 @@
 //! conditions and their order were compared with a kubelet of Kubernetes 1.36.
 //!
 //! Simplifications: one container, no init containers, no probes, no variables from other objects and no network. `emptyDir` is
-//! the
-//! only volume, without a size limit. A termination message requires `FallbackToLogsOnError`.
+//! the only volume, without a size limit. A termination message requires `FallbackToLogsOnError`.
 
 use std::{sync::Arc, time::Duration};
 

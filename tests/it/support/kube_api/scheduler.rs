@@ -1,6 +1,5 @@
 //! The scheduler of Jobs' pods, their status, and their deletion. Simplifications: only `nodeSelector` and required node
-//! affinity
-//! count, taints are ignored, and a node takes any number of pods.
+//! affinity count, taints are ignored, and a node takes any number of pods.
 
 use std::sync::Arc;
 

@@ -12,8 +12,7 @@ if [ -z "$1" ]; then
 fi
 
 # The reaper is the parent of ended containers. The agent has only its steps as children, because a shell that reads a line
-# while
-# a child ends loses the start of that line.
+# while a child ends loses the start of that line.
 if [ "$1" = reaper ]; then
     # Background processes read from /dev/null.
     /bin/busybox mount -t devtmpfs devtmpfs /dev

@@ -1,6 +1,5 @@
 //! A Kubernetes node in a virtual machine: the distribution's kernel, some of its modules, images, and an agent. The agent
-//! starts
-//! containers as their DaemonSets specify, runs their probes and ends them.
+//! starts containers as their DaemonSets specify, runs their probes and ends them.
 
 mod container;
 mod daemon_set;

@@ -118,7 +118,7 @@ fn nodes_cannot_announce_without_end() {
     assert!(cells.iter().any(|cell| cell.target.release.as_str() == "6.1.0-3900-amd64"));
 }
 
-/// The two releases have one label, so one tag.
+/// The two releases share a label, and therefore a tag.
 #[test]
 fn an_announced_kernel_gives_way_to_one_that_runs() {
     let mut world = World::new(&["6.1.0-acme+"]);
@@ -158,7 +158,8 @@ fn the_newest_release_of_a_flavour_is_found_as_versions_go() {
     assert_eq!(newest("arm64", &releases), None);
 }
 
-/// Kernels of one's own have no architecture in their names, and a version of each its own flavour would announce them all.
+/// Custom kernels have no architecture in their release. If each version counted as a flavor, all versions would be
+/// announced.
 #[test]
 fn versions_are_no_flavours() {
     for (release, flavour) in [

@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// The images that the next pass builds.
+/// Returns the images that the next reconcile builds.
 fn built(world: &World) -> Vec<String> {
     world.plan().cells_in(Phase::Missing).map(PlannedCell::subject).collect()
 }
@@ -28,7 +28,7 @@ fn built_cells(world: &World) -> Vec<Arc<Cell>> {
     world.plan().cells_in(Phase::Missing).filter_map(|planned| planned.outcome.cell().cloned()).collect()
 }
 
-/// Passes until nothing is to be built, and what they built.
+/// Reconciles until nothing is left to build, and returns what was built.
 fn settle(world: &mut World) -> Vec<String> {
     let mut all = Vec::new();
     loop {
@@ -52,7 +52,7 @@ fn skipped(world: &World, image: &str) -> SkipReason {
     world.skipped().into_iter().find(|(skipped, _)| skipped.image == name(image)).unwrap().1
 }
 
-/// Makes every rewrite.
+/// Applies every rewrite.
 fn roll_out(world: &mut World) {
     for rollout in world.plan().rollouts {
         let RolloutDecision::Rewrite { to, .. } = rollout.decision else { continue };
@@ -84,7 +84,10 @@ fn a_chain_is_built_in_order_and_goes_out_together() {
     assert_eq!(built(&world), ["peer for 6.1.0-47-amd64"]);
     text += "\n";
     text += &table(&world.plan());
-    assert!(matches!(decision(&world, "mft"), RolloutDecision::Rewrite { .. }), "it is no part of the chain");
+    assert!(
+        matches!(decision(&world, "mft"), RolloutDecision::Rewrite { .. }),
+        "mft is not part of the chain"
+    );
     settle(&mut world);
     for image in ["mofed", "gpu", "peer"] {
         assert!(matches!(decision(&world, image), RolloutDecision::Rewrite { .. }), "{image}");
@@ -105,7 +108,7 @@ fn a_change_rebuilds_what_was_compiled_against_it_and_nothing_else() {
     assert_eq!(waiting(&world), ["peer waits for mofed"]);
     assert!(matches!(decision(&world, "gpu"), RolloutDecision::Hold(HoldReason::NoImage { .. })));
     assert_eq!(built(&world), ["mofed for 6.1.0-47-amd64"]);
-    // The tag holds what was compiled against the old one.
+    // The tag points to an image that was compiled against the old version.
     world.image("peer").spec.on_conflict = OnConflict::Overwrite;
     assert_eq!(settle(&mut world), ["mofed for 6.1.0-47-amd64", "peer for 6.1.0-47-amd64"]);
 }
@@ -120,7 +123,8 @@ fn a_change_that_exposes_the_same_rebuilds_nothing_else() {
     assert_eq!(world.plan().count(Phase::Published), 4);
 }
 
-/// An image that stands on a needed one follows all of it, and a tag that follows a need is free for another.
+/// An image based on a needed image is rebuilt with every change of it. If the tag contains the need's version, the new
+/// image gets a new tag.
 #[test]
 fn an_image_on_a_needed_one_follows_it_under_tags_that_follow_too() {
     let mut world = World::chain(&[K47]);
@@ -166,7 +170,7 @@ fn dependents_call_for_their_needs_where_no_node_does() {
     let mut world = World::chain(&[K47]);
     world.image("mofed").spec.nodes.match_labels = [("a".parse().unwrap(), "b".parse().unwrap())].into();
     world.image("peer").spec.kernels = Some(">=6.2".parse().unwrap());
-    assert_eq!(settle(&mut world).len(), 2, "who is not meant for the kernel calls for nothing");
+    assert_eq!(settle(&mut world).len(), 2, "an image not meant for the kernel calls for nothing");
     assert!(matches!(decision(&world, "gpu"), RolloutDecision::Rewrite { .. }), "and blocks no other image");
 }
 
@@ -253,7 +257,7 @@ fn a_broken_rollout_holds_the_others_of_its_chain() {
     world.image("gpu").spec.rollout = vec![serde_json::from_value(publish_only).unwrap()];
     assert!(
         matches!(decision(&world, "mofed"), RolloutDecision::Rewrite { .. }),
-        "it is not rolled out at all"
+        "gpu is not rolled out at all"
     );
 }
 
@@ -311,7 +315,7 @@ fn a_silent_registry_takes_no_readiness_away() {
     }
 }
 
-/// What becomes of one image for one kernel in the registry.
+/// State of one image for one kernel in the registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Published,
@@ -333,7 +337,7 @@ const FATES: [Fate; 8] = [
     Fate::Unreachable,
 ];
 
-/// Lets every cell meet its fate, those that appear by that included.
+/// Applies the fates to every cell, including cells that appear only as a result.
 fn meet_fates(
     world: &mut World,
     fates: &[usize],
@@ -376,8 +380,8 @@ fn meet_fates(
 }
 
 proptest! {
-    /// Whatever the chain, and whatever registry and DaemonSets hold: no rollout names an image whose dependents for
-    /// that kernel were compiled against something else, or are not there.
+    /// No rollout names an image whose dependents for that kernel are missing or were compiled against something else,
+    /// whatever the chain, the registry and the DaemonSets contain.
     #[test]
     fn no_rollout_tears_a_chain(
         edges in prop::collection::vec(any::<bool>(), 10),
@@ -424,11 +428,11 @@ proptest! {
                 prop_assert_eq!(Some(against), set.exposed.as_ref());
             }
         }
-        // Each image stands in one place, and in dependency order.
+        // Every image has exactly one cell.
         prop_assert_eq!(plan.cells.len(), 6, "{}", table(&plan));
     }
 
-    /// A new version of any image rebuilds it and what stands above it, and nothing else.
+    /// A new version of any image rebuilds that image and its direct dependents, and nothing else.
     #[test]
     fn nothing_is_rebuilt_that_does_not_depend_on_the_change(
         edges in prop::collection::vec(any::<bool>(), 10),
@@ -448,7 +452,8 @@ proptest! {
         }
         settle(&mut world);
         set_version(&mut world, names[bumped], "99");
-        // What a dependent exposes is its own version's, which stays: the change ends with those that need it directly.
+        // The exposed headers of a dependent depend only on its own version, which stays the same. The change therefore
+        // ends with the direct dependents.
         let mut built: Vec<String> = settle(&mut world);
         built.sort();
         let mut expected: Vec<String> = above.iter().map(|image| format!("{image} for {K47}")).collect();

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::kmod::Verdict;
 
-/// A fleet over time.
+/// Fleet that changes over time.
 struct Story {
     world: World,
     claims: Claims,
@@ -26,7 +26,7 @@ impl Story {
         self.world.snapshot.nodes[place] = node(&name, release);
     }
 
-    /// Time goes by, and a plan is made.
+    /// Advances the time and makes a plan.
     fn after(&mut self, time: Duration) -> Plan {
         self.now += time;
         self.claims.judge(&mut self.world.snapshot, &self.world.definitions, self.now);
@@ -38,7 +38,7 @@ impl Story {
     }
 }
 
-/// What there are cells for.
+/// Returns the kernels that have cells.
 fn kernels(plan: &Plan) -> BTreeSet<String> {
     plan.cells.iter().map(|planned| planned.target.release.to_string()).collect()
 }
@@ -63,17 +63,17 @@ fn a_node_that_cycles_through_kernels_has_few_of_them_built_and_holds_nobody() {
     assert!(matches!(plan.rollouts[0].decision, RolloutDecision::Rewrite { .. }), "{:?}", plan.rollouts);
     assert!(crate::plan::table(&plan).contains("kernelLimits.perNode"));
 
-    // A kernel that believed nodes run costs nothing more, and is the node's.
+    // A kernel that trusted nodes run costs nothing more, so the node's claim to run it is accepted.
     story.runs(1, K47);
     assert_eq!(left_alone(&story.minute()), [""; 0]);
-    // What it announces counts as little.
+    // The node's announcement is still rejected.
     story.world.snapshot.nodes[1]
         .annotations
         .insert(crate::plan::NEXT_KERNEL_ANNOTATION.to_owned(), "6.1.0-7-amd64".to_owned());
     let plan = story.minute();
     assert_eq!(kernels(&plan), [K47.to_owned()].into());
     assert!(plan.unused_announcements[0].why.to_string().contains("kernelLimits.perNode"));
-    // After a day it starts anew.
+    // After a day the limit starts over.
     let plan = story.after(Duration::from_hours(25));
     assert_eq!(kernels(&plan).len(), 2);
     assert!(plan.unused_announcements.is_empty());
@@ -89,14 +89,14 @@ fn announcements_count_as_much_as_reboots() {
         annotations.insert(crate::plan::NEXT_KERNEL_ANNOTATION.to_owned(), next);
         called_for.extend(kernels(&story.minute()));
     }
-    // Its own kernel is one of those that it names.
+    // The node's own kernel counts toward the limit.
     assert_eq!(called_for.len(), 16, "{called_for:?}");
 }
 
 #[test]
 fn an_honest_node_is_believed_whatever_its_day_is_like() {
     let mut story = Story::new(&[K47]);
-    // It flaps between two kernels for a week, and boots a new one four times a day.
+    // The node flaps between two kernels for a week, and boots a new one four times a day.
     for turn in 0..7 * 24 * 6_u32 {
         let newest = format!("6.1.0-{}-amd64", 50 + turn / 36);
         story.runs(0, if turn % 2 == 0 { &newest } else { K48 });
@@ -111,7 +111,7 @@ fn the_kernels_of_most_nodes_and_those_that_were_first_stay() {
     assert_eq!(kernels(&story.minute()).len(), 3);
     story.world.snapshot.nodes.push(node("n4", "6.1.0-1-amd64"));
     let plan = story.minute();
-    assert!(!kernels(&plan).contains("6.1.0-1-amd64"), "it came last");
+    assert!(!kernels(&plan).contains("6.1.0-1-amd64"), "the kernel that came last is rejected");
     insta::assert_snapshot!(left_alone(&plan).join("\n"), @"n4: nodes run more than 3 kernels, and others are run by more nodes or for longer: this one is left out, and holds no others; retire kernels, or raise kernelLimits.distinct in site.yaml");
     story.world.snapshot.nodes.push(node("n5", "6.1.0-1-amd64"));
     let plan = story.minute();

@@ -12,7 +12,7 @@ use crate::{
 const TODAY: Date = date(2026, 11, 21);
 const REPOSITORY: &str = "registry.test/drivers/mft";
 
-/// An image with layers `base` (shared) and its own, which has 100 bytes.
+/// Returns an image with the shared layer `base` and its own layer of 100 bytes.
 fn held(tag: &str, facts: ImageFacts, base: Option<&Digest>) -> HeldImage {
     let facts = ImageFacts { input_hash: Some(InputHasher::new(tag).finish()), ..facts };
     let mut annotations = facts.to_annotations();
@@ -36,7 +36,7 @@ fn held(tag: &str, facts: ImageFacts, base: Option<&Digest>) -> HeldImage {
         [tag.parse().unwrap()].into(),
         &bytes,
     );
-    // Manifests count in reality; here the numbers are to be round.
+    // Manifests normally count; exclude this one to keep the numbers round.
     image.blobs.insert(image.digest.clone(), 0);
     image
 }
@@ -102,7 +102,7 @@ fn an_image_goes_when_its_kernel_was_gone_for_so_many_days() {
     let plan = world.plan();
     assert_eq!(going(&plan), ["1.0-6.1.2"]);
     assert_eq!(plan.going[0].gone, [("6.1.2".to_owned(), date(2026, 10, 22))].into());
-    // The base layer stays with the others.
+    // The base layer is still used by the other images.
     assert_eq!((plan.going[0].bytes, plan.bytes), (100, 100));
     insta::assert_snapshot!(serde_json::to_string_pretty(&plan.kept).unwrap(), @r#"
     [
@@ -150,7 +150,7 @@ fn what_a_named_union_is_made_from_stays_and_an_unnamed_one_goes_first() {
     assert_eq!(plan.kept[0].why, KeptWhy::PartOf { image: format!("{REPOSITORY}:1.0-union-1") });
 }
 
-/// It has fewer members than one of them.
+/// The index has fewer members than one of its unions.
 #[test]
 fn an_index_goes_before_the_unions_that_it_leads_to() {
     let singles = ["6.1.1", "6.1.2", "6.1.3"].map(image);
@@ -171,7 +171,7 @@ fn an_index_goes_before_the_unions_that_it_leads_to() {
     assert_eq!(going(&plan)[..3], ["1.0-union-both", "1.0-union-arm64", "1.0-union-amd64"]);
     assert_eq!(going(&plan).len(), 6);
     world.mentioned.insert(format!("{REPOSITORY}@{}", index.digest));
-    assert_eq!(going(&world.plan()), [""; 0], "all that it is made from stays");
+    assert_eq!(going(&world.plan()), [""; 0], "everything that the index is made from stays");
 }
 
 #[test]
@@ -219,7 +219,8 @@ fn manifests_that_lie_about_sizes_do_not_overflow() {
 }
 
 prop_compose! {
-    /// Eight images for four kernels, unions among them, some named by one word or another.
+    /// Four images for one kernel each and up to three unions of them. Up to three words that name an image are
+    /// mentioned.
     fn worlds()(
         unions in proptest::collection::vec(proptest::collection::btree_set(0_usize..4, 1..4), 0..4),
         named in proptest::collection::btree_set((0_usize..8, 0_usize..4), 0..4),
@@ -263,7 +264,7 @@ proptest! {
             }
         }
         prop_assert_eq!(plan.going.len() + plan.kept.len(), world.images.len());
-        // What goes does so whole: what is put together from others before them.
+        // An image is deleted before its parts.
         for (place, going) in plan.going.iter().enumerate() {
             let later = &plan.going[place..];
             prop_assert!(!later.iter().any(|later| find(later).members.contains(&going.digest)));

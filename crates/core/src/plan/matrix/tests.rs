@@ -22,7 +22,8 @@ fn target(release: &str) -> KernelTarget {
     }
 }
 
-/// `ofed-driver-<version>:<arch>-<os><version>-kver<kernel>`, as the Network Operator's first generation pulls it.
+/// `ofed-driver-<version>:<arch>-<os><version>-kver<kernel>` is the reference that the Network Operator's first
+/// generation pulls.
 #[test]
 fn a_version_can_be_a_part_of_the_repositorys_name() {
     const NAME: &str = "ofed-driver-5.0-2.1.8.0";
@@ -67,7 +68,8 @@ fn images_that_no_node_calls_for_have_no_cells() {
     assert_eq!((cells.len(), cells[0].nodes.len()), (1, 0));
 }
 
-/// A node of each kind: without a driver, with one of the host's, and with one on a kernel of its own.
+/// One node of each kind: without a driver, with the host's driver, and with its own driver on a kernel that no other
+/// node runs.
 #[test]
 fn nodes_with_their_own_driver_are_left_alone() {
     let mut world = World::new(&[K47, K47, K48]);
@@ -86,7 +88,7 @@ fn nodes_with_their_own_driver_are_left_alone() {
     insta::assert_snapshot!(super::super::table(&plan));
     insta::assert_snapshot!(super::super::text(&super::super::status_table(&super::super::status(&plan))));
     assert!(super::super::Interest::of(&world.definitions).labels.contains(key));
-    // Nobody is told to wait for an image that a node does not need.
+    // No one has to wait for an image that the node does not need.
     let left_alone = world.snapshot.nodes[2].clone();
     assert!(!left_alone.calls_for(world.image("mft")));
 }
@@ -302,7 +304,7 @@ fn headers_choose_patches_and_variables() {
     world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap().patches =
         [(0, "a".to_owned())].into();
     let why = world.skipped().remove(0).1.to_string();
-    assert_eq!(why, "headers: they were not looked at", "without an answer nothing is built");
+    assert_eq!(why, "headers: they were not looked at", "without an answer, nothing is built");
 
     let key = |release| (target(release), "include/linux/pci.h matches bars".to_owned());
     world.resolved.header_texts = [(key(K47), Ok(false)), (key(K48), Ok(true))].into();
@@ -333,7 +335,8 @@ fn what_cannot_be_built_is_a_reason_and_not_a_build() {
     world.observed.headers.insert(target(K48), gcc(12));
     assert_eq!(world.plan().builds().count(), 1);
 
-    // Nor is it one where they are refused for good, or nothing has the toolchain's or the base's packages.
+    // Nothing is built either if the headers are permanently refused, or if the packages of the toolchain or the base
+    // are not available.
     let why = |world: &World| world.skipped().iter().map(|(_, why)| why.to_string()).collect::<Vec<_>>();
     world
         .observed
@@ -341,7 +344,7 @@ fn what_cannot_be_built_is_a_reason_and_not_a_build() {
         .insert(target(K47), HeaderState::Refused("no such suite (name another)".to_owned()));
     assert_eq!(why(&world), ["headers: no such suite (name another)"]);
     world.observed.headers.insert(target(K47), HeaderState::Unknown);
-    assert_eq!(world.plan().builds().count(), 2, "a fault that may pass is no reason");
+    assert_eq!(world.plan().builds().count(), 2, "a transient fault is not a reason");
     let lacking = |what, identity: &str| (what, identity.to_owned(), Architecture::Amd64);
     let found = world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap();
     found.base_identity = Some("base-1".to_owned());
@@ -353,7 +356,7 @@ fn what_cannot_be_built_is_a_reason_and_not_a_build() {
         assert_eq!(why(&world), [told; 2]);
     }
 
-    // What is published needs no headers, and no toolchain.
+    // A published image needs neither headers nor a toolchain.
     let unmakeable = std::mem::take(&mut world.resolved.unmakeable_root_fs);
     world.observed.headers.clear();
     world.publish(Verdict::Loads);
@@ -361,7 +364,7 @@ fn what_cannot_be_built_is_a_reason_and_not_a_build() {
     world.observed.headers.insert(target(K47), HeaderState::Missing("package".to_owned()));
     assert!(world.skipped().is_empty());
 
-    // Headers that users bring are part of what an image is, a published one, too.
+    // Headers that users provide are part of an image's inputs, even of a published image.
     world.resolved.without_headers.insert(target(K47), "headers/x.tar".to_owned());
     assert!(matches!(&world.skipped()[..], [(_, SkipReason::NoHeaders { .. })]));
 }
@@ -375,23 +378,23 @@ fn another_machine_s_kernels_are_compiled_here_or_the_plan_says_why_not() {
     let why = |world: &World| world.skipped().first().map(|(_, why)| why.to_string()).unwrap_or_default();
     insta::assert_snapshot!(why(&world), @"modules for amd64 cannot be compiled on this machine, which is arm64: its toolchain does not come from Debian's or Ubuntu's packages (build on a machine of that architecture, or in a cluster that has one (--engine kubernetes); Debian's kernels, with a toolchain of packages, are compiled on both)");
     world.definitions.families[0].spec.toolchain = serde_json::from_value(bootstrap).unwrap();
-    assert!(why(&world).contains("the tools in its headers run on that architecture"), "a file of one's own");
+    assert!(why(&world).contains("the tools in its headers run on that architecture"), "headers from a file");
     world.definitions.families[0].spec.headers = serde_json::from_value(apt).unwrap();
     assert_eq!(why(&world), "", "Debian has cross compilers, and the tools for each machine");
     world.resolved.headers.insert(target(K47), Ok(Some("sha256:1".to_owned())));
-    assert!(why(&world).contains("the tools in its headers run on that architecture"), "imported ones");
+    assert!(why(&world).contains("the tools in its headers run on that architecture"), "imported headers");
     for elsewhere in [None, Some(Architecture::Amd64)] {
         world.machine = elsewhere;
         assert_eq!(why(&world), "");
     }
     world.machine = Some(Architecture::Arm64);
     world.image("mft").spec.reuse = Reuse::Compatible;
-    assert_eq!(why(&world), "", "another kernel's payload may do");
+    assert_eq!(why(&world), "", "another kernel's payload may be reusable");
     world.image("mft").spec.reuse = Reuse::Never;
     world.machine = None;
     world.publish(Verdict::Loads);
     world.machine = Some(Architecture::Arm64);
-    assert_eq!(why(&world), "", "it is there");
+    assert_eq!(why(&world), "", "the image is published");
 }
 
 #[test]
@@ -405,7 +408,8 @@ fn a_whole_image_wants_a_daemon() {
     assert!(world.skipped().is_empty());
 }
 
-/// A world whose image is made of another's image for each kernel; `json` is what the source says beside the reference.
+/// Returns a world whose image takes another image as its source for each kernel. `json` is added to the source, after
+/// the reference.
 fn prebuilt(json: &str) -> World {
     let mut world = World::new(&[K47, K48]);
     let from = format!(r#"{{"image": {{"reference": "r.test/acme:{{{{release}}}}"{json}}}}}"#);

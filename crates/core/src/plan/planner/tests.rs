@@ -21,7 +21,7 @@ fn build(plan: &Plan) -> (BuildReason, bool) {
     (why.clone(), *may_reuse)
 }
 
-/// Changes what is published under the first cell's name.
+/// Changes the image that is published under the first cell's name.
 fn republish(world: &mut World, change: impl FnOnce(&mut Published)) {
     let reference = world.cells()[0].reference.clone();
     change(world.observed.published.get_mut(&reference).unwrap());
@@ -93,7 +93,7 @@ fn permanent_failures_wait_for_an_input_to_change() {
     assert!(matches!(build(&world.plan()).0, BuildReason::RetryAfterFailure { .. }));
 }
 
-/// What the definition asked for made the failure: asked for something else, it is tried again.
+/// The definition's check settings caused the failure. With other settings, the build is retried.
 #[test]
 fn a_failure_of_the_policy_ends_with_the_policy() {
     let mut world = World::new(&[K47]);
@@ -115,7 +115,7 @@ fn a_plan_says_where_reuse_will_be_tried() {
     world.image("mft").spec.reuse = Reuse::Compatible;
     let plan = world.plan();
     assert!(build(&plan).1);
-    assert_eq!(plan.cells[0].outcome.cell().unwrap().input_hash, before, "it is no input");
+    assert_eq!(plan.cells[0].outcome.cell().unwrap().input_hash, before, "`reuse` is not an input");
     assert!(table(&plan).contains("an image for another kernel is reused if the check allows"));
 }
 
@@ -128,9 +128,9 @@ fn a_recipe_is_what_kernels_have_in_common() {
     let cells = world.cells();
     assert_ne!(cells[0].input_hash, cells[1].input_hash);
     world.resolved.toolchains.values_mut().for_each(|toolchain| *toolchain = Ok("toolchain-2".to_owned()));
-    assert_eq!(recipes(&world), first, "the kernel's compiler goes with the kernel");
+    assert_eq!(recipes(&world), first, "the toolchain depends on the kernel");
 
-    // What else goes into the payload counts.
+    // All other inputs of the payload count.
     let changes: [fn(&mut World); 4] = [
         |w| w.image("mft").spec.modules.push("another".parse().unwrap()),
         |w| w.image("mft").spec.runtime.entrypoint.push("/x".parse().unwrap()),
@@ -142,7 +142,7 @@ fn a_recipe_is_what_kernels_have_in_common() {
         change(&mut other);
         assert_ne!(recipes(&other)[0], first[0]);
     }
-    // A template that does something else for one kernel gives another recipe.
+    // A template with a different step for one kernel gives that kernel another recipe.
     let step = "{{#if (eq kernel.release \"6.1.0-48-amd64\")}}RUN true\n{{/if}}";
     world.definitions.templates.values_mut().for_each(|text| text.push_str(step));
     let recipes = recipes(&world);
@@ -185,7 +185,7 @@ fn kernels_that_nobody_means_are_no_failure_and_broken_definitions_are() {
     assert!(world.plan().has_failures());
 }
 
-/// A world in which a bit of everything happens.
+/// Returns a world with an example of most outcomes.
 fn busy() -> World {
     let mut world = World::new(&[K47, K48, "6.1.0-49-amd64", "6.1.0-50-amd64", "5.10.0-1-amd64", K47, K48]);
     world.image("mft").spec.kernels = Some(">=6.1".parse().unwrap());
@@ -211,7 +211,7 @@ fn busy() -> World {
 
 #[test]
 fn a_busy_plan_as_people_read_it() {
-    // Hashes are left out: they move with the build format.
+    // Hide the hashes: they change with the build format.
     let text = table(&busy().plan());
     let text = regex::Regex::new(r"\b([0-9a-f]{64}|[0-9a-f]{12})\b").unwrap().replace_all(&text, "HASH");
     insta::assert_snapshot!(text);

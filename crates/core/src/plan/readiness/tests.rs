@@ -21,7 +21,7 @@ fn change(plan: &Plan) -> Option<&NodeChange> {
     }
 }
 
-/// As the API server would after the write.
+/// Applies the node change as the API server would.
 fn carry_out(world: &mut World, plan: &Plan) {
     let NodeChange { labels, annotations, .. } = change(plan).unwrap().clone();
     let node = &mut *world.snapshot.nodes[0];
@@ -155,7 +155,7 @@ fn a_node_that_calls_for_nothing_has_a_mark_of_its_own() {
     carry_out(&mut world, &plan);
     assert_eq!(change(&world.plan()), None);
 
-    // An image is called for after all: the mark goes before the image is there.
+    // The node calls for an image after all: the mark is removed before the image is available.
     world.snapshot.nodes[0].labels.insert("pci".to_owned(), "yes".to_owned());
     let plan = world.plan();
     assert_eq!(answer(&plan), (false, MayBoot::Wait));
@@ -197,7 +197,7 @@ fn labels_that_are_away_for_a_while_take_no_readiness_away() {
     node.labels.remove("pci");
     node.hardware_labelled = false;
     assert_eq!(change(&world.plan()), None);
-    // They come back without the device.
+    // The hardware labels come back, without the device.
     world.snapshot.nodes[0].hardware_labelled = true;
     let marks = [(NO_DRIVER_FOR.to_owned(), Some(K48.to_owned())), (READY_FOR.to_owned(), None)];
     assert_eq!(change(&world.plan()).unwrap().labels, marks.into());
@@ -211,7 +211,7 @@ fn two_farriers_do_not_write_each_others_marks() {
     let plan = gpu.plan();
     assert_eq!(change(&plan).unwrap().labels, [(format!("{READY_FOR}.gpu"), Some(K48.to_owned()))].into());
     carry_out(&mut gpu, &plan);
-    // The other one knows of other images, and has none for the kernel.
+    // The other instance has other images, and none for the kernel.
     let mut other = gpu.clone();
     other.instance = Instance::default();
     other.observed.published.clear();

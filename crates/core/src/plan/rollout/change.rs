@@ -1,6 +1,6 @@
 //! Pure: writes to a cluster, as data.
 //!
-//! Every change names the state that it was decided from, where there is one. An adapter either makes the change or
+//! Where a change depends on the state that the plan saw, it names that state. An adapter either makes the change or
 //! reports a conflict because the object has changed; [`crate::plan`] then decides again. Changes of DaemonSets and
 //! resources are server-side applies with the field manager `farrier`: a field that farrier set before and that a
 //! change omits is given up.
@@ -35,7 +35,7 @@ pub enum Change {
     Check(NodeCheck),
 }
 
-/// All of farrier's fields in a DaemonSet that farrier did not create.
+/// All fields that farrier owns in a DaemonSet that it did not create.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DaemonSetChange {

@@ -28,7 +28,7 @@ const PATIENCE: u32 = 2;
 /// Decision about one field.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Step {
-    /// Do nothing: the field holds the desired value.
+    /// Keep the field: it holds the desired value.
     Keep,
     /// Keep the value and update the record.
     Note(FieldRecord),

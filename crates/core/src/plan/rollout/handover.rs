@@ -3,7 +3,6 @@
 //!
 //! The label is the switch. One write to one node moves it from the original to its kernel's copy or back, so that at
 //! every moment exactly one of them selects the node.
-//! no moment both select it, or none.
 
 use crate::{
     image::InputHasher,
@@ -177,7 +176,7 @@ mod tests {
         assert!(is_in_maintenance(&with(gpu, "pod-restart-required")));
         assert!(is_in_maintenance(&NodeFacts { unschedulable: true, ..NodeFacts::default() }));
         assert!(!is_in_maintenance(&with(ofed, "upgrade-done")));
-        assert!(!is_in_maintenance(&with(ofed, "upgrade-failed")), "it is at rest until somebody ends it");
+        assert!(!is_in_maintenance(&with(ofed, "upgrade-failed")), "a failed upgrade is at rest");
         assert!(!is_in_maintenance(&with(gpu, "")));
     }
 }

@@ -140,7 +140,7 @@ pub(super) fn put_back(context: &Context<'_>, target: &RolloutTarget) -> Option<
     (is_put_back && !decided.changes.is_empty()).then_some(decided)
 }
 
-/// Returns a change that sets nothing new and names all of farrier's fields in a DaemonSet. An apply gives up fields
+/// Returns a change that sets nothing new and names all fields that farrier owns in a DaemonSet. An apply gives up fields
 /// that it does not name, and a field without an owner is removed. A value that another writer has set since then
 /// belongs to that writer and is not named.
 pub(super) fn naming(daemon_set: &DaemonSetFacts, record: &Record) -> DaemonSetChange {

@@ -357,7 +357,7 @@ fn conclude(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> Result
 }
 
 impl Original<'_> {
-    /// Returns the apply that names all of farrier's fields in the original.
+    /// Returns the apply that names all fields that farrier owns in the original.
     fn write(&self, affinity: NodeAffinity, note: &OriginalNote) -> Change {
         let is_ours = handover::is_fenced(&affinity, &self.label) || affinity != NodeAffinity::Any;
         // Images of other containers may be farrier's through another rollout. If the record cannot be parsed, none

@@ -156,7 +156,7 @@ impl Record {
         Self(fields)
     }
 
-    /// Returns farrier's annotations for an object that had `before`. All of farrier's other annotations are included,
+    /// Returns farrier's annotations for an object that had `before`. All other farrier annotations are included,
     /// because an apply gives up what it omits.
     pub(super) fn annotations(&self, before: &BTreeMap<String, String>) -> BTreeMap<String, String> {
         let mut annotations = before.clone();

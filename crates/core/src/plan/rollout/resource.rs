@@ -4,7 +4,6 @@
 //! A version `sha256:...` would pin a NicClusterPolicy's image, but pin the same image for every pool of nodes. Nodes
 //! with a second kernel, or with the next one, would get modules that they cannot load. Versions therefore stay tags
 //! here, and a tag never changes its content (guarantee 3).
-//! their content (guarantee 3).
 
 use std::collections::BTreeMap;
 

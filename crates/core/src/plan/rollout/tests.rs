@@ -17,7 +17,7 @@ use crate::{
     plan::{ManifestFacts, NodeAffinity, NodeFacts, Owner, Published, Shared},
 };
 
-/// The one rollout's reason to hold, after a change to a world in which it would be rewritten.
+/// Returns the reason of the one rollout's hold, after a change to a world in which it would be rewritten.
 fn hold(change: fn(&mut World)) -> HoldReason {
     let mut world = World::new(&[K47, K47]);
     world.publish(Verdict::Loads);
@@ -88,11 +88,11 @@ fn an_unknown_verdict_passes_where_it_is_allowed() {
     world.deny_unknown();
     let plan = world.plan();
     assert!(matches!(plan.rollouts[0].decision, RolloutDecision::Hold(HoldReason::UnknownDenied { .. })));
-    assert!(plan.count(Phase::Missing) == 0, "a policy is no input: nothing is built again");
+    assert!(plan.count(Phase::Missing) == 0, "a policy is not an input: nothing is rebuilt");
     assert!(matches!(plan.cells[0].outcome, Outcome::UpToDate { denied: true, .. }) && plan.has_failures());
     let mut publish_only = world.clone();
     publish_only.image("mft").spec.rollout.clear();
-    assert!(publish_only.plan().has_failures(), "without a rollout too");
+    assert!(publish_only.plan().has_failures(), "also without a rollout");
     republish(&mut world, |published| published.verdict = Some(Verdict::Refused));
     assert!(matches!(world.plan().rollouts[0].decision, RolloutDecision::Hold(_)));
 }
@@ -115,7 +115,7 @@ fn nodes_outside_the_daemon_set_do_not_matter() {
     assert_eq!(to.version, Version::Digest(wanted.digest.clone()));
 }
 
-/// Whatever the strategies are: they would take turns in the same field.
+/// Whatever their strategies, two rollouts would take turns in overwriting the same field.
 #[test]
 fn two_strategies_do_not_share_a_field() {
     let mut world = World::new(&[K47]);

@@ -12,7 +12,7 @@ use self::fleet::{Fleet, ROLLOUT, draining};
 use super::*;
 use crate::plan::{UPGRADE, UPGRADE_CHECKED};
 
-/// The states that a node goes through until nothing more is done.
+/// Returns the states that a node goes through until nothing more happens.
 fn states_of(fleet: &mut Fleet, name: &str) -> Vec<String> {
     let mut states = vec![fleet.state(name).to_owned()];
     for _ in 0..200 {
@@ -74,7 +74,7 @@ fn some_nodes_go_first() {
         most = most.max(fleet.down().0);
         assert!(fleet.state("n0") == "uncordoned" || fleet.down().0 == 1);
     }
-    assert_eq!(most, 3, "then as many as may be");
+    assert_eq!(most, 3, "then up to the limit");
 
     let mut fleet = Fleet::new(3, json!({"canary": {"matchLabels": {"name": "n2"}}, "maxParallel": 3}));
     let plan = fleet.pass(usize::MAX);
@@ -106,7 +106,10 @@ fn nodes_are_begun_in_the_window_and_one_after_the_other() {
         waits(&plan, "n1")
     );
     fleet.pass_time(3600);
-    assert!(waits(&fleet.plan(), "n1").starts_with("the window opens at 1970-01-13T15:"), "it has closed");
+    assert!(
+        waits(&fleet.plan(), "n1").starts_with("the window opens at 1970-01-13T15:"),
+        "the window has closed"
+    );
     fleet.paused = true;
     assert!(waits(&fleet.plan(), "n1").starts_with("the upgrade is paused"));
 }
@@ -128,9 +131,9 @@ fn pods_that_do_not_leave_do_not_keep_a_node_cordoned() {
         "{}",
         waits(&plan, "n0")
     );
-    assert_eq!(stage(&plan, "n1"), UpgradeStage::UnderWay, "the others have their turn");
+    assert_eq!(stage(&plan, "n1"), UpgradeStage::UnderWay, "the other nodes get their turn");
     fleet.held = false;
-    assert_eq!(fleet.settle().forecast.done, 2, "and it is tried again");
+    assert_eq!(fleet.settle().forecast.done, 2, "and the node is retried");
 }
 
 #[test]
@@ -143,7 +146,7 @@ fn a_driver_that_does_not_work_stops_the_upgrade() {
     assert_eq!(waits(&plan, "n1"), "stopped, because node n0 failed");
     assert!(fleet.nodes.values().all(|node| !node.facts.unschedulable));
 
-    // Another version is another matter, and the node that does not work is the first.
+    // Another version is not affected by the failure, and starts with the node that does not work.
     fleet.image = "v3".to_owned();
     assert_eq!(stage(&fleet.plan(), "n0"), UpgradeStage::Begins);
     assert_eq!(fleet.settle().forecast.done, 3);
@@ -155,7 +158,7 @@ fn after_a_resume_a_node_that_works_by_now_counts() {
     fleet.broken.insert("v2".to_owned());
     fleet.settle();
     fleet.broken.clear();
-    assert_eq!(stage(&fleet.settle(), "n0"), UpgradeStage::Failed, "it was not checked");
+    assert_eq!(stage(&fleet.settle(), "n0"), UpgradeStage::Failed, "the node was not checked");
     let facts: Vec<_> = fleet.nodes.values().map(|node| node.facts.clone()).collect();
     for mark in forgiven(&facts, ROLLOUT) {
         fleet.make(&mark);
@@ -186,7 +189,7 @@ fn a_check_must_say_yes() {
     fleet.settle_until(|fleet| waits(&fleet.plan(), "n0").contains("annotation"));
     let node = fleet.nodes.get_mut("n0").unwrap();
     node.facts.annotations.insert(UPGRADE_CHECKED.to_owned(), "v1".to_owned());
-    assert_eq!(fleet.plan().changes().count(), 0, "it is of the image before");
+    assert_eq!(fleet.plan().changes().count(), 0, "the annotation names the previous image");
     fleet.nodes.get_mut("n0").unwrap().facts.annotations.insert(UPGRADE_CHECKED.to_owned(), "v2".to_owned());
     assert_eq!(fleet.settle().forecast.done, 1);
 }
@@ -199,7 +202,7 @@ fn a_cordon_by_someone_else_stays() {
     assert_eq!(waits(&plan, "n0"), "someone else has cordoned it");
     assert_eq!((stage(&plan, "n0"), stage(&plan, "n1")), (UpgradeStage::LeftAlone, UpgradeStage::Done));
 
-    // Between the plan and the write.
+    // Another actor cordons the node between the plan and the write.
     let mut fleet = Fleet::new(1, draining(json!({})));
     let plan = fleet.plan();
     fleet.cordon("n0", true);
@@ -207,7 +210,7 @@ fn a_cordon_by_someone_else_stays() {
     assert_eq!(fleet.state("n0"), "");
     assert!(fleet.nodes["n0"].facts.unschedulable);
 
-    // While farrier is at it, once its own has been taken away.
+    // Another actor removes farrier's cordon and later cordons the node itself, during the upgrade.
     let mut fleet = Fleet::new(1, draining(json!({})));
     fleet.pass(usize::MAX);
     fleet.cordon("n0", false);
@@ -293,7 +296,7 @@ fn the_plan_is_readable_before_it_starts() {
     insta::assert_snapshot!(serde_json::to_string_pretty(&plan).unwrap());
 }
 
-/// What happens to a fleet.
+/// Event in a fleet.
 #[derive(Clone, Debug)]
 enum Event {
     Vanish(usize),
@@ -376,7 +379,7 @@ fn eventful(most: u32, nodes: usize, kind: usize) -> Fleet {
     fleet
 }
 
-/// One look, killed after so many steps. What is begun must have had room at that moment.
+/// Reconciles once, killed after this many steps. Nodes may only start within `maxParallel`.
 fn look(
     fleet: &mut Fleet,
     most: usize,
@@ -414,9 +417,13 @@ fn look(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Killed between any two steps, with nodes that vanish, reboot and are cordoned by people: at no moment are more nodes taken than
-    /// may be, and none loses its driver for one that does not fit, or in an operator's hands (see `Fleet::evict`), nor someone else's cordon (`Fleet::mark`). None
-    /// whose driver farrier has ended is done before the next one was looked at. When the world gets calm, all nodes are as they were, and those that can have the new driver have it.
+    /// farrier is killed between any two steps, while nodes vanish, reboot, and are cordoned by people. The invariants:
+    ///
+    /// - At no moment are more nodes under way than allowed.
+    /// - No node loses its driver for one that does not fit, or while an operator upgrades it (see `Fleet::evict`).
+    /// - No node loses another actor's cordon (`Fleet::mark`).
+    /// - No node whose old driver farrier ended is done before its new driver was checked.
+    /// - When the events stop, all nodes are as before, and those that can have the new driver have it.
     #[test]
     fn no_node_stays_cordoned_and_never_too_many_are_down(
         most in 1..4_u32,
@@ -453,14 +460,15 @@ proptest! {
         for (name, node) in &fleet.nodes {
             prop_assert_eq!(node.facts.unschedulable, node.by_person, "{} is cordoned", name);
         }
-        // An image that never works, nodes that do not work for another reason, and those that go first and cannot.
+        // Excludes an image that never works, nodes that do not work for another reason, and canary nodes that cannot
+        // be upgraded.
         let is_stopped = fleet.image == "v4" || fleet.down().1 >= limit || (kind == 3 && !done(&plan, "n0"));
         for turn in plan.nodes.iter().filter(|_| !is_stopped) {
             prop_assert!(matches!(turn.stage, UpgradeStage::Done | UpgradeStage::LeftAlone), "{:?}", turn);
         }
     }
 
-    /// An upgrade that is taken out of the definition in the middle leaves nothing behind.
+    /// An upgrade that is removed from the definition halfway leaves nothing behind.
     #[test]
     fn an_upgrade_that_is_given_up_leaves_no_cordon(
         looks in prop::collection::vec((prop::option::of(events()), 0..4_usize, 0..60_i64), 0..30),
@@ -487,7 +495,7 @@ proptest! {
     }
 }
 
-/// Has the node the new driver, or is there no such node?
+/// Whether the node has the new driver.
 fn done(plan: &PlannedUpgrade, name: &str) -> bool {
     plan.nodes.iter().any(|turn| turn.node == name && turn.stage == UpgradeStage::Done)
 }

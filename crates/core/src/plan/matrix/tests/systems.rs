@@ -1,10 +1,10 @@
-//! Kernels of systems that come as images, such as OpenShift's.
+//! Tests for kernels of image-based systems, such as OpenShift's.
 use super::*;
 
 const FIRST: &str = "416.94.202410151600-0";
 const NEXT: &str = "416.94.202412170927-0";
 
-/// A family of which nodes' systems say in which images headers and toolchain are.
+/// Returns a world whose family takes headers and toolchain from images that the nodes' system names.
 fn coreos() -> World {
     let mut world = World::new(&[K47]);
     let spec = &mut world.definitions.families[0].spec;
@@ -16,7 +16,7 @@ fn coreos() -> World {
     world
 }
 
-/// Its nodes have these systems, and the ImageStream these tags; what they name was looked up.
+/// Gives the nodes these systems and the ImageStream these tags, and resolves the images that they name.
 fn systems(world: &mut World, versions: &[&str], tags: &[(&str, u8)]) {
     let like = world.snapshot.nodes[0].clone();
     let node = |(number, version): (usize, &&str)| {
@@ -62,13 +62,13 @@ fn the_next_system_with_the_same_kernel_builds_nothing_anew() {
     assert_eq!(next.toolchain, format!("r.test/toolkit@sha256:{:064}", 2));
     assert_ne!((next.input_hash, &next.base_name), (first.input_hash, &first.base_name));
     assert_eq!(missing_tags(&world), [format!(":4.33.0-{NEXT}")]);
-    // Where the ImageStream has lost what it was built with.
+    // The ImageStream has lost the tag that the image was built with.
     systems(&mut world, &[FIRST], &[(NEXT, 2)]);
     assert_eq!(missing_tags(&world), [""; 0]);
 
     world.observed.published.clear();
     insta::assert_snapshot!(world.skipped()[0].1, @"there is no digest of an image for 6.1.0-47-amd64 among the `digests` of its kernel family, and ImageStream openshift/driver-toolkit has no tag 416.94.202410151600-0");
-    // What was imported needs no ImageStream, and neither does a family's own toolchain.
+    // Imported headers and a family's own toolchain need no ImageStream.
     let target = first.target.clone();
     world.definitions.families[0].spec.toolchain = Toolchain::Image("registry.test/gcc:1".parse().unwrap());
     world.resolved.toolchains = [((name("debian-12"), vec![], None), Ok("toolchain-1".to_owned()))].into();

@@ -130,7 +130,11 @@ fn names_stay_within_limits_and_apart() {
         assert!(name.len() <= 63 && name.starts_with("a-b") && !name.contains(['.', '_', '+']), "{name}");
     }
     assert!(names[0] != names[1] && names[1] != names[2]);
-    assert_eq!(copy_name(&long, &target(&format!("6.1.0-{}", "x".repeat(58)))), None, "it has no label");
+    assert_eq!(
+        copy_name(&long, &target(&format!("6.1.0-{}", "x".repeat(58)))),
+        None,
+        "the release has no label"
+    );
     let mark = copy_of(&long);
     assert!(mark.len() <= 63 && mark.starts_with("a.bbb"));
     assert_ne!(mark, copy_of(&original(&format!("a.{}", "b".repeat(249)), &json!({}))));

@@ -16,7 +16,7 @@ fn place() -> GitPlace {
     }
 }
 
-/// One DaemonSet in a repository, whose nodes are there and whose image is published.
+/// Returns a world with one DaemonSet in a repository, with nodes and a published image.
 fn world(message: Option<&str>, proposals: Option<&str>) -> World {
     let mut world = World::new(&[K47]);
     world.publish(Verdict::Loads);
@@ -43,7 +43,7 @@ fn repository(world: &mut World) -> &mut ManifestFacts {
     world.manifests.get_mut(&ManifestPlace::Git(place())).unwrap().as_mut().unwrap()
 }
 
-/// The commit that is planned, with the image that it sets.
+/// Returns the planned commit and the image that it sets.
 fn to_commit(world: &mut World) -> (GitCommit, String) {
     let rollout = planned(world);
     let RolloutDecision::Rewrite { to, .. } = &rollout.decision else { panic!("{rollout:?}") };
@@ -81,7 +81,8 @@ fn the_cluster_is_watched_until_it_has_what_was_committed() {
     let settled = planned(&world);
     assert!(matches!(settled.decision, RolloutDecision::AlreadySet { .. }) && settled.changes.is_empty());
 
-    // A cluster that cannot be seen may have anything; a directory of manifests has no DaemonSets that follow a repository.
+    // A cluster that cannot be read may have any image. A directory of manifests has no DaemonSets that follow a
+    // repository.
     world.snapshot.unseen.insert(Seen::DaemonSets, "forbidden".to_owned());
     assert!(held(&world).contains("forbidden"));
     world.snapshot.unseen.clear();
@@ -110,7 +111,7 @@ fn a_repository_that_cannot_be_read_is_said() {
     let mut world = world(None, None);
     world.manifests.insert(ManifestPlace::Git(place()), Err("fetch: no route".to_owned()));
     assert_eq!(held(&world), "manifests cannot be read: fetch: no route");
-    // DaemonSets of the cluster do not stand in for it.
+    // The cluster's DaemonSets are no substitute for the repository.
     world.manifests.clear();
     assert!(held(&world).contains("was not read"));
 }

@@ -21,13 +21,13 @@ use crate::{
 const OLD: &str = "registry.test/old:1";
 const FOREIGN: &str = "registry.test/foreign:1";
 
-/// The definition asks for another version, which is published.
+/// Publishes another version, and makes the definition ask for it.
 fn wish(world: &mut World, version: &str) {
     version.clone_into(&mut world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap().version);
     world.publish(Verdict::Loads);
 }
 
-/// A live world that wishes for version 1.
+/// Returns a live world whose definition asks for version 1.
 fn world() -> World {
     let mut world = World::live(&[K47, K47, K47]);
     world.now = "2026-07-01T12:00:00Z".parse().unwrap();
@@ -35,7 +35,7 @@ fn world() -> World {
     world
 }
 
-/// One pass: the decision, and whether something was written.
+/// Reconciles once; returns the decision, and whether anything was written.
 fn pass(world: &mut World) -> (RolloutDecision, bool) {
     let planned = world.plan().rollouts.swap_remove(0);
     for change in &planned.changes {
@@ -44,7 +44,7 @@ fn pass(world: &mut World) -> (RolloutDecision, bool) {
     (planned.decision, !planned.changes.is_empty())
 }
 
-/// A pass that rewrites; gives the new image.
+/// Reconciles once, asserts a rewrite, and returns the new image.
 fn rewrites(world: &mut World) -> String {
     match pass(world) {
         (RolloutDecision::Rewrite { to, .. }, true) => {
@@ -105,7 +105,7 @@ fn a_value_that_is_changed_back_twice_is_left() {
     world.set_by_another(FOREIGN);
     assert_eq!(rewrites(&mut world), one);
     assert_eq!(recorded(&world).changed_back, 1);
-    assert_eq!(recorded(&world).replaced, FOREIGN, "another writer's choice is what to go back to");
+    assert_eq!(recorded(&world).replaced, FOREIGN, "another writer's value is the one to restore");
     later(&mut world, 5);
     world.set_by_another(OLD);
     assert_eq!(held(&mut world), (HoldReason::ChangedBack { times: 2 }, true));
@@ -142,7 +142,7 @@ fn an_hour_of_peace_forgets_what_was_changed_back() {
         later(&mut world, 60);
         world.set_by_another(FOREIGN);
     }
-    // Another wish in between is no peace.
+    // Another desired version in between does not reset the count.
     rewrites(&mut world);
     later(&mut world, 10);
     wish(&mut world, "2");
@@ -167,8 +167,8 @@ fn a_failed_image_gives_way_to_the_last_that_was_good() {
     assert_eq!(world.image_of("driver"), one);
     assert_eq!((recorded(&world).set, recorded(&world).state), (two.clone().into(), RecordState::Failed));
     assert!(world.plan().has_failures());
-    assert!(!held(&mut world).1, "it is not tried again");
-    // It goes on with the next image, and without the record with the same.
+    assert!(!held(&mut world).1, "the image is not tried again");
+    // The rollout continues with the next image, or with the same image if the record is removed.
     let mut anew = world.clone();
     anew.snapshot.daemon_sets[0].live.as_mut().unwrap().annotations.clear();
     rewrites(&mut anew);
@@ -189,7 +189,7 @@ fn an_image_that_did_not_come_up_is_never_gone_back_to() {
     wish(&mut world, "2");
     rewrites(&mut world);
     assert_eq!(recorded(&world).replaced, OLD);
-    // A late one is not put back when another is due in any case.
+    // A late image is not put back when another one replaces it anyway.
     world.run_pod("n0", false);
     later(&mut world, 30);
     wish(&mut world, "3");
@@ -212,7 +212,7 @@ fn an_image_that_is_there_by_somebody_elses_hand_is_fine() {
 fn what_is_farriers_in_other_containers_stays_named() {
     let mut world = world();
     let one = rewrites(&mut world);
-    // A second container of the DaemonSet, with an image of its own.
+    // A second container of the DaemonSet, managed by another driver image.
     let mut second = crate::plan::fixtures::image("second");
     second.spec.rollout = world.image("mft").spec.rollout.clone();
     let crate::image::RolloutSpec::Image { target, .. } = &mut second.spec.rollout[0] else { panic!() };
@@ -229,11 +229,11 @@ fn what_is_farriers_in_other_containers_stays_named() {
     let both = change(&world);
     assert_eq!(both.images.keys().collect::<Vec<_>>(), ["driver", "init"]);
     assert_eq!((&both.images["driver"], &both.expected["driver"]), (&one, &one));
-    assert_eq!(both.image_changes().len(), 1, "one of them is changed");
+    assert_eq!(both.image_changes().len(), 1, "only one image changes");
     assert_eq!(both.proof.len(), 1);
     let record = Record::of(&both.annotations).unwrap();
     assert_eq!(record.0.keys().collect::<Vec<_>>(), ["driver", "init"]);
-    // A value that another writer has set since is theirs, and not named.
+    // A value that another writer has set since then belongs to that writer, and is not named.
     world.set_by_another(FOREIGN);
     assert_eq!(change(&world).images.keys().collect::<Vec<_>>(), ["init"]);
 }
@@ -261,7 +261,7 @@ fn only_an_image_that_is_set_needs_proof() {
     assert_eq!(proof(&good), 0);
     world.run_pod("n0", false);
     later(&mut world, 30);
-    assert_eq!(proof(&world), 0, "what was before is put back though it may be gone from the registry");
+    assert_eq!(proof(&world), 0, "the previous image is restored although it may be gone");
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn a_record_from_the_future_breaks_nothing() {
     world.run_pod("n0", false);
     later(&mut world, 11);
     assert!(matches!(held(&mut world), (HoldReason::RolloutFailed { .. }, true)));
-    // Records that no clock of this world has written.
+    // Records with timestamps that no clock of this world has produced.
     for at in ["-009999-01-02T01:59:59Z", "9999-12-30T22:00:00Z"] {
         let annotations = &mut world.snapshot.daemon_sets[0].live.as_mut().unwrap().annotations;
         let record = annotations.get_mut(RECORD_ANNOTATION).unwrap();
@@ -331,7 +331,7 @@ fn a_record_from_the_future_breaks_nothing() {
     }
 }
 
-/// What can happen between two passes.
+/// Event between two reconciles.
 #[derive(Clone, Debug)]
 enum Event {
     Wish(u8),
@@ -351,16 +351,16 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// What farrier did so far, kept apart from its own record.
+/// Log of what farrier wrote, independent of the record.
 #[derive(Default)]
 struct Witness {
-    /// Images that are not farrier's, or with which a pod was ready.
+    /// Images of other writers, and images with which a pod was ready.
     worked: BTreeSet<String>,
-    /// The value written last.
+    /// Last value that farrier wrote.
     written: Option<String>,
-    /// When a value was set or given up last.
+    /// Time at which a value was last set or given up.
     touched_at: Option<Timestamp>,
-    /// How often each value was set over another writer's, without an hour's peace.
+    /// How often each value was set over another writer's, with less than an hour in between.
     over: BTreeMap<String, u32>,
 }
 
@@ -374,7 +374,7 @@ impl Witness {
             return Ok(());
         }
         if matches!(decision, RolloutDecision::Hold(HoldReason::ChangedBack { .. })) {
-            // From here on it is quiet, whatever the clock said before.
+            // farrier writes nothing from now on, whatever the time of the last write.
             self.touched_at = Some(world.now);
         }
         let RolloutDecision::Rewrite { .. } = decision else { return Ok(()) };
@@ -395,10 +395,11 @@ impl Witness {
 }
 
 proptest! {
-    // Every event plans two or three times.
+    // Each event causes two or three plans.
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever happens: few writes, an end to them, no quarrel, and never back to what did not work.
+    /// Whatever happens, farrier stops writing after a few writes, does not fight another writer, and never restores a
+    /// value that failed.
     #[test]
     fn rewrites_end_never_fight_and_never_go_back_to_what_failed(
         events in prop::collection::vec(event(), 1..25),
@@ -412,7 +413,8 @@ proptest! {
                 Event::Wish(version) => wish(&mut world, &version.to_string()),
                 Event::Another(0) => world.set_by_another(OLD),
                 Event::Another(1) => world.set_by_another(FOREIGN),
-                // The one that farrier itself would go back to; the first pass has left a record.
+                // Another writer sets the value that farrier itself would restore. This needs the record from the first
+                // reconcile.
                 Event::Another(_) if first => {}
                 Event::Another(_) => {
                     let replaced = recorded(&world).replaced;
@@ -447,7 +449,7 @@ fn nodes_of_two_architectures_get_the_index_of_their_common_tag() {
     let cells = world.cells();
     let [amd64, arm64] = cells.as_slice() else { panic!("{cells:?}") };
     assert_eq!(amd64.reference, arm64.reference);
-    // One image alone, whose architecture is known: the other one is built, and there is no conflict.
+    // Only one image, with a known architecture: the other is built, without a conflict.
     world.publish_cell(amd64, Verdict::Loads);
     let mut found = world.observed.published[&amd64.reference].clone();
     found.platforms = [(amd64.target.arch, found.clone())].into();

@@ -34,7 +34,7 @@ fn pass(world: &mut World) {
     plan.rollouts.iter().flat_map(|rollout| &rollout.changes).for_each(|change| world.apply(change).unwrap());
 }
 
-/// Is anything written?
+/// Pauses or resumes; returns whether anything was written.
 fn set(world: &mut World, name: &str, paused: bool) -> bool {
     let changes = pause(&world.snapshot, name, paused).unwrap();
     for change in &changes {
@@ -46,7 +46,7 @@ fn set(world: &mut World, name: &str, paused: bool) -> bool {
 #[test]
 fn a_paused_rollout_waits_and_goes_on() {
     let mut world = world();
-    assert!(!set(&mut world, DRIVER, false), "it goes on already");
+    assert!(!set(&mut world, DRIVER, false), "the rollout is not paused");
     assert!(set(&mut world, DRIVER, true) && !set(&mut world, DRIVER, true));
     assert_eq!(paused(&world.snapshot), [(DRIVER.to_owned(), true)].into());
     assert_eq!(decision(&world), RolloutDecision::Hold(HoldReason::Paused));
@@ -57,7 +57,7 @@ fn a_paused_rollout_waits_and_goes_on() {
     assert!(set(&mut world, DRIVER, false));
     assert_eq!(paused(&world.snapshot), [(DRIVER.to_owned(), false)].into());
     pass(&mut world);
-    // What is set already is said to be so, and another image waits.
+    // An image that is already set is reported as such; another image waits.
     assert!(set(&mut world, DRIVER, true));
     assert!(matches!(decision(&world), RolloutDecision::AlreadySet { .. }));
     world.resolved.images.values_mut().for_each(|found| found.as_mut().unwrap().version = "5".to_owned());
@@ -91,7 +91,7 @@ fn what_was_taken_back_is_set_again_once_it_may_go_on() {
     assert!(matches!(decision(&world), RolloutDecision::Rewrite { .. }));
 }
 
-/// A node affinity that is not there is nothing that an apply could name.
+/// An apply cannot name an absent node affinity.
 #[test]
 fn what_has_been_rolled_out_by_kernel_can_be_paused_and_goes_on() {
     let fence = |world: &World| {
@@ -132,7 +132,7 @@ fn a_paused_resource_keeps_what_farrier_wrote() {
         let [Change::Resource(change)] = &changes[..] else { panic!("{changes:?}") };
         change.clone()
     };
-    assert_eq!(change(&world, true).spec, json!({}), "nothing of it is farrier's yet");
+    assert_eq!(change(&world, true).spec, json!({}), "farrier has set none of its fields yet");
     pass(&mut world);
     let written = change(&world, true);
     assert_eq!(written.spec["ofedDriver"]["image"], "mft");

@@ -53,7 +53,8 @@ fn a_rollout_step_by_step() {
     }
 }
 
-/// It was handed over, and has no pod that is ready: it would use up what may be away at once.
+/// The node was handed over and has no ready pod. If it counted, it would use up the number of nodes that may be
+/// unavailable at once.
 #[test]
 fn a_node_that_is_not_believed_holds_nobody() {
     let mut cluster = Cluster::new(&[K47, K47, K47], &[K47]);
@@ -90,7 +91,7 @@ fn an_image_that_does_not_get_ready_gives_its_node_back_and_is_not_tried_again()
     cluster.publish();
     let bad: Vec<String> = cluster.modules.keys().filter(|image| *image != OLD).cloned().collect();
     cluster.broken.extend(bad);
-    // What the old image holds is not known: it may have modules.
+    // The contents of the old image are unknown: it may have modules.
     cluster.converge();
     cluster.pass_time(601);
     let planned = cluster.converge();
@@ -128,14 +129,14 @@ fn a_new_image_that_fails_is_replaced_by_the_one_before() {
     cluster.converge();
     assert_ne!(cluster.all_selected(), good);
     cluster.pass_time(601);
-    // The registry may be away by now, or have nothing of the earlier image.
+    // The registry may be unavailable by now, or may have lost the previous image.
     let changes = cluster.plan().changes;
     let [put_back @ Change::Copy(_)] = &changes[..] else { panic!("{changes:?}") };
     assert!(put_back.proof().is_empty() && put_back.sets_image(&cluster.world.snapshot), "{put_back:?}");
     cluster.apply(put_back);
     cluster.settle();
     cluster.plan();
-    assert!(!put_back.sets_image(&cluster.world.snapshot), "it has that image");
+    assert!(!put_back.sets_image(&cluster.world.snapshot), "the copy already has that image");
     assert!(matches!(cluster.converge().decision, RolloutDecision::Hold(HoldReason::CopyFailed { .. })));
     assert_eq!(cluster.all_selected(), good);
 }
@@ -151,7 +152,7 @@ fn a_copy_goes_after_its_grace_time_and_not_while_a_node_may_run_its_kernel() {
     let writes = cluster.writes;
     cluster.pass_time(3600);
     assert!(cluster.plan().changes.is_empty());
-    // Feature discovery restarts: no labels, but the node says what it runs.
+    // Feature discovery restarts: the labels are gone, but nodeInfo still names the kernel.
     let label = cluster.world.snapshot.nodes[1].labels.remove(KERNEL_LABEL).unwrap();
     cluster.world.snapshot.nodes[1].kernel_version = K48.to_owned();
     cluster.converge();
@@ -177,7 +178,7 @@ fn the_times_of_copies_are_looked_at_when_they_have_passed() {
     cluster.publish();
     cluster.broken.extend(cluster.modules.keys().filter(|image| *image != OLD).cloned());
     cluster.converge();
-    // First that of the image, then that of the pod, which was made later.
+    // First the deadline of the image, then the deadline of the pod, which was created later.
     for _ in 0..2 {
         let wait = next_look(&mut cluster).expect("a deadline is ahead");
         cluster.pass_time(wait.as_secs().try_into().unwrap());
@@ -251,7 +252,7 @@ fn nodes_that_somebody_works_on_are_not_handed_over() {
     settled(&mut cluster);
 }
 
-/// Handed over, it would be waited for, and every other node of its kernel with it.
+/// If such a node were handed over, the rollout would wait for it, and so would every other node of its kernel.
 #[test]
 fn nodes_that_get_no_pod_are_not_handed_over_and_hold_no_others() {
     for is_dead in [true, false] {
@@ -264,7 +265,7 @@ fn nodes_that_get_no_pod_are_not_handed_over_and_hold_no_others() {
         }
         cluster.settle();
         settled(&mut cluster);
-        // Longer than an image has.
+        // Longer than the deadline of an image.
         cluster.pass_time(3600);
         settled(&mut cluster);
         let images = cluster.all_selected();
@@ -358,7 +359,7 @@ fn marks_of_a_daemon_set_that_is_gone_do_not_take_nodes_from_the_next() {
     settled(&mut cluster);
 }
 
-/// What must hold after every single change.
+/// Checks the invariants after a single change.
 fn check(
     cluster: &Cluster,
     before: &BTreeMap<String, Vec<String>>,
@@ -373,7 +374,7 @@ fn check(
     Ok(())
 }
 
-/// What happens to the cluster between plans.
+/// Event in the cluster between two plans.
 #[derive(Clone, Debug)]
 enum Event {
     Kernel(usize, usize),
@@ -435,7 +436,7 @@ fn happen(cluster: &mut Cluster, event: &Event) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// The loop is killed after any change and starts again from what the cluster shows.
+    /// The loop is killed after any change and restarts from the state of the cluster.
     #[test]
     fn whatever_happens_no_node_loses_what_it_has(
         fleet in prop::collection::vec(0..4_usize, 1..5),

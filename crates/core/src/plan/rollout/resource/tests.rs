@@ -14,7 +14,8 @@ use crate::{
 const NETWORK: &str = "{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}-{{arch}}";
 const GPU: &str = "{{version}}-{{kernel_label}}-{{os_tag}}";
 
-/// Nodes with both kernels, a resource of this kind with another driver in it, and all images published.
+/// Returns a world with nodes of both kernels, a resource of this kind that names another driver, and all images
+/// published.
 fn world(kind: OperatorResource) -> World {
     let mut world = World::new(&[K47, K48]);
     let driver = json!({"repository": "nvcr.test/x", "image": "driver", "version": "1"});
@@ -58,7 +59,7 @@ fn change(plan: &Plan) -> ResourceChange {
     }
 }
 
-/// Makes the change; gives it.
+/// Applies the planned change and returns it.
 fn pass(world: &mut World) -> ResourceChange {
     let change = change(&world.plan());
     world.apply(&Change::Resource(change.clone())).unwrap();
@@ -93,7 +94,7 @@ fn each_operator_gets_the_fields_from_which_it_computes_the_tags() {
     assert_eq!(change(&pool.plan()).spec, json!({"ofedDriver": with("forcePrecompiled")}));
     // For each kernel: the image by digest, and the name that the operator will look for.
     assert_eq!(change(&network().plan()).proof.len(), 4);
-    assert_eq!(change(&pool.plan()).proof.len(), 2, "the other node is not its own");
+    assert_eq!(change(&pool.plan()).proof.len(), 2, "the other node is not in the pool");
 }
 
 #[test]
@@ -127,7 +128,8 @@ fn what_is_changed_back_twice_is_left_with_what_is_still_ours() {
     pass(&mut world);
     back(&mut world);
     let left = pass(&mut world);
-    // The others' version is not named; what has no other owner is, or it would be removed.
+    // The version, which another writer set, is not named. Fields without another owner are named, or the apply would
+    // remove them.
     let ours = json!({"repository": "registry.test/drivers", "image": "mft", "forcePrecompiled": true});
     assert_eq!(left.spec, json!({"ofedDriver": ours}));
     assert_eq!(Record::of(&left.annotations).unwrap().0[FIELD].state, RecordState::Conflict);
@@ -197,7 +199,7 @@ fn an_upgrade_that_is_over_holds_nothing() {
         label(&mut world, 1, "nvidia.com/gpu-driver-upgrade-state", "drain-required");
         change(&world.plan());
     }
-    // Nor does one that runs, where there is nothing to write.
+    // An upgrade in progress does not matter where there is nothing to write.
     let mut world = network();
     pass(&mut world);
     label(&mut world, 0, "nvidia.com/ofed-driver-upgrade-state", "drain-required");
@@ -215,7 +217,7 @@ fn nodes_that_the_operator_finds_by_itself_count() {
     assert!(matches!(hold(&world), HoldReason::NoImage { .. }));
 }
 
-/// The GPU Operator's driver DaemonSet does not go there, so nothing there can be broken.
+/// The GPU Operator's driver DaemonSet does not run on such nodes, so a rewrite cannot break them.
 #[test]
 fn nodes_with_their_own_driver_hold_nobody_up() {
     let mut world = world(OperatorResource::ClusterPolicy);
@@ -266,7 +268,7 @@ fn an_image_or_a_tag_that_is_not_there_yet_is_waited_for() {
 #[test]
 fn kernels_with_different_versions_cannot_share_a_resource() {
     let mut world = network();
-    // The version depends on the kernel here, as a pattern can make it.
+    // A tag pattern can make the version depend on the kernel.
     world.image("mft").spec.tags = vec![format!("{{{{kernel_release}}}}-{NETWORK}")];
     world.publish(Verdict::Loads);
     insta::assert_snapshot!(hold(&world), @"the resource has one version, and its kernels need several: 6.1.0-47-amd64-4.33.0 for 6.1.0-47-amd64 (debian 12, amd64), 6.1.0-48-amd64-4.33.0 for 6.1.0-48-amd64 (debian 12, amd64)");
@@ -285,7 +287,7 @@ fn enterprise_linux_has_its_major_version_in_the_gpu_operators_tags() {
     world.definitions.families = vec![serde_json::from_value(family).unwrap()];
     world.publish(Verdict::Loads);
     assert!(change(&world.plan()).proof.iter().any(|name| name.to_string().ends_with("-rhel9")));
-    // The Network Operator wants all of it.
+    // The Network Operator expects the whole OS version.
     let cell = &world.cells()[0];
     assert!(operator::versions(OperatorResource::NicClusterPolicy, cell).is_empty());
     assert_eq!(
@@ -316,5 +318,5 @@ fn publish_only_counts_tags_and_looks_at_their_form() {
     world.observed.published.remove(&tag);
     assert_eq!(decision(&world), RolloutDecision::Pending { on: tag });
     world.snapshot.nodes.clear();
-    assert!(world.plan().rollouts.is_empty(), "nothing calls for it");
+    assert!(world.plan().rollouts.is_empty(), "nothing calls for the image");
 }

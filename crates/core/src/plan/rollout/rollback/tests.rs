@@ -10,7 +10,7 @@ use crate::{
     },
 };
 
-/// A DaemonSet and a resource that farrier has set, and a DaemonSet that it has not.
+/// Returns a world with a DaemonSet and a resource that farrier has set, and a DaemonSet that it has not.
 fn world() -> World {
     let mut world = World::live(&[K47]);
     world.snapshot.daemon_sets.push(live_daemon_set("other"));
@@ -46,7 +46,7 @@ fn what_was_before_is_put_back_and_stays() {
     let steps = roll_back(&mut world, &[]);
     assert_eq!(world.image_of("driver"), "registry.test/old:1");
     let Some(Change::Resource(change)) = &steps[1].change else { panic!("no resource") };
-    // What was not there before is not named, so that the apply removes it.
+    // A field that was absent before is not named, so that the apply removes it.
     assert_eq!(
         change.spec,
         json!({"ofedDriver": {"repository": "nvcr.test/x", "image": "driver", "version": "1"}})
@@ -59,7 +59,7 @@ fn what_was_before_is_put_back_and_stays() {
     let text = serde_json::to_string_pretty(&json).unwrap();
     insta::assert_snapshot!(digest.replace_all(&text, "@DIGEST"));
 
-    // An apply has removed it by now.
+    // Simulate the removal by the apply.
     let mut spec = (*world.snapshot.resources[0].spec).clone();
     spec["ofedDriver"].as_object_mut().unwrap().remove("forcePrecompiled");
     world.snapshot.resources[0].spec = spec.into();
@@ -73,8 +73,11 @@ fn what_was_before_is_put_back_and_stays() {
         HoldReason::RolledBack { at: world.now },
         @"farrier rollback took back what was set at 1970-01-01T00:00:00Z; it waits for another image, or for the annotation farrier.dev/record to be removed"
     );
-    assert!(roll_back(&mut world, &[]).iter().all(|step| step.change.is_none()), "once is enough");
-    // Until another image is due.
+    assert!(
+        roll_back(&mut world, &[]).iter().all(|step| step.change.is_none()),
+        "a second rollback changes nothing"
+    );
+    // The rollback lasts until another image is desired.
     world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap().version = "5".to_owned();
     world.publish(Verdict::Loads);
     assert!(pass(&mut world).rollouts.iter().all(|rollout| rollout.changes.len() == 1));
@@ -99,8 +102,8 @@ fn what_somebody_else_has_set_since_stays() {
     assert_eq!(steps[0].fields["driver"], RollbackOutcome::Released { holds });
     assert_eq!(world.image_of("driver"), "registry.test/foreign:1");
     let Some(Change::DaemonSet(change)) = &steps[0].change else { panic!("no DaemonSet") };
-    assert!(change.images.is_empty(), "it is theirs");
-    // Without the rollback it would be set again once.
+    assert!(change.images.is_empty(), "the value belongs to the other writer");
+    // Without the rollback, farrier would set its value again once.
     assert!(matches!(pass(&mut world).rollouts[0].decision, RolloutDecision::Hold(_)));
     assert_eq!(world.image_of("driver"), "registry.test/foreign:1");
 }

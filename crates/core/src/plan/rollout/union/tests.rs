@@ -19,7 +19,7 @@ use crate::{
 
 const OLD: &str = "registry.test/old:1";
 
-/// A union rollout over live nodes of these kernels, with all their images published.
+/// Returns a union rollout over live nodes with these kernels, with all their images published.
 fn world(releases: &[&str], update: UpdateStrategy) -> World {
     let mut world = World::new(releases);
     world.image("mft").spec.rollout = vec![
@@ -44,7 +44,7 @@ fn world(releases: &[&str], update: UpdateStrategy) -> World {
     world
 }
 
-/// The registry gets the union images that the plan asks for, those of several architectures behind an index.
+/// Publishes the union images that the plan asks for; images for several architectures get an index.
 fn publish_union(world: &mut World) {
     let unions = world.plan().unions;
     for union in &unions {
@@ -56,7 +56,7 @@ fn publish_union(world: &mut World) {
     world.observed.contents.insert(pinned, contents);
 }
 
-/// One of them, beside those that are there.
+/// Publishes one union image, in addition to existing ones.
 fn publish_one(world: &mut World, union: &PlannedUnion) {
     let mut published = Published {
         digest: Digest::of(union.input_hash.to_string().as_bytes()),
@@ -77,7 +77,7 @@ fn publish_one(world: &mut World, union: &PlannedUnion) {
     world.observed.published.insert(union.reference.clone(), published);
 }
 
-/// Makes the changes of the DaemonSet; the pods that were to be restarted.
+/// Applies the changes of the DaemonSet; returns the pods that were to be restarted.
 fn apply(world: &mut World) -> Vec<String> {
     let mut restarted = Vec::new();
     for change in world.plan().rollouts.swap_remove(0).changes {
@@ -134,7 +134,7 @@ fn the_grace_time_of_a_kernel_that_left_is_looked_at_when_it_has_passed() {
     let mut world = world(&[K47, K48], UpdateStrategy::RollingUpdate);
     publish_union(&mut world);
     apply(&mut world);
-    // The rewrite's own deadline is behind.
+    // The rewrite's own deadline has passed.
     world.now += jiff::SignedDuration::from_hours(1);
     let next = |world: &World| next_deadline(&world.definitions, &world.snapshot, world.now);
     assert_eq!(next(&world), None);
@@ -152,11 +152,11 @@ fn a_kernel_that_left_is_dropped_after_its_grace_time() {
     apply(&mut world);
     let both = world.snapshot.daemon_sets[0].containers[0].image.clone();
     world.snapshot.nodes[0] = node("n0", K48);
-    assert_eq!(world.plan().rollouts[0].changes.len(), 1, "it is noted since when");
+    assert_eq!(world.plan().rollouts[0].changes.len(), 1, "the start of the grace time is recorded");
     apply(&mut world);
     world.now += jiff::SignedDuration::from_hours(23);
     assert!(world.plan().rollouts[0].changes.is_empty() && world.plan().unions.is_empty());
-    // It comes back, and the time starts anew when it leaves again.
+    // The kernel comes back, and its grace time restarts when it leaves again.
     world.snapshot.nodes[0] = node("n0", K47);
     apply(&mut world);
     world.snapshot.nodes[0] = node("n0", K48);
@@ -171,7 +171,7 @@ fn a_kernel_that_left_is_dropped_after_its_grace_time() {
     assert!(world.plan().is_idle(), "{:?}", world.plan().rollouts);
 }
 
-/// One node that runs kernel after kernel could fill the image with what it ran.
+/// A single node that boots kernel after kernel could fill the image with its former kernels.
 #[test]
 fn kernels_that_left_never_make_the_image_too_large() {
     let mut world = world(&[K47, K47], UpdateStrategy::OnDelete);
@@ -183,7 +183,7 @@ fn kernels_that_left_never_make_the_image_too_large() {
         apply(&mut world);
         let decision = decision(&world);
         assert!(!matches!(decision, RolloutDecision::Hold(_)), "{turn}: {decision:?}");
-        // Images that are not used any more are not looked up either.
+        // Images that are no longer used are not looked up either.
         let used = world.snapshot.daemon_sets[0].containers[0].image.clone();
         world.observed.contents.retain(|image, _| *image == used);
     }
@@ -192,7 +192,7 @@ fn kernels_that_left_never_make_the_image_too_large() {
     assert!(held.contains(K47) && held.contains("6.1.0-219-amd64") && !held.contains("6.1.0-100-amd64"));
 }
 
-/// A node that is not believed holds no rollout, and no kernel is kept for it.
+/// A node with a rejected kernel does not hold a rollout, and its kernel is not kept.
 #[test]
 fn a_node_that_is_not_believed_holds_no_union() {
     let mut world = world(&[K47, K48], UpdateStrategy::RollingUpdate);
@@ -202,7 +202,7 @@ fn a_node_that_is_not_believed_holds_no_union() {
     assert_eq!(held(&world), [K47.to_owned()].into());
 }
 
-/// What it ran as long as it was believed goes as if nobody ran it any more.
+/// A kernel whose claim becomes rejected is dropped like a kernel that no node runs.
 #[test]
 fn a_kernel_that_is_not_believed_any_more_is_dropped_after_its_grace_time() {
     let mut world = world(&[K47, K48], UpdateStrategy::RollingUpdate);
@@ -268,7 +268,7 @@ fn nodes_of_unknown_kernels_are_not_harmed() {
     assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::UnknownNode { .. })));
 }
 
-/// The first node has the one architecture, all others have the other.
+/// Returns a world whose first node has one architecture, and all others the other.
 fn two_architectures(releases: &[&str], update: UpdateStrategy) -> World {
     let mut world = world(releases, update);
     world.image("mft").spec.tags = vec!["{{version}}-{{kernel_label}}-{{arch}}".to_owned()];
@@ -291,7 +291,7 @@ fn members(union: &PlannedUnion) -> Vec<&str> {
 
 #[test]
 fn nodes_of_two_architectures_get_an_index_with_the_kernels_of_each() {
-    // One release is the same for both, as Ubuntu's are.
+    // Both architectures have one release in common, as with Ubuntu.
     let mut world = two_architectures(&[K47, K47, K48], UpdateStrategy::RollingUpdate);
     let unions = world.plan().unions;
     let [amd64, arm64] = unions.as_slice() else { panic!("{unions:?}") };
@@ -300,7 +300,7 @@ fn nodes_of_two_architectures_get_an_index_with_the_kernels_of_each() {
     assert_eq!(amd64.reference, arm64.reference);
     assert_ne!(amd64.members[0].digest, arm64.members[0].digest);
 
-    // No field gets an index that lacks an architecture, and what lacks in it is published.
+    // No field is set to an index that lacks an architecture; the missing image is published first.
     publish_one(&mut world, &unions[0]);
     assert!(matches!(decision(&world), RolloutDecision::Pending { .. }));
     assert_eq!(world.plan().unions, unions[1..]);
@@ -311,7 +311,7 @@ fn nodes_of_two_architectures_get_an_index_with_the_kernels_of_each() {
     apply(&mut world);
     assert!(world.plan().is_idle(), "{:?}", world.plan());
 
-    // One of them that is not what was planned is not rolled out.
+    // An index with an unplanned image is not rolled out.
     let index = world.observed.published.get_mut(&unions[0].reference).unwrap();
     index.platforms.get_mut(&Architecture::Arm64).unwrap().input_hash = None;
     let RolloutDecision::Hold(reason) = decision(&world) else { panic!("not held") };
@@ -340,7 +340,7 @@ fn kernels_leave_the_image_of_their_own_architecture() {
         let live = world.snapshot.daemon_sets[0].live.as_ref().unwrap();
         left_kernels(&live.annotations).into_keys().collect()
     };
-    // It is still run by the node of the other architecture.
+    // A node of the other architecture still runs the kernel.
     world.snapshot.nodes[1] = node("n1", K48);
     to_arm64(&mut world, 1);
     apply(&mut world);
@@ -354,7 +354,7 @@ fn kernels_leave_the_image_of_their_own_architecture() {
     apply(&mut world);
     assert_eq!(left(&world), [""; 0]);
 
-    // The last node of an architecture leaves: its image stays for as long.
+    // The last node of an architecture leaves: its image is kept for the grace time.
     let index = PlannedUnion::contents(unions);
     world.snapshot.nodes.truncate(1);
     world.observed.contents.insert(world.snapshot.daemon_sets[0].containers[0].image.clone(), index);
@@ -366,7 +366,7 @@ fn kernels_leave_the_image_of_their_own_architecture() {
     assert_eq!(unions.iter().map(members).collect::<Vec<_>>(), [[K47]]);
 }
 
-/// What a pod has is looked up in the image of its node's architecture.
+/// The contents of a pod's image are looked up for the architecture of its node.
 #[test]
 fn a_pod_is_restarted_for_a_kernel_that_only_the_other_architecture_had() {
     let mut world = two_architectures(&[K47, K48], UpdateStrategy::OnDelete);
@@ -409,7 +409,7 @@ fn pod(node: &str, image: &str, ready: bool) -> PodFacts {
     }
 }
 
-/// Four nodes whose pods have an image for K47 only; three of them run K48 by now.
+/// Returns a world with four nodes whose pods have an image for K47 only; three of the nodes already run K48.
 fn after_upgrades() -> World {
     let mut world = world(&[K48, K48, K47, K48], UpdateStrategy::OnDelete);
     old_holds(&mut world, &[K47]);
@@ -430,9 +430,9 @@ fn only_pods_whose_node_changed_kernel_are_restarted_one_at_a_time() {
         for name in &restarted {
             let place = world.snapshot.pods.iter().position(|pod| pod.name == *name).unwrap();
             world.snapshot.pods[place].deleting = true;
-            assert!(apply(&mut world).is_empty(), "one is away already");
+            assert!(apply(&mut world).is_empty(), "one pod is already unavailable");
             world.snapshot.pods[place] = pod(&world.snapshot.pods[place].node.clone(), &new, false);
-            assert!(apply(&mut world).is_empty(), "the new one is not ready yet");
+            assert!(apply(&mut world).is_empty(), "the new pod is not ready yet");
             world.snapshot.pods[place].ready = true;
         }
         all.extend(restarted);
@@ -457,21 +457,21 @@ fn pods_that_do_not_work_anyhow_go_first_and_nodes_in_maintenance_wait() {
     world.snapshot.nodes[3].unschedulable = false;
     assert_eq!(apply(&mut world), ["mft-n1", "mft-n3"]);
     world.observed.contents.remove(OLD);
-    assert!(apply(&mut world).is_empty(), "what a pod has is not known");
+    assert!(apply(&mut world).is_empty(), "the contents of the pod's image are unknown");
 }
 
 #[test]
 fn a_dead_node_keeps_no_pod_that_does_not_work() {
     let mut world = after_upgrades();
-    // The pod of a node whose kernel is as it was: it has what it needs, and nothing brings it back.
+    // The pod of a node with an unchanged kernel: its image has the modules, so a restart would not help.
     world.snapshot.pods[2].ready = false;
-    assert_eq!(apply(&mut world), [""; 0], "one is away already");
+    assert_eq!(apply(&mut world), [""; 0], "one pod is already unavailable");
     world.snapshot.pods[0].ready = false;
     world.snapshot.pods[3].ready = false;
     assert_eq!(apply(&mut world), ["mft-n0", "mft-n3"]);
     world.snapshot.nodes[3].unschedulable = true;
     assert_eq!(apply(&mut world), ["mft-n0"]);
-    // Those that work go as far as no more are away than may be.
+    // Working pods are restarted only while the number of unavailable pods permits.
     world.snapshot.daemon_sets[0].live.as_mut().unwrap().max_unavailable = PodCount::Number(3);
     world.snapshot.pods[3].ready = true;
     assert_eq!(apply(&mut world), ["mft-n0", "mft-n1"]);

@@ -11,8 +11,8 @@ use crate::{
 
 const OLD: &str = "registry.test/old:1";
 
-/// Three nodes with a ready pod of the old image; the next one is published.
-#[expect(clippy::needless_pass_by_value, reason = "it is written where it is handed over")]
+/// Returns a world with three nodes that have a ready pod of the old image; the next image is published.
+#[expect(clippy::needless_pass_by_value, reason = "callers pass a `json!` literal")]
 fn world(upgrade: serde_json::Value) -> World {
     let mut world = World::live(&[K47, K47, K47]);
     world.now = "2026-07-01T12:00:00Z".parse().unwrap();
@@ -37,7 +37,7 @@ fn holds(world: &mut World, image: &str, kernels: &[&str]) {
     world.observed.contents.insert(image.to_owned(), ImageContents { kernels, ..ImageContents::default() });
 }
 
-/// A world in which the DaemonSet has the new image, and no pod has it.
+/// Returns a world in which the DaemonSet has the new image, and no pod has it yet.
 fn rewritten(upgrade: serde_json::Value) -> World {
     let mut world = world(upgrade);
     let planned = world.plan().rollouts.swap_remove(0);
@@ -55,7 +55,7 @@ fn planned(world: &World) -> PlannedRollout {
     world.plan().rollouts.swap_remove(0)
 }
 
-/// Makes the changes of nodes; the names of the pods that are evicted.
+/// Applies the changes of nodes; returns the names of the evicted pods.
 fn make(world: &mut World) -> Vec<String> {
     let upgrade = planned(world).upgrade.unwrap();
     let mut evicted = Vec::new();
@@ -69,7 +69,7 @@ fn make(world: &mut World) -> Vec<String> {
                 node.unschedulable = change.cordon.unwrap_or(node.unschedulable);
             }
             Change::Restart(pod) => evicted.push(pod.name.clone()),
-            // None is made.
+            // Jobs are not simulated.
             Change::Check(_) => {}
             other => panic!("{other:?}"),
         }
@@ -84,7 +84,7 @@ fn later(world: &mut World, minutes: i64) {
 #[test]
 fn nodes_get_a_new_version_one_after_the_other() {
     let mut world = rewritten(json!({}));
-    assert_eq!(make(&mut world), [""; 0], "the first one is marked");
+    assert_eq!(make(&mut world), [""; 0], "the first node is marked");
     assert_eq!(make(&mut world), ["mft-n0"]);
     world.run_pod("n0", true);
     later(&mut world, 3);
@@ -94,7 +94,7 @@ fn nodes_get_a_new_version_one_after_the_other() {
     let upgrade = planned(&world).upgrade.unwrap();
     let stages: Vec<UpgradeStage> = upgrade.nodes.iter().map(|turn| turn.stage).collect();
     assert_eq!(stages, [UpgradeStage::UnderWay, UpgradeStage::Waits, UpgradeStage::Done]);
-    assert!(planned(&world).changes.is_empty(), "no pod is restarted beside it");
+    assert!(planned(&world).changes.is_empty(), "no pod is restarted outside the upgrade");
     for node in ["n1", "n2"] {
         make(&mut world);
         world.run_pod(node, true);
@@ -105,7 +105,7 @@ fn nodes_get_a_new_version_one_after_the_other() {
     }
     let planned = planned(&world);
     let [Change::DaemonSet(noted)] = &planned.changes[..] else { panic!("{:?}", planned.changes) };
-    assert!(noted.image_changes().is_empty(), "it is noted that the image is good");
+    assert!(noted.image_changes().is_empty(), "the image is recorded as good");
     assert!(planned.upgrade.unwrap().forecast.is_over());
 }
 
@@ -131,7 +131,8 @@ fn the_plan_can_be_read_before_the_daemon_set_has_the_image() {
     assert_eq!((image, waits.starts_with("the upgrade is paused")), (to.to_string(), true));
 }
 
-/// A node whose taint the DaemonSet does not tolerate has no pod, and is not waited for; a pod that is to come is.
+/// A node whose taint the DaemonSet does not tolerate has no pod, and the upgrade does not wait for it. The upgrade
+/// does wait for a pod that is still to come.
 #[test]
 fn a_pod_that_is_away_counts() {
     for (desired, begun) in [(3, 1), (4, 0)] {
@@ -191,7 +192,7 @@ fn those_leave_that_the_definition_means() {
     assert_eq!(make(&mut world), ["mft-n0"]);
 }
 
-/// By its open device files, as a forecast on the node has found it.
+/// A forecast on the node finds the device users by their open device files.
 #[test]
 fn those_leave_that_a_forecast_finds() {
     let mut world = rewritten(json!({"drain": "device-users", "forecast": "forecast"}));
@@ -231,7 +232,7 @@ fn those_leave_that_a_forecast_finds() {
     assert_eq!(make(&mut world), ["mft-n0"]);
 }
 
-/// A world whose first node has got a driver that does not work.
+/// Returns a world whose first node got a driver that does not work.
 fn failed(on_failure: &str) -> World {
     let mut world = rewritten(json!({"onFailure": on_failure}));
     make(&mut world);
@@ -258,14 +259,10 @@ fn an_image_that_fails_is_put_back_or_stays_as_the_definition_says() {
     assert_eq!(world.image_of("driver"), OLD);
     let upgrade = planned(&world).upgrade.unwrap();
     let first = upgrade.nodes.iter().find(|turn| turn.node == "n0").unwrap();
-    assert_eq!(first.stage, UpgradeStage::Begins, "it gets the old one back");
+    assert_eq!(first.stage, UpgradeStage::Begins, "the node gets the old image back");
     world.observed.contents.remove(OLD);
     let turns = planned(&world).upgrade.unwrap().nodes;
-    assert_eq!(
-        turns[0].stage,
-        UpgradeStage::Begins,
-        "also where that is another's, of which nothing is known"
-    );
+    assert_eq!(turns[0].stage, UpgradeStage::Begins, "also when the old image is not farrier's");
 
     let world = failed("stop");
     assert!(planned(&world).changes.is_empty());
@@ -273,7 +270,7 @@ fn an_image_that_fails_is_put_back_or_stays_as_the_definition_says() {
     assert_ne!(world.image_of("driver"), OLD);
 }
 
-/// Makes the changes of the DaemonSet.
+/// Applies the changes of the DaemonSet.
 fn apply(world: &mut World) -> RolloutDecision {
     let planned = planned(world);
     for change in &planned.changes {
@@ -313,10 +310,10 @@ fn a_check_that_cannot_be_made_is_not_the_drivers_failure() {
     apply(&mut world);
     assert_eq!((world.image_of("driver"), stage(&world, "n0")), (image.as_str(), UpgradeStage::Failed));
     assert!(world.plan().has_failures());
-    assert_eq!(planned(&world).upgrade.unwrap().changes().count(), 0, "no other node is begun");
+    assert_eq!(planned(&world).upgrade.unwrap().changes().count(), 0, "no other node is started");
 }
 
-/// As a union's does with each kernel: it is another image, with the same modules for the node that failed.
+/// A union image changes with each kernel: the new image has the same modules for the failed node.
 #[test]
 fn a_failure_stays_with_the_pod_when_the_image_becomes_another() {
     let mut world = failed("stop");
@@ -336,10 +333,10 @@ fn a_failure_stays_with_the_pod_when_the_image_becomes_another() {
     world.run_pod("n0", true);
     later(&mut world, 1);
     world.snapshot.pods.last_mut().unwrap().created = Some(world.now);
-    assert_eq!(stage(&world, "n0"), UpgradeStage::Done, "it is about the pod that it was then");
+    assert_eq!(stage(&world, "n0"), UpgradeStage::Done, "the failure concerns the earlier pod");
 }
 
-/// With another registry, and the same digest.
+/// The mirror's reference has another registry and the same digest.
 #[test]
 fn a_pod_whose_image_comes_from_a_mirror_is_not_outdated() {
     let mut world = rewritten(json!({}));
@@ -390,10 +387,10 @@ fn a_failure_is_forgotten_that_no_upgrade_is_about() {
     let mut world = failed("put-back");
     assert_eq!(given(&world), 0);
     apply(&mut world);
-    assert_eq!(given(&world), 0, "it is to get the old driver back");
+    assert_eq!(given(&world), 0, "the node will get the old driver back");
     later(&mut world, 1);
     world.run_pod("n0", true);
-    assert_eq!((stage(&world, "n0"), given(&world)), (UpgradeStage::Done, 1), "it has it by someone's hand");
+    assert_eq!((stage(&world, "n0"), given(&world)), (UpgradeStage::Done, 1), "a person restored it");
     let mut world = failed("stop");
     world.image("mft").spec.rollout.clear();
     assert_eq!(given(&world), 1);
@@ -408,12 +405,12 @@ fn nodes_of_an_upgrade_that_is_no_more_are_given_back() {
     for what in [Seen::Pods, Seen::Checks] {
         world.snapshot.unseen.insert(what, "no right".to_owned());
         let others = given_back(&world.snapshot, &[], &world.instance);
-        assert_eq!(others, [], "what cannot be seen is not gone");
+        assert_eq!(others, [], "an unreadable object is not gone");
         world.snapshot.unseen.clear();
         for (namespace, given) in [("kube-system", 0), ("another", 1)] {
             world.snapshot.unseen_in.insert((what, namespace.to_owned()), "no right".to_owned());
             let others = given_back(&world.snapshot, &[], &world.instance);
-            assert_eq!(others.len(), given, "a namespace says nothing of another: {namespace}");
+            assert_eq!(others.len(), given, "a namespace says nothing about another: {namespace}");
             world.snapshot.unseen_in.clear();
         }
     }
@@ -431,7 +428,7 @@ fn nodes_of_an_upgrade_that_is_no_more_are_given_back() {
         let [Change::Node(change)] = &given(&world)[..] else { panic!("not given back") };
         assert_eq!((change.name.as_str(), change.cordon), ("n0", Some(false)));
         let others = given_back(&world.snapshot, &[], &"gpu".parse().unwrap());
-        assert_eq!(others, [], "another farrier leaves it");
+        assert_eq!(others, [], "another farrier leaves the node alone");
         (world.snapshot, world.definitions) = before;
     }
 }

@@ -1,4 +1,4 @@
-//! Pure: drivers that do not come, or not as they should.
+//! Pure: tests of drivers that do not start, or not as expected.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use super::{
     stage, waits,
 };
 
-/// A node whose driver is evicted a moment before the time of its state is over.
+/// Returns a fleet whose node's driver is evicted a moment before the timeout of its state.
 fn evicted_late() -> Fleet {
     let mut fleet = Fleet::new(1, draining(json!({})));
     fleet.settle_until(|fleet| fleet.state("n0") == "drained");
@@ -22,7 +22,7 @@ fn evicted_late() -> Fleet {
 #[test]
 fn a_driver_that_is_evicted_late_is_followed_by_one_that_is_checked() {
     let mut fleet = evicted_late();
-    assert_eq!(fleet.state("n0"), "driver-restarted", "it has no old driver to be given back with");
+    assert_eq!(fleet.state("n0"), "driver-restarted", "there is no old driver to return to");
     assert_eq!(fleet.settle().forecast.done, 1);
     assert_eq!(fleet.state("n0"), "uncordoned");
 
@@ -37,9 +37,9 @@ fn a_pod_that_gets_another_image_is_not_evicted_again() {
     fleet.rewritten = Some("mirror/v2".to_owned());
     let plan = fleet.settle();
     assert_eq!(plan.failure(), Some(("n0", "its new pod has image mirror/v2, not v2")));
-    assert_eq!(fleet.nodes["n1"].driver.as_ref().unwrap().image, "v1", "no other node is begun");
+    assert_eq!(fleet.nodes["n1"].driver.as_ref().unwrap().image, "v1", "no other node is started");
 
-    // The DaemonSet gets another image while the pod is made: that is no failure of the image.
+    // The DaemonSet gets another image while the pod is created: that is not a failure of the image.
     let mut fleet = Fleet::new(1, draining(json!({})));
     fleet.settle_until(|fleet| fleet.state("n0") == "drained");
     fleet.pass(usize::MAX);
@@ -66,7 +66,10 @@ fn what_failed_and_does_not_work_waits_for_no_window_and_no_other_node() {
     .unwrap();
     assert_eq!(stage(&fleet.plan(), "n0"), UpgradeStage::Begins);
     fleet.broken.clear();
-    assert!(waits(&fleet.plan(), "n0").starts_with("the window opens"), "it works by now, and has time");
+    assert!(
+        waits(&fleet.plan(), "n0").starts_with("the window opens"),
+        "its driver works by now, so it waits"
+    );
     fleet.broken.insert("v2".to_owned());
     fleet.paused = true;
     assert!(waits(&fleet.plan(), "n0").starts_with("the upgrade is paused"));

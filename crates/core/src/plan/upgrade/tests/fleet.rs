@@ -1,5 +1,5 @@
-//! Pure: a fleet small enough to play every step of an upgrade: nodes that reboot, vanish and are cordoned by people, pods that
-//! budgets hold, and a farrier that is killed between any two steps.
+//! Pure: a simulated fleet, small enough to play through every step of an upgrade: nodes that reboot, vanish and are
+//! cordoned by people, pods that budgets hold, and a farrier that is killed between any two steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,24 +15,23 @@ use crate::{
 };
 
 pub(super) const ROLLOUT: &str = "drivers/mft";
-/// How long a pod takes to end, and the next one to get ready.
+/// Seconds that a pod takes to end, and that the next one takes to become ready.
 const POD: i64 = 20;
 
-/// A node, with what runs on it.
+/// Simulated node with its pods.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) facts: NodeFacts,
-    /// Is its cordon someone else's?
+    /// Whether another actor set the cordon.
     pub(super) by_person: bool,
-    /// Does an operator upgrade it, and has that cordoned it?
+    /// Set while an operator upgrades the node: whether the operator cordoned it.
     operator: Option<bool>,
-    /// Is its kernel known?
+    /// Whether the kernel of the node is known.
     pub(super) is_known: bool,
     pub(super) driver: Option<Pod>,
     pub(super) users: Vec<Pod>,
 }
 
-/// A pod.
 #[derive(Clone, Debug)]
 pub(super) struct Pod {
     uid: String,
@@ -42,38 +41,37 @@ pub(super) struct Pod {
     ends_at: Option<i64>,
 }
 
-/// The fleet.
 pub(super) struct Fleet {
     pub(super) nodes: BTreeMap<String, Node>,
     pub(super) spec: UpgradeSpec,
-    /// The DaemonSet's image.
+    /// Image of the DaemonSet.
     pub(super) image: String,
-    /// Kernels that an image has modules for; those of an image that is not named, all.
+    /// Kernels that each image has modules for. An image without an entry has modules for all kernels.
     pub(super) modules: BTreeMap<String, BTreeSet<String>>,
-    /// Images that never get ready.
+    /// Images whose pods never become ready.
     pub(super) broken: BTreeSet<String>,
-    /// The image that a webhook writes into new pods.
+    /// Image that a webhook writes into new pods.
     pub(super) rewritten: Option<String>,
-    /// Nodes whose old driver farrier has ended, and whose new one was not checked yet.
+    /// Nodes whose old driver farrier ended, and whose new driver was not checked yet.
     pub(super) unchecked: BTreeSet<String>,
-    /// Does a budget hold all users of the device?
+    /// Whether a budget blocks the eviction of all device users.
     pub(super) held: bool,
     pub(super) paused: bool,
     pub(super) unseen: Option<String>,
-    /// Checks.
+    /// States of the check Jobs, by name.
     pub(super) jobs: BTreeMap<String, JobState>,
-    /// Forecasts: they succeed when no pod holds the driver.
+    /// Names of the forecast Jobs. A forecast succeeds when no pod holds the driver.
     forecasts: BTreeSet<String>,
-    /// Does something of the nodes themselves hold every driver?
+    /// Whether something outside of pods holds every driver.
     pub(super) stuck: bool,
-    /// How a new Job stands; without it, none is made.
+    /// State of a new check Job; `None` if no Job is created.
     pub(super) new_job: Option<JobState>,
     pub(super) now: i64,
     counter: u64,
 }
 
 impl Fleet {
-    /// Nodes `n0`, `n1`... with kernel `k1` and image `v1`, which are to get `v2`; a user of the device on each.
+    /// Creates nodes `n0`, `n1`... with kernel `k1`, image `v1`, and a device user on each. They are to get `v2`.
     pub(super) fn new(nodes: usize, upgrade: serde_json::Value) -> Self {
         let mut fleet = Self {
             nodes: BTreeMap::new(),
@@ -143,13 +141,13 @@ impl Fleet {
         }
     }
 
-    /// Someone cordons a node, or takes a cordon away.
+    /// Cordons or uncordons a node, as a person would.
     pub(super) fn cordon(&mut self, name: &str, on: bool) {
         let Some(node) = self.nodes.get_mut(name) else { return };
         let believes = UpgradeNote::of(&node.facts).is_some_and(|note| note.cordoned);
         if on && !node.facts.unschedulable {
             if believes {
-                // Taken away and set again between two looks of farrier: no state of the node tells that.
+                // Removed and set again between two reconciles: no state of the node shows that.
                 return;
             }
             node.by_person = true;
@@ -160,7 +158,7 @@ impl Fleet {
         node.facts.unschedulable = on;
     }
 
-    /// An operator begins its own upgrade of a node, or has done it. A cordon that it finds stays.
+    /// Starts or ends an operator's own upgrade of a node. A cordon that the operator finds stays.
     pub(super) fn operate(&mut self, name: &str, on: bool) {
         let Some(node) = self.nodes.get_mut(name) else { return };
         let state = if on { "drain-required" } else { "upgrade-done" };
@@ -177,7 +175,7 @@ impl Fleet {
         }
     }
 
-    /// A node dies, or comes back.
+    /// Makes a node not Ready, or Ready again.
     pub(super) fn away(&mut self, name: &str, on: bool) {
         if let Some(node) = self.nodes.get_mut(name) {
             node.facts.not_ready = on;
@@ -203,7 +201,7 @@ impl Fleet {
             && self.fits(&pod.image, &node.facts.kernel_version)
     }
 
-    /// What the controllers and kubelets do in so many seconds.
+    /// Advances time, and simulates the controllers and kubelets.
     pub(super) fn pass_time(&mut self, seconds: i64) {
         self.now += seconds;
         let now = self.now;
@@ -226,7 +224,7 @@ impl Fleet {
                 self.nodes.get_mut(name).unwrap().driver = Some(driver);
             }
         }
-        // They come again where pods may come.
+        // Evicted pods return to a node that accepts pods.
         let open = names.iter().find(|name| !self.nodes[*name].facts.unschedulable).cloned();
         if let Some(open) = open {
             for _ in 0..moved {
@@ -256,7 +254,7 @@ impl Fleet {
         })
     }
 
-    /// How the node's forecast stands.
+    /// Returns the state of the node's forecast.
     fn forecast(&self, node: &Node) -> Option<JobState> {
         let name = UpgradeNote::of(&node.facts)?.job_name(JobKind::Forecast, &node.facts.name);
         let is_free = node.users.is_empty() && !self.stuck;
@@ -264,7 +262,7 @@ impl Fleet {
         self.forecasts.contains(&name).then_some(state)
     }
 
-    /// The pods that leave the node: where no request says who they are, a forecast finds them.
+    /// Returns the pods that must leave the node. Where resource requests do not identify them, a forecast finds them.
     fn users(&self, node: &Node) -> Vec<WorkloadFacts> {
         let are_known = match self.spec.drain {
             Drain::None => false,
@@ -281,7 +279,7 @@ impl Fleet {
         users.collect()
     }
 
-    /// The plan now.
+    /// Computes the plan.
     pub(super) fn plan(&self) -> PlannedUpgrade {
         let pods: BTreeMap<&str, PodFacts> = self
             .nodes
@@ -327,7 +325,7 @@ impl Fleet {
         upgrade.plan()
     }
 
-    /// Makes a change, where the API server would.
+    /// Applies a change, if the API server would accept it.
     pub(super) fn make(&mut self, change: &Change) {
         match change {
             Change::Node(change) => self.mark(change),
@@ -397,7 +395,7 @@ impl Fleet {
         }
     }
 
-    /// One look, with so many of its steps.
+    /// Reconciles once, making only the first `steps` changes.
     pub(super) fn pass(&mut self, steps: usize) -> PlannedUpgrade {
         let plan = self.plan();
         for change in plan.changes().take(steps) {
@@ -406,7 +404,7 @@ impl Fleet {
         plan
     }
 
-    /// Passes until nothing more is done for longer than anything is waited for, within a day.
+    /// Reconciles until nothing has changed for longer than any timeout, for at most a day.
     pub(super) fn settle(&mut self) -> PlannedUpgrade {
         let mut quiet = 0;
         for _ in 0..8640 {
@@ -417,10 +415,10 @@ impl Fleet {
                 return plan;
             }
         }
-        panic!("it goes on for ever: {:#?}", self.plan());
+        panic!("no end of changes: {:#?}", self.plan());
     }
 
-    /// Passes until that holds.
+    /// Reconciles until the condition holds.
     pub(super) fn settle_until(&mut self, holds: impl Fn(&Self) -> bool) {
         for _ in 0..1000 {
             if holds(self) {
@@ -432,7 +430,7 @@ impl Fleet {
         panic!("it does not come to that: {:#?}", self.plan());
     }
 
-    /// Nodes under way, and nodes without a working driver.
+    /// Returns the number of nodes under way, and the number of nodes that are under way or without a working driver.
     pub(super) fn down(&self) -> (usize, usize) {
         let is_taken =
             |node: &&Node| UpgradeNote::of(&node.facts).is_some_and(|note| note.state.is_under_way());
@@ -441,13 +439,13 @@ impl Fleet {
         (taken, self.nodes.values().filter(|node| is_taken(node) || !works(node)).count())
     }
 
-    /// What the label says.
+    /// Returns the node's upgrade label.
     pub(super) fn state(&self, name: &str) -> &str {
         self.nodes[name].facts.labels.get(UPGRADE).map_or("", String::as_str)
     }
 }
 
-/// The least that an upgrade with a drain says.
+/// Returns the minimal settings of an upgrade with a drain, plus `more`.
 pub(super) fn draining(more: serde_json::Value) -> serde_json::Value {
     let serde_json::Value::Object(more) = more else { panic!("{more} is no mapping") };
     let mut upgrade = json!({"drain": "node", "timeout": "5m"});

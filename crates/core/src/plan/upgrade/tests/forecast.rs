@@ -1,4 +1,4 @@
-//! Pure: a driver goes when a forecast on its node says that it would.
+//! Pure: tests of forecasts: a driver is replaced only when a forecast on its node says that it can be unloaded.
 
 use serde_json::json;
 
@@ -12,7 +12,7 @@ fn a_driver_goes_when_nothing_holds_it() {
     let by_forecast = || draining(json!({"drain": "device-users", "forecast": "forecast"}));
     let mut fleet = Fleet::new(1, by_forecast());
     fleet.settle_until(|fleet| waits(&fleet.plan(), "n0") == "pods that must leave first: 1");
-    assert_eq!(fleet.state("n0"), "drained", "no request has named it before");
+    assert_eq!(fleet.state("n0"), "drained", "no resource request identified the pod");
     assert_eq!(fleet.settle().forecast.done, 1);
 
     let mut fleet = Fleet::new(2, by_forecast());

@@ -1,4 +1,4 @@
-//! Pure: nodes at which others work: an operator's own upgrade, or that of another driver.
+//! Pure: tests of nodes on which another upgrade is in progress: an operator's, or an upgrade of another driver.
 
 use serde_json::json;
 
@@ -24,7 +24,7 @@ fn operators_and_other_upgrades_come_first() {
     insta::assert_snapshot!(waits(&plan, "n1"), @"the driver of drivers/gpu comes first");
 }
 
-/// A node has room for one note: without that of the failure, the other driver's upgrade would go on.
+/// A node can hold only one note. Without the note of its failure, the other driver's upgrade would continue.
 #[test]
 fn the_failure_of_another_driver_is_kept_until_nobody_is_about_it() {
     let mut fleet = Fleet::new(1, draining(json!({})));
@@ -61,7 +61,7 @@ fn an_operator_that_begins_meanwhile_is_left_to_it() {
         let facts: Vec<_> = fleet.nodes.values().map(|node| node.facts.clone()).collect();
         assert_eq!(abandoned(&facts, |_, _| false), [], "{state}: nor where there is no upgrade any more");
         fleet.operate("n0", false);
-        assert_eq!(fleet.settle().forecast.done, 1, "{state}: its time begins anew");
+        assert_eq!(fleet.settle().forecast.done, 1, "{state}: its timeout restarts");
         assert!(!fleet.nodes["n0"].facts.unschedulable);
     }
 }

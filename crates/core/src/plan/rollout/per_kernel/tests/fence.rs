@@ -1,4 +1,4 @@
-//! Another writer takes the requirement away that keeps the original off nodes that are handed over.
+//! Tests with another writer that removes the fence, the requirement that keeps the original off handed-over nodes.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Pure: nodes that are handed over, and get new versions, in order.
+//! Pure: tests of handing nodes over, and of new versions, in the order of an upgrade.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -12,7 +12,7 @@ use crate::plan::{
     fixtures::{K47, K48},
 };
 
-/// A new version for all kernels; its images.
+/// Publishes a new version for all kernels; returns its images.
 fn next_version(cluster: &mut Cluster, version: &str) -> Vec<String> {
     let known: Vec<String> = cluster.modules.keys().cloned().collect();
     let images = cluster.world.resolved.images.values_mut();
@@ -41,7 +41,8 @@ fn nodes_are_handed_over_and_get_new_versions_in_order() {
     assert!(has(&cluster, &second), "{:?}", cluster.running());
     assert!(cluster.world.snapshot.nodes.iter().all(|node| node.labels[UPGRADE] == "uncordoned"));
 
-    // It does not work for one of the kernels: its node gets the one before, the next is not tried.
+    // The new version does not work for one of the kernels: its node gets the previous image, and the next node is not
+    // tried.
     let third = next_version(&mut cluster, "3");
     let broken = third.iter().find(|image| cluster.modules[*image].contains(K47)).unwrap().clone();
     cluster.broken.insert(broken);
@@ -104,7 +105,7 @@ fn a_node_that_cannot_be_drained_keeps_the_originals_driver() {
     assert_eq!((cluster.running()["n0"], cluster.world.snapshot.nodes[0].unschedulable), (OLD, false));
 }
 
-/// Everything that is done now.
+/// Returns all changes to make now.
 fn changes(cluster: &mut Cluster) -> Vec<Change> {
     let planned = cluster.plan();
     let steps = planned.upgrade.iter().flat_map(PlannedUpgrade::changes);
@@ -114,8 +115,8 @@ fn changes(cluster: &mut Cluster) -> Vec<Change> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 6, ..ProptestConfig::default() })]
 
-    /// The same as without an order: killed after any change, no node loses what it has. No more nodes than may be are taken, and in
-    /// the end every one has the driver of its kernel, and no cordon.
+    /// As without an upgrade, no node loses its driver when farrier is killed after any change. No more nodes than allowed are
+    /// under way. In the end every node has the driver of its kernel, and no cordon.
     #[test]
     fn whatever_happens_in_order_no_node_loses_what_it_has_or_stays_cordoned(
         most in 1..3_usize,
@@ -145,7 +146,7 @@ proptest! {
             let taken = nodes.filter(|node| UpgradeNote::under_way(node).is_some()).count();
             prop_assert!(taken <= most, "{} are under way", taken);
         }
-        // Everything calms down, and people take their cordons away.
+        // Everything calms down, and people remove their cordons.
         cluster.broken.clear();
         for node in cluster.world.snapshot.nodes.clone() {
             cluster.set_kernel(&node.name, &node.kernel_version);
@@ -169,7 +170,7 @@ proptest! {
                 break;
             }
         }
-        prop_assert_eq!(quiet, 15, "it goes on for ever");
+        prop_assert_eq!(quiet, 15, "the rollout never ends");
         for node in cluster.world.snapshot.nodes.clone() {
             let images = cluster.selected(&node);
             prop_assert!(images.len() == 1 && cluster.has_modules(&images[0], &node.name), "{:?}", images);

@@ -1,4 +1,5 @@
-//! Pure: a cluster small enough to play every step of a rollout: nodes, DaemonSets with their controller, pods.
+//! Pure: a simulated cluster, small enough to play through every step of a rollout: nodes, DaemonSets with their
+//! controller, pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,25 +17,25 @@ use crate::{
 
 pub(super) const OLD: &str = "registry.test/old:1";
 
-/// The cluster, with the world that plans for it.
+/// Simulated cluster, with the world that plans for it.
 pub(super) struct Cluster {
     pub(super) world: World,
     objects: BTreeMap<String, Value>,
     pods: BTreeMap<(String, String), PodFacts>,
-    /// Which kernels an image has modules for.
+    /// Kernels that each image has modules for.
     pub(super) modules: BTreeMap<String, BTreeSet<String>>,
-    /// Images whose pods do not get ready, whatever is in them.
+    /// Images whose pods never become ready, whatever their content.
     pub(super) broken: BTreeSet<String>,
     /// Nodes with a taint that no DaemonSet tolerates.
     pub(super) tainted: BTreeSet<String>,
-    /// On so many nodes the original says that its pods are to run.
+    /// Number of nodes on which the original reports that its pods should run.
     pub(super) desired: usize,
     counter: u64,
     pub(super) writes: usize,
 }
 
 impl Cluster {
-    /// DaemonSet `kube-system/mft` over nodes of these kernels, whose old image has modules for `old`.
+    /// Creates DaemonSet `kube-system/mft` over nodes with these kernels. Its old image has modules for `old`.
     pub(super) fn new(releases: &[&str], old: &[&str]) -> Self {
         let mut world = World::new(releases);
         world.image("mft").spec.rollout = vec![
@@ -78,7 +79,7 @@ impl Cluster {
         cluster
     }
 
-    /// The same whose nodes get their driver in order.
+    /// Creates the same cluster with an upgrade, so that its nodes get their driver in order.
     pub(super) fn in_order(releases: &[&str], old: &[&str], upgrade: &Value) -> Self {
         let mut cluster = Self::new(releases, old);
         cluster.world.now = "2026-07-01T12:00:00Z".parse().unwrap();
@@ -90,7 +91,7 @@ impl Cluster {
         cluster
     }
 
-    /// Plans and takes every node one step further until nothing is left to do; no more nodes than one are ever taken.
+    /// Plans and applies all changes until nothing is left to do. Asserts that at most one node is cordoned at a time.
     pub(super) fn upgrade(&mut self) -> PlannedRollout {
         let mut quiet = 0;
         for _ in 0..2000 {
@@ -112,12 +113,12 @@ impl Cluster {
         panic!("no end of changes: {:?}", self.plan());
     }
 
-    /// The image of each node's pod.
+    /// Returns the image of each node's pod.
     pub(super) fn running(&self) -> BTreeMap<&str, &str> {
         self.pods.values().map(|pod| (pod.node.as_str(), pod.images["driver"].as_str())).collect()
     }
 
-    /// The node gets another kernel, or a new node comes.
+    /// Gives a node another kernel, or adds a new node.
     pub(super) fn set_kernel(&mut self, name: &str, release: &str) {
         let mut fresh = node(name, release);
         fresh.labels.insert(ARCH_LABEL.to_owned(), "amd64".to_owned());
@@ -139,7 +140,7 @@ impl Cluster {
         self.objects.keys().map(String::as_str).filter(|name| *name != "mft").collect()
     }
 
-    /// Publishes every image, and says what is in it.
+    /// Publishes every image, and records its modules.
     pub(super) fn publish(&mut self) {
         self.refresh();
         self.world.publish(Verdict::Loads);
@@ -150,7 +151,7 @@ impl Cluster {
         }
     }
 
-    /// What the API server would say now.
+    /// Updates the snapshot to what the API server would return now.
     fn refresh(&mut self) {
         self.world.snapshot.daemon_sets = self.objects.values().map(facts).collect();
         let mut sets = self.world.snapshot.daemon_sets.iter_mut();
@@ -171,7 +172,7 @@ impl Cluster {
         self.world.plan().rollouts.swap_remove(0)
     }
 
-    /// The images of the DaemonSets that select a node.
+    /// Returns the images of the DaemonSets that select a node.
     pub(super) fn selected(&self, node: &NodeFacts) -> Vec<String> {
         let sets = self.objects.values().map(facts);
         sets.filter(|set| set.reaches(node) == Some(true))
@@ -188,7 +189,7 @@ impl Cluster {
         self.modules.get(image).is_some_and(|kernels| kernels.contains(&found.kernel_version))
     }
 
-    /// Makes one change, as the API server would.
+    /// Applies one change, as the API server would.
     pub(super) fn apply(&mut self, change: &Change) {
         self.counter += 1;
         self.writes += 1;
@@ -234,7 +235,7 @@ impl Cluster {
         }
     }
 
-    /// The DaemonSet controller and the kubelets catch up.
+    /// Lets the DaemonSet controller and the kubelets catch up.
     pub(super) fn settle(&mut self) {
         let sets: Vec<DaemonSetFacts> = self.objects.values().map(facts).collect();
         let mut pods = BTreeMap::new();
@@ -276,7 +277,7 @@ impl Cluster {
         self.world.now += jiff::SignedDuration::from_secs(seconds);
     }
 
-    /// Plans and makes all changes until there is none; the last plan. Fails when it does not come to an end.
+    /// Plans and applies all changes until there are none; returns the last plan. Panics if the changes do not end.
     pub(super) fn converge(&mut self) -> PlannedRollout {
         for _ in 0..200 {
             let planned = self.plan();
@@ -293,7 +294,7 @@ impl Cluster {
     }
 }
 
-/// Reads what the simulation's objects hold.
+/// Reads the facts from a simulated object.
 fn facts(object: &Value) -> DaemonSetFacts {
     let strings = |value: &Value| -> BTreeMap<String, String> {
         let map = value.as_object().into_iter().flatten();
