@@ -41,7 +41,7 @@ pub fn map_owners(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::
         propagation: 0,
         userns_fd: u64::try_from(user_namespace.as_raw_fd()).map_err(io::Error::other)?,
     };
-    // SAFETY: both pointers are valid for the call, and the size is that of the structure.
+    // SAFETY: both pointers are valid for the call, and the size matches the structure.
     check(unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
