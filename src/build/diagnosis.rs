@@ -50,9 +50,9 @@ enum Rank {
     Configure,
     /// An error of the linker.
     Linker,
-    /// modpost.
+    /// An error of modpost.
     Modpost,
-    /// The compiler.
+    /// An error of the compiler.
     Compiler,
 }
 

@@ -11,7 +11,7 @@ use seccompiler::{
     SeccompCondition as Condition, SeccompFilter, SeccompRule, TargetArch, apply_filter,
 };
 
-/// System calls by the names of libc.
+/// Array of system call numbers, by their names in libc.
 macro_rules! calls {
     ($($name:ident)*) => { &[$(libc::$name),*] };
 }
@@ -61,7 +61,7 @@ const ALLOWED: &[i64] = calls![
     SYS_sched_get_priority_max SYS_sched_get_priority_min SYS_sched_rr_get_interval SYS_getpriority
     SYS_setpriority SYS_ioprio_get SYS_ioprio_set SYS_getrlimit SYS_setrlimit SYS_getrusage
     SYS_times SYS_getcpu
-    // Waiting, time and the machine's name.
+    // Waiting, time and system information.
     SYS_ppoll SYS_pselect6 SYS_epoll_create1 SYS_epoll_ctl SYS_epoll_pwait SYS_epoll_pwait2 SYS_eventfd2
     SYS_signalfd4 SYS_timerfd_create SYS_timerfd_settime SYS_timerfd_gettime SYS_timer_create
     SYS_timer_settime SYS_timer_gettime SYS_timer_getoverrun SYS_timer_delete SYS_getitimer SYS_setitimer
@@ -108,7 +108,7 @@ const REFUSED: &[i64] = calls![
     SYS_mount SYS_umount2 SYS_pivot_root SYS_chroot SYS_move_mount SYS_open_tree SYS_fsopen SYS_fsconfig
     SYS_fsmount SYS_fspick SYS_mount_setattr SYS_setns SYS_unshare SYS_open_by_handle_at
     SYS_name_to_handle_at
-    // The machine.
+    // Machine-wide state: modules, kexec, swap and clocks.
     SYS_init_module SYS_finit_module SYS_delete_module SYS_kexec_load SYS_kexec_file_load SYS_reboot
     SYS_swapon SYS_swapoff SYS_acct SYS_quotactl SYS_syslog SYS_settimeofday SYS_clock_settime
     SYS_clock_adjtime SYS_adjtimex SYS_vhangup

@@ -32,7 +32,7 @@ struct Out {
 /// Progress of the sent messages.
 #[derive(Clone, Copy, Default)]
 pub struct Written {
-    /// Bytes of whole frames.
+    /// Number of bytes sent, in complete frames.
     pub length: u64,
     /// Whether the last message was sent.
     pub is_whole: bool,

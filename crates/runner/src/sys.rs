@@ -57,7 +57,7 @@ pub fn map_owners(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::
 /// Replaces the caller's session keyring with an empty one. No namespace isolates keyrings, and every process can read the
 /// keys of an inherited one.
 pub fn leave_keyring() -> io::Result<()> {
-    // SAFETY: without a name there is no memory to read.
+    // SAFETY: the name is a null pointer, so the kernel reads no memory.
     let joined = check(unsafe {
         libc::syscall(libc::SYS_keyctl, libc::KEYCTL_JOIN_SESSION_KEYRING, ptr::null::<libc::c_char>())
     });

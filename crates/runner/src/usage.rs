@@ -15,7 +15,7 @@ pub struct Written {
     pub bytes: u64,
     /// Files, links and directories.
     pub inodes: u64,
-    /// Whether a path has more than [`DEEPEST`] directories, or is longer than the kernel accepts (`PATH_MAX`).
+    /// Whether a path has more than [`DEEPEST`] directories, or exceeds the kernel's limit (`PATH_MAX`).
     pub is_too_deep: bool,
     /// Whether a directory denies access to its own user, so that its content was not counted.
     pub has_closed: bool,
