@@ -36,8 +36,8 @@ impl fmt::Display for Diagnosis {
     }
 }
 
-/// Kinds of messages, ordered by how close they are to the cause. A compiler error precedes make's own error, and a missing
-/// command causes every later error.
+/// Kinds of messages, ordered by how close they are to the cause. make reports an error after the compiler's own message. A
+/// missing command causes every later error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     /// `make: *** [...] Error 2`.

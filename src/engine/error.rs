@@ -25,7 +25,7 @@ pub enum EngineError {
     /// A message arrived that the runner does not send at that point: a step forged it. Permanent.
     #[error("build tampered with: {0}")]
     Tampered(String),
-    /// The sandbox or pod lacks a confinement that the site requires.
+    /// The sandbox or pod lacks confinement that the site requires.
     #[error("build refused: {0}")]
     Unconfined(String),
     /// The engine's disk is full. Permanent until space is freed.

@@ -42,7 +42,7 @@ pub enum EngineKind {
 /// A connected build engine.
 #[derive(Clone)]
 pub enum Engine {
-    /// In place: steps run over trees of farrier's cache.
+    /// In place: steps run over trees in the cache.
     Sandbox(Arc<Sandbox>),
     /// A daemon that runs whole Dockerfiles.
     Docker(Arc<DockerEngine>),

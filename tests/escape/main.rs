@@ -1,6 +1,6 @@
 //! Attack suite of the sandbox: a hostile build step must not reach anything outside of its build. `attack.c` tries every
 //! way out, from every position of a build, as root and as an ordinary user. It runs with both walls in force, and with
-//! either of them disabled. Canary files are placed wherever a way out could lead.
+//! either of them disabled. Canary files are placed at every location that an escape could reach.
 //!
 //! Wall A is the namespaces with the changed root. Wall B is Landlock with the seccomp filter.
 //!

@@ -96,7 +96,7 @@ impl Disk {
         })
     }
 
-    /// Returns the most recent count of what the build has written, and counts again if necessary.
+    /// Returns the latest count of written bytes and inodes, and counts again if necessary.
     fn written(&mut self) -> Written {
         let now = Free::at(Path::new("/")).unwrap_or(self.free);
         let lost = u64::saturating_sub;

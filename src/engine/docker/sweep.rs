@@ -101,7 +101,8 @@ fn is_gone<T>(removed: Result<T, Error>, action: &'static str) -> Result<bool> {
     }
 }
 
-/// Returns the image if farrier named it. Labels are not enough, because images built on top of farrier's inherit them.
+/// Returns the image if farrier named it. Labels are not enough, because images built on top of a farrier image inherit
+/// them.
 fn kept_image(image: ImageSummary) -> Option<KeptImage> {
     let name = image.repo_tags.into_iter().find(|tag| tag.starts_with(LOCAL_PREFIX))?;
     // The shared size is -1 if the daemon does not report it.

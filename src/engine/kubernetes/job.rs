@@ -13,7 +13,7 @@ use crate::{
     site::Builds,
 };
 
-/// User ID of build steps, which owns nothing on a node (distroless images call it `nonroot`).
+/// User ID of build steps. It owns nothing on a node (distroless images call it `nonroot`).
 pub const USER: u32 = 65532;
 /// Memory for the runner itself, in bytes.
 const RUNNER_MEMORY: u64 = 256 << 20;

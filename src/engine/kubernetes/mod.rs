@@ -145,7 +145,7 @@ impl Kubernetes {
             let (action, error) = match jobs.create(&PostParams::default(), &manifest).await {
                 Ok(made) => return Ok(Started::of(&made)),
                 Err(kube::Error::Api(status)) if status.code == 409 => match jobs.get_opt(name).await {
-                    // The name is no proof: only a Job with the same rootfs produces the same result.
+                    // The name alone proves nothing: only a Job with the same rootfs produces the same result.
                     Ok(Some(found)) if is_over(&found) || job::image(&found) != job::image(&manifest) => {
                         delete(jobs, name).await;
                         continue;

@@ -17,7 +17,7 @@ use rustix::fs::getxattr;
 
 /// Mount point of cgroup v2.
 const MOUNT: &str = "/sys/fs/cgroup";
-/// Name of farrier's own group in the subtree.
+/// Name of the group in the subtree that holds farrier itself.
 const OWN: &str = "farrier";
 /// Prefix of the names of build groups; farrier's process ID and a counter follow.
 const BUILD: &str = "build-";

@@ -1,5 +1,5 @@
-//! Adapter: the `sandbox` engine. It runs steps in place, in Linux namespaces on this machine, over trees of farrier's
-//! cache. It needs neither a daemon nor root: steps run as a user that owns nothing else.
+//! Adapter: the `sandbox` engine. It runs steps in place, in Linux namespaces on this machine, over trees in the cache. It
+//! needs neither a daemon nor root: steps run as farrier's user or, if that is root, as a user that owns nothing else.
 //!
 //! `farrier-runner` (`crates/runner`) creates the sandbox and runs the steps. This module is the other end of its pipes.
 
@@ -46,7 +46,7 @@ pub struct Sandbox {
 pub struct InPlace {
     /// Steps and limits.
     pub plan: Plan,
-    /// Lower directories of the overlay, the uppermost first. The sandbox's user must [own](Owner::own) them.
+    /// Lower directories of the overlay, the uppermost first. [`Owner::own`] must have set their ownership.
     pub lowers: Vec<PathBuf>,
     /// The build context.
     pub context: Vec<ContextEntry>,
