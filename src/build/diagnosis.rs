@@ -1,27 +1,27 @@
-//! Pure: finds in a build's output the first thing that went wrong.
+//! Pure: finds the first error in a build's output.
 
 use std::{collections::VecDeque, fmt};
 
-/// Lines of the log's end that are kept.
+/// Number of lines kept from the end of the log.
 const TAIL_LINES: usize = 20;
-/// Characters kept of one line.
+/// Maximum number of characters kept of a line.
 const LINE_CHARS: usize = 1000;
 
 /// The first error of a failed build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnosis {
-    /// The source file or makefile, as the tool names it.
+    /// The source file or makefile, as named by the tool.
     pub file: Option<String>,
-    /// Its line, from 1.
+    /// Line in the file, from 1.
     pub line: Option<u32>,
-    /// The column, from 1.
+    /// Column in the line, from 1.
     pub column: Option<u32>,
-    /// The tool's words.
+    /// Message of the tool.
     pub message: String,
 }
 
 impl fmt::Display for Diagnosis {
-    /// `nvidia/nv-pci.c:177:13: too few arguments to function ...`.
+    /// Formats as `nvidia/nv-pci.c:177:13: too few arguments to function ...`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { file, line, column, message } = self;
         for part in
@@ -36,27 +36,27 @@ impl fmt::Display for Diagnosis {
     }
 }
 
-/// How near to the cause a kind of message is. make reports what a compiler said before it; a missing
-/// command makes everything after it fail.
+/// Kinds of messages, ordered by how close they are to the cause. make reports an error after the compiler's own message. A
+/// missing command causes every later error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     /// `make: *** [...] Error 2`.
     MakeStopped,
-    /// What a template of ours says before it ends the build.
+    /// `error: ...`, which farrier's templates print before they end the build.
     Template,
-    /// `No rule to make target`, a missing command, a missing interpreter.
+    /// `No rule to make target`, a missing command or a missing interpreter.
     Missing,
-    /// A configure script.
+    /// An error of a configure script.
     Configure,
-    /// The linker.
+    /// An error of the linker.
     Linker,
-    /// modpost.
+    /// An error of modpost.
     Modpost,
-    /// The compiler.
+    /// An error of the compiler.
     Compiler,
 }
 
-/// Reads a log line by line and remembers its first error and its end, in bounded memory.
+/// Reads a log line by line and keeps its first error and its last lines, in bounded memory.
 #[derive(Debug, Default)]
 pub struct Diagnoser {
     first: Option<(Rank, Diagnosis)>,
@@ -64,7 +64,7 @@ pub struct Diagnoser {
 }
 
 impl Diagnoser {
-    /// Takes the next line.
+    /// Processes the next line.
     pub fn feed(&mut self, line: &str) {
         let line: String = line.chars().take(LINE_CHARS).collect();
         if !is_engines_own(&line)
@@ -79,20 +79,20 @@ impl Diagnoser {
         self.tail.push_back(line);
     }
 
-    /// The first error of the kind nearest to the cause.
+    /// Returns the first error of the kind closest to the cause.
     pub fn diagnosis(&self) -> Option<&Diagnosis> {
         self.first.as_ref().map(|(_, diagnosis)| diagnosis)
     }
 
-    /// The last 20 lines.
+    /// Returns the last 20 lines.
     pub fn tail(&self) -> impl Iterator<Item = &str> {
         self.tail.iter().map(String::as_str)
     }
 }
 
-/// Does the engine repeat the Dockerfile here? A step may well hold the words of an error.
+/// Whether the engine quotes the Dockerfile in this line. The text of a step may contain the words of an error.
 fn is_engines_own(line: &str) -> bool {
-    // Podman puts the stage before: `[1/3] STEP 2/3: RUN make`.
+    // Podman prefixes the stage: `[1/3] STEP 2/3: RUN make`.
     let step = match line.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
         Some((stage, step)) if stage.bytes().all(|byte| byte.is_ascii_digit() || byte == b'/') => step,
         _ => line,
@@ -118,7 +118,7 @@ fn bare(message: &str) -> Diagnosis {
     Diagnosis { file: None, line: None, column: None, message: message.trim().to_owned() }
 }
 
-/// `file:line:column: error: message` of gcc and clang, the column being optional, also `fatal error`.
+/// Parses `file:line:column: error: message` of gcc and clang; the column is optional, and `fatal error` also counts.
 fn compiler(line: &str) -> Option<Diagnosis> {
     let (place, message) = [": fatal error: ", ": error: "]
         .iter()
@@ -140,7 +140,7 @@ fn compiler(line: &str) -> Option<Diagnosis> {
     })
 }
 
-/// `ERROR: modpost: "symbol" [module.ko] undefined!`, before Linux 5.10 without `modpost:`.
+/// Parses `ERROR: modpost: "symbol" [module.ko] undefined!`; before Linux 5.10 the line lacks `modpost:`.
 fn modpost(line: &str) -> Option<Diagnosis> {
     let message = line.trim_start().strip_prefix("ERROR: ")?;
     let is_modpost =
@@ -152,7 +152,7 @@ fn modpost(line: &str) -> Option<Diagnosis> {
     })
 }
 
-/// GNU ld and lld.
+/// Recognizes errors of GNU ld and lld.
 fn linker(line: &str) -> Option<Diagnosis> {
     let undefined = line.contains(": undefined reference to ");
     let tool = line.split(": ").next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
@@ -163,7 +163,7 @@ fn linker(line: &str) -> Option<Diagnosis> {
     (undefined || named).then(|| bare(line))
 }
 
-/// What is not installed or not there.
+/// Recognizes missing commands, files, interpreters and make targets.
 fn missing(line: &str) -> Option<Diagnosis> {
     let line = line.trim();
     let make = line.starts_with("make") && line.contains("*** No rule to make target");
@@ -175,7 +175,7 @@ fn missing(line: &str) -> Option<Diagnosis> {
         .then(|| bare(line.split_once("*** ").map_or(line, |(_, rest)| rest)))
 }
 
-/// `make[2]: *** [Makefile:1903: modules] Error 2`, without those that make ignores.
+/// Parses `make[2]: *** [Makefile:1903: modules] Error 2`, except for errors that make ignores.
 fn make_stopped(line: &str) -> Option<Diagnosis> {
     let (tool, message) = line.trim_start().split_once(": *** ")?;
     (tool.starts_with("make") && !message.ends_with("(ignored)")).then(|| bare(message))

@@ -1,4 +1,4 @@
-//! Adapter: a build's whole log in a file, with its diagnosis.
+//! Adapter: writes a build's log to a file and diagnoses the first error.
 
 use std::{
     collections::VecDeque,
@@ -12,11 +12,11 @@ use parking_lot::Mutex;
 use super::diagnosis::{Diagnoser, Diagnosis};
 use crate::engine::{BuildLog, EngineError};
 
-/// What a file holds of a log: many times what a whole GPU driver prints.
+/// Limits of a log file: many times the output of a complete GPU driver build.
 const KEPT: Kept = Kept { beginning: 32 << 20, end: 1 << 20 };
 
-/// Writes a build's output to a file, of endless output its beginning and its end. Looks for its first error and hands each
-/// line on.
+/// Writes a build's output to a file; of an oversized log, only the beginning and the end. Finds the first error and passes
+/// each line on.
 pub struct FileLog {
     path: PathBuf,
     live: Box<dyn Fn(&str) + Send + Sync>,
@@ -25,19 +25,19 @@ pub struct FileLog {
 
 struct State {
     file: CappedFile,
-    /// Writing failed once: reported then, not for each line.
+    /// Whether a write has failed; only the first failure is reported.
     broken: bool,
     diagnoser: Diagnoser,
 }
 
 impl FileLog {
-    /// Creates the file, and its directory if need be; `live` gets each line as it comes.
+    /// Creates the file and its directory, if necessary; `live` receives each line as it arrives.
     pub fn create(path: &Path, live: impl Fn(&str) + Send + Sync + 'static) -> Result<Self, EngineError> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
         let file = File::create(path)?;
-        // Readers see by it that more will come. Where it cannot be had, they stop at what is there.
+        // The lock tells readers that more output will follow. If locking fails, readers stop at the current end.
         let _ = file.try_lock();
         let file = LineWriter::new(file);
         Ok(Self {
@@ -51,8 +51,7 @@ impl FileLog {
         })
     }
 
-    /// Completes the file and says what went wrong, with the log's last lines. A full disk costs the log,
-    /// not the build.
+    /// Completes the file and returns the first error and the log's last lines. A full disk costs the log, not the build.
     pub fn finish(&self) -> (Option<Diagnosis>, Vec<String>) {
         let mut state = self.state.lock();
         let flushed = state.file.finish();
@@ -86,14 +85,14 @@ impl Drop for FileLog {
     }
 }
 
-/// Bytes of a long log that are kept, at its two ends.
+/// Number of bytes kept of a long log, at its beginning and its end.
 #[derive(Clone, Copy)]
 struct Kept {
     beginning: usize,
     end: usize,
 }
 
-/// A file that takes lines up to a limit, and keeps the last ones behind it in memory until the end is known.
+/// A file that accepts lines up to a limit. The last lines after the limit stay in memory until the log ends.
 struct CappedFile {
     file: LineWriter<File>,
     kept: Kept,
@@ -124,7 +123,7 @@ impl CappedFile {
         Ok(())
     }
 
-    /// Writes what was kept of the end.
+    /// Writes the lines that were kept from the end.
     fn finish(&mut self) -> std::io::Result<()> {
         if self.left_out > 0 {
             writeln!(self.file, "[farrier: {} lines are left out here: the log is too long]", self.left_out)?;
@@ -177,7 +176,7 @@ mod tests {
         let text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(text, format!("0\n1\n2\n3\n4\n5\n{said}\n998\n999\n"));
 
-        // One that just fits is whole.
+        // A log that just fits is kept in full.
         let mut log = new(Kept { beginning: 4, end: 4 });
         for number in 0..4 {
             log.line(&number.to_string()).unwrap();

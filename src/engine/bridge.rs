@@ -1,4 +1,4 @@
-//! Adapter: between asynchronous streams and code that blocks: tar in both directions.
+//! Adapter: connects asynchronous streams with blocking code that reads and writes tar.
 
 use std::{
     future::ready,
@@ -24,16 +24,16 @@ use tokio_util::{
 use super::{EngineError, Result};
 use crate::archive::{self, Limits, UnpackError};
 
-/// Bytes that are handed over at once.
+/// Size of a chunk in bytes.
 const CHUNK: usize = 256 * 1024;
-/// Bytes under way.
+/// Capacity of the pipe between the two sides, in bytes.
 const UNDER_WAY: usize = 2 << 20;
 
-/// The writing half of a byte stream that blocking code fills.
+/// Writing half of a byte stream that blocking code fills.
 pub(super) type StreamWriter = BufWriter<SyncIoBridge<DuplexStream>>;
 
-/// Runs a blocking writer on its own thread and gives what it writes as a stream. A failed writer ends the
-/// stream with an error, so that a reader never takes a part for the whole.
+/// Runs a blocking writer on a separate thread and returns its output as a stream. If the writer fails, the stream ends with
+/// an error, so that a reader never mistakes a part for the whole.
 pub(super) fn stream_from_writer<E: Send + 'static>(
     write: impl FnOnce(&mut StreamWriter) -> Result<(), E> + Send + 'static,
 ) -> (impl Stream<Item = io::Result<Bytes>> + Send + 'static, JoinHandle<Result<(), E>>) {
@@ -52,8 +52,8 @@ pub(super) fn stream_from_writer<E: Send + 'static>(
     (ReaderStream::with_capacity(from, CHUNK).chain(end), writer)
 }
 
-/// Unpacks a tar stream that holds `out/...` into `dest`, which is an empty directory: in a neighbour of
-/// it first, so that `dest` gets everything or nothing. `failed` makes a stream's fault into an error.
+/// Unpacks a tar stream that contains `out/...` into the empty directory `dest`. It unpacks into a sibling directory first,
+/// so that `dest` receives everything or nothing. `failed` converts an error of the stream.
 pub(super) async fn unpack_out<E>(
     stream: impl Stream<Item = Result<Bytes, E>>,
     dest: &Path,
@@ -66,14 +66,14 @@ pub(super) async fn unpack_out<E>(
     let unpacker = tokio::task::spawn_blocking(move || {
         let mut reader = SyncIoBridge::new(from);
         archive::unpack_tar(&mut reader, &place, &Limits::default())?;
-        // An archive ends before its padding does: its writer must not meet a closed pipe.
+        // The padding follows the end of the archive: read it too, or the writer would get EPIPE.
         io::copy(&mut reader, &mut io::sink()).map_err(UnpackError::Damaged)?;
         Ok::<_, UnpackError>(())
     });
     let forward = async {
         let mut stream = pin!(stream);
         while let Some(chunk) = stream.next().await {
-            // A reader that is gone has its reason, which it reports itself.
+            // A reader that stopped early reports the reason itself.
             if to.write_all(&chunk?).await.is_err() {
                 break;
             }
@@ -87,7 +87,7 @@ pub(super) async fn unpack_out<E>(
     };
     drop(to);
     let outcome = unpacker.await.map_err(io::Error::from)?;
-    // A stream's own fault explains why the unpacker saw a truncated archive; not the other way round.
+    // The stream's own error is the cause of a truncated archive, so it takes precedence.
     forwarded?;
     outcome?;
     let out = beside.path().join("out");
@@ -98,7 +98,7 @@ pub(super) async fn unpack_out<E>(
     }
 }
 
-/// Writes a stream to a file, which appears whole or not at all.
+/// Writes a stream to a file atomically.
 pub(super) async fn save<E>(
     stream: impl Stream<Item = Result<Bytes, E>>,
     dest: &Path,

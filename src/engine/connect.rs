@@ -1,49 +1,49 @@
-//! Adapter: finds an engine that works.
+//! Adapter: connects to the chosen engine, or to the first available one.
 
 use std::{fmt::Write as _, path::PathBuf, sync::Arc};
 
 use super::{DockerEngine, Engine, EngineError, Kubernetes, Result, Sandbox, sandbox::find_runner};
 use crate::cluster::KubeOptions;
 
-/// Where Docker listens unless told otherwise.
+/// Default socket of Docker.
 const DOCKER_SOCKET: &str = "unix:///var/run/docker.sock";
-/// Where Podman's system service listens.
+/// Socket of Podman's system service.
 const PODMAN_SOCKET: &str = "/run/podman/podman.sock";
 
-/// Which engine the user wants.
+/// The user's choice of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum EngineChoice {
-    /// The sandbox where this machine lets it, else a Docker socket that answers, else Podman's.
+    /// The sandbox if this machine supports it, otherwise the first Docker or Podman socket that answers.
     #[default]
     Auto,
-    /// Namespaces of this machine: no daemon, no root.
+    /// Namespaces on this machine, without a daemon or root.
     Sandbox,
-    /// Docker's API at `DOCKER_HOST` or on its usual socket.
+    /// Docker's API, at `DOCKER_HOST` or on the default socket.
     Docker,
-    /// The same API on Podman's socket.
+    /// Docker's API, on Podman's socket.
     Podman,
-    /// Jobs of the cluster that `--kubeconfig`, `KUBECONFIG` or the pod's service account names.
+    /// Jobs in the cluster that `--kubeconfig`, `KUBECONFIG` or the pod's service account selects.
     Kubernetes,
 }
 
-/// What the environment says about engines, and the cache has for them; read elsewhere.
+/// Settings of engines from the environment and the cache; the caller reads them.
 #[derive(Clone, Debug, Default)]
 pub struct EngineEnv {
     /// `DOCKER_HOST`: `unix://PATH` or `tcp://HOST:PORT`.
     pub docker_host: Option<String>,
-    /// `XDG_RUNTIME_DIR`: where a user's own Podman listens.
+    /// `XDG_RUNTIME_DIR`: the directory with the socket of a user's Podman.
     pub runtime_dir: Option<PathBuf>,
-    /// Where it is noted what runs may have left in a daemon, so that the next one removes it; `None` where nothing is built.
+    /// Directory of notes about leftovers of runs in a daemon, which the next run removes; `None` if nothing is built.
     pub notes: Option<PathBuf>,
-    /// `FARRIER_RUNNER`: the runner of sandboxes and pods; `None`: the one beside farrier.
+    /// `FARRIER_RUNNER`: the runner of sandboxes and pods; `None` selects the one next to farrier's own program.
     pub runner: Option<PathBuf>,
-    /// Which cluster runs builds.
+    /// The cluster that runs builds.
     pub kube: KubeOptions,
-    /// Where a sandbox is tried out: a directory on the file system on which builds write.
+    /// Directory for the trial sandbox, on the file system to which builds write.
     pub scratch: Option<PathBuf>,
 }
 
-/// Connects to the chosen engine, or to the first that works.
+/// Connects to the chosen engine, or to the first one that works.
 pub async fn connect(choice: EngineChoice, env: &EngineEnv) -> Result<Engine> {
     let mut tried = Tried::default();
     if matches!(choice, EngineChoice::Auto | EngineChoice::Sandbox) {
@@ -65,7 +65,7 @@ async fn kubernetes(env: &EngineEnv) -> Result<Kubernetes, String> {
     Kubernetes::connect(find_runner(env.runner.as_deref())?, &env.kube).await
 }
 
-/// Connects to the chosen daemon, or to the first that answers: for what only a daemon does.
+/// Connects to the chosen daemon, or to the first one that answers, for operations that only a daemon supports.
 pub async fn connect_docker(choice: EngineChoice, env: &EngineEnv) -> Result<DockerEngine> {
     connect_daemon(choice, env, Tried::default()).await
 }
@@ -80,7 +80,7 @@ async fn connect_daemon(choice: EngineChoice, env: &EngineEnv, mut tried: Tried)
     Err(EngineError::Unavailable(tried.0))
 }
 
-/// Each engine that was tried, with its answer.
+/// Each engine that was tried, with its error.
 #[derive(Default)]
 struct Tried(String);
 
@@ -91,7 +91,7 @@ impl Tried {
     }
 }
 
-/// Where daemons may listen.
+/// Names and addresses of the daemons to try, in order.
 fn sockets(choice: EngineChoice, env: &EngineEnv) -> Vec<(&'static str, String)> {
     let EngineEnv { docker_host, runtime_dir, .. } = env;
     let docker = || ("docker", docker_host.clone().unwrap_or_else(|| DOCKER_SOCKET.to_owned()));
@@ -157,7 +157,7 @@ mod tests {
     #[tokio::test]
     async fn a_dead_socket_refuses() {
         let dir = tempfile::tempdir().unwrap();
-        // Bound once, and no longer listened on.
+        // Bound once, but no longer listening.
         drop(std::os::unix::net::UnixListener::bind(dir.path().join("docker.sock")).unwrap());
         let error = connect(EngineChoice::Docker, &env(dir.path())).await.err().unwrap();
         assert!(error.to_string().contains("Connection refused"), "{error}");

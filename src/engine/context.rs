@@ -1,4 +1,4 @@
-//! Adapter: the build context, as a tar stream.
+//! Adapter: writes the build context as a tar stream.
 
 use std::{
     fs::Metadata,
@@ -13,24 +13,24 @@ use walkdir::WalkDir;
 use super::{ContextEntry, Result};
 use crate::files::without_version_control;
 
-/// The Dockerfile's own name in the context, which no entry of ours bears.
+/// Name of the Dockerfile in the context, which no other entry may have.
 pub(super) const DOCKERFILE: &str = ".farrier.Dockerfile";
 
-/// Something found below an entry.
+/// A file, directory or link of the context.
 struct Found {
-    /// Its place in the context.
+    /// Its path in the context.
     dest: PathBuf,
-    /// Its place on this machine.
+    /// Its path on this machine.
     from: PathBuf,
     metadata: Metadata,
 }
 
-/// What a builder takes out of the context before it copies from there: both files are for it alone.
+/// File with the paths that a builder excludes from the context: this file and the Dockerfile, which only the builder reads.
 const IGNORED: &str = ".dockerignore";
 
-/// Writes the context as tar, while walking it: names in order, owner root, modes as they are, and so are the
-/// times of files; those of directories and links, which are of the machine that unpacked them, are the epoch. A builder gets the
-/// Dockerfile with it; what runs steps has read that.
+/// Writes the context as tar while walking it: entries sorted by name, owned by root, with their modes. Files keep their
+/// modification times. Directories and links get the epoch, because their times depend on the machine that unpacked them. A
+/// builder gets the Dockerfile too; in-place engines have already parsed it.
 pub fn write_tar(dockerfile: Option<&str>, entries: &[ContextEntry], out: &mut impl Write) -> Result<()> {
     let mut tar = Builder::new(out);
     let ignored = format!("{DOCKERFILE}\n{IGNORED}\n");
@@ -68,7 +68,7 @@ fn append(tar: &mut Builder<impl Write>, found: &Found) -> io::Result<()> {
         header.set_size(0);
         tar.append_data(&mut header, dest, io::empty())
     } else {
-        // A file that shrinks or grows meanwhile would shift all that follows: the header's size holds.
+        // The size in the header is exact: a file that shrinks or grows during the read would shift everything after it.
         let mut exact = fs::File::open(from)?.take(metadata.len());
         tar.append_data(&mut header, dest, &mut exact)?;
         if exact.limit() > 0 {
@@ -79,12 +79,12 @@ fn append(tar: &mut Builder<impl Write>, found: &Found) -> io::Result<()> {
     }
 }
 
-/// Visits an entry and all below it but version-control data, directories before their content, names in order.
+/// Visits an entry and everything below it except version-control data: directories before their content, names in order.
 fn walk(entry: &ContextEntry, mut visit: impl FnMut(&Found) -> io::Result<()>) -> Result<()> {
     let dest = checked(&entry.dest)?;
     for item in without_version_control(WalkDir::new(&entry.from).sort_by_file_name()) {
         let item = item.map_err(io::Error::from)?;
-        // The entry itself may be a link to what is meant; below it links stay links.
+        // The entry itself may be a link, which is followed; links below it stay links.
         let metadata = match item.depth() {
             0 => fs::metadata(item.path()),
             _ => fs::symlink_metadata(item.path()),
@@ -105,7 +105,7 @@ fn walk(entry: &ContextEntry, mut visit: impl FnMut(&Found) -> io::Result<()>) -
     Ok(())
 }
 
-/// The place of an entry, which must be relative and stay inside the context.
+/// Checks that the destination of an entry is relative and inside the context.
 fn checked(dest: &str) -> Result<&Path> {
     let path = Path::new(dest);
     let inside = path.components().all(|part| matches!(part, Component::Normal(_)));

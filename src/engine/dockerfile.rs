@@ -1,11 +1,11 @@
-//! Pure: the little that engines change in a Dockerfile.
+//! Pure: the changes that engines make to a Dockerfile.
 
 use std::collections::BTreeSet;
 
 use crate::template::instructions;
 
-/// The Dockerfile with a `LABEL` after each `FROM`, so that every image and container of the run carries
-/// it from its first step on and can be found again, whatever happens.
+/// Adds a `LABEL` after each `FROM`, so that every image and container of the run carries it from the first step on. This
+/// lets the cleanup find them even after a crash.
 pub(super) fn label_stages(dockerfile: &str, labels: &[(&str, &str)]) -> String {
     if labels.is_empty() {
         return dockerfile.to_owned();

@@ -1,64 +1,64 @@
-//! Pure: what can go wrong in an engine, what to do about it, and how an engine's words are sorted.
+//! Pure: engine errors, their hints, and their classification by an engine's error message.
 
 use std::{error::Error, io};
 
 use super::EngineKind;
 use crate::cache::FULL_DISK;
 
-/// What an engine's work comes to.
+/// Result of an engine's operation.
 pub type Result<T, E = EngineError> = std::result::Result<T, E>;
 
-/// What went wrong in an engine.
+/// An error of an engine.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum EngineError {
-    /// No engine answers, or the named one does not: each one tried, with its answer.
+    /// No engine answers, or the chosen one does not: each tried engine with its error.
     #[error("no build engine: {0}")]
     Unavailable(String),
-    /// A step of the Dockerfile exited with a failure, or the Dockerfile cannot be run: the engine's words, with the step and its exit
+    /// A step of the Dockerfile failed, or the Dockerfile cannot be run: the engine's message, with the step and its exit
     /// code. Permanent.
     #[error("build step failed: {0}")]
     Step(String),
-    /// A step went over a limit: which step, and which limit. Permanent.
+    /// A step exceeded a limit: which step, and which limit. Permanent.
     #[error("build step stopped: {0}")]
     Limit(String),
-    /// A message came that the runner does not send at that point: a step wrote it. Permanent.
+    /// A message arrived that the runner does not send at that point: a step forged it. Permanent.
     #[error("build tampered with: {0}")]
     Tampered(String),
-    /// The sandbox or pod lacks a wall that the site requires.
+    /// The sandbox or pod lacks confinement that the site requires.
     #[error("build refused: {0}")]
     Unconfined(String),
-    /// The engine's disk is full. Permanent until there is room.
+    /// The engine's disk is full. Permanent until space is freed.
     #[error("{engine} has no space left to {action}: {message}")]
     DiskFull { engine: EngineKind, action: String, message: String },
-    /// A registry does not have the image, or does not give it to us. Permanent.
+    /// The registry lacks the image or denies access to it. Permanent.
     #[error("{engine} cannot pull {reference}: {message}")]
     Pull { engine: EngineKind, reference: String, message: String },
-    /// The engine itself failed or went away. Transient.
+    /// The engine itself failed or disconnected. Transient.
     #[error("{engine} failed to {action}")]
     Engine { engine: EngineKind, action: String, source: Box<dyn std::error::Error + Send + Sync> },
-    /// The pod of a build ended without a result, or cannot be: the cluster's words, what to do, and whether another try may end
-    /// otherwise.
+    /// The pod of a build ended without a result, or cannot be created: the cluster's message, a remedy, and whether a retry
+    /// may succeed.
     #[error("{message}")]
     Pod { message: String, hint: String, may_pass: bool },
-    /// What the build left cannot be unpacked.
+    /// The payload cannot be unpacked.
     #[error("payload refused")]
     Payload(#[from] crate::archive::UnpackError),
-    /// A file of this machine.
+    /// An I/O error on this machine.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The job was cancelled.
+    /// The job was canceled.
     #[error("build cancelled")]
     Cancelled,
 }
 
 impl EngineError {
-    /// May the same call succeed when tried again soon?
+    /// Whether a retry of the same call may soon succeed.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Engine { .. } | Self::Pod { may_pass: true, .. })
     }
 
-    /// What to do about it.
+    /// Returns a remedy, if there is one.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Unavailable(tried) if tried.contains("ermission denied") => Some(
@@ -100,7 +100,7 @@ impl EngineError {
         }
     }
 
-    /// The `modules` stage ran, but there is no directory `/out` in it.
+    /// Error for a `modules` stage that ran but left no directory `/out`.
     pub(super) fn no_out() -> Self {
         Self::Step("the modules stage left no /out".to_owned())
     }
@@ -113,8 +113,8 @@ impl EngineError {
         Self::Engine { engine, action: action.into(), source: source.into() }
     }
 
-    /// Sorts a failed build by the engine's own words, which end in the system's `ENOSPC` where its disk is full: else a step failed.
-    /// What a step prints, and its text, decide nothing.
+    /// Classifies a failed build by the engine's message: it ends in the system's `ENOSPC` if the engine's disk is full;
+    /// otherwise a step failed. Neither the step's output nor its text matters.
     pub(super) fn from_build(engine: EngineKind, step: Option<&str>, words: String) -> Self {
         let full = is_disk_full(&words);
         let message = match step {
@@ -128,7 +128,7 @@ impl EngineError {
         }
     }
 
-    /// Sorts a failed pull: what the registry refuses is permanent, all else may pass.
+    /// Classifies a failed pull: a refusal by the registry is permanent, any other error is transient.
     pub(super) fn from_pull(engine: EngineKind, reference: &str, message: String) -> Self {
         const REFUSALS: [&str; 8] = [
             "denied",
@@ -151,8 +151,8 @@ impl EngineError {
     }
 }
 
-/// Whether an engine's words end in the system's `ENOSPC`, as an error does whose cause that is. Elsewhere in them it is what somebody
-/// else has written.
+/// Whether an engine's message ends in the system's `ENOSPC`, as the message of an error with that cause does. Anywhere else
+/// in the message, the text may come from a step and is untrusted.
 pub(super) fn is_disk_full(words: &str) -> bool {
     let words = words.trim_end_matches(|c: char| c.is_whitespace() || "\"'.)}".contains(c));
     [": no space left on device", ": disk quota exceeded"].iter().any(|end| words.ends_with(end))

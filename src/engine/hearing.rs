@@ -1,4 +1,4 @@
-//! Adapter: what the runner of a build in place says, from its first message to its last: output, payload, outcome.
+//! Adapter: processes the messages of an in-place build's runner, from the first to the last: output, payload and outcome.
 
 use std::{io, path::Path};
 
@@ -17,16 +17,16 @@ use super::{
 };
 use crate::provenance::Confinement;
 
-/// Messages of the payload that are under way.
+/// Maximum number of payload messages in flight.
 const UNDER_WAY: usize = 8;
 
-/// Where a runner's messages come from.
+/// Source of a runner's messages.
 pub(super) trait Source {
-    /// The next one. After an error there is none.
+    /// Returns the next message. After an error no message follows.
     async fn next(&mut self) -> Result<Message>;
 }
 
-/// One build, whose runner is heard.
+/// One build and the settings for the conversation with its runner.
 pub(super) struct Hearing<'a> {
     pub(super) engine: EngineKind,
     pub(super) plan: &'a Plan,
@@ -36,14 +36,14 @@ pub(super) struct Hearing<'a> {
     pub(super) cancel: &'a CancellationToken,
 }
 
-/// Takes a payload; ends its stream where it was cut, or is not wanted any more.
+/// Sender of a payload's bytes. The stream ends if the payload is cut off or no longer wanted.
 type Payload = mpsc::Sender<Result<Bytes, io::Error>>;
 
 impl Hearing<'_> {
-    /// Hears the runner to its last message, and unpacks its payload into `dest`. Returns what confined the build.
+    /// Processes messages up to the last one, and unpacks the payload into `dest`. Returns the confinement of the build.
     pub(super) async fn run(&self, source: &mut impl Source, dest: &Path) -> Result<Confinement> {
         let (to, payload) = mpsc::channel(UNDER_WAY);
-        // A payload is whole when the runner has said so: anything else ends its unpacking.
+        // A payload is complete only when the runner confirms it: any other end stops the unpacking.
         let stop = self.cancel.child_token();
         let listen = async {
             let ended = tokio::select! {
@@ -57,7 +57,7 @@ impl Hearing<'_> {
             ended
         };
         match tokio::join!(listen, unpack_out(payload, dest, &stop, EngineError::Io)) {
-            // It was refused while it came.
+            // The unpacker refused the payload during the transfer.
             (Err(EngineError::Cancelled), Err(refused)) if !self.cancel.is_cancelled() => Err(refused),
             (ended, unpacked) => ended.and_then(|confined| unpacked.map(|()| confined)),
         }
@@ -132,7 +132,7 @@ impl Hearing<'_> {
     }
 }
 
-/// A step's beginning: the log has all of it, and a template's may be a script of a hundred lines.
+/// Shortens the text of a step, which in a template may be a script of a hundred lines. The log contains all of it.
 fn shortened(text: &str) -> String {
     const CHARS: usize = 80;
     match text.char_indices().nth(CHARS) {
@@ -170,7 +170,7 @@ mod tests {
         }
     }
 
-    /// What is heard of one that hands `payload` out, with an end, or without.
+    /// Result for a runner that sends `payload`, with or without an end message.
     async fn heard(payload: &[u8], end: Option<Outcome>) -> (Result<Confinement>, usize) {
         let canary = Canary { refused: vec!["a disk".to_owned()], landlock: 2 };
         let mut messages = vec![Message::Canary(canary), Message::Payload(payload.to_vec())];

@@ -1,21 +1,22 @@
-//! Pure: from chunks of terminal output to lines.
+//! Pure: splits chunks of terminal output into lines.
 
 use anstream::adapter::strip_bytes;
 
 use crate::text::printable_lines;
 
-/// Longest line that is kept whole; the rest of a longer one comes as further lines.
+/// Maximum line length in bytes; a longer line is split into several lines.
 const MAX_LINE: usize = 64 * 1024;
 
-/// Cuts output into lines: partial ones are held until their end comes, colour and cursor codes (ECMA-48) are
-/// dropped, what else would steer a terminal or an eye is made visible, and a lone carriage return (progress bars) ends a line too.
+/// Splits output into lines. Holds a partial line until its end arrives. Removes color and cursor codes (ECMA-48), and makes
+/// other characters visible that would affect a terminal or mislead a reader. A lone carriage return (progress bars) also
+/// ends a line.
 #[derive(Debug, Default)]
 pub(super) struct LineSplitter {
     pending: Vec<u8>,
 }
 
 impl LineSplitter {
-    /// Takes a chunk and hands on each line that it completes.
+    /// Processes a chunk and passes on each line that it completes.
     pub(super) fn feed(&mut self, chunk: &[u8], mut line: impl FnMut(&str)) {
         for &byte in chunk {
             match byte {
@@ -32,12 +33,12 @@ impl LineSplitter {
         }
     }
 
-    /// Hands on what is left at the end of the output.
+    /// Passes on the rest at the end of the output.
     pub(super) fn finish(&mut self, mut line: impl FnMut(&str)) {
         self.flush_text(&mut line);
     }
 
-    /// The same where no line end asks for a line: codes alone are none.
+    /// Flushes without a line end: control codes alone do not make a line.
     fn flush_text(&mut self, line: &mut impl FnMut(&str)) {
         self.flush(&mut |text: &str| {
             if !text.is_empty() {
@@ -50,7 +51,7 @@ impl LineSplitter {
         while self.pending.last() == Some(&b'\r') {
             self.pending.pop();
         }
-        // Line by line: a code that was cut off does not swallow what follows.
+        // Each line separately: an incomplete code does not swallow the next line.
         let text = strip_bytes(&self.pending).into_vec();
         self.pending.clear();
         line(&printable_lines(&String::from_utf8_lossy(&text)));

@@ -1,4 +1,5 @@
-//! Adapter: engines, which run what a Dockerfile says and hand back what it left: in place, or as Docker does.
+//! Adapter: build engines. An engine runs the steps of a Dockerfile, either in place or in a Docker daemon, and returns the
+//! result.
 
 mod bridge;
 mod connect;
@@ -23,79 +24,78 @@ pub use error::{EngineError, Result};
 pub use kubernetes::{InCluster, JobSpec, Kubernetes, Phase, USER, environment};
 pub use sandbox::{InPlace, Owner, Sandbox};
 
-/// How the names of kept images begin.
+/// Prefix of the names of kept images.
 pub const LOCAL_PREFIX: &str = "localhost/farrier/";
 
-/// Which engine.
+/// Kind of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum EngineKind {
-    /// Namespaces of this machine.
+    /// Linux namespaces on this machine.
     Sandbox,
-    /// Docker's API, on Docker's or Podman's socket.
+    /// Docker's API, on the socket of Docker or Podman.
     Docker,
-    /// Jobs of a cluster.
+    /// Jobs in a cluster.
     Kubernetes,
 }
 
-/// What compiles.
+/// A connected build engine.
 #[derive(Clone)]
 pub enum Engine {
-    /// In place: steps run over trees of farrier's cache.
+    /// In place: steps run over trees in the cache.
     Sandbox(Arc<Sandbox>),
     /// A daemon that runs whole Dockerfiles.
     Docker(Arc<DockerEngine>),
-    /// In place: steps run in a pod whose image is made of such trees.
+    /// In place: steps run in a pod whose image is made of the same kind of trees.
     Kubernetes(Arc<Kubernetes>),
 }
 
-/// One thing in the build context.
+/// An entry of the build context.
 #[derive(Clone, Debug)]
 pub struct ContextEntry {
-    /// Its place in the context: relative, `/`-separated.
+    /// Path in the context: relative, `/`-separated.
     pub dest: String,
     /// The file or directory on this machine. Ownership becomes root; symbolic links stay links.
     pub from: PathBuf,
 }
 
-/// Receives the build's output as it comes, line by line.
+/// Receives the output of a build line by line.
 pub trait BuildLog: Send + Sync {
-    /// One line, without its end.
+    /// Receives one line, without its line end.
     fn line(&self, line: &str);
 }
 
 /// One run of a Dockerfile.
 #[derive(Clone)]
 pub struct BuildJob {
-    /// Names everything that the engine makes on the way: `[a-z0-9-]`.
+    /// Name of everything that the engine creates for the job: `[a-z0-9-]`.
     pub id: String,
-    /// The Dockerfile's text.
+    /// Text of the Dockerfile.
     pub dockerfile: String,
     /// The build context.
     pub context: Vec<ContextEntry>,
-    /// Where output goes.
+    /// Receives the output.
     pub log: Arc<dyn BuildLog>,
-    /// Stops the run; nothing of it is left behind. Cancelling is the way to stop: a future that is
-    /// merely dropped cannot clean up in the engine.
+    /// Cancels the run, which then leaves nothing behind. A dropped future cannot clean up in the engine, so cancel instead.
     pub cancel: CancellationToken,
 }
 
 /// An image that the engine keeps for later builds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptImage {
-    /// Its local name.
+    /// Local name of the image.
     pub name: String,
-    /// The bytes that are its own; all of them for one that others are made from, and where the daemon (before API 1.42) does not
-    /// tell them apart.
+    /// Bytes that the image does not share with others. It is the full size if all bytes are shared, or if the daemon
+    /// (before API 1.42) does not report the shared size.
     pub bytes: u64,
-    /// When it was made.
+    /// Time of creation.
     pub created: SystemTime,
 }
 
-/// A name and a password for a registry.
+/// User name and password for a registry.
 #[derive(Clone, PartialEq, Eq, derive_more::Debug)]
 pub struct Credentials {
-    /// The user.
+    /// The user name.
     pub username: String,
     /// The password or token.
     #[debug("***")]

@@ -1,11 +1,11 @@
-//! Pure: the order of a runner's messages.
+//! Pure: checks the order of a runner's messages.
 //!
-//! Steps run beside the process that writes the messages. A message out of order is treated as forged: a step could use one to
-//! fake a result or a statement of the provenance.
+//! Steps run next to the process that writes the messages. A message out of order counts as forged, because a step could use
+//! one to fake a result or a statement of the provenance.
 
 use runner::wire::{Message, Outcome};
 
-/// State of a build, by its messages so far.
+/// Protocol state of a build after the messages so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Protocol {
     steps: u32,
@@ -14,23 +14,23 @@ pub(super) struct Protocol {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Nothing was said yet.
+    /// No message yet.
     Start,
-    /// The canary was heard; so many steps have begun.
+    /// The self-test (canary) was received, and this number of steps has begun.
     Steps(u32),
-    /// The payload comes.
+    /// Receiving the payload.
     Payload,
-    /// The last message was heard.
+    /// The last message was received.
     End,
 }
 
 impl Protocol {
-    /// A build of so many steps.
+    /// Starts the protocol for a build with a number of steps.
     pub(super) fn new(steps: usize) -> Self {
         Self { steps: u32::try_from(steps).unwrap_or(u32::MAX), stage: Stage::Start }
     }
 
-    /// Takes a message, or says what is wrong with it.
+    /// Accepts a message, or describes why it is out of order.
     pub(super) fn accept(&mut self, message: &Message) -> Result<(), String> {
         self.stage = self.next(message).ok_or_else(|| self.complaint(message))?;
         Ok(())
@@ -105,7 +105,7 @@ mod tests {
         Message::End(Outcome::Failed { step, why: String::new() })
     }
 
-    /// Plays messages of a build of two steps; the complaint about the last of them.
+    /// Feeds messages of a build with two steps, and returns the complaint about the last one.
     fn play(messages: impl IntoIterator<Item = Message>) -> Option<String> {
         let mut protocol = Protocol::new(2);
         let mut messages: Vec<Message> = messages.into_iter().collect();
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(
             said(&[Message::Canary(Canary::default())]),
             "a canary came before the canary",
-            "a canary that was refused nothing is none"
+            "a self-test without any refusal proves no confinement"
         );
     }
 }

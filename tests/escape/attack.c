@@ -1,21 +1,22 @@
-/* What a hostile build step tries. Each line of the output is `PLACE: ATTACK: RESULT`, where RESULT is
+/* Attacks of a hostile build step. Each line of the output is `PLACE: ATTACK: RESULT`, where PLACE is the position in the build
+ * and RESULT is
  *   denied    nothing was reached;
  *   metadata  only a call that Landlock does not cover had an effect, such as stat or chmod of a file outside;
- *   allowed   the filter of system calls is off, and the call alone is no way out;
- *   ESCAPED   anything else.
+ *   allowed   the seccomp filter is off, and the call alone is no escape;
+ *   ESCAPED   any other outcome.
  *
- *   attack all PLACE KEY=VALUE...    every attack that leaves the build as it was
- *   attack walk PLACE                looks for canaries from the current directory upwards
+ *   attack all PLACE KEY=VALUE...    every attack that does not change the build itself
+ *   attack walk PLACE                looks for canaries in the current directory and its parents
  *   attack memory KIND MIB | disk MIB | inodes COUNT | sparse FILE MIB | deep LEVELS | forks COUNT | linger
- *   attack restore                   the interpreter of a script: makes /tmp a directory again
- *   attack true | capabilities       ends with 0, or with 0 where the program has a capability
+ *   attack restore                   acts as the interpreter of a script: makes /tmp a directory again
+ *   attack true | capabilities       exits with 0; `capabilities` only if the program has a capability
  *   attack user ID COMMAND...        starts a command as an ordinary user
  *   attack delegate DIRECTORY        marks a control group as delegated
- *   attack caller FILE COMMAND...    starts a command as a careless caller does: the canary of FILE in descriptor 9, in the
- *                                    environment, and in the session keyring
+ *   attack caller FILE COMMAND...    starts a command as a careless caller would: with the canary of FILE in descriptor 9, in
+ *                                    the environment, and in the session keyring
  *
  * Keys: `outside` and `home` (directories with canaries), `abstract` (a socket), `port` (on loopback), `filter=off`,
- * `leak` (number of a leaked descriptor), `below` (the canaries' directory, relative to it). */
+ * `leak` (number of a leaked descriptor), `below` (path of the canaries' directory relative to it). */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -65,18 +66,18 @@ static void report(const char *attack, enum result result) {
     fflush(stdout);
 }
 
-/* An attack that is over when a canary was reached. */
+/* Reports an attack that succeeds if it reaches a canary. */
 static void reach(const char *attack, int reached) { report(attack, reached ? ESCAPED : DENIED); }
 
-/* A system call that the filter refuses. Without the filter the call alone is no way out. */
+/* Reports a system call that the seccomp filter must refuse. Without the filter, the call alone is no escape. */
 static void call(const char *attack, long result) {
     report(attack, result < 0 ? DENIED : filter ? ESCAPED : ALLOWED);
 }
 
-/* A call that is refused with and without the filter. */
+/* Reports a call that must fail with and without the filter. */
 static void never(const char *attack, long result) { reach(attack, result >= 0); }
 
-/* A call that concerns no content. */
+/* Reports a call that can only affect metadata. */
 static void touch(const char *attack, long result) { report(attack, result < 0 ? DENIED : METADATA); }
 
 static int has_canary(int fd) {
@@ -86,7 +87,7 @@ static int has_canary(int fd) {
     return length > 0 && memmem(text, length, CANARY, strlen(CANARY)) != NULL;
 }
 
-/* Opens, reads, and closes. */
+/* Whether a file can be read and contains a canary. */
 static int reads(int at, const char *path) {
     int fd = openat(at, path, O_RDONLY | O_NONBLOCK | O_NOCTTY), found = has_canary(fd);
     if (fd >= 0) close(fd);
@@ -100,7 +101,7 @@ static int opens(const char *path, int flags) {
     return 1;
 }
 
-/* Whether a directory shows a canary: by its content, or by its name in a listing. */
+/* Whether a directory reveals a canary, by its content or by its name in a listing. */
 static int shows(int directory) {
     if (reads(directory, NAME) || reads(directory, "keys/" NAME)) return 1;
     int fd = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC), found = 0;
@@ -114,7 +115,7 @@ static int shows(int directory) {
     return found;
 }
 
-/* Whether a directory or one above it shows a canary. */
+/* Whether a directory or one of its parents reveals a canary. */
 static int leads_out(int directory) {
     int current = openat(directory, ".", O_PATH | O_DIRECTORY | O_CLOEXEC), found = 0;
     for (int level = 0; level < 24 && current >= 0 && !found; level++) {
@@ -135,7 +136,7 @@ static int path_leads_out(const char *path) {
     return found || reads(AT_FDCWD, path);
 }
 
-/* In a child, which may be killed for the attempt. */
+/* Runs an attempt in a child process, because the attempt may be fatal. */
 static int in_child(int (*attempt)(void)) {
     int status;
     pid_t child = fork();
@@ -144,7 +145,7 @@ static int in_child(int (*attempt)(void)) {
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-/* Descriptors that this process was started with. */
+/* Inherited descriptors. */
 
 static void forge(int fd) {
     char frames[16384];
@@ -180,16 +181,16 @@ static void directory_of_this_step(void) {
     reach(".. from the working directory", leads_out(AT_FDCWD));
 }
 
-/* Every process that is visible. */
+/* Every visible process. */
 
 static const char *const OF_PROCESS[] = {"root", "cwd", "exe", "mem", "environ", "maps", "smaps", "numa_maps", "pagemap", "auxv",
     "syscall", "stack", "io", "personality", "map_files", "fdinfo", "ns/mnt", "ns/user", "ns/net", "ns/pid"};
 static const char *const WRITES[] = {"mem", "comm", "uid_map", "gid_map", "setgroups", "projid_map", "clear_refs", "attr/current",
     "timerslack_ns", "make-it-fail"};
-/* What the kernel lets each user write for its own processes: a build is in its own way at most. */
+/* Files that the kernel lets each user write for its own processes: a build can at most harm itself. */
 static const char *const SETTINGS[] = {"oom_score_adj", "coredump_filter", "sched", "autogroup"};
 
-/* Whether a file gives anything: a byte, or an entry. */
+/* Whether a file yields at least one byte, or a directory one entry. */
 static int gives(const char *path) {
     char byte;
     DIR *list = opendir(path);
@@ -276,7 +277,7 @@ static void processes(void) {
         }
     }
     snprintf(path, sizeof path, "/proc/1/root%s/" NAME, outside);
-    /* Where it works, the forged messages stand before what is said now. */
+    /* If the attack works, the forged messages precede the next line on the same stream. */
     if (forged) printf("\n");
     reach("root of process 1", reads(AT_FDCWD, path));
     reach("files of process 1", files);
@@ -288,7 +289,7 @@ static void processes(void) {
     struct iovec here = {word, sizeof word}, there = {(void *)0x400000, sizeof word};
     never("ptrace", in_child(seizes_process_1) ? 0 : -1);
     never("ptrace attach", in_child(attaches_to_process_1) ? 0 : -1);
-    /* In a container both work: process 1 would stay stopped. */
+    /* In a container both work, and would leave process 1 stopped. */
     kill(1, SIGCONT);
     never("process_vm_readv", syscall(SYS_process_vm_readv, 1, &here, 1, &there, 1, 0));
     never("process_vm_writev", syscall(SYS_process_vm_writev, 1, &here, 1, &there, 1, 0));
@@ -303,13 +304,13 @@ static void processes(void) {
     for (int number = 1; number < 64; number++)
         if (number != SIGCONT) kill(1, number);
     if (process >= 0) syscall(SYS_pidfd_send_signal, process, SIGKILL, 0, 0);
-    /* Process 1 and the caller go on, which the harness sees. */
+    /* Process 1 and the caller must survive; the harness checks that. */
     for (int pid = 2; pid < 70000; pid++)
         if (kill(pid, 0) == 0 && kill(pid, SIGCONT) != 0) break;
     report("signals", DENIED);
 }
 
-/* Paths, mounts and roots. */
+/* Paths, mounts and changed roots. */
 
 static void paths(void) {
     char path[4096];
@@ -359,7 +360,7 @@ static void put(const char *path, const char *text) {
     close(fd);
 }
 
-/* A namespace of this step's own, with every capability in it: what lies below the mounts, and above the root. */
+/* Creates a user namespace with every capability in it, and looks below the mounts and above the root. */
 static int tour_of_a_user_namespace(void) {
     if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return -1;
     put("/proc/self/setgroups", "deny");
@@ -429,7 +430,7 @@ static void namespaces(void) {
     never("open_by_handle", syscall(SYS_open_by_handle_at, AT_FDCWD, &handle, O_RDONLY));
 }
 
-/* Other processes of the machine, and the kernel's own interfaces. */
+/* Other processes on the machine, and interfaces of the kernel. */
 
 static int connects(int family, const void *address, socklen_t length) {
     int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -469,7 +470,7 @@ static void sockets(void) {
 #ifdef __x86_64__
 static int socket_of_i386(void) {
     long result, words[3] = {AF_INET, SOCK_STREAM, 0};
-    /* socketcall(SYS_SOCKET, words): the pointer need not be good, the call alone must not happen. */
+    /* socketcall(SYS_SOCKET, words): the pointer need not be valid, since the call itself must be refused. */
     __asm__ volatile("int $0x80" : "=a"(result) : "a"(102), "b"(1), "c"(words) : "memory");
     return result >= 0 || result == -EFAULT ? 0 : -1;
 }
@@ -524,7 +525,7 @@ static void kernel(void) {
 #endif
 }
 
-/* A setting of this step's own IPC or process namespace, or a trigger for whoever waits for it. */
+/* Whether a file is a setting of this step's own namespaces, or a trigger that only affects its own waiter. */
 static int is_own(const char *path) {
     const char *const own[] = {"/proc/sys/kernel/shm", "/proc/sys/kernel/msg", "/proc/sys/kernel/sem", "/proc/sys/kernel/auto_msgmni",
         "/proc/sys/fs/mqueue/", "/proc/sys/net/", "/proc/sys/user/", "/proc/sys/kernel/pid_max",
@@ -534,7 +535,7 @@ static int is_own(const char *path) {
     return 0;
 }
 
-/* Whether any file below a directory opens for writing. */
+/* Whether any file below a directory can be opened for writing. */
 static int writes_below(const char *directory, int depth) {
     DIR *list = depth > 8 ? NULL : opendir(directory);
     int any = 0;
@@ -576,7 +577,7 @@ static void interfaces(void) {
     reach("another device", other);
 }
 
-/* Files that raise rights when they are started. */
+/* Programs that gain privileges on execution. */
 
 static int has_capabilities(void) {
     char text[4096] = "";
@@ -612,7 +613,7 @@ static void rights(void) {
     copy("/bin/attack", "/tmp/setuid", 06755);
     reach("a setuid file of this step", starts_with_capabilities("/tmp/setuid"));
     reach("a setuid file of the toolchain", starts_with_capabilities("/bin/setuid"));
-    /* All capabilities, version 2, effective. */
+    /* All capabilities, effective, as a version 2 attribute. */
     uint32_t all[5] = {0x02000001, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff};
     never("a file capability", setxattr("/tmp/setuid", "security.capability", all, sizeof all, 0));
     reach("a start with file capabilities", starts_with_capabilities("/tmp/setuid"));
@@ -624,7 +625,7 @@ static void rights(void) {
     never("groups", syscall(SYS_setgroups, 1, (gid_t[1]){0}));
 }
 
-/* A step that restricts itself harms nobody else. */
+/* A step that restricts itself must not affect other processes. */
 static int restricts_itself(void) {
     uint64_t handled[1] = {0x1fff};
     int set = syscall(SYS_landlock_create_ruleset, handled, 8, 0);
@@ -637,7 +638,7 @@ static void restrictions(void) {
     reach("a restriction that stays", !opens("/bin/attack", O_RDONLY));
 }
 
-/* What an open directory of the machine gives away. */
+/* Attacks through a leaked descriptor of a directory of the machine. */
 
 static const char *within(const char *name) {
     static char paths[4][4096];
@@ -697,7 +698,7 @@ static void leaked_content(void) {
     int list = openat(leak, below, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     reach("leak: read names", list >= 0);
     char names[4096];
-    /* The descriptor is open already: no right is asked for. */
+    /* No access right is checked, because the descriptor is already open. */
     touch("leak: read names of the open directory", syscall(SYS_getdents64, leak, names, sizeof names));
     lseek(leak, 0, SEEK_SET);
     never("leak: write", openat(leak, within("keys/" NAME), O_WRONLY));
@@ -753,7 +754,7 @@ static void leaked_metadata(void) {
     if (watch >= 0) close(watch);
 }
 
-/* What uses too much. It waits to be stopped. */
+/* Attacks on limits. Each one waits to be stopped. */
 
 static void held(const char *attack) {
     for (int i = 0; i < 100; i++) nanosleep(&(struct timespec){0, 50000000}, NULL);
@@ -775,7 +776,7 @@ static char *shared_memory(const char *kind, size_t size) {
     return mmap(NULL, size, PROT_READ | PROT_WRITE, flags, fd, 0);
 }
 
-/* Writing a page that there is no room for raises SIGBUS. */
+/* A write to a page for which there is no space raises SIGBUS. */
 static void no_room(int number) {
     (void)number;
     report("memory", DENIED);
@@ -916,7 +917,7 @@ int main(int count, char **words) {
     else if (strcmp(what, "capabilities") == 0) return has_capabilities() ? 0 : 3;
     else if (strcmp(what, "user") == 0) return as_user(words + 2);
     else if (strcmp(what, "delegate") == 0) {
-        /* An ordinary user sees the second alone. */
+        /* An ordinary user can only read the second attribute. */
         return setxattr(first, "trusted.delegate", "1", 1, 0) != 0 || setxattr(first, "user.delegate", "1", 1, 0) != 0;
     }
     else if (strcmp(what, "caller") == 0) return as_caller(words + 2);

@@ -1,4 +1,4 @@
-//! The builds of the suite: every attack in every position, links in the place of directories, and what uses too much.
+//! The builds of the suite: every attack in every position, links in place of directories, and steps that exceed limits.
 
 use std::fs;
 
@@ -10,10 +10,10 @@ use crate::{
     table::{Row, Verdict},
 };
 
-/// Where in a build the attacks are made. Names have no colon.
+/// Positions in a build from which the attacks run. Names contain no colon.
 pub const PLACES: [&str; 7] =
     ["first RUN", "after COPY", "after WORKDIR", "script", "middle RUN", "between scripts", "last RUN"];
-/// Descriptors that process 1 may have open. With one wall down the first of them are tried, as in a virtual machine.
+/// Descriptors that process 1 may have open. With one wall down, or in a virtual machine, only the first ones are tried.
 fn descriptors(walls: Walls) -> std::ops::RangeInclusive<u32> {
     match walls {
         Walls::Both if !is_small() => 3..=LAST_DESCRIPTOR,
@@ -21,7 +21,7 @@ fn descriptors(walls: Walls) -> std::ops::RangeInclusive<u32> {
     }
 }
 
-/// Above all that process 1 has open: a step lists their numbers.
+/// Upper bound of the descriptors of process 1; a step lists the actual numbers.
 const LAST_DESCRIPTOR: u32 = 12;
 
 fn is_small() -> bool {
@@ -29,7 +29,7 @@ fn is_small() -> bool {
 }
 const MIB: u64 = 1 << 20;
 
-/// All that a player plays. Rows are printed as they come: an attack may end the player.
+/// Plays all builds of a player. Prints each row as soon as it is known, because an attack may kill the player.
 pub async fn all(player: &Player) {
     print(&everywhere(player).await);
     if player.walls() == Walls::Nothing {
@@ -50,7 +50,7 @@ fn print(rows: &[Row]) {
     }
 }
 
-/// One build with all attacks in all places.
+/// Runs one build with all attacks in all positions.
 async fn everywhere(player: &Player) -> Vec<Row> {
     let attack = |place: &str| player.attack(place);
     let namespaces = NAMESPACES.map(|name| format!("readlink /proc/self/ns/{name}")).join("; ");
@@ -86,7 +86,7 @@ async fn everywhere(player: &Player) -> Vec<Row> {
     rows
 }
 
-/// Whether process 1 has no other descriptors than those that `links` tries, and the one that the breakable runner leaks.
+/// Whether process 1 has only descriptors that `links` tries and the one that the breakable runner leaks.
 fn has_known_descriptors(outcome: &Played) -> bool {
     let listed = outcome.lines.iter().find_map(|line| line.strip_prefix("descriptors:"));
     let numbers = listed.unwrap_or_default().split_whitespace().map(|number| number.parse::<u32>().unwrap());
@@ -94,7 +94,7 @@ fn has_known_descriptors(outcome: &Played) -> bool {
     listed.is_some_and(|listed| !listed.trim().is_empty()) && numbers.into_iter().all(known)
 }
 
-/// Each is a border of its own, behind the filter of system calls.
+/// Namespaces of the sandbox. Each one is a separate barrier, in addition to the seccomp filter.
 const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
 
 fn has_own_namespaces(outcome: &Played) -> bool {
@@ -105,7 +105,7 @@ fn has_own_namespaces(outcome: &Played) -> bool {
     })
 }
 
-/// The plan's, and what the shell adds.
+/// Whether the environment of a step contains only the plan's variables and the shell's.
 fn has_the_plans_environment(outcome: &Played) -> bool {
     let lines = outcome.lines.iter().filter(|line| !line.starts_with("Step") && !line.contains(':'));
     let mut variables: Vec<_> = lines.filter_map(|line| Some(line.split_once('=')?.0)).collect();
@@ -113,10 +113,11 @@ fn has_the_plans_environment(outcome: &Played) -> bool {
     variables == ["PATH", "PWD", "SHLVL"]
 }
 
-/// What is made of a link in the place of a directory, for each descriptor that process 1 may have.
+/// Builds in which a step replaces a directory with a link to a descriptor of process 1, for each descriptor that process 1
+/// may have.
 async fn links(player: &Player) -> Vec<Row> {
     let mut rows = Vec::new();
-    // From where a build is, three levels lead to the cache.
+    // The cache is three levels above a build's directory.
     let mut targets: Vec<_> =
         descriptors(player.walls()).map(|number| (number, "../../../keys".to_owned())).collect();
     targets.extend(player.leak().map(|(number, below)| (number, format!("{below}/keys"))));
@@ -135,7 +136,7 @@ async fn links(player: &Player) -> Vec<Row> {
                     vec![swap("/build", link), document("farrier-escaped", "out", "/build/"), run("true")],
                 ),
                 ("/out", vec![swap("/out", link)]),
-                // Process 1 does not find the script again that it wrote.
+                // Process 1 does not find the script that it wrote.
                 ("script", vec![swap("/tmp", link), script("/", "#!/bin/attack restore\n")]),
             ];
             for (place, steps) in builds {
@@ -164,12 +165,12 @@ async fn links(player: &Player) -> Vec<Row> {
     rows
 }
 
-/// Puts a link in the place of a directory.
+/// Replaces a directory with a link.
 fn swap(directory: &str, link: &str) -> Step {
     run(&format!("mkdir -p {directory}; mv {directory} {directory}.old; ln -s {link} {directory}"))
 }
 
-/// Messages of the runner's that steps forge, by files that process 1 writes.
+/// Builds in which steps forge the runner's messages through files that process 1 writes.
 async fn forgeries(player: &Player) -> Vec<Row> {
     let frames = forgery::fails(&player.forged);
     let mut rows = Vec::new();
@@ -183,7 +184,7 @@ async fn forgeries(player: &Player) -> Vec<Row> {
         ];
         for (place, steps) in builds {
             let mut outcome = player.build(steps, Limits::default()).await;
-            // The shell quotes the words of a script that it cannot run.
+            // The shell's error message quotes the script that it cannot run.
             outcome.lines.retain(|line| !line.starts_with("/tmp/.farrier-script: "));
             rows.push(player.judge(place, "forged messages by a link", &outcome, true));
         }
@@ -191,7 +192,7 @@ async fn forgeries(player: &Player) -> Vec<Row> {
     rows
 }
 
-/// Verdict on a build that uses too much: it is stopped for that reason, or was refused what it wanted.
+/// Verdict on a build that exceeds a limit: it must be stopped for that reason, or be refused the resource.
 fn stopped(player: &Player, attack: &str, outcome: &Played, why: &str) -> Row {
     let was_stopped = !outcome.is_done && outcome.outcome.contains(why);
     let was_refused = outcome.lines.iter().any(|line| line.ends_with(": denied"));
@@ -218,13 +219,13 @@ async fn limits(player: &Player) -> Vec<Row> {
     rows
 }
 
-/// What costs farrier itself, after the build.
+/// Builds whose results could burden farrier itself afterwards.
 async fn leftovers(player: &Player) -> Vec<Row> {
     let mut rows = Vec::new();
     let steps = vec![run("mkdir /out; attack sparse /out/hole 256; echo fine > /out/the-end")];
     let outcome = player.build(steps, Limits::default()).await;
     rows.push(player.judge("/out", "a sparse file", &outcome, outcome.payload_size < 64 * MIB));
-    // Removed with the build's directory, in `build`.
+    // Removed together with the build's directory, in `build`.
     let levels = if is_small() { 20_000 } else { 200_000 };
     let outcome = player.build(vec![run(&format!("attack deep {levels}"))], Limits::default()).await;
     rows.push(player.judge("what is left", "a deep tree", &outcome, true));

@@ -1,5 +1,5 @@
-//! A daemon's container is root, may make device nodes and sockets, and has a namespace of each kind that Docker makes: what is
-//! outside of it is not found from there.
+//! Attacks from a build step in a container of a Docker daemon. The step is root, may create device nodes and sockets, and
+//! runs in every kind of namespace that Docker creates. It must not find anything outside the container.
 
 use std::{env, fs, process, sync::Arc};
 
@@ -13,7 +13,7 @@ use crate::{
     table::{Row, Table},
 };
 
-/// What a container can promise. Docker's own filter allows more system calls than the sandbox's.
+/// Attacks that a container must deny. Docker's seccomp filter allows more system calls than the sandbox's.
 const DENIED: [&str; 22] = [
     "open the secret",
     "write the secret",
@@ -43,7 +43,7 @@ const DENIED: [&str; 22] = [
 async fn a_hostile_step_in_a_daemons_container_finds_nothing() {
     let env = EngineEnv { docker_host: env::var("DOCKER_HOST").ok(), ..EngineEnv::default() };
     let Ok(Engine::Docker(daemon)) = connect(EngineChoice::Docker, &env).await else {
-        panic!("there is no daemon on this machine");
+        panic!("no Docker daemon on this machine");
     };
     let work = tempfile::tempdir().unwrap();
     let kit = pack(work.path());
@@ -53,7 +53,7 @@ async fn a_hostile_step_in_a_daemons_container_finds_nothing() {
     make_tree(&kit, &tree, "forged");
     let before = domain.snapshot();
     let log = Arc::new(Lines::default());
-    // The attack sends signals to process 1, which is this shell.
+    // The attack sends signals to process 1, which is this step's shell.
     let job = BuildJob {
         id: format!("canary-{}", process::id()),
         dockerfile: format!(

@@ -1,5 +1,5 @@
-//! The canaries around a cache, and what became of them. Everything is open to every user: only the sandbox stands between a step
-//! and a canary.
+//! Canaries, which are files with a secret, around a cache, and the detection of any access to them. Everything is
+//! accessible to every user, so that only the sandbox protects the canaries from a step.
 
 use std::{
     collections::BTreeMap,
@@ -19,14 +19,14 @@ use farrier::cache::Cache;
 use tempfile::TempDir;
 use walkdir::WalkDir;
 
-/// Name of each canary's file.
+/// File name of each canary.
 pub const CANARY: &str = "farrier-canary";
-/// Beginning of the names that attacks give to what they make.
+/// Prefix of the names of files that attacks create.
 const ESCAPED: &str = "farrier-escaped";
-/// The script of a `RUN` with an interpreter, while it runs.
+/// Script of a `RUN` with an interpreter, while it runs.
 const SCRIPT: &str = ".farrier-script";
 
-/// A cache between canaries: beside it, in the caller's home, in a neighbor's tree and in a neighboring build.
+/// A cache surrounded by canaries: next to it, in the caller's home, in a neighboring tree and in a neighboring build.
 pub struct Domain {
     directory: TempDir,
     pub cache: Cache,
@@ -36,18 +36,18 @@ pub struct Domain {
     _listeners: (UnixListener, UnixListener, TcpListener),
 }
 
-/// Path below the domain, and what is there.
+/// Paths below the domain, and a description of each entry.
 type Snapshot = BTreeMap<PathBuf, String>;
 
 impl Domain {
-    /// Puts canaries with this content.
+    /// Creates the canaries with this content.
     pub fn new(secret: &str, program: &Path) -> Self {
         let directory = tempfile::Builder::new().prefix("escape-").tempdir().unwrap();
         let root = directory.path();
         for place in ["", "home", "cache", "cache/neighbor", "cache/work", "cache/work/neighbor/upper"] {
             let place = root.join(place);
             fs::create_dir_all(place.join("keys/empty")).unwrap();
-            // An error names it.
+            // An error message would contain its name.
             fs::create_dir(place.join("keys/farrier-canary-closed")).unwrap();
             for name in [CANARY, "keys/farrier-canary", "keys/truncated", "keys/removed", "keys/moved"] {
                 fs::write(place.join(name), secret).unwrap();
@@ -75,18 +75,18 @@ impl Domain {
         self.directory.path()
     }
 
-    /// Everything but what running builds write.
+    /// Describes every entry except the directories of running builds.
     pub fn snapshot(&self) -> Snapshot {
         let work = self.root().join("cache/work");
         let of_a_build = |path: &Path| {
             path.parent() == Some(&work) && path.file_name().unwrap().to_string_lossy().starts_with("build-")
         };
         let entries = WalkDir::new(self.root()).into_iter().filter_entry(|entry| !of_a_build(entry.path()));
-        // Of the closed directories an ordinary user learns no more than that they are there.
+        // An ordinary user cannot look into the closed directories, only see that they exist.
         entries.flatten().map(|entry| describe(entry.path())).collect()
     }
 
-    /// What is not as it was.
+    /// Returns the paths that differ from a snapshot.
     pub fn changes(&self, before: &Snapshot) -> Vec<String> {
         let after = self.snapshot();
         let names: Vec<_> = before.keys().chain(after.keys()).collect();
@@ -96,7 +96,7 @@ impl Domain {
         changed
     }
 
-    /// Whether a text has the canaries' content, or their name.
+    /// Whether a text contains the canaries' content or name.
     pub fn is_seen_in(&self, text: &str) -> bool {
         text.contains(&self.secret) || text.contains(CANARY)
     }
@@ -117,7 +117,8 @@ fn open_to_all(root: &Path) {
     }
 }
 
-/// Content where it is short. The modes of directories are the cache's own to change.
+/// Describes an entry: a short file by its mode and content, any other file by its metadata. The mode of a directory is left
+/// out, because the cache may change it.
 fn describe(path: &Path) -> (PathBuf, String) {
     let found = path.symlink_metadata().unwrap();
     let text = if found.is_file() && found.len() < 4096 {
@@ -130,7 +131,7 @@ fn describe(path: &Path) -> (PathBuf, String) {
     (path.to_owned(), text)
 }
 
-/// What attacks made in a build's directory, outside of the layer that the build may write to.
+/// Returns the files that attacks created in a build's directory, outside the upper directory of the overlay.
 pub fn strays(scratch: &Path) -> Vec<String> {
     let mut entries = WalkDir::new(scratch).max_depth(12).into_iter();
     let mut found = Vec::new();
@@ -146,7 +147,7 @@ pub fn strays(scratch: &Path) -> Vec<String> {
     found
 }
 
-/// Command lines of processes that name the domain: none is left behind by a build.
+/// Command lines of leftover attack processes that name the domain; a build must not leave any.
 pub fn processes(domain: &Domain) -> Vec<String> {
     let name = domain.abstract_name.as_bytes();
     let is_left = |line: &Vec<u8>| {

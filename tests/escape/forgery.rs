@@ -1,9 +1,9 @@
-//! Messages that a step would forge, in the form of the runner's own.
+//! Forged messages of the runner, as a hostile step would write them.
 
 use runner::wire::{Canary, Message, Outcome, frame};
 use sha2::{Digest as _, Sha256};
 
-/// A whole build: what confines it, a payload, and its end.
+/// Frames of a complete build: the self-test (canary), a payload, and a successful end.
 pub fn ends(word: &str) -> Vec<u8> {
     let mut tar = tar::Builder::new(Vec::new());
     let mut header = tar::Header::new_gnu();
@@ -16,7 +16,7 @@ pub fn ends(word: &str) -> Vec<u8> {
     messages.iter().flat_map(|message| frame(message).unwrap()).collect()
 }
 
-/// The same as text: a build that failed, for what only holds text.
+/// Frames of a failed build, which are valid text, for places that only hold text.
 pub fn fails(word: &str) -> String {
     let end = Message::End(Outcome::Failed { step: 0, why: word.to_owned() });
     let frames = [frame(&canary(word)).unwrap(), frame(&end).unwrap()].concat();

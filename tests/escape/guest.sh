@@ -1,5 +1,5 @@
-# Prepares Debian 12's kernel for the attacks: a disk with ext4, because tmpfs has no idmapped mounts there, and a control
-# group for each user that is delegated to it.
+# Prepares the virtual machine for the attacks: a disk with ext4, because tmpfs on Debian 12's kernel does not support
+# idmapped mounts, and a delegated control group for each user.
 set -e
 kit=/images/kit
 for module in crc32c_generic loop ext4; do modprobe $module; done

@@ -1,4 +1,4 @@
-//! Starts players on this machine.
+//! Packs the programs of the suite, and starts players on this machine.
 
 use std::{
     env,
@@ -13,12 +13,12 @@ use tempfile::TempDir;
 
 use crate::{kit::Kit, player::Walls, support::packages::run, table::Row};
 
-/// Last line of a player that played to its end.
+/// Last line of a player that ran to completion.
 pub const PLAYED: &str = "PLAYED";
-/// An ordinary user who owns nothing.
+/// ID of an ordinary user who owns no files.
 pub const USER: u32 = 48_123;
 
-/// Who runs the caller.
+/// User who runs the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum User {
     Root,
@@ -33,7 +33,8 @@ impl User {
         }
     }
 
-    /// The command in front of the caller's, and who owns its directories. Root needs `sudo` where the tests have another user.
+    /// Command prefix that switches to the user, and the owner of the caller's directories. To become root, tests of another
+    /// user need `sudo`.
     fn becomes(self, kit: &Kit) -> (Vec<String>, Option<u32>) {
         match (self, rustix::process::geteuid().is_root()) {
             (Self::Root, true) | (Self::Ordinary, false) => (Vec::new(), None),
@@ -45,12 +46,12 @@ impl User {
     }
 }
 
-/// Builds what a player needs, and puts it into a directory.
+/// Builds the files that a player needs, and puts them into a directory.
 pub fn pack(directory: &Path) -> Kit {
     let kit = Kit::at(directory);
     fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/escape/attack.c");
-    // Outside of the sandbox: the tree of a sandbox has no compiler, and a virtual machine has none either.
+    // Compiled here, because neither the tree of a sandbox nor a virtual machine has a compiler.
     run(Command::new("gcc-12")
         .args(["-static", "-O1", "-Wall", "-Wextra", "-o"])
         .arg(kit.attack())
@@ -72,7 +73,7 @@ fn link_or_copy(from: &Path, to: &Path) {
     }
 }
 
-/// The static runner, built once with the settings that lie beside its sources, in a directory of its own.
+/// Builds the static runner once, with the cargo configuration next to its sources, in a separate target directory.
 fn runner(directory: &str, features: &[&str]) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = root.join("target").join(directory);
@@ -90,7 +91,7 @@ fn runner(directory: &str, features: &[&str]) -> PathBuf {
     target.join(host).join("entrypoint/farrier-runner")
 }
 
-/// Plays as a user, with these walls.
+/// Plays the attacks as a user, with the given walls in force.
 pub fn play(user: User, walls: Walls) -> Vec<Row> {
     let directory = tempfile::Builder::new().prefix("escape-kit-").tempdir().unwrap();
     let kit = pack(directory.path());
@@ -119,7 +120,7 @@ pub fn play(user: User, walls: Walls) -> Vec<Row> {
     said.lines().filter_map(Row::printed).collect()
 }
 
-/// The command of a careless caller who plays.
+/// Command of a player whose caller carelessly leaks secrets.
 pub fn words(kit: &Kit) -> Vec<String> {
     let [attack, secret, player] =
         [kit.attack(), kit.secret(), kit.player()].map(|path| path.display().to_string());
@@ -127,7 +128,7 @@ pub fn words(kit: &Kit) -> Vec<String> {
     [[attack, "caller".to_owned(), secret, player], test].concat()
 }
 
-/// A directory of the user's for temporary files and a home.
+/// Creates a directory with a home for the user's temporary files.
 fn place(directory: &TempDir, owner: Option<u32>) -> PathBuf {
     let place = directory.path().join("place");
     fs::create_dir_all(place.join("home")).unwrap();

@@ -1,4 +1,4 @@
-//! What a player needs: the programs that attack and are attacked, in one directory that every user can reach.
+//! Files of a player: the programs that attack and that are attacked, in one directory that every user can access.
 
 use std::path::{Path, PathBuf};
 
@@ -22,12 +22,12 @@ impl Kit {
         self.program("busybox")
     }
 
-    /// The runner as it is shipped.
+    /// The released runner.
     pub fn runner(&self) -> PathBuf {
         self.program("farrier-runner")
     }
 
-    /// The runner whose walls can be taken down.
+    /// The runner whose walls can be disabled.
     pub fn breakable(&self) -> PathBuf {
         self.program("farrier-runner-breakable")
     }

@@ -1,4 +1,5 @@
-//! The same attacks on Debian 12's own kernel: another version of Landlock, and control groups.
+//! Runs the attacks in a virtual machine with Debian 12's kernel, which has another version of Landlock, and with control
+//! groups.
 
 use std::{
     fs,
@@ -20,12 +21,12 @@ use crate::{
     table::{Row, Table},
 };
 
-/// Mebibytes of the machine: the programs, and the memory that attacks may take.
+/// Memory of the machine in MiB: for the programs and for the attacks on memory.
 const MEMORY: u32 = 2048;
-/// For one user and one state of the walls, in software.
+/// Timeout for one user and one state of the walls, with software emulation.
 const PLAY: Duration = Duration::from_mins(15);
 
-/// Who plays, with which walls.
+/// Users and walls to play with.
 const PLAYS: [(User, Walls); 5] = [
     (User::Root, Walls::Both),
     (User::Ordinary, Walls::Both),
@@ -34,7 +35,7 @@ const PLAYS: [(User, Walls); 5] = [
     (User::Ordinary, Walls::LeakOfRoot),
 ];
 
-/// Boots, and plays one after the other.
+/// Boots the machine and plays all combinations in turn.
 #[test]
 fn debian_12s_kernel_holds() {
     let release = releases("6.1.0-", "-amd64").pop().expect("the host's suites have a 6.1 kernel");
@@ -63,14 +64,14 @@ fn debian_12s_kernel_holds() {
     }
 }
 
-/// Starts the player as the only process of its control group.
+/// Script that starts the player as the only process of its control group.
 fn script(user: User, walls: Walls) -> String {
     let kit = Kit::at(Path::new("/work/kit"));
     let id = if user == User::Root { 0 } else { USER };
     let program = kit.attack().display().to_string();
     let words = words(&kit).join(" ");
     format!(
-        // farrier has moved into a group of its own before.
+        // An earlier player's farrier has moved itself into the child group `farrier`.
         "group=/sys/fs/cgroup/{id}; [ ! -d $group/farrier ] || group=$group/farrier\n\
          echo $$ > $group/cgroup.procs || exit 1\n\
          export HOME=/work/{id}/home TMPDIR=/work/{id} ESCAPE_KIT=/work/kit ESCAPE_SCALE=small ESCAPE_WALLS='{}'\n\
@@ -79,13 +80,13 @@ fn script(user: User, walls: Walls) -> String {
     )
 }
 
-/// The kit, `mke2fs`, and the libraries of both.
+/// Fills a directory with the kit, `mke2fs`, and the libraries of both.
 fn fill(directory: &Path) {
     fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).unwrap();
     let (programs, libraries) = (directory.join("programs"), directory.join("libraries"));
     fs::create_dir_all(&programs).unwrap();
     let kit = pack(&programs);
-    // It may be a link to the program that runs.
+    // The file may be a hard link to the running program.
     let stripped = directory.join("stripped");
     run(Command::new("strip").arg("-o").arg(&stripped).arg(kit.player()));
     fs::remove_file(kit.player()).unwrap();
@@ -104,7 +105,7 @@ fn fill(directory: &Path) {
     }
 }
 
-/// The shared libraries of a program, its loader among them.
+/// Returns the shared libraries of a program, including its loader.
 fn needed(program: &Path) -> Vec<PathBuf> {
     let printed = run(Command::new("ldd").arg(program));
     let words = printed.split_whitespace().filter(|word| word.starts_with('/'));

@@ -1,8 +1,11 @@
-//! What a hostile build step can do: nothing. `attack.c` tries every way out, from every position of a build, as root and as an
-//! ordinary user; with both walls, and with either of them taken down. Canaries stand wherever a way out leads to.
+//! Attack suite of the sandbox: a hostile build step must not reach anything outside of its build. `attack.c` tries every
+//! way out, from every position of a build, as root and as an ordinary user. It runs with both walls in force, and with
+//! either of them disabled. Canary files are placed at every location that an escape could reach.
 //!
-//! Each test starts this program again, as the user in question and as a careless caller would (`player`): it runs the builds,
-//! and prints one row for each attack.
+//! Wall A is the namespaces with the changed root. Wall B is Landlock with the seccomp filter.
+//!
+//! Each test starts this program again as the user under test, with a careless caller's leaks (`player`). That process runs
+//! the builds and prints one row for each attack.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
 mod attacks;
@@ -20,7 +23,7 @@ use host::User;
 use player::Walls;
 use table::{Table, Verdict};
 
-/// Attacks that have to be tried everywhere: one of each kind.
+/// Attacks that must have run in every position: one of each kind.
 const TRIED: [&str; 14] = [
     "open the secret",
     "an inherited descriptor",
@@ -38,7 +41,7 @@ const TRIED: [&str; 14] = [
     "core pattern",
 ];
 
-/// Plays, prints the table, and finds that nothing escaped.
+/// Plays the attacks, prints the table, and checks that nothing escaped.
 fn holds(user: User, walls: Walls) {
     let table = Table::new(host::play(user, walls));
     println!("{}, {}:\n{table}", user.name(), walls.name());
@@ -89,7 +92,7 @@ fn wall_b_of_an_ordinary_user_holds_alone() {
     holds(User::Ordinary, Walls::LeakOfRoot);
 }
 
-/// The attacks are what they are called: they get out where nothing is in their way.
+/// Proves that the attacks work: without any wall they escape.
 #[test]
 fn attacks_get_out_where_no_wall_stands() {
     let table = Table::new(host::play(User::Root, Walls::Nothing));
@@ -110,11 +113,11 @@ fn attacks_get_out_where_no_wall_stands() {
         let attack = format!("leak: {attack} (first RUN)");
         assert!(escapes.contains(&attack), "{attack}: {escapes:#?}");
     }
-    // The harness sees what became of the canaries.
+    // The harness detects the changed canaries.
     assert!(escapes.contains(&"its result (the build)".to_owned()), "{escapes:#?}");
 }
 
-/// Not a test of its own: the others start it.
+/// Not a test: the other tests start it as a separate process.
 #[test]
 #[ignore = "the other tests start it"]
 fn player() {

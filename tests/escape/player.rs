@@ -1,4 +1,5 @@
-//! Plays the attacks in the process of a caller: each position of a build, each place that a link can be swapped, each limit.
+//! Runs the attacks as a caller of the sandbox: from each position of a build, through each place where a link can be
+//! swapped in, and against each limit.
 
 use std::{
     env,
@@ -23,18 +24,19 @@ use crate::{
 /// Number of the descriptor that the breakable runner leaks.
 pub const LEAK: u32 = 100;
 
-/// Which walls stand.
+/// Walls in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Walls {
-    /// Both.
+    /// Both walls.
     Both,
-    /// Namespaces and root alone: without Landlock and the filter of system calls.
+    /// Wall A only (namespaces and the changed root), without Landlock and the seccomp filter.
     OnlyA,
-    /// Landlock and filter, while a descriptor of the canaries' directory is open in process 1 and in every step.
+    /// Wall B only (Landlock and the seccomp filter), while process 1 and every step hold a descriptor of the canaries'
+    /// directory.
     LeakOfCanaries,
-    /// The same with the machine's root directory.
+    /// Wall B only, with a descriptor of the machine's root directory.
     LeakOfRoot,
-    /// None: what the attacks can do.
+    /// No wall, to show that the attacks work.
     Nothing,
 }
 
@@ -52,12 +54,12 @@ impl Walls {
     }
 }
 
-/// Collects lines.
+/// Build log that collects lines.
 #[derive(Default)]
 pub struct Lines(Mutex<Vec<String>>);
 
 impl Lines {
-    /// All so far.
+    /// Returns and removes the lines collected so far.
     pub fn take(&self) -> Vec<String> {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
@@ -75,33 +77,33 @@ pub struct Player {
     walls: Walls,
     sandbox: Arc<Sandbox>,
     lower: PathBuf,
-    /// What only a forged message says.
+    /// Text that only a forged message contains.
     pub forged: String,
 }
 
-/// What became of a build.
+/// Result of a build.
 pub struct Played {
     pub lines: Vec<String>,
-    /// The outcome, as a developer sees it: with everything that it holds.
+    /// Debug output of the outcome with all of its fields.
     pub outcome: String,
     pub is_done: bool,
     /// Paths and short contents of the payload.
     pub payload: Vec<String>,
-    /// Bytes that the payload takes on the disk.
+    /// Bytes that the payload occupies on the disk.
     pub payload_size: u64,
-    /// What is not as it was, and what is left behind.
+    /// Changes outside the build, and leftovers.
     pub changed: Vec<String>,
 }
 
 impl Played {
-    /// Everything that somebody could read.
+    /// All text that the build produced.
     pub fn text(&self) -> String {
         format!("{}\n{}\n{}", self.lines.join("\n"), self.outcome, self.payload.join("\n"))
     }
 }
 
 impl Player {
-    /// Makes the canaries and the tree, and tries out the sandbox.
+    /// Creates the canaries and the tree, and connects to the sandbox.
     pub async fn new(kit: &Kit, secret: &str, walls: Walls) -> Self {
         let domain = Domain::new(secret, &kit.attack());
         let lower = domain.root().join("cache/tree");
@@ -113,17 +115,17 @@ impl Player {
         };
         let sandbox = match connect(EngineChoice::Sandbox, &env).await {
             Ok(Engine::Sandbox(sandbox)) => sandbox,
-            Ok(_) => panic!("another engine was connected to"),
-            Err(error) => panic!("there is no sandbox on this machine: {error:?}"),
+            Ok(_) => panic!("connected to another engine"),
+            Err(error) => panic!("no sandbox on this machine: {error:?}"),
         };
         make_tree(kit, &lower, &forged);
         sandbox.owner().own(&lower).unwrap();
-        // A change of owners takes the bit away.
+        // A change of the owner clears the setuid bit.
         fs::set_permissions(lower.join("bin/setuid"), fs::Permissions::from_mode(0o6755)).unwrap();
         Self { domain, walls, sandbox, lower, forged }
     }
 
-    /// Words for the attacking program.
+    /// Command that runs all attacks from a position.
     pub fn attack(&self, place: &str) -> String {
         let mut known =
             self.leak().map_or_else(String::new, |(number, below)| format!("leak={number} below={below}"));
@@ -133,7 +135,7 @@ impl Player {
         attack(&self.domain, place, &known)
     }
 
-    /// Runs a build, and looks at everything that it could have reached.
+    /// Runs a build, and checks everything that it could have reached.
     pub async fn build(&self, steps: Vec<Step>, limits: Limits) -> Played {
         let before = self.domain.snapshot();
         let work = self.domain.cache.scratch().unwrap();
@@ -172,7 +174,7 @@ impl Player {
         }
     }
 
-    /// Whether a build got at something: a canary in what it says, another message than the runner's, or a change outside.
+    /// Whether a build escaped: a canary in its output, a forged message, or a change outside.
     pub fn is_out(&self, played: &Played) -> bool {
         let text = played.text();
         self.domain.is_seen_in(&text)
@@ -181,7 +183,7 @@ impl Player {
             || !played.changed.is_empty()
     }
 
-    /// A verdict on a whole build, with what speaks against it on standard error.
+    /// Returns the verdict on a whole build. Prints the evidence of an escape to standard error.
     pub fn judge(&self, place: &str, attack: &str, played: &Played, expected: bool) -> Row {
         let is_reached = self.is_out(played) || !expected;
         if is_reached {
@@ -198,7 +200,7 @@ fn describe(outcome: &Result<impl Debug, farrier::engine::EngineError>) -> Strin
     }
 }
 
-/// The runner, or a script that starts the one that can be broken.
+/// Returns the released runner, or a script that starts the breakable one with its options.
 fn runner(kit: &Kit, walls: Walls, outside: &Path) -> PathBuf {
     let arguments = match walls {
         Walls::Both => return kit.runner(),
@@ -216,7 +218,7 @@ fn runner(kit: &Kit, walls: Walls, outside: &Path) -> PathBuf {
     script
 }
 
-/// The command that makes every attack on the canaries of a domain.
+/// Command that runs every attack on the canaries of a domain.
 pub fn attack(domain: &Domain, place: &str, more: &str) -> String {
     let Domain { abstract_name, port, .. } = domain;
     let outside = domain.root().display();
@@ -225,7 +227,7 @@ pub fn attack(domain: &Domain, place: &str, more: &str) -> String {
     )
 }
 
-/// A root with a static busybox, the attacking program, the same with a setuid bit, and forged messages.
+/// Creates a rootfs with a static busybox, the attacking program, a setuid copy of it, and forged messages.
 pub fn make_tree(kit: &Kit, tree: &Path, forged: &str) {
     for directory in ["bin", "tmp", "etc"] {
         fs::create_dir_all(tree.join(directory)).unwrap();
@@ -240,7 +242,7 @@ pub fn make_tree(kit: &Kit, tree: &Path, forged: &str) {
     fs::set_permissions(tree.join("bin/setuid"), fs::Permissions::from_mode(0o6755)).unwrap();
 }
 
-/// Paths and short contents of what a build handed out, and the bytes that it takes on the disk.
+/// Paths and short contents of a payload, and the bytes that it occupies on the disk.
 fn contents(payload: &Path) -> (Vec<String>, u64) {
     let mut size = 0;
     let mut found = Vec::new();
@@ -255,7 +257,7 @@ fn contents(payload: &Path) -> (Vec<String>, u64) {
     (found, size)
 }
 
-/// Steps.
+/// A step with its text and action.
 pub fn step(text: &str, action: Action) -> Step {
     Step { line: 1, text: text.to_owned(), action }
 }
@@ -273,7 +275,7 @@ pub fn run(script: &str) -> Step {
     run_in("/", script)
 }
 
-/// `RUN <<EOF` whose first line names an interpreter.
+/// A `RUN <<EOF` whose first line names an interpreter.
 pub fn script(workdir: &str, text: &str) -> Step {
     command(Vec::new(), workdir, Some(text.to_owned()))
 }
@@ -292,15 +294,15 @@ pub fn document(name: &str, content: &str, dest: &str) -> Step {
     step("COPY", Action::Copy { sources, dest: dest.to_owned(), mode: None })
 }
 
-/// The part of the attacks that this process plays, from its environment.
+/// Reads from the environment which walls and which kit this process plays with.
 pub fn wanted() -> (Walls, Kit) {
-    let name = env::var("ESCAPE_WALLS").expect("the player is started by the other tests");
+    let name = env::var("ESCAPE_WALLS").expect("ESCAPE_WALLS is set when another test starts the player");
     let walls = Walls::ALL.into_iter().find(|(_, known)| *known == name).unwrap().0;
     (walls, Kit::at(Path::new(&env::var("ESCAPE_KIT").unwrap())))
 }
 
 impl Player {
-    /// The leaked descriptor, and the canaries' directory, relative to it.
+    /// The leaked descriptor, and the path of the canaries' directory relative to it.
     pub fn leak(&self) -> Option<(u32, String)> {
         let outside = self.domain.root().display().to_string();
         match self.walls {

@@ -1,10 +1,10 @@
-/* What a hostile build step would try in a pod, against the runner: process 1, and the `follow` processes that farrier has the
- * container runtime start there, with the same user as a step.
+/* A hostile build step in a pod. It attacks the runner: process 1, and the `follow` processes that farrier has the
+ * container runtime start there, as the same user as the steps.
  *
- * Each line of the output is an attack and `denied` or `ESCAPED`; the last line is their number. The exit status is 66 where one
- * attack got anything, and 65 where no follower came that could be attacked.
+ * Each line of the output is an attack and `denied` or `ESCAPED`; the last line is the number of attacks. The exit status
+ * is 66 if any attack succeeded, and 65 if no follower appeared that could be attacked.
  *
- * Compiled in the toolchain of a build, without any option. */
+ * Compiled by the toolchain of a build, without any options. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -27,11 +27,11 @@
 
 #define ESCAPED 66
 #define NO_FOLLOWER 65
-/* Followers that are attacked from their first instruction on. Whoever tests it starts as many. */
+/* Number of followers that are attacked from their first instruction on. The test must start at least this many. */
 #define FOLLOWERS 6
-/* Numbers of processes that they may take together. */
+/* Range of process IDs within which those followers are expected. */
 #define NUMBERS 256
-/* How long a follower may take to come, in seconds. */
+/* Timeout for the start of a follower, in seconds. */
 #define PATIENCE 60
 
 static int attacks, escapes;
@@ -66,7 +66,7 @@ static int links(const char *path) {
     return readlink(path, target, sizeof target) >= 0;
 }
 
-/* Whether a process is a follower: its second word says so. */
+/* Whether a process is a follower: its first argument is `follow`. */
 static int follows(int pid) {
     char words[256];
     int fd = open(of(pid, "cmdline"), O_RDONLY | O_CLOEXEC);
@@ -79,7 +79,7 @@ static int follows(int pid) {
     return first < (size_t)length && strcmp(words + first, "follow") == 0;
 }
 
-/* A follower with a number above this one, which began later; 0 where none comes. */
+/* Waits for a follower with a process ID above this one, which therefore started later. Returns 0 on timeout. */
 static int follower(int above) {
     time_t end = time(NULL) + PATIENCE;
     while (time(NULL) < end) {
@@ -142,7 +142,7 @@ static void attack_process(const char *target, int pid) {
     if (pidfd >= 0) close(pidfd);
 }
 
-/* The state of a process: R, S, T, ...; 0 where it is gone. */
+/* State of a process: R, S, T, ...; 0 if the process is gone. */
 static char state(int pid) {
     char line[512];
     FILE *file = fopen(of(pid, "stat"), "re");
@@ -164,7 +164,7 @@ static int exists(const char *path) {
     return lstat(path, &found) == 0;
 }
 
-/* Whether a program does what it should: here, the runner for a step. */
+/* Whether a program succeeds; used to run the runner from a step. */
 static int runs(const char *program, const char *word, const char *more) {
     pid_t child = fork();
     int status = 1;
@@ -202,7 +202,7 @@ static void attack_files(void) {
     report(target, "open the directory to all", chmod("/.farrier", 0777) == 0);
     report(target, "open the runner to all", chmod("/.farrier/runner", 0777) == 0);
     report(target, "mount over them", mount("/tmp", "/.farrier", NULL, MS_BIND, NULL) == 0);
-    /* The filter says that it worked: what counts is whose it is. */
+    /* The seccomp filter fakes success, so check the actual owner. */
     if (chown("/.farrier", getuid(), getgid()) != 0) errno = 0;
     report(target, "own the directory", lstat("/.farrier", &after) != 0 || after.st_uid != before.st_uid || after.st_uid == getuid());
     report(target, "ask the runner", runs("/.farrier/runner", "follow", "0"));
@@ -210,7 +210,7 @@ static void attack_files(void) {
     report(target, "see the kept messages", exists("/tmp/.farrier-messages"));
 }
 
-/* The name at which the runner hands out what it has said. */
+/* Fills in the abstract address at which the runner serves its messages. */
 static socklen_t runners_name(struct sockaddr_un *address) {
     static const char name[] = "farrier-runner";
     memset(address, 0, sizeof *address);
@@ -241,13 +241,13 @@ static void attack_socket(void) {
     }
 }
 
-/* Forged messages, to everything that a step has open: the canary's word, and the end of the build. */
+/* Writes forged messages to every open descriptor of the step: the self-test's result, and the end of the build. */
 static void write_frames(void) {
     static const char frames[] = "\0\0\0\4\1\1\1a" "\0\0\0\x09\5\4\6forged\n";
     char attack[64];
     for (int fd = 0; fd < 1024; fd++) {
         if (fcntl(fd, F_GETFD) < 0) continue;
-        /* What goes to its own output is output, and the build goes on. */
+        /* On the step's own output, forged messages are just output, and the build continues. */
         if (write(fd, frames, sizeof frames - 1) < 0) errno = 0;
         snprintf(attack, sizeof attack, "frames to descriptor %d", fd);
         report("descriptors", attack, fd > 2);
@@ -255,8 +255,8 @@ static void write_frames(void) {
     report("descriptors", "the message file by a name of its own", opens("/proc/self/fd/3", O_RDWR) || opens("/dev/fd/4", O_RDWR));
 }
 
-/* Attacks whatever begins, as fast as it can, until the other end of the pipe is closed. Only a process of another group is one
- * that the container runtime started. Numbers of processes count up: those of the followers are within the next few. */
+/* Attacks every new process as fast as possible until the other end of the pipe is closed. Only a process of another
+ * process group was started by the container runtime. Process IDs ascend, so the followers' IDs are among the next few. */
 static void hammer(int result, int stop) {
     static const struct { const char *what; int flags; } places[] = {
         {"mem", O_RDWR}, {"fd/1", O_WRONLY | O_NONBLOCK}, {"exe", O_RDONLY}, {"environ", O_RDONLY}, {"maps", O_RDONLY}};
@@ -284,7 +284,7 @@ static int attack_beginnings(int pid) {
     }
     close(result[1]);
     for (int i = 0; i < FOLLOWERS && pid; i++) {
-        /* Where Landlock does not stand between them this ends the follower, and farrier starts another one. */
+        /* If Landlock does not prevent the signal, it kills the follower, and farrier starts another one. */
         kill(pid, SIGSTOP);
         int ended = kill(pid, SIGKILL) == 0;
         if (i == 0) printf("signals %s the follower\n", ended ? "reach" : "do not reach");

@@ -1,18 +1,18 @@
-//! The table of attacks: what was tried, where, and what became of it.
+//! The table of attacks: each attack, its position, and its verdict.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::{self, Display},
 };
 
-/// Beginning of a row, by which it is found among other output.
+/// Prefix of a row, which marks it among other output.
 const ROW: &str = "ROW";
 
-/// What became of an attack, the worst last.
+/// Verdict on an attack, the worst last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
     Denied,
-    /// Without the filter the call is possible, and leads nowhere.
+    /// Without the seccomp filter the call succeeds but leads nowhere.
     Allowed,
     Metadata,
     Escaped,
@@ -42,7 +42,7 @@ impl Display for Verdict {
     }
 }
 
-/// One attack in one place.
+/// One attack from one position.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Row {
     pub attack: String,
@@ -55,14 +55,14 @@ impl Row {
         Self { attack: attack.to_owned(), place: place.to_owned(), verdict }
     }
 
-    /// A line of the attacking program: `PLACE: ATTACK: RESULT`.
+    /// Parses a line of the attacking program: `PLACE: ATTACK: RESULT`.
     pub fn attacked(line: &str) -> Option<Self> {
         let (before, verdict) = line.rsplit_once(": ")?;
         let (place, attack) = before.split_once(": ")?;
         Some(Self::new(place, attack, Verdict::parse(verdict)?))
     }
 
-    /// A line that [`Row`] was printed as.
+    /// Parses the printed form of a [`Row`].
     pub fn printed(line: &str) -> Option<Self> {
         let mut fields = line.trim_end().strip_prefix(ROW)?.split('|').skip(1);
         let (place, attack, verdict) = (fields.next()?, fields.next()?, fields.next()?);
@@ -76,7 +76,7 @@ impl Display for Row {
     }
 }
 
-/// One line for each attack, one column for each place. Where an attack was made several times, the worst verdict counts.
+/// Verdicts by attack and position. For an attack that ran several times from one position, the worst verdict counts.
 pub struct Table(BTreeMap<String, BTreeMap<String, Verdict>>);
 
 impl Table {
@@ -89,12 +89,12 @@ impl Table {
         Self(table)
     }
 
-    /// Attacks, and where they got out.
+    /// Attacks that escaped, with their positions.
     pub fn escapes(&self) -> Vec<String> {
         self.with(Verdict::Escaped)
     }
 
-    /// Attacks and places with this verdict.
+    /// Attacks and positions with this verdict.
     pub fn with(&self, verdict: Verdict) -> Vec<String> {
         let all = self.0.iter().flat_map(|(attack, places)| places.iter().map(move |place| (attack, place)));
         all.filter(|(_, (_, found))| **found == verdict)
@@ -102,12 +102,12 @@ impl Table {
             .collect()
     }
 
-    /// Whether an attack was made in a place.
+    /// Whether an attack ran from a position.
     pub fn has(&self, attack: &str, place: &str) -> bool {
         self.0.get(attack).is_some_and(|places| places.contains_key(place))
     }
 
-    /// Number of attacks that were made in a place.
+    /// Number of attacks that ran from a position.
     pub fn count(&self, place: &str) -> usize {
         self.0.values().filter(|places| places.contains_key(place)).count()
     }

@@ -1,5 +1,6 @@
-//! The canary: before the first step process 1, which has no more rights by then than a step, tries what a hostile step would.
-//! Where it gets anything there is no build; what it was refused stands in the provenance.
+//! The self-test before the first step, which the code calls canary. Process 1, which by then has no more rights than a
+//! step, tries what a hostile step would try. If the kernel does not refuse every attempt, nothing is compiled. The refused
+//! attempts are recorded in the provenance.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -20,7 +21,7 @@ use rustix::{
     system::init_module,
 };
 
-/// What is tried, in the words of the provenance, and how.
+/// An attempt: its description in the provenance, and the function that makes it.
 type Attempt = (&'static str, fn() -> io::Result<()>);
 
 const ATTEMPTS: [Attempt; 13] = [
@@ -41,7 +42,7 @@ const ATTEMPTS: [Attempt; 13] = [
     ("a kernel module", || Ok(init_module(&[], c"")?)),
 ];
 
-/// Tries all, and returns what was refused. The error names the first that was not, where `all_walls` stand.
+/// Makes every attempt and returns the refused ones. With `all_walls`, fails at the first attempt that was not refused.
 pub fn look(all_walls: bool) -> io::Result<Vec<String>> {
     let mut refused = Vec::new();
     for (what, attempt) in ATTEMPTS {
@@ -55,7 +56,7 @@ pub fn look(all_walls: bool) -> io::Result<Vec<String>> {
     Ok(refused)
 }
 
-/// Only a refusal is one: that something is not there, or was asked for in a wrong way, shows nothing.
+/// Whether an attempt was refused. Other errors, such as a missing file or an invalid argument, prove nothing.
 fn is_refused(outcome: &io::Result<()>) -> bool {
     let refusals = [Errno::PERM, Errno::ACCESS, Errno::ROFS].map(Errno::raw_os_error);
     outcome.as_ref().is_err_and(|error| error.raw_os_error().is_some_and(|code| refusals.contains(&code)))
@@ -70,7 +71,7 @@ fn family(family: AddressFamily) -> io::Result<()> {
     Ok(socket(family, SocketType::DGRAM, None).map(drop)?)
 }
 
-/// Every set must be empty, the one that limits the others, too.
+/// Checks that every capability set is empty, including the bounding set.
 fn capability() -> io::Result<()> {
     let status = fs::read_to_string("/proc/self/status")?;
     let sets: Vec<&str> =
@@ -90,7 +91,7 @@ mod tests {
         {
             assert!(!is_refused(&other), "{other:?}");
         }
-        // Nothing holds this process back.
+        // This process is not confined.
         let local = family(AddressFamily::UNIX);
         assert!(!is_refused(&local));
         let said = got("a local socket", &local).to_string();

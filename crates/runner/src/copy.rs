@@ -1,4 +1,4 @@
-//! `COPY`: from the build context into the root that this process sees, as Docker copies.
+//! `COPY`: copies from the build context into the root of this process, with Docker's semantics.
 
 use std::{
     ffi::OsStr,
@@ -23,8 +23,8 @@ use crate::{
     rooted::{self, Root},
 };
 
-/// Copies. `context` is the directory of the build context: nothing outside of it is read, and nothing outside of `root` is
-/// written.
+/// Copies `sources` to `dest`. `context` is the directory of the build context. Nothing outside of it is read, and nothing
+/// outside of `root` is written.
 pub fn copy(
     root: &Root,
     context: &Path,
@@ -46,7 +46,7 @@ pub fn copy(
         if is_directory || root.is_directory(dest) { dest.join(name) } else { dest.to_owned() }
     };
     for source in found {
-        // A source that is a link means what it leads to; links below it stay links.
+        // A source that is a link is followed; links below a source directory are copied as links.
         let opened = inside(context, &source)?;
         let from = Path::new("/proc/self/fd").join(opened.as_raw_fd().to_string());
         if from.is_dir() {
@@ -65,13 +65,13 @@ pub fn copy(
     Ok(())
 }
 
-/// The directory of a target, created where it is missing, and the target's name in it.
+/// Opens the parent directory of a target and returns it with the target's name. Creates missing directories.
 fn target(root: &Root, place: &Path) -> io::Result<(OwnedFd, std::ffi::OsString)> {
     let name = place.file_name().ok_or(Errno::ISDIR)?.to_owned();
     Ok((root.directory(place.parent().unwrap_or(Path::new("/")))?, name))
 }
 
-/// The places of the context that a pattern names, in order. There must be one.
+/// Paths of the context that match a pattern, sorted. No match is an error.
 fn expand(context: &Path, pattern: &str) -> io::Result<Vec<PathBuf>> {
     let mut places = vec![PathBuf::new()];
     for part in Path::new(pattern).components() {
@@ -107,12 +107,12 @@ fn absent(pattern: &str) -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, format!("the build context has no {pattern}"))
 }
 
-/// A place of the context, opened; a link is followed, but not out of the context. By a descriptor, because the context has no
-/// path in the root of a build.
+/// Opens a path of the context. Follows a link, but not out of the context. Callers use the descriptor, because the context
+/// has no path in the root of a build.
 fn inside(context: &Path, place: &Path) -> io::Result<OwnedFd> {
     let context = open(context, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    // The context itself.
+    // An empty path is the context itself.
     let place = if place.as_os_str().is_empty() { Path::new(".") } else { place };
     openat2(context, place, flags, Mode::empty(), ResolveFlags::BENEATH).map_err(|error| match error {
         Errno::XDEV => io::Error::new(io::ErrorKind::InvalidInput, "a link leads out of the build context"),
@@ -120,11 +120,11 @@ fn inside(context: &Path, place: &Path) -> io::Result<OwnedFd> {
     })
 }
 
-/// Copies what is in a directory over what is in another.
+/// Copies the content of one directory over another.
 fn copy_tree(root: &Root, from: &Path, dest: &Path, mode: Option<u32>) -> io::Result<()> {
     let is_new = !root.is_directory(dest);
     let top = root.directory(dest)?;
-    // The slash: the descriptor's link is followed.
+    // The trailing slash makes the descriptor's link be followed.
     let from = &from.join("");
     if is_new || mode.is_some() {
         rooted::set_mode(&top, mode.unwrap_or(fs::metadata(from)?.permissions().mode() & 0o7777))?;
@@ -146,7 +146,7 @@ fn copy_tree(root: &Root, from: &Path, dest: &Path, mode: Option<u32>) -> io::Re
             copy_file(entry.path(), &directory, &name, mode)?;
         }
     }
-    // Once nothing is written below them any more.
+    // Last, because later writes below a directory would change its time and need write access.
     for (to, metadata) in directories.into_iter().rev() {
         let directory = root.directory(&to)?;
         rooted::set_modified(&directory, metadata.modified()?)?;
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(fs::read_link(root.join("build/link")).unwrap(), Path::new("sub"));
         let time = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
         assert_eq!(time(&root.join("build/Makefile")), time(&dir.path().join("context/sources/a/Makefile")));
-        // Over what is there.
+        // Copies into an existing directory.
         run(&dir, &["sources/b"], "build").unwrap();
         assert!(root.join("build/y.c").exists() && root.join("build/Makefile").exists());
     }
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(made.permissions().mode() & 0o7777, 0o755);
     }
 
-    /// A step may have put links where something is copied to.
+    /// A step may have placed links at the destination.
     #[test]
     fn nothing_is_written_outside_of_the_root() {
         let dir = context();

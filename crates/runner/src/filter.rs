@@ -1,7 +1,8 @@
-//! The filter of system calls: an allow-list, and what is refused on it by its arguments.
+//! The seccomp filter: an allow-list of system calls, some of which are refused for certain arguments.
 //!
-//! A call that is not listed does not exist (`ENOSYS`), so that programs take their older way. Calls that a hostile step would
-//! try are refused by name (`EPERM`): the canary tells a refusal from a kernel without the call.
+//! An unlisted system call fails with `ENOSYS`, so that programs use their fallback for older kernels. System calls that a
+//! hostile step would try are listed explicitly and fail with `EPERM`. This lets the self-test (`canary`) tell a refusal
+//! from a kernel without the call.
 
 use std::{collections::BTreeMap, io};
 
@@ -10,14 +11,14 @@ use seccompiler::{
     SeccompCondition as Condition, SeccompFilter, SeccompRule, TargetArch, apply_filter,
 };
 
-/// System calls by the names of libc.
+/// Array of system call numbers, by their names in libc.
 macro_rules! calls {
     ($($name:ident)*) => { &[$(libc::$name),*] };
 }
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// `CLONE_NEW*`: a namespace of a step's own is a way to capabilities.
+/// `CLONE_NEW*`: a step in a new namespace could gain capabilities.
 const NAMESPACES: [libc::c_int; 8] = [
     libc::CLONE_NEWUSER,
     libc::CLONE_NEWNS,
@@ -42,7 +43,7 @@ const ALLOWED: &[i64] = calls![
     SYS_dup3 SYS_pipe2 SYS_inotify_init1 SYS_inotify_add_watch SYS_inotify_rm_watch SYS_setxattr
     SYS_lsetxattr SYS_fsetxattr SYS_getxattr SYS_lgetxattr SYS_fgetxattr SYS_listxattr SYS_llistxattr
     SYS_flistxattr SYS_removexattr SYS_lremovexattr SYS_fremovexattr
-    // Memory of the process itself. Shared memory without a file is refused below.
+    // Memory of the process itself. Anonymous shared memory is refused below.
     SYS_brk SYS_mmap SYS_munmap SYS_mremap SYS_mprotect SYS_madvise SYS_mincore SYS_msync SYS_mlock
     SYS_mlock2 SYS_munlock SYS_mlockall SYS_munlockall SYS_membarrier SYS_pkey_alloc SYS_pkey_free
     SYS_pkey_mprotect SYS_mseal SYS_get_mempolicy SYS_set_mempolicy SYS_mbind
@@ -60,20 +61,20 @@ const ALLOWED: &[i64] = calls![
     SYS_sched_get_priority_max SYS_sched_get_priority_min SYS_sched_rr_get_interval SYS_getpriority
     SYS_setpriority SYS_ioprio_get SYS_ioprio_set SYS_getrlimit SYS_setrlimit SYS_getrusage
     SYS_times SYS_getcpu
-    // Waiting, time and the machine's name.
+    // Waiting, time and system information.
     SYS_ppoll SYS_pselect6 SYS_epoll_create1 SYS_epoll_ctl SYS_epoll_pwait SYS_epoll_pwait2 SYS_eventfd2
     SYS_signalfd4 SYS_timerfd_create SYS_timerfd_settime SYS_timerfd_gettime SYS_timer_create
     SYS_timer_settime SYS_timer_gettime SYS_timer_getoverrun SYS_timer_delete SYS_getitimer SYS_setitimer
     SYS_nanosleep SYS_clock_nanosleep SYS_clock_gettime SYS_clock_getres SYS_gettimeofday SYS_getrandom
     SYS_uname SYS_sysinfo
-    // Pairs of connected sockets, which are pipes in both directions. No other socket exists.
+    // Pairs of connected sockets, which act as bidirectional pipes. No other socket can be created.
     SYS_sendto SYS_recvfrom SYS_sendmsg SYS_recvmsg SYS_sendmmsg SYS_recvmmsg SYS_shutdown SYS_getsockname
     SYS_getpeername SYS_getsockopt SYS_setsockopt
-    // Semaphores and message queues of the sandbox's own namespace.
+    // Semaphores and message queues of the sandbox's IPC namespace.
     SYS_semget SYS_semop SYS_semctl SYS_semtimedop SYS_msgget SYS_msgsnd SYS_msgrcv SYS_msgctl
 ];
 
-/// The same that only older architectures have.
+/// Allowed system calls that exist only on older architectures.
 #[cfg(target_arch = "x86_64")]
 const ALLOWED_OLD: &[i64] = calls![
     SYS_open SYS_creat SYS_stat SYS_lstat SYS_access SYS_readlink SYS_getdents SYS_mkdir SYS_rmdir
@@ -84,35 +85,37 @@ const ALLOWED_OLD: &[i64] = calls![
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_OLD: &[i64] = &[];
 
-/// `fchmodat2`, which not every version of libc knows for every architecture.
+/// `fchmodat2`, which some versions of libc do not define for every architecture.
 const FCHMODAT2: i64 = 452;
 
-/// The same of one architecture.
+/// Refused system calls that exist only on x86-64.
 #[cfg(target_arch = "x86_64")]
 const REFUSED_OLD: &[i64] = calls![SYS_iopl SYS_ioperm SYS_modify_ldt];
 #[cfg(not(target_arch = "x86_64"))]
 const REFUSED_OLD: &[i64] = &[];
 
-/// System calls that are refused whatever their arguments are.
+/// System calls that are refused for any arguments.
 const REFUSED: &[i64] = calls![
-    // Sockets: a build has no network, and reaches no other process by one. Pairs are pipes, and stay.
+    // Sockets: a build has no network, and must not reach another process through a socket. Socket pairs act as pipes and
+    // stay allowed.
     SYS_socket
-    // Other processes, and what the kernel can be asked to do in a process's place.
+    // Access to other processes, and interfaces through which the kernel acts on a process's behalf.
     SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev SYS_process_madvise SYS_kcmp SYS_pidfd_getfd
     SYS_userfaultfd SYS_bpf SYS_perf_event_open SYS_fanotify_init
-    // Keys of the kernel's keyrings, which no namespace divides.
+    // Kernel keyrings, which no namespace isolates.
     SYS_keyctl SYS_add_key SYS_request_key
     // Mounts, roots and namespaces.
     SYS_mount SYS_umount2 SYS_pivot_root SYS_chroot SYS_move_mount SYS_open_tree SYS_fsopen SYS_fsconfig
     SYS_fsmount SYS_fspick SYS_mount_setattr SYS_setns SYS_unshare SYS_open_by_handle_at
     SYS_name_to_handle_at
-    // The machine.
+    // Machine-wide state: modules, kexec, swap and clocks.
     SYS_init_module SYS_finit_module SYS_delete_module SYS_kexec_load SYS_kexec_file_load SYS_reboot
     SYS_swapon SYS_swapoff SYS_acct SYS_quotactl SYS_syslog SYS_settimeofday SYS_clock_settime
     SYS_clock_adjtime SYS_adjtimex SYS_vhangup
 ];
 
-/// System calls that are said to have worked: a sandbox has one owner, and archives are unpacked with others.
+/// System calls that report success without any effect: a sandbox has a single user, and steps unpack archives that name
+/// other owners.
 const FEIGNED: &[i64] = &[
     libc::SYS_fchown,
     libc::SYS_fchownat,
@@ -127,8 +130,9 @@ const ARCH: TargetArch = TargetArch::x86_64;
 #[cfg(target_arch = "aarch64")]
 const ARCH: TargetArch = TargetArch::aarch64;
 
-/// Installs the filter in this process and what it starts; neither can get new privileges any more. System calls of other
-/// instruction sets kill the caller. `truncates_by_path` is whether Landlock watches over `truncate(2)`.
+/// Installs the seccomp filter in this process and its children; none of them can gain new privileges afterwards. System
+/// calls of another instruction set kill the caller. `truncates_by_path` is whether Landlock covers `truncate(2)`; only then
+/// is the call allowed.
 pub fn install(truncates_by_path: bool) -> io::Result<()> {
     for program in programs(truncates_by_path).map_err(io::Error::other)? {
         apply_filter(&program).map_err(io::Error::other)?;
@@ -136,7 +140,7 @@ pub fn install(truncates_by_path: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// One program for each answer. Of two that refuse, the one that was installed later gives the error.
+/// Compiles one BPF program for each answer. When two programs refuse a call, the one installed later determines the error.
 fn programs(truncates_by_path: bool) -> Result<[BpfProgram; 3], Error> {
     let answer = |number: libc::c_int| SeccompAction::Errno(number.unsigned_abs());
     Ok([
@@ -155,10 +159,10 @@ fn allowed(truncates_by_path: bool) -> Result<Rules, Error> {
     if truncates_by_path {
         rules.insert(libc::SYS_truncate, Vec::new());
     }
-    // Only its own limits: those of process 1 would end it.
+    // Only the caller's own limits (process 0): a step could end process 1 by lowering its limits.
     let own = SeccompRule::new(vec![Condition::new(0, Width::Dword, Compare::Eq, 0)?])?;
     rules.insert(libc::SYS_prlimit64, vec![own]);
-    // A pair of datagram sockets could send to any socket that has a path.
+    // Datagram pairs stay forbidden: they could send to any socket that has a path.
     let pair = |kind| rule(&[(0, u32::MAX, libc::AF_UNIX), (1, 0xf, kind)]);
     rules.insert(libc::SYS_socketpair, vec![pair(libc::SOCK_STREAM)?, pair(libc::SOCK_SEQPACKET)?]);
     Ok(rules)
@@ -169,11 +173,11 @@ fn refused() -> Result<Rules, Error> {
     let has_bits = |argument, bits: libc::c_int| rule(&[(argument, bits.unsigned_abs(), bits)]);
     let namespaces = NAMESPACES.iter().map(|flag| has_bits(0, *flag));
     rules.insert(libc::SYS_clone, namespaces.collect::<Result<_, _>>()?);
-    // Words put into a terminal's input, as if its user had typed them.
+    // Requests that inject input into a terminal as if its user had typed it.
     let injects =
         |request: u64| SeccompRule::new(vec![Condition::new(1, Width::Dword, Compare::Eq, request)?]);
     rules.insert(libc::SYS_ioctl, vec![injects(libc::TIOCSTI)?, injects(TIOCLINUX)?]);
-    // Memory that no process's own figures show: shared without a file, or in huge pages.
+    // Memory that no per-process counter shows: anonymous shared memory and huge pages.
     let maps = [libc::MAP_SHARED | libc::MAP_ANONYMOUS, libc::MAP_HUGETLB].map(|flags| has_bits(3, flags));
     rules.insert(libc::SYS_mmap, maps.into_iter().collect::<Result<_, _>>()?);
     Ok(rules)
@@ -183,7 +187,7 @@ fn always(calls: &[i64]) -> Rules {
     calls.iter().map(|call| (*call, Vec::new())).collect()
 }
 
-/// Matches where each of these arguments has these bits below this mask.
+/// Matches when each of the arguments, masked, equals the given bits.
 fn rule(arguments: &[(u8, u32, libc::c_int)]) -> Result<SeccompRule, Error> {
     let conditions = arguments.iter().map(|(argument, mask, bits)| {
         let compare = Compare::MaskedEq(u64::from(*mask));
@@ -192,7 +196,7 @@ fn rule(arguments: &[(u8, u32, libc::c_int)]) -> Result<SeccompRule, Error> {
     Ok(SeccompRule::new(conditions.collect::<Result<_, _>>()?)?)
 }
 
-/// Requests to a virtual console, pasting among them.
+/// Requests to a virtual console, which include pasting.
 const TIOCLINUX: libc::Ioctl = 0x541c;
 
 #[cfg(test)]

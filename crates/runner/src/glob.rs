@@ -1,9 +1,9 @@
-//! Pure: patterns of `COPY`, as Go's `filepath.Match` reads them.
+//! Pure: patterns of `COPY`, with the semantics of Go's `filepath.Match`.
 
-/// Does a name match? Neither has a `/`. A pattern that is not complete matches nothing but itself.
+/// Whether a name matches a pattern. Neither contains a `/`. A malformed pattern matches only itself.
 pub fn matches(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
-    // Where the last star stands, and what it has eaten: going back to the last one is enough.
+    // Position of the last `*`, and where its match ends: backtracking to the last star is enough.
     let (mut p, mut n) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
     loop {
@@ -31,7 +31,7 @@ pub fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// Does the pattern's first item match the character? Its length in the pattern, if it does.
+/// Length of the pattern's first item, if that item matches the character.
 fn one(pattern: &[char], c: char) -> Option<usize> {
     match pattern {
         ['?', ..] => Some(1),
@@ -42,7 +42,7 @@ fn one(pattern: &[char], c: char) -> Option<usize> {
     }
 }
 
-/// `a-z]`, `^a-z]`: the length up to the bracket, if the character is of the class.
+/// Length up to the closing bracket of a class such as `a-z]` or `^a-z]`, if the class matches the character.
 fn class(pattern: &[char], c: char) -> Option<usize> {
     let (not, mut at) = if pattern.first() == Some(&'^') { (true, 1) } else { (false, 0) };
     let start = at;

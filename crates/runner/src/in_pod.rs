@@ -1,9 +1,12 @@
-//! A build in a pod: the container's root is the build's, and the runner is its process 1. It has no network, so that what it
-//! says is kept until farrier fetches it: `runner follow OFFSET`, which farrier has the API server run beside it, prints it from any
-//! place on.
+//! Runs a build in a pod (`farrier-runner pod`) and hands its messages to farrier (`farrier-runner follow OFFSET`).
 //!
-//! The kept messages have no name that a step could open, and no step can make a socket to ask for them (`filter`). Both programs
-//! have the user of the steps: neither is dumpable, so that no step gets at their memory and their descriptors.
+//! The container's root file system is the rootfs of the build, and the runner is process 1 of the container. The runner
+//! opens no connection to farrier. It keeps its messages in a file. To read them, farrier has the API server execute `follow
+//! OFFSET` in the pod, which prints the messages from any byte offset onward.
+//!
+//! The message file has no name that a step could open, and the seccomp filter (`filter`) lets no step create a socket to
+//! ask for messages. Both programs run as the same user as the steps. Neither is dumpable, so no step can access their
+//! memory or their descriptors.
 
 use std::{
     fs::{self, File},
@@ -45,12 +48,13 @@ use crate::{
     walls::Walls,
 };
 
-/// The name of the socket, in the pod's network namespace.
+/// Abstract name of the runner's socket in the pod's network namespace.
 const SOCKET: &[u8] = b"farrier-runner";
-/// How long nothing may be taken of what is offered: whoever followed has gone.
+/// Timeout after which a follower that reads nothing counts as disconnected.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Runs the build, and waits until its result was fetched: farrier ends the pod then.
+/// Runs the build and then waits for farrier to fetch the result and end the pod. Fails when nothing ended the pod within
+/// [`HOLD`].
 pub fn run() -> io::Result<()> {
     sys::handle_no_signals();
     close_to_steps()?;
@@ -78,14 +82,15 @@ fn build(messages: &Messages) -> io::Result<Outcome> {
     steps::run(messages, &plan, &Place { root: Root::open(Path::new("/"))?, context: CONTEXT, written: None })
 }
 
-/// Before anything else: no step reaches this process, and it has nothing open but standard input, output and error. The image's
-/// runner is unreadable, so that it is not dumpable before either; where the node's `fs.suid_dumpable` is 1 only this call holds.
+/// Makes this process non-dumpable and closes every descriptor except standard input, output and error. It runs before
+/// anything else, so that no step can access this process. The runner's file in the image is unreadable, which already makes
+/// the process non-dumpable. On nodes where `fs.suid_dumpable` is 1, only this call does.
 fn close_to_steps() -> io::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     sys::close_inherited(None)
 }
 
-/// A file that only this process has.
+/// Creates a file and unlinks it at once, so that only this process can access it.
 fn without_name(path: &Path) -> io::Result<File> {
     let file = File::options().read(true).write(true).create_new(true).open(path);
     let file = file.map_err(|error| said("keep messages below /tmp", error))?;
@@ -93,7 +98,7 @@ fn without_name(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Gives one follower what it has not got, to the last message.
+/// Sends one follower every kept message from the offset that it asks for, up to the last message.
 fn hand_out(messages: &Messages, kept: &File, mut to: UnixStream) -> io::Result<()> {
     to.set_read_timeout(Some(PATIENCE))?;
     to.set_write_timeout(Some(PATIENCE))?;
@@ -116,15 +121,15 @@ fn hand_out(messages: &Messages, kept: &File, mut to: UnixStream) -> io::Result<
     }
 }
 
-/// Prints what the build has said from a place on. The container runtime does not end a process whose reader has gone: it ends
-/// itself when nothing was taken for a while.
+/// Prints the build's messages from a byte offset onward. The container runtime does not end a process whose reader has
+/// disconnected, so this process exits by itself after [`PATIENCE`] without progress.
 pub fn follow(place: &str) -> io::Result<()> {
     close_to_steps()?;
     let place: u64 = place.parse().map_err(|_| io::Error::other("the place is no number"))?;
-    // Process 1 listens before there is a step, and until the pod ends: nobody else has this name.
+    // Process 1 binds the socket before the first step and until the pod ends, so no other process can take the name.
     let address = SocketAddr::from_abstract_name(SOCKET)?;
     let mut from = UnixStream::connect_addr(&address).map_err(|error| said("ask the runner", error))?;
-    // From here on it can do no more than a step.
+    // From here on this process has no more rights than a step.
     confine(None, &Walls::BOTH)?;
     from.write_all(&place.to_be_bytes())?;
     let goes_on = Arc::new(AtomicBool::new(true));
@@ -154,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    /// In a process of its own: what other tests have open is not for this one to close.
+    /// Runs in a separate process, because other tests' open files must not be closed.
     #[test]
     fn a_process_beside_steps_is_not_dumpable_and_has_nothing_open() {
         const INSIDE: &str = "FARRIER_TEST_INSIDE";
@@ -164,7 +169,7 @@ mod tests {
             assert!(open() > 4);
             close_to_steps().unwrap();
             assert_eq!(dumpable_behavior().unwrap(), DumpableBehavior::NotDumpable);
-            // The three, and the directory while it is read.
+            // Standard input, output and error, and the directory during the count.
             assert_eq!(open(), 4);
             return;
         }
@@ -199,7 +204,7 @@ mod tests {
                 assert_eq!(&read_frame::<Message>(&mut first).unwrap(), message);
             }
             drop(first);
-            // Behind the first message.
+            // Start after the first message.
             let mut second = follow(frame(&Message::Step(0)).unwrap().len() as u64);
             messages.send(&end).unwrap();
             for message in sent[1..].iter().chain([&end]) {

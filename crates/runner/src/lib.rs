@@ -1,5 +1,5 @@
-//! What a build in place is: the steps of a Dockerfile's `modules` stage, and the forms in which farrier and the runner
-//! talk about them.
+//! Types that farrier and the runner share: the steps of a Dockerfile's `modules` stage, the paths in a pod, and the wire
+//! protocol.
 
 pub mod plan;
 pub mod pod;

@@ -1,5 +1,6 @@
-//! `farrier-runner`: runs the steps of a build where farrier put their root file system. `sandbox` makes namespaces of its own
-//! for that; farrier starts it, and talks to it as [`runner::wire`] says. `pod` runs them in a container that is there for them.
+//! `farrier-runner`: runs the steps of a build in the root file system that farrier prepared. `sandbox` creates namespaces
+//! for them; farrier starts it and speaks the wire protocol of [`runner::wire`] with it. `pod` runs the steps in the
+//! container that was created for them.
 
 mod canary;
 mod copy;
@@ -58,6 +59,6 @@ fn main() -> ExitCode {
         Ok(None) => Ok(()),
         Err(error) => messages.send(&Message::End(Outcome::Broken(error.to_string()))),
     };
-    // Whoever is gone hears nothing.
+    // If farrier is gone, the message cannot be sent.
     if last.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

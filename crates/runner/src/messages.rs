@@ -1,6 +1,6 @@
-//! Messages to farrier: on standard output, or kept until they are fetched.
+//! Messages to farrier, written to standard output or kept in a file until farrier fetches them.
 //!
-//! Standard input and output are used in place: a copy of either would be one more descriptor for a step to inherit.
+//! Standard input and output are used in place, because a duplicate would be one more descriptor for a step to inherit.
 
 use std::{
     error::Error as _,
@@ -16,7 +16,7 @@ use rustix::{
     stdio::{stdin, stdout},
 };
 
-/// The way to farrier. Messages of several threads do not mix.
+/// Channel to farrier. Messages from several threads do not interleave.
 #[derive(Default)]
 pub struct Messages {
     out: Mutex<Out>,
@@ -29,23 +29,24 @@ struct Out {
     written: Written,
 }
 
-/// What was sent so far.
+/// Progress of the sent messages.
 #[derive(Clone, Copy, Default)]
 pub struct Written {
-    /// Bytes of whole frames.
+    /// Number of bytes sent, in complete frames.
     pub length: u64,
-    /// Was the last message sent?
+    /// Whether the last message was sent.
     pub is_whole: bool,
 }
 
 impl Messages {
-    /// Those that are kept in a file. What steps print goes to standard output, too, for people.
+    /// Creates a channel that keeps its messages in a file. Output of steps also goes to standard output, for people who
+    /// read the pod's log.
     pub fn kept(file: File) -> Self {
         let out = Out { kept: Some(file), ..Out::default() };
         Self { out: Mutex::new(out), more: Condvar::new() }
     }
 
-    /// Sends one.
+    /// Sends one message.
     pub fn send(&self, message: &Message) -> io::Result<()> {
         let mut out = self.lock();
         let frame = frame(message)?;
@@ -58,14 +59,14 @@ impl Messages {
         if out.kept.is_some()
             && let Message::Output(text) = message
         {
-            // Whoever reads it may have gone.
+            // Ignore errors: the reader of the log may have disconnected.
             let _ = StandardOutput.write_all(text);
         }
         self.more.notify_all();
         Ok(())
     }
 
-    /// Waits until more than `length` bytes, or the last message, were sent, or the time is over.
+    /// Waits until more than `length` bytes or the last message were sent, or the time `most` has passed.
     pub fn wait_for_more(&self, length: u64, most: Duration) -> Written {
         let is_all = |out: &mut Out| out.written.length <= length && !out.written.is_whole;
         let waited = self.more.wait_timeout_while(self.lock(), most, is_all);
@@ -77,7 +78,7 @@ impl Messages {
     }
 }
 
-/// Standard output, without a buffer.
+/// Unbuffered standard output.
 pub struct StandardOutput;
 
 impl Write for StandardOutput {
@@ -90,7 +91,7 @@ impl Write for StandardOutput {
     }
 }
 
-/// Standard input, without a buffer: another program reads on where this one stops.
+/// Unbuffered standard input: another program continues to read where this one stops.
 pub struct StandardInput;
 
 impl Read for StandardInput {
@@ -99,7 +100,7 @@ impl Read for StandardInput {
     }
 }
 
-/// The same error with what was tried in front of it, and what was behind it.
+/// Prefixes an error with the attempted action and appends its causes.
 pub fn said(what: &str, error: impl Into<io::Error>) -> io::Error {
     let error = error.into();
     let mut text = format!("{what}: {error}");

@@ -1,4 +1,4 @@
-//! Hands out `/out` as a tar archive, in the form in which container engines export a directory.
+//! Sends `/out` as a tar archive, in the form in which container engines export a directory.
 
 use std::{
     collections::HashMap,
@@ -18,7 +18,8 @@ use walkdir::WalkDir;
 
 use crate::{messages::Messages, rooted::Root};
 
-/// Sends the tree as `out/...`. Without one the archive is empty, and its reader says what is missing.
+/// Sends the tree at `/out` as `out/...`. Without that directory the archive is empty, and its reader reports what is
+/// missing.
 pub fn hand_out(messages: &Messages, root: &Root) -> io::Result<Outcome> {
     let mut sender =
         io::BufWriter::with_capacity(256 << 10, Sender { messages, size: 0, hash: Sha256::new() });
@@ -31,11 +32,11 @@ pub fn hand_out(messages: &Messages, root: &Root) -> io::Result<Outcome> {
     Ok(Outcome::Done { size, sha256: hash.finalize().into() })
 }
 
-/// `out` may be a link.
+/// Writes the tree at `out` as a tar archive. `out` may be a symbolic link.
 fn write_tar(to: impl Write, out: &Path) -> io::Result<()> {
     let mut tar = Builder::new(to);
     let mut first: HashMap<(u64, u64), PathBuf> = HashMap::new();
-    // The slash: the link is followed.
+    // The trailing slash makes the link be followed.
     let out = &out.join("");
     for entry in WalkDir::new(out).sort_by_file_name() {
         let entry = entry?;
@@ -57,7 +58,7 @@ fn write_tar(to: impl Write, out: &Path) -> io::Result<()> {
             header.set_size(metadata.len());
             tar.append_data(&mut header, &name, File::open(entry.path())?.take(metadata.len()))?;
         } else if metadata.file_type().is_fifo() {
-            // Whoever reads it refuses it, by its name.
+            // The reader of the archive refuses the FIFO and names it.
             header.set_entry_type(EntryType::Fifo);
             tar.append_data(&mut header, &name, io::empty())?;
         }
@@ -68,7 +69,7 @@ fn write_tar(to: impl Write, out: &Path) -> io::Result<()> {
     tar.into_inner().map(drop)
 }
 
-/// Everything belongs to root; times and modes are as they are.
+/// Returns a header with owner root, and the entry's own mode and modification time.
 fn header(metadata: &Metadata) -> Header {
     let mut header = Header::new_gnu();
     header.set_uid(0);

@@ -1,86 +1,87 @@
-//! Pure: what the runner is given on start. It has no other configuration.
+//! Pure: the input of the runner. The runner has no other configuration.
 
 use serde::{Deserialize, Serialize};
 
-/// A build.
+/// Steps and limits of a build.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// What it does, in order.
+    /// The steps, in order.
     pub steps: Vec<Step>,
-    /// What it may use.
+    /// The limits of the build.
     pub limits: Limits,
 }
 
-/// Bytes that stay free on the disk whatever a build may write: others write there, too. A build that leaves less is stopped.
+/// Bytes that a build must leave free on the disk, whatever its limits, because other programs write there too. A build that
+/// leaves less is stopped.
 pub const LEAST_FREE: u64 = 512 << 20;
 
-/// What a build may use. `None`: as much as there is.
+/// Resource limits of a build. `None` means unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Bytes of memory that all its processes use together.
+    /// Bytes of memory for all of its processes together.
     pub memory: Option<u64>,
-    /// Processes at a time.
+    /// Maximum number of concurrent processes.
     pub processes: Option<u64>,
-    /// Bytes that its files take on the disk.
+    /// Bytes that its files may occupy on the disk.
     pub disk: Option<u64>,
-    /// Files, links and directories that it makes.
+    /// Number of files, links and directories that it may create.
     pub inodes: Option<u64>,
 }
 
 /// One instruction of the Dockerfile.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// The line of the Dockerfile on which it starts, from 1.
+    /// Line of the Dockerfile where the instruction starts, from 1.
     pub line: u32,
-    /// The instruction as it is shown to people: `RUN make modules`.
+    /// The instruction as shown to people: `RUN make modules`.
     pub text: String,
-    /// What it does.
+    /// The action of the step.
     pub action: Action,
 }
 
-/// What a step does.
+/// Action of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Action {
-    /// `WORKDIR`: makes a directory (an absolute path), and those above it.
+    /// `WORKDIR`: creates a directory (an absolute path) and its parents.
     Directory(String),
-    /// `COPY`, out of the build context or out of here-documents.
+    /// `COPY`, from the build context or from here-documents.
     Copy {
-        /// What is copied.
+        /// The sources, in order.
         sources: Vec<Source>,
-        /// Absolute. With a `/` at its end it is a directory; so it is where there are several sources.
+        /// Absolute destination path. It is a directory if it ends in `/` or if there are several sources.
         dest: String,
-        /// Permission bits of everything that is copied (`--chmod`); `None`: each keeps its own.
+        /// Permission bits of everything that is copied (`--chmod`); `None` keeps the bits of each source.
         mode: Option<u32>,
     },
-    /// `RUN`.
+    /// `RUN`: runs a command.
     Run(Run),
 }
 
-/// What `COPY` copies.
+/// A source of `COPY`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
-    /// Places of the build context: relative, in Go's `filepath.Match` form (`*`, `?`, `[a-z]`, `\`). Of a directory its content is
-    /// copied, not the directory itself.
+    /// Relative paths in the build context, in Go's `filepath.Match` syntax (`*`, `?`, `[a-z]`, `\`). For a directory, only
+    /// its content is copied.
     Context(String),
-    /// A file that the Dockerfile itself holds.
+    /// A file whose content is in the Dockerfile.
     Document {
-        /// Its name in the destination directory.
+        /// Name of the file in the destination directory.
         name: String,
-        /// Its content.
+        /// Content of the file.
         content: String,
     },
 }
 
-/// A command.
+/// A command of `RUN`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
-    /// The program and its words. The shell form has the shell in front.
+    /// The program and its arguments. In the shell form the shell comes first.
     pub argv: Vec<String>,
-    /// The whole environment, names once.
+    /// The complete environment; each name occurs once.
     pub env: Vec<(String, String)>,
-    /// The directory that it starts in: absolute.
+    /// Absolute working directory of the command.
     pub workdir: String,
-    /// A script that stands in the Dockerfile and names its interpreter (`RUN <<EOF` whose first line is `#!`): it is written to
-    /// a file, which is the program. `argv` is empty then.
+    /// A script in the Dockerfile that names its interpreter (`RUN <<EOF` whose first line is `#!`). The runner writes it to
+    /// a file and executes that file; `argv` is then empty.
     pub script: Option<String>,
 }

@@ -1,16 +1,17 @@
-//! Pure: where things are in the image of a build in a pod, and how long the runner there waits.
+//! Pure: paths in the image of a build in a pod, and the times that the runner and farrier agree on.
 
 use std::time::Duration;
 
-/// The directory of all that is the runner's: no step writes there.
+/// Directory of the runner's files; steps cannot write to it.
 pub const OWN: &str = "/.farrier";
-/// The runner itself: the image's command.
+/// The runner, which is the image's command.
 pub const RUNNER: &str = "/.farrier/runner";
-/// The [plan](crate::plan::Plan), as the bytes of a frame.
+/// The [plan](crate::plan::Plan), encoded like the content of a frame.
 pub const PLAN: &str = "/.farrier/plan";
 /// The build context.
 pub const CONTEXT: &str = "/.farrier/context";
-/// How long the result waits to be fetched. A pod's own deadline has to be longer than the build's by at least so much.
+/// How long the runner keeps the result for farrier to fetch. The pod's deadline must exceed the build's by at least this
+/// time.
 pub const HOLD: Duration = Duration::from_mins(15);
-/// How often whoever follows a build that says nothing hears that it is there: by a frame without a byte.
+/// Interval of heartbeats, which are empty frames, to the followers of a build without output.
 pub const BEAT: Duration = Duration::from_secs(10);

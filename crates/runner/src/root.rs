@@ -1,6 +1,7 @@
-//! The root that a build sees: the lower trees with a writable layer over them, and a minimal /dev and /proc.
+//! The root file system of a build: an overlay of the lower trees and a writable upper directory, with a minimal `/dev` and
+//! `/proc`.
 //!
-//! What process 1 needs beside them lies below [`OWN`], mounted there: it holds no descriptor of a directory outside.
+//! Files that only process 1 needs are mounted below [`OWN`], so that it holds no descriptor of a directory outside.
 
 use std::{
     fs::{self, File, Permissions},
@@ -19,46 +20,47 @@ use rustix::{
 
 use crate::messages::said;
 
-/// Where the old root is for a moment.
+/// Temporary mount point of the old root.
 const OLD: &str = ".farrier-old-root";
-/// Devices that hold nothing of anybody, and those of the machine that stand for them. Memory that is mapped from the true
-/// `zero` is shared memory that no process's figures show: `full` reads the same zeros, and cannot be mapped.
+/// Harmless devices, each with the host device that backs it. `/dev/zero` is backed by `full`: it reads the same zeros but
+/// cannot be mapped. A mapping of the real `zero` would be shared memory that no per-process counter shows.
 const DEVICES: [(&str, &str); 5] =
     [("null", "null"), ("zero", "full"), ("full", "full"), ("random", "random"), ("urandom", "urandom")];
-/// Links that shells and scripts look for.
+/// Links that shells and scripts expect.
 const LINKS: [(&str, &str); 4] =
     [("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")];
-/// Directories that are expected in any root.
+/// Directories that every root file system must have, with their modes.
 const DIRECTORIES: [(&str, u32); 4] = [("dev", 0o755), ("proc", 0o555), ("sys", 0o555), ("tmp", 0o1777)];
 
-/// The mount below which process 1 finds what it needs.
+/// Mount point of the files that only process 1 needs.
 const OWN: &str = "/.farrier";
 /// The build context.
 pub const CONTEXT: &str = "/.farrier/context";
-/// What the build has written: the upper layer of its root.
+/// The upper directory of the overlay: everything that the build has written.
 pub const WRITTEN: &str = "/.farrier/written";
-/// Mounts that only read, and run nothing.
+/// Flags of a sealed mount: read-only, without executables, devices or setuid programs.
 const SEALED: MountFlags = MountFlags::BIND
     .union(MountFlags::RDONLY)
     .union(MountFlags::NOSUID)
     .union(MountFlags::NODEV)
     .union(MountFlags::NOEXEC);
 
-/// Keeps mounts of this process's namespace from the machine's.
+/// Stops mounts of this process's mount namespace from propagating to the host.
 pub fn separate_mounts() -> io::Result<()> {
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .map_err(|error| said("take mounts apart from the host's", error))
 }
 
-/// Makes the trees at `lowers`, the uppermost first, the root of this process's mount namespace; what is written goes below
-/// `scratch`. No way leads back. [`CONTEXT`] is writable until [`seal`].
+/// Replaces the root of this process's mount namespace with an overlay over the trees at `lowers`, the uppermost first. The
+/// upper and work directories are below `scratch`. The old root is unmounted, so there is no way back. [`CONTEXT`] stays
+/// writable until [`seal`].
 pub fn change(scratch: &Path, lowers: &[PathBuf]) -> io::Result<()> {
     let [root, upper, work, own] = ["root", "upper", "work", "own"].map(|name| scratch.join(name));
     for directory in [&root, &upper, &work, &own, &own.join("context"), &own.join("written")] {
         fs::create_dir(directory)?;
     }
     let overlay = |upper: &Path, work: &Path| {
-        // Volatile: nothing of it is needed after a crash, and unmounting does not wait for the disk.
+        // Volatile: nothing needs to survive a crash, and unmounting does not wait for the disk.
         let options = format!(
             "lowerdir={},upperdir={},workdir={},userxattr,volatile\0",
             lowers.iter().map(|lower| lower.display().to_string()).collect::<Vec<_>>().join(":"),
@@ -92,7 +94,7 @@ pub fn change(scratch: &Path, lowers: &[PathBuf]) -> io::Result<()> {
     let quiet = MountFlags::NOSUID | MountFlags::NOEXEC;
     mount("proc", "/proc", "proc", quiet | MountFlags::NODEV, None)
         .map_err(|error| said("mount /proc", error))?;
-    // A namespace of a step's own is a way to capabilities.
+    // A step in a new user namespace could gain capabilities.
     fs::write("/proc/sys/user/max_user_namespaces", "0")
         .map_err(|error| said("forbid namespaces in the sandbox", error))?;
     mount("dev", "/dev", "tmpfs", quiet, c"mode=755,size=1m").map_err(|error| said("mount /dev", error))?;
@@ -108,7 +110,7 @@ pub fn change(scratch: &Path, lowers: &[PathBuf]) -> io::Result<()> {
     fs::create_dir("/dev/shm")?;
     mount("shm", "/dev/shm", "tmpfs", quiet | MountFlags::NODEV, c"mode=1777,size=64m")
         .map_err(|error| said("mount /dev/shm", error))?;
-    // No device is added.
+    // From here on no device can be added.
     mount_remount("/dev", MountFlags::BIND | quiet | MountFlags::RDONLY, c"")
         .map_err(|error| said("seal /dev", error))?;
     unmount(Path::new("/").join(OLD), UnmountFlags::DETACH)
@@ -116,7 +118,7 @@ pub fn change(scratch: &Path, lowers: &[PathBuf]) -> io::Result<()> {
     fs::remove_dir(Path::new("/").join(OLD))
 }
 
-/// Closes what lies below [`OWN`] to writers.
+/// Makes everything below [`OWN`] read-only.
 pub fn seal() -> io::Result<()> {
     for mount in [OWN, WRITTEN] {
         mount_remount(mount, SEALED, c"").map_err(|error| said(&format!("seal {mount}"), error))?;

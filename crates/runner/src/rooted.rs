@@ -1,7 +1,7 @@
-//! Paths of the build's root file system, resolved inside of it.
+//! Path resolution inside the build's root file system.
 //!
-//! Build steps decide what lies there: a link may lead anywhere, and a directory may be another one than before. Every
-//! resolution stays below the root (`RESOLVE_IN_ROOT`) and follows no link of `/proc` that stands for an open file.
+//! Build steps control that tree: a link may point anywhere, and a directory may be replaced at any time. Every resolution
+//! stays below the root (`RESOLVE_IN_ROOT`) and follows no magic link of `/proc` (`RESOLVE_NO_MAGICLINKS`).
 
 use std::{
     ffi::OsStr,
@@ -22,7 +22,7 @@ use rustix::{
 const INSIDE: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// The root of a build.
+/// An open root directory of a build.
 pub struct Root(OwnedFd);
 
 impl Root {
@@ -31,12 +31,12 @@ impl Root {
         Ok(Self(open(path, DIRECTORY, Mode::empty())?))
     }
 
-    /// Opens a directory that exists.
+    /// Opens an existing directory.
     pub fn existing_directory(&self, path: &Path) -> io::Result<OwnedFd> {
         Ok(openat2(&self.0, path, DIRECTORY, Mode::empty(), INSIDE)?)
     }
 
-    /// Opens a directory, and creates it and its parents where they are missing.
+    /// Opens a directory. Creates it and its missing parents.
     pub fn directory(&self, path: &Path) -> io::Result<OwnedFd> {
         match openat2(&self.0, path, DIRECTORY, Mode::empty(), INSIDE) {
             Err(Errno::NOENT) => {}
@@ -57,14 +57,14 @@ impl Root {
     }
 }
 
-/// Creates a file for writing, in the place of a file or link of that name.
+/// Creates a file for writing. Replaces a file or link of the same name.
 pub fn create(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
     make_room(directory, name)?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(openat(directory, name, flags, Mode::from_raw_mode(0o666))?)
 }
 
-/// Removes a file or link. A directory stays.
+/// Removes a file or link, but not a directory.
 pub fn make_room(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     match kind(directory, name)? {
         None | Some(FileType::Directory) => Ok(()),
@@ -72,7 +72,7 @@ pub fn make_room(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     }
 }
 
-/// The type of an entry, links not followed.
+/// Type of a directory entry, without following links; `None` if the entry does not exist.
 pub fn kind(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<Option<FileType>> {
     match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(found) => Ok(Some(FileType::from_raw_mode(found.st_mode))),
@@ -86,7 +86,7 @@ pub fn set_mode(directory: &OwnedFd, bits: u32) -> io::Result<()> {
     Ok(chmodat(directory, ".", Mode::from_raw_mode(bits), AtFlags::empty())?)
 }
 
-/// Sets the time of the last change of a directory that [`Root`] opened.
+/// Sets the modification time of a directory that [`Root`] opened.
 pub fn set_modified(directory: &OwnedFd, time: SystemTime) -> io::Result<()> {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let modified = Timespec {

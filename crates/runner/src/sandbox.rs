@@ -1,8 +1,10 @@
-//! The sandbox: two processes. The first makes the namespaces, which need maps from outside, and waits; the second is
-//! the new namespaces' process 1, makes the root, gives up everything, and runs the steps.
+//! Creates a sandbox with two processes. The first process creates the namespaces, which need UID and GID maps from outside,
+//! and waits. The second process is process 1 of the new PID namespace. It builds the root file system, gives up all
+//! privileges, and runs the steps.
 //!
-//! No process of a build has farrier's user where farrier is root: farrier maps the sandbox's only user to one that owns
-//! nothing else. Everything below process 1 ends with it, and it ends with the first, which ends with farrier.
+//! If farrier runs as root, no process of a build runs as farrier's user: farrier maps the sandbox's only user to a user
+//! that owns nothing else. The end of process 1 kills every process in the sandbox. Process 1 ends with the first process,
+//! which ends with farrier.
 
 use std::{
     fs,
@@ -43,18 +45,18 @@ use crate::{
     walls::{self, Walls},
 };
 
-/// Processes at a time where the plan does not say. The node's own limits hold beside it.
+/// Default limit of concurrent processes. Limits of the node apply in addition.
 const PROCESSES: u64 = 16 << 10;
 
-/// The first process. `None`: the second has said how it ended.
+/// Runs the first process. Returns `None` if the second process has already sent the outcome.
 pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> {
-    // It has to end by itself when farrier is killed.
+    // This process must end when farrier is killed.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     sys::close_inherited(None)?;
     sys::leave_keyring().map_err(|error| said("leave the caller's keyring", error))?;
     let Sandbox { lowers, scratch, maps_owners } = read_frame(&mut StandardInput)?;
     if geteuid().is_root() {
-        // An ordinary user may not: the groups stay, and give nothing that the user does not have.
+        // An ordinary user cannot drop groups: the groups stay, and grant nothing that the user does not have.
         set_thread_groups(&[]).map_err(|error| said("leave all supplementary groups", error))?;
     }
     walls::leak(walls)?;
@@ -67,7 +69,7 @@ pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> 
         | CloneFlags::CLONE_NEWUTS
         | CloneFlags::CLONE_NEWCGROUP;
     unshare(namespaces).map_err(|error| said("the kernel refuses new namespaces", error))?;
-    // Opened as farrier's user, who may look where the sandbox's user may not, and in the new namespace's own mounts.
+    // Opened as farrier's user, who can access directories that the sandbox's user cannot, and in the new mount namespace.
     let scratch = directory(&scratch)?;
     let trees = trees.open()?;
     messages.send(&Message::Unshared)?;
@@ -75,7 +77,7 @@ pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> 
     let trees = trees.map_owners()?;
     set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
     set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
-    // A change of users clears it.
+    // A change of the user ID clears the death signal.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     root::separate_mounts()?;
     let count = trees.attach(&scratch)?;
@@ -92,22 +94,22 @@ pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> 
     Ok(Some(Outcome::Broken(format!("the sandbox's first process ended: {ended}"))))
 }
 
-/// The trees below a build's own layer, on their way into the mount namespace of the sandbox.
+/// The lower directories of the overlay, on their way into the sandbox's mount namespace.
 enum Trees {
-    /// They belong to the sandbox's user: paths.
+    /// Paths of trees that belong to the sandbox's user.
     Owned(Vec<String>),
-    /// The same, opened.
+    /// Open directories of trees that belong to the sandbox's user.
     Opened(Vec<OwnedFd>),
-    /// They belong to farrier's user: detached mounts, and a process that may map their owners.
+    /// Detached mounts of trees that belong to farrier's user, and the helper process that may map their owners.
     Detached(Vec<OwnedFd>, Child),
-    /// Mounts whose owners are mapped.
+    /// Detached idmapped mounts.
     Mapped(Vec<OwnedFd>),
 }
 
 impl Trees {
-    /// Makes a detached mount of each tree. The process that maps their owners keeps the rights that this one gives up.
+    /// Makes a detached mount of each tree and starts the helper, which keeps the privileges that this process gives up.
     fn detach(lowers: &[String]) -> io::Result<Self> {
-        // Not closed on execution: the helper inherits them.
+        // Without close-on-exec: the helper inherits them.
         let detach = |lower: &String| open_tree(CWD, lower, OpenTreeFlags::OPEN_TREE_CLONE);
         let mounts = lowers.iter().map(detach).collect::<Result<Vec<_>, _>>();
         let mounts = mounts.map_err(|error| said("detach mounts of the trees", error))?;
@@ -129,7 +131,7 @@ impl Trees {
         }
     }
 
-    /// Waits until the helper has mapped the owners by the maps of this process's user namespace.
+    /// Lets the helper map the owners with the maps of this process's user namespace, and waits for it.
     fn map_owners(self) -> io::Result<Self> {
         let Self::Detached(mounts, mut helper) = self else { return Ok(self) };
         if let Some(mut go) = helper.stdin.take() {
@@ -143,7 +145,7 @@ impl Trees {
         Err(io::Error::other(format!("{MAP_OWNERS}: {}", why.trim())))
     }
 
-    /// Mounts them below the scratch directory, the uppermost first, and returns their number.
+    /// Mounts the trees below the scratch directory, the uppermost first, and returns their number.
     fn attach(self, scratch: &OwnedFd) -> io::Result<usize> {
         let (Self::Opened(trees) | Self::Mapped(trees) | Self::Detached(trees, _)) = &self else {
             return Ok(0);
@@ -161,10 +163,10 @@ impl Trees {
     }
 }
 
-/// What failed where the owners of trees cannot be mapped: farrier tries without then.
+/// Action in the error message if the helper fails; farrier then retries without idmapped mounts.
 const MAP_OWNERS: &str = "map the owners of trees";
 
-/// The helper: maps the owners of detached mounts by the user namespace of its parent, once that has its maps.
+/// Runs the helper: once its parent's user namespace has its maps, turns the inherited detached mounts into idmapped mounts.
 pub fn map_owners(words: &[&str]) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let numbers = words.iter().map(|word| word.parse::<RawFd>().map_err(io::Error::other));
@@ -182,12 +184,12 @@ fn lower(scratch: &Path, number: usize) -> PathBuf {
     scratch.join(format!("lower-{number}"))
 }
 
-/// The path of an open file of this process.
+/// Path of an open file of this process.
 fn path_of(file: &OwnedFd) -> PathBuf {
     Path::new("/proc/self/fd").join(file.as_raw_fd().to_string())
 }
 
-/// The second process: process 1 of the sandbox.
+/// Runs the second process: process 1 of the sandbox.
 pub fn init(messages: &Messages, scratch: &str, lowers: &str, walls: &Walls) -> io::Result<Outcome> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     sys::handle_no_signals();
@@ -212,7 +214,7 @@ pub fn init(messages: &Messages, scratch: &str, lowers: &str, walls: &Walls) -> 
     steps::run(messages, &plan, &Place { root, context: root::CONTEXT, written: Some(root::WRITTEN) })
 }
 
-/// Gives up the capabilities of a new user namespace's process 1, for good.
+/// Permanently drops the capabilities that process 1 of a new user namespace has.
 fn give_up_capabilities() -> io::Result<()> {
     set_capabilities_secure_bits(
         CapabilitiesSecureBits::NO_ROOT
@@ -224,24 +226,24 @@ fn give_up_capabilities() -> io::Result<()> {
     )?;
     clear_ambient_capability_set()?;
     for capability in CapabilitySet::all().iter() {
-        // A capability that this kernel does not know cannot be had.
+        // A capability that this kernel does not know cannot be gained either.
         let _ = remove_capability_from_bounding_set(capability);
     }
     let none = CapabilitySet::empty();
     Ok(set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?)
 }
 
-/// Gives up what process 1 could do without a capability that a step must not; what it starts inherits that. Returns the Landlock
-/// ABI in force.
+/// Gives up what process 1 could do even without capabilities but a step must not; its children inherit the restrictions.
+/// Returns the Landlock ABI in force.
 pub fn confine(processes: Option<u64>, walls: &Walls) -> io::Result<u32> {
-    // The caller's own limit may be lower, and nobody here may raise it.
+    // The caller's limit may already be lower, and no process here may raise it.
     let lower = |resource, value: u64| {
         let value = getrlimit(resource).maximum.map_or(value, |limit| limit.min(value));
         setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) })
     };
     lower(Resource::Core, 0).map_err(|error| said("forbid core dumps", error))?;
     lower(Resource::Nproc, processes.unwrap_or(PROCESSES)).map_err(|error| said("limit processes", error))?;
-    // Steps have the same user: what process 1 has open is not for them.
+    // Steps run as the same user and must not access the open files of process 1.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     let landlock = if walls.landlock { wall::restrict()? } else { 0 };
     if walls.filter {
@@ -255,7 +257,8 @@ fn directory(path: &str) -> io::Result<OwnedFd> {
     open(path, flags, Mode::empty()).map_err(|error| said(&format!("open {path}"), error))
 }
 
-/// Unpacks the build context, an archive of farrier's own. No step has run yet, and nothing outside of the root is there.
+/// Unpacks the build context, an archive that farrier wrote. No step has run yet, and nothing outside of the root is
+/// mounted.
 fn unpack(context: &Path) -> io::Result<()> {
     let mut archive = tar::Archive::new(io::BufReader::with_capacity(256 << 10, StandardInput));
     archive.set_preserve_permissions(true);
@@ -273,7 +276,8 @@ fn unpack(context: &Path) -> io::Result<()> {
         place.parent().map_or(Ok(()), fs::create_dir_all)?;
         entry.unpack(&place)?;
     }
-    // When they are full, and the innermost first: a directory may be closed to writers, and has a time.
+    // Once all directories are filled, and from the innermost outward: a directory may be read-only, and writes change its
+    // time.
     for (place, mut directory) in directories.into_iter().rev() {
         directory.unpack(&place)?;
     }

@@ -1,4 +1,4 @@
-//! Runs the steps, one after the other, and hands out what they leave.
+//! Runs the steps in order, and sends the `/out` that they produce.
 
 use std::{
     ffi::OsStr,
@@ -33,20 +33,20 @@ use crate::{
     watch::{Stop, Watch},
 };
 
-/// Directory and name of a here-document's script while it runs.
+/// Directory and name of a here-document's script while that script runs.
 const SCRIPT: (&str, &str) = ("/tmp", ".farrier-script");
 
-/// Where a build runs.
+/// Location of a build.
 pub struct Place<'a> {
-    /// The root of its file system, which is also this process's.
+    /// Root of the build's file system, which is also the root of this process.
     pub root: Root,
-    /// The directory of the build context.
+    /// Directory of the build context.
     pub context: &'a str,
-    /// The directory that receives what the build writes, where it can be measured.
+    /// Directory that receives everything the build writes; `None` if its size cannot be measured.
     pub written: Option<&'a str>,
 }
 
-/// Runs the steps, and sends `/out` after the last of them.
+/// Runs the steps, then sends `/out`.
 pub fn run(messages: &Messages, plan: &Plan, place: &Place<'_>) -> io::Result<Outcome> {
     let watch = Watch::start(plan.limits, place.written.map(Path::new))?;
     let mut last = 0;
@@ -62,7 +62,7 @@ pub fn run(messages: &Messages, plan: &Plan, place: &Place<'_>) -> io::Result<Ou
         }
     }
     let payload = payload::hand_out(messages, &place.root);
-    // Nothing runs any more: what cannot be read is the build's own making.
+    // No process runs any more, so a read error is the build's own fault.
     let failed = |error: io::Error| Outcome::Failed { step: last, why: format!("read /out: {error}") };
     Ok(stopped(&watch, last).unwrap_or_else(|| payload.unwrap_or_else(failed)))
 }
@@ -74,7 +74,7 @@ fn stopped(watch: &Watch, step: u32) -> Option<Outcome> {
     })
 }
 
-/// Runs one step. The inner error is the step's.
+/// Runs one step. The inner error is a failure of the step itself.
 fn act(messages: &Messages, place: &Place<'_>, action: &Action) -> io::Result<Result<(), String>> {
     let done = match action {
         Action::Directory(path) => place.root.directory(Path::new(path)).map(drop),
@@ -86,7 +86,7 @@ fn act(messages: &Messages, place: &Place<'_>, action: &Action) -> io::Result<Re
     Ok(done.map_err(|error| error.to_string()))
 }
 
-/// Writes a script to a new file, whatever a step has left there, and returns its path.
+/// Writes a script to a new file, replaces anything that a step left there, and returns its path.
 fn write_script(root: &Root, script: &str) -> io::Result<String> {
     let (directory, name) = SCRIPT;
     let opened = root.directory(Path::new(directory))?;
@@ -96,7 +96,8 @@ fn write_script(root: &Root, script: &str) -> io::Result<String> {
     Ok(format!("{directory}/{name}"))
 }
 
-/// Runs a command, sends on what it prints, and ends what it leaves running. The inner error is the command's.
+/// Runs a command, forwards its output, and kills the processes that it leaves behind. The inner error is a failure of the
+/// command itself.
 fn command(messages: &Messages, root: &Root, run: &Run) -> io::Result<Result<(), String>> {
     let Run { argv, env, workdir, script } = run;
     let (program, words) = match (script, argv.split_first()) {
@@ -107,7 +108,7 @@ fn command(messages: &Messages, root: &Root, run: &Run) -> io::Result<Result<(),
         (None, Some((program, words))) => (program.clone(), words),
         (None, None) => return Ok(Err("it names no program".to_owned())),
     };
-    // By its descriptor: the path may lead elsewhere for a process that has just been started.
+    // Through its descriptor: in the newly started process the path may lead elsewhere.
     let directory = match root.existing_directory(Path::new(workdir)) {
         Ok(directory) => directory,
         Err(error) => return Ok(Err(format!("{workdir} cannot be entered: {error}"))),
@@ -118,7 +119,7 @@ fn command(messages: &Messages, root: &Root, run: &Run) -> io::Result<Result<(),
     command.current_dir(Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()));
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).process_group(0);
     let child = command.spawn();
-    // The last writers of ours.
+    // Drops the last write ends of the pipe in this process.
     drop(command);
     let mut child = match child {
         Ok(child) => child,
@@ -145,8 +146,8 @@ fn command(messages: &Messages, root: &Root, run: &Run) -> io::Result<Result<(),
     Ok(if status.success() { Ok(()) } else { Err(ended(status)) })
 }
 
-/// Ends all processes but this one, which is process 1, and waits for them. Where a step left none, none is ended: in a pod farrier's
-/// own processes are among all.
+/// Kills all processes except this one, which is process 1, and waits for them. Kills nothing if the step left no process
+/// behind: in a pod, a kill of all processes would include farrier's `follow` processes.
 fn end_all() {
     loop {
         match wait(WaitOptions::NOHANG) {
@@ -154,7 +155,7 @@ fn end_all() {
             Ok(None) => {}
             Err(_) => return,
         }
-        // Process group 1 is the kernel's word for all.
+        // Process group 1 becomes `kill(-1)`, which signals all processes.
         let _ = kill_process_group(Pid::INIT, Signal::KILL);
         match wait(WaitOptions::empty()) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -163,7 +164,7 @@ fn end_all() {
     }
 }
 
-/// As a shell counts: a signal is 128 and its number.
+/// Formats an exit status as a shell does: a signal counts as 128 plus its number.
 fn ended(status: ExitStatus) -> String {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.map_or_else(|| status.to_string(), |code| format!("exit code {code}"))

@@ -8,7 +8,8 @@ use std::{
     ptr,
 };
 
-/// Closes every inherited descriptor but standard input, output and error, and those in `kept`, in ascending order.
+/// Closes every inherited descriptor except standard input, output and error, and the descriptors in `kept`, which must be
+/// in ascending order.
 pub fn close_inherited(kept: impl IntoIterator<Item = RawFd>) -> io::Result<()> {
     let mut first = 3;
     for kept in kept {
@@ -22,17 +23,17 @@ fn close_range(first: RawFd, last: RawFd) -> io::Result<()> {
     if first > last {
         return Ok(());
     }
-    // SAFETY: callers run before this process has opened a file of its own in that range.
+    // SAFETY: callers run before this process has opened any file in that range.
     check(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) })
 }
 
-/// Takes over a descriptor that this program was started with.
+/// Takes ownership of a descriptor that this program was started with.
 pub fn inherited(number: RawFd) -> OwnedFd {
     // SAFETY: the parent opened this descriptor for this process, and nothing else here owns it.
     unsafe { OwnedFd::from_raw_fd(number) }
 }
 
-/// Maps the owners of files below a detached mount by the maps of a user namespace (`mount_setattr(2)`, `MOUNT_ATTR_IDMAP`).
+/// Makes a detached mount an idmapped mount with the maps of a user namespace (`mount_setattr(2)`, `MOUNT_ATTR_IDMAP`).
 pub fn map_owners(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::Result<()> {
     let attributes = libc::mount_attr {
         attr_set: libc::MOUNT_ATTR_IDMAP,
@@ -40,7 +41,7 @@ pub fn map_owners(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::
         propagation: 0,
         userns_fd: u64::try_from(user_namespace.as_raw_fd()).map_err(io::Error::other)?,
     };
-    // SAFETY: both pointers are valid for the call, and the size is that of the structure.
+    // SAFETY: both pointers are valid for the call, and the size matches the structure.
     check(unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -53,21 +54,23 @@ pub fn map_owners(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::
     })
 }
 
-/// Leaves the caller's session keyring for an empty one. No namespace divides keyrings: whoever inherits one reads its keys.
+/// Replaces the caller's session keyring with an empty one. No namespace isolates keyrings, and every process can read the
+/// keys of an inherited one.
 pub fn leave_keyring() -> io::Result<()> {
-    // SAFETY: without a name there is no memory to read.
+    // SAFETY: the name is a null pointer, so the kernel reads no memory.
     let joined = check(unsafe {
         libc::syscall(libc::SYS_keyctl, libc::KEYCTL_JOIN_SESSION_KEYRING, ptr::null::<libc::c_char>())
     });
     match joined {
-        // A container's filter refuses it to steps, too, and a kernel without keys has none to read.
+        // A container's seccomp filter refuses the call to steps too, and a kernel without keyrings has no keys to read.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) => Ok(()),
         other => other,
     }
 }
 
-/// Takes back the handlers by which Rust's runtime reports a stack overflow. From inside of its process namespace process 1
-/// receives only signals that it handles: a step could end it by these two.
+/// Restores the default action of SIGSEGV and SIGBUS, for which Rust's runtime installs handlers that report stack
+/// overflows. Inside its PID namespace, process 1 receives only signals that it handles: with these handlers a step could
+/// end process 1.
 pub fn handle_no_signals() {
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
         // SAFETY: the default action runs no code of this program.

@@ -5,24 +5,25 @@ use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 use rustix::{fs::statvfs, io::Errno};
 use walkdir::WalkDir;
 
-/// Levels of directories that a build may nest. Real builds stay below a tenth of it.
+/// Maximum nesting depth of directories in a build. Real builds use less than a tenth of it.
 const DEEPEST: usize = 512;
 
-/// Bytes and inodes that a build has written, as the file system below counts them.
+/// Bytes and inodes that a build has written, as counted by the underlying file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// Bytes that are allocated; holes are not.
+    /// Allocated bytes, without holes.
     pub bytes: u64,
     /// Files, links and directories.
     pub inodes: u64,
-    /// Whether a path has more than [`DEEPEST`] directories, or is longer than the kernel accepts (`PATH_MAX`).
+    /// Whether a path has more than [`DEEPEST`] directories, or exceeds the kernel's limit (`PATH_MAX`).
     pub is_too_deep: bool,
-    /// Whether a directory is closed to its own user, so that nothing in it was counted.
+    /// Whether a directory denies access to its own user, so that its content was not counted.
     pub has_closed: bool,
 }
 
-/// Counts the entries below a directory while steps write there, until `is_enough`, so that the limits bound the work. Each hard
-/// link counts. A step that puts a link in the place of a directory can only make its own sum larger.
+/// Counts the entries below a directory while steps write there. Stops once `is_enough` returns true, so that the limits
+/// also bound the work. Every hard link counts. A step that swaps a directory for a link during the count can only increase
+/// its own sum.
 pub fn written(top: &Path, is_enough: impl Fn(&Written) -> bool) -> Written {
     let mut sum = Written::default();
     for entry in WalkDir::new(top).min_depth(1).max_depth(DEEPEST).max_open(DEEPEST) {
@@ -35,7 +36,7 @@ pub fn written(top: &Path, is_enough: impl Fn(&Written) -> bool) -> Written {
             Err(error) => match error.io_error().and_then(Errno::from_io_error) {
                 Some(Errno::ACCESS) => sum.has_closed = true,
                 Some(Errno::NAMETOOLONG) => sum.is_too_deep = true,
-                // The entry is gone by now.
+                // The entry was removed during the count.
                 _ => {}
             },
         }
@@ -46,14 +47,14 @@ pub fn written(top: &Path, is_enough: impl Fn(&Written) -> bool) -> Written {
     sum
 }
 
-/// Bytes of memory that all processes but process 1 have for themselves, swapped out or not, and that shared memory takes.
+/// Bytes of private memory (resident or swapped) of all processes but process 1, plus shared memory.
 pub fn memory() -> u64 {
     let Ok(processes) = fs::read_dir("/proc") else { return 0 };
     let own: u64 = processes
         .filter_map(|process| {
             let process = process.ok()?;
             let number = process.file_name().to_str()?.parse::<u32>().ok()?;
-            // Whoever ends meanwhile uses nothing.
+            // A process that ends during the count uses nothing.
             let status = fs::read_to_string(process.path().join("status")).ok()?;
             (number > 1).then(|| own_memory(&status))
         })
@@ -61,8 +62,8 @@ pub fn memory() -> u64 {
     own + shared_memory()
 }
 
-/// Bytes of `RssAnon` and `VmSwap` in `/proc/PID/status`, which states kibibytes. Shared memory without a file, which neither of
-/// them counts, is refused (`filter`), and with one it lies in `/dev/shm`.
+/// Sum of `RssAnon` and `VmSwap` in `/proc/PID/status`, converted from kibibytes to bytes. Neither counts shared memory. The
+/// seccomp filter refuses anonymous shared memory, and files of shared memory are in `/dev/shm`.
 fn own_memory(status: &str) -> u64 {
     let fields = status.lines().filter_map(|line| {
         let text = line.strip_prefix("RssAnon:").or_else(|| line.strip_prefix("VmSwap:"))?;
@@ -76,7 +77,7 @@ fn shared_memory() -> u64 {
     found.f_blocks.saturating_sub(found.f_bfree).saturating_mul(found.f_frsize)
 }
 
-/// Bytes and inodes that a file system has left.
+/// Free bytes and inodes of a file system.
 #[derive(Clone, Copy, Debug)]
 pub struct Free {
     pub bytes: u64,
@@ -84,7 +85,7 @@ pub struct Free {
 }
 
 impl Free {
-    /// Of the file system at a path. One without a fixed number of inodes never runs out of them.
+    /// Measures the file system at a path. A file system without a fixed number of inodes never runs out of them.
     pub fn at(path: &Path) -> io::Result<Self> {
         let found = statvfs(path)?;
         let inodes = if found.f_files == 0 { u64::MAX } else { found.f_favail };

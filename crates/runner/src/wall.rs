@@ -1,5 +1,5 @@
-//! The second wall around a build: Landlock, which refuses files outside of the root even to a process that holds a descriptor
-//! of one.
+//! Landlock, which together with the seccomp filter (`filter`) is the second wall around a build. It denies access to files
+//! outside the root, even to a process that holds a descriptor of a directory there.
 
 use std::io;
 
@@ -8,16 +8,16 @@ use landlock::{
     Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetError, Scope,
 };
 
-/// Newest version of Landlock whose rights are known here. An older kernel enforces the rights that it has.
+/// Newest Landlock ABI that this program handles. An older kernel enforces only the rights that it knows.
 const NEWEST: ABI = ABI::V8;
 
-/// The first ABI that watches over `truncate(2)` of a path.
+/// First Landlock ABI that restricts `truncate(2)` of a path.
 pub const WATCHES_TRUNCATE: u32 = 3;
 
-/// Restricts this process and all that it starts to files below its root, without TCP, and without signals and abstract
-/// sockets to processes outside. Returns the kernel's Landlock ABI, or 0 where the wall does not stand.
+/// Restricts this process and its children to files below its root, denies TCP, and denies signals and abstract socket
+/// connections to processes outside. Returns the kernel's Landlock ABI, or 0 if no ruleset was installed.
 ///
-/// With ABI 1 it does not: every rename or link between two directories would fail.
+/// ABI 1 counts as 0: it would deny every rename and link between two directories.
 pub fn restrict() -> io::Result<u32> {
     let strict = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
     if strict.handle_access(AccessFs::Refer).is_err() {

@@ -1,4 +1,5 @@
-//! Limits that no resource limit expresses: what all processes of a sandbox use together, and what they have written.
+//! Enforces limits that no kernel resource limit covers: memory of all processes of a sandbox together, and the bytes and
+//! inodes that they have written.
 
 use std::{
     io,
@@ -13,30 +14,30 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::usage::{Free, Written, memory, written};
 
-/// Shortest time between two measurements.
+/// Time between two measurements.
 const INTERVAL: Duration = Duration::from_millis(250);
-/// What is written is counted again after so many times the duration of the last count, or as soon as the file system has lost
-/// as much as the build may still write.
+/// The next count of written files waits this many times the duration of the last count. It starts earlier if the file
+/// system has lost as much space as the build may still write.
 const PAUSE: u32 = 50;
 
-/// Measures what a build uses, and kills its processes when they use too much.
+/// Measures the resource usage of a build, and kills its processes when they exceed a limit.
 pub struct Watch {
     limits: Limits,
     stopped: Arc<Mutex<Option<Stop>>>,
 }
 
-/// Why a build is stopped, with what it used.
+/// Reason to stop a build, with its usage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// It used more than it may.
+    /// The build exceeded a limit.
     Limit(String),
-    /// The disk is full, whoever filled it.
+    /// The disk is full, whether or not the build filled it.
     DiskFull(String),
 }
 
 impl Watch {
-    /// Starts to measure. `written` is the directory that receives what the build writes; `None`: its share of a disk is the
-    /// container runtime's to limit.
+    /// Starts the measurements. `written` is the directory that receives everything the build writes. With `None`, the
+    /// container runtime limits the disk usage.
     pub fn start(limits: Limits, written: Option<&Path>) -> io::Result<Self> {
         let disk = written.map(|place| Disk::open(place, limits)).transpose()?;
         let stopped = Arc::new(Mutex::new(None));
@@ -45,8 +46,8 @@ impl Watch {
         Ok(Self { limits, stopped })
     }
 
-    /// Why the build has to stop. A step that failed on a full disk may be faster than the next measurement, so this looks at the
-    /// disk again.
+    /// Returns the reason to stop the build, if there is one. Checks the free disk space again, because a step can fail on a
+    /// full disk before the next measurement.
     pub fn stopped(&self) -> Option<Stop> {
         let noted = self.stopped.lock().unwrap_or_else(PoisonError::into_inner).clone();
         noted.or_else(|| judge(self.limits, 0, Written::default(), free()))
@@ -55,28 +56,28 @@ impl Watch {
 
 fn watch(limits: Limits, mut disk: Option<Disk>, noted: &Mutex<Option<Stop>>) {
     loop {
-        // What cannot be measured now is measured the next time.
+        // A failed measurement is repeated in the next round.
         let written = disk.as_mut().map(Disk::written).unwrap_or_default();
         if let Some(why) = judge(limits, memory(), written, free()) {
             noted.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
-            // All but this process, which is process 1.
+            // All processes except this one, which is process 1.
             let _ = kill_process_group(Pid::INIT, Signal::KILL);
         }
         thread::sleep(INTERVAL);
     }
 }
 
-/// Bytes that the build's file system has left.
+/// Free bytes on the build's file system.
 fn free() -> u64 {
     Free::at(Path::new("/")).map_or(LEAST_FREE, |free| free.bytes)
 }
 
-/// The directory that receives what a build writes.
+/// The directory that receives everything a build writes.
 struct Disk {
     top: PathBuf,
     limits: Limits,
     last: Written,
-    /// Free space when the build began, and at the last count.
+    /// Free space at the start of the build. The next field is the free space at the last count.
     begin: Free,
     free: Free,
     due: Instant,
@@ -95,7 +96,7 @@ impl Disk {
         })
     }
 
-    /// What the build has written, as it was counted last.
+    /// Returns the latest count of written bytes and inodes, and counts again if necessary.
     fn written(&mut self) -> Written {
         let now = Free::at(Path::new("/")).unwrap_or(self.free);
         let lost = u64::saturating_sub;
@@ -106,7 +107,7 @@ impl Disk {
             let exceeds = |sum: &Written| exceeded(self.limits, *sum).is_some();
             self.last = written(&self.top, exceeds);
             if self.last.has_closed {
-                // Closed directories cannot be counted: all that the file system has lost is charged instead.
+                // Directories without access cannot be counted: charge everything that the file system has lost instead.
                 self.last.bytes = self.last.bytes.max(lost(self.begin.bytes, now.bytes));
                 self.last.inodes = self.last.inodes.max(lost(self.begin.inodes, now.inodes));
             }
@@ -142,7 +143,7 @@ fn judge(limits: Limits, memory: u64, written: Written, free: u64) -> Option<Sto
     })
 }
 
-/// The limit of the disk that is exceeded.
+/// Describes the exceeded disk or inode limit, if any.
 fn exceeded(limits: Limits, written: Written) -> Option<String> {
     match limits {
         Limits { disk: Some(limit), .. } if written.bytes > limit => {
@@ -189,14 +190,14 @@ mod tests {
         assert_eq!(judge(Limits::default(), 1 << 50, wrote(1 << 20, 1 << 40), PLENTY), None);
     }
 
-    /// Others may have filled it: the same build goes on where there is room.
+    /// Other programs may have filled the disk: the same build succeeds where there is space.
     #[test]
     fn a_full_disk_is_no_limit_of_the_build() {
         let why = "the disk has 1 MiB left, of which 512 stay free; the build wrote 7 MiB";
         assert_eq!(judge(Limits::default(), 0, wrote(7, 1), 1 << 20), Some(Stop::DiskFull(why.to_owned())));
     }
 
-    /// Only what lies in the build's own directory counts, whatever else fills the file system.
+    /// Only files in the build's own directory count, even if other programs fill the file system.
     #[test]
     fn a_neighbor_is_not_charged_to_the_build() {
         let dir = tempfile::tempdir().unwrap();

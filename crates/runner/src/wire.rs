@@ -1,94 +1,103 @@
-//! Pure: the forms on the pipes between farrier and the runner.
+//! Pure: the wire protocol between farrier and the runner.
 //!
-//! farrier writes to the runner's standard input: a frame with a [`Sandbox`], one byte when the user namespace has its maps, a
-//! frame with a [`Plan`](crate::plan::Plan), and the build context as tar, to the end. The runner writes [`Message`]s to its
-//! standard output: [`Unshared`](Message::Unshared) in a sandbox, one [`Canary`](Message::Canary), and then for each step a
-//! [`Step`](Message::Step) with its [`Output`](Message::Output). After the last step come the [`Payload`](Message::Payload)s.
-//! [`End`](Message::End) may follow at any point, and nothing follows it.
+//! farrier writes to the runner's standard input:
 //!
-//! A frame is four bytes of length, the most significant first, and that many bytes, in postcard's form: both programs are of one
-//! release.
+//! - a frame with a [`Sandbox`]
+//! - one byte, when the user namespace has its UID and GID maps
+//! - a frame with a [`Plan`](crate::plan::Plan)
+//! - the build context as tar, up to end of file
+//!
+//! The runner writes [`Message`]s to its standard output:
+//!
+//! - [`Unshared`](Message::Unshared), in a sandbox only
+//! - one [`Canary`](Message::Canary), the result of the self-test before the first step
+//! - for each step, a [`Step`](Message::Step) and its [`Output`](Message::Output)
+//! - after the last step, the [`Payload`](Message::Payload)s
+//! - [`End`](Message::End), which may come at any point and is the last message
+//!
+//! A frame is a 4-byte big-endian length and that many bytes of postcard. The encoding needs no version, because farrier and
+//! its runner come from the same release.
 
 use std::io::{self, Read};
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// Largest frame: plans hold the text of a Dockerfile, and payloads are cut.
+/// Maximum frame size. Plans hold the text of a Dockerfile, and payloads are split into several frames.
 const MAX_FRAME: usize = 16 << 20;
 
-/// Where a sandbox is made.
+/// Directories from which a sandbox is made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sandbox {
-    /// Root file systems, the uppermost first: directories that are only read.
+    /// Lower directories of the overlay, the uppermost first: trees that are only read.
     pub lowers: Vec<String>,
-    /// An empty directory, for what the build writes.
+    /// An empty directory that receives everything the build writes.
     pub scratch: String,
-    /// Whether the trees belong to farrier's user, and are mapped to the sandbox's by idmapped mounts. Else they belong to the
-    /// sandbox's user.
+    /// Whether the trees belong to farrier's user, and idmapped mounts show them to the sandbox as its own. Otherwise they
+    /// belong to the sandbox's user.
     pub maps_owners: bool,
 }
 
-/// What confines a build, as its process 1 found it before the first step.
+/// Confinement of a build as its process 1 found it: the result of the self-test before the first step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Canary {
-    /// What process 1 tried, as a hostile step would, and was refused.
+    /// Attempts of process 1, such as a hostile step would make, that the kernel refused.
     pub refused: Vec<String>,
-    /// Landlock ABI in force; 0 where the kernel has none that can be used.
+    /// Landlock ABI in force; 0 if the kernel has no usable Landlock.
     pub landlock: u32,
 }
 
-/// What the runner says.
+/// A message from the runner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// The user namespace is there and has no maps yet: they and one byte are waited for.
+    /// The user namespace exists without maps; the runner waits for the maps and one byte.
     Unshared,
-    /// What confines the build. Once, before the first step.
+    /// Confinement of the build, sent once before the first step.
     Canary(Canary),
-    /// A step begins: its place in the plan, from 0.
+    /// Index of the step that begins, from 0.
     Step(u32),
-    /// What a step prints, as it comes: lines may be cut anywhere.
+    /// Output of a step as it arrives; a line may be split at any point.
     Output(#[serde(with = "serde_bytes")] Vec<u8>),
     /// Bytes of a tar archive of `/out`.
     Payload(#[serde(with = "serde_bytes")] Vec<u8>),
-    /// The end. Nothing follows.
+    /// Outcome of the build; the last message.
     End(Outcome),
 }
 
-/// How a build ended.
+/// Outcome of a build.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum Outcome {
-    /// All steps did what they should, and `/out` was handed out: bytes of the archive, and their SHA-256.
+    /// All steps succeeded and `/out` was sent: size of the archive in bytes, and its SHA-256.
     Done { size: u64, sha256: [u8; 32] },
-    /// A step, by its place in the plan, failed. In words: `exit code 2`.
+    /// A step failed: its index in the plan, and the reason in words, such as `exit code 2`.
     Failed { step: u32, why: String },
-    /// A step, by its place in the plan, went over a limit: which, and by how much.
+    /// A step exceeded a limit: its index in the plan, and which limit by how much.
     Limit { step: u32, why: String },
-    /// The disk that a step, by its place in the plan, writes to is full: how full. It is no fault of the build.
+    /// The disk ran full during a step: its index in the plan, and how full the disk is. Not the build's fault.
     DiskFull { step: u32, why: String },
-    /// There is no sandbox here, or it broke: what was tried, and what the kernel said. It is no fault of the build.
+    /// The sandbox cannot be made, or it failed: the attempted action, and the kernel's answer. Not the build's fault.
     Broken(String),
 }
 
-/// The bytes of a message, without their length.
+/// Encodes a message without a length prefix.
 pub fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
     postcard::to_allocvec(message).map_err(io::Error::other)
 }
 
-/// Reads [`encode`], with nothing behind it.
+/// Decodes the output of [`encode`]. Trailing bytes are an error.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
     let (message, rest) = postcard::take_from_bytes(bytes).map_err(|_| damaged())?;
     if rest.is_empty() { Ok(message) } else { Err(damaged()) }
 }
 
-/// A message as a frame.
+/// Encodes a message as a frame.
 pub fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
     let bytes = encode(message)?;
     let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
     Ok([&length.to_be_bytes(), bytes.as_slice()].concat())
 }
 
-/// Reads the message of a frame; nothing beyond it.
+/// Reads one frame and decodes its message. Reads nothing beyond the frame.
 pub fn read_frame<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<T> {
     let mut length = [0; 4];
     from.read_exact(&mut length)?;
@@ -97,7 +106,7 @@ pub fn read_frame<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<T> {
     decode(&bytes)
 }
 
-/// The length that stands before a frame, unless no frame is that long.
+/// Length of a frame from its prefix; an error if it exceeds the maximum.
 pub fn checked_length(length: [u8; 4]) -> io::Result<usize> {
     let length = u32::from_be_bytes(length) as usize;
     if length > MAX_FRAME { Err(damaged()) } else { Ok(length) }

@@ -1,4 +1,5 @@
-//! What a run left in a daemon that died under it, at a daemon that speaks the protocol and runs nothing.
+//! Tests of the cleanup after a daemon or a farrier died during a build. The fake daemon speaks the protocol and runs
+//! nothing.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,13 +15,13 @@ use serde_json::{Value, json};
 use super::*;
 use crate::engine::{BuildLog, ContextEntry};
 
-/// What the daemon has, and how it does.
+/// Images and state of the fake daemon.
 #[derive(Default)]
 struct Daemon {
-    /// Id, run and name of each image.
+    /// ID, run and name of each image.
     images: Vec<(String, String, Option<String>)>,
     runs: Vec<String>,
-    /// Dies in the middle of the next build.
+    /// Whether the daemon dies during the next build.
     dies: bool,
     is_dead: bool,
 }
@@ -28,7 +29,7 @@ struct Daemon {
 type Shared = Arc<Mutex<Daemon>>;
 
 impl Daemon {
-    /// The label of a run, in the Dockerfile at the head of a context.
+    /// Extracts the label of a run from the Dockerfile at the start of a context.
     fn run_of(context: &[u8]) -> String {
         let text = String::from_utf8_lossy(context);
         let (_, value) = text.split_once(&format!("{RUN_LABEL}=\"")).unwrap();
@@ -84,7 +85,7 @@ async fn answer(State(daemon): State<Shared>, request: Request) -> Response {
     }
 }
 
-/// A daemon, and its address.
+/// Starts a fake daemon and returns its address.
 async fn daemon() -> (Shared, String) {
     let daemon = Shared::default();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -112,7 +113,7 @@ async fn build(engine: &DockerEngine) -> EngineError {
     engine.build_payload(&job, dest.path()).await.unwrap_err()
 }
 
-/// Runs that something is left of.
+/// IDs of the untagged images that are left.
 fn left(daemon: &Shared) -> Vec<String> {
     let daemon = daemon.lock().unwrap();
     let nameless = daemon.images.iter().filter(|image| image.2.is_none());
@@ -137,7 +138,7 @@ async fn what_is_left_in_an_engine_that_died_goes_when_it_is_back() {
     assert_eq!(daemon.lock().unwrap().images.len(), 2, "what has got a name is for others");
 }
 
-/// The same by the next process, for a farrier that was killed in its build; not for one that is alive.
+/// The next process cleans up after a farrier that was killed during its build, but not after one that is alive.
 #[tokio::test]
 async fn what_a_dead_farrier_left_goes_with_the_next_ones_first_build() {
     let (daemon, address) = daemon().await;

@@ -1,4 +1,4 @@
-//! Adapter: the `docker` engine: the classic builder behind Docker's or Podman's socket.
+//! Adapter: the `docker` engine, which uses the classic builder behind Docker's or Podman's socket.
 
 mod output;
 mod sweep;
@@ -37,59 +37,58 @@ use crate::{
     run_notes::{Note, Notes},
 };
 
-/// Label of everything that a build makes: the job's id.
+/// Label with the job's ID on everything that a build creates.
 const BUILD_LABEL: &str = "farrier.dev/build";
-/// Label of everything that one run makes, by which it is found and removed. A job's id may be used again;
-/// this is not.
+/// Label on everything that one run creates, by which the cleanup finds it. Unlike a job's ID, it is unique.
 const RUN_LABEL: &str = "farrier.dev/run";
-/// Label of images that are kept.
+/// Label of kept images.
 const CACHE_LABEL: &str = "farrier.dev/cache";
 
-/// How long the daemon may take to answer at all when it is looked for.
+/// Timeout for the first contact with a daemon.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// For short calls. Removing a large image takes the daemon seconds, on a busy disk minutes.
+/// Timeout of short calls. Removal of a large image takes the daemon seconds, or minutes on a busy disk.
 const CALL_TIMEOUT: Duration = Duration::from_mins(10);
-/// Until a build, a pull or an export says its first word: the context is sent before.
+/// Timeout until the first response of a build, a pull or an export. It includes the upload of the context.
 const STREAM_TIMEOUT: Duration = Duration::from_hours(24);
-/// How long a cancelled build may take to end in good order before its connection is cut.
+/// Time that a canceled build has to stop gracefully before its connection is cut.
 const CANCEL_GRACE: Duration = Duration::from_secs(5);
 
-/// Runs Dockerfiles in a daemon; `RUN` has no network.
+/// Engine that runs Dockerfiles in a daemon; `RUN` has no network.
 pub struct DockerEngine {
-    /// For short calls.
+    /// Client for short calls.
     client: Docker,
-    /// For builds and other long answers.
+    /// Client for builds and other long responses.
     streaming: Docker,
     description: String,
-    /// Of runs that may have left something; `None` where nothing is built.
+    /// Notes about runs that may have left something; `None` if nothing is built.
     notes: Option<Notes>,
 }
 
-/// What names one run in the engine.
+/// Identity of one run in the engine.
 struct Run {
     id: String,
     nonce: String,
-    /// The builder was cut off before it came to its end: it may make one thing more.
+    /// Whether the builder was disconnected before it finished; it may still create one more container or image.
     unobserved: AtomicBool,
     note: Option<Note>,
 }
 
 impl Run {
     fn new(id: &str) -> Self {
-        // The standard library's hasher keys are the system's randomness.
+        // The standard library seeds its hasher keys from the system's randomness.
         let nonce = format!("{id}-{:016x}", RandomState::new().hash_one(std::process::id()));
         Self { id: id.to_owned(), nonce, unobserved: AtomicBool::new(false), note: None }
     }
 
-    /// A run that is over, and whose builder was not seen to end.
+    /// A run of an ended process, whose builder was not seen to finish.
     fn dead(nonce: String, note: Note) -> Self {
         Self { id: nonce.clone(), nonce, unobserved: AtomicBool::new(true), note: Some(note) }
     }
 }
 
 impl DockerEngine {
-    /// Connects and agrees on a version of the API. `address` is `unix://PATH` or `tcp://HOST:PORT`; `notes` is the
-    /// directory for notes of what runs may have left.
+    /// Connects and negotiates the API version. `address` is `unix://PATH` or `tcp://HOST:PORT`. `notes` is the directory
+    /// for notes about what runs may leave behind.
     pub(super) async fn connect(address: &str, notes: Option<&Path>) -> Result<Self, String> {
         let seconds = CONNECT_TIMEOUT.as_secs();
         let client = if address.starts_with("tcp://") || address.starts_with("http://") {
@@ -115,7 +114,7 @@ impl DockerEngine {
         })
     }
 
-    /// Begins a run, after it has removed what dead ones have left: their engine is here (again).
+    /// Begins a run. First removes what dead runs have left, because the daemon is now reachable (again).
     async fn begin(&self, id: &str) -> Result<Run> {
         let mut run = Run::new(id);
         if let Some(notes) = &self.notes {
@@ -127,7 +126,7 @@ impl DockerEngine {
         Ok(run)
     }
 
-    /// Runs the Dockerfile up to `target` (all of it when empty) and gives the image's id.
+    /// Runs the Dockerfile up to the stage `target` (or all of it when empty) and returns the image ID.
     async fn build(
         &self,
         run: &Run,
@@ -141,7 +140,7 @@ impl DockerEngine {
         let entries = job.context.clone();
         let (body, writer) =
             bridge::stream_from_writer(move |out| context::write_tar(Some(&text), &entries, out));
-        // No cache: an input that changed must not meet a step that did not. No pull: bases are there.
+        // No cache: otherwise a changed input could be combined with an unchanged step. No pull: base images are present.
         let options = BuildImageOptions {
             dockerfile: DOCKERFILE.to_owned(),
             target: target.to_owned(),
@@ -171,7 +170,7 @@ impl DockerEngine {
         if built.as_ref().is_err_and(EngineError::is_transient) {
             run.unobserved.store(true, Ordering::Relaxed);
         }
-        // A context that could not be read is why the daemon complained, and says more.
+        // If the context could not be read, that error is the cause of the daemon's and explains more.
         match writer.await {
             Ok(Err(error)) if built.is_err() && !job.cancel.is_cancelled() && !is_send_failure(&error) => {
                 Err(error)
@@ -180,9 +179,9 @@ impl DockerEngine {
         }
     }
 
-    /// Ends a build in good order: its step's container is removed, so that the step fails and the builder
-    /// comes to its end, which we see. Only a builder that does not stop is cut off: it would go on to the
-    /// next edge between steps unobserved.
+    /// Stops a build gracefully: removes its step's container, so that the step fails and the builder finishes while its
+    /// response is still read. Only a builder that does not stop is disconnected, because it would continue unobserved up to
+    /// the next boundary between steps.
     async fn stop<S: futures::Stream + Unpin>(&self, run: &Run, mut stream: S) {
         let deadline = tokio::time::Instant::now() + CANCEL_GRACE;
         loop {
@@ -203,7 +202,7 @@ impl DockerEngine {
 
     async fn payload(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<()> {
         let image = self.build(run, job, "modules", &[]).await?;
-        // Never started: a container is the only way to an image's files.
+        // Never started: only a container gives access to an image's files.
         let body = ContainerCreateBody {
             image: Some(image),
             cmd: Some(vec!["/none".to_owned()]),
@@ -238,8 +237,8 @@ impl DockerEngine {
         self.client.tag_image(&image, Some(options)).await.map_err(fault("tag the image"))
     }
 
-    /// Removes what a run left, but for an image that it gave a name. The run's own outcome counts more than this one's: what
-    /// cannot be removed now is when the next run begins.
+    /// Removes what a run left, except for an image that it named. A failure only logs a warning, because the run's own
+    /// outcome matters more. The next run tries again.
     async fn clean(&self, run: Run) {
         match self.sweep(&run).await {
             Ok(()) => run.note.into_iter().for_each(Note::forget),
@@ -250,14 +249,14 @@ impl DockerEngine {
     }
 }
 
-/// What it does for others.
+/// Operations for other modules.
 impl DockerEngine {
-    /// One line for people: the engine, its version, where it listens.
+    /// One line for people: the engine, its version and its address.
     pub fn describe(&self) -> &str {
         &self.description
     }
 
-    /// Is there a local image of this name?
+    /// Whether a local image of this name exists.
     pub async fn has_image(&self, name: &str) -> Result<bool> {
         match self.client.inspect_image(name).await {
             Ok(_) => Ok(true),
@@ -266,9 +265,9 @@ impl DockerEngine {
         }
     }
 
-    /// Writes a local image to `dest` as a `docker save` archive; `false` when there is none of this name.
+    /// Writes a local image to `dest` as a `docker save` archive. Returns `false` if no image has this name.
     pub async fn export_image(&self, name: &str, dest: &Path, cancel: &CancellationToken) -> Result<bool> {
-        // By its id: a name without a tag would stand for every tag that there is.
+        // By its ID: a name without a tag selects every tag.
         let id = match self.client.inspect_image(name).await {
             Ok(image) => image.id.unwrap_or_else(|| name.to_owned()),
             Err(Error::DockerResponseServerError { status_code: 404, .. }) => return Ok(false),
@@ -278,9 +277,9 @@ impl DockerEngine {
         Ok(true)
     }
 
-    /// Fetches an image from its registry into the engine.
+    /// Pulls an image from its registry into the engine.
     pub async fn pull(&self, reference: &str, credentials: Option<&Credentials>) -> Result<()> {
-        // Without a tag the daemon would fetch every tag there is.
+        // Without a tag the daemon would pull every tag.
         let from = match split_tag(reference) {
             (_, Some(_)) => reference.to_owned(),
             (repo, None) if repo.contains('@') => reference.to_owned(),
@@ -299,7 +298,7 @@ impl DockerEngine {
         Ok(())
     }
 
-    /// Runs the Dockerfile and keeps its final image under a local name, labelled `farrier.dev/cache=base`.
+    /// Runs the Dockerfile and keeps its final image under a local name, labeled `farrier.dev/cache=base`.
     pub async fn build_image(&self, job: &BuildJob, name: &str) -> Result<()> {
         let run = self.begin(&job.id).await?;
         let named = self.named(&run, job, name).await;
@@ -307,7 +306,7 @@ impl DockerEngine {
         named
     }
 
-    /// Runs the Dockerfile's `modules` stage, unpacks its `/out` into `dest` (an empty directory) and leaves nothing in the
+    /// Runs the Dockerfile's `modules` stage, unpacks its `/out` into the empty directory `dest`, and leaves nothing in the
     /// engine.
     pub async fn build_payload(&self, job: &BuildJob, dest: &Path) -> Result<()> {
         let run = self.begin(&job.id).await?;
@@ -316,7 +315,7 @@ impl DockerEngine {
         result
     }
 
-    /// Runs the whole Dockerfile, writes its final image to `dest` as a `docker save` archive and leaves nothing in the
+    /// Runs the whole Dockerfile, writes its final image to `dest` as a `docker save` archive, and leaves nothing in the
     /// engine.
     pub async fn build_archive(&self, job: &BuildJob, dest: &Path) -> Result<()> {
         let run = self.begin(&job.id).await?;
@@ -326,17 +325,17 @@ impl DockerEngine {
     }
 }
 
-/// Notes of the runs on the daemon at an address, below the directory for all daemons.
+/// Notes for the daemon at an address, in a subdirectory of the directory for all daemons.
 fn notes_of(directory: &Path, address: &str) -> Notes {
     Notes::in_directory(directory.join(&Digest::of(address.as_bytes()).hex()[..16]))
 }
 
-/// Makes the daemon's fault into ours.
+/// Converts an error of the daemon.
 fn fault(action: &'static str) -> impl Fn(Error) -> EngineError {
     move |error| EngineError::engine(EngineKind::Docker, action, error)
 }
 
-/// The last cause's words: what the HTTP client says above it only names its own layers.
+/// Message of the innermost cause; the HTTP client's outer messages only name its own layers.
 fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(inner) = cause.source() {
@@ -345,12 +344,12 @@ fn root_cause(error: &dyn std::error::Error) -> String {
     cause.to_string()
 }
 
-/// The writer of the context only saw that the daemon had hung up.
+/// Whether the writer of the context failed only because the daemon disconnected.
 fn is_send_failure(error: &EngineError) -> bool {
     matches!(error, EngineError::Io(source) if source.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// An image's name without its tag, and the tag: a colon behind the last slash.
+/// Splits an image's name from its tag, which follows a colon after the last slash.
 fn split_tag(name: &str) -> (&str, Option<&str>) {
     let start = name.rfind('/').map_or(0, |slash| slash + 1);
     match name[start..].split_once(':') {

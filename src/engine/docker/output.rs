@@ -1,11 +1,11 @@
-//! Adapter: what the classic builder says while it works.
+//! Adapter: parses the output of the classic builder.
 
 use bollard::{errors::Error, models::BuildInfo};
 
 use super::super::{BuildLog, EngineError, EngineKind, Result, error::is_disk_full, lines::LineSplitter};
 use crate::error_chain;
 
-/// Reads a build's answer: hands lines on, remembers the step under way and the image that came out.
+/// Reads the response to a build: forwards log lines, and remembers the current step and the resulting image.
 pub(super) struct Output<'a> {
     log: &'a dyn BuildLog,
     splitter: LineSplitter,
@@ -18,7 +18,7 @@ impl<'a> Output<'a> {
         Self { log, splitter: LineSplitter::default(), step: None, image: None }
     }
 
-    /// Takes one message.
+    /// Processes one message.
     pub(super) fn take(&mut self, info: BuildInfo) {
         if let Some(id) = info.aux.and_then(|aux| aux.id) {
             self.image = Some(id);
@@ -30,7 +30,7 @@ impl<'a> Output<'a> {
             } else if let Some(id) = line.strip_prefix("Successfully built ")
                 && image.is_none()
             {
-                // Podman does not always send the id apart.
+                // Podman does not always send the ID as a separate message.
                 *image = Some(id.trim().to_owned());
             }
             log.line(line);
@@ -38,13 +38,13 @@ impl<'a> Output<'a> {
         if let Some(text) = info.stream {
             splitter.feed(text.as_bytes(), &mut line);
         }
-        // The progress of a pull would be thousands of lines.
+        // Pull progress would add thousands of lines.
         if let (Some(status), None) = (info.status, info.progress_detail) {
             line(&status);
         }
     }
 
-    /// The image, once the answer has come to its end.
+    /// Returns the image ID at the end of the response.
     pub(super) fn image(mut self) -> Result<String> {
         self.flush();
         self.image.ok_or_else(|| {
@@ -52,19 +52,19 @@ impl<'a> Output<'a> {
         })
     }
 
-    /// Sorts a failed build: the step's fault or the daemon's?
+    /// Classifies a failed build as a failure of the step or of the daemon.
     pub(super) fn failure(mut self, error: Error) -> EngineError {
         self.flush();
         match error {
             Error::DockerStreamError { error } => {
                 self.log.line(&error);
                 match self.step.as_ref().and_then(|step| Some((step, exit_code(step, &error)?))) {
-                    // The step's own text is in the engine's words for it: they say nothing of the engine's disk.
+                    // The engine's message quotes the step, so it says nothing about the engine's disk.
                     Some((step, code)) => EngineError::Step(format!("{step}: exit code {code}")),
                     None => EngineError::from_build(EngineKind::Docker, self.step.as_deref(), error),
                 }
             }
-            // 4xx: the Dockerfile does not parse, or has no such stage. The builder answers 500 to some of these.
+            // 4xx: the Dockerfile has a syntax error, or lacks the stage. The builder answers 500 in some of these cases.
             Error::DockerResponseServerError { status_code, message }
                 if status_code < 500 || message.contains("ockerfile") || message.contains("build stage") =>
             {
@@ -86,7 +86,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// `Step 3/7 : RUN make` -> `RUN make`; Podman writes `STEP 3/7: RUN make`.
+/// Extracts the instruction: `Step 3/7 : RUN make` -> `RUN make`. Podman writes `STEP 3/7: RUN make`.
 fn instruction(line: &str) -> Option<&str> {
     let rest = line.strip_prefix("Step ").or_else(|| line.strip_prefix("STEP "))?;
     let (count, instruction) = rest.split_once(':')?;
@@ -95,8 +95,8 @@ fn instruction(line: &str) -> Option<&str> {
     (number(step) && number(total)).then(|| instruction.trim())
 }
 
-/// The number in `returned a non-zero code: 2` (Docker) or `exit status 2` (Podman), if the step runs a command:
-/// its own words are in the log. Of a failed `COPY`, the engine's words are all that there is.
+/// Extracts the code from `returned a non-zero code: 2` (Docker) or `exit status 2` (Podman) if the step runs a command,
+/// whose output is in the log. For other failed steps, such as `COPY`, the engine's message is the only explanation.
 fn exit_code(step: &str, message: &str) -> Option<u32> {
     if !step.starts_with("RUN ") {
         return None;

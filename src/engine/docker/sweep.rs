@@ -1,4 +1,4 @@
-//! Adapter: removes from the daemon what a run made, found by the run's own label.
+//! Adapter: removes the containers and images of a run from the daemon. The run's label identifies them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,21 +17,20 @@ use bollard::{
 use super::{CACHE_LABEL, DockerEngine, EngineError, RUN_LABEL, Result, Run, fault};
 use crate::engine::{KeptImage, LOCAL_PREFIX};
 
-/// Times that the daemon is asked before something that stays is reported: a builder that was cut off
-/// may still be at work on its last step.
+/// Number of attempts before leftovers are reported. A builder that was disconnected may still work on its last step.
 const ROUNDS: usize = 20;
 const PAUSE: Duration = Duration::from_millis(250);
-/// Times in a row that nothing may be found after a builder was cut off.
+/// Number of consecutive attempts that must find nothing after a builder was disconnected.
 const QUIET_ROUNDS: usize = 4;
 
 impl DockerEngine {
-    /// Removes the run's containers and images, but for one that has a name: that is kept for others.
+    /// Removes the run's containers and images, except for a named image, which is kept for later builds.
     pub(super) async fn sweep(&self, run: &Run) -> Result<()> {
         let quiet_rounds = if run.unobserved.load(Ordering::Relaxed) { QUIET_ROUNDS } else { 1 };
         let mut quiet = 0;
         for _ in 0..ROUNDS {
             let are_gone = self.remove_containers(run).await? & self.remove_images(run).await?;
-            // What could be removed at once is gone; only what resisted is looked at again.
+            // Everything removable is gone; the next round retries the rest.
             quiet = if are_gone { quiet + 1 } else { 0 };
             if quiet == quiet_rounds {
                 return Ok(());
@@ -41,7 +40,7 @@ impl DockerEngine {
         Err(EngineError::engine(super::EngineKind::Docker, "clean up", "containers or images resist removal"))
     }
 
-    /// Removes the run's containers, running or not. Is none left?
+    /// Removes the run's containers, running or not. Returns whether none is left.
     pub(super) async fn remove_containers(&self, run: &Run) -> Result<bool> {
         let options = ListContainersOptions {
             all: true,
@@ -59,7 +58,7 @@ impl DockerEngine {
         Ok(are_gone)
     }
 
-    /// The images that are kept, whoever made them.
+    /// Lists the kept images of all runs.
     pub async fn kept(&self) -> Result<Vec<KeptImage>> {
         let filters = HashMap::from([("label".to_owned(), vec![format!("{CACHE_LABEL}=base")])]);
         let options =
@@ -68,14 +67,14 @@ impl DockerEngine {
         Ok(images.into_iter().filter_map(kept_image).collect())
     }
 
-    /// Removes a kept image. The daemon refuses where a container runs on it.
+    /// Removes a kept image. The daemon refuses if a container uses it.
     pub async fn remove(&self, name: &str) -> Result<()> {
         let options = RemoveImageOptions { force: false, noprune: false, platforms: None };
         is_gone(self.client.remove_image(name, Some(options), None).await, "remove an image").map(drop)
     }
 
-    /// Removes the run's images, children first, and never a parent that is not the run's own. An
-    /// intermediate image cannot go while the image made from it stays. Is none left?
+    /// Removes the run's images, children first, but no parent that belongs to another run. The daemon cannot remove an
+    /// intermediate image before its child. Returns whether none is left.
     async fn remove_images(&self, run: &Run) -> Result<bool> {
         let options =
             ListImagesOptions { all: true, filters: Some(by_label(run)), ..ListImagesOptions::default() };
@@ -93,7 +92,7 @@ fn by_label(run: &Run) -> HashMap<String, Vec<String>> {
     HashMap::from([("label".to_owned(), vec![format!("{RUN_LABEL}={}", run.nonce)])])
 }
 
-/// Is it gone: removed now, or by another process before? 409: in use, or its removal is under way.
+/// Whether an object is gone, through this call or an earlier one. 409 means that it is in use or is already being removed.
 fn is_gone<T>(removed: Result<T, Error>, action: &'static str) -> Result<bool> {
     match removed {
         Ok(_) | Err(Error::DockerResponseServerError { status_code: 404, .. }) => Ok(true),
@@ -102,25 +101,26 @@ fn is_gone<T>(removed: Result<T, Error>, action: &'static str) -> Result<bool> {
     }
 }
 
-/// An image with a name that farrier gave it: others may be made from farrier's, and have its labels.
+/// Returns the image if farrier named it. Labels are not enough, because images built on top of a farrier image inherit
+/// them.
 fn kept_image(image: ImageSummary) -> Option<KeptImage> {
     let name = image.repo_tags.into_iter().find(|tag| tag.starts_with(LOCAL_PREFIX))?;
-    // Without the daemon's word on what is shared it is -1.
+    // The shared size is -1 if the daemon does not report it.
     let own = image.size.saturating_sub(image.shared_size.max(0));
     let bytes = u64::try_from(if own > 0 { own } else { image.size }).unwrap_or(0);
     let created = Duration::from_secs(u64::try_from(image.created).unwrap_or(0));
     Some(KeptImage { name, bytes, created: SystemTime::UNIX_EPOCH + created })
 }
 
-/// The images in an order in which they can be removed, without those that have a name and their ancestors.
+/// Returns the images in an order in which they can be removed, without named images and their ancestors.
 fn children_first<'a>(images: &'a [ImageSummary]) -> Vec<&'a str> {
     let parents: HashMap<&str, &str> =
         images.iter().map(|image| (image.id.as_str(), image.parent_id.as_str())).collect();
     let ancestors = |id: &'a str| {
-        // Bounded by the number of images, should a daemon answer with a circle.
+        // Bounded by the number of images, in case a daemon reports a cycle.
         std::iter::successors(parents.get(id).copied(), |id| parents.get(id).copied()).take(images.len())
     };
-    // Older daemons name what has no name.
+    // Older daemons report this name for untagged images.
     let is_named = |image: &&ImageSummary| image.repo_tags.iter().any(|tag| tag != "<none>:<none>");
     let kept: HashSet<&str> = images
         .iter()

@@ -1,4 +1,4 @@
-//! Adapter: the messages of a build in a pod, through the API server. Whatever cuts the line, it goes on where it was.
+//! Adapter: reads the messages of a build in a pod through the API server. After a disconnect it resumes at the same offset.
 
 use std::{io, time::Duration};
 
@@ -31,38 +31,38 @@ use crate::{
     },
 };
 
-/// A line on which nothing comes for so long is dead: the runner has its beat.
+/// Timeout of a silent connection, which counts as dead because the runner sends heartbeats.
 const SILENCE: Duration = Duration::from_secs(6 * BEAT.as_secs());
-/// Between two tries to reach the runner: the first, and the longest.
+/// First and longest pause between two attempts to reach the runner.
 const PAUSES: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(10)];
-/// Bytes that are taken of a line at once.
+/// Buffer size of a connection, in bytes.
 const BUFFER: usize = 256 << 10;
 
-/// What a process in the pod prints.
+/// Connection to a `follow` process in the pod.
 struct Line {
     output: BufReader<Box<dyn AsyncRead + Unpin + Send>>,
-    /// It has ended, or the connection has: kube's reader does not tell.
+    /// Resolves when the process or the connection has ended; kube's reader does not report that.
     end: BoxFuture<'static, ()>,
     _process: AttachedProcess,
 }
 
-/// Follows one build.
+/// Message source for one build.
 pub(super) struct Follower<'a> {
     pods: Api<Pod>,
     wait: Wait<'a>,
-    /// The pod, once it runs.
+    /// Name of the pod, once it runs.
     pod: Option<String>,
     line: Option<Line>,
-    /// Bytes of whole frames that were read.
+    /// Number of bytes read, in complete frames.
     place: u64,
     pause: Duration,
 }
 
-/// Why a line gives nothing.
+/// Reason why a connection yields no frame.
 enum Cut {
-    /// It was cut, or not made: it can be made again.
+    /// The connection failed or was cut; a retry may succeed.
     Line(io::Error),
-    /// farrier may not.
+    /// The cluster denies farrier the access.
     Refused(EngineError),
 }
 
@@ -78,7 +78,7 @@ impl<'a> Follower<'a> {
         Self { pods, wait, pod: None, line: None, place: 0, pause: PAUSES[0] }
     }
 
-    /// The next frame, or why the line gives none.
+    /// Reads the next frame. Connects first if there is no connection.
     async fn read(&mut self) -> Result<Vec<u8>, Cut> {
         if self.line.is_none() {
             let name = self.pod.as_deref().unwrap_or_default();
@@ -121,7 +121,7 @@ impl Source for Follower<'_> {
                 Err(Cut::Refused(error)) => return Err(error),
                 Err(Cut::Line(error)) => {
                     tracing::debug!(pod = self.pod, place = self.place, %error, "the line to a build was cut");
-                    // The pod may be gone; where it is not, it is asked again.
+                    // The pod may be gone; if it still runs, the next round reconnects.
                     (self.line, self.pod) = (None, None);
                     sleep(self.pause).await;
                     self.pause = (2 * self.pause).min(PAUSES[1]);

@@ -1,4 +1,4 @@
-//! Pure: the Job of a build.
+//! Pure: composes the Job of a build.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -13,63 +13,65 @@ use crate::{
     site::Builds,
 };
 
-/// The user of steps: one that owns nothing on a node (distroless images call it `nonroot`).
+/// User ID of build steps. It owns nothing on a node (distroless images call it `nonroot`).
 pub const USER: u32 = 65532;
-/// Memory of the runner itself, in bytes.
+/// Memory for the runner itself, in bytes.
 const RUNNER_MEMORY: u64 = 256 << 20;
-/// The container's name.
+/// Name of the build's container.
 pub const CONTAINER: &str = "build";
-/// Written files, and what the pod prints.
+/// Ephemeral storage for written files and the pod's log.
 const DISK: &str = "32Gi";
-/// From the kubelet's first look at a pod to its first step: pulling the image.
+/// Time from the kubelet's acknowledgment of a pod to the first step, which includes the image pull.
 const START: Duration = Duration::from_mins(30);
-/// How long a Job that farrier did not delete stays, for people.
+/// How long a finished Job remains for inspection if farrier did not delete it.
 const STAYS: Duration = Duration::from_hours(1);
 
-/// What a Job is made of.
+/// Inputs of a Job.
 pub struct JobSpec<'a> {
-    /// How the site has builds run.
+    /// The site's settings for builds.
     pub builds: &'a Builds,
-    /// Whose it is.
+    /// The farrier instance that owns the Job.
     pub instance: &'a Instance,
-    /// What is built.
+    /// The driver image that is built.
     pub driver: &'a ImageName,
-    /// `None`: nothing of the release can be a label.
+    /// Label of the kernel release; `None` if the release yields no valid label value.
     pub kernel: Option<KernelLabel>,
-    /// Of its node.
+    /// Architecture of the node.
     pub arch: Architecture,
-    /// The root file system, by digest.
+    /// The rootfs as an image, by digest.
     pub image: &'a ImageReference,
-    /// What it takes.
+    /// Requested resources, and the deadline.
     pub build: BuildSpec,
-    /// What it may use.
+    /// Limits that the runner enforces.
     pub limits: Limits,
 }
 
-/// The image that a Job's pod has.
+/// Returns the image of a Job's pod.
 pub fn image(job: &Job) -> Option<&str> {
     job.spec.as_ref()?.template.spec.as_ref()?.containers.first()?.image.as_deref()
 }
 
-/// The name of the Job for a root file system: whoever builds the same finds it.
+/// Returns the name of the Job for a rootfs. It is the same for each build of the same inputs, so that a later caller finds
+/// the Job.
 pub fn name(driver: &ImageName, image: &ImageReference) -> String {
-    // A pod's name, and so a label of it, gets six characters more; a Job's name has at most 63.
+    // A Job's name has at most 63 characters. A pod's name, which also becomes a label, is six characters longer.
     let driver: String = driver.chars().take(40).collect();
     let Version::Digest(digest) = &image.version else { return driver };
     format!("{}-{}", driver.trim_end_matches(['-', '.']), &digest.hex()[..12])
 }
 
-/// Processors that a build may keep busy, in whole ones.
+/// Number of whole processors that a build may use.
 fn processors(build: BuildSpec) -> u64 {
     build.cpus.thousandths().div_ceil(1000).max(1)
 }
 
-/// What steps get beside what the Dockerfile sets: nproc(1) reads it, and would count the node's processors otherwise.
+/// Environment variable that steps get in addition to the Dockerfile's. nproc(1) reads it; otherwise it would count the
+/// node's processors.
 pub fn environment(build: BuildSpec) -> (String, String) {
     ("OMP_NUM_THREADS".to_owned(), processors(build).to_string())
 }
 
-/// The Job: one pod, one try, no rights. `Pod Security Standards: restricted` is what it keeps to.
+/// Composes the Job: one pod, one try, no permissions. It complies with the Pod Security Standard `restricted`.
 pub fn manifest(spec: &JobSpec<'_>) -> Result<Job, serde_json::Error> {
     let JobSpec { builds, instance, driver, kernel, arch, image, build, limits } = spec;
     let mut labels: BTreeMap<&str, &str> =
@@ -83,7 +85,7 @@ pub fn manifest(spec: &JobSpec<'_>) -> Result<Job, serde_json::Error> {
     ]);
     labels.extend(kernel.as_ref().map(|kernel| ("farrier.dev/kernel", kernel.as_str())));
     let deadline = build.deadline.duration() + START + pod::HOLD;
-    // A little more, so that the runner is there to say what was too much.
+    // Slightly more than the limit, so that the runner survives to report which limit was exceeded.
     let memory = limits.memory.unwrap_or(build.memory.bytes()) + RUNNER_MEMORY;
     let mut pod = builds.pod.fields().clone();
     let own = json!({

@@ -1,8 +1,9 @@
-//! Adapter: the `kubernetes` engine: each build is a Job, whose pod's image is the whole root file system. Nothing is built in
-//! a container by another builder, and no pod has a right, a secret or a network.
+//! Adapter: the `kubernetes` engine. Each build is a Job whose pod's image is the complete rootfs of the build. No image
+//! builder runs in a container, and no step has permissions, secrets or a network.
 //!
-//! What the runner in the pod says, its result with it, comes back through the API server (`follow`): the pod answers, and never
-//! calls. Whoever builds the same inputs, a new leader too, finds the Job by its name and takes it over.
+//! The runner's messages, including the result, come back through the API server (`follow`): the pod never opens a
+//! connection. Another farrier that builds the same inputs, such as a new leader, finds the Job by its name and takes it
+//! over.
 
 mod follow;
 mod job;
@@ -38,34 +39,34 @@ use crate::{
     provenance::Confinement,
 };
 
-/// Between two looks at a Job that is being deleted, and between two tries of a call.
+/// Pause between two checks of a Job that is being deleted, and between two attempts of a call.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Tries of a call that may pass.
+/// Maximum attempts of a call that fails transiently.
 const TRIES: u32 = 30;
 
-/// What enforces the limits of a pod.
+/// Mechanism that enforces each limit of a pod.
 const LIMITS: [(&str, &str); 3] = [
     ("memory", "the container's limit, and the runner's own measurement"),
     ("processes", "a resource limit, and the kubelet's of the pod"),
     ("disk", "the container's ephemeral-storage limit"),
 ];
 
-/// Builds in a cluster.
+/// Engine that builds in a cluster.
 pub struct Kubernetes {
     client: Client,
     runner: PathBuf,
 }
 
-/// Where a build in the cluster stands.
+/// Phase of a build in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase<'a> {
-    /// For room, or an image; why.
+    /// Waiting for resources or for the image; the reason.
     Waiting(&'a str),
-    /// It runs.
+    /// Running.
     Running,
 }
 
-/// The Job that was made or found.
+/// The created or existing Job.
 struct Started {
     name: String,
     uid: String,
@@ -81,37 +82,38 @@ impl Started {
     }
 }
 
-/// A build in a pod.
+/// A build in a pod of the cluster.
 pub struct InCluster<'a> {
-    /// Its Job.
+    /// Inputs of its Job.
     pub job: JobSpec<'a>,
     /// Lowest Landlock ABI that the site accepts.
     pub least_landlock: u32,
-    /// What it does: as it is in the image.
+    /// Steps and limits, as stored in the image.
     pub plan: Plan,
-    /// Where output goes.
+    /// Receives the output.
     pub log: Arc<dyn BuildLog>,
-    /// Hears where it stands.
+    /// Receives the phase of the build.
     pub phases: &'a (dyn Fn(Phase) + Send + Sync),
-    /// Stops it.
+    /// Cancels the build.
     pub cancel: CancellationToken,
-    /// Where this is cancelled too, the Job goes on: a successor takes it over.
+    /// If canceled in addition to `cancel`, the Job keeps running and a successor takes it over.
     pub leave: CancellationToken,
 }
 
 impl Kubernetes {
-    /// Connects to the cluster that the options name.
+    /// Connects to the cluster that the options select.
     pub(super) async fn connect(runner: PathBuf, options: &KubeOptions) -> Result<Self, String> {
         let client = client(options).await.map_err(|error| crate::error_chain(&error))?;
         Ok(Self { client, runner })
     }
 
-    /// The runner for pods of an architecture: its own file beside that for this machine's.
+    /// Path of the runner for pods of an architecture: a separate file next to this machine's runner.
     pub fn runner(&self, arch: Architecture) -> PathBuf {
         program_for(&self.runner, arch)
     }
 
-    /// Runs the build, unpacks `/out` into `dest`, an empty directory, and deletes the Job. Returns what confined the build.
+    /// Runs the build, unpacks `/out` into the empty directory `dest`, and deletes the Job. Returns the confinement of the
+    /// build.
     pub async fn compile(&self, build: InCluster<'_>, dest: &Path) -> Result<Confinement> {
         let InCluster { job, least_landlock, plan, log, phases, cancel, leave } = build;
         let namespace = job.builds.namespace();
@@ -135,15 +137,15 @@ impl Kubernetes {
         outcome.map(|confined| Confinement { limits: LIMITS.into(), ..confined })
     }
 
-    /// Makes the Job, or finds the one that is there: of another farrier, or of this one before it was restarted. One that has
-    /// ended has no result any more.
+    /// Creates the Job, or takes over an existing one of another farrier or of this one before a restart. A finished Job is
+    /// deleted and created again, because its result is lost.
     async fn start(&self, jobs: &Api<Job>, name: &str, spec: &JobSpec<'_>) -> Result<Started> {
         let manifest = job::manifest(spec).map_err(|error| fault("write a Job", error))?;
         for attempt in 1..=TRIES {
             let (action, error) = match jobs.create(&PostParams::default(), &manifest).await {
                 Ok(made) => return Ok(Started::of(&made)),
                 Err(kube::Error::Api(status)) if status.code == 409 => match jobs.get_opt(name).await {
-                    // What a name says does not count: only the same root file system compiles the same.
+                    // The name alone proves nothing: only a Job with the same rootfs produces the same result.
                     Ok(Some(found)) if is_over(&found) || job::image(&found) != job::image(&manifest) => {
                         delete(jobs, name).await;
                         continue;
@@ -187,7 +189,7 @@ fn is_over(job: &Job) -> bool {
         .any(|found| matches!(found.type_.as_str(), "Complete" | "Failed") && found.status == "True")
 }
 
-/// Takes a Job and its pod away. Where it cannot be done the cluster does it, when the Job's time is over.
+/// Deletes a Job and its pod. If that fails, the cluster deletes them when the Job's TTL expires.
 async fn delete(jobs: &Api<Job>, name: &str) {
     match jobs.delete(name, &DeleteParams::background()).await {
         Ok(_) => {}

@@ -1,33 +1,33 @@
-//! Pure: where the pod of a build stands, in words.
+//! Pure: derives the state of a build's pod from its status and Events.
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Event, Pod, PodCondition, PodStatus};
 
 use super::job::CONTAINER;
 use crate::engine::EngineError;
 
-/// Where a build's pod stands.
+/// State of a build's pod.
 #[derive(Debug)]
 pub enum Standing {
-    /// It is not running yet; why, in the cluster's words.
+    /// Not running yet; the cluster's explanation.
     Waiting(String),
-    /// Its node does not get the image; it tries again.
+    /// The node cannot pull the image and retries.
     WithoutImage(String),
-    /// The runner can be asked.
+    /// Running: the runner can be reached.
     Running,
-    /// It ended by itself, or was ended.
+    /// Ended, by itself or from outside.
     Ended(EngineError),
 }
 
-/// How a pod came to its end, where the runner has not said it.
+/// Kind of a pod's end without a result from the runner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// It will be the same the next time.
+    /// A retry would fail the same way.
     Final,
-    /// Another node, or another time, may do.
+    /// A retry may succeed on another node or at another time.
     Passing,
 }
 
-/// Reasons for which pods are taken away that have done nothing wrong
+/// Reasons for removing a pod that did nothing wrong
 /// (<https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions>, and the kubelet's own).
 const DISRUPTIONS: [&str; 9] = [
     "DeletionByPodGC",
@@ -41,7 +41,7 @@ const DISRUPTIONS: [&str; 9] = [
     "PreemptionByScheduler",
 ];
 
-/// Where the pod stands.
+/// Returns the state of a pod.
 pub fn standing(pod: &Pod) -> Standing {
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let Some(status) = &pod.status else { return Standing::Waiting("it is not scheduled yet".to_owned()) };
@@ -62,10 +62,11 @@ pub fn standing(pod: &Pod) -> Standing {
     }
 }
 
-/// What stands in the way of a Job that has no pod, by its Events. What asks for room waits; what is refused is refused again.
+/// Returns the state of a Job without a pod, from its Events. An exceeded quota makes the Job wait. Any other refusal is
+/// permanent.
 pub fn without_pod(job: &str, events: &[Event]) -> Standing {
     let refusal = events.iter().rev().find(|event| event.reason.as_deref() == Some("FailedCreate"));
-    // Before it stands the name of a pod, another one each time.
+    // The text before it contains the name of a pod, which differs on each try.
     let message = refusal.and_then(|event| event.message.as_deref());
     let message = message.map(|message| message.split_once("is forbidden: ").map_or(message, |(_, why)| why));
     match message {
@@ -81,7 +82,7 @@ pub fn without_pod(job: &str, events: &[Event]) -> Standing {
     }
 }
 
-/// Someone has taken it away.
+/// Returns the state of a Job whose Job object or pod was deleted from outside.
 pub fn gone(job: &str, what: &str) -> Standing {
     ended(End::Passing, &format!("of Job {job}"), None, Some(what))
 }
@@ -109,7 +110,7 @@ fn waiting(name: &str, status: &PodStatus) -> Standing {
         }
     };
     match reason {
-        // What is refused for good: the kubelet tries the others again.
+        // Permanent refusals: the kubelet retries in all other cases.
         "InvalidImageName" | "ErrImageNeverPull" | "CreateContainerConfigError" => {
             ended(End::Final, name, Some(reason), Some(message))
         }
@@ -138,7 +139,7 @@ fn of_container(name: &str, end: &ContainerStateTerminated) -> Standing {
         Some("OOMKilled") => Standing::Ended(EngineError::Limit(format!(
             "pod {name} used more memory than it may (OOMKilled)"
         ))),
-        // Another architecture's runner, or none.
+        // The runner is missing or belongs to another architecture.
         Some(reason @ ("ContainerCannotRun" | "StartError")) => {
             ended(End::Final, name, Some(reason), end.message.as_deref())
         }

@@ -1,4 +1,4 @@
-//! Adapter: waits until the pod of a build runs, and says what it waits for.
+//! Adapter: waits until the pod of a build runs, and reports what it waits for.
 
 use std::{pin::pin, time::Duration};
 
@@ -20,10 +20,10 @@ use super::{
 };
 use crate::engine::{EngineError, Result};
 
-/// How often it is looked whether the Job is still there, and what stands in its way where it has no pod.
+/// Interval of the checks whether the Job still exists and, if it has no pod, why.
 const LOOKS: Duration = Duration::from_secs(3);
 
-/// How long a node may try to get an image: the registry, or the way to it, may be down.
+/// How long a node may retry to pull the image, because the registry or the network may be down.
 const PULLS: Duration = Duration::from_mins(5);
 
 /// Waits for one Job's pod.
@@ -33,7 +33,7 @@ pub(super) struct Wait<'a> {
     events: Api<Event>,
     job: Started,
     phases: &'a (dyn Fn(Phase) + Send + Sync),
-    /// What was reported last.
+    /// Last reported reason.
     reported: Option<String>,
 }
 
@@ -55,9 +55,9 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// The name of the pod that runs.
+    /// Waits for a running pod and returns its name.
     pub(super) async fn until_running(&mut self) -> Result<String> {
-        // By its uid: pods of one before it may not have gone yet.
+        // Selected by the Job's UID: pods of an earlier Job of the same name may still exist.
         let label = format!("batch.kubernetes.io/controller-uid={}", self.job.uid);
         let of_job = watcher::Config::default().labels(&label);
         let mut pods = pin!(watcher(self.pods.clone(), of_job).default_backoff().applied_objects());
@@ -74,7 +74,7 @@ impl<'a> Wait<'a> {
                     Some(Err(watcher::Error::InitialListFailed(kube::Error::Api(status)))) if status.code == 403 => {
                         (String::new(), Standing::Ended(missing_right(&status.message)))
                     }
-                    // A watch begins anew by itself.
+                    // The watcher restarts by itself.
                     Some(Err(error)) => {
                         tracing::debug!(job = self.job.name, %error, "pods of a build cannot be watched");
                         continue;
@@ -110,7 +110,7 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Where the build stands, if its pods do not tell.
+    /// Returns the state of the build if the watch on its pods cannot show it.
     async fn look(&self, has_pod: bool) -> Option<Standing> {
         let Started { name, uid } = &self.job;
         match self.jobs.get_opt(name).await {
@@ -118,7 +118,7 @@ impl<'a> Wait<'a> {
                 return Some(gone(name, "its Job was deleted"));
             }
             Ok(Some(found)) if !has_pod && is_over(&found) => return Some(gone(name, "it was deleted")),
-            // Without an answer nothing is known.
+            // The Job's Events explain why it has no pod. After a failed request the state is unknown.
             Ok(_) if !has_pod => {}
             Ok(_) | Err(_) => return None,
         }
@@ -137,7 +137,7 @@ impl<'a> Wait<'a> {
     }
 }
 
-/// farrier may not do something in the namespace of builds.
+/// Error for a missing permission in the namespace of builds.
 pub(super) fn missing_right(what: &str) -> EngineError {
     EngineError::Pod {
         message: format!("the cluster does not let farrier see to the pod of a build: {what}"),

@@ -1,8 +1,8 @@
-//! Adapter: control groups (v2) for builds, where a subtree is delegated to farrier.
+//! Adapter: control groups (v2) for builds, if a subtree is delegated to farrier.
 //!
-//! systemd delegates with `Delegate=yes`, and marks the directory with an extended attribute (systemd's "Control Group APIs and
-//! Delegation"). Only such a subtree is touched. A group with controllers holds no process itself (cgroups(7), "no internal
-//! processes"), so farrier moves into a group of its own below it.
+//! systemd delegates a subtree with `Delegate=yes` and marks its directory with an extended attribute (systemd's "Control
+//! Group APIs and Delegation"). Only a subtree with that mark is changed. A group with controllers must not contain
+//! processes (cgroups(7), "no internal processes"), so farrier moves itself into a child group.
 
 use std::{
     io,
@@ -15,22 +15,23 @@ use fs_err as fs;
 use runner::plan::Limits;
 use rustix::fs::getxattr;
 
-/// Where cgroup v2 is mounted.
+/// Mount point of cgroup v2.
 const MOUNT: &str = "/sys/fs/cgroup";
-/// farrier's own group in the subtree.
+/// Name of the group in the subtree that holds farrier itself.
 const OWN: &str = "farrier";
-/// How names of groups of builds begin; farrier's process number and a count follow.
+/// Prefix of the names of build groups; farrier's process ID and a counter follow.
 const BUILD: &str = "build-";
 
 /// A subtree that is delegated to farrier.
 #[derive(Debug)]
 pub(super) struct Subtree(PathBuf);
 
-/// The group of one build. It is removed when this is dropped.
+/// The group of one build, removed on drop.
 pub(super) struct Group(PathBuf);
 
 impl Subtree {
-    /// The subtree, with farrier moved out of its top; `None` where none is delegated, or it has other processes in it.
+    /// Finds the delegated subtree and moves farrier out of its top. Returns `None` if no subtree is delegated, or if it
+    /// contains other processes.
     pub(super) fn find() -> Option<Self> {
         let own = own_group(&fs::read_to_string("/proc/self/cgroup").ok()?)?;
         let top = if own.file_name().is_some_and(|name| name == OWN) { own.parent()? } else { &own };
@@ -57,7 +58,7 @@ impl Subtree {
         Ok(Self(top.to_owned()))
     }
 
-    /// Makes the group of a build.
+    /// Creates the group of a build.
     pub(super) fn group(&self, limits: Limits) -> io::Result<Group> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let name = format!("{BUILD}{}-{}", process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
@@ -67,7 +68,7 @@ impl Subtree {
         fs::write(group.0.join("memory.max"), limit(limits.memory))?;
         fs::write(group.0.join("memory.oom.group"), "1")?;
         fs::write(group.0.join("pids.max"), limit(limits.processes))?;
-        // Absent where the kernel has no swap.
+        // The file is absent if the kernel has no swap.
         let swap = group.0.join("memory.swap.max");
         if swap.exists() {
             fs::write(swap, "0")?;
@@ -82,7 +83,7 @@ impl Group {
         fs::write(self.0.join("cgroup.procs"), process.to_string())
     }
 
-    /// Which limit the kernel has ended processes for.
+    /// Describes the limit for which the kernel has killed processes, if any.
     pub(super) fn exceeded(&self) -> Option<String> {
         let events = fs::read_to_string(self.0.join("memory.events")).ok()?;
         let limit = fs::read_to_string(self.0.join("memory.max")).ok()?;
@@ -99,7 +100,7 @@ impl Drop for Group {
     }
 }
 
-/// Removes groups of builds whose farrier has ended.
+/// Removes build groups whose farrier process has ended.
 fn remove_left(top: &Path) -> io::Result<()> {
     for entry in fs::read_dir(top)? {
         let entry = entry?;
@@ -109,14 +110,14 @@ fn remove_left(top: &Path) -> io::Result<()> {
             continue;
         };
         if !Path::new("/proc").join(process).exists() {
-            // One with processes stays.
+            // A group that still contains processes stays.
             let _ = fs::remove_dir(entry.path());
         }
     }
     Ok(())
 }
 
-/// The directory of this process's group, from `/proc/self/cgroup`.
+/// Directory of this process's group, from `/proc/self/cgroup`.
 fn own_group(text: &str) -> Option<PathBuf> {
     let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
     Some(Path::new(MOUNT).join(path))

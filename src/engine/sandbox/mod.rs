@@ -1,7 +1,7 @@
-//! Adapter: the `sandbox` engine: steps run in place, in namespaces of this machine, over trees of farrier's cache. No daemon,
-//! and no root: steps run as a user that owns nothing else.
+//! Adapter: the `sandbox` engine. It runs steps in place, in Linux namespaces on this machine, over trees in the cache. It
+//! needs neither a daemon nor root: steps run as farrier's user or, if that is root, as a user that owns nothing else.
 //!
-//! `farrier-runner` makes the sandbox and runs the steps (`crates/runner`); this is the other end of its pipes.
+//! `farrier-runner` (`crates/runner`) creates the sandbox and runs the steps. This module is the other end of its pipes.
 
 mod cgroup;
 mod owner;
@@ -29,41 +29,41 @@ use self::cgroup::{Group, Subtree};
 use super::{BuildLog, ContextEntry, EngineError, EngineKind, Result, hearing::Hearing};
 use crate::{provenance::Confinement, tree_removal::remove_tree};
 
-/// The runner's name, beside farrier's own program.
+/// File name of the runner, which is installed next to farrier's own program.
 pub const RUNNER: &str = "farrier-runner";
 
-/// Builds in namespaces of this machine.
+/// Engine that builds in namespaces on this machine.
 #[derive(Debug)]
 pub struct Sandbox {
     runner: PathBuf,
     owner: Owner,
-    /// Where control groups of builds are made.
+    /// Parent of the control groups of builds, if a subtree is delegated.
     subtree: Option<Subtree>,
     confinement: Confinement,
 }
 
-/// A build in place.
+/// An in-place build.
 pub struct InPlace {
-    /// What it does.
+    /// Steps and limits.
     pub plan: Plan,
-    /// The trees that it starts from, the uppermost first; they are [owned](Owner::own) by the sandbox's user.
+    /// Lower directories of the overlay, the uppermost first. [`Owner::own`] must have set their ownership.
     pub lowers: Vec<PathBuf>,
     /// The build context.
     pub context: Vec<ContextEntry>,
-    /// A directory that is not there yet, for what it writes. It stays, so that whoever removes what is around it removes
-    /// it, too.
+    /// Directory for everything that the build writes; it must not exist yet. It is not removed after the build: the caller
+    /// removes it together with its parent.
     pub scratch: PathBuf,
-    /// Where output goes.
+    /// Receives the output.
     pub log: Arc<dyn BuildLog>,
     /// Lowest Landlock ABI that the site accepts.
     pub least_landlock: u32,
-    /// Stops it.
+    /// Cancels the build.
     pub cancel: CancellationToken,
 }
 
 impl Sandbox {
-    /// Finds the runner, and sees that this machine lets it make a sandbox below `scratch`. The error says in words what is
-    /// in the way.
+    /// Finds the runner, and checks that it can create a sandbox below `scratch` on this machine. The error describes the
+    /// obstacle.
     pub(super) async fn connect(runner: Option<&Path>, scratch: Option<&Path>) -> Result<Self, String> {
         let owner = Owner::of_this_process();
         let mut sandbox = Self {
@@ -74,7 +74,7 @@ impl Sandbox {
         };
         let mut tried = sandbox.try_out(scratch).await;
         if tried.is_err() && sandbox.owner != owner {
-            // Older kernels, and some file systems, map no owners.
+            // Older kernels and some file systems do not support idmapped mounts.
             sandbox.owner = owner;
             tried = sandbox.try_out(scratch).await;
         }
@@ -85,17 +85,17 @@ impl Sandbox {
         Ok(sandbox)
     }
 
-    /// What confines builds here.
+    /// Returns the confinement of builds on this machine.
     pub fn confinement(&self) -> &Confinement {
         &self.confinement
     }
 
-    /// Who owns what a sandbox reads and writes.
+    /// Returns the ownership of the files that a sandbox reads and writes.
     pub fn owner(&self) -> Owner {
         self.owner
     }
 
-    /// Runs a build that makes an empty `/out`.
+    /// Runs a trial build that creates an empty `/out`.
     async fn try_out(&self, scratch: Option<&Path>) -> Result<Confinement> {
         let place = scratch.map_or_else(env::temp_dir, Path::to_owned);
         fs::create_dir_all(&place)?;
@@ -121,7 +121,8 @@ impl Sandbox {
         outcome
     }
 
-    /// Runs the steps, unpacks `/out` into `dest`, an empty directory, and leaves no process. Returns what confined the build.
+    /// Runs the steps, unpacks `/out` into the empty directory `dest`, and ends all processes of the sandbox. Returns the
+    /// confinement of the build.
     pub async fn compile(&self, build: InPlace, dest: &Path) -> Result<Confinement> {
         let InPlace { plan, lowers, context, scratch, log, least_landlock, cancel } = build;
         fs::create_dir(&scratch)?;
@@ -152,7 +153,7 @@ impl Sandbox {
             cancel: &cancel,
         };
         let outcome = async {
-            // The runner waits for its first message: nothing has run outside of the group.
+            // The runner waits for its first message, so no process has run outside of the group.
             if let Some(group) = &group {
                 group.add(id).map_err(|source| fault("use a control group", source))?;
             }
@@ -172,7 +173,7 @@ impl Sandbox {
     }
 }
 
-/// What enforces the limits of a build.
+/// Mechanism that enforces each limit of a build.
 fn limits(has_group: bool) -> [(&'static str, &'static str); 3] {
     let [memory, processes] = if has_group {
         ["cgroup v2", "cgroup v2"]
@@ -182,8 +183,8 @@ fn limits(has_group: bool) -> [(&'static str, &'static str); 3] {
     [("memory", memory), ("processes", processes), ("disk", "measured four times a second, per build")]
 }
 
-/// Ends what still runs. With process 1 of a sandbox everything in it has ended, and its parent waits for that: so nothing is
-/// written any more when this returns.
+/// Kills the sandbox. The end of process 1 kills all processes in the sandbox, and its parent waits for that. So nothing is
+/// written any more when this function returns.
 async fn end(child: &mut Child, id: u32) {
     let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
     let init = children.split_whitespace().find_map(|pid| Pid::from_raw(pid.parse().ok()?));
@@ -194,7 +195,7 @@ async fn end(child: &mut Child, id: u32) {
     let _ = child.wait().await;
 }
 
-/// Output of a sandbox that is only tried out.
+/// Log of the trial build.
 struct Silent;
 
 impl BuildLog for Silent {
@@ -203,7 +204,7 @@ impl BuildLog for Silent {
     }
 }
 
-/// The given runner, or the one beside farrier.
+/// Returns the given runner, or the one next to farrier's own program.
 pub(super) fn find_runner(given: Option<&Path>) -> Result<PathBuf, String> {
     let runner = match given {
         Some(runner) => runner.to_owned(),
@@ -220,14 +221,14 @@ pub(super) fn find_runner(given: Option<&Path>) -> Result<PathBuf, String> {
 
 fn beside() -> Option<PathBuf> {
     let directory = env::current_exe().ok()?.parent()?.to_owned();
-    // Programs of cargo's tests are one directory deeper.
+    // Test programs of cargo are one directory deeper.
     let places = [directory.join(RUNNER), directory.parent()?.join(RUNNER)];
     let [first, _] = &places;
     let first = first.clone();
     Some(places.into_iter().find(|place| place.is_file()).unwrap_or(first))
 }
 
-/// What is in the way of a sandbox, and what to do about it, from the kernel's words.
+/// Adds a remedy to the kernel's error message, if the cause is known.
 fn blame(words: &str) -> String {
     let remedy = if words.contains("namespaces") || words.contains("uid_map") {
         "; allow user namespaces: on Ubuntu 24.04 an AppArmor profile with `userns` for farrier-runner, elsewhere \

@@ -1,4 +1,4 @@
-//! Adapter: who owns what a sandbox reads and writes.
+//! Adapter: ownership of the files that a sandbox reads and writes.
 
 use std::{
     io,
@@ -10,11 +10,11 @@ use fs_err as fs;
 use rustix::process::{getegid, geteuid};
 use walkdir::WalkDir;
 
-/// The user of sandboxes where farrier is root: above the ranges that systemd and container engines give out
-/// (systemd's "Users, Groups, UIDs and GIDs").
+/// User ID of sandboxes if farrier is root. It is above the ranges that systemd and container engines assign (systemd's
+/// "Users, Groups, UIDs and GIDs").
 const USER: u32 = 2_100_000_015;
 
-/// The one user of a sandbox, who is root inside, and who owns the trees that it starts from.
+/// The only user of a sandbox, who is root inside it, and the ownership of the trees that the sandbox starts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     user: u32,
@@ -23,7 +23,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// The user that runs farrier; for root, one that owns nothing else. Trees belong to that user.
+    /// Returns the user that runs farrier or, if that is root, a user that owns nothing else. The trees belong to that user.
     pub fn of_this_process() -> Self {
         let (user, group) = (geteuid().as_raw(), getegid().as_raw());
         if user != 0 {
@@ -34,8 +34,8 @@ impl Owner {
         Self { user, group: user, maps_trees: false }
     }
 
-    /// The same user, while trees belong to root: idmapped mounts show them to the sandbox as its own. `None` where farrier is
-    /// not root, or has no other user.
+    /// Returns the same user for trees that belong to root, which idmapped mounts show to the sandbox as its own. `None` if
+    /// farrier is not root or no other user is available.
     pub(super) fn with_mapped_trees(self) -> Option<Self> {
         (geteuid().is_root() && self.user != 0).then_some(Self { maps_trees: true, ..self })
     }
@@ -45,32 +45,33 @@ impl Owner {
         self.maps_trees
     }
 
-    /// Whether the user of build steps owns the trees: a step that left its sandbox could write to them.
+    /// Whether the user of build steps owns the trees. If so, a step that escaped its sandbox could write to them.
     pub fn owns_cache(self) -> bool {
         !self.maps_trees
     }
 
-    /// One line of a map: the sandbox's root is this user. (`uid_map` and `gid_map`, user_namespaces(7).)
+    /// Contents of the `setgroups`, `uid_map` and `gid_map` files that map the sandbox's root to this user
+    /// (user_namespaces(7)).
     pub(super) fn maps(self) -> [(&'static str, String); 3] {
         let Self { user, group, maps_trees: _ } = self;
         let line = |id| format!("0 {id} 1");
         [("setgroups", "deny".to_owned()), ("uid_map", line(user)), ("gid_map", line(group))]
     }
 
-    /// Gives a tree that sandboxes start from its owner. A tree that has it already is not walked again. Blocks.
+    /// Changes the owner of a tree that sandboxes start from. Skips a tree that already has the right owner. Blocks.
     pub fn own(self, tree: &Path) -> io::Result<()> {
         let owner = if self.maps_trees { (0, 0) } else { (self.user, self.group) };
         if is_owned(tree, owner)? {
             return Ok(());
         }
-        // The tree itself last: it says that all of it is done.
+        // The top directory comes last: its owner marks the whole tree as done.
         for entry in WalkDir::new(tree).contents_first(true) {
             lchown(entry?.path(), Some(owner.0), Some(owner.1))?;
         }
         Ok(())
     }
 
-    /// Gives the sandbox's user a directory to write to.
+    /// Makes the sandbox's user the owner of a directory, so that the sandbox can write there.
     pub(super) fn hand_over(self, directory: &Path) -> io::Result<()> {
         lchown(directory, Some(self.user), Some(self.group))
     }
@@ -81,7 +82,7 @@ fn is_owned(path: &Path, owner: (u32, u32)) -> io::Result<bool> {
     Ok((found.uid(), found.gid()) == owner)
 }
 
-/// The user of sandboxes for a root that has these maps: in a container root may have few users.
+/// Chooses the sandbox user for a root user with these maps. In a container, only a few users may be mapped.
 fn least_privileged(maps: &str) -> u32 {
     let ranges = maps.lines().filter_map(|line| {
         let mut fields = line.split_whitespace().map(|field| field.parse::<u32>().ok());

@@ -1,4 +1,4 @@
-//! Adapter: the conversation with the runner of one sandbox.
+//! Adapter: the farrier side of the wire protocol with the runner of one sandbox.
 
 use std::io;
 
@@ -20,10 +20,10 @@ use crate::engine::{
     hearing::{Source, read_frame},
 };
 
-/// One runner, which is given its build when it asks for it.
+/// Connection to one runner, which gets its plan and context when it asks for them.
 pub(super) struct Talk<'a> {
     owner: Owner,
-    /// The runner's process.
+    /// Process ID of the runner.
     runner: u32,
     plan: &'a Plan,
     context: &'a [ContextEntry],
@@ -32,7 +32,7 @@ pub(super) struct Talk<'a> {
 }
 
 impl<'a> Talk<'a> {
-    /// Says where the sandbox is to be made.
+    /// Opens the conversation: sends the directories of the sandbox.
     pub(super) async fn begin(
         (owner, runner): (Owner, u32),
         place: &wire::Sandbox,
@@ -45,7 +45,7 @@ impl<'a> Talk<'a> {
         Ok(Self { owner, runner, plan, context, stdin: Some(stdin), stdout })
     }
 
-    /// The one user of the sandbox: root in there.
+    /// Writes the UID and GID maps, which make the sandbox's only user root inside.
     fn maps(&self) -> io::Result<()> {
         for (file, text) in self.owner.maps() {
             fs_err::write(format!("/proc/{}/{file}", self.runner), text)?;
@@ -53,7 +53,7 @@ impl<'a> Talk<'a> {
         Ok(())
     }
 
-    /// The plan and the context. A runner that has ended by itself says why: that it reads no more is no news.
+    /// Sends the plan and the context. Ignores write errors: a runner that ended early reports the reason itself.
     async fn hand_in(&self, mut stdin: ChildStdin) -> Result<()> {
         let entries = self.context.to_vec();
         let (context, writer) = stream_from_writer(move |out| context::write_tar(None, &entries, out));

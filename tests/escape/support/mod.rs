@@ -1,4 +1,4 @@
-//! The parts of the other integration tests' support that these take.
+//! Support code of the other integration tests that this suite shares.
 #![allow(dead_code)]
 
 pub mod node_vm;
@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A directory whose content later runs find again.
+/// Returns a directory whose content later runs reuse.
 pub fn kept(name: &str) -> PathBuf {
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(&place).unwrap();

@@ -1,4 +1,4 @@
-//! A virtual machine, and the tree that it boots with.
+//! A virtual machine and its initramfs tree.
 
 #[path = "../../../it/support/node_vm/machine.rs"]
 pub mod machine;
