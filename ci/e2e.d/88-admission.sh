@@ -37,6 +37,7 @@ allowed "farrier's own marks" patch node "$node" '{"metadata":{"labels":{"farrie
 
 wait=30 refused "another registry's image" "images of its own registry" patch ds solo "$(container evil.example/root@sha256:0)"
 refused "a registry whose name begins alike" "images of its own registry" patch ds solo "$(container "${registry}x/root@sha256:0")"
+refused "an image that only copies may have" "images of its own registry" patch ds solo "$(container tools.example/root@sha256:0)"
 refused "an image by its tag" "by digest" patch ds solo "$(container "$registry/$driver:any")"
 allowed "a driver's image" patch ds solo "$(container "$image_a")"
 refused "a command beside it" "nothing of a container but its image" patch ds solo "$(container "$image_a" ', "command": ["sh"]')"
@@ -91,6 +92,7 @@ copy_of_fleet() {
 copy() { copy_of_fleet "${1:-.}" | as_account create -f -; }
 pod_of_copy() { copy ".spec.template.spec |= ($1)"; }
 allowed "a copy" copy
+allowed "a copy with a container from a registry that the site named" pod_of_copy '.initContainers[0].image = "tools.example/first:1"'
 refused "a new DaemonSet" "no DaemonSets but its copies" copy 'del(.metadata.labels)'
 refused "a copy of nothing" "owned by its original" copy '.metadata.ownerReferences = []'
 refused "a copy of a DaemonSet that the site did not name" "that its admission policy names" copy '.metadata.ownerReferences[0].name = "ghost"'
@@ -132,6 +134,7 @@ refused "the end of a DaemonSet" "no DaemonSets but its copies" as_account delet
 
 refused "another field of an operator's resource" "nothing of an operator's resource but" patch "$plural" "$resource" '{"spec":{"nodeSelector":null}}'
 refused "another field of its driver" "nothing of an operator's resource but" patch "$plural" "$resource" '{"spec":{"ofedDriver":{"startupProbe":null}}}'
+refused "a registry that only copies may use" "repositories of its own registry" patch "$plural" "$resource" '{"spec":{"ofedDriver":{"repository":"tools.example"}}}'
 refused "another registry in it" "repositories of its own registry" patch "$plural" "$resource" '{"spec":{"ofedDriver":{"repository":"evil.example"}}}'
 refused "an annotation of others on it" "only annotations below farrier.dev/" patch "$plural" "$resource" '{"metadata":{"annotations":{"x.example/y":"1"}}}'
 refused "another version of the vendor's" "repositories of its own registry" patch "$plural" "$resource" '{"spec":{"ofedDriver":{"version":"24"}}}'

@@ -231,6 +231,7 @@ patches:
   - target: {kind: ValidatingAdmissionPolicy, name: farrier-daemonsets.*}
     patch: |-
       - {op: replace, path: /spec/variables/1/expression, value: "['$drivers/fleet', '$drivers/doomed']"}
+      - {op: replace, path: /spec/variables/2/expression, value: "['tools.example/']"}
 YAML
     # The CRD exists already, and its definition did not change for this scenario.
     {

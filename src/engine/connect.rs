@@ -58,7 +58,16 @@ pub async fn connect(choice: EngineChoice, env: &EngineEnv) -> Result<Engine> {
             Err(answer) => tried.note("kubernetes", &answer),
         }
     }
-    connect_daemon(choice, env, tried).await.map(|engine| Engine::Docker(Arc::new(engine)))
+    let refused = tried.0.clone();
+    let daemon = connect_daemon(choice, env, tried).await?;
+    if !refused.is_empty() {
+        // The daemon's container is the weaker boundary, so the fallback is not silent.
+        tracing::warn!(
+            reason = refused,
+            "the sandbox cannot be used here: builds run in the daemon's containers"
+        );
+    }
+    Ok(Engine::Docker(Arc::new(daemon)))
 }
 
 async fn kubernetes(env: &EngineEnv) -> Result<Kubernetes, String> {

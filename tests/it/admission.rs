@@ -67,6 +67,15 @@ fn a_copy_is_compared_with_the_original_that_the_site_named() {
     let made = policy("farrier-daemonsets");
     let originals = &made["spec"]["variables"][1];
     assert_eq!((text(&originals["name"]), text(&originals["expression"])), ("originals", "[]"));
+    // Prefixes for copies widen no other rule.
+    let further = &made["spec"]["variables"][2];
+    assert_eq!((text(&further["name"]), text(&further["expression"])), ("copyImages", "[]"));
+    let all = documents().iter().map(Value::to_string).collect::<String>();
+    assert_eq!(all.matches("variables.copyImages").count(), 1);
+    let rules = made["spec"]["validations"].as_array().unwrap();
+    let widened =
+        rules.iter().find(|rule| text(&rule["expression"]).contains("variables.copyImages")).unwrap();
+    assert!(text(&widened["expression"]).starts_with("!variables.isCopy ||"), "{widened}");
     let asked = made["spec"]["validations"].as_array().unwrap().iter().map(|rule| text(&rule["expression"]));
     let named = asked.filter(|rule| rule.contains("in variables.originals")).count();
     assert_eq!(named, 1);
