@@ -202,7 +202,7 @@ async fn what_one_of_two_signers_signed_is_not_reused() {
     let error = bench.build(K10).await.unwrap_err();
     assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
     let heard = bench.heard().join("\n");
-    assert!(heard.contains("1 of 2 keys that must sign have: release.pub (sha256:"), "{heard}");
+    assert!(heard.contains("1 of 2 required keys have signed: release.pub (sha256:"), "{heard}");
     assert!(heard.contains("missing: site.pub (sha256:"), "{heard}");
 
     let reference = bench.cell(K9).await.reference;

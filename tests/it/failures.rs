@@ -135,7 +135,7 @@ fn modules_that_the_kernel_would_refuse() {
     failed    hello for KERNEL: check refused the modules: module farrier_other is required, and the payload does not hold it
               | payload on KERNEL (amd64): refused
               | refused: module farrier_other is required, and the payload does not hold it
-              |   help: look in the build log why it was not compiled or not installed under /out
+              |   help: see the build log for why it was not compiled or not installed under /out
               | MODULE         VERDICT  REASON
               | farrier_hello  loads
               hint: the modules do not fit this kernel: see the report above
@@ -298,7 +298,7 @@ fn hostile_kernel_releases() {
         run.line("edge-2");
         run.line("nothing to do");
     }
-    insta::assert_snapshot!(site.build("hello", "../../etc", &[]).stderr, @r#"error: --kernel: kernel release "../../etc" holds the character '/'; only letters, digits and `._+~-` are possible"#);
+    insta::assert_snapshot!(site.build("hello", "../../etc", &[]).stderr, @r#"error: --kernel: kernel release "../../etc" holds the character '/'; only letters, digits and `._+~-` are allowed"#);
 }
 
 #[test]
@@ -315,7 +315,7 @@ fn a_tag_that_holds_other_inputs() {
     insta::assert_snapshot!(site.neutral(run.line("conflict  ")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      conflict  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 has inputs HASH, wanted HASH; change the version or the tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, or set onConflict: overwrite");
     let build = site.build("hello", &kernel, &["--push"]).exits(1);
     insta::assert_snapshot!(site.neutral(&build.stderr).replace(&kernel, "KERNEL"), @r"
-    error: REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 holds an image of other inputs
+    error: REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 holds an image built from other inputs
     hint: a published tag never changes: raise the version or change the tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, or set onConflict: overwrite
     ");
     assert_eq!(site.image(), published);
@@ -342,7 +342,7 @@ fn two_kernels_with_one_tag() {
     site.canary(&kernels.newer);
     let run = fails(&site, "hello", 1);
     let line = site.neutral(run.line("tag collision"));
-    insta::assert_snapshot!(line.replace(&kernels.older, "OLDER").replace(&kernels.newer, "NEWER"), @"hello  OLDER (debian 12, amd64)  1      skip    tag collision: REGISTRY/drivers/hello:1.0 would also be NEWER (debian 12, amd64); give `tags` what tells them apart");
+    insta::assert_snapshot!(line.replace(&kernels.older, "OLDER").replace(&kernels.newer, "NEWER"), @"hello  OLDER (debian 12, amd64)  1      skip    tag collision: REGISTRY/drivers/hello:1.0 would also be NEWER (debian 12, amd64); add what distinguishes them to `tags`");
     assert_eq!(site.tags("hello"), [""; 0]);
 }
 

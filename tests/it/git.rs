@@ -170,7 +170,7 @@ fn a_commit_sets_the_image_and_the_cluster_is_waited_for() {
     // Another run creates no further commit and reports why the rollout is held.
     let held = rollout(&live);
     assert_eq!((&held["decision"], &held["reason"]), (&json!("hold"), &json!("not-synced")), "{held}");
-    run_once(&live).exits(0).line(&format!("has not taken it over yet: it has {OLD_IMAGE}"));
+    run_once(&live).exits(0).line(&format!("has not applied it yet: it has {OLD_IMAGE}"));
     assert_eq!(forge.commits("main"), 2);
 
     let containers = json!([{"name": "driver", "image": image}]);

@@ -130,7 +130,7 @@ fn of_cell(planned: &PlannedCell, entry: StatusEntry<'_>) -> StateLine {
     let row = entry.row;
     let (reason, hint) = match &planned.outcome {
         Outcome::Conflict { reference, remedy, .. } => {
-            (format!("{reference} holds an image of other inputs"), Some(*remedy))
+            (format!("{reference} holds an image built from other inputs"), Some(*remedy))
         }
         Outcome::UpToDate { published, .. } => (format!("{}@{}", row.reference, published.digest), None),
         _ => (row.reason, None),

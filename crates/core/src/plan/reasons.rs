@@ -94,9 +94,7 @@ pub enum HoldReason {
     #[error("it is being deleted")]
     Deleting,
     /// farrier's record in the object cannot be parsed, so the history is unknown.
-    #[error(
-        "its annotation {RECORD_ANNOTATION} cannot be read: {detail}; remove the annotation to reset it"
-    )]
+    #[error("its annotation {RECORD_ANNOTATION} cannot be read: {detail}; remove the annotation to reset it")]
     BadRecord { detail: String },
     /// Another writer reverted farrier's value, and would do so again.
     #[error(
@@ -256,7 +254,5 @@ fn not_passed(image: &ImageReference, verdict: Option<Verdict>) -> String {
 }
 
 fn made_for(found: Option<&str>) -> String {
-    found.map_or("does not declare its kernel".to_owned(), |found| {
-        format!("was built for kernel {found:?}")
-    })
+    found.map_or("does not declare its kernel".to_owned(), |found| format!("was built for kernel {found:?}"))
 }

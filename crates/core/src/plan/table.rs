@@ -77,7 +77,7 @@ pub fn counts(plan: &Plan) -> String {
         ),
         (count(|d| matches!(d, RolloutDecision::Hold(_))), "on hold"),
         (left_alone.len(), if left_alone.len() == 1 { "node left alone" } else { "nodes left alone" }),
-        (own_drivers.iter().map(|own| own.nodes.len()).sum(), "with a driver of their own"),
+        (own_drivers.iter().map(|own| own.nodes.len()).sum(), "with their own driver"),
         (nodes.iter().filter(|node| node.change.is_some()).count(), "to mark for their next kernel"),
         (
             unused_announcements.len(),
