@@ -60,13 +60,13 @@ fn a_compile_error_on_one_kernel() {
     let error = failure(&site, &run, "failed    hello for").replace(newer, "KERNEL");
     insta::assert_snapshot!(error, @r"
     failed    hello for KERNEL: compile failed: /build/farrier_hello.c:8:9: implicit declaration of function 'kfree_changed'; did you mean 'free_pages'? [-Werror=implicit-function-declaration]
-              hint: the whole log is SITE/cache/logs/hello-KERNEL-HASH-debian-12-amd64.log; these inputs are not compiled again until one of them changes (driver version, patch, template, kernel)
+              hint: the full log is SITE/cache/logs/hello-KERNEL-HASH-debian-12-amd64.log; farrier does not compile these inputs again until one of them changes (driver version, patch, template, kernel)
     ");
     assert_eq!(site.tags("hello"), [format!("1.0-{}-debian12-amd64", kernels.older)]);
     assert_eq!(site.image(), FIRST_IMAGE);
 
     // The complete log is where the hint says. The next reconcile does not recompile and leaves the log unchanged.
-    let hint = run.line("the whole log is");
+    let hint = run.line("the full log is");
     let log = hint.split_once("log is ").unwrap().1.split_once(';').unwrap().0;
     assert!(fs::read_to_string(log).unwrap().contains("make"));
     let written = fs::metadata(log).unwrap().modified().unwrap();

@@ -251,7 +251,7 @@ fn the_loop_commits_and_notices_what_others_do() {
     let (mut live, image) = cluster(&forge.url(), "");
     live.start(&[]);
     live.until("the commit", |_| forge.image("main") == image);
-    live.until("the next reconcile", |live| live.log().matches("pass made").count() > 1);
+    live.until("the next reconcile", |live| live.log().matches("reconcile finished").count() > 1);
     // A revert conflicts with farrier's target state. As in the cluster, farrier sets the image again, and the history names
     // both authors.
     forge.commit(&[(MANIFEST, &forge.file("main~1", MANIFEST))], "revert");

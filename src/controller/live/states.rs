@@ -81,7 +81,7 @@ impl States {
             news.entry(&left.why).or_default().push(&left.node);
         }
         for (reason, nodes) in news {
-            tracing::warn!(node = nodes.first(), count = nodes.len(), %reason, "a node is not believed");
+            tracing::warn!(node = nodes.first(), count = nodes.len(), %reason, "a node's kernel is not trusted");
         }
         self.distrusted = distrusted().map(|left| left.node.clone()).collect();
     }
