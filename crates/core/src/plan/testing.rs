@@ -42,7 +42,7 @@ impl Fleet {
         }
     }
 
-    /// The same fleet, in which no rollout finds its DaemonSet.
+    /// Returns the same fleet without the DaemonSets of its rollouts.
     #[must_use]
     pub fn without_daemon_sets(&self) -> Self {
         let mut fleet = self.clone();
@@ -55,7 +55,7 @@ impl Fleet {
         self.0.observed.published.clear();
     }
 
-    /// What it is made from.
+    /// Inputs of the plan.
     pub fn made_from(&self) -> (&ClusterSnapshot, &Definitions) {
         (&self.0.snapshot, &self.0.definitions)
     }

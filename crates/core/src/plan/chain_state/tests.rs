@@ -311,7 +311,7 @@ fn a_silent_registry_takes_no_readiness_away() {
     }
 }
 
-/// What becomes of one image for one kernel in the registry.
+/// Fate of one image for one kernel in the registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Published,

@@ -38,7 +38,7 @@ impl Story {
     }
 }
 
-/// What there are cells for.
+/// Kernels of the plan's cells.
 fn kernels(plan: &Plan) -> BTreeSet<String> {
     plan.cells.iter().map(|planned| planned.target.release.to_string()).collect()
 }
@@ -73,7 +73,7 @@ fn a_node_that_cycles_through_kernels_has_few_of_them_built_and_holds_nobody() {
     let plan = story.minute();
     assert_eq!(kernels(&plan), [K47.to_owned()].into());
     assert!(plan.unused_announcements[0].why.to_string().contains("kernelLimits.perNode"));
-    // After a day it starts anew.
+    // After a day the count restarts.
     let plan = story.after(Duration::from_hours(25));
     assert_eq!(kernels(&plan).len(), 2);
     assert!(plan.unused_announcements.is_empty());

@@ -86,7 +86,7 @@ fn nodes_with_their_own_driver_are_left_alone() {
     insta::assert_snapshot!(super::super::table(&plan));
     insta::assert_snapshot!(super::super::text(&super::super::status_table(&super::super::status(&plan))));
     assert!(super::super::Interest::of(&world.definitions).labels.contains(key));
-    // Nobody is told to wait for an image that a node does not need.
+    // No rollout waits for an image that a node does not need.
     let left_alone = world.snapshot.nodes[2].clone();
     assert!(!left_alone.calls_for(world.image("mft")));
 }

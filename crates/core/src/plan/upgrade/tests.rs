@@ -296,7 +296,7 @@ fn the_plan_is_readable_before_it_starts() {
     insta::assert_snapshot!(serde_json::to_string_pretty(&plan).unwrap());
 }
 
-/// What happens to a fleet.
+/// Random events of a fleet.
 #[derive(Clone, Debug)]
 enum Event {
     Vanish(usize),

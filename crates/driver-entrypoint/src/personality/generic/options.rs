@@ -14,7 +14,7 @@ use crate::{
 pub(crate) const USAGE: &str = "\
 usage: driver-entrypoint generic [OPTION...] [MODULE...]
 
-Without a MODULE, loads those of the image's modules.order, in the order of its dkms.conf.
+Without a MODULE, loads those that the image's modules.order lists, as a dkms.conf names them.
 
   --replace NAME            a module of the host to unload first and restore at the end; those that use it are
                             named, too

@@ -168,7 +168,7 @@ fn a_failed_image_gives_way_to_the_last_that_was_good() {
     assert_eq!((recorded(&world).set, recorded(&world).state), (two.clone().into(), RecordState::Failed));
     assert!(world.plan().has_failures());
     assert!(!held(&mut world).1, "it is not tried again");
-    // It goes on with the next image, and without the record with the same.
+    // The rollout continues with the next image, or with the same one once the record is removed.
     let mut anew = world.clone();
     anew.snapshot.daemon_sets[0].live.as_mut().unwrap().annotations.clear();
     rewrites(&mut anew);
@@ -189,7 +189,7 @@ fn an_image_that_did_not_come_up_is_never_gone_back_to() {
     wish(&mut world, "2");
     rewrites(&mut world);
     assert_eq!(recorded(&world).replaced, OLD);
-    // A late one is not put back when another is due in any case.
+    // A late image is not reverted when another image replaces it anyway.
     world.run_pod("n0", false);
     later(&mut world, 30);
     wish(&mut world, "3");
@@ -212,7 +212,7 @@ fn an_image_that_is_there_by_somebody_elses_hand_is_fine() {
 fn what_is_farriers_in_other_containers_stays_named() {
     let mut world = world();
     let one = rewrites(&mut world);
-    // A second container of the DaemonSet, with an image of its own.
+    // A second container of the DaemonSet, with a separate image.
     let mut second = crate::plan::fixtures::image("second");
     second.spec.rollout = world.image("mft").spec.rollout.clone();
     let crate::image::RolloutSpec::Image { target, .. } = &mut second.spec.rollout[0] else { panic!() };

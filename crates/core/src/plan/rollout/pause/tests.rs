@@ -34,7 +34,7 @@ fn pass(world: &mut World) {
     plan.rollouts.iter().flat_map(|rollout| &rollout.changes).for_each(|change| world.apply(change).unwrap());
 }
 
-/// Is anything written?
+/// Whether anything is written.
 fn set(world: &mut World, name: &str, paused: bool) -> bool {
     let changes = pause(&world.snapshot, name, paused).unwrap();
     for change in &changes {
@@ -57,7 +57,7 @@ fn a_paused_rollout_waits_and_goes_on() {
     assert!(set(&mut world, DRIVER, false));
     assert_eq!(paused(&world.snapshot), [(DRIVER.to_owned(), false)].into());
     pass(&mut world);
-    // What is set already is said to be so, and another image waits.
+    // A field that is set already is reported so, and another image waits.
     assert!(set(&mut world, DRIVER, true));
     assert!(matches!(decision(&world), RolloutDecision::AlreadySet { .. }));
     world.resolved.images.values_mut().for_each(|found| found.as_mut().unwrap().version = "5".to_owned());

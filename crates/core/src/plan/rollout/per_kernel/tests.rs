@@ -358,7 +358,7 @@ fn marks_of_a_daemon_set_that_is_gone_do_not_take_nodes_from_the_next() {
     settled(&mut cluster);
 }
 
-/// What must hold after every single change.
+/// Invariants after every single change.
 fn check(
     cluster: &Cluster,
     before: &BTreeMap<String, Vec<String>>,
@@ -373,7 +373,7 @@ fn check(
     Ok(())
 }
 
-/// What happens to the cluster between plans.
+/// Changes to the cluster between plans.
 #[derive(Clone, Debug)]
 enum Event {
     Kernel(usize, usize),

@@ -74,7 +74,7 @@ fn what_was_before_is_put_back_and_stays() {
         @"farrier rollback reverted what was set at 1970-01-01T00:00:00Z; it waits for another image, or for the annotation farrier.dev/record to be removed"
     );
     assert!(roll_back(&mut world, &[]).iter().all(|step| step.change.is_none()), "once is enough");
-    // Until another image is due.
+    // The reverted value stays until another image is planned.
     world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap().version = "5".to_owned();
     world.publish(Verdict::Loads);
     assert!(pass(&mut world).rollouts.iter().all(|rollout| rollout.changes.len() == 1));

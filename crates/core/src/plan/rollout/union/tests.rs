@@ -156,7 +156,7 @@ fn a_kernel_that_left_is_dropped_after_its_grace_time() {
     apply(&mut world);
     world.now += jiff::SignedDuration::from_hours(23);
     assert!(world.plan().rollouts[0].changes.is_empty() && world.plan().unions.is_empty());
-    // It comes back, and the time starts anew when it leaves again.
+    // The kernel comes back, and the timer restarts when it leaves again.
     world.snapshot.nodes[0] = node("n0", K47);
     apply(&mut world);
     world.snapshot.nodes[0] = node("n0", K48);
@@ -192,7 +192,7 @@ fn kernels_that_left_never_make_the_image_too_large() {
     assert!(held.contains(K47) && held.contains("6.1.0-219-amd64") && !held.contains("6.1.0-100-amd64"));
 }
 
-/// A node that is not believed holds no rollout, and no kernel is kept for it.
+/// An untrusted node blocks no rollout, and no kernel is kept for it.
 #[test]
 fn a_node_that_is_not_believed_holds_no_union() {
     let mut world = world(&[K47, K48], UpdateStrategy::RollingUpdate);

@@ -22,11 +22,11 @@ const POD: i64 = 20;
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) facts: NodeFacts,
-    /// Is its cordon someone else's?
+    /// Whether someone else cordoned the node.
     pub(super) by_person: bool,
-    /// Does an operator upgrade it, and has that cordoned it?
+    /// Whether an operator upgrades the node and has cordoned it.
     operator: Option<bool>,
-    /// Is its kernel known?
+    /// Whether the node's kernel is known.
     pub(super) is_known: bool,
     pub(super) driver: Option<Pod>,
     pub(super) users: Vec<Pod>,

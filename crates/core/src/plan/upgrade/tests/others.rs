@@ -1,4 +1,4 @@
-//! Pure: nodes at which others work: an operator's own upgrade, or that of another driver.
+//! Pure: nodes that others upgrade: an operator, or the upgrade of another driver.
 
 use serde_json::json;
 

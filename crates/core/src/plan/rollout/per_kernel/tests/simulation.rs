@@ -21,13 +21,13 @@ pub(super) struct Cluster {
     pub(super) world: World,
     objects: BTreeMap<String, Value>,
     pods: BTreeMap<(String, String), PodFacts>,
-    /// Which kernels an image has modules for.
+    /// Kernels that an image has modules for.
     pub(super) modules: BTreeMap<String, BTreeSet<String>>,
     /// Images whose pods do not get ready, whatever is in them.
     pub(super) broken: BTreeSet<String>,
     /// Nodes with a taint that no DaemonSet tolerates.
     pub(super) tainted: BTreeSet<String>,
-    /// On so many nodes the original says that its pods are to run.
+    /// Number of nodes on which the original should run pods.
     pub(super) desired: usize,
     counter: u64,
     pub(super) writes: usize,
