@@ -121,8 +121,8 @@ fn is_of_version(modules: &[ModuleReport], wanted: &str) -> Result<()> {
     match module.and_then(|module| module.about.version.as_ref()).filter(|version| *version != wanted) {
         None => Ok(()),
         Some(found) => Err(TargetError::unmet(
-            format!("module nvidia is version {found}, and the user space of the runtime base is {wanted}"),
-            "compile the modules of the installer itself (its `kernel-open` or `kernel`), or sources of its version",
+            format!("module nvidia has version {found}, but the user space of the runtime base has {wanted}"),
+            "compile the installer's own modules (`kernel-open` or `kernel`), or sources of the same version",
         )),
     }
 }
@@ -151,6 +151,6 @@ mod tests {
         let modules = [module("nvidia_fs", "2.17"), module("nvidia", "580.95.05")];
         assert!(is_of_version(&modules, "580.95.05").is_ok() && is_of_version(&[], "580.95.05").is_ok());
         let error = is_of_version(&modules, "580.82.09").unwrap_err();
-        insta::assert_snapshot!(error, @"module nvidia is version 580.95.05, and the user space of the runtime base is 580.82.09");
+        insta::assert_snapshot!(error, @"module nvidia has version 580.95.05, but the user space of the runtime base has 580.82.09");
     }
 }

@@ -114,7 +114,7 @@ fn confined_by_docker(least_landlock: u32) -> Result<()> {
         return Ok(());
     }
     let message =
-        format!("the site requires Landlock ABI {least_landlock}, which Docker does not give to builds");
+        format!("the site requires Landlock ABI {least_landlock}, which Docker does not provide for builds");
     let hint = "build with --engine sandbox or kubernetes, or lower builds.landlock in site.yaml";
     Err(TargetError::finding(FindingKind::Usage, message, Some(hint.to_owned())))
 }

@@ -28,9 +28,9 @@ pub(super) async fn can_check(job: &Job<'_>) -> Result<()> {
     let name = &job.image.metadata.name;
     Err(TargetError::unmet(
         format!(
-            "image {name} asks for a boot check (check.boot: true), and this farrier cannot boot kernels"
+            "image {name} asks for a boot check (check.boot: true), but this farrier cannot boot kernels"
         ),
-        "leave check.boot out, or run a farrier that can",
+        "remove check.boot, or run a farrier that can boot kernels",
     ))
 }
 
@@ -152,18 +152,18 @@ fn accept(report: &CheckReport, unknown: UnknownPolicy) -> Result<()> {
         (Verdict::Unknown, _) => (
             FindingKind::Unknown,
             format!(
-                "the check does not know whether the modules load, and check.unknown is deny: {}",
+                "the check cannot tell whether the modules load, and check.unknown is deny: {}",
                 report.summary()
             ),
             format!(
-                "what would settle it: {}; or accept it with check.unknown: allow",
+                "to settle it: {}; or accept the verdict with check.unknown: allow",
                 report.remedies(Verdict::Unknown).join("; ")
             ),
         ),
         (Verdict::Refused, Some(failure)) => (
             FindingKind::BootRefused,
             format!("the boot check failed: {failure}"),
-            "the kernel itself does not load the modules: see its messages above; it is not tried again until an input changes".to_owned(),
+            "the kernel itself refuses the modules: see its messages above; farrier does not retry until an input changes".to_owned(),
         ),
         (Verdict::Refused, None) => (
             FindingKind::Refused,

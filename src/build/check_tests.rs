@@ -52,7 +52,7 @@ async fn unknown_is_accepted_unless_the_definition_denies_it() {
     assert!(!settle.is_empty());
     assert!(error.is_permanent() && error.is_of_policy());
     let hint = error.hint().unwrap();
-    assert!(hint.starts_with("what would settle it: ") && hint.contains(settle[0].as_str()), "{hint}");
+    assert!(hint.starts_with("to settle it: ") && hint.contains(settle[0].as_str()), "{hint}");
     assert!(error.detail().iter().any(|line| line.contains("unknown")), "{:?}", error.detail());
 
     // The failure is recorded with the policy that caused it.
@@ -178,7 +178,7 @@ async fn a_boot_check_that_nobody_can_make_is_an_error_at_once() {
     let error = bench.build(K9).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "image x asks for a boot check (check.boot: true), and this farrier cannot boot kernels"
+        "image x asks for a boot check (check.boot: true), but this farrier cannot boot kernels"
     );
     assert!(!error.is_permanent());
     assert!(bench.heard().is_empty(), "no stage was started");

@@ -177,7 +177,8 @@ fn failed(log: &FileLog, message: String, log_path: &Path) -> TargetError {
         None => (message, tail),
     };
     let hint = format!(
-        "the whole log is {}; these inputs are not compiled again until one of them changes (driver version, patch, template, kernel)",
+        "the full log is {}; farrier does not compile these inputs again until one of them changes (driver version, patch, \
+         template, kernel)",
         log_path.display()
     );
     let message = format!("compile failed: {message}");
@@ -188,8 +189,8 @@ fn failed(log: &FileLog, message: String, log_path: &Path) -> TargetError {
 fn over_limit(log: &FileLog, message: &str, log_path: &Path) -> Finding {
     let (_, detail) = log.finish();
     let hint = format!(
-        "the log is {}; if the build needs more memory, raise build.memory in the definition: a build may use twice that, and {} GiB at \
-         least",
+        "the log is {}; if the build needs more memory, raise build.memory in the definition: a build may use twice that value, and \
+         at least {} GiB",
         log_path.display(),
         LEAST_MEMORY >> 30
     );
@@ -214,7 +215,8 @@ fn too_long(log: &FileLog, deadline: Period, log_path: &Path) -> Finding {
     let (_, detail) = log.finish();
     let message = format!("the build was stopped: it did not end within its deadline of {deadline}");
     let hint = format!(
-        "the log is {}; if the build needs more time, raise build.deadline in the definition: until then, or until an input changes, it is not tried again",
+        "the log is {}; if the build needs more time, raise build.deadline in the definition: farrier does not retry until the \
+         deadline or an input changes",
         log_path.display()
     );
     Finding { kind: FindingKind::TooLong, message, detail, hint: Some(hint) }

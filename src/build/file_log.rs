@@ -126,7 +126,7 @@ impl CappedFile {
     /// Writes the lines that were kept from the end.
     fn finish(&mut self) -> std::io::Result<()> {
         if self.left_out > 0 {
-            writeln!(self.file, "[farrier: {} lines are left out here: the log is too long]", self.left_out)?;
+            writeln!(self.file, "[farrier: {} lines are omitted here: the log is too long]", self.left_out)?;
         }
         self.left_out = 0;
         for line in std::mem::take(&mut self.end) {
@@ -172,7 +172,7 @@ mod tests {
         }
         log.finish().unwrap();
         log.finish().unwrap();
-        let said = "[farrier: 992 lines are left out here: the log is too long]";
+        let said = "[farrier: 992 lines are omitted here: the log is too long]";
         let text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(text, format!("0\n1\n2\n3\n4\n5\n{said}\n998\n999\n"));
 

@@ -29,11 +29,11 @@ pub(super) async fn check(job: &Job<'_>, headers: &HeaderSet, toolchain: &Path) 
         return Ok(());
     };
     let message = format!(
-        "{tool} of the header set wants glibc 2.{wanted}, and the toolchain of family {} has 2.{has}",
+        "{tool} of the header set needs glibc 2.{wanted}, but the toolchain of family {} has 2.{has}",
         job.family.metadata.name
     );
-    let hint = "make the tree's tools on a system that is as old as the toolchain (`make modules_prepare` there), and import it again; or copy \
-                the family into your definitions' kernels/, with a newer suite or an image as its toolchain";
+    let hint = "build the tree's tools on a system that is as old as the toolchain (`make modules_prepare` there), and import the \
+                headers again; or copy the family into your definitions' kernels/, with a newer suite or an image as its toolchain";
     Err(TargetError::finding(FindingKind::Compile, message, Some(hint.to_owned())))
 }
 

@@ -38,7 +38,7 @@ where
     let again = get().await?;
     match tree(&again) {
         Some(second) if !parts.cache.is_tree_intact(second).await? => {
-            let text = format!("use {}: it was changed again right after it was made", second.display());
+            let text = format!("use {}: it was modified again right after it was created", second.display());
             Err(CacheError(io::Error::other(text)).into())
         }
         _ => Ok(again),
@@ -94,6 +94,6 @@ mod tests {
             Ok::<_, crate::parts::TargetError>(found)
         };
         let error = compared(&bench.parts, get, |headers| Some(&headers.root)).await.unwrap_err();
-        assert!(crate::error_chain(&error).contains("it was changed again"), "{error:?}");
+        assert!(crate::error_chain(&error).contains("it was modified again"), "{error:?}");
     }
 }

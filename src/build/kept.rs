@@ -12,7 +12,7 @@ use crate::{
 /// Removes images above the site's quota. On failure only disk space is wasted.
 pub(super) async fn make_room(parts: &Parts, engine: &DockerEngine) {
     if let Err(error) = remove_surplus(parts, engine).await {
-        tracing::warn!(error = %error_chain(&error), "the engine's images were not tidied up");
+        tracing::warn!(error = %error_chain(&error), "the engine's unused images could not be removed");
     }
 }
 
@@ -29,7 +29,7 @@ async fn remove_surplus(parts: &Parts, engine: &DockerEngine) -> Result<()> {
         }
         engine.remove(&format!("{LOCAL_PREFIX}{kind}:{key}")).await?;
         parts.cache.forget_stamp(kind, key)?;
-        tracing::info!(image = name, bytes, "removed from the engine what was not used for longest");
+        tracing::info!(image = name, bytes, "removed the least recently used image from the engine");
     }
     Ok(())
 }

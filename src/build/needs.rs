@@ -43,15 +43,15 @@ struct NeededImage {
 fn lacks(image: &str, why: &str) -> TargetError {
     TargetError::unmet(
         format!("needed image {image} does not hold the headers that it claims to expose: {why}"),
-        "delete the needed image's tag: then it is built and published again, and this one after it",
+        "delete the needed image's tag: farrier then rebuilds and publishes it, and after it this image",
     )
 }
 
 /// Error for a needed image that has disappeared since the build was planned.
 fn vanished(image: &ImageReference) -> TargetError {
     TargetError::unmet(
-        format!("needed image {image} is not in the registry any more"),
-        "run again: it is built and published first",
+        format!("needed image {image} is no longer in the registry"),
+        "run again: farrier then builds and publishes it first",
     )
 }
 
@@ -177,7 +177,7 @@ async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> R
     if claimed.as_ref() != Some(exposed) {
         let claimed =
             claimed.map_or_else(|| "exposes nothing".to_owned(), |digest| format!("exposes {digest}"));
-        return Err(lacks(format!("{exposed} is wanted, and its annotations say that it {claimed}")));
+        return Err(lacks(format!("expected {exposed}, but its annotations say that it {claimed}")));
     }
     let work = parts.cache.scratch()?;
     let (blob, tree) = (work.path().join("layer"), work.path().join("tree"));
@@ -191,7 +191,7 @@ async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> R
     .await;
     let found = found.map_err(lacks)?.digest;
     if found != *exposed {
-        return Err(lacks(format!("its annotations say {exposed}, and its content is {found}")));
+        return Err(lacks(format!("its annotations say {exposed}, but its content is {found}")));
     }
     Ok(fs_err::rename(&tree, &place)?)
 }
@@ -245,7 +245,7 @@ fn parse_tables(need: &str, from: &str, texts: Vec<(PathBuf, String)>) -> Result
         Ok(symbols) => {
             Ok(NeededTable { image: need.to_owned(), symbols, proprietary: Some(BTreeSet::new()) })
         }
-        Err(error) => Err(lacks(from, &format!("its /{} is no symbol table: {error}", path.display()))),
+        Err(error) => Err(lacks(from, &format!("its /{} is not a symbol table: {error}", path.display()))),
     };
     texts.into_iter().map(read).collect()
 }

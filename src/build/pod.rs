@@ -121,7 +121,7 @@ async fn publish(
     let Job { parts, cell, .. } = job;
     let RegistryLocation::Remote { .. } = parts.location else {
         let message = "builds in a cluster need a registry that its nodes can pull from";
-        let hint = "name one with --registry, and with `farrier build` --push";
+        let hint = "name one with --registry; for `farrier build`, also pass --push";
         return Err(TargetError::finding(FindingKind::Usage, message.to_owned(), Some(hint.to_owned())));
     };
     let runner = cluster.runner(cell.target.arch);
@@ -201,7 +201,7 @@ async fn remove(job: &Job<'_>, ImageReference { repository, version }: &ImageRef
     if let Version::Digest(digest) = version
         && let Err(error) = job.parts.registry.delete_manifest(repository, digest).await
     {
-        tracing::debug!(%repository, %digest, error = %error_chain(&error), "the image of a build stays");
+        tracing::debug!(%repository, %digest, error = %error_chain(&error), "the image of a build could not be deleted");
     }
 }
 

@@ -38,7 +38,7 @@ async fn ensure_current(job: &Job<'_>) -> Result<()> {
         Err(TargetError::Cancelled) => Err(TargetError::Cancelled),
         Err(error) => {
             let (subject, error) = (job.cell.subject(), error_chain(&error));
-            tracing::info!(subject, error, "its inputs cannot be looked up again before it is published");
+            tracing::info!(subject, error, "inputs cannot be looked up again before publishing");
             Ok(())
         }
     }

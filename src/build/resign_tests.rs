@@ -164,7 +164,7 @@ async fn payloads_that_a_stranger_published_are_neither_signed_nor_reused() {
             bench.heard();
             let error = bench.build(release).await.unwrap_err();
             assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
-            let (heard, refused) = (bench.heard(), format!("{theirs} is not taken over: "));
+            let (heard, refused) = (bench.heard(), format!("{theirs} is not reused: "));
             assert!(heard.iter().any(|note| note.contains(&refused)), "{heard:?}");
         }
     }
@@ -202,7 +202,7 @@ async fn what_one_of_two_signers_signed_is_not_reused() {
     let error = bench.build(K10).await.unwrap_err();
     assert!(matches!(error, TargetError::Engine(EngineError::Unavailable(_))), "{error}");
     let heard = bench.heard().join("\n");
-    assert!(heard.contains("1 of 2 keys that must sign have: release.pub (sha256:"), "{heard}");
+    assert!(heard.contains("1 of 2 required keys have signed: release.pub (sha256:"), "{heard}");
     assert!(heard.contains("missing: site.pub (sha256:"), "{heard}");
 
     let reference = bench.cell(K9).await.reference;
@@ -254,7 +254,7 @@ async fn who_signed_a_lender_is_looked_up_when_its_turn_comes() {
     let built = bench.build(K10).await.unwrap();
     assert_eq!(built.reused_from.unwrap().digest, lender.digest);
     let heard = bench.heard();
-    assert!(!heard.iter().any(|note| note.contains("is not taken over")), "{heard:?}");
+    assert!(!heard.iter().any(|note| note.contains("is not reused")), "{heard:?}");
 }
 
 #[tokio::test]

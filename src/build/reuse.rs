@@ -61,11 +61,7 @@ async fn resign(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayloa
         Ok(Some(lender)) => lender,
         Ok(None) => return Ok(None),
         Err(error @ TargetError::Registry(_)) => {
-            tracing::info!(
-                subject = job.cell.subject(),
-                reason = error_chain(&error),
-                "nothing to sign anew"
-            );
+            tracing::info!(subject = job.cell.subject(), reason = error_chain(&error), "nothing to re-sign");
             return Ok(None);
         }
         Err(error) => return Err(error),
@@ -75,7 +71,7 @@ async fn resign(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayloa
     let work = match unpacked {
         Ok(work) => work,
         Err(why) => {
-            job.note(&format!("{} is not signed anew: {}", lender.digest, error_chain(&why)));
+            job.note(&format!("{} is not re-signed: {}", lender.digest, error_chain(&why)));
             return Ok(None);
         }
     };
@@ -193,7 +189,7 @@ async fn borrow(
     if report.verdict != Verdict::Loads {
         let summary = report.boot.as_ref().and_then(BootReport::failure);
         let summary = summary.unwrap_or_else(|| "not every module was reached".to_owned());
-        return Ok(Err(format!("the payload of {}: in the boot check {summary}", kernel())));
+        return Ok(Err(format!("the payload of {}: boot check: {summary}", kernel())));
     }
     Ok(Ok(CheckedPayload::of(payload, &against.headers, report)))
 }
@@ -224,7 +220,7 @@ impl Lender {
         let (repository, digest) = (&job.cell.reference.repository, &self.digest);
         let trusted = StoredImage { parts: job.parts, repository, digest }.trusted().await?;
         if let Err(why) = &trusted {
-            job.note(&format!("the payload of {repository}@{digest} is not taken over: {why}"));
+            job.note(&format!("the payload of {repository}@{digest} is not reused: {why}"));
         }
         Ok(trusted.is_ok())
     }

@@ -40,9 +40,7 @@ pub(super) async fn can_sign(job: &Job<'_>, headers: &HeaderSet) -> Result<()> {
     if job.image.spec.output == Output::Image {
         job.note("its modules are not signed: the engine makes the whole image (output: image)");
     } else if !signed {
-        job.note(
-            "its modules are not signed: the kernel has no CONFIG_MODULE_SIG, and looks at no signature",
-        );
+        job.note("its modules are not signed: the kernel has no CONFIG_MODULE_SIG and checks no signatures");
     } else if let Some(warning) = modules.warning(jiff::Timestamp::now()) {
         job.note(&format!("warning: {warning}"));
     }
@@ -63,7 +61,7 @@ pub(super) async fn signing(
     let hash = SignatureHash::for_kernel(&headers.facts.config, modules.kind()).map_err(|source| {
         TargetError::unmet(
             format!("modules cannot be signed for kernel {}: {source}", job.cell.target.release),
-            "sign with an RSA key, for a kernel that has SHA-256 or SHA-512 built in, or leave moduleSigning out of site.yaml",
+            "sign with an RSA key for a kernel with built-in SHA-256 or SHA-512, or remove moduleSigning from site.yaml",
         )
     })?;
     let Some(hash) = hash else { return Ok(None) };

@@ -100,7 +100,7 @@ async fn published_already(parts: &Parts, cell: &Cell, image: &DriverImage) -> R
                 return Ok(None);
             }
             return Err(TargetError::unmet(
-                format!("{reference} holds an image of other inputs"),
+                format!("{reference} holds an image built from other inputs"),
                 "a published tag never changes: raise the version or change the tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, or set onConflict: overwrite",
             ));
         }

@@ -78,12 +78,12 @@ impl Directory {
             }
         }
         let [(path, text, daemon_set)] = found.as_slice() else {
-            return Err(refused(format!("{} DaemonSets of this name are there", found.len())));
+            return Err(refused(format!("found {} DaemonSets with this name", found.len())));
         };
         let containers = &daemon_set.facts.containers;
         let mut named = containers.iter().zip(&daemon_set.images).filter(|(c, _)| c.name == change.container);
         let (Some((container, image)), None) = (named.next(), named.next()) else {
-            return Err(refused("the DaemonSet has not exactly one such container".to_owned()));
+            return Err(refused("the DaemonSet does not have exactly one such container".to_owned()));
         };
         let to = &change.to;
         if container.image == *to {
@@ -123,7 +123,7 @@ impl Directory {
                 // A mounted ConfigMap consists of links to hidden files in the same directory.
                 let target = fs::canonicalize(entry.path())?;
                 if !target.starts_with(&self.root) {
-                    tracing::warn!(path = %entry.path().display(), "symbolic link leads outside, not read");
+                    tracing::warn!(path = %entry.path().display(), "skipping a symbolic link that leads outside the directory");
                     continue;
                 }
                 target
@@ -143,7 +143,7 @@ impl Directory {
             total += fs::metadata(path)?.len();
         }
         if total > TOTAL_BYTES {
-            return too_large(format!("{total} bytes in all, more than {TOTAL_BYTES}"));
+            return too_large(format!("{total} bytes in total, more than {TOTAL_BYTES}"));
         }
         Ok(files)
     }
@@ -182,7 +182,7 @@ impl Cluster for Directory {
         let Change::DaemonSet(change) = change else {
             return Err(ClusterError::Refused {
                 object: change.object(),
-                reason: "a directory of manifests has image fields to set, and nothing else".to_owned(),
+                reason: "only image fields can be set in a directory of manifests".to_owned(),
             });
         };
         for change in change.image_changes() {

@@ -8,13 +8,13 @@ use crate::yaml::{Scalar, events};
 /// original. If anything but this one value differs, the edit is refused with a reason.
 pub(super) fn replace(text: &str, scalar: &Scalar, value: &str) -> Result<String, String> {
     let bytes = &scalar.bytes;
-    let written = text.get(bytes.clone()).ok_or("the value's place is not known")?;
+    let written = text.get(bytes.clone()).ok_or("the position of the value is unknown")?;
     // Image references need no escapes in any style. A value that does not parse back is refused below.
     let replacement = match scalar.style {
         ScalarStyle::Plain if written == scalar.text => value.to_owned(),
         ScalarStyle::SingleQuoted if is_quoted(written, '\'') => format!("'{value}'"),
         ScalarStyle::DoubleQuoted if is_quoted(written, '"') => format!("\"{value}\""),
-        _ => return Err("the value is written over several lines, or as a block".to_owned()),
+        _ => return Err("the value spans several lines or is a block scalar".to_owned()),
     };
     let after = [&text[..bytes.start], &replacement, &text[bytes.end..]].concat();
     verify(text, &after, scalar, value)?;

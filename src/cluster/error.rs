@@ -19,7 +19,7 @@ pub enum ClusterError {
     TooLarge(PathBuf, String),
     /// A manifest's field (`object`: DaemonSet and container) has another value than the plan saw. The next reconcile plans
     /// again.
-    #[error("set image of {object}: it holds {found:?}, and {expected:?} was planned for")]
+    #[error("set image of {object}: it holds {found:?}, but the plan expects {expected:?}")]
     Conflict { object: String, expected: String, found: String },
     /// A manifest's field is missing, is ambiguous, or cannot be edited where it is written.
     #[error("set image of {object}: {reason}")]
@@ -45,16 +45,16 @@ pub enum ApiError {
     #[error("{}", .0.sentence())]
     Forbidden(Box<MissingRight>),
     /// The object does not exist, or no longer exists. The next reconcile plans again.
-    #[error("it is gone")]
+    #[error("the object no longer exists")]
     Gone,
     /// The object is not in the state that the plan saw. The next reconcile plans again.
-    #[error("it has changed since it was read: {0}")]
+    #[error("the object has changed since it was read: {0}")]
     Changed(String),
     /// The API server or an admission webhook rejected the write.
-    #[error("the API server refuses it: {0}")]
+    #[error("the API server rejected the request: {0}")]
     Rejected(String),
     /// farrier does not write this kind of change.
-    #[error("it cannot be written: {0}")]
+    #[error("the change cannot be written: {0}")]
     Unwritable(String),
     /// A PodDisruptionBudget currently prevents the eviction.
     #[error("{0}")]
@@ -92,14 +92,14 @@ impl ClusterError {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::Configuration(_) => {
-                "name a context with --cluster kube:CONTEXT, set KUBECONFIG, or see that `kubectl cluster-info` \
-                 works; in a pod, mount the service account's token"
+                "name a context with --cluster kube:CONTEXT, set KUBECONFIG, or make sure that `kubectl cluster-info` works; in a \
+                 pod, mount the service account's token"
             }
             Self::Api { error: ApiError::Unavailable(_), .. } => {
-                "see that `kubectl version` reaches the API server from here; `farrier run` tries again by itself"
+                "make sure that `kubectl version` reaches the API server from here; `farrier run` retries automatically"
             }
             Self::Api { error: ApiError::Unauthorized(_), .. } => {
-                "log in again, or see that the kubeconfig's or service account's token has not run out"
+                "log in again, or make sure that the token of the kubeconfig or service account has not expired"
             }
             Self::Api { error: ApiError::Forbidden(missing), .. } => return Some(missing.remedy()),
             Self::Api { error: ApiError::Disruption(_), .. } => {

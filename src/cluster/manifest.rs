@@ -127,7 +127,7 @@ fn why_fixed(image: Option<&Node>) -> Option<String> {
     let Some(image) = image else { return Some("the container has no image field".to_owned()) };
     let scalar = image.scalar()?;
     let reason = if image.shared {
-        "the value is anchored, an alias or merged in, so that other places may share it"
+        "the value is anchored, an alias or merged, so other fields may share it"
     } else if matches!(scalar.style, ScalarStyle::Literal | ScalarStyle::Folded) {
         "the value is a block scalar"
     } else if !scalar.tag.is_empty() {

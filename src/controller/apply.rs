@@ -18,7 +18,7 @@ use crate::{
 pub(super) async fn prove(parts: &Parts, change: &Change) -> Result<()> {
     for reference in change.proof() {
         if parts.registry.manifest(&reference.repository, &reference.version).await?.is_none() {
-            let message = format!("{reference} is not in the registry any more");
+            let message = format!("{reference} is no longer in the registry");
             return Err(TargetError::finding(FindingKind::Unmet, message, None));
         }
     }
@@ -45,13 +45,13 @@ impl NodeLabels {
     fn due(&mut self, nodes: &[PlannedNode]) -> Vec<(usize, Change)> {
         let DueMarks { write, contested } = self.marks.due(nodes, self.started.elapsed());
         if let Some(node) = contested.first().filter(|_| !self.told) {
-            let hint = "two farriers of one cluster need names of their own (--instance); nodes are written to again later";
+            let hint = "give each farrier of the cluster its own name with --instance; farrier writes to the nodes again later";
             let count = contested.len();
             tracing::warn!(
                 node,
                 count,
                 hint,
-                "another writer takes back what nodes are told of their next kernel"
+                "another writer reverts farrier's labels for the next kernel of nodes"
             );
         }
         self.told = !contested.is_empty();
@@ -88,7 +88,7 @@ pub(super) async fn label_nodes(
         }
     }
     for error in faults {
-        tracing::warn!(error, "nodes cannot be told which kernel they may boot");
+        tracing::warn!(error, "the labels for the next kernel cannot be written to nodes");
     }
 }
 
@@ -105,15 +105,15 @@ pub(super) async fn make_steps(parts: &Parts, cluster: &dyn Cluster, steps: Vec<
     for (outcome, step) in outcomes {
         let object = step.object();
         match outcome {
-            Ok(()) => tracing::info!(object, "step of an upgrade made"),
+            Ok(()) => tracing::info!(object, "upgrade step applied"),
             Err(error) => match error.disruption() {
                 Some(detail) => {
                     tracing::info!(object, detail, "a pod may not be evicted now");
                     refused.push(object);
                 }
                 // On a conflict the pod is gone, as intended, or the object has changed and the next reconcile decides again.
-                None if error.is_conflict() => tracing::debug!(object, "step of an upgrade is out of date"),
-                None => tracing::warn!(object, error = error_chain(&error), "step of an upgrade failed"),
+                None if error.is_conflict() => tracing::debug!(object, "upgrade step is stale"),
+                None => tracing::warn!(object, error = error_chain(&error), "upgrade step failed"),
             },
         }
     }

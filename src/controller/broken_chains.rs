@@ -54,6 +54,6 @@ impl BrokenChains {
             return None;
         }
         let why = self.broken.get(self.chains.get(&rollout.image)?)?;
-        Some(format!("not made, because the images of a chain go out together and {why}"))
+        Some(format!("not rolled out, because the images of a chain roll out together and {why}"))
     }
 }

@@ -181,7 +181,7 @@ impl Parts {
             Ok(Lookup::Found(compiler)) => HeaderState::There(compiler),
             Ok(Lookup::Missing { looked_for, hint: _ }) => HeaderState::Missing(looked_for),
             Err(error) if error.is_transient() || matches!(error, FetchError::Interrupted) => {
-                tracing::warn!(%target, error = error_chain(&error), "whether there are headers is not known");
+                tracing::warn!(%target, error = error_chain(&error), "cannot determine whether headers exist");
                 HeaderState::Unknown
             }
             Err(error) => HeaderState::Refused(with_hint(&error.into())),

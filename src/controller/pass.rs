@@ -320,7 +320,7 @@ impl Parts {
 /// Warning for a published payload whose check is inconclusive: what is unknown, and what would settle it.
 fn warning(report: &CheckReport) -> String {
     let settle = report.remedies(Verdict::Unknown).join("; ");
-    format!("it is not known whether the modules load: {} (what would settle it: {settle})", report.summary())
+    format!("it is unknown whether the modules load: {} (to settle it: {settle})", report.summary())
 }
 
 /// Whether any node carries the labels that the image selects.

@@ -92,7 +92,7 @@ fn mistake(image: &DriverImage, need: &Need, definitions: &Definitions) -> Optio
         && circle.iter().min() == Some(&image.metadata.name)
     {
         let circle: Vec<&str> = circle.iter().map(ImageName::as_str).collect();
-        return Some(format!("images need one another in a circle: {}", circle.join(" -> ")));
+        return Some(format!("images need each other in a cycle: {}", circle.join(" -> ")));
     }
     needed.spec.exposes.is_empty().then(|| {
         let why = match needed.spec.output {

@@ -263,7 +263,7 @@ fn a_node_says_what_it_runs_announces_and_may_boot() {
     let page = fleet.node_page("n1").unwrap();
     let said: Vec<String> = page.facts.iter().map(|fact| format!("{}: {}", fact.name, fact.value)).collect();
     assert!(said.contains(&"Announces: 6.1.0-48-amd64".to_owned()), "{said:?}");
-    assert_eq!(page.may_boot.unwrap().why, "mft: it is still to be built");
+    assert_eq!(page.may_boot.unwrap().why, "mft: it is not built yet");
     assert_eq!(page.images.iter().map(|image| image.state).collect::<Vec<_>>(), ["published", "missing"]);
     let may_boot = fleet.node_page("n1").unwrap().may_boot.unwrap();
     assert_eq!((may_boot.word, may_boot.class), ("wait", "wait"), "same as the matrix");

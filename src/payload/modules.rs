@@ -133,7 +133,7 @@ mod tests {
         fs::write(dir.path().join("e.ko"), "").unwrap();
         let errors: Vec<ModuleError> = read(dir.path()).into_iter().map(|m| m.module.unwrap_err()).collect();
         let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        assert_eq!(errors.last().unwrap(), "the file is no ELF object");
+        assert_eq!(errors.last().unwrap(), "the file is not an ELF object");
         assert!(
             errors.iter().take(4).all(|error| error.starts_with("decompress the module: ")),
             "{errors:?}"

@@ -266,7 +266,7 @@ fn of_builds(before: &EventHistory, now: &EventHistory, view: &PassView, found: 
         let note = match (reason, &row.digest) {
             (EventReason::Published, Some(digest)) => format!("{} is {digest}", row.reference),
             (EventReason::PublicationLost, _) => {
-                format!("{} is not in the registry any more, or its inputs changed", row.reference)
+                format!("{} is no longer in the registry, or its inputs changed", row.reference)
             }
             _ => format!("{} for {}: {}", row.image, row.kernel, row.reason),
         };

@@ -245,7 +245,7 @@ fn a_need_that_something_else_published() {
     let run = pass(&site);
     assert_eq!(run.code, Some(1), "{run}");
     assert_eq!((built(&run), site.image().as_str()), (Vec::new(), FIRST_IMAGE));
-    run.line("was published by something else and exposes no headers");
+    run.line("was not published by farrier and exposes no headers");
     assert_eq!((site.tags("a").len(), site.tags("b").len()), (1, 0));
 }
 

@@ -107,11 +107,11 @@ fn a_rollout_waits_for_two_signers() {
     );
     let before = site.manifests();
     let held = site.run_once().exits(1);
-    held.line("1 of 2 keys that must sign have: site.pem (sha256:");
+    held.line("1 of 2 required keys have signed: site.pem (sha256:");
     held.line("; missing: release.pub (sha256:");
     assert_eq!(site.manifests(), before);
     let image = pinned(&site, &kernel);
-    let (checks, held) = (rows(&site, &[&image], 1), "1 of 2 keys that must sign have: site.pem");
+    let (checks, held) = (rows(&site, &[&image], 1), "1 of 2 required keys have signed: site.pem");
     assert!(result(&checks, "signature").1.starts_with(held), "{checks:?}");
     assert_eq!(result(&checks, "check report").0, "ok", "one key suffices for the attestations");
 
@@ -150,5 +150,5 @@ fn a_rollout_waits_for_two_signers() {
     let checks = rows(&site, &named, 1);
     assert_eq!(result(&checks, "signature").0, "ok", "{checks:?}");
     let twice = ["verify", "--key", &release, "--key", &release, "--at-least", "2", &image];
-    site.farrier(&twice).exits(2).line("2 different keys must sign, and 1 are named");
+    site.farrier(&twice).exits(2).line("2 different keys must sign, but only 1 are named");
 }

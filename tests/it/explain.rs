@@ -24,7 +24,7 @@ fn a_node_and_an_image_are_explained_from_labels_to_fields() {
 
     ABOUT WHY
     kernel it runs 6.1.0-901-amd64 (debian 12, amd64): status.nodeInfo says so, and the label feature.node.kubernetes.io/kernel-version.full agrees
-    image broken not called for: the definition wants the label test.farrier.dev/broken=true, and there is no such label
+    image broken not called for: the definition requires the label test.farrier.dev/broken=true, and there is no such label
     image hello called for by test.farrier.dev/hello=true
     state missing: not in the registry
     DaemonSet drivers/hello, container driver rewrite later: after REGISTRY/drivers/hello:1.0-6.1.0-901-amd64-debian12-amd64 is published

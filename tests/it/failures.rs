@@ -59,18 +59,18 @@ fn a_compile_error_on_one_kernel() {
     let error = failure(&site, &run, "failed    hello for").replace(newer, "KERNEL");
     insta::assert_snapshot!(error, @r"
     failed    hello for KERNEL: compile failed: /build/farrier_hello.c:8:9: implicit declaration of function 'kfree_changed'; did you mean 'free_pages'? [-Werror=implicit-function-declaration]
-              hint: the whole log is SITE/cache/logs/hello-KERNEL-HASH-debian-12-amd64.log; these inputs are not compiled again until one of them changes (driver version, patch, template, kernel)
+              hint: the full log is SITE/cache/logs/hello-KERNEL-HASH-debian-12-amd64.log; farrier does not compile these inputs again until one of them changes (driver version, patch, template, kernel)
     ");
     assert_eq!(site.tags("hello"), [format!("1.0-{}-debian12-amd64", kernels.older)]);
     assert_eq!(site.image(), FIRST_IMAGE);
 
     // The complete log is where the hint says. The next reconcile does not recompile and leaves the log unchanged.
-    let hint = run.line("the whole log is");
+    let hint = run.line("the full log is");
     let log = hint.split_once("log is ").unwrap().1.split_once(';').unwrap().0;
     assert!(fs::read_to_string(log).unwrap().contains("make"));
     let written = fs::metadata(log).unwrap().modified().unwrap();
     let again = fails(&site, "hello", 1);
-    again.line("held back");
+    again.line("failed");
     again.line("farrier_hello.c:");
     assert_eq!(fs::metadata(log).unwrap().modified().unwrap(), written);
     site.build("hello", newer, &["--push"]).exits(1).line("the same inputs failed");
@@ -134,7 +134,7 @@ fn modules_that_the_kernel_would_refuse() {
     failed    hello for KERNEL: check refused the modules: module farrier_other is required, and the payload does not hold it
               | payload on KERNEL (amd64): refused
               | refused: module farrier_other is required, and the payload does not hold it
-              |   help: look in the build log why it was not compiled or not installed under /out
+              |   help: see the build log for why it was not compiled or not installed under /out
               | MODULE         VERDICT  REASON
               | farrier_hello  loads
               hint: the modules do not fit this kernel: see the report above
@@ -293,11 +293,11 @@ fn hostile_kernel_releases() {
         let text = fs::read_to_string(&node).unwrap();
         fs::write(&node, text.replace(&format!("full: {release}"), "full: 6.1.0")).unwrap();
         let run = fails(&site, "hello", 0);
-        run.line("NODES LEFT ALONE");
+        run.line("SKIPPED NODES");
         run.line("edge-2");
         run.line("nothing to do");
     }
-    insta::assert_snapshot!(site.build("hello", "../../etc", &[]).stderr, @r#"error: --kernel: kernel release "../../etc" holds the character '/'; only letters, digits and `._+~-` are possible"#);
+    insta::assert_snapshot!(site.build("hello", "../../etc", &[]).stderr, @r#"error: --kernel: kernel release "../../etc" holds the character '/'; only letters, digits and `._+~-` are allowed"#);
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn a_tag_that_holds_other_inputs() {
     insta::assert_snapshot!(site.neutral(run.line("conflict  ")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      conflict  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 has inputs HASH, wanted HASH; change the version or the tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, or set onConflict: overwrite");
     let build = site.build("hello", &kernel, &["--push"]).exits(1);
     insta::assert_snapshot!(site.neutral(&build.stderr).replace(&kernel, "KERNEL"), @r"
-    error: REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 holds an image of other inputs
+    error: REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 holds an image built from other inputs
     hint: a published tag never changes: raise the version or change the tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, or set onConflict: overwrite
     ");
     assert_eq!(site.image(), published);
@@ -341,7 +341,7 @@ fn two_kernels_with_one_tag() {
     site.canary(&kernels.newer);
     let run = fails(&site, "hello", 1);
     let line = site.neutral(run.line("tag collision"));
-    insta::assert_snapshot!(line.replace(&kernels.older, "OLDER").replace(&kernels.newer, "NEWER"), @"hello  OLDER (debian 12, amd64)  1      skip    tag collision: REGISTRY/drivers/hello:1.0 would also be NEWER (debian 12, amd64); give `tags` what tells them apart");
+    insta::assert_snapshot!(line.replace(&kernels.older, "OLDER").replace(&kernels.newer, "NEWER"), @"hello  OLDER (debian 12, amd64)  1      skip    tag collision: REGISTRY/drivers/hello:1.0 would also be NEWER (debian 12, amd64); add what distinguishes them to `tags`");
     assert_eq!(site.tags("hello"), [""; 0]);
 }
 

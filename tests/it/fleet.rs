@@ -112,11 +112,11 @@ fn a_node_that_another_writer_takes_back_is_left_after_a_few_times() {
             live.api.patch_as("gitops", "nodes", "", "n0", &gone);
             taken += 1;
         }
-        live.log().contains("another writer takes back to which DaemonSet")
+        live.log().contains("another writer reverts the labels that assign nodes")
     });
     assert_eq!(taken, 3, "{}", live.log());
     live.until("the old driver", |live| on_node(live, "n0") == [OLD_IMAGE]);
-    assert_eq!(live.log().matches("another writer takes back to which DaemonSet").count(), 1);
+    assert_eq!(live.log().matches("another writer reverts the labels that assign nodes").count(), 1);
 }
 
 #[test]

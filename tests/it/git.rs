@@ -169,7 +169,7 @@ fn a_commit_sets_the_image_and_the_cluster_is_waited_for() {
     // Another run creates no further commit and reports why the rollout is held.
     let held = rollout(&live);
     assert_eq!((&held["decision"], &held["reason"]), (&json!("hold"), &json!("not-synced")), "{held}");
-    run_once(&live).exits(0).line(&format!("has not taken it over yet: it has {OLD_IMAGE}"));
+    run_once(&live).exits(0).line(&format!("has not applied it yet: it has {OLD_IMAGE}"));
     assert_eq!(forge.commits("main"), 2);
 
     let containers = json!([{"name": "driver", "image": image}]);
@@ -250,7 +250,7 @@ fn the_loop_commits_and_notices_what_others_do() {
     let (mut live, image) = cluster(&forge.url(), "");
     live.start(&[]);
     live.until("the commit", |_| forge.image("main") == image);
-    live.until("the next reconcile", |live| live.log().matches("pass made").count() > 1);
+    live.until("the next reconcile", |live| live.log().matches("reconcile finished").count() > 1);
     // A revert conflicts with farrier's target state. As in the cluster, farrier sets the image again, and the history names
     // both authors.
     forge.commit(&[(MANIFEST, &forge.file("main~1", MANIFEST))], "revert");

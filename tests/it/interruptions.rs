@@ -65,7 +65,7 @@ fn a_build_that_takes_too_long() {
     run.line("the build was stopped: it did not end within its deadline of 5s");
     run.line("raise build.deadline in the definition");
     assert_eq!((site.image().as_str(), site.tags("hello").len()), (FIRST_IMAGE, 0));
-    site.run_once().exits(1).line("held back");
+    site.run_once().exits(1).line("failed");
 
     make_quick(&site);
     site.edit("images/hello.yaml", "deadline: 5s", "deadline: 10m");

@@ -285,7 +285,7 @@ async fn images_of_every_kind_are_checked() {
         assert_eq!((module_paths(&report), &report["kernel"]), (wanted.to_vec(), &release.as_str().into()));
     }
     let (_, table, _) = check(&[&format!("oci:{layout}")]);
-    assert!(table.contains("takes the place of the kernel's own: nbd"), "{table}");
+    assert!(table.contains("replaces the kernel's own: nbd"), "{table}");
     let has = format!("it has modules for 6.1.0-1-amd64, {release}");
     let older = kernels::newest().older;
     refuses(&[&format!("oci:{layout}"), "--kernel", &older], 2, &["has no modules for", &has]);

@@ -133,7 +133,7 @@ async fn a_server_that_comes_back_without_its_rights_is_one_line() {
     while api.count(&leases) < before + 8 {
         tokio::time::sleep(TIMING.retry).await;
     }
-    assert_eq!(logs.with("was away and refuses requests").len(), 1, "{:?}", logs.with(""));
+    assert_eq!(logs.with("was unavailable and still refuses requests").len(), 1, "{:?}", logs.with(""));
     assert_eq!(logs.with("forbidden"), [""; 0]);
     assert_eq!(leadership.closed(), None);
     task.release().await;

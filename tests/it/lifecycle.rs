@@ -156,7 +156,7 @@ fn a_driver_of_ones_own_replaces_the_hosts_and_brings_its_firmware() {
     assert_eq!(node.await_end(&refused), 1);
     let log = node.log(&refused);
     assert!(
-        log.contains("module mlx5_core uses what is to be replaced") && log.contains("--replace mlx5_core"),
+        log.contains("module mlx5_core uses modules to be replaced") && log.contains("--replace mlx5_core"),
         "{log}"
     );
     assert_eq!(sorted(node.loaded()), before, "{log}");

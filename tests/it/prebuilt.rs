@@ -118,7 +118,7 @@ async fn an_image_with_modules_is_checked_published_and_signed_at_a_word() {
          moduleSigning: {key: {file: ours.pem}, certificate: ours.crt}\n  imageSigning: {key: {file: ours.pem}}\n",
     );
     define(&site, "1.1", &from(""), "*", "farrier_good");
-    build(&site, &kernels.newer).exits(2).line("nothing vouches for modules out of another's image");
+    build(&site, &kernels.newer).exits(2).line("those of a third party's image are untrusted");
     assert_eq!(site.tags("acme").len(), 1);
     define(&site, "1.1", &from(", adoptUnsigned: true"), "*", "farrier_good");
     let signed = build(&site, &kernels.newer).exits(0).json();

@@ -124,7 +124,7 @@ fn a_required_signature() {
 
     // A valid signature by a key that the policy does not name.
     site_yaml(&site, "  policy: {requireSigned: [foreign.pem]}\n");
-    site.run_once().exits(1).line("none of its signatures is by an accepted key");
+    site.run_once().exits(1).line("none of its signatures is over this image by an accepted key");
 }
 
 /// Without a key, a reconcile sends no requests about signatures.

@@ -124,9 +124,9 @@ fn users_of_a_device_leave_within_their_budgets_and_nodes_are_given_back() {
     assert_eq!(state(&live, "n0"), ("cordoned".to_owned(), true));
     assert_eq!((driver_on(&live, "n0").as_str(), is_there(&live, "user")), (OLD_IMAGE, true));
     assert_eq!(waits(&live, "n0"), "pods that must leave first: 1");
-    assert_eq!(waits(&live, "n1"), "waits for the nodes that go first");
+    assert_eq!(waits(&live, "n1"), "waits for the canary nodes");
     let why = said(&live, &["why", "node/n1"]).to_string();
-    assert!(why.contains("waits: waits for the nodes that go first"), "{why}");
+    assert!(why.contains("waits: waits for the canary nodes"), "{why}");
     let asked = live.api.requests().into_iter().filter(|asked| asked.path.ends_with("/user/eviction"));
     let asked: Vec<Value> =
         asked.map(|asked| asked.body["deleteOptions"]["gracePeriodSeconds"].clone()).collect();
@@ -138,7 +138,7 @@ fn users_of_a_device_leave_within_their_budgets_and_nodes_are_given_back() {
     });
     assert!(!is_there(&live, "user") && is_there(&live, "other"));
     assert_eq!((driver_on(&live, "n2").as_str(), state(&live, "n2")), (OLD_IMAGE, (String::new(), true)));
-    assert_eq!(waits(&live, "n2"), "someone else has cordoned it");
+    assert_eq!(waits(&live, "n2"), "it is cordoned by someone else");
     live.until("all unneeded watches have ended", |live| live.api.open_watches("pods") == 1);
 }
 
@@ -190,7 +190,7 @@ fn a_person_pauses_an_upgrade_goes_on_and_gives_it_up() {
     live.until("some reconciles", |live| live.passes() > 2);
     let plan = live.command(&["plan"]).output().unwrap().stdout;
     let plan = String::from_utf8(plan).unwrap();
-    assert!(plan.contains("it is paused; it goes on when"), "{plan}");
+    assert!(plan.contains("it is paused; to resume, remove"), "{plan}");
     assert_eq!((live.image(DRIVER), driver_on(&live, "n1")), (OLD_IMAGE.to_owned(), OLD_IMAGE.to_owned()));
     said(&live, &["upgrade", "resume", &object]);
     let all =
@@ -284,7 +284,7 @@ fn a_driver_goes_when_a_forecast_has_found_that_nothing_holds_it() {
     live.until("the next node keeps its pod", |live| has(live, "n1", "not-drained", false));
     assert_eq!(driver_on(&live, "n1"), OLD_IMAGE);
     let why = waits(&live, "n1");
-    assert!(why.ends_with("its driver would not go: no device"), "{why}");
+    assert!(why.ends_with("its driver cannot be unloaded: no device"), "{why}");
 }
 
 /// A real Prometheus with the alerts of `deploy/`, which scrapes one farrier; stopped on drop.

@@ -34,8 +34,9 @@ impl Blacklist<'_> {
             files::link(node, link, contents)?;
             node.log.step(format!("linked {link} to {contents}"));
         } else {
-            node.log
-                .step(format!("{VOLATILE} is not mounted: udev may load the host's modules again meanwhile"));
+            node.log.step(format!(
+                "{VOLATILE} is not mounted: udev may load the host's modules during the replacement"
+            ));
         }
         Ok(())
     }

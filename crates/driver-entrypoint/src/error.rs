@@ -51,7 +51,7 @@ impl Error {
             Self::Refused { refusal, .. } => remedy(refusal.errno),
             Self::Held { .. } => "unload those modules first, or drain the node",
             Self::InUse { .. } => {
-                "end what uses the devices (lsof on the node tells), or drain the node, then let the pod start again"
+                "stop the processes that use the devices (find them with lsof on the node), or drain the node; then restart the pod"
             }
             Self::Io { source, .. } => match source.kind() {
                 io::ErrorKind::PermissionDenied => "run the container privileged, with SELinux level s0",
@@ -59,7 +59,7 @@ impl Error {
                 io::ErrorKind::NotFound => {
                     "mount the host's directory there, as the operator's DaemonSet does"
                 }
-                _ => "look at the image, and at the volumes of the pod",
+                _ => "check the image and the volumes of the pod",
             },
             Self::Other { hint, .. } => hint,
         }
@@ -101,14 +101,14 @@ impl fmt::Display for LoadRefusal {
 fn meaning(errno: Errno) -> String {
     let words = match errno {
         Errno::NOEXEC => "it does not fit this kernel (vermagic or format)",
-        Errno::NOENT => "it needs a symbol or a parameter that is not there",
+        Errno::NOENT => "it needs a symbol or a parameter that does not exist",
         Errno::INVAL => "it was built against other symbol versions, or a parameter has no such value",
-        Errno::NODEV | Errno::NXIO => "there is no such hardware, or it does not answer",
-        Errno::NOKEY => "it is not signed, and this kernel demands signatures (Secure Boot)",
+        Errno::NODEV | Errno::NXIO => "the hardware is absent, or does not answer",
+        Errno::NOKEY => "it is not signed, and this kernel requires signatures (Secure Boot)",
         Errno::KEYREJECTED | Errno::KEYEXPIRED | Errno::KEYREVOKED => {
-            "its signature's key is not one that this kernel trusts"
+            "it is signed with a key that this kernel does not trust"
         }
-        Errno::BADMSG => "its signature does not belong to it",
+        Errno::BADMSG => "its signature does not match it",
         Errno::PERM | Errno::ACCESS => {
             "not allowed: the container is not privileged, or modules are locked on this node"
         }
@@ -123,15 +123,15 @@ fn meaning(errno: Errno) -> String {
 fn remedy(errno: Errno) -> &'static str {
     match errno {
         Errno::NOEXEC | Errno::NOENT | Errno::INVAL => {
-            "compare the image's kernel with uname -r; dmesg on the node has the kernel's messages; farrier check \
-             tells beforehand"
+            "compare the image's kernel with uname -r; dmesg on the node has the kernel's messages; farrier \
+             check finds this before a rollout"
         }
-        Errno::NODEV | Errno::NXIO => "the node has no device that this driver knows: check its labels",
+        Errno::NODEV | Errno::NXIO => "the node has no device that this driver supports: check its labels",
         Errno::NOKEY | Errno::KEYREJECTED | Errno::KEYEXPIRED | Errno::KEYREVOKED | Errno::BADMSG => {
             "sign the modules with a key that is enrolled on this node (mokutil --list-enrolled)"
         }
         Errno::PERM | Errno::ACCESS => {
-            "run the container privileged; look at /proc/sys/kernel/modules_disabled"
+            "run the container privileged; check /proc/sys/kernel/modules_disabled"
         }
         _ => "dmesg on the node has the kernel's messages",
     }

@@ -42,7 +42,7 @@ impl Firmware<'_> {
         match search_path(node)?.as_deref() {
             None => node.log.warn("this kernel has no search path for firmware"),
             Some(current) if !current.is_empty() && current != host_path => node.log.warn(format!(
-                "the kernel looks for firmware at {current}, which is kept: devices that need firmware find none at {host_path}"
+                "the kernel looks for firmware at {current}, which is kept: devices cannot load firmware from {host_path}"
             )),
             Some(current) => {
                 if current.is_empty() {

@@ -16,10 +16,10 @@ use crate::{
 pub(crate) const USAGE: &str = "\
 usage: driver-entrypoint forecast [--message PATH] MODULE...
 
-Says what unloading these modules, and those that use them, would come to. Exit code 0: all would go; 1: one would not.
+Forecasts the unload of these modules and of those that use them. Exit code 0: all can be unloaded; 1: at least one cannot.
 With hostPID and hostNetwork it sees the node's processes, mounts and routes; else those of its own container.
-Who holds them is written to PATH (a container's /dev/termination-log), too, where farrier reads it. Processes of the pod
-FARRIER_DRIVER_POD, which is the driver's own, hold nothing.";
+Also writes their users to PATH (a container's /dev/termination-log), where farrier reads them. Processes of the pod
+FARRIER_DRIVER_POD, which is the driver's own, do not count.";
 
 /// Arguments of `forecast`.
 #[derive(Debug)]
@@ -71,10 +71,10 @@ impl fmt::Display for Departure {
         match (held.is_empty(), down.is_empty()) {
             (false, _) => {
                 let held: Vec<&str> = held.iter().map(|holder| holder.what.as_str()).collect();
-                write!(f, "module {name} stays: {}", held.join("; "))
+                write!(f, "module {name} cannot be unloaded: {}", held.join("; "))
             }
-            (true, false) => write!(f, "module {name} goes, and with it {}", down.join("; ")),
-            (true, true) => write!(f, "module {name} goes"),
+            (true, false) => write!(f, "module {name} can be unloaded, which takes down {}", down.join("; ")),
+            (true, true) => write!(f, "module {name} can be unloaded"),
         }
     }
 }
@@ -100,8 +100,8 @@ pub(crate) fn run(node: &Node<'_>, question: &Question<'_>) -> Result<(), Error>
     }
     if departures.iter().any(Departure::stays) {
         return Err(Error::new(
-            "not all of these modules would go",
-            "end what uses them, unmount what is on them, or drain the node",
+            "not all of these modules can be unloaded",
+            "stop the processes that use them, unmount their file systems, or drain the node",
         ));
     }
     Ok(())
@@ -229,8 +229,8 @@ mod tests {
         assert_eq!(
             told(&bench, &["mlx5-core", "absent"]),
             [
-                "module mlx5_ib goes",
-                "module mlx5_core goes, and with it interface eth0 (the node's default route); interface eth1 (routes, the \
+                "module mlx5_ib can be unloaded",
+                "module mlx5_core can be unloaded, which takes down interface eth0 (the node's default route); interface eth1 (routes, the \
                  connection to the API server at 192.168.7.9:6443); interface eth2",
             ]
         );
@@ -270,10 +270,10 @@ mod tests {
         assert_eq!(
             told(&bench, &["mlx5_core", "nvme", "dummy"]),
             [
-                "module mlx5_ib stays: used by process 12 (ucx) with /dev/infiniband/uverbs1 open",
-                "module mlx5_core goes",
-                "module nvme stays: a file system is mounted at /var/lib/data; a file system is mounted at /var/lib/volume",
-                "module dummy stays: 2 reference(s) of an unknown user",
+                "module mlx5_ib cannot be unloaded: used by process 12 (ucx) with /dev/infiniband/uverbs1 open",
+                "module mlx5_core can be unloaded",
+                "module nvme cannot be unloaded: a file system is mounted at /var/lib/data; a file system is mounted at /var/lib/volume",
+                "module dummy cannot be unloaded: 2 reference(s) of an unknown user",
             ]
         );
     }
@@ -291,8 +291,8 @@ mod tests {
         assert_eq!(
             told(&bench, &["mlx5_core"]),
             [
-                "module mlx5_ib goes",
-                "module mlx5_core stays: used by process 12 (qemu) with /dev/vfio/17 open"
+                "module mlx5_ib can be unloaded",
+                "module mlx5_core cannot be unloaded: used by process 12 (qemu) with /dev/vfio/17 open"
             ]
         );
     }
@@ -339,6 +339,9 @@ mod tests {
     #[test]
     fn a_container_that_sees_nothing_says_as_much_as_it_can() {
         let bench = bench();
-        assert_eq!(told(&bench, &["mlx5_core"]), ["module mlx5_ib goes", "module mlx5_core goes"]);
+        assert_eq!(
+            told(&bench, &["mlx5_core"]),
+            ["module mlx5_ib can be unloaded", "module mlx5_core can be unloaded"]
+        );
     }
 }

@@ -29,7 +29,7 @@ impl Lock {
                 let by = holder(node, &mut file);
                 return Err(Error::new(
                     format!("the driver container is already running on this node: {path} is locked by {by}"),
-                    "wait until the other pod has ended; this one is started again by then",
+                    "wait until the other pod has ended; the kubelet restarts this one",
                 ));
             }
             locked => locked.map_err(Error::on("lock", path))?,

@@ -14,7 +14,7 @@ use crate::error::Error;
 const MAX_SIZE: u64 = 1 << 30;
 
 /// Hint for an image whose modules no kernel can load.
-pub(crate) const REBUILD: &str = "rebuild the image; farrier check names what is wrong with its modules";
+pub(crate) const REBUILD: &str = "rebuild the image; farrier check shows what is wrong with its modules";
 
 /// Module name as the kernel spells it: `nvidia-uvm` becomes `nvidia_uvm`.
 pub(crate) fn kernel_name(name: &str) -> String {
@@ -97,7 +97,7 @@ impl ModuleFile {
         let path = self.path.to_string_lossy();
         let bytes = self.read().map_err(Error::on("read", path.clone()))?;
         ModuleInfo::parse(&bytes)
-            .map_err(|why| Error::new(format!("{path} is no kernel module: {why}"), REBUILD))
+            .map_err(|why| Error::new(format!("{path} is not a kernel module: {why}"), REBUILD))
     }
 }
 
@@ -258,6 +258,6 @@ mod tests {
         let path = directory.path().join("x.ko");
         fs::write(&path, "text").unwrap();
         let error = ModuleFile::of(&path, Origin::Image).unwrap().1.info().unwrap_err();
-        assert!(error.to_string().ends_with("x.ko is no kernel module: not a 64-bit ELF file"), "{error}");
+        assert!(error.to_string().ends_with("x.ko is not a kernel module: not a 64-bit ELF file"), "{error}");
     }
 }

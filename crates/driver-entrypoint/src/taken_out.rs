@@ -44,8 +44,8 @@ impl TakenOut<'_> {
         let Some(name) = names.iter().find(is_lost) else { return Ok(()) };
         let tree = node.paths.name(&node.paths.host_modules(&node.kernel.release()));
         Err(Error::new(
-            format!("module {name} is the host's, and cannot come back: it is not below {tree}"),
-            "mount the host's /lib/modules at /host/lib/modules, and see that the node has its running kernel's modules",
+            format!("module {name} belongs to the host and cannot be restored: it is not below {tree}"),
+            "mount the host's /lib/modules at /host/lib/modules, and check that the node has its running kernel's modules",
         ))
     }
 
@@ -55,7 +55,7 @@ impl TakenOut<'_> {
         let mut result = self.check(names);
         for name in names.iter().rev().filter(|name| self.host.index.has(name)) {
             if let Err(error) = self.host.load(name) {
-                self.host.node.log.warn(format!("module {name} of the host does not come back: {error}"));
+                self.host.node.log.warn(format!("module {name} of the host could not be restored: {error}"));
                 result = result.and(Err(error));
             }
         }

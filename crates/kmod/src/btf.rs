@@ -174,7 +174,7 @@ impl SplitBtf {
         }
         let own = functions.iter().filter_map(|function| function.checked_sub(base.types));
         if own.into_iter().any(|own| prototypes.binary_search(&own).is_err()) {
-            return Fit::No("has functions whose types are no prototypes");
+            return Fit::No("has functions whose types are not prototypes");
         }
         // Every prototype is used as some type, so the highest type number is at least the last prototype's.
         let last = prototypes.last().map_or(0, |own| u64::from(base.types) + u64::from(*own));

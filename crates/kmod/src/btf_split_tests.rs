@@ -28,7 +28,7 @@ fn every_other_base_is_told() {
         fit(BtfBase { strings: 900, ..BASE }),
         Fit::No("mentions names that neither it nor the kernel has")
     );
-    assert_eq!(fit(BtfBase { types: 101, ..BASE }), Fit::No("has functions whose types are no prototypes"));
+    assert_eq!(fit(BtfBase { types: 101, ..BASE }), Fit::No("has functions whose types are not prototypes"));
     assert_eq!(fit(BtfBase { strings: 1001, ..BASE }), Fit::Doubtful);
 }
 

@@ -140,10 +140,10 @@ fn follow_dependencies(reports: &mut [ModuleReport], order: &LoadOrder, needs: &
                 let message = match needed.verdict {
                     Verdict::Refused => format!("needs {name}, which the kernel refuses"),
                     Verdict::Loads | Verdict::Unknown => {
-                        format!("needs {name}, of which it is not known whether it loads")
+                        format!("needs {name}, for which it is unknown whether it loads")
                     }
                 };
-                let remedy = format!("settle what is said of {name}");
+                let remedy = format!("resolve the findings for {name}");
                 findings.push(Finding::new(Rule::Dependency, needed.verdict, name, message, remedy));
             }
         }
@@ -152,7 +152,7 @@ fn follow_dependencies(reports: &mut [ModuleReport], order: &LoadOrder, needs: &
                 Rule::Dependency,
                 Verdict::Refused,
                 "circle",
-                "needs, directly or through others, modules that need each other in a circle",
+                "depends, directly or indirectly, on modules that depend on each other in a cycle",
                 "build the modules together, as their own makefile does",
             ));
         }
@@ -168,7 +168,7 @@ fn missing(reports: &[ModuleReport], required: &[String]) -> Vec<Finding> {
     let wanted: BTreeSet<String> = required.iter().map(|name| module_name(name)).collect();
     let missing = |name: String| {
         let message = format!("module {name} is required, and the payload does not hold it");
-        let remedy = "look in the build log why it was not compiled or not installed under /out";
+        let remedy = "see the build log for why it was not compiled or not installed under /out";
         Finding::new(Rule::RequiredModule, Verdict::Refused, name, message, remedy)
     };
     wanted.into_iter().filter(|name| !present.contains(name.as_str())).map(missing).collect()
@@ -180,7 +180,8 @@ fn duplicates(reports: &[ModuleReport]) -> Vec<Finding> {
         paths.entry(&report.name).or_default().push(&report.path);
     }
     let duplicate = |(name, paths): (&str, Vec<&str>)| {
-        let message = format!("module {name} is in the payload {} times, and depmod takes one", paths.len());
+        let message =
+            format!("module {name} is in the payload {} times, but depmod uses only one", paths.len());
         Finding::new(Rule::DuplicateModule, Verdict::Unknown, name, message, "install it once")
             .found(paths.join(", "))
     };

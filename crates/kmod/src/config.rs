@@ -13,7 +13,7 @@ pub struct KernelConfig {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// A line that is neither an option, a comment nor empty; with its number and text.
-    #[error("line {0} of the kernel configuration is no option: {1:?}")]
+    #[error("line {0} of the kernel configuration is not an option: {1:?}")]
     Line(usize, String),
     /// The text sets no option.
     #[error("the kernel configuration sets no option")]
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(KernelConfig::parse("# nothing\n"), Err(ConfigError::Empty));
         assert_eq!(
             KernelConfig::parse("CONFIG_A=y\n<html>").unwrap_err().to_string(),
-            "line 2 of the kernel configuration is no option: \"<html>\""
+            "line 2 of the kernel configuration is not an option: \"<html>\""
         );
         assert!(KernelConfig::parse("CONFIG_=y").is_err());
         assert!(KernelConfig::parse("CONFIG_A B=y").is_err());

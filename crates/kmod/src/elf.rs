@@ -21,7 +21,7 @@ const MAX_TABLES: u64 = 64 << 20;
 pub(super) const MAX_NAME: usize = 512;
 
 pub(super) const BUILD_FOR_NODE: &str = "build for the node's architecture";
-pub(super) const NOT_READ: &str = "look at the file with readelf; a module of this size is not read";
+pub(super) const NOT_READ: &str = "inspect the file with readelf; farrier does not read modules of this size";
 
 /// Section headers of a relocatable object; each section has been checked to be within the file.
 pub(super) struct Elf<'d, R> {
@@ -66,7 +66,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
     pub fn parse(data: R, length: u64) -> Result<Self> {
         let ident = data.read_bytes_at(0, 6).unwrap_or_default();
         if !ident.starts_with(&elf::ELFMAG) {
-            return Err(ModuleError::damaged("the file is no ELF object"));
+            return Err(ModuleError::damaged("the file is not an ELF object"));
         }
         if ident != [0x7f, b'E', b'L', b'F', elf::ELFCLASS64.0, elf::ELFDATA2LSB.0] {
             let message = "the object is not 64-bit little-endian";
@@ -76,7 +76,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
             data.read_at(0).map_err(|()| ModuleError::header("the file ends in its header"))?;
         let kind = header.e_type.get(LE);
         if kind != elf::ET_REL {
-            let message = format!("the object is of ELF type {}, not relocatable (1)", kind.0);
+            let message = format!("the object has ELF type {}, not relocatable (1)", kind.0);
             return Err(ModuleError::damaged(message));
         }
         let count = usize::from(header.e_shnum.get(LE));

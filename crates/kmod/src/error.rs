@@ -28,7 +28,7 @@ impl ModuleError {
     }
 
     pub(super) fn damaged(message: impl Into<String>) -> Self {
-        Self::refused(message, "build it again: the file is damaged, or is no kernel module")
+        Self::refused(message, "rebuild it: the file is damaged, or is not a kernel module")
     }
 
     pub(super) fn header(reason: &str) -> Self {
@@ -41,7 +41,7 @@ impl ModuleError {
 
     /// The file's bytes could not be read.
     pub(super) fn read(what: &str) -> Self {
-        Self::unknown(format!("read {what} of the module"), "look for a fault of the disk, and build again")
+        Self::unknown(format!("read {what} of the module"), "check the disk for faults, and rebuild")
     }
 
     /// The compressed data is damaged, or decompresses to too much.

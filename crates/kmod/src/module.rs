@@ -115,7 +115,7 @@ impl Module {
             }
         };
         let this_module = elf.find(THIS_MODULE).ok_or_else(|| {
-            ModuleError::damaged("the object has no .gnu.linkonce.this_module, so it is no kernel module")
+            ModuleError::damaged("the object has no .gnu.linkonce.this_module, so it is not a kernel module")
         })?;
         if !elf.has_bytes(this_module) {
             return Err(elf.malformed(this_module, "has no bytes in the file"));
@@ -320,7 +320,7 @@ fn read_symbols<'d, R: ReadRef<'d>>(
             // Slim LTO objects contain one such marker, which the loader tolerates.
             Place::Common if !symbol.name.starts_with(b"__gnu_lto") => {
                 let name = text(symbol.name);
-                let message = format!("symbol {name} is a common one, which the loader refuses");
+                let message = format!("symbol {name} is a common symbol, which the loader refuses");
                 let remedy = "compile with the kernel's own flags, which have -fno-common";
                 return Err(ModuleError::refused(message, remedy));
             }

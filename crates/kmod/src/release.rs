@@ -20,10 +20,10 @@ pub struct KernelRelease(#[schemars(regex(pattern = r"^[0-9]+\.[0-9]+[A-Za-z0-9.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReleaseError {
     /// The release is empty, or longer than the kernel's own limit.
-    #[error("kernel release {0:?} has {1} characters, 1 to 64 are possible")]
+    #[error("kernel release {0:?} has {1} characters; 1 to 64 are allowed")]
     Length(String, usize),
     /// The release contains a character that no kernel build system accepts.
-    #[error("kernel release {0:?} holds the character {1:?}; only letters, digits and `._+~-` are possible")]
+    #[error("kernel release {0:?} holds the character {1:?}; only letters, digits and `._+~-` are allowed")]
     Character(String, char),
     /// The release does not start with `x.y`.
     #[error("kernel release {0:?} does not start with <major>.<minor>")]
@@ -150,11 +150,11 @@ mod tests {
     fn messages_name_the_fault() {
         insta::assert_snapshot!(
             "6.1.0$(reboot)".parse::<KernelRelease>().unwrap_err(),
-            @r#"kernel release "6.1.0$(reboot)" holds the character '$'; only letters, digits and `._+~-` are possible"#
+            @r#"kernel release "6.1.0$(reboot)" holds the character '$'; only letters, digits and `._+~-` are allowed"#
         );
         insta::assert_snapshot!(
             "../../etc".parse::<KernelRelease>().unwrap_err(),
-            @r#"kernel release "../../etc" holds the character '/'; only letters, digits and `._+~-` are possible"#
+            @r#"kernel release "../../etc" holds the character '/'; only letters, digits and `._+~-` are allowed"#
         );
     }
 

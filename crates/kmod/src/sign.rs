@@ -43,13 +43,13 @@ pub enum CannotVerify {
     /// farrier does not sign with the digest of the kernel's own modules, and the kernel has neither SHA-256 nor
     /// SHA-512 built in.
     #[error(
-        "the kernel's modules are signed with {0}, with which farrier does not sign, and its configuration builds \
-         neither SHA-256 nor SHA-512 in"
+        "the kernel's modules are signed with {0}, which farrier does not sign with, and its configuration \
+         has neither SHA-256 nor SHA-512 built in"
     )]
     Hash(String),
     /// The kernel cannot verify ECDSA.
     #[error(
-        "the key is an ECDSA one, and the kernel has no CONFIG_CRYPTO_ECDSA=y (there is none before Linux 5.13)"
+        "the key is an ECDSA key, but the kernel lacks CONFIG_CRYPTO_ECDSA=y (available since Linux 5.13)"
     )]
     Ecdsa,
 }

@@ -81,7 +81,7 @@ pub(super) fn read<'d, R: ReadRef<'d>>(data: R, length: u64) -> (Signature, u64)
     }
     let signature = match data.read_bytes_at(start, size).map(message) {
         Ok(Ok(signer)) => Signature::By(signer),
-        Ok(Err(DerError::Bad)) | Err(()) => Signature::Malformed("is no PKCS#7 message"),
+        Ok(Err(DerError::Bad)) | Err(()) => Signature::Malformed("is not a PKCS#7 message"),
         Ok(Err(DerError::Unread(what))) => Signature::Unread(what),
     };
     (signature, start)

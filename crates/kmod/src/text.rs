@@ -100,7 +100,7 @@ fn notes(text: &mut fmt::Formatter<'_>, modules: &[ModuleReport]) -> fmt::Result
     let shadows = modules.iter().filter(|module| module.about.shadows.is_some());
     let shadows: Vec<&str> = shadows.map(|module| module.name.as_str()).collect();
     if !shadows.is_empty() {
-        writeln!(text, "takes the place of the kernel's own: {}", names(shadows))?;
+        writeln!(text, "replaces the kernel's own: {}", names(shadows))?;
     }
     for module in modules.iter().filter(|module| !module.about.missing_firmware.is_empty()) {
         let files = module.about.missing_firmware.iter().map(String::as_str);
@@ -135,13 +135,12 @@ fn outcome(outcome: &BootOutcome) -> String {
         }
         BootOutcome::Refused { error, .. } => format!("refused with {}{last}", one_line(error)),
         BootOutcome::Failed { error, .. } => {
-            format!("its symbols were resolved, then it gave up with {}{last}", one_line(error))
+            format!("its symbols were resolved, then it failed with {}{last}", one_line(error))
         }
         BootOutcome::Crashed { .. } => format!("crashed the kernel{last}"),
         BootOutcome::Hung { .. } => format!("the machine went silent{last}"),
         BootOutcome::NotReached => {
-            "not tried: the boot did not come to it, or what it needs found no hardware or was not there to load"
-                .to_owned()
+            "not tried: the boot ended first, or a dependency found no hardware or was missing".to_owned()
         }
     }
 }

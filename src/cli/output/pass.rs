@@ -81,7 +81,7 @@ mod tests {
                 subject: subject(),
                 image: image(),
                 verdict: Verdict::Unknown,
-                warnings: vec!["it is not known whether the modules load: m: ...".to_owned()],
+                warnings: vec!["it is unknown whether the modules load: m: ...".to_owned()],
                 pushed_bytes: 7,
             },
             TargetReport::Reused {
@@ -99,7 +99,7 @@ mod tests {
         }
         insta::assert_snapshot!(text, @r"
         built     x for 6.1.0-56-amd64: r.example/x@sha256:1 (check: unknown, 7 bytes pushed)
-                  warning: it is not known whether the modules load: m: ...
+                  warning: it is unknown whether the modules load: m: ...
         reused    x for 6.1.0-56-amd64 from kernel 6.1.0-55-amd64: r.example/x@sha256:1 (check: loads, 8 bytes pushed)
         ");
         let json = serde_json::to_value(&targets[1]).unwrap();

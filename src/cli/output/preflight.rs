@@ -104,13 +104,13 @@ mod tests {
         insta::assert_snapshot!(told(&mut fleet), @r"
         n0: not ready for 6.1.0-48-amd64 (debian 12, amd64)
         IMAGE  VERDICT  WHY
-        mft    missing  it is still to be built
+        mft    missing  it is not built yet
 
         n1: no driver image needed for 6.1.0-48-amd64 (debian 12, amd64)
         no driver image is for nodes with these labels, so nothing was checked
         ");
         fleet.node(1).hardware_labelled = false;
         let told = told(&mut fleet);
-        assert!(told.contains("n1: not ready") && told.contains("no label of its hardware"), "{told}");
+        assert!(told.contains("n1: not ready") && told.contains("no hardware label"), "{told}");
     }
 }

@@ -40,7 +40,7 @@ pub(super) fn daemon_set(change: &DaemonSetChange, live: &LiveDaemonSet) -> Resu
         }
     }
     if let Some(missing) = missing.first() {
-        return Err(format!("it has no container {missing:?}"));
+        return Err(format!("the pod template has no container {missing:?}"));
     }
     match affinity {
         None => {}
@@ -49,7 +49,7 @@ pub(super) fn daemon_set(change: &DaemonSetChange, live: &LiveDaemonSet) -> Resu
                 "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}});
         }
         Some(NodeAffinity::Any | NodeAffinity::Unsupported(_)) => {
-            return Err("farrier does not understand its node affinity".to_owned());
+            return Err("farrier does not support its node affinity".to_owned());
         }
     }
     let mut metadata = json!({"name": name, "namespace": namespace, "annotations": annotations});

@@ -71,7 +71,7 @@ impl Caller {
                 resource = right.resource,
                 attempt,
                 reason,
-                "call is tried again"
+                "retrying a call to the API server"
             );
             tokio::time::sleep(delay.max(wait)).await;
         }

@@ -112,7 +112,7 @@ async fn config(options: &KubeOptions) -> Result<Config, ClusterError> {
         Some(context) => format!("context {context:?} of the kubeconfig"),
         None => "kubeconfig".to_owned(),
     };
-    let also = if may_be_a_pod { "; and this is no pod with a service account" } else { "" };
+    let also = if may_be_a_pod { "; and farrier does not run in a pod with a service account" } else { "" };
     Err(ClusterError::Configuration(format!("{what}: {}{also}", causes(&error))))
 }
 

@@ -201,7 +201,7 @@ impl Cluster for KubeCluster {
             match self.each_of(&resource, take).await {
                 Err(ApiError::Gone) if !resource.group.is_empty() => {}
                 Err(error @ ApiError::Forbidden(_)) if resource.kind != "Node" => {
-                    tracing::warn!(error = %error, "what is there is not seen");
+                    tracing::warn!(error = %error, "skipping a kind that cannot be listed");
                 }
                 outcome => outcome.map_err(|error| ClusterError::Api {
                     action: format!("list {}", resource.plural),

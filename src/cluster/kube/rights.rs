@@ -65,7 +65,7 @@ impl KubeCluster {
     /// Returns the owner of a token, and which of these patches the cluster allows. `None` if the cluster does not accept the
     /// token.
     pub async fn person(&self, token: &str, patches: &[AskedPatch]) -> Result<Option<Person>, ClusterError> {
-        let failed = |error| ClusterError::Api { action: "ask what a person may do".to_owned(), error };
+        let failed = |error| ClusterError::Api { action: "review a person's permissions".to_owned(), error };
         let spec = TokenReviewSpec { token: token.to_owned(), ..TokenReviewSpec::default() };
         let review = self.review(&TokenReview { spec, ..TokenReview::default() }).await.map_err(failed)?;
         let status = review.status.filter(|status| status.authenticated == Some(true));
@@ -194,7 +194,8 @@ impl KubeCluster {
             },
             ..SelfSubjectAccessReview::default()
         };
-        let failed = |error| ClusterError::Api { action: "ask which rights farrier has".to_owned(), error };
+        let failed =
+            |error| ClusterError::Api { action: "review farrier's own permissions".to_owned(), error };
         let answer = self.review(&question).await.map_err(failed)?;
         Ok(answer.status.is_some_and(|status| status.allowed))
     }

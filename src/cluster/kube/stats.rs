@@ -48,7 +48,7 @@ struct Away {
 /// Error: the API server responds with 403 shortly after an outage. It loads its authorization rules only after it starts
 /// responding.
 #[derive(Debug, thiserror::Error)]
-#[error("the API server was away and may not have loaded its rights yet: it answers 403")]
+#[error("the API server answers 403: it was unavailable and may not have loaded its authorization rules yet")]
 pub(super) struct Starting;
 
 /// Period after an outage in which the API server may refuse requests because it is still starting.
@@ -83,8 +83,8 @@ impl KubeStats {
         let mut away = self.away.lock();
         let Some(away) = away.as_mut().filter(|away| away.last.elapsed() < STARTING) else { return false };
         if !std::mem::replace(&mut away.told, true) {
-            let hint = "if it goes on for more than a minute, the rights that are missing are named";
-            tracing::warn!(hint, "the API server was away and refuses requests: they are made again");
+            let hint = "if this lasts longer than a minute, farrier names the missing rights";
+            tracing::warn!(hint, "the API server was unavailable and still refuses requests: retrying them");
         }
         true
     }

@@ -141,8 +141,9 @@ impl Watch {
                 self.follow(|pod| Some(pods::pod(pod)).filter(own)).await;
             }
             Target::DaemonSets => {
-                let warn =
-                    |error: &String| tracing::warn!(error, "DaemonSet is not of the API's form, passed over");
+                let warn = |error: &String| {
+                    tracing::warn!(error, "skipping a DaemonSet that does not match the API schema")
+                };
                 self.follow(|object| facts::daemon_set(object).inspect_err(warn).ok()).await;
             }
             Target::Workloads { .. } => {

@@ -106,7 +106,7 @@ impl KubeCluster {
         if metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(COPY_OF_LABEL)) {
             return Ok(Some(facts::version(&metadata)));
         }
-        Err(ApiError::Changed("there is a DaemonSet of this name, and farrier did not make it".to_owned()))
+        Err(ApiError::Changed("a DaemonSet with this name exists, but farrier did not create it".to_owned()))
     }
 
     async fn retire(&self, change: &DaemonSetRetirement) -> Result<(), ApiError> {
@@ -163,7 +163,7 @@ impl KubeCluster {
         let NodeChange { name, labels, annotations, cordon: _, seen } = change;
         check_names([name])?;
         if let Some(key) = labels.keys().chain(annotations.keys()).find(|key| !key.starts_with(PREFIX)) {
-            return Err(ApiError::Unwritable(format!("{key:?} is not farrier's")));
+            return Err(ApiError::Unwritable(format!("{key:?} is not a key of farrier")));
         }
         let resource = ApiResource::erase::<Node>(&());
         let object = Written {
@@ -206,7 +206,7 @@ impl KubeCluster {
             other => other,
         })?;
         let job = bodies::check(check, found)
-            .ok_or_else(|| ApiError::Unwritable(format!("CronJob {template} has no template of a pod")))?;
+            .ok_or_else(|| ApiError::Unwritable(format!("CronJob {template} has no pod template")))?;
         let right = self.right("create", &ApiResource::erase::<Job>(&()), Some(namespace), CHECK_VERBS);
         let jobs: Api<Job> = Api::namespaced(self.client(), namespace);
         let params = PostParams::default();
@@ -252,7 +252,7 @@ impl KubeCluster {
         if writable.contains(namespace) {
             return Ok(());
         }
-        Err(ApiError::Unwritable(format!("farrier writes in {writable}, and not in {namespace}")))
+        Err(ApiError::Unwritable(format!("farrier writes in {writable}, but not in {namespace}")))
     }
 
     pub(super) fn right(
@@ -311,8 +311,9 @@ impl KubeCluster {
         let answer = self.caller.call(right, || api.patch(&key.1, &params, &patch)).await?;
         let answer = match target {
             Target::Resources(kind) => facts::resource(*kind, answer),
-            _ => facts::daemon_set(answer)
-                .map_err(|reason| ApiError::Rejected(format!("its answer cannot be read: {reason}")))?,
+            _ => facts::daemon_set(answer).map_err(|reason| {
+                ApiError::Rejected(format!("the server's answer cannot be read: {reason}"))
+            })?,
         };
         self.keep(target, answer);
         Ok(())
@@ -357,7 +358,7 @@ fn check_node(kept: &Kept, seen: &NodeSeen) -> Result<(), ApiError> {
     if NodeSeen::of(facts) == *seen {
         return Ok(());
     }
-    Err(ApiError::Changed("another writer cordoned it, changed its upgrade, or upgrades it".to_owned()))
+    Err(ApiError::Changed("another writer cordoned the node, or changed its upgrade".to_owned()))
 }
 
 /// Checks that a DaemonSet has the images that the plan saw.
@@ -367,7 +368,7 @@ fn check_images(kept: &Kept, expected: &BTreeMap<String, String>) -> Result<(), 
         let found = facts.containers.iter().find(|container| container.name == *name);
         let found = found.map(|container| container.image.as_str()).unwrap_or_default();
         if found != expected {
-            let reason = format!("container {name} has image {found:?}, and {expected:?} was planned for");
+            let reason = format!("container {name} has image {found:?}, but the plan expects {expected:?}");
             return Err(ApiError::Changed(reason));
         }
     }
@@ -385,7 +386,7 @@ fn check_names<'n>(
     };
     match names.into_iter().map(AsRef::as_ref).find(|name| !plain(name)) {
         None => Ok(()),
-        Some(name) => Err(ApiError::Unwritable(format!("{name:?} is no name of an object"))),
+        Some(name) => Err(ApiError::Unwritable(format!("{name:?} is not a valid object name"))),
     }
 }
 

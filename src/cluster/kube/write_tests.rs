@@ -80,7 +80,10 @@ fn an_apply_has_our_fields_and_no_others() {
 fn what_cannot_be_written_is_not_written_in_part() {
     let live = live();
     let unknown = change(strings([("driver", "d:2"), ("nope", "x")]));
-    assert_eq!(bodies::daemon_set(&unknown, &live).unwrap_err(), "it has no container \"nope\"");
+    assert_eq!(
+        bodies::daemon_set(&unknown, &live).unwrap_err(),
+        "the pod template has no container \"nope\""
+    );
     let mut odd = change(strings([("driver", "d:2")]));
     odd.affinity = Some(NodeAffinity::Unsupported("x".to_owned()));
     assert!(bodies::daemon_set(&odd, &live).is_err());

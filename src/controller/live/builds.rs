@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Error shown for a build that panicked, or whose outcome could not be recorded.
-pub(super) const BROKE_OFF: &str = "the build broke off; farrier's log says why";
+pub(super) const BROKE_OFF: &str = "the build ended without a result; farrier's log says why";
 
 /// Error shown for a build during which farrier itself was killed.
 fn without_outcome(attempts: u32) -> String {
@@ -39,8 +39,8 @@ fn without_outcome(attempts: u32) -> String {
         attempts => format!("the last {attempts} attempts"),
     };
     format!(
-        "{attempts} ended without a result: farrier was killed meanwhile (`kubectl describe pod` says why; \
-         where its memory ran out, raise the limit)"
+        "{attempts} ended without a result: farrier was killed during the build (`kubectl describe pod` says why; if it ran out of \
+         memory, raise the limit)"
     )
 }
 
@@ -212,7 +212,7 @@ impl Builds {
             _ if self.is_single_run() => {}
             None => tracing::info!(%image, %kernel, target = %cell.target, ?took, "build published"),
             Some(error) if ended.is_outdated() => {
-                tracing::info!(%image, %kernel, target = %cell.target, ?took, why = error, "build is planned again");
+                tracing::info!(%image, %kernel, target = %cell.target, ?took, why = error, "build is stale, planning it again");
             }
             Some(error) => {
                 let retry_in_seconds = retry_in.map(|wait| wait.as_secs());

@@ -220,10 +220,10 @@ impl Live {
         }
         let outcome = outcome.unwrap_or_else(|error| {
             let (cluster, hint) = (self.context.cluster.describe(), error.hint());
-            tracing::warn!(error = error_chain(&error), cluster, hint, "no pass");
+            tracing::warn!(error = error_chain(&error), cluster, hint, "reconcile failed");
             PassOutcomeLabel::Failed
         });
-        tracing::debug!(took = ?began.elapsed(), ?outcome, "pass made");
+        tracing::debug!(took = ?began.elapsed(), ?outcome, "reconcile finished");
         self.context.metrics.pass(outcome, began.elapsed());
         let now = Instant::now();
         self.wake.by(self.remembered_since.max(began) + self.context.resync);
@@ -353,13 +353,13 @@ impl Live {
                 tracing::info!(subject, tags = references.len(), "tags added");
             }
             TargetReport::Failed { subject, error, .. } => {
-                tracing::warn!(subject, error, "tags, signature or image for several kernels not published");
+                tracing::warn!(subject, error, "tags, signature or union image not published");
             }
             TargetReport::Signed { subject, image } => tracing::info!(subject, image, "image signed"),
             TargetReport::Built { subject, image, .. }
             | TargetReport::Reused { subject, image, .. }
             | TargetReport::United { subject, image, .. } => {
-                tracing::info!(subject, image, "image for several kernels published");
+                tracing::info!(subject, image, "union image published");
             }
         }
         report

@@ -50,8 +50,8 @@ impl Live {
             let contested = self.handovers.hold_back(&mut rollout.changes, self.started.elapsed());
             if let Some(node) = contested.first() {
                 let (count, target) = (contested.len(), &rollout.target);
-                let hint = "let it keep labels farrier.dev/driver... of nodes; they are written again later";
-                tracing::warn!(%target, node, count, hint, "another writer takes back to which DaemonSet nodes belong");
+                let hint = "configure it to keep the labels farrier.dev/driver... of nodes; farrier writes them again later";
+                tracing::warn!(%target, node, count, hint, "another writer reverts the labels that assign nodes to DaemonSets");
             }
             if !rollout.changes.is_empty() && !self.still_stands(seen, &rollout.target).await? {
                 tracing::debug!(target = %rollout.target, "its nodes have changed since the plan was made");
@@ -153,7 +153,7 @@ impl Live {
             }
             None => return,
             Some(error) => {
-                tracing::warn!(%image, %target, error, "rollout failed; it is planned anew");
+                tracing::warn!(%image, %target, error, "rollout failed, planning it again");
                 RewriteOutcomeLabel::Failed
             }
         };

@@ -81,7 +81,7 @@ impl States {
             news.entry(&left.why).or_default().push(&left.node);
         }
         for (reason, nodes) in news {
-            tracing::warn!(node = nodes.first(), count = nodes.len(), %reason, "a node is not believed");
+            tracing::warn!(node = nodes.first(), count = nodes.len(), %reason, "a node's kernel is not trusted");
         }
         self.distrusted = distrusted().map(|left| left.node.clone()).collect();
     }
@@ -130,7 +130,7 @@ fn of_cell(planned: &PlannedCell, entry: StatusEntry<'_>) -> StateLine {
     let row = entry.row;
     let (reason, hint) = match &planned.outcome {
         Outcome::Conflict { reference, remedy, .. } => {
-            (format!("{reference} holds an image of other inputs"), Some(*remedy))
+            (format!("{reference} holds an image built from other inputs"), Some(*remedy))
         }
         Outcome::UpToDate { published, .. } => (format!("{}@{}", row.reference, published.digest), None),
         _ => (row.reason, None),

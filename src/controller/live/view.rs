@@ -96,7 +96,7 @@ impl StatusWorker {
         let Self { next: _, sink: _, filled, mut task } = self;
         drop(filled);
         if tokio::time::timeout(patience, &mut task).await.is_err() {
-            tracing::warn!("status was not written in time before the end");
+            tracing::warn!("status was not written before the shutdown timeout");
             task.abort();
         }
     }

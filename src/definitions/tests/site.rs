@@ -63,7 +63,7 @@ fn numbers_are_read_and_what_is_none_is_told() {
     for (spec, expected) in [
         ("kernelLimits: {perNode: many}", "site.yaml:5:27: expected a number, found \"many\""),
         ("kernelLimits: {perNode: 0}", "site.yaml:5:27: "),
-        ("policy: {requireSigned: {atLeast: 3, keys: [a.pem]}}", "3 keys must have signed, and 1 are named"),
+        ("policy: {requireSigned: {atLeast: 3, keys: [a.pem]}}", "3 keys must have signed, but 1 are named"),
     ] {
         assert!(told(spec).contains(expected), "{}", told(spec));
     }

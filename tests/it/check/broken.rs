@@ -165,7 +165,7 @@ fn each_way_to_break_a_module_has_its_own_message() {
     assert!(
         licence
             .iter()
-            .all(|line| line.contains(", is for GPL modules only, but the module's licence is not")),
+            .all(|line| line.contains(", is for GPL modules only, but the module's license is not")),
         "{licence:#?}"
     );
     let mut bytes = good.clone();
@@ -174,7 +174,9 @@ fn each_way_to_break_a_module_has_its_own_message() {
     expect(
         &comparing,
         &bytes,
-        &["refused struct module has another size than the kernel's, says the kernel's own ext4: found "],
+        &[
+            "refused struct module differs in size from the kernel's, according to the kernel's own ext4: found ",
+        ],
     );
     expect(
         &kernel,
@@ -200,7 +202,7 @@ fn each_way_to_break_a_module_has_its_own_message() {
     );
     let mut wrong = sign(&good[..end]);
     wrong[end] ^= 0xff;
-    expect(&kernel, &wrong, &["refused the signature is no PKCS#7 message: the kernel answers EBADMSG"]);
+    expect(&kernel, &wrong, &["refused the signature is not a PKCS#7 message: the kernel answers EBADMSG"]);
     let namespaced = in_tree(&release)
         .into_iter()
         .filter_map(|payload| payload.module.ok())

@@ -163,7 +163,7 @@ async fn refusals_of_a_server_that_has_just_come_back_are_no_missing_rights() {
         kernel_of(snapshot, "a") == "6.1.0-2-amd64"
     })
     .await;
-    assert_eq!(logs.with("was away and refuses requests").len(), 1, "{:?}", logs.with(""));
+    assert_eq!(logs.with("was unavailable and still refuses requests").len(), 1, "{:?}", logs.with(""));
 }
 
 #[tokio::test]
@@ -212,7 +212,7 @@ async fn nothing_is_written_in_a_namespace_that_is_not_named() {
     let restart = PodRestart { namespace, name, uid: "u".to_owned(), ..PodRestart::default() };
     for change in [rewrite(&snapshot), Change::Restart(restart)] {
         let error = kube.apply(&change).await.unwrap_err().to_string();
-        assert!(error.contains("farrier writes in gpu,net, and not in drivers"), "{error}");
+        assert!(error.contains("farrier writes in gpu,net, but not in drivers"), "{error}");
     }
     assert!(api.writes().is_empty());
     assert_eq!(api.count(&Requests::verb("list").resource("pods")), 0);

@@ -146,7 +146,7 @@ impl Live {
 
     /// Returns the number of completed reconciles.
     pub fn passes(&self) -> usize {
-        self.log().matches("pass made").count()
+        self.log().matches("reconcile finished").count()
     }
 
     /// Returns the image in the DaemonSet of this name.

@@ -87,10 +87,10 @@ texts! {
         |text: &str| text.len() <= 63;
     /// `ID` of `/etc/os-release`: 1 to 63 characters of `[A-Za-z0-9._-]`, not starting with `.` or `-`.
     OsId(named): "^[A-Za-z0-9_][A-Za-z0-9._-]{0,62}$",
-        "an operating system id: 1 to 63 of letters, digits and `._-` are possible";
+        "an operating system id: 1 to 63 letters, digits and `._-`";
     /// `VERSION_ID` of `/etc/os-release`: 1 to 63 characters of `[A-Za-z0-9._-]`, not starting with `.` or `-`.
     OsVersion(named): "^[A-Za-z0-9_][A-Za-z0-9._-]{0,62}$",
-        "an operating system version: 1 to 63 of letters, digits and `._-` are possible";
+        "an operating system version: 1 to 63 letters, digits and `._-`";
     /// The value of the node label `feature.node.kubernetes.io/kernel-version.full`. All its characters are valid in a tag.
     KernelLabel: "^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$",
         "a kernel label: 1 to 63 letters, digits and `._-`, a letter or digit at both ends";
@@ -128,7 +128,7 @@ texts! {
     Share: "^([1-9][0-9]?|100)%$", "a share of the nodes from `1%` to `100%`";
     /// A schedule: cron's five fields, then a time zone of the IANA database.
     CronSchedule: r"^([A-Za-z0-9*,/#?-]+ +){5}[A-Za-z][A-Za-z0-9_+/-]*$",
-        "times as cron writes them, with a time zone, as in `0 22 * * 1-5 Europe/Berlin`",
+        "a cron schedule with a time zone, as in `0 22 * * 1-5 Europe/Berlin`",
         |text: &str| cronexpr::parse_crontab(text).is_ok();
     /// Extended resources, as in pod requests. The name may end in `*`.
     ResourcePattern: r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/([A-Za-z0-9]([A-Za-z0-9_.-]*\*?)|\*)$",
@@ -138,13 +138,13 @@ texts! {
         "a package name: `a-z`, `0-9` and `+.-`, starting with a letter or digit";
     /// Name of a Debian package whose files are a source.
     SourcePackage: r"^([a-z0-9]|\{\{release\}\})([a-z0-9+.-]|\{\{release\}\})+$",
-        "a package name: `a-z`, `0-9` and `+.-`, starting with a letter or digit, in which `{{release}}` may stand for the kernel release";
+        "a package name: `a-z`, `0-9` and `+.-`, starting with a letter or digit, where `{{release}}` is replaced by the kernel release";
     /// Name of a package of a header set.
     PackagePattern: r"^([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+$",
-        "a package name, in which `{{release}}` may stand for the kernel release";
+        "a package name, where `{{release}}` is replaced by the kernel release";
     /// Alternative package names; the first package that exists is used.
     PackageAlternatives: r"^([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+( \| ([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+)*$",
-        "a package name, or several with ` | ` between them, in which `{{release}}` may stand for the kernel release";
+        "a package name, or several with ` | ` between them, where `{{release}}` is replaced by the kernel release";
     /// Name of an RPM package.
     RpmName: r"^[A-Za-z0-9_][A-Za-z0-9+._-]*$",
         "an RPM package's name: letters, digits and `+._-`, starting with a letter, a digit or `_`";
@@ -153,13 +153,13 @@ texts! {
         "the name of a module or of a stream: letters, digits and `+._-`, starting with a letter or digit";
     /// Alternative RPM package names; the first package for the kernel's release is used.
     RpmAlternatives: r"^[A-Za-z0-9_][A-Za-z0-9+._-]*(\{\{(flavour|release)\}\}[A-Za-z0-9+._-]*)?( \| [A-Za-z0-9_][A-Za-z0-9+._-]*(\{\{(flavour|release)\}\}[A-Za-z0-9+._-]*)?)*$",
-        "an RPM package's name, or several with ` | ` between them, in which `{{flavour}}` may stand for what follows the last `-` of the kernel release, or `{{release}}` for the release in any form";
+        "an RPM package's name, or several with ` | ` between them, where `{{flavour}}` is replaced by the part of the kernel release after its last `-`, and `{{release}}` by the release in any form";
     /// URL of an RPM repository, or of a list of its mirrors.
     RepositoryAddress: r"^https?://[^\s\x00-\x1f/?#@{}]+(/([^\s\x00-\x1f{}#]|\{\{(releasever|releasever_major|releasever_minor|basearch)\}\})*)?$",
-        "an RPM repository's address: `http://` or `https://`, without a password (site.yaml says in `hosts` where that is: `login`), in which `{{releasever}}`, `{{releasever_major}}`, `{{releasever_minor}}` and `{{basearch}}` may stand for the node's system";
+        "an RPM repository's address: `http://` or `https://`, without a password (reference it in site.yaml: `login` under `hosts`), in which `{{releasever}}`, `{{releasever_major}}`, `{{releasever_minor}}` and `{{basearch}}` are replaced by the values of the node's system";
     /// A package argument that both apt-get and mmdebstrap accept.
     PackageToInstall: r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(/[A-Za-z0-9.+~:-]+|=([A-Za-z0-9.+~:-]|\{\{ *version *\}\})+\*?)?$",
-        "a package to install: `name`, `name:arch`, `name=version` or `name/suite`; a version may end in `*`, and in a runtime base `{{version}}` in it stands for the driver's";
+        "a package to install: `name`, `name:arch`, `name=version` or `name/suite`; a version may end in `*`, and in a runtime base `{{version}}` in it is replaced by the driver's";
     /// Version of a Debian package.
     PackageVersion: "^[0-9A-Za-z][A-Za-z0-9.+~:-]*$", "a package version: letters, digits and `.+~:-`";
     /// A suite of a Debian-like archive.
@@ -172,13 +172,13 @@ texts! {
     Component: r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", "a component: letters, digits and `._/-`, as in `main`";
     /// URL of a Debian-like archive. Blanks and brackets would change the meaning of a line in an apt source list.
     Mirror: r"^(https?://[^\s\x00-\x1f\[\]/?#@]+([/?#][^\s\x00-\x1f\[\]]*)?|file://?[^\s\x00-\x1f\[\]]+)$",
-        "an archive's address: `http://`, `https://` or `file:///`, without a password (apt has /etc/apt/auth.conf for those)";
+        "an archive's address: `http://`, `https://` or `file:///`, without a password (apt reads those from /etc/apt/auth.conf)";
     /// URL of a download. Definitions are shared, so passwords belong where secrets are kept.
     Download: r"^https?://[^\s\x00-\x1f/?#@]+([/?#][^\s\x00-\x1f]*)?$",
-        "a download's address: `http://` or `https://`, without a password (site.yaml says in `hosts` where that is: `login`)";
+        "a download's address: `http://` or `https://`, without a password (reference it in site.yaml: `login` under `hosts`)";
     /// URL of a Git repository.
     GitAddress: r"^(https?://[^\s\x00-\x1f/?#@]+|ssh://([A-Za-z0-9._][A-Za-z0-9._-]*@)?[A-Za-z0-9\[][^\s\x00-\x1f/?#@]*|file://)/[^\s\x00-\x1f?#]+$",
-        "a Git repository's address: `https://host/path`, `ssh://user@host/path` or `file:///path`, without a password (site.yaml says in `hosts` where that is: `login`, `sshKey`)";
+        "a Git repository's address: `https://host/path`, `ssh://user@host/path` or `file:///path`, without a password (reference it in site.yaml: `login` or `sshKey` under `hosts`)";
     /// A Git branch, or the prefix of branch names.
     GitBranch: r"^[A-Za-z0-9_]([A-Za-z0-9._/-]{0,198}[A-Za-z0-9_/-])?$",
         "a branch: up to 200 letters, digits and `._/-`, starting with a letter or digit",
@@ -211,15 +211,15 @@ texts! {
         |text: &str| text.parse::<ImageReference>().is_ok();
     /// An image reference with placeholders for the kernel.
     ImagePattern(unshown): r"^[^\s\x00-\x1f]+$",
-        "an image reference with a tag or a digest, as in `registry.example/base:1.0`; docs/definitions.md has the placeholders that may stand for the kernel's (`{{release}}`, after an `@` `{{digest}}`, ...)",
+        "an image reference with a tag or a digest, as in `registry.example/base:1.0`; docs/definitions.md lists the placeholders for the kernel's values (`{{release}}`, after an `@` `{{digest}}`, ...)",
         |text: &str| with_samples(&text.replace("@{{digest}}", ":1")).parse::<ImageReference>().is_ok();
     /// URL of a file that belongs to a kernel, with placeholders for the kernel.
     FileAddress(unshown): r"^https?://[^\s\x00-\x1f/?#@{}]+/[^\s\x00-\x1f#]+$",
-        "an address: `http://` or `https://`, without a password (site.yaml says in `hosts` where that is: `login`); docs/definitions.md has the placeholders that may stand in its path for the kernel's (`{{release}}`, ...)",
+        "an address: `http://` or `https://`, without a password (reference it in site.yaml: `login` under `hosts`); docs/definitions.md lists the placeholders for the kernel's values in its path (`{{release}}`, ...)",
         |text: &str| !with_samples(text).contains(['{', '}']);
     /// Path of a file or directory inside an image or archive, with placeholders for the kernel.
     PathInside(unshown): r"^/[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$",
-        "an absolute path with no `.`, `..` or empty component; docs/definitions.md has the placeholders that may stand for the kernel's (`{{release}}`, ...)",
+        "an absolute path with no `.`, `..` or empty component; docs/definitions.md lists the placeholders for the kernel's values (`{{release}}`, ...)",
         |text: &str| {
             let filled = with_samples(text);
             !filled.contains(['{', '}']) && filled.strip_prefix('/').is_some_and(stays_inside)

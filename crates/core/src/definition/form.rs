@@ -96,7 +96,7 @@ impl<T: PartialEq> NonEmpty<T> {
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for NonEmpty<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let list = Vec::deserialize(deserializer)?;
-        Self::new(list).ok_or_else(|| D::Error::custom("the list is empty, at least one is needed"))
+        Self::new(list).ok_or_else(|| D::Error::custom("the list is empty: at least one entry is required"))
     }
 }
 

@@ -54,7 +54,7 @@ impl FromStr for Period {
     type Err = NotA;
 
     fn from_str(text: &str) -> Result<Self, NotA> {
-        let what = "a length of time such as `90s`, `10m`, `1h 30m` or `2d`";
+        let what = "a duration such as `90s`, `10m`, `1h 30m` or `2d`";
         Self::parse(text).ok_or_else(|| NotA::new(text, what))
     }
 }
@@ -76,7 +76,7 @@ text_schema!(
     json_schema!({
         "type": "string",
         "pattern": r"^[0-9]+(s|m|h|d)( ?[0-9]+(s|m|h|d))*$",
-        "description": "A length of time as people write it: `90s`, `10m`, `1h 30m`, `2d`.",
+        "description": "A duration: `90s`, `10m`, `1h 30m`, `2d`.",
     })
 );
 

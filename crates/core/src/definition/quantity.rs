@@ -137,16 +137,8 @@ fn quantity(description: &str) -> Schema {
     })
 }
 
-text_schema!(
-    Cpus,
-    false,
-    quantity("Processors as Kubernetes writes them: `2`, `500m`; 1 where nothing is said.")
-);
-text_schema!(
-    Memory,
-    false,
-    quantity("Memory as Kubernetes writes it: `2Gi`, `1500M`; 1Gi where nothing is said.")
-);
+text_schema!(Cpus, false, quantity("Number of processors as in Kubernetes: `2`, `500m`; 1 by default."));
+text_schema!(Memory, false, quantity("Memory as in Kubernetes: `2Gi`, `1500M`; 1Gi by default."));
 
 #[cfg(test)]
 mod tests {

@@ -112,14 +112,14 @@ struct Part {
 fn own_layers(part: &UnionPart, arch: Architecture) -> Result<Part, ImageError> {
     let refused = |why: &str| ImageError::unusable(WHAT, format!("the image for {} {why}", part.kernel));
     if Digest::of(&part.manifest) != part.digest {
-        return Err(refused("is not what its digest says"));
+        return Err(refused("does not match its digest"));
     }
     let base = Base::parse(&part.manifest, &part.config, arch.as_str())?;
     let notes = ImageManifest::parse(&part.manifest)?.annotations;
     let facts = ImageFacts::from_annotations(&notes)
         .map_err(|_| refused("has annotations that farrier did not write"))?;
     if facts.kernel_release.as_ref() != Some(&part.kernel) {
-        return Err(refused("says that it is for another kernel"));
+        return Err(refused("is declared for another kernel"));
     }
     let Some(verdict @ (Verdict::Loads | Verdict::Unknown)) = facts.verdict else {
         return Err(refused("has no passing check report"));
@@ -127,7 +127,7 @@ fn own_layers(part: &UnionPart, arch: Architecture) -> Result<Part, ImageError> 
     let history = base.config.get("history").and_then(Value::as_array);
     let own = history.into_iter().flatten().filter(|entry| entry["created_by"] == PAYLOAD_HISTORY).count();
     if own == 0 || own > base.layers.len() {
-        return Err(refused("has no payload layer of its own (an engine made it whole)"));
+        return Err(refused("has no separate payload layer (an engine built the whole image)"));
     }
     let base_digest = notes.get(annotations::BASE_DIGEST).and_then(|text| text.parse().ok());
     Ok(Part { below: base.layers.len() - own, base, base_digest, verdict })

@@ -161,8 +161,9 @@ impl DriverImageSpec {
                 let mut made = packages.clone();
                 if let Some(name) = self.build_packages.iter().find(|name| name.ends_with("-dev")) {
                     return Err(format!(
-                        "buildPackages: {name} is a name that Debian's packages have, and the toolchain is of RPM packages (`-devel`): \
-                         define an image of its own for these kernels, told apart by `release`"
+                        "buildPackages: {name} is a Debian package name, but the toolchain consists of RPM \
+                         packages (`-devel`): define a separate image for these kernels and select them with \
+                         `release`"
                     ));
                 }
                 let named: Result<Vec<RpmName>, NotA> =
@@ -260,9 +261,7 @@ impl<'de> Deserialize<'de> for TagPattern {
 fn tag_patterns<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     let patterns = Vec::<TagPattern>::deserialize(deserializer)?;
     if patterns.is_empty() {
-        return Err(D::Error::custom(
-            "an image without tags cannot be found again; leave them out for the default",
-        ));
+        return Err(D::Error::custom("an image needs at least one tag; remove `tags` to use the default"));
     }
     Ok(patterns.into_iter().map(|pattern| pattern.0).collect())
 }

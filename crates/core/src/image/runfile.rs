@@ -66,7 +66,7 @@ fn debian() -> BootstrapSpec {
 
 impl<'de> Deserialize<'de> for RunfileBase {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let expected = "the name of a source, or `{source: NAME}` with what else is wanted";
+        let expected = "the name of a source, or `{source: NAME}` with further fields";
         Ok(match one_of(deserializer, [TEXT, Unexpected::Map], expected)? {
             OneOf::First(source) => Self::Compute(source),
             OneOf::Second(spec) => Self::Spec(spec),

@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(named.to_string(), "r.test/kmm/acme:debian-6.1.0-acme");
         assert_eq!(path.as_deref(), Some("/opt/lib/modules/6.1.0-acme+"));
         let release = image(r#"{"reference": "r.test/acme:{{release}}"}"#).unwrap();
-        insta::assert_snapshot!(release.for_kernel(&target("6.1.0-acme+")).unwrap_err(), @r#"image for 6.1.0-acme+: "6.1.0-acme+" is not a tag (1 to 128 of A-Za-z0-9_.-, not starting with . or -) (in a tag, {{kernel_label}} stands for a release)"#);
+        insta::assert_snapshot!(release.for_kernel(&target("6.1.0-acme+")).unwrap_err(), @r#"image for 6.1.0-acme+: "6.1.0-acme+" is not a tag (1 to 128 of A-Za-z0-9_.-, not starting with . or -) (in a tag, write {{kernel_label}} for the release)"#);
         let of_system = image(r#"{"reference": "r.test/acme:{{rhel_version}}"}"#).unwrap();
         insta::assert_snapshot!(of_system.for_kernel(&target("6.1.0")).unwrap_err(), @"value of {{rhel_version}} for 6.1.0");
         for wrong in [

@@ -164,7 +164,7 @@ impl UpgradeSpec {
         let for_drain =
             [("podSelector", self.pod_selector.is_some()), ("graceSeconds", self.grace_seconds.is_some())];
         if let (Drain::None, Some((field, _))) = (self.drain, for_drain.iter().find(|(_, given)| *given)) {
-            return Err(format!("upgrade: `{field}` says nothing with `drain: none`"));
+            return Err(format!("upgrade: `{field}` has no effect with `drain: none`"));
         }
         match (self.drain, self.device_resources.is_empty()) {
             (Drain::DeviceUsers, true) if self.forecast.is_none() => {
@@ -176,10 +176,10 @@ impl UpgradeSpec {
             _ => {}
         }
         if matches!(&self.canary, Some(Canary::Labels(labels)) if is_empty(labels)) {
-            return Err("upgrade: `canary` has no labels, so that every node would go first".to_owned());
+            return Err("upgrade: `canary` has no labels, so every node would be a canary".to_owned());
         }
         if self.window.as_ref().is_some_and(|window| window.duration.duration().is_zero()) {
-            return Err("upgrade: a `window` of no duration never opens".to_owned());
+            return Err("upgrade: a `window` with a duration of zero never opens".to_owned());
         }
         Ok(self)
     }
@@ -268,10 +268,10 @@ mod tests {
     fn what_does_not_go_together_is_refused() {
         for (upgrade, wanted) in [
             (json!({"canary": 0}), "a number of nodes above zero, or labels"),
-            (json!({"canary": {"matchLabels": {}}}), "every node would go first"),
+            (json!({"canary": {"matchLabels": {}}}), "every node would be a canary"),
             (json!({"maxParallel": "0%"}), "a share of them from"),
             (json!({"drain": "device-users"}), "needs `deviceResources` or `forecast`"),
-            (json!({"graceSeconds": 3}), "says nothing with `drain: none`"),
+            (json!({"graceSeconds": 3}), "has no effect with `drain: none`"),
             (json!({"drain": "node", "deviceResources": ["rdma/x"]}), "is for `drain: device-users`"),
             (json!({"window": {"opens": "0 22 * * 1-5", "duration": "1h"}}), "with a time zone"),
             (json!({"window": {"opens": "0 25 * * * UTC", "duration": "1h"}}), "with a time zone"),

@@ -11,8 +11,8 @@ use crate::definition::{
 const BUILD_TOOLS: &str = "linux-kbuild-";
 
 /// Hint: where to compile modules that this machine cannot compile.
-pub const ELSEWHERE: &str = "build on a machine of that architecture, or in a cluster that has one (--engine kubernetes); Debian's kernels, with a \
-     toolchain of packages, are compiled on both";
+pub const ELSEWHERE: &str = "build on a machine of that architecture, or in a cluster that has one (--engine \
+     kubernetes); Debian's kernels, with a toolchain of packages, can be cross-compiled";
 /// Reason: a toolchain has no cross compilers.
 pub const NO_CROSS_COMPILERS: &str = "its toolchain does not come from Debian's or Ubuntu's packages";
 /// Reason: headers are unusable on another architecture.

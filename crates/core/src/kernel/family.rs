@@ -199,8 +199,7 @@ impl KernelFamilySpec {
         if !texts.iter().any(|text| text.contains("{{digest}}")) || self.digest(target, system).is_some() {
             return None;
         }
-        let of_family =
-            format!("there is no digest of an image for {release} among the `digests` of its kernel family");
+        let of_family = format!("its kernel family has no image digest for {release} in `digests`");
         Some(match (&self.image_stream, &system.digest) {
             (None, _) => of_family,
             (Some(_), Some(Err(why))) if !system.ostree_versions.is_empty() => {
@@ -356,14 +355,14 @@ mod tests {
         let mut system = NodeSystem::default();
         assert_eq!(image(&spec, LISTED, &system), Ok(format!("r.test/toolkit@sha256:{:064}", 1)));
         let other = "5.14.0-503.el9_5.x86_64";
-        insta::assert_snapshot!(image(&spec, other, &system).unwrap_err(), @"there is no digest of an image for 5.14.0-503.el9_5.x86_64 among the `digests` of its kernel family");
+        insta::assert_snapshot!(image(&spec, other, &system).unwrap_err(), @"its kernel family has no image digest for 5.14.0-503.el9_5.x86_64 in `digests`");
 
         let stream: ImageStream = "openshift/driver-toolkit".parse().unwrap();
         spec.image_stream = Some(stream.clone());
-        insta::assert_snapshot!(image(&spec, other, &system).unwrap_err(), @"there is no digest of an image for 5.14.0-503.el9_5.x86_64 among the `digests` of its kernel family, and no node that runs 5.14.0-503.el9_5.x86_64 has the label feature.node.kubernetes.io/system-os_release.OSTREE_VERSION");
+        insta::assert_snapshot!(image(&spec, other, &system).unwrap_err(), @"its kernel family has no image digest for 5.14.0-503.el9_5.x86_64 in `digests`, and no node that runs 5.14.0-503.el9_5.x86_64 has the label feature.node.kubernetes.io/system-os_release.OSTREE_VERSION");
         system.note(Some("418.94.1-0"), None);
         system.digest = Some(Err("ImageStream openshift/driver-toolkit has no tag 418.94.1-0".to_owned()));
-        insta::assert_snapshot!(image(&spec, other, &system).unwrap_err(), @"there is no digest of an image for 5.14.0-503.el9_5.x86_64 among the `digests` of its kernel family, and ImageStream openshift/driver-toolkit has no tag 418.94.1-0");
+        insta::assert_snapshot!(image(&spec, other, &system).unwrap_err(), @"its kernel family has no image digest for 5.14.0-503.el9_5.x86_64 in `digests`, and ImageStream openshift/driver-toolkit has no tag 418.94.1-0");
         let digest: ImageDigest = format!("sha256:{:064}", 2).parse().unwrap();
         system.digest = Some(Ok(digest.clone()));
         assert_eq!(image(&spec, other, &system), Ok(format!("r.test/toolkit@{digest}")));

@@ -159,8 +159,8 @@ pub fn without_headers(families: &[KernelFamily], target: &KernelTarget, looked_
     let example = families.iter().rev().find(names_it).or_else(|| families.iter().rev().find(for_any));
     let file = example.map_or("kernels/90-custom.yaml", |family| family.file.as_str());
     format!(
-        "{said}; no kernel family is for {os} {os_version} ({arch}): copy {file} into your definitions' kernels/ under another name, and say \
-         there where its headers and its compiler come from"
+        "{said}; no kernel family matches {os} {os_version} ({arch}): copy {file} into your definitions' \
+         kernels/ under another name, and set the sources of its headers and its compiler there"
     )
 }
 

@@ -60,7 +60,7 @@ pub struct DetachedSignature {
 pub fn image_for(pattern: &ImagePattern, target: &KernelTarget) -> Result<ImageReference, String> {
     text_for(pattern, target)?.parse::<ImageReference>().map_err(|error| {
         let release = &target.release;
-        format!("image for {release}: {error} (in a tag, {{{{kernel_label}}}} stands for a release)")
+        format!("image for {release}: {error} (in a tag, write {{{{kernel_label}}}} for the release)")
     })
 }
 

@@ -159,24 +159,26 @@ impl Bound {
         }
         if numbers.split('.').count() < 3 {
             return Err(format!(
-                "what follows the numbers of {version:?} is compared as the distribution does, so write all three numbers in front of it"
+                "the part of {version:?} after its numbers is compared by the distribution's rules: write all three numbers before it"
             ));
         }
         let written = ordered(version);
         if written.contains('~') && !version.contains('~') {
             return Err(format!(
-                "{version:?} names a pre-release, which comes before its version: write {written:?}"
+                "{version:?} names a pre-release, which sorts before its version: write {written:?}"
             ));
         }
         if let Some(at) = flavour_at(version) {
             return Err(format!(
-                "{version:?} holds a flavour, {:?}, which has no place in an order of versions: leave it out here, \
-                 and tell flavours apart with `release`, a regular expression",
+                "{version:?} holds a flavour, {:?}, which is not part of the order of versions: remove it, \
+                 and select flavours with `release`, a regular expression",
                 &version[at..]
             ));
         }
         if version_part(version) != version {
-            return Err(format!("{version:?} holds an architecture, which no version has: leave it out"));
+            return Err(format!(
+                "{version:?} contains an architecture, which is not part of a version: remove it"
+            ));
         }
         match operator {
             ">=" => Ok(Self::From(version.to_owned())),

@@ -48,7 +48,7 @@ impl NodeSystem {
     pub fn look_up(&mut self, stream: &ImageStream, streams: &ImageStreams) {
         let versions = &self.ostree_versions;
         self.digest = Some(match streams.get(stream) {
-            None => Err(format!("ImageStream {stream} is in a live cluster, which was not asked")),
+            None => Err(format!("ImageStream {stream} was not looked up: it exists only in a live cluster")),
             Some(Err(why)) => Err(why.clone()),
             Some(Ok(tags)) => {
                 versions.iter().find_map(|version| tags.get(version.as_str())).cloned().ok_or_else(|| {

@@ -134,12 +134,13 @@ pub enum AnnouncementReason {
     #[error("its operating system or architecture is not known from its labels")]
     NoPlatform,
     /// Nodes announce more kernels than the limit for all nodes allows.
-    #[error("{release} is one kernel too many: nodes may announce {most} at a time")]
+    #[error("{release} exceeds the limit of kernels that nodes may announce at a time: {most}")]
     TooMany { release: String, most: usize },
     /// The node named more kernels than the site's limit for one node allows.
     #[error(
-        "it named more than {most} kernels within {within}: it is not believed until those are older; find out who changes \
-         its kernel, its labels and its annotations, or raise kernelLimits.perNode in site.yaml"
+        "it named more than {most} kernels within {within}: its announcements are untrusted until those \
+         expire; find out who changes its kernel, its labels and its annotations, or raise \
+         kernelLimits.perNode in site.yaml"
     )]
     TooManyNamed { most: u32, within: Period },
 }

@@ -181,10 +181,10 @@ impl Cell {
             ("a source", now.sources != then.sources),
             ("a patch", self.patches != before.patches),
             ("the toolchain", self.toolchain != before.toolchain),
-            ("what it is compiled against", self.needs != before.needs),
+            ("an image it is compiled against", self.needs != before.needs),
             ("the runtime base", now.base != then.base),
             (
-                "what the registry's store, or the nodes' system, has of its inputs",
+                "an unverified input in the registry's store or the nodes' system",
                 now.unverified != then.unverified,
             ),
             ("the key that signs modules", self.signed_with != before.signed_with),

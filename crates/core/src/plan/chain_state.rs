@@ -59,7 +59,7 @@ impl<'a> ChainStates<'a> {
                     this.unknown.insert((*name, target));
                 }
                 if matches!(members.get(name), Some(None)) {
-                    let why = format!("its chain is not complete: {}", first.why);
+                    let why = format!("its chain is incomplete: {}", first.why);
                     this.incomplete.insert((*name, target), why);
                 }
             }

@@ -32,7 +32,9 @@ pub(super) fn passing(
             return Err(HoldReason::OtherKernel { image, found: kernel_release.clone() });
         }
         MadeFor::Members(inputs) if *input_hash != Some(inputs) => {
-            return Err(HoldReason::NoUnion { detail: format!("{name} holds an image of other inputs") });
+            return Err(HoldReason::NoUnion {
+                detail: format!("{name} holds an image built from other inputs"),
+            });
         }
         MadeFor::Kernel(_) | MadeFor::Members(_) => {}
     }

@@ -152,8 +152,8 @@ impl<'a> CellRequest<'a> {
             .filter(|_| signs)
             .find(|source| matches!(&source.from, SourceOrigin::Image(image) if image.is_unvouched()))?;
         let detail = format!(
-            "source {}: this site signs, and nothing vouches for modules out of another's image: name the key of who signed it \
-         (`signedBy`), or say that the site signs it all the same (`adoptUnsigned: true`)",
+            "source {}: this site signs modules, but those of a third party's image are untrusted: name its \
+             signer's key (`signedBy`), or let the site sign them anyway (`adoptUnsigned: true`)",
             source.name
         );
         Some(SkipReason::Unvouched { detail })
@@ -166,7 +166,7 @@ impl<'a> CellRequest<'a> {
         let base_name = base_name(found.declared_toolchain, &found.headers, target);
         let says = |text: &HeaderText| {
             let key = (target.clone(), text.to_string());
-            let found = looked_up(&resolved.header_texts, &key, "they were not looked at");
+            let found = looked_up(&resolved.header_texts, &key, "they were not looked up");
             found.copied().map_err(|detail| SkipReason::Headers { detail })
         };
         let patches = image.spec.patches_for(target, says)?;
@@ -314,8 +314,9 @@ impl<'a> CellRequest<'a> {
         match fetching_add(&dockerfile) {
             None => Ok(dockerfile),
             Some((line, source)) => Err(refused(format!(
-                "template {} gives a Dockerfile in whose line {line} ADD takes {source}, which is no plain path of the build \
-             context: the engine would fetch it; name it in the image's `sources`, and COPY it",
+                "template {} gives a Dockerfile in whose line {line} ADD takes {source}, which is not a \
+                 plain path in the build context: the engine would download it; add it to the image's \
+                 `sources`, and COPY it",
                 spec.template
             ))),
         }

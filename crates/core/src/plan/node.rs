@@ -60,15 +60,15 @@ pub enum NodeReason {
     DefinedTwice,
     /// The node named more kernels than one node may, and no trusted node runs its kernel.
     #[error(
-        "it named more than {most} kernels within {within}, and no other node runs the one that it names now: it is not \
-         believed until those are older, and holds no others; find out who changes its kernel and its labels, or raise \
-         kernelLimits.perNode in site.yaml"
+        "it named more than {most} kernels within {within}, and no other node runs its current one: it is \
+         untrusted until those expire, and blocks no other nodes; find out who changes its kernel and its \
+         labels, or raise kernelLimits.perNode in site.yaml"
     )]
     TooManyNamed { most: u32, within: Period },
     /// The nodes run more kernels than the limit for the fleet.
     #[error(
-        "nodes run more than {most} kernels, and others are run by more nodes or for longer: this one is left out, and holds \
-         no others; retire kernels, or raise kernelLimits.distinct in site.yaml"
+        "nodes run more than {most} kernels, and the others run on more nodes or for longer: this node is \
+         skipped, and blocks no other nodes; retire kernels, or raise kernelLimits.distinct in site.yaml"
     )]
     TooManyKernels { most: u32 },
 }
@@ -84,8 +84,8 @@ impl NodeReason {
         let node = shell_word(node);
         let set = |label: &str, value: &str| {
             format!(
-                "Node Feature Discovery sets it within a minute; where that does not run: kubectl label --overwrite node {node} \
-                 {label}={value}"
+                "Node Feature Discovery sets it within a minute; where it is not deployed: kubectl label \
+                 --overwrite node {node} {label}={value}"
             )
         };
         match self {
@@ -293,8 +293,8 @@ mod tests {
         ]
         .map(|why| why.remedy("n1; reboot"));
         insta::assert_snapshot!(remedies.join("\n"), @r#"
-        Node Feature Discovery sets it within a minute; where that does not run: kubectl label --overwrite node 'n1; reboot' feature.node.kubernetes.io/kernel-version.full="$(kubectl get node 'n1; reboot' -o jsonpath={.status.nodeInfo.kernelVersion} | tr + _)"
-        Node Feature Discovery sets it within a minute; where that does not run: kubectl label --overwrite node 'n1; reboot' feature.node.kubernetes.io/system-os_release.ID=VALUE, as in its /etc/os-release
+        Node Feature Discovery sets it within a minute; where it is not deployed: kubectl label --overwrite node 'n1; reboot' feature.node.kubernetes.io/kernel-version.full="$(kubectl get node 'n1; reboot' -o jsonpath={.status.nodeInfo.kernelVersion} | tr + _)"
+        Node Feature Discovery sets it within a minute; where it is not deployed: kubectl label --overwrite node 'n1; reboot' feature.node.kubernetes.io/system-os_release.ID=VALUE, as in its /etc/os-release
         kubectl label --overwrite node 'n1; reboot' kubernetes.io/arch=amd64
         kubectl get node 'n1; reboot' -o yaml
         "#);

@@ -169,7 +169,7 @@ impl Outcome {
     pub fn why_not(&self) -> String {
         match self {
             Self::Build { .. } | Self::UpToDate { .. } => String::new(),
-            Self::Conflict { reference, .. } => format!("{reference} holds an image of other inputs"),
+            Self::Conflict { reference, .. } => format!("{reference} holds an image built from other inputs"),
             Self::HeldBack { message, .. } => format!("failed before with the same inputs: {message}"),
             Self::Unknown { message, .. } => message.clone(),
             Self::Waiting { needs } => waits_for(needs),
@@ -258,7 +258,7 @@ impl<'a> Cells<'a> {
             State::Absent(Absence { cell, why, unknown })
         };
         let Some(found) = found else {
-            return absent(format!("no node of this kernel matches the nodes of image {image}"));
+            return absent(format!("no node with this kernel matches the `nodes` of image {image}"));
         };
         if let Some(why) = self.withheld.and_then(|withheld| withheld.get(&found.key())) {
             return absent(why.clone());

@@ -54,12 +54,12 @@ impl MayBoot {
 pub enum Doubt {
     /// No kernel family matches the target.
     #[error(
-        "no kernel family matches: it is not known whether there is such a kernel; correct its release, or add a family"
+        "no kernel family matches, so whether this kernel exists is unknown; correct its release, or add a family"
     )]
     NoFamily,
     /// The node has no label that describes its hardware.
     #[error(
-        "the node has no label of its hardware (feature.node.kubernetes.io/pci-...) yet, so it is not known which images it will need; see that Node Feature Discovery runs on it"
+        "the node has no hardware label (feature.node.kubernetes.io/pci-...) yet, so the images that it will need are unknown; check that Node Feature Discovery runs on it"
     )]
     HardwareNotLabelled,
 }
@@ -196,7 +196,7 @@ fn needed(inputs: &PlanInputs<'_>, cells: &Cells<'_>, image: &DriverImage, targe
             };
             (Some(cell), state)
         }
-        State::Building(cell) => (Some(cell), missing("it is still to be built")),
+        State::Building(cell) => (Some(cell), missing("it is not built yet")),
         State::Absent(_) if cells.get(name, target).is_none() => {
             (None, missing("no image is planned for this kernel"))
         }

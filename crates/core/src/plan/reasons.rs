@@ -43,7 +43,7 @@ pub enum HoldReason {
     #[error("manifests cannot be read: {detail}")]
     Unreadable { detail: String },
     /// The DaemonSet has no such container, or two of them.
-    #[error("the DaemonSet has not exactly one such container; it has {}", .found.join(", "))]
+    #[error("the DaemonSet does not have exactly one such container; it has {}", .found.join(", "))]
     NoContainer { found: Vec<String> },
     /// The container's image cannot be set where it is written.
     #[error("its image cannot be set: {detail}")]
@@ -52,13 +52,13 @@ pub enum HoldReason {
     #[error("several rollouts name this container: {}", joined(.images))]
     ClaimedTwice { images: Vec<ImageName> },
     /// Two rollouts of the definitions would upgrade the same DaemonSet node by node.
-    #[error("several rollouts of this DaemonSet have `upgrade`, and one may: {}", joined(.images))]
+    #[error("several rollouts of this DaemonSet have `upgrade`, but only one may: {}", joined(.images))]
     OrderedTwice { images: Vec<ImageName> },
     /// An operator owns the DaemonSet and would revert the image.
     #[error("{} {} owns the DaemonSet and would undo the change; {remedy}", .owner.kind, .owner.name)]
     Owned { owner: Owner, remedy: String },
     /// The DaemonSet's affinity is not understood, so the nodes that it reaches are unknown.
-    #[error("its node affinity is not understood: {detail}")]
+    #[error("its node affinity is not supported: {detail}")]
     Affinity { detail: String },
     /// The rollout reaches no node, so there is no kernel to choose the image for.
     #[error("it reaches no node")]
@@ -94,30 +94,28 @@ pub enum HoldReason {
     #[error("it is being deleted")]
     Deleting,
     /// farrier's record in the object cannot be parsed, so the history is unknown.
-    #[error(
-        "its annotation {RECORD_ANNOTATION} cannot be read: {detail}; remove the annotation to start anew"
-    )]
+    #[error("its annotation {RECORD_ANNOTATION} cannot be read: {detail}; remove the annotation to reset it")]
     BadRecord { detail: String },
     /// Another writer reverted farrier's value, and would do so again.
     #[error(
-        "another writer changed it back {times} times, so it is left; find out who writes it, then remove the annotation {RECORD_ANNOTATION}"
+        "another writer reverted it {times} times, so farrier stopped writing it; find that writer, then remove the annotation {RECORD_ANNOTATION}"
     )]
     ChangedBack { times: u32 },
     /// The first pods with this image did not become ready, and the previous value was restored.
     #[error(
-        "the pods did not get ready with the image of {at:.0}, and the one before it was put back: {why}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"
+        "the pods did not become ready with the image set at {at:.0}, and the previous image was restored: {why}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"
     )]
     RolloutFailed { at: jiff::Timestamp, why: String },
     /// `farrier rollback` restored the value from before this image.
     #[error(
-        "farrier rollback took back what was set at {at:.0}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"
+        "farrier rollback reverted what was set at {at:.0}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"
     )]
     RolledBack { at: jiff::Timestamp },
     /// The cluster has no such operator's resource.
     #[error("there is no such resource")]
     NoResource,
     /// The resource says that its operator installs no driver.
-    #[error("the operator's driver is switched off: {detail}")]
+    #[error("the operator's driver is disabled: {detail}")]
     DriverOff { detail: String },
     /// None of the image's tags has the form that the operator computes.
     #[error(
@@ -129,7 +127,7 @@ pub enum HoldReason {
     MixedVersions { versions: BTreeMap<String, Vec<String>> },
     /// A field of the resource does not fit precompiled drivers, and is immutable.
     #[error(
-        "its {field} is not {needed} and can never be changed; make a new resource with {field}: {needed} and delete this one"
+        "its {field} is not {needed} and is immutable; create a new resource with {field}: {needed} and delete this one"
     )]
     Immutable { field: &'static str, needed: bool },
     /// The operator is replacing drivers on `count` nodes, one by one; `node` is the first of them.
@@ -140,7 +138,7 @@ pub enum HoldReason {
     NotPullable,
     /// The target was rewritten several times within a minute. Set by the loop, which waits for the writes to cease.
     #[error(
-        "it was rewritten several times within a minute, by a node that flaps or another writer; it waits until things calm down"
+        "it was rewritten several times within a minute, by a flapping node or another writer; it waits until the writes stop"
     )]
     TooOften,
     /// The API server currently refuses to evict a pod. Set by the loop, which retries.
@@ -148,7 +146,7 @@ pub enum HoldReason {
     Disruption { detail: String },
     /// This farrier does not write in the DaemonSet's namespace.
     #[error(
-        "farrier does not write in namespace {namespace}; add it to --write-namespaces (Helm: rbac.writeNamespaces), with the rights there"
+        "farrier does not write in namespace {namespace}; add it to --write-namespaces (Helm: rbac.writeNamespaces), and grant the rights there"
     )]
     NotWritable { namespace: String },
     /// The strategy needs a running cluster.
@@ -156,26 +154,26 @@ pub enum HoldReason {
     OnlyLive,
     /// Another writer removes the requirement that keeps the original DaemonSet off handed-over nodes.
     #[error(
-        "its node affinity was changed back {times} times; let whoever writes it keep the requirement on farrier.dev/driver..., or leave spec.template.spec.affinity to farrier"
+        "its node affinity was reverted {times} times; make the other writer keep the requirement on farrier.dev/driver..., or leave spec.template.spec.affinity to farrier"
     )]
     FenceUndone { times: u32 },
     /// The pods of a kernel's DaemonSet did not become ready.
-    #[error("{image} did not work for {kernel}: {why}; it is not tried again until there is another image")]
+    #[error("{image} did not work for {kernel}: {why}; it is not retried until there is another image")]
     CopyFailed { kernel: String, image: String, why: String },
     /// No key that the policy accepts has signed the image, which is named by digest.
     #[error("{image} is not signed as policy.requireSigned asks: {why}")]
     NotSigned { image: ImageReference, why: String },
     /// There is no single image for all the kernels.
-    #[error("there is no one image for all kernels: {detail}")]
+    #[error("there is no single image for all kernels: {detail}")]
     NoUnion { detail: String },
     /// A person rolled back the `per-kernel` rollout.
-    #[error("it was rolled back; remove its annotation farrier.dev/per-kernel to have it rolled out again")]
+    #[error("it was rolled back; remove its annotation farrier.dev/per-kernel to roll it out again")]
     CopiesRolledBack,
     /// A person paused the rollout.
-    #[error("it is paused; it goes on when its annotation {PAUSED_ANNOTATION} is removed, or is \"false\"")]
+    #[error("it is paused; to resume, remove its annotation {PAUSED_ANNOTATION} or set it to \"false\"")]
     Paused,
     /// The Git repository has the image, but the cluster does not have it yet.
-    #[error("the repository has the image, and the cluster has not taken it over yet: {found}")]
+    #[error("the repository has the image, but the cluster has not applied it yet: {found}")]
     NotSynced { found: String },
     /// A branch with the change waits for its pull request.
     #[error("branch {branch} has the change and waits to be merged")]
@@ -244,7 +242,7 @@ fn under_way(count: usize) -> String {
 }
 
 fn changed_inputs(theirs: Option<&InputHash>) -> String {
-    theirs.map_or("the tag holds an image of unknown inputs".to_owned(), |theirs| {
+    theirs.map_or("the tag holds an image built from unknown inputs".to_owned(), |theirs| {
         format!("inputs changed since {}", theirs.short())
     })
 }
@@ -256,7 +254,5 @@ fn not_passed(image: &ImageReference, verdict: Option<Verdict>) -> String {
 }
 
 fn made_for(found: Option<&str>) -> String {
-    found.map_or("does not say for which kernel it is".to_owned(), |found| {
-        format!("was made for kernel {found:?}")
-    })
+    found.map_or("does not declare its kernel".to_owned(), |found| format!("was built for kernel {found:?}"))
 }

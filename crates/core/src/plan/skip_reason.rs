@@ -41,8 +41,9 @@ pub enum SkipReason {
     ForeignArchitecture { detail: String },
     /// The engine has to build the whole image, and no daemon is available for that.
     #[error(
-        "the engine makes this image whole (output: image), which Docker and Podman do, and none of them is used or answers: give farrier a \
-         daemon (--engine docker), or write a template whose modules farrier takes (output: payload)"
+        "the engine has to build the whole image (output: image), which requires Docker or Podman, but none \
+         of them is in use or answers: give farrier a daemon (--engine docker), or write a template for \
+         output: payload"
     )]
     NoDaemon,
     /// No trusted key signed an input in the registry's store; with the input, the reason and the remedy.
@@ -70,7 +71,7 @@ pub enum SkipReason {
     #[error("{detail}")]
     Definition { detail: String },
     /// Other targets have the same tag, so one image would overwrite the other.
-    #[error("tag collision: {reference} would also be {}; give `tags` what tells them apart", .others.join(" and "))]
+    #[error("tag collision: {reference} would also be {}; add what distinguishes them to `tags`", .others.join(" and "))]
     TagCollision { reference: ImageReference, others: Vec<String> },
     /// A need is not available and will not be.
     #[error("it needs {need}: {why}")]
@@ -92,7 +93,7 @@ pub enum NeedReason {
     #[error("there is no such driver image")]
     Undefined,
     /// Images need each other in a cycle.
-    #[error("images need one another in a circle")]
+    #[error("images need each other in a cycle")]
     Circle,
     /// The needed image cannot be built for the target.
     #[error("it is not built for this kernel: {why}")]
@@ -109,7 +110,7 @@ pub enum NeedReason {
     #[error("it failed before with the same inputs: {detail}")]
     Failed { detail: String },
     /// The needed image is published without exposed headers.
-    #[error("{reference} has these inputs and exposes no headers; delete the tag to have it built again")]
+    #[error("{reference} has these inputs but exposes no headers; delete the tag to rebuild it")]
     NothingExposed { reference: ImageReference },
     /// The needed image is not published yet.
     #[error("{reference} is not published; build and push it first")]
@@ -146,9 +147,11 @@ impl SkipReason {
 }
 
 fn held(theirs: Option<&InputHash>) -> String {
-    let foreign = "was published by something else and exposes no headers; change its version or tag pattern, delete the \
-                   tag, or set onConflict: overwrite";
-    theirs.map_or(foreign.to_owned(), |theirs| format!("holds an image of other inputs ({})", theirs.short()))
+    let foreign = "was not published by farrier and exposes no headers; change its version or tag pattern, \
+         delete the tag, or set onConflict: overwrite";
+    theirs.map_or(foreign.to_owned(), |theirs| {
+        format!("holds an image built from other inputs ({})", theirs.short())
+    })
 }
 
 /// Serializes a reason's fields, plus its text for people as `message`.

@@ -67,25 +67,25 @@ impl StatusEntry<'_> {
         let Self { row, .. } = self;
         match (self.outcome, row.phase) {
             (Outcome::Conflict { reference, remedy, .. }, _) => {
-                (format!("{reference} holds an image of other inputs"), (*remedy).to_owned())
+                (format!("{reference} holds an image built from other inputs"), (*remedy).to_owned())
             }
             (Outcome::UpToDate { denied: true, .. }, _) => (
-                "it is not known whether its modules load, which its definition does not accept".to_owned(),
-                "see its check report for what would settle it, or say check.unknown: allow".to_owned(),
+                "whether its modules load is unknown, which its definition does not accept".to_owned(),
+                "see its check report for the missing information, or set check.unknown: allow".to_owned(),
             ),
             (_, Phase::Failed) => (
                 row.reason.clone(),
                 format!(
-                    "it is built again when an input changes; `farrier logs {} {}` prints the whole output",
+                    "it is rebuilt when an input changes; `farrier logs {} {}` prints the full log",
                     self.image, self.target.release
                 ),
             ),
             (_, Phase::Retrying) => {
                 let next = self.activity.and_then(|activity| activity.next_retry);
-                let next = next.map(|at| format!("it is tried again at {at:.0}")).unwrap_or_default();
+                let next = next.map(|at| format!("it is retried at {at:.0}")).unwrap_or_default();
                 (row.reason.clone(), next)
             }
-            (_, Phase::Unknown) => (row.reason.clone(), "see that the registry answers".to_owned()),
+            (_, Phase::Unknown) => (row.reason.clone(), "check that the registry answers".to_owned()),
             _ => (row.reason.clone(), String::new()),
         }
     }

@@ -59,13 +59,13 @@ pub fn counts(plan: &Plan) -> String {
         |wanted: fn(&RolloutDecision) -> bool| rollouts.iter().filter(|r| wanted(&r.decision)).count();
     let parts = [
         (plan.count(Phase::Missing), "to build"),
-        (plan.count(Phase::Waiting), "to build after those"),
-        (unions.len(), "to put together"),
+        (plan.count(Phase::Waiting), "to build afterwards"),
+        (unions.len(), "to assemble"),
         (cells.iter().filter(misses_tags).count(), "to tag"),
         (signatures.len(), "to sign"),
         (plan.count(Phase::Published), "up to date"),
         (plan.count(Phase::Conflict), "in conflict"),
-        (plan.count(Phase::Failed), "held back"),
+        (plan.count(Phase::Failed), "failed"),
         (plan.count(Phase::Unknown), "unknown"),
         (plan.count(Phase::Skipped), "skipped"),
         (count(|d| matches!(d, RolloutDecision::Rewrite { .. })), "to rewrite"),
@@ -76,12 +76,12 @@ pub fn counts(plan: &Plan) -> String {
             "already set",
         ),
         (count(|d| matches!(d, RolloutDecision::Hold(_))), "on hold"),
-        (left_alone.len(), if left_alone.len() == 1 { "node left alone" } else { "nodes left alone" }),
-        (own_drivers.iter().map(|own| own.nodes.len()).sum(), "with a driver of their own"),
+        (left_alone.len(), if left_alone.len() == 1 { "node skipped" } else { "nodes skipped" }),
+        (own_drivers.iter().map(|own| own.nodes.len()).sum(), "with their own driver"),
         (nodes.iter().filter(|node| node.change.is_some()).count(), "to mark for their next kernel"),
         (
             unused_announcements.len(),
-            if unused_announcements.len() == 1 { "announcement not used" } else { "announcements not used" },
+            if unused_announcements.len() == 1 { "unused announcement" } else { "unused announcements" },
         ),
     ];
     let said: Vec<String> =
@@ -109,7 +109,7 @@ fn images(plan: &Plan) -> Table {
     for union in &plan.unions {
         let kernels: Vec<&str> = union.members.iter().map(|member| member.kernel.as_str()).collect();
         let what = format!("{} from {}", union.reference, kernels.join(", "));
-        rows.push((union.image.to_string(), format!("{} kernels", kernels.len()), 0, "put together", what));
+        rows.push((union.image.to_string(), format!("{} kernels", kernels.len()), 0, "assemble", what));
     }
     for PlannedSignature { image, reference } in &plan.signatures {
         let (image, what) = (image.to_string(), format!("{reference}, which lacks the site's signature"));
@@ -145,7 +145,7 @@ fn actions(outcome: &Outcome) -> Vec<(&'static str, String)> {
             let ours = cell.input_hash.short();
             ("conflict", format!("{reference} has {theirs}, wanted {ours}; {remedy}"))
         }
-        Outcome::HeldBack { at, message, .. } => ("held back", format!("failed at {at:.0}: {message}")),
+        Outcome::HeldBack { at, message, .. } => ("failed", format!("failed at {at:.0}: {message}")),
         Outcome::Unknown { reference, message, .. } => ("unknown", format!("{reference}: {message}")),
         Outcome::Waiting { .. } => ("wait", outcome.why_not()),
         Outcome::Skipped { .. } => ("skip", outcome.why_not()),
@@ -253,7 +253,7 @@ fn nodes(plan: &Plan) -> Table {
 /// nothing.
 pub fn left_alone(plan: &Plan) -> Table {
     let left = plan.left_alone.iter().map(|left| (left.why.to_string(), left.node.as_str()));
-    by_reason("NODES LEFT ALONE", left)
+    by_reason("SKIPPED NODES", left)
 }
 
 fn own_drivers(plan: &Plan) -> Table {
@@ -267,7 +267,7 @@ fn own_drivers(plan: &Plan) -> Table {
 fn unused_announcements(plan: &Plan) -> Table {
     let unused =
         plan.unused_announcements.iter().map(|unused| (unused.why.to_string(), unused.node.as_str()));
-    by_reason("ANNOUNCEMENTS NOT USED", unused)
+    by_reason("UNUSED ANNOUNCEMENTS", unused)
 }
 
 fn by_reason<'a>(header: &'static str, nodes: impl Iterator<Item = (String, &'a str)>) -> Table {

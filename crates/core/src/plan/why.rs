@@ -60,7 +60,7 @@ impl Explain<'_> {
                 format!("it runs {target}: status.nodeInfo says so, and the label {KERNEL_LABEL} agrees"),
             ),
             Err(why) => {
-                Link { hint: why.remedy(name), ..link("kernel", format!("the node is left alone: {why}")) }
+                Link { hint: why.remedy(name), ..link("kernel", format!("the node is skipped: {why}")) }
             }
         }];
         for image in self.definitions.images.values() {
@@ -71,7 +71,7 @@ impl Explain<'_> {
                     chain.push(link(about, why));
                     chain.extend(self.outcome(&image.metadata.name, target));
                 }
-                (Ok(why), Err(_)) => chain.push(link(about, format!("{why}; for which kernel is not known"))),
+                (Ok(why), Err(_)) => chain.push(link(about, format!("{why}; for an unknown kernel"))),
             }
         }
         chain.extend(self.upgrades(name));
@@ -214,17 +214,16 @@ fn called_for(node: &NodeFacts, image: &DriverImage) -> Result<String, Link> {
         let found = node.labels.get(key.as_str());
         let found =
             found.map_or("there is no such label".to_owned(), |found| format!("its value is {found:?}"));
-        let says = format!("not called for: the definition wants the label {key}={value}, and {found}");
+        let says = format!("not called for: the definition requires the label {key}={value}, and {found}");
         let hint = if tells_hardware(key.as_str()) && !node.hardware_labelled {
-            "no label tells the node's hardware: see that Node Feature Discovery runs on it"
+            "no label describes the node's hardware: check that Node Feature Discovery runs on it"
         } else {
             ""
         };
         return Err(Link { hint: hint.to_owned(), ..link("", says) });
     }
     if let Some((key, value)) = nodes.own_driver(&node.labels) {
-        let says =
-            format!("not called for: the label {key}={value} says that the node has a driver of its own");
+        let says = format!("not called for: the label {key}={value} marks a node with its own driver");
         return Err(link("", says));
     }
     let labels: Vec<String> =
@@ -242,7 +241,7 @@ fn inputs(cell: &Cell) -> Link {
         format!("version {}, family {}, toolchain {}", cell.version, cell.family, cell.toolchain),
         format!("input hash {}, tag {}", cell.input_hash.short(), cell.reference),
     ];
-    says.extend(cell.fetched.headers.iter().map(|digest| format!("headers that were brought: {digest}")));
+    says.extend(cell.fetched.headers.iter().map(|digest| format!("imported headers: {digest}")));
     says.extend(cell.patches.iter().map(|patch| format!("patched with {}", patch.name)));
     says.extend(cell.needs.iter().map(|need| format!("compiled against {need}")));
     link("inputs", says.join("\n"))
@@ -253,7 +252,7 @@ fn state(entry: &StatusEntry<'_>) -> Link {
     let row = &entry.row;
     let (mut reason, hint) = entry.reason_and_hint();
     if let (true, Some(digest)) = (reason.is_empty(), &row.digest) {
-        let verdict = row.verdict.map(|verdict| format!(", whose modules were checked: {verdict}"));
+        let verdict = row.verdict.map(|verdict| format!(", check verdict: {verdict}"));
         reason = format!("{}@{digest}{}", row.reference, verdict.unwrap_or_default());
     }
     Link { hint, ..link("state", format!("{}: {reason}", row.phase.as_str())) }

@@ -48,7 +48,7 @@ fn a_node_is_followed_from_its_labels_to_the_field_and_to_its_next_kernel() {
     node n0
     kernel: it runs 6.1.0-47-amd64 (debian 12, amd64): status.nodeInfo says so, and the label feature.node.kubernetes.io/kernel-version.full agrees
     image mft: called for by pci=yes
-    state: published: registry.test/drivers/mft:4.33.0-6.1.0-47-amd64-debian12-amd64@sha256:3f15b18253659ce51feab35bd6a6a5b2f8fde0e40e5bb8874adb038e18732ee4, whose modules were checked: loads
+    state: published: registry.test/drivers/mft:4.33.0-6.1.0-47-amd64-debian12-amd64@sha256:3f15b18253659ce51feab35bd6a6a5b2f8fde0e40e5bb8874adb038e18732ee4, check verdict: loads
     DaemonSet kube-system/mft, container driver: hold: its nodes run different kernels: 6.1.0-47-amd64 (debian 12, amd64) on 1, 6.1.0-48-amd64 (debian 12, amd64) on 1
     next kernel: the node may boot 6.1.0-48-amd64 (debian 12, amd64): every image that it will need is published
     ");
@@ -66,12 +66,12 @@ fn what_a_node_does_not_call_for_names_the_label() {
     insta::assert_snapshot!(of_node(&world, "n0"), @"
     node n0
     kernel: it runs 6.1.0-47-amd64 (debian 12, amd64): status.nodeInfo says so, and the label feature.node.kubernetes.io/kernel-version.full agrees
-    image mft: not called for: the definition wants the label feature.node.kubernetes.io/pci-15b3.present=true, and there is no such label -> no label tells the node's hardware: see that Node Feature Discovery runs on it
+    image mft: not called for: the definition requires the label feature.node.kubernetes.io/pci-15b3.present=true, and there is no such label -> no label describes the node's hardware: check that Node Feature Discovery runs on it
     ");
     insta::assert_snapshot!(of_image(&world, "mft", K47), @r#"
     mft for 6.1.0-47-amd64
-    node n0: not called for: the definition wants the label feature.node.kubernetes.io/pci-15b3.present=true, and there is no such label -> no label tells the node's hardware: see that Node Feature Discovery runs on it
-    node n1: not called for: the definition wants the label feature.node.kubernetes.io/pci-15b3.present=true, and its value is "no\u{1b}[31m"
+    node n0: not called for: the definition requires the label feature.node.kubernetes.io/pci-15b3.present=true, and there is no such label -> no label describes the node's hardware: check that Node Feature Discovery runs on it
+    node n1: not called for: the definition requires the label feature.node.kubernetes.io/pci-15b3.present=true, and its value is "no\u{1b}[31m"
     "#);
 
     let image = world.definitions.images.get_mut(&name("mft")).unwrap();
@@ -80,13 +80,13 @@ fn what_a_node_does_not_call_for_names_the_label() {
     insta::assert_snapshot!(of_node(&world, "n1"), @"
     node n1
     kernel: it runs 6.1.0-47-amd64 (debian 12, amd64): status.nodeInfo says so, and the label feature.node.kubernetes.io/kernel-version.full agrees
-    image mft: not called for: the label pci=yes says that the node has a driver of its own
+    image mft: not called for: the label pci=yes marks a node with its own driver
     ");
     world.snapshot.nodes[1].labels.remove(KERNEL_LABEL);
     insta::assert_snapshot!(of_node(&world, "n1"), @r#"
     node n1
-    kernel: the node is left alone: label feature.node.kubernetes.io/kernel-version.full is missing -> Node Feature Discovery sets it within a minute; where that does not run: kubectl label --overwrite node n1 feature.node.kubernetes.io/kernel-version.full="$(kubectl get node n1 -o jsonpath={.status.nodeInfo.kernelVersion} | tr + _)"
-    image mft: not called for: the label pci=yes says that the node has a driver of its own
+    kernel: the node is skipped: label feature.node.kubernetes.io/kernel-version.full is missing -> Node Feature Discovery sets it within a minute; where it is not deployed: kubectl label --overwrite node n1 feature.node.kubernetes.io/kernel-version.full="$(kubectl get node n1 -o jsonpath={.status.nodeInfo.kernelVersion} | tr + _)"
+    image mft: not called for: the label pci=yes marks a node with its own driver
     "#);
 }
 
@@ -98,7 +98,7 @@ fn an_image_is_followed_from_who_calls_for_it_through_its_inputs() {
     insta::assert_snapshot!(of_image(&world, "peer", K47), @"
     peer for 6.1.0-47-amd64 (debian 12, amd64)
     nodes: n0, n1, n2, n3, n4 and 1 more: called for by pci=yes
-    other nodes: n6: not called for: the definition wants the label pci=yes, and there is no such label
+    other nodes: n6: not called for: the definition requires the label pci=yes, and there is no such label
     family: debian-12: headers from headers/6.1.0-47-amd64.tar; toolchain from registry.test/toolchain@sha256:0000000000000000000000000000000000000000000000000000000000000000
     state: waiting: waits for mofed, gpu
     DaemonSet kube-system/peer, container driver: hold: no image for 6.1.0-47-amd64 (debian 12, amd64): it waits for mofed, gpu
@@ -116,7 +116,7 @@ fn an_image_is_followed_from_who_calls_for_it_through_its_inputs() {
     insta::assert_snapshot!(of_image(&world, "mft", K47), @"
     mft for 6.1.0-47-amd64 (debian 12, amd64)
     nodes: n0, n1, n2, n3, n4 and 1 more: called for by pci=yes
-    other nodes: n6: not called for: the definition wants the label pci=yes, and there is no such label
+    other nodes: n6: not called for: the definition requires the label pci=yes, and there is no such label
     family: debian-12: headers from headers/6.1.0-47-amd64.tar; toolchain from registry.test/toolchain@sha256:0000000000000000000000000000000000000000000000000000000000000000
     state: skipped: 404 for driver.tgz
     DaemonSet kube-system/mft, container driver: hold: no image for 6.1.0-47-amd64 (debian 12, amd64): 404 for driver.tgz

@@ -22,11 +22,11 @@ pub enum WriteNamespaces {
 pub enum WriteNamespacesError {
     /// The text is empty.
     #[error(
-        "it names no namespace; name those of the DaemonSets that are rolled out, such as drivers,gpu, or `*` for all"
+        "it names no namespace; list the namespaces of the DaemonSets to roll out, such as drivers,gpu, or `*` for all"
     )]
     Empty,
     /// One of the names is not a valid namespace name.
-    #[error("{0:?} is no name of a namespace")]
+    #[error("{0:?} is not the name of a namespace")]
     Name(String),
 }
 

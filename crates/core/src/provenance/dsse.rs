@@ -12,13 +12,13 @@ pub const DSSE: &str = "application/vnd.dsse.envelope.v1+json";
 #[derive(Debug, thiserror::Error)]
 pub enum EnvelopeError {
     /// The bytes are not a DSSE envelope in JSON.
-    #[error("it is no DSSE envelope")]
+    #[error("it is not a DSSE envelope")]
     Json(#[source] serde_json::Error),
     /// The payload is not base64.
     #[error("its payload is not base64")]
     Payload,
     /// The payload is not an in-toto statement.
-    #[error("it holds {0:?}, and no in-toto statement")]
+    #[error("it holds {0:?}, not an in-toto statement")]
     Type(String),
 }
 

@@ -30,7 +30,7 @@ pub enum KeyError {
     #[error("there is no PUBLIC KEY block in it")]
     NoBlock,
     /// The text contains a private key instead.
-    #[error("it is a private key, and the public one is wanted")]
+    #[error("it is a private key, not a public one")]
     Private,
     /// The PEM block cannot be parsed.
     #[error("its PUBLIC KEY block is not well-formed")]

@@ -97,7 +97,7 @@ impl FoundSignatures {
     fn why_none(&self) -> String {
         match (&self.unread, self.strange) {
             (Some(why), _) => format!("its signature cannot be read: {why}"),
-            (None, true) => "none of its signatures is by an accepted key and over this image".to_owned(),
+            (None, true) => "none of its signatures is over this image by an accepted key".to_owned(),
             (None, false) => "it has no signature".to_owned(),
         }
     }
@@ -113,7 +113,7 @@ pub struct NamedKey {
 
 /// Error: fewer different keys are configured than must sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{at_least} different keys must sign, and {different} are named")]
+#[error("{at_least} different keys must sign, but only {different} are named")]
 pub struct TooFewKeys {
     /// Number of keys that must sign.
     pub at_least: usize,
@@ -200,7 +200,7 @@ impl fmt::Display for Judgement<'_> {
         if self.is_enough() {
             write!(f, "by {}", list(signed))?;
         } else {
-            write!(f, "{} of {at_least} keys that must sign have", signed.len())?;
+            write!(f, "{} of {at_least} required keys have signed", signed.len())?;
             let who = if signed.is_empty() { found.why_none() } else { list(signed) };
             write!(f, ": {who}")?;
         }
@@ -286,7 +286,7 @@ mod tests {
         let two = required(2, &twice).unwrap();
         assert!(!two.judge(&found(&[P256_KEY])).is_enough());
         let said = two.judge(&found(&[P256_KEY])).to_string();
-        assert!(said.starts_with("1 of 2 keys that must sign have: 0.pem = 1.pem (sha256:"), "{said}");
+        assert!(said.starts_with("1 of 2 required keys have signed: 0.pem = 1.pem (sha256:"), "{said}");
         assert!(said.contains("; missing: 2.pem (sha256:"), "{said}");
         // A different encoding of the point does not make another key.
         assert_ne!(key(P256_KEY), key(P256_COMPRESSED_KEY));
@@ -304,7 +304,7 @@ mod tests {
         let mut strange = found(&[]);
         let simple = ImageSignature::Simple { payload: Vec::new(), signature: Vec::new() };
         strange.add(&Digest::of(b""), &simple, one.keys());
-        assert_eq!(said(&strange), "none of its signatures is by an accepted key and over this image");
+        assert_eq!(said(&strange), "none of its signatures is over this image by an accepted key");
         strange.add_unread("gone".to_owned());
         assert_eq!(said(&strange), "its signature cannot be read: gone");
         assert!(said(&found(&[RSA_KEY])).starts_with("by 1.pem (sha256:"));

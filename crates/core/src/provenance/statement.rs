@@ -18,10 +18,10 @@ pub const CHECK_REPORT_PREDICATE: &str = "https://farrier.dev/check-report/v1";
 #[derive(Debug, thiserror::Error)]
 pub enum StatementError {
     /// The bytes are not a statement in JSON.
-    #[error("it is no in-toto statement")]
+    #[error("it is not an in-toto statement")]
     Json(#[source] serde_json::Error),
     /// The `_type` is another version or another document.
-    #[error("it says that it is {0:?}, and no in-toto statement that farrier knows")]
+    #[error("its type is {0:?}, not that of an in-toto statement that farrier knows")]
     Type(String),
 }
 

@@ -218,8 +218,8 @@ impl fmt::Display for NoProxy {
 #[debug("ProxyUrl({self})")]
 pub struct ProxyUrl(Url);
 
-const A_PROXY: &str = "a proxy's address: `http://host[:port]` or the same with `https://`, without a password (`login` \
-                       beside it says where that is)";
+const A_PROXY: &str = "a proxy's address: `http://host[:port]` or the same with `https://`, without a \
+     password (reference it in `login` beside it)";
 
 impl ProxyUrl {
     /// Returns the URL, including its password.

@@ -87,7 +87,7 @@ impl<'de> Deserialize<'de> for RequireSigned {
             OneOf::Second(Signatures { at_least, keys }) if !(1..=keys.len()).contains(&at_least) => {
                 let named = keys.len();
                 Err(D::Error::custom(format!(
-                    "{at_least} keys must have signed, and {named} are named: no image can fit, or any does"
+                    "{at_least} keys must have signed, but {named} are named: no image could comply, or every image would"
                 )))
             }
             OneOf::Second(wanted) => Ok(Self::AtLeast(wanted)),

@@ -136,7 +136,7 @@ impl<'a> Reading<'a> {
                 }
             }
             if text.len() > LONGEST {
-                return mistake("a text becomes longer than 1 MiB");
+                return mistake("expanded text exceeds 1 MiB");
             }
         }
         match stop {
@@ -216,7 +216,7 @@ impl<'a> Reading<'a> {
                 }
             }
             if text.len() > LONGEST {
-                return mistake("a text becomes longer than 1 MiB");
+                return mistake("expanded text exceeds 1 MiB");
             }
         }
     }
@@ -257,7 +257,7 @@ impl<'a> Reading<'a> {
                 let (new, _) = self.until(Some('}'), true, depth + 1)?;
                 self.unsupported(&format!("${{{name}/{all}{pattern}/{new}}}"))
             }
-            _ => mistake(format!("`${{{name}` is followed by nothing that builders know")),
+            _ => mistake(format!("`${{{name}` is followed by an unknown operator")),
         }
     }
 
@@ -423,12 +423,12 @@ mod tests {
             assert_eq!(expand(text).as_deref(), Ok(wanted), "{text}");
         }
         for (text, reason) in [
-            ("${x", "is followed by nothing"),
+            ("${x", "is followed by an unknown operator"),
             ("${", "has no name"),
             ("${}", "has no name"),
             ("${x:-", "is not closed"),
-            ("${x:}", "is followed by nothing"),
-            ("${x^y}", "is followed by nothing"),
+            ("${x:}", "is followed by an unknown operator"),
+            ("${x^y}", "is followed by an unknown operator"),
             ("${empty:?is needed}", "empty: is needed"),
             ("${nonesuch?}", "nonesuch has no value"),
             ("'a", "is not closed"),

@@ -147,7 +147,9 @@ impl Templates {
             if let Some((_, reason)) = nesting::too_deep(text) {
                 return Err(reason);
             }
-            self.0.register_template_string(&name, text).map_err(|_| format!("no Handlebars: {text}"))?;
+            self.0
+                .register_template_string(&name, text)
+                .map_err(|_| format!("invalid Handlebars: {text}"))?;
         }
         self.0.render(&name, values).map_err(|error| reason(&error))
     }
@@ -173,7 +175,7 @@ fn register(engine: &mut Handlebars<'_>, name: &str, text: &str) -> Result<(), T
         reason: match error.reason() {
             // Handlebars' message would list all grammar rules that were expected.
             TemplateErrorReason::InvalidSyntax(_) => {
-                "no Handlebars from here on; perhaps a `{{` or a block is not closed".to_owned()
+                "invalid Handlebars from here on; perhaps a `{{` or a block is not closed".to_owned()
             }
             other => other.to_string(),
         },
@@ -282,9 +284,9 @@ mod tests {
     #[test]
     fn text_that_is_no_template_is_an_error_with_its_line() {
         let message = |text: &str| parse("kbuild", text).unwrap_err().to_string();
-        insta::assert_snapshot!(message("a\n{{#if arch}}x"), @"template kbuild line 2: no Handlebars from here on; perhaps a `{{` or a block is not closed");
+        insta::assert_snapshot!(message("a\n{{#if arch}}x"), @"template kbuild line 2: invalid Handlebars from here on; perhaps a `{{` or a block is not closed");
         insta::assert_snapshot!(message("a\nb\n{{#if arch}}x{{/each}}"), @r#"template kbuild line 3: helper "if" was opened, but "each" is closing"#);
-        insta::assert_snapshot!(message("a\nb {{arch}\n"), @"template kbuild line 2: no Handlebars from here on; perhaps a `{{` or a block is not closed");
+        insta::assert_snapshot!(message("a\nb {{arch}\n"), @"template kbuild line 2: invalid Handlebars from here on; perhaps a `{{` or a block is not closed");
     }
 
     #[test]

@@ -88,7 +88,7 @@ impl Index {
         let places: Vec<String> = self.places.iter().map(|place| place.display().to_string()).collect();
         Error::new(
             format!(
-                "module {}{needed_by} is not there for kernel {}: looked in {}",
+                "module {}{needed_by} is missing for kernel {}: looked in {}",
                 kernel_name(name),
                 self.release,
                 places.join(" and ")
@@ -181,7 +181,7 @@ mod tests {
         assert!(!index.has("d"));
         assert_eq!(
             index.missing("d", Some("a")).to_string().split(": ").next().unwrap(),
-            format!("module d, which a needs, is not there for kernel {RELEASE}")
+            format!("module d, which a needs, is missing for kernel {RELEASE}")
         );
     }
 

@@ -118,7 +118,7 @@ impl Loader<'_> {
                 if !optional {
                     return Err(error);
                 }
-                self.node.log.warn(format!("go on without {name}: {error}"));
+                self.node.log.warn(format!("continuing without {name}: {error}"));
                 Ok(false)
             }
         }
@@ -217,7 +217,7 @@ mod tests {
         bench.file("/etc/modprobe.d/x.conf", "softdep m pre: more\n");
         bench.kernel.refuses.borrow_mut().insert("early".into(), Errno::NODEV);
         assert_eq!(load(&bench, "m").unwrap(), ["more", "m", "late"]);
-        assert!(bench.log().contains("WARN  go on without early: load early from"), "{}", bench.log());
+        assert!(bench.log().contains("WARN  continuing without early: load early from"), "{}", bench.log());
     }
 
     #[test]
@@ -233,7 +233,7 @@ mod tests {
         let loader = Loader { node: &node, index: &index, parameters: &Parameters::read(&node.paths) };
         let needs = loader.load_needs("m", Origin::Host, &Loaded::default()).unwrap();
         assert_eq!(needs, Vec::<String>::new());
-        assert!(bench.log().contains("WARN  go on without early: load early from"), "{}", bench.log());
+        assert!(bench.log().contains("WARN  continuing without early: load early from"), "{}", bench.log());
     }
 
     #[test]
@@ -256,7 +256,7 @@ mod tests {
         bench.kernel.refuses.borrow_mut().insert("m".into(), Errno::NODEV);
         assert_eq!(
             load(&bench, "m").unwrap_err().to_string().split_once(".ko: ").unwrap().1,
-            "there is no such hardware, or it does not answer (No such device (os error 19))\n    kernel: m: no"
+            "the hardware is absent, or does not answer (No such device (os error 19))\n    kernel: m: no"
         );
     }
 
@@ -270,7 +270,7 @@ mod tests {
         bench.image_module("d", "gone");
         let error = load(&bench, "d").unwrap_err().to_string();
         assert!(
-            error.starts_with("module gone, which d needs, is not there for kernel 6.1.0-56-amd64"),
+            error.starts_with("module gone, which d needs, is missing for kernel 6.1.0-56-amd64"),
             "{error}"
         );
     }

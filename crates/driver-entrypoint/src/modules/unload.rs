@@ -174,7 +174,7 @@ mod tests {
             error.to_string(),
             "unload mlx5_ib: 1 reference(s) that no module holds, by process 12 (ucx) with /dev/infiniband/uverbs1 open"
         );
-        assert!(error.hint().starts_with("end what uses the devices"));
+        assert!(error.hint().starts_with("stop the processes that use the devices"));
         assert!(bench.kernel.pauses.get() > 0);
     }
 }

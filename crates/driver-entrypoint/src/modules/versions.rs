@@ -116,14 +116,14 @@ pub(crate) fn check(loader: &Loader<'_>, name: &str, drivers: &[Driver]) -> Resu
     for step in loader.plan(name, &present)?.into_iter().filter(|step| !step.optional) {
         let info = step.file.info()?;
         if info.versions.is_empty() {
-            node.log.step(format!("module {} carries no symbol versions that could be compared", step.name));
+            node.log.step(format!("module {} has no symbol versions to compare", step.name));
         }
         if let Some((first, more)) = exported.others(&info).split_first() {
             let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
             let drivers: Vec<&str> = drivers.iter().map(|driver| driver.name()).collect();
             return Err(Error::new(
                 format!(
-                    "module {} is not loaded: it was compiled against another version of symbol {first}{more} than is loaded",
+                    "module {} is not loaded: it was compiled against a different version of symbol {first}{more}",
                     step.name
                 ),
                 format!(
@@ -207,8 +207,8 @@ mod tests {
             assert_eq!(
                 (error.to_string().as_str(), error.hint()),
                 (
-                    "module nv_peer_mem is not loaded: it was compiled against another version of symbol ib_register of ib_core \
-                     and 1 more than is loaded",
+                    "module nv_peer_mem is not loaded: it was compiled against a different version of symbol \
+                     ib_register of ib_core and 1 more",
                     "build its image with the GPU driver and OFED in spec.needs, and roll them out together"
                 )
             );
@@ -227,7 +227,7 @@ mod tests {
         for line in [
             "the GPU driver exposes no Module.symvers for this kernel: whether nv_peer_mem was compiled against it is left",
             "OFED exposes no Module.symvers",
-            "module nv_peer_mem carries no symbol versions that could be compared",
+            "module nv_peer_mem has no symbol versions to compare",
         ] {
             assert!(log.contains(line), "{log}");
         }

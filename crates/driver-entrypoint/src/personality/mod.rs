@@ -24,7 +24,7 @@ pub(crate) fn run(work: impl FnOnce(&Node<'_>, &mut Signals) -> Result<(), Error
         Err(error) => {
             node.log.error(&error);
             if !error.hint().is_empty() {
-                node.log.error(format!("what to do: {}", error.hint()));
+                node.log.error(format!("hint: {}", error.hint()));
             }
             ExitCode::FAILURE
         }

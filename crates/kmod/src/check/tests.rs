@@ -267,7 +267,7 @@ fn a_structure_of_another_size_is_refused_where_the_kernel_compares() {
     assert_eq!(
         said(&facts, &file.build()),
         [
-            "unknown ModuleSize: struct module has another size than the kernel's, says the kernel's own ext4; before \
+            "unknown ModuleSize: struct module differs in size from the kernel's, according to the kernel's own ext4; before \
           Linux 6.4 the kernel does not compare, and reads it wrongly: found 960 bytes, wanted 896 bytes"
         ]
     );
@@ -275,7 +275,7 @@ fn a_structure_of_another_size_is_refused_where_the_kernel_compares() {
     assert_eq!(
         said(&facts, &file.build()),
         [
-            "refused ModuleSize: struct module has another size than the kernel's, says the kernel's own ext4: found \
+            "refused ModuleSize: struct module differs in size from the kernel's, according to the kernel's own ext4: found \
           960 bytes, wanted 896 bytes"
         ]
     );
@@ -289,10 +289,8 @@ fn without_a_source_the_version_of_module_layout_speaks_for_the_size() {
     file.versions = Some(Vec::new());
     assert_eq!(
         said(&facts, &file.build()),
-        [
-            "unknown ModuleSize: no source tells the size of the kernel's struct module, and no symbol version speaks \
-          for it: found 896 bytes"
-        ]
+        ["unknown ModuleSize: no source has the size of the kernel's struct module, and no symbol version \
+             covers it: found 896 bytes"]
     );
 }
 
@@ -328,7 +326,7 @@ fn type_information_must_count_on_from_the_kernels() {
     }
     assert_eq!(
         said(&with(&strict, None), &fits),
-        ["unknown Btf: no source tells the kernel's own type information, from which the module's counts on"]
+        ["unknown Btf: no source has the kernel's own type information, which the module's builds upon"]
     );
     let sentence = "Btf: the type information mentions types that neither it nor the kernel has";
     assert_eq!(said(&with(&strict, Some(shifted)), &fits), [format!("refused {sentence}")]);
@@ -374,8 +372,8 @@ fn a_system_map_tells_that_a_symbol_is_there_and_no_more() {
         said(&facts, &file),
         [
             "unknown UndefinedSymbol: the header set has no Module.symvers to look up needed symbols in (1)",
-            "unknown SymbolVersion: the kernel exports symbol printk and 0 more that the module needs, and no source \
-             tells their versions"
+            "unknown SymbolVersion: the kernel exports symbol printk and 0 more that the module needs, and \
+             no source has their versions"
         ]
     );
     facts.config = crate::KernelConfig::parse("CONFIG_SMP=y\n").unwrap();
@@ -384,7 +382,7 @@ fn a_system_map_tells_that_a_symbol_is_there_and_no_more() {
     assert_eq!(
         said(&facts, &plain.info("license", "NVIDIA").build()),
         [
-            "unknown Licence: no source tells which of the symbols that the module needs are for GPL modules only (1)"
+            "unknown Licence: no source shows which of the symbols that the module needs are for GPL modules only (1)"
         ]
     );
 }
@@ -406,7 +404,7 @@ fn a_name_that_is_built_in_and_one_that_is_in_tree() {
     assert_eq!((finding.rule, finding.verdict), (Rule::BuiltIn, Verdict::Unknown));
     assert_eq!(
         finding.message,
-        "6.1.0-9-amd64 has loop built in: modprobe loads no other, and the kernel refuses it where /sys/module/loop \
+        "6.1.0-9-amd64 has loop built in: modprobe loads no other, and the kernel refuses it if /sys/module/loop \
          exists"
     );
 }

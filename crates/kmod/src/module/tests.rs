@@ -106,9 +106,9 @@ fn extended_versions_count_before_the_others() {
 
 #[test]
 fn what_is_no_module_is_told() {
-    assert_eq!(refusal(b""), "the file is no ELF object");
-    assert_eq!(refusal(b"\x7fELF"), "the file is no ELF object");
-    assert_eq!(refusal(b"#!/bin/sh\nexit\n"), "the file is no ELF object");
+    assert_eq!(refusal(b""), "the file is not an ELF object");
+    assert_eq!(refusal(b"\x7fELF"), "the file is not an ELF object");
+    assert_eq!(refusal(b"#!/bin/sh\nexit\n"), "the file is not an ELF object");
     let mut file = sample();
     file.machine = 8;
     assert_eq!(
@@ -119,11 +119,11 @@ fn what_is_no_module_is_told() {
     file.this_module = false;
     assert_eq!(
         refusal(&file.build()),
-        "the object has no .gnu.linkonce.this_module, so it is no kernel module"
+        "the object has no .gnu.linkonce.this_module, so it is not a kernel module"
     );
     let mut file = sample();
     file.common = Some("shared");
-    assert_eq!(refusal(&file.build()), "symbol shared is a common one, which the loader refuses");
+    assert_eq!(refusal(&file.build()), "symbol shared is a common symbol, which the loader refuses");
     file.common = Some("__gnu_lto_slim");
     assert!(parse(&file.build()).is_ok());
 
@@ -134,7 +134,7 @@ fn what_is_no_module_is_told() {
     };
     assert_eq!(broken(4, &[1]), "the object is not 64-bit little-endian");
     assert_eq!(broken(5, &[2]), "the object is not 64-bit little-endian");
-    assert_eq!(broken(16, &3_u16.to_le_bytes()), "the object is of ELF type 3, not relocatable (1)");
+    assert_eq!(broken(16, &3_u16.to_le_bytes()), "the object has ELF type 3, not relocatable (1)");
     assert!(broken(40, &u64::MAX.to_le_bytes()).starts_with("the ELF header is damaged: "));
     assert!(broken(58, &40_u16.to_le_bytes()).starts_with("the ELF header is damaged: "));
     assert!(broken(60, &u16::MAX.to_le_bytes()).starts_with("the ELF header is damaged: "));

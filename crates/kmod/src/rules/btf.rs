@@ -41,13 +41,13 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         None if allowed => return,
         None if relocated => finding(
             Verdict::Unknown,
-            "the type information brings its base along, and only the kernel can tell whether it has such types",
+            "the type information includes its base, and only the kernel can tell whether its types match",
             format!("boot {release}, or {rebuild}"),
         ),
         None => finding(
             Verdict::Unknown,
-            "no source tells the kernel's own type information, from which the module's counts on",
-            format!("give the kernel image of {release}, or boot it"),
+            "no source has the kernel's own type information, which the module's builds upon",
+            format!("provide the kernel image of {release}, or boot it"),
         ),
     });
 }

@@ -26,8 +26,8 @@ pub(super) fn built_in(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let (kernel, name) = (subject.kernel, &subject.module.name);
     if kernel.beyond_headers.in_tree.as_ref().is_some_and(|known| known.value.builtin.contains(name)) {
         let message = format!(
-            "{} has {name} built in: modprobe loads no other, and the kernel refuses it where /sys/module/{name} \
-             exists",
+            "{} has {name} built in: modprobe loads no other, and the kernel refuses it if \
+             /sys/module/{name} exists",
             kernel.release
         );
         let remedy = "leave the module out for this kernel, or boot it to see";

@@ -8,19 +8,19 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let module = subject.module;
     let licence = module.field("license").unwrap_or("unspecified");
     let (verdict, reason) = match (module.is_gpl_compatible(), subject.taint) {
-        (false, _) => (Verdict::Refused, "but the module's licence is not compatible".to_owned()),
+        (false, _) => (Verdict::Refused, "but the module's license is not compatible".to_owned()),
         (true, Some(InheritedTaint { by, known: true })) => {
             (Verdict::Refused, format!("but the module also uses symbols of {by}, which is proprietary"))
         }
         (true, Some(InheritedTaint { by, known: false })) => {
-            (Verdict::Unknown, format!("and no source tells the licence of {by}, whose symbols it also uses"))
+            (Verdict::Unknown, format!("and no source has the license of {by}, whose symbols it also uses"))
         }
         (true, None) => return,
     };
     let unknown = subject.imports.iter().filter(|import| matches!(import.provider, Provider::Named)).count();
     if unknown > 0 {
         let message = format!(
-            "no source tells which of the symbols that the module needs are for GPL modules only ({unknown})"
+            "no source shows which of the symbols that the module needs are for GPL modules only ({unknown})"
         );
         findings.push(subject.without_symbol_table(Rule::Licence, message));
     }
@@ -33,12 +33,12 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         let message = format!("symbol {name}, exported by {exporter}, is for GPL modules only, {reason}");
         findings.push(if verdict == Verdict::Unknown {
             let remedy =
-                "bring the modules of what is needed beside its symbol table, which does not tell licences";
+                "provide the needed image's modules beside its symbol table, which does not list licenses";
             Finding::new(Rule::Licence, verdict, name, message, remedy)
         } else {
-            let remedy = "use the vendor's open modules, or a driver version that does without this symbol";
+            let remedy = "use the vendor's open modules, or a driver version that does not use this symbol";
             let finding = Finding::new(Rule::Licence, verdict, name, message, remedy);
-            finding.found(licence).wanted("a GPL-compatible licence")
+            finding.found(licence).wanted("a GPL-compatible license")
         });
     }
 }

@@ -31,7 +31,7 @@ impl Subject<'_> {
 
     /// Finding about symbols that cannot be settled without `Module.symvers`.
     pub fn without_symbol_table(&self, rule: Rule, message: String) -> Finding {
-        let remedy = format!("bring the Module.symvers of {}, or boot it", self.kernel.release);
+        let remedy = format!("provide the Module.symvers of {}, or boot it", self.kernel.release);
         Finding::new(rule, Verdict::Unknown, "Module.symvers", message, remedy)
     }
 }

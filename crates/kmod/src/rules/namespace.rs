@@ -23,7 +23,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
                 findings.push(finding(
                     verdict,
                     format!("symbol {name}, exported by {exporter}, is for other modules only"),
-                    "use a driver version that does without this symbol".to_owned(),
+                    "use a driver version that does not use this symbol".to_owned(),
                 ));
             }
         } else if !module.fields("import_ns").any(|imported| imported == namespace) {

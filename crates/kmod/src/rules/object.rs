@@ -50,8 +50,9 @@ pub(super) fn module_size(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
                 (Verdict::Unknown, "; before Linux 6.4 the kernel does not compare, and reads it wrongly")
             };
             let source = &known.source;
-            let message =
-                format!("struct module has another size than the kernel's, says {source}{consequence}");
+            let message = format!(
+                "struct module differs in size from the kernel's, according to {source}{consequence}"
+            );
             let remedy =
                 format!("rebuild it against the header set of {}, with its configuration", kernel.release);
             findings.push(finding(verdict, message, remedy).wanted(bytes(known.value)));
@@ -59,9 +60,12 @@ pub(super) fn module_size(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         None if layout_has_a_version(subject) => {}
         None => findings.push(finding(
             Verdict::Unknown,
-            "no source tells the size of the kernel's struct module, and no symbol version speaks for it"
+            "no source has the size of the kernel's struct module, and no symbol version covers it"
                 .to_owned(),
-            format!("give the kernel image of {}, or one of its own modules, or boot it", kernel.release),
+            format!(
+                "provide the kernel image of {}, or one of that kernel's own modules, or boot it",
+                kernel.release
+            ),
         )),
     }
 }

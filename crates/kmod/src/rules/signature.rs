@@ -26,7 +26,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         Signature::Buried(after) => finding(
             verdict,
             format!("the file ends in bytes after the signature ({after}), so to the kernel the module is not signed: {because}"),
-            "sign it again, and let nothing be appended afterwards",
+            "sign it again, and append nothing afterwards",
         ),
         Signature::Malformed(what) => finding(
             Verdict::Refused,
@@ -35,7 +35,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         ),
         Signature::Unsupported(kind) => finding(
             if kernel.since(5, 4) { verdict } else { verdict.max(Verdict::Unknown) },
-            format!("the signature is no PKCS#7 one (ENOPKG): {because}"),
+            format!("the signature is not in PKCS#7 form (ENOPKG): {because}"),
             "sign it with the scripts/sign-file of this kernel",
         )
         .found(format!("kind {kind}"))
@@ -45,7 +45,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         Signature::By(signer) => finding(
             Verdict::Unknown,
             format!(
-                "the signature is well-formed, and only the kernel's keys can tell whether it is right (signed by {})",
+                "the signature is well-formed, and only the kernel's keys can tell whether it is valid (signed by {})",
                 signer.name.as_deref().unwrap_or(&signer.key_id)
             ),
             "compare the key with the kernel's (keyctl list %:.builtin_trusted_keys, mokutil --list-enrolled), or \
@@ -53,7 +53,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         ),
         Signature::Unread(what) => finding(
             Verdict::Unknown,
-            format!("the signature {what}, and farrier does not read such"),
+            format!("the signature {what}, which farrier cannot read"),
             "sign it with the scripts/sign-file of this kernel, or boot the kernel",
         ),
     });
@@ -68,7 +68,8 @@ fn forgiven(enforced: Option<&Known<bool>>) -> (Verdict, String) {
                 FactSource::Config => "CONFIG_MODULE_SIG_FORCE".to_owned(),
                 other => other.to_string(),
             };
-            let because = format!("the kernel rejects it, because it enforces signatures, says {source}");
+            let because =
+                format!("the kernel rejects it, because it enforces signatures, according to {source}");
             (Verdict::Refused, because)
         }
         Some(Known { value: false, .. }) => (Verdict::Loads, loads.to_owned()),

@@ -16,7 +16,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             Rule::SymbolVersion,
             subject.forced(),
             "__versions",
-            "the module carries no symbol versions, so the kernel loads it by force or not at all",
+            "the module carries no symbol versions, so the kernel loads it only by force, or not at all",
             format!(
                 "rebuild it with the Module.symvers of {} in the build tree, and do not strip __versions",
                 kernel.release
@@ -61,7 +61,7 @@ fn named(subject: &Subject<'_>) -> Option<Finding> {
     let mut symbols = imports.map(|import| &import.symbol.name);
     let (first, more) = (symbols.next()?, symbols.count());
     let message = format!(
-        "the kernel exports symbol {first} and {more} more that the module needs, and no source tells their versions"
+        "the kernel exports symbol {first} and {more} more that the module needs, and no source has their versions"
     );
     Some(subject.without_symbol_table(Rule::SymbolVersion, message))
 }

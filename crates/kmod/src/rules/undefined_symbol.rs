@@ -25,8 +25,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
                 let owner = image.unwrap_or("this payload");
                 (
                     format!(
-                        "unknown symbol {name}: the kernel's {module} exports it, but the {module} of {owner} \
-                         takes its place and does not"
+                        "unknown symbol {name}: the kernel's {module} exports it, but the {module} of \
+                         {owner} replaces it and does not"
                     ),
                     format!("rebuild it against the exposed headers of {owner}"),
                 )
@@ -40,7 +40,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             Verdict::Unknown,
             "Module.symvers",
             format!("the header set has no Module.symvers to look up needed symbols in ({unknown})"),
-            format!("bring the Module.symvers of {release}'s own build with its header set"),
+            format!("provide the Module.symvers of {release}'s own build with its header set"),
         ));
     }
 }

@@ -12,7 +12,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     };
     let rebuild = || format!("rebuild it against the header set of {}", kernel.release);
     let Some(magic) = subject.module.vermagic() else {
-        let message = "the module has no vermagic, so the kernel loads it by force or not at all".to_owned();
+        let message =
+            "the module has no vermagic, so the kernel loads it only by force, or not at all".to_owned();
         findings.push(finding(subject.forced(), message, rebuild()));
         return;
     };
@@ -24,7 +25,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         Difference::Undecidable => findings.push(finding(
             Verdict::Unknown,
             "the vermagic holds the hash of the kernel's structure layout seed".to_owned(),
-            "give one of the kernel's own modules, whose vermagic holds the hash".to_owned(),
+            "provide one of the kernel's own modules, whose vermagic holds the hash".to_owned(),
         )),
         Difference::Words { module, kernel: wanted } => {
             let quote = |words: &[String]| match words {

@@ -66,12 +66,12 @@ fn records_are_checked_in_the_kernels_order() {
 
 #[test]
 fn what_is_no_message_is_told() {
-    assert_eq!(malformed(&signed(b"object", b"")), "is no PKCS#7 message");
-    assert_eq!(malformed(&signed(b"object", b"certainly not DER")), "is no PKCS#7 message");
+    assert_eq!(malformed(&signed(b"object", b"")), "is not a PKCS#7 message");
+    assert_eq!(malformed(&signed(b"object", b"certainly not DER")), "is not a PKCS#7 message");
     let message = message("k", &[1], 1);
     for length in 0..message.len() {
         let what = malformed(&signed(b"object", &message[..length]));
-        assert_eq!(what, "is no PKCS#7 message", "{length} of {}", message.len());
+        assert_eq!(what, "is not a PKCS#7 message", "{length} of {}", message.len());
     }
     let mut indefinite = message;
     indefinite[1] = 0x80;

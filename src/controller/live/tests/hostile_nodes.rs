@@ -29,7 +29,7 @@ async fn a_node_that_cycles_through_kernels_holds_nobody() {
     let looks = state.looks;
     live.fleet.until(|state| state.looks >= looks + 3).await;
     assert_eq!(live.published(K11).await, None);
-    let said = logs.with("a node is not believed");
+    let said = logs.with("a node's kernel is not trusted");
     assert!(said.len() == 1 && said[0].contains("kernelLimits.perNode"), "{said:?}");
 
     // Once its earlier claims have expired, the node is trusted again.

@@ -93,7 +93,7 @@ fn hostile_announcements_are_told_and_not_used() {
     let unused = world.announcements().unused;
     assert_eq!(unused.len(), 6);
     let text = table(&world.plan());
-    assert!(text.contains("ANNOUNCEMENTS NOT USED") && !text.contains('\u{1b}'), "{text}");
+    assert!(text.contains("UNUSED ANNOUNCEMENTS") && !text.contains('\u{1b}'), "{text}");
     insta::assert_snapshot!(unused[5].why, @"its operating system or architecture is not known from its labels");
 }
 

@@ -59,7 +59,7 @@ fn a_node_that_cycles_through_kernels_has_few_of_them_built_and_holds_nobody() {
 
     story.world.publish(Verdict::Loads);
     let plan = story.minute();
-    insta::assert_snapshot!(left_alone(&plan).join("\n"), @"n1: it named more than 16 kernels within 1d, and no other node runs the one that it names now: it is not believed until those are older, and holds no others; find out who changes its kernel and its labels, or raise kernelLimits.perNode in site.yaml");
+    insta::assert_snapshot!(left_alone(&plan).join("\n"), @"n1: it named more than 16 kernels within 1d, and no other node runs its current one: it is untrusted until those expire, and blocks no other nodes; find out who changes its kernel and its labels, or raise kernelLimits.perNode in site.yaml");
     assert!(matches!(plan.rollouts[0].decision, RolloutDecision::Rewrite { .. }), "{:?}", plan.rollouts);
     assert!(crate::plan::table(&plan).contains("kernelLimits.perNode"));
 
@@ -112,7 +112,7 @@ fn the_kernels_of_most_nodes_and_those_that_were_first_stay() {
     story.world.snapshot.nodes.push(node("n4", "6.1.0-1-amd64"));
     let plan = story.minute();
     assert!(!kernels(&plan).contains("6.1.0-1-amd64"), "the kernel that came last is rejected");
-    insta::assert_snapshot!(left_alone(&plan).join("\n"), @"n4: nodes run more than 3 kernels, and others are run by more nodes or for longer: this one is left out, and holds no others; retire kernels, or raise kernelLimits.distinct in site.yaml");
+    insta::assert_snapshot!(left_alone(&plan).join("\n"), @"n4: nodes run more than 3 kernels, and the others run on more nodes or for longer: this node is skipped, and blocks no other nodes; retire kernels, or raise kernelLimits.distinct in site.yaml");
     story.world.snapshot.nodes.push(node("n5", "6.1.0-1-amd64"));
     let plan = story.minute();
     assert!(kernels(&plan).contains("6.1.0-1-amd64") && kernels(&plan).len() == 3);

@@ -103,7 +103,7 @@ fn nodes_of_unknown_kernel_are_left_alone() {
         world.plan().left_alone.iter().map(|left| format!("{}: {}", left.node, left.why)).collect();
     insta::assert_snapshot!(left.join("\n"), @r#"
     n0: label feature.node.kubernetes.io/kernel-version.full is missing
-    n1: kernel release "6.1.0$(reboot)" holds the character '$'; only letters, digits and `._+~-` are possible
+    n1: kernel release "6.1.0$(reboot)" holds the character '$'; only letters, digits and `._+~-` are allowed
     n2: two nodes have this name
     n2: two nodes have this name
     "#);
@@ -115,8 +115,8 @@ fn two_kernels_with_one_tag_block_each_other() {
     assert_eq!(world.cells().len(), 1);
     let reasons: Vec<_> = world.skipped().iter().map(|(_, why)| why.to_string()).collect();
     insta::assert_snapshot!(reasons.join("\n"), @r"
-    tag collision: registry.test/drivers/mft:4.33.0-6.1.0-acme-debian12-amd64 would also be 6.1.0-acme~ (debian 12, amd64); give `tags` what tells them apart
-    tag collision: registry.test/drivers/mft:4.33.0-6.1.0-acme-debian12-amd64 would also be 6.1.0-acme+ (debian 12, amd64); give `tags` what tells them apart
+    tag collision: registry.test/drivers/mft:4.33.0-6.1.0-acme-debian12-amd64 would also be 6.1.0-acme~ (debian 12, amd64); add what distinguishes them to `tags`
+    tag collision: registry.test/drivers/mft:4.33.0-6.1.0-acme-debian12-amd64 would also be 6.1.0-acme+ (debian 12, amd64); add what distinguishes them to `tags`
     ");
 }
 
@@ -164,7 +164,7 @@ fn what_cannot_be_built_has_a_reason() {
     assert!(matches!(world.skipped()[0].1, SkipReason::Template { .. }));
     let adding = "FROM {{toolchain}} AS modules\nADD https://x.example/y.tgz /src/\n";
     world.definitions.templates.insert("mft".to_owned(), adding.to_owned());
-    insta::assert_snapshot!(world.skipped()[0].1, @"template mft gives a Dockerfile in whose line 2 ADD takes https://x.example/y.tgz, which is no plain path of the build context: the engine would fetch it; name it in the image's `sources`, and COPY it");
+    insta::assert_snapshot!(world.skipped()[0].1, @"template mft gives a Dockerfile in whose line 2 ADD takes https://x.example/y.tgz, which is not a plain path in the build context: the engine would download it; add it to the image's `sources`, and COPY it");
     world.image("mft").spec.tags = vec!["{{verzion}}".to_owned()];
     world.definitions.templates.insert("mft".to_owned(), "FROM {{toolchain}}".to_owned());
     assert!(matches!(world.skipped()[0].1, SkipReason::Tag { .. }));
@@ -304,7 +304,7 @@ fn headers_choose_patches_and_variables() {
     world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap().patches =
         [(0, "a".to_owned())].into();
     let why = world.skipped().remove(0).1.to_string();
-    assert_eq!(why, "headers: they were not looked at", "without an answer, nothing is built");
+    assert_eq!(why, "headers: they were not looked up", "without an answer nothing is built");
 
     let key = |release| (target(release), "include/linux/pci.h matches bars".to_owned());
     world.resolved.header_texts = [(key(K47), Ok(false)), (key(K48), Ok(true))].into();
@@ -376,7 +376,7 @@ fn another_machine_s_kernels_are_compiled_here_or_the_plan_says_why_not() {
     let mut world = World::new(&[K47]);
     world.machine = Some(Architecture::Arm64);
     let why = |world: &World| world.skipped().first().map(|(_, why)| why.to_string()).unwrap_or_default();
-    insta::assert_snapshot!(why(&world), @"modules for amd64 cannot be compiled on this machine, which is arm64: its toolchain does not come from Debian's or Ubuntu's packages (build on a machine of that architecture, or in a cluster that has one (--engine kubernetes); Debian's kernels, with a toolchain of packages, are compiled on both)");
+    insta::assert_snapshot!(why(&world), @"modules for amd64 cannot be compiled on this machine, which is arm64: its toolchain does not come from Debian's or Ubuntu's packages (build on a machine of that architecture, or in a cluster that has one (--engine kubernetes); Debian's kernels, with a toolchain of packages, can be cross-compiled)");
     world.definitions.families[0].spec.toolchain = serde_json::from_value(bootstrap).unwrap();
     assert!(why(&world).contains("the tools in its headers run on that architecture"), "headers from a file");
     world.definitions.families[0].spec.headers = serde_json::from_value(apt).unwrap();
@@ -461,7 +461,7 @@ fn a_site_that_signs_adopts_nothing_without_a_word() {
     };
     let (builds, why) = planned("");
     assert_eq!(builds, 0);
-    insta::assert_snapshot!(why, @"source src: this site signs, and nothing vouches for modules out of another's image: name the key of who signed it (`signedBy`), or say that the site signs it all the same (`adoptUnsigned: true`)");
+    insta::assert_snapshot!(why, @"source src: this site signs modules, but those of a third party's image are untrusted: name its signer's key (`signedBy`), or let the site sign them anyway (`adoptUnsigned: true`)");
     for word in [r#", "adoptUnsigned": true"#, r#", "signedBy": ["keys/acme.pub"]"#] {
         assert_eq!(planned(word).0, 1, "{word}");
     }

@@ -50,7 +50,7 @@ fn a_node_is_marked_when_everything_is_there_and_then_left() {
     mft    DaemonSet kube-system/mft, container driver  rewrite later  after registry.test/drivers/mft:4.33.0-6.1.0-47-amd64-debian12-amd64 is published
 
     NODES  NEXT KERNEL                        REBOOT  WHY
-    n0     6.1.0-48-amd64 (debian 12, amd64)  wait    mft: it is still to be built
+    n0     6.1.0-48-amd64 (debian 12, amd64)  wait    mft: it is not built yet
 
     2 to build, 1 to rewrite after their build
     ");
@@ -184,7 +184,7 @@ fn a_node_whose_hardware_labels_have_not_come_waits() {
     node.hardware_labelled = false;
     let plan = world.plan();
     assert_eq!((answer(&plan), change(&plan)), ((false, MayBoot::Unknown), None));
-    assert!(table::why_not(plan.nodes[0].next.as_ref().unwrap()).contains("no label of its hardware"));
+    assert!(table::why_not(plan.nodes[0].next.as_ref().unwrap()).contains("no hardware label"));
 }
 
 #[test]

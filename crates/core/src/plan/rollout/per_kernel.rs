@@ -149,7 +149,7 @@ fn take_back(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &
         let why = match fleet.original.copies.get(kernel) {
             None if images.get(kernel).and_then(Image::ready).is_none() => "there is no image for its kernel",
             Some(copy) if !copy.record.as_ref().is_some_and(CopyRecord::is_failed) => continue,
-            Some(copy) if !fleet.is_ready(copy, &member.node.name) => "its pod did not get ready",
+            Some(copy) if !fleet.is_ready(copy, &member.node.name) => "its pod did not become ready",
             Some(copy) if fleet.has_failed(copy, member.node) => "its driver did not work",
             _ => continue,
         };
@@ -208,10 +208,7 @@ fn bring_up_to_date(
             unused_since,
         };
         let manifest = manifest(&wanted).ok_or_else(|| HoldReason::Unreadable {
-            detail: format!(
-                "DaemonSet {} is not of the form that DaemonSets have",
-                fleet.original.facts.name
-            ),
+            detail: format!("DaemonSet {} is not a valid DaemonSet", fleet.original.facts.name),
         })?;
         let old_image = found.and_then(|copy| copy.image(fleet.container));
         let same_image = old_image == Some(record.image.as_str());
@@ -219,7 +216,7 @@ fn bring_up_to_date(
             continue;
         }
         let what = match found {
-            None => format!("makes DaemonSet {name} for {kernel} with {}", record.image),
+            None => format!("creates DaemonSet {name} for {kernel} with {}", record.image),
             Some(_) if !same_image => format!("DaemonSet {name} gets {}", record.image),
             Some(_) if unused_since.is_some() => {
                 format!("DaemonSet {name} is kept for a while: no node runs {kernel}")

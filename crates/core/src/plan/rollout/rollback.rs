@@ -35,7 +35,7 @@ impl RollbackOutcome {
         match self {
             Self::PutBack { from, to } => ("put back", format!("{from} -> {to}")),
             Self::Released { holds } => {
-                ("release", format!("it now holds {holds}, which farrier did not set and leaves"))
+                ("release", format!("it now holds {holds}, which farrier did not set; left unchanged"))
             }
             Self::Nothing { why } => ("nothing", why.clone()),
         }
@@ -167,13 +167,13 @@ fn take_back(
         let nothing = |why: &str| RollbackOutcome::Nothing { why: why.to_owned() };
         let rolled_back = FieldRecord { state: RecordState::RolledBack, ..field.clone() };
         let (outcome, entry) = match (field.state, current(name)) {
-            (_, None) => (nothing("it is not there any more"), field.clone()),
+            (_, None) => (nothing("it no longer exists"), field.clone()),
             (RecordState::RolledBack, _) => (nothing("it was rolled back before"), field.clone()),
             (RecordState::Failed, _) => {
-                (nothing("its pods failed, and what was before was put back then"), field.clone())
+                (nothing("its pods failed, and the previous value was restored then"), field.clone())
             }
             (RecordState::Conflict, _) => {
-                (nothing("another writer has set it, and it was left"), field.clone())
+                (nothing("another writer has set it, so farrier left it unchanged"), field.clone())
             }
             (RecordState::Set | RecordState::Good, Some(now)) if now == field.set => {
                 (RollbackOutcome::PutBack { from: said(&now), to: said(&field.replaced) }, rolled_back)

@@ -299,7 +299,7 @@ impl Members {
     fn unions(&self, context: &Context<'_>) -> Result<Vec<PlannedUnion>, HoldReason> {
         if let Some(images) = self.images.values().find(|images| images.len() > MAX_MEMBERS) {
             let detail = format!(
-                "{} kernels are more than {MAX_MEMBERS}, for which an image has layers",
+                "{} kernels exceed the {MAX_MEMBERS} that fit into one image, a layer each",
                 images.len()
             );
             return Err(HoldReason::NoUnion { detail });

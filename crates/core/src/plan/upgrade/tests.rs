@@ -66,7 +66,7 @@ fn some_nodes_go_first() {
     let mut fleet = Fleet::new(4, draining(json!({"canary": 1, "maxParallel": 3})));
     let plan = fleet.pass(usize::MAX);
     assert_eq!((stage(&plan, "n0"), stage(&plan, "n1")), (UpgradeStage::Begins, UpgradeStage::Waits));
-    assert_eq!(waits(&plan, "n1"), "waits for the nodes that go first");
+    assert_eq!(waits(&plan, "n1"), "waits for the canary nodes");
     let mut most = 0;
     for _ in 0..500 {
         fleet.pass_time(10);
@@ -81,7 +81,7 @@ fn some_nodes_go_first() {
     assert_eq!((stage(&plan, "n2"), stage(&plan, "n0")), (UpgradeStage::Begins, UpgradeStage::Waits));
     assert_eq!(fleet.settle().forecast.done, 3);
     let fleet = Fleet::new(2, json!({"canary": {"matchLabels": {"name": "n7"}}}));
-    assert_eq!(waits(&fleet.plan(), "n0"), "no node has the labels of those that go first (canary)");
+    assert_eq!(waits(&fleet.plan(), "n0"), "no node has the labels of `canary`");
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn nodes_are_begun_in_the_window_and_one_after_the_other() {
     }
     let plan = fleet.plan();
     assert!(
-        waits(&plan, "n1").starts_with("the next node is begun at 1970-01-12T15:"),
+        waits(&plan, "n1").starts_with("the next node starts at 1970-01-12T15:"),
         "{}",
         waits(&plan, "n1")
     );
@@ -181,7 +181,7 @@ fn a_check_must_say_yes() {
     let mut fleet = Fleet::new(1, draining(json!({"waitFor": {"job": "not-there"}})));
     fleet.new_job = None;
     let plan = fleet.settle();
-    let why = "its check could not be made: see CronJob not-there of drivers";
+    let why = "its check could not be run: see CronJob not-there of drivers";
     assert_eq!((plan.failure().unwrap().1, plan.fault()), (why, None), "the image is not to blame");
     assert!(!fleet.nodes["n0"].facts.unschedulable);
 
@@ -199,7 +199,7 @@ fn a_cordon_by_someone_else_stays() {
     let mut fleet = Fleet::new(2, draining(json!({})));
     fleet.cordon("n0", true);
     let plan = fleet.settle();
-    assert_eq!(waits(&plan, "n0"), "someone else has cordoned it");
+    assert_eq!(waits(&plan, "n0"), "it is cordoned by someone else");
     assert_eq!((stage(&plan, "n0"), stage(&plan, "n1")), (UpgradeStage::LeftAlone, UpgradeStage::Done));
 
     // Another actor cordons the node between the plan and the write.
@@ -245,7 +245,7 @@ fn pods_that_cannot_be_seen_are_not_taken_for_none() {
     let mut fleet = Fleet::new(1, draining(json!({})));
     fleet.unseen = Some("farrier may not list pods".to_owned());
     fleet.settle_until(|fleet| fleet.state("n0") == "not-drained");
-    assert!(waits(&fleet.plan(), "n0").ends_with("its pods cannot be seen: farrier may not list pods"));
+    assert!(waits(&fleet.plan(), "n0").ends_with("its pods cannot be listed: farrier may not list pods"));
     assert!(!fleet.nodes["n0"].facts.unschedulable);
     assert_eq!(fleet.nodes["n0"].driver.as_ref().unwrap().image, "v1");
     fleet.unseen = None;
@@ -265,7 +265,10 @@ fn a_node_that_boots_another_kernel_is_given_back() {
     }
     let mut fleet = Fleet::new(1, draining(json!({})));
     fleet.reboot("n0", "k2", false);
-    assert_eq!(waits(&fleet.plan(), "n0"), "its kernel, or what the new image has for it, is not known");
+    assert_eq!(
+        waits(&fleet.plan(), "n0"),
+        "its kernel, or whether the new image has modules for it, is unknown"
+    );
 }
 
 #[test]

@@ -73,7 +73,7 @@ impl Upgrade<'_> {
                 self.enter(node, note, UpgradeState::DriverRestarted)
             }
             UpgradeState::Cordoned | UpgradeState::Drained if self.unseen.is_some() => {
-                let why = self.unseen.map(|why| format!("its pods cannot be seen: {why}"));
+                let why = self.unseen.map(|why| format!("its pods cannot be listed: {why}"));
                 self.end(node, note, UpgradeState::NotDrained, why)
             }
             UpgradeState::Cordoned | UpgradeState::Drained if !node.users.is_empty() => {
@@ -120,12 +120,13 @@ impl Upgrade<'_> {
         match &node.forecast {
             Some(JobState::Succeeded) => None,
             Some(JobState::Failed(why)) => {
-                let why = format!("its driver would not go: {}", holders.as_ref().unwrap_or(why));
+                let why = format!("its driver cannot be unloaded: {}", holders.as_ref().unwrap_or(why));
                 Some(self.give_up(node, note, why))
             }
             None | Some(JobState::Running) if is_late => {
                 let held = holders.map(|held| format!(": {held}")).unwrap_or_default();
-                let why = format!("no forecast within {} that its driver would go{held}", self.spec.timeout);
+                let why =
+                    format!("no forecast within {} that its driver can be unloaded{held}", self.spec.timeout);
                 Some(self.give_up(node, note, why))
             }
             None => {
@@ -218,15 +219,14 @@ impl Upgrade<'_> {
                 return Next { changes: vec![change], waits: Some(UpgradeWait::Job) };
             }
             (WaitFor::Job(template), None) => {
-                let why =
-                    format!("its check could not be made: see CronJob {template} of {}", self.namespace);
+                let why = format!("its check could not be run: see CronJob {template} of {}", self.namespace);
                 return self.fail(node, &UpgradeNote { unchecked: true, ..note.clone() }, why);
             }
             (WaitFor::Job(_), Some(JobState::Running)) => UpgradeWait::Job,
             (WaitFor::Annotation, _) => UpgradeWait::Annotation,
         };
         if self.is_late(note, checked_by) {
-            return self.fail(node, note, format!("it {wait}, and did so for too long"));
+            return self.fail(node, note, format!("it {wait}, and timed out"));
         }
         wait.into()
     }

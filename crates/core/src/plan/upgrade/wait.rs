@@ -12,7 +12,7 @@ pub enum UpgradeWait {
     #[error("pods that must leave first: {count}")]
     Users { count: usize },
     /// Under way: the forecast that the node's driver can be unloaded; with its current holders, as far as known.
-    #[error("waits until its driver would go{}", .holders.as_ref().map(|held| format!(": {held}")).unwrap_or_default())]
+    #[error("waits until its driver can be unloaded{}", .holders.as_ref().map(|held| format!(": {held}")).unwrap_or_default())]
     Forecast {
         #[serde(skip_serializing_if = "Option::is_none")]
         holders: Option<String>,
@@ -27,13 +27,13 @@ pub enum UpgradeWait {
     #[error("waits for annotation farrier.dev/upgrade-checked with the new image as its value")]
     Annotation,
     /// The node's kernel, or the image's content for it, is unknown.
-    #[error("its kernel, or what the new image has for it, is not known")]
+    #[error("its kernel, or whether the new image has modules for it, is unknown")]
     KernelUnknown,
     /// The new image has no modules for the node's kernel.
     #[error("the new image has no modules for its kernel {kernel}")]
     NoModules { kernel: String },
     /// Another actor cordoned the node.
-    #[error("someone else has cordoned it")]
+    #[error("it is cordoned by someone else")]
     Cordoned,
     /// The node is not Ready.
     #[error("it is not Ready")]
@@ -42,28 +42,28 @@ pub enum UpgradeWait {
     #[error("left to the operator's upgrade controller: {label}={state}")]
     Operator { label: &'static str, state: String },
     /// farrier is upgrading another driver on the node.
-    #[error("the driver of {rollout} comes first")]
+    #[error("the driver of {rollout} is upgraded first")]
     Other { rollout: String },
     /// Pods did not leave the node, and farrier uncordoned it; it is retried later.
-    #[error("tried again at {until:.0}: {why}")]
+    #[error("retried at {until:.0}: {why}")]
     Again { until: Timestamp, why: String },
     /// The new driver failed on a node.
     #[error("stopped, because node {node} failed")]
     Stopped { node: String },
     /// A person paused the upgrade.
-    #[error("the upgrade is paused (`farrier upgrade resume` goes on)")]
+    #[error("the upgrade is paused (resume it with `farrier upgrade resume`)")]
     Paused,
     /// The window is closed. `opens` is the time of its next opening; absent if there is none within four years.
     #[error("the window opens {}", .opens.map_or("never".to_owned(), |opens| format!("at {opens:.0}")))]
     Window { opens: Option<Timestamp> },
     /// The pause between two nodes has not passed.
-    #[error("the next node is begun at {until:.0}")]
+    #[error("the next node starts at {until:.0}")]
     Between { until: Timestamp },
     /// The canary nodes come first.
-    #[error("waits for the nodes that go first")]
+    #[error("waits for the canary nodes")]
     Canary,
     /// No node has the canary labels.
-    #[error("no node has the labels of those that go first (canary)")]
+    #[error("no node has the labels of `canary`")]
     NoCanary,
     /// The DaemonSet does not have the new image yet.
     #[error("waits until the DaemonSet has the new image")]

@@ -16,14 +16,14 @@ impl Reader {
         let mode = self.copy_options(line.number, options)?;
         let list = match lexer::json_list(rest) {
             Some(Ok(list)) => list,
-            Some(Err(())) => return mistake("COPY: the list holds more than texts"),
+            Some(Err(())) => return mistake("COPY: the list may contain only strings"),
             None => rest.split(BLANKS).filter(|word| !word.is_empty()).map(str::to_owned).collect(),
         };
         let Some((dest, sources)) = list.split_last().filter(|(_, sources)| !sources.is_empty()) else {
-            return mistake("COPY wants what it copies, and where to");
+            return mistake("COPY needs a source and a destination");
         };
         if Document::opened_by(dest).is_some() {
-            return mistake("COPY: a here-document is no destination");
+            return mistake("COPY: a here-document cannot be the destination");
         }
         let mut documents = 0;
         let mut plain = Vec::new();
@@ -38,7 +38,7 @@ impl Reader {
             }
         }
         if documents != line.instruction.documents.len() {
-            return mistake("COPY: `<<` and the name of a here-document are one word");
+            return mistake("COPY: `<<` and the name of a here-document must be one word");
         }
         // Builders copy here-documents last.
         plain.extend(written);
@@ -88,10 +88,10 @@ impl Reader {
         let name = named.name.clone();
         let Some(document) = line.instruction.documents.iter().rev().find(|document| document.name == name)
         else {
-            return mistake(format!("COPY: the here-document {name} does not stand below"));
+            return mistake(format!("COPY: the here-document {name} is missing below"));
         };
         if name.contains('/') || [".", ".."].contains(&name.as_str()) {
-            return mistake(format!("COPY: the here-document {name} is no name of a file"));
+            return mistake(format!("COPY: the here-document {name} is not a file name"));
         }
         let mut content = document.plain_content();
         if document.expand {
@@ -130,10 +130,10 @@ fn context_place(source: &str) -> Result<String, Refusal> {
 
 fn permissions(text: &str) -> Result<u32, Refusal> {
     if !text.chars().all(|c| c.is_ascii_digit()) {
-        return unsupported(format!("--chmod={text} is no octal number"));
+        return unsupported(format!("--chmod={text} is not an octal number"));
     }
     match u32::from_str_radix(text, 8) {
         Ok(mode) if mode <= 0o7777 => Ok(mode),
-        _ => mistake(format!("--chmod={text} is no octal number up to 7777")),
+        _ => mistake(format!("--chmod={text} is not an octal number up to 7777")),
     }
 }

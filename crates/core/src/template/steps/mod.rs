@@ -95,8 +95,8 @@ pub fn read(dockerfile: &str, base: &Base) -> Result<Recipe, StepsError> {
     check_directives(dockerfile)?;
     let instructions = same_to_all(dockerfile).map_err(|place| StepsError::Unsupported {
         line: number(place),
-        reason: "builders do not agree where this instruction ends: a line of it ends with two escape characters, or an `escape` \
-                 directive stands after a `check`"
+        reason: "builders do not agree where this instruction ends: a line of it ends with two escape \
+             characters, or an `escape` directive follows a `check`"
             .to_owned(),
     })?;
     if let Some((document, open)) = instructions
@@ -132,7 +132,7 @@ fn check_directives(dockerfile: &str) -> Result<(), StepsError> {
     for (place, (key, value)) in directives(dockerfile, true).enumerate() {
         let line = number(place);
         if seen.contains(&key) {
-            return Err(StepsError::Mistake { line, reason: format!("the directive {key} stands twice") });
+            return Err(StepsError::Mistake { line, reason: format!("the directive {key} is repeated") });
         }
         if key == "escape" && value != "\\" && value != "`" {
             let reason = format!("the escape character is \\ or `, not {value}");
@@ -197,7 +197,7 @@ impl Reader {
             }
             "SHELL" => match lexer::json_list(rest) {
                 Some(Ok(shell)) if !shell.is_empty() => self.shell = shell,
-                _ => return mistake("SHELL wants a list of texts, as [\"/bin/bash\", \"-c\"]"),
+                _ => return mistake("SHELL needs a list of strings, as in [\"/bin/bash\", \"-c\"]"),
             },
             "USER" => self.note(
                 line.number,
@@ -206,10 +206,10 @@ impl Reader {
             "VOLUME" => self.note(line.number, "VOLUME is ignored: what is written there stays"),
             "LABEL" | "EXPOSE" | "CMD" | "ENTRYPOINT" | "STOPSIGNAL" | "HEALTHCHECK" | "MAINTAINER" => {}
             "ADD" => {
-                return unsupported("ADD unpacks archives, and fetches; name what it adds in the image's `sources`, and COPY it");
+                return unsupported("ADD unpacks archives and downloads files; add them to the image's `sources`, and COPY them");
             }
             "ONBUILD" => return unsupported("ONBUILD is for images that others build upon, and this stage is none"),
-            _ => return mistake(format!("there is no instruction {word}")),
+            _ => return mistake(format!("unknown instruction {word}")),
         }
         Ok(())
     }
@@ -218,7 +218,7 @@ impl Reader {
         let text = line.instruction.text.clone();
         self.size += text.len() + size(&action);
         if self.size > LARGEST {
-            return mistake("the stage's steps take more than 8 MiB: are variables made of each other?");
+            return mistake("the stage's steps exceed 8 MiB: look for variables that expand each other");
         }
         self.recipe.steps.push(Step { line: line.number, text, action });
         Ok(())

@@ -27,7 +27,7 @@ impl Reader {
             Run { env: self.variables.environment(), workdir: self.workdir.clone(), ..Run::default() };
         match lexer::json_list(rest) {
             Some(Ok(argv)) => run.argv = argv,
-            Some(Err(())) => return mistake("RUN: the list holds more than texts"),
+            Some(Err(())) => return mistake("RUN: the list may contain only strings"),
             None => {
                 let documents = &line.instruction.documents;
                 let whole = documents

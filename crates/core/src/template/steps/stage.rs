@@ -22,7 +22,7 @@ pub(super) fn stage<'a>(
         let read = if word.eq_ignore_ascii_case("arg") {
             global.arg(rest, escape)
         } else {
-            mistake(format!("{word} stands before the first FROM"))
+            mistake(format!("{word} precedes the first FROM"))
         };
         read.map_err(|refusal| refusal.at(line(place)))?;
     }
@@ -72,20 +72,18 @@ fn check(
     let (options, words) = words(from, escape);
     if let Some(option) = options.first() {
         return unsupported(format!(
-            "FROM has the option {option}; the target says for which architecture a build is"
+            "FROM has the option {option}; the target determines the architecture of a build"
         ));
     }
     let value = |name: &str| global.get(name);
     let image = Lexer::expanding(escape, &value).text(words[0])?;
     if stages.contains(&image.to_lowercase()) {
         return unsupported(format!(
-            "the stage `modules` starts from the stage {image}; write the instructions of that one into it"
+            "the stage `modules` starts from the stage {image}; move that stage's instructions into it"
         ));
     }
     if image != base.name {
-        return unsupported(format!(
-            "the stage `modules` starts from {image:?}, and not from {{{{toolchain}}}}"
-        ));
+        return unsupported(format!("the stage `modules` starts from {image:?}, not from {{{{toolchain}}}}"));
     }
     if base.triggers {
         return unsupported("the toolchain's image has ONBUILD instructions");

@@ -64,15 +64,15 @@ impl Variables {
         for word in words {
             let (name, default) = word.split_once('=').map_or((word.as_str(), None), |(n, d)| (n, Some(d)));
             if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
-                return mistake(format!("ARG {name} is no name of a variable"));
+                return mistake(format!("ARG {name} is not a variable name"));
             }
             let value = match default {
                 Some(default) => {
                     let value = self.expand(default, escape)?;
                     if before.expand(default, escape)? != value {
                         return unsupported(format!(
-                            "builders do not agree on the value of {name}, which is made of a variable of the same line; write a \
-                             second ARG"
+                            "builders do not agree on the value of {name}, which uses a variable of the same \
+                             line; write a second ARG"
                         ));
                     }
                     Some(value)
@@ -85,14 +85,14 @@ impl Variables {
                     .any(|of| name.strip_prefix(of).is_some_and(|part| PLATFORM_PARTS.contains(&part)))
                 {
                     return unsupported(format!(
-                        "some builders give {name} a value; write {{{{arch}}}} in its place"
+                        "some builders give {name} a value; write {{{{arch}}}} instead"
                     ));
                 }
                 continue;
             };
             if find(&self.env, name).is_some_and(|env| env != value) {
                 return unsupported(format!(
-                    "builders do not agree whether this ARG or the variable {name} of the environment counts; give it another name"
+                    "builders do not agree whether this ARG or the variable {name} of the environment takes precedence; give it another name"
                 ));
             }
             set(&mut self.args, name, value);
@@ -112,7 +112,7 @@ impl Variables {
             },
             Some(_) => match words.iter().map(|word| word.split_once('=').ok_or(word)).collect() {
                 Ok(pairs) => pairs,
-                Err(word) => return mistake(format!("ENV: there is no = in {word}")),
+                Err(word) => return mistake(format!("ENV: {word} has no =")),
             },
         };
         // All values of a line are expanded with the values from before that line.
@@ -122,7 +122,7 @@ impl Variables {
             .collect::<Result<Vec<_>, Refusal>>()?;
         for (name, value) in expanded {
             if name.is_empty() || name.contains('=') {
-                return mistake(format!("ENV {name:?} is no name of a variable"));
+                return mistake(format!("ENV {name:?} is not a variable name"));
             }
             set(&mut self.env, &name, value);
         }
@@ -137,7 +137,7 @@ impl Variables {
     fn check_size(&self) -> Result<(), Refusal> {
         let size: usize =
             self.env.iter().chain(&self.args).map(|(name, value)| name.len() + value.len()).sum();
-        if size > LARGEST { mistake("the environment takes more than 128 KiB") } else { Ok(()) }
+        if size > LARGEST { mistake("the environment exceeds 128 KiB") } else { Ok(()) }
     }
 }
 

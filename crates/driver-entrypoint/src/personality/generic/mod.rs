@@ -119,7 +119,7 @@ impl Container<'_> {
         for name in rest.iter().filter(|name| loaded.contains(name) || ours.contains(*name)) {
             match unload::unload(node, name) {
                 Err(Error::Held { .. } | Error::InUse { .. }) => {
-                    node.log.step(format!("module {name} stays: something else uses it"));
+                    node.log.step(format!("module {name} stays loaded: something else uses it"));
                 }
                 other => node.log.warn_of(other),
             }
@@ -128,12 +128,12 @@ impl Container<'_> {
         let stays = |name: &str| self.loader.is_ours(&there, name) || self.is_left(&there, name);
         let in_their_place = |name: &&String| self.options.modules.contains(name) || taken_out.contains(name);
         if let Some(name) = self.of_image_that(stays).iter().find(in_their_place) {
-            node.log.step(format!("module {name} of an image stays loaded: the host's do not come back yet"));
+            node.log.step(format!("module {name} of an image stays loaded: the host's are not restored yet"));
             return Ok(());
         }
         let mut back = Ok(());
         if !taken_out.is_empty() {
-            node.log.step("putting back the host's modules");
+            node.log.step("restoring the host's modules");
             back = self.taken_out.load(&taken_out).and_then(|()| self.taken_out.forget());
         }
         if self.options.firmware {
@@ -149,8 +149,8 @@ impl Container<'_> {
             if !loaded.contains(name) {
                 let ours = self.loader.is_ours(&Loaded::read(&self.node.paths)?, name);
                 let which =
-                    if ours { "" } else { ", and is not the image's: --replace would take it away first" };
-                self.node.log.step(format!("module {name} is there already{which}"));
+                    if ours { "" } else { ", and is not the image's: --replace would unload it first" };
+                self.node.log.step(format!("module {name} is already loaded{which}"));
             }
         }
         Ok(())
@@ -165,7 +165,7 @@ impl Container<'_> {
         let loaded = Loaded::read(&node.paths)?;
         let left = self.of_image_that(|name| self.is_left(&loaded, name));
         for name in &left {
-            node.log.step(format!("module {name} is there already, of another image: it goes first"));
+            node.log.step(format!("module {name} is already loaded, from another image: unloading it first"));
         }
         let mut making_way = self.loader.of_others(&loaded, &options.replace);
         making_way.extend(left.iter().filter(|name| !options.replace.contains(name)).cloned());
@@ -173,9 +173,9 @@ impl Container<'_> {
         for name in &order {
             if !options.replace.contains(name) && !options.modules.contains(name) && !left.contains(name) {
                 return Err(Error::new(
-                    format!("module {name} uses what is to be replaced: {}", making_way.join(", ")),
+                    format!("module {name} uses modules to be replaced: {}", making_way.join(", ")),
                     format!(
-                        "add --replace {name}: it goes first, and comes back at the end; or unload it on the node"
+                        "add --replace {name}, which unloads it first and restores it at the end; or unload it on the node"
                     ),
                 ));
             }
@@ -228,7 +228,7 @@ impl Container<'_> {
     /// children are killed.
     fn run_after(&self, program: &str, ending: &mut dyn Ending) -> Result<(), Error> {
         let failed = |error: io::Error| {
-            Error::new(format!("run {program}: {error}"), "the image has to have it there")
+            Error::new(format!("run {program}: {error}"), "the image must contain it at this path")
         };
         let mut command = Command::new(program);
         let mut child = command.args(&self.options.modules).process_group(0).spawn().map_err(failed)?;
@@ -244,10 +244,10 @@ impl Container<'_> {
             self.node.kernel.pause(BETWEEN_LOOKS);
         };
         if status.success() {
-            self.node.log.step(format!("{program} is done"));
+            self.node.log.step(format!("{program} succeeded"));
             return Ok(());
         }
-        Err(Error::new(format!("{program} failed: {status}"), "what it printed is in this log"))
+        Err(Error::new(format!("{program} failed: {status}"), "its output is in this log"))
     }
 
     fn firmware(&self) -> Firmware<'_> {

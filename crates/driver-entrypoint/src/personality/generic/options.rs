@@ -14,15 +14,15 @@ use crate::{
 pub(crate) const USAGE: &str = "\
 usage: driver-entrypoint generic [OPTION...] [MODULE...]
 
-Without a MODULE: those of the image's modules.order, as a dkms.conf names them.
+Without a MODULE, loads those that the image's modules.order lists, as a dkms.conf names them.
 
-  --replace NAME            a module of the host that makes way, and comes back at the end; those that use it are
+  --replace NAME            a module of the host to unload first and restore at the end; those that use it are
                             named, too
-  --firmware                the kernel finds the image's firmware while the container runs
-  --wait-for PATH[=TEXT]    load when the path is there, or when its text is TEXT
-  --then PROGRAM            runs after the modules are loaded, with their names as arguments
-  --ready-when PATH[=TEXT]  get ready when the path is there, or when its text is TEXT
-  --keep                    leave all as it is at the end";
+  --firmware                make the image's firmware available to the kernel while the container runs
+  --wait-for PATH[=TEXT]    load once the path exists, or once its text is TEXT
+  --then PROGRAM            run this after the modules are loaded, with their names as arguments
+  --ready-when PATH[=TEXT]  become ready once the path exists, or once its text is TEXT
+  --keep                    leave the modules loaded at the end";
 
 /// Parsed arguments of `generic`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Options {
         let mut options = Self::default();
         let mut arguments = arguments.iter();
         while let Some(&argument) = arguments.next() {
-            let mut value = || arguments.next().copied().ok_or_else(|| format!("{argument} wants a value"));
+            let mut value = || arguments.next().copied().ok_or_else(|| format!("{argument} needs a value"));
             match argument {
                 "--keep" => options.keep = true,
                 "--firmware" => options.firmware = true,
@@ -105,7 +105,7 @@ fn module(name: &str) -> Result<String, String> {
     if is_module_name(name) && !name.starts_with(['-', '_']) {
         Ok(kernel_name(name))
     } else {
-        Err(format!("{name:?} is neither an option of generic nor a module's name"))
+        Err(format!("{name:?} is neither an option of generic nor a module name"))
     }
 }
 
@@ -113,7 +113,7 @@ fn path(path: &str) -> Result<String, String> {
     if is_plain_path(path) {
         Ok(path.to_owned())
     } else {
-        Err(format!("{path:?} is no absolute path without .."))
+        Err(format!("{path:?} is not an absolute path without .."))
     }
 }
 
@@ -173,11 +173,14 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         let wrong = |arguments: &[&str]| Options::parse(arguments).unwrap_err();
-        assert_eq!(wrong(&["x", "--replace"]), "--replace wants a value");
-        assert_eq!(wrong(&["x", "--then", "setup"]), "\"setup\" is no absolute path without ..");
-        assert_eq!(wrong(&["x", "--wait-for", "/dev/../x"]), "\"/dev/../x\" is no absolute path without ..");
+        assert_eq!(wrong(&["x", "--replace"]), "--replace needs a value");
+        assert_eq!(wrong(&["x", "--then", "setup"]), "\"setup\" is not an absolute path without ..");
+        assert_eq!(
+            wrong(&["x", "--wait-for", "/dev/../x"]),
+            "\"/dev/../x\" is not an absolute path without .."
+        );
         for name in ["../x", "--force", "a b", "_x"] {
-            let expected = format!("{name:?} is neither an option of generic nor a module's name");
+            let expected = format!("{name:?} is neither an option of generic nor a module name");
             assert_eq!(wrong(&[name]), expected);
             assert_eq!(wrong(&["--replace", name]), expected);
         }

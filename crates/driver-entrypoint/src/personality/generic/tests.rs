@@ -70,7 +70,7 @@ fn they_stay_where_asked_to() {
 fn what_was_loaded_goes_when_a_later_one_does_not_come() {
     let bench = bench();
     let error = live(&bench, &["mst_pci", "absent"], || panic!("must not become ready")).unwrap_err();
-    assert!(error.to_string().starts_with("module absent is not there for kernel"), "{error}");
+    assert!(error.to_string().starts_with("module absent is missing for kernel"), "{error}");
     assert_eq!(bench.loaded(), Vec::<String>::new());
 }
 
@@ -79,7 +79,7 @@ fn a_killed_one_is_followed_by_one_that_ends_clean() {
     let bench = bench();
     live(&bench, &["--keep", "mst_pciconf"], || {}).unwrap();
     live(&bench, &["mst_pciconf"], || {}).unwrap();
-    assert!(bench.log().contains("module mst_pciconf is there already"));
+    assert!(bench.log().contains("module mst_pciconf is already loaded"));
     assert_eq!(bench.loaded(), ["host-firmware_class"], "kept, because it is unknown who loaded it");
 }
 
@@ -141,10 +141,10 @@ fn what_cannot_be_replaced_is_found_before_anything_is_touched() {
         error
     };
     let error = refused(&["--replace", "acme", "acme"]);
-    assert_eq!(error.to_string(), "module acme_net uses what is to be replaced: acme");
+    assert_eq!(error.to_string(), "module acme_net uses modules to be replaced: acme");
     assert!(error.hint().starts_with("add --replace acme_net"), "{}", error.hint());
     let error = refused(&["--replace", "acme_net", "--replace", "acme", "acme", "absent"]);
-    assert!(error.to_string().starts_with("module absent is not there for kernel"), "{error}");
+    assert!(error.to_string().starts_with("module absent is missing for kernel"), "{error}");
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn the_host_s_modules_are_not_forgotten_while_the_image_s_stay() {
 fn a_module_of_another_build_is_told() {
     let bench = in_tree();
     live(&bench, &["--keep", "acme"], || {}).unwrap();
-    let expected = "module acme is there already, and is not the image's: --replace would take it away first";
+    let expected = "module acme is already loaded, and is not the image's: --replace would unload it first";
     assert!(bench.log().contains(expected), "{}", bench.log());
 }
 
@@ -198,7 +198,7 @@ fn what_could_not_come_back_is_not_taken_away() {
     let tree = format!("/host/lib/modules/{}", crate::testing::RELEASE);
     let bench = in_tree();
     fs::remove_file(bench.at(&format!("{tree}/kernel/acme_net.ko"))).unwrap();
-    let lost = "is the host's, and cannot come back: it is not below";
+    let lost = "belongs to the host and cannot be restored: it is not below";
     assert_eq!(refused(&bench), format!("module acme_net {lost} {tree}"));
     fs::remove_dir_all(bench.at("/host/lib")).unwrap();
     assert!(refused(&bench).contains(lost));
@@ -213,7 +213,7 @@ fn what_does_not_come_back_is_an_error_and_not_forgotten() {
     let error = live(&bench, &REPLACE, || {}).unwrap_err();
     assert_eq!(
         error.to_string().split(':').next(),
-        Some("module acme_net is the host's, and cannot come back")
+        Some("module acme_net belongs to the host and cannot be restored")
     );
     assert_eq!(bench.loaded(), Vec::<String>::new());
     fs::rename(bench.at("/away"), bench.at("/host/lib")).unwrap();
@@ -233,13 +233,13 @@ fn modules_of_another_image_go_for_good() {
         bench.loaded_from(&format!("/old/{name}.ko"));
     }
     let error = live(&bench, &["acme"], || panic!("must not become ready")).unwrap_err();
-    assert!(error.to_string().starts_with("module acme_more uses what is to be replaced: "), "{error}");
+    assert!(error.to_string().starts_with("module acme_more uses modules to be replaced: "), "{error}");
     live(&bench, &["--replace", "acme_more", "acme"], || {
         assert_eq!(bench.loaded(), ["image-acme", "image-acme_lib"]);
     })
     .unwrap();
     assert_eq!(bench.loaded(), Vec::<String>::new());
-    assert!(bench.log().contains("module acme is there already, of another image: it goes first"));
+    assert!(bench.log().contains("module acme is already loaded, from another image: unloading it first"));
 }
 
 /// The previous container was killed while the host's modules were unloaded.
@@ -352,7 +352,7 @@ fn a_device_is_waited_for() {
     start(&["--wait-for", "/sys/class/acme", "--ready-when", "/sys/class/acme/state=up", "mst_pci"]).unwrap();
     assert!(bench.log().contains("waiting for /sys/class/acme, to load"), "{}", bench.log());
     let error = start(&["--ready-when", "/sys/class/acme/state=down", "mst_pci"]).unwrap_err();
-    assert_eq!(error.to_string(), "SIGTERM came before the drivers were ready");
+    assert_eq!(error.to_string(), "received SIGTERM before the drivers were ready");
     assert_eq!(bench.loaded(), Vec::<String>::new());
 }
 
@@ -397,7 +397,7 @@ fn a_program_ends_when_the_container_is_to_end() {
     let arguments = [&["--then", program.as_str()], &REPLACE[..]].concat();
     let begun = Instant::now();
     let error = run(&bench.node(), &Options::parse(&arguments).unwrap(), &mut EndsAt(9)).unwrap_err();
-    assert_eq!(error.to_string(), "SIGTERM came before the drivers were ready");
+    assert_eq!(error.to_string(), "received SIGTERM before the drivers were ready");
     assert!(begun.elapsed() < Duration::from_mins(1));
     is_as_before(&bench);
 }

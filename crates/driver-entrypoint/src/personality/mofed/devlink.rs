@@ -118,8 +118,8 @@ impl<'a> Devlink<'a> {
                 match there {
                     Some(there) if there == value => {}
                     Some(there) if !set => self.node.log.warn(format!(
-                        "{device}: {name} was {value}, and is {there}. Whether people set it, or the driver before came with it, is not \
-                         known; to have it again: devlink {}",
+                        "{device}: {name} was {value}, and is {there} now. Whether it was set by hand or was \
+                         the previous driver's default is unknown; to restore it: devlink {}",
                         words.join(" ")
                     )),
                     None if !set => {}

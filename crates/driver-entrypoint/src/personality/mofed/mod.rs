@@ -71,7 +71,7 @@ impl Container<'_> {
         let is_replaced = comparison != Comparison::Same;
         match comparison {
             Comparison::Same => {
-                node.log.step("the loaded drivers are those of this image: not reloaded");
+                node.log.step("the loaded drivers match this image: not reloaded");
                 // Left by an attempt that failed before it unloaded the driver.
                 if State::kept(node, &self.state_file("sriov")).is_none() {
                     files::remove(node, &self.state_file("sriov"))?;
@@ -88,9 +88,8 @@ impl Container<'_> {
                     Some(version) if version.is_empty() => "loaded without a srcversion".to_owned(),
                     Some(version) => format!("loaded as {version}"),
                 };
-                node.log.step(format!(
-                    "{module} is {there}, and {image} in this image: the drivers are replaced"
-                ));
+                node.log
+                    .step(format!("{module} is {there}, but {image} in this image: replacing the drivers"));
                 ending.go_on()?;
                 self.replace(&loaded)?;
             }
@@ -153,7 +152,7 @@ impl Container<'_> {
         let exchanged = unload::unload_all(node, leaving).and_then(|_| stack.load(taken_out));
         let exchanged = exchanged.and_then(|()| stack.check_loaded());
         if exchanged.is_err() {
-            node.log.warn("the drivers could not be replaced: putting back the host's");
+            node.log.warn("the drivers could not be replaced: restoring the host's");
             node.log.warn_of(self.put_back(taken_out));
             node.log.warn_of(self.restore_network(false));
         }
@@ -165,7 +164,7 @@ impl Container<'_> {
         let Self { node, stack, .. } = self;
         let loaded = Loaded::read(&node.paths)?;
         if stack.compare(&loaded)? != Comparison::Same {
-            node.log.step("the loaded drivers are not those of this image: they stay");
+            node.log.step("the loaded drivers are not from this image: they stay loaded");
             return Ok(());
         }
         check_peer_memory(node)?;
@@ -174,7 +173,7 @@ impl Container<'_> {
         forecast::announce(node, &leaving)?;
         unload::unload_all(node, &PEER_MEMORY)?;
         self.save_network(&loaded)?;
-        node.log.step("putting back the host's drivers");
+        node.log.step("restoring the host's drivers");
         let names = self.taken_out.add(&leaving)?;
         files::write(node, &self.state_file("replacing"), "")?;
         if let Err(error) = unload::unload_all(node, &leaving) {
@@ -218,7 +217,7 @@ impl Container<'_> {
         }
         files::remove(node, &settings.udev_file)?;
         if names_have_ports(node) {
-            node.log.step("interfaces are named with their ports already: no udev rules needed");
+            node.log.step("interface names include the port already: no udev rules needed");
             return Ok(());
         }
         files::write(node, &settings.udev_file, &udev::rules())?;

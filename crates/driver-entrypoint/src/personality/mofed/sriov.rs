@@ -336,7 +336,7 @@ impl Restoring<'_> {
                     self.set(&path.join("mtu"), mtu);
                     self.bring_up(path, *up);
                 }
-                None => self.node.log.warn(format!("no interface has come for {port}")),
+                None => self.node.log.warn(format!("no interface appeared for {port}")),
             }
         }
     }

@@ -133,7 +133,7 @@ impl Stack<'_> {
                 self.node.log.warn_of(self.loader.load(name));
             } else if taken_out.contains(name) {
                 self.node.log.warn(format!(
-                    "module {name} was loaded, and is not now: this image has none, and the host's does not fit"
+                    "module {name} was loaded, and is not any more: this image does not have it, and the host's does not fit"
                 ));
             }
         }
@@ -147,8 +147,8 @@ impl Stack<'_> {
             // Without an identity, modules cannot be told apart.
             Comparison::Differs { module, .. } if loaded.identity(&self.node.paths, module).is_some() => {
                 Err(Error::new(
-                    format!("something else on the node has loaded another {module} than the image's"),
-                    "mount the host's /run/modprobe.d at /host/run/modprobe.d: the blacklist there keeps udev from it",
+                    format!("something else on the node has loaded a {module} that is not the image's"),
+                    "mount the host's /run/modprobe.d at /host/run/modprobe.d: the blacklist there keeps udev from loading it",
                 ))
             }
             _ => Ok(()),
@@ -176,7 +176,7 @@ fn refuse(loaded: &Loaded, names: &[String], allowed: bool, kind: &str, variable
     }
     Err(Error::new(
         format!(
-            "{kind} modules are loaded, and would go with the drivers that are to be replaced: {}",
+            "{kind} modules are loaded, and would be unloaded with the drivers to be replaced: {}",
             there.join(", ")
         ),
         format!("set {variable}=true to have them unloaded, or unload them on the node"),
@@ -188,7 +188,7 @@ fn stranger(loaded: &Loaded, order: &[String], name: &str) -> Error {
     let is_user = |other: &&String| loaded.get(other).is_some_and(|module| module.holders.contains(name));
     let used: Vec<&str> = order.iter().filter(is_user).map(String::as_str).collect();
     Error::new(
-        format!("module {name} uses {}, and this image has nothing to replace it with", used.join(", ")),
+        format!("module {name} uses {}, and this image has no replacement for it", used.join(", ")),
         format!(
             "unload {name} on the node, or add it to STORAGE_MODULES and set UNLOAD_STORAGE_MODULES=true"
         ),

@@ -192,7 +192,7 @@ fn storage_modules_are_unloaded_only_with_leave() {
     bench.loaded_from_host(&["ib_srp"]);
     assert_eq!(
         refusal(&bench, &[]),
-        "storage modules are loaded, and would go with the drivers that are to be replaced: ib_srp | set \
+        "storage modules are loaded, and would be unloaded with the drivers to be replaced: ib_srp | set \
          UNLOAD_STORAGE_MODULES=true to have them unloaded, or unload them on the node"
     );
     assert_eq!(bench.calls(), Vec::<String>::new());
@@ -208,7 +208,7 @@ fn other_vendors_modules_are_unloaded_and_kept_away_only_with_leave() {
     bench.loaded_from_host(&["rdma_rxe"]);
     assert_eq!(
         refusal(&bench, &[]),
-        "third-party RDMA modules are loaded, and would go with the drivers that are to be replaced: rdma_rxe | set \
+        "third-party RDMA modules are loaded, and would be unloaded with the drivers to be replaced: rdma_rxe | set \
          UNLOAD_THIRD_PARTY_RDMA_MODULES=true to have them unloaded, or unload them on the node"
     );
     live(&bench, &settings(&[("UNLOAD_THIRD_PARTY_RDMA_MODULES", "true")]), || {
@@ -224,7 +224,7 @@ fn an_unknown_user_of_the_stack_is_named_before_anything_is_touched() {
     bench.loaded_from_host(&["smc"]);
     let refusal = refusal(&bench, &[]);
     assert!(
-        refusal.starts_with("module smc uses ib_core, and this image has nothing to replace it with"),
+        refusal.starts_with("module smc uses ib_core, and this image has no replacement for it"),
         "{refusal}"
     );
     assert_eq!(bench.calls(), Vec::<String>::new());
@@ -283,8 +283,8 @@ fn the_hosts_drivers_come_back_when_the_kernel_refuses_ours() {
     let refusal = refusal(&bench, &[]);
     assert!(
         refusal.contains(&format!(
-            "load mlx_compat from /lib/modules/{RELEASE}/updates/mlx_compat.ko: it is not signed, and this kernel \
-             demands signatures (Secure Boot)"
+            "load mlx_compat from /lib/modules/{RELEASE}/updates/mlx_compat.ko: it is not signed, and this \
+             kernel requires signatures (Secure Boot)"
         )) && refusal.contains("\n    kernel: mlx_compat: no |")
             && refusal.contains("mokutil"),
         "{refusal}"
@@ -301,7 +301,7 @@ fn without_the_host_s_modules_nothing_is_taken_away() {
     std::fs::remove_dir_all(bench.at("/host/lib")).unwrap();
     let refusal = refusal(&bench, &[]);
     let lost = format!(
-        "module rdma_cm is the host's, and cannot come back: it is not below /host/lib/modules/{RELEASE}"
+        "module rdma_cm belongs to the host and cannot be restored: it is not below /host/lib/modules/{RELEASE}"
     );
     assert!(refusal.starts_with(&lost), "{refusal}");
     assert_eq!(bench.calls(), Vec::<String>::new());
@@ -324,7 +324,7 @@ fn drivers_that_something_else_loads_meanwhile_are_not_called_ready() {
     let refusal = refusal(&bench, &[]);
     assert!(
         refusal
-            .starts_with("something else on the node has loaded another mlx5_core than the image's | mount"),
+            .starts_with("something else on the node has loaded a mlx5_core that is not the image's | mount"),
         "{refusal}"
     );
     let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
@@ -338,7 +338,7 @@ fn an_image_for_another_kernel_touches_nothing() {
     bench.module("/lib/modules/6.1.0-1/updates/mlx5_core.ko", "", "image-mlx5_core");
     let refusal = refusal(&bench, &[]);
     assert!(
-        refusal.starts_with(&format!("module mlx5_core is not there for kernel {RELEASE}: looked in")),
+        refusal.starts_with(&format!("module mlx5_core is missing for kernel {RELEASE}: looked in")),
         "{refusal}"
     );
     assert!(refusal.contains("this image was not built for the running kernel"), "{refusal}");
@@ -432,7 +432,7 @@ fn an_end_before_the_drivers_are_touched_is_heeded() {
     }
     let bench = bench();
     let error = run(&bench.node(), &settings(&[]), &mut Now).unwrap_err();
-    assert_eq!(error.to_string(), "SIGTERM came before the drivers were ready");
+    assert_eq!(error.to_string(), "received SIGTERM before the drivers were ready");
     assert_eq!(bench.calls(), Vec::<String>::new());
 }
 

@@ -40,7 +40,7 @@ const OFED_SOURCES: &str = "/run/mellanox/drivers/usr/src/ofa_kernel";
 pub(crate) const USAGE: &str = "\
 usage: driver-entrypoint nv-peer-mem [--ready-file PATH]
 
-Loads nv_peer_mem as soon as OFED and the GPU driver are ready, unloads it when one of them goes and at a signal.
+Loads nv_peer_mem as soon as OFED and the GPU driver are ready; unloads it when one of them is unloaded, and at a signal.
 USE_HOST_MOFED=true: OFED is the host's own. The ready file is /.driver-ready unless another is named.";
 
 /// Usage text of `nvidia-gds-driver` and `nvidia-gdrcopy-driver`.
@@ -135,7 +135,7 @@ impl<'a> Companion<'a> {
             }
             node.kernel.pause(BETWEEN_LOOKS);
         };
-        node.log.step(format!("caught {signal}: stopping"));
+        node.log.step(format!("received {signal}: stopping"));
         self.clear_ready(node)?;
         if self.owner == Owner::Us {
             unload::unload(node, self.module)?;
@@ -225,8 +225,8 @@ impl<'a> Companion<'a> {
             {
                 let both = if self.ofed == Ofed::Unused { "" } else { "OFED and the " };
                 let hint = format!(
-                    "{name} was not compiled against the {both}GPU driver that is loaded here: build its image with what it \
-                     stands upon in spec.needs, and roll them out together"
+                    "{name} was not compiled against the {both}GPU driver that is loaded here: build its \
+                     image with those drivers in spec.needs, and roll them out together"
                 );
                 Error::new(error.to_string(), hint)
             }
@@ -278,7 +278,7 @@ fn make_device_files(node: &Node<'_>) -> Result<(), Error> {
     let numbers = devices.lines().filter_map(|line| line.trim().split_once(' '));
     let number = numbers.filter(|(_, name)| *name == GDRDRV).find_map(|(number, _)| number.parse().ok());
     let number = number.ok_or_else(|| {
-        Error::new("gdrdrv is loaded, and /proc/devices has no number for it", "look at dmesg on the node")
+        Error::new("gdrdrv is loaded, but /proc/devices has no number for it", "check dmesg on the node")
     })?;
     for directory in DEVICE_DIRECTORIES.iter().filter(|directory| node.paths.at(directory).is_dir()) {
         let path = format!("{directory}/{GDRDRV}");

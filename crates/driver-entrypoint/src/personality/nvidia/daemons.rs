@@ -125,8 +125,8 @@ pub(crate) fn stop(node: &Node<'_>) -> Result<(), Error> {
         });
         if !is_gone {
             return Err(Error::new(
-                format!("{name} (process {pid}) does not end at SIGTERM, and holds the driver"),
-                "look at that process on the node; it may wait for a GPU that does not answer (dmesg, NVRM: Xid)",
+                format!("{name} (process {pid}) does not end at SIGTERM, and uses the driver"),
+                "inspect that process on the node; it may wait for a GPU that does not answer (dmesg, NVRM: Xid)",
             ));
         }
         node.log.step(format!("stopped {name}"));

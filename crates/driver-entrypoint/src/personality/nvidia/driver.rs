@@ -80,9 +80,9 @@ pub(crate) fn load(loader: &Loader<'_>, drm: bool) -> Result<(), Error> {
     let Loader { node, index, .. } = loader;
     for name in HELPERS {
         if !index.has(name) {
-            node.log.step(format!("{name} is not there, which is no obstacle"));
+            node.log.step(format!("{name} is not there, which is not an error"));
         } else if let Err(error) = loader.load(name) {
-            node.log.warn(format!("go on without {name}: {error}"));
+            node.log.warn(format!("continuing without {name}: {error}"));
         }
     }
     for name in wanted(loader, drm) {
@@ -112,8 +112,8 @@ fn explain(node: &Node<'_>, error: Error) -> Error {
     let rivals = ["nouveau", "nova_core", "nova_drm", "vfio_pci"];
     let rivals: Vec<&str> = rivals.into_iter().filter(|name| loaded.contains(name)).collect();
     let hint = if rivals.is_empty() {
-        "look whether the node has an NVIDIA GPU that this driver supports (lspci -d 10de:), and whether its \
-         firmware, or the hypervisor, shows it; the kernel's messages follow in dmesg"
+        "check that the node has an NVIDIA GPU that this driver supports (lspci -d 10de:), and that its \
+         firmware or the hypervisor exposes it; see dmesg for the kernel's messages"
             .to_owned()
     } else {
         format!(
@@ -140,7 +140,7 @@ pub(crate) fn unload(node: &Node<'_>) -> Result<(), Error> {
         let obstacles: Vec<String> = obstacles.iter().map(Error::to_string).collect();
         return Err(Error::new(
             format!("the NVIDIA driver is in use and stays loaded: {}", obstacles.join("; ")),
-            "end the pods and processes that use the GPUs, or drain the node; the pod then starts again",
+            "stop the pods and processes that use the GPUs, or drain the node; the pod then restarts",
         ));
     }
     if unload::unload_all(node, &UNLOADED)?.is_empty() {

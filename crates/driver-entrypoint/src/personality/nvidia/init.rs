@@ -45,7 +45,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
     let is_same = has_same_configuration(node, &loader, settings)?;
     state::set_not_ready(node)?;
     if is_same {
-        node.log.step("the loaded driver has this configuration already: only user space is set up again");
+        node.log.step("the loaded driver already has this configuration: only user space is set up again");
     } else {
         // Fails if the driver is in use, which then stays loaded.
         daemons::stop(node)?;
@@ -58,7 +58,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
         Ok(()) => {
             node.log.step("done, waiting for a signal");
             let signal = ending.wait();
-            node.log.step(format!("caught {signal}: stopping"));
+            node.log.step(format!("received {signal}: stopping"));
             stop(node)
         }
         Err(error) => {
@@ -113,7 +113,7 @@ fn set_up_firmware(loader: &Loader<'_>) -> Result<(), Error> {
     node.log.step(format!("firmware: {files} file(s) copied to {}", FIRMWARE.host_path));
     // GPUs before Turing need no firmware.
     if let Err(error) = FIRMWARE.set_search_path(node) {
-        node.log.warn(format!("go on without a search path for firmware: {error}"));
+        node.log.warn(format!("continuing without a search path for firmware: {error}"));
     }
     Ok(())
 }
@@ -126,12 +126,14 @@ fn load_peer_memory(loader: &Loader<'_>, settings: &Settings) -> Result<(), Erro
         return Ok(());
     }
     if !has_mellanox_device(node) {
-        node.log.step("GPUDirect RDMA is enabled, and this node has no Mellanox adapter: no nvidia_peermem");
+        node.log.step(
+            "GPUDirect RDMA is enabled, but this node has no Mellanox adapter: nvidia_peermem is not loaded",
+        );
     } else if !state::is_ofed_ready(node, &Loaded::read(&node.paths)?, settings.host_ofed) {
         node.log.step("OFED is not ready: nvidia_peermem is left to reload_nvidia_peermem");
     } else if let Err(error) = load_compared(loader, settings) {
-        node.log.warn(format!("go on without nvidia_peermem: {error}"));
-        node.log.warn(format!("what to do: {}", error.hint()));
+        node.log.warn(format!("continuing without nvidia_peermem: {error}"));
+        node.log.warn(format!("hint: {}", error.hint()));
     }
     Ok(())
 }
@@ -154,8 +156,8 @@ fn start_daemons(node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), Error> 
     for started in daemons::start_tools(&node.paths) {
         match started {
             Started::Yes(name) => node.log.step(format!("started {name}")),
-            Started::Absent(name) => node.log.step(format!("the image has no {name}, which is no obstacle")),
-            Started::Failed(name, why) => node.log.warn(format!("go on without {name}: {why}")),
+            Started::Absent(name) => node.log.step(format!("the image has no {name}, which is not an error")),
+            Started::Failed(name, why) => node.log.warn(format!("continuing without {name}: {why}")),
         }
     }
     let Some(manager) = daemons::fabric_manager(&node.paths) else { return Ok(()) };
@@ -198,9 +200,10 @@ fn wait_for_infiniband(node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), E
 fn label_devices(node: &Node<'_>) {
     match selinux::is_enabled(node).then(|| selinux::label_devices(node)) {
         None => {}
-        Some(Ok(files)) => node.log.step(format!("SELinux: {files} device file(s) labelled for containers")),
+        Some(Ok(files)) => node.log.step(format!("SELinux: {files} device file(s) labeled for containers")),
         Some(Err(error)) => {
-            node.log.warn(format!("go on, though SELinux may keep containers from the devices: {error}"));
+            node.log
+                .warn(format!("continuing, though SELinux may keep containers from the devices: {error}"));
         }
     }
 }

@@ -7,12 +7,12 @@ usage: nvidia-driver COMMAND [OPTION...]
 commands:
   init                   unload the old driver, load this image's, expose the root at /run/nvidia/driver,
                          wait for a signal and unload (`load` is the same)
-  update [-k RELEASE]    say whether this image has modules for a kernel; nothing is compiled on a node
+  update [-k RELEASE]    show whether this image has modules for a kernel; nothing is compiled on a node
   reload_nvidia_peermem  load nvidia-peermem as soon as OFED and the GPU driver are ready, and again
                          whenever OFED was replaced
   probe_nvidia_peermem   exit code 1 if OFED is loaded and nvidia-peermem is not
 
-options of init and update that other images know are accepted and have no effect:
+options of init and update from other images, accepted without effect:
   -a, --accept-license   -m, --max-threads N   -s, --sign KEYID   -t, --tag TAG";
 
 /// Command of `nvidia-driver`.
@@ -32,7 +32,7 @@ impl Command {
     /// Parses the arguments after `nvidia-driver`, which come from a pod's specification. The error names the wrong
     /// argument.
     pub(crate) fn parse(arguments: &[&str]) -> Result<Self, String> {
-        let (&command, rest) = arguments.split_first().ok_or("no command is given")?;
+        let (&command, rest) = arguments.split_first().ok_or("missing command")?;
         match command {
             "init" | "load" => options(command, rest, &["-m", "--max-threads"]).map(|_| Self::Init),
             "update" => {
@@ -40,14 +40,14 @@ impl Command {
                 let kernel = options(command, rest, &valued)?;
                 match kernel {
                     Some(release) if !is_release(&release) => {
-                        Err(format!("{release:?} is no kernel release"))
+                        Err(format!("{release:?} is not a kernel release"))
                     }
                     kernel => Ok(Self::Update(kernel)),
                 }
             }
             "reload_nvidia_peermem" => options(command, rest, &[]).map(|_| Self::ReloadPeermem),
             "probe_nvidia_peermem" => options(command, rest, &[]).map(|_| Self::ProbePeermem),
-            other => Err(format!("{other:?} is no command of nvidia-driver")),
+            other => Err(format!("{other:?} is not a command of nvidia-driver")),
         }
     }
 }
@@ -129,14 +129,14 @@ mod tests {
     #[test]
     fn other_words_are_refused_by_name() {
         let refused = |words: &[&str]| Command::parse(words).unwrap_err();
-        assert_eq!(refused(&[]), "no command is given");
-        assert_eq!(refused(&["install"]), r#""install" is no command of nvidia-driver"#);
+        assert_eq!(refused(&[]), "missing command");
+        assert_eq!(refused(&["install"]), r#""install" is not a command of nvidia-driver"#);
         assert_eq!(refused(&["init", "-k", "6.1"]), r#"init does not take "-k""#);
         assert_eq!(refused(&["init", "now"]), r#"init does not take "now""#);
         assert_eq!(refused(&["probe_nvidia_peermem", "-a"]), r#"probe_nvidia_peermem does not take "-a""#);
         assert_eq!(refused(&["update", "--kernel"]), "option --kernel needs a value");
         for release in ["../../etc", "6.1/../x", "", "6.1 x", "x6"] {
-            assert_eq!(refused(&["update", "-k", release]), format!("{release:?} is no kernel release"));
+            assert_eq!(refused(&["update", "-k", release]), format!("{release:?} is not a kernel release"));
         }
     }
 

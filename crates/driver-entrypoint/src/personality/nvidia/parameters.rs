@@ -19,12 +19,12 @@ pub(crate) fn check(node: &Node<'_>, modules: &[&str]) -> Result<(), Error> {
         let refused = |why: String| {
             Error::new(
                 format!("the parameters of {name} in {path} cannot be used: {why}"),
-                "correct the ConfigMap that spec.driver.kernelModuleConfig names: one NAME=VALUE or more in a line",
+                "correct the ConfigMap that spec.driver.kernelModuleConfig names: one or more NAME=VALUE per line",
             )
         };
         let read = if_there(fs::read(node.paths.at(&path)));
         let Some(bytes) = read.map_err(|error| refused(error.to_string()))? else { continue };
-        let text = String::from_utf8(bytes).map_err(|_| refused("it is no text (UTF-8)".to_owned()))?;
+        let text = String::from_utf8(bytes).map_err(|_| refused("it is not UTF-8 text".to_owned()))?;
         let words = words(&text).map_err(refused)?;
         if !words.is_empty() {
             node.log.step(format!("parameters of {name} from {path}: {}", words.join(" ")));
@@ -59,7 +59,7 @@ fn words(text: &str) -> Result<Vec<&str>, String> {
             if name.is_empty()
                 || !name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
             {
-                return Err(format!("{word:?} in line {number} is no NAME=VALUE"));
+                return Err(format!("{word:?} in line {number} is not NAME=VALUE"));
             }
             words.push(word);
         }
@@ -93,9 +93,9 @@ mod tests {
         let refused = |text: &str| words(text).unwrap_err();
         assert_eq!(refused("a=1\nb=\u{0}"), "line 2 holds a control character");
         assert_eq!(refused("a=\"1"), "a quotation mark in line 1 is not closed");
-        assert_eq!(refused("a=1\n=2"), r#""=2" in line 2 is no NAME=VALUE"#);
-        assert_eq!(refused("a;b=2"), r#""a;b=2" in line 1 is no NAME=VALUE"#);
-        assert_eq!(refused("options nvidia a=1 (see docs)"), r#""(see" in line 1 is no NAME=VALUE"#);
+        assert_eq!(refused("a=1\n=2"), r#""=2" in line 2 is not NAME=VALUE"#);
+        assert_eq!(refused("a;b=2"), r#""a;b=2" in line 1 is not NAME=VALUE"#);
+        assert_eq!(refused("options nvidia a=1 (see docs)"), r#""(see" in line 1 is not NAME=VALUE"#);
         assert_eq!(refused(&"a".repeat(5000)), "it has 5000 bytes, more than 4096");
     }
 
@@ -107,7 +107,7 @@ mod tests {
         let error = check(&bench.node(), &FILES).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the parameters of nvidia-uvm in /drivers/nvidia-uvm.conf cannot be used: it is no text (UTF-8)"
+            "the parameters of nvidia-uvm in /drivers/nvidia-uvm.conf cannot be used: it is not UTF-8 text"
         );
     }
 }

@@ -13,7 +13,7 @@ pub(crate) const USAGE: &str = "\
 usage: ocp_dtk_entrypoint nv-ctr-run-with-dtk        nvidia-driver init
        ocp_dtk_entrypoint gds-ctr-run-with-dtk       nvidia-gds-driver install
        ocp_dtk_entrypoint gdrcopy-ctr-run-with-dtk   nvidia-gdrcopy-driver install
-       ocp_dtk_entrypoint dtk-build-driver           for the container of the driver toolkit: waits, because nothing is to be compiled";
+       ocp_dtk_entrypoint dtk-build-driver           for the container of the driver toolkit: waits, because there is nothing to compile";
 
 /// Directory that the pod's containers share.
 const SHARED: &str = "/mnt/shared-nvidia-driver-toolkit";
@@ -52,9 +52,9 @@ pub(crate) fn wait(node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), Error
     for mark in ["driver_build_started", "driver_built"] {
         files::write(node, &format!("{SHARED}/{mark}"), "")?;
     }
-    node.log.step("nothing is to be compiled: the driver's image has its modules");
+    node.log.step("nothing to compile: the driver's image has its modules");
     let signal = ending.wait();
-    node.log.step(format!("caught {signal}: stopping"));
+    node.log.step(format!("received {signal}: stopping"));
     Ok(())
 }
 

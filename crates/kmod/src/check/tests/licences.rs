@@ -23,10 +23,10 @@ fn the_taint_of_a_needed_image_is_inherited() {
         assert_eq!(
             said(&known, symbol),
             format!(
-                "refused\nuser (refused): refused Licence: symbol gpl_only, exported by the kernel, is for GPL modules \
-                 only, but the module also uses symbols of {by} of gpu, which is proprietary: found GPL, wanted a \
-                 GPL-compatible licence -> use the vendor's open modules, or a driver version that does without this \
-                 symbol\n"
+                "refused\nuser (refused): refused Licence: symbol gpl_only, exported by the kernel, is for \
+                 GPL modules only, but the module also uses symbols of {by} of gpu, which is proprietary: \
+                 found GPL, wanted a GPL-compatible license -> use the vendor's open modules, or a driver \
+                 version that does not use this symbol\n"
             )
         );
     }
@@ -34,9 +34,9 @@ fn the_taint_of_a_needed_image_is_inherited() {
     let bare = needed("gpu", symbols);
     assert_eq!(
         said(&bare, "help"),
-        "unknown\nuser (unknown): unknown Licence: symbol gpl_only, exported by the kernel, is for GPL modules only, \
-         and no source tells the licence of helper of gpu, whose symbols it also uses -> bring the modules of what is \
-         needed beside its symbol table, which does not tell licences\n"
+        "unknown\nuser (unknown): unknown Licence: symbol gpl_only, exported by the kernel, is for GPL \
+         modules only, and no source has the license of helper of gpu, whose symbols it also uses -> \
+         provide the needed image's modules beside its symbol table, which does not list licenses\n"
     );
     // The module uses no symbol that is for GPL modules only.
     let plain = ModuleFile::named("plain").needs("p2p", 1).payload();

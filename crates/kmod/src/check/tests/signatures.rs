@@ -27,25 +27,24 @@ fn signatures_count_as_the_kernel_is_configured() {
             "loads Signature: the file ends in bytes after the signature (1), so to the kernel the module is not signed: {taints}"
         )]
     );
-    let fatal = "refused Signature: the signature is no PKCS#7 message: the kernel answers EBADMSG, whether or not \
-                 it enforces signatures";
+    let fatal = "refused Signature: the signature is not a PKCS#7 message: the kernel answers EBADMSG, \
+         whether or not it enforces signatures";
     assert_eq!(said(&knows, &broken), [fatal]);
     assert_eq!(
         said(&knows, &kind),
         [format!(
-            "loads Signature: the signature is no PKCS#7 one (ENOPKG): {taints}: found kind 1, wanted kind 2"
+            "loads Signature: the signature is not in PKCS#7 form (ENOPKG): {taints}: found kind 1, wanted kind 2"
         )]
     );
 
     let enforces = kernel(&["MODULE_SIG", "MODULE_SIG_FORCE"], "");
-    let rejects = "the kernel rejects it, because it enforces signatures, says CONFIG_MODULE_SIG_FORCE";
+    let rejects =
+        "the kernel rejects it, because it enforces signatures, according to CONFIG_MODULE_SIG_FORCE";
     assert_eq!(said(&enforces, &object), [format!("refused Signature: the module is not signed: {rejects}")]);
     assert_eq!(
         said(&enforces, &good),
-        [
-            "unknown Signature: the signature is well-formed, and only the kernel's keys can tell whether it is right \
-          (signed by Build key)"
-        ]
+        ["unknown Signature: the signature is well-formed, and only the kernel's keys can tell whether it \
+             is valid (signed by Build key)"]
     );
     assert_eq!(said(&enforces, &broken), [fatal]);
     assert_eq!(

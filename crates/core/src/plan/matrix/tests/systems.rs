@@ -67,7 +67,7 @@ fn the_next_system_with_the_same_kernel_builds_nothing_anew() {
     assert_eq!(missing_tags(&world), [""; 0]);
 
     world.observed.published.clear();
-    insta::assert_snapshot!(world.skipped()[0].1, @"there is no digest of an image for 6.1.0-47-amd64 among the `digests` of its kernel family, and ImageStream openshift/driver-toolkit has no tag 416.94.202410151600-0");
+    insta::assert_snapshot!(world.skipped()[0].1, @"its kernel family has no image digest for 6.1.0-47-amd64 in `digests`, and ImageStream openshift/driver-toolkit has no tag 416.94.202410151600-0");
     // Imported headers and a family's own toolchain need no ImageStream.
     let target = first.target.clone();
     world.definitions.families[0].spec.toolchain = Toolchain::Image("registry.test/gcc:1".parse().unwrap());
@@ -81,7 +81,7 @@ fn the_next_system_with_the_same_kernel_builds_nothing_anew() {
 fn a_label_that_is_missing_is_told() {
     let mut world = coreos();
     world.image("mft").spec.tags.pop();
-    insta::assert_snapshot!(world.skipped()[0].1, @"there is no digest of an image for 6.1.0-47-amd64 among the `digests` of its kernel family, and no node that runs 6.1.0-47-amd64 has the label feature.node.kubernetes.io/system-os_release.OSTREE_VERSION");
+    insta::assert_snapshot!(world.skipped()[0].1, @"its kernel family has no image digest for 6.1.0-47-amd64 in `digests`, and no node that runs 6.1.0-47-amd64 has the label feature.node.kubernetes.io/system-os_release.OSTREE_VERSION");
     let spec = &mut world.definitions.families[0].spec;
     spec.toolchain = Toolchain::Image("r.test/gcc:{{rhel_version}}".parse().unwrap());
     insta::assert_snapshot!(world.skipped()[0].1, @"no node that runs 6.1.0-47-amd64 has the label feature.node.kubernetes.io/system-os_release.RHEL_VERSION");

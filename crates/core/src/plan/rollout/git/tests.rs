@@ -68,7 +68,7 @@ fn the_cluster_is_watched_until_it_has_what_was_committed() {
 
     repository(&mut world).daemon_sets[0].containers[0].image.clone_from(&to);
     let waits =
-        "the repository has the image, and the cluster has not taken it over yet: it has registry.test/old:1";
+        "the repository has the image, but the cluster has not applied it yet: it has registry.test/old:1";
     assert_eq!(held(&world), waits);
     world.snapshot.daemon_sets[0].containers[0].name = "other".to_owned();
     assert!(held(&world).ends_with("its DaemonSet has no such container"));

@@ -290,7 +290,7 @@ fn what_cannot_be_known_holds() {
     });
     insta::assert_snapshot!(reasons.join("\n"), @r"
     it is being deleted
-    its annotation farrier.dev/record cannot be read: expected value at line 1 column 1; remove the annotation to start anew
+    its annotation farrier.dev/record cannot be read: expected value at line 1 column 1; remove the annotation to reset it
     DaemonSets cannot be seen: daemonsets.apps is forbidden
     ");
 }

@@ -52,7 +52,7 @@ fn a_paused_rollout_waits_and_goes_on() {
     assert_eq!(decision(&world), RolloutDecision::Hold(HoldReason::Paused));
     insta::assert_snapshot!(
         HoldReason::Paused,
-        @r#"it is paused; it goes on when its annotation farrier.dev/paused is removed, or is "false""#
+        @r#"it is paused; to resume, remove its annotation farrier.dev/paused or set it to "false""#
     );
     assert!(set(&mut world, DRIVER, false));
     assert_eq!(paused(&world.snapshot), [(DRIVER.to_owned(), false)].into());

@@ -97,7 +97,7 @@ fn an_image_that_does_not_get_ready_gives_its_node_back_and_is_not_tried_again()
     let planned = cluster.converge();
     let RolloutDecision::Hold(reason @ HoldReason::CopyFailed { .. }) = planned.decision else { panic!() };
     let digest = regex::Regex::new("@sha256:[0-9a-f]{64}").unwrap();
-    insta::assert_snapshot!(digest.replace_all(&reason.to_string(), "@DIGEST"), @"registry.test/drivers/mft@DIGEST did not work for 6.1.0-47-amd64 (debian 12, amd64): the pod on node n0 was not ready within 10m: driver: Error: exit code 1; it is not tried again until there is another image");
+    insta::assert_snapshot!(digest.replace_all(&reason.to_string(), "@DIGEST"), @"registry.test/drivers/mft@DIGEST did not work for 6.1.0-47-amd64 (debian 12, amd64): the pod on node n0 was not ready within 10m: driver: Error: exit code 1; it is not retried until there is another image");
     assert!(cluster.all_selected().values().all(|images| images == &[OLD.to_owned()]));
     // A new image clears the failure.
     cluster
@@ -337,7 +337,7 @@ fn a_rollback_ends_with_the_original_as_it_was() {
     }
     assert_eq!(cluster.object("mft").unwrap()["spec"], before);
     assert!(cluster.copies().is_empty());
-    insta::assert_snapshot!(now(&mut cluster), @"hold: it was rolled back; remove its annotation farrier.dev/per-kernel to have it rolled out again");
+    insta::assert_snapshot!(now(&mut cluster), @"hold: it was rolled back; remove its annotation farrier.dev/per-kernel to roll it out again");
 }
 
 #[test]

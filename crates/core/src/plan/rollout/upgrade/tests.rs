@@ -227,7 +227,7 @@ fn those_leave_that_a_forecast_finds() {
     world.snapshot.workloads = vec![pod("apps", "other"), of_job("kube-system", &[None])];
     let upgrade = planned(&world).upgrade.unwrap();
     let turn = upgrade.nodes.iter().find(|turn| turn.node == "n0").unwrap();
-    assert_eq!(turn.waits.as_ref().unwrap().to_string(), "waits until its driver would go: mft: used");
+    assert_eq!(turn.waits.as_ref().unwrap().to_string(), "waits until its driver can be unloaded: mft: used");
     world.snapshot.checks.insert(job.name.clone(), JobState::Succeeded);
     assert_eq!(make(&mut world), ["mft-n0"]);
 }

@@ -21,7 +21,7 @@ fn operators_and_other_upgrades_come_first() {
     let plan = fleet.plan();
     assert_eq!(plan.changes().count(), 0);
     insta::assert_snapshot!(waits(&plan, "n0"), @"left to the operator's upgrade controller: nvidia.com/gpu-driver-upgrade-state=drain-required");
-    insta::assert_snapshot!(waits(&plan, "n1"), @"the driver of drivers/gpu comes first");
+    insta::assert_snapshot!(waits(&plan, "n1"), @"the driver of drivers/gpu is upgraded first");
 }
 
 /// A node can hold only one note. Without the note of its failure, the other driver's upgrade would continue.
@@ -33,7 +33,7 @@ fn the_failure_of_another_driver_is_kept_until_nobody_is_about_it() {
     let annotations = &mut fleet.nodes.get_mut("n0").unwrap().facts.annotations;
     annotations.insert(UPGRADE.to_owned(), other.to_owned());
     let plan = fleet.settle();
-    assert_eq!(waits(&plan, "n0"), "the driver of drivers/gpu comes first");
+    assert_eq!(waits(&plan, "n0"), "the driver of drivers/gpu is upgraded first");
     assert_eq!(fleet.nodes["n0"].facts.annotations[UPGRADE], other);
     let facts = [fleet.nodes["n0"].facts.clone()];
     assert_eq!(abandoned(&facts, |_, _| true), []);

@@ -156,13 +156,13 @@ fn an_image_that_cannot_be_loaded_leaves_the_old_driver() {
     };
     let modules = format!("/lib/modules/{RELEASE}");
     let error = refused(&|bench| std::fs::remove_dir_all(bench.at(&modules)).unwrap());
-    let missing = format!("module nvidia is not there for kernel {RELEASE}: looked in ");
+    let missing = format!("module nvidia is missing for kernel {RELEASE}: looked in ");
     assert!(error.starts_with(&missing), "{error}");
     let error = refused(&|bench| bench.file(&format!("{modules}/updates/nvidia.ko"), "cut off"));
-    assert!(error.ends_with("nvidia.ko is no kernel module: not a 64-bit ELF file"), "{error}");
+    assert!(error.ends_with("nvidia.ko is not a kernel module: not a 64-bit ELF file"), "{error}");
     let error = refused(&|bench| bench.image_module("nvidia_uvm", "nvidia,other"));
     let missing =
-        format!("module other, which nvidia_uvm needs, is not there for kernel {RELEASE}: looked in ");
+        format!("module other, which nvidia_uvm needs, is missing for kernel {RELEASE}: looked in ");
     assert!(error.starts_with(&missing), "{error}");
     // A driver of the host does not count as the image's.
     let error = refused(&|bench| {
@@ -226,7 +226,7 @@ fn a_driver_in_use_is_refused_by_who_uses_it() {
         "the NVIDIA driver is in use and stays loaded: unload nvidia_uvm: 1 reference(s) that no module holds, by \
          process 4711 (python3) with /dev/nvidia-uvm open; unload nvidia: used by nvidia_vgpu_vfio"
     );
-    assert!(error.hint().starts_with("end the pods and processes that use the GPUs"));
+    assert!(error.hint().starts_with("stop the pods and processes that use the GPUs"));
     assert_eq!(bench.calls(), [""; 0], "nothing was touched");
     assert!(loaded.iter().all(|module| bench.loaded().contains(module)));
 }
@@ -284,8 +284,8 @@ fn helpers_that_fail_or_miss_are_no_obstacle() {
     let bench = bench();
     bench.kernel.refuses.borrow_mut().insert("ipmi_devintf".into(), Errno::NODEV);
     start_and_stop(&bench, &Settings::default()).unwrap();
-    assert!(bench.log().contains("INFO  i2c_core is not there, which is no obstacle"), "{}", bench.log());
-    assert!(bench.log().contains("WARN  go on without ipmi_devintf: "), "{}", bench.log());
+    assert!(bench.log().contains("INFO  i2c_core is not there, which is not an error"), "{}", bench.log());
+    assert!(bench.log().contains("WARN  continuing without ipmi_devintf: "), "{}", bench.log());
 }
 
 #[test]
@@ -325,7 +325,7 @@ fn peer_memory_that_fails_does_not_cost_the_driver() {
     with_ofed(&bench);
     bench.kernel.refuses.borrow_mut().insert("nvidia_peermem".into(), Errno::INVAL);
     start_and_stop(&bench, &Settings { rdma: true, ..Settings::default() }).unwrap();
-    assert!(bench.log().contains("WARN  go on without nvidia_peermem: "), "{}", bench.log());
+    assert!(bench.log().contains("WARN  continuing without nvidia_peermem: "), "{}", bench.log());
 }
 
 #[test]
@@ -337,7 +337,7 @@ fn a_signal_at_any_step_undoes_what_was_done() {
         assert_gone(&bench);
         match ended {
             Ok(()) => break,
-            Err(error) => assert_eq!(error.to_string(), "SIGINT came before the drivers were ready"),
+            Err(error) => assert_eq!(error.to_string(), "received SIGINT before the drivers were ready"),
         }
         steps += 1;
     }
@@ -401,7 +401,7 @@ fn the_fabric_manager_of_the_fifth_generation_waits_for_infiniband() {
     bench.file("/sys/class/infiniband/mlx5_0/device/vpd", "SW_MNG");
     bench.program("nvidia-fabricmanager-start.sh", "");
     let error = run(&bench.node(), &Settings::default(), &mut EndsAt(20)).unwrap_err();
-    assert_eq!(error.to_string(), "SIGINT came before the drivers were ready");
+    assert_eq!(error.to_string(), "received SIGINT before the drivers were ready");
     assert!(bench.log().contains("waits for mlx5_core and ib_umad"), "{}", bench.log());
     assert_gone(&bench);
     for name in ["mlx5_core", "ib_umad"] {

@@ -45,5 +45,5 @@ fn a_fence_that_is_taken_away_twice_is_a_conflict() {
     unfence(&mut cluster);
     let planned = cluster.converge();
     let RolloutDecision::Hold(reason @ HoldReason::FenceUndone { .. }) = planned.decision else { panic!() };
-    insta::assert_snapshot!(reason, @"its node affinity was changed back 2 times; let whoever writes it keep the requirement on farrier.dev/driver..., or leave spec.template.spec.affinity to farrier");
+    insta::assert_snapshot!(reason, @"its node affinity was reverted 2 times; make the other writer keep the requirement on farrier.dev/driver..., or leave spec.template.spec.affinity to farrier");
 }
