@@ -142,7 +142,7 @@ impl Watch {
             }
             Target::DaemonSets => {
                 let warn = |error: &String| {
-                    tracing::warn!(error, "skipping a DaemonSet that does not match the API schema")
+                    tracing::warn!(error, "skipping a DaemonSet that does not match the API schema");
                 };
                 self.follow(|object| facts::daemon_set(object).inspect_err(warn).ok()).await;
             }
