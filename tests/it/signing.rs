@@ -370,7 +370,7 @@ fn what_is_wrong_with_a_key_is_said_before_anything_is_published() {
         ("{key: {file: locked.pem}, certificate: ours.crt}", "no passphrase is named"),
         (
             "{key: {file: locked.pem}, passphrase: {file: passphrase}, certificate: ours.crt}",
-            "the passphrase does not open",
+            "the passphrase does not decrypt",
         ),
     ] {
         site.define(

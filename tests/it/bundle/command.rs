@@ -51,7 +51,7 @@ async fn damaged_and_truncated_bundles_are_refused_before_anything_is_pushed() {
     fs::write(&bad, b"PK\x03\x04 something else").unwrap();
     let (code, said) = refusal(&bad);
     assert_eq!(code, Some(2));
-    assert!(said.contains("FILE is no bundle: it is not compressed with zstd"), "{said}");
+    assert!(said.contains("FILE is not a bundle: it is not compressed with zstd"), "{said}");
 }
 
 /// Returns the command that exports one reference with `farrier bundle export`.
@@ -156,7 +156,8 @@ async fn an_image_that_is_not_published_is_missed() {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     let missing = format!(
-        "missing: two for {KERNEL}: the registry does not have it (farrier build two --kernel {KERNEL} --push puts it there)"
+        "missing: two for {KERNEL}: not in the registry (farrier build two --kernel {KERNEL} --push puts it \
+         there)"
     );
     assert!(said.contains(&missing), "{said}");
     assert!(!said.contains("missing: one for") && !said.contains("missing: three for"), "{said}");
@@ -239,7 +240,7 @@ async fn definitions_that_bring_commands_are_taken_at_a_word_only() {
         let output = import(&[]);
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains(&format!("--- {path}")) && said.contains("then give --accept"), "{said}");
+        assert!(said.contains(&format!("--- {path}")) && said.contains("then pass --accept"), "{said}");
         assert!(!place.join(path).exists() && to.manifest("definitions", "latest").await.is_none());
         let output = import(&["--accept"]);
         assert!(output.status.success(), "{}", text(&output.stderr));
