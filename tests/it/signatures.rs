@@ -109,7 +109,7 @@ fn a_required_signature() {
     // writers.
     let existing = "  imageSigning: {key: {file: site.key}, existing: sign}\n";
     site_yaml(&site, &format!("{existing}  policy: {{requireSigned: [site.pem]}}\n"));
-    site.farrier(&["plan"]).exits(2).line("policy.requireSigned would take that for proof");
+    site.farrier(&["plan"]).exits(2).line("policy.requireSigned would accept that signature as proof");
     let meant = existing.replace("existing: sign", "existing: sign, trustRegistryWriters: true");
     site_yaml(&site, &format!("{meant}  policy: {{requireSigned: [site.pem]}}\n"));
     site.farrier(&["plan"]).line("lacks the site's signature");
@@ -345,7 +345,10 @@ async fn secrets_of_a_cluster() {
     };
     assert_eq!(reader.read(&source("key", "tls.key")).await.unwrap().as_bytes(), b"anvil");
     let error = reader.read(&source("key", "absent")).await.unwrap_err();
-    assert_eq!(error.to_string(), "read Secret farrier/key: there is no key \"absent\"; its keys: other, tls.key");
+    assert_eq!(
+        error.to_string(),
+        "read Secret farrier/key: there is no key \"absent\"; its keys: other, tls.key"
+    );
     let error = reader.read(&source("absent", "key")).await.unwrap_err();
     assert!(error.hint().unwrap().starts_with("create Secret farrier/absent"), "{error}");
     api.fail(Requests::verb("get").resource("secrets"), ApiFailure::Forbidden, 1);
