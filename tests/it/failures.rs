@@ -108,8 +108,7 @@ fn a_toolchain_without_the_compiler() {
         "kernels/10-debian-12.yaml",
         "apiVersion: farrier.dev/v1alpha1\nkind: KernelFamily\nmetadata: {name: debian-12}\nspec:\n  \
          match: {os: [debian], osVersion: '12'}\n  headers: {apt: {packages: [\"linux-headers-{{release}}\"], \
-         suites: [bookworm, bookworm-security]}}\n  builtWith: [gcc-12]\n  toolchain: {bootstrap: {suite: bookworm, include: \
-         [gcc-11, make]}}\n",
+         suites: [bookworm, bookworm-security]}}\n  builtWith: [gcc-12]\n  toolchain: {bootstrap: {suite: bookworm, include: [gcc-11, make]}}\n",
     );
     site.canary(&kernel);
     let run = fails(&site, "hello", 1);
@@ -168,11 +167,7 @@ fn a_registry_that_refuses_connections() {
     site.canary(&kernel);
     site.registry.stop();
     let run = fails(&site, "hello", 3);
-    insta::assert_snapshot!(site.neutral(run.line("skip")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      \
-                                                   skip    headers: reach REGISTRY to fetch manifest of \
-                                                   drivers/headers:KERNEL-amd64: error sending request: client error (Connect): tcp \
-                                                   connect error: Connection refused (os error 111) (check that the registry is \
-                                                   running and that REGISTRY is its address)");
+    insta::assert_snapshot!(site.neutral(run.line("skip")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: reach REGISTRY to fetch manifest of drivers/headers:KERNEL-amd64: error sending request: client error (Connect): tcp connect error: Connection refused (os error 111) (check that the registry is running and that REGISTRY is its address)");
     // An unreachable registry does not mean that the request is invalid.
     site.build("hello", &kernel, &["--push"]).exits(3).line("Connection refused");
 }
@@ -186,9 +181,7 @@ fn a_registry_that_answers_500() {
     site.location = format!("{}/drivers", server.host);
     let before = site.manifests();
     let run = site.run_once().exits(3);
-    insta::assert_snapshot!(run.line("skip").replace(&server.host, "REGISTRY").replace(&kernel, "KERNEL"), @"hello  KERNEL (debian \
-                                      12, amd64)  1      skip    headers: REGISTRY answered 500 to fetch manifest of \
-                                      drivers/headers:KERNEL-amd64 (check the log of the registry at REGISTRY; several retries failed)");
+    insta::assert_snapshot!(run.line("skip").replace(&server.host, "REGISTRY").replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: REGISTRY answered 500 to fetch manifest of drivers/headers:KERNEL-amd64 (check the log of the registry at REGISTRY; several retries failed)");
     assert_eq!(site.manifests(), before);
     assert!((2..=20).contains(&server.requests().len()), "{:?}", server.requests());
 }
@@ -199,11 +192,7 @@ fn a_registry_that_wants_credentials() {
     let site = Site::with_registry(Wants { password: true, ..Wants::default() });
     site.canary(&kernel);
     let run = fails(&site, "hello", 1);
-    insta::assert_snapshot!(site.neutral(run.line("docker login")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  \
-                                                   1      skip    headers: REGISTRY refused to fetch manifest of \
-                                                   drivers/headers:KERNEL-amd64: the registry requires credentials, and no \
-                                                   credentials file has none for REGISTRY (run `docker login REGISTRY` as a user \
-                                                   with this permission, or check the name of the repository)");
+    insta::assert_snapshot!(site.neutral(run.line("docker login")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: REGISTRY refused to fetch manifest of drivers/headers:KERNEL-amd64: the registry requires credentials, and no credentials file has none for REGISTRY (run `docker login REGISTRY` as a user with this permission, or check the name of the repository)");
 
     let login = Command::new("skopeo")
         .args(["login", "--tls-verify=false", "--username", USER, "--password", PASSWORD, "--authfile"])
@@ -309,8 +298,7 @@ fn hostile_kernel_releases() {
         run.line("edge-2");
         run.line("nothing to do");
     }
-    insta::assert_snapshot!(site.build("hello", "../../etc", &[]).stderr, @r#"error: --kernel: kernel release "../../etc" holds the \
-                                        character '/'; only letters, digits and `._+~-` are allowed"#);
+    insta::assert_snapshot!(site.build("hello", "../../etc", &[]).stderr, @r#"error: --kernel: kernel release "../../etc" holds the character '/'; only letters, digits and `._+~-` are allowed"#);
 }
 
 #[test]
@@ -324,11 +312,7 @@ fn a_tag_that_holds_other_inputs() {
     // Different inputs under the same tag are a conflict and change nothing.
     site.edit("images/hello.yaml", "makeArgs: \"\"", "makeArgs: V=1");
     let run = fails(&site, "hello", 1);
-    insta::assert_snapshot!(site.neutral(run.line("conflict  ")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1  \
-                                                       conflict  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 has inputs HASH, \
-                                                       wanted HASH; change the version or the tag pattern (with {{signer}} in it, \
-                                                       another signing certificate gives another tag), delete the tag, or set \
-                                                       onConflict: overwrite");
+    insta::assert_snapshot!(site.neutral(run.line("conflict  ")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      conflict  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 has inputs HASH, wanted HASH; change the version or the tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, or set onConflict: overwrite");
     let build = site.build("hello", &kernel, &["--push"]).exits(1);
     insta::assert_snapshot!(site.neutral(&build.stderr).replace(&kernel, "KERNEL"), @r"
     error: REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 holds an image built from other inputs
@@ -358,9 +342,7 @@ fn two_kernels_with_one_tag() {
     site.canary(&kernels.newer);
     let run = fails(&site, "hello", 1);
     let line = site.neutral(run.line("tag collision"));
-    insta::assert_snapshot!(line.replace(&kernels.older, "OLDER").replace(&kernels.newer, "NEWER"), @"hello  OLDER (debian 12, \
-                                                          amd64)  1      skip    tag collision: REGISTRY/drivers/hello:1.0 would \
-                                                          also be NEWER (debian 12, amd64); add what distinguishes them to `tags`");
+    insta::assert_snapshot!(line.replace(&kernels.older, "OLDER").replace(&kernels.newer, "NEWER"), @"hello  OLDER (debian 12, amd64)  1      skip    tag collision: REGISTRY/drivers/hello:1.0 would also be NEWER (debian 12, amd64); add what distinguishes them to `tags`");
     assert_eq!(site.tags("hello"), [""; 0]);
 }
 
@@ -371,9 +353,7 @@ fn definitions_with_mistakes() {
     site.edit("images/hello.yaml", "  template: kbuild", "  tempalte: kbuild");
     let run = fails(&site, "hello", 2);
     insta::assert_snapshot!(run.stderr, @r#"
-    error: images/hello.yaml:6:3: unknown field "tempalte"; known: version, template, vars, kernelVars, sources, patches, \
-                                                 buildPackages, needs, exposes, nodes, kernels, release, modules, check, reuse, \
-                                                 runtime, output, build, tags, onConflict, rollout
+    error: images/hello.yaml:6:3: unknown field "tempalte"; known: version, template, vars, kernelVars, sources, patches, buildPackages, needs, exposes, nodes, kernels, release, modules, check, reuse, runtime, output, build, tags, onConflict, rollout
       6 |   tempalte: kbuild
         |   ^
     error: images/hello.yaml:5:3: field "template" is missing
@@ -405,22 +385,15 @@ fn a_misspelt_variable_in_a_template() {
 fn commands_that_are_wrong() {
     let site = Site::new();
     let wrong = |args: &[&str]| site.neutral(&site.farrier(args).exits(2).stderr);
-    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "kubernetes"]), @r#"error: --cluster: "kubernetes" is none of \
-                                     kube, kube:CONTEXT and dir:PATH"#);
-    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "dir:/nonesuch"]), @"error: read the manifests of --cluster \
-                                     dir:/nonesuch: No such file or directory (os error 2)");
-    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "kube"]), @"error: --write-namespaces: say in which namespaces \
-                                     DaemonSets may be written and pods evicted, such as drivers,gpu, or `*` for all \
-                                     (FARRIER_WRITE_NAMESPACES; with the chart, rbac.writeNamespaces)");
-    insta::assert_snapshot!(wrong(&["plan", "--registry", "not a registry"]), @r#"error: --registry: "not a registry" is not a \
-                                     registry: expected host[:port][/prefix] or oci:PATH, the host must contain a dot or a port, or \
-                                     be localhost"#);
+    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "kubernetes"]), @r#"error: --cluster: "kubernetes" is none of kube, kube:CONTEXT and dir:PATH"#);
+    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "dir:/nonesuch"]), @"error: read the manifests of --cluster dir:/nonesuch: No such file or directory (os error 2)");
+    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "kube"]), @"error: --write-namespaces: say in which namespaces DaemonSets may be written and pods evicted, such as drivers,gpu, or `*` for all (FARRIER_WRITE_NAMESPACES; with the chart, rbac.writeNamespaces)");
+    insta::assert_snapshot!(wrong(&["plan", "--registry", "not a registry"]), @r#"error: --registry: "not a registry" is not a registry: expected host[:port][/prefix] or oci:PATH, the host must contain a dot or a port, or be localhost"#);
     insta::assert_snapshot!(wrong(&["plan", "--definitions", "/nonesuch"]), @r"
     error: definitions /nonesuch: No such file or directory (os error 2)
     hint: `farrier init` makes a directory of definitions
     ");
-    insta::assert_snapshot!(wrong(&["render", "nonesuch", "--kernel", "6.1.0-1-amd64"]), @"error: no driver image is named \
-                                     nonesuch; known: broken, hello");
+    insta::assert_snapshot!(wrong(&["render", "nonesuch", "--kernel", "6.1.0-1-amd64"]), @"error: no driver image is named nonesuch; known: broken, hello");
 }
 
 /// Truncated archives and archives with paths outside their root: farrier uses no part of them and publishes or rewrites
