@@ -277,7 +277,7 @@ fn a_download_that_is_cut_short() {
         failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL").replace(&server.host, "SERVER");
     insta::assert_snapshot!(text, @r"
     failed    hello for KERNEL: download http://SERVER/hello.tar.gz: 14 bytes arrived, 1014 were announced
-              hint: the server, or a proxy before it, ends the transfer early: run farrier again, or bring the file as a `path` source
+              hint: the server, or a proxy in front of it, ended the transfer early: run farrier again, or provide the file as a `path` source
     ");
     assert!((2..=20).contains(&server.requests().len()));
 }
@@ -416,7 +416,7 @@ fn sources_that_are_no_whole_and_honest_archives() {
         fs::write(&archive, builder.into_inner().unwrap()).unwrap();
         let run = fails(&site, "hello", 1);
         run.line(&format!("entry {name:?} is outside the archive's root"));
-        run.line("look where it came from");
+        run.line("check the archive's origin");
     }
 
     let whole = site.path("hello.run");

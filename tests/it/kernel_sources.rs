@@ -389,7 +389,7 @@ async fn files_are_checked_against_headers_an_image_and_needed_tables() {
         2,
         &[
             &format!("is the image of kernel {release}, not of {other}"),
-            "hint: give the image of exactly this kernel",
+            "hint: pass the image of exactly this kernel",
         ],
     );
 }
