@@ -32,7 +32,7 @@ pub enum TreeError {
     /// The build directory belongs to another kernel.
     #[error("{build} is the build directory of {found:?}, not of {wanted}")]
     Release { build: PathBuf, found: String, wanted: KernelRelease },
-    /// The build directory is configured for another processor than the wanted one.
+    /// The build directory is configured for an architecture other than the wanted one.
     #[error("{0} is configured for an architecture other than {1}")]
     Architecture(PathBuf, Architecture),
     /// The kernel's configuration or symbol table is damaged, or the compiler is unknown.

@@ -222,7 +222,7 @@ mod tests {
         let error = outcome.unwrap_err();
         assert_eq!(
             error.to_string(),
-            "decompress module m.ko.zst: stopped after 131072 bytes of it: the deadline of 1m is over"
+            "decompress module m.ko.zst: stopped after 131072 bytes: the deadline of 1m has passed"
         );
         assert!(error.is_permanent() && error.is_of_deadline());
         assert!(error.hint().unwrap().contains("build.deadline"));
