@@ -108,7 +108,7 @@ async fn modules_that_do_not_decompress_within_the_budget_end_the_build() {
     assert!(many.is_permanent() && !many.is_of_deadline() && many.hint().is_some());
 
     let late = checked(DecompressionBudget::of_build(deadline, deadline.duration())).await;
-    assert!(late.to_string().ends_with(": the deadline of 2h is over"), "{late}");
+    assert!(late.to_string().ends_with(": the deadline of 2h has passed"), "{late}");
     assert!(late.is_permanent() && late.is_of_deadline() && late.hint().is_some());
     record_outcome(&bench.parts, &cell, &Err(late)).unwrap();
     let failures = known_failures(&bench.parts.cache, [cell.input_hash]).unwrap();
