@@ -34,7 +34,8 @@ pub(super) async fn contents(parts: &Parts, args: &BundleExportArgs) -> Result<O
         if !missing.is_empty() && !args.incomplete {
             output::message(
                 "error: nothing was written, because the contents listed above are missing\n\
-                 hint: put them into the registry (`farrier mirror`, `farrier headers import`, `farrier build --push`), select images with --image, or pass --incomplete",
+                 hint: put them into the registry (`farrier mirror`, `farrier headers import`, `farrier build --push`), select images \
+                 with --image, or pass --incomplete",
             );
             return Ok(None);
         }
